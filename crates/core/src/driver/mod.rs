@@ -1,0 +1,183 @@
+//! Isolation backends.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+use crate::model::{Limits, MachineKey, RootFs, Size, UidRange};
+
+/// The agent, a static program: build.rs made it, `keep serve` writes it into the data directory.
+pub const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/keep-agent"));
+
+/// Keeps sandboxes apart from the host and from each other.
+///
+/// A driver turns a root filesystem into running processes and back. It knows nothing of users,
+/// names, quotas, snapshots or the database; those belong to the engine, which is its only caller.
+/// It does not talk to the agent either: it says where the agent can be reached, and the engine
+/// does the talking.
+///
+/// # Terms
+///
+/// - `key`: the engine's name for one machine, unique on this host, safe as a file name. Drivers
+///   use it for cgroups, sockets and directories.
+/// - `root`: the machine's root filesystem, *described* by the store and mounted by the driver,
+///   where no other sandbox can see it.
+/// - *link*: where the agent inside listens.
+///
+/// # Lifecycle
+///
+/// ```text
+///            start
+///   absent --------> alive
+///      ^               |
+///      +----- stop ----+
+/// ```
+///
+/// # What every driver promises
+///
+/// - `start` is all or nothing: when it fails, nothing of `key` is left.
+/// - `start` of a key that is alive fails with [`DriverError::Alive`] and leaves it alone.
+/// - When `stop` returns, no process of `key` is left and nothing can write to its root any more.
+/// - `stop` of something absent succeeds. Cleaning up twice is normal.
+/// - A call for one machine never waits for another machine.
+/// - Machines outlive the daemon. A driver keeps nothing in memory it could not find again: after
+///   the daemon restarts, [`survivors`](Self::survivors) names everything still alive.
+///
+/// `testkit::driver_contract` holds a driver to these as far as a test can see them; a new driver
+/// is done when it passes.
+#[async_trait]
+pub trait Driver: fmt::Debug + Send + Sync {
+    /// A short fixed name, as written in configuration and on record.
+    fn name(&self) -> &'static str;
+
+    /// Boots a machine. The agent may not be listening yet when this returns; the engine waits for it.
+    async fn start(&self, machine: &Machine) -> DriverResult<Link>;
+
+    /// Ends every process of `key` by force, frees all the machine held, and tells what it used.
+    /// Politeness is the agent's business and comes before.
+    async fn stop(&self, key: &MachineKey) -> DriverResult<MachineUsage>;
+
+    /// What a machine has used so far; zeros when it is absent.
+    async fn usage(&self, key: &MachineKey) -> DriverResult<MachineUsage>;
+
+    /// Everything that is alive now, in no particular order. Remains of machines that are not (a
+    /// cgroup, a socket of a dead agent) are cleared away by this.
+    async fn survivors(&self) -> DriverResult<Vec<(MachineKey, Link)>>;
+
+    /// Waits until the machine is no longer alive; returns at once if it is not.
+    async fn died(&self, key: &MachineKey);
+
+    /// The power to change a live machine's layers, if this driver has it.
+    fn relayer(&self) -> Option<&dyn Relayer> {
+        None
+    }
+}
+
+/// Lets the engine take a filesystem snapshot of a machine without ending it.
+#[async_trait]
+pub trait Relayer: Send + Sync {
+    /// Whether no process but the agent is alive.
+    async fn alone(&self, key: &MachineKey) -> DriverResult<bool>;
+
+    /// Stops all processes where they are, and returns when none runs any more.
+    async fn freeze(&self, key: &MachineKey) -> DriverResult<()>;
+
+    /// Lets them go on. Of a machine that is not frozen: does nothing.
+    async fn thaw(&self, key: &MachineKey) -> DriverResult<()>;
+
+    /// Puts another root under a machine in which only the agent is alive; nothing writes to the
+    /// old one when this returns. Mounts inside the root (`/proc`, `/dev`, `/run` ...) are kept.
+    /// All or nothing: after an error the machine stands on the old root.
+    async fn swap_root(&self, key: &MachineKey, root: &RootFs) -> DriverResult<()>;
+}
+
+/// A machine to be booted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Machine {
+    /// Its name on this host.
+    pub key: MachineKey,
+    /// What it calls itself.
+    pub hostname: String,
+    /// Its root filesystem.
+    pub root: RootFs,
+    /// The host's ids that are its own.
+    pub uids: UidRange,
+    /// What it may use.
+    pub limits: Limits,
+}
+
+/// Where the agent inside a machine listens.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Link {
+    /// A socket file on the host.
+    Unix(PathBuf),
+}
+
+/// What a machine has used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MachineUsage {
+    /// CPU time.
+    pub cpu: Duration,
+    /// The most memory at one time.
+    pub memory_peak: Size,
+    /// How often the kernel killed one of its processes for want of memory.
+    pub oom_kills: u64,
+}
+
+/// What a driver answers.
+pub type DriverResult<T> = Result<T, DriverError>;
+
+/// Why a driver could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DriverError {
+    /// A machine with this key is alive.
+    #[error("machine {key} is alive already")]
+    Alive {
+        /// The key.
+        key: MachineKey,
+    },
+    /// No machine with this key is alive.
+    #[error("machine {key} is not alive")]
+    Absent {
+        /// The key.
+        key: MachineKey,
+    },
+    /// Other processes than the agent are alive in it.
+    #[error("processes are alive in machine {key}")]
+    NotAlone {
+        /// The key.
+        key: MachineKey,
+    },
+    /// This host lacks something the driver needs.
+    #[error("this host cannot run the {driver} driver: {reason}")]
+    Unsupported {
+        /// The driver.
+        driver: &'static str,
+        /// What is missing and how to get it.
+        reason: String,
+    },
+    /// Building the machine failed at a step.
+    #[error("could not {step}: {reason}")]
+    Build {
+        /// What was being done, as a verb phrase.
+        step: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// A system call on the host failed.
+    #[error("could not {action} `{path}`", path = path.display())]
+    Io {
+        /// What was being done, as a verb phrase.
+        action: &'static str,
+        /// What it was being done to.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}

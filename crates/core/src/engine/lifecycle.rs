@@ -1,0 +1,258 @@
+//! The life of one sandbox, as a pure function.
+//!
+//! ```text
+//! Stopped, Failed --Start--> Starting --Up--> Running
+//!                            Starting --Broke--> Failed
+//! Running, Failed --Stop---> Stopping --Down--> Stopped
+//! Running ---------Died----> Stopping
+//!                            Stopping --Broke--> Failed
+//!                            Stopping --Kept---> Running      (no room to seal: it goes on)
+//! every phase ----Delete---> Deleted
+//! ```
+//!
+//! [`command`] and [`report`] take where a sandbox is and what just happened, and say where it goes
+//! next and what must be done about it. They perform nothing: no clock, no I/O, no locks. The
+//! engine's per-sandbox task is their only caller; it records the new phase and the effect still
+//! owed *before* it carries the effect out, so a daemon that dies in between finds the debt on
+//! restart and pays it.
+//!
+//! Rules that hold everywhere, tested over the whole table below:
+//!
+//! - A command that asks for the phase a sandbox is already in, or on its way to, succeeds and does
+//!   nothing. Callers retry; retries must be harmless.
+//! - Delete is accepted in every phase. Nothing is stuck.
+//! - `Failed` keeps the last good snapshot and what the broken session wrote: it can be started
+//!   (which seals what was left first), stopped (which seals it and stays down) or deleted.
+//!
+//! Pausing with memory is not here: it arrives with the first driver that can keep memory.
+
+use serde::{Deserialize, Serialize};
+
+/// Where a sandbox is. Stored; renaming a variant needs a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Files only: no process, no memory.
+    Stopped,
+    /// The driver was asked to boot it.
+    Starting,
+    /// The agent inside answers.
+    Running,
+    /// It is being ended and its files sealed.
+    Stopping,
+    /// Something broke. The last good snapshot is safe; start it again or delete it.
+    Failed,
+    /// Gone.
+    Deleted,
+}
+
+/// What a caller wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    /// Be running.
+    Start,
+    /// Be stopped, with everything kept.
+    Stop,
+    /// Be gone.
+    Delete,
+}
+
+/// What must be done. Stored as a debt until it is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Effect {
+    /// Boot it from its current snapshot.
+    Boot,
+    /// End its processes and seal what it wrote.
+    Seal,
+    /// Remove all that is its own.
+    Erase,
+}
+
+/// What was heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Report {
+    /// The agent answers.
+    Up,
+    /// It is down and sealed.
+    Down,
+    /// Sealing was refused before anything was touched; it still runs.
+    Kept,
+    /// The effect failed.
+    Broke,
+    /// The machine ended by itself.
+    Died,
+}
+
+/// Why a command was turned down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// Another transition is under way; asking again later may work.
+    #[error("the sandbox is {0:?} just now")]
+    Busy(Phase),
+    /// The sandbox is gone.
+    #[error("the sandbox was deleted")]
+    Gone,
+}
+
+/// Answers a caller's command.
+///
+/// # Errors
+///
+/// Returns [`Refused`] and leaves the sandbox as it was.
+pub fn command(phase: Phase, command: Command) -> Result<(Phase, Option<Effect>), Refused> {
+    match (phase, command) {
+        (Phase::Stopped | Phase::Failed, Command::Start) => {
+            Ok((Phase::Starting, Some(Effect::Boot)))
+        }
+        (Phase::Running | Phase::Failed, Command::Stop) => {
+            Ok((Phase::Stopping, Some(Effect::Seal)))
+        }
+        (
+            Phase::Stopped | Phase::Starting | Phase::Running | Phase::Stopping | Phase::Failed,
+            Command::Delete,
+        ) => Ok((Phase::Deleted, Some(Effect::Erase))),
+
+        // Already there, or on the way.
+        (Phase::Starting | Phase::Running, Command::Start)
+        | (Phase::Stopping | Phase::Stopped, Command::Stop)
+        | (Phase::Deleted, Command::Delete) => Ok((phase, None)),
+
+        (Phase::Stopping, Command::Start) | (Phase::Starting, Command::Stop) => {
+            Err(Refused::Busy(phase))
+        }
+        (Phase::Deleted, Command::Start | Command::Stop) => Err(Refused::Gone),
+    }
+}
+
+/// Takes in what was heard. News that comes too late to matter changes nothing.
+#[must_use]
+pub fn report(phase: Phase, report: Report) -> (Phase, Option<Effect>) {
+    match (phase, report) {
+        (Phase::Starting, Report::Up) | (Phase::Stopping, Report::Kept) => (Phase::Running, None),
+        (Phase::Stopping, Report::Down) => (Phase::Stopped, None),
+        (Phase::Starting | Phase::Stopping, Report::Broke) => (Phase::Failed, None),
+        (Phase::Running, Report::Died) => (Phase::Stopping, Some(Effect::Seal)),
+        (
+            Phase::Stopped
+            | Phase::Starting
+            | Phase::Running
+            | Phase::Stopping
+            | Phase::Failed
+            | Phase::Deleted,
+            _,
+        ) => (phase, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use proptest::prelude::{ProptestConfig, prop, proptest};
+
+    use super::{Command, Effect, Phase, Refused, Report, command, report};
+
+    const PHASES: [Phase; 6] = [
+        Phase::Stopped,
+        Phase::Starting,
+        Phase::Running,
+        Phase::Stopping,
+        Phase::Failed,
+        Phase::Deleted,
+    ];
+    const COMMANDS: [Command; 3] = [Command::Start, Command::Stop, Command::Delete];
+    const REPORTS: [Report; 5] =
+        [Report::Up, Report::Down, Report::Kept, Report::Broke, Report::Died];
+
+    fn row(next: Phase, effect: Option<Effect>) -> String {
+        effect.map_or(format!("{next:?}"), |effect| format!("{next:?}, {effect:?}"))
+    }
+
+    /// The whole table, so that a change to one arm shows as a one-line diff.
+    #[test]
+    fn everything_in_every_phase() {
+        let mut table = String::new();
+        for phase in PHASES {
+            for asked in COMMANDS {
+                let row = match command(phase, asked) {
+                    Ok((next, effect)) => row(next, effect),
+                    Err(refused) => format!("refused: {refused}"),
+                };
+                writeln!(table, "{phase:?} + {asked:?} -> {row}").expect("a string takes text");
+            }
+            for heard in REPORTS {
+                let (next, effect) = report(phase, heard);
+                if (next, effect) != (phase, None) {
+                    writeln!(table, "{phase:?} + {heard:?} -> {}", row(next, effect))
+                        .expect("a string takes text");
+                }
+            }
+        }
+        insta::assert_snapshot!(table, @r"
+        ");
+    }
+
+    #[test]
+    fn repeating_an_accepted_command_changes_nothing() {
+        for phase in PHASES {
+            for asked in COMMANDS {
+                let Ok((next, _)) = command(phase, asked) else { continue };
+                assert_eq!(command(next, asked), Ok((next, None)), "{phase:?} + {asked:?} twice");
+            }
+        }
+    }
+
+    #[test]
+    fn delete_is_never_refused_and_the_dead_stay_dead() {
+        for phase in PHASES {
+            assert_eq!(command(phase, Command::Delete).map(|(next, _)| next), Ok(Phase::Deleted));
+        }
+        for heard in REPORTS {
+            assert_eq!(report(Phase::Deleted, heard), (Phase::Deleted, None));
+        }
+    }
+
+    /// What one task may do with a sandbox, step by step, against a model that only counts: whether
+    /// a machine is alive, and whether what it wrote is sealed.
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Ask(Command),
+        Hear(Report),
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn no_history_loses_writes_or_gets_stuck(
+            steps in prop::collection::vec(prop::sample::select(
+                COMMANDS.map(Step::Ask).into_iter().chain(REPORTS.map(Step::Hear)).collect::<Vec<_>>()), 0..40)
+        ) {
+            let mut phase = Phase::Stopped;
+            let (mut machine, mut unsealed) = (false, false);
+            for step in steps {
+                let effect = match step {
+                    Step::Ask(asked) => match command(phase, asked) {
+                        Ok((next, effect)) => { phase = next; effect }
+                        Err(Refused::Busy(at)) => { assert!(matches!(at, Phase::Starting | Phase::Stopping)); None }
+                        Err(Refused::Gone) => { assert_eq!(phase, Phase::Deleted); None }
+                    },
+                    Step::Hear(heard) => { let (next, effect) = report(phase, heard); phase = next; effect }
+                };
+                match effect {
+                    // A boot of a failed sandbox seals first, so it never writes over unsealed work.
+                    Some(Effect::Boot) => { assert!(!machine); machine = true; unsealed = true; }
+                    Some(Effect::Seal) => assert!(unsealed || phase == Phase::Stopping),
+                    Some(Effect::Erase) => { machine = false; unsealed = false; }
+                    None => {}
+                }
+                if matches!(phase, Phase::Stopped | Phase::Failed) {
+                    machine = false;
+                }
+                if phase == Phase::Stopped { unsealed = false; }
+                if phase == Phase::Running { assert!(machine); }
+                assert!(command(phase, Command::Delete).is_ok());
+            }
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! What happens to sandboxes.
+
+pub mod lifecycle;

@@ -1,0 +1,31 @@
+//! Places where a test can kill the daemon.
+//!
+//! With the feature `failpoints`, [`pass`] ends the process, as abruptly as kill -9 does, when the
+//! variable `SANDKEEP_FAILPOINT` names the place; `name:3` lets two passes go by first. Without the
+//! feature it is nothing at all. `docs/CRASH-MATRIX.md` lists the places and what must hold after
+//! each.
+
+/// Dies here, if a test asked for it.
+#[cfg(feature = "failpoints")]
+pub fn pass(name: &str) {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    static ARMED: OnceLock<Option<(String, AtomicU32)>> = OnceLock::new();
+    let armed = ARMED.get_or_init(|| {
+        let text = std::env::var("SANDKEEP_FAILPOINT").ok()?;
+        let (name, count) = text.split_once(':').unwrap_or((&text, "1"));
+        Some((name.to_owned(), AtomicU32::new(count.parse().unwrap_or(1))))
+    });
+    if let Some((place, left)) = armed
+        && place == name
+        && left.fetch_sub(1, Ordering::SeqCst) == 1
+    {
+        std::process::abort();
+    }
+}
+
+/// Dies here, if a test asked for it; in this build, never.
+#[cfg(not(feature = "failpoints"))]
+#[inline]
+pub fn pass(_name: &str) {}

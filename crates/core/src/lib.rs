@@ -1,0 +1,22 @@
+//! The engine of Sandkeep. No HTTP, no terminal, no environment variables.
+//!
+//! In reading order:
+//!
+//! - [`model`]: the nouns; parsed at the edge, trusted inside.
+//! - [`engine`]: what happens to them: lifecycle, one task per live sandbox, commands, snapshots.
+//! - [`driver`]: isolation backends, which turn a described root into running processes.
+//! - [`guest`]: the host's end of the agent link.
+//! - [`store`]: layers, snapshots, images and the other manifests on disk, which are the truth.
+//! - [`db`]: the index over them.
+//!
+//! `engine` uses the other four, and none of those sees another.
+
+#![forbid(unsafe_code)]
+
+pub mod db;
+pub mod driver;
+pub mod engine;
+pub mod failpoint;
+pub mod guest;
+pub mod model;
+pub mod store;

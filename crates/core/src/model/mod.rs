@@ -1,0 +1,30 @@
+//! The nouns: ids, names, quantities, what was asked for, what is on record.
+//!
+//! Everything here is plain data. Text is parsed into these types at the edge (HTTP, command line,
+//! disk) and trusted inside: a [`Name`] is a valid name, a [`LayerId`] is safe in a path.
+
+mod id;
+mod name;
+mod quantity;
+mod record;
+mod root;
+mod spec;
+
+pub use id::{BadId, CommandId, KeyId, LayerId, SandboxId, SessionId, SnapshotId};
+pub use name::{BadName, Name, Tags, check_env_name, check_tag};
+pub use quantity::{BadQuantity, Size, Span};
+pub use record::{
+    Command, CommandState, FORMAT, HookRun, Image, ImageConfig, Key, Layer, LayerKind, Lineage,
+    Project, Sandbox, Scope, Session, SessionEnd, Snapshot, SnapshotKind, Usage, Validation,
+};
+pub use root::{Limits, MachineKey, RootFs, UidRange};
+pub use spec::{Class, Config, Hook, Hooks, Patch, Resources, Retention};
+
+pub use jiff::Timestamp;
+
+/// The present, to the millisecond: what is stored reads back equal.
+#[must_use]
+pub fn now() -> Timestamp {
+    let millis = Timestamp::now().as_millisecond();
+    Timestamp::from_millisecond(millis).unwrap_or_else(|_| Timestamp::now())
+}

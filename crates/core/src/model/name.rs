@@ -1,0 +1,159 @@
+//! Names people choose, and what may stand in them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Why a text cannot be a name, a tag or a variable.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadName {
+    /// Not a sandbox or project name.
+    #[error("`{0}` cannot be a name: use 1 to 128 letters, digits, `-` and `_`")]
+    Name(String),
+    /// Not a tag key or value.
+    #[error(
+        "`{0}` cannot be a tag: keys are 1 to 64 of letters, digits and `._-/`, values up to 256 characters without control characters"
+    )]
+    Tag(String),
+    /// More tags than a sandbox may carry.
+    #[error("{0} tags are too many: a sandbox carries at most 32")]
+    TooManyTags(usize),
+    /// Not the name of an environment variable.
+    #[error(
+        "`{0}` cannot name an environment variable: use letters, digits and `_`, not a digit first"
+    )]
+    Env(String),
+}
+
+/// The name of a sandbox or project: 1 to 128 of `[a-zA-Z0-9_-]`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Name(String);
+
+impl Name {
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Makes a readable name nobody has asked for: two words and four random characters.
+    #[must_use]
+    pub fn generate() -> Self {
+        const HOW: [&str; 32] = [
+            "amber", "bold", "brisk", "calm", "clear", "coral", "crisp", "dawn", "deep", "early",
+            "fair", "fleet", "fresh", "glad", "golden", "jade", "keen", "light", "lucid", "mild",
+            "noble", "north", "prime", "quick", "quiet", "rapid", "sharp", "solid", "still",
+            "swift", "vivid", "warm",
+        ];
+        const WHAT: [&str; 32] = [
+            "anchor", "arch", "bay", "beacon", "bridge", "brook", "castle", "cedar", "cliff",
+            "cove", "dune", "falcon", "field", "fjord", "garden", "grove", "harbor", "heron",
+            "isle", "jay", "keep", "lagoon", "maple", "meadow", "oak", "otter", "reef", "ridge",
+            "river", "shore", "tower", "wren",
+        ];
+        const TAIL: &[u8; 32] = b"23456789abcdefghjkmnpqrstuvwxyz0";
+        let mut random = [0u8; 6];
+        getrandom::fill(&mut random).expect("the kernel gives random bytes");
+        let tail: String =
+            random[2..].iter().map(|b| char::from(TAIL[usize::from(b & 31)])).collect();
+        Self(format!(
+            "{}-{}-{tail}",
+            HOW[usize::from(random[0] & 31)],
+            WHAT[usize::from(random[1] & 31)]
+        ))
+    }
+}
+
+impl FromStr for Name {
+    type Err = BadName;
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+        if (1..=128).contains(&text.len()) && text.bytes().all(plain) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(BadName::Name(text.chars().take(140).collect()))
+        }
+    }
+}
+
+impl TryFrom<String> for Name {
+    type Error = BadName;
+    fn try_from(text: String) -> Result<Self, BadName> {
+        text.parse()
+    }
+}
+
+impl From<Name> for String {
+    fn from(name: Name) -> String {
+        name.0
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Labels to find sandboxes by: at most 32, each `key=value`.
+pub type Tags = BTreeMap<String, String>;
+
+/// Checks one tag.
+///
+/// # Errors
+///
+/// Returns [`BadName::Tag`] and the key that is wrong.
+pub fn check_tag(key: &str, value: &str) -> Result<(), BadName> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-/".contains(&b);
+    let good_key = (1..=64).contains(&key.len()) && key.bytes().all(plain);
+    if good_key && value.chars().count() <= 256 && !value.chars().any(char::is_control) {
+        Ok(())
+    } else {
+        Err(BadName::Tag(key.chars().take(80).collect()))
+    }
+}
+
+/// Checks the name of an environment variable.
+///
+/// # Errors
+///
+/// Returns [`BadName::Env`].
+pub fn check_env_name(name: &str) -> Result<(), BadName> {
+    let mut bytes = name.bytes();
+    let first = bytes.next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
+    if first && name.len() <= 256 && bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_') {
+        Ok(())
+    } else {
+        Err(BadName::Env(name.chars().take(80).collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Name, check_env_name, check_tag};
+
+    #[test]
+    fn names() {
+        for good in ["a", "my-app", "A_9", &"x".repeat(128)] {
+            assert!(good.parse::<Name>().is_ok(), "{good}");
+        }
+        for bad in ["", "a b", "../x", "é", "a/b", "a.b", &"x".repeat(129), "a\n"] {
+            assert!(bad.parse::<Name>().is_err(), "{bad}");
+        }
+        let made = Name::generate();
+        assert_eq!(made.as_str().parse(), Ok(made.clone()));
+    }
+
+    #[test]
+    fn tags_and_variables() {
+        assert!(check_tag("customer", "acme & sons").is_ok());
+        assert!(check_tag("", "x").is_err());
+        assert!(check_tag("k", "a\nb").is_err());
+        assert!(check_env_name("_PATH9").is_ok());
+        assert!(check_env_name("9A").is_err());
+        assert!(check_env_name("A=B").is_err());
+    }
+}

@@ -1,0 +1,383 @@
+//! What is on record: the documents that are written to disk as manifests and indexed by the database.
+//!
+//! `docs/formats/data-directory.md` shows where each lies. Every document begins with `format`; a
+//! daemon that finds a higher number than [`FORMAT`] refuses to touch it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    CommandId, Config, KeyId, LayerId, Name, SandboxId, SessionId, Size, SnapshotId, Timestamp,
+    UidRange,
+};
+use crate::engine::lifecycle::{Effect, Phase};
+
+/// The version of all documents.
+pub const FORMAT: u32 = 1;
+
+/// A tenant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Project {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Its name, which is its identity.
+    pub name: Name,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// Who may act for it.
+    pub keys: Vec<Key>,
+}
+
+/// What a key may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// Look at sandboxes, never wake or change one.
+    Read,
+    /// Everything inside the project, but for its keys.
+    Write,
+    /// Everything, in every project: images, projects and keys included.
+    Admin,
+}
+
+/// An API key. The secret itself is not kept, only its hash.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Key {
+    /// Its id, which is no secret.
+    pub id: KeyId,
+    /// What people call it.
+    pub label: String,
+    /// SHA-256 of the secret, in hex. Secrets are 256 random bits, so a plain hash is enough.
+    pub hash: String,
+    /// What it may do.
+    pub scope: Scope,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When it stops working.
+    pub expires_at: Option<Timestamp>,
+}
+
+/// A named, durable machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sandbox {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Its id.
+    pub id: SandboxId,
+    /// The project it belongs to.
+    pub project: Name,
+    /// Its name, unique in the project.
+    pub name: Name,
+    /// What was decided about it.
+    pub config: Config,
+    /// Where it is.
+    pub phase: Phase,
+    /// What was begun and not yet seen to its end.
+    pub debt: Option<Effect>,
+    /// How many snapshots were acknowledged.
+    pub generation: u64,
+    /// What the next session starts from; the image if absent.
+    pub current: Option<SnapshotId>,
+    /// Layers of the image it was created from, topmost first: a name that is later moved to another
+    /// image does not move this sandbox.
+    pub image_layers: Vec<LayerId>,
+    /// What the image says about commands.
+    pub image_config: ImageConfig,
+    /// Where it was forked from.
+    pub forked_from: Option<Lineage>,
+    /// The session that is under way, or the last one.
+    pub session: Option<SessionId>,
+    /// The layer that the session under way writes to.
+    pub open_layer: Option<LayerId>,
+    /// The uid range the session under way runs in.
+    pub uids: Option<UidRange>,
+    /// When it was created.
+    pub created_at: Timestamp,
+    /// When its configuration or phase changed.
+    pub updated_at: Timestamp,
+    /// When a session last began or ended.
+    pub used_at: Timestamp,
+    /// Why it is in the phase `failed`.
+    pub failure: Option<String>,
+    /// What the `validate` hook printed before the last stop: exit code and output.
+    pub validated: Option<Validation>,
+}
+
+impl Sandbox {
+    /// When it goes away: its expiry after its last use.
+    #[must_use]
+    pub fn expires_at(&self) -> Timestamp {
+        let span = jiff::SignedDuration::from_millis(
+            i64::try_from(self.config.expires.0).unwrap_or(i64::MAX),
+        );
+        self.used_at.checked_add(span).unwrap_or(Timestamp::MAX)
+    }
+}
+
+/// Where a fork came from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lineage {
+    /// The source's id.
+    pub sandbox: SandboxId,
+    /// The source's name at the time.
+    pub name: Name,
+    /// The snapshot; absent when the source had none and both stand on the image.
+    pub snapshot: Option<SnapshotId>,
+    /// The source's generation.
+    pub generation: u64,
+}
+
+/// One waking period of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Session {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Its id.
+    pub id: SessionId,
+    /// Whose it is.
+    pub sandbox: SandboxId,
+    /// What it started from; the image if absent.
+    pub from: Option<SnapshotId>,
+    /// The generation it started from.
+    pub generation: u64,
+    /// When it began.
+    pub started_at: Timestamp,
+    /// When it ended.
+    pub ended_at: Option<Timestamp>,
+    /// Why it ended.
+    pub end: Option<SessionEnd>,
+    /// The snapshot made at its end.
+    pub snapshot: Option<SnapshotId>,
+    /// What it used.
+    pub usage: Usage,
+    /// When it will be ended, unless extended.
+    pub deadline: Option<Timestamp>,
+    /// What the hooks did.
+    pub hooks: Vec<HookRun>,
+    /// Whether `validate` found things as they were; absent without such a hook.
+    pub valid: Option<bool>,
+}
+
+/// Why a session ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionEnd {
+    /// Somebody asked.
+    Stopped,
+    /// Nothing was alive in it for the idle timeout.
+    Idle,
+    /// Its time was up.
+    Timeout,
+    /// A rollback replaced what it stood on.
+    RolledBack,
+    /// The sandbox was deleted.
+    Deleted,
+    /// Its machine died, or the host went down. What it had written was kept.
+    Interrupted,
+    /// It never came up.
+    StartFailed,
+}
+
+/// What a session used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// CPU time really used.
+    pub active_cpu_ms: u64,
+    /// Wall time.
+    pub wall_ms: u64,
+    /// The most memory at one time.
+    pub memory_peak: Size,
+    /// Bytes received from outside.
+    pub network_in: u64,
+    /// Bytes sent outside.
+    pub network_out: u64,
+}
+
+/// What a hook did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HookRun {
+    /// `on_create`, `on_resume` or `validate`.
+    pub hook: String,
+    /// What was run.
+    pub argv: Vec<String>,
+    /// The command, whose log can be read; absent if it could not be started.
+    pub command: Option<CommandId>,
+    /// Its exit code; absent if it could not be started.
+    pub exit_code: Option<i32>,
+    /// What went wrong, for people.
+    pub problem: Option<String>,
+}
+
+/// What a `validate` hook printed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Validation {
+    /// Its exit code.
+    pub exit_code: i32,
+    /// SHA-256 of its output, in hex.
+    pub output_hash: String,
+    /// The beginning of its output, for people.
+    pub excerpt: String,
+}
+
+/// One process started in a session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Command {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Its id.
+    pub id: CommandId,
+    /// Whose it is.
+    pub sandbox: SandboxId,
+    /// The session it ran in.
+    pub session: SessionId,
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Where it ran.
+    pub cwd: Option<String>,
+    /// As whom.
+    pub user: Option<String>,
+    /// Names of the variables it was given; values are not kept.
+    pub env_names: Vec<String>,
+    /// Whether it has a terminal.
+    pub tty: bool,
+    /// Whether it goes on when the caller leaves.
+    pub detached: bool,
+    /// How it stands.
+    pub state: CommandState,
+    /// Its exit code; 128 + signal when a signal ended it.
+    pub exit_code: Option<i32>,
+    /// When it began.
+    pub started_at: Timestamp,
+    /// When it ended.
+    pub ended_at: Option<Timestamp>,
+    /// How much it printed.
+    pub output_bytes: u64,
+    /// Whether the log has less than it printed.
+    pub truncated: bool,
+}
+
+/// How a command stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CommandState {
+    /// It runs.
+    Running,
+    /// It ended by itself or by a signal.
+    Exited,
+    /// Its session ended under it.
+    Lost,
+}
+
+/// A point a sandbox can be resumed or forked from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Its id.
+    pub id: SnapshotId,
+    /// The project it belongs to.
+    pub project: Name,
+    /// The sandbox it was made of. It may be gone by now.
+    pub sandbox: SandboxId,
+    /// That sandbox's name.
+    pub sandbox_name: Name,
+    /// The session it was made in.
+    pub session: SessionId,
+    /// That sandbox's generation with this snapshot.
+    pub generation: u64,
+    /// The snapshot before it.
+    pub parent: Option<SnapshotId>,
+    /// How it came about.
+    pub kind: SnapshotKind,
+    /// What people call it.
+    pub label: Option<String>,
+    /// All layers, the image's included; the first is the topmost.
+    pub layers: Vec<LayerId>,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When it goes away, unless it is some sandbox's current one.
+    pub expires_at: Option<Timestamp>,
+    /// The image's settings for commands, so that a fork needs no image.
+    pub image_config: ImageConfig,
+}
+
+/// How a snapshot came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SnapshotKind {
+    /// At a stop.
+    Stop,
+    /// While the session went on, because somebody asked.
+    Checkpoint,
+    /// While the session went on, before a fork.
+    Fork,
+    /// Before a rollback, so that it can be undone.
+    BeforeRollback,
+    /// From what a session that broke off had written.
+    Recovered,
+}
+
+/// An immutable set of file changes on top of others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layer {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Its id.
+    pub id: LayerId,
+    /// What it was made from.
+    pub kind: LayerKind,
+    /// Disk space it takes: blocks, hard links counted once.
+    pub bytes: u64,
+    /// How many files, directories and links it holds.
+    pub files: u64,
+    /// When it was sealed.
+    pub sealed_at: Timestamp,
+    /// The digest of the uncompressed OCI layer it was unpacked from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub diff_id: Option<String>,
+}
+
+/// What a layer was made from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerKind {
+    /// Part of an image.
+    Image,
+    /// What a session wrote.
+    Session,
+    /// Copied out of a session that went on.
+    Checkpoint,
+    /// Several layers made one.
+    Compacted,
+}
+
+/// What a sandbox can start from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Image {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// What it is called: `host`, `debian:12`, a name given at import.
+    pub name: String,
+    /// SHA-256 of its manifest or archive, as `sha256:…`.
+    pub digest: String,
+    /// Its layers; the first is the topmost.
+    pub layers: Vec<LayerId>,
+    /// What it says about commands.
+    pub config: ImageConfig,
+    /// When it was made here.
+    pub created_at: Timestamp,
+    /// Where it came from: `host`, a path, a registry reference.
+    pub source: String,
+}
+
+/// What an image says about the commands run in it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageConfig {
+    /// The user.
+    pub user: Option<String>,
+    /// The working directory.
+    pub cwd: Option<String>,
+    /// The environment.
+    pub env: BTreeMap<String, String>,
+}

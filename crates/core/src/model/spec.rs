@@ -1,0 +1,361 @@
+//! What a sandbox is asked to be.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{BadName, Name, Size, Span, Tags, check_env_name, check_tag};
+
+/// How long a sandbox is meant to live, and how it is governed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Class {
+    /// Never snapshotted.
+    Ephemeral,
+    /// Kept for hours or days.
+    Resumable,
+    /// Kept on purpose, governed.
+    Workspace,
+}
+
+impl Class {
+    /// How long after its last use a sandbox of this class goes away unless told otherwise.
+    #[must_use]
+    pub fn default_expiry(self) -> Span {
+        match self {
+            Self::Ephemeral => Span::days(1),
+            Self::Resumable => Span::days(30),
+            Self::Workspace => Span::days(365),
+        }
+    }
+}
+
+/// What a sandbox may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resources {
+    /// CPUs, in thousandths of one.
+    pub millicpus: u32,
+    /// Memory, swap included.
+    pub memory: Size,
+    /// Processes and threads.
+    pub pids: u32,
+    /// What a session may add to the disk.
+    pub disk: Size,
+}
+
+impl Default for Resources {
+    fn default() -> Self {
+        Self { millicpus: 2000, memory: Size(4 << 30), pids: 4096, disk: Size(32 << 30) }
+    }
+}
+
+/// A command the server runs at a turning point of a sandbox's life.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hook {
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// How long it may take; 60 seconds if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Span>,
+}
+
+/// The hooks of a sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hooks {
+    /// Run in order once, when the sandbox was created. The first that fails ends the list.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub on_create: Vec<Hook>,
+    /// Run in order at every resume. A failure is reported and hides nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub on_resume: Vec<Hook>,
+    /// Run before every stop and after every resume: its output must be the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validate: Option<Hook>,
+}
+
+/// How long snapshots are kept.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Retention {
+    /// A snapshot goes this long after it was made, unless it is a sandbox's current one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Span>,
+    /// Only so many are kept, the current one included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_last: Option<u32>,
+}
+
+/// All that was decided about a sandbox; what a fork copies.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Config {
+    /// What it starts from when it has no snapshot.
+    pub image: String,
+    /// The isolation backend.
+    pub driver: String,
+    /// How it is governed.
+    pub class: Class,
+    /// Whether a stop makes a snapshot.
+    pub persistent: bool,
+    /// Who answers for it.
+    pub owner: String,
+    /// What it is for.
+    pub purpose: String,
+    /// How long after its last use it goes away.
+    pub expires: Span,
+    /// Labels to find it by.
+    pub tags: Tags,
+    /// Environment of every command.
+    pub env: BTreeMap<String, String>,
+    /// Working directory of every command; the image's if absent.
+    pub cwd: Option<String>,
+    /// User of every command; the image's if absent.
+    pub user: Option<String>,
+    /// What it may use.
+    pub resources: Resources,
+    /// How long one session may last.
+    pub session_timeout: Option<Span>,
+    /// How long a session lasts with no command alive and no connection open.
+    pub idle_timeout: Option<Span>,
+    /// Commands at turning points.
+    pub hooks: Hooks,
+    /// How long snapshots are kept.
+    pub retention: Retention,
+    /// Paths that never enter a snapshot, as globs from the root: `tmp/**`, `**/node_modules/.cache/**`.
+    pub exclude: Vec<String>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            image: "host".to_owned(),
+            driver: "container".to_owned(),
+            class: Class::Resumable,
+            persistent: true,
+            owner: String::new(),
+            purpose: String::new(),
+            expires: Class::Resumable.default_expiry(),
+            tags: Tags::new(),
+            env: BTreeMap::new(),
+            cwd: None,
+            user: None,
+            resources: Resources::default(),
+            session_timeout: None,
+            idle_timeout: Some(Span::seconds(15 * 60)),
+            hooks: Hooks::default(),
+            retention: Retention { expires: None, keep_last: Some(10) },
+            exclude: Vec::new(),
+        }
+    }
+}
+
+/// A change to a [`Config`]: absent fields stay as they are.
+///
+/// Create, fork and update are all "a configuration and a patch to it", so that every field is
+/// checked in one place, whoever sends it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // each field is the one of `Config`
+pub struct Patch {
+    pub image: Option<String>,
+    pub driver: Option<String>,
+    pub class: Option<Class>,
+    pub persistent: Option<bool>,
+    pub owner: Option<String>,
+    pub purpose: Option<String>,
+    pub expires: Option<Span>,
+    pub tags: Option<Tags>,
+    pub env: Option<BTreeMap<String, String>>,
+    pub cwd: Option<Option<String>>,
+    pub user: Option<Option<String>>,
+    pub millicpus: Option<u32>,
+    pub memory: Option<Size>,
+    pub pids: Option<u32>,
+    pub disk: Option<Size>,
+    pub session_timeout: Option<Option<Span>>,
+    pub idle_timeout: Option<Option<Span>>,
+    pub hooks: Option<Hooks>,
+    pub snapshot_expires: Option<Option<Span>>,
+    pub keep_last: Option<Option<u32>>,
+    pub exclude: Option<Vec<String>>,
+}
+
+/// Why a configuration is refused: the field and what is wrong with it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {reason}")]
+pub struct BadConfig {
+    /// The field.
+    pub field: &'static str,
+    /// What is wrong, and what to do.
+    pub reason: String,
+}
+
+fn refuse(field: &'static str, reason: impl Into<String>) -> BadConfig {
+    BadConfig { field, reason: reason.into() }
+}
+
+impl Patch {
+    /// Applies the patch to `config` and checks the whole.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`BadConfig`] for the first field that is wrong.
+    pub fn apply(self, mut config: Config) -> Result<Config, BadConfig> {
+        fn set<T>(place: &mut T, value: Option<T>) {
+            if let Some(value) = value {
+                *place = value;
+            }
+        }
+        if let Some(class) = self.class {
+            // A class brings its own defaults, which the same patch may override.
+            if class != config.class {
+                config.expires = class.default_expiry();
+                config.persistent = class != Class::Ephemeral;
+            }
+            config.class = class;
+        }
+        set(&mut config.image, self.image);
+        set(&mut config.driver, self.driver);
+        set(&mut config.persistent, self.persistent);
+        set(&mut config.owner, self.owner);
+        set(&mut config.purpose, self.purpose);
+        set(&mut config.expires, self.expires);
+        set(&mut config.tags, self.tags);
+        set(&mut config.env, self.env);
+        set(&mut config.cwd, self.cwd);
+        set(&mut config.user, self.user);
+        set(&mut config.resources.millicpus, self.millicpus);
+        set(&mut config.resources.memory, self.memory);
+        set(&mut config.resources.pids, self.pids);
+        set(&mut config.resources.disk, self.disk);
+        set(&mut config.session_timeout, self.session_timeout);
+        set(&mut config.idle_timeout, self.idle_timeout);
+        set(&mut config.hooks, self.hooks);
+        set(&mut config.retention.expires, self.snapshot_expires);
+        set(&mut config.retention.keep_last, self.keep_last);
+        set(&mut config.exclude, self.exclude);
+        config.check()?;
+        Ok(config)
+    }
+}
+
+impl Config {
+    fn check(&self) -> Result<(), BadConfig> {
+        let named = |field: &'static str| move |error: BadName| refuse(field, error.to_string());
+        if self.class == Class::Ephemeral && self.persistent {
+            return Err(refuse(
+                "persistent",
+                "an ephemeral sandbox is never snapshotted; choose class resumable or workspace",
+            ));
+        }
+        for (field, text) in
+            [("owner", &self.owner), ("purpose", &self.purpose), ("image", &self.image)]
+        {
+            if text.chars().count() > 512 || text.chars().any(char::is_control) {
+                return Err(refuse(field, "at most 512 characters, on one line"));
+            }
+        }
+        if self.tags.len() > 32 {
+            return Err(refuse("tags", BadName::TooManyTags(self.tags.len()).to_string()));
+        }
+        for (key, value) in &self.tags {
+            check_tag(key, value).map_err(named("tags"))?;
+        }
+        if self.env.len() > 512 {
+            return Err(refuse("env", "at most 512 variables"));
+        }
+        for (name, value) in &self.env {
+            check_env_name(name).map_err(named("env"))?;
+            if value.contains('\0') || value.len() > 128 << 10 {
+                return Err(refuse(
+                    "env",
+                    format!("the value of `{name}` has a NUL byte or is over 128 KiB"),
+                ));
+            }
+        }
+        if let Some(cwd) = &self.cwd
+            && (!cwd.starts_with('/') || cwd.contains('\0') || cwd.len() > 4096)
+        {
+            return Err(refuse("cwd", "must be an absolute path"));
+        }
+        if let Some(user) = &self.user
+            && (user.is_empty()
+                || user.len() > 128
+                || user.chars().any(|c| c.is_control() || c.is_whitespace()))
+        {
+            return Err(refuse("user", "a name or number, optionally `user:group`"));
+        }
+        self.check_numbers()?;
+        self.check_hooks()?;
+        for glob in &self.exclude {
+            globset::Glob::new(glob).map_err(|error| refuse("exclude", error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    fn check_numbers(&self) -> Result<(), BadConfig> {
+        let Resources { millicpus, memory, pids, disk } = self.resources;
+        if !(50..=1_024_000).contains(&millicpus) {
+            return Err(refuse("vcpus", "between 0.05 and 1024"));
+        }
+        if !(16 << 20..=16u64 << 40).contains(&memory.0) {
+            return Err(refuse("memory", "between 16M and 16T"));
+        }
+        if !(8..=4_194_304).contains(&pids) {
+            return Err(refuse("pids", "between 8 and 4194304"));
+        }
+        if !(1 << 20..=1u64 << 50).contains(&disk.0) {
+            return Err(refuse("disk", "between 1M and 1024T"));
+        }
+        if self.expires < Span::seconds(60) {
+            return Err(refuse("expires", "at least 60s"));
+        }
+        for (field, span) in
+            [("session_timeout", self.session_timeout), ("idle_timeout", self.idle_timeout)]
+        {
+            if span.is_some_and(|span| span < Span::seconds(1)) {
+                return Err(refuse(field, "at least 1s; leave it out to have none"));
+            }
+        }
+        if self.retention.keep_last.is_some_and(|count| count == 0 || count > 10_000) {
+            return Err(refuse("keep_last", "between 1 and 10000; leave it out to keep all"));
+        }
+        if self.retention.expires.is_some_and(|span| span < Span::seconds(60)) {
+            return Err(refuse("snapshot_expires", "at least 60s; leave it out to keep them"));
+        }
+        Ok(())
+    }
+
+    fn check_hooks(&self) -> Result<(), BadConfig> {
+        let Hooks { on_create, on_resume, validate } = &self.hooks;
+        if on_create.len() > 16 || on_resume.len() > 16 {
+            return Err(refuse("hooks", "at most 16 of a kind"));
+        }
+        for hook in on_create.iter().chain(on_resume).chain(validate) {
+            if hook.argv.is_empty() || hook.argv.iter().any(|arg| arg.contains('\0')) {
+                return Err(refuse(
+                    "hooks",
+                    "a hook needs a program, and no argument may hold a NUL byte",
+                ));
+            }
+            if hook.timeout.is_some_and(|span| span > Span::seconds(3600)) {
+                return Err(refuse("hooks", "a hook may take an hour at the most"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Config {
+    /// Fills what must never be empty.
+    #[must_use]
+    pub fn with_defaults_for(mut self, project: &Name) -> Self {
+        if self.owner.is_empty() {
+            self.owner = project.to_string();
+        }
+        if self.purpose.is_empty() {
+            self.purpose = "unspecified".to_owned();
+        }
+        self
+    }
+}

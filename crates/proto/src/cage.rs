@@ -1,0 +1,1 @@
+//! What the container driver tells `keep-agent` to build.

@@ -1,0 +1,17 @@
+//! The words the daemon and the agent agree on.
+//!
+//! Two conversations, both versioned from the first byte:
+//!
+//! - [`cage`]: what the container driver tells `keep-agent` to build before it becomes PID 1.
+//!   One JSON document on standard input, one JSON document back on standard output.
+//! - [`link`]: what daemon and agent say to each other while a sandbox lives, in the frames of
+//!   [`frame`], over a Unix socket or a virtio serial port.
+//!
+//! `docs/formats/agent-link.md` tells the same story with a worked example. Only serde lives here:
+//! the daemon brings its own I/O and so does the agent.
+
+#![forbid(unsafe_code)]
+
+pub mod cage;
+pub mod frame;
+pub mod link;

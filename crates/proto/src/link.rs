@@ -1,0 +1,345 @@
+//! What daemon and agent say on the link.
+//!
+//! The host opens a stream with a [`Request`]; the agent answers with one [`Reply`]. Requests that
+//! move bytes go on with Data and close with a [`Done`] (see [`crate::frame`]).
+//!
+//! *Commands outlive connections.* A command is known by the id the daemon chose. Its output is
+//! numbered: byte `n` of a command is the same byte on every connection. The agent keeps output
+//! until the daemon credits it, stops reading the process's pipes when a window's worth is unkept,
+//! and keeps the exit status until [`Request::Forget`]. So a daemon that dies and comes back asks
+//! [`Request::Commands`], attaches to each from the byte it has, and no output is lost or doubled.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The version both sides must speak. Raised when an old peer would misunderstand.
+pub const VERSION: u32 = 1;
+
+/// What the daemon asks of the agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// First on every connection. Replies [`Reply::Hello`]. An agent that was greeted on a newer
+    /// connection drops the older one: there is one daemon.
+    Hello {
+        /// The daemon's [`VERSION`].
+        version: u32,
+    },
+    /// Starts a process. Replies [`Reply::Spawned`]; output as Data and DataErr, standard input as
+    /// Data from the host (End closes it); Done is [`Done::Exited`].
+    Spawn(Spawn),
+    /// Takes up a command of an earlier connection, from output byte `from`. Replies
+    /// [`Reply::Spawned`], then like [`Request::Spawn`].
+    Attach {
+        /// The command.
+        command: String,
+        /// How many bytes of output the daemon has kept already.
+        from: u64,
+        /// How many bytes of standard input the daemon believes were taken. The reply tells the truth.
+        stdin_from: u64,
+    },
+    /// Lists the commands the agent still knows. Replies [`Reply::Commands`].
+    Commands,
+    /// Drops a command that has exited. Replies [`Reply::Ok`], also when it is unknown.
+    Forget {
+        /// The command.
+        command: String,
+    },
+    /// Sends a signal to a command's process group. Replies [`Reply::Ok`].
+    Signal {
+        /// The command.
+        command: String,
+        /// The signal's number.
+        signal: i32,
+    },
+    /// Changes a terminal's size. Replies [`Reply::Ok`].
+    Resize {
+        /// The command.
+        command: String,
+        /// The new size.
+        size: TermSize,
+    },
+    /// Kills every process but the agent, after `grace_ms` of politeness (SIGTERM). Replies
+    /// [`Reply::Ok`] when none is left. The agent itself stays.
+    Quiesce {
+        /// How long processes may take to end by themselves.
+        grace_ms: u64,
+    },
+    /// Reads a file. Replies [`Reply::Stat`], then Data; Done is [`Done::Moved`].
+    ReadFile {
+        /// Where.
+        at: At,
+        /// Where to begin.
+        offset: u64,
+        /// How much at the most; to the end if absent.
+        limit: Option<u64>,
+    },
+    /// Writes a file from the host's Data until End: to a temporary name beside it, then renamed.
+    /// Replies [`Reply::Ok`] when ready for Data; Done is [`Done::Moved`].
+    WriteFile {
+        /// Where.
+        at: At,
+        /// Permission bits of a new file; an existing file keeps its own if absent.
+        mode: Option<u32>,
+        /// Whether missing directories are made.
+        parents: bool,
+        /// Adds to the end of the file instead of replacing it.
+        append: bool,
+    },
+    /// Makes a directory. Replies [`Reply::Ok`].
+    MakeDir {
+        /// Where.
+        at: At,
+        /// Permission bits.
+        mode: Option<u32>,
+        /// Whether missing parents are made, and an existing directory is fine.
+        parents: bool,
+    },
+    /// Lists a directory. Replies [`Reply::Entries`], at most 10,000 at a time, sorted by name.
+    ListDir {
+        /// Where.
+        at: At,
+        /// Continue after this name.
+        after: Option<String>,
+    },
+    /// Tells about one path, without following a final symlink. Replies [`Reply::Stat`].
+    Stat {
+        /// Where.
+        at: At,
+    },
+    /// Renames. Replies [`Reply::Ok`].
+    Move {
+        /// From where.
+        at: At,
+        /// To where, resolved like `at`.
+        to: String,
+    },
+    /// Removes. Replies [`Reply::Ok`].
+    Remove {
+        /// Where.
+        at: At,
+        /// Whether a directory goes with all it holds.
+        recursive: bool,
+        /// Whether it is fine that nothing is there.
+        missing_ok: bool,
+    },
+    /// Unpacks the host's Data, a tar stream, below a directory, which is made if absent. Entries
+    /// that would leave it (`..`, absolute names, through links) or are devices are refused before
+    /// anything of them is written. Replies [`Reply::Ok`] when ready; Done is [`Done::Moved`].
+    TarIn {
+        /// The directory.
+        at: At,
+    },
+    /// Packs a file or directory as a tar stream, names relative to its parent. Replies
+    /// [`Reply::Stat`], then Data; Done is [`Done::Moved`].
+    TarOut {
+        /// What to pack.
+        at: At,
+    },
+    /// Connects to a TCP port on the sandbox's loopback. Replies [`Reply::Ok`], then Data both
+    /// ways; Done is [`Done::Moved`].
+    Connect {
+        /// The port.
+        port: u16,
+    },
+}
+
+/// A path inside the sandbox and as whom it is touched.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct At {
+    /// The path; relative ones start at `cwd`.
+    pub path: String,
+    /// What a relative path is relative to; the user's home if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<String>,
+    /// The user, by name or number, optionally `user:group`; root if absent. The kernel checks its
+    /// permissions, and what is made belongs to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+}
+
+/// A process to start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spawn {
+    /// The daemon's id for it.
+    pub command: String,
+    /// Program and arguments. The program is looked up on the command's own PATH.
+    pub argv: Vec<String>,
+    /// The whole environment, but for HOME, USER, LOGNAME, SHELL and PATH, which the agent fills in
+    /// for the user when absent.
+    pub env: BTreeMap<String, String>,
+    /// The working directory; the user's home if absent, `/` if that is not there.
+    pub cwd: Option<String>,
+    /// The user, by name or number, optionally `user:group`; root if absent.
+    pub user: Option<String>,
+    /// A terminal of this size instead of pipes.
+    pub tty: Option<TermSize>,
+    /// Whether the host will send standard input; otherwise it is empty.
+    pub stdin: bool,
+}
+
+/// The size of a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TermSize {
+    /// Columns.
+    pub cols: u16,
+    /// Rows.
+    pub rows: u16,
+}
+
+/// The agent's answer to a [`Request`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "snake_case")]
+pub enum Reply {
+    /// Done, or ready.
+    Ok,
+    /// Who is there.
+    Hello {
+        /// The agent's [`VERSION`].
+        version: u32,
+        /// Different every time a machine starts, is restored or forked.
+        generation: String,
+    },
+    /// The process runs.
+    Spawned {
+        /// Its number inside the sandbox.
+        pid: u32,
+        /// How many bytes of standard input were taken so far.
+        stdin_taken: u64,
+    },
+    /// The commands the agent knows.
+    Commands {
+        /// In the order they were started.
+        commands: Vec<Known>,
+    },
+    /// About one path.
+    Stat {
+        /// What is there.
+        entry: Entry,
+    },
+    /// What a directory holds.
+    Entries {
+        /// Sorted by name.
+        entries: Vec<Entry>,
+        /// Whether there are more after the last.
+        more: bool,
+    },
+    /// It did not work.
+    Error {
+        /// What kind of failure, for programs.
+        kind: Failure,
+        /// What happened, for people: names the path or program and says why.
+        message: String,
+    },
+}
+
+/// What kind of failure it was. A kind exists where the daemon's callers act differently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Failure {
+    /// No such file, directory or command.
+    NotFound,
+    /// The program to run is not there or cannot be executed.
+    NoExecutable,
+    /// There is no such user or group.
+    NoUser,
+    /// It exists already, or the directory is not empty.
+    Exists,
+    /// Not a directory, is a directory, too many links, a bad name.
+    Invalid,
+    /// The user may not do this.
+    Denied,
+    /// The disk is full or over its limit.
+    NoSpace,
+    /// Too many processes, or no memory.
+    Exhausted,
+    /// Nothing listens on the port.
+    Refused,
+    /// Anything else the system said.
+    Fault,
+}
+
+/// A command the agent knows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Known {
+    /// The daemon's id for it.
+    pub command: String,
+    /// Its number inside the sandbox.
+    pub pid: u32,
+    /// How it ended, if it did.
+    pub exit: Option<Exit>,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exit {
+    /// The exit code; 128 + signal when a signal ended it.
+    pub code: i32,
+    /// The signal, if one did.
+    pub signal: Option<i32>,
+}
+
+/// How a stream that moved bytes ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "done", rename_all = "snake_case")]
+pub enum Done {
+    /// The process ended, and all its output was sent.
+    Exited(Exit),
+    /// Everything was moved.
+    Moved {
+        /// How many bytes.
+        bytes: u64,
+        /// How many files, for tar streams; 1 for a file.
+        files: u64,
+    },
+    /// It broke off.
+    Failed {
+        /// What kind of failure.
+        kind: Failure,
+        /// What happened, for people.
+        message: String,
+    },
+}
+
+/// What is at a path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The name (of a listing) or the path that was asked about. Bytes that are not UTF-8 are shown
+    /// as U+FFFD here and exactly in `raw_name`.
+    pub name: String,
+    /// The exact name, base64, where `name` could not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub raw_name: Option<String>,
+    /// What it is.
+    pub kind: EntryKind,
+    /// Size in bytes.
+    pub size: u64,
+    /// Permission bits, set-user-id and its like included.
+    pub mode: u32,
+    /// Owner, as a number inside the sandbox.
+    pub uid: u32,
+    /// Group, as a number inside the sandbox.
+    pub gid: u32,
+    /// Last modification, in milliseconds since 1970.
+    pub modified_ms: i64,
+    /// Where a symlink points.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+}
+
+/// What an [`Entry`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EntryKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A pipe, socket or device.
+    Other,
+}
