@@ -1,2 +1,29 @@
-//! placeholder
-fn main() {}
+//! `keep-agent`: builds a sandbox's cage, then lives in it as PID 1.
+//!
+//! - `keep-agent cage`: reads a [`sandkeep_proto::cage::Cage`] on standard input, builds it, answers
+//!   on standard output and leaves the sandbox's first process behind. That process is this same
+//!   program, which then serves the link and never returns.
+//! - `keep-agent swap-root`: puts another root under a sandbox that lives.
+//! - `keep-agent serve <socket>`: serves the link without any cage; the way the link is tested.
+
+mod cage;
+mod serve;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    match (args.next().as_deref(), args.next()) {
+        (Some("serve"), Some(path)) => match std::os::unix::net::UnixListener::bind(&path) {
+            Ok(listener) => serve::run(listener),
+            Err(error) => {
+                eprintln!("keep-agent: could not listen on `{path}`: {error}");
+                ExitCode::FAILURE
+            }
+        },
+        _ => {
+            eprintln!("keep-agent is started by `keep serve`, with `cage` or `swap-root`");
+            ExitCode::from(2)
+        }
+    }
+}

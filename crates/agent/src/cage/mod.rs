@@ -1,0 +1,1 @@
+//! Builds the cage a sandbox lives in.
