@@ -1,0 +1,81 @@
+//! Images.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::ErrorBody;
+
+/// What a sandbox can start from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Image {
+    /// What it is called: `host`, `debian:12`, a name given at import.
+    pub name: String,
+    /// SHA-256 of its manifest or archive, as `sha256:…`.
+    pub digest: String,
+    /// How many layers it has.
+    pub layers: u64,
+    /// Disk space they take; absent where that was not worked out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// The user of commands.
+    pub user: Option<String>,
+    /// The working directory of commands.
+    pub cwd: Option<String>,
+    /// The environment of commands.
+    pub env: BTreeMap<String, String>,
+    /// Where it came from: `host`, a path, a registry reference.
+    pub source: String,
+    /// When it was made here.
+    #[schema(format = DateTime)]
+    pub created_at: String,
+}
+
+/// An image to fetch from a registry.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PullRequest {
+    /// By tag or digest: `debian:12`, `ghcr.io/owner/name@sha256:…`.
+    pub reference: String,
+    /// What to call it here; the reference if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// An archive on the server's own disk to import: a root tarball, an OCI layout or a docker archive.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ImportRequest {
+    /// Where it is on the server.
+    pub path: String,
+    /// What to call the image.
+    pub name: String,
+}
+
+/// One line of the answer to a pull or an import.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ImageProgress {
+    /// How far a part of the work has come.
+    Progress {
+        /// What is being done: `fetch`, `unpack`, `upload`.
+        stage: String,
+        /// To what: a layer's digest, a file.
+        item: String,
+        /// Bytes so far.
+        done_bytes: u64,
+        /// Bytes in all, where that is known.
+        total_bytes: Option<u64>,
+    },
+    /// The image is there. The last line.
+    Done {
+        /// The image.
+        image: Image,
+    },
+    /// It did not work. The last line.
+    Error {
+        /// Why.
+        error: ErrorBody,
+    },
+}

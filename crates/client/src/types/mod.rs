@@ -1,0 +1,49 @@
+//! The words of `/v1`, as both sides write and read them.
+//!
+//! The server depends on this crate for them, so a word cannot mean one thing here and another
+//! there. Rules that hold for all of them:
+//!
+//! - Requests refuse fields they do not know; answers may grow fields, and readers skip those.
+//! - In requests a span of time is `"30d"` or milliseconds, a size is `"2G"` or bytes. Answers say
+//!   numbers, in fields that end in `_ms` and `_bytes`.
+//! - Timestamps are RFC 3339 text in UTC.
+//! - In a change, an absent field stays as it is, `null` takes the value away, anything else sets it.
+
+mod command;
+mod error;
+mod file;
+mod image;
+mod quantity;
+mod sandbox;
+mod snapshot;
+mod tenant;
+
+pub use command::{
+    BadData, Channel, ClientMessage, Command, CommandState, Encoding, ExecEvent, ExecRequest,
+    Signal, SignalRequest, TermSize,
+};
+pub use error::{ErrorAnswer, ErrorBody};
+pub use file::{Entry, EntryKind, Listing, MakeDir, Move, Moved};
+pub use image::{Image, ImageProgress, ImportRequest, PullRequest};
+pub use quantity::{Size, Span};
+pub use sandbox::{
+    Checkpoint, Class, CreateSandbox, Deleted, Extend, Fork, Hook, HookRun, Hooks, IfExists,
+    Lineage, Opened, Resources, Rollback, RolledBack, Sandbox, Session, SessionEnd, Start, State,
+    Stopped, Tree, UpdateSandbox, Usage,
+};
+pub use snapshot::{Snapshot, SnapshotDeleted, SnapshotKind, SnapshotSize};
+pub use tenant::{
+    CreateKey, CreateProject, Health, Key, NewKey, Project, Scope, SpaceUsage, WhoAmI,
+};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// One page of a list.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Paged<T> {
+    /// What is on it.
+    pub items: Vec<T>,
+    /// Pass this as `cursor` for the next page; null on the last.
+    pub next: Option<String>,
+}

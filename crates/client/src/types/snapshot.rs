@@ -1,0 +1,69 @@
+//! Snapshots.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// How a snapshot came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SnapshotKind {
+    /// At a stop.
+    Stop,
+    /// While the session went on, because somebody asked.
+    Checkpoint,
+    /// While the session went on, before a fork.
+    Fork,
+    /// Before a rollback, so that it can be undone.
+    BeforeRollback,
+    /// From what a session that broke off had written.
+    Recovered,
+}
+
+/// What a snapshot takes on the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SnapshotSize {
+    /// What was written since its parent.
+    pub own_bytes: u64,
+    /// What it has in common with others.
+    pub shared_bytes: u64,
+    /// What deleting it would free.
+    pub freed_if_deleted_bytes: u64,
+}
+
+/// A point a sandbox can be resumed or forked from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Snapshot {
+    /// Its id.
+    pub id: String,
+    /// The name of the sandbox it was made of. It may be gone by now.
+    pub sandbox: String,
+    /// That sandbox's id.
+    pub sandbox_id: String,
+    /// The session it was made in.
+    pub session: String,
+    /// That sandbox's generation with this snapshot.
+    pub generation: u64,
+    /// The snapshot before it.
+    pub parent: Option<String>,
+    /// How it came about.
+    pub kind: SnapshotKind,
+    /// What people call it.
+    pub label: Option<String>,
+    /// How many layers it stands on, the image's included.
+    pub layers: u64,
+    /// What it takes on the disk; absent where that was not worked out (lineage, rollback).
+    pub size: Option<SnapshotSize>,
+    /// When it was made.
+    #[schema(format = DateTime)]
+    pub created_at: String,
+    /// When it goes away, unless it is some sandbox's current one.
+    #[schema(format = DateTime)]
+    pub expires_at: Option<String>,
+}
+
+/// The answer to deleting a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SnapshotDeleted {
+    /// What it freed.
+    pub freed_bytes: u64,
+}

@@ -1,0 +1,115 @@
+//! Projects, keys, and what a key can learn about itself and the server.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Span;
+
+/// What a key may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// Look at sandboxes, never wake or change one.
+    Read,
+    /// Everything inside the project, but for its keys.
+    Write,
+    /// Everything, in every project: images, projects and keys included.
+    Admin,
+}
+
+/// A tenant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Project {
+    /// Its name, which is its identity.
+    pub name: String,
+    /// When it was made.
+    #[schema(format = DateTime)]
+    pub created_at: String,
+    /// Who may act for it.
+    pub keys: Vec<Key>,
+}
+
+/// A project to create.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateProject {
+    /// Its name.
+    pub name: String,
+}
+
+/// An API key, without its secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Key {
+    /// Its id, which is no secret.
+    pub id: String,
+    /// What people call it.
+    pub label: String,
+    /// What it may do.
+    pub scope: Scope,
+    /// When it was made.
+    #[schema(format = DateTime)]
+    pub created_at: String,
+    /// When it stops working.
+    #[schema(format = DateTime)]
+    pub expires_at: Option<String>,
+}
+
+/// A key to create.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateKey {
+    /// What people call it.
+    #[serde(default)]
+    pub label: String,
+    /// What it may do.
+    pub scope: Scope,
+    /// How long it works; for ever if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Span>,
+}
+
+/// A key that was just made. The secret is shown this once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NewKey {
+    /// The key.
+    pub key: Key,
+    /// What to send as `Authorization: Bearer …`.
+    pub secret: String,
+}
+
+/// Who is asking.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WhoAmI {
+    /// The project the key acts for.
+    pub project: String,
+    /// What it may do.
+    pub scope: Scope,
+    /// Its id.
+    pub key: String,
+    /// The server's version.
+    pub server_version: String,
+}
+
+/// What lies on the server's disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SpaceUsage {
+    /// The size of the filesystem.
+    pub total_bytes: u64,
+    /// What is free on it.
+    pub free_bytes: u64,
+    /// What snapshots take.
+    pub snapshots_bytes: u64,
+    /// What images take.
+    pub images_bytes: u64,
+    /// What sessions under way have written.
+    pub open_bytes: u64,
+}
+
+/// The server is up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Health {
+    /// `ok`.
+    pub status: String,
+    /// The server's version.
+    pub version: String,
+}
