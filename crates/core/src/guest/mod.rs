@@ -1,1 +1,362 @@
-//! guest.
+//! The host's end of the agent link.
+//!
+//! [`Guest`] is one connection to the agent of one live machine. It knows the words of
+//! [`sandkeep_proto::link`] and nothing of sandboxes, drivers or the database: the engine is told by
+//! the driver where the agent listens, dials it here, and decides what a failure means.
+//!
+//! *Connections are disposable.* When one is lost, every call on it fails and nothing on it is
+//! reused; commands live on inside. The next connection asks [`Guest::commands`] and
+//! [`Guest::attach`]es to each from the first byte the daemon has not stored.
+//!
+//! *The agent is not trusted.* It runs inside the sandbox, next to whatever escaped there. What it
+//! says is parsed, counted and bounded before anything is kept (see `wire`); what it never says is
+//! the caller's to time out, and dropping a call is always safe.
+
+mod error;
+mod inbox;
+mod stream;
+mod wire;
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sandkeep_proto::frame::WINDOW;
+use sandkeep_proto::link::{At, Entry, Known, Reply, Request, Spawn, TermSize, VERSION};
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep, timeout_at};
+
+pub use error::GuestError;
+use stream::unexpected;
+pub use stream::{Incoming, Moved, Outgoing, Output, OutputEvent, Process, Stdin};
+use wire::{Handle, Owner, Wire};
+
+/// A connection to an agent. Clones share it; it closes when the last of them and of the streams
+/// opened through them is dropped.
+#[derive(Debug, Clone)]
+pub struct Guest {
+    owner: Arc<Owner>,
+    generation: Arc<str>,
+}
+
+impl Guest {
+    /// Dials the agent until it listens, and greets it.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Timeout`] when it does not answer within `patience`, and with
+    /// [`GuestError::Version`] when it is not of this daemon's version.
+    pub async fn connect(socket: &Path, patience: Duration) -> Result<Self, GuestError> {
+        let deadline = Instant::now() + patience;
+        let stream = dial(socket, deadline).await?;
+        let owner = Wire::start(stream);
+        let greeting = async {
+            let handle = Wire::open(&owner, &Request::Hello { version: VERSION }, 0).await?;
+            let reply = handle.reply().await?;
+            handle.forget();
+            Ok(reply)
+        };
+        let reply = timeout_at(deadline, greeting).await.map_err(|_| GuestError::Timeout)??;
+        match reply {
+            Reply::Hello { version, generation } if version == VERSION => {
+                Ok(Self { owner, generation: generation.into() })
+            }
+            Reply::Hello { version, .. } => {
+                Err(GuestError::Version { ours: VERSION, theirs: version })
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// What the agent calls this run of the machine; another after every start, restore or fork.
+    #[must_use]
+    pub fn generation(&self) -> &str {
+        &self.generation
+    }
+
+    /// Whether the connection is gone.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.owner.0.is_lost()
+    }
+
+    /// Waits until the connection is gone.
+    pub async fn lost(&self) {
+        self.owner.0.lost().await;
+    }
+
+    /// Starts a process.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when it cannot be started, and says why.
+    pub async fn spawn(&self, spawn: Spawn) -> Result<Process, GuestError> {
+        let stdin = spawn.stdin;
+        self.process(Request::Spawn(spawn), stdin, WINDOW).await
+    }
+
+    /// Takes up a command of an earlier connection from output byte `from`.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when the agent does not know the command, or no longer
+    /// has byte `from`.
+    pub async fn attach(
+        &self,
+        command: &str,
+        from: u64,
+        stdin_from: u64,
+    ) -> Result<Process, GuestError> {
+        let request = Request::Attach { command: command.to_owned(), from, stdin_from };
+        // Earlier input may still be waiting inside, so the agent says how much more it takes.
+        self.process(request, true, 0).await
+    }
+
+    async fn process(
+        &self,
+        request: Request,
+        stdin: bool,
+        credit: usize,
+    ) -> Result<Process, GuestError> {
+        let handle = Wire::open(&self.owner, &request, credit).await?;
+        let Reply::Spawned { pid, stdin_taken } = handle.reply().await? else {
+            return Err(unexpected());
+        };
+        let handle = Arc::new(handle);
+        let output = Output { handle: Arc::clone(&handle) };
+        Ok(Process { pid, stdin_taken, output, stdin: Stdin { handle, open: stdin } })
+    }
+
+    /// Lists the commands the agent still knows, in the order they were started.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the connection does.
+    pub async fn commands(&self) -> Result<Vec<Known>, GuestError> {
+        match self.ask(&Request::Commands).await? {
+            Reply::Commands { commands } => Ok(commands),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Lets the agent drop a command that has exited; fine when it is unknown.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when the command is still running.
+    pub async fn forget(&self, command: &str) -> Result<(), GuestError> {
+        self.ask_ok(&Request::Forget { command: command.to_owned() }).await
+    }
+
+    /// Sends a signal to a command's process group.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when the command is unknown or has exited.
+    pub async fn signal(&self, command: &str, signal: i32) -> Result<(), GuestError> {
+        self.ask_ok(&Request::Signal { command: command.to_owned(), signal }).await
+    }
+
+    /// Changes the size of a command's terminal.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when the command is unknown or has no terminal.
+    pub async fn resize(&self, command: &str, size: TermSize) -> Result<(), GuestError> {
+        self.ask_ok(&Request::Resize { command: command.to_owned(), size }).await
+    }
+
+    /// Ends every process but the agent: politely for `grace`, then by force.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when some will not die.
+    pub async fn quiesce(&self, grace: Duration) -> Result<(), GuestError> {
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        self.ask_ok(&Request::Quiesce { grace_ms }).await
+    }
+
+    /// Reads a file from `offset`, at most `limit` bytes.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when it cannot be opened.
+    pub async fn read_file(
+        &self,
+        at: At,
+        offset: u64,
+        limit: Option<u64>,
+    ) -> Result<(Entry, Incoming), GuestError> {
+        self.incoming(Request::ReadFile { at, offset, limit }).await
+    }
+
+    /// Writes a file; it is in place when [`Outgoing::finish`] says so.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when it cannot be written.
+    pub async fn write_file(
+        &self,
+        at: At,
+        mode: Option<u32>,
+        parents: bool,
+        append: bool,
+    ) -> Result<Outgoing, GuestError> {
+        self.outgoing(Request::WriteFile { at, mode, parents, append }).await
+    }
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when it cannot be made.
+    pub async fn make_dir(
+        &self,
+        at: At,
+        mode: Option<u32>,
+        parents: bool,
+    ) -> Result<(), GuestError> {
+        self.ask_ok(&Request::MakeDir { at, mode, parents }).await
+    }
+
+    /// Lists a directory, sorted by name, from after the name `after`. The flag says whether there
+    /// is more than was listed.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when it cannot be read.
+    pub async fn list_dir(
+        &self,
+        at: At,
+        after: Option<String>,
+    ) -> Result<(Vec<Entry>, bool), GuestError> {
+        match self.ask(&Request::ListDir { at, after }).await? {
+            Reply::Entries { entries, more } => Ok((entries, more)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Tells what is at a path, without following a final symlink.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when nothing is there or it may not be seen.
+    pub async fn stat(&self, at: At) -> Result<Entry, GuestError> {
+        match self.ask(&Request::Stat { at }).await? {
+            Reply::Stat { entry } => Ok(entry),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Renames a file or directory.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when that is not possible.
+    pub async fn rename(&self, at: At, to: String) -> Result<(), GuestError> {
+        self.ask_ok(&Request::Move { at, to }).await
+    }
+
+    /// Removes a file or directory.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when that is not possible.
+    pub async fn remove(
+        &self,
+        at: At,
+        recursive: bool,
+        missing_ok: bool,
+    ) -> Result<(), GuestError> {
+        self.ask_ok(&Request::Remove { at, recursive, missing_ok }).await
+    }
+
+    /// Unpacks a tar stream below a directory, which is made if absent.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when the directory cannot be used.
+    pub async fn tar_in(&self, at: At) -> Result<Outgoing, GuestError> {
+        self.outgoing(Request::TarIn { at }).await
+    }
+
+    /// Packs a file or directory as a tar stream.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when nothing is there.
+    pub async fn tar_out(&self, at: At) -> Result<(Entry, Incoming), GuestError> {
+        self.incoming(Request::TarOut { at }).await
+    }
+
+    /// Connects to a TCP port on the sandbox's loopback.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when nothing listens there.
+    pub async fn connect_port(&self, port: u16) -> Result<(Outgoing, Incoming), GuestError> {
+        let handle = self.ready(&Request::Connect { port }).await?;
+        let outgoing = Outgoing { handle: Arc::clone(&handle) };
+        Ok((outgoing, Incoming { handle, verdict: false }))
+    }
+
+    async fn incoming(&self, request: Request) -> Result<(Entry, Incoming), GuestError> {
+        let handle = Wire::open(&self.owner, &request, 0).await?;
+        let Reply::Stat { entry } = handle.reply().await? else {
+            return Err(unexpected());
+        };
+        Ok((entry, Incoming { handle: Arc::new(handle), verdict: true }))
+    }
+
+    async fn outgoing(&self, request: Request) -> Result<Outgoing, GuestError> {
+        Ok(Outgoing { handle: self.ready(&request).await? })
+    }
+
+    /// Opens a stream that takes Data once the agent has said [`Reply::Ok`].
+    async fn ready(&self, request: &Request) -> Result<Arc<Handle>, GuestError> {
+        let handle = Wire::open(&self.owner, request, WINDOW).await?;
+        match handle.reply().await? {
+            Reply::Ok => Ok(Arc::new(handle)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Asks something that has an answer and nothing else.
+    async fn ask(&self, request: &Request) -> Result<Reply, GuestError> {
+        let handle = Wire::open(&self.owner, request, 0).await?;
+        let reply = handle.reply().await?;
+        handle.forget();
+        Ok(reply)
+    }
+
+    async fn ask_ok(&self, request: &Request) -> Result<(), GuestError> {
+        match self.ask(request).await? {
+            Reply::Ok => Ok(()),
+            _ => Err(unexpected()),
+        }
+    }
+}
+
+/// Connects as soon as something listens.
+async fn dial(socket: &Path, deadline: Instant) -> Result<UnixStream, GuestError> {
+    let mut pause = Duration::from_millis(1);
+    loop {
+        let error = match UnixStream::connect(socket).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => error,
+        };
+        let early = matches!(
+            error.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::WouldBlock
+        );
+        if !early {
+            return Err(GuestError::Io { path: socket.to_owned(), source: error });
+        }
+        if Instant::now() + pause > deadline {
+            return Err(GuestError::Timeout);
+        }
+        sleep(pause).await;
+        pause = (pause * 5 / 4).min(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,203 @@
+//! The ends of streams that callers hold: a process's output and input, bytes coming and going.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sandkeep_proto::frame::Kind;
+use sandkeep_proto::link::{Done, Exit};
+
+use super::GuestError;
+use super::inbox::Source;
+use super::wire::{Handle, Stream};
+
+/// A command this connection is attached to.
+///
+/// When both halves are dropped the agent is told; the process lives on and can be attached to again.
+#[derive(Debug)]
+pub struct Process {
+    /// Its number inside the sandbox.
+    pub pid: u32,
+    /// How many bytes of standard input the agent had taken when this was attached.
+    pub stdin_taken: u64,
+    /// What it prints.
+    pub output: Output,
+    /// What it reads.
+    pub stdin: Stdin,
+}
+
+/// What a command prints, and how it ends.
+#[derive(Debug)]
+pub struct Output {
+    pub(super) handle: Arc<Handle>,
+}
+
+/// One thing heard of a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OutputEvent {
+    /// Bytes it wrote to standard output, or to its terminal.
+    Stdout(Bytes),
+    /// Bytes it wrote to standard error.
+    Stderr(Bytes),
+    /// It ended; nothing comes after this.
+    Exited(Exit),
+}
+
+impl Output {
+    /// Waits for what comes next. Calling it again after [`OutputEvent::Exited`] repeats that.
+    ///
+    /// Safe to drop and call again: nothing is lost by that.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the connection is gone, or when the command was attached to again elsewhere.
+    pub async fn next(&mut self) -> Result<OutputEvent, GuestError> {
+        self.handle
+            .wait(|stream| {
+                if let Some((source, bytes)) = stream.inbox.pop() {
+                    return Some(Ok(match source {
+                        Source::Out => OutputEvent::Stdout(bytes),
+                        Source::Err => OutputEvent::Stderr(bytes),
+                    }));
+                }
+                match &stream.done {
+                    Some(Done::Exited(exit)) => Some(Ok(OutputEvent::Exited(*exit))),
+                    other => outcome(other.as_ref()).map(|failed| failed.and(Err(unexpected()))),
+                }
+            })
+            .await
+    }
+
+    /// Tells the agent that so many more bytes are stored and need not be sent again. It holds back
+    /// the process when a window's worth is not.
+    pub fn keep(&self, bytes: usize) {
+        self.handle.credit(bytes);
+    }
+}
+
+/// What a command reads.
+#[derive(Debug)]
+pub struct Stdin {
+    pub(super) handle: Arc<Handle>,
+    pub(super) open: bool,
+}
+
+impl Stdin {
+    /// Sends bytes, as fast as the process takes them.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Gone`] when the process has ended or closed its input, or none was
+    /// asked for when it was started.
+    pub async fn send(&mut self, bytes: Bytes) -> Result<(), GuestError> {
+        if !self.open {
+            return Err(GuestError::Gone);
+        }
+        self.handle.send(&bytes).await
+    }
+
+    /// Lets the process see the end of its input. On a terminal this types the end-of-file
+    /// character. Closing twice is fine.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the connection is gone.
+    pub async fn close(&mut self) -> Result<(), GuestError> {
+        if self.open {
+            self.open = false;
+            self.handle.wait(|_| Some(Ok(()))).await?;
+            self.handle.tell(Kind::End, &[]);
+        }
+        Ok(())
+    }
+}
+
+/// Bytes that come from the sandbox.
+#[derive(Debug)]
+pub struct Incoming {
+    pub(super) handle: Arc<Handle>,
+    /// Whether the agent's verdict is waited for; a port's bytes just end.
+    pub(super) verdict: bool,
+}
+
+impl Incoming {
+    /// Waits for more; `None` when all has come.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the agent broke off, with its reason, or when the connection is gone.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, GuestError> {
+        let verdict = self.verdict;
+        let bytes = self
+            .handle
+            .wait(|stream: &mut Stream| {
+                if let Some((_, bytes)) = stream.inbox.pop() {
+                    return Some(Ok(Some(bytes)));
+                }
+                if stream.ended && !verdict {
+                    return Some(Ok(None));
+                }
+                outcome(stream.done.as_ref()).map(|moved| moved.map(|_| None))
+            })
+            .await?;
+        if let Some(bytes) = &bytes {
+            self.handle.credit(bytes.len());
+        }
+        Ok(bytes)
+    }
+}
+
+/// Bytes that go into the sandbox.
+#[derive(Debug)]
+pub struct Outgoing {
+    pub(super) handle: Arc<Handle>,
+}
+
+/// What a finished transfer moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moved {
+    /// How many bytes.
+    pub bytes: u64,
+    /// How many files.
+    pub files: u64,
+}
+
+impl Outgoing {
+    /// Sends bytes, as fast as the agent takes them.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the agent broke off, with its reason, or when the connection is gone.
+    pub async fn send(&mut self, bytes: Bytes) -> Result<(), GuestError> {
+        self.handle.send(&bytes).await
+    }
+
+    /// Says that all was sent, without waiting. For a port: the peer sees the end of its input.
+    pub fn end(self) {
+        self.handle.tell(Kind::End, &[]);
+    }
+
+    /// Says that all was sent, and waits until the agent has put it in place.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the agent broke off, with its reason, or when the connection is gone.
+    pub async fn finish(self) -> Result<Moved, GuestError> {
+        self.handle.tell(Kind::End, &[]);
+        self.handle.wait(|stream| outcome(stream.done.as_ref())).await
+    }
+}
+
+fn outcome(done: Option<&Done>) -> Option<Result<Moved, GuestError>> {
+    Some(match done? {
+        Done::Moved { bytes, files } => Ok(Moved { bytes: *bytes, files: *files }),
+        Done::Failed { kind, message } => {
+            Err(GuestError::Refused { kind: *kind, message: message.clone() })
+        }
+        Done::Exited(_) => Err(unexpected()),
+    })
+}
+
+/// The agent gave the outcome of another kind of request.
+pub(super) fn unexpected() -> GuestError {
+    GuestError::Protocol { reason: "the answer does not fit the question".to_owned() }
+}

@@ -1,0 +1,476 @@
+//! One connection to an agent: frames in, frames out, and the streams they belong to.
+//!
+//! The agent lives inside the sandbox and is not trusted. What it can make this side hold is
+//! bounded: a frame by [`MAX_PAYLOAD`](sandkeep_proto::frame::MAX_PAYLOAD), a stream by [`WINDOW`];
+//! streams exist only where the daemon opened one. Anything that is against the rules breaks the
+//! connection, and every call on it then fails with [`GuestError::Protocol`].
+//!
+//! A frame is written to the socket by the caller itself where the socket takes it, and by the
+//! writing task where it does not: a command's latency is a promise, and a hop between tasks shows.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::{Buf, BytesMut};
+use sandkeep_proto::frame::{HEADER, Header, Kind, MAX_PAYLOAD, WINDOW};
+use sandkeep_proto::link::{Done, Failure, Reply, Request};
+use tokio::net::UnixStream;
+use tokio::sync::{Notify, watch};
+
+use super::GuestError;
+use super::inbox::{Inbox, Source};
+
+/// How many bytes may wait for the socket before callers that send data or requests wait too.
+const OUT_LIMIT: usize = 4 << 20;
+
+/// The connection, shared by its users and its two tasks.
+#[derive(Debug)]
+pub(super) struct Wire {
+    socket: UnixStream,
+    state: Mutex<State>,
+    /// There is something to write that the socket did not take at once.
+    unsent: Notify,
+    /// Something was written.
+    room: Notify,
+    lost: watch::Sender<bool>,
+}
+
+#[derive(Debug)]
+struct State {
+    streams: HashMap<u32, Stream>,
+    next: u32,
+    out: BytesMut,
+    lost: bool,
+    /// Which rule the agent broke, if it did.
+    broken: Option<String>,
+}
+
+impl State {
+    fn error(&self) -> GuestError {
+        match &self.broken {
+            Some(reason) => GuestError::Protocol { reason: reason.clone() },
+            None => GuestError::Lost,
+        }
+    }
+}
+
+/// What is known of one open stream.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) inbox: Inbox,
+    pub(super) reply: Option<Reply>,
+    pub(super) done: Option<Done>,
+    /// The agent sends no more Data.
+    pub(super) ended: bool,
+    /// The agent takes no more Data.
+    pub(super) deaf: bool,
+    /// How much we may send.
+    pub(super) credit: usize,
+    /// How much arrived that we have not credited.
+    pub(super) uncredited: usize,
+    replied: bool,
+    wake: Arc<Notify>,
+}
+
+/// Keeps the connection open; the tasks do not.
+#[derive(Debug)]
+pub(super) struct Owner(pub(super) Arc<Wire>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.lose(None);
+    }
+}
+
+impl Wire {
+    /// Takes over a connected socket and starts its tasks.
+    pub(super) fn start(socket: UnixStream) -> Arc<Owner> {
+        let wire = Arc::new(Self {
+            socket,
+            state: Mutex::new(State {
+                streams: HashMap::new(),
+                next: 1,
+                out: BytesMut::new(),
+                lost: false,
+                broken: None,
+            }),
+            unsent: Notify::new(),
+            room: Notify::new(),
+            lost: watch::Sender::new(false),
+        });
+        tokio::spawn(Self::read(Arc::clone(&wire)));
+        tokio::spawn(Self::write(Arc::clone(&wire)));
+        Arc::new(Owner(wire))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        *self.lost.borrow()
+    }
+
+    pub(super) async fn lost(&self) {
+        let mut lost = self.lost.subscribe();
+        // The sender is in `self`, so this ends by the value alone.
+        let _ = lost.wait_for(|lost| *lost).await;
+    }
+
+    /// Gives the connection up, with the rule that was broken if one was.
+    fn lose(&self, broken: Option<String>) {
+        let mut state = self.lock();
+        if state.lost {
+            return;
+        }
+        state.lost = true;
+        state.broken = broken;
+        state.out = BytesMut::new();
+        for stream in state.streams.values() {
+            stream.wake.notify_waiters();
+        }
+        drop(state);
+        self.lost.send_replace(true);
+        self.room.notify_waiters();
+        self.unsent.notify_one();
+    }
+
+    /// Queues a frame and hands the socket what it takes at once.
+    fn push(&self, state: &mut State, stream: u32, kind: Kind, payload: &[u8]) {
+        if state.lost {
+            return;
+        }
+        let idle = state.out.is_empty();
+        state.out.reserve(HEADER + payload.len());
+        state.out.extend_from_slice(&Header { length: payload.len(), stream, kind }.encode());
+        state.out.extend_from_slice(payload);
+        if idle {
+            // An error here shows again, and is dealt with, in the writing task.
+            if let Ok(written) = self.socket.try_write(&state.out) {
+                state.out.advance(written);
+            }
+        }
+        if !state.out.is_empty() {
+            self.unsent.notify_one();
+        }
+    }
+
+    async fn write(wire: Arc<Self>) {
+        loop {
+            wire.unsent.notified().await;
+            loop {
+                {
+                    let mut state = wire.lock();
+                    if state.lost {
+                        return;
+                    }
+                    if state.out.is_empty() {
+                        break;
+                    }
+                    match wire.socket.try_write(&state.out) {
+                        Ok(written) => {
+                            state.out.advance(written);
+                            wire.room.notify_waiters();
+                            continue;
+                        }
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                        Err(_) => {
+                            drop(state);
+                            return wire.lose(None);
+                        }
+                    }
+                }
+                tokio::select! {
+                    ready = wire.socket.writable() => if ready.is_err() { return wire.lose(None) },
+                    () = wire.lost() => return,
+                }
+            }
+        }
+    }
+
+    async fn read(wire: Arc<Self>) {
+        let mut buffer = BytesMut::new();
+        loop {
+            tokio::select! {
+                ready = wire.socket.readable() => if ready.is_err() { return wire.lose(None) },
+                () = wire.lost() => return,
+            }
+            buffer.reserve(64 << 10);
+            match wire.socket.try_read_buf(&mut buffer) {
+                Ok(0) => return wire.lose(None),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(_) => return wire.lose(None),
+            }
+            if let Err(reason) = wire.take_frames(&mut buffer) {
+                return wire.lose(Some(reason));
+            }
+        }
+    }
+
+    /// Acts on every whole frame in `buffer` and leaves the rest in it.
+    fn take_frames(&self, buffer: &mut BytesMut) -> Result<(), String> {
+        while let Some(bytes) = buffer.first_chunk::<HEADER>() {
+            let header = Header::decode(bytes).map_err(|bad| bad.to_string())?;
+            let whole = HEADER + header.length;
+            let Some(payload) = buffer.get(HEADER..whole) else { break };
+            let mut state = self.lock();
+            let next = state.next;
+            match state.streams.get_mut(&header.stream) {
+                Some(stream) => stream.arrive(header.kind, payload)?,
+                // It was dropped on this side; the agent did not know yet.
+                None if header.stream != 0 && header.stream < next => {}
+                None => return Err(format!("stream {} was never opened", header.stream)),
+            }
+            drop(state);
+            buffer.advance(whole);
+        }
+        Ok(())
+    }
+
+    /// Opens a stream. `credit` is what may be sent on it before the agent gives any.
+    pub(super) async fn open(
+        owner: &Arc<Owner>,
+        request: &Request,
+        credit: usize,
+    ) -> Result<Handle, GuestError> {
+        let wire = &owner.0;
+        let json = serde_json::to_vec(request).map_err(|error| GuestError::Refused {
+            kind: Failure::Invalid,
+            message: format!("the request cannot be written down: {error}"),
+        })?;
+        if json.len() > MAX_PAYLOAD {
+            return Err(GuestError::Refused {
+                kind: Failure::Invalid,
+                message: format!("the request takes {} bytes, over {MAX_PAYLOAD}", json.len()),
+            });
+        }
+        let mut state = wire.lock_with_room().await?;
+        let id = state.next;
+        // Four billion requests on one connection: start over with a new one.
+        state.next = id.checked_add(1).ok_or(GuestError::Lost)?;
+        let wake = Arc::new(Notify::new());
+        let stream = Stream {
+            inbox: Inbox::default(),
+            reply: None,
+            done: None,
+            ended: false,
+            deaf: false,
+            credit,
+            uncredited: 0,
+            replied: false,
+            wake: Arc::clone(&wake),
+        };
+        state.streams.insert(id, stream);
+        wire.push(&mut state, id, Kind::Open, &json);
+        drop(state);
+        Ok(Handle { owner: Arc::clone(owner), id, wake })
+    }
+
+    /// Waits until not too much waits for the socket.
+    async fn lock_with_room(&self) -> Result<MutexGuard<'_, State>, GuestError> {
+        loop {
+            self.room().await?;
+            let state = self.lock();
+            if state.lost {
+                return Err(state.error());
+            }
+            if state.out.len() < OUT_LIMIT {
+                return Ok(state);
+            }
+        }
+    }
+
+    async fn room(&self) -> Result<(), GuestError> {
+        loop {
+            let notified = self.room.notified();
+            {
+                let state = self.lock();
+                if state.lost {
+                    return Err(state.error());
+                }
+                if state.out.len() < OUT_LIMIT {
+                    return Ok(());
+                }
+            }
+            notified.await;
+        }
+    }
+}
+
+impl Stream {
+    /// Takes in one frame, or says which rule it breaks.
+    fn arrive(&mut self, kind: Kind, payload: &[u8]) -> Result<(), String> {
+        let orderly = match kind {
+            Kind::Reply => !self.replied,
+            Kind::Data | Kind::DataErr => self.replied && self.done.is_none() && !self.ended,
+            Kind::End | Kind::Cancel | Kind::Credit | Kind::Done => {
+                self.replied && self.done.is_none()
+            }
+            Kind::Open => false,
+        };
+        if !orderly {
+            return Err(format!("a {kind:?} frame came out of turn"));
+        }
+        match kind {
+            Kind::Reply => {
+                self.reply = Some(parse(payload)?);
+                self.replied = true;
+            }
+            Kind::Data | Kind::DataErr => self.take_data(kind, payload)?,
+            Kind::End => self.ended = true,
+            Kind::Cancel => self.deaf = true,
+            Kind::Credit => {
+                let amount: [u8; 4] =
+                    payload.try_into().map_err(|_| "a Credit frame holds a u32".to_owned())?;
+                self.credit = self.credit.saturating_add(u32::from_le_bytes(amount) as usize);
+            }
+            Kind::Done => self.done = Some(parse(payload)?),
+            Kind::Open => {}
+        }
+        self.wake.notify_waiters();
+        Ok(())
+    }
+
+    fn take_data(&mut self, kind: Kind, payload: &[u8]) -> Result<(), String> {
+        self.uncredited += payload.len();
+        if self.uncredited > WINDOW {
+            return Err(format!("{} bytes came without credit", self.uncredited));
+        }
+        let source = if kind == Kind::DataErr { Source::Err } else { Source::Out };
+        self.inbox.push(source, payload);
+        Ok(())
+    }
+
+    /// Whether nothing more will be said on the stream.
+    fn over(&self) -> bool {
+        self.done.is_some()
+    }
+}
+
+fn parse<T: serde::de::DeserializeOwned>(payload: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(payload).map_err(|error| format!("an answer cannot be read: {error}"))
+}
+
+/// An open stream. Dropping it tells the agent that nobody listens any more.
+#[derive(Debug)]
+pub(super) struct Handle {
+    owner: Arc<Owner>,
+    id: u32,
+    wake: Arc<Notify>,
+}
+
+impl Handle {
+    fn wire(&self) -> &Wire {
+        &self.owner.0
+    }
+
+    /// Waits until `ready` has an answer. What arrived before the connection was lost still counts.
+    pub(super) async fn wait<T>(
+        &self,
+        mut ready: impl FnMut(&mut Stream) -> Option<Result<T, GuestError>>,
+    ) -> Result<T, GuestError> {
+        loop {
+            let notified = self.wake.notified();
+            {
+                let mut state = self.wire().lock();
+                let Some(stream) = state.streams.get_mut(&self.id) else {
+                    return Err(GuestError::Lost);
+                };
+                if let Some(answer) = ready(stream) {
+                    return answer;
+                }
+                if state.lost {
+                    return Err(state.error());
+                }
+            }
+            notified.await;
+        }
+    }
+
+    /// Waits for the agent's answer.
+    pub(super) async fn reply(&self) -> Result<Reply, GuestError> {
+        let reply = self.wait(|stream| stream.reply.take().map(Ok)).await?;
+        match reply {
+            Reply::Error { kind, message } => {
+                self.forget();
+                Err(GuestError::Refused { kind, message })
+            }
+            reply => Ok(reply),
+        }
+    }
+
+    /// Marks the stream as over, so that dropping it sends nothing.
+    pub(super) fn forget(&self) {
+        self.wire().lock().streams.remove(&self.id);
+    }
+
+    /// Sends a frame that needs no credit.
+    pub(super) fn tell(&self, kind: Kind, payload: &[u8]) {
+        let mut state = self.wire().lock();
+        if state.streams.get(&self.id).is_some_and(|stream| !stream.over()) {
+            self.wire().push(&mut state, self.id, kind, payload);
+        }
+    }
+
+    /// Allows the agent so many more bytes.
+    pub(super) fn credit(&self, bytes: usize) {
+        let mut state = self.wire().lock();
+        let Some(stream) = state.streams.get_mut(&self.id) else { return };
+        let bytes = bytes.min(stream.uncredited);
+        stream.uncredited -= bytes;
+        let over = stream.over();
+        // A window fits a u32.
+        let amount = u32::try_from(bytes).unwrap_or(u32::MAX);
+        if bytes > 0 && !over {
+            self.wire().push(&mut state, self.id, Kind::Credit, &amount.to_le_bytes());
+        }
+    }
+
+    /// Sends bytes as credit allows.
+    pub(super) async fn send(&self, mut bytes: &[u8]) -> Result<(), GuestError> {
+        while !bytes.is_empty() {
+            let wanted = bytes.len().min(sandkeep_proto::frame::CHUNK);
+            let allowed = self
+                .wait(|stream| {
+                    if let Some(done) = &stream.done {
+                        return Some(Err(refusal(done)));
+                    }
+                    if stream.deaf {
+                        return Some(Err(GuestError::Gone));
+                    }
+                    let take = stream.credit.min(wanted);
+                    stream.credit -= take;
+                    (take > 0).then_some(Ok(take))
+                })
+                .await?;
+            let mut state = self.wire().lock_with_room().await?;
+            let (now, later) = bytes.split_at(allowed);
+            self.wire().push(&mut state, self.id, Kind::Data, now);
+            bytes = later;
+        }
+        Ok(())
+    }
+}
+
+/// What an ended stream answers to more input.
+fn refusal(done: &Done) -> GuestError {
+    match done {
+        Done::Failed { kind, message } => {
+            GuestError::Refused { kind: *kind, message: message.clone() }
+        }
+        Done::Exited(_) | Done::Moved { .. } => GuestError::Gone,
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let mut state = self.wire().lock();
+        if let Some(stream) = state.streams.remove(&self.id)
+            && !stream.over()
+        {
+            self.wire().push(&mut state, self.id, Kind::Cancel, &[]);
+        }
+    }
+}
