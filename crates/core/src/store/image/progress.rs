@@ -1,0 +1,42 @@
+//! How far a long operation has come.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// One report of a long operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being done, for people; also what tells several bars apart.
+    pub what: String,
+    /// How much is done: bytes, or files where `total` is absent.
+    pub done: u64,
+    /// How much there is, where that is known.
+    pub total: Option<u64>,
+}
+
+/// Whoever wants to hear of progress. Called from several threads, and must not block.
+#[derive(Clone)]
+pub struct Reporter(Arc<dyn Fn(Progress) + Send + Sync>);
+
+impl Reporter {
+    /// Reports to `hear`.
+    pub fn new(hear: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(hear))
+    }
+
+    /// Reports to nobody.
+    #[must_use]
+    pub fn silent() -> Self {
+        Self::new(|_| {})
+    }
+
+    pub(super) fn say(&self, what: &str, done: u64, total: Option<u64>) {
+        (self.0)(Progress { what: what.to_owned(), done, total });
+    }
+}
+
+impl fmt::Debug for Reporter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reporter")
+    }
+}
