@@ -101,6 +101,15 @@ id_type!(
     KeyId, "key", "key"
 );
 
+impl SnapshotId {
+    /// The id of the snapshot that is made of this layer. One layer makes one snapshot, so a daemon
+    /// that died between writing the two writes the same snapshot again and not a second one.
+    #[must_use]
+    pub fn of_layer(layer: &LayerId) -> Self {
+        Self(format!("snp-{}", &layer.0[4..]))
+    }
+}
+
 fn fresh_tail() -> String {
     let millis = u128::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
     let mut random = [0u8; 16];

@@ -90,8 +90,14 @@ pub struct Sandbox {
     pub session: Option<SessionId>,
     /// The layer that the session under way writes to.
     pub open_layer: Option<LayerId>,
+    /// What that layer stands on, topmost first. Kept apart from `current`, which a checkpoint moves
+    /// while the session goes on.
+    pub open_chain: Vec<LayerId>,
     /// The uid range the session under way runs in.
     pub uids: Option<UidRange>,
+    /// The idempotency key it was created with, so that a retry after a crash finds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_with: Option<String>,
     /// When it was created.
     pub created_at: Timestamp,
     /// When its configuration or phase changed.

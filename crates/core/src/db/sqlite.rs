@@ -1,0 +1,421 @@
+//! The index in a SQLite file beside the manifests.
+//!
+//! One connection: SQLite has one writer anyway, and every statement here takes microseconds. It is
+//! not synced at every commit, because what it says can be found again on disk, where the manifests
+//! are synced before anything is acknowledged.
+//!
+//! For the same reason it has no migrations: a file of another [`VERSION`] is emptied, and
+//! [`Db::is_fresh`] tells the engine to fill it from the disk.
+
+use std::path::Path;
+
+use async_trait::async_trait;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow,
+    SqliteSynchronous,
+};
+use sqlx::{AssertSqlSafe, QueryBuilder, Row, Sqlite};
+
+use super::{Db, DbError, DbResult, Filter, Page, Paged, Remembered};
+use crate::model::{
+    Command, CommandId, Name, Project, Sandbox, SandboxId, Session, SessionId, Snapshot,
+    SnapshotId, Timestamp,
+};
+
+/// The version of the tables in `sqlite.sql`.
+const VERSION: i64 = 1;
+
+/// [`Db`] in a SQLite file.
+#[derive(Debug)]
+pub struct SqliteDb {
+    pool: SqlitePool,
+    fresh: bool,
+}
+
+impl SqliteDb {
+    /// Opens the file, making it if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DbError::Query`] when the file is not a database of ours.
+    pub async fn open(file: &Path) -> DbResult<Self> {
+        let options = SqliteConnectOptions::new()
+            .filename(file)
+            .create_if_missing(true)
+            .foreign_keys(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Off)
+            .pragma("cache_size", "-4096");
+        let opened = SqlitePoolOptions::new()
+            .max_connections(1)
+            .min_connections(1)
+            .connect_with(options)
+            .await;
+        let pool = opened.map_err(failed("open its file"))?;
+        let version: i64 = sqlx::query_scalar("PRAGMA user_version")
+            .fetch_one(&pool)
+            .await
+            .map_err(failed("tell its version"))?;
+        let fresh = version != VERSION;
+        if fresh {
+            let tables: Vec<String> =
+                sqlx::query_scalar("SELECT name FROM sqlite_schema WHERE type = 'table'")
+                    .fetch_all(&pool)
+                    .await
+                    .map_err(failed("list its tables"))?;
+            sqlx::raw_sql("PRAGMA foreign_keys = OFF")
+                .execute(&pool)
+                .await
+                .map_err(failed("drop tables"))?;
+            for table in tables {
+                let sql = AssertSqlSafe(format!("DROP TABLE \"{table}\""));
+                sqlx::raw_sql(sql).execute(&pool).await.map_err(failed("drop an old table"))?;
+            }
+            let sql = AssertSqlSafe(format!(
+                "{}; PRAGMA user_version = {VERSION}; PRAGMA foreign_keys = ON",
+                include_str!("sqlite.sql")
+            ));
+            sqlx::raw_sql(sql).execute(&pool).await.map_err(failed("make its tables"))?;
+        }
+        Ok(Self { pool, fresh })
+    }
+
+    async fn put(
+        &self,
+        table: &str,
+        columns: &[(&str, &str)],
+        doc: &impl Serialize,
+    ) -> DbResult<()> {
+        let text = write(doc)?;
+        let mut names = String::from("doc");
+        let mut marks = String::from("?");
+        for (name, _) in columns {
+            names = format!("{names}, {name}");
+            marks.push_str(", ?");
+        }
+        let sql =
+            AssertSqlSafe(format!("INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})"));
+        let mut query = sqlx::query(sql).bind(text);
+        for (_, value) in columns {
+            query = query.bind(*value);
+        }
+        query.execute(&self.pool).await.map_err(failed("keep a document"))?;
+        Ok(())
+    }
+
+    async fn find<T: DeserializeOwned>(
+        &self,
+        table: &'static str,
+        id: &str,
+    ) -> DbResult<Option<T>> {
+        let sql = AssertSqlSafe(format!("SELECT doc FROM {table} WHERE id = ?"));
+        let row = sqlx::query(sql)
+            .bind(id)
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(failed("find a document"))?;
+        row.map(|row| read(&row)).transpose()
+    }
+
+    async fn page<T: DeserializeOwned>(
+        &self,
+        mut query: QueryBuilder<Sqlite>,
+        page: &Page,
+        id: fn(&T) -> String,
+    ) -> DbResult<Paged<T>> {
+        if let Some(cursor) = &page.cursor {
+            query.push(" AND id < ").push_bind(cursor.clone());
+        }
+        query.push(" ORDER BY id DESC LIMIT ").push_bind(i64::from(page.limit) + 1);
+        let rows = query.build().fetch_all(&self.pool).await.map_err(failed("list documents"))?;
+        let more = rows.len() > page.limit as usize;
+        let items =
+            rows.iter().take(page.limit as usize).map(read).collect::<DbResult<Vec<T>>>()?;
+        let next = items.last().filter(|_| more).map(id);
+        Ok(Paged { items, next })
+    }
+
+    async fn store_sandbox(&self, verb: &str, sandbox: &Sandbox) -> DbResult<bool> {
+        let mut tx = self.pool.begin().await.map_err(failed("begin"))?;
+        let sql = AssertSqlSafe(format!(
+            "INSERT INTO sandboxes (id, project, name, phase, class, current, expires_ms, doc) \
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT {verb}"
+        ));
+        let done = sqlx::query(sql)
+            .bind(sandbox.id.as_str())
+            .bind(sandbox.project.as_str())
+            .bind(sandbox.name.as_str())
+            .bind(word(&sandbox.phase)?)
+            .bind(word(&sandbox.config.class)?)
+            .bind(sandbox.current.as_ref().map(SnapshotId::as_str))
+            .bind(sandbox.expires_at().as_millisecond())
+            .bind(write(sandbox)?)
+            .execute(&mut *tx)
+            .await
+            .map_err(failed("keep a sandbox"))?;
+        if done.rows_affected() == 0 {
+            return Ok(false);
+        }
+        let cleared = sqlx::query("DELETE FROM tags WHERE sandbox = ?")
+            .bind(sandbox.id.as_str())
+            .execute(&mut *tx);
+        cleared.await.map_err(failed("keep tags"))?;
+        for (key, value) in &sandbox.config.tags {
+            let tag = sqlx::query("INSERT INTO tags (sandbox, key, value) VALUES (?, ?, ?)");
+            let tag = tag.bind(sandbox.id.as_str()).bind(key).bind(value).execute(&mut *tx);
+            tag.await.map_err(failed("keep tags"))?;
+        }
+        tx.commit().await.map_err(failed("commit"))?;
+        Ok(true)
+    }
+
+    async fn run(&self, action: &'static str, sql: &'static str, binds: &[&str]) -> DbResult<()> {
+        let mut query = sqlx::query(sql);
+        for bind in binds {
+            query = query.bind(*bind);
+        }
+        query.execute(&self.pool).await.map_err(failed(action))?;
+        Ok(())
+    }
+
+    async fn all<T: DeserializeOwned>(
+        &self,
+        sql: &'static str,
+        bind: Option<&str>,
+    ) -> DbResult<Vec<T>> {
+        let mut query = sqlx::query(sql);
+        if let Some(bind) = bind {
+            query = query.bind(bind);
+        }
+        let rows = query.fetch_all(&self.pool).await.map_err(failed("list documents"))?;
+        rows.iter().map(read).collect()
+    }
+}
+
+#[async_trait]
+impl Db for SqliteDb {
+    fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
+    async fn claim(&self, sandbox: &Sandbox) -> DbResult<bool> {
+        self.store_sandbox("DO NOTHING", sandbox).await
+    }
+
+    async fn put_sandbox(&self, sandbox: &Sandbox) -> DbResult<()> {
+        let replace = "(id) DO UPDATE SET project = excluded.project, name = excluded.name, phase = excluded.phase, \
+                       class = excluded.class, current = excluded.current, expires_ms = excluded.expires_ms, \
+                       doc = excluded.doc";
+        self.store_sandbox(replace, sandbox).await.map(|_| ())
+    }
+
+    async fn sandbox(&self, project: &Name, name: &Name) -> DbResult<Option<Sandbox>> {
+        let query = sqlx::query("SELECT doc FROM sandboxes WHERE project = ? AND name = ?");
+        let row = query.bind(project.as_str()).bind(name.as_str()).fetch_optional(&self.pool).await;
+        row.map_err(failed("find a sandbox"))?.map(|row| read(&row)).transpose()
+    }
+
+    async fn sandbox_by_id(&self, id: &SandboxId) -> DbResult<Option<Sandbox>> {
+        self.find("sandboxes", id.as_str()).await
+    }
+
+    async fn sandboxes(
+        &self,
+        project: Option<&Name>,
+        filter: &Filter,
+        page: &Page,
+    ) -> DbResult<Paged<Sandbox>> {
+        let mut query = QueryBuilder::new("SELECT doc FROM sandboxes WHERE 1 = 1");
+        if let Some(project) = project {
+            query.push(" AND project = ").push_bind(project.to_string());
+        }
+        if let Some(phase) = &filter.phase {
+            query.push(" AND phase = ").push_bind(word(phase)?);
+        }
+        if let Some(class) = &filter.class {
+            query.push(" AND class = ").push_bind(word(class)?);
+        }
+        if let Some(prefix) = &filter.name_prefix {
+            let length = i64::try_from(prefix.chars().count()).unwrap_or(i64::MAX);
+            query
+                .push(" AND substr(name, 1, ")
+                .push_bind(length)
+                .push(") = ")
+                .push_bind(prefix.clone());
+        }
+        for (key, value) in &filter.tags {
+            query.push(
+                " AND EXISTS (SELECT 1 FROM tags WHERE tags.sandbox = sandboxes.id AND tags.key = ",
+            );
+            query
+                .push_bind(key.clone())
+                .push(" AND tags.value = ")
+                .push_bind(value.clone())
+                .push(")");
+        }
+        self.page(query, page, |sandbox: &Sandbox| sandbox.id.to_string()).await
+    }
+
+    async fn sandboxes_on(&self, snapshot: &SnapshotId) -> DbResult<Vec<Sandbox>> {
+        self.all("SELECT doc FROM sandboxes WHERE current = ?", Some(snapshot.as_str())).await
+    }
+
+    async fn expired(&self, now: Timestamp) -> DbResult<Vec<Sandbox>> {
+        let query = sqlx::query("SELECT doc FROM sandboxes WHERE expires_ms <= ?")
+            .bind(now.as_millisecond());
+        let rows = query.fetch_all(&self.pool).await.map_err(failed("list what has expired"))?;
+        rows.iter().map(read).collect()
+    }
+
+    async fn remove_sandbox(&self, id: &SandboxId) -> DbResult<()> {
+        self.run("forget commands", "DELETE FROM commands WHERE sandbox = ?", &[id.as_str()])
+            .await?;
+        self.run("forget sessions", "DELETE FROM sessions WHERE sandbox = ?", &[id.as_str()])
+            .await?;
+        self.run("forget a sandbox", "DELETE FROM sandboxes WHERE id = ?", &[id.as_str()]).await
+    }
+
+    async fn put_session(&self, session: &Session) -> DbResult<()> {
+        let columns = [("id", session.id.as_str()), ("sandbox", session.sandbox.as_str())];
+        self.put("sessions", &columns, session).await
+    }
+
+    async fn session(&self, id: &SessionId) -> DbResult<Option<Session>> {
+        self.find("sessions", id.as_str()).await
+    }
+
+    async fn sessions(&self, sandbox: &SandboxId, page: &Page) -> DbResult<Paged<Session>> {
+        let mut query = QueryBuilder::new("SELECT doc FROM sessions WHERE sandbox = ");
+        query.push_bind(sandbox.to_string());
+        self.page(query, page, |session: &Session| session.id.to_string()).await
+    }
+
+    async fn put_command(&self, command: &Command) -> DbResult<()> {
+        let columns = [("id", command.id.as_str()), ("sandbox", command.sandbox.as_str())];
+        self.put("commands", &columns, command).await
+    }
+
+    async fn command(&self, id: &CommandId) -> DbResult<Option<Command>> {
+        self.find("commands", id.as_str()).await
+    }
+
+    async fn commands(&self, sandbox: &SandboxId, page: &Page) -> DbResult<Paged<Command>> {
+        let mut query = QueryBuilder::new("SELECT doc FROM commands WHERE sandbox = ");
+        query.push_bind(sandbox.to_string());
+        self.page(query, page, |command: &Command| command.id.to_string()).await
+    }
+
+    async fn put_snapshot(&self, snapshot: &Snapshot) -> DbResult<()> {
+        let columns = [
+            ("id", snapshot.id.as_str()),
+            ("project", snapshot.project.as_str()),
+            ("sandbox", snapshot.sandbox.as_str()),
+        ];
+        self.put("snapshots", &columns, snapshot).await
+    }
+
+    async fn snapshot(&self, id: &SnapshotId) -> DbResult<Option<Snapshot>> {
+        self.find("snapshots", id.as_str()).await
+    }
+
+    async fn snapshots(
+        &self,
+        project: Option<&Name>,
+        sandbox: Option<&SandboxId>,
+        page: &Page,
+    ) -> DbResult<Paged<Snapshot>> {
+        let mut query = QueryBuilder::new("SELECT doc FROM snapshots WHERE 1 = 1");
+        if let Some(project) = project {
+            query.push(" AND project = ").push_bind(project.to_string());
+        }
+        if let Some(sandbox) = sandbox {
+            query.push(" AND sandbox = ").push_bind(sandbox.to_string());
+        }
+        self.page(query, page, |snapshot: &Snapshot| snapshot.id.to_string()).await
+    }
+
+    async fn remove_snapshot(&self, id: &SnapshotId) -> DbResult<()> {
+        self.run("forget a snapshot", "DELETE FROM snapshots WHERE id = ?", &[id.as_str()]).await
+    }
+
+    async fn put_project(&self, project: &Project) -> DbResult<()> {
+        self.put("projects", &[("name", project.name.as_str())], project).await
+    }
+
+    async fn projects(&self) -> DbResult<Vec<Project>> {
+        self.all("SELECT doc FROM projects ORDER BY name", None).await
+    }
+
+    async fn remove_project(&self, name: &Name) -> DbResult<()> {
+        self.run("forget a project", "DELETE FROM projects WHERE name = ?", &[name.as_str()]).await
+    }
+
+    async fn recall(&self, project: &Name, key: &str) -> DbResult<Option<Remembered>> {
+        let query =
+            sqlx::query("SELECT request, answer FROM idempotency WHERE project = ? AND key = ?");
+        let row = query.bind(project.as_str()).bind(key).fetch_optional(&self.pool).await;
+        let row = row.map_err(failed("recall an answer"))?;
+        Ok(row.map(|row| Remembered { request: row.get(0), answer: row.get(1) }))
+    }
+
+    async fn remember(&self, project: &Name, key: &str, answer: &Remembered) -> DbResult<()> {
+        let sql = "INSERT OR REPLACE INTO idempotency (project, key, request, answer, at_ms) VALUES (?, ?, ?, ?, ?)";
+        let query = sqlx::query(sql)
+            .bind(project.as_str())
+            .bind(key)
+            .bind(&answer.request)
+            .bind(&answer.answer);
+        let query = query.bind(Timestamp::now().as_millisecond());
+        query.execute(&self.pool).await.map_err(failed("keep an answer"))?;
+        Ok(())
+    }
+
+    async fn forget_answers(&self, before: Timestamp) -> DbResult<()> {
+        let query =
+            sqlx::query("DELETE FROM idempotency WHERE at_ms < ?").bind(before.as_millisecond());
+        query.execute(&self.pool).await.map_err(failed("drop old answers"))?;
+        Ok(())
+    }
+
+    async fn clear(&self) -> DbResult<()> {
+        for sql in [
+            "DELETE FROM tags",
+            "DELETE FROM sandboxes",
+            "DELETE FROM sessions",
+            "DELETE FROM commands",
+            "DELETE FROM snapshots",
+            "DELETE FROM projects",
+        ] {
+            self.run("empty a table", sql, &[]).await?;
+        }
+        Ok(())
+    }
+}
+
+fn failed<E>(action: &'static str) -> impl FnOnce(E) -> DbError
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    move |source| DbError::Query { action, source: Box::new(source) }
+}
+
+fn read<T: DeserializeOwned>(row: &SqliteRow) -> DbResult<T> {
+    let text: &str = row.try_get("doc").map_err(failed("read a document"))?;
+    serde_json::from_str(text).map_err(|source| DbError::Damaged { kind: kind::<T>(), source })
+}
+
+fn write<T: Serialize>(doc: &T) -> DbResult<String> {
+    serde_json::to_string(doc).map_err(|source| DbError::Damaged { kind: kind::<T>(), source })
+}
+
+fn kind<T>() -> &'static str {
+    let name = std::any::type_name::<T>();
+    name.rsplit("::").next().unwrap_or(name)
+}
+
+/// The word a unit variant is written as.
+fn word<T: Serialize>(value: &T) -> DbResult<String> {
+    Ok(write(value)?.trim_matches('"').to_owned())
+}
