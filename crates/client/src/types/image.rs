@@ -59,14 +59,12 @@ pub struct ImportRequest {
 pub enum ImageProgress {
     /// How far a part of the work has come.
     Progress {
-        /// What is being done: `fetch`, `unpack`, `upload`.
-        stage: String,
-        /// To what: a layer's digest, a file.
-        item: String,
-        /// Bytes so far.
-        done_bytes: u64,
-        /// Bytes in all, where that is known.
-        total_bytes: Option<u64>,
+        /// What is being done, for people; also what tells several bars apart.
+        what: String,
+        /// How much is done: bytes, or files where `total` is absent.
+        done: u64,
+        /// How much there is, where that is known.
+        total: Option<u64>,
     },
     /// The image is there. The last line.
     Done {
