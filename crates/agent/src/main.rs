@@ -14,6 +14,11 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     match (args.next().as_deref(), args.next()) {
+        (Some("cage"), None) => match cage::build() {
+            cage::Built::Builder(code) => code,
+            cage::Built::First(listener) => serve::run(listener),
+        },
+        (Some("swap-root"), None) => cage::swap_root(),
         (Some("serve"), Some(path)) => match std::os::unix::net::UnixListener::bind(&path) {
             Ok(listener) => serve::run(listener),
             Err(error) => {

@@ -1,1 +1,140 @@
 //! What the container driver tells `keep-agent` to build.
+//!
+//! `keep-agent cage` reads one [`Cage`] on standard input, builds it, and answers with one line, an
+//! [`Outcome`], on standard output. `keep-agent swap-root` does the same with a [`Swap`]. Driver and
+//! agent come from the same build, so [`VERSION`] only guards against a wrong file on disk.
+//!
+//! The one thing that outlives both is [`Record`]: the file `machine.json` in a machine's runtime
+//! directory, by which a later daemon finds the machine again.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// The version both sides must speak.
+pub const VERSION: u32 = 1;
+/// The socket the agent listens on, in the machine's runtime directory.
+pub const SOCKET: &str = "agent.sock";
+/// The file that tells a later daemon about the machine, in the same directory.
+pub const RECORD: &str = "machine.json";
+
+/// A cage to be built.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cage {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The machine's own runtime directory, made by the driver and empty.
+    pub run_dir: PathBuf,
+    /// What the machine calls itself.
+    pub hostname: String,
+    /// Its root filesystem.
+    pub root: Root,
+    /// The host's user and group ids that are its own.
+    pub ids: Ids,
+    /// Where its processes are counted and limited.
+    pub cgroup: Cgroup,
+    /// The largest file a process may write, in bytes.
+    pub file_size: u64,
+}
+
+/// A stack of directories with a writable one on top; see the engine's `RootFs`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Root {
+    /// The directory all of `lower` are in.
+    pub layers_dir: PathBuf,
+    /// Directories that are never written, relative to `layers_dir`; the first is the topmost.
+    pub lower: Vec<PathBuf>,
+    /// The directory `upper` and `work` are in. The agent adds `base` beside them.
+    pub writable_dir: PathBuf,
+    /// Where writes go, relative to `writable_dir`.
+    pub upper: PathBuf,
+    /// Room for the kernel, relative to `writable_dir`.
+    pub work: PathBuf,
+}
+
+/// A range of ids: `0..count` inside is `base..base + count` on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ids {
+    /// What the machine's root is on the host.
+    pub base: u32,
+    /// How many ids there are.
+    pub count: u32,
+}
+
+/// The control groups a machine's first process is to join, made by the driver.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cgroup {
+    /// One directory per controller.
+    V1(Vec<PathBuf>),
+    /// The one directory.
+    V2(PathBuf),
+}
+
+/// Another root for a machine that lives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Swap {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The machine's own runtime directory.
+    pub run_dir: PathBuf,
+    /// The machine.
+    pub machine: Record,
+    /// What goes under it.
+    pub root: Root,
+}
+
+/// How it went.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// The machine lives, or stands on its new root.
+    Done(Record),
+    /// Nothing was left behind.
+    Failed {
+        /// What was being done, as a verb phrase.
+        step: String,
+        /// What the system said.
+        reason: String,
+    },
+}
+
+/// A machine that lives, as `machine.json` holds it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The host's number for its first process.
+    pub pid: u32,
+    /// When that process was started, in the kernel's ticks: numbers are reused, this pair is not.
+    pub started: u64,
+    /// What the machine calls itself.
+    pub hostname: String,
+}
+
+/// Reads a process's start time out of `/proc/<pid>/stat`.
+#[must_use]
+pub fn start_time(stat: &str) -> Option<u64> {
+    // The second field is the program's name in parentheses and may hold anything, even `) `.
+    let (_, after_name) = stat.rsplit_once(") ")?;
+    after_name.split(' ').nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::start_time;
+
+    #[test]
+    fn the_start_time_is_found_behind_any_name() {
+        let tail = "S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4242 1 2 3";
+        for name in ["keep-agent", "a) b", ") S 1 2 3", ""] {
+            assert_eq!(start_time(&format!("17 ({name}) {tail}")), Some(4242), "{name}");
+        }
+        assert_eq!(start_time("17 (short) S 1"), None);
+        assert_eq!(start_time(""), None);
+    }
+}

@@ -1,1 +1,248 @@
 //! Builds the cage a sandbox lives in.
+//!
+//! ```text
+//! builder (host root)                       first process (root of the sandbox, PID 1)
+//!
+//!  1 lock the runtime directory
+//!  2 listen on agent.sock
+//!  3 copy the two directories' mounts
+//!  4 clone with new namespaces  ----------->  5 join the control groups
+//!  6 write the user and group maps              raise the loopback
+//!  7 shift the copies' owners
+//!  8 write machine.json
+//!  9 open the gate ------------------------> 10 become root of the namespace
+//!                                            11 stack the layers, mount /proc, /sys, /dev, /run
+//!                                            12 pivot, let go of the host's tree
+//!                                            13 limits, system call filter, capabilities
+//! 15 answer the driver, exit  <------------- 14 say "up"
+//!                                            16 serve the link, for ever
+//! ```
+//!
+//! What each side can rely on:
+//!
+//! - Host root is not mapped into the user namespace. A process that gets out of the other
+//!   namespaces is still nobody on the host.
+//! - Until the gate opens, a builder that dies takes the first process with it (its end of the gate
+//!   closes). From then on `machine.json` names the process, so a later daemon finds it.
+//! - PID 1 is not dumpable and its memory belongs to the host's user namespace: root inside can
+//!   neither trace it nor look at `/proc/1/{fd,mem,exe,root}`.
+//!
+//! Nothing here runs in more than one thread: `clone3` without a thread library's knowledge is only
+//! sound that way. [`crate::serve`] starts its runtime after the cage is built.
+
+mod filter;
+mod inside;
+mod root;
+mod swap;
+mod sys;
+
+use std::fmt::Display;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::ExitCode;
+
+use rustix::fs::FlockOperation;
+use rustix::pipe::PipeFlags;
+use rustix::process::DumpableBehavior;
+use sandkeep_proto::cage::{
+    Cage, Cgroup, Ids, Outcome, RECORD, Record, SOCKET, VERSION, start_time,
+};
+use serde::de::DeserializeOwned;
+
+pub(crate) use swap::swap_root;
+
+/// A step that failed, for the driver.
+#[derive(Debug)]
+pub(crate) struct Trouble {
+    step: String,
+    reason: String,
+}
+
+impl Trouble {
+    fn new(step: impl Into<String>, reason: impl Display) -> Self {
+        Self { step: step.into(), reason: reason.to_string() }
+    }
+}
+
+/// Says which step an error belongs to.
+trait Step<T> {
+    fn step(self, step: &str) -> Result<T, Trouble>;
+}
+
+impl<T, E: Display> Step<T> for Result<T, E> {
+    fn step(self, step: &str) -> Result<T, Trouble> {
+        self.map_err(|reason| Trouble::new(step, reason))
+    }
+}
+
+/// Who comes back from [`build`].
+pub(crate) enum Built {
+    /// The builder, which has answered the driver and should exit.
+    Builder(ExitCode),
+    /// The sandbox's first process, which should serve this.
+    First(UnixListener),
+}
+
+/// Builds the cage described on standard input. Returns twice, once on each side.
+pub(crate) fn build() -> Built {
+    let built = read_plan().and_then(|cage: Cage| {
+        if cage.version == VERSION { Ok(cage) } else { Err(wrong_version(cage.version)) }
+    });
+    let outcome = match built.and_then(|cage| raise(&cage)) {
+        Ok(Raised::Inside(listener)) => return Built::First(listener),
+        Ok(Raised::Outside(record)) => Outcome::Done(record),
+        Err(trouble) => Outcome::Failed { step: trouble.step, reason: trouble.reason },
+    };
+    Built::Builder(answer(&outcome))
+}
+
+/// Prepares a command's process between fork and exec: the kernel, short of memory, is to choose it
+/// before the agent. Allocates nothing.
+pub(crate) fn before_exec() {
+    sys::scribble(c"/proc/self/oom_score_adj", b"300");
+}
+
+enum Raised {
+    Outside(Record),
+    Inside(UnixListener),
+}
+
+fn raise(cage: &Cage) -> Result<Raised, Trouble> {
+    // Held until the builder exits, so that a daemon started meanwhile waits for the outcome before
+    // it judges the directory. The first process closes its copy.
+    let lock = lock(&cage.run_dir)?;
+    if cage.run_dir.join(RECORD).exists() {
+        return Err(Trouble::new("claim the runtime directory", "a machine was started in it"));
+    }
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .step("close the agent's memory to others")?;
+    let listener = listen(&cage.run_dir)?;
+    root::furnish(&cage.root, &cage.hostname)?;
+    let mounts = root::Mounts::copy(&cage.root)?;
+    let groups = inside::Groups::open(&cage.cgroup)?;
+    let filter = filter::compile()?;
+    let (gate, gate_key) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).step("make a pipe")?;
+    let (news, teller) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).step("make a pipe")?;
+
+    let into = match &cage.cgroup {
+        Cgroup::V1(_) => None,
+        Cgroup::V2(_) => groups.directory(),
+    };
+    match sys::split(into).step("make the namespaces")? {
+        sys::Side::Child => {
+            drop((lock, gate_key, news));
+            let prepared = inside::Prepared { cage, mounts, groups, filter };
+            Ok(Raised::Inside(inside::enter(prepared, gate, teller, listener)))
+        }
+        sys::Side::Parent { child } => {
+            drop((gate, teller, groups));
+            let admitted = admit(cage, child, &mounts, gate_key);
+            let said = if admitted.is_ok() { hear(news) } else { Ok(()) };
+            let outcome = admitted.and_then(|record| said.map(|()| record));
+            if outcome.is_err() {
+                abandon(cage, child);
+            }
+            outcome.map(Raised::Outside)
+        }
+    }
+}
+
+/// Does for the waiting child what only the host's root can do, then lets it go on.
+fn admit(cage: &Cage, child: u32, mounts: &root::Mounts, gate: OwnedFd) -> Result<Record, Trouble> {
+    let proc = Path::new("/proc").join(child.to_string());
+    map_ids(&proc, cage.ids)?;
+    let user_ns = File::open(proc.join("ns/user")).step("open the user namespace")?;
+    mounts.shift(user_ns.as_fd())?;
+    let record = record(&proc, child, &cage.hostname)?;
+    save(&cage.run_dir, &record)?;
+    File::from(gate).write_all(b"g").step("open the gate")?;
+    Ok(record)
+}
+
+/// Maps `0..count` inside to the sandbox's own range, and nothing else.
+fn map_ids(proc: &Path, ids: Ids) -> Result<(), Trouble> {
+    let map = format!("0 {} {}\n", ids.base, ids.count);
+    for name in ["uid_map", "gid_map"] {
+        // The kernel takes a map in one write, once.
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .open(proc.join(name))
+            .step("open the namespace's id maps")?;
+        file.write_all(map.as_bytes()).step("write the namespace's id maps")?;
+    }
+    Ok(())
+}
+
+fn record(proc: &Path, pid: u32, hostname: &str) -> Result<Record, Trouble> {
+    let stat = fs::read_to_string(proc.join("stat")).step("read the first process's start time")?;
+    let started = start_time(&stat)
+        .ok_or_else(|| Trouble::new("read the first process's start time", "it has none"))?;
+    Ok(Record { version: VERSION, pid, started, hostname: hostname.to_owned() })
+}
+
+/// Writes `machine.json`. The runtime directory does not outlive a reboot, so nothing is synced.
+fn save(run_dir: &Path, record: &Record) -> Result<(), Trouble> {
+    let text = serde_json::to_vec(record).step("write the machine's record")?;
+    let draft = run_dir.join("machine.json.new");
+    fs::write(&draft, text).step("write the machine's record")?;
+    fs::rename(&draft, run_dir.join(RECORD)).step("write the machine's record")
+}
+
+/// Waits for the first process to say that it is up, or what went wrong.
+fn hear(news: OwnedFd) -> Result<(), Trouble> {
+    let mut said = String::new();
+    File::from(news).read_to_string(&mut said).step("hear from the first process")?;
+    match said.split_once('\n') {
+        Some(("up", _)) => Ok(()),
+        Some((step, reason)) => Err(Trouble::new(step, reason)),
+        None => Err(Trouble::new("build the cage", "the first process died")),
+    }
+}
+
+/// Ends a first process that never came up, and takes back its record.
+fn abandon(cage: &Cage, child: u32) {
+    if let Some(pid) = i32::try_from(child).ok().and_then(rustix::process::Pid::from_raw) {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+    }
+    let _ = fs::remove_file(cage.run_dir.join(RECORD));
+}
+
+fn lock(run_dir: &Path) -> Result<File, Trouble> {
+    let directory = File::open(run_dir).step("open the runtime directory")?;
+    rustix::fs::flock(&directory, FlockOperation::LockExclusive)
+        .step("lock the runtime directory")?;
+    Ok(directory)
+}
+
+/// Listens where only the host's root can connect: the runtime directory is closed to all others,
+/// and the sandbox has no path to it.
+fn listen(run_dir: &Path) -> Result<UnixListener, Trouble> {
+    // A socket's address holds 107 bytes, a path may be longer: go through the directory.
+    std::env::set_current_dir(run_dir).step("enter the runtime directory")?;
+    UnixListener::bind(SOCKET).step("listen on the agent's socket")
+}
+
+fn read_plan<T: DeserializeOwned>() -> Result<T, Trouble> {
+    let mut text = Vec::new();
+    io::stdin().lock().read_to_end(&mut text).step("read what to build")?;
+    serde_json::from_slice(&text).step("read what to build")
+}
+
+fn wrong_version(version: u32) -> Trouble {
+    let reason = format!("the driver speaks version {version}, this agent {VERSION}");
+    Trouble::new("read what to build", reason)
+}
+
+/// Tells the driver, in one line.
+fn answer(outcome: &Outcome) -> ExitCode {
+    let mut line = serde_json::to_vec(outcome).unwrap_or_default();
+    line.push(b'\n');
+    match io::stdout().lock().write_all(&line) {
+        Ok(()) if matches!(outcome, Outcome::Done(_)) => ExitCode::SUCCESS,
+        Ok(()) | Err(_) => ExitCode::FAILURE,
+    }
+}

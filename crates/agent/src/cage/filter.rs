@@ -1,0 +1,237 @@
+//! Which system calls a sandbox may make.
+//!
+//! A deny list, with two rules that make it hold in the future as well: a call this list's author
+//! did not know (a number above [`NEWEST`]) and a call of a foreign ABI (32 bit, x32) do not exist.
+//! The namespaces and the missing capabilities already stop most of what is listed; the filter keeps
+//! the kernel code behind these calls out of reach at all. `docs/SECURITY.md` has the reasons,
+//! `crates/core/tests/escape.rs` tries each one.
+//!
+//! The filter is installed in PID 1 once the cage stands, so every command has it and nothing needs
+//! to be done per command. It comes without `no_new_privs`: `sudo` must work inside.
+
+use std::collections::BTreeMap;
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch, sock_filter,
+};
+
+use super::Trouble;
+
+/// The newest call the list was checked against: `open_tree_attr`, Linux 6.15. The numbers of the x32
+/// ABI carry a high bit and are above this as well.
+const NEWEST: u32 = 467;
+
+/// Answered with EPERM, whatever the arguments.
+const DENIED: &[libc::c_long] = &[
+    // Mounts: the cage is made of them.
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_pivot_root,
+    libc::SYS_open_tree,
+    libc::SYS_move_mount,
+    libc::SYS_fsopen,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fspick,
+    libc::SYS_mount_setattr,
+    // Namespaces: a user namespace of one's own brings back every capability in it.
+    libc::SYS_setns,
+    libc::SYS_unshare,
+    // The kernel itself.
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_kexec_load,
+    libc::SYS_kexec_file_load,
+    libc::SYS_reboot,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    libc::SYS_acct,
+    libc::SYS_syslog,
+    libc::SYS_quotactl,
+    libc::SYS_quotactl_fd,
+    libc::SYS_nfsservctl,
+    libc::SYS_vhangup,
+    // The clock is the host's.
+    libc::SYS_settimeofday,
+    libc::SYS_clock_settime,
+    libc::SYS_clock_adjtime,
+    libc::SYS_adjtimex,
+    // Keyrings are not namespaced.
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_keyctl,
+    // Large, privileged or often broken interfaces.
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_fanotify_init,
+    libc::SYS_fanotify_mark,
+    libc::SYS_lookup_dcookie,
+    libc::SYS_kcmp,
+    // Files by handle: past every directory's permissions.
+    libc::SYS_open_by_handle_at,
+    libc::SYS_name_to_handle_at,
+    // Memory placement, of no use inside and with a history.
+    libc::SYS_move_pages,
+    libc::SYS_migrate_pages,
+    libc::SYS_mbind,
+    libc::SYS_set_mempolicy,
+    libc::SYS_set_mempolicy_home_node,
+];
+
+/// The same, where only this architecture has the call.
+#[cfg(target_arch = "x86_64")]
+const DENIED_HERE: &[libc::c_long] = &[
+    libc::SYS_iopl,
+    libc::SYS_ioperm,
+    libc::SYS_modify_ldt,
+    libc::SYS_uselib,
+    libc::SYS_ustat,
+    libc::SYS_sysfs,
+    libc::SYS__sysctl,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const DENIED_HERE: &[libc::c_long] = &[];
+
+/// Answered with ENOSYS: programs probe for these and have another way.
+const ABSENT: &[libc::c_long] = &[
+    // Its flags are behind a pointer, where no filter can look. The C library falls back to clone.
+    libc::SYS_clone3,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    // Mounts of the newest kind.
+    457, // statmount
+    458, // listmount
+    467, // open_tree_attr
+];
+
+/// Translates the profile for the kernel.
+pub(super) fn compile() -> Result<BpfProgram, Trouble> {
+    let action = SeccompAction::Errno(libc::EPERM as u32);
+    let rules = rules().map_err(|e| Trouble::new("write the system call filter", e))?;
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, action, ARCH)
+        .map_err(|e| Trouble::new("write the system call filter", e))?;
+    let listed: BpfProgram =
+        filter.try_into().map_err(|e| Trouble::new("translate the system call filter", e))?;
+    let mut program = prologue();
+    program.extend(listed);
+    Ok(program)
+}
+
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+type BadRule = seccompiler::BackendError;
+
+fn rules() -> Result<Rules, BadRule> {
+    let mut rules: Rules =
+        DENIED.iter().chain(DENIED_HERE).map(|call| (*call, Vec::new())).collect();
+
+    // Threads and processes yes, namespaces no. One rule for each flag: any of them is enough.
+    let namespaces = [
+        libc::CLONE_NEWUSER,
+        libc::CLONE_NEWNS,
+        libc::CLONE_NEWPID,
+        libc::CLONE_NEWNET,
+        libc::CLONE_NEWIPC,
+        libc::CLONE_NEWUTS,
+        libc::CLONE_NEWCGROUP,
+    ];
+    let flagged = |flag: i32| {
+        let flag = flag as u64;
+        when(&[(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(flag), flag)])
+    };
+    let clone = namespaces.into_iter().map(flagged).collect::<Result<_, _>>()?;
+    rules.insert(libc::SYS_clone, clone);
+
+    // Unix, IPv4, IPv6 and netlink sockets, and no other family: packet, vsock, the kernel's
+    // cryptography and dozens of forgotten protocols stay out of reach.
+    let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
+    let other_family =
+        families.map(|family| (0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, family as u64));
+    rules.insert(libc::SYS_socket, vec![when(&other_family)?]);
+    rules.insert(libc::SYS_socketpair, vec![when(&other_family)?]);
+
+    // Typing into a terminal of someone else's, and the console's own tricks.
+    let typing = [libc::TIOCSTI, libc::TIOCLINUX]
+        .map(|request| when(&[(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, request)]));
+    rules.insert(libc::SYS_ioctl, typing.into_iter().collect::<Result<_, _>>()?);
+
+    // Plain Linux, 32 bit address layout, and "what is it now?"; other personalities switch
+    // protections off.
+    let usual = [0u64, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
+    let odd = usual.map(|value| (0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, value));
+    rules.insert(libc::SYS_personality, vec![when(&odd)?]);
+    Ok(rules)
+}
+
+fn when(conditions: &[(u8, SeccompCmpArgLen, SeccompCmpOp, u64)]) -> Result<SeccompRule, BadRule> {
+    let conditions = conditions
+        .iter()
+        .map(|(arg, length, op, value)| {
+            SeccompCondition::new(*arg, length.clone(), op.clone(), *value)
+        })
+        .collect::<Result<_, _>>()?;
+    SeccompRule::new(conditions)
+}
+
+/// The checks on the bare number, which come first: foreign ABIs, the future, and [`ABSENT`].
+fn prologue() -> BpfProgram {
+    const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+    const EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
+    const ABOVE: u16 = 0x25; // BPF_JMP | BPF_JGT | BPF_K
+    const ANSWER: u16 = 0x06; // BPF_RET | BPF_K
+    const NUMBER_AT: u32 = 0;
+    const ARCH_AT: u32 = 4;
+    let step = |code, jt, jf, k| sock_filter { code, jt, jf, k };
+    let absent = step(ANSWER, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32);
+    let mut program = vec![
+        step(LOAD, 0, 0, ARCH_AT),
+        step(EQUAL, 1, 0, AUDIT_ARCH),
+        absent.clone(),
+        step(LOAD, 0, 0, NUMBER_AT),
+        step(ABOVE, 0, 1, NEWEST),
+        absent.clone(),
+    ];
+    for call in ABSENT {
+        program.push(step(EQUAL, 0, 1, *call as u32));
+        program.push(absent.clone());
+    }
+    program
+}
+
+#[cfg(target_arch = "x86_64")]
+const ARCH: TargetArch = TargetArch::x86_64;
+#[cfg(target_arch = "x86_64")]
+const AUDIT_ARCH: u32 = 0xc000_003e;
+#[cfg(target_arch = "aarch64")]
+const ARCH: TargetArch = TargetArch::aarch64;
+#[cfg(target_arch = "aarch64")]
+const AUDIT_ARCH: u32 = 0xc000_00b7;
+
+#[cfg(test)]
+mod tests {
+    use super::{compile, rules};
+
+    #[test]
+    fn the_profile_compiles_and_fits() {
+        let program = compile().unwrap();
+        assert!(program.len() < 1000, "{} instructions slow every start", program.len());
+    }
+
+    #[test]
+    fn conditions_are_only_on_calls_that_are_otherwise_allowed() {
+        let with_conditions: Vec<i64> =
+            rules().unwrap().into_iter().filter(|(_, r)| !r.is_empty()).map(|(n, _)| n).collect();
+        let mut expected = [
+            libc::SYS_clone,
+            libc::SYS_socket,
+            libc::SYS_socketpair,
+            libc::SYS_ioctl,
+            libc::SYS_personality,
+        ];
+        expected.sort_unstable();
+        assert_eq!(with_conditions, expected);
+    }
+}

@@ -1,0 +1,348 @@
+//! The first process's part: it furnishes the cage from inside, locks it, and stays.
+//!
+//! Everything is mounted while the host's tree is still there to take devices from, and because the
+//! kernel lets a user namespace mount `/proc` and `/sys` only where they can be seen already. Then the
+//! host's tree goes, and with it every way back to it.
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::process::{Resource, Rlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
+use sandkeep_proto::cage::{Cage, Cgroup};
+use seccompiler::BpfProgram;
+
+use super::{Step, Trouble, root, sys};
+
+/// Capabilities, over what is the sandbox's own, that its root keeps: what installing packages,
+/// running servers and `sudo` take. Everything else, above all `SYS_ADMIN`, is dropped for good.
+const KEPT: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SETPCAP)
+    .union(CapabilitySet::NET_BIND_SERVICE)
+    .union(CapabilitySet::NET_RAW)
+    .union(CapabilitySet::SYS_CHROOT)
+    .union(CapabilitySet::MKNOD)
+    .union(CapabilitySet::AUDIT_WRITE)
+    .union(CapabilitySet::SETFCAP);
+
+/// Files of `/proc` and `/sys` that tell about the host or reach into it: an empty one is seen
+/// instead.
+const MASKED_FILES: [&str; 13] = [
+    "proc/kcore",
+    "proc/keys",
+    "proc/key-users",
+    "proc/kmsg",
+    "proc/kallsyms",
+    "proc/kpagecount",
+    "proc/kpageflags",
+    "proc/kpagecgroup",
+    "proc/latency_stats",
+    "proc/sched_debug",
+    "proc/sysrq-trigger",
+    "proc/timer_list",
+    "proc/timer_stats",
+];
+
+/// The same for directories.
+const MASKED_DIRS: [&str; 10] = [
+    "proc/acpi",
+    "proc/asound",
+    "proc/scsi",
+    "sys/firmware",
+    "sys/fs",
+    "sys/kernel",
+    "sys/module",
+    "sys/power",
+    "sys/devices/virtual/dmi",
+    "sys/devices/virtual/powercap",
+];
+
+/// Directories of `/proc` that can be read and not written.
+const READ_ONLY_DIRS: [&str; 4] = ["proc/sys", "proc/irq", "proc/bus", "proc/fs"];
+
+/// The host's devices that do no harm in anyone's hands.
+const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+
+const DEV_LINKS: [(&str, &str); 5] = [
+    ("/proc/self/fd", "dev/fd"),
+    ("/proc/self/fd/0", "dev/stdin"),
+    ("/proc/self/fd/1", "dev/stdout"),
+    ("/proc/self/fd/2", "dev/stderr"),
+    ("pts/ptmx", "dev/ptmx"),
+];
+
+/// The control groups to join, opened by host root: the kernel asks who opened the file, not who
+/// writes to it.
+pub(super) enum Groups {
+    /// The `tasks` files.
+    V1(Vec<OwnedFd>),
+    /// The directory; joined by being born there.
+    V2(OwnedFd),
+}
+
+impl Groups {
+    pub(super) fn open(cgroup: &Cgroup) -> Result<Self, Trouble> {
+        let open = |path: &std::path::Path, flags| {
+            rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
+                .step(&format!("open the control group `{}`", path.display()))
+        };
+        Ok(match cgroup {
+            Cgroup::V1(directories) => Self::V1(
+                directories
+                    .iter()
+                    .map(|directory| open(&directory.join("tasks"), OFlags::WRONLY))
+                    .collect::<Result<_, _>>()?,
+            ),
+            Cgroup::V2(directory) => Self::V2(open(directory, OFlags::RDONLY | OFlags::DIRECTORY)?),
+        })
+    }
+
+    /// The directory to be born in, where there is one.
+    pub(super) fn directory(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::V1(_) => None,
+            Self::V2(directory) => Some(directory.as_fd()),
+        }
+    }
+
+    fn join(self) -> Result<(), Trouble> {
+        if let Self::V1(tasks) = self {
+            for file in tasks {
+                // Zero into `tasks` moves one thread, the writer. A number, or `cgroup.procs`, takes
+                // a lock all forks of the host wait on, and milliseconds.
+                File::from(file).write_all(b"0").step("join the control groups")?;
+            }
+        }
+        // What is seen of the control groups from now on begins here.
+        sys::unshare(libc::CLONE_NEWCGROUP).step("make the control group namespace")
+    }
+}
+
+/// What the builder made ready.
+pub(super) struct Prepared<'a> {
+    pub(super) cage: &'a Cage,
+    pub(super) mounts: root::Mounts,
+    pub(super) groups: Groups,
+    pub(super) filter: BpfProgram,
+}
+
+/// Furnishes the cage and tells the builder. On trouble it tells that, and does not return.
+pub(super) fn enter(
+    prepared: Prepared<'_>,
+    gate: OwnedFd,
+    teller: OwnedFd,
+    listener: UnixListener,
+) -> UnixListener {
+    let mut teller = File::from(teller);
+    let listener = furnish(prepared, gate).and_then(|()| {
+        // Said last of all, but before the descriptor goes with the others.
+        teller.write_all(b"up\n").step("tell the builder")?;
+        sys::keep_only(listener.into()).step("close what was inherited")
+    });
+    match listener {
+        Ok(listener) => {
+            // The descriptor's number is closed already.
+            std::mem::forget(teller);
+            UnixListener::from(listener)
+        }
+        Err(trouble) => {
+            let _ = write!(teller, "{}\n{}", trouble.step, trouble.reason);
+            sys::leave(1)
+        }
+    }
+}
+
+fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<(), Trouble> {
+    let Prepared { cage, mounts, groups, filter } = prepared;
+    // A session of its own: no terminal of the host's, no signal meant for the daemon's group.
+    rustix::process::setsid().step("start a session")?;
+    groups.join()?;
+    sys::raise_loopback().step("raise the loopback interface")?;
+    wait_for(gate)?;
+    become_root()?;
+    rustix::system::sethostname(cage.hostname.as_bytes()).step("set the host name")?;
+
+    root::stack(&cage.root, &mounts, &cage.run_dir)?;
+    drop(mounts);
+    check_mount_points()?;
+    mount_proc_and_sys()?;
+    mount_dev()?;
+    mount_run()?;
+    pivot()?;
+
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()).step("open /dev/null")?;
+    rustix::stdio::dup2_stdin(&null).step("let go of standard input")?;
+    rustix::stdio::dup2_stdout(&null).step("let go of standard output")?;
+    rustix::stdio::dup2_stderr(&null).step("let go of standard error")?;
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    limit(cage.file_size)?;
+    // The filter first: installing it takes a capability the next step drops.
+    sys::install_filter(&filter).step("install the system call filter")?;
+    drop_capabilities()
+}
+
+/// Waits until the maps are written. When the builder dies before that, so does this process.
+fn wait_for(gate: OwnedFd) -> Result<(), Trouble> {
+    let mut byte = [0];
+    File::from(gate).read_exact(&mut byte).step("wait for the builder")
+}
+
+/// Takes on the sandbox's own ids; until now this process had host root's number, which the
+/// namespace does not know.
+pub(super) fn become_root() -> Result<(), Trouble> {
+    rustix::thread::set_thread_groups(&[]).step("leave the host's groups")?;
+    let (uid, gid) = (Uid::ROOT, Gid::ROOT);
+    rustix::thread::set_thread_res_gid(gid, gid, gid).step("become the sandbox's root group")?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).step("become the sandbox's root")
+}
+
+/// Makes sure that mounts go where they should. The layers were written by whoever used the sandbox
+/// before: a link in place of `/proc` would lead the mount, by its absolute name, into the host's tree.
+pub(super) fn check_mount_points() -> Result<(), Trouble> {
+    for name in root::MOUNT_POINTS {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        if let Err(error) = rustix::fs::open(name, flags, Mode::empty()) {
+            let step = format!("use the image's `/{name}`, which must be a directory");
+            return Err(Trouble::new(step, error));
+        }
+    }
+    Ok(())
+}
+
+const INERT: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
+
+fn mount_proc_and_sys() -> Result<(), Trouble> {
+    rustix::mount::mount("proc", "proc", "proc", INERT, None).step("mount /proc")?;
+    rustix::mount::mount("sysfs", "sys", "sysfs", INERT | MountFlags::RDONLY, None)
+        .step("mount /sys")?;
+    for path in READ_ONLY_DIRS {
+        // A mount of its own, which can then be read-only while the rest of /proc is not.
+        if present(rustix::mount::mount_bind(path, path), path)? {
+            let flags = MountFlags::BIND | MountFlags::RDONLY | INERT;
+            rustix::mount::mount_remount(path, flags, c"").step("make parts of /proc read-only")?;
+        }
+    }
+    for path in MASKED_FILES {
+        present(rustix::mount::mount_bind("/dev/null", path), path)?;
+    }
+    // One empty filesystem, shown in all places.
+    let mut empty: Option<&str> = None;
+    for path in MASKED_DIRS {
+        let masked = match empty {
+            None => rustix::mount::mount(
+                "empty",
+                path,
+                "tmpfs",
+                INERT | MountFlags::RDONLY,
+                c"mode=555,size=4k",
+            ),
+            Some(first) => rustix::mount::mount_bind(first, path),
+        };
+        if present(masked, path)? {
+            empty.get_or_insert(path);
+        }
+    }
+    Ok(())
+}
+
+/// Sorts out what this kernel does not have.
+fn present(mounted: rustix::io::Result<()>, path: &str) -> Result<bool, Trouble> {
+    match mounted {
+        Ok(()) => Ok(true),
+        Err(Errno::NOENT) => Ok(false),
+        Err(error) => Err(Trouble::new(format!("mask /{path}"), error)),
+    }
+}
+
+fn mount_dev() -> Result<(), Trouble> {
+    let tmpfs = |path: &str, flags, options: &CStr| {
+        rustix::mount::mount("tmpfs", path, "tmpfs", flags, options).step(&format!("mount /{path}"))
+    };
+    tmpfs("dev", MountFlags::NOSUID | MountFlags::NOEXEC, c"mode=755,size=64k")?;
+    for name in DEVICES {
+        let place = format!("dev/{name}");
+        let flags = OFlags::CREATE | OFlags::CLOEXEC;
+        rustix::fs::open(&place, flags, Mode::empty()).step("make room for a device")?;
+        // No namespace may make devices: each is the host's own, shown here.
+        rustix::mount::mount_bind(format!("/dev/{name}"), &place)
+            .step(&format!("mount /dev/{name}"))?;
+    }
+    for (target, link) in DEV_LINKS {
+        rustix::fs::symlink(target, link).step("make the links in /dev")?;
+    }
+    rustix::fs::mkdir("dev/shm", Mode::RWXU).step("make /dev/shm")?;
+    tmpfs("dev/shm", MountFlags::NOSUID | MountFlags::NODEV, c"mode=1777")?;
+    rustix::fs::mkdir("dev/pts", Mode::RWXU).step("make /dev/pts")?;
+    // Group 5 is `tty` everywhere.
+    rustix::mount::mount(
+        "devpts",
+        "dev/pts",
+        "devpts",
+        MountFlags::NOSUID | MountFlags::NOEXEC,
+        c"newinstance,ptmxmode=0666,mode=0620,gid=5",
+    )
+    .step("mount /dev/pts")
+}
+
+fn mount_run() -> Result<(), Trouble> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    rustix::mount::mount("tmpfs", "run", "tmpfs", flags, c"mode=755").step("mount /run")?;
+    rustix::fs::mkdir("run/lock", Mode::RWXU).step("make /run/lock")?;
+    rustix::fs::chmod("run/lock", Mode::from_raw_mode(0o1777)).step("make /run/lock")
+}
+
+/// Makes the current directory the root and lets go of the old one, with everything on it.
+pub(super) fn pivot() -> Result<(), Trouble> {
+    // Old and new root in one place: the old one ends up on top of the new, where `.` still is it.
+    rustix::process::pivot_root(".", ".").step("change the root")?;
+    // Detached and not just unmounted: this process stands in it.
+    rustix::mount::unmount(".", UnmountFlags::DETACH).step("let go of the old root")?;
+    std::env::set_current_dir("/").step("enter the new root")
+}
+
+fn limit(file_size: u64) -> Result<(), Trouble> {
+    let set = |resource, current: u64, maximum: Option<u64>| {
+        let maximum = maximum.or(rustix::process::getrlimit(resource).maximum);
+        let current = Some(maximum.map_or(current, |maximum| current.min(maximum)));
+        rustix::process::setrlimit(resource, Rlimit { current, maximum })
+            .step("set the resource limits")
+    };
+    // The host may allow less than we are asked for, and cannot be made to allow more.
+    let most = rustix::process::getrlimit(Resource::Fsize).maximum;
+    let file_size = most.map_or(file_size, |most| file_size.min(most));
+    set(Resource::Fsize, file_size, Some(file_size))?;
+    set(Resource::Nofile, 65_536, None)?;
+    set(Resource::Core, 0, None)
+}
+
+/// Drops capabilities from the bounding set, so that no program gets them back by being executed,
+/// and from this process.
+fn drop_capabilities() -> Result<(), Trouble> {
+    for number in 0..64 {
+        let capability = CapabilitySet::from_bits_retain(1 << number);
+        if KEPT.contains(capability) {
+            continue;
+        }
+        match rustix::thread::remove_capability_from_bounding_set(capability) {
+            Ok(()) => {}
+            // The first number this kernel has no capability for.
+            Err(Errno::INVAL) => break,
+            Err(error) => return Err(Trouble::new("drop capabilities", error)),
+        }
+    }
+    let sets =
+        CapabilitySets { effective: KEPT, permitted: KEPT, inheritable: CapabilitySet::empty() };
+    rustix::thread::set_capabilities(None, sets).step("drop capabilities")
+}

@@ -1,0 +1,173 @@
+//! The sandbox's root filesystem: layers stacked by overlayfs, owners shifted on the way.
+//!
+//! On disk, files belong to the ids the sandbox knows (root is 0). Two id-mapped copies of mounts, one
+//! of the directory with all layers and one of the writable directory, shift them to the sandbox's
+//! range. Host root makes the copies; the overlay itself must be mounted by the sandbox's own root,
+//! because the kernel acts on the layers with the credentials of whoever mounted it.
+//!
+//! Options of the overlay:
+//!
+//! - `userxattr`: the only kind of bookkeeping a user namespace may write.
+//! - `index=off`: an upper directory becomes a layer under other uppers later; an index would tie it
+//!   to the stack it was first mounted in.
+//! - `uuid=off`: for the same reason, no mark of this mount on the upper.
+//! - not `volatile`: `fsync` inside must mean what it says.
+//!
+//! Under the lowest layer lies one more, `base`, beside the writable directory: the directories
+//! mounts go on and an `/etc/hosts`, for images that lack them. So an empty session leaves an empty
+//! upper, and an edited `/etc/hosts` is an ordinary change that stays. It is on the disk and not in
+//! memory because overlayfs keeps device and inode numbers steady only within one filesystem.
+
+use std::ffi::CString;
+use std::fmt::Write as _;
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::Path;
+
+use rustix::fs::{CWD, Mode};
+use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags};
+use sandkeep_proto::cage::Root;
+
+use super::{Step, Trouble, sys};
+
+/// Directories something is mounted on.
+pub(super) const MOUNT_POINTS: [&str; 4] = ["proc", "sys", "dev", "run"];
+
+/// Unattached copies of the mounts the layers are on.
+pub(super) struct Mounts {
+    layers: OwnedFd,
+    writable: OwnedFd,
+}
+
+impl Mounts {
+    /// Copies the mounts of both directories, as the host sees them.
+    pub(super) fn copy(root: &Root) -> Result<Self, Trouble> {
+        let copy = |path: &Path| {
+            let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+            rustix::mount::open_tree(CWD, path, flags)
+                .step(&format!("copy the mount of `{}`", path.display()))
+        };
+        Ok(Self { layers: copy(&root.layers_dir)?, writable: copy(&root.writable_dir)? })
+    }
+
+    /// Shifts owners to the ids of `user_ns`. Possible as long as nothing is attached.
+    pub(super) fn shift(&self, user_ns: BorrowedFd<'_>) -> Result<(), Trouble> {
+        sys::shift_owners(self.layers.as_fd(), user_ns, true).step("shift the layers' owners")?;
+        sys::shift_owners(self.writable.as_fd(), user_ns, false)
+            .step("shift the writable directory's owners")
+    }
+}
+
+/// Lays out `base`, as host root.
+pub(super) fn furnish(root: &Root, hostname: &str) -> Result<(), Trouble> {
+    let base = root.writable_dir.join("base");
+    let make = |name: &str, mode: u32| match DirBuilder::new().mode(mode).create(base.join(name)) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    };
+    make("", 0o755).step("make the base layer")?;
+    for name in MOUNT_POINTS.into_iter().chain(["etc", "tmp"]) {
+        make(name, 0o755).step("make the base layer")?;
+    }
+    fs::set_permissions(base.join("tmp"), Permissions::from_mode(0o1777))
+        .step("make the base layer")?;
+    let hosts = format!(
+        "127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost ip6-localhost ip6-loopback {hostname}\n"
+    );
+    fs::write(base.join("etc/hosts"), hosts).step("make the base layer")?;
+    fs::write(base.join("etc/hostname"), format!("{hostname}\n")).step("make the base layer")
+}
+
+/// Stacks the layers and makes the result the current directory.
+///
+/// Expects to be root of the sandbox's user namespace in a mount namespace that belongs to it and
+/// that nobody else is in; `stage` is any directory there, hidden by what is mounted on it.
+pub(super) fn stack(root: &Root, mounts: &Mounts, stage: &Path) -> Result<(), Trouble> {
+    // Mounts made by the host from now on must not appear in here.
+    rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
+        .step("keep the host's mounts out")?;
+    // A place that is ours to make directories in.
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    rustix::mount::mount("stage", stage, "tmpfs", flags, c"mode=700").step("mount the stage")?;
+    std::env::set_current_dir(stage).step("enter the stage")?;
+    for (name, mount) in [("layers", &mounts.layers), ("writable", &mounts.writable)] {
+        rustix::fs::mkdir(name, Mode::RWXU).step("set up the stage")?;
+        // Attached, because older kernels refuse to stack directories of unattached mounts.
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        rustix::mount::move_mount(mount, "", CWD, name, flags)
+            .step("attach the layers to the stage")?;
+    }
+    rustix::fs::mkdir("root", Mode::RWXU).step("set up the stage")?;
+    // All options together must fit a page: relative names are a fifth of absolute ones.
+    std::env::set_current_dir("layers").step("enter the layers")?;
+    let options = options(root)?;
+    rustix::mount::mount("overlay", "../root", "overlay", MountFlags::NODEV, options.as_c_str())
+        .step("stack the layers")?;
+    std::env::set_current_dir("../root").step("enter the root")
+}
+
+/// Spells the overlay's options, relative to the directory with the layers.
+fn options(root: &Root) -> Result<CString, Trouble> {
+    let mut text = String::from("userxattr,index=off,uuid=off,lowerdir=");
+    for lower in &root.lower {
+        write!(text, "{}:", plain(lower)?).step("name the layers")?;
+    }
+    text.push_str("../writable/base");
+    let (upper, work) = (plain(&root.upper)?, plain(&root.work)?);
+    write!(text, ",upperdir=../writable/{upper},workdir=../writable/{work}")
+        .step("name the layers")?;
+    if text.len() >= 4096 {
+        let reason = format!("{} layers are more than the kernel can stack", root.lower.len());
+        return Err(Trouble::new("name the layers", reason));
+    }
+    CString::new(text).step("name the layers")
+}
+
+/// Refuses names the kernel would read as something else than one path below the directory.
+fn plain(path: &Path) -> Result<&str, Trouble> {
+    let fine = |b: &u8| b.is_ascii_alphanumeric() || b"-_./".contains(b);
+    let ordinary = path.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+    match path.to_str() {
+        Some(text) if ordinary && !text.is_empty() && text.as_bytes().iter().all(fine) => Ok(text),
+        _ => {
+            let shown = String::from_utf8_lossy(path.as_os_str().as_bytes()).into_owned();
+            Err(Trouble::new("name the layers", format!("`{shown}` is no name for a layer")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use sandkeep_proto::cage::Root;
+
+    use super::{options, plain};
+
+    fn root(lower: usize) -> Root {
+        Root {
+            layers_dir: PathBuf::from("/layers"),
+            lower: (0..lower).map(|n| PathBuf::from(format!("lay-{n:026}/files"))).collect(),
+            writable_dir: PathBuf::from("/writable"),
+            upper: PathBuf::from("upper"),
+            work: PathBuf::from("work"),
+        }
+    }
+
+    #[test]
+    fn a_chain_at_the_bound_of_compaction_fits_a_page() {
+        assert!(options(&root(2 * 24)).is_ok());
+        assert!(options(&root(200)).is_err());
+    }
+
+    #[test]
+    fn names_that_mean_something_else_are_refused() {
+        for name in ["", "/etc", "..", "a/../b", "a:b", "a,b", "a\\b", "a b", "a\nb", "é"] {
+            assert!(plain(&PathBuf::from(name)).is_err(), "{name}");
+        }
+        assert!(plain(&PathBuf::from("lay-01/files")).is_ok());
+    }
+}

@@ -1,0 +1,95 @@
+//! Puts another root under a sandbox that lives.
+//!
+//! The new stack is built in a mount namespace of this process's own, so that the layers' directory
+//! is never visible inside the sandbox, not even for a moment. Only the finished overlay is carried
+//! over. `/proc`, `/sys`, `/dev` and `/run` are *copied* onto it (same filesystems, so what is in
+//! `/run` and `/dev/shm` stays), which leaves the old tree whole until `pivot_root`: a failure before
+//! that has changed nothing.
+//!
+//! `pivot_root` moves the root and working directory of every process that stands exactly in the old
+//! root; the agent does. The driver has made sure there is no other process.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::ExitCode;
+
+use rustix::fs::CWD;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
+use rustix::thread::LinkNameSpaceType;
+use sandkeep_proto::cage::{Outcome, Swap, VERSION, start_time};
+
+use super::{Step, Trouble, answer, inside, lock, read_plan, root, sys, wrong_version};
+
+/// Swaps the root as described on standard input.
+pub(crate) fn swap_root() -> ExitCode {
+    let swapped = read_plan().and_then(|swap: Swap| {
+        if swap.version != VERSION {
+            return Err(wrong_version(swap.version));
+        }
+        carry_out(&swap).map(|()| swap.machine)
+    });
+    answer(&match swapped {
+        Ok(machine) => Outcome::Done(machine),
+        Err(Trouble { step, reason }) => Outcome::Failed { step, reason },
+    })
+}
+
+fn carry_out(swap: &Swap) -> Result<(), Trouble> {
+    let _lock = lock(&swap.run_dir)?;
+    let (user_ns, mount_ns) = namespaces(swap)?;
+    root::furnish(&swap.root, &swap.machine.hostname)?;
+    let mounts = root::Mounts::copy(&swap.root)?;
+    mounts.shift(user_ns.as_fd())?;
+
+    rustix::thread::move_into_link_name_space(user_ns.as_fd(), Some(LinkNameSpaceType::User))
+        .step("enter the user namespace")?;
+    inside::become_root()?;
+    sys::unshare(libc::CLONE_NEWNS).step("make a mount namespace to build in")?;
+    root::stack(&swap.root, &mounts, &swap.run_dir)?;
+    inside::check_mount_points()?;
+    let new_root = copy(".", false)?;
+
+    rustix::thread::move_into_link_name_space(mount_ns.as_fd(), Some(LinkNameSpaceType::Mount))
+        .step("enter the mount namespace")?;
+    let kept = root::MOUNT_POINTS.map(|name| copy(&format!("/{name}"), true));
+    // Anywhere will do: the pivot takes it away again.
+    attach(&new_root, "/run")?;
+    let moved = std::env::set_current_dir("/run").step("enter the new root").and_then(|()| {
+        for (name, mount) in root::MOUNT_POINTS.into_iter().zip(kept) {
+            attach(&mount?, name)?;
+        }
+        inside::pivot()
+    });
+    if moved.is_err() {
+        let _ = std::env::set_current_dir("/");
+        let _ = rustix::mount::unmount("/run", UnmountFlags::DETACH);
+    }
+    moved
+}
+
+/// Opens the machine's namespaces, if it is still the machine that is meant.
+fn namespaces(swap: &Swap) -> Result<(File, File), Trouble> {
+    let proc = Path::new("/proc").join(swap.machine.pid.to_string());
+    let open = |name: &str| File::open(proc.join(name)).step("open the machine's namespaces");
+    let found = (open("ns/user")?, open("ns/mnt")?);
+    // After opening: the number may have been reused until now, but the files stay what they are.
+    let stat = std::fs::read_to_string(proc.join("stat")).step("find the machine")?;
+    if start_time(&stat) != Some(swap.machine.started) {
+        return Err(Trouble::new("find the machine", "it has ended"));
+    }
+    Ok(found)
+}
+
+fn copy(path: &str, with_children: bool) -> Result<OwnedFd, Trouble> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    if with_children {
+        flags |= OpenTreeFlags::AT_RECURSIVE;
+    }
+    rustix::mount::open_tree(CWD, path, flags).step(&format!("copy the mount of {path}"))
+}
+
+fn attach(mount: &OwnedFd, path: &str) -> Result<(), Trouble> {
+    rustix::mount::move_mount(mount, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+        .step(&format!("attach {path} to the new root"))
+}
