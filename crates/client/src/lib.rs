@@ -1,7 +1,81 @@
 //! A typed client of Sandkeep's `/v1` API.
 //!
-//! [`types`] are the words of the API, which the server uses as well.
+//! [`types`] are the words of the API, which the server uses as well. [`Client`] speaks them over TCP
+//! or a Unix socket, keeps connections alive between calls, and can be cloned and shared freely.
+//! Nothing here prints, reads the environment or looks for servers: the caller says where and with
+//! which key.
+//!
+//! ```no_run
+//! use sandkeep_client::types::{CreateSandbox, ExecRequest};
+//! use sandkeep_client::{Client, Error, Output};
+//!
+//! # async fn example() -> Result<(), Error> {
+//! let client = Client::new("http://127.0.0.1:7777".parse()?, Some("skp_…"))?;
+//! let opened = client.create(&CreateSandbox::default(), None).await?;
+//! let argv = vec!["echo".to_owned(), "hello".to_owned()];
+//! let mut running = client
+//!     .exec(&opened.sandbox.name, &ExecRequest { argv, ..ExecRequest::default() })
+//!     .await?;
+//! while let Some(output) = running.next().await? {
+//!     if let Output::Stdout(bytes) = output {
+//!         // …
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 #![forbid(unsafe_code)]
 
+mod commands;
+mod error;
+mod files;
+mod images;
+mod paging;
+mod query;
+mod sandboxes;
+mod snapshots;
+mod tenants;
+mod transport;
 pub mod types;
+
+use std::sync::Arc;
+
+pub use commands::{Attached, Input, Output, Running, Started, Terminated};
+pub use error::Error;
+pub use files::{Place, WriteOptions};
+pub use images::Fetching;
+pub use paging::Pages;
+pub use sandboxes::ListSandboxes;
+pub use transport::{Download, Endpoint, Lines, Upload};
+
+use transport::Transport;
+
+/// A server, and the key to it.
+#[derive(Debug, Clone)]
+pub struct Client {
+    transport: Arc<Transport>,
+}
+
+impl Client {
+    /// A client of the server at `endpoint`. Nothing is sent until the first call.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Protocol`] if `key` cannot be sent in a header.
+    pub fn new(endpoint: Endpoint, key: Option<&str>) -> Result<Self, Error> {
+        Ok(Self { transport: Arc::new(Transport::new(endpoint, key)?) })
+    }
+
+    /// Where the server is.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        self.transport.endpoint()
+    }
+
+    /// Whether calls carry a key.
+    #[must_use]
+    pub fn has_key(&self) -> bool {
+        self.transport.has_key()
+    }
+}

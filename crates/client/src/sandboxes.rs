@@ -1,0 +1,142 @@
+//! Sandboxes and their sessions.
+
+use crate::paging::Pages;
+use crate::query::Target;
+use crate::transport::Call;
+use crate::types::{
+    Checkpoint, Class, CreateSandbox, Deleted, Extend, Fork, Opened, Rollback, RolledBack, Sandbox,
+    Session, Snapshot, Start, State, Stopped, Tree, UpdateSandbox,
+};
+use crate::{Client, Error};
+
+/// The header that makes a retry harmless.
+const IDEMPOTENCY: &str = "idempotency-key";
+
+/// Which sandboxes to list. All of what is set must match.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ListSandboxes {
+    /// With all these tags.
+    pub tags: Vec<(String, String)>,
+    /// In this state.
+    pub state: Option<State>,
+    /// Of this class.
+    pub class: Option<Class>,
+    /// Whose name begins like this.
+    pub name_prefix: Option<String>,
+    /// How many to a page; the server's choice if absent.
+    pub limit: Option<u32>,
+}
+
+// Every call fails with what the server says (`Error::Api`) or with what the way there says.
+#[allow(clippy::missing_errors_doc)]
+impl Client {
+    /// Creates a sandbox, or gets it if the request says so. `idempotency` makes a retry harmless.
+    pub async fn create(
+        &self,
+        request: &CreateSandbox,
+        idempotency: Option<&str>,
+    ) -> Result<Opened, Error> {
+        let call = Call::post(Target::new(&["sandboxes"])).header(IDEMPOTENCY, idempotency);
+        self.transport.json(call.json(request)?).await
+    }
+
+    /// Gets a sandbox. Never wakes it.
+    pub async fn sandbox(&self, name: &str) -> Result<Sandbox, Error> {
+        self.transport.json(Call::get(sandbox(name, &[]))).await
+    }
+
+    /// Lists sandboxes.
+    #[must_use]
+    pub fn sandboxes(&self, filter: &ListSandboxes) -> Pages<Sandbox> {
+        let filter = filter.clone();
+        Pages::new(self, move || {
+            let mut target = Target::new(&["sandboxes"])
+                .maybe("state", filter.state.map(word))
+                .maybe("class", filter.class.map(word))
+                .maybe("name_prefix", filter.name_prefix.as_ref())
+                .maybe("limit", filter.limit.map(|limit| limit.to_string()));
+            for (key, value) in &filter.tags {
+                target = target.with("tag", format!("{key}={value}"));
+            }
+            target
+        })
+    }
+
+    /// Wakes a sandbox; one that is awake already stays so.
+    pub async fn start(&self, name: &str, request: &Start) -> Result<Opened, Error> {
+        self.transport.json(Call::post(sandbox(name, &["start"])).json(request)?).await
+    }
+
+    /// Stops a sandbox, and answers when what it wrote is safe.
+    pub async fn stop(&self, name: &str, idempotency: Option<&str>) -> Result<Stopped, Error> {
+        let call = Call::post(sandbox(name, &["stop"])).header(IDEMPOTENCY, idempotency);
+        self.transport.json(call).await
+    }
+
+    /// Changes settings.
+    pub async fn update(&self, name: &str, change: &UpdateSandbox) -> Result<Sandbox, Error> {
+        let call = Call::new(hyper::Method::PATCH, sandbox(name, &[]));
+        self.transport.json(call.json(change)?).await
+    }
+
+    /// Deletes a sandbox, in whatever state it is.
+    pub async fn delete(&self, name: &str, idempotency: Option<&str>) -> Result<Deleted, Error> {
+        let call = Call::new(hyper::Method::DELETE, sandbox(name, &[]));
+        self.transport.json(call.header(IDEMPOTENCY, idempotency)).await
+    }
+
+    /// Makes a new sandbox from the present state of another, or from one of its snapshots.
+    pub async fn fork(
+        &self,
+        name: &str,
+        request: &Fork,
+        idempotency: Option<&str>,
+    ) -> Result<Opened, Error> {
+        let call = Call::post(sandbox(name, &["fork"])).header(IDEMPOTENCY, idempotency);
+        self.transport.json(call.json(request)?).await
+    }
+
+    /// Takes a snapshot without stopping anything.
+    pub async fn checkpoint(&self, name: &str, request: &Checkpoint) -> Result<Snapshot, Error> {
+        self.transport.json(Call::post(sandbox(name, &["checkpoint"])).json(request)?).await
+    }
+
+    /// Goes back to a snapshot; the present state is kept as a snapshot first.
+    pub async fn rollback(&self, name: &str, request: &Rollback) -> Result<RolledBack, Error> {
+        self.transport.json(Call::post(sandbox(name, &["rollback"])).json(request)?).await
+    }
+
+    /// Gives the session under way more time.
+    pub async fn extend(&self, name: &str, request: &Extend) -> Result<Session, Error> {
+        self.transport.json(Call::post(sandbox(name, &["extend"])).json(request)?).await
+    }
+
+    /// Lists sessions, the newest first.
+    #[must_use]
+    pub fn sessions(&self, name: &str, limit: Option<u32>) -> Pages<Session> {
+        let name = name.to_owned();
+        Pages::new(self, move || {
+            sandbox(&name, &["sessions"]).maybe("limit", limit.map(|limit| limit.to_string()))
+        })
+    }
+
+    /// Everything connected with a sandbox by forks and snapshots.
+    pub async fn tree(&self, name: &str) -> Result<Tree, Error> {
+        self.transport.json(Call::get(sandbox(name, &["tree"]))).await
+    }
+}
+
+/// A target under a sandbox.
+pub(crate) fn sandbox(name: &str, rest: &[&str]) -> Target {
+    let mut parts = vec!["sandboxes", name];
+    parts.extend(rest);
+    Target::new(&parts)
+}
+
+/// The word that stands for a value in JSON, for use in a query.
+fn word(value: impl serde::Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        other => unreachable!("states and classes are words, not {other:?}"),
+    }
+}

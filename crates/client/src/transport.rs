@@ -1,0 +1,605 @@
+//! Bytes to and from the server: where it listens, kept-alive connections, bodies that stream.
+//!
+//! A connection serves one exchange at a time. It goes back to the pool when the answer's body was
+//! read to its end, and is closed when a body is dropped before that: the server then knows that
+//! nobody listens any more. A pooled connection that the server closed meanwhile is noticed when
+//! the request is handed to it, before anything was sent, and another is opened.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Frame, Incoming};
+use hyper::client::conn::http1;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
+use hyper::{Method, Request, Response};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::mpsc;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+
+use crate::Error;
+
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// Plain HTTP. For anything but the own machine, put something that encrypts in between.
+    Tcp {
+        /// `host:port`.
+        authority: String,
+    },
+    /// A socket file.
+    Unix {
+        /// Its path.
+        path: PathBuf,
+    },
+}
+
+impl FromStr for Endpoint {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let bad = || Error::BadUrl { text: text.to_owned() };
+        if let Some(path) = text.strip_prefix("unix://") {
+            return match path.starts_with('/') && path.len() > 1 {
+                true => Ok(Self::Unix { path: PathBuf::from(path) }),
+                false => Err(bad()),
+            };
+        }
+        let rest = text.strip_prefix("http://").ok_or_else(bad)?;
+        let authority = rest.strip_suffix('/').unwrap_or(rest);
+        let parsed: hyper::http::uri::Authority = authority.parse().map_err(|_| bad())?;
+        if parsed.host().is_empty() || authority.contains('@') {
+            return Err(bad());
+        }
+        let authority = match parsed.port() {
+            Some(_) => authority.to_owned(),
+            None => format!("{authority}:80"),
+        };
+        Ok(Self::Tcp { authority })
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { authority } => write!(f, "http://{authority}"),
+            Self::Unix { path } => write!(f, "unix://{}", path.display()),
+        }
+    }
+}
+
+/// What a request carries.
+pub(crate) type Outgoing = UnsyncBoxBody<Bytes, io::Error>;
+
+/// The connections to one server, and the key to it.
+pub(crate) struct Transport {
+    endpoint: Endpoint,
+    bearer: Option<HeaderValue>,
+    // Held only to push and pop, never across an await.
+    idle: Arc<Mutex<Vec<http1::SendRequest<Outgoing>>>>,
+}
+
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transport").field("endpoint", &self.endpoint).finish_non_exhaustive()
+    }
+}
+
+/// One exchange to be made.
+pub(crate) struct Call {
+    method: Method,
+    target: String,
+    headers: Vec<(&'static str, String)>,
+    body: Outgoing,
+}
+
+impl Call {
+    pub(crate) fn new(method: Method, target: impl Into<String>) -> Self {
+        Self { method, target: target.into(), headers: Vec::new(), body: whole(Bytes::new()) }
+    }
+
+    pub(crate) fn get(target: impl Into<String>) -> Self {
+        Self::new(Method::GET, target)
+    }
+
+    pub(crate) fn post(target: impl Into<String>) -> Self {
+        Self::new(Method::POST, target)
+    }
+
+    pub(crate) fn header(mut self, name: &'static str, value: Option<&str>) -> Self {
+        self.headers.extend(value.map(|value| (name, value.to_owned())));
+        self
+    }
+
+    /// Sends `value` as JSON. Our own types always can be written as JSON.
+    pub(crate) fn json<T: Serialize>(mut self, value: &T) -> Result<Self, Error> {
+        let text = serde_json::to_vec(value).map_err(|error| Error::protocol(error.to_string()))?;
+        self.body = whole(Bytes::from(text));
+        self.headers.push(("content-type", "application/json".to_owned()));
+        Ok(self)
+    }
+
+    /// Sends bytes as they come.
+    pub(crate) fn stream(mut self, upload: Upload) -> Self {
+        self.body = upload.body;
+        self.headers.push(("content-type", "application/octet-stream".to_owned()));
+        self
+    }
+}
+
+impl Transport {
+    pub(crate) fn new(endpoint: Endpoint, key: Option<&str>) -> Result<Self, Error> {
+        let bearer = match key {
+            None => None,
+            Some(key) => {
+                let mut value = HeaderValue::try_from(format!("Bearer {key}"))
+                    .map_err(|_| Error::protocol("the key has characters no key has"))?;
+                value.set_sensitive(true);
+                Some(value)
+            }
+        };
+        Ok(Self { endpoint, bearer, idle: Arc::default() })
+    }
+
+    pub(crate) fn has_key(&self) -> bool {
+        self.bearer.is_some()
+    }
+
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Makes an exchange whose answer is a JSON document.
+    pub(crate) async fn json<T: DeserializeOwned>(&self, call: Call) -> Result<T, Error> {
+        let body = self.send(call).await?.collect().await?;
+        serde_json::from_slice(&body)
+            .map_err(|error| Error::protocol(format!("not the JSON we know: {error}")))
+    }
+
+    /// Makes an exchange whose answer has nothing to say.
+    pub(crate) async fn done(&self, call: Call) -> Result<(), Error> {
+        self.send(call).await?.collect().await.map(drop)
+    }
+
+    /// Makes an exchange, and returns its answer when its head has come and is no error.
+    pub(crate) async fn send(&self, call: Call) -> Result<Download, Error> {
+        let request = self.request(call)?;
+        let (mut answer, sender) = self.exchange(request).await?;
+        let status = answer.status();
+        let headers = std::mem::take(answer.headers_mut());
+        let download = Download {
+            body: Some(answer.into_body()),
+            headers,
+            home: Some((sender, Arc::clone(&self.idle))),
+        };
+        if status.is_success() {
+            return Ok(download);
+        }
+        Err(Error::from_answer(status.as_u16(), &download.collect().await?))
+    }
+
+    /// Opens a WebSocket at `target`.
+    pub(crate) async fn socket(&self, target: &str) -> Result<WebSocketStream<Wire>, Error> {
+        let url = format!("ws://{}{target}", self.authority());
+        let mut request =
+            url.into_client_request().map_err(|error| Error::protocol(error.to_string()))?;
+        if let Some(bearer) = &self.bearer {
+            request.headers_mut().insert(AUTHORIZATION, bearer.clone());
+        }
+        let wire = self.connect().await?;
+        match tokio_tungstenite::client_async(request, wire).await {
+            Ok((socket, _answer)) => Ok(socket),
+            Err(tungstenite::Error::Http(answer)) => {
+                let body = answer.body().as_deref().unwrap_or_default();
+                Err(Error::from_answer(answer.status().as_u16(), body))
+            }
+            Err(error) => Err(Error::broken("opening a WebSocket", error)),
+        }
+    }
+
+    fn request(&self, call: Call) -> Result<Request<Outgoing>, Error> {
+        let mut request = Request::builder()
+            .method(call.method)
+            .uri(call.target)
+            .header(HOST, self.authority())
+            .header(USER_AGENT, concat!("sandkeep-client/", env!("CARGO_PKG_VERSION")));
+        if let Some(bearer) = &self.bearer {
+            request = request.header(AUTHORIZATION, bearer.clone());
+        }
+        for (name, value) in call.headers {
+            request = request.header(name, value);
+        }
+        request.body(call.body).map_err(|error| Error::protocol(error.to_string()))
+    }
+
+    async fn exchange(
+        &self,
+        mut request: Request<Outgoing>,
+    ) -> Result<(Response<Incoming>, http1::SendRequest<Outgoing>), Error> {
+        loop {
+            let (mut sender, used) = match self.take_idle().await {
+                Some(sender) => (sender, true),
+                None => (self.open().await?, false),
+            };
+            match sender.try_send_request(request).await {
+                Ok(answer) => return Ok((answer, sender)),
+                Err(mut failed) => match failed.take_message() {
+                    Some(unsent) if used => request = unsent,
+                    _ => return Err(Error::broken("asking it", failed.into_error())),
+                },
+            }
+        }
+    }
+
+    async fn take_idle(&self) -> Option<http1::SendRequest<Outgoing>> {
+        loop {
+            let mut sender = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+            if !sender.is_closed() && sender.ready().await.is_ok() {
+                return Some(sender);
+            }
+        }
+    }
+
+    async fn open(&self) -> Result<http1::SendRequest<Outgoing>, Error> {
+        let wire = TokioIo::new(self.connect().await?);
+        let (sender, connection) =
+            http1::handshake(wire).await.map_err(|error| Error::broken("greeting it", error))?;
+        // Ends when the sender is dropped or the server hangs up; its errors reach the sender.
+        tokio::spawn(async move {
+            let _ = connection.await;
+        });
+        Ok(sender)
+    }
+
+    async fn connect(&self) -> Result<Wire, Error> {
+        let failed = |source: io::Error| Error::Connect {
+            url: self.endpoint.to_string(),
+            hint: connect_hint(&self.endpoint, source.kind()),
+            source,
+        };
+        match &self.endpoint {
+            Endpoint::Tcp { authority } => {
+                let stream = TcpStream::connect(authority).await.map_err(failed)?;
+                // Keystrokes and short requests should not wait for company.
+                let _ = stream.set_nodelay(true);
+                Ok(Wire::Tcp(stream))
+            }
+            Endpoint::Unix { path } => {
+                UnixStream::connect(path).await.map(Wire::Unix).map_err(failed)
+            }
+        }
+    }
+
+    fn authority(&self) -> &str {
+        match &self.endpoint {
+            Endpoint::Tcp { authority } => authority,
+            Endpoint::Unix { .. } => "localhost",
+        }
+    }
+}
+
+fn connect_hint(endpoint: &Endpoint, kind: io::ErrorKind) -> String {
+    match (endpoint, kind) {
+        (Endpoint::Unix { .. }, io::ErrorKind::PermissionDenied) => {
+            "the socket belongs to another user; run this as the user who runs `keep serve`".into()
+        }
+        (_, io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {
+            "is the server running? start it with `keep serve`".into()
+        }
+        _ => "check the address in SANDKEEP_URL".into(),
+    }
+}
+
+/// Bytes to be sent.
+pub struct Upload {
+    body: Outgoing,
+}
+
+impl fmt::Debug for Upload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Upload").finish_non_exhaustive()
+    }
+}
+
+impl Upload {
+    /// Sends what `reader` yields, while it is read.
+    pub fn reader(reader: impl AsyncRead + Send + 'static) -> Self {
+        let reader = Box::pin(reader);
+        Self { body: ReadBody { reader, buffer: BytesMut::new() }.boxed_unsync() }
+    }
+
+    /// Sends what comes through `channel`, until its other end is dropped. An error breaks the
+    /// upload off, and the server sees that it is not whole.
+    #[must_use]
+    pub fn channel(channel: mpsc::Receiver<io::Result<Bytes>>) -> Self {
+        Self { body: ChannelBody { channel }.boxed_unsync() }
+    }
+}
+
+impl From<Bytes> for Upload {
+    fn from(bytes: Bytes) -> Self {
+        Self { body: whole(bytes) }
+    }
+}
+
+/// The body of an answer, as it comes.
+pub struct Download {
+    body: Option<Incoming>,
+    headers: hyper::HeaderMap,
+    home: Option<(http1::SendRequest<Outgoing>, Arc<Mutex<Vec<http1::SendRequest<Outgoing>>>>)>,
+}
+
+impl fmt::Debug for Download {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Download").field("ended", &self.body.is_none()).finish_non_exhaustive()
+    }
+}
+
+impl Download {
+    /// Returns the next piece, or nothing at the end.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Broken`] if the connection ends before the body does.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        while let Some(body) = &mut self.body {
+            match body.frame().await {
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        return Ok(Some(data));
+                    }
+                }
+                Some(Err(error)) => {
+                    self.body = None;
+                    return Err(Error::broken("receiving its answer", error));
+                }
+                None => self.finish(),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads all of it into memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`next`](Self::next).
+    pub async fn collect(mut self) -> Result<Bytes, Error> {
+        let Some(first) = self.next().await? else { return Ok(Bytes::new()) };
+        let mut all = BytesMut::from(first);
+        while let Some(more) = self.next().await? {
+            all.extend_from_slice(&more);
+        }
+        Ok(all.freeze())
+    }
+
+    /// Writes all of it to `writer` and returns how much that was.
+    ///
+    /// # Errors
+    ///
+    /// As [`next`](Self::next), or [`Error::Local`] if `writer` fails.
+    pub async fn copy_to(mut self, writer: &mut (impl AsyncWrite + Unpin)) -> Result<u64, Error> {
+        let local = |source| Error::Local { action: "write what was received", source };
+        let mut total = 0;
+        while let Some(piece) = self.next().await? {
+            writer.write_all(&piece).await.map_err(local)?;
+            total += piece.len() as u64;
+        }
+        writer.flush().await.map_err(local)?;
+        Ok(total)
+    }
+
+    /// How long the body will be, if the server knew when it began.
+    #[must_use]
+    pub fn length(&self) -> Option<u64> {
+        self.header("content-length")?.parse().ok()
+    }
+
+    /// A header of the answer.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+
+    /// Whether the answer is of this media type.
+    pub(crate) fn is_type(&self, media: &str) -> bool {
+        self.header(CONTENT_TYPE.as_str()).is_some_and(|found| found.starts_with(media))
+    }
+
+    fn finish(&mut self) {
+        self.body = None;
+        if let Some((sender, idle)) = self.home.take() {
+            idle.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
+        }
+    }
+}
+
+/// A body of JSON documents, one to a line.
+pub struct Lines<T> {
+    download: Download,
+    buffer: BytesMut,
+    of: std::marker::PhantomData<fn() -> T>,
+}
+
+impl<T> fmt::Debug for Lines<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lines").field("download", &self.download).finish_non_exhaustive()
+    }
+}
+
+impl<T: DeserializeOwned> Lines<T> {
+    pub(crate) fn of(download: Download) -> Result<Self, Error> {
+        if !download.is_type("application/x-ndjson") {
+            let found = download.header("content-type").unwrap_or("nothing").to_owned();
+            return Err(Error::protocol(format!("expected application/x-ndjson, got {found}")));
+        }
+        Ok(Self { download, buffer: BytesMut::new(), of: std::marker::PhantomData })
+    }
+
+    /// Returns the next document, or nothing at the end.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Broken`] if the connection ends early, [`Error::Protocol`] for a line we cannot read.
+    pub async fn next(&mut self) -> Result<Option<T>, Error> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line = self.buffer.split_to(end + 1);
+                if line.len() > 1 {
+                    return read_line(&line).map(Some);
+                }
+                continue;
+            }
+            match self.download.next().await? {
+                Some(piece) => self.buffer.extend_from_slice(&piece),
+                None if self.buffer.is_empty() => return Ok(None),
+                None => {
+                    let rest = self.buffer.split();
+                    return read_line(&rest).map(Some);
+                }
+            }
+        }
+    }
+}
+
+fn read_line<T: DeserializeOwned>(line: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(line)
+        .map_err(|error| Error::protocol(format!("a line that is not the JSON we know: {error}")))
+}
+
+/// A connection of either kind.
+#[derive(Debug)]
+pub(crate) enum Wire {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Unix(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+/// A request body read from somewhere while it is being sent.
+struct ReadBody {
+    reader: Pin<Box<dyn AsyncRead + Send>>,
+    buffer: BytesMut,
+}
+
+/// How much of a stream travels in one piece.
+const PIECE: usize = 64 << 10;
+
+impl Body for ReadBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let this = self.get_mut();
+        this.buffer.resize(PIECE, 0);
+        let mut space = ReadBuf::new(&mut this.buffer);
+        if let Err(error) = ready!(this.reader.as_mut().poll_read(cx, &mut space)) {
+            return Poll::Ready(Some(Err(error)));
+        }
+        let read = space.filled().len();
+        if read == 0 {
+            return Poll::Ready(None);
+        }
+        Poll::Ready(Some(Ok(Frame::data(this.buffer.split_to(read).freeze()))))
+    }
+}
+
+/// A request body that somebody else makes while it is being sent.
+struct ChannelBody {
+    channel: mpsc::Receiver<io::Result<Bytes>>,
+}
+
+impl Body for ChannelBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let piece = ready!(self.get_mut().channel.poll_recv(cx));
+        Poll::Ready(piece.map(|piece| piece.map(Frame::data)))
+    }
+}
+
+fn whole(bytes: Bytes) -> Outgoing {
+    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Endpoint;
+
+    #[test]
+    fn addresses_as_people_write_them() {
+        let read = |text: &str| text.parse::<Endpoint>().map(|found| found.to_string()).ok();
+        for (text, meant) in [
+            ("http://127.0.0.1:7777", "http://127.0.0.1:7777"),
+            ("http://127.0.0.1:7777/", "http://127.0.0.1:7777"),
+            ("http://keep.example", "http://keep.example:80"),
+            ("http://[::1]:7777", "http://[::1]:7777"),
+            ("unix:///run/keep.sock", "unix:///run/keep.sock"),
+        ] {
+            assert_eq!(read(text).as_deref(), Some(meant), "{text}");
+        }
+        for text in
+            ["", "localhost:7777", "https://x", "unix://", "unix://a", "http://", "http://a/b"]
+        {
+            assert_eq!(read(text), None, "{text}");
+        }
+    }
+}
