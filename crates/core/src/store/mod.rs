@@ -1,3 +1,330 @@
-//! store.
+//! Layers, snapshots, images and every other manifest on disk, which are the truth.
+//!
+//! The data directory (drawn in `docs/formats/data-directory.md`) holds two sorts of things:
+//! *manifests*, small JSON documents that are replaced whole ([`manifest`]), and *layers*,
+//! directories of file changes that are written by one session and then sealed for ever
+//! ([`layer`]). The database is an index over the manifests and can be thrown away.
+//!
+//! What the store promises:
+//!
+//! - A manifest is there whole or not at all: written to a temporary name, synced, renamed, and its
+//!   directory synced. A manifest from a newer version is refused and not touched; a damaged one is
+//!   an error that names the file, and is never deleted.
+//! - A layer with a `layer.json` never changes again. Its data was on stable storage before that
+//!   file appeared.
+//! - Killed at any point, the store is as it was before the call or as it is after it. What may be
+//!   left over lies in `tmp/`, which is emptied when the store is opened, or is an unsealed layer
+//!   that nobody names, which [`Store::collect`] removes.
+//! - Nothing in a layer is ever trusted: names are bytes, links are not followed, depth is unbounded.
+//!
+//! The store does no locking between callers: the engine's task for a sandbox is the only one that
+//! writes that sandbox's things. Two daemons on one directory are kept apart by `keep.lock`.
 
+mod digest;
+mod exclude;
 pub mod image;
+mod layer;
+mod live;
+mod manifest;
+mod remove;
+mod tree;
+mod walk;
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::FlockOperation;
+
+use crate::model::{LayerId, Size};
+
+pub use layer::{Collected, SealOptions};
+pub use live::LiveCopy;
+pub use manifest::{Damaged, Durability, Manifest, Scan};
+
+/// What the store answers.
+pub type Result<T, E = StoreError> = std::result::Result<T, E>;
+
+/// Everything on disk, seen through one open data directory. Clones are the same store.
+#[derive(Debug, Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    data: PathBuf,
+    /// The data directory itself, for `syncfs` and `fstatvfs`.
+    dir: File,
+    reserve: Option<u64>,
+    trash: remove::Trash,
+    /// Held for its lock, and given up last.
+    _lock: File,
+}
+
+/// How a store is opened.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StoreOptions {
+    /// Free space that new work may not touch; 1 % of the filesystem, but at least 256 MiB, if absent.
+    pub reserve: Option<u64>,
+}
+
+impl Store {
+    /// Opens `data`, which is made if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Locked`] when a daemon has it open, and [`StoreError::TooNew`] when a
+    /// later version wrote it.
+    pub fn open(data: &Path) -> Result<Self> {
+        Self::open_with(data, StoreOptions::default())
+    }
+
+    /// Opens `data` with other than the usual options.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_with(data: &Path, options: StoreOptions) -> Result<Self> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(data)
+            .map_err(io_error("create", data))?;
+        let data = data.canonicalize().map_err(io_error("resolve", data))?;
+        fs::set_permissions(&data, fs::Permissions::from_mode(0o700))
+            .map_err(io_error("restrict", &data))?;
+        let lock = take_lock(&data.join("keep.lock"))?;
+        manifest::check_directory_format(&data)?;
+        for part in ["projects", "sandboxes", "snapshots", "layers", "images", "bin", "tmp"] {
+            let path = data.join(part);
+            match fs::create_dir(&path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(io_error("create", &path)(error));
+                }
+                _ => {}
+            }
+        }
+        manifest::write_directory_format(&data)?;
+        let dir = File::open(&data).map_err(io_error("open", &data))?;
+        dir.sync_all().map_err(io_error("sync", &data))?;
+        let trash = remove::Trash::start().map_err(io_error("start a thread for", &data))?;
+        let inner = Inner { data, dir, _lock: lock, reserve: options.reserve, trash };
+        let store = Self { inner: Arc::new(inner) };
+        store.empty_tmp()?;
+        Ok(store)
+    }
+
+    /// The data directory.
+    #[must_use]
+    pub fn data_dir(&self) -> &Path {
+        &self.inner.data
+    }
+
+    /// Refuses when `need` bytes would not fit and leave the reserve free.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::NoRoom`], which says how much is free.
+    pub async fn check_room(&self, need: u64) -> Result<()> {
+        let store = self.clone();
+        blocking(move || {
+            let (free, total) = store.space()?;
+            let reserve = store.inner.reserve.unwrap_or((256 << 20).max(total / 100));
+            store.refuse_beyond(free.saturating_sub(reserve), need)
+        })
+        .await
+    }
+
+    /// Brings everything written so far to stable storage.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`] when the filesystem could not write something back.
+    pub async fn sync(&self) -> Result<()> {
+        let store = self.clone();
+        blocking(move || store.sync_now()).await
+    }
+
+    fn sync_now(&self) -> Result<()> {
+        rustix::fs::syncfs(&self.inner.dir)
+            .map_err(|error| io_error("sync", &self.inner.data)(error.into()))
+    }
+
+    /// Free and total bytes of the filesystem.
+    fn space(&self) -> Result<(u64, u64)> {
+        let stat = rustix::fs::fstatvfs(&self.inner.dir)
+            .map_err(|error| io_error("measure", &self.inner.data)(error.into()))?;
+        Ok((stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize))
+    }
+
+    fn refuse_beyond(&self, free: u64, need: u64) -> Result<()> {
+        if need <= free {
+            return Ok(());
+        }
+        let hint = format!(
+            "delete sandboxes or snapshots, or make the filesystem of `{}` larger",
+            self.inner.data.display()
+        );
+        Err(StoreError::NoRoom { free, need, hint })
+    }
+
+    fn layers_dir(&self) -> PathBuf {
+        self.inner.data.join("layers")
+    }
+
+    fn tmp_dir(&self) -> PathBuf {
+        self.inner.data.join("tmp")
+    }
+
+    fn layer_dir(&self, id: &LayerId) -> PathBuf {
+        self.layers_dir().join(id.as_str())
+    }
+}
+
+fn take_lock(path: &Path) -> Result<File> {
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+        .map_err(io_error("open", path))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let mut holder = String::new();
+            // The process id is a courtesy; the lock is what counts.
+            let _ = file.read_to_string(&mut holder);
+            return Err(StoreError::Locked { path: path.to_owned(), holder });
+        }
+        Err(error) => return Err(io_error("lock", path)(error.into())),
+    }
+    let id = std::process::id().to_string();
+    file.set_len(0)
+        .and_then(|()| file.rewind())
+        .and_then(|()| file.write_all(id.as_bytes()))
+        .map_err(io_error("write", path))?;
+    Ok(file)
+}
+
+/// Runs `work` where it may block.
+async fn blocking<T, F>(work: F) -> Result<T>
+where
+    T: Send + 'static,
+    F: FnOnce() -> Result<T> + Send + 'static,
+{
+    match tokio::task::spawn_blocking(work).await {
+        Ok(outcome) => outcome,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(_) => Err(StoreError::ShuttingDown),
+    }
+}
+
+fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+    let path = path.to_owned();
+    move |source| StoreError::Io { action, path, source }
+}
+
+/// Why the store could not do what it was asked.
+///
+/// Messages name what failed and never repeat `source`: whoever reports the error prints the whole
+/// chain.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// Another daemon has the data directory open.
+    #[error("`{path}` is held by another keep, process {holder}", path = path.display())]
+    Locked {
+        /// The lock.
+        path: PathBuf,
+        /// The process id its holder wrote into it.
+        holder: String,
+    },
+    /// A later version of Sandkeep wrote it.
+    #[error("`{path}` has format {found}, and this keep knows formats up to {known}; use a newer keep", path = path.display())]
+    TooNew {
+        /// The document.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+        /// The highest this version can read.
+        known: u32,
+    },
+    /// A document cannot be read as what it should be.
+    #[error("`{path}` is damaged: {reason}", path = path.display())]
+    Damaged {
+        /// The document.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// It was never written, or it has been removed.
+    #[error("there is no {kind} {key} in the store")]
+    NotFound {
+        /// What was looked for.
+        kind: &'static str,
+        /// Its key.
+        key: String,
+    },
+    /// The layer is still being written to.
+    #[error("layer {id} is not sealed")]
+    NotSealed {
+        /// The layer.
+        id: LayerId,
+    },
+    /// The filesystem has not enough space left.
+    #[error("{need} are needed and {free} are free: {hint}", need = Size(*need), free = Size(*free))]
+    NoRoom {
+        /// What may be used.
+        free: u64,
+        /// What would be used.
+        need: u64,
+        /// What to do about it.
+        hint: String,
+    },
+    /// An exclusion is not a glob.
+    #[error("`{glob}` is not a pattern")]
+    BadGlob {
+        /// The text.
+        glob: String,
+        /// What is wrong with it.
+        source: globset::Error,
+    },
+    /// The daemon is ending.
+    #[error("the daemon is shutting down")]
+    ShuttingDown,
+    /// A system call failed.
+    #[error("could not {action} `{path}`", path = path.display())]
+    Io {
+        /// What was being done, as a verb phrase.
+        action: &'static str,
+        /// What it was being done to.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl StoreError {
+    /// Whether freeing space would help.
+    #[must_use]
+    pub fn is_no_room(&self) -> bool {
+        match self {
+            Self::NoRoom { .. } => true,
+            Self::Io { source, .. } => {
+                matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the thing asked for is simply not there.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::NotFound { .. })
+    }
+}

@@ -1,0 +1,354 @@
+//! The life of a layer: begun, written by a session, sealed, collected.
+//!
+//! ```text
+//!   begin ----> open ----> sealed ----> gone
+//!                 |   seal         collect
+//!                 +-- discard ------> gone
+//! ```
+//!
+//! An open layer is `layers/<id>/` with `diff/`, where the session writes through overlayfs, `work/`,
+//! the kernel's own, and `open.json`, which remembers what `diff/` itself looked like at first. Sealing
+//! copies nothing: it syncs what is dirty and then writes `layer.json`. That file is the seal.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use serde::{Deserialize, Serialize};
+
+use super::exclude::Exclusions;
+use super::manifest::{self, Durability, Manifest, id_of, list};
+use super::walk::{Measure, measure};
+use super::{Result, Store, StoreError, blocking, io_error};
+use crate::failpoint;
+use crate::model::{FORMAT, Layer, LayerId, LayerKind, RootFs, Timestamp, now};
+
+/// What a seal writes besides what the session wrote: manifests, and the journal's part in them.
+const SEAL_NEEDS: u64 = 1 << 20;
+
+/// How a layer is sealed.
+#[derive(Debug, Clone)]
+pub struct SealOptions {
+    /// What is left out: globs, see `docs/formats/layer.md`.
+    pub exclude: Vec<String>,
+    /// What the layer was made from.
+    pub kind: LayerKind,
+    /// The digest of the OCI layer it was unpacked from.
+    pub diff_id: Option<String>,
+}
+
+impl Default for SealOptions {
+    fn default() -> Self {
+        Self { exclude: Vec::new(), kind: LayerKind::Session, diff_id: None }
+    }
+}
+
+/// What a collection removed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// The layers.
+    pub layers: Vec<LayerId>,
+    /// The space they took.
+    pub bytes: u64,
+}
+
+/// What `diff/` itself was like when the layer was begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Open {
+    format: u32,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+}
+
+impl Default for Open {
+    fn default() -> Self {
+        Self { format: FORMAT, mode: 0o755, uid: 0, gid: 0 }
+    }
+}
+
+impl Store {
+    /// Begins a layer to be written on top of `chain`, whose first is the topmost. Its root directory
+    /// looks like the topmost's.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`].
+    pub async fn begin(&self, chain: &[LayerId]) -> Result<LayerId> {
+        let below = chain.first().map(|id| self.diff_dir(id));
+        let store = self.clone();
+        blocking(move || {
+            let id = LayerId::fresh();
+            let dir = store.layer_dir(&id);
+            let root = match below {
+                Some(below) => root_of(&below)?,
+                None => Open::default(),
+            };
+            for path in [&dir, &dir.join("diff"), &dir.join("work")] {
+                fs::create_dir(path).map_err(io_error("create", path))?;
+            }
+            let diff = dir.join("diff");
+            chown(&diff, Some(root.uid), Some(root.gid))
+                .and_then(|()| fs::set_permissions(&diff, fs::Permissions::from_mode(root.mode)))
+                .map_err(io_error("set up", &diff))?;
+            let note = dir.join("open.json");
+            fs::write(&note, manifest::to_json(&root, &note)?).map_err(io_error("write", &note))?;
+            failpoint::pass("store.begin.done");
+            Ok(id)
+        })
+        .await
+    }
+
+    /// Describes a root filesystem: `open` on top of `chain`, whose first is the topmost.
+    #[must_use]
+    pub fn root(&self, open: &LayerId, chain: &[LayerId]) -> RootFs {
+        RootFs {
+            layers_dir: self.layers_dir(),
+            lower: chain.iter().map(|id| PathBuf::from(format!("{id}/diff"))).collect(),
+            writable_dir: self.layer_dir(open),
+            upper: PathBuf::from("diff"),
+            work: PathBuf::from("work"),
+        }
+    }
+
+    /// Where a layer's files lie.
+    #[must_use]
+    pub fn diff_dir(&self, id: &LayerId) -> PathBuf {
+        self.layer_dir(id).join("diff")
+    }
+
+    /// Seals a layer that nothing writes to any more. Empty ones make no layer and are removed.
+    /// Sealing a sealed layer answers with what it is.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::NoRoom`] before anything is touched; after any other error the layer is
+    /// still open and can be sealed again.
+    pub async fn seal(&self, open: &LayerId, options: &SealOptions) -> Result<Option<Layer>> {
+        let (store, id, options) = (self.clone(), open.clone(), options.clone());
+        blocking(move || store.seal_now(&id, &options)).await
+    }
+
+    fn seal_now(&self, id: &LayerId, options: &SealOptions) -> Result<Option<Layer>> {
+        match self.get::<Layer>(id) {
+            Ok(sealed) => return Ok(Some(sealed)),
+            Err(StoreError::NotFound { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        let dir = self.layer_dir(id);
+        let diff = dir.join("diff");
+        if !diff.is_dir() {
+            return Err(StoreError::NotFound { kind: Layer::KIND, key: id.to_string() });
+        }
+        // The reserve is kept by `check_room` for just this moment, so only real fullness refuses.
+        self.refuse_beyond(self.space()?.0, SEAL_NEEDS)?;
+        let exclusions = Exclusions::parse(&options.exclude)?;
+        failpoint::pass("store.seal.admitted");
+        exclusions.apply(&diff)?;
+        failpoint::pass("store.seal.excluded");
+        if self.is_untouched(id)? {
+            self.discard_dir(&dir, id.as_str())?;
+            return Ok(None);
+        }
+        self.discard_dir(&dir.join("work"), "work")?;
+        failpoint::pass("store.seal.before_sync");
+        let Measure { bytes, files } = self.sync_and_measure(&diff)?;
+        let layer = Layer {
+            format: FORMAT,
+            id: id.clone(),
+            kind: options.kind,
+            bytes,
+            files,
+            sealed_at: now(),
+            diff_id: options.diff_id.clone(),
+        };
+        failpoint::pass("store.seal.before_manifest");
+        let place = Layer::place(id);
+        self.put(&place, &manifest::to_json(&layer, &place)?, Durability::Synced, false)?;
+        failpoint::pass("store.seal.sealed");
+        for leftover in ["open.json", "copies.json"] {
+            let _ = fs::remove_file(dir.join(leftover));
+        }
+        Ok(Some(layer))
+    }
+
+    /// Whether nothing was written to an open layer.
+    pub(super) fn is_untouched(&self, open: &LayerId) -> Result<bool> {
+        let (dir, diff) = (self.layer_dir(open), self.diff_dir(open));
+        Ok(is_empty(&diff)? && root_of(&diff)? == begun_as(&dir))
+    }
+
+    /// Makes a place to build a layer in that nobody sees before it is whole.
+    pub(super) fn stage(&self) -> Result<(LayerId, PathBuf)> {
+        let id = LayerId::fresh();
+        let staging = self.tmp_dir().join(id.as_str());
+        for path in [&staging, &staging.join("diff")] {
+            fs::create_dir(path).map_err(io_error("create", path))?;
+        }
+        Ok((id, staging))
+    }
+
+    /// Seals what was built in `staging` and moves it among the layers.
+    pub(super) fn publish(&self, id: &LayerId, staging: &Path, kind: LayerKind) -> Result<Layer> {
+        let Measure { bytes, files } = self.sync_and_measure(&staging.join("diff"))?;
+        let sealed_at = now();
+        let layer =
+            Layer { format: FORMAT, id: id.clone(), kind, bytes, files, sealed_at, diff_id: None };
+        failpoint::pass("store.publish.before_manifest");
+        let place = PathBuf::from(format!("tmp/{id}/layer.json"));
+        self.put(&place, &manifest::to_json(&layer, &place)?, Durability::Synced, false)?;
+        failpoint::pass("store.publish.before_rename");
+        let dir = self.layer_dir(id);
+        fs::rename(staging, &dir).map_err(io_error("publish", &dir))?;
+        failpoint::pass("store.publish.before_sync");
+        manifest::sync_parent(&dir)?;
+        Ok(layer)
+    }
+
+    /// Brings everything to stable storage and measures `tree` meanwhile.
+    pub(super) fn sync_and_measure(&self, tree: &Path) -> Result<Measure> {
+        thread::scope(|scope| {
+            let syncing = scope.spawn(|| self.sync_now());
+            let measured = measure(tree);
+            match syncing.join() {
+                Ok(synced) => synced.and(measured),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })
+    }
+
+    /// Throws an open layer away. One that is not there is no error; a sealed one is left alone.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`].
+    pub async fn discard(&self, open: &LayerId) -> Result<()> {
+        let (store, id) = (self.clone(), open.clone());
+        blocking(move || {
+            let dir = store.layer_dir(&id);
+            if dir.join("layer.json").exists() {
+                return Ok(());
+            }
+            failpoint::pass("store.discard.before");
+            store.discard_dir(&dir, id.as_str())
+        })
+        .await
+    }
+
+    /// What a sealed layer is.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::NotSealed`] for an open layer, else as [`read`](Self::read).
+    pub async fn layer(&self, id: &LayerId) -> Result<Layer> {
+        let (store, id) = (self.clone(), id.clone());
+        blocking(move || store.sealed(&id)).await
+    }
+
+    pub(super) fn sealed(&self, id: &LayerId) -> Result<Layer> {
+        match self.get(id) {
+            Err(StoreError::NotFound { .. }) if self.diff_dir(id).is_dir() => {
+                Err(StoreError::NotSealed { id: id.clone() })
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// The space an open layer takes by now.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`]. What the sandbox removes during the count is no error.
+    pub async fn usage_of_open(&self, open: &LayerId) -> Result<u64> {
+        let diff = self.diff_dir(open);
+        blocking(move || Ok(super::walk::measure_moving(&diff)?.bytes)).await
+    }
+
+    /// Removes all layers that are not in `live` and are older than `begun_before`: sealed ones by
+    /// when they were sealed, open ones by when they were begun. Returns when the space is free.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`]. A layer whose manifest cannot be read is left for `fsck`.
+    pub async fn collect(
+        &self,
+        live: &HashSet<LayerId>,
+        begun_before: Timestamp,
+    ) -> Result<Collected> {
+        let (store, live) = (self.clone(), live.clone());
+        blocking(move || {
+            let mut collected = Collected::default();
+            for path in list(&store.layers_dir())? {
+                let Ok(id) = id_of(&path).parse::<LayerId>() else { continue };
+                if live.contains(&id) {
+                    continue;
+                }
+                let (since, bytes) = match store.get::<Layer>(&id) {
+                    Ok(layer) => (layer.sealed_at, layer.bytes),
+                    Err(StoreError::NotFound { .. }) => (begun_at(&id), 0),
+                    Err(_) => continue,
+                };
+                if since >= begun_before {
+                    continue;
+                }
+                failpoint::pass("store.collect.before");
+                store.discard_dir(&path, id.as_str())?;
+                collected.bytes += bytes;
+                collected.layers.push(id);
+            }
+            if !collected.layers.is_empty() {
+                store.await_trash();
+            }
+            Ok(collected)
+        })
+        .await
+    }
+}
+
+/// The time that is part of every id.
+fn begun_at(id: &LayerId) -> Timestamp {
+    const ALPHABET: &[u8] = b"0123456789abcdefghjkmnpqrstvwxyz";
+    let digits = id.as_str().bytes().skip("lay-".len()).take(10);
+    let value = |byte| ALPHABET.iter().position(|known| *known == byte).unwrap_or(0) as i64;
+    let millis = digits.fold(0, |sum, byte| sum * 32 + value(byte));
+    Timestamp::from_millisecond(millis).unwrap_or(Timestamp::MIN)
+}
+
+fn root_of(diff: &Path) -> Result<Open> {
+    let found = fs::symlink_metadata(diff).map_err(io_error("stat", diff))?;
+    let (mode, uid, gid) = (found.mode() & 0o7777, found.uid(), found.gid());
+    Ok(Open { format: FORMAT, mode, uid, gid })
+}
+
+/// What the root was like at first. The note is not synced; without it, assume the usual.
+fn begun_as(dir: &Path) -> Open {
+    let note = dir.join("open.json");
+    fs::read(&note).ok().and_then(|bytes| manifest::parse(&note, &bytes).ok()).unwrap_or_default()
+}
+
+fn is_empty(diff: &Path) -> Result<bool> {
+    let mut entries = fs::read_dir(diff).map_err(io_error("list", diff))?;
+    match entries.next() {
+        None => Ok(true),
+        Some(Ok(_)) => Ok(false),
+        Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        Some(Err(error)) => Err(io_error("list", diff)(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::begun_at;
+    use crate::model::{LayerId, now};
+
+    #[test]
+    fn an_id_tells_when_it_was_made() {
+        let before = now();
+        let id = LayerId::fresh();
+        let at = begun_at(&id);
+        assert!(before <= at && at <= now(), "{at}");
+    }
+}

@@ -1,0 +1,506 @@
+//! Copying a layer that goes on being written to.
+//!
+//! A checkpoint of a busy sandbox cannot seal the layer under its processes. They are frozen, the
+//! layer is copied into a new sealed one, and they go on. The first copy of a session is whole. Each
+//! later one holds only what changed since the one before and stands on top of it, so that
+//!
+//! ```text
+//!   chain + copy 1 + copy 2 + … + copy n   shows what   chain + open layer   showed at copy n.
+//! ```
+//!
+//! To know what changed, a copy remembers inode, change time, size and kind of every name. Three
+//! things could deceive it, and are dealt with:
+//!
+//! - A write in the same tick of the clock as the copy leaves the change time equal. Files changed in
+//!   the last moments before a copy are therefore copied again by the next.
+//! - A write through a memory mapping only moves the change time when the page was clean. Every copy
+//!   ends with a sync while all is frozen, after which all pages are clean.
+//! - A hard link made or broken shows in the change time of all its names; a directory moved as a
+//!   whole does not. Names that were skipped are linked in the end when their file was copied.
+//!
+//! What vanished from the layer leaves a whiteout in the copy. That is right because overlayfs leaves
+//! a whiteout itself where a lower layer has the name. The one case that has no such answer, a
+//! whiteout that vanished, makes the copy a whole one.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{FileType, Statx};
+use serde::{Deserialize, Serialize};
+
+use super::manifest::{Durability, parse, path_bytes, path_text, to_json};
+use super::tree::{Dir, OPAQUE, Opaque, Place, file_type, join};
+use super::walk::{lock, measure, visit};
+use super::{Result, Store, StoreError, blocking};
+use crate::failpoint;
+use crate::model::{FORMAT, Layer, LayerId, LayerKind, Timestamp};
+
+/// How long before a copy a change may lie and still be in doubt: twice the slowest kernel tick.
+const TICK_NANOS: i128 = 20_000_000;
+
+/// How many bytes of names are remembered. A tree made to exceed it is copied whole each time.
+const MOST_REMEMBERED: usize = 256 << 20;
+
+/// What was copied of an open layer so far.
+#[derive(Debug, Clone)]
+pub struct LiveCopy {
+    layers: Vec<LayerId>,
+    seen: Option<Arc<Seen>>,
+}
+
+impl LiveCopy {
+    /// The copies that together show the open layer, topmost first. They stand on the chain the open
+    /// layer stands on.
+    #[must_use]
+    pub fn layers(&self) -> &[LayerId] {
+        &self.layers
+    }
+}
+
+/// Everything that was in the layer when it was copied.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Seen {
+    /// When, in seconds and nanoseconds.
+    taken: (i64, u32),
+    /// The root itself.
+    root: Option<Mark>,
+    /// What each directory held.
+    dirs: HashMap<Vec<u8>, HashMap<Vec<u8>, Mark>>,
+}
+
+/// What must stay equal for a name to be unchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Mark {
+    inode: u64,
+    changed: (i64, u32),
+    size: u64,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    File,
+    Whiteout,
+    Dir,
+    OpaqueDir,
+}
+
+impl Kind {
+    fn is_dir(self) -> bool {
+        matches!(self, Self::Dir | Self::OpaqueDir)
+    }
+}
+
+impl Store {
+    /// Copies an open layer, whose writers the caller has frozen, into a new sealed one. With `base`,
+    /// the copy made before in the same session, only what changed since is copied; without a change
+    /// there is no layer.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::NoRoom`] or another error that [`is_no_room`](StoreError::is_no_room);
+    /// nothing is left of the copy then.
+    pub async fn copy_live(
+        &self,
+        open: &LayerId,
+        base: Option<&LiveCopy>,
+    ) -> Result<(Option<Layer>, LiveCopy)> {
+        let (store, id, base) = (self.clone(), open.clone(), base.cloned());
+        let (layer, copy) = blocking(move || store.copy_now(&id, base.as_ref())).await?;
+        let (store, id, kept) = (self.clone(), open.clone(), copy.clone());
+        // The caller's sandbox is frozen: remembering can wait until it is not.
+        tokio::task::spawn_blocking(move || store.remember(&id, &kept));
+        Ok((layer, copy))
+    }
+
+    /// What an earlier daemon copied of an open layer. When there is nothing to be found, the next
+    /// copy is a whole one.
+    pub async fn live_copy(&self, open: &LayerId) -> Option<LiveCopy> {
+        let path = self.layer_dir(open).join("copies.json");
+        blocking(move || Ok(recall(&path))).await.ok().flatten()
+    }
+
+    fn copy_now(
+        &self,
+        open: &LayerId,
+        base: Option<&LiveCopy>,
+    ) -> Result<(Option<Layer>, LiveCopy)> {
+        let diff = self.diff_dir(open);
+        let usable = base.filter(|base| base.layers.iter().all(|id| self.sealed(id).is_ok()));
+        if let Some(base) = usable
+            && let Some(seen) = &base.seen
+            && let Some((layer, seen)) = self.copy_tree(&diff, Some(seen))?
+        {
+            let newest = layer.iter().map(|layer| layer.id.clone());
+            let layers = newest.chain(base.layers.iter().cloned()).collect();
+            return Ok((layer, LiveCopy { layers, seen }));
+        }
+        if self.is_untouched(open)? {
+            self.sync_now()?;
+            return Ok((None, LiveCopy { layers: Vec::new(), seen: None }));
+        }
+        self.refuse_beyond(self.space()?.0, measure(&diff)?.bytes)?;
+        let (layer, seen) = self.copy_tree(&diff, None)?.unwrap_or_default();
+        let layers = layer.iter().map(|layer| layer.id.clone()).collect();
+        Ok((layer, LiveCopy { layers, seen }))
+    }
+
+    /// Copies what is not as it was in `old`, and answers with what it saw; `None` when only a whole
+    /// copy will do.
+    fn copy_tree(&self, diff: &Path, old: Option<&Seen>) -> Result<Option<Stored>> {
+        let (id, staging) = self.stage()?;
+        let outcome = copy_into(diff, &staging.join("diff"), old);
+        failpoint::pass("store.copy_live.copied");
+        let layer = match &outcome {
+            Ok(Some((true, _))) => self.publish(&id, &staging, LayerKind::Checkpoint).map(Some),
+            _ => Ok(None),
+        };
+        if !matches!(layer, Ok(Some(_))) {
+            self.discard_dir(&staging, id.as_str())?;
+        }
+        let layer = layer?;
+        if layer.is_none() {
+            // Nothing new to store, but the pages must be clean for the next copy to be believed.
+            self.sync_now()?;
+        }
+        Ok(outcome?.map(|(_, seen)| (layer, seen)))
+    }
+
+    fn remember(&self, open: &LayerId, copy: &LiveCopy) {
+        let Some(seen) = &copy.seen else { return };
+        let place = PathBuf::from(format!("layers/{open}/copies.json"));
+        // Sealed or discarded meanwhile.
+        if !self.layer_dir(open).join("work").exists() {
+            return;
+        }
+        let record = Record::new(&copy.layers, seen);
+        let written = to_json(&record, &place)
+            .and_then(|bytes| self.put(&place, &bytes, Durability::Soon, false));
+        if let Err(error) = written {
+            tracing::debug!(%open, error = &error as &dyn std::error::Error,
+                "a copy was not remembered; after a restart the next one is whole");
+        }
+    }
+}
+
+/// What came of a copy: the layer, if there was anything to copy, and what was seen.
+type Stored = (Option<Layer>, Option<Arc<Seen>>);
+
+/// What was copied: whether there was anything, and what was seen.
+type Copied = (bool, Option<Arc<Seen>>);
+
+/// Copies the tree `from`, or what of it is not as in `old`. `None` when only a whole copy will do.
+fn copy_into(from: &Path, to: &Path, old: Option<&Seen>) -> Result<Option<Copied>> {
+    let now = Timestamp::now();
+    let taken = (now.as_second(), u32::try_from(now.subsec_nanosecond()).unwrap_or(0));
+    let copier = Copier {
+        old,
+        source: Place::root(from)?,
+        target: Place::root(to)?,
+        seen: Mutex::new(Seen { taken, root: None, dirs: HashMap::new() }),
+        remembered: AtomicUsize::new(0),
+        whole_needed: AtomicBool::new(false),
+        made: Mutex::new(HashMap::new()),
+        copied: Mutex::new(HashMap::new()),
+        skipped: Mutex::new(Vec::new()),
+    };
+    let mode = if old.is_some() { Compare::Yes } else { Compare::No };
+    let root = mark(&copier.source.open()?.own_stat()?, Kind::Dir);
+    lock(&copier.seen).root = Some(root);
+    if old.is_none_or(|old| old.root != Some(root)) {
+        copier.ensure(&[], mode)?;
+    }
+    let first = Item { source: copier.source.clone(), path: Vec::new(), mode };
+    visit(first, |item, more| copier.copy_dir(item, more))?;
+    if copier.whole_needed.load(Ordering::Relaxed) {
+        return Ok(None);
+    }
+    copier.link_skipped()?;
+    copier.finish_dirs()?;
+    let anything = !lock(&copier.made).is_empty();
+    let whole = copier.remembered.into_inner() <= MOST_REMEMBERED;
+    let seen = copier.seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Ok(Some((anything, whole.then(|| Arc::new(seen)))))
+}
+
+/// Whether a directory is compared with what was seen there before, or copied whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Compare {
+    Yes,
+    No,
+}
+
+/// A directory to be looked at.
+struct Item {
+    source: Place,
+    path: Vec<u8>,
+    mode: Compare,
+}
+
+/// What the threads that copy share.
+struct Copier<'a> {
+    old: Option<&'a Seen>,
+    source: Place,
+    target: Place,
+    seen: Mutex<Seen>,
+    /// Bytes of names in `seen`.
+    remembered: AtomicUsize,
+    whole_needed: AtomicBool,
+    /// Directories of the copy by path.
+    made: Mutex<HashMap<Vec<u8>, (Place, Compare)>>,
+    /// Where the first name of a file with several went, by inode.
+    copied: Mutex<HashMap<u64, (Vec<u8>, CString)>>,
+    /// Unchanged names of files with several.
+    skipped: Mutex<Vec<(u64, Vec<u8>, CString)>>,
+}
+
+impl Copier<'_> {
+    fn copy_dir(&self, item: Item, more: &mut Vec<Item>) -> Result<()> {
+        let dir = item.source.open()?;
+        let before = match item.mode {
+            Compare::Yes => self.old.and_then(|old| old.dirs.get(&item.path)),
+            Compare::No => None,
+        };
+        let mut target = None;
+        if item.mode == Compare::No {
+            target = Some(self.ensure(&item.path, Compare::No)?.open()?);
+        }
+        let mut here = HashMap::new();
+        for entry in dir.entries()? {
+            let stat = dir.stat(&entry.name)?;
+            let now = mark(&stat, kind_of(&dir, &entry.name, &stat)?);
+            let old = before.and_then(|before| before.get(entry.name.to_bytes())).copied();
+            here.insert(entry.name.to_bytes().to_vec(), now);
+            if now.kind.is_dir() {
+                if let Some(next) = self.enter(&dir, &item, &entry.name, old, now)? {
+                    more.push(next);
+                }
+            } else if old == Some(now) && self.is_settled(&now) {
+                if stat.stx_nlink > 1 {
+                    let skipped = (stat.stx_ino, item.path.clone(), entry.name);
+                    lock(&self.skipped).push(skipped);
+                }
+            } else {
+                let target = self.target_of(&mut target, &item)?;
+                self.copy_name(&dir, target, &item.path, &entry.name, &stat)?;
+            }
+        }
+        for (name, old) in before.into_iter().flatten() {
+            if here.contains_key(name) {
+                continue;
+            }
+            if old.kind == Kind::Whiteout {
+                self.whole_needed.store(true, Ordering::Relaxed);
+                return Ok(());
+            }
+            let name = CString::new(name.as_slice()).unwrap_or_default();
+            self.target_of(&mut target, &item)?.make_whiteout(&name)?;
+        }
+        self.remember(item.path, here);
+        Ok(())
+    }
+
+    /// Decides how a directory below is looked at.
+    fn enter(
+        &self,
+        dir: &Dir,
+        item: &Item,
+        name: &CStr,
+        old: Option<Mark>,
+        now: Mark,
+    ) -> Result<Option<Item>> {
+        let next = |mode| {
+            let path = join(&item.path, name.to_bytes());
+            Item { source: dir.child(name), path, mode }
+        };
+        if item.mode == Compare::No {
+            return Ok(Some(next(Compare::No)));
+        }
+        match (old.map(|old| old.kind), now.kind) {
+            (Some(Kind::Dir), Kind::Dir) | (Some(Kind::OpaqueDir), Kind::OpaqueDir) => {
+                let next = next(Compare::Yes);
+                if old != Some(now) || !self.is_settled(&now) {
+                    self.ensure(&next.path, Compare::Yes)?;
+                }
+                Ok(Some(next))
+            }
+            // It hid what lies below and no longer does: the copy before still would.
+            (Some(Kind::OpaqueDir), Kind::Dir) => {
+                self.whole_needed.store(true, Ordering::Relaxed);
+                Ok(None)
+            }
+            _ => Ok(Some(next(Compare::No))),
+        }
+    }
+
+    fn target_of<'t>(&self, target: &'t mut Option<Dir>, item: &Item) -> Result<&'t Dir> {
+        if target.is_none() {
+            *target = Some(self.ensure(&item.path, item.mode)?.open()?);
+        }
+        target.as_ref().ok_or(StoreError::ShuttingDown)
+    }
+
+    fn copy_name(
+        &self,
+        from: &Dir,
+        to: &Dir,
+        path: &[u8],
+        name: &CStr,
+        stat: &Statx,
+    ) -> Result<()> {
+        if stat.stx_nlink == 1 {
+            return to.copy_from(name, from, stat);
+        }
+        // Held while copying, so that no other name of the file is copied as well.
+        let mut copied = lock(&self.copied);
+        if let Some((first_path, first)) = copied.get(&stat.stx_ino) {
+            let first_dir = self.target.descend(first_path)?.open()?;
+            return to
+                .link_from(name, &first_dir, first)
+                .map_err(|error| to.failure("link", name, error));
+        }
+        to.copy_from(name, from, stat)?;
+        copied.insert(stat.stx_ino, (path.to_vec(), name.to_owned()));
+        Ok(())
+    }
+
+    /// Gives files that were copied under one name their unchanged names too.
+    fn link_skipped(&self) -> Result<()> {
+        let copied = lock(&self.copied);
+        for (inode, path, name) in lock(&self.skipped).drain(..) {
+            let Some((first_path, first)) = copied.get(&inode) else { continue };
+            let first_dir = self.target.descend(first_path)?.open()?;
+            let dir = self.ensure(&path, Compare::Yes)?.open()?;
+            dir.link_from(&name, &first_dir, first)
+                .map_err(|error| dir.failure("link", &name, error))?;
+        }
+        Ok(())
+    }
+
+    /// Makes a directory of the copy, with those above it, unless it is there.
+    fn ensure(&self, path: &[u8], mode: Compare) -> Result<Place> {
+        let mut made = lock(&self.made);
+        if let Some((place, _)) = made.get(path) {
+            return Ok(place.clone());
+        }
+        made.entry(Vec::new()).or_insert_with(|| (self.target.clone(), mode));
+        let mut place = self.target.clone();
+        for end in ends(path) {
+            let above = &path[..end];
+            if let Some((there, _)) = made.get(above) {
+                place = there.clone();
+                continue;
+            }
+            let name = above.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+            let name = CString::new(name).unwrap_or_default();
+            place = place.open()?.make_dir(&name)?;
+            let mode = if end == path.len() { mode } else { Compare::Yes };
+            self.account(above.len())?;
+            made.insert(above.to_vec(), (place.clone(), mode));
+        }
+        Ok(place)
+    }
+
+    fn finish_dirs(&self) -> Result<()> {
+        for (path, (place, mode)) in lock(&self.made).iter() {
+            let source = self.source.descend(path)?.open()?;
+            let mut xattrs = source.own_xattrs()?;
+            if *mode == Compare::Yes {
+                // It is merged with the copy before, which has the mark if there is one.
+                xattrs.retain(|(key, _)| key.as_c_str() != OPAQUE);
+            }
+            place.open()?.finish(&source.own_stat()?, &xattrs)?;
+        }
+        Ok(())
+    }
+
+    fn remember(&self, path: Vec<u8>, names: HashMap<Vec<u8>, Mark>) {
+        let bytes = path.len() + names.keys().map(|name| name.len() + 64).sum::<usize>();
+        if self.remembered.fetch_add(bytes, Ordering::Relaxed) + bytes <= MOST_REMEMBERED {
+            lock(&self.seen).dirs.insert(path, names);
+        }
+    }
+
+    /// Keeps a tree that was nested to exhaust memory from doing so.
+    fn account(&self, bytes: usize) -> Result<()> {
+        if self.remembered.fetch_add(bytes, Ordering::Relaxed) > 2 * MOST_REMEMBERED {
+            return Err(self.source.failure("copy the deep tree", rustix::io::Errno::NAMETOOLONG));
+        }
+        Ok(())
+    }
+
+    /// Whether a change after the last copy would have shown.
+    fn is_settled(&self, now: &Mark) -> bool {
+        let nanos =
+            |(seconds, nanos): (i64, u32)| i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
+        self.old.is_some_and(|old| nanos(now.changed) + TICK_NANOS < nanos(old.taken))
+    }
+}
+
+/// Where the names in a path end.
+fn ends(path: &[u8]) -> impl Iterator<Item = usize> {
+    let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+    let last = (!path.is_empty()).then_some(path.len());
+    slashes.chain(last)
+}
+
+fn mark(stat: &Statx, kind: Kind) -> Mark {
+    let changed = (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec);
+    Mark { inode: stat.stx_ino, changed, size: stat.stx_size, kind }
+}
+
+fn kind_of(dir: &Dir, name: &CStr, stat: &Statx) -> Result<Kind> {
+    match file_type(stat) {
+        FileType::Directory => match dir.child(name).open()?.opaque()? {
+            Opaque::Yes => Ok(Kind::OpaqueDir),
+            Opaque::No | Opaque::Whiteouts => Ok(Kind::Dir),
+        },
+        _ if dir.is_whiteout(name, stat, Opaque::No)? => Ok(Kind::Whiteout),
+        _ => Ok(Kind::File),
+    }
+}
+
+/// [`LiveCopy`] as a file beside the open layer: a convenience that may be lost at any time.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    format: u32,
+    layers: Vec<LayerId>,
+    taken: (i64, u32),
+    root: Option<Mark>,
+    /// Paths and names as printable text.
+    dirs: BTreeMap<String, BTreeMap<String, Mark>>,
+}
+
+impl Record {
+    fn new(layers: &[LayerId], seen: &Seen) -> Self {
+        let text = |names: &HashMap<Vec<u8>, Mark>| {
+            names.iter().map(|(name, mark)| (path_text(name), *mark)).collect()
+        };
+        let dirs = seen.dirs.iter().map(|(path, names)| (path_text(path), text(names))).collect();
+        let (taken, root) = (seen.taken, seen.root);
+        Self { format: FORMAT, layers: layers.to_vec(), taken, root, dirs }
+    }
+
+    fn into_copy(self) -> Option<LiveCopy> {
+        let bytes = |names: BTreeMap<String, Mark>| -> Option<HashMap<Vec<u8>, Mark>> {
+            names.into_iter().map(|(name, mark)| Some((path_bytes(&name)?, mark))).collect()
+        };
+        let dirs: Option<HashMap<_, _>> = self
+            .dirs
+            .into_iter()
+            .map(|(path, names)| Some((path_bytes(&path)?, bytes(names)?)))
+            .collect();
+        let seen = Seen { taken: self.taken, root: self.root, dirs: dirs? };
+        Some(LiveCopy { layers: self.layers, seen: Some(Arc::new(seen)) })
+    }
+}
+
+fn recall(path: &Path) -> Option<LiveCopy> {
+    let bytes = fs::read(path).ok()?;
+    parse::<Record>(path, &bytes).ok()?.into_copy()
+}

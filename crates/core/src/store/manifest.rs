@@ -1,0 +1,632 @@
+//! Documents that are replaced whole.
+//!
+//! A new version is written to `tmp/`, synced, renamed over the old one, and the directory is synced.
+//! [`Durability::Soon`] leaves the syncs to the next [`Store::sync`], for what may be lost without
+//! breaking a promise. A filesystem may then, after a power cut, hold an empty file under the new
+//! name. For sandboxes that would lose what was acknowledged before, so the last synced version is
+//! kept beside it as `….json.last` until the next synced write, and read when the newer is damaged.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{Result, Store, StoreError, blocking, io_error};
+use crate::failpoint;
+use crate::model::{
+    Command, CommandId, FORMAT, Image, Layer, LayerId, Name, Project, Sandbox, SandboxId, Session,
+    SessionId, Snapshot, SnapshotId,
+};
+
+/// A document with a place of its own in the data directory.
+pub trait Manifest: Serialize + DeserializeOwned + Send + Sync + 'static {
+    /// What names one.
+    type Key: Clone + fmt::Debug + PartialEq + Send + Sync + 'static;
+    /// What people call it.
+    const KIND: &'static str;
+    /// Whether the last synced version is kept while newer ones are not synced.
+    const KEEP_LAST: bool = false;
+
+    /// Its own key.
+    fn key(&self) -> Self::Key;
+
+    /// Where it lies in the data directory.
+    fn place(key: &Self::Key) -> PathBuf;
+
+    /// Where all of the kind may lie; `*` stands for any one directory.
+    fn places() -> &'static [&'static str];
+}
+
+/// When a write must survive a power cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// Before the call returns.
+    Synced,
+    /// With the next sync. A killed daemon loses nothing either way.
+    Soon,
+}
+
+/// All documents of a kind.
+#[derive(Debug)]
+pub struct Scan<M> {
+    /// Those that could be read.
+    pub good: Vec<M>,
+    /// Those that could not.
+    pub damaged: Vec<Damaged>,
+}
+
+/// A document that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damaged {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong.
+    pub reason: String,
+    /// Whether a later version wrote it, so that nothing is broken but this version too old.
+    pub too_new: bool,
+}
+
+impl Store {
+    /// Writes a document, in place of the one before.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`]; the old version is then still there.
+    pub async fn write<M: Manifest>(&self, manifest: &M, durability: Durability) -> Result<()> {
+        let place = M::place(&manifest.key());
+        let bytes = to_json(manifest, &place)?;
+        let store = self.clone();
+        blocking(move || store.put(&place, &bytes, durability, M::KEEP_LAST)).await
+    }
+
+    /// Reads a document.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::NotFound`], [`StoreError::TooNew`] or [`StoreError::Damaged`].
+    pub async fn read<M: Manifest>(&self, key: &M::Key) -> Result<M> {
+        let key = key.clone();
+        let store = self.clone();
+        blocking(move || store.get(&key)).await
+    }
+
+    /// Removes a document. One that is not there is no error.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`].
+    pub async fn remove<M: Manifest>(&self, key: &M::Key) -> Result<()> {
+        let path = self.data_dir().join(M::place(key));
+        blocking(move || {
+            failpoint::pass("store.remove.before");
+            for path in [&path, &last_of(&path)] {
+                match fs::remove_file(path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        return Err(io_error("remove", path)(error));
+                    }
+                    _ => {}
+                }
+            }
+            failpoint::pass("store.remove.before_sync");
+            sync_parent(&path)
+        })
+        .await
+    }
+
+    /// Reads all documents of a kind.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`] when directories cannot be listed; documents that cannot be read
+    /// are part of the answer.
+    pub async fn scan<M: Manifest>(&self) -> Result<Scan<M>> {
+        let store = self.clone();
+        blocking(move || scan_files(list_places(store.data_dir(), M::places())?)).await
+    }
+
+    /// Reads all commands of one sandbox.
+    ///
+    /// # Errors
+    ///
+    /// As [`scan`](Self::scan).
+    pub async fn scan_commands(&self, sandbox: &SandboxId) -> Result<Scan<Command>> {
+        let dir = self.sandbox_dir(sandbox).join("commands");
+        blocking(move || scan_files(json_files(&dir)?)).await
+    }
+
+    /// Reads all sessions of one sandbox.
+    ///
+    /// # Errors
+    ///
+    /// As [`scan`](Self::scan).
+    pub async fn scan_sessions(&self, sandbox: &SandboxId) -> Result<Scan<Session>> {
+        let dir = self.sandbox_dir(sandbox).join("sessions");
+        blocking(move || scan_files(json_files(&dir)?)).await
+    }
+
+    /// Where a command's log lies. The directory is there once the command has been written.
+    #[must_use]
+    pub fn log_path(&self, sandbox: &SandboxId, command: &CommandId) -> PathBuf {
+        self.sandbox_dir(sandbox).join("commands").join(format!("{command}.log"))
+    }
+
+    /// Removes all that is on record about a sandbox: its manifest, sessions, commands and logs.
+    /// All of it goes at once, by one rename.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`]; the sandbox is then still there whole.
+    pub async fn remove_sandbox_dir(&self, id: &SandboxId) -> Result<()> {
+        let dir = self.sandbox_dir(id);
+        let store = self.clone();
+        blocking(move || {
+            failpoint::pass("store.remove_sandbox.before");
+            store.discard_dir(&dir, id_of(&dir))?;
+            failpoint::pass("store.remove_sandbox.before_sync");
+            sync_parent(&dir)
+        })
+        .await
+    }
+
+    fn sandbox_dir(&self, id: &SandboxId) -> PathBuf {
+        self.data_dir().join("sandboxes").join(id.as_str())
+    }
+
+    /// Reads one document, or the last synced version of it when that one is damaged.
+    pub(super) fn get<M: Manifest>(&self, key: &M::Key) -> Result<M> {
+        let path = self.data_dir().join(M::place(key));
+        let found: M = read_or_last(&path)?;
+        if found.key() == *key {
+            Ok(found)
+        } else {
+            Err(StoreError::Damaged { path, reason: format!("it is about {:?}", found.key()) })
+        }
+    }
+
+    pub(super) fn put(
+        &self,
+        place: &Path,
+        bytes: &[u8],
+        durability: Durability,
+        keep_last: bool,
+    ) -> Result<()> {
+        let path = self.data_dir().join(place);
+        let made_dir = ensure_parent(&path)?;
+        let temporary = self.fresh_tmp("manifest");
+        let outcome = self.replace(&path, &temporary, bytes, durability, keep_last);
+        if outcome.is_err() {
+            // It would be swept at the next start; on a full disk every block counts now.
+            let _ = fs::remove_file(&temporary);
+        }
+        outcome?;
+        if durability == Durability::Synced {
+            failpoint::pass("store.write.renamed");
+            sync_parent(&path)?;
+            if made_dir && let Some(parent) = path.parent() {
+                sync_parent(parent)?;
+                if let Some(above) = parent.parent() {
+                    sync_parent(above)?;
+                }
+            }
+            if keep_last {
+                let _ = fs::remove_file(last_of(&path));
+            }
+        }
+        failpoint::pass("store.write.done");
+        Ok(())
+    }
+
+    fn replace(
+        &self,
+        path: &Path,
+        temporary: &Path,
+        bytes: &[u8],
+        durability: Durability,
+        keep_last: bool,
+    ) -> Result<()> {
+        failpoint::pass("store.write.before");
+        let mut file = File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(temporary)
+            .map_err(io_error("create", temporary))?;
+        file.write_all(bytes).map_err(io_error("write", temporary))?;
+        if durability == Durability::Synced {
+            file.sync_all().map_err(io_error("sync", temporary))?;
+        } else if keep_last {
+            match fs::hard_link(path, last_of(path)) {
+                Err(error)
+                    if !matches!(
+                        error.kind(),
+                        io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound
+                    ) =>
+                {
+                    return Err(io_error("keep", path)(error));
+                }
+                _ => {}
+            }
+        }
+        failpoint::pass("store.write.before_rename");
+        fs::rename(temporary, path).map_err(io_error("replace", path))
+    }
+
+    /// A name in `tmp/` that nobody else uses.
+    pub(super) fn fresh_tmp(&self, what: &str) -> PathBuf {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        self.tmp_dir().join(format!("{what}.{}.{count}", std::process::id()))
+    }
+}
+
+/// Refuses a data directory of a later version.
+pub(super) fn check_directory_format(data: &Path) -> Result<()> {
+    let path = data.join("format.json");
+    match fs::read(&path) {
+        Ok(bytes) => parse::<Probe>(&path, &bytes).map(|_| ()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(io_error("read", &path)(error)),
+    }
+}
+
+/// Marks a new data directory with its format.
+pub(super) fn write_directory_format(data: &Path) -> Result<()> {
+    let path = data.join("format.json");
+    if path.exists() {
+        return Ok(());
+    }
+    let temporary = data.join("tmp/format.json");
+    let bytes = format!("{{\"format\":{FORMAT}}}\n");
+    let mut file = File::create(&temporary).map_err(io_error("create", &temporary))?;
+    file.write_all(bytes.as_bytes())
+        .and_then(|()| file.sync_all())
+        .map_err(io_error("write", &temporary))?;
+    fs::rename(&temporary, &path).map_err(io_error("create", &path))?;
+    sync_parent(&path)
+}
+
+#[derive(serde::Deserialize)]
+struct Probe {
+    format: u32,
+}
+
+pub(super) fn to_json<T: Serialize>(value: &T, place: &Path) -> Result<Vec<u8>> {
+    let mut bytes = serde_json::to_vec_pretty(value).map_err(|error| StoreError::Damaged {
+        path: place.to_owned(),
+        reason: format!("it cannot be written as JSON: {error}"),
+    })?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
+/// Reads a document, format first: one of a later version may look damaged to this one.
+pub(super) fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T> {
+    let damaged = |reason: String| StoreError::Damaged { path: path.to_owned(), reason };
+    if bytes.is_empty() {
+        return Err(damaged("it is empty".to_owned()));
+    }
+    let probe: Probe = serde_json::from_slice(bytes).map_err(|error| damaged(error.to_string()))?;
+    if probe.format > FORMAT {
+        let path = path.to_owned();
+        return Err(StoreError::TooNew { path, found: probe.format, known: FORMAT });
+    }
+    serde_json::from_slice(bytes).map_err(|error| damaged(error.to_string()))
+}
+
+fn read_file<M: Manifest>(path: &Path) -> Result<M> {
+    match fs::read(path) {
+        Ok(bytes) => parse(path, &bytes),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let key = id_of(path);
+            let key = if key == M::KIND { id_of(path.parent().unwrap_or(path)) } else { key };
+            Err(StoreError::NotFound { kind: M::KIND, key: key.to_owned() })
+        }
+        Err(error) => Err(io_error("read", path)(error)),
+    }
+}
+
+fn read_or_last<M: Manifest>(path: &Path) -> Result<M> {
+    let newest = read_file(path);
+    if M::KEEP_LAST
+        && matches!(newest, Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }))
+        && let Ok(last) = read_file(&last_of(path))
+    {
+        return Ok(last);
+    }
+    newest
+}
+
+fn scan_files<M: Manifest>(files: Vec<PathBuf>) -> Result<Scan<M>> {
+    let mut scan = Scan { good: Vec::with_capacity(files.len()), damaged: Vec::new() };
+    for path in files {
+        let refused = match read_or_last::<M>(&path) {
+            Ok(found) if path.ends_with(M::place(&found.key())) => {
+                scan.good.push(found);
+                continue;
+            }
+            Ok(found) => {
+                let reason = format!("it is about {:?}", found.key());
+                Damaged { path, reason, too_new: false }
+            }
+            // It was removed since the directory was listed, or its directory is only half made.
+            Err(StoreError::NotFound { .. }) => continue,
+            Err(StoreError::Damaged { path, reason }) => Damaged { path, reason, too_new: false },
+            Err(error @ StoreError::TooNew { .. }) => {
+                Damaged { path, reason: error.to_string(), too_new: true }
+            }
+            Err(StoreError::Io { source, .. }) => {
+                Damaged { path, reason: source.to_string(), too_new: false }
+            }
+            Err(other) => return Err(other),
+        };
+        scan.damaged.push(refused);
+    }
+    Ok(scan)
+}
+
+/// Lists the files that patterns like `sandboxes/*/commands` or `sandboxes/*/sandbox.json` stand for.
+pub(super) fn list_places(data: &Path, patterns: &[&str]) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for pattern in patterns {
+        let mut found = vec![data.to_owned()];
+        for part in pattern.split('/') {
+            let mut next = Vec::new();
+            for dir in found {
+                match part {
+                    "*" => next.extend(list(&dir)?),
+                    "*.json" => next.extend(json_files(&dir)?),
+                    name => next.push(dir.join(name)),
+                }
+            }
+            found = next;
+        }
+        files.extend(found);
+    }
+    Ok(files)
+}
+
+fn json_files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let is_json = |path: &PathBuf| path.extension() == Some(OsStr::new("json"));
+    Ok(list(dir)?.into_iter().filter(is_json).collect())
+}
+
+/// What is in a directory, sorted; nothing when there is no such directory.
+pub(super) fn list(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+        {
+            return Ok(Vec::new());
+        }
+        Err(error) => return Err(io_error("list", dir)(error)),
+    };
+    let mut paths = Vec::new();
+    for entry in entries {
+        paths.push(entry.map_err(io_error("list", dir))?.path());
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+fn last_of(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".last");
+    PathBuf::from(name)
+}
+
+/// The part of a path that names what lies there.
+pub(super) fn id_of(path: &Path) -> &str {
+    path.file_stem().and_then(OsStr::to_str).unwrap_or_default()
+}
+
+fn ensure_parent(path: &Path) -> Result<bool> {
+    let Some(parent) = path.parent() else { return Ok(false) };
+    if parent.is_dir() {
+        return Ok(false);
+    }
+    fs::create_dir_all(parent).map_err(io_error("create", parent))?;
+    Ok(true)
+}
+
+pub(super) fn sync_parent(path: &Path) -> Result<()> {
+    let Some(parent) = path.parent() else { return Ok(()) };
+    match File::open(parent) {
+        Ok(dir) => dir.sync_all().map_err(io_error("sync", parent)),
+        // A directory that is gone has nothing left to sync.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(io_error("open", parent)(error)),
+    }
+}
+
+impl Manifest for Project {
+    type Key = Name;
+    const KIND: &'static str = "project";
+    const KEEP_LAST: bool = true;
+    fn key(&self) -> Name {
+        self.name.clone()
+    }
+    fn place(key: &Name) -> PathBuf {
+        PathBuf::from(format!("projects/{key}.json"))
+    }
+    fn places() -> &'static [&'static str] {
+        &["projects/*.json"]
+    }
+}
+
+impl Manifest for Sandbox {
+    type Key = SandboxId;
+    const KIND: &'static str = "sandbox";
+    const KEEP_LAST: bool = true;
+    fn key(&self) -> SandboxId {
+        self.id.clone()
+    }
+    fn place(key: &SandboxId) -> PathBuf {
+        PathBuf::from(format!("sandboxes/{key}/sandbox.json"))
+    }
+    fn places() -> &'static [&'static str] {
+        &["sandboxes/*/sandbox.json"]
+    }
+}
+
+impl Manifest for Session {
+    type Key = (SandboxId, SessionId);
+    const KIND: &'static str = "session";
+    fn key(&self) -> Self::Key {
+        (self.sandbox.clone(), self.id.clone())
+    }
+    fn place((sandbox, id): &Self::Key) -> PathBuf {
+        PathBuf::from(format!("sandboxes/{sandbox}/sessions/{id}.json"))
+    }
+    fn places() -> &'static [&'static str] {
+        &["sandboxes/*/sessions/*.json"]
+    }
+}
+
+impl Manifest for Command {
+    type Key = (SandboxId, CommandId);
+    const KIND: &'static str = "command";
+    fn key(&self) -> Self::Key {
+        (self.sandbox.clone(), self.id.clone())
+    }
+    fn place((sandbox, id): &Self::Key) -> PathBuf {
+        PathBuf::from(format!("sandboxes/{sandbox}/commands/{id}.json"))
+    }
+    fn places() -> &'static [&'static str] {
+        &["sandboxes/*/commands/*.json"]
+    }
+}
+
+impl Manifest for Snapshot {
+    type Key = SnapshotId;
+    const KIND: &'static str = "snapshot";
+    fn key(&self) -> SnapshotId {
+        self.id.clone()
+    }
+    fn place(key: &SnapshotId) -> PathBuf {
+        PathBuf::from(format!("snapshots/{key}.json"))
+    }
+    fn places() -> &'static [&'static str] {
+        &["snapshots/*.json"]
+    }
+}
+
+impl Manifest for Layer {
+    type Key = LayerId;
+    const KIND: &'static str = "layer";
+    fn key(&self) -> LayerId {
+        self.id.clone()
+    }
+    fn place(key: &LayerId) -> PathBuf {
+        PathBuf::from(format!("layers/{key}/layer.json"))
+    }
+    fn places() -> &'static [&'static str] {
+        &["layers/*/layer.json"]
+    }
+}
+
+impl Manifest for Image {
+    type Key = String;
+    const KIND: &'static str = "image";
+    fn key(&self) -> String {
+        self.name.clone()
+    }
+    fn place(key: &String) -> PathBuf {
+        PathBuf::from(format!("images/{}.json", file_name_of(key)))
+    }
+    fn places() -> &'static [&'static str] {
+        &["images/*.json"]
+    }
+}
+
+/// A file name for any text: letters, digits, `_`, `-` and inner dots stay, other bytes become `%XX`,
+/// and what would be too long ends in a hash.
+fn file_name_of(text: &str) -> String {
+    let mut name = String::new();
+    for (at, byte) in text.bytes().enumerate() {
+        let plain = byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
+        if plain || (byte == b'.' && at > 0) {
+            name.push(char::from(byte));
+        } else {
+            name.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    if name.len() > 200 {
+        name.truncate(130);
+        name.push('~');
+        name.push_str(&super::digest::hex(&super::digest::sha256(text.as_bytes())));
+    }
+    name
+}
+
+/// Bytes as text that can be turned back: what is not printable UTF-8, and `%`, becomes `%XX`.
+pub(super) fn path_text(path: &[u8]) -> String {
+    let mut text = String::with_capacity(path.len());
+    for chunk in path.utf8_chunks() {
+        for char in chunk.valid().chars() {
+            if char == '%' || char.is_control() {
+                let mut buffer = [0; 4];
+                for byte in char.encode_utf8(&mut buffer).bytes() {
+                    text.push_str(&format!("%{byte:02X}"));
+                }
+            } else {
+                text.push(char);
+            }
+        }
+        for byte in chunk.invalid() {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    text
+}
+
+/// Turns [`path_text`] back into bytes.
+pub(super) fn path_bytes(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        if *first == b'%' {
+            let digits = std::str::from_utf8(after.get(..2)?).ok()?;
+            bytes.push(u8::from_str_radix(digits, 16).ok()?);
+            rest = &after[2..];
+        } else {
+            bytes.push(*first);
+            rest = after;
+        }
+    }
+    Some(bytes)
+}
+
+/// Bytes as a path.
+pub(super) fn as_path(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{file_name_of, path_bytes, path_text};
+
+    #[test]
+    fn names_of_images_are_safe_files() {
+        assert_eq!(file_name_of("debian:12"), "debian%3A12");
+        assert_eq!(file_name_of("../../etc/x"), "%2E.%2F..%2Fetc%2Fx");
+        assert!(file_name_of(&"/".repeat(3000)).len() < 240);
+        assert_ne!(file_name_of(&"/".repeat(3000)), file_name_of(&"/".repeat(3001)));
+    }
+
+    #[test]
+    fn any_path_survives_as_text() {
+        for path in [&b"a/b"[..], b"100%", b"\xff\xfe/\n\0x", "ä\u{7f}".as_bytes(), b""] {
+            let text = path_text(path);
+            assert!(!text.chars().any(char::is_control));
+            assert_eq!(path_bytes(&text).as_deref(), Some(path), "{text}");
+        }
+    }
+}

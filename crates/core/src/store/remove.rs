@@ -1,0 +1,165 @@
+//! Getting rid of trees, however deep, without making anyone wait.
+//!
+//! A tree to be removed is renamed into `tmp/`, which is one step and cannot be half done, and then
+//! deleted by one thread of the store. What that thread has not done when the daemon ends is done
+//! when the store is next opened.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+
+use rustix::fs::{AtFlags, FileType};
+
+use super::manifest::list;
+use super::tree::{Place, file_type};
+use super::{Result, Store, io_error};
+
+/// The thread that deletes.
+#[derive(Debug)]
+pub(super) struct Trash {
+    /// Taken when the store closes.
+    orders: Option<Sender<Order>>,
+    closing: Arc<AtomicBool>,
+    worker: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+enum Order {
+    Delete(PathBuf),
+    /// Say when all before it is done.
+    Tell(Sender<()>),
+}
+
+impl Trash {
+    pub(super) fn start() -> io::Result<Self> {
+        let (orders, receiver) = mpsc::channel();
+        let closing = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&closing);
+        let worker = thread::Builder::new()
+            .name("keep-trash".to_owned())
+            .spawn(move || work_off(&receiver, &seen))?;
+        Ok(Self { orders: Some(orders), closing, worker: Some(worker) })
+    }
+
+    fn send(&self, order: Order) {
+        if let Some(orders) = &self.orders {
+            // The worker only ends after the store.
+            let _ = orders.send(order);
+        }
+    }
+}
+
+impl Drop for Trash {
+    fn drop(&mut self) {
+        self.closing.store(true, Ordering::Relaxed);
+        self.orders = None;
+        if let Some(worker) = self.worker.take() {
+            let _ = worker.join();
+        }
+    }
+}
+
+fn work_off(orders: &Receiver<Order>, closing: &AtomicBool) {
+    for order in orders {
+        match order {
+            Order::Delete(path) if !closing.load(Ordering::Relaxed) => {
+                if let Err(error) = remove_tree(&path, closing) {
+                    tracing::warn!(path = %path.display(), error = &error as &dyn std::error::Error,
+                        "could not delete all of it; it is tried again at the next start");
+                }
+            }
+            Order::Delete(_) => {}
+            Order::Tell(done) => {
+                let _ = done.send(());
+            }
+        }
+    }
+}
+
+impl Store {
+    /// Orders everything in `tmp/` deleted.
+    pub(super) fn empty_tmp(&self) -> Result<()> {
+        for path in list(&self.tmp_dir())? {
+            self.inner.trash.send(Order::Delete(path));
+        }
+        Ok(())
+    }
+
+    /// Makes `dir` vanish at once; the space comes back a little later.
+    pub(super) fn discard_dir(&self, dir: &Path, label: &str) -> Result<()> {
+        let grave = self.fresh_tmp(label);
+        match fs::rename(dir, &grave) {
+            Ok(()) => self.inner.trash.send(Order::Delete(grave)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(io_error("remove", dir)(error)),
+        }
+        Ok(())
+    }
+
+    /// Waits until everything discarded so far has been deleted.
+    pub(super) fn await_trash(&self) {
+        let (done, told) = mpsc::channel();
+        self.inner.trash.send(Order::Tell(done));
+        let _ = told.recv();
+    }
+}
+
+/// Deletes a file or a tree. Stops early when `closing` becomes true.
+pub(super) fn remove_tree(path: &Path, closing: &AtomicBool) -> Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => {}
+        Ok(_) => return fs::remove_file(path).map_err(io_error("remove", path)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(io_error("stat", path)(error)),
+    }
+    empty(Place::root(path)?, closing)?;
+    if closing.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    fs::remove_dir(path).map_err(io_error("remove", path))
+}
+
+/// Deletes everything in a directory.
+pub(super) fn empty(root: Place, closing: &AtomicBool) -> Result<()> {
+    enum Step {
+        Enter(Place),
+        Leave(Place),
+    }
+    // The root itself stays: only what is below it is left by removal.
+    let mut steps = Vec::new();
+    let mut next = Some(Step::Enter(root));
+    while let Some(step) = next.take().or_else(|| steps.pop()) {
+        if closing.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let place = match step {
+            Step::Leave(place) => {
+                place.remove()?;
+                continue;
+            }
+            Step::Enter(place) => place,
+        };
+        let dir = place.open()?;
+        for entry in dir.entries()? {
+            let is_dir = match entry.kind {
+                FileType::Unknown => file_type(&dir.stat(&entry.name)?) == FileType::Directory,
+                kind => kind == FileType::Directory,
+            };
+            if is_dir {
+                let child = dir.child(&entry.name);
+                steps.push(Step::Leave(child.clone()));
+                steps.push(Step::Enter(child));
+                continue;
+            }
+            match rustix::fs::unlinkat(dir.fd(), entry.name.as_c_str(), AtFlags::empty()) {
+                Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+                Err(error) => return Err(dir.failure("remove", &entry.name, error)),
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! Visiting a tree with several threads, and measuring one.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use rustix::fs::FileType;
+
+use super::tree::{Place, file_type};
+use super::{Result, StoreError};
+
+/// What a tree takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Measure {
+    /// Disk space: blocks, each inode once.
+    pub(super) bytes: u64,
+    /// Names, the root's not counted.
+    pub(super) files: u64,
+}
+
+/// Measures the tree under `root`, which nobody changes.
+pub(super) fn measure(root: &Path) -> Result<Measure> {
+    measure_tree(root, false)
+}
+
+/// Measures the tree under `root` while it may change: what vanishes meanwhile does not count.
+pub(super) fn measure_moving(root: &Path) -> Result<Measure> {
+    measure_tree(root, true)
+}
+
+fn measure_tree(root: &Path, moving: bool) -> Result<Measure> {
+    let (bytes, files) = (AtomicU64::new(0), AtomicU64::new(0));
+    let linked = Mutex::new(HashSet::new());
+    let root = Place::root(root)?;
+    bytes.fetch_add(root.open()?.own_stat()?.stx_blocks * 512, Ordering::Relaxed);
+    visit(root, |place, more| {
+        let dir = match place.open() {
+            Err(error) if moving && vanished(&error) => return Ok(()),
+            opened => opened?,
+        };
+        let mut here = Measure::default();
+        dir.for_each(|name, _| {
+            let stat = match dir.stat(name) {
+                Err(error) if moving && vanished(&error) => return Ok(()),
+                found => found?,
+            };
+            let is_dir = file_type(&stat) == FileType::Directory;
+            here.files += 1;
+            if is_dir || stat.stx_nlink == 1 || lock(&linked).insert(stat.stx_ino) {
+                here.bytes += stat.stx_blocks * 512;
+            }
+            if is_dir {
+                more.push(dir.child(name));
+            }
+            Ok(())
+        })?;
+        bytes.fetch_add(here.bytes, Ordering::Relaxed);
+        files.fetch_add(here.files, Ordering::Relaxed);
+        Ok(())
+    })?;
+    Ok(Measure { bytes: bytes.into_inner(), files: files.into_inner() })
+}
+
+fn vanished(error: &StoreError) -> bool {
+    let gone = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
+    matches!(error, StoreError::Io { source, .. } if gone.contains(&source.kind()))
+}
+
+/// Calls `work` with `first` and with all that `work` adds, on as many threads as there are
+/// processors, at least two and at most eight. Ends at the first error.
+///
+/// The newest item goes first, so that a walk is depth first and few items wait.
+pub(super) fn visit<T, F>(first: T, work: F) -> Result<()>
+where
+    T: Send,
+    F: Fn(T, &mut Vec<T>) -> Result<()> + Sync,
+{
+    let threads = thread::available_parallelism().map_or(2, usize::from).clamp(2, 8);
+    let queue = Queue {
+        state: Mutex::new(State { waiting: vec![first], busy: 0, outcome: Ok(()) }),
+        changed: Condvar::new(),
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(|| queue.work_off(&work));
+        }
+        queue.work_off(&work);
+    });
+    queue.state.into_inner().unwrap_or_else(PoisonError::into_inner).outcome
+}
+
+struct Queue<T> {
+    state: Mutex<State<T>>,
+    changed: Condvar,
+}
+
+struct State<T> {
+    waiting: Vec<T>,
+    busy: usize,
+    outcome: Result<()>,
+}
+
+impl<T> Queue<T> {
+    fn work_off(&self, work: &impl Fn(T, &mut Vec<T>) -> Result<()>) {
+        let mut more = Vec::new();
+        while let Some(item) = self.take() {
+            // Lets the others end should `work` panic.
+            let turn = Turn { queue: self };
+            let outcome = work(item, &mut more);
+            let mut state = lock(&self.state);
+            if outcome.is_err() && state.outcome.is_ok() {
+                state.outcome = outcome;
+            }
+            state.waiting.append(&mut more);
+            drop(state);
+            drop(turn);
+        }
+    }
+
+    fn take(&self) -> Option<T> {
+        let mut state = lock(&self.state);
+        loop {
+            if state.outcome.is_err() {
+                return None;
+            }
+            if let Some(item) = state.waiting.pop() {
+                state.busy += 1;
+                return Some(item);
+            }
+            if state.busy == 0 {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+struct Turn<'a, T> {
+    queue: &'a Queue<T>,
+}
+
+impl<T> Drop for Turn<'_, T> {
+    fn drop(&mut self) {
+        lock(&self.queue.state).busy -= 1;
+        self.queue.changed.notify_all();
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
