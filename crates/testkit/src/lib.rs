@@ -1,1 +1,3 @@
-//! placeholder
+//! Fixtures and contract suites.
+
+pub mod driver;

@@ -174,7 +174,7 @@ fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<(), Trouble> {
     become_root()?;
     rustix::system::sethostname(cage.hostname.as_bytes()).step("set the host name")?;
 
-    root::stack(&cage.root, &mounts, &cage.run_dir)?;
+    root::stack(&cage.root, &mounts)?;
     drop(mounts);
     check_mount_points()?;
     mount_proc_and_sys()?;

@@ -213,8 +213,7 @@ fn abandon(cage: &Cage, child: u32) {
 
 fn lock(run_dir: &Path) -> Result<File, Trouble> {
     let directory = File::open(run_dir).step("open the runtime directory")?;
-    rustix::fs::flock(&directory, FlockOperation::LockExclusive)
-        .step("lock the runtime directory")?;
+    rustix::fs::flock(&directory, FlockOperation::LockShared).step("lock the runtime directory")?;
     Ok(directory)
 }
 

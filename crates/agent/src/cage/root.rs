@@ -36,6 +36,10 @@ use super::{Step, Trouble, sys};
 /// Directories something is mounted on.
 pub(super) const MOUNT_POINTS: [&str; 4] = ["proc", "sys", "dev", "run"];
 
+/// Where the stack is built, out of sight: a directory every host has and every user can enter, which
+/// the sandbox's root, being nobody on the host, cannot say of most.
+const STAGE: &str = "/proc";
+
 /// Unattached copies of the mounts the layers are on.
 pub(super) struct Mounts {
     layers: OwnedFd,
@@ -84,15 +88,15 @@ pub(super) fn furnish(root: &Root, hostname: &str) -> Result<(), Trouble> {
 /// Stacks the layers and makes the result the current directory.
 ///
 /// Expects to be root of the sandbox's user namespace in a mount namespace that belongs to it and
-/// that nobody else is in; `stage` is any directory there, hidden by what is mounted on it.
-pub(super) fn stack(root: &Root, mounts: &Mounts, stage: &Path) -> Result<(), Trouble> {
+/// that nobody else is in.
+pub(super) fn stack(root: &Root, mounts: &Mounts) -> Result<(), Trouble> {
     // Mounts made by the host from now on must not appear in here.
     rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
         .step("keep the host's mounts out")?;
     // A place that is ours to make directories in.
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    rustix::mount::mount("stage", stage, "tmpfs", flags, c"mode=700").step("mount the stage")?;
-    std::env::set_current_dir(stage).step("enter the stage")?;
+    rustix::mount::mount("stage", STAGE, "tmpfs", flags, c"mode=700").step("mount the stage")?;
+    std::env::set_current_dir(STAGE).step("enter the stage")?;
     for (name, mount) in [("layers", &mounts.layers), ("writable", &mounts.writable)] {
         rustix::fs::mkdir(name, Mode::RWXU).step("set up the stage")?;
         // Attached, because older kernels refuse to stack directories of unattached mounts.

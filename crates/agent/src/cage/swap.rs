@@ -46,7 +46,7 @@ fn carry_out(swap: &Swap) -> Result<(), Trouble> {
         .step("enter the user namespace")?;
     inside::become_root()?;
     sys::unshare(libc::CLONE_NEWNS).step("make a mount namespace to build in")?;
-    root::stack(&swap.root, &mounts, &swap.run_dir)?;
+    root::stack(&swap.root, &mounts)?;
     inside::check_mount_points()?;
     let new_root = copy(".", false)?;
 

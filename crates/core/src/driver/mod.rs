@@ -1,5 +1,7 @@
 //! Isolation backends.
 
+pub mod container;
+
 use std::fmt;
 use std::io;
 use std::path::PathBuf;

@@ -1,0 +1,271 @@
+//! The contract every driver is held to, and a host of its own for each test.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use sandkeep_core::driver::container::{ContainerConfig, ContainerDriver};
+use sandkeep_core::driver::{AGENT, Driver, DriverError, Machine, MachineUsage, Relayer};
+use sandkeep_core::model::{Limits, MachineKey, RootFs, Size, UidRange};
+use tempfile::TempDir;
+
+/// Limits no test should reach by accident.
+pub const AMPLE: Limits =
+    Limits { millicpus: 2000, memory: Size(256 << 20), pids: 200, file_size: Size(64 << 20) };
+
+/// A part of this machine for one test: directories and control groups that go away with it, and
+/// whatever machine the test left running, also when it failed.
+pub struct ContainerHost {
+    dir: TempDir,
+    config: ContainerConfig,
+}
+
+impl ContainerHost {
+    /// Sets one up, or says why this machine cannot.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason, to be printed as `SKIPPED`.
+    pub fn new() -> Result<Self, String> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        if !rustix::process::geteuid().is_root() {
+            return Err("containers need root".to_owned());
+        }
+        let dir = TempDir::with_prefix("keep-host-").map_err(|e| e.to_string())?;
+        let agent = dir.path().join("keep-agent");
+        fs::write(&agent, AGENT).map_err(|e| e.to_string())?;
+        fs::set_permissions(&agent, fs::Permissions::from_mode(0o755))
+            .map_err(|e| e.to_string())?;
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let cgroup_parent = format!("sandkeep-test-{}-{count}", std::process::id());
+        let config = ContainerConfig { agent, run_dir: dir.path().join("run"), cgroup_parent };
+        let host = Self { dir, config };
+        ContainerDriver::new(host.config.clone()).map_err(|e| e.to_string())?;
+        Ok(host)
+    }
+
+    /// A driver for this host; another one is what a restarted daemon would have.
+    ///
+    /// # Panics
+    ///
+    /// When the host, which had a driver before, no longer takes one.
+    #[must_use]
+    pub fn driver(&self) -> ContainerDriver {
+        ContainerDriver::new(self.config.clone()).expect("the host took a driver before")
+    }
+
+    /// Where the driver keeps things.
+    #[must_use]
+    pub fn config(&self) -> &ContainerConfig {
+        &self.config
+    }
+
+    /// The directory everything of the test is in.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Makes an empty layer and returns its directory, to be filled.
+    ///
+    /// # Panics
+    ///
+    /// When the directory cannot be made.
+    #[must_use]
+    pub fn layer(&self, name: &str) -> PathBuf {
+        let path = self.dir.path().join("layers").join(name);
+        fs::create_dir_all(&path).expect("a directory in our own directory");
+        path
+    }
+
+    /// Describes a root of the named layers, topmost first, with a fresh writable directory.
+    ///
+    /// # Panics
+    ///
+    /// When directories cannot be made.
+    #[must_use]
+    pub fn root(&self, writable: &str, layers: &[&str]) -> RootFs {
+        let writable_dir = self.dir.path().join("writable").join(writable);
+        for part in ["upper", "work"] {
+            fs::create_dir_all(writable_dir.join(part)).expect("a directory in our own directory");
+        }
+        for layer in layers {
+            let _ = self.layer(layer);
+        }
+        RootFs {
+            layers_dir: self.dir.path().join("layers"),
+            lower: layers.iter().map(PathBuf::from).collect(),
+            writable_dir,
+            upper: PathBuf::from("upper"),
+            work: PathBuf::from("work"),
+        }
+    }
+
+    /// Describes a machine on one empty layer.
+    #[must_use]
+    pub fn machine(&self, name: &str) -> Machine {
+        self.machine_on(name, self.root(name, &["empty"]))
+    }
+
+    /// Describes a machine on a given root. Each has a range of ids of its own.
+    #[must_use]
+    pub fn machine_on(&self, name: &str, root: RootFs) -> Machine {
+        static RANGES: AtomicU32 = AtomicU32::new(0);
+        let range = RANGES.fetch_add(1, Ordering::Relaxed) % 1000;
+        Machine {
+            key: key(name),
+            hostname: name.to_owned(),
+            root,
+            uids: UidRange { base: 1_000_000_000 + range * 65_536, count: 65_536 },
+            limits: AMPLE,
+        }
+    }
+}
+
+impl Drop for ContainerHost {
+    fn drop(&mut self) {
+        let driver = self.driver();
+        // A thread of its own: a runtime cannot be started inside the test's.
+        let cleaned = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let Ok(runtime) = runtime else { return };
+            runtime.block_on(async {
+                for (key, _) in driver.survivors().await.unwrap_or_default() {
+                    let _ = driver.stop(&key).await;
+                }
+            });
+            driver.retire();
+        });
+        let _ = cleaned.join();
+    }
+}
+
+/// A machine's key out of a text that is fit to be one.
+///
+/// # Panics
+///
+/// When it is not.
+#[must_use]
+pub fn key(text: &str) -> MachineKey {
+    MachineKey::parse(text).expect("a key fit for tests")
+}
+
+/// Holds a driver to the promises in [`Driver`]'s documentation. `make` gives a driver for the same
+/// host each time, as daemons that follow each other would have; `machine` describes a machine that
+/// starts, `broken` one whose root is not there.
+///
+/// # Panics
+///
+/// When a promise is broken.
+pub async fn driver_contract<D: Driver>(
+    make: impl Fn() -> D,
+    machine: impl Fn(&str) -> Machine,
+    broken: impl Fn(&str) -> Machine,
+) {
+    let driver = make();
+    assert_eq!(alive(&driver).await, [""; 0], "a fresh host is empty");
+
+    let (one, two) = (machine("one"), machine("two"));
+    driver.start(&one).await.expect("one starts");
+    driver.start(&two).await.expect("two starts");
+    assert_eq!(alive(&driver).await, ["one", "two"]);
+
+    let again = driver.start(&one).await;
+    assert!(matches!(again, Err(DriverError::Alive { .. })), "one is alive already: {again:?}");
+    let failed = driver.start(&broken("three")).await;
+    assert!(failed.is_err(), "a root that is not there: {failed:?}");
+    assert_eq!(alive(&driver).await, ["one", "two"], "a failed start leaves nothing");
+    driver.start(&machine("three")).await.expect("and its name can be used again");
+    driver.stop(&key("three")).await.expect("three stops");
+
+    // The daemon dies; another comes.
+    drop(driver);
+    let driver = make();
+    assert_eq!(alive(&driver).await, ["one", "two"], "machines outlive the daemon");
+
+    let (died, stopped) = tokio::join!(
+        tokio::time::timeout(Duration::from_secs(60), driver.died(&one.key)),
+        driver.stop(&one.key)
+    );
+    assert!(died.is_ok(), "its death is noticed");
+    let usage = stopped.expect("one stops");
+    assert!(usage.cpu > Duration::ZERO && usage.memory_peak.0 > 0, "it used something: {usage:?}");
+    let usage = driver.stop(&key("one")).await.expect("stopping twice is fine");
+    assert_eq!(usage, MachineUsage::default(), "and the second time there was nothing");
+    driver.died(&key("one")).await;
+    assert_eq!(alive(&driver).await, ["two"], "stopping one leaves two alone");
+    assert_eq!(driver.usage(&key("one")).await.expect("zeros"), MachineUsage::default());
+    assert!(driver.usage(&key("two")).await.expect("accounts").cpu > Duration::ZERO);
+
+    driver.start(&one).await.expect("one starts again, on what it wrote before");
+    if let Some(relayer) = driver.relayer() {
+        relayer_contract(relayer, &one.key, &machine("other").root).await;
+    }
+    for name in ["one", "two"] {
+        driver.stop(&key(name)).await.expect("it stops");
+    }
+    many_at_once(&driver, &machine).await;
+    assert_eq!(alive(&driver).await, [""; 0], "nothing is left");
+}
+
+async fn relayer_contract(relayer: &dyn Relayer, live: &MachineKey, other: &RootFs) {
+    let absent = key("absent");
+    assert!(relayer.alone(live).await.expect("it lives"), "nothing was started in it");
+    relayer.thaw(live).await.expect("thawing what is not frozen does nothing");
+    for _ in 0..2 {
+        relayer.freeze(live).await.expect("it freezes, also when it is frozen");
+    }
+    relayer.thaw(live).await.expect("it thaws");
+    relayer.swap_root(live, other).await.expect("the agent is alone, so the root can go");
+    assert!(relayer.alone(live).await.expect("it lives on"));
+    let refused = relayer.swap_root(&absent, other).await;
+    assert!(matches!(refused, Err(DriverError::Absent { .. })), "{refused:?}");
+    assert!(matches!(relayer.alone(&absent).await, Err(DriverError::Absent { .. })));
+    let gone = RootFs { layers_dir: PathBuf::from("/no/such/layers"), ..other.clone() };
+    assert!(relayer.swap_root(live, &gone).await.is_err(), "a root that is not there");
+    assert!(relayer.alone(live).await.expect("a failed swap changes nothing"));
+    // Frozen machines can be stopped; the contract's caller does.
+    relayer.freeze(live).await.expect("it freezes");
+}
+
+/// Machines that come and go at the same time do not get in each other's way.
+async fn many_at_once<D: Driver>(driver: &D, machine: &impl Fn(&str) -> Machine) {
+    let machines: Vec<Machine> = (0..8).map(|n| machine(&format!("many-{n}"))).collect();
+    let starts = machines.iter().map(|machine| driver.start(machine));
+    for started in join_all(starts).await {
+        started.expect("it starts among others");
+    }
+    assert_eq!(alive(driver).await.len(), machines.len());
+    let stops = machines.iter().map(|machine| driver.stop(&machine.key));
+    for stopped in join_all(stops).await {
+        stopped.expect("it stops among others");
+    }
+}
+
+/// Drives all futures to their end, on this task.
+async fn join_all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut pending: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
+    std::future::poll_fn(|context| {
+        let mut waiting = false;
+        for (future, outcome) in &mut pending {
+            if outcome.is_none() {
+                match future.as_mut().poll(context) {
+                    std::task::Poll::Ready(value) => *outcome = Some(value),
+                    std::task::Poll::Pending => waiting = true,
+                }
+            }
+        }
+        if waiting { std::task::Poll::Pending } else { std::task::Poll::Ready(()) }
+    })
+    .await;
+    pending.into_iter().filter_map(|(_, outcome)| outcome).collect()
+}
+
+async fn alive(driver: &impl Driver) -> Vec<String> {
+    let survivors = driver.survivors().await.expect("survivors are listed");
+    let mut keys: Vec<String> = survivors.iter().map(|(key, _)| key.as_str().to_owned()).collect();
+    keys.sort();
+    keys
+}
