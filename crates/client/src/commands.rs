@@ -208,7 +208,7 @@ impl Client {
         name: &str,
         request: &ExecRequest,
     ) -> Result<(Input, Attached), Error> {
-        let socket = self.transport.socket(sandbox(name, &["exec"]).as_str()).await?;
+        let socket = self.transport.socket(sandbox(name, &["exec", "ws"]).as_str()).await?;
         let (mut sender, receiver) = socket.split();
         let text =
             serde_json::to_string(request).map_err(|error| Error::protocol(error.to_string()))?;
@@ -224,7 +224,8 @@ impl Client {
 
     /// Waits until a command has ended.
     pub async fn wait(&self, name: &str, id: &str) -> Result<Command, Error> {
-        self.transport.json(Call::get(sandbox(name, &["commands", id, "wait"]))).await
+        let target = sandbox(name, &["commands", id]).flag("wait", true);
+        self.transport.json(Call::get(target)).await
     }
 
     /// Lists commands, the newest first. Never wakes the sandbox.

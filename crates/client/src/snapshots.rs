@@ -18,7 +18,10 @@ impl Client {
     #[must_use]
     pub fn snapshots(&self, sandbox: Option<&str>) -> Pages<Snapshot> {
         let sandbox = sandbox.map(str::to_owned);
-        Pages::new(self, move || Target::new(&["snapshots"]).maybe("sandbox", sandbox.as_ref()))
+        Pages::new(self, move || match &sandbox {
+            Some(name) => Target::new(&["sandboxes", name, "snapshots"]),
+            None => Target::new(&["snapshots"]),
+        })
     }
 
     /// Deletes a snapshot nothing stands on.

@@ -14,7 +14,7 @@ use crate::{Client, Error};
 impl Client {
     /// Asks whether the server is up. Needs no key.
     pub async fn health(&self) -> Result<Health, Error> {
-        self.transport.json(Call::get(Target::new(&["health"]))).await
+        self.transport.json(Call::get("/healthz")).await
     }
 
     /// Asks whom the key acts for.

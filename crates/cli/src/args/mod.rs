@@ -1,0 +1,144 @@
+//! What can be written on the command line.
+//!
+//! These types only say what was written; the modules under `command` say what it means. The help
+//! texts are the reference, `docs/CLI.md` is generated from them and held by a test.
+
+mod sandbox;
+mod server;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+pub(crate) use sandbox::{
+    CheckpointArgs, ClassArg, CopyArgs, Count, CreateArgs, ExecArgs, ExecOptions, ForkArgs,
+    IfExistsArg, KillArgs, Limit, ListArgs, LogsArgs, NameArgs, PhaseArg, PsArgs, RollbackArgs,
+    RunArgs, Settings, ShellArgs, StartArgs, UpdateArgs,
+};
+pub(crate) use server::{
+    CompletionsArgs, DoctorArgs, FsckArgs, ImageCommand, KeyCommand, ProjectCommand, ScopeArg,
+    ServeArgs, SnapshotCommand,
+};
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    done
+  1    the server refused, or failed at, what was asked
+  2    the command line makes no sense
+  3    no server could be reached
+  4    what was named does not exist
+  5    it is in a state that does not allow this (taken, busy, not running, other generation)
+`exec`, `run` and `sh` exit with the code of the remote command (128 + signal when a signal ended
+it), and with 125 when keep itself failed, 126 when the program cannot be executed, and 127 when it
+does not exist.
+
+Environment:
+  SANDKEEP_URL   address of the server: http://host:port or unix:///path
+  SANDKEEP_KEY   the API key
+  SANDKEEP_DATA  data directory, in which clients find the local server and its key
+  NO_COLOR       no colours, whatever the terminal can do";
+
+/// Persistent sandboxes for AI agents: named machines that sleep, wake, fork and roll back.
+#[derive(Debug, Parser)]
+#[command(name = "keep", version, after_long_help = EXIT_CODES, after_help = "`keep --help` also tells the exit codes and environment variables.")]
+#[command(propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
+#[command(disable_help_subcommand = true)]
+pub(crate) struct Keep {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Options of every command.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Global {
+    /// Print the API's answer as JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Address of the server: http://host:port or unix:///path
+    #[arg(long, global = true, env = "SANDKEEP_URL", value_name = "URL")]
+    pub(crate) url: Option<String>,
+    /// API key
+    #[arg(long, global = true, env = "SANDKEEP_KEY", value_name = "KEY", hide_env_values = true)]
+    pub(crate) key: Option<String>,
+    /// Data directory, in which clients find the local server and its key
+    #[arg(long, global = true, env = "SANDKEEP_DATA", value_name = "DIR")]
+    pub(crate) data: Option<PathBuf>,
+}
+
+/// What `keep` can do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run the server
+    #[command(after_long_help = server::SERVE_HELP)]
+    Serve(ServeArgs),
+    /// Create a sandbox
+    Create(Box<CreateArgs>),
+    /// Run a command in a sandbox, waking it if it sleeps
+    Exec(ExecArgs),
+    /// Run a command in a fresh sandbox that is never snapshotted
+    Run(Box<RunArgs>),
+    /// Open a login shell in a sandbox
+    Sh(ShellArgs),
+    /// Wake a sandbox
+    Start(StartArgs),
+    /// Stop a sandbox and keep what it wrote as a snapshot
+    Stop(NameArgs),
+    /// Make a new sandbox from the present state of another
+    Fork(Box<ForkArgs>),
+    /// Take a snapshot without stopping anything
+    Checkpoint(CheckpointArgs),
+    /// Go back to a snapshot; the present state is kept as a snapshot first
+    Rollback(RollbackArgs),
+    /// List sandboxes
+    #[command(visible_alias = "list")]
+    Ls(ListArgs),
+    /// Show everything about a sandbox
+    Show(NameArgs),
+    /// Draw the lineage of a sandbox: snapshots, forks and what they stand on
+    Tree(NameArgs),
+    /// List the commands of a sandbox
+    #[command(visible_alias = "commands")]
+    Ps(PsArgs),
+    /// Print what a command wrote, also after it ended and after the sandbox stopped
+    Logs(LogsArgs),
+    /// Send a signal to a command
+    Kill(KillArgs),
+    /// Copy files into or out of a sandbox
+    Cp(CopyArgs),
+    /// Delete sandboxes
+    #[command(visible_alias = "delete")]
+    Rm(NameArgs),
+    /// Change the settings of a sandbox
+    Update(Box<UpdateArgs>),
+    /// List the sessions of a sandbox and what they used
+    Sessions(PsArgs),
+    /// Look after snapshots
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
+    /// Look after images
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// Look after projects
+    #[command(subcommand)]
+    Project(ProjectCommand),
+    /// Look after API keys
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// Show what takes up the disk
+    #[command(visible_alias = "df")]
+    Usage,
+    /// Explain what this host can and cannot do, and how to fix it
+    Doctor(DoctorArgs),
+    /// Check the data directory, with the server stopped
+    Fsck(FsckArgs),
+    /// Print a completion script for a shell
+    Completions(CompletionsArgs),
+    /// Print the versions of client and server
+    Version,
+}
+
+#[cfg(test)]
+mod tests;

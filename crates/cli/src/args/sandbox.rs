@@ -1,0 +1,476 @@
+//! Arguments of the commands about sandboxes and what runs in them.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use sandkeep_core::model::{Size, Span};
+
+/// One or more sandboxes.
+#[derive(Debug, Args)]
+pub(crate) struct NameArgs {
+    /// Names of sandboxes
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+}
+
+/// What a sandbox is asked to be; absent means the default, or no change.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Settings")]
+pub(crate) struct Settings {
+    /// Isolation backend
+    #[arg(long, value_name = "DRIVER")]
+    pub(crate) driver: Option<String>,
+    /// ephemeral (never snapshotted), resumable (kept for days) or workspace (kept on purpose)
+    #[arg(long, value_enum)]
+    pub(crate) class: Option<ClassArg>,
+    /// Take no snapshot when it stops
+    #[arg(long, overrides_with = "persistent")]
+    pub(crate) non_persistent: bool,
+    /// Take a snapshot when it stops (the default)
+    #[arg(long)]
+    pub(crate) persistent: bool,
+    /// Who answers for it
+    #[arg(long, value_name = "WHO")]
+    pub(crate) owner: Option<String>,
+    /// What it is for
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) purpose: Option<String>,
+    /// How long after its last use it goes away, like 12h or 30d
+    #[arg(long, value_name = "SPAN")]
+    pub(crate) expires: Option<Span>,
+    /// A label to find it by; may be repeated
+    #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = pair)]
+    pub(crate) tags: Vec<(String, String)>,
+    /// A variable for every command; NAME alone takes the value from here; may be repeated
+    #[arg(short = 'e', long = "env", value_name = "NAME=VALUE", value_parser = variable)]
+    pub(crate) env: Vec<(String, String)>,
+    /// Working directory of commands; `image` for the image's own
+    #[arg(short = 'C', long, value_name = "DIR")]
+    pub(crate) cwd: Option<String>,
+    /// User of commands, as USER or USER:GROUP; `image` for the image's own
+    #[arg(short = 'u', long, value_name = "USER")]
+    pub(crate) user: Option<String>,
+    /// CPUs, like 2 or 0.5
+    #[arg(long, value_name = "COUNT", value_parser = millicpus)]
+    pub(crate) vcpus: Option<u32>,
+    /// Memory, like 512M or 4G
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<Size>,
+    /// Processes and threads
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) pids: Option<u32>,
+    /// What one session may add to the disk, like 10G
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) disk: Option<Size>,
+    /// How long one session may last, or `never`
+    #[arg(long, value_name = "SPAN", value_parser = span_or_never)]
+    pub(crate) timeout: Option<Limit>,
+    /// How long a session lasts with no command alive and no connection open, or `never`
+    #[arg(long, value_name = "SPAN", value_parser = span_or_never)]
+    pub(crate) idle_timeout: Option<Limit>,
+    /// Shell command to run once, after creation; may be repeated
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) on_create: Vec<String>,
+    /// Shell command to run at every resume; may be repeated
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) on_resume: Vec<String>,
+    /// Shell command whose output must be the same before a stop and after the resume
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) validate: Option<String>,
+    /// How long a snapshot is kept, or `never` to keep it for good
+    #[arg(long, value_name = "SPAN", value_parser = span_or_never)]
+    pub(crate) snapshot_expires: Option<Limit>,
+    /// How many snapshots are kept, or `all`
+    #[arg(long, value_name = "COUNT", value_parser = count_or_all)]
+    pub(crate) keep_last: Option<Count>,
+    /// A glob of paths that never enter a snapshot, like `tmp/**`; may be repeated
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) exclude: Vec<String>,
+}
+
+/// How a sandbox is governed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ClassArg {
+    Ephemeral,
+    Resumable,
+    Workspace,
+}
+
+/// A span, or none at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Limit {
+    Never,
+    After(Span),
+}
+
+/// A number, or no bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Count {
+    All,
+    Only(u32),
+}
+
+/// Arguments of `create`.
+#[derive(Debug, Args)]
+pub(crate) struct CreateArgs {
+    /// Its name; readable words are chosen if absent
+    #[arg(value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Image to start from: `host`, or a name from `keep image ls`
+    #[arg(long, value_name = "IMAGE")]
+    pub(crate) image: Option<String>,
+    /// Snapshot to start from instead of an image
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with = "image")]
+    pub(crate) from: Option<String>,
+    /// What to do when the name is taken
+    #[arg(long, value_enum, default_value_t = IfExistsArg::Fail)]
+    pub(crate) if_exists: IfExistsArg,
+    /// Return the sandbox if it exists already, else create it: short for --if-exists get
+    #[arg(long, conflicts_with = "if_exists")]
+    pub(crate) get: bool,
+    /// Do not start it yet
+    #[arg(long)]
+    pub(crate) no_start: bool,
+    /// Makes a retry with the same key harmless
+    #[arg(long, value_name = "KEY")]
+    pub(crate) idempotency_key: Option<String>,
+    #[command(flatten)]
+    pub(crate) settings: Settings,
+}
+
+/// What to do when a name is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IfExistsArg {
+    /// Refuse
+    Fail,
+    /// Return what is there
+    Get,
+}
+
+/// Arguments of `exec`.
+#[derive(Debug, Args)]
+pub(crate) struct ExecArgs {
+    #[command(flatten)]
+    pub(crate) how: ExecOptions,
+    /// Leave it running and print its id
+    #[arg(short = 'd', long, conflicts_with_all = ["interactive", "tty"])]
+    pub(crate) detach: bool,
+    /// Fail if the sandbox sleeps, rather than wake it
+    #[arg(long)]
+    pub(crate) if_running: bool,
+    /// The sandbox
+    pub(crate) name: String,
+    /// Program and arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "ARGV"
+    )]
+    pub(crate) argv: Vec<String>,
+}
+
+/// How a command is run.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ExecOptions {
+    /// Pass standard input on
+    #[arg(short = 'i', long)]
+    pub(crate) interactive: bool,
+    /// Give it a terminal
+    #[arg(short = 't', long)]
+    pub(crate) tty: bool,
+    /// A variable for it; NAME alone takes the value from here; may be repeated
+    #[arg(short = 'e', long = "env", value_name = "NAME=VALUE", value_parser = variable)]
+    pub(crate) env: Vec<(String, String)>,
+    /// Working directory
+    #[arg(short = 'C', long, value_name = "DIR")]
+    pub(crate) cwd: Option<String>,
+    /// User, as USER or USER:GROUP
+    #[arg(short = 'u', long, value_name = "USER")]
+    pub(crate) user: Option<String>,
+    /// Kill it after this long
+    #[arg(long, value_name = "SPAN")]
+    pub(crate) timeout: Option<Span>,
+}
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// Delete the sandbox when the command has ended
+    #[arg(long)]
+    pub(crate) rm: bool,
+    /// Pass standard input on
+    #[arg(short = 'i', long)]
+    pub(crate) interactive: bool,
+    /// Give it a terminal
+    #[arg(short = 't', long)]
+    pub(crate) tty: bool,
+    /// Name of the sandbox; readable words are chosen if absent
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Image to start from: `host`, or a name from `keep image ls`
+    #[arg(long, value_name = "IMAGE")]
+    pub(crate) image: Option<String>,
+    #[command(flatten)]
+    pub(crate) settings: Settings,
+    /// Program and arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "ARGV"
+    )]
+    pub(crate) argv: Vec<String>,
+}
+
+/// Arguments of `sh`.
+#[derive(Debug, Args)]
+pub(crate) struct ShellArgs {
+    /// A variable for the shell; may be repeated
+    #[arg(short = 'e', long = "env", value_name = "NAME=VALUE", value_parser = variable)]
+    pub(crate) env: Vec<(String, String)>,
+    /// Working directory
+    #[arg(short = 'C', long, value_name = "DIR")]
+    pub(crate) cwd: Option<String>,
+    /// User, as USER or USER:GROUP
+    #[arg(short = 'u', long, value_name = "USER")]
+    pub(crate) user: Option<String>,
+    /// The sandbox
+    pub(crate) name: String,
+}
+
+/// Arguments of `start`.
+#[derive(Debug, Args)]
+pub(crate) struct StartArgs {
+    /// The sandbox
+    pub(crate) name: String,
+    /// Fail unless this is its generation
+    #[arg(long, value_name = "GENERATION")]
+    pub(crate) expect_generation: Option<u64>,
+}
+
+/// Arguments of `fork`.
+#[derive(Debug, Args)]
+pub(crate) struct ForkArgs {
+    /// The sandbox to fork
+    pub(crate) source: String,
+    /// Name of the new one; readable words are chosen if absent
+    pub(crate) name: Option<String>,
+    /// Fork from this snapshot rather than from the present state
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub(crate) from: Option<String>,
+    /// Fail unless this is the source's generation
+    #[arg(long, value_name = "GENERATION")]
+    pub(crate) expect_generation: Option<u64>,
+    /// Start the fork at once
+    #[arg(long)]
+    pub(crate) start: bool,
+    /// Makes a retry with the same key harmless
+    #[arg(long, value_name = "KEY")]
+    pub(crate) idempotency_key: Option<String>,
+    #[command(flatten)]
+    pub(crate) settings: Settings,
+}
+
+/// Arguments of `checkpoint`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckpointArgs {
+    /// The sandbox
+    pub(crate) name: String,
+    /// What to call it
+    #[arg(short = 'l', long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+}
+
+/// Arguments of `rollback`.
+#[derive(Debug, Args)]
+pub(crate) struct RollbackArgs {
+    /// The sandbox
+    pub(crate) name: String,
+    /// The snapshot to go back to
+    pub(crate) snapshot: String,
+    /// Fail unless this is its generation
+    #[arg(long, value_name = "GENERATION")]
+    pub(crate) expect_generation: Option<u64>,
+}
+
+/// Arguments of `ls`.
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Only those whose name begins like this
+    pub(crate) prefix: Option<String>,
+    /// Only those with this tag; may be repeated, all must match
+    #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = pair)]
+    pub(crate) tags: Vec<(String, String)>,
+    /// Only those in this state
+    #[arg(long, value_enum)]
+    pub(crate) state: Option<PhaseArg>,
+    /// Only those of this class
+    #[arg(long, value_enum)]
+    pub(crate) class: Option<ClassArg>,
+    /// Only the names
+    #[arg(short = 'q', long)]
+    pub(crate) quiet: bool,
+}
+
+/// Where a sandbox is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PhaseArg {
+    Stopped,
+    Starting,
+    Running,
+    Stopping,
+    Failed,
+}
+
+/// Arguments of `ps` and `sessions`.
+#[derive(Debug, Args)]
+pub(crate) struct PsArgs {
+    /// The sandbox
+    pub(crate) name: String,
+    /// At most so many, the newest first
+    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 50)]
+    pub(crate) limit: u32,
+}
+
+/// Arguments of `logs`.
+#[derive(Debug, Args)]
+pub(crate) struct LogsArgs {
+    /// The sandbox
+    pub(crate) name: String,
+    /// The command; the newest if absent
+    pub(crate) command: Option<String>,
+    /// Go on until the command ends
+    #[arg(short = 'f', long)]
+    pub(crate) follow: bool,
+}
+
+/// Arguments of `kill`.
+#[derive(Debug, Args)]
+pub(crate) struct KillArgs {
+    /// The sandbox
+    pub(crate) name: String,
+    /// The command
+    pub(crate) command: String,
+    /// Which signal, by name or number
+    #[arg(short = 's', long, default_value = "TERM", value_parser = signal)]
+    pub(crate) signal: i32,
+}
+
+/// Arguments of `cp`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A path in a sandbox is written NAME:/path. `keep cp -r ./src my-app:/work/src` makes /work/src;
+a source that ends in `/.` copies what is in the directory. `-` is standard input or output."
+)]
+pub(crate) struct CopyArgs {
+    /// Copy directories with all that is in them
+    #[arg(short = 'r', long)]
+    pub(crate) recursive: bool,
+    /// As this user of the sandbox
+    #[arg(short = 'u', long, value_name = "USER")]
+    pub(crate) user: Option<String>,
+    /// Fail if the sandbox sleeps, rather than wake it
+    #[arg(long)]
+    pub(crate) if_running: bool,
+    /// Show no progress
+    #[arg(short = 'q', long)]
+    pub(crate) quiet: bool,
+    /// What to copy: PATH or NAME:PATH
+    pub(crate) from: String,
+    /// Where to: PATH or NAME:PATH
+    pub(crate) to: String,
+}
+
+/// Arguments of `update`.
+#[derive(Debug, Args)]
+pub(crate) struct UpdateArgs {
+    /// The sandbox
+    pub(crate) name: String,
+    /// Give the session under way this much more time
+    #[arg(long, value_name = "SPAN")]
+    pub(crate) extend: Option<Span>,
+    /// Take this tag away; may be repeated
+    #[arg(long, value_name = "KEY")]
+    pub(crate) untag: Vec<String>,
+    /// Take this variable away; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub(crate) unset_env: Vec<String>,
+    #[command(flatten)]
+    pub(crate) settings: Settings,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("write KEY=VALUE".to_owned()),
+    }
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    if text.contains('=') {
+        return pair(text).map_err(|_| "write NAME=VALUE or NAME".to_owned());
+    }
+    match std::env::var(text) {
+        Ok(value) => Ok((text.to_owned(), value)),
+        Err(_) => Err(format!("`{text}` is not set here; write NAME=VALUE")),
+    }
+}
+
+fn millicpus(text: &str) -> Result<u32, String> {
+    let bad = || "write a number of CPUs, like 2 or 0.5".to_owned();
+    let count: f64 = text.parse().map_err(|_| bad())?;
+    if !(0.001..=1024.0).contains(&count) {
+        return Err(bad());
+    }
+    Duration::try_from_secs_f64(count)
+        .ok()
+        .and_then(|count| u32::try_from(count.as_millis()).ok())
+        .ok_or_else(bad)
+}
+
+fn span_or_never(text: &str) -> Result<Limit, String> {
+    match text {
+        "never" => Ok(Limit::Never),
+        _ => text.parse().map(Limit::After).map_err(|error| format!("{error}; or `never`")),
+    }
+}
+
+fn count_or_all(text: &str) -> Result<Count, String> {
+    match text {
+        "all" => Ok(Count::All),
+        _ => text.parse().map(Count::Only).map_err(|_| "write a number, or `all`".to_owned()),
+    }
+}
+
+/// Signals people send by name, as Linux numbers them.
+const SIGNALS: [(&str, i32); 12] = [
+    ("HUP", 1),
+    ("INT", 2),
+    ("QUIT", 3),
+    ("ABRT", 6),
+    ("KILL", 9),
+    ("USR1", 10),
+    ("USR2", 12),
+    ("TERM", 15),
+    ("CONT", 18),
+    ("STOP", 19),
+    ("TSTP", 20),
+    ("WINCH", 28),
+];
+
+fn signal(text: &str) -> Result<i32, String> {
+    if let Ok(number) = text.parse() {
+        return match number {
+            1..=64 => Ok(number),
+            _ => Err("signals are numbered 1 to 64".to_owned()),
+        };
+    }
+    let upper = text.to_ascii_uppercase();
+    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+    let found = SIGNALS.iter().find(|(known, _)| *known == name);
+    found.map(|(_, number)| *number).ok_or_else(|| {
+        let known: Vec<&str> = SIGNALS.iter().map(|(name, _)| *name).collect();
+        format!("write a number, or one of {}", known.join(", "))
+    })
+}

@@ -1,0 +1,193 @@
+//! Arguments of the commands about the server and what it owns.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use sandkeep_core::model::Span;
+
+pub(super) const SERVE_HELP: &str = "\
+Needs root: building the walls around a sandbox (mounts, cgroups, ranges of user ids) is root's work.
+Sandboxes go on running when the server ends, and are found again when it starts.
+
+Settings may also stand in a TOML file given by --config; options and variables win over it:
+
+  data = \"/var/lib/sandkeep\"
+  listen = \"127.0.0.1:7777\"       # or \"off\"
+  unix_socket = \"/run/keep.sock\"  # keep.sock in the data directory if absent, or \"off\"
+  log = \"info\"
+  host_image = true               # make the image `host` at the first start";
+
+/// Arguments of `serve`. The data directory is the global option `--data`.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ServeArgs {
+    /// Address for HTTP, or `off` [default: 127.0.0.1:7777]
+    #[arg(long, env = "SANDKEEP_LISTEN", value_name = "ADDR:PORT")]
+    pub(crate) listen: Option<String>,
+    /// Socket file for HTTP, or `off` [default: keep.sock in the data directory]
+    #[arg(long, env = "SANDKEEP_UNIX_SOCKET", value_name = "PATH")]
+    pub(crate) unix_socket: Option<String>,
+    /// File with settings
+    #[arg(long, env = "SANDKEEP_CONFIG", value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// What is logged: error, warn, info, debug, trace, or a filter like `sandkeep_core=debug`
+    #[arg(long, env = "SANDKEEP_LOG", value_name = "FILTER")]
+    pub(crate) log: Option<String>,
+    /// Do not make the image `host` at the start; the first sandbox that wants it does
+    #[arg(long)]
+    pub(crate) no_host_image: bool,
+}
+
+/// What can be done with snapshots.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SnapshotCommand {
+    /// List snapshots
+    Ls {
+        /// Only those of this sandbox
+        name: Option<String>,
+    },
+    /// Show everything about a snapshot
+    Show {
+        /// The snapshot
+        id: String,
+    },
+    /// Delete snapshots
+    Rm {
+        /// The snapshots
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+    },
+    /// Write a snapshot as an OCI image in a tar archive
+    Export {
+        /// The snapshot
+        id: String,
+        /// Where to; standard output if absent or `-`
+        #[arg(short = 'o', long, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+}
+
+/// What can be done with images.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// List images
+    Ls,
+    /// Fetch an image from a registry
+    Pull {
+        /// What to fetch, like `debian:12` or `ghcr.io/org/name@sha256:...`
+        reference: String,
+        /// What to call it here; its reference if absent
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+        /// Show no progress
+        #[arg(short = 'q', long)]
+        quiet: bool,
+    },
+    /// Make an image from a root tarball, an OCI layout or a docker archive, packed or not
+    Import {
+        /// The archive; `-` is standard input
+        file: PathBuf,
+        /// What to call it
+        name: String,
+        /// Show no progress
+        #[arg(short = 'q', long)]
+        quiet: bool,
+    },
+    /// Delete images; sandboxes that stand on them keep what they need
+    Rm {
+        /// The images
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+    },
+    /// Show everything about an image
+    #[command(visible_alias = "show")]
+    Inspect {
+        /// The image
+        name: String,
+    },
+}
+
+/// What can be done with projects.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProjectCommand {
+    /// List projects
+    Ls,
+    /// Make a project
+    Create {
+        /// Its name
+        name: String,
+    },
+    /// Delete a project that has no sandboxes
+    Rm {
+        /// Its name
+        name: String,
+    },
+}
+
+/// What can be done with keys.
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeyCommand {
+    /// Make a key and print its secret, which is shown only this once
+    Create {
+        /// What to call it
+        label: String,
+        /// What it may do
+        #[arg(long, value_enum, default_value_t = ScopeArg::Write)]
+        scope: ScopeArg,
+        /// How long it works; for good if absent
+        #[arg(long, value_name = "SPAN")]
+        expires: Option<Span>,
+        /// The project it acts for; the own key's if absent
+        #[arg(long, value_name = "NAME")]
+        project: Option<String>,
+    },
+    /// List keys
+    Ls {
+        /// The project; the own key's if absent
+        #[arg(long, value_name = "NAME")]
+        project: Option<String>,
+    },
+    /// Make a key stop working, at once and for good
+    Revoke {
+        /// Ids of keys
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+        /// The project; the own key's if absent
+        #[arg(long, value_name = "NAME")]
+        project: Option<String>,
+    },
+}
+
+/// What a key may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ScopeArg {
+    /// Look, never wake or change
+    Read,
+    /// Everything in the project but keys
+    Write,
+    /// Everything in every project
+    Admin,
+}
+
+/// Arguments of `doctor`. The data directory is the global option `--data`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Exit with 1 if something needed is missing
+    #[arg(long)]
+    pub(crate) strict: bool,
+}
+
+/// Arguments of `fsck`. The data directory is the global option `--data`.
+#[derive(Debug, Args)]
+pub(crate) struct FsckArgs {
+    /// Recreate the database from what is on disk
+    #[arg(long)]
+    pub(crate) rebuild: bool,
+}
+
+/// Arguments of `completions`.
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}

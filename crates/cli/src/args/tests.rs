@@ -1,0 +1,147 @@
+//! What the command line accepts and what it makes of it, and that `docs/CLI.md` says so.
+
+use std::path::Path;
+
+use clap::{CommandFactory as _, Parser as _};
+
+use super::{Command, Keep};
+
+fn parse(line: &str) -> Result<Keep, String> {
+    let words = std::iter::once("keep").chain(line.split_whitespace());
+    Keep::try_parse_from(words).map_err(|error| error.to_string())
+}
+
+#[test]
+fn the_definitions_hold_together() {
+    Keep::command().debug_assert();
+}
+
+#[test]
+fn lines_that_make_sense() {
+    for line in [
+        "serve --data /d --listen 127.0.0.1:0",
+        "create",
+        "create my-app --tag customer=acme --tag agent=42 --purpose refactor --class workspace --expires 30d",
+        "create a --get",
+        "create a --if-exists get --no-start",
+        "create a --image debian:12 --vcpus 0.5 --memory 512M --disk 1G --pids 100 -e A=b=c",
+        "create a --timeout 1h --idle-timeout never --snapshot-expires 7d --keep-last all",
+        "create a --on-create x --on-create y --on-resume z --validate v --exclude tmp/**",
+        "exec my-app -- npm install",
+        "exec my-app npm install --verbose",
+        "exec -it -u 1000:1000 -C /work -e X=1 --timeout 5s my-app -- sh",
+        "exec --detach --if-running my-app -- sleep 1",
+        "run --rm -- python3 -c print(1)",
+        "run --rm --image x -it --memory 1G -- sh",
+        "sh my-app",
+        "stop a b c",
+        "fork my-app try-a",
+        "fork my-app --from snp-1 --start --tag attempt=b",
+        "checkpoint my-app --label green",
+        "rollback my-app snp-1 --expect-generation 3",
+        "ls --tag customer=acme --tag x=y --state running --class workspace",
+        "list my- -q",
+        "show my-app",
+        "tree my-app",
+        "ps my-app -n 5",
+        "commands my-app",
+        "logs my-app cmd-1 -f",
+        "logs my-app",
+        "kill my-app cmd-1 -s SIGINT",
+        "cp -r ./src my-app:/work/src",
+        "rm a b",
+        "update a --untag x --tag y=z --extend 1h --persistent",
+        "sessions a",
+        "snapshot ls",
+        "snapshot export snp-1 -o x.tar",
+        "image pull debian:12 --name d",
+        "image import root.tar mine",
+        "image inspect mine",
+        "project create other",
+        "key create ci --scope read --expires 30d --project other",
+        "key revoke key-1 key-2",
+        "df --json",
+        "doctor --strict",
+        "fsck --rebuild --data /d",
+        "completions zsh",
+        "version",
+    ] {
+        assert!(parse(line).is_ok(), "{line}: {:?}", parse(line).err());
+    }
+}
+
+#[test]
+fn lines_that_do_not() {
+    for (line, told) in [
+        ("", "Usage"),
+        ("create a b", "unexpected argument 'b'"),
+        ("create a --expires 30", "like `90s` or `30d`"),
+        ("create a --memory lots", "like `512M`"),
+        ("create a --memory=-1", "like `512M`"),
+        ("create a --vcpus 0", "like 2 or 0.5"),
+        ("create a --tag customer", "write KEY=VALUE"),
+        ("create a --env =x", "write NAME=VALUE"),
+        ("create a --env NOT_SET_ANYWHERE_1", "is not set here"),
+        ("create a --class forever", "ephemeral, resumable, workspace"),
+        ("create a --get --if-exists fail", "cannot be used with"),
+        ("create a --image x --from snp-1", "cannot be used with"),
+        ("exec a", "required"),
+        ("exec -d -t a -- x", "cannot be used with"),
+        ("stop", "required"),
+        ("kill a cmd-1 -s WHAT", "or one of HUP"),
+        ("kill a cmd-1 -s 65", "1 to 64"),
+        ("create a --keep-last some", "or `all`"),
+        ("create a --idle-timeout x", "or `never`"),
+        ("key create x --scope all", "read, write, admin"),
+    ] {
+        let error = parse(line).expect_err(line);
+        assert!(error.contains(told), "{line}: {error}");
+    }
+}
+
+#[test]
+fn what_follows_the_name_belongs_to_the_remote_command() {
+    let Command::Exec(args) = parse("exec -t box -- ls --json -t").unwrap().command else {
+        panic!("an exec");
+    };
+    assert_eq!(args.argv, ["ls", "--json", "-t"]);
+    let keep = parse("exec box ls --json -i").unwrap();
+    assert!(!keep.global.json);
+    let Command::Exec(args) = keep.command else { panic!("an exec") };
+    assert_eq!(args.argv, ["ls", "--json", "-i"]);
+    assert!(!args.how.interactive);
+}
+
+/// The reference is a file in the repository, so that a change of it is seen in review. Run the tests
+/// with `KEEP_REGENERATE=1` to write it anew.
+#[test]
+fn the_reference_is_up_to_date() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/CLI.md");
+    let mut keep = Keep::command().term_width(96);
+    keep.build();
+    let mut text = String::from(
+        "# The command line\n\nMade from `--help` of every command; `KEEP_REGENERATE=1 cargo test -p sandkeep` writes it anew.\n",
+    );
+    describe(&keep, "keep", &mut text);
+    if std::env::var_os("KEEP_REGENERATE").is_some() {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, &text).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(written == text, "docs/CLI.md is out of date; run the tests with KEEP_REGENERATE=1");
+}
+
+fn describe(command: &clap::Command, path: &str, text: &mut String) {
+    // Said once, for `keep` itself.
+    let quiet = path != "keep";
+    let shown = command.clone().term_width(96).mut_args(|arg| {
+        let global = arg.is_global_set();
+        arg.hide(quiet && global)
+    });
+    let help = shown.clone().render_long_help().to_string();
+    let help: Vec<&str> = help.lines().map(str::trim_end).collect();
+    text.push_str(&format!("\n## {path}\n\n```text\n{}\n```\n", help.join("\n").trim_end()));
+    for inner in command.get_subcommands() {
+        describe(inner, &format!("{path} {}", inner.get_name()), text);
+    }
+}

@@ -1,0 +1,278 @@
+//! `keep doctor`: what this host can and cannot do, and how to fix it. Needs no server.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::bytes;
+use crate::args::{DoctorArgs, Global};
+use crate::failure::Failure;
+use crate::locate;
+use crate::screen::{Paint, Screen};
+
+/// How a check came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    /// As it should be.
+    Ok,
+    /// Works, but less well than it could.
+    Weak,
+    /// `keep serve` needs this.
+    Missing,
+    /// Nothing depends on it.
+    Absent,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    /// What.
+    pub(crate) name: String,
+    /// How it is.
+    pub(crate) verdict: Verdict,
+    /// What was found.
+    pub(crate) detail: String,
+    /// What to do about it.
+    pub(crate) fix: Option<String>,
+}
+
+impl Finding {
+    fn new(name: &str, verdict: Verdict, detail: impl Into<String>, fix: Option<&str>) -> Self {
+        let (name, fix) = (name.to_owned(), fix.map(str::to_owned));
+        Self { name, verdict, detail: detail.into(), fix }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    data: PathBuf,
+    fit: bool,
+    findings: Vec<Finding>,
+}
+
+pub(super) async fn doctor(global: &Global, args: &DoctorArgs) -> Result<(), Failure> {
+    let data = global.data.clone().unwrap_or_else(locate::default_data);
+    let mut findings = vec![user(), kernel(), control_groups()];
+    findings.extend(filesystem(&data));
+    findings.extend(container(&data).await);
+    findings.extend([kvm(), gvisor(), server(global).await]);
+    let fit = findings.iter().all(|finding| finding.verdict != Verdict::Missing);
+    let report = Report { data, fit, findings };
+    let screen = Screen::new(global.json);
+    screen.answer(&report, |report| written(screen.paint, report))?;
+    match args.strict && !report.fit {
+        true => Err(Failure::Unfit),
+        false => Ok(()),
+    }
+}
+
+fn written(paint: Paint, report: &Report) -> String {
+    let mut text = String::new();
+    let width = report.findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
+    for Finding { name, verdict, detail, fix } in &report.findings {
+        let mark = match verdict {
+            Verdict::Ok => paint.green("ok     "),
+            Verdict::Weak => paint.yellow("weak   "),
+            Verdict::Missing => paint.red("MISSING"),
+            Verdict::Absent => paint.dim("absent "),
+        };
+        text.push_str(&format!("{mark}  {name:width$}  {detail}\n"));
+        if let Some(fix) = fix {
+            text.push_str(&format!("         {:width$}  {} {fix}\n", "", paint.cyan("fix:")));
+        }
+    }
+    text.push_str(match report.fit {
+        true => "\nThis host can run `keep serve`.\n",
+        false => "\nThis host cannot run `keep serve` until what is MISSING is fixed.\n",
+    });
+    text
+}
+
+fn user() -> Finding {
+    match rustix::process::geteuid().is_root() {
+        true => Finding::new("user", Verdict::Ok, "root", None),
+        false => Finding::new(
+            "user",
+            Verdict::Missing,
+            "not root: mounts, cgroups and ranges of user ids are root's to give",
+            Some("run `keep serve` as root; clients need no root"),
+        ),
+    }
+}
+
+fn kernel() -> Finding {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    match version >= (5, 19) {
+        true => Finding::new("kernel", Verdict::Ok, format!("Linux {release}"), None),
+        false => Finding::new(
+            "kernel",
+            Verdict::Missing,
+            format!("Linux {release}: overlay on id-mapped layers came with 5.19"),
+            Some("boot Linux 5.19 or later"),
+        ),
+    }
+}
+
+/// cgroup v2 is one tree with a list of controllers; v1 is one tree for each.
+fn control_groups() -> Finding {
+    let root = Path::new("/sys/fs/cgroup");
+    let wanted = ["cpu", "memory", "pids"];
+    let unified = std::fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
+    let in_v2 = |name: &&str| unified.split_whitespace().any(|found| found == *name);
+    let in_v1 = |name: &&str| root.join(name).join("cgroup.procs").exists();
+    let lacking: Vec<&str> =
+        wanted.into_iter().filter(|name| !in_v2(name) && !in_v1(name)).collect();
+    let kind = if unified.is_empty() { "v1" } else { "v2" };
+    if lacking.is_empty() {
+        return Finding::new(
+            "cgroups",
+            Verdict::Ok,
+            format!("{kind} with cpu, memory, pids"),
+            None,
+        );
+    }
+    Finding::new(
+        "cgroups",
+        Verdict::Missing,
+        format!("{kind} without {}", lacking.join(", ")),
+        Some("boot with systemd.unified_cgroup_hierarchy=1, or mount the controllers"),
+    )
+}
+
+/// Looks at the filesystem of the data directory, or of the nearest directory above it that exists.
+fn filesystem(data: &Path) -> Vec<Finding> {
+    let there = data.ancestors().find(|place| place.exists()).unwrap_or(Path::new("/"));
+    let Ok(found) = rustix::fs::statfs(there) else {
+        let detail = format!("cannot look at `{}`", there.display());
+        return vec![Finding::new("data directory", Verdict::Missing, detail, None)];
+    };
+    let place = data.display();
+    // The numbers are the kernel's magic numbers for filesystems; see statfs(2).
+    let kind = match found.f_type {
+        0xef53 => Finding::new(
+            "data directory",
+            Verdict::Ok,
+            format!("{place} on ext4: works; checkpoints of busy sandboxes copy what changed"),
+            None,
+        ),
+        0x5846_5342 => Finding::new(
+            "data directory",
+            Verdict::Ok,
+            format!("{place} on xfs: clones files"),
+            None,
+        ),
+        0x9123_683e => Finding::new(
+            "data directory",
+            Verdict::Ok,
+            format!("{place} on btrfs: clones files"),
+            None,
+        ),
+        0x0102_1994 => Finding::new(
+            "data directory",
+            Verdict::Weak,
+            format!("{place} on tmpfs: nothing there survives a reboot"),
+            Some("choose a directory on a disk with --data"),
+        ),
+        0x794c_7630 => Finding::new(
+            "data directory",
+            Verdict::Missing,
+            format!("{place} on overlayfs: layers cannot be stacked on it"),
+            Some(
+                "choose a directory on ext4, xfs or btrfs with --data; in a container, mount a volume",
+            ),
+        ),
+        0x6969 | 0xff53_4d42 | 0x6573_5546 => Finding::new(
+            "data directory",
+            Verdict::Missing,
+            format!("{place} on a network or user-space filesystem"),
+            Some("choose a directory on ext4, xfs or btrfs with --data"),
+        ),
+        other => Finding::new(
+            "data directory",
+            Verdict::Weak,
+            format!("{place} on a filesystem that was never tried (magic {other:#x})"),
+            Some("ext4, xfs and btrfs are known to work"),
+        ),
+    };
+    let block = u64::try_from(found.f_bsize).unwrap_or(4096);
+    let (free, total) = (found.f_bavail * block, found.f_blocks * block);
+    let detail = format!("{} of {}", bytes(free), bytes(total));
+    let space = match free {
+        0..0x4000_0000 => {
+            let fix = "free some space: below 1 GiB snapshots are soon refused";
+            Finding::new("free space", Verdict::Weak, detail, Some(fix))
+        }
+        _ => Finding::new("free space", Verdict::Ok, detail, None),
+    };
+    vec![kind, space]
+}
+
+fn kvm() -> Finding {
+    let detail = match Path::new("/dev/kvm").exists() {
+        true => "/dev/kvm is there; this version has no microvm driver yet",
+        false => "no /dev/kvm; this version has no microvm driver yet",
+    };
+    Finding::new("microvm driver", Verdict::Absent, detail, None)
+}
+
+fn gvisor() -> Finding {
+    let detail = match on_path("runsc") {
+        true => "runsc is there; this version has no gvisor driver yet",
+        false => "no runsc; this version has no gvisor driver yet",
+    };
+    Finding::new("gvisor driver", Verdict::Absent, detail, None)
+}
+
+fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|place| place.join(program).is_file())
+}
+
+async fn server(global: &Global) -> Finding {
+    let none = |detail: String| {
+        Finding::new("server", Verdict::Absent, detail, Some("start one: `keep serve`"))
+    };
+    match locate::client(global) {
+        Err(failure) => none(failure.to_string()),
+        Ok(client) => match client.health().await {
+            Ok(health) => {
+                let detail = format!("version {} at {}", health.version, client.endpoint());
+                Finding::new("server", Verdict::Ok, detail, None)
+            }
+            Err(error) => none(error.to_string()),
+        },
+    }
+}
+
+/// Starts a machine to see what the container driver can do.
+async fn container(_data: &Path) -> Vec<Finding> {
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Finding, Report, Verdict, written};
+    use crate::screen::Paint;
+
+    #[test]
+    fn a_fix_stands_below_what_it_fixes() {
+        let findings = vec![
+            Finding::new("user", Verdict::Ok, "root", None),
+            Finding::new("kernel", Verdict::Missing, "Linux 4.4", Some("boot a newer one")),
+        ];
+        let report = Report { data: "/d".into(), fit: false, findings };
+        assert_eq!(
+            written(Paint::plain(), &report),
+            "\
+ok       user    root
+MISSING  kernel  Linux 4.4
+                 fix: boot a newer one
+
+This host cannot run `keep serve` until what is MISSING is fixed.
+"
+        );
+    }
+}

@@ -1,0 +1,150 @@
+//! Commands about images.
+
+use std::collections::HashMap;
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use sandkeep_client::types::{Image, ImageProgress, PullRequest};
+use sandkeep_client::{Fetching, Upload};
+
+use super::{Context, bytes, facts, for_each, or_dash, pairs};
+use crate::args::ImageCommand;
+use crate::failure::Failure;
+use crate::screen::{Paint, Table};
+use crate::when;
+
+pub(super) async fn image(context: &Context, command: ImageCommand) -> Result<(), Failure> {
+    match command {
+        ImageCommand::Ls => {
+            let all = context.client.images().await?;
+            context.screen.answer(&all, |all| context.screen.table(&image_table(all)))
+        }
+        ImageCommand::Pull { reference, name, quiet } => {
+            let request = PullRequest { reference, name };
+            let fetching = context.client.pull_image(&request).await?;
+            arrive(context, fetching, quiet).await
+        }
+        ImageCommand::Import { file, name, quiet } => import(context, file, &name, quiet).await,
+        ImageCommand::Rm { names } => {
+            for_each(&names, async |name| {
+                context.client.delete_image(&name).await?;
+                context.screen.answer(&serde_json::json!({}), |_| format!("{name}  deleted\n"))
+            })
+            .await
+        }
+        ImageCommand::Inspect { name } => {
+            let image = context.client.image(&name).await?;
+            context.screen.answer(&image, |image| described(context.screen.paint, image))
+        }
+    }
+}
+
+fn image_table(images: &[Image]) -> Table {
+    let mut table = Table::new(&["IMAGE", "DIGEST", ">LAYERS", ">SIZE", "CREATED", "SOURCE"]);
+    for image in images {
+        let digest = image.digest.strip_prefix("sha256:").unwrap_or(&image.digest);
+        table.row(vec![
+            image.name.clone(),
+            digest.chars().take(12).collect(),
+            image.layers.to_string(),
+            or_dash(image.size_bytes.map(bytes)),
+            when::ago(&image.created_at),
+            image.source.clone(),
+        ]);
+    }
+    table
+}
+
+fn described(paint: Paint, image: &Image) -> String {
+    facts(
+        paint,
+        &[
+            ("name", image.name.clone()),
+            ("digest", image.digest.clone()),
+            ("layers", image.layers.to_string()),
+            ("size", or_dash(image.size_bytes.map(bytes))),
+            ("user", or_dash(image.user.clone())),
+            ("cwd", or_dash(image.cwd.clone())),
+            ("env", pairs(&image.env)),
+            ("source", image.source.clone()),
+            ("created", when::ago(&image.created_at)),
+        ],
+    )
+}
+
+async fn import(context: &Context, file: PathBuf, name: &str, quiet: bool) -> Result<(), Failure> {
+    let cannot = |error| Failure::caused(format!("cannot read `{}`", file.display()), error);
+    if file == Path::new("-") {
+        let fetching = context
+            .client
+            .import_image(name, Upload::channel(crate::terminal::keystrokes()))
+            .await?;
+        return arrive(context, fetching, quiet).await;
+    }
+    let metadata = tokio::fs::metadata(&file).await.map_err(cannot)?;
+    if metadata.is_dir() {
+        let hint = format!(
+            "pack it first: tar -C {} -cf - . | keep image import - {name}",
+            file.display()
+        );
+        return Err(Failure::here(format!("`{}` is a directory", file.display())).with_hint(hint));
+    }
+    let opened = tokio::fs::File::open(&file).await.map_err(cannot)?;
+    let bar = bar_if(!quiet, Some(metadata.len()));
+    bar.set_message("upload");
+    let reader = super::tar::Counted::new(opened, bar.clone());
+    let fetching = context.client.import_image(name, Upload::reader(reader)).await;
+    bar.finish_and_clear();
+    arrive(context, fetching?, quiet).await
+}
+
+/// Shows how far an image has come, and then the image.
+async fn arrive(context: &Context, mut fetching: Fetching, quiet: bool) -> Result<(), Failure> {
+    let bars = MultiProgress::new();
+    let mut known: HashMap<String, ProgressBar> = HashMap::new();
+    while let Some(news) = fetching.next().await? {
+        match news {
+            ImageProgress::Progress { what, done, total } => {
+                let bar = known.entry(what.clone()).or_insert_with(|| {
+                    let bar = bar_if(!quiet, total);
+                    bar.set_message(what);
+                    bars.add(bar)
+                });
+                bar.set_position(done);
+                if total == Some(done) {
+                    bar.finish();
+                }
+            }
+            ImageProgress::Done { image } => {
+                // What stays on the screen is the answer.
+                let _ = bars.clear();
+                return context.screen.answer(&image, |image| {
+                    let size =
+                        image.size_bytes.map_or(String::new(), |size| format!(", {}", bytes(size)));
+                    format!("{}  {} layers{size}\n", image.name, image.layers)
+                });
+            }
+            ImageProgress::Error { .. } => {}
+        }
+    }
+    Err(Failure::here("the server did not say what became of the image"))
+}
+
+/// A bar on standard error, or one nobody sees.
+pub(super) fn bar_if(wanted: bool, total: Option<u64>) -> ProgressBar {
+    if !wanted || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let (bar, template) = match total {
+        Some(total) => (
+            ProgressBar::new(total),
+            "{msg:24!} {wide_bar} {bytes:>10} / {total_bytes:10} {eta:>4}",
+        ),
+        None => (ProgressBar::no_length(), "{msg:24!} {spinner} {human_pos:>12} {elapsed:>6}"),
+    };
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}

@@ -1,0 +1,156 @@
+//! What each command does.
+
+mod copy;
+mod doctor;
+mod exec;
+mod fsck;
+mod image;
+mod sandbox;
+mod settings;
+mod snapshot;
+mod tar;
+mod tenant;
+mod tree;
+
+use std::process::ExitCode;
+
+use clap::CommandFactory as _;
+use sandkeep_client::Client;
+use serde::Serialize;
+
+use crate::args::{Command, Global, Keep};
+use crate::failure::Failure;
+use crate::locate;
+use crate::screen::{Paint, Screen};
+use crate::serve;
+
+/// What every command that asks a server needs.
+#[derive(Debug)]
+struct Context {
+    client: Client,
+    screen: Screen,
+}
+
+impl Context {
+    fn new(global: &Global) -> Result<Self, Failure> {
+        Ok(Self { client: locate::client(global)?, screen: Screen::new(global.json) })
+    }
+}
+
+/// Does what was asked, and returns the exit code.
+pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
+    let Keep { global, command } = keep;
+    let context = || Context::new(&global);
+    match command {
+        Command::Serve(args) => serve::serve(&global, args).await?,
+        Command::Doctor(args) => doctor::doctor(&global, &args).await?,
+        Command::Fsck(args) => fsck::fsck(&global, &args).await?,
+        Command::Completions(args) => {
+            let mut script = Vec::new();
+            clap_complete::generate(args.shell, &mut Keep::command(), "keep", &mut script);
+            Screen::new(false).bytes(&script)?;
+        }
+        Command::Version => version(&global).await?,
+        Command::Create(args) => sandbox::create(&context()?, *args).await?,
+        Command::Exec(args) => return exec::exec(&context()?, args).await,
+        Command::Run(args) => return exec::run(&context()?, *args).await,
+        Command::Sh(args) => return exec::shell(&context()?, args).await,
+        Command::Start(args) => sandbox::start(&context()?, &args).await?,
+        Command::Stop(args) => sandbox::stop(&context()?, &args.names).await?,
+        Command::Fork(args) => sandbox::fork(&context()?, *args).await?,
+        Command::Checkpoint(args) => sandbox::checkpoint(&context()?, args).await?,
+        Command::Rollback(args) => sandbox::rollback(&context()?, args).await?,
+        Command::Ls(args) => sandbox::list(&context()?, args).await?,
+        Command::Show(args) => sandbox::show(&context()?, &args.names).await?,
+        Command::Tree(args) => tree::tree(&context()?, &args.names).await?,
+        Command::Ps(args) => exec::commands(&context()?, &args).await?,
+        Command::Logs(args) => exec::logs(&context()?, &args).await?,
+        Command::Kill(args) => exec::kill(&context()?, &args).await?,
+        Command::Cp(args) => copy::copy(&context()?, &args).await?,
+        Command::Rm(args) => sandbox::remove(&context()?, &args.names).await?,
+        Command::Update(args) => sandbox::update(&context()?, *args).await?,
+        Command::Sessions(args) => sandbox::sessions(&context()?, &args).await?,
+        Command::Snapshot(command) => snapshot::snapshot(&context()?, command).await?,
+        Command::Image(command) => image::image(&context()?, command).await?,
+        Command::Project(command) => tenant::project(&context()?, command).await?,
+        Command::Key(command) => tenant::key(&context()?, command).await?,
+        Command::Usage => tenant::usage(&context()?).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[derive(Serialize)]
+struct Versions {
+    client: &'static str,
+    server: Option<String>,
+}
+
+/// The server is optional here: the question is often asked because it does not answer.
+async fn version(global: &Global) -> Result<(), Failure> {
+    let server = match locate::client(global) {
+        Ok(client) => client.health().await.ok().map(|health| health.version),
+        Err(_) => None,
+    };
+    let versions = Versions { client: env!("CARGO_PKG_VERSION"), server };
+    Screen::new(global.json).answer(&versions, |versions| {
+        let server = versions.server.as_deref().unwrap_or("none found");
+        format!("client {}\nserver {server}\n", versions.client)
+    })
+}
+
+/// Does `each` for all names, tells failures as they happen, and fails if any did. With one name
+/// its failure is the failure.
+async fn for_each<F>(names: &[String], mut each: impl FnMut(String) -> F) -> Result<(), Failure>
+where
+    F: Future<Output = Result<(), Failure>>,
+{
+    if let [only] = names {
+        return each(only.clone()).await;
+    }
+    let mut failed = 0;
+    let mut first = None;
+    for name in names {
+        if let Err(failure) = each(name.clone()).await {
+            failure.tell(Paint::for_errors());
+            failed += 1;
+            first.get_or_insert(failure.exit_code());
+        }
+    }
+    match first {
+        Some(code) => Err(Failure::Some { failed, all: names.len(), code }),
+        None => Ok(()),
+    }
+}
+
+/// Lines of a name and what there is to say, aligned.
+fn facts(paint: Paint, facts: &[(&str, String)]) -> String {
+    let width = facts.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let line = |(name, value): &(&str, String)| {
+        let value = value.replace(|c: char| c.is_control() && c != '\x1b', " ");
+        format!("{}{}  {value}\n", paint.bold(name), " ".repeat(width - name.len()))
+    };
+    facts.iter().map(line).collect()
+}
+
+/// A number of bytes for people.
+fn bytes(count: u64) -> String {
+    sandkeep_core::model::Size(count).to_string()
+}
+
+/// A list of pairs for people.
+fn pairs(map: &std::collections::BTreeMap<String, String>) -> String {
+    let said: Vec<String> = map.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    said.join(",")
+}
+
+/// The word a value has in JSON.
+fn word(value: impl Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        _ => "-".to_owned(),
+    }
+}
+
+fn or_dash(value: Option<String>) -> String {
+    value.unwrap_or_else(|| "-".to_owned())
+}

@@ -1,0 +1,362 @@
+//! Commands about sandboxes: their life, their settings, their sessions.
+
+use std::collections::BTreeMap;
+
+use sandkeep_client::ListSandboxes;
+use sandkeep_client::types::{
+    Checkpoint, CreateSandbox, Extend, Fork, HookRun, IfExists, Opened, Rollback, Sandbox, Session,
+    Snapshot, Span, Start, State, Stopped, UpdateSandbox,
+};
+
+use super::settings::{change, class, request_with};
+use super::{Context, bytes, facts, for_each, or_dash, pairs, word};
+use crate::args::{
+    CheckpointArgs, CreateArgs, ForkArgs, IfExistsArg, ListArgs, PhaseArg, PsArgs, RollbackArgs,
+    StartArgs, UpdateArgs,
+};
+use crate::failure::Failure;
+use crate::screen::{Paint, Table, note, state_colour};
+use crate::when;
+
+pub(super) async fn create(context: &Context, args: CreateArgs) -> Result<(), Failure> {
+    let settings = UpdateSandbox { image: args.image, ..change(args.settings) };
+    let if_exists = match args.get || args.if_exists == IfExistsArg::Get {
+        true => IfExists::Get,
+        false => IfExists::Fail,
+    };
+    let request = request_with!(
+        CreateSandbox {
+            name: args.name,
+            if_exists: if_exists,
+            start: !args.no_start,
+            from: args.from,
+        },
+        settings
+    );
+    let opened = context.client.create(&request, args.idempotency_key.as_deref()).await?;
+    tell_hooks(opened.session.as_ref());
+    context.screen.answer(&opened, |opened| {
+        let done = if opened.created { "created" } else { "exists" };
+        opened_line(opened, done)
+    })
+}
+
+fn opened_line(opened: &Opened, done: &str) -> String {
+    let Sandbox { name, state, generation, .. } = &opened.sandbox;
+    format!("{name}  {done}, {}, generation {generation}\n", word(state))
+}
+
+/// Says on standard error which hooks went wrong and whether `validate` was content.
+pub(super) fn tell_hooks(session: Option<&Session>) {
+    let Some(session) = session else { return };
+    let paint = Paint::for_errors();
+    for HookRun { hook, argv, exit_code, problem, command } in &session.hooks {
+        if *exit_code == Some(0) && problem.is_none() {
+            continue;
+        }
+        let how = match (problem, exit_code) {
+            (Some(problem), _) => problem.clone(),
+            (None, Some(code)) => format!("exit code {code}"),
+            (None, None) => "it could not be started".to_owned(),
+        };
+        let what = argv.last().map_or("", String::as_str);
+        note(&format!("{} {hook} hook `{what}`: {how}", paint.yellow("warning:")));
+        if let Some(command) = command {
+            note(&format!("{} `keep logs` shows what it printed: {command}", paint.cyan("hint:")));
+        }
+    }
+    if session.valid == Some(false) {
+        let warning = paint.yellow("warning:");
+        note(&format!(
+            "{warning} the validate hook finds things other than they were at the last stop"
+        ));
+    }
+}
+
+pub(super) async fn start(context: &Context, args: &StartArgs) -> Result<(), Failure> {
+    let request = Start { expect_generation: args.expect_generation };
+    let opened = context.client.start(&args.name, &request).await?;
+    tell_hooks(opened.session.as_ref());
+    context.screen.answer(&opened, |opened| {
+        opened_line(opened, if opened.resumed { "woken" } else { "awake already" })
+    })
+}
+
+pub(super) async fn stop(context: &Context, names: &[String]) -> Result<(), Failure> {
+    for_each(names, async |name| {
+        let stopped = context.client.stop(&name, None).await?;
+        context.screen.answer(&stopped, |stopped| stopped_text(context.screen.paint, stopped))
+    })
+    .await
+}
+
+fn stopped_text(paint: Paint, stopped: &Stopped) -> String {
+    let name = &stopped.sandbox.name;
+    let Some(usage) = stopped.usage else {
+        return format!("{name}  stopped already, generation {}\n", stopped.sandbox.generation);
+    };
+    let kept = match &stopped.snapshot {
+        Some(snapshot) => format!("{}  {}", snapshot.id, own_size(snapshot)),
+        None if stopped.sandbox.persistent => "nothing was written".to_owned(),
+        None => "none: not persistent".to_owned(),
+    };
+    let network =
+        format!("{} in, {} out", bytes(usage.network_in_bytes), bytes(usage.network_out_bytes));
+    let heading = format!("{name}  stopped, generation {}\n", stopped.sandbox.generation);
+    heading
+        + &facts(
+            paint,
+            &[
+                ("  snapshot", kept),
+                ("  active CPU", when::exact(usage.active_cpu_ms)),
+                ("  memory peak", bytes(usage.memory_peak_bytes)),
+                ("  network", network),
+                ("  wall time", when::exact(usage.wall_ms)),
+            ],
+        )
+}
+
+pub(super) fn own_size(snapshot: &Snapshot) -> String {
+    or_dash(snapshot.size.map(|size| bytes(size.own_bytes)))
+}
+
+pub(super) async fn fork(context: &Context, args: ForkArgs) -> Result<(), Failure> {
+    let mut settings = change(args.settings);
+    if settings.tags.is_some() || settings.env.is_some() {
+        // The API replaces a map as a whole; on the command line a tag is added to the source's.
+        let source = context.client.sandbox(&args.source).await?;
+        settings.tags = added(source.tags, settings.tags, &[]);
+        settings.env = added(source.env, settings.env, &[]);
+    }
+    let request = request_with!(
+        Fork {
+            name: args.name,
+            from: args.from,
+            expect_generation: args.expect_generation,
+            start: args.start,
+        },
+        settings
+    );
+    let key = args.idempotency_key.as_deref();
+    let opened = context.client.fork(&args.source, &request, key).await?;
+    tell_hooks(opened.session.as_ref());
+    context.screen.answer(&opened, |opened| {
+        let from = opened.sandbox.forked_from.as_ref();
+        let at = from.map_or(String::new(), |from| format!(" at generation {}", from.generation));
+        opened_line(opened, &format!("forked from {}{at}", args.source))
+    })
+}
+
+/// Lays `more` over what is there and takes `gone` away; nothing if that changes nothing.
+fn added(
+    there: BTreeMap<String, String>,
+    more: Option<BTreeMap<String, String>>,
+    gone: &[String],
+) -> Option<BTreeMap<String, String>> {
+    if more.is_none() && gone.is_empty() {
+        return None;
+    }
+    let mut all = there;
+    all.extend(more.unwrap_or_default());
+    all.retain(|key, _| !gone.contains(key));
+    Some(all)
+}
+
+pub(super) async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), Failure> {
+    let request = Checkpoint { label: args.label };
+    let snapshot = context.client.checkpoint(&args.name, &request).await?;
+    context.screen.answer(&snapshot, |snapshot| {
+        let Snapshot { id, generation, .. } = snapshot;
+        format!("{id}  generation {generation}, {}\n", own_size(snapshot))
+    })
+}
+
+pub(super) async fn rollback(context: &Context, args: RollbackArgs) -> Result<(), Failure> {
+    let request = Rollback { to: args.snapshot, expect_generation: args.expect_generation };
+    let answer = context.client.rollback(&args.name, &request).await?;
+    context.screen.answer(&answer, |answer| {
+        let Sandbox { name, generation, .. } = &answer.sandbox;
+        let undo = match &answer.before {
+            Some(before) => format!("to undo: keep rollback {name} {}\n", before.id),
+            None => String::new(),
+        };
+        format!("{name}  rolled back to {}, generation {generation}\n{undo}", request.to)
+    })
+}
+
+pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failure> {
+    let filter = ListSandboxes {
+        tags: args.tags,
+        state: args.state.map(|state| match state {
+            PhaseArg::Stopped => State::Stopped,
+            PhaseArg::Starting => State::Starting,
+            PhaseArg::Running => State::Running,
+            PhaseArg::Stopping => State::Stopping,
+            PhaseArg::Failed => State::Failed,
+        }),
+        class: args.class.map(class),
+        name_prefix: args.prefix,
+        limit: None,
+    };
+    let all = context.client.sandboxes(&filter).collect(None).await?;
+    if args.quiet && !context.screen.json {
+        let names: String = all.iter().map(|sandbox| format!("{}\n", sandbox.name)).collect();
+        return context.screen.text(&names);
+    }
+    context.screen.answer(&all, |all| {
+        let mut table = Table::new(&[
+            "NAME", "STATE", "CLASS", "IMAGE", ">GEN", "USED", "EXPIRES", "TAGS", "PURPOSE",
+        ]);
+        for sandbox in all {
+            table.row(vec![
+                sandbox.name.clone(),
+                word(sandbox.state),
+                word(sandbox.class),
+                sandbox.image.clone(),
+                sandbox.generation.to_string(),
+                when::ago(&sandbox.used_at),
+                when::ago(&sandbox.expires_at),
+                pairs(&sandbox.tags),
+                sandbox.purpose.clone(),
+            ]);
+        }
+        context.screen.table(&table)
+    })
+}
+
+pub(super) async fn show(context: &Context, names: &[String]) -> Result<(), Failure> {
+    for_each(names, async |name| {
+        let sandbox = context.client.sandbox(&name).await?;
+        context.screen.answer(&sandbox, |sandbox| described(context.screen.paint, sandbox))
+    })
+    .await
+}
+
+fn described(paint: Paint, sandbox: &Sandbox) -> String {
+    let resources = &sandbox.resources;
+    let limit = |millis: Option<u64>| millis.map_or("none".to_owned(), when::exact);
+    let from = sandbox.forked_from.as_ref();
+    let kept = match sandbox.keep_last {
+        Some(count) => format!("the last {count}"),
+        None => "all".to_owned(),
+    };
+    let age = sandbox
+        .snapshot_expires_ms
+        .map_or(String::new(), |millis| format!(", each for {}", when::rough(millis)));
+    let mut lines = vec![
+        ("name", sandbox.name.clone()),
+        ("id", sandbox.id.clone()),
+        ("project", sandbox.project.clone()),
+        ("state", state_colour(paint, &word(sandbox.state))),
+    ];
+    lines.extend(sandbox.failure.clone().map(|failure| ("failure", paint.red(&failure))));
+    lines.extend([
+        ("class", word(sandbox.class)),
+        ("persistent", sandbox.persistent.to_string()),
+        ("owner", sandbox.owner.clone()),
+        ("purpose", sandbox.purpose.clone()),
+        ("tags", pairs(&sandbox.tags)),
+        ("image", sandbox.image.clone()),
+        ("driver", sandbox.driver.clone()),
+        ("generation", sandbox.generation.to_string()),
+        ("snapshot", or_dash(sandbox.current_snapshot.clone())),
+        (
+            "forked from",
+            from.map_or("-".to_owned(), |from| {
+                format!("{} at generation {}", from.name, from.generation)
+            }),
+        ),
+        ("env", pairs(&sandbox.env)),
+        ("cwd", sandbox.cwd.clone().unwrap_or_else(|| "the image's".to_owned())),
+        ("user", sandbox.user.clone().unwrap_or_else(|| "the image's".to_owned())),
+        ("vcpus", resources.vcpus.to_string()),
+        ("memory", bytes(resources.memory_bytes)),
+        ("pids", resources.pids.to_string()),
+        ("disk", bytes(resources.disk_bytes)),
+        ("timeout", limit(sandbox.session_timeout_ms)),
+        ("idle timeout", limit(sandbox.idle_timeout_ms)),
+        ("snapshots kept", kept + &age),
+        ("excluded", sandbox.exclude.join(" ")),
+        ("created", when::ago(&sandbox.created_at)),
+        ("used", when::ago(&sandbox.used_at)),
+        ("expires", when::ago(&sandbox.expires_at)),
+    ]);
+    for (name, hooks) in [
+        ("on create", &sandbox.hooks.on_create[..]),
+        ("on resume", &sandbox.hooks.on_resume[..]),
+        ("validate", sandbox.hooks.validate.as_slice()),
+    ] {
+        lines.extend(hooks.iter().map(|hook| (name, hook.argv.join(" "))));
+    }
+    facts(paint, &lines)
+}
+
+pub(super) async fn remove(context: &Context, names: &[String]) -> Result<(), Failure> {
+    for_each(names, async |name| {
+        let deleted = context.client.delete(&name, None).await?;
+        context.screen.answer(&deleted, |deleted| {
+            let kept = match deleted.snapshots_kept.len() {
+                0 => String::new(),
+                count => format!("; {count} snapshots stay, others stand on them"),
+            };
+            format!("{name}  deleted{kept}\n")
+        })
+    })
+    .await
+}
+
+pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<(), Failure> {
+    let UpdateArgs { name, extend, untag, unset_env, settings } = args;
+    let mut settings = change(settings);
+    if settings.tags.is_some()
+        || settings.env.is_some()
+        || !untag.is_empty()
+        || !unset_env.is_empty()
+    {
+        let there = context.client.sandbox(&name).await?;
+        settings.tags = added(there.tags, settings.tags, &untag);
+        settings.env = added(there.env, settings.env, &unset_env);
+    }
+    if let Some(by) = extend {
+        let request = Extend { by: Span::Number(by.0) };
+        let session = context.client.extend(&name, &request).await?;
+        if settings == UpdateSandbox::default() {
+            return context.screen.answer(&session, |session| {
+                format!("{name}  its session ends {}\n", when::until(session.deadline.as_deref()))
+            });
+        }
+    }
+    if settings == UpdateSandbox::default() {
+        let hint = "`keep update --help` lists what can be changed";
+        return Err(Failure::here("nothing to change was named").with_hint(hint));
+    }
+    let sandbox = context.client.update(&name, &settings).await?;
+    context.screen.answer(&sandbox, |sandbox| described(context.screen.paint, sandbox))
+}
+
+pub(super) async fn sessions(context: &Context, args: &PsArgs) -> Result<(), Failure> {
+    let limit = usize::try_from(args.limit).ok();
+    let all = context.client.sessions(&args.name, Some(args.limit)).collect(limit).await?;
+    context.screen.answer(&all, |all| {
+        let mut table = Table::new(&[
+            "SESSION", "STATE", ">GEN", "STARTED", ">WALL", ">CPU", ">MEMORY", ">NET IN",
+            ">NET OUT", "SNAPSHOT",
+        ]);
+        for session in all {
+            let usage = &session.usage;
+            table.row(vec![
+                session.id.clone(),
+                session.end.map_or("running".to_owned(), word),
+                session.generation.to_string(),
+                when::ago(&session.started_at),
+                when::between(&session.started_at, session.ended_at.as_deref()),
+                when::exact(usage.active_cpu_ms),
+                bytes(usage.memory_peak_bytes),
+                bytes(usage.network_in_bytes),
+                bytes(usage.network_out_bytes),
+                or_dash(session.snapshot.clone()),
+            ]);
+        }
+        context.screen.table(&table)
+    })
+}

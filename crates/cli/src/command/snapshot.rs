@@ -1,0 +1,104 @@
+//! Commands about snapshots.
+
+use std::path::Path;
+
+use sandkeep_client::types::Snapshot;
+
+use super::sandbox::own_size;
+use super::{Context, bytes, facts, for_each, or_dash, word};
+use crate::args::SnapshotCommand;
+use crate::failure::Failure;
+use crate::screen::{Paint, Table, note};
+use crate::when;
+
+pub(super) async fn snapshot(context: &Context, command: SnapshotCommand) -> Result<(), Failure> {
+    match command {
+        SnapshotCommand::Ls { name } => list(context, name.as_deref()).await,
+        SnapshotCommand::Show { id } => {
+            let snapshot = context.client.snapshot(&id).await?;
+            context.screen.answer(&snapshot, |found| described(context.screen.paint, found))
+        }
+        SnapshotCommand::Rm { ids } => {
+            for_each(&ids, async |id| {
+                let deleted = context.client.delete_snapshot(&id).await?;
+                context.screen.answer(&deleted, |deleted| {
+                    format!("{id}  deleted, {} freed\n", bytes(deleted.freed_bytes))
+                })
+            })
+            .await
+        }
+        SnapshotCommand::Export { id, output } => export(context, &id, output.as_deref()).await,
+    }
+}
+
+async fn list(context: &Context, name: Option<&str>) -> Result<(), Failure> {
+    let all = context.client.snapshots(name).collect(None).await?;
+    context.screen.answer(&all, |all| {
+        let mut table = Table::new(&[
+            "SNAPSHOT", "SANDBOX", ">GEN", "KIND", ">OWN", ">SHARED", "CREATED", "EXPIRES", "LABEL",
+        ]);
+        for snapshot in all {
+            table.row(vec![
+                snapshot.id.clone(),
+                snapshot.sandbox.clone(),
+                snapshot.generation.to_string(),
+                word(snapshot.kind),
+                own_size(snapshot),
+                or_dash(snapshot.size.map(|size| bytes(size.shared_bytes))),
+                when::ago(&snapshot.created_at),
+                when::until(snapshot.expires_at.as_deref()),
+                snapshot.label.clone().unwrap_or_default(),
+            ]);
+        }
+        context.screen.table(&table)
+    })
+}
+
+fn described(paint: Paint, snapshot: &Snapshot) -> String {
+    let mut lines = vec![
+        ("id", snapshot.id.clone()),
+        ("label", or_dash(snapshot.label.clone())),
+        ("sandbox", snapshot.sandbox.clone()),
+        ("generation", snapshot.generation.to_string()),
+        ("kind", word(snapshot.kind)),
+        ("parent", or_dash(snapshot.parent.clone())),
+        ("session", snapshot.session.clone()),
+        ("layers", snapshot.layers.to_string()),
+    ];
+    if let Some(size) = snapshot.size {
+        lines.extend([
+            ("own size", bytes(size.own_bytes)),
+            ("shared size", bytes(size.shared_bytes)),
+            ("freed if deleted", bytes(size.freed_if_deleted_bytes)),
+        ]);
+    }
+    lines.extend([
+        ("created", when::ago(&snapshot.created_at)),
+        ("expires", when::until(snapshot.expires_at.as_deref())),
+    ]);
+    facts(paint, &lines)
+}
+
+async fn export(context: &Context, id: &str, output: Option<&Path>) -> Result<(), Failure> {
+    let mut download = context.client.export_snapshot(id).await?;
+    let Some(path) = output.filter(|path| *path != Path::new("-")) else {
+        while let Some(piece) = download.next().await? {
+            context.screen.bytes(&piece)?;
+        }
+        return Ok(());
+    };
+    let cannot = |error| Failure::caused(format!("cannot write `{}`", path.display()), error);
+    // Written under another name first: a broken export must not look like a whole one.
+    let partial = path.with_added_extension("partial");
+    let mut file = tokio::fs::File::create(&partial).await.map_err(cannot)?;
+    let copied = download.copy_to(&mut file).await;
+    let done = match copied {
+        Ok(count) => tokio::fs::rename(&partial, path).await.map(|()| count).map_err(cannot),
+        Err(error) => Err(Failure::from(error)),
+    };
+    if done.is_err() {
+        let _ = tokio::fs::remove_file(&partial).await;
+    }
+    note(&format!("{} written to {}", bytes(done?), path.display()));
+    Ok(())
+}

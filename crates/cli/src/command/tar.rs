@@ -1,0 +1,293 @@
+//! Directories as streams of tar, made and unpacked on a thread of their own while they travel.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::{Component, Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use indicatif::ProgressBar;
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::sync::mpsc;
+
+/// How many pieces may wait for the other side.
+const WAITING: usize = 8;
+const PIECE: usize = 256 << 10;
+
+/// Packs what is in `directory`. The archive belongs to nobody: whoever unpacks it owns it.
+pub(super) fn pack(directory: PathBuf, bar: ProgressBar) -> mpsc::Receiver<io::Result<Bytes>> {
+    let (sender, receiver) = mpsc::channel(WAITING);
+    tokio::task::spawn_blocking(move || {
+        let pipe = io::BufWriter::with_capacity(PIECE, Pipe { sender: sender.clone(), bar });
+        if let Err(error) = pack_all(&directory, pipe) {
+            // If nobody receives any more, there is nobody to tell.
+            let _ = sender.blocking_send(Err(error));
+        }
+    });
+    receiver
+}
+
+fn pack_all(directory: &Path, pipe: impl Write) -> io::Result<()> {
+    let mut builder = tar::Builder::new(pipe);
+    builder.follow_symlinks(false);
+    let mut left = vec![PathBuf::new()];
+    while let Some(inner) = left.pop() {
+        let outer = directory.join(&inner);
+        let named = |error: io::Error| {
+            io::Error::new(error.kind(), format!("`{}`: {error}", outer.display()))
+        };
+        for entry in fs::read_dir(&outer).map_err(named)? {
+            let entry = entry.map_err(named)?;
+            let (inner, outer) = (inner.join(entry.file_name()), entry.path());
+            let named = |error: io::Error| {
+                io::Error::new(error.kind(), format!("`{}`: {error}", outer.display()))
+            };
+            let metadata = fs::symlink_metadata(&outer).map_err(named)?;
+            let kind = metadata.file_type();
+            if kind.is_dir() {
+                builder.append_data(
+                    &mut owned_header(&metadata, 0),
+                    with_slash(&inner),
+                    io::empty(),
+                )?;
+                left.push(inner);
+            } else if kind.is_symlink() {
+                let target = fs::read_link(&outer).map_err(named)?;
+                let mut header = owned_header(&metadata, 0);
+                builder.append_link(&mut header, &inner, target)?;
+            } else if kind.is_file() {
+                let file = fs::File::open(&outer).map_err(named)?;
+                // A file that grows meanwhile must not spill into the next entry.
+                let size = metadata.len();
+                builder.append_data(
+                    &mut owned_header(&metadata, size),
+                    &inner,
+                    Exactly::new(file, size),
+                )?;
+            }
+            // Sockets, pipes and devices have no content to copy.
+        }
+    }
+    builder.into_inner()?.flush()
+}
+
+fn with_slash(path: &Path) -> PathBuf {
+    path.join("")
+}
+
+fn owned_header(metadata: &fs::Metadata, size: u64) -> tar::Header {
+    let mut header = tar::Header::new_gnu();
+    header.set_metadata(metadata);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_size(size);
+    header
+}
+
+/// Yields exactly so many bytes, with zeros for what has gone.
+struct Exactly<R> {
+    reader: R,
+    left: u64,
+}
+
+impl<R> Exactly<R> {
+    fn new(reader: R, left: u64) -> Self {
+        Self { reader, left }
+    }
+}
+
+impl<R: Read> Read for Exactly<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
+        if most == 0 {
+            return Ok(0);
+        }
+        let mut read = self.reader.read(&mut buffer[..most])?;
+        if read == 0 {
+            buffer[..most].fill(0);
+            read = most;
+        }
+        self.left -= read as u64;
+        Ok(read)
+    }
+}
+
+/// The writing end of a channel.
+struct Pipe {
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    bar: ProgressBar,
+}
+
+impl Write for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+        self.sender.blocking_send(Ok(Bytes::copy_from_slice(bytes))).map_err(gone)?;
+        self.bar.inc(bytes.len() as u64);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Unpacks an archive whose names all begin with `top` so that `top` becomes `destination`.
+/// Ownership is not restored, links out of `destination` are refused, and so is everything else
+/// that is not below `top`: the archive comes from a sandbox, which is not to be trusted.
+pub(super) fn unpack(
+    source: mpsc::Receiver<io::Result<Bytes>>,
+    top: Option<String>,
+    destination: &Path,
+) -> io::Result<u64> {
+    fs::create_dir_all(destination)?;
+    let mut archive = tar::Archive::new(Source { channel: source, rest: Bytes::new() });
+    let mut directories = Vec::new();
+    let mut files = 0;
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let name = entry.path()?.into_owned();
+        let Some(inner) = below(&name, top.as_deref()) else {
+            let name = name.display();
+            return Err(io::Error::other(format!(
+                "the archive names `{name}`, which is outside it"
+            )));
+        };
+        if inner.as_os_str().is_empty() {
+            continue;
+        }
+        match entry.header().entry_type() {
+            // Modes last, or a read-only directory could not be filled.
+            tar::EntryType::Directory => {
+                make_inside(destination, &inner)?;
+                directories.push((inner, entry.header().mode()?));
+            }
+            tar::EntryType::Regular | tar::EntryType::Continuous | tar::EntryType::GNUSparse => {
+                let at = fresh_place(destination, &inner)?;
+                entry.unpack(&at)?;
+                files += 1;
+            }
+            tar::EntryType::Symlink => {
+                let at = fresh_place(destination, &inner)?;
+                let target = entry.link_name()?.unwrap_or_default().into_owned();
+                std::os::unix::fs::symlink(target, at)?;
+                files += 1;
+            }
+            tar::EntryType::Link => {
+                let target = entry.link_name()?.unwrap_or_default().into_owned();
+                let target = below(&target, top.as_deref())
+                    .ok_or_else(|| io::Error::other("the archive links to a file outside it"))?;
+                let from = existing_place(destination, &target)?;
+                fs::hard_link(from, fresh_place(destination, &inner)?)?;
+                files += 1;
+            }
+            // Devices and pipes of a sandbox are of no use here.
+            _ => {}
+        }
+    }
+    for (inner, mode) in directories.into_iter().rev() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let at = existing_place(destination, &inner)?;
+        fs::set_permissions(at, fs::Permissions::from_mode(mode & 0o777))?;
+    }
+    Ok(files)
+}
+
+/// The part of `name` below `top`; nothing if it is not below.
+fn below(name: &Path, top: Option<&str>) -> Option<PathBuf> {
+    let mut parts = Vec::new();
+    for part in name.components() {
+        match part {
+            Component::Normal(part) => parts.push(part),
+            Component::CurDir => {}
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => return None,
+        }
+    }
+    match top {
+        Some(top) if parts.first().is_some_and(|first| *first == top) => {
+            Some(parts[1..].iter().collect())
+        }
+        Some(_) if parts.is_empty() => Some(PathBuf::new()),
+        Some(_) => None,
+        None => Some(parts.iter().collect()),
+    }
+}
+
+/// Makes the directories of `inner`, and never walks through a symlink to do so.
+fn make_inside(destination: &Path, inner: &Path) -> io::Result<PathBuf> {
+    let mut at = destination.to_path_buf();
+    for part in inner.components() {
+        at.push(part);
+        match fs::symlink_metadata(&at) {
+            Ok(metadata) if metadata.is_dir() => {}
+            Ok(_) => {
+                let at = at.display();
+                return Err(io::Error::other(format!("`{at}` is in the way of a directory")));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => fs::create_dir(&at)?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(at)
+}
+
+fn existing_place(destination: &Path, inner: &Path) -> io::Result<PathBuf> {
+    let parent = make_inside(destination, inner.parent().unwrap_or(Path::new("")))?;
+    Ok(parent.join(inner.file_name().unwrap_or_default()))
+}
+
+/// A place where nothing is, so that nothing is written through what was there.
+fn fresh_place(destination: &Path, inner: &Path) -> io::Result<PathBuf> {
+    let at = existing_place(destination, inner)?;
+    match fs::remove_file(&at) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(at),
+    }
+}
+
+/// The reading end of a channel.
+struct Source {
+    channel: mpsc::Receiver<io::Result<Bytes>>,
+    rest: Bytes,
+}
+
+impl Read for Source {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.rest.is_empty() {
+            match self.channel.blocking_recv() {
+                Some(piece) => self.rest = piece?,
+                None => return Ok(0),
+            }
+        }
+        let count = self.rest.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&self.rest.split_to(count));
+        Ok(count)
+    }
+}
+
+/// Reads, and moves a bar.
+#[derive(Debug)]
+pub(super) struct Counted<R> {
+    reader: R,
+    bar: ProgressBar,
+}
+
+impl<R> Counted<R> {
+    pub(super) fn new(reader: R, bar: ProgressBar) -> Self {
+        Self { reader, bar }
+    }
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for Counted<R> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut this.reader).poll_read(cx, buffer))?;
+        this.bar.inc((buffer.filled().len() - before) as u64);
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,111 @@
+//! Commands about projects, keys and the disk.
+
+use sandkeep_client::types::{CreateKey, CreateProject, Key, Scope, Span};
+
+use super::{Context, bytes, facts, for_each, word};
+use crate::args::{KeyCommand, ProjectCommand, ScopeArg};
+use crate::failure::Failure;
+use crate::screen::{Table, note};
+use crate::when;
+
+pub(super) async fn project(context: &Context, command: ProjectCommand) -> Result<(), Failure> {
+    match command {
+        ProjectCommand::Ls => {
+            let all = context.client.projects().await?;
+            context.screen.answer(&all, |all| {
+                let mut table = Table::new(&["PROJECT", ">KEYS", "CREATED"]);
+                for project in all {
+                    let keys = project.keys.len().to_string();
+                    table.row(vec![project.name.clone(), keys, when::ago(&project.created_at)]);
+                }
+                context.screen.table(&table)
+            })
+        }
+        ProjectCommand::Create { name } => {
+            let project = context.client.create_project(&CreateProject { name }).await?;
+            context.screen.answer(&project, |project| {
+                let name = &project.name;
+                format!(
+                    "{name}  created; make a key with `keep key create LABEL --project {name}`\n"
+                )
+            })
+        }
+        ProjectCommand::Rm { name } => {
+            context.client.delete_project(&name).await?;
+            context.screen.answer(&serde_json::json!({}), |_| format!("{name}  deleted\n"))
+        }
+    }
+}
+
+pub(super) async fn key(context: &Context, command: KeyCommand) -> Result<(), Failure> {
+    match command {
+        KeyCommand::Create { label, scope, expires, project } => {
+            let project = own_project(context, project).await?;
+            let scope = match scope {
+                ScopeArg::Read => Scope::Read,
+                ScopeArg::Write => Scope::Write,
+                ScopeArg::Admin => Scope::Admin,
+            };
+            let expires = expires.map(|span| Span::Number(span.0));
+            let request = CreateKey { label, scope, expires };
+            let made = context.client.create_key(&project, &request).await?;
+            if !context.screen.json {
+                note(&format!(
+                    "key {} of project {project}; its secret is shown this once:",
+                    made.key.id
+                ));
+            }
+            context.screen.answer(&made, |made| format!("{}\n", made.secret))
+        }
+        KeyCommand::Ls { project } => {
+            let project = own_project(context, project).await?;
+            let all = context.client.keys(&project).await?;
+            context.screen.answer(&all, |all| context.screen.table(&key_table(all)))
+        }
+        KeyCommand::Revoke { ids, project } => {
+            let project = own_project(context, project).await?;
+            for_each(&ids, async |id| {
+                context.client.revoke_key(&project, &id).await?;
+                context.screen.answer(&serde_json::json!({}), |_| format!("{id}  revoked\n"))
+            })
+            .await
+        }
+    }
+}
+
+fn key_table(keys: &[Key]) -> Table {
+    let mut table = Table::new(&["KEY", "SCOPE", "CREATED", "EXPIRES", "LABEL"]);
+    for key in keys {
+        table.row(vec![
+            key.id.clone(),
+            word(key.scope),
+            when::ago(&key.created_at),
+            when::until(key.expires_at.as_deref()),
+            key.label.clone(),
+        ]);
+    }
+    table
+}
+
+async fn own_project(context: &Context, told: Option<String>) -> Result<String, Failure> {
+    match told {
+        Some(name) => Ok(name),
+        None => Ok(context.client.whoami().await?.project),
+    }
+}
+
+pub(super) async fn usage(context: &Context) -> Result<(), Failure> {
+    let usage = context.client.usage().await?;
+    context.screen.answer(&usage, |usage| {
+        facts(
+            context.screen.paint,
+            &[
+                ("disk", bytes(usage.total_bytes)),
+                ("free", bytes(usage.free_bytes)),
+                ("snapshots", bytes(usage.snapshots_bytes)),
+                ("images", bytes(usage.images_bytes)),
+                ("sessions under way", bytes(usage.open_bytes)),
+            ],
+        )
+    })
+}

@@ -1,0 +1,147 @@
+//! Settings of `keep serve`, in two stages.
+//!
+//! [`File`] is what was written, strictly: a key nobody knows is an error, not a shrug. [`Resolved`]
+//! is what it means on this machine, worked out once and passed down. The command line and the
+//! environment win over the file, the file over defaults.
+
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::args::{Global, ServeArgs};
+use crate::failure::Failure;
+use crate::locate;
+
+const DEFAULT_LISTEN: &str = "127.0.0.1:7777";
+const OFF: &str = "off";
+
+/// What a settings file says.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    /// The data directory.
+    data: Option<PathBuf>,
+    /// The address for HTTP, or `off`.
+    listen: Option<String>,
+    /// The socket file for HTTP, or `off`.
+    unix_socket: Option<String>,
+    /// What is logged.
+    log: Option<String>,
+    /// Whether the image `host` is made at the start.
+    host_image: Option<bool>,
+}
+
+/// How this server runs.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Resolved {
+    /// The data directory, absolute.
+    pub(crate) data: PathBuf,
+    /// Where to listen for HTTP.
+    pub(crate) listen: Vec<SocketAddr>,
+    /// The socket file for HTTP.
+    pub(crate) unix_socket: Option<PathBuf>,
+    /// What is logged.
+    pub(crate) log: String,
+    /// Whether the image `host` is made at the start.
+    pub(crate) host_image: bool,
+}
+
+/// Works out how to serve.
+pub(crate) fn resolve(global: &Global, args: ServeArgs) -> Result<Resolved, Failure> {
+    let file = match &args.config {
+        Some(path) => read(path)?,
+        None => File::default(),
+    };
+    let data = global.data.clone().or(file.data).unwrap_or_else(locate::default_data);
+    let data = std::path::absolute(&data)
+        .map_err(|error| Failure::caused("cannot tell the working directory", error))?;
+    let listen = args.listen.or(file.listen).unwrap_or_else(|| DEFAULT_LISTEN.to_owned());
+    let unix_socket = match args.unix_socket.or(file.unix_socket).as_deref() {
+        Some(OFF) => None,
+        Some(path) => Some(
+            std::path::absolute(path)
+                .map_err(|error| Failure::caused("cannot tell the working directory", error))?,
+        ),
+        None => Some(data.join("keep.sock")),
+    };
+    let listen = if listen == OFF { Vec::new() } else { addresses(&listen)? };
+    if listen.is_empty() && unix_socket.is_none() {
+        let hint = "leave one of --listen and --unix-socket on";
+        return Err(Failure::here("there is nothing to listen on").with_hint(hint));
+    }
+    Ok(Resolved {
+        data,
+        listen,
+        unix_socket,
+        log: args.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
+        host_image: !args.no_host_image && file.host_image.unwrap_or(true),
+    })
+}
+
+fn read(path: &Path) -> Result<File, Failure> {
+    let cannot = || format!("cannot read the settings in `{}`", path.display());
+    let text = std::fs::read_to_string(path).map_err(|error| Failure::caused(cannot(), error))?;
+    toml::from_str(&text).map_err(|error| {
+        let hint = "`keep serve --help` lists the settings";
+        Failure::caused(cannot(), error.to_string()).with_hint(hint)
+    })
+}
+
+fn addresses(text: &str) -> Result<Vec<SocketAddr>, Failure> {
+    let hint = "write ADDR:PORT, like 127.0.0.1:7777, or `off`";
+    let found = text.to_socket_addrs().map_err(|error| {
+        Failure::caused(format!("`{text}` is no address to listen on"), error).with_hint(hint)
+    })?;
+    Ok(found.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::{Resolved, resolve};
+    use crate::args::{Global, ServeArgs};
+    use crate::failure::Failure;
+
+    fn with(toml: &str, args: ServeArgs, data: Option<&str>) -> Result<Resolved, Failure> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keep.toml");
+        fs::write(&path, toml).unwrap();
+        let global = Global { json: false, url: None, key: None, data: data.map(Into::into) };
+        resolve(&global, ServeArgs { config: Some(path), ..args })
+    }
+
+    #[test]
+    fn the_command_line_wins_over_the_file() {
+        let toml = "data = '/a'\nlisten = '127.0.0.1:1'\nlog = 'debug'\nhost_image = false";
+        let file = with(toml, ServeArgs::default(), None).unwrap();
+        assert_eq!(file.data, Path::new("/a"));
+        assert_eq!(file.listen, ["127.0.0.1:1".parse().unwrap()]);
+        assert_eq!(file.unix_socket.as_deref(), Some(Path::new("/a/keep.sock")));
+        assert_eq!((file.log.as_str(), file.host_image), ("debug", false));
+        let args = ServeArgs {
+            listen: Some("127.0.0.1:2".to_owned()),
+            unix_socket: Some("off".to_owned()),
+            ..ServeArgs::default()
+        };
+        let line = with(toml, args, Some("/b")).unwrap();
+        assert_eq!(line.data, Path::new("/b"));
+        assert_eq!(line.listen, ["127.0.0.1:2".parse().unwrap()]);
+        assert_eq!(line.unix_socket, None);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_a_hint() {
+        for toml in [
+            "lisen = '127.0.0.1:1'",
+            "listen = 7",
+            "listen = 'nowhere'",
+            "listen = 'off'\nunix_socket = 'off'",
+        ] {
+            let failure = with(toml, ServeArgs::default(), None).unwrap_err();
+            assert!(failure.hint().is_some(), "{toml}: {failure:?}");
+        }
+    }
+}

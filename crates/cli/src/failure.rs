@@ -1,0 +1,214 @@
+//! How a command can end badly: what is said, what is advised, and the exit code.
+//!
+//! All errors become a [`Failure`] here, once, so that the codes promised by `keep --help` are
+//! decided in one place.
+
+use std::error::Error as StdError;
+use std::io;
+use std::io::Write as _;
+
+use sandkeep_client::Error as ClientError;
+
+use crate::screen::Paint;
+
+/// Why `keep` did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// The server said no, or could not be asked.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// Something here is not as it must be.
+    #[error("{message}")]
+    Here {
+        /// What is wrong.
+        message: String,
+        /// What to do about it.
+        hint: Option<String>,
+        /// What the system said.
+        source: Option<Box<dyn StdError + Send + Sync>>,
+    },
+    /// No server was named, and none was found.
+    #[error("no server found; looked in {looked}")]
+    NoServer {
+        /// Where its file was looked for.
+        looked: String,
+    },
+    /// Some of several things failed; each was told when it happened.
+    #[error("{failed} of {all} failed")]
+    Some {
+        /// How many.
+        failed: usize,
+        /// Of how many.
+        all: usize,
+        /// The exit code of the first.
+        code: u8,
+    },
+    /// Whoever reads our output has gone. Not worth a word.
+    #[error("the reader of the output is gone")]
+    Unheard,
+    /// `doctor --strict` found something.
+    #[error("something this host needs is missing")]
+    Unfit,
+}
+
+impl Failure {
+    pub(crate) fn here(message: impl Into<String>) -> Self {
+        Self::Here { message: message.into(), hint: None, source: None }
+    }
+
+    pub(crate) fn caused(
+        message: impl Into<String>,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        Self::Here { message: message.into(), hint: None, source: Some(source.into()) }
+    }
+
+    pub(crate) fn with_hint(self, advice: impl Into<String>) -> Self {
+        match self {
+            Self::Here { message, source, .. } => {
+                Self::Here { message, source, hint: Some(advice.into()) }
+            }
+            other => other,
+        }
+    }
+
+    /// The exit code of commands that run nothing remote.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Client(error) => client_code(error),
+            Self::Here { .. } | Self::Unfit => 1,
+            Self::NoServer { .. } => 3,
+            Self::Some { code, .. } => *code,
+            Self::Unheard => 141,
+        }
+    }
+
+    /// The exit code of commands that exit with a remote command's code, as docker has them.
+    pub(crate) fn remote_exit_code(&self) -> u8 {
+        match self {
+            Self::Client(ClientError::Api { code, .. }) => match code.as_str() {
+                "program_not_found" => 127,
+                "program_not_executable" => 126,
+                _ => 125,
+            },
+            Self::Unheard => 141,
+            Self::Client(_)
+            | Self::Here { .. }
+            | Self::NoServer { .. }
+            | Self::Some { .. }
+            | Self::Unfit => 125,
+        }
+    }
+
+    pub(crate) fn hint(&self) -> Option<&str> {
+        match self {
+            Self::NoServer { .. } => {
+                Some("start one with `keep serve`, or name one by SANDKEEP_URL and SANDKEEP_KEY")
+            }
+            Self::Client(error) => error.hint(),
+            Self::Here { hint, .. } => hint.as_deref(),
+            Self::Some { .. } | Self::Unheard | Self::Unfit => None,
+        }
+    }
+
+    /// Says on standard error what went wrong and what to do.
+    pub(crate) fn tell(&self, paint: Paint) {
+        if matches!(self, Self::Unheard) {
+            return;
+        }
+        // Nothing can be done if standard error is gone as well.
+        let _ = io::stderr().write_all(self.told(paint).as_bytes());
+    }
+
+    fn told(&self, paint: Paint) -> String {
+        let mut text = format!("{} {self}", paint.red("error:"));
+        let mut cause = match self {
+            // Transparent: its own text was just written.
+            Self::Client(error) => error.source(),
+            other => other.source(),
+        };
+        while let Some(error) = cause {
+            let words = error.to_string();
+            // Some libraries repeat their cause in their own words.
+            if !text.contains(&words) {
+                text.push_str(": ");
+                text.push_str(&words);
+            }
+            cause = error.source();
+        }
+        text.push('\n');
+        if let Some(hint) = self.hint() {
+            text.push_str(&format!("{} {hint}\n", paint.cyan("hint:")));
+        }
+        text
+    }
+}
+
+fn client_code(error: &ClientError) -> u8 {
+    match error {
+        ClientError::Api { status: 404 | 410, .. } => 4,
+        ClientError::Api { status: 409 | 412, .. } => 5,
+        ClientError::Connect { .. } => 3,
+        _ => 1,
+    }
+}
+
+/// Turns errors of our own output into failures; a closed pipe is no news.
+pub(crate) fn unheard(error: io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe => Failure::Unheard,
+        _ => Failure::caused("cannot write to standard output", error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use sandkeep_client::Error as ClientError;
+
+    use super::Failure;
+    use crate::screen::Paint;
+
+    fn api(status: u16, code: &str) -> Failure {
+        let (code, message) = (code.to_owned(), "no".to_owned());
+        Failure::Client(ClientError::Api { status, code, message, hint: Some("do".to_owned()) })
+    }
+
+    fn unreachable_server() -> Failure {
+        let source = io::Error::from(io::ErrorKind::ConnectionRefused);
+        let (url, hint) = ("http://127.0.0.1:1".to_owned(), "start it".to_owned());
+        Failure::Client(ClientError::Connect { url, hint, source })
+    }
+
+    #[test]
+    fn exit_codes_are_the_promised_ones() {
+        for (failure, own, remote) in [
+            (api(400, "invalid"), 1, 125),
+            (api(404, "not_found"), 4, 125),
+            (api(409, "name_taken"), 5, 125),
+            (api(412, "generation_mismatch"), 5, 125),
+            (api(400, "program_not_found"), 1, 127),
+            (api(400, "program_not_executable"), 1, 126),
+            (unreachable_server(), 3, 125),
+            (Failure::here("x"), 1, 125),
+        ] {
+            assert_eq!(failure.exit_code(), own, "{failure:?}");
+            assert_eq!(failure.remote_exit_code(), remote, "{failure:?}");
+        }
+    }
+
+    #[test]
+    fn errors_are_told_with_cause_and_hint() {
+        assert_eq!(api(404, "not_found").told(Paint::plain()), "error: no\nhint: do\n");
+        assert_eq!(
+            unreachable_server().told(Paint::plain()),
+            "error: cannot reach the server at http://127.0.0.1:1: connection refused\nhint: start it\n"
+        );
+        let local = Failure::caused("cannot read `x`", io::Error::from(io::ErrorKind::NotFound));
+        assert_eq!(
+            local.with_hint("look").told(Paint::plain()),
+            "error: cannot read `x`: entity not found\nhint: look\n"
+        );
+    }
+}

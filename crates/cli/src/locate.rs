@@ -1,0 +1,186 @@
+//! Finding the server, and the data directory it works in.
+//!
+//! A client goes, in this order, to what it was told (`--url`, `SANDKEEP_URL`), and to the server
+//! whose `client.json` it can read in `--data` or `SANDKEEP_DATA`, else in the data directories a
+//! server uses by default. `keep serve` writes that file for its owner only: it holds a key.
+
+use std::fs;
+use std::io;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use sandkeep_client::{Client, Endpoint};
+use serde::{Deserialize, Serialize};
+
+use crate::args::Global;
+use crate::failure::Failure;
+
+/// Where root's server keeps its data.
+pub(crate) const SYSTEM_DATA: &str = "/var/lib/sandkeep";
+
+/// What a server tells clients on the same machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ClientFile {
+    /// Its HTTP address, if it listens on one.
+    pub(crate) url: Option<String>,
+    /// Its socket file, if it listens on one.
+    pub(crate) unix_socket: Option<PathBuf>,
+    /// A key that may do everything.
+    pub(crate) key: String,
+}
+
+impl ClientFile {
+    const NAME: &str = "client.json";
+
+    pub(crate) fn read(data: &Path) -> io::Result<Self> {
+        let text = fs::read(data.join(Self::NAME))?;
+        serde_json::from_slice(&text).map_err(io::Error::from)
+    }
+
+    /// Writes it so that only its owner ever can read it, and nobody ever reads half of it.
+    pub(crate) fn write(&self, data: &Path) -> io::Result<()> {
+        let fresh = data.join(".client.json.new");
+        match fs::remove_file(&fresh) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file =
+            fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+        file.write_all(&serde_json::to_vec_pretty(self)?)?;
+        file.sync_all()?;
+        fs::rename(&fresh, data.join(Self::NAME))
+    }
+
+    /// Prefers the socket file: it needs no port and cannot be another program's.
+    fn endpoint(&self) -> Option<Endpoint> {
+        let socket = self.unix_socket.as_ref().filter(|path| path.exists());
+        match (socket, &self.url) {
+            (Some(path), _) => Some(Endpoint::Unix { path: path.clone() }),
+            (None, Some(url)) => url.parse().ok(),
+            (None, None) => None,
+        }
+    }
+}
+
+/// Finds the server and the key to it.
+pub(crate) fn client(global: &Global) -> Result<Client, Failure> {
+    let places = data_places(global.data.as_deref());
+    let file = places
+        .iter()
+        .map(|place| (place, ClientFile::read(place)))
+        .find(|(_, read)| !matches!(read, Err(error) if error.kind() == io::ErrorKind::NotFound));
+    if let Some(url) = &global.url {
+        let endpoint: Endpoint = url.parse()?;
+        // A key found on this machine is for this machine's server, and goes to no other.
+        let local = file.and_then(|(_, read)| read.ok());
+        let local = local.filter(|local| local.url.as_deref() == Some(url) || {
+            matches!(&endpoint, Endpoint::Unix { path } if local.unix_socket.as_ref() == Some(path))
+        });
+        let key = global.key.clone().or_else(|| local.map(|local| local.key));
+        return Ok(Client::new(endpoint, key.as_deref())?);
+    }
+    match file {
+        Some((_, Ok(local))) => {
+            let endpoint = local.endpoint().ok_or_else(|| nowhere(&places))?;
+            let key = global.key.as_deref().unwrap_or(&local.key);
+            Ok(Client::new(endpoint, Some(key))?)
+        }
+        Some((place, Err(error))) => {
+            let message = format!("cannot read `{}`", place.join(ClientFile::NAME).display());
+            let hint = match error.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    "run this as the user who runs `keep serve`, or set SANDKEEP_URL and SANDKEEP_KEY"
+                }
+                _ => "restart `keep serve`, which writes the file anew",
+            };
+            Err(Failure::caused(message, error).with_hint(hint))
+        }
+        None => Err(nowhere(&places)),
+    }
+}
+
+fn nowhere(places: &[PathBuf]) -> Failure {
+    let looked: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+    Failure::NoServer { looked: looked.join(", ") }
+}
+
+/// Where a server's data may be, the likeliest first.
+fn data_places(told: Option<&Path>) -> Vec<PathBuf> {
+    if let Some(told) = told {
+        return vec![told.to_path_buf()];
+    }
+    user_data().into_iter().chain([PathBuf::from(SYSTEM_DATA)]).collect()
+}
+
+/// The data directory that is meant when none is named.
+pub(crate) fn default_data() -> PathBuf {
+    match rustix::process::geteuid().is_root() {
+        true => PathBuf::from(SYSTEM_DATA),
+        false => user_data().unwrap_or_else(|| PathBuf::from(SYSTEM_DATA)),
+    }
+}
+
+fn user_data() -> Option<PathBuf> {
+    let from =
+        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    from("XDG_DATA_HOME")
+        .or_else(|| from("HOME").map(|home| home.join(".local/share")))
+        .map(|share| share.join("sandkeep"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::PathBuf;
+
+    use super::{ClientFile, client};
+    use crate::args::Global;
+
+    fn global(data: &std::path::Path, url: Option<&str>) -> Global {
+        Global {
+            json: false,
+            url: url.map(str::to_owned),
+            key: None,
+            data: Some(data.to_path_buf()),
+        }
+    }
+
+    fn file() -> ClientFile {
+        ClientFile {
+            url: Some("http://127.0.0.1:7001".to_owned()),
+            unix_socket: Some(PathBuf::from("/nowhere/keep.sock")),
+            key: "skp_x".to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_servers_file_is_for_its_owner_only_and_is_found() {
+        let data = tempfile::tempdir().unwrap();
+        file().write(data.path()).unwrap();
+        file().write(data.path()).unwrap();
+        let mode = data.path().join("client.json").metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(ClientFile::read(data.path()).unwrap(), file());
+        let found = client(&global(data.path(), None)).unwrap();
+        assert_eq!(found.endpoint().to_string(), "http://127.0.0.1:7001");
+        assert!(found.has_key());
+    }
+
+    #[test]
+    fn the_local_key_goes_to_the_local_server_only() {
+        let data = tempfile::tempdir().unwrap();
+        file().write(data.path()).unwrap();
+        let to = |url| client(&global(data.path(), Some(url))).unwrap();
+        assert!(to("http://127.0.0.1:7001").has_key());
+        assert!(!to("http://203.0.113.9:7001").has_key());
+    }
+
+    #[test]
+    fn no_server_is_told_with_advice() {
+        let data = tempfile::tempdir().unwrap();
+        let failure = client(&global(data.path(), None)).unwrap_err();
+        assert_eq!(failure.exit_code(), 3);
+        assert!(failure.hint().is_some_and(|hint| hint.contains("keep serve")), "{failure:?}");
+    }
+}

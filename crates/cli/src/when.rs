@@ -1,0 +1,70 @@
+//! Times and spans in the words people use.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+/// How long ago `text` was: `3m`, `2h`, `5d`. What is no timestamp is returned as it is.
+pub(crate) fn ago(text: &str) -> String {
+    let Ok(then) = text.parse::<Timestamp>() else { return text.to_owned() };
+    let millis = Timestamp::now().as_millisecond() - then.as_millisecond();
+    match u64::try_from(millis) {
+        Ok(millis) => format!("{} ago", rough(millis)),
+        Err(_) => format!("in {}", rough(millis.unsigned_abs())),
+    }
+}
+
+/// How long from now `text` is, or `-`.
+pub(crate) fn until(text: Option<&str>) -> String {
+    text.map_or_else(|| "-".to_owned(), ago)
+}
+
+/// A number of milliseconds in one unit.
+pub(crate) fn rough(millis: u64) -> String {
+    match millis / 1000 {
+        0..60 => format!("{}s", millis / 1000),
+        60..3600 => format!("{}m", millis / 60_000),
+        3600..172_800 => format!("{}h", millis / 3_600_000),
+        _ => format!("{}d", millis / 86_400_000),
+    }
+}
+
+/// A number of milliseconds as exactly as people care.
+pub(crate) fn exact(millis: u64) -> String {
+    let span = Duration::from_millis(millis);
+    match span.as_secs() {
+        0 => format!("{millis} ms"),
+        1..60 => format!("{:.1} s", span.as_secs_f64()),
+        seconds @ 60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
+        seconds => format!("{}h {}m", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+/// How long something took, or has been taking.
+pub(crate) fn between(start: &str, end: Option<&str>) -> String {
+    let end = match end {
+        Some(end) => end.parse(),
+        None => Ok(Timestamp::now()),
+    };
+    match (start.parse::<Timestamp>(), end) {
+        (Ok(start), Ok(end)) => {
+            let millis = end.as_millisecond() - start.as_millisecond();
+            exact(u64::try_from(millis).unwrap_or(0))
+        }
+        _ => "-".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{between, exact, rough};
+
+    #[test]
+    fn spans_are_said_in_few_words() {
+        let said = [0, 59_999, 60_000, 7_200_000, 200_000_000].map(rough);
+        assert_eq!(said, ["0s", "59s", "1m", "2h", "2d"]);
+        let said = [7, 1500, 61_000, 7_260_000].map(exact);
+        assert_eq!(said, ["7 ms", "1.5 s", "1m 1s", "2h 1m"]);
+        assert_eq!(between("2026-01-01T00:00:00Z", Some("2026-01-01T00:00:02Z")), "2.0 s");
+    }
+}
