@@ -20,8 +20,12 @@
 //! The store does no locking between callers: the engine's task for a sandbox is the only one that
 //! writes that sandbox's things. Two daemons on one directory are kept apart by `keep.lock`.
 
+pub mod accounting;
+mod compact;
 mod digest;
 mod exclude;
+mod export;
+mod fsck;
 pub mod image;
 mod layer;
 mod live;
@@ -40,6 +44,10 @@ use rustix::fs::FlockOperation;
 
 use crate::model::{LayerId, Size};
 
+pub use compact::Linked;
+pub use digest::{Difference, Verdict};
+pub use export::Exported;
+pub use fsck::{Problem, Report};
 pub use layer::{Collected, SealOptions};
 pub use live::LiveCopy;
 pub use manifest::{Damaged, Durability, Manifest, Scan};

@@ -139,11 +139,6 @@ impl Dir {
         Place { base: Arc::clone(&self.base), below: name.to_bytes().to_vec() }
     }
 
-    /// Where this directory is.
-    pub(super) fn place(&self) -> &Place {
-        &self.place
-    }
-
     /// The path from the root of the tree to `name` in this directory.
     pub(super) fn path_of(&self, name: &CStr) -> Vec<u8> {
         join(&self.base.path, name.to_bytes())
@@ -186,16 +181,6 @@ impl Dir {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
         rustix::fs::statx(self.fd(), name, flags, StatxFlags::BASIC_STATS)
             .map_err(|error| self.failure("stat", name, error))
-    }
-
-    /// What `name` is, or `None` when there is nothing.
-    pub(super) fn find(&self, name: &CStr) -> Result<Option<Statx>> {
-        match self.stat(name) {
-            Err(StoreError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-                Ok(None)
-            }
-            found => found.map(Some),
-        }
     }
 
     /// What the directory itself is.

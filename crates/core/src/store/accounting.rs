@@ -1,0 +1,302 @@
+//! Who takes how much space. Pure: layers and holders in, sums out.
+//!
+//! A layer is held by every snapshot, image and sandbox whose chain it is in. For each snapshot three
+//! numbers matter to people:
+//!
+//! - *own*: what it added to its parent, or to its image when it has no parent. It never changes.
+//! - *shared*: all the rest of its chain.
+//! - *freed*: what its deletion would really give back now: layers that nobody else holds.
+//!
+//! Compacted layers share inodes with the layers they were made from ([`Linked`]). Shared bytes are
+//! counted once in totals, and count as freed only when the last layer that may keep them goes. Where
+//! a layer shares with several others at once it is not known which bytes with which; then the sums
+//! promise too little rather than too much.
+
+use std::collections::{HashMap, HashSet};
+
+use super::{Linked, Result, Store};
+use crate::model::{Image, Layer, LayerId, LayerKind, Sandbox, Snapshot, SnapshotId};
+
+/// What a layer weighs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Weight {
+    /// Disk space it takes, what it shares included.
+    pub bytes: u64,
+    /// Whether it is part of an image.
+    pub image: bool,
+    /// What of it other layers keep as well.
+    pub linked: Vec<Linked>,
+}
+
+/// What a snapshot takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// What it added to its parent.
+    pub own: u64,
+    /// What it has in common with its parent or image.
+    pub shared: u64,
+    /// What deleting it would free.
+    pub freed: u64,
+}
+
+/// The space everything takes together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// All sealed layers.
+    pub bytes: u64,
+    /// Of these, layers of images.
+    pub images: u64,
+    /// Of these, layers nobody holds, which a collection would free.
+    pub unheld: u64,
+}
+
+/// All layers and who holds them.
+#[derive(Debug, Default)]
+pub struct Books {
+    weights: HashMap<LayerId, Weight>,
+    chains: HashMap<SnapshotId, Chain>,
+    /// How many holders each layer has.
+    holders: HashMap<LayerId, usize>,
+    /// For each layer, the shared extents it is part of.
+    extents: Vec<Extent>,
+    extents_of: HashMap<LayerId, Vec<usize>>,
+}
+
+#[derive(Debug)]
+struct Chain {
+    parent: Option<SnapshotId>,
+    layers: Vec<LayerId>,
+}
+
+/// Bytes that any of several layers keeps.
+#[derive(Debug)]
+struct Extent {
+    bytes: u64,
+    layers: Vec<LayerId>,
+}
+
+impl Books {
+    /// Opens the books on all sealed layers.
+    #[must_use]
+    pub fn new(weights: HashMap<LayerId, Weight>) -> Self {
+        let mut books = Self { weights, ..Self::default() };
+        for (id, weight) in &books.weights {
+            for linked in &weight.linked {
+                let others = linked.layers.iter().filter(|other| books.weights.contains_key(other));
+                let mut layers: Vec<LayerId> = others.cloned().collect();
+                layers.push(id.clone());
+                layers.sort();
+                layers.dedup();
+                for layer in &layers {
+                    books.extents_of.entry(layer.clone()).or_default().push(books.extents.len());
+                }
+                books.extents.push(Extent { bytes: linked.bytes, layers });
+            }
+        }
+        books
+    }
+
+    /// Enters a snapshot.
+    pub fn hold_snapshot(&mut self, snapshot: &Snapshot) {
+        self.hold(&snapshot.layers);
+        let chain = Chain { parent: snapshot.parent.clone(), layers: snapshot.layers.clone() };
+        self.chains.insert(snapshot.id.clone(), chain);
+    }
+
+    /// Enters an image.
+    pub fn hold_image(&mut self, image: &Image) {
+        self.hold(&image.layers);
+    }
+
+    /// Enters a sandbox, which holds its image's layers even when the image is gone.
+    pub fn hold_sandbox(&mut self, sandbox: &Sandbox) {
+        self.hold(&sandbox.image_layers);
+    }
+
+    fn hold(&mut self, layers: &[LayerId]) {
+        for layer in layers.iter().collect::<HashSet<_>>() {
+            *self.holders.entry(layer.clone()).or_default() += 1;
+        }
+    }
+
+    /// What a snapshot takes; `None` for one that was not entered.
+    #[must_use]
+    pub fn sizes(&self, snapshot: &SnapshotId) -> Option<Sizes> {
+        let chain = self.chains.get(snapshot)?;
+        let parent = chain.parent.as_ref().and_then(|parent| self.chains.get(parent));
+        let below: HashSet<&LayerId> =
+            parent.map(|parent| parent.layers.iter().collect()).unwrap_or_default();
+        let (mut own, mut all) = (0, 0);
+        for layer in chain.layers.iter().collect::<HashSet<_>>() {
+            let Some(weight) = self.weights.get(layer) else { continue };
+            all += weight.bytes;
+            if !weight.image && !below.contains(layer) {
+                own += weight.bytes;
+            }
+        }
+        let alone = chain.layers.iter().filter(|layer| self.holders.get(layer) == Some(&1));
+        let freed = self.weigh(&alone.collect());
+        Some(Sizes { own, shared: all - own, freed })
+    }
+
+    /// The space everything takes together.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        let of = |keep: &dyn Fn(&LayerId, &Weight) -> bool| {
+            let chosen = self.weights.iter().filter(|(id, weight)| keep(id, weight));
+            chosen.map(|(id, _)| id).collect::<HashSet<_>>()
+        };
+        Totals {
+            bytes: self.weigh(&of(&|_, _| true)),
+            images: self.weigh(&of(&|_, weight| weight.image)),
+            unheld: self.weigh(&of(&|id, _| !self.holders.contains_key(id))),
+        }
+    }
+
+    /// What removing exactly these layers would free.
+    fn weigh(&self, layers: &HashSet<&LayerId>) -> u64 {
+        let mut touched = HashSet::new();
+        let mut sum: u64 = 0;
+        for layer in layers {
+            sum += self.weights.get(*layer).map_or(0, |weight| weight.bytes);
+            touched.extend(self.extents_of.get(*layer).into_iter().flatten().copied());
+        }
+        for extent in touched.iter().map(|index| &self.extents[*index]) {
+            let going = extent.layers.iter().filter(|layer| layers.contains(layer)).count();
+            // Each of those going counted the bytes; at most one may, and none if somebody stays.
+            let too_often = if going == extent.layers.len() { going - 1 } else { going };
+            sum = sum.saturating_sub(extent.bytes * too_often as u64);
+        }
+        sum
+    }
+}
+
+impl Store {
+    /// Reads what all sealed layers weigh. Damaged ones weigh nothing here; `fsck` names them.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error when the layers cannot be listed.
+    pub async fn weights(&self) -> Result<HashMap<LayerId, Weight>> {
+        let layers = self.scan::<Layer>().await?.good;
+        let store = self.clone();
+        super::blocking(move || {
+            let weigh = |layer: Layer| {
+                let image = layer.kind == LayerKind::Image;
+                let linked = match layer.kind {
+                    LayerKind::Compacted => store.linked(&layer.id),
+                    LayerKind::Image | LayerKind::Session | LayerKind::Checkpoint => Vec::new(),
+                };
+                (layer.id, Weight { bytes: layer.bytes, image, linked })
+            };
+            Ok(layers.into_iter().map(weigh).collect())
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashMap, HashSet};
+
+    use proptest::prelude::*;
+
+    use super::{Books, Chain, Sizes, Totals, Weight};
+    use crate::model::{LayerId, SnapshotId};
+    use crate::store::Linked;
+
+    fn weight(bytes: u64) -> Weight {
+        Weight { bytes, image: false, linked: Vec::new() }
+    }
+
+    fn enter(books: &mut Books, parent: Option<&SnapshotId>, layers: &[&LayerId]) -> SnapshotId {
+        let id = SnapshotId::fresh();
+        let layers: Vec<LayerId> = layers.iter().map(|id| (*id).clone()).collect();
+        books.hold(&layers);
+        books.chains.insert(id.clone(), Chain { parent: parent.cloned(), layers });
+        id
+    }
+
+    #[test]
+    fn a_chain_with_a_fork() {
+        let [image, a, b, c] = [0; 4].map(|_| LayerId::fresh());
+        let weights = HashMap::from([
+            (image.clone(), Weight { image: true, ..weight(1000) }),
+            (a.clone(), weight(100)),
+            (b.clone(), weight(20)),
+            (c.clone(), weight(3)),
+        ]);
+        let mut books = Books::new(weights);
+        books.hold(std::slice::from_ref(&image));
+        let first = enter(&mut books, None, &[&a, &image]);
+        let second = enter(&mut books, Some(&first), &[&b, &a, &image]);
+        let fork = enter(&mut books, Some(&first), &[&c, &a, &image]);
+        let sizes = |id| books.sizes(id).expect("entered");
+        assert_eq!(sizes(&first), Sizes { own: 100, shared: 1000, freed: 0 });
+        assert_eq!(sizes(&second), Sizes { own: 20, shared: 1100, freed: 20 });
+        assert_eq!(sizes(&fork), Sizes { own: 3, shared: 1100, freed: 3 });
+        assert_eq!(books.totals(), Totals { bytes: 1123, images: 1000, unheld: 0 });
+        assert_eq!(books.sizes(&SnapshotId::fresh()), None);
+    }
+
+    #[test]
+    fn links_count_once_and_are_freed_last() {
+        let [a, b, both] = [0; 3].map(|_| LayerId::fresh());
+        let linked = vec![
+            Linked { bytes: 90, layers: vec![a.clone()] },
+            Linked { bytes: 15, layers: vec![b.clone()] },
+        ];
+        let weights = HashMap::from([
+            (a.clone(), weight(100)),
+            (b.clone(), weight(20)),
+            (both.clone(), Weight { linked, ..weight(110) }),
+        ]);
+        let mut books = Books::new(weights.clone());
+        let old = enter(&mut books, None, &[&b, &a]);
+        let new = enter(&mut books, None, &[&both]);
+        assert_eq!(books.totals().bytes, 100 + 20 + 5);
+        assert_eq!(books.sizes(&old).expect("entered").freed, 10 + 5);
+        assert_eq!(books.sizes(&new).expect("entered").freed, 5);
+
+        let mut after = weights;
+        after.remove(&a);
+        after.remove(&b);
+        let mut books = Books::new(after);
+        let new = enter(&mut books, None, &[&both]);
+        assert_eq!(books.sizes(&new).expect("entered").freed, 110);
+    }
+
+    proptest! {
+        /// Deleting snapshots one after the other, in any order, frees in the end all they took, and
+        /// each time what was promised.
+        #[test]
+        fn what_is_promised_is_freed(
+            bytes in prop::collection::vec(0u64..1000, 1..8),
+            chains in prop::collection::vec(prop::collection::vec(any::<prop::sample::Index>(), 0..6), 0..6),
+        ) {
+            let layers: Vec<LayerId> = bytes.iter().map(|_| LayerId::fresh()).collect();
+            let mut weights: HashMap<LayerId, Weight> =
+                layers.iter().cloned().zip(bytes.iter().map(|bytes| weight(*bytes))).collect();
+            let mut chains: Vec<Vec<&LayerId>> = chains
+                .iter()
+                .map(|chain| chain.iter().map(|index| index.get(&layers)).collect())
+                .collect();
+            while !chains.is_empty() {
+                let mut books = Books::new(weights.clone());
+                let ids: Vec<SnapshotId> =
+                    chains.iter().map(|chain| enter(&mut books, None, chain)).collect();
+                let before = books.totals();
+                let promised = books.sizes(&ids[0]).expect("entered").freed;
+                chains.remove(0);
+                let held: HashSet<&LayerId> = chains.iter().flatten().copied().collect();
+                let mut after = Books::new(weights.clone());
+                for chain in &chains {
+                    enter(&mut after, None, chain);
+                }
+                prop_assert_eq!(after.totals().unheld, before.unheld + promised);
+                weights.retain(|id, _| held.contains(id));
+            }
+            prop_assert_eq!(Books::new(weights).totals().bytes, 0);
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Looking at everything and telling what is wrong. Nothing is changed but on request.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::manifest::{Damaged, Manifest, Scan, id_of, list, sync_parent};
+use super::{Result, Store, blocking, io_error};
+use crate::model::{
+    Command, Image, Layer, LayerId, Project, Sandbox, SandboxId, Session, Snapshot, SnapshotId,
+};
+
+/// What was found.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// What is wrong.
+    pub problems: Vec<Problem>,
+    /// How many projects there are.
+    pub projects: usize,
+    /// How many sandboxes there are.
+    pub sandboxes: usize,
+    /// How many snapshots there are.
+    pub snapshots: usize,
+    /// How many images there are.
+    pub images: usize,
+    /// How many sealed layers there are.
+    pub layers: usize,
+}
+
+impl Report {
+    /// Whether something that was acknowledged cannot be used. Leftovers are no such thing.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.problems.iter().any(|problem| !problem.is_leftover())
+    }
+}
+
+/// Something that is not as it should be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "problem")]
+pub enum Problem {
+    /// A document cannot be read.
+    DamagedManifest {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A later version wrote it; nothing is broken, this version is too old.
+    TooNew {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A layer that is needed is not there, or not sealed.
+    MissingLayer {
+        /// Who needs it: `snapshot …`, `image …` or `sandbox …`.
+        needed_by: String,
+        /// The layer.
+        layer: LayerId,
+    },
+    /// A snapshot that is needed is not there.
+    MissingSnapshot {
+        /// The sandbox that stands on it.
+        sandbox: SandboxId,
+        /// The snapshot.
+        snapshot: SnapshotId,
+    },
+    /// A layer has a manifest and no files.
+    MissingFiles {
+        /// The layer.
+        layer: LayerId,
+    },
+    /// A directory that should hold a sandbox holds none.
+    NotASandbox {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A layer that was begun and not sealed, and that no sandbox writes to.
+    AbandonedLayer {
+        /// The layer.
+        layer: LayerId,
+    },
+    /// A sealed layer nobody needs.
+    UnheldLayer {
+        /// The layer.
+        layer: LayerId,
+        /// The space it takes.
+        bytes: u64,
+    },
+    /// Something else that does not belong there.
+    Stray {
+        /// The file or directory.
+        path: PathBuf,
+    },
+}
+
+impl Problem {
+    /// Whether it is merely in the way; a collection removes it.
+    #[must_use]
+    pub fn is_leftover(&self) -> bool {
+        matches!(self, Self::AbandonedLayer { .. } | Self::UnheldLayer { .. } | Self::Stray { .. })
+    }
+}
+
+impl Store {
+    /// Looks at every manifest and every layer's place. Contents are
+    /// [`verify`](Self::verify)'s business.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error when a directory cannot be listed; anything else is in the report.
+    pub async fn fsck(&self) -> Result<Report> {
+        let everything = Everything {
+            projects: self.scan().await?,
+            sandboxes: self.scan().await?,
+            sessions: self.scan().await?,
+            commands: self.scan().await?,
+            snapshots: self.scan().await?,
+            images: self.scan().await?,
+            layers: self.scan().await?,
+        };
+        let store = self.clone();
+        blocking(move || {
+            let mut report = everything.judge();
+            store.judge_layers(&everything, &mut report)?;
+            for dir in list(&store.data_dir().join("sandboxes"))? {
+                if !dir.join("sandbox.json").exists() && !dir.join("sandbox.json.last").exists() {
+                    report.problems.push(Problem::NotASandbox { path: dir });
+                }
+            }
+            Ok(report)
+        })
+        .await
+    }
+
+    /// Moves a damaged file or directory out of the way, into `quarantine/`, and says where it is now.
+    /// Nothing is ever deleted by this.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error when it cannot be moved; it is then where it was.
+    pub async fn quarantine(&self, path: &Path) -> Result<PathBuf> {
+        let (store, path) = (self.clone(), path.to_owned());
+        blocking(move || {
+            let dir = store.data_dir().join("quarantine");
+            fs::create_dir_all(&dir).map_err(io_error("create", &dir))?;
+            let shown = path.strip_prefix(store.data_dir()).unwrap_or(&path);
+            let flat = shown.to_string_lossy().replace('/', "+");
+            let mut target = dir.join(&flat);
+            let mut count = 1;
+            while fs::symlink_metadata(&target).is_ok() {
+                count += 1;
+                target = dir.join(format!("{flat}.{count}"));
+            }
+            fs::rename(&path, &target).map_err(io_error("quarantine", &path))?;
+            sync_parent(&target)?;
+            sync_parent(&path)?;
+            Ok(target)
+        })
+        .await
+    }
+
+    fn judge_layers(&self, everything: &Everything, report: &mut Report) -> Result<()> {
+        let sealed: HashMap<&LayerId, &Layer> =
+            everything.layers.good.iter().map(|layer| (&layer.id, layer)).collect();
+        let mut needed = HashSet::new();
+        for (holder, layers) in everything.holdings() {
+            for layer in layers {
+                needed.insert(layer);
+                if !sealed.contains_key(layer) {
+                    let needed_by = holder.clone();
+                    let layer = layer.clone();
+                    report.problems.push(Problem::MissingLayer { needed_by, layer });
+                }
+            }
+        }
+        let open: HashSet<&LayerId> = everything
+            .sandboxes
+            .good
+            .iter()
+            .filter_map(|found| found.open_layer.as_ref())
+            .collect();
+        let damaged: HashSet<&Path> =
+            everything.layers.damaged.iter().map(|damaged| damaged.path.as_path()).collect();
+        for dir in list(&self.layers_dir())? {
+            let Ok(id) = id_of(&dir).parse::<LayerId>() else {
+                report.problems.push(Problem::Stray { path: dir });
+                continue;
+            };
+            match sealed.get(&id) {
+                Some(_) if !dir.join("diff").is_dir() => {
+                    report.problems.push(Problem::MissingFiles { layer: id });
+                }
+                Some(layer) if !needed.contains(&id) => {
+                    let bytes = layer.bytes;
+                    report.problems.push(Problem::UnheldLayer { layer: id, bytes });
+                }
+                None if !open.contains(&id) && !damaged.contains(&*dir.join("layer.json")) => {
+                    report.problems.push(Problem::AbandonedLayer { layer: id });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All manifests.
+struct Everything {
+    projects: Scan<Project>,
+    sandboxes: Scan<Sandbox>,
+    sessions: Scan<Session>,
+    commands: Scan<Command>,
+    snapshots: Scan<Snapshot>,
+    images: Scan<Image>,
+    layers: Scan<Layer>,
+}
+
+impl Everything {
+    fn judge(&self) -> Report {
+        let mut report = Report {
+            problems: Vec::new(),
+            projects: self.projects.good.len(),
+            sandboxes: self.sandboxes.good.len(),
+            snapshots: self.snapshots.good.len(),
+            images: self.images.good.len(),
+            layers: self.layers.good.len(),
+        };
+        let damaged: [&[Damaged]; 7] = [
+            &self.projects.damaged,
+            &self.sandboxes.damaged,
+            &self.sessions.damaged,
+            &self.commands.damaged,
+            &self.snapshots.damaged,
+            &self.images.damaged,
+            &self.layers.damaged,
+        ];
+        for Damaged { path, reason, too_new } in damaged.into_iter().flatten().cloned() {
+            report.problems.push(match too_new {
+                true => Problem::TooNew { path },
+                false => Problem::DamagedManifest { path, reason },
+            });
+        }
+        let known: HashSet<&SnapshotId> =
+            self.snapshots.good.iter().map(|snapshot| &snapshot.id).collect();
+        for sandbox in &self.sandboxes.good {
+            if let Some(snapshot) = sandbox.current.as_ref().filter(|id| !known.contains(id)) {
+                let (sandbox, snapshot) = (sandbox.id.clone(), snapshot.clone());
+                report.problems.push(Problem::MissingSnapshot { sandbox, snapshot });
+            }
+        }
+        report
+    }
+
+    /// Who needs which layers.
+    fn holdings(&self) -> Vec<(String, &[LayerId])> {
+        let mut holdings: Vec<(String, &[LayerId])> = Vec::new();
+        for snapshot in &self.snapshots.good {
+            holdings.push((format!("{} {}", Snapshot::KIND, snapshot.id), &snapshot.layers));
+        }
+        for image in &self.images.good {
+            holdings.push((format!("{} {}", Image::KIND, image.name), &image.layers));
+        }
+        for sandbox in &self.sandboxes.good {
+            holdings.push((format!("{} {}", Sandbox::KIND, sandbox.id), &sandbox.image_layers));
+        }
+        holdings
+    }
+}
