@@ -36,11 +36,9 @@ pub struct Image {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PullRequest {
-    /// By tag or digest: `debian:12`, `ghcr.io/owner/name@sha256:…`.
+    /// By tag or digest: `debian:12`, `ghcr.io/owner/name@sha256:…`; `host` is made again from the
+    /// server's own machine.
     pub reference: String,
-    /// What to call it here; the reference if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
 }
 
 /// An archive on the server's own disk to import: a root tarball, an OCI layout or a docker archive.
