@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::super::StoreError;
 use crate::model::Size;
 
 /// What image operations answer.
@@ -123,6 +124,12 @@ pub enum ImageError {
         registry: String,
         /// What is wrong.
         reason: String,
+    },
+    /// The store could not keep it.
+    #[error("the image could not be stored")]
+    Store {
+        /// What the store said.
+        source: StoreError,
     },
     /// The system refused something on this host.
     #[error("could not {action} `{path}`", path = path.display())]

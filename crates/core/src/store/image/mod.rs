@@ -1,11 +1,262 @@
 //! Images: what a sandbox starts from when it has no snapshot.
+//!
+//! An image is a manifest, `images/<name>.json`, that names a chain of sealed layers and says how
+//! commands run on them. It comes about in four ways: [`Images::host`] makes one of this machine,
+//! [`Images::pull`] gets one from a registry, [`Images::import`] reads one from a file, and what a name
+//! stood for before is replaced. `docs/formats/image.md` has the rules in full.
+//!
+//! What holds, whatever is pulled or imported:
+//!
+//! - An image is there whole or not at all. Each layer is unpacked into an open layer and sealed when
+//!   it is complete and its digest is right; the manifest is written last. What a failure leaves are
+//!   layers nobody names, which the store collects, and partial downloads, which the next pull uses.
+//! - Layers are shared: one with the same uncompressed digest is unpacked once. A layer that had to
+//!   look at what lies below it (see [`unpack`]) is shared only on the same layers below.
+//! - A sandbox keeps the layers it started from. Replacing or removing an image changes none.
+//! - Archives and registries are not trusted; see [`unpack`] and [`registry`].
 
 mod attributes;
 mod digest;
 mod error;
 mod host;
+mod import;
+mod oci;
+mod parts;
 mod progress;
+mod reference;
+mod registry;
+mod shelf;
+mod unpack;
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+
+use super::{Store, StoreError};
+use crate::model::{FORMAT, Image, ImageConfig, LayerId, Size, now};
 
 pub use error::{ImageError, ImageResult};
 pub use host::{Host, HostTree};
 pub use progress::{Progress, Reporter};
+pub use reference::Reference;
+pub use unpack::{Form, Room, Unpacked, unpack_layer};
+
+use self::registry::Registry;
+use self::shelf::{Shelf, Stack};
+
+/// What the image of this machine is called.
+pub const HOST: &str = "host";
+
+/// How many layers are downloaded at a time.
+const DOWNLOADS: usize = 3;
+
+/// How images are had on this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageSettings {
+    /// What the `host` image is made of.
+    pub host: Host,
+    /// The most one layer may take when it is unpacked.
+    pub largest_layer: Size,
+    /// Docker's configuration file, for credentials: usually `~/.docker/config.json`.
+    pub docker_config: Option<PathBuf>,
+    /// Registries spoken to without TLS, as `host:port`. Those on this machine always are.
+    pub insecure_registries: Vec<String>,
+}
+
+impl Default for ImageSettings {
+    fn default() -> Self {
+        Self {
+            host: Host::default(),
+            largest_layer: Size(64 << 30),
+            docker_config: None,
+            insecure_registries: Vec::new(),
+        }
+    }
+}
+
+/// The images of one store. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Images {
+    shelf: Arc<Shelf>,
+}
+
+impl Images {
+    /// Images kept in `store`.
+    #[must_use]
+    pub fn new(store: Store, settings: ImageSettings) -> Self {
+        Self { shelf: Arc::new(Shelf::new(store, settings)) }
+    }
+
+    /// All images, by name.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ImageError::Store`]. Manifests that cannot be read are left out; `fsck` tells of them.
+    pub async fn list(&self) -> ImageResult<Vec<Image>> {
+        let mut images = self.shelf.store.scan::<Image>().await?.good;
+        images.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(images)
+    }
+
+    /// The image of that name. A reference finds what it was pulled as, however it is written.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ImageError::NotFound`], which lists what there is.
+    pub async fn get(&self, name: &str) -> ImageResult<Image> {
+        match self.find(name).await? {
+            Some(image) => Ok(image),
+            None => {
+                let known = self.list().await?.into_iter().map(|image| image.name).collect();
+                Err(ImageError::NotFound { name: name.chars().take(120).collect(), known })
+            }
+        }
+    }
+
+    async fn find(&self, name: &str) -> ImageResult<Option<Image>> {
+        let short = name.parse::<Reference>().ok().map(|reference| reference.to_string());
+        for name in [Some(name.to_owned()), short].into_iter().flatten() {
+            match self.shelf.store.read::<Image>(&name).await {
+                Ok(image) => return Ok(Some(image)),
+                Err(error) if error.is_not_found() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The image of this machine, which is made when it is not there; with `refresh` also when it is.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ImageError::Io`] for the first file that could not be taken.
+    pub async fn host(&self, refresh: bool, progress: &Reporter) -> ImageResult<Image> {
+        let _one_at_a_time = self.shelf.lock(HOST).await;
+        if !refresh && let Some(image) = self.find(HOST).await? {
+            return Ok(image);
+        }
+        let mut stack = self.shelf.begin().await?;
+        let tree = self.shelf.add_host(&mut stack, progress).await?;
+        self.finish(HOST, tree.digest, stack, ImageConfig::default(), HOST).await
+    }
+
+    /// Pulls an image from its registry. A broken pull is taken up where it broke off.
+    ///
+    /// # Errors
+    ///
+    /// Tells apart an unknown image, missing rights, a registry out of reach, an image for other
+    /// machines and damaged content.
+    pub async fn pull(&self, reference: &str, progress: &Reporter) -> ImageResult<Image> {
+        let reference: Reference = reference.parse()?;
+        let name = reference.to_string();
+        check_name(&name)?;
+        let registry = Registry::open(&self.shelf.settings, &reference).await?;
+        let described = registry.describe().await?;
+        let mut stack = self.shelf.begin().await?;
+        let layers: Vec<_> =
+            described.plan.layers.iter().zip(&described.config.rootfs.diff_ids).collect();
+        let missing = layers.iter().filter(|(_, diff_id)| !self.shelf.may_have(&stack, diff_id));
+        let need = missing.map(|(layer, _)| layer.size).sum::<u64>();
+        self.shelf.store.check_room(need).await?;
+        let partial = self.shelf.partial_dir().await?;
+        // Downloads run ahead; unpacking goes from the bottom up, one by one.
+        let (shelf, registry, partial) = (&self.shelf, &registry, &partial);
+        let may_have: HashSet<&str> = layers
+            .iter()
+            .filter(|(_, diff_id)| shelf.may_have(&stack, diff_id))
+            .map(|(_, diff_id)| diff_id.as_str())
+            .collect();
+        let mut downloads = futures_util::stream::iter(layers)
+            .map(|(layer, diff_id)| {
+                let known = may_have.contains(diff_id.as_str());
+                async move {
+                    if known {
+                        return Ok((layer, diff_id, None));
+                    }
+                    let guard = shelf.lock(&layer.digest).await;
+                    let path = registry.fetch(layer, partial, progress).await?;
+                    ImageResult::Ok((layer, diff_id, Some((path, guard))))
+                }
+            })
+            .buffered(DOWNLOADS);
+        while let Some(next) = downloads.next().await {
+            let (layer, diff_id, blob) = next?;
+            if shelf.reuse(&mut stack, diff_id).await? {
+                continue;
+            }
+            // What was known may turn out to be of no use on these layers below.
+            let (path, _guard) = match blob {
+                Some(blob) => blob,
+                None => {
+                    let guard = shelf.lock(&layer.digest).await;
+                    (registry.fetch(layer, partial, progress).await?, guard)
+                }
+            };
+            shelf.add_blob(&mut stack, path, diff_id, &layer.digest, progress).await?;
+        }
+        drop(downloads);
+        let config = described.config.settings();
+        self.finish(&name, described.digest, stack, config, &name).await
+    }
+
+    /// Removes an image by name. Its layers go when nothing stands on them.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ImageError::NotFound`], which lists what there is.
+    pub async fn remove(&self, name: &str) -> ImageResult<()> {
+        let image = self.get(name).await?;
+        Ok(self.shelf.store.remove::<Image>(&image.name).await?)
+    }
+
+    /// Layers that a pull or import under way is counting on, and that must not be collected.
+    #[must_use]
+    pub fn in_use(&self) -> HashSet<LayerId> {
+        self.shelf.in_use()
+    }
+
+    async fn finish(
+        &self,
+        name: &str,
+        digest: String,
+        stack: Stack,
+        config: ImageConfig,
+        source: &str,
+    ) -> ImageResult<Image> {
+        let image = Image {
+            format: FORMAT,
+            name: name.to_owned(),
+            digest,
+            layers: stack.topmost_first(),
+            config,
+            created_at: now(),
+            source: source.to_owned(),
+        };
+        self.shelf.publish(&image).await?;
+        Ok(image)
+    }
+}
+
+impl From<StoreError> for ImageError {
+    fn from(source: StoreError) -> Self {
+        Self::Store { source }
+    }
+}
+
+/// Refuses names that are taken by the system or could not be typed.
+fn check_name(name: &str) -> ImageResult<()> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:@".contains(c);
+    let reason = if name == HOST {
+        "it is the image of this machine"
+    } else if name.is_empty() || name.len() > 255 {
+        "it must have 1 to 255 characters"
+    } else if !name.chars().all(plain) {
+        "use letters, digits and `.`, `_`, `-`, `/`, `:`, `@`"
+    } else {
+        return Ok(());
+    };
+    let name = name.chars().take(120).collect();
+    Err(ImageError::BadName { name, reason: reason.to_owned() })
+}

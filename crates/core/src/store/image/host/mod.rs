@@ -320,14 +320,12 @@ impl<'a> Work<'a> {
             Err(error) => return Err(ImageError::io("look at", job.source.join(&*text))(error)),
         };
         match FileType::from_raw_mode(stat.st_mode) {
+            // Another filesystem is mounted there, which is none of the system's own.
+            FileType::Directory if stat.st_dev != job.stat.st_dev => return Ok(()),
             FileType::Directory => {
-                if stat.st_dev == job.stat.st_dev {
-                    let name = std::ffi::OsStr::from_bytes(name);
-                    let (source, target) = (job.source.join(name), job.target.join(name));
-                    self.push(Job { source, target, name: path.clone(), means, rule, stat });
-                } else {
-                    return Ok(());
-                }
+                let name = std::ffi::OsStr::from_bytes(name);
+                let (source, target) = (job.source.join(name), job.target.join(name));
+                self.push(Job { source, target, name: path.clone(), means, rule, stat });
             }
             FileType::RegularFile if !rules::others_may_read(stat.st_mode) => return Ok(()),
             FileType::RegularFile | FileType::Symlink => {

@@ -1,0 +1,260 @@
+//! Images from files: root tarballs, OCI layouts and what `docker save` writes.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use super::error::{ImageError, ImageResult};
+use super::oci::{self, Descriptor, Manifest, Next};
+use super::parts::{self, Contents, Parts};
+use super::progress::Reporter;
+use super::shelf::{Watched, blocking};
+use super::unpack::Form;
+use super::{Images, check_name, digest};
+use crate::model::{Image, ImageConfig, LayerId};
+
+/// A list of lists may lead to a manifest, but not further.
+const MOST_STEPS: usize = 3;
+
+impl Images {
+    /// Imports whatever `path` holds: a root tarball, an OCI layout, or what `docker save` writes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ImageError::NotAnImage`] when it is none of these.
+    pub async fn import(&self, name: &str, path: &Path, progress: &Reporter) -> ImageResult<Image> {
+        let looked_at = path.to_owned();
+        match blocking(path, move || parts::detect(&looked_at)).await? {
+            Contents::Root => self.import_tarball(name, path, progress).await,
+            Contents::Layout => self.import_oci_layout(name, path, None, progress).await,
+            Contents::Docker => self.import_docker_archive(name, path, progress).await,
+        }
+    }
+
+    /// Imports a root filesystem from a tar archive, plain or packed with gzip or zstd.
+    ///
+    /// # Errors
+    ///
+    /// Tells a damaged archive from one that is refused and from trouble on this host.
+    pub async fn import_tarball(
+        &self,
+        name: &str,
+        path: &Path,
+        progress: &Reporter,
+    ) -> ImageResult<Image> {
+        check_name(name)?;
+        let file = File::open(path).map_err(ImageError::io("open", path))?;
+        let total = file.metadata().map_err(ImageError::io("open", path))?.len();
+        let what = path.display().to_string();
+        let mut stack = self.shelf.begin().await?;
+        let reader = Watched::new(file, &what, Some(total), progress);
+        let unpacked = self.shelf.add(&mut stack, reader, Form::Root, None, what.clone()).await?;
+        if unpacked.files == 0 {
+            let reason = "it is an empty archive".to_owned();
+            return Err(ImageError::NotAnImage { what, reason });
+        }
+        self.finish(name, unpacked.diff_id, stack, ImageConfig::default(), &what).await
+    }
+
+    /// Imports from an OCI layout, a directory or a tar archive of one. Where it holds several images,
+    /// `reference` says which.
+    ///
+    /// # Errors
+    ///
+    /// As for [`import_tarball`](Self::import_tarball), and [`ImageError::Platform`].
+    pub async fn import_oci_layout(
+        &self,
+        name: &str,
+        path: &Path,
+        reference: Option<&str>,
+        progress: &Reporter,
+    ) -> ImageResult<Image> {
+        check_name(name)?;
+        let (what, reference) = (path.display().to_string(), reference.map(str::to_owned));
+        let found = self.look(path, move |parts| layout(parts, &what, reference.as_deref()));
+        self.assemble(name, path, found.await?, progress).await
+    }
+
+    /// Imports what `docker save` or `podman save` wrote. Where it holds several images, the one that
+    /// is called `name` is taken.
+    ///
+    /// # Errors
+    ///
+    /// As for [`import_oci_layout`](Self::import_oci_layout).
+    pub async fn import_docker_archive(
+        &self,
+        name: &str,
+        path: &Path,
+        progress: &Reporter,
+    ) -> ImageResult<Image> {
+        check_name(name)?;
+        let (what, wanted) = (path.display().to_string(), name.to_owned());
+        let found = self.look(path, move |parts| docker(parts, &what, &wanted));
+        self.assemble(name, path, found.await?, progress).await
+    }
+
+    /// Opens an archive or directory and finds an image in it.
+    async fn look(
+        &self,
+        path: &Path,
+        find: impl FnOnce(&Parts) -> ImageResult<Found> + Send + 'static,
+    ) -> ImageResult<(Found, Parts, Scratch)> {
+        let id = LayerId::fresh();
+        let scratch = Scratch(self.shelf.store.data_dir().join(format!("tmp/import-{id}")));
+        let opened = path.to_owned();
+        blocking(path, move || {
+            let parts = Parts::open(&opened, &scratch.0)?;
+            Ok((find(&parts)?, parts, scratch))
+        })
+        .await
+    }
+
+    async fn assemble(
+        &self,
+        name: &str,
+        path: &Path,
+        (found, parts, _scratch): (Found, Parts, Scratch),
+        progress: &Reporter,
+    ) -> ImageResult<Image> {
+        let mut stack = self.shelf.begin().await?;
+        for (part, diff_id) in &found.layers {
+            if self.shelf.reuse(&mut stack, diff_id).await? {
+                continue;
+            }
+            let what = format!("layer {part}");
+            let reader = Watched::new(parts.reader(part)?, &what, None, progress);
+            self.shelf.add(&mut stack, reader, Form::Layer, Some(diff_id), what).await?;
+        }
+        let source = path.display().to_string();
+        self.finish(name, found.digest, stack, found.config, &source).await
+    }
+}
+
+/// An image in an archive.
+struct Found {
+    digest: String,
+    /// The names of its layers' archives and their digests when uncompressed, the first at the bottom.
+    layers: Vec<(String, String)>,
+    config: ImageConfig,
+}
+
+/// A file that goes when it is no longer needed.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Mostly it was never made.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn layout(parts: &Parts, what: &str, reference: Option<&str>) -> ImageResult<Found> {
+    let index: Manifest = oci::read(what, &parts.document("index.json")?)?;
+    let mut next = pick(what, index, reference)?;
+    for _ in 0..MOST_STEPS {
+        let bytes = blob(parts, what, &next)?;
+        match oci::read::<Manifest>(what, &bytes)?.next(what)? {
+            Next::Look(chosen) => next = chosen,
+            Next::Image(plan) => {
+                let config: oci::Config = oci::read(what, &blob(parts, what, &plan.config)?)?;
+                config.check(what, plan.layers.len())?;
+                let names = plan.layers.iter().map(|layer| blob_name(what, layer));
+                let names = names.collect::<ImageResult<Vec<String>>>()?;
+                let layers =
+                    names.into_iter().zip(config.rootfs.diff_ids.iter().cloned()).collect();
+                return Ok(Found { digest: next.digest, layers, config: config.settings() });
+            }
+        }
+    }
+    let reason = "its manifests lead to each other".to_owned();
+    Err(ImageError::NotAnImage { what: what.to_owned(), reason })
+}
+
+/// Which image of a layout is meant.
+fn pick(what: &str, index: Manifest, reference: Option<&str>) -> ImageResult<Descriptor> {
+    if let Some(wanted) = reference {
+        let is_it = |entry: &&Descriptor| entry.name() == Some(wanted) || entry.digest == wanted;
+        if let Some(entry) = index.manifests.iter().find(is_it) {
+            return Ok(entry.clone());
+        }
+        let known = index.manifests.iter().filter_map(Descriptor::name).map(str::to_owned);
+        return Err(ImageError::NotFound { name: wanted.to_owned(), known: known.collect() });
+    }
+    if let [only] = index.manifests.as_slice() {
+        return Ok(only.clone());
+    }
+    let names: Vec<&str> = index.manifests.iter().filter_map(Descriptor::name).collect();
+    if names.len() > 1 {
+        let reason = format!("it holds several images, say which: {}", names.join(", "));
+        return Err(ImageError::NotAnImage { what: what.to_owned(), reason });
+    }
+    match index.next(what)? {
+        Next::Look(chosen) => Ok(chosen),
+        Next::Image(plan) => Ok(plan.config),
+    }
+}
+
+/// Reads a document of a layout, and checks it.
+fn blob(parts: &Parts, what: &str, descriptor: &Descriptor) -> ImageResult<Vec<u8>> {
+    let bytes = parts.document(&blob_name(what, descriptor)?)?;
+    let found = digest::text(&Sha256::digest(&bytes));
+    if found == descriptor.digest {
+        return Ok(bytes);
+    }
+    let (what, expected) = (format!("a document of {what}"), descriptor.digest.clone());
+    Err(ImageError::Digest { what, expected, found })
+}
+
+fn blob_name(what: &str, descriptor: &Descriptor) -> ImageResult<String> {
+    match digest::digits(&descriptor.digest) {
+        Some(digits) => Ok(format!("blobs/sha256/{digits}")),
+        None => {
+            let reason = format!("it has a part with the digest `{}`", descriptor.digest);
+            Err(ImageError::NotAnImage { what: what.to_owned(), reason })
+        }
+    }
+}
+
+/// One image in `manifest.json`.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Saved {
+    config: String,
+    #[serde(default)]
+    repo_tags: Option<Vec<String>>,
+    #[serde(default)]
+    layers: Vec<String>,
+}
+
+impl Saved {
+    fn tags(&self) -> impl Iterator<Item = &str> {
+        self.repo_tags.iter().flatten().map(String::as_str)
+    }
+}
+
+fn docker(parts: &Parts, what: &str, wanted: &str) -> ImageResult<Found> {
+    let wrong = |reason: String| ImageError::NotAnImage { what: what.to_owned(), reason };
+    if !parts.has("manifest.json") {
+        return Err(wrong("it has no `manifest.json`".to_owned()));
+    }
+    let saved: Vec<Saved> = oci::read(what, &parts.document("manifest.json")?)?;
+    let image = match saved.as_slice() {
+        [] => return Err(wrong("it holds no image".to_owned())),
+        [only] => only,
+        several => {
+            let named = several.iter().find(|image| image.tags().any(|tag| tag == wanted));
+            let names: Vec<&str> = several.iter().flat_map(Saved::tags).collect();
+            named.ok_or_else(|| {
+                wrong(format!("it holds several images, import under one of: {}", names.join(", ")))
+            })?
+        }
+    };
+    let bytes = parts.document(&image.config)?;
+    let config: oci::Config = oci::read(what, &bytes)?;
+    config.check(what, image.layers.len())?;
+    let layers = image.layers.iter().cloned().zip(config.rootfs.diff_ids.iter().cloned()).collect();
+    let digest = digest::text(&Sha256::digest(&bytes));
+    Ok(Found { digest, layers, config: config.settings() })
+}

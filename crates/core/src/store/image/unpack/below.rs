@@ -1,0 +1,96 @@
+//! What lies under a layer, seen as the overlay will show it.
+//!
+//! A layer speaks of files it does not hold in two ways: it may have a file in a directory that it
+//! does not describe, which must then look as it does below; and a hard link may lead to a file below.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::PathBuf;
+
+use super::OPAQUE;
+
+const MOST_LINKS: usize = 40;
+
+/// The layers below; the first is the topmost.
+#[derive(Debug)]
+pub(super) struct Below<'a>(pub(super) &'a [PathBuf]);
+
+/// Where something was found, and what it is.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) path: PathBuf,
+    pub(super) metadata: fs::Metadata,
+}
+
+impl Below<'_> {
+    /// Finds `path`, following symlinks on the way to it but not at its end.
+    pub(super) fn find(&self, path: &[Vec<u8>]) -> Option<Found> {
+        let root: Vec<PathBuf> = self.0.to_vec();
+        let mut stack = vec![root];
+        let mut todo: Vec<Vec<u8>> = path.iter().rev().cloned().collect();
+        let mut links = 0;
+        while let Some(name) = todo.pop() {
+            match name.as_slice() {
+                b"" | b"." => continue,
+                b".." => {
+                    if stack.len() > 1 {
+                        stack.pop();
+                    }
+                    continue;
+                }
+                _ => {}
+            }
+            let (found, dirs) = look(stack.last()?, &name)?;
+            if todo.is_empty() {
+                return Some(found);
+            }
+            if found.metadata.is_symlink() {
+                links += 1;
+                if links > MOST_LINKS {
+                    return None;
+                }
+                let target = fs::read_link(&found.path).ok()?.into_os_string().into_vec();
+                if target.starts_with(b"/") {
+                    stack.truncate(1);
+                }
+                todo.extend(target.split(|b| *b == b'/').rev().map(<[u8]>::to_vec));
+            } else if found.metadata.is_dir() {
+                stack.push(dirs);
+            } else {
+                return None;
+            }
+        }
+        None
+    }
+}
+
+/// Looks a name up in a directory that exists in several layers. Also tells in which of them the name
+/// is a directory whose content shows.
+fn look(dirs: &[PathBuf], name: &[u8]) -> Option<(Found, Vec<PathBuf>)> {
+    let mut first: Option<Found> = None;
+    let mut below = Vec::new();
+    for dir in dirs {
+        let path = dir.join(OsStr::from_bytes(name));
+        let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
+        if metadata.file_type().is_char_device() && metadata.rdev() == 0 {
+            break;
+        }
+        let is_dir = metadata.is_dir();
+        if is_dir {
+            below.push(path.clone());
+        }
+        let opaque = is_dir && xattr::get(&path, OPAQUE).ok().flatten().is_some();
+        // A file hides what is below, and under a directory a file does not show.
+        if first.is_none() {
+            first = Some(Found { path, metadata });
+        } else if !is_dir {
+            break;
+        }
+        if !is_dir || opaque {
+            break;
+        }
+    }
+    first.map(|found| (found, below))
+}

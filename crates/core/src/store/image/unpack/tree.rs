@@ -1,0 +1,227 @@
+//! A directory that nothing leads out of.
+//!
+//! Every name from an archive is walked one component at a time from the directory's own descriptor,
+//! never following a link by itself. A symlink on the way is read and walked the same way, with the
+//! directory as its root: `/etc` means the tree's own `etc`, and `..` ends at the top. So neither
+//! `..`, nor absolute names, nor links planted by earlier entries reach anything outside.
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::rc::Rc;
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, XattrFlags};
+use rustix::io::Errno;
+
+use super::super::attributes::{Attributes, open_dir};
+use super::OPAQUE;
+
+const MOST_LINKS: usize = 40;
+
+/// A path from the top of the tree, with no links, dots or empty parts in it.
+pub(super) type Resolved = Vec<Vec<u8>>;
+
+/// The tree.
+pub(super) struct Tree {
+    root: Rc<OwnedFd>,
+    /// The last directory walked to: archives list a directory's files one after another.
+    last: Option<(Vec<u8>, Rc<OwnedFd>, Resolved)>,
+}
+
+/// A directory of the tree, open.
+pub(super) struct Place {
+    pub(super) dir: Rc<OwnedFd>,
+    pub(super) path: Resolved,
+}
+
+impl Place {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.dir.as_fd()
+    }
+}
+
+/// Decides what a directory looks like that must be made on the way.
+pub(super) type Missing<'a> = &'a mut dyn FnMut(&[Vec<u8>]) -> Attributes;
+
+impl Tree {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(path, flags, Mode::empty())?;
+        Ok(Self { root: Rc::new(root), last: None })
+    }
+
+    /// Must be called when a directory or link was removed or made: what was walked may have moved.
+    pub(super) fn forget(&mut self) {
+        self.last = None;
+    }
+
+    /// Opens a directory, making what is missing on the way.
+    pub(super) fn enter(&mut self, path: &[u8], missing: Missing<'_>) -> io::Result<Place> {
+        if let Some((last, dir, resolved)) = &self.last
+            && last == path
+        {
+            return Ok(Place { dir: Rc::clone(dir), path: resolved.clone() });
+        }
+        let place = self
+            .walk(path, Some(missing))?
+            .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        self.last = Some((path.to_owned(), Rc::clone(&place.dir), place.path.clone()));
+        Ok(place)
+    }
+
+    /// Opens a directory if it is there.
+    pub(super) fn find(&self, path: &[u8]) -> io::Result<Option<Place>> {
+        self.walk(path, None)
+    }
+
+    fn walk(&self, path: &[u8], mut missing: Option<Missing<'_>>) -> io::Result<Option<Place>> {
+        let mut dirs = vec![Rc::clone(&self.root)];
+        let mut resolved: Resolved = Vec::new();
+        let mut todo: Vec<Vec<u8>> = parts(path);
+        let mut links = 0;
+        while let Some(name) = todo.pop() {
+            if name == b".." {
+                if dirs.len() > 1 {
+                    dirs.pop();
+                    resolved.pop();
+                }
+                continue;
+            }
+            let here = Rc::clone(dirs.last().unwrap_or(&self.root));
+            let opened = match open_dir(here.as_fd(), &name) {
+                Ok(dir) => dir,
+                Err(Errno::NOENT) => {
+                    let Some(missing) = &mut missing else { return Ok(None) };
+                    let mut path = resolved.clone();
+                    path.push(name.clone());
+                    make_dir(here.as_fd(), &name, &missing(&path))?
+                }
+                Err(Errno::NOTDIR | Errno::LOOP) => match read_link(here.as_fd(), &name)? {
+                    Some(target) => {
+                        links += 1;
+                        if links > MOST_LINKS {
+                            return Err(Errno::LOOP.into());
+                        }
+                        if target.starts_with(b"/") {
+                            dirs.truncate(1);
+                            resolved.clear();
+                        }
+                        todo.extend(parts(&target));
+                        continue;
+                    }
+                    None if missing.is_none() => return Ok(None),
+                    // What an earlier entry made gives way to what this one needs.
+                    None => self.replace_by_dir(here.as_fd(), &name)?,
+                },
+                Err(error) => return Err(error.into()),
+            };
+            dirs.push(Rc::new(opened));
+            resolved.push(name);
+        }
+        Ok(dirs.pop().map(|dir| Place { dir, path: resolved }))
+    }
+
+    /// Turns a file into a directory. If it was a whiteout, the directory hides what it hid.
+    fn replace_by_dir(&self, parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<OwnedFd> {
+        let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        rustix::fs::unlinkat(parent, name, AtFlags::empty())?;
+        let dir = make_dir(parent, name, &Attributes::DIRECTORY)?;
+        if is_whiteout(&stat) {
+            hide_below(&dir)?;
+        }
+        Ok(dir)
+    }
+}
+
+/// What has this name in a directory.
+pub(super) fn stat(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<Option<Stat>> {
+    match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some(stat)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether this is how overlayfs marks a name that is no more.
+pub(super) fn is_whiteout(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode).is_char_device() && stat.st_rdev == 0
+}
+
+/// Marks a name as being no more.
+pub(super) fn make_whiteout(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    Ok(rustix::fs::mknodat(dir, name, FileType::CharacterDevice, Mode::empty(), 0)?)
+}
+
+/// Marks a directory as hiding what is below it.
+pub(super) fn hide_below(dir: &OwnedFd) -> io::Result<()> {
+    Ok(rustix::fs::fsetxattr(dir, OPAQUE, b"y", XattrFlags::empty())?)
+}
+
+/// Makes and opens a directory.
+pub(super) fn make_dir(
+    parent: BorrowedFd<'_>,
+    name: &[u8],
+    attributes: &Attributes,
+) -> io::Result<OwnedFd> {
+    rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o700))?;
+    let dir = open_dir(parent, name)?;
+    attributes.give(&dir)?;
+    Ok(dir)
+}
+
+/// Removes whatever has this name, with all that is in it.
+pub(super) fn remove(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::ISDIR | Errno::PERM) => {}
+        Err(error) => return Err(error.into()),
+    }
+    empty_out(open_dir(parent, name)?)?;
+    Ok(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
+}
+
+/// Removes what is in a directory. Level by level on a list of our own, because an archive can nest
+/// deeper than the stack of a thread.
+fn empty_out(dir: OwnedFd) -> io::Result<()> {
+    let mut levels: Vec<(OwnedFd, Vec<u8>)> = vec![(dir, Vec::new())];
+    while let Some((dir, _)) = levels.last() {
+        let mut deeper = None;
+        for entry in Dir::read_from(dir)? {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if name == b"." || name == b".." {
+                continue;
+            }
+            match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
+                Ok(()) => {}
+                Err(Errno::ISDIR | Errno::PERM) => {
+                    deeper = Some((open_dir(dir.as_fd(), name)?, name.to_owned()));
+                    break;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if let Some(level) = deeper {
+            levels.push(level);
+        } else if let Some((_, name)) = levels.pop()
+            && let Some((parent, _)) = levels.last()
+        {
+            rustix::fs::unlinkat(parent, &name, AtFlags::REMOVEDIR)?;
+        }
+    }
+    Ok(())
+}
+
+fn read_link(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<Option<Vec<u8>>> {
+    match rustix::fs::readlinkat(dir, name, Vec::new()) {
+        Ok(target) => Ok(Some(target.into_bytes())),
+        Err(Errno::INVAL) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The parts of a path that lead somewhere, the last first.
+fn parts(path: &[u8]) -> Vec<Vec<u8>> {
+    let leads = |part: &&[u8]| !part.is_empty() && *part != b".";
+    path.split(|b| *b == b'/').filter(leads).rev().map(<[u8]>::to_vec).collect()
+}
