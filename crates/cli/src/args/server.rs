@@ -75,9 +75,6 @@ pub(crate) enum ImageCommand {
     Pull {
         /// What to fetch, like `debian:12` or `ghcr.io/org/name@sha256:...`
         reference: String,
-        /// What to call it here; its reference if absent
-        #[arg(long, value_name = "NAME")]
-        name: Option<String>,
         /// Show no progress
         #[arg(short = 'q', long)]
         quiet: bool,

@@ -20,8 +20,8 @@ pub(super) async fn image(context: &Context, command: ImageCommand) -> Result<()
             let all = context.client.images().await?;
             context.screen.answer(&all, |all| context.screen.table(&image_table(all)))
         }
-        ImageCommand::Pull { reference, name, quiet } => {
-            let request = PullRequest { reference, name };
+        ImageCommand::Pull { reference, quiet } => {
+            let request = PullRequest { reference };
             let fetching = context.client.pull_image(&request).await?;
             arrive(context, fetching, quiet).await
         }
