@@ -1,3 +1,301 @@
 //! What happens to sandboxes.
+//!
+//! ```text
+//! fronts ──> Engine ──turn──> one piece of work at a time per sandbox
+//!               │                 boot, seal, checkpoint, rollback, erase
+//!               │                 record intent → carry out → record outcome → answer
+//!               └──live──────> commands, files: straight to the agent of a running sandbox
+//! ```
+//!
+//! - [`lifecycle`] decides, purely, what may happen to a sandbox in each phase.
+//! - `slot` gives each sandbox its *turn*: work that changes its phase runs one at a time, in the
+//!   order it was asked for, in a task of its own, so that a caller who goes away ends nothing.
+//! - `boot`, `seal`, `checkpoint`, `erase` are that work. Each records what it is about to do in the
+//!   sandbox's manifest first. A daemon that dies in between finds the debt when it comes back
+//!   (`recover`) and pays it.
+//! - `live` is a running sandbox: its agent, its session, who is using it.
+//! - `hooks` are the commands the server runs by itself at a start and a stop.
+//! - `command` runs processes and keeps what they print (`log`); `files` moves files.
+//! - `space` says who holds which layers, drops what is held by nobody and shortens long chains.
+//! - `reaper` ends what is idle, over its time or over its disk, and what has expired.
+//! - `tenant` knows projects and keys; `once` makes retries harmless.
+//!
+//! *Acknowledged is durable*: an answer that names a snapshot or a new sandbox is given after its
+//! layer, its manifest and the sandbox's manifest are on stable storage, in that order. The
+//! sandbox's manifest is the commit point: before it, the old generation stands.
 
+mod boot;
+mod checkpoint;
+mod command;
+mod erase;
+mod error;
+mod files;
+mod hooks;
 pub mod lifecycle;
+mod live;
+mod log;
+mod once;
+mod reaper;
+mod recover;
+mod sandbox;
+mod seal;
+mod slot;
+mod space;
+mod tenant;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::db::Db;
+use crate::driver::Driver;
+use crate::model::{Name, Patch, Sandbox, SandboxId, Session, Size, Snapshot, SnapshotId, Span};
+use crate::store::Store;
+use crate::store::accounting::Books;
+use crate::store::image::Images;
+
+pub use command::{Event, Events, Exec, Started, StdinHandle};
+pub use error::{Error, ErrorKind, Result};
+pub use files::Files;
+pub use live::Hold;
+pub use space::{Sized, SpaceReport};
+pub use tenant::Caller;
+
+/// What the engine is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// The truth.
+    pub store: Store,
+    /// What sandboxes start from.
+    pub images: Images,
+    /// The index.
+    pub db: Arc<dyn Db>,
+    /// Isolation backends.
+    pub drivers: Vec<Arc<dyn Driver>>,
+    /// How it behaves.
+    pub settings: Settings,
+}
+
+/// How the engine behaves on this host.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How much of a command's output is kept on disk.
+    pub log_limit: Size,
+    /// The first of the host's uids that sandboxes may use.
+    pub uid_base: u32,
+    /// How many sandboxes can run at once, as far as uids go; each takes 65,536.
+    pub uid_ranges: u32,
+    /// How long processes may take to end by themselves at a stop.
+    pub grace: Duration,
+    /// How long a machine may take to come up.
+    pub patience: Duration,
+    /// How many layers a chain may have before it is compacted.
+    pub chain_limit: usize,
+    /// How often dirty data is written back while sandboxes run.
+    pub write_back: Duration,
+    /// How often the reaper looks.
+    pub reap: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            log_limit: Size(16 << 20),
+            uid_base: 0x7000_0000,
+            uid_ranges: 0x7000,
+            grace: Duration::from_secs(2),
+            patience: Duration::from_secs(20),
+            chain_limit: 24,
+            write_back: Duration::from_millis(500),
+            reap: Duration::from_millis(500),
+        }
+    }
+}
+
+/// The heart of Sandkeep. Clones are the same engine.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("data", &self.inner.store.data_dir()).finish_non_exhaustive()
+    }
+}
+
+pub(crate) struct Inner {
+    store: Store,
+    images: Images,
+    db: Arc<dyn Db>,
+    drivers: BTreeMap<&'static str, Arc<dyn Driver>>,
+    settings: Settings,
+    slots: Mutex<HashMap<SandboxId, Arc<slot::Slot>>>,
+    tenants: tenant::Tenants,
+    once: once::Once,
+    books: Mutex<Books>,
+    uids: Mutex<BTreeSet<u32>>,
+    /// Held for reading while something comes to hold layers, for writing while unheld layers go.
+    space: tokio::sync::RwLock<()>,
+    shutdown: watch::Sender<bool>,
+}
+
+impl Engine {
+    /// Opens the engine: reads what is on disk, pays what an earlier daemon owed, adopts the
+    /// machines that are still alive, and starts to look after them.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error`] when the data directory or the index cannot be read.
+    pub async fn open(parts: Parts) -> Result<Self> {
+        let Parts { store, images, db, drivers, settings } = parts;
+        let drivers = drivers.into_iter().map(|driver| (driver.name(), driver)).collect();
+        let inner = Arc::new(Inner {
+            store,
+            images,
+            db,
+            drivers,
+            settings,
+            slots: Mutex::default(),
+            tenants: tenant::Tenants::default(),
+            once: once::Once::default(),
+            books: Mutex::default(),
+            uids: Mutex::default(),
+            space: tokio::sync::RwLock::default(),
+            shutdown: watch::channel(false).0,
+        });
+        inner.recover().await?;
+        reaper::run(&inner);
+        Ok(Self { inner })
+    }
+
+    /// Ends the engine's own work. Sandboxes go on running; the next daemon adopts them.
+    pub async fn shutdown(&self) {
+        self.inner.shutdown.send_replace(true);
+        // Work that has its turn is let to its end, so that no debt is left without need.
+        let slots: Vec<_> = self.inner.slots().values().cloned().collect();
+        for slot in slots {
+            let _ = tokio::time::timeout(Duration::from_secs(30), slot.idle()).await;
+        }
+        let _ = self.inner.store.sync().await;
+    }
+
+    /// What sandboxes can start from.
+    #[must_use]
+    pub fn images(&self) -> &Images {
+        &self.inner.images
+    }
+
+    /// The names of the drivers this host has.
+    #[must_use]
+    pub fn drivers(&self) -> Vec<&'static str> {
+        self.inner.drivers.keys().copied().collect()
+    }
+}
+
+/// A sandbox to be made, or got if it is there.
+#[derive(Debug, Clone, Default)]
+pub struct Create {
+    /// Its name; a readable one is made up if absent.
+    pub name: Option<Name>,
+    /// What it is to be, on top of the defaults.
+    pub patch: Patch,
+    /// What to do if there is one of that name.
+    pub if_exists: IfExists,
+    /// Whether to start it at once.
+    pub start: bool,
+    /// A snapshot to start from instead of the image.
+    pub from: Option<SnapshotId>,
+}
+
+/// What to do if a name is taken.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum IfExists {
+    /// Say so.
+    #[default]
+    Fail,
+    /// Hand out the one that is there.
+    Get,
+}
+
+/// Whether a sleeping sandbox may be woken.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WakeMode {
+    /// It is woken.
+    #[default]
+    Wake,
+    /// It is left alone, and the answer is [`Error::NotRunning`].
+    IfRunning,
+}
+
+/// A sandbox that was made, got, started or forked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Opened {
+    /// The sandbox.
+    pub sandbox: Sandbox,
+    /// Its session, if it has had one.
+    pub session: Option<Session>,
+    /// Whether this call made it.
+    pub created: bool,
+    /// Whether this call woke it.
+    pub resumed: bool,
+}
+
+/// A sandbox that was stopped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped {
+    /// The sandbox.
+    pub sandbox: Sandbox,
+    /// The session that ended, or the last one.
+    pub session: Option<Session>,
+    /// What it is resumed from.
+    pub snapshot: Option<Sized<Snapshot>>,
+}
+
+/// A sandbox that was deleted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deleted {
+    /// Snapshots of it that were kept because others stand on them.
+    pub snapshots_kept: Vec<SnapshotId>,
+}
+
+/// A fork to be made.
+#[derive(Debug, Clone, Default)]
+pub struct Fork {
+    /// The new sandbox's name; a readable one is made up if absent.
+    pub name: Option<Name>,
+    /// What is to be different from the source.
+    pub patch: Patch,
+    /// A snapshot of the source; what it is now if absent.
+    pub from: Option<SnapshotId>,
+    /// The generation the source must be at.
+    pub expect_generation: Option<u64>,
+    /// Whether to start it at once.
+    pub start: bool,
+}
+
+/// A sandbox that was rolled back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RolledBack {
+    /// The sandbox, which now stands on the snapshot that was asked for.
+    pub sandbox: Sandbox,
+    /// Where it was before, if a session had to be ended for it.
+    pub before: Option<Snapshot>,
+}
+
+/// Sandboxes and snapshots that hang together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tree {
+    /// The sandboxes, oldest first.
+    pub sandboxes: Vec<Sandbox>,
+    /// The snapshots, oldest first.
+    pub snapshots: Vec<Snapshot>,
+}
+
+fn later(span: Span) -> Option<crate::model::Timestamp> {
+    let span = jiff::SignedDuration::from_millis(i64::try_from(span.0).ok()?);
+    crate::model::now().checked_add(span).ok()
+}

@@ -18,7 +18,7 @@ pub use record::{
     Project, Sandbox, Scope, Session, SessionEnd, Snapshot, SnapshotKind, Usage, Validation,
 };
 pub use root::{Limits, MachineKey, RootFs, UidRange};
-pub use spec::{Class, Config, Hook, Hooks, Patch, Resources, Retention};
+pub use spec::{BadConfig, Class, Config, Hook, Hooks, Patch, Resources, Retention};
 
 pub use jiff::Timestamp;
 

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CommandId, Config, KeyId, LayerId, Name, SandboxId, SessionId, Size, SnapshotId, Timestamp,
-    UidRange,
+    CommandId, Config, KeyId, LayerId, Name, SandboxId, SessionId, Size, SnapshotId, Span,
+    Timestamp, UidRange,
 };
 use crate::engine::lifecycle::{Effect, Phase};
 
@@ -93,6 +93,8 @@ pub struct Sandbox {
     /// What that layer stands on, topmost first. Kept apart from `current`, which a checkpoint moves
     /// while the session goes on.
     pub open_chain: Vec<LayerId>,
+    /// The layer right under the open one, while it is being sealed under a session that goes on.
+    pub unsealed: Option<LayerId>,
     /// The uid range the session under way runs in.
     pub uids: Option<UidRange>,
     /// The idempotency key it was created with, so that a retry after a crash finds it.
@@ -249,6 +251,8 @@ pub struct Command {
     pub tty: bool,
     /// Whether it goes on when the caller leaves.
     pub detached: bool,
+    /// How long it may take before it is killed.
+    pub timeout: Option<Span>,
     /// How it stands.
     pub state: CommandState,
     /// Its exit code; 128 + signal when a signal ended it.

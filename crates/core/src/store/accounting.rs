@@ -1,5 +1,8 @@
 //! Who takes how much space. Pure: layers and holders in, sums out.
 //!
+//! The engine keeps one set of [`Books`] in memory, filled at start-up and changed with every manifest.
+//! What nobody holds according to it may be collected.
+//!
 //! A layer is held by every snapshot, image and sandbox whose chain it is in. For each snapshot three
 //! numbers matter to people:
 //!
@@ -15,7 +18,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{Linked, Result, Store};
-use crate::model::{Image, Layer, LayerId, LayerKind, Sandbox, Snapshot, SnapshotId};
+use crate::model::{Image, Layer, LayerId, LayerKind, Sandbox, SandboxId, Snapshot, SnapshotId};
 
 /// What a layer weighs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,11 +58,19 @@ pub struct Totals {
 pub struct Books {
     weights: HashMap<LayerId, Weight>,
     chains: HashMap<SnapshotId, Chain>,
+    held: HashMap<Holder, Vec<LayerId>>,
     /// How many holders each layer has.
     holders: HashMap<LayerId, usize>,
-    /// For each layer, the shared extents it is part of.
+    /// Bytes that several layers keep, and for each layer those it is part of.
     extents: Vec<Extent>,
     extents_of: HashMap<LayerId, Vec<usize>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Holder {
+    Snapshot(SnapshotId),
+    Image(String),
+    Sandbox(SandboxId),
 }
 
 #[derive(Debug)]
@@ -80,42 +91,122 @@ impl Books {
     #[must_use]
     pub fn new(weights: HashMap<LayerId, Weight>) -> Self {
         let mut books = Self { weights, ..Self::default() };
-        for (id, weight) in &books.weights {
+        books.find_extents();
+        books
+    }
+
+    /// Enters a sealed layer.
+    pub fn add(&mut self, id: LayerId, weight: Weight) {
+        let links = !weight.linked.is_empty();
+        self.weights.insert(id, weight);
+        if links {
+            self.find_extents();
+        }
+    }
+
+    /// Whether a layer was entered.
+    #[must_use]
+    pub fn knows(&self, id: &LayerId) -> bool {
+        self.weights.contains_key(id)
+    }
+
+    fn find_extents(&mut self) {
+        self.extents.clear();
+        self.extents_of.clear();
+        for (id, weight) in &self.weights {
             for linked in &weight.linked {
-                let others = linked.layers.iter().filter(|other| books.weights.contains_key(other));
+                let others = linked.layers.iter().filter(|other| self.weights.contains_key(other));
                 let mut layers: Vec<LayerId> = others.cloned().collect();
                 layers.push(id.clone());
                 layers.sort();
                 layers.dedup();
                 for layer in &layers {
-                    books.extents_of.entry(layer.clone()).or_default().push(books.extents.len());
+                    self.extents_of.entry(layer.clone()).or_default().push(self.extents.len());
                 }
-                books.extents.push(Extent { bytes: linked.bytes, layers });
+                self.extents.push(Extent { bytes: linked.bytes, layers });
             }
         }
-        books
     }
 
-    /// Enters a snapshot.
+    /// Enters a snapshot, or what has become of it.
     pub fn hold_snapshot(&mut self, snapshot: &Snapshot) {
-        self.hold(&snapshot.layers);
+        self.hold(Holder::Snapshot(snapshot.id.clone()), &snapshot.layers);
         let chain = Chain { parent: snapshot.parent.clone(), layers: snapshot.layers.clone() };
         self.chains.insert(snapshot.id.clone(), chain);
     }
 
+    /// Strikes out a snapshot.
+    pub fn drop_snapshot(&mut self, id: &SnapshotId) {
+        self.hold(Holder::Snapshot(id.clone()), &[]);
+        self.chains.remove(id);
+    }
+
+    /// Enters all images there are, in place of those there were.
+    pub fn hold_images(&mut self, images: &[Image]) {
+        let before: Vec<Holder> =
+            self.held.keys().filter(|holder| matches!(holder, Holder::Image(_))).cloned().collect();
+        for image in images {
+            self.hold_image(image);
+        }
+        for gone in before {
+            let there = |image: &Image| Holder::Image(image.name.clone()) == gone;
+            if !images.iter().any(there) {
+                self.hold(gone, &[]);
+            }
+        }
+    }
+
     /// Enters an image.
     pub fn hold_image(&mut self, image: &Image) {
-        self.hold(&image.layers);
+        self.hold(Holder::Image(image.name.clone()), &image.layers);
     }
 
-    /// Enters a sandbox, which holds its image's layers even when the image is gone.
+    /// Enters a sandbox: it holds its image's layers even when the image is gone, and what its session
+    /// writes to and stands on.
     pub fn hold_sandbox(&mut self, sandbox: &Sandbox) {
-        self.hold(&sandbox.image_layers);
+        let session = sandbox.open_layer.iter().chain(&sandbox.unsealed).chain(&sandbox.open_chain);
+        let layers: Vec<LayerId> = session.chain(&sandbox.image_layers).cloned().collect();
+        self.hold(Holder::Sandbox(sandbox.id.clone()), &layers);
     }
 
-    fn hold(&mut self, layers: &[LayerId]) {
-        for layer in layers.iter().collect::<HashSet<_>>() {
+    /// Strikes out a sandbox.
+    pub fn drop_sandbox(&mut self, id: &SandboxId) {
+        self.hold(Holder::Sandbox(id.clone()), &[]);
+    }
+
+    /// All layers that somebody holds, sealed or not.
+    #[must_use]
+    pub fn held(&self) -> HashSet<LayerId> {
+        self.holders.keys().cloned().collect()
+    }
+
+    /// Strikes out layers that were removed.
+    pub fn remove(&mut self, layers: &[LayerId]) {
+        for layer in layers {
+            self.weights.remove(layer);
+        }
+        if !layers.is_empty() {
+            self.find_extents();
+        }
+    }
+
+    fn hold(&mut self, holder: Holder, layers: &[LayerId]) {
+        let now: HashSet<LayerId> = layers.iter().cloned().collect();
+        for layer in &now {
             *self.holders.entry(layer.clone()).or_default() += 1;
+        }
+        let before = if now.is_empty() {
+            self.held.remove(&holder)
+        } else {
+            self.held.insert(holder, now.into_iter().collect())
+        };
+        for layer in before.into_iter().flatten() {
+            if let Some(count) = self.holders.get_mut(&layer) {
+                *count -= 1;
+                if *count == 0 {
+                    self.holders.remove(&layer);
+                }
+            }
         }
     }
 
@@ -181,17 +272,20 @@ impl Store {
         let layers = self.scan::<Layer>().await?.good;
         let store = self.clone();
         super::blocking(move || {
-            let weigh = |layer: Layer| {
-                let image = layer.kind == LayerKind::Image;
-                let linked = match layer.kind {
-                    LayerKind::Compacted => store.linked(&layer.id),
-                    LayerKind::Image | LayerKind::Session | LayerKind::Checkpoint => Vec::new(),
-                };
-                (layer.id, Weight { bytes: layer.bytes, image, linked })
-            };
+            let weigh = |layer: Layer| (layer.id.clone(), store.weight(&layer));
             Ok(layers.into_iter().map(weigh).collect())
         })
         .await
+    }
+
+    /// What a sealed layer weighs.
+    #[must_use]
+    pub fn weight(&self, layer: &Layer) -> Weight {
+        let linked = match layer.kind {
+            LayerKind::Compacted => self.linked(&layer.id),
+            LayerKind::Image | LayerKind::Session | LayerKind::Checkpoint => Vec::new(),
+        };
+        Weight { bytes: layer.bytes, image: layer.kind == LayerKind::Image, linked }
     }
 }
 
@@ -201,7 +295,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{Books, Chain, Sizes, Totals, Weight};
+    use super::{Books, Chain, Holder, Sizes, Totals, Weight};
     use crate::model::{LayerId, SnapshotId};
     use crate::store::Linked;
 
@@ -212,7 +306,7 @@ mod tests {
     fn enter(books: &mut Books, parent: Option<&SnapshotId>, layers: &[&LayerId]) -> SnapshotId {
         let id = SnapshotId::fresh();
         let layers: Vec<LayerId> = layers.iter().map(|id| (*id).clone()).collect();
-        books.hold(&layers);
+        books.hold(Holder::Snapshot(id.clone()), &layers);
         books.chains.insert(id.clone(), Chain { parent: parent.cloned(), layers });
         id
     }
@@ -227,7 +321,7 @@ mod tests {
             (c.clone(), weight(3)),
         ]);
         let mut books = Books::new(weights);
-        books.hold(std::slice::from_ref(&image));
+        books.hold(Holder::Image("i".to_owned()), std::slice::from_ref(&image));
         let first = enter(&mut books, None, &[&a, &image]);
         let second = enter(&mut books, Some(&first), &[&b, &a, &image]);
         let fork = enter(&mut books, Some(&first), &[&c, &a, &image]);

@@ -27,7 +27,7 @@ use crate::failpoint;
 use crate::model::{FORMAT, Layer, LayerId, LayerKind, RootFs, Timestamp, now};
 
 /// What a seal writes besides what the session wrote: manifests, and the journal's part in them.
-const SEAL_NEEDS: u64 = 1 << 20;
+pub(super) const SEAL_NEEDS: u64 = 1 << 20;
 
 /// How a layer is sealed.
 #[derive(Debug, Clone)]
@@ -144,7 +144,7 @@ impl Store {
             return Err(StoreError::NotFound { kind: Layer::KIND, key: id.to_string() });
         }
         // The reserve is kept by `check_room` for just this moment, so only real fullness refuses.
-        self.refuse_beyond(self.space()?.0, SEAL_NEEDS)?;
+        self.check_room_to_seal()?;
         let exclusions = Exclusions::parse(&options.exclude)?;
         failpoint::pass("store.seal.admitted");
         exclusions.apply(&diff)?;

@@ -144,7 +144,7 @@ impl Store {
             self.sync_now()?;
             return Ok((None, LiveCopy { layers: Vec::new(), seen: None }));
         }
-        self.refuse_beyond(self.space()?.0, measure(&diff)?.bytes)?;
+        self.refuse_beyond(self.free_space()?.0, measure(&diff)?.bytes)?;
         let (layer, seen) = self.copy_tree(&diff, None)?.unwrap_or_default();
         let layers = layer.iter().map(|layer| layer.id.clone()).collect();
         Ok((layer, LiveCopy { layers, seen }))

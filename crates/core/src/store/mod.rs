@@ -139,11 +139,21 @@ impl Store {
     pub async fn check_room(&self, need: u64) -> Result<()> {
         let store = self.clone();
         blocking(move || {
-            let (free, total) = store.space()?;
+            let (free, total) = store.free_space()?;
             let reserve = store.inner.reserve.unwrap_or((256 << 20).max(total / 100));
             store.refuse_beyond(free.saturating_sub(reserve), need)
         })
         .await
+    }
+
+    /// Refuses when a seal, which writes no more than manifests, would not fit. It may use the
+    /// reserve: keeping what a session wrote is what the reserve is for.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::NoRoom`], which says how much is free.
+    pub fn check_room_to_seal(&self) -> Result<()> {
+        self.refuse_beyond(self.free_space()?.0, layer::SEAL_NEEDS)
     }
 
     /// Brings everything written so far to stable storage.
@@ -162,7 +172,11 @@ impl Store {
     }
 
     /// Free and total bytes of the filesystem.
-    fn space(&self) -> Result<(u64, u64)> {
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`] when the filesystem cannot be asked.
+    pub fn free_space(&self) -> Result<(u64, u64)> {
         let stat = rustix::fs::fstatvfs(&self.inner.dir)
             .map_err(|error| io_error("measure", &self.inner.data)(error.into()))?;
         Ok((stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize))

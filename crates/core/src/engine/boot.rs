@@ -1,0 +1,293 @@
+//! Bringing a sandbox up: from its current snapshot, or from its image.
+//!
+//! Intent first: the manifest says `starting`, with the layer, the session and the uid range, before
+//! the driver is asked for anything. A start that fails leaves `failed` and the snapshot it came
+//! from; it never falls back to something older or to a fresh image by itself.
+
+use std::sync::Arc;
+
+use super::lifecycle::{self, Command as Wish, Phase, Report};
+use super::live::{Live, socket};
+use super::slot::{Slot, lock};
+use super::{Error, Inner, Result, later};
+use crate::driver::{Driver, Machine};
+use crate::failpoint;
+use crate::guest::Guest;
+use crate::model::SessionEnd;
+use crate::model::{
+    FORMAT, LayerId, Limits, MachineKey, Sandbox, Session, SessionId, SnapshotKind, UidRange,
+    Usage, now,
+};
+use crate::store::Durability;
+
+/// How many ids a sandbox gets.
+const IDS: u32 = 65_536;
+
+impl Inner {
+    /// Starts the sandbox in its turn. Of a running one: hands it out.
+    pub(super) async fn boot(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        mut sandbox: Sandbox,
+        created: bool,
+    ) -> Result<Arc<Live>> {
+        if let Some(live) = slot.live() {
+            return Ok(live);
+        }
+        let (phase, _) = lifecycle::command(sandbox.phase, Wish::Start)
+            .map_err(|_| Error::Gone(sandbox.name.clone()))?;
+        if sandbox.open_layer.is_some() {
+            // A broken session left files behind. They are kept before anything new is written.
+            self.settle(slot, &mut sandbox, SnapshotKind::Recovered, SessionEnd::Interrupted)
+                .await?;
+        }
+        let driver = self.driver(&sandbox.config.driver)?;
+        let chain = self.chain(&sandbox).await?;
+        let session = fresh_session(&sandbox);
+        sandbox.phase = phase;
+        sandbox.debt = Some(lifecycle::Effect::Boot);
+        sandbox.open_layer = Some(self.store.begin(&chain).await?);
+        sandbox.open_chain = chain;
+        sandbox.uids = Some(self.take_uids()?);
+        sandbox.session = Some(session.id.clone());
+        sandbox.failure = None;
+        sandbox.used_at = session.started_at;
+        self.record(&mut sandbox, Durability::Soon).await?;
+        failpoint::pass("boot.recorded");
+
+        let live = match self.power_up(&driver, &sandbox, session.clone()).await {
+            Ok(live) => live,
+            Err(error) => return Err(self.start_failed(&driver, sandbox, session, error).await),
+        };
+        failpoint::pass("boot.up");
+        (sandbox.phase, _) = lifecycle::report(sandbox.phase, Report::Up);
+        sandbox.debt = None;
+        live.set_sandbox(sandbox.clone());
+        self.run_start_hooks(&live, created).await;
+        self.keep_session(&live.session()).await?;
+        // A new name is acknowledged with the answer to this, so it must last; a resume changes
+        // nothing that the last stop did not already make last.
+        let durability = if created { Durability::Synced } else { Durability::Soon };
+        self.record(&mut sandbox, durability).await?;
+        failpoint::pass("boot.done");
+        live.set_sandbox(sandbox);
+        slot.set_live(Some(Arc::clone(&live)));
+        self.watch_death(&live);
+        Ok(live)
+    }
+
+    async fn power_up(
+        &self,
+        driver: &Arc<dyn Driver>,
+        sandbox: &Sandbox,
+        session: Session,
+    ) -> Result<Arc<Live>> {
+        let machine = self.machine(sandbox)?;
+        let link = driver.start(&machine).await?;
+        failpoint::pass("boot.started");
+        let guest = Guest::connect(&socket(&link), self.settings.patience).await?;
+        Ok(Live::new(Arc::clone(driver), machine.key, link, guest, sandbox.clone(), session))
+    }
+
+    fn machine(&self, sandbox: &Sandbox) -> Result<Machine> {
+        let missing = || Error::invalid("sandbox", "its record names no open layer");
+        let open = sandbox.open_layer.as_ref().ok_or_else(missing)?;
+        let resources = sandbox.config.resources;
+        Ok(Machine {
+            key: MachineKey::from(&sandbox.id),
+            hostname: hostname(sandbox.name.as_str()),
+            root: self.store.root(open, &sandbox.open_chain),
+            uids: sandbox.uids.ok_or_else(missing)?,
+            limits: Limits {
+                millicpus: resources.millicpus,
+                memory: resources.memory,
+                pids: resources.pids,
+                file_size: resources.disk,
+            },
+        })
+    }
+
+    /// Leaves nothing of a start that failed but the reason.
+    async fn start_failed(
+        &self,
+        driver: &Arc<dyn Driver>,
+        mut sandbox: Sandbox,
+        mut session: Session,
+        error: Error,
+    ) -> Error {
+        let reason = chain_of(&error);
+        tracing::error!(sandbox = %sandbox.name, reason, "a sandbox did not start");
+        if let Err(error) = driver.stop(&MachineKey::from(&sandbox.id)).await {
+            tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "a failed start left something behind");
+        }
+        if let Some(open) = sandbox.open_layer.take()
+            && let Err(error) = self.store.discard(&open).await
+        {
+            tracing::warn!(%error, "an unused layer is left to the collector");
+        }
+        self.give_uids(sandbox.uids.take());
+        sandbox.open_chain.clear();
+        (sandbox.phase, _) = lifecycle::report(Phase::Starting, Report::Broke);
+        sandbox.debt = None;
+        sandbox.failure = Some(reason.clone());
+        session.ended_at = Some(now());
+        session.end = Some(SessionEnd::StartFailed);
+        let recorded = async {
+            self.keep_session(&session).await?;
+            self.record(&mut sandbox, Durability::Soon).await
+        };
+        if let Err(error) = recorded.await {
+            tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "a failed start is not on record");
+        }
+        Error::StartFailed { name: sandbox.name, reason }
+    }
+
+    /// What the next session stands on, checked to be all there.
+    async fn chain(&self, sandbox: &Sandbox) -> Result<Vec<LayerId>> {
+        let Some(id) = &sandbox.current else {
+            return Ok(sandbox.image_layers.clone());
+        };
+        let problem = match self.db.snapshot(id).await? {
+            None => "it is not in the store".to_owned(),
+            Some(snapshot) => match self.missing_layer(&snapshot.layers).await {
+                None => return Ok(snapshot.layers),
+                Some(reason) => reason,
+            },
+        };
+        let mut offers = Vec::new();
+        let others = self.db.snapshots(None, Some(&sandbox.id), &crate::db::Page::all()).await?;
+        for other in others.items.into_iter().filter(|other| other.id != *id) {
+            if self.missing_layer(&other.layers).await.is_none() {
+                offers.push(other.id);
+            }
+        }
+        Err(Error::Unresumable {
+            name: sandbox.name.clone(),
+            snapshot: id.clone(),
+            reason: problem,
+            offers,
+        })
+    }
+
+    async fn missing_layer(&self, layers: &[LayerId]) -> Option<String> {
+        for layer in layers {
+            if let Err(error) = self.store.layer(layer).await {
+                return Some(error.to_string());
+            }
+        }
+        None
+    }
+
+    /// Notices when a machine ends by itself, and keeps what it had written.
+    pub(super) fn watch_death(self: &Arc<Self>, live: &Arc<Live>) {
+        let (inner, live) = (Arc::downgrade(self), Arc::downgrade(live));
+        tokio::spawn(async move {
+            let Some((driver, key)) =
+                live.upgrade().map(|live| (Arc::clone(&live.driver), live.key.clone()))
+            else {
+                return;
+            };
+            driver.died(&key).await;
+            let (Some(inner), Some(dead)) = (inner.upgrade(), live.upgrade()) else { return };
+            let id = dead.sandbox().id.clone();
+            let buried = inner.turn(id.clone(), move |inner, slot| async move {
+                let same = slot.live().is_some_and(|live| Arc::ptr_eq(&live, &dead));
+                if !same {
+                    return Ok(());
+                }
+                let mut sandbox = (*dead.sandbox()).clone();
+                tracing::warn!(sandbox = %sandbox.name, "a machine ended by itself; what it wrote is kept");
+                inner.settle(&slot, &mut sandbox, SnapshotKind::Recovered, SessionEnd::Interrupted).await?;
+                Ok(())
+            });
+            if let Err(error) = buried.await {
+                tracing::error!(error = chain_of(&error), "a session that broke off is not sealed");
+            }
+        });
+    }
+
+    pub(super) fn driver(&self, name: &str) -> Result<Arc<dyn Driver>> {
+        let missing = || Error::NoDriver {
+            asked: name.to_owned(),
+            have: self.drivers.keys().copied().collect(),
+        };
+        self.drivers.get(name).cloned().ok_or_else(missing)
+    }
+
+    fn take_uids(&self) -> Result<UidRange> {
+        let mut taken = lock(&self.uids);
+        let free = (0..self.settings.uid_ranges)
+            .find(|range| !taken.contains(range))
+            .ok_or(Error::NoUids)?;
+        taken.insert(free);
+        Ok(UidRange { base: self.settings.uid_base + free * IDS, count: IDS })
+    }
+
+    /// Marks the range of a machine that an earlier daemon started.
+    pub(super) fn adopt_uids(&self, range: Option<UidRange>) {
+        if let Some(range) = range {
+            lock(&self.uids).insert(range.base.wrapping_sub(self.settings.uid_base) / IDS);
+        }
+    }
+
+    pub(super) fn give_uids(&self, range: Option<UidRange>) {
+        if let Some(range) = range {
+            lock(&self.uids).remove(&(range.base.wrapping_sub(self.settings.uid_base) / IDS));
+        }
+    }
+
+    /// Writes the sandbox down: disk first, then the index.
+    pub(super) async fn record(&self, sandbox: &mut Sandbox, durability: Durability) -> Result<()> {
+        sandbox.updated_at = now();
+        self.store.write(sandbox, durability).await?;
+        self.books().hold_sandbox(sandbox);
+        self.db.put_sandbox(sandbox).await?;
+        Ok(())
+    }
+
+    pub(super) async fn keep_session(&self, session: &Session) -> Result<()> {
+        self.store.write(session, Durability::Soon).await?;
+        self.db.put_session(session).await?;
+        Ok(())
+    }
+}
+
+fn fresh_session(sandbox: &Sandbox) -> Session {
+    Session {
+        format: FORMAT,
+        id: SessionId::fresh(),
+        sandbox: sandbox.id.clone(),
+        from: sandbox.current.clone(),
+        generation: sandbox.generation,
+        started_at: now(),
+        ended_at: None,
+        end: None,
+        snapshot: None,
+        usage: Usage::default(),
+        deadline: sandbox.config.session_timeout.and_then(later),
+        hooks: Vec::new(),
+        valid: None,
+    }
+}
+
+/// A name that hosts may have: no underscores, at most 63 characters.
+fn hostname(name: &str) -> String {
+    let plain: String = name.chars().take(63).map(|c| if c == '_' { '-' } else { c }).collect();
+    let trimmed = plain.trim_matches('-');
+    if trimmed.is_empty() { "sandbox".to_owned() } else { trimmed.to_owned() }
+}
+
+/// An error with all its causes, for logs and records.
+pub(super) fn chain_of(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        // Transparent wrappers say the same thing twice.
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,189 @@
+//! A snapshot of a session that goes on.
+//!
+//! Two ways. When no process but the agent is alive, the root is *exchanged*: a fresh layer goes on
+//! top, the one written so far is sealed under it, and nothing is copied however much it holds. When
+//! processes are alive they may have files open for writing, so they are frozen, what changed since
+//! the last checkpoint is *copied*, and they go on.
+//!
+//! While the root is exchanged the manifest names both layers: the new one as `open_layer`, the one
+//! under it as `unsealed`. A daemon that dies in between need not know how far it got: sealing both,
+//! in that order, is right either way, because the new one is empty until the exchange.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::boot::chain_of;
+use super::live::Live;
+use super::{Error, Inner, Result};
+use crate::driver::{DriverError, Relayer};
+use crate::failpoint;
+use crate::model::{LayerId, Sandbox, Snapshot, SnapshotId, SnapshotKind};
+use crate::store::Durability;
+
+impl Inner {
+    /// Takes a snapshot of a running sandbox in its turn.
+    pub(super) async fn snap(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        sandbox: &mut Sandbox,
+        kind: SnapshotKind,
+        label: Option<String>,
+    ) -> Result<Snapshot> {
+        let open =
+            sandbox.open_layer.clone().ok_or_else(|| Error::NotRunning(sandbox.name.clone()))?;
+        self.store.check_room_to_seal()?;
+        let relayer = live.driver.relayer().ok_or_else(|| {
+            Error::invalid(
+                "driver",
+                format!("{} cannot take a snapshot of a running sandbox", live.driver.name()),
+            )
+        })?;
+        let _space = self.space.read().await;
+        if self.upper_is_empty(sandbox, &open).await? {
+            let layers = sandbox.open_chain.clone();
+            return self
+                .acknowledge(
+                    live,
+                    sandbox,
+                    SnapshotId::of_layer(&LayerId::fresh()),
+                    layers,
+                    kind,
+                    label,
+                )
+                .await;
+        }
+        if let Some(snapshot) =
+            self.exchange(live, relayer, sandbox, &open, kind, label.clone()).await?
+        {
+            return Ok(snapshot);
+        }
+        self.copy(live, relayer, sandbox, &open, kind, label).await
+    }
+
+    /// Exchanges the root; `None` when processes are alive.
+    async fn exchange(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        relayer: &dyn Relayer,
+        sandbox: &mut Sandbox,
+        open: &LayerId,
+        kind: SnapshotKind,
+        label: Option<String>,
+    ) -> Result<Option<Snapshot>> {
+        let Ok(_gate) = tokio::time::timeout(Duration::from_millis(200), live.gate.write()).await
+        else {
+            return Ok(None);
+        };
+        if !relayer.alone(&live.key).await? {
+            return Ok(None);
+        }
+        let before = sandbox.clone();
+        let chain: Vec<LayerId> =
+            std::iter::once(open.clone()).chain(sandbox.open_chain.iter().cloned()).collect();
+        let fresh = self.store.begin(&chain).await?;
+        sandbox.open_layer = Some(fresh.clone());
+        sandbox.open_chain = chain.clone();
+        sandbox.unsealed = Some(open.clone());
+        self.record(sandbox, Durability::Soon).await?;
+        failpoint::pass("checkpoint.recorded");
+        if let Err(error) = relayer.swap_root(&live.key, &self.store.root(&fresh, &chain)).await {
+            *sandbox = before;
+            self.record(sandbox, Durability::Soon).await?;
+            self.store.discard(&fresh).await?;
+            if !matches!(error, DriverError::NotAlone { .. }) {
+                tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "the root was not exchanged; copying");
+            }
+            return Ok(None);
+        }
+        failpoint::pass("checkpoint.swapped");
+        *live.copied.lock().await = None;
+        self.seal_under(sandbox, open).await?;
+        sandbox.unsealed = None;
+        failpoint::pass("checkpoint.sealed");
+        let snapshot =
+            self.acknowledge(live, sandbox, SnapshotId::of_layer(open), chain, kind, label).await?;
+        Ok(Some(snapshot))
+    }
+
+    async fn copy(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        relayer: &dyn Relayer,
+        sandbox: &mut Sandbox,
+        open: &LayerId,
+        kind: SnapshotKind,
+        label: Option<String>,
+    ) -> Result<Snapshot> {
+        let mut copied = live.copied.lock().await;
+        if copied.is_none() {
+            // A checkpoint of an earlier daemon is as good as one of ours.
+            *copied = self.store.live_copy(open).await;
+        }
+        relayer.freeze(&live.key).await?;
+        let outcome = self.store.copy_live(open, copied.as_ref()).await;
+        relayer.thaw(&live.key).await?;
+        failpoint::pass("checkpoint.copied");
+        let (layer, copy) = outcome?;
+        let id = layer.as_ref().map_or_else(LayerId::fresh, |layer| layer.id.clone());
+        if let Some(layer) = &layer {
+            self.enter(layer);
+        }
+        let layers: Vec<LayerId> =
+            copy.layers().iter().chain(&sandbox.open_chain).cloned().collect();
+        *copied = Some(copy);
+        drop(copied);
+        self.acknowledge(live, sandbox, SnapshotId::of_layer(&id), layers, kind, label).await
+    }
+
+    /// Puts the snapshot on record, unless the sandbox stands on the very same files already.
+    async fn acknowledge(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        sandbox: &mut Sandbox,
+        id: SnapshotId,
+        layers: Vec<LayerId>,
+        kind: SnapshotKind,
+        label: Option<String>,
+    ) -> Result<Snapshot> {
+        let current =
+            self.current_snapshot(sandbox).await?.filter(|current| current.layers == layers);
+        let snapshot = match current {
+            Some(current) if label.is_none() || label == current.label => {
+                self.record(sandbox, Durability::Synced).await?;
+                current
+            }
+            _ => {
+                let snapshot = self.new_snapshot(sandbox, id, layers, kind, label);
+                self.commit(sandbox, &snapshot).await?;
+                snapshot
+            }
+        };
+        live.set_sandbox(sandbox.clone());
+        Ok(snapshot)
+    }
+
+    async fn seal_under(&self, sandbox: &Sandbox, open: &LayerId) -> Result<()> {
+        // Excluded paths stay in this layer: the session that goes on still sees them.
+        let options = crate::store::SealOptions {
+            exclude: Vec::new(),
+            ..crate::store::SealOptions::default()
+        };
+        match self.store.seal(open, &options).await? {
+            Some(layer) => self.enter(&layer),
+            None => {
+                tracing::error!(sandbox = %sandbox.name, layer = %open, "a layer that was not empty is")
+            }
+        }
+        Ok(())
+    }
+
+    async fn upper_is_empty(&self, sandbox: &Sandbox, open: &LayerId) -> Result<bool> {
+        let root = self.store.root(open, &sandbox.open_chain);
+        let upper = root.writable_dir.join(root.upper);
+        let mut entries = tokio::fs::read_dir(&upper).await.map_err(|source| {
+            crate::store::StoreError::Io { action: "list", path: upper.clone(), source }
+        })?;
+        let first = entries.next_entry().await;
+        Ok(first.is_ok_and(|entry| entry.is_none()))
+    }
+}

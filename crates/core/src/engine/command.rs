@@ -1,0 +1,660 @@
+//! Running commands and keeping what they print.
+//!
+//! Every command has one task here, its *tracker*: it takes output from the agent, appends it to the
+//! log, hands it to the caller who started the command and waits for the result, and only then
+//! credits the agent. So what was credited is on disk, and a daemon that comes back attaches from
+//! where the log ends. The caller who started a command is waited for, like a pipe's reader would
+//! be; everybody else reads the log and never slows the command down.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use sandkeep_proto::link::{Exit, Spawn, TermSize};
+use tokio::sync::{mpsc, watch};
+
+use super::live::{Hold, Live};
+use super::log::{LogReader, LogWriter, Stream};
+use super::slot::lock;
+use super::{Engine, Error, Inner, Result, WakeMode};
+use crate::db::{Page, Paged};
+use crate::guest::{GuestError, Output, OutputEvent, Process, Stdin};
+use crate::model::{
+    BadName, Command, CommandId, CommandState, FORMAT, Name, Sandbox, SandboxId, Session,
+    SessionId, Span, check_env_name, now,
+};
+use crate::store::Durability;
+
+/// A command to run.
+#[derive(Debug, Clone, Default)]
+pub struct Exec {
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Environment on top of the sandbox's.
+    pub env: BTreeMap<String, String>,
+    /// Working directory; the sandbox's if absent.
+    pub cwd: Option<String>,
+    /// User; the sandbox's if absent.
+    pub user: Option<String>,
+    /// A terminal of this size.
+    pub tty: Option<TermSize>,
+    /// Whether standard input will be sent.
+    pub stdin: bool,
+    /// Whether the caller does not wait for it.
+    pub detach: bool,
+    /// How long it may take before it is killed.
+    pub timeout: Option<Span>,
+    /// Whether a sleeping sandbox may be woken.
+    pub wake: WakeMode,
+}
+
+/// A command that was started.
+#[derive(Debug)]
+pub struct Started {
+    /// Its record.
+    pub command: Command,
+    /// What it prints, and how it ends.
+    pub events: Events,
+    /// Its standard input, if it was asked for.
+    pub stdin: Option<StdinHandle>,
+    /// Whether the sandbox was woken for it.
+    pub resumed: bool,
+    /// The session it runs in.
+    pub session: Session,
+}
+
+/// What happens with a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// It printed to standard output.
+    Stdout(Bytes),
+    /// It printed to standard error.
+    Stderr(Bytes),
+    /// It ended; nothing comes after this.
+    Exited(Command),
+}
+
+/// What a command prints, and how it ends.
+#[derive(Debug)]
+pub struct Events(Source);
+
+#[derive(Debug)]
+enum Source {
+    /// From the tracker, as it comes.
+    Attached(mpsc::Receiver<Event>),
+    /// From the log.
+    Log {
+        reader: LogReader,
+        follow: Follow,
+    },
+    Over,
+}
+
+#[derive(Debug)]
+enum Follow {
+    /// Until the command ends.
+    Running(Arc<Tracked>, watch::Receiver<u64>),
+    /// It has ended; this is its record.
+    Ended(Box<Command>),
+    /// Only what there is.
+    Snapshot,
+}
+
+impl Events {
+    /// The next event; `None` when there are no more.
+    pub async fn next(&mut self) -> Option<Event> {
+        loop {
+            match &mut self.0 {
+                Source::Attached(events) => return events.recv().await,
+                Source::Over => return None,
+                Source::Log { reader, follow } => {
+                    // Asked before reading: what is printed in between is read on the next round.
+                    let ended = match follow {
+                        Follow::Running(tracked, _) => tracked.outcome(),
+                        Follow::Ended(command) => Some((**command).clone()),
+                        Follow::Snapshot => None,
+                    };
+                    if let Ok(Some(record)) = reader.next() {
+                        return Some(match record.stream {
+                            Stream::Out => Event::Stdout(record.bytes),
+                            Stream::Err => Event::Stderr(record.bytes),
+                        });
+                    }
+                    match (ended, follow) {
+                        (Some(command), _) => {
+                            self.0 = Source::Over;
+                            return Some(Event::Exited(command));
+                        }
+                        (None, Follow::Running(_, progress)) => {
+                            let _ = progress.changed().await;
+                        }
+                        (None, Follow::Ended(_) | Follow::Snapshot) => self.0 = Source::Over,
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A command's standard input.
+#[derive(Debug, Clone)]
+pub struct StdinHandle {
+    tracked: Arc<Tracked>,
+}
+
+impl StdinHandle {
+    /// Hands bytes to the command, waiting while it does not read.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoStdin`] or [`Error::CommandEnded`] when nobody will read them.
+    pub async fn send(&self, bytes: Bytes) -> Result<()> {
+        let mut place = self.tracked.stdin.lock().await;
+        let stdin = place.as_mut().ok_or_else(|| self.tracked.no_stdin())?;
+        match stdin.send(bytes).await {
+            Err(GuestError::Gone | GuestError::Lost) => Err(Error::CommandEnded(self.tracked.id())),
+            other => Ok(other?),
+        }
+    }
+
+    /// Tells the command that no more comes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error`] when the agent cannot be reached.
+    pub async fn close(&self) -> Result<()> {
+        if let Some(mut stdin) = self.tracked.stdin.lock().await.take() {
+            match stdin.close().await {
+                Ok(()) | Err(GuestError::Gone | GuestError::Lost) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A command that is alive, as the daemon sees it.
+#[derive(Debug)]
+pub(super) struct Tracked {
+    record: Mutex<Command>,
+    /// Output bytes taken so far; closed by the end.
+    progress: watch::Sender<u64>,
+    over: AtomicBool,
+    stdin: tokio::sync::Mutex<Option<Stdin>>,
+    with_stdin: bool,
+}
+
+impl Tracked {
+    fn id(&self) -> CommandId {
+        lock(&self.record).id.clone()
+    }
+
+    fn record(&self) -> Command {
+        lock(&self.record).clone()
+    }
+
+    fn outcome(&self) -> Option<Command> {
+        self.over.load(Ordering::SeqCst).then(|| self.record())
+    }
+
+    /// Waits until it has ended.
+    pub(super) async fn ended(&self) {
+        let mut progress = self.progress.subscribe();
+        while !self.over.load(Ordering::SeqCst) {
+            let _ = progress.changed().await;
+        }
+    }
+
+    fn no_stdin(&self) -> Error {
+        if self.with_stdin { Error::CommandEnded(self.id()) } else { Error::NoStdin(self.id()) }
+    }
+}
+
+impl Engine {
+    /// Runs a command, waking the sandbox if need be.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error`] when the sandbox cannot be woken or the program cannot be started.
+    pub async fn exec(&self, project: &Name, name: &Name, exec: Exec) -> Result<Started> {
+        check(&exec)?;
+        let mut tries = 0;
+        loop {
+            let (live, resumed) = self.inner.awake(project, name, exec.wake).await?;
+            match self.inner.launch(&live, &exec).await {
+                // The session ended under us: the next one is as good.
+                Err(Error::Guest(GuestError::Lost | GuestError::Io { .. })) if tries < 3 => {
+                    tries += 1
+                }
+                Err(error) => return Err(error),
+                Ok((tracked, events)) => {
+                    let stdin = exec.stdin.then(|| StdinHandle { tracked: Arc::clone(&tracked) });
+                    let (command, session) = (tracked.record(), live.session());
+                    return Ok(Started { command, events, stdin, resumed, session });
+                }
+            }
+        }
+    }
+
+    /// Finds a command.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoCommand`] when the sandbox has none of that id.
+    pub async fn command(&self, project: &Name, name: &Name, id: &CommandId) -> Result<Command> {
+        let sandbox = self.inner.find(project, name).await?;
+        self.inner.find_command(&sandbox, id).await
+    }
+
+    /// Waits until a command has ended.
+    ///
+    /// # Errors
+    ///
+    /// As [`command`](Self::command).
+    pub async fn wait(&self, project: &Name, name: &Name, id: &CommandId) -> Result<Command> {
+        let sandbox = self.inner.find(project, name).await?;
+        if let Some(tracked) = self.inner.tracked(&sandbox.id, id) {
+            tracked.ended().await;
+        }
+        self.inner.find_command(&sandbox, id).await
+    }
+
+    /// Lists a sandbox's commands, newest first.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoSandbox`] when there is none of that name.
+    pub async fn commands(
+        &self,
+        project: &Name,
+        name: &Name,
+        page: &Page,
+    ) -> Result<Paged<Command>> {
+        let sandbox = self.inner.find(project, name).await?;
+        Ok(self.inner.db.commands(&sandbox.id, page).await?)
+    }
+
+    /// What a command printed, from the beginning, and with `follow` until it ends. Never wakes.
+    ///
+    /// # Errors
+    ///
+    /// As [`command`](Self::command).
+    pub async fn logs(
+        &self,
+        project: &Name,
+        name: &Name,
+        id: &CommandId,
+        follow: bool,
+    ) -> Result<Events> {
+        let sandbox = self.inner.find(project, name).await?;
+        let follow = match self.inner.tracked(&sandbox.id, id) {
+            Some(tracked) if follow => {
+                let progress = tracked.progress.subscribe();
+                Follow::Running(tracked, progress)
+            }
+            Some(_) => Follow::Snapshot,
+            None => Follow::Ended(Box::new(self.inner.find_command(&sandbox, id).await?)),
+        };
+        let reader = LogReader::new(self.inner.store.log_path(&sandbox.id, id));
+        Ok(Events(Source::Log { reader, follow }))
+    }
+
+    /// Sends a signal to a command.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::CommandEnded`] when it is not alive.
+    pub async fn signal(
+        &self,
+        project: &Name,
+        name: &Name,
+        id: &CommandId,
+        signal: i32,
+    ) -> Result<Command> {
+        if !(1..=64).contains(&signal) {
+            return Err(Error::invalid("signal", "a number from 1 to 64"));
+        }
+        let (live, tracked) = self.inner.alive(project, name, id).await?;
+        live.guest().await?.signal(id.as_str(), signal).await?;
+        Ok(tracked.record())
+    }
+
+    /// Changes the size of a command's terminal.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::CommandEnded`] when it is not alive.
+    pub async fn resize(
+        &self,
+        project: &Name,
+        name: &Name,
+        id: &CommandId,
+        size: TermSize,
+    ) -> Result<()> {
+        let (live, _) = self.inner.alive(project, name, id).await?;
+        Ok(live.guest().await?.resize(id.as_str(), size).await?)
+    }
+
+    /// The standard input of a command that was started with one.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoStdin`] or [`Error::CommandEnded`].
+    pub async fn stdin(&self, project: &Name, name: &Name, id: &CommandId) -> Result<StdinHandle> {
+        let (_, tracked) = self.inner.alive(project, name, id).await?;
+        if tracked.with_stdin {
+            Ok(StdinHandle { tracked })
+        } else {
+            Err(Error::NoStdin(id.clone()))
+        }
+    }
+}
+
+fn check(exec: &Exec) -> Result<()> {
+    if exec.argv.first().is_none_or(String::is_empty) {
+        return Err(Error::invalid("argv", "needs a program"));
+    }
+    if exec.argv.iter().any(|arg| arg.contains('\0')) {
+        return Err(Error::invalid("argv", "no argument may hold a NUL byte"));
+    }
+    if exec.argv.len() > 4096 || exec.argv.iter().map(String::len).sum::<usize>() > 512 << 10 {
+        return Err(Error::invalid("argv", "at most 4096 arguments and 512 KiB"));
+    }
+    for (name, value) in &exec.env {
+        check_env_name(name).map_err(|error: BadName| Error::invalid("env", error.to_string()))?;
+        if value.contains('\0') || value.len() > 128 << 10 {
+            return Err(Error::invalid(
+                "env",
+                format!("the value of `{name}` has a NUL byte or is over 128 KiB"),
+            ));
+        }
+    }
+    if exec.tty.is_some_and(|size| size.cols == 0 || size.rows == 0) {
+        return Err(Error::invalid("tty", "columns and rows must not be 0"));
+    }
+    if exec.timeout.is_some_and(|span| span.0 == 0) {
+        return Err(Error::invalid("timeout", "must not be 0"));
+    }
+    Ok(())
+}
+
+impl Inner {
+    fn tracked(&self, sandbox: &SandboxId, id: &CommandId) -> Option<Arc<Tracked>> {
+        let live = self.live(sandbox)?;
+        lock(&live.commands).get(id).cloned()
+    }
+
+    async fn alive(
+        &self,
+        project: &Name,
+        name: &Name,
+        id: &CommandId,
+    ) -> Result<(Arc<Live>, Arc<Tracked>)> {
+        let sandbox = self.find(project, name).await?;
+        if let Some(live) = self.live(&sandbox.id) {
+            let tracked = lock(&live.commands).get(id).cloned();
+            if let Some(tracked) = tracked {
+                return Ok((live, tracked));
+            }
+        }
+        let command = self.find_command(&sandbox, id).await?;
+        Err(Error::CommandEnded(command.id))
+    }
+
+    async fn find_command(&self, sandbox: &Sandbox, id: &CommandId) -> Result<Command> {
+        if let Some(tracked) = self.tracked(&sandbox.id, id) {
+            return Ok(tracked.record());
+        }
+        let found = self.db.command(id).await?.filter(|command| command.sandbox == sandbox.id);
+        found.ok_or_else(|| Error::NoCommand { sandbox: sandbox.name.clone(), command: id.clone() })
+    }
+
+    pub(super) async fn keep_command(&self, command: &Command) -> Result<()> {
+        self.store.write(command, Durability::Soon).await?;
+        self.db.put_command(command).await?;
+        Ok(())
+    }
+
+    /// Marks what a session that broke off had left running.
+    pub(super) async fn commands_lost(
+        &self,
+        sandbox: &SandboxId,
+        session: &SessionId,
+    ) -> Result<()> {
+        let all = self.db.commands(sandbox, &Page::all()).await?.items;
+        for mut command in all {
+            if command.session == *session && command.state == CommandState::Running {
+                command.state = CommandState::Lost;
+                command.ended_at = Some(now());
+                self.keep_command(&command).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a process in a running sandbox.
+    pub(super) async fn launch(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        exec: &Exec,
+    ) -> Result<(Arc<Tracked>, Events)> {
+        let hold = live.hold();
+        let _gate = live.gate.read().await;
+        let sandbox = live.sandbox();
+        let (spawn, record) = prepare(&sandbox, &live.session(), exec);
+        // On record before it runs: a daemon that dies now finds out from the agent what became of it.
+        self.store.write(&record, Durability::Soon).await?;
+        crate::failpoint::pass("exec.recorded");
+        let process = match live.guest().await?.spawn(spawn).await {
+            Ok(process) => process,
+            Err(error) => {
+                self.store.remove::<Command>(&(record.sandbox.clone(), record.id.clone())).await?;
+                return Err(error.into());
+            }
+        };
+        crate::failpoint::pass("exec.spawned");
+        self.db.put_command(&record).await?;
+        let log = self.open_log(&record)?;
+        let (sender, receiver) = mpsc::channel(16);
+        let caller = (!exec.detach).then_some(sender);
+        let with_stdin = exec.stdin || exec.tty.is_some();
+        let tracked = self.track(live, record, process, log, caller, with_stdin, hold);
+        let events = if exec.detach {
+            Source::Log {
+                reader: LogReader::new(self.store.log_path(&sandbox.id, &tracked.id())),
+                follow: Follow::Running(Arc::clone(&tracked), tracked.progress.subscribe()),
+            }
+        } else {
+            Source::Attached(receiver)
+        };
+        Ok((tracked, Events(events)))
+    }
+
+    /// Takes up a command that an earlier daemon started.
+    pub(super) async fn adopt(self: &Arc<Self>, live: &Arc<Live>, record: Command) -> Result<()> {
+        let hold = live.hold();
+        let log = self.open_log(&record)?;
+        let process = live.guest().await?.attach(record.id.as_str(), log.offset(), 0).await?;
+        self.track(live, record, process, log, None, true, hold);
+        Ok(())
+    }
+
+    fn open_log(&self, record: &Command) -> Result<LogWriter> {
+        let path = self.store.log_path(&record.sandbox, &record.id);
+        LogWriter::open(&path, self.settings.log_limit.0)
+            .map_err(|source| crate::store::StoreError::Io { action: "open", path, source }.into())
+    }
+
+    #[allow(clippy::too_many_arguments)] // all of them are the command
+    fn track(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        record: Command,
+        process: Process,
+        log: LogWriter,
+        caller: Option<mpsc::Sender<Event>>,
+        with_stdin: bool,
+        hold: Hold,
+    ) -> Arc<Tracked> {
+        let id = record.id.clone();
+        let deadline = record.timeout.map(|span| {
+            let ran = now().as_millisecond() - record.started_at.as_millisecond();
+            span.duration().saturating_sub(Duration::from_millis(u64::try_from(ran).unwrap_or(0)))
+        });
+        let Process { output, stdin, .. } = process;
+        let tracked = Arc::new(Tracked {
+            record: Mutex::new(record),
+            progress: watch::channel(0).0,
+            over: AtomicBool::new(false),
+            stdin: tokio::sync::Mutex::new(Some(stdin)),
+            with_stdin,
+        });
+        lock(&live.commands).insert(id, Arc::clone(&tracked));
+        let tracker = Tracker {
+            inner: Arc::clone(self),
+            live: Arc::clone(live),
+            tracked: Arc::clone(&tracked),
+            log,
+            caller,
+            deadline,
+        };
+        tokio::spawn(async move {
+            tracker.run(output).await;
+            drop(hold);
+        });
+        tracked
+    }
+}
+
+struct Tracker {
+    inner: Arc<Inner>,
+    live: Arc<Live>,
+    tracked: Arc<Tracked>,
+    log: LogWriter,
+    caller: Option<mpsc::Sender<Event>>,
+    deadline: Option<Duration>,
+}
+
+impl Tracker {
+    async fn run(mut self, output: Output) {
+        let exit = self.follow(output).await;
+        let ended = {
+            let mut record = lock(&self.tracked.record);
+            record.ended_at = Some(now());
+            record.output_bytes = self.log.offset();
+            record.truncated = self.log.truncated();
+            match exit {
+                Some(exit) => {
+                    record.state = CommandState::Exited;
+                    record.exit_code = Some(exit.code);
+                }
+                None => record.state = CommandState::Lost,
+            }
+            record.clone()
+        };
+        if let Err(error) = self.inner.keep_command(&ended).await {
+            tracing::error!(command = %ended.id, %error, "how a command ended is not on record");
+        }
+        self.tracked.over.store(true, Ordering::SeqCst);
+        lock(&self.live.commands).remove(&ended.id);
+        self.tracked.progress.send_modify(|_| {});
+        self.tracked.stdin.lock().await.take();
+        if exit.is_some()
+            && let Ok(guest) = self.live.guest().await
+        {
+            let _ = guest.forget(ended.id.as_str()).await;
+        }
+        if let Some(caller) = &self.caller {
+            let _ = caller.send(Event::Exited(ended)).await;
+        }
+    }
+
+    /// Takes output until the command ends; `None` when its session ended under it.
+    async fn follow(&mut self, mut output: Output) -> Option<Exit> {
+        let id = self.tracked.id();
+        let timer = tokio::time::sleep(self.deadline.unwrap_or(Duration::MAX / 4));
+        tokio::pin!(timer);
+        let mut killed = self.deadline.is_none();
+        loop {
+            let event = tokio::select! {
+                event = output.next() => event,
+                () = &mut timer, if !killed => {
+                    killed = true;
+                    if let Ok(guest) = self.live.guest().await {
+                        let _ = guest.signal(id.as_str(), 9).await;
+                    }
+                    continue;
+                }
+            };
+            match event {
+                Ok(OutputEvent::Stdout(bytes)) => self.take(Stream::Out, bytes, &output).await,
+                Ok(OutputEvent::Stderr(bytes)) => self.take(Stream::Err, bytes, &output).await,
+                Ok(OutputEvent::Exited(exit)) => return Some(exit),
+                Err(error) => {
+                    // The connection broke, not the command: take it up again, unless the machine is gone.
+                    tracing::debug!(command = %id, %error, "lost sight of a command");
+                    let guest = self.live.guest().await.ok()?;
+                    let process = guest.attach(id.as_str(), self.log.offset(), 0).await.ok()?;
+                    *self.tracked.stdin.lock().await = Some(process.stdin);
+                    output = process.output;
+                }
+            }
+        }
+    }
+
+    async fn take(&mut self, stream: Stream, bytes: Bytes, output: &Output) {
+        self.log.append(stream, &bytes);
+        output.keep(bytes.len());
+        self.tracked.progress.send_replace(self.log.offset());
+        if let Some(caller) = &self.caller {
+            let event = match stream {
+                Stream::Out => Event::Stdout(bytes),
+                Stream::Err => Event::Stderr(bytes),
+            };
+            if caller.send(event).await.is_err() {
+                self.caller = None;
+            }
+        }
+    }
+}
+
+fn prepare(sandbox: &Sandbox, session: &Session, exec: &Exec) -> (Spawn, Command) {
+    let (config, image) = (&sandbox.config, &sandbox.image_config);
+    let mut env = image.env.clone();
+    env.extend(config.env.clone());
+    env.extend(exec.env.clone());
+    let cwd = exec.cwd.clone().or_else(|| config.cwd.clone()).or_else(|| image.cwd.clone());
+    let user = exec.user.clone().or_else(|| config.user.clone()).or_else(|| image.user.clone());
+    let id = CommandId::fresh();
+    let record = Command {
+        format: FORMAT,
+        id: id.clone(),
+        sandbox: sandbox.id.clone(),
+        session: session.id.clone(),
+        argv: exec.argv.clone(),
+        cwd: cwd.clone(),
+        user: user.clone(),
+        env_names: exec.env.keys().cloned().collect(),
+        tty: exec.tty.is_some(),
+        detached: exec.detach,
+        timeout: exec.timeout,
+        state: CommandState::Running,
+        exit_code: None,
+        started_at: now(),
+        ended_at: None,
+        output_bytes: 0,
+        truncated: false,
+    };
+    let spawn = Spawn {
+        command: id.to_string(),
+        argv: exec.argv.clone(),
+        env,
+        cwd,
+        user,
+        tty: exec.tty,
+        stdin: exec.stdin || exec.tty.is_some(),
+    };
+    (spawn, record)
+}

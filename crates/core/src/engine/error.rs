@@ -1,0 +1,288 @@
+//! Why the engine said no, sorted by what the caller can do about it.
+
+use crate::db::DbError;
+use crate::driver::DriverError;
+use crate::guest::GuestError;
+use crate::model::{BadConfig, CommandId, KeyId, Name, SnapshotId};
+use crate::store::StoreError;
+use crate::store::image::ImageError;
+use sandkeep_proto::link::Failure;
+
+/// What the engine answers.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why the engine could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the messages say it
+pub enum Error {
+    #[error(transparent)]
+    Config(#[from] BadConfig),
+    #[error("{what}: {reason}")]
+    Invalid { what: &'static str, reason: String },
+    #[error("this key is not known here, or has expired")]
+    BadKey,
+    #[error("there is no sandbox `{0}`")]
+    NoSandbox(Name),
+    #[error("there is no snapshot `{0}`")]
+    NoSnapshot(SnapshotId),
+    #[error("sandbox `{sandbox}` has no command `{command}`")]
+    NoCommand { sandbox: Name, command: CommandId },
+    #[error("command `{0}` has ended")]
+    CommandEnded(CommandId),
+    #[error("command `{0}` was started without standard input")]
+    NoStdin(CommandId),
+    #[error("there is no project `{0}`")]
+    NoProject(Name),
+    #[error("there is no key `{0}`")]
+    NoKey(KeyId),
+    #[error("there is a sandbox `{0}` already")]
+    NameTaken(Name),
+    #[error("there is a project `{0}` already")]
+    ProjectTaken(Name),
+    #[error("project `{project}` still has {sandboxes} sandboxes")]
+    ProjectInUse { project: Name, sandboxes: usize },
+    #[error("sandbox `{0}` is not running")]
+    NotRunning(Name),
+    #[error("sandbox `{0}` was deleted")]
+    Gone(Name),
+    #[error("sandbox `{name}` is at generation {found}, not {expected}")]
+    Generation { name: Name, expected: u64, found: u64 },
+    #[error("snapshot `{snapshot}` is what {} stand on", .holders.join(", "))]
+    SnapshotInUse { snapshot: SnapshotId, holders: Vec<String> },
+    #[error("snapshot `{snapshot}` of sandbox `{name}` cannot be resumed: {reason}")]
+    Unresumable { name: Name, snapshot: SnapshotId, reason: String, offers: Vec<SnapshotId> },
+    #[error("idempotency key `{0}` was used for another request")]
+    KeyReused(String),
+    #[error("there is no driver `{asked}` here; there is {}", .have.join(", "))]
+    NoDriver { asked: String, have: Vec<&'static str> },
+    #[error("sandbox `{name}` did not start: {reason}")]
+    StartFailed { name: Name, reason: String },
+    #[error("all uid ranges of this host are taken")]
+    NoUids,
+    #[error("the daemon is shutting down")]
+    ShuttingDown,
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    #[error(transparent)]
+    Db(#[from] DbError),
+}
+
+/// What a caller can do about an error. Fronts choose their status from this alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// Ask differently.
+    Invalid,
+    /// Say who you are.
+    Unauthorized,
+    /// Ask for something that exists.
+    NotFound,
+    /// Change the state of the thing first.
+    Conflict,
+    /// It was there and is no more.
+    Gone,
+    /// Look again: it has moved on.
+    Stale,
+    /// Free some room, or wait, then ask again.
+    Exhausted,
+    /// Ask again in a moment.
+    Unavailable,
+    /// Nothing: tell the operator.
+    Fault,
+}
+
+impl Error {
+    pub(crate) fn invalid(what: &'static str, reason: impl Into<String>) -> Self {
+        Self::Invalid { what, reason: reason.into() }
+    }
+
+    /// Sorts the error for the fronts.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Config(_) | Self::Invalid { .. } | Self::NoDriver { .. } | Self::NoStdin(_) => {
+                ErrorKind::Invalid
+            }
+            Self::BadKey => ErrorKind::Unauthorized,
+            Self::NoSandbox(_)
+            | Self::NoSnapshot(_)
+            | Self::NoCommand { .. }
+            | Self::NoProject(_)
+            | Self::NoKey(_) => ErrorKind::NotFound,
+            Self::NameTaken(_)
+            | Self::ProjectTaken(_)
+            | Self::ProjectInUse { .. }
+            | Self::NotRunning(_)
+            | Self::CommandEnded(_)
+            | Self::SnapshotInUse { .. }
+            | Self::Unresumable { .. }
+            | Self::KeyReused(_) => ErrorKind::Conflict,
+            Self::Gone(_) => ErrorKind::Gone,
+            Self::Generation { .. } => ErrorKind::Stale,
+            Self::NoUids => ErrorKind::Exhausted,
+            Self::ShuttingDown => ErrorKind::Unavailable,
+            Self::Image(error) => image_kind(error),
+            Self::Store(error) => store_kind(error),
+            Self::Guest(error) => guest_kind(error),
+            Self::StartFailed { .. } | Self::Driver(_) | Self::Db(_) => ErrorKind::Fault,
+        }
+    }
+
+    /// A word for programs; it does not change once it is out.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Config(_) | Self::Invalid { .. } => "invalid",
+            Self::NoDriver { .. } => "unknown_driver",
+            Self::NoStdin(_) => "no_stdin",
+            Self::BadKey => "unauthorized",
+            Self::NoSandbox(_) => "sandbox_not_found",
+            Self::NoSnapshot(_) => "snapshot_not_found",
+            Self::NoCommand { .. } => "command_not_found",
+            Self::NoProject(_) => "project_not_found",
+            Self::NoKey(_) => "key_not_found",
+            Self::NameTaken(_) => "name_taken",
+            Self::ProjectTaken(_) => "project_taken",
+            Self::ProjectInUse { .. } => "project_in_use",
+            Self::NotRunning(_) => "not_running",
+            Self::CommandEnded(_) => "command_ended",
+            Self::SnapshotInUse { .. } => "snapshot_in_use",
+            Self::Unresumable { .. } => "unresumable",
+            Self::KeyReused(_) => "idempotency_key_reused",
+            Self::Gone(_) => "deleted",
+            Self::Generation { .. } => "generation_mismatch",
+            Self::NoUids => "no_uid_ranges",
+            Self::ShuttingDown => "shutting_down",
+            Self::StartFailed { .. } => "start_failed",
+            Self::Image(error) => image_code(error),
+            Self::Guest(error) => guest_code(error),
+            Self::Store(_) if self.kind() == ErrorKind::Exhausted => "no_room",
+            Self::Store(_) | Self::Driver(_) | Self::Db(_) => "internal",
+        }
+    }
+
+    /// What to do about it, for people.
+    #[must_use]
+    pub fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::NameTaken(name) => {
+                format!("choose another name, or ask to get `{name}` if it exists (`keep create {name} --get`)")
+            }
+            Self::NoSandbox(_) => "`keep ls` lists what there is".to_owned(),
+            Self::NoSnapshot(_) => "`keep snapshot ls` lists what there is".to_owned(),
+            Self::NoCommand { sandbox, .. } => format!("`keep commands {sandbox}` lists what was run"),
+            Self::NotRunning(name) => format!("start it with `keep start {name}`, or leave out the wish not to wake it"),
+            Self::Generation { .. } => "somebody changed it meanwhile: look again, then decide".to_owned(),
+            Self::SnapshotInUse { .. } => "delete those first, or roll them back to another snapshot".to_owned(),
+            Self::Unresumable { offers, name, .. } if !offers.is_empty() => {
+                let offers: Vec<String> = offers.iter().take(5).map(ToString::to_string).collect();
+                format!("these are whole: {}; `keep rollback {name} <snapshot>` goes there", offers.join(", "))
+            }
+            Self::KeyReused(_) => "use a new key for a new request".to_owned(),
+            Self::StartFailed { .. } => "its last snapshot is safe; see the daemon's log and `keep doctor`".to_owned(),
+            Self::BadKey => "set SANDKEEP_KEY; `keep key create` makes a new one".to_owned(),
+            Self::Store(error) if error.is_no_room() => {
+                "delete sandboxes or snapshots (`keep usage` tells what takes up room); nothing was lost".to_owned()
+            }
+            Self::Image(ImageError::NotFound { .. }) => {
+                "`keep image pull <reference>` or `keep image import <name> <file>` brings one here".to_owned()
+            }
+            Self::Image(ImageError::Denied { registry, .. } | ImageError::Credentials { registry, .. }) => {
+                format!("`docker login {registry}` stores credentials where the daemon looks for them")
+            }
+            Self::Guest(GuestError::Refused { kind: Failure::NoExecutable, .. }) => {
+                "the first word must be a program inside the sandbox; for shell syntax use `sh -c '...'`".to_owned()
+            }
+            _ => return None,
+        })
+    }
+}
+
+fn guest_kind(error: &GuestError) -> ErrorKind {
+    match error {
+        GuestError::Refused { kind, .. } => match kind {
+            Failure::NotFound => ErrorKind::NotFound,
+            Failure::NoExecutable
+            | Failure::NoUser
+            | Failure::Invalid
+            | Failure::Denied
+            | Failure::Refused => ErrorKind::Invalid,
+            Failure::Exists => ErrorKind::Conflict,
+            Failure::NoSpace | Failure::Exhausted => ErrorKind::Exhausted,
+            Failure::Fault => ErrorKind::Fault,
+        },
+        GuestError::Lost | GuestError::Timeout { .. } => ErrorKind::Unavailable,
+        _ => ErrorKind::Fault,
+    }
+}
+
+fn guest_code(error: &GuestError) -> &'static str {
+    match error {
+        GuestError::Refused { kind, .. } => match kind {
+            Failure::NotFound => "path_not_found",
+            Failure::NoExecutable => "executable_not_found",
+            Failure::NoUser => "user_not_found",
+            Failure::Exists => "path_exists",
+            Failure::Invalid => "bad_path",
+            Failure::Denied => "permission_denied",
+            Failure::NoSpace => "no_room",
+            Failure::Exhausted => "exhausted",
+            Failure::Refused => "port_closed",
+            Failure::Fault => "internal",
+        },
+        GuestError::Lost => "session_ended",
+        GuestError::Timeout { .. } => "timeout",
+        _ => "internal",
+    }
+}
+
+fn store_kind(error: &StoreError) -> ErrorKind {
+    match error {
+        _ if error.is_no_room() => ErrorKind::Exhausted,
+        StoreError::NotFound { .. } => ErrorKind::NotFound,
+        StoreError::BadGlob { .. } => ErrorKind::Invalid,
+        StoreError::ShuttingDown => ErrorKind::Unavailable,
+        _ => ErrorKind::Fault,
+    }
+}
+
+fn image_kind(error: &ImageError) -> ErrorKind {
+    match error {
+        ImageError::NotFound { .. } | ImageError::Unknown { .. } => ErrorKind::NotFound,
+        ImageError::BadName { .. }
+        | ImageError::NotAnImage { .. }
+        | ImageError::Damaged { .. }
+        | ImageError::Refused { .. }
+        | ImageError::Digest { .. }
+        | ImageError::Denied { .. }
+        | ImageError::Credentials { .. }
+        | ImageError::Unreachable { .. }
+        | ImageError::Registry { .. }
+        | ImageError::Platform { .. } => ErrorKind::Invalid,
+        ImageError::TooLarge { .. } => ErrorKind::Exhausted,
+        ImageError::Store { source } => store_kind(source),
+        _ => ErrorKind::Fault,
+    }
+}
+
+fn image_code(error: &ImageError) -> &'static str {
+    match error {
+        ImageError::NotFound { .. } | ImageError::Unknown { .. } => "image_not_found",
+        ImageError::BadName { .. } => "invalid",
+        ImageError::NotAnImage { .. } | ImageError::Damaged { .. } | ImageError::Refused { .. } => {
+            "bad_image"
+        }
+        ImageError::Digest { .. } => "digest_mismatch",
+        ImageError::Platform { .. } => "wrong_platform",
+        ImageError::Denied { .. } | ImageError::Credentials { .. } => "registry_denied",
+        ImageError::Unreachable { .. } | ImageError::Registry { .. } => "registry_unreachable",
+        ImageError::TooLarge { .. } => "no_room",
+        _ => "internal",
+    }
+}

@@ -1,0 +1,178 @@
+//! Files inside a running sandbox, moved by its agent.
+
+use std::sync::Arc;
+
+use sandkeep_proto::link::{At, Entry};
+
+use super::live::Hold;
+use super::{Engine, Result, WakeMode};
+use crate::guest::{Guest, GuestError, Incoming, Outgoing};
+use crate::model::Name;
+
+/// A sandbox's files. It stays awake while this lives.
+#[derive(Debug)]
+pub struct Files {
+    guest: Guest,
+    user: Option<String>,
+    cwd: Option<String>,
+    _hold: Hold,
+    /// The root is not exchanged under a transfer: the agent has files of it open.
+    _gate: tokio::sync::OwnedRwLockReadGuard<()>,
+}
+
+impl Engine {
+    /// Opens a sandbox's files, waking it if need be.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`super::Error`] when the sandbox cannot be woken, or may not.
+    pub async fn files(&self, project: &Name, name: &Name, wake: WakeMode) -> Result<Files> {
+        let (live, _) = self.inner.awake(project, name, wake).await?;
+        let hold = live.hold();
+        let guest = live.guest().await?;
+        let sandbox = live.sandbox();
+        let user = sandbox.config.user.clone().or_else(|| sandbox.image_config.user.clone());
+        let cwd = sandbox.config.cwd.clone().or_else(|| sandbox.image_config.cwd.clone());
+        let gate = Arc::clone(&live.gate).read_owned().await;
+        Ok(Files { guest, user, cwd, _hold: hold, _gate: gate })
+    }
+
+    /// Connects to a port inside a sandbox, waking it if need be.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`super::Error`] when the sandbox cannot be woken or nothing listens.
+    pub async fn connect_port(
+        &self,
+        project: &Name,
+        name: &Name,
+        port: u16,
+        wake: WakeMode,
+    ) -> Result<(Outgoing, Incoming, Hold)> {
+        let (live, _) = self.inner.awake(project, name, wake).await?;
+        let hold = live.hold();
+        let (outgoing, incoming) = live.guest().await?.connect_port(port).await?;
+        Ok((outgoing, incoming, hold))
+    }
+}
+
+impl Files {
+    /// Acts as another user than the sandbox's own.
+    #[must_use]
+    pub fn as_user(mut self, user: Option<String>) -> Self {
+        if user.is_some() {
+            self.user = user;
+        }
+        self
+    }
+
+    fn at(&self, path: &str) -> At {
+        At { path: path.to_owned(), cwd: self.cwd.clone(), user: self.user.clone() }
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when it is not there or may not be read.
+    pub async fn read(
+        &self,
+        path: &str,
+        offset: u64,
+        limit: Option<u64>,
+    ) -> Result<(Entry, Incoming), GuestError> {
+        self.guest.read_file(self.at(path), offset, limit).await
+    }
+
+    /// Writes a file.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when it may not be written.
+    pub async fn write(
+        &self,
+        path: &str,
+        mode: Option<u32>,
+        parents: bool,
+        append: bool,
+    ) -> Result<Outgoing, GuestError> {
+        self.guest.write_file(self.at(path), mode, parents, append).await
+    }
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when it is there or may not be made.
+    pub async fn make_dir(
+        &self,
+        path: &str,
+        mode: Option<u32>,
+        parents: bool,
+    ) -> Result<(), GuestError> {
+        self.guest.make_dir(self.at(path), mode, parents).await
+    }
+
+    /// Lists a directory; the second answer tells whether there is more.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when it is not there.
+    pub async fn list(
+        &self,
+        path: &str,
+        after: Option<String>,
+    ) -> Result<(Vec<Entry>, bool), GuestError> {
+        self.guest.list_dir(self.at(path), after).await
+    }
+
+    /// Tells about a path.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when nothing is there.
+    pub async fn stat(&self, path: &str) -> Result<Entry, GuestError> {
+        self.guest.stat(self.at(path)).await
+    }
+
+    /// Renames.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when it cannot be done.
+    pub async fn rename(&self, from: &str, to: &str) -> Result<(), GuestError> {
+        self.guest.rename(self.at(from), to.to_owned()).await
+    }
+
+    /// Removes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when it cannot be done.
+    pub async fn remove(
+        &self,
+        path: &str,
+        recursive: bool,
+        missing_ok: bool,
+    ) -> Result<(), GuestError> {
+        self.guest.remove(self.at(path), recursive, missing_ok).await
+    }
+
+    /// Unpacks a tar stream below a directory.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when the directory cannot be written.
+    pub async fn tar_in(&self, dir: &str) -> Result<Outgoing, GuestError> {
+        self.guest.tar_in(self.at(dir)).await
+    }
+
+    /// Packs a file or directory as a tar stream.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when it is not there.
+    pub async fn tar_out(&self, path: &str) -> Result<(Entry, Incoming), GuestError> {
+        self.guest.tar_out(self.at(path)).await
+    }
+}

@@ -1,0 +1,138 @@
+//! Commands the server runs at turning points of a sandbox's life.
+//!
+//! A hook that fails is reported with the session and hides nothing: the sandbox is there, and
+//! whoever gets it sees what went wrong. `validate` runs before every stop and after every resume;
+//! when it prints something else, or ends otherwise, than at the last stop, the resume's answer says
+//! so before any work goes on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+use super::command::{Event, Exec};
+use super::live::Live;
+use super::{Inner, Result};
+use crate::model::{CommandId, Hook, HookRun, Span, Validation};
+
+const PATIENCE: Span = Span::seconds(60);
+/// How much of what `validate` prints is kept for people.
+const EXCERPT: usize = 2000;
+
+struct Ran {
+    command: CommandId,
+    exit_code: Option<i32>,
+    output: Vec<u8>,
+}
+
+impl Inner {
+    /// Runs what the configuration asks for at a start, and notes it with the session.
+    pub(super) async fn run_start_hooks(self: &Arc<Self>, live: &Arc<Live>, created: bool) {
+        let sandbox = live.sandbox();
+        let hooks = &sandbox.config.hooks;
+        let mut runs = Vec::new();
+        if !created && let (Some(hook), Some(before)) = (&hooks.validate, &sandbox.validated) {
+            let (run, valid) = self.validate(live, hook, before).await;
+            runs.push(run);
+            live.change_session(|session| session.valid = Some(valid));
+        }
+        let (name, list) =
+            if created { ("on_create", &hooks.on_create) } else { ("on_resume", &hooks.on_resume) };
+        for hook in list {
+            let run = report(name, hook, self.run_hook(live, hook).await);
+            let failed = run.problem.is_some();
+            runs.push(run);
+            if failed {
+                break;
+            }
+        }
+        if !runs.is_empty() {
+            live.change_session(|session| session.hooks = runs);
+        }
+    }
+
+    /// What `validate` has to say before a stop.
+    pub(super) async fn validate_before_stop(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+    ) -> Option<Validation> {
+        let sandbox = live.sandbox();
+        let hook = sandbox.config.hooks.validate.as_ref()?;
+        match self.run_hook(live, hook).await {
+            Ok(ran) => Some(verdict(&ran)),
+            Err(error) => {
+                tracing::warn!(sandbox = %sandbox.name, %error, "the validate hook did not run before a stop");
+                None
+            }
+        }
+    }
+
+    async fn validate(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        hook: &Hook,
+        before: &Validation,
+    ) -> (HookRun, bool) {
+        let outcome = self.run_hook(live, hook).await;
+        let now = outcome.as_ref().ok().map(verdict);
+        let same = now.as_ref() == Some(before);
+        let mut run = report("validate", hook, outcome);
+        run.problem = match now {
+            _ if same => None,
+            Some(now) => Some(format!(
+                "at the last stop it ended with {} and printed `{}`; now it ends with {} and prints `{}`",
+                before.exit_code, before.excerpt, now.exit_code, now.excerpt
+            )),
+            None => run.problem,
+        };
+        (run, same)
+    }
+
+    async fn run_hook(self: &Arc<Self>, live: &Arc<Live>, hook: &Hook) -> Result<Ran> {
+        let timeout = hook.timeout.unwrap_or(PATIENCE);
+        let exec = Exec { argv: hook.argv.clone(), timeout: Some(timeout), ..Exec::default() };
+        let (_, mut events) = self.launch(live, &exec).await?;
+        let mut output = Vec::new();
+        let mut ended = None;
+        let patience = timeout.duration() + Duration::from_secs(5);
+        let drained = tokio::time::timeout(patience, async {
+            while let Some(event) = events.next().await {
+                match event {
+                    Event::Stdout(bytes) | Event::Stderr(bytes) => {
+                        let room = (1usize << 20).saturating_sub(output.len());
+                        output.extend_from_slice(&bytes[..bytes.len().min(room)]);
+                    }
+                    Event::Exited(command) => ended = Some(command),
+                }
+            }
+        });
+        let _ = drained.await;
+        let command = ended.ok_or(crate::guest::GuestError::Lost)?;
+        Ok(Ran { command: command.id, exit_code: command.exit_code, output })
+    }
+}
+
+fn report(name: &str, hook: &Hook, outcome: Result<Ran>) -> HookRun {
+    let (command, exit_code, problem) = match outcome {
+        Ok(ran) => {
+            let problem = match ran.exit_code {
+                Some(0) => None,
+                Some(code) => Some(format!("it ended with {code}")),
+                None => Some("the session ended under it".to_owned()),
+            };
+            (Some(ran.command), ran.exit_code, problem)
+        }
+        Err(error) => (None, None, Some(super::boot::chain_of(&error))),
+    };
+    HookRun { hook: name.to_owned(), argv: hook.argv.clone(), command, exit_code, problem }
+}
+
+fn verdict(ran: &Ran) -> Validation {
+    let hash = Sha256::digest(&ran.output);
+    let excerpt: String = String::from_utf8_lossy(&ran.output).chars().take(EXCERPT).collect();
+    Validation {
+        exit_code: ran.exit_code.unwrap_or(-1),
+        output_hash: hash.iter().map(|byte| format!("{byte:02x}")).collect(),
+        excerpt,
+    }
+}

@@ -1,0 +1,132 @@
+//! A running sandbox: its agent, its session, and who is using it.
+//!
+//! *Idle* means: no command is alive that was started through the engine, and nobody holds the
+//! sandbox (an open file transfer, a connection to a port). Both are counted here, in the daemon;
+//! nothing inside the sandbox can add to the count or take from it.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use super::Result;
+use super::command::Tracked;
+use super::slot::lock;
+use crate::driver::{Driver, Link};
+use crate::guest::Guest;
+use crate::model::{CommandId, MachineKey, Sandbox, Session};
+use crate::store::LiveCopy;
+
+pub(crate) struct Live {
+    pub(super) key: MachineKey,
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) link: Link,
+    sandbox: RwLock<Arc<Sandbox>>,
+    session: Mutex<Session>,
+    guest: tokio::sync::RwLock<Guest>,
+    /// Held for reading while the agent is asked to touch the root, for writing while the root is
+    /// exchanged under it.
+    pub(super) gate: Arc<tokio::sync::RwLock<()>>,
+    pub(super) commands: Mutex<HashMap<CommandId, Arc<Tracked>>>,
+    /// What the last checkpoint of this session copied, so that the next copies only what changed.
+    pub(super) copied: tokio::sync::Mutex<Option<LiveCopy>>,
+    holders: AtomicUsize,
+    quiet_since: Mutex<Instant>,
+}
+
+impl std::fmt::Debug for Live {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Live").field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+impl Live {
+    pub(super) fn new(
+        driver: Arc<dyn Driver>,
+        key: MachineKey,
+        link: Link,
+        guest: Guest,
+        sandbox: Sandbox,
+        session: Session,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            key,
+            driver,
+            link,
+            sandbox: RwLock::new(Arc::new(sandbox)),
+            session: Mutex::new(session),
+            guest: tokio::sync::RwLock::new(guest),
+            gate: Arc::default(),
+            commands: Mutex::default(),
+            copied: tokio::sync::Mutex::default(),
+            holders: AtomicUsize::new(0),
+            quiet_since: Mutex::new(Instant::now()),
+        })
+    }
+
+    pub(super) fn sandbox(&self) -> Arc<Sandbox> {
+        Arc::clone(&self.sandbox.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn set_sandbox(&self, sandbox: Sandbox) {
+        *self.sandbox.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(sandbox);
+    }
+
+    pub(super) fn session(&self) -> Session {
+        lock(&self.session).clone()
+    }
+
+    pub(super) fn change_session(&self, change: impl FnOnce(&mut Session)) -> Session {
+        let mut session = lock(&self.session);
+        change(&mut session);
+        session.clone()
+    }
+
+    /// The connection to the agent; a new one if the last was lost while the machine lives.
+    pub(super) async fn guest(&self) -> Result<Guest> {
+        let guest = self.guest.read().await.clone();
+        if !guest.is_lost() {
+            return Ok(guest);
+        }
+        let mut place = self.guest.write().await;
+        if place.is_lost() {
+            *place = Guest::connect(&socket(&self.link), Duration::from_secs(2)).await?;
+        }
+        Ok(place.clone())
+    }
+
+    /// Keeps the sandbox awake while the answer lives.
+    pub(super) fn hold(self: &Arc<Self>) -> Hold {
+        self.holders.fetch_add(1, Ordering::SeqCst);
+        Hold { live: Arc::clone(self) }
+    }
+
+    /// How long nobody has been using it; `None` while somebody is.
+    pub(super) fn quiet_for(&self) -> Option<Duration> {
+        let since = lock(&self.quiet_since);
+        (self.holders.load(Ordering::SeqCst) == 0).then(|| since.elapsed())
+    }
+}
+
+/// Where the agent listens.
+pub(super) fn socket(link: &Link) -> PathBuf {
+    match link {
+        Link::Unix(path) => path.clone(),
+    }
+}
+
+/// Keeps a sandbox awake while it lives.
+#[derive(Debug)]
+pub struct Hold {
+    live: Arc<Live>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let mut since = lock(&self.live.quiet_since);
+        if self.live.holders.fetch_sub(1, Ordering::SeqCst) == 1 {
+            *since = Instant::now();
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! What a command printed, on disk, within bounds.
+//!
+//! Up to the limit a log is one file. Past it, the beginning (half of the limit) stays and the end
+//! (up to the other half) goes round in two further files, so that both how a command started and
+//! how it ended can be read. `docs/formats/command-log.md` has the layout:
+//!
+//! ```text
+//! <command>.log        head: "SKLOG\0\0\x01", then records
+//! <command>.log.tail   the newest records past the head, at most a quarter of the limit
+//! <command>.log.mid    the tail before that
+//!
+//! record: stream u8 (1 out, 2 err), 3 zero bytes, length u32, time u64 (ms), offset u64, bytes; little endian
+//! ```
+//!
+//! `offset` counts all the command ever printed: it tells a restarted daemon from where to attach,
+//! and a reader that something is missing in between. A record is written with one call and credited
+//! to the agent after; half a record at the end of a file, left by a crash, is cut off on opening.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+const MAGIC: &[u8; 8] = b"SKLOG\0\0\x01";
+const HEADER: usize = 24;
+
+/// Which of its two streams a command printed to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stream {
+    Out = 1,
+    Err = 2,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) stream: Stream,
+    pub(super) offset: u64,
+    pub(super) bytes: Bytes,
+}
+
+/// Appends to a command's log.
+#[derive(Debug)]
+pub(super) struct LogWriter {
+    head: PathBuf,
+    limit: u64,
+    file: File,
+    size: u64,
+    in_tail: bool,
+    offset: u64,
+    truncated: bool,
+}
+
+fn part(head: &Path, suffix: &str) -> PathBuf {
+    let mut name = head.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+/// The files of a log, for whoever removes it.
+pub(super) fn files(head: &Path) -> [PathBuf; 3] {
+    [head.to_owned(), part(head, ".mid"), part(head, ".tail")]
+}
+
+impl LogWriter {
+    /// Opens a log, new or left by an earlier daemon.
+    pub(super) fn open(head: &Path, limit: u64) -> io::Result<Self> {
+        let [_, mid, tail] = files(head);
+        let in_tail = tail.exists();
+        let path = if in_tail { &tail } else { head };
+        let mut file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let mut size = file.metadata()?.len();
+        let mut offset = 0;
+        if size < MAGIC.len() as u64 {
+            file.set_len(0)?;
+            file.write_all(MAGIC)?;
+            size = MAGIC.len() as u64;
+        } else {
+            let mut reader = Reader::new(file.try_clone()?);
+            while let Some(record) = reader.next()? {
+                offset = record.offset + record.bytes.len() as u64;
+            }
+            size = reader.position.max(MAGIC.len() as u64);
+            file.set_len(size)?;
+            file.seek(SeekFrom::Start(size))?;
+        }
+        if offset == 0 && in_tail {
+            offset = last_offset(&mid)?.max(last_offset(head)?);
+        }
+        Ok(Self {
+            head: head.to_owned(),
+            limit,
+            file,
+            size,
+            in_tail,
+            offset,
+            truncated: mid.exists(),
+        })
+    }
+
+    /// How much of the command's output was taken, kept or not.
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    pub(super) fn truncated(&self) -> bool {
+        self.truncated
+    }
+
+    /// Takes what was printed. A disk that refuses costs the log, never the command.
+    pub(super) fn append(&mut self, stream: Stream, bytes: &[u8]) {
+        let at = self.offset;
+        self.offset += bytes.len() as u64;
+        if let Err(error) = self.write(stream, at, bytes) {
+            if !self.truncated {
+                tracing::warn!(log = %self.head.display(), %error, "a command's log is not written any more");
+            }
+            self.truncated = true;
+            let _ = self.file.set_len(self.size);
+            let _ = self.file.seek(SeekFrom::Start(self.size));
+        }
+    }
+
+    fn write(&mut self, stream: Stream, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let room = if self.in_tail { self.limit / 4 } else { self.limit / 2 };
+        if self.size + (HEADER + bytes.len()) as u64 > room {
+            self.rotate()?;
+        }
+        let mut record = Vec::with_capacity(HEADER + bytes.len());
+        record.extend_from_slice(&[stream as u8, 0, 0, 0]);
+        record.extend_from_slice(&u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes());
+        let now = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
+        record.extend_from_slice(&now.to_le_bytes());
+        record.extend_from_slice(&offset.to_le_bytes());
+        record.extend_from_slice(bytes);
+        self.file.write_all(&record)?;
+        self.size += record.len() as u64;
+        Ok(())
+    }
+
+    fn rotate(&mut self) -> io::Result<()> {
+        let [_, mid, tail] = files(&self.head);
+        if self.in_tail {
+            self.truncated |= mid.exists();
+            std::fs::rename(&tail, &mid)?;
+        }
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&tail)?;
+        file.write_all(MAGIC)?;
+        self.file = file;
+        self.size = MAGIC.len() as u64;
+        self.in_tail = true;
+        Ok(())
+    }
+}
+
+fn last_offset(path: &Path) -> io::Result<u64> {
+    let Ok(file) = File::open(path) else { return Ok(0) };
+    let mut reader = Reader::new(file);
+    let mut offset = 0;
+    while let Some(record) = reader.next()? {
+        offset = record.offset + record.bytes.len() as u64;
+    }
+    Ok(offset)
+}
+
+/// Reads a log from its beginning, also while it grows.
+#[derive(Debug)]
+pub(super) struct LogReader {
+    head: PathBuf,
+    reader: Option<Reader>,
+    /// Output before this was handed out.
+    offset: u64,
+}
+
+impl LogReader {
+    pub(super) fn new(head: PathBuf) -> Self {
+        Self { head, reader: None, offset: 0 }
+    }
+
+    /// The next record; `None` at the present end, after which it may be asked again.
+    pub(super) fn next(&mut self) -> io::Result<Option<Record>> {
+        if self.reader.is_none() {
+            self.reader = open(&self.head)?;
+        }
+        if let Some(record) = self.from_current()? {
+            return Ok(Some(record));
+        }
+        // The open file may have been left for another one: look whether one goes on from here.
+        let [_, mid, tail] = files(&self.head);
+        for path in [mid, tail] {
+            if let Some(reader) = open(&path)? {
+                let before = self.reader.replace(reader);
+                if let Some(record) = self.from_current()? {
+                    return Ok(Some(record));
+                }
+                self.reader = before;
+            }
+        }
+        Ok(None)
+    }
+
+    fn from_current(&mut self) -> io::Result<Option<Record>> {
+        let Some(reader) = &mut self.reader else { return Ok(None) };
+        while let Some(record) = reader.next()? {
+            if record.offset >= self.offset {
+                self.offset = record.offset + record.bytes.len() as u64;
+                return Ok(Some(record));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn open(path: &Path) -> io::Result<Option<Reader>> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(Reader::new(file))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[derive(Debug)]
+struct Reader {
+    file: File,
+    position: u64,
+}
+
+impl Reader {
+    fn new(file: File) -> Self {
+        Self { file, position: MAGIC.len() as u64 }
+    }
+
+    /// The next whole record. Half a record is the end: more of it may come.
+    fn next(&mut self) -> io::Result<Option<Record>> {
+        self.file.seek(SeekFrom::Start(self.position))?;
+        let mut header = [0u8; HEADER];
+        if !fill(&mut self.file, &mut header)? {
+            return Ok(None);
+        }
+        let stream = match header[0] {
+            1 => Stream::Out,
+            2 => Stream::Err,
+            _ => return Ok(None),
+        };
+        let length = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
+        if length > sandkeep_proto::frame::MAX_PAYLOAD {
+            return Ok(None);
+        }
+        let mut offset = [0; 8];
+        offset.copy_from_slice(&header[16..]);
+        let mut bytes = vec![0; length];
+        if !fill(&mut self.file, &mut bytes)? {
+            return Ok(None);
+        }
+        self.position += (HEADER + length) as u64;
+        Ok(Some(Record { stream, offset: u64::from_le_bytes(offset), bytes: bytes.into() }))
+    }
+}
+
+fn fill(file: &mut File, into: &mut [u8]) -> io::Result<bool> {
+    match file.read_exact(into) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::{LogReader, LogWriter, Stream};
+
+    fn read(reader: &mut LogReader) -> String {
+        let mut text = String::new();
+        while let Some(record) = reader.next().unwrap() {
+            text.push_str(&String::from_utf8_lossy(&record.bytes));
+        }
+        text
+    }
+
+    #[test]
+    fn what_is_printed_is_read_again_also_while_it_grows() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.log");
+        let mut writer = LogWriter::open(&path, 1 << 20).unwrap();
+        let mut reader = LogReader::new(path.clone());
+        writer.append(Stream::Out, b"one ");
+        writer.append(Stream::Err, b"two ");
+        assert_eq!(read(&mut reader), "one two ");
+        writer.append(Stream::Out, b"three");
+        assert_eq!(read(&mut reader), "three");
+        assert_eq!(read(&mut LogReader::new(path)), "one two three");
+    }
+
+    #[test]
+    fn a_long_log_keeps_its_beginning_and_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.log");
+        let mut writer = LogWriter::open(&path, 4096).unwrap();
+        let mut follower = LogReader::new(path.clone());
+        let mut followed = String::new();
+        for line in 0..1000 {
+            writer.append(Stream::Out, format!("line {line}\n").as_bytes());
+            followed.push_str(&read(&mut follower));
+        }
+        let text = read(&mut LogReader::new(path.clone()));
+        assert!(text.starts_with("line 0\nline 1\n") && text.ends_with("line 999\n"), "{text}");
+        assert!(writer.truncated());
+        assert!(followed.ends_with("line 998\nline 999\n"));
+        assert_eq!(followed.lines().count(), 1000, "a reader that keeps up misses nothing");
+        let size: u64 =
+            super::files(&path).iter().filter_map(|f| f.metadata().ok()).map(|m| m.len()).sum();
+        assert!(size <= 4096 + 64, "{size}");
+    }
+
+    #[test]
+    fn half_a_record_left_by_a_crash_is_cut_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.log");
+        let mut writer = LogWriter::open(&path, 1 << 20).unwrap();
+        writer.append(Stream::Out, b"whole");
+        drop(writer);
+        std::fs::OpenOptions::new()
+            .append(true)
+            .open(&path)
+            .unwrap()
+            .write_all(&[1, 0, 0, 0, 9, 0, 0])
+            .unwrap();
+        let mut writer = LogWriter::open(&path, 1 << 20).unwrap();
+        assert_eq!(writer.offset(), 5);
+        writer.append(Stream::Out, b", again");
+        assert_eq!(read(&mut LogReader::new(path)), "whole, again");
+    }
+}

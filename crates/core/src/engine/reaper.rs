@@ -1,0 +1,195 @@
+//! What goes by itself: idle and overlong sessions, expired sandboxes and snapshots, sandboxes over
+//! their disk; and what is done now and then: writing dirty data back, collecting, compacting.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::boot::chain_of;
+use super::lifecycle::Phase;
+use super::live::Live;
+use super::{Inner, Result};
+use crate::db::{Filter, Page};
+use crate::model::{SandboxId, SessionEnd, SnapshotKind, now};
+
+/// How often expiry, retention, compaction and collection are looked at.
+const HOUSEKEEPING: Duration = Duration::from_secs(30);
+
+/// Starts the engine's own work, which ends with the engine.
+pub(super) fn run(inner: &Arc<Inner>) {
+    tokio::spawn(every(Arc::downgrade(inner), inner.settings.reap, |inner| async move {
+        inner.reap().await;
+    }));
+    tokio::spawn(every(Arc::downgrade(inner), inner.settings.write_back, |inner| async move {
+        if !inner.all_live().is_empty()
+            && let Err(error) = inner.store.sync().await
+        {
+            tracing::warn!(error = chain_of(&error), "dirty data was not written back");
+        }
+    }));
+    tokio::spawn(every(Arc::downgrade(inner), HOUSEKEEPING, |inner| async move {
+        if let Err(error) = inner.housekeeping().await {
+            tracing::warn!(error = chain_of(&error), "housekeeping broke off");
+        }
+    }));
+    tokio::spawn(watch_disk(Arc::downgrade(inner)));
+}
+
+async fn every<F, W>(inner: Weak<Inner>, period: Duration, work: W)
+where
+    F: Future<Output = ()>,
+    W: Fn(Arc<Inner>) -> F,
+{
+    let Some(mut shutdown) = inner.upgrade().map(|inner| inner.shutdown.subscribe()) else {
+        return;
+    };
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(period) => {}
+            _ = shutdown.wait_for(|over| *over) => return,
+        }
+        let Some(inner) = inner.upgrade() else { return };
+        work(inner).await;
+    }
+}
+
+impl Inner {
+    async fn reap(self: &Arc<Self>) {
+        self.tidy_slots();
+        for live in self.all_live() {
+            let Some(end) = verdict(&live) else { continue };
+            let inner = Arc::clone(self);
+            tokio::spawn(async move {
+                let name = live.sandbox().name.clone();
+                if let Err(error) = inner.put_to_sleep(live, end).await {
+                    tracing::warn!(sandbox = %name, error = chain_of(&error), "was not put to sleep");
+                }
+            });
+        }
+    }
+
+    async fn put_to_sleep(self: &Arc<Self>, live: Arc<Live>, end: SessionEnd) -> Result<()> {
+        let id = live.sandbox().id.clone();
+        self.turn(id.clone(), move |inner, slot| async move {
+            let same = slot.live().is_some_and(|now| Arc::ptr_eq(&now, &live));
+            // Asked again in its turn: somebody may have come in the meantime.
+            if !same || verdict(&live) != Some(end) {
+                return Ok(());
+            }
+            let mut sandbox = (*live.sandbox()).clone();
+            inner.settle(&slot, &mut sandbox, SnapshotKind::Stop, end).await?;
+            inner.after_stop(&sandbox);
+            Ok(())
+        })
+        .await
+    }
+
+    /// What may wait until after the answer: retention, compaction, collection.
+    pub(super) fn after_stop(self: &Arc<Self>, sandbox: &crate::model::Sandbox) {
+        let (inner, sandbox) = (Arc::clone(self), sandbox.clone());
+        tokio::spawn(async move {
+            let done = inner.turn(sandbox.id.clone(), move |inner, slot| async move {
+                if slot.live().is_none() {
+                    inner.retain(&sandbox).await?;
+                    inner.compact(&sandbox).await?;
+                }
+                Ok(())
+            });
+            if let Err(error) = done.await {
+                tracing::warn!(error = chain_of(&error), "snapshots were not tidied after a stop");
+            }
+        });
+    }
+
+    async fn housekeeping(self: &Arc<Self>) -> Result<()> {
+        for sandbox in self.db.expired(now()).await? {
+            if self.live(&sandbox.id).is_some() || sandbox.phase == Phase::Deleted {
+                continue;
+            }
+            tracing::info!(sandbox = %sandbox.name, "expired");
+            self.turn(sandbox.id.clone(), move |inner, slot| async move {
+                // Asked again in its turn: it may have been used in the meantime.
+                match inner.db.sandbox_by_id(&sandbox.id).await? {
+                    Some(sandbox) if slot.live().is_none() && sandbox.expires_at() <= now() => {
+                        inner.erase(&slot, sandbox).await.map(|_| ())
+                    }
+                    _ => Ok(()),
+                }
+            })
+            .await?;
+        }
+        for sandbox in self.db.sandboxes(None, &Filter::default(), &Page::all()).await?.items {
+            if sandbox.config.retention.expires.is_some() {
+                self.retain(&sandbox).await?;
+            }
+        }
+        let day = jiff::SignedDuration::from_hours(24);
+        self.db.forget_answers(now().checked_sub(day).unwrap_or_else(|_| now())).await?;
+        self.collect().await
+    }
+}
+
+/// Whether a session is to be ended, and why.
+fn verdict(live: &Arc<Live>) -> Option<SessionEnd> {
+    if live.session().deadline.is_some_and(|at| at <= now()) {
+        return Some(SessionEnd::Timeout);
+    }
+    let idle = live.sandbox().config.idle_timeout?;
+    live.quiet_for().is_some_and(|quiet| quiet >= idle.duration()).then_some(SessionEnd::Idle)
+}
+
+/// Holds sandboxes to their disk.
+///
+/// The kernel bounds the size of each file (the driver sets it); the sum is looked at here, often
+/// while the disk fills quickly and seldom otherwise. A sandbox that is over its limit and still
+/// growing loses its commands; what it wrote stays, so that somebody can look and clean up.
+async fn watch_disk(inner: Weak<Inner>) {
+    let mut before: HashMap<SandboxId, u64> = HashMap::new();
+    let mut free_then = u64::MAX;
+    let mut looked = Instant::now();
+    let Some(mut shutdown) = inner.upgrade().map(|inner| inner.shutdown.subscribe()) else {
+        return;
+    };
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_millis(250)) => {}
+            _ = shutdown.wait_for(|over| *over) => return,
+        }
+        let Some(inner) = inner.upgrade() else { return };
+        let Ok((free, _)) = inner.store.free_space() else { continue };
+        let fills = free.saturating_add(32 << 20) < free_then;
+        if !fills && looked.elapsed() < Duration::from_secs(60) {
+            continue;
+        }
+        (free_then, looked) = (free, Instant::now());
+        let mut now = HashMap::new();
+        for live in inner.all_live() {
+            match inner.hold_to_disk(&live, &before).await {
+                Ok(used) => drop(now.insert(live.sandbox().id.clone(), used)),
+                Err(error) => tracing::debug!(
+                    error = chain_of(&error),
+                    "could not tell how much a session wrote"
+                ),
+            }
+        }
+        before = now;
+    }
+}
+
+impl Inner {
+    async fn hold_to_disk(
+        &self,
+        live: &Arc<Live>,
+        before: &HashMap<SandboxId, u64>,
+    ) -> Result<u64> {
+        let sandbox = live.sandbox();
+        let Some(open) = &sandbox.open_layer else { return Ok(0) };
+        let used = self.store.usage_of_open(open).await?;
+        let grows = before.get(&sandbox.id).is_none_or(|before| used > *before);
+        if used > sandbox.config.resources.disk.0 && grows {
+            tracing::warn!(sandbox = %sandbox.name, used, limit = sandbox.config.resources.disk.0, "over its disk and growing; its commands are ended");
+            live.guest().await?.quiesce(Duration::ZERO).await?;
+        }
+        Ok(used)
+    }
+}

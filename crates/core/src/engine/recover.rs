@@ -1,0 +1,192 @@
+//! Coming back: reading what is on disk, paying what was owed, adopting what is alive.
+//!
+//! The disk is the truth. Sandboxes, snapshots and projects are read from their manifests and put
+//! into the index, which is emptied first if it is of another version; sessions and commands too,
+//! then, or else only those of sandboxes that were not at rest. After that every sandbox is brought
+//! to a phase that can be explained:
+//!
+//! | found | machine | then |
+//! |---|---|---|
+//! | `running` | alive | adopted: session, commands and logs go on |
+//! | `running` | gone | what it wrote is sealed as `recovered`; the session was `interrupted` |
+//! | `running`, root being exchanged | alive | ended and both layers sealed: only the agent was alive |
+//! | `starting` | any | ended; what hooks may have written is sealed |
+//! | `stopping` | any | the stop is finished |
+//! | `deleted` | any | the delete is finished |
+//! | none | alive | ended: nobody owns it |
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::boot::chain_of;
+use super::lifecycle::Phase;
+use super::live::{Live, socket};
+use super::{Inner, Result};
+use crate::db::{Filter, Page};
+use crate::driver::Link;
+use crate::guest::Guest;
+use crate::model::{
+    CommandState, Layer, Project, Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotKind,
+};
+
+impl Inner {
+    pub(super) async fn recover(self: &Arc<Self>) -> Result<()> {
+        let sandboxes = self.reindex().await?;
+        let mut alive = self.survivors().await?;
+        for sandbox in sandboxes {
+            let link = alive.remove(&sandbox.id);
+            self.adopt_uids(sandbox.uids);
+            let name = sandbox.name.clone();
+            if let Err(error) = self.settle_account(sandbox, link).await {
+                tracing::error!(sandbox = %name, error = chain_of(&error), "could not be brought to rest; it can be started again or deleted");
+            }
+        }
+        for (id, _) in alive {
+            tracing::warn!(machine = %id, "a machine that nobody owns is ended");
+            for driver in self.drivers.values() {
+                driver.stop(&crate::model::MachineKey::from(&id)).await?;
+            }
+        }
+        self.collect().await
+    }
+
+    /// Reads the manifests into the index, and answers with the sandboxes.
+    async fn reindex(&self) -> Result<Vec<Sandbox>> {
+        let fresh = self.db.is_fresh();
+        let projects = self.store.scan::<Project>().await?;
+        let snapshots = self.store.scan::<Snapshot>().await?;
+        let sandboxes = self.store.scan::<Sandbox>().await?;
+        let layers = self.store.scan::<Layer>().await?;
+        let damaged = [&projects.damaged, &snapshots.damaged, &sandboxes.damaged, &layers.damaged];
+        for damaged in damaged.into_iter().flatten() {
+            tracing::error!(path = %damaged.path.display(), reason = %damaged.reason, "a manifest does not read; it is left as it is");
+        }
+        for project in projects.good {
+            self.db.put_project(&project).await?;
+            self.tenants.put(project);
+        }
+        layers.good.iter().for_each(|layer| self.enter(layer));
+        let known: HashSet<_> = snapshots.good.iter().map(|snapshot| snapshot.id.clone()).collect();
+        for stale in self.db.snapshots(None, None, &Page::all()).await?.items {
+            if !known.contains(&stale.id) {
+                self.db.remove_snapshot(&stale.id).await?;
+            }
+        }
+        for snapshot in &snapshots.good {
+            self.db.put_snapshot(snapshot).await?;
+            self.books().hold_snapshot(snapshot);
+        }
+        let known: HashSet<_> = sandboxes.good.iter().map(|sandbox| sandbox.id.clone()).collect();
+        for stale in self.db.sandboxes(None, &Filter::default(), &Page::all()).await?.items {
+            if !known.contains(&stale.id) {
+                self.db.remove_sandbox(&stale.id).await?;
+            }
+        }
+        for sandbox in &sandboxes.good {
+            self.db.put_sandbox(sandbox).await?;
+            self.books().hold_sandbox(sandbox);
+            if fresh || sandbox.phase != Phase::Stopped {
+                self.reindex_history(&sandbox.id).await?;
+            }
+        }
+        Ok(sandboxes.good)
+    }
+
+    async fn reindex_history(&self, id: &SandboxId) -> Result<()> {
+        for session in self.store.scan_sessions(id).await?.good {
+            self.db.put_session(&session).await?;
+        }
+        for command in self.store.scan_commands(id).await?.good {
+            self.db.put_command(&command).await?;
+        }
+        Ok(())
+    }
+
+    async fn survivors(&self) -> Result<HashMap<SandboxId, Link>> {
+        let mut alive = HashMap::new();
+        for driver in self.drivers.values() {
+            for (key, link) in driver.survivors().await? {
+                match key.sandbox() {
+                    Ok(id) => drop(alive.insert(id, link)),
+                    Err(error) => {
+                        tracing::warn!(%error, "a machine that is not ours is left alone")
+                    }
+                }
+            }
+        }
+        Ok(alive)
+    }
+
+    async fn settle_account(
+        self: &Arc<Self>,
+        mut sandbox: Sandbox,
+        link: Option<Link>,
+    ) -> Result<()> {
+        let slot = self.slot(&sandbox.id);
+        match (sandbox.phase, link) {
+            (Phase::Running, Some(link)) if sandbox.unsealed.is_none() => {
+                match self.adopt_machine(&sandbox, link).await {
+                    Ok(live) => {
+                        slot.set_live(Some(Arc::clone(&live)));
+                        self.watch_death(&live);
+                        return Ok(());
+                    }
+                    Err(error) => {
+                        tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "its agent does not answer; it is ended and what it wrote is kept")
+                    }
+                }
+                self.settle(&slot, &mut sandbox, SnapshotKind::Recovered, SessionEnd::Interrupted)
+                    .await?;
+            }
+            (Phase::Stopping, _) => {
+                self.settle(&slot, &mut sandbox, SnapshotKind::Stop, SessionEnd::Stopped).await?;
+            }
+            (Phase::Running | Phase::Starting, _) => {
+                self.settle(&slot, &mut sandbox, SnapshotKind::Recovered, SessionEnd::Interrupted)
+                    .await?;
+            }
+            (Phase::Deleted, _) => {
+                self.erase(&slot, sandbox).await?;
+            }
+            (Phase::Stopped | Phase::Failed, Some(_)) => {
+                let driver = self.driver(&sandbox.config.driver)?;
+                driver.stop(&crate::model::MachineKey::from(&sandbox.id)).await?;
+            }
+            (Phase::Stopped | Phase::Failed, None) => {}
+        }
+        Ok(())
+    }
+
+    async fn adopt_machine(self: &Arc<Self>, sandbox: &Sandbox, link: Link) -> Result<Arc<Live>> {
+        let driver = self.driver(&sandbox.config.driver)?;
+        if let Some(relayer) = driver.relayer() {
+            // A daemon that died during a checkpoint may have left it frozen.
+            relayer.thaw(&crate::model::MachineKey::from(&sandbox.id)).await?;
+        }
+        let guest = Guest::connect(&socket(&link), self.settings.patience).await?;
+        let known = guest.commands().await?;
+        let session = match &sandbox.session {
+            Some(id) => self.db.session(id).await?,
+            None => None,
+        };
+        let missing =
+            || super::Error::invalid("session", "the record of the session under way is gone");
+        let session = session.ok_or_else(missing)?;
+        let key = crate::model::MachineKey::from(&sandbox.id);
+        let live = Live::new(driver, key, link, guest, sandbox.clone(), session.clone());
+        let running = self.db.commands(&sandbox.id, &Page::all()).await?.items;
+        for mut command in running {
+            if command.session != session.id || command.state != CommandState::Running {
+                continue;
+            }
+            if known.iter().any(|known| known.command == command.id.as_str()) {
+                self.adopt(&live, command).await?;
+            } else {
+                // It was written down and never started.
+                command.state = CommandState::Lost;
+                self.keep_command(&command).await?;
+            }
+        }
+        Ok(live)
+    }
+}

@@ -1,0 +1,235 @@
+//! Who holds which layers, what that costs, and what goes when nobody does.
+//!
+//! The store's [`Books`] are kept in memory, filled at start-up and changed with every manifest. The
+//! collector takes the space lock for writing, and
+//! whoever comes to hold a layer takes it for reading from before the layer is sealed until the
+//! manifest that names it is written, so that nothing is collected in between.
+
+use std::sync::{Arc, MutexGuard};
+
+use serde::{Deserialize, Serialize};
+
+use super::boot::chain_of;
+use super::slot::lock;
+use super::{Engine, Error, Inner, Result};
+use crate::db::{Page, Paged};
+use crate::model::{Layer, LayerId, Name, Sandbox, Snapshot, SnapshotId, now};
+use crate::store::Durability;
+use crate::store::accounting::{Books, Sizes};
+
+/// Something that takes up room.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sized<T> {
+    /// The thing.
+    pub item: T,
+    /// What it added to the snapshot before it.
+    pub own: u64,
+    /// What it stands on, which others may stand on too.
+    pub shared: u64,
+    /// What the disk would have back if it were deleted now.
+    pub freed_if_deleted: u64,
+}
+
+/// What takes up room on this host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpaceReport {
+    /// The size of the filesystem.
+    pub total: u64,
+    /// What is free on it.
+    pub free: u64,
+    /// Sealed layers of sandboxes.
+    pub snapshots: u64,
+    /// Layers of images.
+    pub images: u64,
+    /// What sessions under way have written so far.
+    pub open: u64,
+}
+
+impl Engine {
+    /// Finds a snapshot.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoSnapshot`] when the project has none of that id.
+    pub async fn snapshot(&self, project: &Name, id: &SnapshotId) -> Result<Sized<Snapshot>> {
+        let snapshot = self.inner.find_snapshot(project, id).await?;
+        Ok(self.inner.sized(snapshot))
+    }
+
+    /// Lists snapshots, newest first.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoSandbox`] when a name is given that there is not.
+    pub async fn snapshots(
+        &self,
+        project: &Name,
+        name: Option<&Name>,
+        page: &Page,
+    ) -> Result<Paged<Sized<Snapshot>>> {
+        let sandbox = match name {
+            Some(name) => Some(self.inner.find(project, name).await?.id),
+            None => None,
+        };
+        let found = self.inner.db.snapshots(Some(project), sandbox.as_ref(), page).await?;
+        Ok(found.map(|snapshot| self.inner.sized(snapshot)))
+    }
+
+    /// Deletes a snapshot, and tells how many bytes that freed.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::SnapshotInUse`] while a sandbox stands on it.
+    pub async fn delete_snapshot(&self, project: &Name, id: &SnapshotId) -> Result<u64> {
+        let snapshot = self.inner.find_snapshot(project, id).await?;
+        let holders: Vec<String> = self
+            .inner
+            .db
+            .sandboxes_on(id)
+            .await?
+            .iter()
+            .map(|sandbox| format!("`{}`", sandbox.name))
+            .collect();
+        if !holders.is_empty() {
+            return Err(Error::SnapshotInUse { snapshot: id.clone(), holders });
+        }
+        let freed = self.inner.sized(snapshot).freed_if_deleted;
+        self.inner.forget_snapshot(id).await?;
+        self.inner.collect_soon();
+        Ok(freed)
+    }
+
+    /// What takes up room.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error`] when the filesystem cannot be asked.
+    pub async fn usage(&self) -> Result<SpaceReport> {
+        let (free, total) = self.inner.store.free_space()?;
+        let mut report = SpaceReport { total, free, ..SpaceReport::default() };
+        let totals = self.inner.books().totals();
+        report.images = totals.images;
+        report.snapshots = totals.bytes.saturating_sub(totals.images);
+        for live in self.inner.all_live() {
+            if let Some(open) = &live.sandbox().open_layer {
+                report.open += self.inner.store.usage_of_open(open).await?;
+            }
+        }
+        Ok(report)
+    }
+}
+
+impl Inner {
+    pub(super) fn books(&self) -> MutexGuard<'_, Books> {
+        lock(&self.books)
+    }
+
+    /// Enters a layer that was just sealed.
+    pub(super) fn enter(&self, layer: &Layer) {
+        let weight = self.store.weight(layer);
+        self.books().add(layer.id.clone(), weight);
+    }
+
+    pub(super) async fn find_snapshot(&self, project: &Name, id: &SnapshotId) -> Result<Snapshot> {
+        let found = self.db.snapshot(id).await?.filter(|snapshot| snapshot.project == *project);
+        found.ok_or_else(|| Error::NoSnapshot(id.clone()))
+    }
+
+    pub(super) fn sized(&self, snapshot: Snapshot) -> Sized<Snapshot> {
+        let Sizes { own, shared, freed } = self.books().sizes(&snapshot.id).unwrap_or_default();
+        Sized { item: snapshot, own, shared, freed_if_deleted: freed }
+    }
+
+    pub(super) async fn forget_snapshot(&self, id: &SnapshotId) -> Result<()> {
+        self.store.remove::<Snapshot>(id).await?;
+        self.db.remove_snapshot(id).await?;
+        self.books().drop_snapshot(id);
+        Ok(())
+    }
+
+    /// Drops the snapshots of a sandbox that its retention does not keep.
+    pub(super) async fn retain(&self, sandbox: &Sandbox) -> Result<()> {
+        let snapshots = self.db.snapshots(None, Some(&sandbox.id), &Page::all()).await?.items;
+        let keep = sandbox.config.retention.keep_last.map_or(usize::MAX, |count| count as usize);
+        for (place, snapshot) in snapshots.iter().enumerate() {
+            let over = place >= keep || snapshot.expires_at.is_some_and(|at| at <= now());
+            if over && self.db.sandboxes_on(&snapshot.id).await?.is_empty() {
+                self.forget_snapshot(&snapshot.id).await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn collect_soon(self: &Arc<Self>) {
+        let inner = Arc::clone(self);
+        tokio::spawn(async move {
+            if let Err(error) = inner.collect().await {
+                tracing::warn!(
+                    error = chain_of(&error),
+                    "layers that nobody holds were not collected"
+                );
+            }
+        });
+    }
+
+    /// Enters layers that came about outside the engine: those of images.
+    pub(super) async fn learn(&self, layers: &[LayerId]) -> Result<()> {
+        for id in layers {
+            if !self.books().knows(id) {
+                let layer = self.store.layer(id).await?;
+                self.enter(&layer);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the layers that nobody holds.
+    pub(super) async fn collect(&self) -> Result<()> {
+        let _space = self.space.write().await;
+        let images = self.images.list().await?;
+        for image in &images {
+            self.learn(&image.layers).await?;
+        }
+        let live = {
+            let mut books = self.books();
+            books.hold_images(&images);
+            books.held()
+        };
+        // What is being written just now is younger than this and not on record yet.
+        let grace = jiff::SignedDuration::from_secs(30);
+        let begun_before = now().checked_sub(grace).unwrap_or_else(|_| now());
+        let collected = self.store.collect(&live, begun_before).await?;
+        if !collected.layers.is_empty() {
+            tracing::info!(layers = collected.layers.len(), bytes = collected.bytes, "collected");
+        }
+        self.books().remove(&collected.layers);
+        Ok(())
+    }
+
+    /// Shortens the chain of a sandbox's current snapshot, if it has grown too long.
+    pub(super) async fn compact(&self, sandbox: &Sandbox) -> Result<()> {
+        let Some(snapshot) = self.current_snapshot(sandbox).await? else { return Ok(()) };
+        if snapshot.layers.len() <= self.settings.chain_limit {
+            return Ok(());
+        }
+        // Layers of the image are shared with others and stay; all above them become one.
+        let run = snapshot
+            .layers
+            .iter()
+            .take_while(|layer| !sandbox.image_layers.contains(layer))
+            .count();
+        if run < 2 {
+            return Ok(());
+        }
+        let _space = self.space.read().await;
+        let merged = self.store.compact(&snapshot.layers[..run]).await?;
+        self.enter(&merged);
+        let mut shorter = snapshot.clone();
+        shorter.layers.splice(..run, [merged.id]);
+        // The same files under the same id: generation and lineage stay.
+        self.store.write(&shorter, Durability::Synced).await?;
+        self.db.put_snapshot(&shorter).await?;
+        self.books().hold_snapshot(&shorter);
+        Ok(())
+    }
+}
