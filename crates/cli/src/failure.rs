@@ -87,8 +87,8 @@ impl Failure {
     pub(crate) fn remote_exit_code(&self) -> u8 {
         match self {
             Self::Client(ClientError::Api { code, .. }) => match code.as_str() {
-                "program_not_found" => 127,
-                "program_not_executable" => 126,
+                "executable_not_found" => 127,
+                "permission_denied" => 126,
                 _ => 125,
             },
             Self::Unheard => 141,
@@ -185,11 +185,11 @@ mod tests {
     fn exit_codes_are_the_promised_ones() {
         for (failure, own, remote) in [
             (api(400, "invalid"), 1, 125),
-            (api(404, "not_found"), 4, 125),
+            (api(404, "sandbox_not_found"), 4, 125),
             (api(409, "name_taken"), 5, 125),
             (api(412, "generation_mismatch"), 5, 125),
-            (api(400, "program_not_found"), 1, 127),
-            (api(400, "program_not_executable"), 1, 126),
+            (api(400, "executable_not_found"), 1, 127),
+            (api(400, "permission_denied"), 1, 126),
             (unreachable_server(), 3, 125),
             (Failure::here("x"), 1, 125),
         ] {

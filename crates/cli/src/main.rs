@@ -7,6 +7,7 @@ mod args;
 mod command;
 mod config;
 mod failure;
+mod host;
 mod locate;
 mod screen;
 mod serve;

@@ -28,9 +28,11 @@ Exit codes:
   3    no server could be reached
   4    what was named does not exist
   5    it is in a state that does not allow this (taken, busy, not running, other generation)
-`exec`, `run` and `sh` exit with the code of the remote command (128 + signal when a signal ended
-it), and with 125 when keep itself failed, 126 when the program cannot be executed, and 127 when it
-does not exist.
+`exec`, `run` and `sh` exit with the code of the remote command, and with
+  125  keep itself failed
+  126  the program may not be executed
+  127  the program does not exist
+  128+ a signal ended the remote command: 128 and its number
 
 Environment:
   SANDKEEP_URL   address of the server: http://host:port or unix:///path
@@ -58,13 +60,13 @@ pub(crate) struct Global {
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// Address of the server: http://host:port or unix:///path
-    #[arg(long, global = true, env = "SANDKEEP_URL", value_name = "URL")]
+    #[arg(long, global = true, env = "SANDKEEP_URL", value_name = "URL", hide_env_values = true)]
     pub(crate) url: Option<String>,
     /// API key
     #[arg(long, global = true, env = "SANDKEEP_KEY", value_name = "KEY", hide_env_values = true)]
     pub(crate) key: Option<String>,
     /// Data directory, in which clients find the local server and its key
-    #[arg(long, global = true, env = "SANDKEEP_DATA", value_name = "DIR")]
+    #[arg(long, global = true, env = "SANDKEEP_DATA", value_name = "DIR", hide_env_values = true)]
     pub(crate) data: Option<PathBuf>,
 }
 

@@ -21,16 +21,16 @@ Settings may also stand in a TOML file given by --config; options and variables 
 #[derive(Debug, Default, Args)]
 pub(crate) struct ServeArgs {
     /// Address for HTTP, or `off` [default: 127.0.0.1:7777]
-    #[arg(long, env = "SANDKEEP_LISTEN", value_name = "ADDR:PORT")]
+    #[arg(long, env = "SANDKEEP_LISTEN", value_name = "ADDR:PORT", hide_env_values = true)]
     pub(crate) listen: Option<String>,
     /// Socket file for HTTP, or `off` [default: keep.sock in the data directory]
-    #[arg(long, env = "SANDKEEP_UNIX_SOCKET", value_name = "PATH")]
+    #[arg(long, env = "SANDKEEP_UNIX_SOCKET", value_name = "PATH", hide_env_values = true)]
     pub(crate) unix_socket: Option<String>,
     /// File with settings
-    #[arg(long, env = "SANDKEEP_CONFIG", value_name = "FILE")]
+    #[arg(long, env = "SANDKEEP_CONFIG", value_name = "FILE", hide_env_values = true)]
     pub(crate) config: Option<PathBuf>,
     /// What is logged: error, warn, info, debug, trace, or a filter like `sandkeep_core=debug`
-    #[arg(long, env = "SANDKEEP_LOG", value_name = "FILTER")]
+    #[arg(long, env = "SANDKEEP_LOG", value_name = "FILTER", hide_env_values = true)]
     pub(crate) log: Option<String>,
     /// Do not make the image `host` at the start; the first sandbox that wants it does
     #[arg(long)]
@@ -81,10 +81,10 @@ pub(crate) enum ImageCommand {
     },
     /// Make an image from a root tarball, an OCI layout or a docker archive, packed or not
     Import {
-        /// The archive; `-` is standard input
-        file: PathBuf,
         /// What to call it
         name: String,
+        /// The archive; `-` is standard input
+        file: PathBuf,
         /// Show no progress
         #[arg(short = 'q', long)]
         quiet: bool,

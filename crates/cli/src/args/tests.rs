@@ -55,7 +55,7 @@ fn lines_that_make_sense() {
         "snapshot ls",
         "snapshot export snp-1 -o x.tar",
         "image pull debian:12 --name d",
-        "image import root.tar mine",
+        "image import mine root.tar",
         "image inspect mine",
         "project create other",
         "key create ci --scope read --expires 30d --project other",

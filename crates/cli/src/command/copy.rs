@@ -215,12 +215,7 @@ impl Job<'_> {
         match self.context.client.stat(self.place(sandbox, &inside)).await {
             Ok(entry) => Ok(entry.kind == EntryKind::Directory),
             // Not there, or not a directory; anything worse shows when it is written.
-            Err(ClientError::Api { status: 400 | 404, code, message, hint }) => {
-                if code == "not_found" && message.contains("sandbox") {
-                    return Err(ClientError::Api { status: 404, code, message, hint }.into());
-                }
-                Ok(false)
-            }
+            Err(error) if matches!(error.code(), Some("path_not_found" | "bad_path")) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }

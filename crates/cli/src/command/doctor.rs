@@ -2,11 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use sandkeep_core::driver::container::{Check, probe};
 use serde::Serialize;
 
 use super::bytes;
 use crate::args::{DoctorArgs, Global};
 use crate::failure::Failure;
+use crate::host;
 use crate::locate;
 use crate::screen::{Paint, Screen};
 
@@ -247,9 +249,41 @@ async fn server(global: &Global) -> Finding {
     }
 }
 
-/// Starts a machine to see what the container driver can do.
-async fn container(_data: &Path) -> Vec<Finding> {
-    Vec::new()
+/// Starts a machine to see what the container driver can do. As another user than root that would
+/// only say the same again.
+async fn container(data: &Path) -> Vec<Finding> {
+    if !rustix::process::geteuid().is_root() {
+        return Vec::new();
+    }
+    let there = data.ancestors().find(|place| place.is_dir()).unwrap_or(Path::new("/"));
+    let scratch = Scratch(there.join(format!(".keep-doctor-{}", std::process::id())));
+    let agent = match host::install_agent(&scratch.0) {
+        Ok(agent) => agent,
+        Err(error) => {
+            let detail = format!("cannot write to `{}`: {error}", there.display());
+            let fix = "choose another directory with --data";
+            return vec![Finding::new("container driver", Verdict::Missing, detail, Some(fix))];
+        }
+    };
+    let config = host::container_config(agent, data);
+    let checks = probe(&config, there).await;
+    let finding = |check: Check| Finding {
+        name: format!("container: {}", check.name),
+        verdict: if check.ok { Verdict::Ok } else { Verdict::Missing },
+        detail: check.detail,
+        fix: check.fix,
+    };
+    checks.into_iter().map(finding).collect()
+}
+
+/// A directory that goes away however the check ends.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What is left is named so that people can tell whose it was.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 #[cfg(test)]

@@ -85,7 +85,7 @@ async fn import(context: &Context, file: PathBuf, name: &str, quiet: bool) -> Re
     let metadata = tokio::fs::metadata(&file).await.map_err(cannot)?;
     if metadata.is_dir() {
         let hint = format!(
-            "pack it first: tar -C {} -cf - . | keep image import - {name}",
+            "pack it first: tar -C {} -cf - . | keep image import {name} -",
             file.display()
         );
         return Err(Failure::here(format!("`{}` is a directory", file.display())).with_hint(hint));
