@@ -1,3 +1,5 @@
 //! Fixtures and contract suites.
 
+pub mod daemon;
 pub mod driver;
+pub mod root;

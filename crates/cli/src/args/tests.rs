@@ -54,7 +54,7 @@ fn lines_that_make_sense() {
         "sessions a",
         "snapshot ls",
         "snapshot export snp-1 -o x.tar",
-        "image pull debian:12 --name d",
+        "image pull debian:12 -q",
         "image import mine root.tar",
         "image inspect mine",
         "project create other",

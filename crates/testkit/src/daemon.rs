@@ -1,0 +1,295 @@
+//! A real `keep serve` for end-to-end tests, and the real `keep` to talk to it.
+//!
+//! Every daemon has a data directory of its own, so tests run side by side. Whatever happens in a
+//! test, dropping the [`Daemon`] deletes every sandbox, ends the daemon, and leaves no process, mount
+//! or directory.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::root::small_root_tar;
+
+/// How long a daemon may take to come up or go down. Far longer than it takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The name of the image made by [`Daemon::with_small_image`].
+pub const SMALL: &str = "small";
+
+/// Why tests that start sandboxes cannot run here, if they cannot. Say so with [`skipped`].
+#[must_use]
+pub fn unfit() -> Option<&'static str> {
+    match rustix::process::geteuid().is_root() {
+        true => None,
+        false => Some("sandboxes need root"),
+    }
+}
+
+/// Says that a test cannot run on this host.
+pub fn skipped(test: &str, why: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
+}
+
+/// A running daemon.
+#[derive(Debug)]
+pub struct Daemon {
+    keep: PathBuf,
+    child: Option<Child>,
+    // Last, so that it goes when everything in it is over.
+    home: TempDir,
+    environment: Vec<(String, String)>,
+}
+
+impl Daemon {
+    /// Starts `keep`, which is usually `env!("CARGO_BIN_EXE_keep")`, on an empty data directory.
+    #[must_use]
+    pub fn start(keep: impl AsRef<Path>) -> Self {
+        Self::start_with(keep, &[])
+    }
+
+    /// Starts it with more variables in its environment.
+    #[must_use]
+    pub fn start_with(keep: impl AsRef<Path>, environment: &[(&str, &str)]) -> Self {
+        let home = TempDir::with_prefix("keep-e2e-").expect("a temporary directory");
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let mut daemon = Self {
+            keep: keep.as_ref().to_path_buf(),
+            child: None,
+            home,
+            environment: environment.iter().map(own).collect(),
+        };
+        daemon.launch();
+        daemon
+    }
+
+    /// Starts it and imports a small root as the image [`SMALL`].
+    #[must_use]
+    pub fn with_small_image(keep: impl AsRef<Path>) -> Self {
+        let daemon = Self::start(keep);
+        daemon.import_small();
+        daemon
+    }
+
+    /// Imports a small root as the image [`SMALL`].
+    pub fn import_small(&self) {
+        let tar = self.home.path().join("small.tar");
+        small_root_tar(&tar).expect("a root from this host's programs");
+        self.ok(["image", "import", SMALL, tar.to_str().expect("a plain path")]);
+        fs::remove_file(tar).expect("our own file");
+    }
+
+    /// Sets variables for the next [`launch`](Self::launch).
+    pub fn set_environment(&mut self, environment: &[(&str, &str)]) {
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        self.environment = environment.iter().map(own).collect();
+    }
+
+    /// Starts the daemon again after [`terminate`](Self::terminate) or [`kill`](Self::kill), and
+    /// waits until it answers.
+    pub fn launch(&mut self) {
+        assert!(self.child.is_none(), "the daemon runs already");
+        // What an earlier one wrote must not be taken for this one's.
+        let _ = fs::remove_file(self.data().join("keep.sock"));
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_path())
+            .expect("a log in our own directory");
+        let child = Command::new(&self.keep)
+            .args(["serve", "--listen", "127.0.0.1:0", "--no-host-image", "--data"])
+            .arg(self.data())
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .env_remove("SANDKEEP_URL")
+            .env_remove("SANDKEEP_KEY")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a second handle"))
+            .stderr(log)
+            .spawn()
+            .expect("keep starts");
+        self.child = Some(child);
+        let deadline = Instant::now() + PATIENCE;
+        while !self.answers() {
+            assert!(self.is_alive(), "the daemon ended at its start:\n{}", self.log());
+            assert!(Instant::now() < deadline, "the daemon does not answer:\n{}", self.log());
+            sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn answers(&self) -> bool {
+        self.data().join("keep.sock").exists() && self.keep(["usage", "--json"]).status.success()
+    }
+
+    fn is_alive(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
+    /// Ends the daemon politely; sandboxes go on running.
+    pub fn terminate(&mut self) {
+        self.end(Signal::TERM);
+    }
+
+    /// Ends the daemon as a crash would; sandboxes go on running.
+    pub fn kill(&mut self) {
+        self.end(Signal::KILL);
+    }
+
+    fn end(&mut self, signal: Signal) {
+        let Some(mut child) = self.child.take() else { return };
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let _ = pid.map(|pid| kill_process(pid, signal));
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            if let Ok(Some(_)) = child.try_wait() {
+                return;
+            }
+            sleep(Duration::from_millis(10));
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+
+    /// Waits until the daemon ends by itself, as it does at a fail point.
+    pub fn wait_for_death(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.is_alive() {
+            assert!(Instant::now() < deadline, "the daemon lives on:\n{}", self.log());
+            sleep(Duration::from_millis(5));
+        }
+        self.child = None;
+    }
+
+    /// The daemon's process id.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// Its data directory.
+    #[must_use]
+    pub fn data(&self) -> PathBuf {
+        self.home.path().join("data")
+    }
+
+    /// A directory beside it, for a test's own files.
+    #[must_use]
+    pub fn scratch(&self) -> &Path {
+        self.home.path()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.home.path().join("daemon.log")
+    }
+
+    /// What the daemon has said so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// Its HTTP address and a key that may do everything.
+    #[must_use]
+    pub fn url_and_key(&self) -> (String, String) {
+        let text = fs::read(self.data().join("client.json")).expect("the daemon wrote it");
+        let file: Value = serde_json::from_slice(&text).expect("JSON");
+        let word = |name: &str| file[name].as_str().expect("a text").to_owned();
+        (word("url"), word("key"))
+    }
+
+    /// `keep` with these arguments, as a client of this daemon.
+    #[must_use]
+    pub fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new(&self.keep);
+        command.args(args).env("SANDKEEP_DATA", self.data()).env("NO_COLOR", "1");
+        command.env_remove("SANDKEEP_URL").env_remove("SANDKEEP_KEY").stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `keep` to its end.
+    #[must_use]
+    pub fn keep<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Output {
+        self.command(args).output().expect("keep starts")
+    }
+
+    /// Runs `keep`, which must succeed, and returns what it printed.
+    pub fn ok<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> String {
+        let output = self.keep(args);
+        assert!(
+            output.status.success(),
+            "keep failed with {:?}: {}\n--- daemon log\n{}",
+            output.status.code().or(output.status.signal()),
+            String::from_utf8_lossy(&output.stderr),
+            self.log()
+        );
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// Runs `keep … --json`, which must succeed, and returns its answer.
+    pub fn json<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Value {
+        let text = self.ok(std::iter::once("--json").chain(args));
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
+    }
+
+    /// Runs `keep`, which must fail, and returns its exit code and what it said.
+    pub fn fails<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> (i32, String) {
+        let output = self.keep(args);
+        let code = output.status.code().expect("an exit code");
+        assert_ne!(code, 0, "keep should have failed");
+        (code, String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    /// Runs a shell command in a sandbox, which must succeed, and returns what it printed.
+    pub fn sh(&self, sandbox: &str, script: &str) -> String {
+        self.ok(["exec", sandbox, "--", "sh", "-c", script])
+    }
+
+    fn clean_up(&mut self) {
+        if !self.is_alive() {
+            self.child = None;
+            // Only a daemon can take its sandboxes down. One that cannot start has none that run.
+            let again = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                self.environment.clear();
+                self.launch();
+            }));
+            if again.is_err() {
+                self.end(Signal::KILL);
+                return;
+            }
+        }
+        let names = self.keep(["ls", "-q"]).stdout;
+        let names = String::from_utf8_lossy(&names).into_owned();
+        if !names.trim().is_empty() {
+            let _ = self.keep(["rm"].into_iter().chain(names.lines()));
+        }
+        self.end(Signal::TERM);
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = writeln!(std::io::stderr(), "--- daemon log\n{}", self.log());
+        }
+        self.clean_up();
+        unmount_below(self.home.path());
+    }
+}
+
+/// Takes away mounts that would keep a directory from being removed; the deepest first.
+fn unmount_below(place: &Path) {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
+    let mut points: Vec<&Path> = points.filter(|point| point.starts_with(place)).collect();
+    points.sort_unstable();
+    for point in points.into_iter().rev() {
+        let _ = rustix::mount::unmount(point, rustix::mount::UnmountFlags::DETACH);
+    }
+}
