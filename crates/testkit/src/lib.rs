@@ -2,4 +2,5 @@
 
 pub mod daemon;
 pub mod driver;
+pub mod house;
 pub mod root;

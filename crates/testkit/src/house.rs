@@ -1,0 +1,179 @@
+//! An engine with a data directory, a driver and a small image of its own, for tests below HTTP.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use sandkeep_core::db::SqliteDb;
+use sandkeep_core::driver::container::{ContainerConfig, ContainerDriver};
+use sandkeep_core::driver::{AGENT, Driver};
+use sandkeep_core::engine::{Create, Engine, Event, Exec, Parts, Settings};
+use sandkeep_core::model::{Command, Name, Patch};
+use sandkeep_core::store::Store;
+use sandkeep_core::store::image::{ImageSettings, Images, Reporter};
+use tempfile::TempDir;
+
+use crate::root::small_root_tar;
+
+/// A data directory, and what is needed to open an engine on it as often as a test likes.
+///
+/// Dropping it ends whatever machine is still alive and removes everything.
+pub struct House {
+    dir: TempDir,
+    config: ContainerConfig,
+    /// How engines opened here behave.
+    pub settings: Settings,
+}
+
+/// What a command did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ran {
+    /// Its record.
+    pub command: Command,
+    /// What it printed to standard output.
+    pub out: String,
+    /// What it printed to standard error.
+    pub err: String,
+}
+
+impl House {
+    /// Sets one up, or says why this machine cannot.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason, to be printed as `SKIPPED`.
+    pub fn new() -> Result<Self, String> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        if !rustix::process::geteuid().is_root() {
+            return Err("sandboxes need root".to_owned());
+        }
+        let dir = TempDir::with_prefix("keep-house-").map_err(|error| error.to_string())?;
+        let agent = dir.path().join("keep-agent");
+        fs::write(&agent, AGENT).map_err(|error| error.to_string())?;
+        fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)).map_err(|error| error.to_string())?;
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let id = std::process::id();
+        let config =
+            ContainerConfig { agent, run_dir: dir.path().join("run"), cgroup_parent: format!("sandkeep-test-{id}-h{count}") };
+        ContainerDriver::new(config.clone()).map_err(|error| error.to_string())?;
+        // Tests run side by side: each takes uids of its own.
+        let uid_base = 0x7000_0000 + (id % 0x400) * 0x20_0000;
+        let settings = Settings { uid_base, uid_ranges: 32, ..Settings::default() };
+        Ok(Self { dir, config, settings })
+    }
+
+    /// The data directory.
+    #[must_use]
+    pub fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    /// The directory everything of the test is in.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A driver as the engine has it.
+    ///
+    /// # Panics
+    ///
+    /// When the host, which had a driver before, no longer takes one.
+    #[must_use]
+    pub fn driver(&self) -> ContainerDriver {
+        ContainerDriver::new(self.config.clone()).expect("the host took a driver before")
+    }
+
+    /// Opens an engine, with the image `small` and the project `default`.
+    ///
+    /// # Panics
+    ///
+    /// When it does not open.
+    pub async fn open(&self) -> Engine {
+        let store = Store::open(&self.data()).expect("the data directory opens");
+        let db = SqliteDb::open(&self.data().join("index.db")).await.expect("the index opens");
+        let images = Images::new(store.clone(), ImageSettings::default());
+        let drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(self.driver())];
+        let parts = Parts { store, images, db: Arc::new(db), drivers, settings: self.settings.clone() };
+        let engine = Engine::open(parts).await.expect("the engine opens");
+        if engine.images().get("small").await.is_err() {
+            let tar = self.dir.path().join("small.tar");
+            small_root_tar(&tar).expect("a small root");
+            engine.images().import("small", &tar, &Reporter::silent()).await.expect("the small root imports");
+        }
+        if engine.projects().is_empty() {
+            engine.create_project(project()).await.expect("a first project");
+        }
+        engine
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        let driver = self.driver();
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        // A runtime cannot be entered from within another one: a thread of its own can.
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                runtime.block_on(async {
+                    for (key, _) in driver.survivors().await.unwrap_or_default() {
+                        let _ = driver.stop(&key).await;
+                    }
+                });
+                driver.retire();
+            });
+        });
+    }
+}
+
+/// The project tests work in.
+///
+/// # Panics
+///
+/// Never: the name is fine.
+#[must_use]
+pub fn project() -> Name {
+    name("default")
+}
+
+/// A name.
+///
+/// # Panics
+///
+/// When it cannot be one.
+#[must_use]
+pub fn name(text: &str) -> Name {
+    text.parse().expect("a name fit for tests")
+}
+
+/// A sandbox on the small image, to be started at once.
+#[must_use]
+pub fn small(text: &str) -> Create {
+    let patch = Patch { image: Some("small".to_owned()), ..Patch::default() };
+    Create { name: Some(name(text)), patch, start: true, ..Create::default() }
+}
+
+/// Runs a shell line to its end.
+///
+/// # Panics
+///
+/// When it cannot be started.
+pub async fn sh(engine: &Engine, sandbox: &str, line: &str) -> Ran {
+    let argv = ["sh", "-c", line].map(str::to_owned).to_vec();
+    let exec = Exec { argv, ..Exec::default() };
+    let mut started = engine.exec(&project(), &name(sandbox), exec).await.expect("a shell starts");
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    while let Some(event) = started.events.next().await {
+        match event {
+            Event::Stdout(bytes) => out.extend_from_slice(&bytes),
+            Event::Stderr(bytes) => err.extend_from_slice(&bytes),
+            Event::Exited(command) => {
+                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+                return Ran { command, out: text(&out), err: text(&err) };
+            }
+        }
+    }
+    panic!("a command whose end was not told");
+}
