@@ -3,4 +3,5 @@
 pub mod daemon;
 pub mod driver;
 pub mod house;
+pub mod inside;
 pub mod root;

@@ -13,12 +13,12 @@ use std::os::unix::net::UnixListener;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
-use rustix::process::{Resource, Rlimit};
+use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 use sandkeep_proto::cage::{Cage, Cgroup};
 use seccompiler::BpfProgram;
 
-use super::{Step, Trouble, root, sys};
+use super::{OOM_SCORE, Step, Trouble, root, sys};
 
 /// Capabilities, over what is the sandbox's own, that its root keeps: what installing packages,
 /// running servers and `sudo` take. Everything else, above all `SYS_ADMIN`, is dropped for good.
@@ -146,15 +146,17 @@ pub(super) fn enter(
     listener: UnixListener,
 ) -> UnixListener {
     let mut teller = File::from(teller);
-    let listener = furnish(prepared, gate).and_then(|()| {
+    let kept = own_score().and_then(|score| {
+        furnish(prepared, gate)?;
         // Said last of all, but before the descriptor goes with the others.
         teller.write_all(b"up\n").step("tell the builder")?;
-        sys::keep_only(listener.into()).step("close what was inherited")
+        sys::keep_only(listener.into(), score).step("close what was inherited")
     });
-    match listener {
-        Ok(listener) => {
+    match kept {
+        Ok((listener, score)) => {
             // The descriptor's number is closed already.
             std::mem::forget(teller);
+            let _ = OOM_SCORE.set(score);
             UnixListener::from(listener)
         }
         Err(trouble) => {
@@ -162,6 +164,13 @@ pub(super) fn enter(
             sys::leave(1)
         }
     }
+}
+
+/// Opens what [`super::Expendable`] writes to, while this process still has host root's number.
+fn own_score() -> Result<OwnedFd, Trouble> {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    rustix::fs::open("/proc/self/oom_score_adj", flags, Mode::empty())
+        .step("open the agent's standing for times without memory")
 }
 
 fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<(), Trouble> {
@@ -188,6 +197,9 @@ fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<(), Trouble> {
     rustix::stdio::dup2_stderr(&null).step("let go of standard error")?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
     limit(cage.file_size)?;
+    // Last of what touches this: a change of ids sets it to what the host prefers.
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .step("close the agent's memory to others")?;
     // The filter first: installing it takes a capability the next step drops.
     sys::install_filter(&filter).step("install the system call filter")?;
     drop_capabilities()

@@ -43,10 +43,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use rustix::fs::FlockOperation;
 use rustix::pipe::PipeFlags;
-use rustix::process::DumpableBehavior;
 use sandkeep_proto::cage::{
     Cage, Cgroup, Ids, Outcome, RECORD, Record, SOCKET, VERSION, start_time,
 };
@@ -99,10 +99,33 @@ pub(crate) fn build() -> Built {
     Built::Builder(answer(&outcome))
 }
 
-/// Prepares a command's process between fork and exec: the kernel, short of memory, is to choose it
-/// before the agent. Allocates nothing.
-pub(crate) fn before_exec() {
-    sys::scribble(c"/proc/self/oom_score_adj", b"300");
+/// While one of these is alive, processes this one starts are the kernel's first choice when memory
+/// runs short. Children inherit the mark for good; the agent itself drops it with this value.
+pub(crate) struct Expendable(());
+
+/// Where the mark is written. Opened while the cage was built: later, the file belongs to the host's
+/// root, like all of `/proc/1`.
+static OOM_SCORE: OnceLock<OwnedFd> = OnceLock::new();
+
+impl Expendable {
+    /// Sets the mark, to be held while a command is started.
+    pub(crate) fn mark() -> Self {
+        score(b"300");
+        Self(())
+    }
+}
+
+impl Drop for Expendable {
+    fn drop(&mut self) {
+        score(b"0");
+    }
+}
+
+fn score(value: &[u8]) {
+    if let Some(file) = OOM_SCORE.get() {
+        // Without the mark a command is only judged by its size.
+        let _ = rustix::io::write(file, value);
+    }
 }
 
 enum Raised {
@@ -117,8 +140,6 @@ fn raise(cage: &Cage) -> Result<Raised, Trouble> {
     if cage.run_dir.join(RECORD).exists() {
         return Err(Trouble::new("claim the runtime directory", "a machine was started in it"));
     }
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
-        .step("close the agent's memory to others")?;
     let listener = listen(&cage.run_dir)?;
     root::furnish(&cage.root, &cage.hostname)?;
     let mounts = root::Mounts::copy(&cage.root)?;

@@ -1,7 +1,6 @@
 //! The system calls no safe wrapper offers. All unsafe code of the cage is here.
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -123,31 +122,26 @@ pub(super) fn install_filter(program: &BpfProgram) -> io::Result<()> {
     })
 }
 
-/// Keeps `keep` as descriptor 3, closed on exec, and closes every other but 0, 1 and 2.
-pub(super) fn keep_only(keep: OwnedFd) -> io::Result<OwnedFd> {
-    const KEPT: RawFd = 3;
-    if keep.as_raw_fd() != KEPT {
-        // SAFETY: this process is about to close all it has; whatever was at 3 is closed here.
-        check(unsafe { libc::dup3(keep.as_raw_fd(), KEPT, libc::O_CLOEXEC) }.into())?;
+/// Keeps two descriptors, as 3 and 4 and closed on exec, and closes every other but 0, 1 and 2.
+pub(super) fn keep_only(first: OwnedFd, second: OwnedFd) -> io::Result<(OwnedFd, OwnedFd)> {
+    const KEPT: [RawFd; 2] = [3, 4];
+    // Out of the way first, so that neither is written over.
+    let [first, second] = [first, second].map(|fd| {
+        // SAFETY: copies a descriptor to the lowest free number above those to be kept.
+        let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, KEPT[1] + 1) };
+        // Its number is written over or closed below.
+        std::mem::forget(fd);
+        copy
+    });
+    for (from, to) in [first, second].into_iter().zip(KEPT) {
+        check(from.into())?;
+        // SAFETY: this process is about to close all it has; whatever was at `to` is closed here.
+        check(unsafe { libc::dup3(from, to, libc::O_CLOEXEC) }.into())?;
     }
-    // Its number is 3, or is closed below with all others.
-    std::mem::forget(keep);
-    // SAFETY: closes numbers. The caller passed on or leaked every owner of a descriptor above 3.
-    check(unsafe { libc::syscall(libc::SYS_close_range, KEPT + 1, u32::MAX, 0) })?;
-    // SAFETY: 3 is open, and nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(KEPT) })
-}
-
-/// Writes to a file by raw calls. Safe between fork and exec, where no allocation is allowed.
-pub(super) fn scribble(path: &CStr, bytes: &[u8]) {
-    // SAFETY: `path` ends in NUL, `bytes` lives for the call, and the descriptor is closed again.
-    unsafe {
-        let fd = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
-        if fd >= 0 {
-            libc::write(fd, bytes.as_ptr().cast(), bytes.len());
-            libc::close(fd);
-        }
-    }
+    // SAFETY: closes numbers. The caller passed on or leaked every owner of a descriptor above 4.
+    check(unsafe { libc::syscall(libc::SYS_close_range, KEPT[1] + 1, u32::MAX, 0) })?;
+    // SAFETY: both are open, and nothing else owns them.
+    Ok(unsafe { (OwnedFd::from_raw_fd(KEPT[0]), OwnedFd::from_raw_fd(KEPT[1])) })
 }
 
 /// Ends this process at once, running nothing of its parent's on the way out.
