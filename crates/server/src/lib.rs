@@ -1,1 +1,23 @@
-//! placeholder
+//! HTTP fronts on the engine.
+//!
+//! - [`listen`]: sockets, connections, graceful shutdown; [`serve`] is all a program needs.
+//! - `api`: the routes of `/v1`. A handler parses, asks the engine, and words the answer.
+//! - `auth`: whose key it is and how far its scope reaches, per route.
+//! - [`limits`]: how much a caller may send, how fast and how long.
+//! - `error`: how anything that went wrong becomes a status and a JSON body.
+//! - [`openapi`]: the description of `/v1`, made from the routes and types themselves.
+//!
+//! Nothing is decided here that another front would have to decide again: rules about sandboxes live
+//! in the engine, words on the wire in `sandkeep-client`.
+
+#![forbid(unsafe_code)]
+
+mod api;
+mod auth;
+mod error;
+pub mod limits;
+pub mod listen;
+pub mod openapi;
+
+pub use limits::Limits;
+pub use listen::{ServeConfig, ServeError, Server, serve};

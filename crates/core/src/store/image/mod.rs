@@ -168,8 +168,12 @@ impl Images {
             .filter(|(_, diff_id)| shelf.may_have(&stack, diff_id))
             .map(|(_, diff_id)| diff_id.as_str())
             .collect();
-        let mut downloads = futures_util::stream::iter(layers)
-            .map(|(layer, diff_id)| {
+        // By number: a closure over the references themselves would keep this future from being sent
+        // to another thread, as far as the compiler can tell.
+        let layers = &layers;
+        let mut downloads = futures_util::stream::iter(0..layers.len())
+            .map(|at| {
+                let (layer, diff_id) = layers[at];
                 let known = may_have.contains(diff_id.as_str());
                 async move {
                     if known {

@@ -1,0 +1,218 @@
+//! Commands that were started, and what they printed.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body as RawBody;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use futures_util::StreamExt;
+use sandkeep_client::types::{self, ExecEvent};
+use sandkeep_core::model::{CommandId, Name};
+use sandkeep_proto::link::TermSize;
+
+use super::input::{Body, Params, Seg};
+use super::{Answer, App, stream, wire};
+use crate::auth::{Reader, Writer};
+use crate::error::ApiError;
+use crate::listen::closed;
+use crate::openapi::Raw;
+
+/// Lists a sandbox's commands, newest first. Never wakes it.
+#[utoipa::path(get, path = "/v1/sandboxes/{name}/commands", tag = "commands", operation_id = "list_commands",
+    params(
+        ("name" = String, Path, description = "The sandbox's name."),
+        ("limit" = Option<u32>, Query, description = "How many at the most: 1 to 1000, 100 if absent."),
+        ("cursor" = Option<String>, Query, description = "`next` of the page before."),
+    ),
+    responses((status = 200, description = "A page.", body = types::Paged<types::Command>)))]
+pub(crate) async fn list(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    mut params: Params,
+) -> Answer<types::Paged<types::Command>> {
+    let page = params.page()?;
+    params.end()?;
+    let found = app.engine.commands(&caller.project, &name, &page).await?;
+    Ok(Json(wire::paged(found, wire::command)))
+}
+
+/// Tells about a command, at once or when it has ended.
+#[utoipa::path(get, path = "/v1/sandboxes/{name}/commands/{id}", tag = "commands", operation_id = "get_command",
+    params(
+        ("name" = String, Path, description = "The sandbox's name."),
+        ("id" = String, Path, description = "The command's id."),
+        ("wait" = Option<bool>, Query, description = "Answer when it has ended."),
+    ),
+    responses((status = 200, description = "It.", body = types::Command)))]
+pub(crate) async fn get(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    Seg((name, id)): Seg<(Name, CommandId)>,
+    mut params: Params,
+) -> Answer<types::Command> {
+    let wait = params.flag("wait")?;
+    params.end()?;
+    if !wait {
+        return Ok(Json(wire::command(app.engine.command(&caller.project, &name, &id).await?)));
+    }
+    let mut closing = app.closing.subscribe();
+    tokio::select! {
+        ended = app.engine.wait(&caller.project, &name, &id) => Ok(Json(wire::command(ended?))),
+        () = closed(&mut closing) => Err(ApiError::shutting_down()),
+    }
+}
+
+/// Replays what a command printed, and goes on with what it prints. Never wakes the sandbox.
+#[utoipa::path(get, path = "/v1/sandboxes/{name}/commands/{id}/logs", tag = "commands", operation_id = "get_logs",
+    params(
+        ("name" = String, Path, description = "The sandbox's name."),
+        ("id" = String, Path, description = "The command's id."),
+        ("follow" = Option<bool>, Query, description = "Go on until it ends."),
+    ),
+    responses((status = 200, description = "NDJSON, an event a line.", body = ExecEvent, content_type = "application/x-ndjson")))]
+pub(crate) async fn logs(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    Seg((name, id)): Seg<(Name, CommandId)>,
+    mut params: Params,
+) -> Result<Response, ApiError> {
+    let follow = params.flag("follow")?;
+    params.end()?;
+    let events = app.engine.logs(&caller.project, &name, &id, follow).await?;
+    Ok(stream::lines(&app, None, events, ExecEvent::More, None))
+}
+
+/// Sends a signal to a command's process group.
+#[utoipa::path(post, path = "/v1/sandboxes/{name}/commands/{id}/signal", tag = "commands", operation_id = "signal_command",
+    params(
+        ("name" = String, Path, description = "The sandbox's name."),
+        ("id" = String, Path, description = "The command's id."),
+    ),
+    request_body = types::SignalRequest,
+    responses((status = 204, description = "It was sent.")))]
+pub(crate) async fn signal(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg((name, id)): Seg<(Name, CommandId)>,
+    params: Params,
+    Body(request): Body<types::SignalRequest>,
+) -> Result<StatusCode, ApiError> {
+    params.end()?;
+    let signal = signal_number(&request.signal)?;
+    app.engine.signal(&caller.project, &name, &id, signal).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Tells a command's terminal its new size.
+#[utoipa::path(post, path = "/v1/sandboxes/{name}/commands/{id}/resize", tag = "commands", operation_id = "resize_command",
+    params(
+        ("name" = String, Path, description = "The sandbox's name."),
+        ("id" = String, Path, description = "The command's id."),
+    ),
+    request_body = types::TermSize,
+    responses((status = 204, description = "It was told.")))]
+pub(crate) async fn resize(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg((name, id)): Seg<(Name, CommandId)>,
+    params: Params,
+    Body(size): Body<types::TermSize>,
+) -> Result<StatusCode, ApiError> {
+    params.end()?;
+    let size = TermSize { cols: size.cols, rows: size.rows };
+    app.engine.resize(&caller.project, &name, &id, size).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Sends the body to a command's standard input, as fast as it is read.
+#[utoipa::path(post, path = "/v1/sandboxes/{name}/commands/{id}/stdin", tag = "commands", operation_id = "send_stdin",
+    params(
+        ("name" = String, Path, description = "The sandbox's name."),
+        ("id" = String, Path, description = "The command's id."),
+        ("close" = Option<bool>, Query, description = "There is no more after this body."),
+    ),
+    request_body(content = Raw, content_type = "application/octet-stream"),
+    responses((status = 204, description = "It was taken.")))]
+pub(crate) async fn stdin(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg((name, id)): Seg<(Name, CommandId)>,
+    mut params: Params,
+    body: RawBody,
+) -> Result<StatusCode, ApiError> {
+    let close = params.flag("close")?;
+    params.end()?;
+    let stdin = app.engine.stdin(&caller.project, &name, &id).await?;
+    let mut pieces = body.into_data_stream();
+    while let Some(piece) = pieces.next().await {
+        stdin.send(piece.map_err(|_| ApiError::invalid("the body broke off"))?).await?;
+    }
+    if close {
+        stdin.close().await?;
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Reads a signal by name or number.
+pub(super) fn signal_number(signal: &types::Signal) -> Result<i32, ApiError> {
+    const NAMES: [(&str, i32); 23] = [
+        ("HUP", 1),
+        ("INT", 2),
+        ("QUIT", 3),
+        ("ILL", 4),
+        ("TRAP", 5),
+        ("ABRT", 6),
+        ("BUS", 7),
+        ("FPE", 8),
+        ("KILL", 9),
+        ("USR1", 10),
+        ("SEGV", 11),
+        ("USR2", 12),
+        ("PIPE", 13),
+        ("ALRM", 14),
+        ("TERM", 15),
+        ("CHLD", 17),
+        ("CONT", 18),
+        ("STOP", 19),
+        ("TSTP", 20),
+        ("TTIN", 21),
+        ("TTOU", 22),
+        ("URG", 23),
+        ("WINCH", 28),
+    ];
+    let refuse = |text: String| {
+        ApiError::invalid(format!("signal: `{text}` is not a signal"))
+            .hint("use a number from 1 to 64 or a name like `TERM`")
+    };
+    match signal {
+        types::Signal::Number(number) if (1..=64).contains(number) => Ok(*number),
+        types::Signal::Number(number) => Err(refuse(number.to_string())),
+        types::Signal::Name(name) => {
+            let upper = name.to_ascii_uppercase();
+            let bare = upper.strip_prefix("SIG").unwrap_or(&upper);
+            let known = NAMES.iter().find(|(name, _)| *name == bare);
+            known.map(|(_, number)| *number).ok_or_else(|| refuse(name.chars().take(20).collect()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sandkeep_client::types::Signal;
+
+    use super::signal_number;
+
+    #[test]
+    fn signals_by_name_and_number() {
+        for said in ["TERM", "SIGTERM", "sigterm", "term"] {
+            assert_eq!(signal_number(&Signal::Name(said.to_owned())).unwrap(), 15);
+        }
+        assert_eq!(signal_number(&Signal::Number(9)).unwrap(), 9);
+        for bad in [Signal::Number(0), Signal::Number(65), Signal::Name("SIGSIG".to_owned())] {
+            assert!(signal_number(&bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! Running a command: as an NDJSON answer, or over a WebSocket with input, resizing and signals.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
+use axum::extract::{FromRequestParts, State};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt, StreamExt};
+use sandkeep_client::types::{self, Channel, ClientMessage, ErrorBody, ExecEvent, ExecRequest};
+use sandkeep_core::model::{CommandId, Name};
+use sandkeep_proto::link::TermSize;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use super::commands::signal_number;
+use super::input::{Body, Params, Seg, parse_json, span};
+use super::{App, stream, wire};
+use crate::auth::Writer;
+use crate::error::ApiError;
+use crate::listen::closed;
+use sandkeep_core::engine::{Caller, Event, Events, Exec, Started, StdinHandle, WakeMode};
+
+/// How long a WebSocket may be open before it says what to run.
+const FIRST_WORD: Duration = Duration::from_secs(30);
+/// How long a command may take to end by itself when its caller has left.
+const HANG_UP: Duration = Duration::from_secs(5);
+/// The largest message a client may send.
+const MESSAGE: usize = (1 << 20) + 1;
+
+/// Runs a command and streams what it prints, or, with `detach`, answers with the command at once.
+#[utoipa::path(post, path = "/v1/sandboxes/{name}/exec", tag = "commands", operation_id = "exec",
+    params(
+        ("name" = String, Path, description = "The sandbox's name."),
+        ("if_running" = Option<bool>, Query, description = "Refuse instead of waking it."),
+    ),
+    request_body = ExecRequest,
+    responses((status = 200, description = "NDJSON, an event a line; with `detach`, the command.",
+        content((ExecEvent = "application/x-ndjson"), (types::Command = "application/json")))))]
+pub(crate) async fn exec(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    params: Params,
+    Body(request): Body<ExecRequest>,
+) -> Result<Response, ApiError> {
+    let wake = params.wake(&caller)?;
+    params.end()?;
+    let detach = request.detach;
+    let (exec, input) = wanted(request, wake)?;
+    let started = app.engine.exec(&caller.project, &name, exec).await?;
+    let Started { command, events, stdin, resumed, session } = started;
+    if let (Some(input), Some(stdin)) = (input, stdin) {
+        tokio::spawn(feed(stdin, input));
+    }
+    if detach {
+        return Ok(Json(wire::command(command)).into_response());
+    }
+    let leash = Leash::new(&app, caller, name, command.id.clone());
+    let first = ExecEvent::Started {
+        command: wire::command(command),
+        session: wire::session(session),
+        resumed,
+    };
+    Ok(stream::lines(&app, Some(&first), events, broke_off(), Some(leash)))
+}
+
+/// Ends a command whose caller left without having asked for it to go on: as a terminal that hangs
+/// up does, and by force if that is not heard. A server that goes down is not a caller that left.
+pub(super) struct Leash {
+    app: Arc<App>,
+    caller: Caller,
+    name: Name,
+    command: Option<CommandId>,
+}
+
+impl Leash {
+    fn new(app: &Arc<App>, caller: Caller, name: Name, command: CommandId) -> Self {
+        Self { app: Arc::clone(app), caller, name, command: Some(command) }
+    }
+
+    /// The command ended, or is let go.
+    pub(super) fn release(&mut self) {
+        self.command = None;
+    }
+}
+
+impl Drop for Leash {
+    fn drop(&mut self) {
+        let Some(command) = self.command.take() else { return };
+        if *self.app.closing.borrow() {
+            return;
+        }
+        let (engine, name) = (self.app.engine.clone(), self.name.clone());
+        let project = self.caller.project.clone();
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                // Each fails when the command has ended meanwhile, which is what is wanted.
+                let _ = engine.signal(&project, &name, &command, 1).await;
+                let ended = engine.wait(&project, &name, &command);
+                if tokio::time::timeout(HANG_UP, ended).await.is_err() {
+                    let _ = engine.signal(&project, &name, &command, 9).await;
+                }
+            });
+        }
+    }
+}
+
+/// What is said when a command's events end without its exit.
+fn broke_off() -> ExecEvent {
+    let error = ErrorBody {
+        code: "session_ended".to_owned(),
+        message: "the sandbox stopped while the command ran".to_owned(),
+        hint: Some("its log has what it printed".to_owned()),
+    };
+    ExecEvent::Error { error }
+}
+
+/// A whole standard input. A process that does not read it is nobody's mistake.
+async fn feed(stdin: StdinHandle, input: Bytes) {
+    if input.is_empty() || stdin.send(input).await.is_ok() {
+        let _ = stdin.close().await;
+    }
+}
+
+fn wanted(request: ExecRequest, wake: WakeMode) -> Result<(Exec, Option<Bytes>), ApiError> {
+    let input = match (request.input, request.input_base64) {
+        (None, None) => None,
+        (Some(text), None) => Some(Bytes::from(text)),
+        (None, Some(text)) => {
+            let bytes = STANDARD.decode(text);
+            Some(Bytes::from(bytes.map_err(|_| ApiError::invalid("input_base64: not base64"))?))
+        }
+        (Some(_), Some(_)) => {
+            return Err(ApiError::invalid("input and input_base64 exclude each other"));
+        }
+    };
+    if input.is_some() && request.stdin {
+        return Err(ApiError::invalid("stdin: input is whole, and no more can be sent after it"));
+    }
+    let exec = Exec {
+        argv: request.argv,
+        env: request.env,
+        cwd: request.cwd,
+        user: request.user,
+        tty: request.tty.map(|size| TermSize { cols: size.cols, rows: size.rows }),
+        stdin: request.stdin || input.is_some(),
+        detach: request.detach,
+        timeout: request.timeout.map(|value| span("timeout", value)).transpose()?,
+        wake: if request.if_running { WakeMode::IfRunning } else { wake },
+    };
+    Ok((exec, input))
+}
+
+/// An upgrade to a WebSocket, or a JSON refusal.
+pub(crate) struct Upgrade(WebSocketUpgrade);
+
+impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let upgrade = WebSocketUpgrade::from_request_parts(parts, state).await;
+        upgrade.map(Self).map_err(|error: WebSocketUpgradeRejection| {
+            ApiError::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", error.body_text())
+                .hint("this route speaks WebSocket; POST …/exec streams over plain HTTP")
+        })
+    }
+}
+
+/// Runs a command over a WebSocket.
+#[utoipa::path(get, path = "/v1/sandboxes/{name}/exec/ws", tag = "commands", operation_id = "exec_web_socket",
+    params(
+        ("name" = String, Path, description = "The sandbox's name."),
+        ("if_running" = Option<bool>, Query, description = "Refuse instead of waking it."),
+    ),
+    responses((status = 101, description = "The WebSocket; docs/API.md tells what is said on it.")))]
+pub(crate) async fn web_socket(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    params: Params,
+    Upgrade(upgrade): Upgrade,
+) -> Result<Response, ApiError> {
+    let wake = params.wake(&caller)?;
+    params.end()?;
+    let alive = app.alive.enter();
+    Ok(upgrade.max_message_size(MESSAGE).on_upgrade(async move |socket| {
+        let _alive = alive;
+        converse(socket, &app, caller, &name, wake).await;
+    }))
+}
+
+async fn converse(socket: WebSocket, app: &Arc<App>, caller: Caller, name: &Name, wake: WakeMode) {
+    let (mut sink, mut source) = socket.split();
+    let last = match begin(&mut source, app, &caller, name, wake).await {
+        Err(Some(refused)) => ExecEvent::Error { error: refused.into_body() },
+        Err(None) => return,
+        Ok((started, input)) => {
+            match attend(&mut sink, &mut source, app, &caller, name, started, input).await {
+                Some(last) => last,
+                None => return,
+            }
+        }
+    };
+    let broken = matches!(last, ExecEvent::Error { .. });
+    let code = if broken { close_code::ERROR } else { close_code::NORMAL };
+    if sink.send(text(&last)).await.is_ok() {
+        let _ = sink.send(Message::Close(Some(CloseFrame { code, reason: "".into() }))).await;
+        // The peer answers the close; waiting for it lets the last words arrive.
+        let _ = tokio::time::timeout(Duration::from_secs(2), async {
+            while let Some(Ok(_)) = source.next().await {}
+        })
+        .await;
+    }
+}
+
+fn text(event: &ExecEvent) -> Message {
+    Message::Text(serde_json::to_string(event).unwrap_or_default().into())
+}
+
+type Begun = (Started, Option<Bytes>);
+
+/// Hears what to run and starts it. `Err(None)` when the client left.
+async fn begin(
+    source: &mut SplitStream<WebSocket>,
+    app: &App,
+    caller: &Caller,
+    name: &Name,
+    wake: WakeMode,
+) -> Result<Begun, Option<ApiError>> {
+    let mut closing = app.closing.subscribe();
+    let first = tokio::select! {
+        first = tokio::time::timeout(FIRST_WORD, first_text(source)) => first,
+        () = closed(&mut closing) => return Err(Some(ApiError::shutting_down())),
+    };
+    let Ok(first) = first else {
+        return Err(Some(ApiError::invalid("the first message must come within 30 seconds")));
+    };
+    let request: ExecRequest = parse_json(first?.as_bytes()).map_err(Some)?;
+    let (exec, input) = wanted(request, wake).map_err(Some)?;
+    let started = app.engine.exec(&caller.project, name, exec).await;
+    started.map(|started| (started, input)).map_err(|error| Some(error.into()))
+}
+
+async fn first_text(source: &mut SplitStream<WebSocket>) -> Result<String, Option<ApiError>> {
+    while let Some(message) = source.next().await {
+        match message {
+            Ok(Message::Text(text)) => return Ok(text.to_string()),
+            Ok(Message::Ping(_) | Message::Pong(_)) => {}
+            Ok(Message::Binary(_)) => {
+                let refused = "the first message must be the exec request, as text";
+                return Err(Some(ApiError::invalid(refused)));
+            }
+            Ok(Message::Close(_)) | Err(_) => return Err(None),
+        }
+    }
+    Err(None)
+}
+
+/// Carries both directions at once until the command ends; answers with the last word, or nothing
+/// when the client left.
+async fn attend(
+    sink: &mut SplitSink<WebSocket, Message>,
+    source: &mut SplitStream<WebSocket>,
+    app: &Arc<App>,
+    caller: &Caller,
+    name: &Name,
+    started: Started,
+    input: Option<Bytes>,
+) -> Option<ExecEvent> {
+    let Started { command, events, mut stdin, resumed, session } = started;
+    let id = command.id.clone();
+    let mut leash = Leash::new(app, caller.clone(), name.clone(), id.clone());
+    if command.detached {
+        leash.release();
+    }
+    let first = ExecEvent::Started {
+        command: wire::command(command),
+        session: wire::session(session),
+        resumed,
+    };
+    sink.send(text(&first)).await.ok()?;
+    if let Some(input) = input
+        && let Some(stdin) = stdin.take()
+    {
+        tokio::spawn(feed(stdin, input));
+    }
+    // Reading and writing do not wait for each other: a process that is stuck printing does not
+    // read, and one that waits for input does not print.
+    let (complain, complaints) = mpsc::channel(1);
+    let said = Said { app, caller, name, id, stdin, complain };
+    let mut closing = app.closing.subscribe();
+    let last = tokio::select! {
+        last = speak(sink, events, complaints) => last,
+        () = said.listen(source) => None,
+        () = closed(&mut closing) => {
+            Some(ExecEvent::Error { error: ApiError::shutting_down().into_body() })
+        }
+    };
+    if matches!(last, Some(ExecEvent::Exited { .. })) {
+        leash.release();
+    }
+    last
+}
+
+async fn speak(
+    sink: &mut SplitSink<WebSocket, Message>,
+    mut events: Events,
+    mut complaints: mpsc::Receiver<ApiError>,
+) -> Option<ExecEvent> {
+    loop {
+        let message = tokio::select! {
+            event = events.next() => match event {
+                Some(Event::Stdout(bytes)) => framed(Channel::Stdout, &bytes),
+                Some(Event::Stderr(bytes)) => framed(Channel::Stderr, &bytes),
+                Some(ended @ Event::Exited(_)) => return Some(stream::event(ended)),
+                None => return Some(broke_off()),
+            },
+            Some(error) = complaints.recv() => {
+                return Some(ExecEvent::Error { error: error.into_body() });
+            }
+        };
+        sink.send(message).await.ok()?;
+    }
+}
+
+fn framed(channel: Channel, bytes: &[u8]) -> Message {
+    let mut frame = Vec::with_capacity(bytes.len() + 1);
+    frame.push(channel as u8);
+    frame.extend_from_slice(bytes);
+    Message::Binary(frame.into())
+}
+
+/// What a client may say while its command runs.
+struct Said<'a> {
+    app: &'a App,
+    caller: &'a Caller,
+    name: &'a Name,
+    id: CommandId,
+    stdin: Option<StdinHandle>,
+    complain: mpsc::Sender<ApiError>,
+}
+
+impl Said<'_> {
+    /// Takes messages in until the client leaves.
+    async fn listen(mut self, source: &mut SplitStream<WebSocket>) {
+        while let Some(Ok(message)) = source.next().await {
+            let taken = match message {
+                Message::Binary(bytes) => self.bytes(bytes).await,
+                Message::Text(text) => self.word(text.as_bytes()).await,
+                Message::Ping(_) | Message::Pong(_) => Ok(()),
+                Message::Close(_) => return,
+            };
+            if let Err(error) = taken {
+                let _ = self.complain.send(error).await;
+                // The complaint ends the conversation.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    async fn bytes(&mut self, bytes: Bytes) -> Result<(), ApiError> {
+        if bytes.first().copied().and_then(Channel::from_byte) != Some(Channel::Stdin) {
+            return Err(ApiError::invalid("a binary message must begin with byte 0, for stdin"));
+        }
+        let Some(stdin) = &self.stdin else {
+            return Err(ApiError::invalid("the command was started without `stdin`"));
+        };
+        // A process that closed its input or ended does not want the rest; its exit is on its way.
+        let _ = stdin.send(bytes.slice(1..)).await;
+        Ok(())
+    }
+
+    async fn word(&mut self, text: &[u8]) -> Result<(), ApiError> {
+        let Self { app, caller, name, id, .. } = self;
+        // Signals and sizes that come too late change nothing.
+        match parse_json(text)? {
+            ClientMessage::Resize { cols, rows } => {
+                let size = TermSize { cols, rows };
+                let _ = app.engine.resize(&caller.project, name, id, size).await;
+            }
+            ClientMessage::Signal { signal } => {
+                let signal = signal_number(&signal)?;
+                let _ = app.engine.signal(&caller.project, name, id, signal).await;
+            }
+            ClientMessage::StdinClose => {
+                if let Some(stdin) = self.stdin.take() {
+                    let _ = stdin.close().await;
+                }
+            }
+        }
+        Ok(())
+    }
+}

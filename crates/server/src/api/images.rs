@@ -1,0 +1,195 @@
+//! Images. All projects share them, so changing them takes an admin key.
+
+use std::future::Future;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::{FromRequest, Request, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use futures_util::{StreamExt, stream};
+use sandkeep_client::types::{self, ImageProgress};
+use sandkeep_core::model;
+use tempfile::TempPath;
+use tokio::io::AsyncWriteExt;
+use tokio::sync::mpsc;
+
+use super::input::{self, Params, Seg};
+use super::stream::{line, ndjson};
+use super::{Answer, App, finish, wire};
+use crate::auth::{Admin, Reader};
+use crate::error::ApiError;
+use crate::listen::closed;
+use crate::openapi::Raw;
+use sandkeep_core::engine;
+use sandkeep_core::store::image::{Progress, Reporter};
+
+/// Lists the images that are here.
+#[utoipa::path(get, path = "/v1/images", tag = "images", operation_id = "list_images",
+    responses((status = 200, description = "All, on one page.", body = types::Paged<types::Image>)))]
+pub(crate) async fn list(
+    _: Reader,
+    State(app): State<Arc<App>>,
+    params: Params,
+) -> Answer<types::Paged<types::Image>> {
+    params.end()?;
+    let images = app.engine.images().list().await.map_err(engine::Error::from)?;
+    let items = images.into_iter().map(wire::image).collect();
+    Ok(Json(types::Paged { items, next: None }))
+}
+
+/// Tells about an image.
+#[utoipa::path(get, path = "/v1/images/{name}", tag = "images", operation_id = "get_image",
+    params(("name" = String, Path, description = "Its name; slashes need no escaping.")),
+    responses((status = 200, description = "It.", body = types::Image)))]
+pub(crate) async fn get(
+    _: Reader,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<String>,
+    params: Params,
+) -> Answer<types::Image> {
+    params.end()?;
+    let image = app.engine.images().get(&name).await.map_err(engine::Error::from)?;
+    Ok(Json(wire::image(image)))
+}
+
+/// Removes an image. Sandboxes that were made from it keep their files.
+#[utoipa::path(delete, path = "/v1/images/{name}", tag = "images", operation_id = "remove_image",
+    params(("name" = String, Path, description = "Its name; slashes need no escaping.")),
+    responses((status = 204, description = "It is gone.")))]
+pub(crate) async fn remove(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<String>,
+    params: Params,
+) -> Result<StatusCode, ApiError> {
+    params.end()?;
+    let engine = app.engine.clone();
+    finish(async move { Ok(engine.images().remove(&name).await?) }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Fetches an image from a registry; `host` is made again from this machine.
+#[utoipa::path(post, path = "/v1/images/pull", tag = "images", operation_id = "pull_image",
+    request_body = types::PullRequest,
+    responses((status = 200, description = "NDJSON, a report a line.", body = ImageProgress, content_type = "application/x-ndjson")))]
+pub(crate) async fn pull(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    params: Params,
+    input::Body(request): input::Body<types::PullRequest>,
+) -> Result<Response, ApiError> {
+    params.end()?;
+    let engine = app.engine.clone();
+    Ok(reported(&app, async move |reporter| {
+        let images = engine.images();
+        Ok(match request.reference.as_str() {
+            "host" => images.host(true, &reporter).await?,
+            reference => images.pull(reference, &reporter).await?,
+        })
+    }))
+}
+
+/// Imports an archive: the body itself, or, as JSON, a path on the server.
+#[utoipa::path(post, path = "/v1/images/import", tag = "images", operation_id = "import_image",
+    params(("name" = Option<String>, Query, description = "What to call the image; needed when the body is the archive.")),
+    request_body(
+        description = "A root tarball, an OCI layout or a docker archive; or, as JSON, where one lies on the server.",
+        content((types::ImportRequest = "application/json"), (Raw = "application/x-tar"))),
+    responses((status = 200, description = "NDJSON, a report a line.", body = ImageProgress, content_type = "application/x-ndjson")))]
+pub(crate) async fn import(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    mut params: Params,
+    headers: HeaderMap,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (path, name, upload) = if input::is_json(&headers) {
+        params.end()?;
+        let input::Body(wish) =
+            input::Body::<types::ImportRequest>::from_request(request, &app).await?;
+        (PathBuf::from(wish.path), wish.name, None)
+    } else {
+        let name = params.needed("name")?;
+        params.end()?;
+        let upload = receive(&app, request.into_body()).await?;
+        (upload.to_path_buf(), name, Some(upload))
+    };
+    let engine = app.engine.clone();
+    Ok(reported(&app, async move |reporter| {
+        let done = engine.images().import(&name, &path, &reporter).await;
+        // The upload was only needed until now.
+        drop(upload);
+        Ok(done?)
+    }))
+}
+
+/// Puts an uploaded archive on the disk, piece by piece.
+async fn receive(app: &App, body: Body) -> Result<TempPath, ApiError> {
+    let disk = |error: io::Error| {
+        tracing::error!(%error, "could not keep an upload");
+        if error.kind() == io::ErrorKind::StorageFull {
+            let message = "there is no room for the upload";
+            ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "no_room", message)
+        } else {
+            ApiError::internal()
+        }
+    };
+    let (file, path) = tempfile::NamedTempFile::with_prefix_in("upload-", &app.scratch)
+        .map_err(disk)?
+        .into_parts();
+    let mut file = tokio::fs::File::from_std(file);
+    let mut pieces = body.into_data_stream();
+    while let Some(piece) = tokio::time::timeout(app.limits.upload_pause, pieces.next())
+        .await
+        .map_err(|_| ApiError::invalid("the upload paused for too long"))?
+    {
+        let bytes = piece.map_err(|_| ApiError::invalid("the upload broke off"))?;
+        file.write_all(&bytes).await.map_err(disk)?;
+    }
+    file.flush().await.map_err(disk)?;
+    Ok(path)
+}
+
+/// Runs `work` to its end, whether or not the caller stays, and streams its reports while it does.
+fn reported<F>(app: &Arc<App>, work: impl FnOnce(Reporter) -> F + Send + 'static) -> Response
+where
+    F: Future<Output = Result<model::Image, engine::Error>> + Send + 'static,
+{
+    // Reports may be dropped when the caller is slow: the next one says more anyway.
+    let (say, reports) = mpsc::channel::<ImageProgress>(64);
+    let last_word = say.clone();
+    let alive = app.alive.enter();
+    let reporter = Reporter::new(move |Progress { what, done, total }| {
+        let _ = say.try_send(ImageProgress::Progress { what, done, total });
+    });
+    tokio::spawn(async move {
+        let _alive = alive;
+        let last = match tokio::spawn(work(reporter)).await {
+            Ok(Ok(image)) => ImageProgress::Done { image: wire::image(image) },
+            Ok(Err(error)) => ImageProgress::Error { error: ApiError::from(error).into_body() },
+            Err(error) => {
+                tracing::error!(%error, "work on an image broke off");
+                ImageProgress::Error { error: ApiError::internal().into_body() }
+            }
+        };
+        let _ = last_word.send(last).await;
+    });
+    let state = Some((reports, app.closing.subscribe()));
+    let lines = stream::unfold(state, async |state| {
+        let (mut reports, mut closing) = state?;
+        let report = tokio::select! {
+            biased;
+            report = reports.recv() => report?,
+            () = closed(&mut closing) => {
+                ImageProgress::Error { error: ApiError::shutting_down().into_body() }
+            }
+        };
+        let goes_on = matches!(report, ImageProgress::Progress { .. });
+        Some((Ok::<Bytes, io::Error>(line(&report)), goes_on.then_some((reports, closing))))
+    });
+    ndjson(Body::from_stream(lines))
+}

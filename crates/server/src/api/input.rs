@@ -1,0 +1,286 @@
+//! How requests are read: path, query, headers, JSON. Whatever is wrong is said in JSON, and names
+//! the field.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use sandkeep_core::model::{Size, Span};
+use serde::de::DeserializeOwned;
+
+use super::App;
+use crate::auth::may_wake;
+use crate::error::ApiError;
+use sandkeep_core::db::Page;
+use sandkeep_core::engine::{Caller, WakeMode};
+
+/// What the path says.
+#[derive(Debug)]
+pub(crate) struct Seg<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Seg<T> {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let read = Path::<T>::from_request_parts(parts, state).await;
+        read.map(|Path(value)| Self(value)).map_err(|error| {
+            let text = error.body_text();
+            ApiError::invalid(text.strip_prefix("Invalid URL: ").unwrap_or(&text).to_owned())
+        })
+    }
+}
+
+/// The `Idempotency-Key` header.
+#[derive(Debug)]
+pub(crate) struct Once(pub(super) Option<String>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Once {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let Some(value) = parts.headers.get("idempotency-key") else {
+            return Ok(Self(None));
+        };
+        match value.to_str() {
+            Ok(text) if (1..=200).contains(&text.len()) => Ok(Self(Some(text.to_owned()))),
+            _ => Err(ApiError::invalid("Idempotency-Key: use 1 to 200 printable ASCII characters")),
+        }
+    }
+}
+
+/// What the query says, and the wish not to wake. Parameters are taken one by one; [`Params::end`]
+/// refuses what is left, so that a misspelt one is not silently without effect.
+#[derive(Debug)]
+pub(crate) struct Params {
+    pairs: Vec<(String, String)>,
+    if_running: bool,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Params {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let read = Query::<Vec<(String, String)>>::from_request_parts(parts, state).await;
+        let Query(pairs) = read.map_err(|error| ApiError::invalid(error.body_text()))?;
+        let mut params = Self { pairs, if_running: header_flag(&parts.headers)? };
+        params.if_running |= params.flag("if_running")?;
+        Ok(params)
+    }
+}
+
+fn header_flag(headers: &HeaderMap) -> Result<bool, ApiError> {
+    match headers.get("if-running").map(|value| value.as_bytes()) {
+        None | Some(b"false") => Ok(false),
+        Some(b"true") => Ok(true),
+        Some(_) => Err(ApiError::invalid("If-Running: say `true` or `false`")),
+    }
+}
+
+impl Params {
+    /// A parameter that may be given once.
+    pub(crate) fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
+        let mut values = self.all(name);
+        if values.len() > 1 {
+            return Err(ApiError::invalid(format!("`{name}` is given more than once")));
+        }
+        Ok(values.pop())
+    }
+
+    /// A parameter that must be given.
+    pub(crate) fn needed(&mut self, name: &str) -> Result<String, ApiError> {
+        match self.text(name)? {
+            Some(text) if !text.is_empty() => Ok(text),
+            _ => Err(ApiError::invalid(format!("the query parameter `{name}` is needed"))),
+        }
+    }
+
+    /// A parameter that may be repeated.
+    pub(crate) fn all(&mut self, name: &str) -> Vec<String> {
+        self.pairs.extract_if(.., |(key, _)| key == name).map(|(_, value)| value).collect()
+    }
+
+    /// `true`, `false` or absent; the bare name means true.
+    pub(crate) fn flag(&mut self, name: &str) -> Result<bool, ApiError> {
+        match self.text(name)?.as_deref() {
+            None | Some("false" | "0") => Ok(false),
+            Some("true" | "1" | "") => Ok(true),
+            Some(other) => {
+                Err(ApiError::invalid(format!("`{name}`: `{other}` is not `true` or `false`")))
+            }
+        }
+    }
+
+    pub(crate) fn number(&mut self, name: &str) -> Result<Option<u64>, ApiError> {
+        let Some(text) = self.text(name)? else { return Ok(None) };
+        let number = text.parse();
+        number.map(Some).map_err(|_| {
+            ApiError::invalid(format!("`{name}`: `{text}` is not a number of 0 or more"))
+        })
+    }
+
+    /// Permission bits, in octal as people write them.
+    pub(crate) fn mode(&mut self) -> Result<Option<u32>, ApiError> {
+        let Some(text) = self.text("mode")? else { return Ok(None) };
+        match u32::from_str_radix(text.trim_start_matches("0o"), 8) {
+            Ok(mode) if mode <= 0o7777 => Ok(Some(mode)),
+            _ => Err(ApiError::invalid(format!(
+                "`mode`: `{text}` is not a mode in octal, like `644` or `0755`"
+            ))),
+        }
+    }
+
+    /// A word of a fixed list.
+    pub(crate) fn word<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
+        let Some(text) = self.text(name)? else { return Ok(None) };
+        let word = serde_json::from_value(serde_json::Value::String(text));
+        word.map(Some).map_err(|error| ApiError::invalid(format!("`{name}`: {error}")))
+    }
+
+    pub(crate) fn page(&mut self) -> Result<Page, ApiError> {
+        let limit = match self.number("limit")? {
+            None => 100,
+            Some(limit @ 1..=1000) => u32::try_from(limit).unwrap_or(1000),
+            Some(_) => return Err(ApiError::invalid("`limit`: between 1 and 1000")),
+        };
+        Ok(Page { limit, cursor: self.text("cursor")? })
+    }
+
+    /// Whether the call may wake the sandbox.
+    pub(crate) fn wake(&self, caller: &Caller) -> Result<WakeMode, ApiError> {
+        let wake = if self.if_running { WakeMode::IfRunning } else { WakeMode::Wake };
+        may_wake(caller, wake)?;
+        Ok(wake)
+    }
+
+    /// Refuses parameters nobody took.
+    pub(crate) fn end(&self) -> Result<(), ApiError> {
+        match self.pairs.first() {
+            None => Ok(()),
+            Some((name, _)) => {
+                let name: String = name.chars().take(80).collect();
+                Err(ApiError::invalid(format!("unknown query parameter `{name}`")))
+            }
+        }
+    }
+}
+
+/// A JSON body.
+#[derive(Debug)]
+pub(crate) struct Body<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for Body<T> {
+    type Rejection = ApiError;
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let (headers, bytes) = read(request, app.limits.json_bytes).await?;
+        parse(&headers, &bytes).map(Self)
+    }
+}
+
+/// A JSON body that may be left out.
+#[derive(Debug)]
+pub(crate) struct MaybeBody<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Default> FromRequest<Arc<App>> for MaybeBody<T> {
+    type Rejection = ApiError;
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let (headers, bytes) = read(request, app.limits.json_bytes).await?;
+        if bytes.is_empty() {
+            return Ok(Self(T::default()));
+        }
+        parse(&headers, &bytes).map(Self)
+    }
+}
+
+async fn read(request: Request, limit: usize) -> Result<(HeaderMap, Bytes), ApiError> {
+    let too_large = || {
+        ApiError::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "too_large",
+            format!("the JSON body is over {limit} bytes"),
+        )
+        .hint("send large data as files")
+    };
+    let (parts, body) = request.into_parts();
+    let announced = parts.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    if announced.and_then(|text| text.parse::<usize>().ok()).is_some_and(|bytes| bytes > limit) {
+        return Err(too_large());
+    }
+    match Limited::new(body, limit).collect().await {
+        Ok(body) => Ok((parts.headers, body.to_bytes())),
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
+        Err(_) => Err(ApiError::invalid("the body broke off")),
+    }
+}
+
+/// Whether the body says it is JSON.
+pub(crate) fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let kind = kind.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
+    kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
+}
+
+fn parse<T: DeserializeOwned>(headers: &HeaderMap, bytes: &[u8]) -> Result<T, ApiError> {
+    if !is_json(headers) {
+        return Err(ApiError::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_media_type",
+            "the body must be JSON",
+        )
+        .hint("send `Content-Type: application/json`"));
+    }
+    parse_json(bytes)
+}
+
+/// Reads JSON; an error names the field.
+pub(crate) fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let path = error.path().to_string();
+        let problem = error.into_inner();
+        if problem.is_data() && path != "." {
+            ApiError::invalid(format!("{path}: {problem}"))
+        } else if problem.is_data() {
+            ApiError::invalid(problem.to_string())
+        } else {
+            ApiError::invalid(format!("the body is not valid JSON: {problem}"))
+        }
+    })?;
+    reader
+        .end()
+        .map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))?;
+    Ok(value)
+}
+
+/// Reads a span of a request.
+pub(crate) fn span(field: &str, value: sandkeep_client::types::Span) -> Result<Span, ApiError> {
+    use sandkeep_client::types::Span as Said;
+    // As far as text can say it; see the model's parser.
+    const LONGEST: u64 = 365_000 * 86_400_000;
+    match value {
+        Said::Number(millis) if millis <= LONGEST => Ok(Span(millis)),
+        Said::Number(_) => Err(ApiError::invalid(format!("{field}: at most 365000 days"))),
+        Said::Text(text) => {
+            text.parse().map_err(|error| ApiError::invalid(format!("{field}: {error}")))
+        }
+    }
+}
+
+/// Reads a size of a request.
+pub(crate) fn size(field: &str, value: sandkeep_client::types::Size) -> Result<Size, ApiError> {
+    use sandkeep_client::types::Size as Said;
+    match value {
+        Said::Number(bytes) => Ok(Size(bytes)),
+        Said::Text(text) => {
+            text.parse().map_err(|error| ApiError::invalid(format!("{field}: {error}")))
+        }
+    }
+}
+
+/// Reads a name or an id of a request.
+pub(crate) fn parsed<T>(field: &str, text: &str) -> Result<T, ApiError>
+where
+    T: std::str::FromStr<Err: std::fmt::Display>,
+{
+    text.parse().map_err(|error: T::Err| ApiError::invalid(format!("{field}: {error}")))
+}

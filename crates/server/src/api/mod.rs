@@ -1,0 +1,174 @@
+//! The routes of `/v1`.
+//!
+//! Routes come in two kinds. *Short* ones answer with one JSON document, and get a timeout. *Streams*
+//! last as long as a command or a transfer does; they end when the caller leaves, when the work is
+//! done, or with a last line when the server goes down.
+//!
+//! Every answer is JSON, failures included: extractors are our own (`input`), so that none of the
+//! framework's plain-text refusals can come out, and a panic is caught here and becomes a 500.
+
+pub(crate) mod commands;
+pub(crate) mod exec;
+pub(crate) mod files;
+pub(crate) mod images;
+mod input;
+pub(crate) mod sandboxes;
+pub(crate) mod snapshots;
+mod stream;
+pub(crate) mod tenants;
+mod wire;
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use axum::{Json, Router};
+use futures_util::FutureExt;
+use tokio::sync::watch;
+
+use crate::error::ApiError;
+use crate::limits::{Limits, RateLimiter};
+use crate::listen::Alive;
+use sandkeep_core::engine::{self, Engine};
+
+/// What a handler answers with.
+pub(crate) type Answer<T> = Result<Json<T>, ApiError>;
+
+/// What all handlers share.
+#[derive(Debug)]
+pub(crate) struct App {
+    pub(crate) engine: Engine,
+    pub(crate) limits: Limits,
+    pub(crate) rate: RateLimiter,
+    pub(crate) scratch: PathBuf,
+    /// Turns true once, when the server goes down.
+    pub(crate) closing: watch::Sender<bool>,
+    pub(crate) alive: Alive,
+}
+
+impl App {
+    pub(crate) fn new(engine: Engine, limits: Limits, scratch: PathBuf) -> Self {
+        let rate = RateLimiter::new(&limits);
+        Self {
+            engine,
+            limits,
+            rate,
+            scratch,
+            closing: watch::Sender::new(false),
+            alive: Alive::new(),
+        }
+    }
+}
+
+pub(crate) fn router(app: Arc<App>) -> Router {
+    let short = short_routes().route_layer(from_fn_with_state(Arc::clone(&app), in_time));
+    short
+        .merge(stream_routes())
+        .fallback(async || {
+            ApiError::new(StatusCode::NOT_FOUND, "no_such_route", "there is no such route")
+                .hint("GET /v1/openapi.json lists what there is")
+        })
+        .method_not_allowed_fallback(async || {
+            ApiError::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                "this route does not take that method",
+            )
+            .hint("GET /v1/openapi.json lists what there is")
+        })
+        .layer(from_fn(no_panic))
+        .with_state(app)
+}
+
+fn short_routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/healthz", get(tenants::health))
+        .route("/v1/openapi.json", get(crate::openapi::document))
+        .route("/v1/whoami", get(tenants::who_am_i))
+        .route("/v1/usage", get(tenants::usage))
+        .route("/v1/projects", get(tenants::projects).post(tenants::create_project))
+        .route("/v1/projects/{project}", delete(tenants::delete_project))
+        .route("/v1/projects/{project}/keys", get(tenants::keys).post(tenants::create_key))
+        .route("/v1/projects/{project}/keys/{key}", delete(tenants::revoke_key))
+        .route("/v1/images", get(images::list))
+        .route("/v1/images/{*name}", get(images::get).delete(images::remove))
+        .route("/v1/snapshots", get(snapshots::list))
+        .route("/v1/snapshots/{id}", get(snapshots::get).delete(snapshots::remove))
+        .route("/v1/sandboxes", get(sandboxes::list).post(sandboxes::create))
+        .route(
+            "/v1/sandboxes/{name}",
+            get(sandboxes::get).patch(sandboxes::update).delete(sandboxes::remove),
+        )
+        .route("/v1/sandboxes/{name}/start", post(sandboxes::start))
+        .route("/v1/sandboxes/{name}/stop", post(sandboxes::stop))
+        .route("/v1/sandboxes/{name}/fork", post(sandboxes::fork))
+        .route("/v1/sandboxes/{name}/checkpoint", post(sandboxes::checkpoint))
+        .route("/v1/sandboxes/{name}/rollback", post(sandboxes::rollback))
+        .route("/v1/sandboxes/{name}/extend", post(sandboxes::extend))
+        .route("/v1/sandboxes/{name}/sessions", get(sandboxes::sessions))
+        .route("/v1/sandboxes/{name}/snapshots", get(snapshots::of_sandbox))
+        .route("/v1/sandboxes/{name}/tree", get(sandboxes::tree))
+        .route("/v1/sandboxes/{name}/commands", get(commands::list))
+        .route("/v1/sandboxes/{name}/commands/{id}/signal", post(commands::signal))
+        .route("/v1/sandboxes/{name}/commands/{id}/resize", post(commands::resize))
+        .route("/v1/sandboxes/{name}/files/stat", get(files::stat))
+        .route("/v1/sandboxes/{name}/files/list", get(files::list))
+        .route("/v1/sandboxes/{name}/files/mkdir", post(files::make_dir))
+        .route("/v1/sandboxes/{name}/files/move", post(files::rename))
+}
+
+fn stream_routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/images/pull", post(images::pull))
+        .route("/v1/images/import", post(images::import))
+        .route("/v1/sandboxes/{name}/exec", post(exec::exec))
+        .route("/v1/sandboxes/{name}/exec/ws", get(exec::web_socket))
+        .route("/v1/sandboxes/{name}/commands/{id}", get(commands::get))
+        .route("/v1/sandboxes/{name}/commands/{id}/logs", get(commands::logs))
+        .route("/v1/sandboxes/{name}/commands/{id}/stdin", post(commands::stdin))
+        .route(
+            "/v1/sandboxes/{name}/files",
+            get(files::read).put(files::write).delete(files::remove),
+        )
+        .route("/v1/sandboxes/{name}/files/tar", get(files::tar_out).put(files::tar_in))
+}
+
+/// Gives up on a request that takes too long. What it began goes on: see [`finish`].
+async fn in_time(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    match tokio::time::timeout(app.limits.request_timeout, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout", "this took too long")
+            .hint("what was begun goes on; look at the sandbox before asking again")
+            .into_response(),
+    }
+}
+
+async fn no_panic(request: Request, next: Next) -> Response {
+    let path = request.uri().path().to_owned();
+    match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+        Ok(response) => response,
+        Err(_) => {
+            tracing::error!(path, "a request handler panicked");
+            ApiError::internal().into_response()
+        }
+    }
+}
+
+/// Sees a change through to its end even if the caller leaves half way.
+pub(crate) async fn finish<T: Send + 'static>(
+    work: impl Future<Output = Result<T, engine::Error>> + Send + 'static,
+) -> Result<T, ApiError> {
+    match tokio::spawn(work).await {
+        Ok(done) => Ok(done?),
+        Err(error) => {
+            tracing::error!(%error, "a change broke off");
+            Err(ApiError::internal())
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Sandboxes and their life.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use sandkeep_client::types;
+use sandkeep_core::model::{Name, Tags};
+
+use super::input::{Body, MaybeBody, Once, Params, Seg, parsed, span};
+use super::{Answer, App, finish, wire};
+use crate::auth::{Reader, Writer};
+use crate::error::ApiError;
+use sandkeep_core::db::Filter;
+use sandkeep_core::engine::{Create, Fork, IfExists};
+
+/// Creates a sandbox, or gets the one that has its name.
+#[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", operation_id = "create_sandbox",
+    params(("Idempotency-Key" = Option<String>, Header, description = "Makes retries harmless.")),
+    request_body = types::CreateSandbox,
+    responses(
+        (status = 201, description = "It was created.", body = types::Opened),
+        (status = 200, description = "It was there already.", body = types::Opened),
+    ))]
+pub(crate) async fn create(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    params: Params,
+    Once(key): Once,
+    MaybeBody(mut request): MaybeBody<types::CreateSandbox>,
+) -> Result<(StatusCode, Json<types::Opened>), ApiError> {
+    params.end()?;
+    let create = Create {
+        patch: wire::patch(request.take_settings())?,
+        name: request.name.map(|name| parsed("name", &name)).transpose()?,
+        if_exists: match request.if_exists {
+            types::IfExists::Fail => IfExists::Fail,
+            types::IfExists::Get => IfExists::Get,
+        },
+        start: request.start,
+        from: request.from.map(|id| parsed("from", &id)).transpose()?,
+    };
+    let engine = app.engine.clone();
+    let opened = finish(async move { engine.create(&caller.project, create, key).await }).await?;
+    let status = if opened.created { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((status, Json(wire::opened(opened))))
+}
+
+/// Lists sandboxes, newest first.
+#[utoipa::path(get, path = "/v1/sandboxes", tag = "sandboxes", operation_id = "list_sandboxes",
+    params(
+        ("tag" = Option<Vec<String>>, Query, description = "`key=value`; repeat it, and all must match."),
+        ("state" = Option<types::State>, Query, description = "Where they are."),
+        ("name_prefix" = Option<String>, Query, description = "How their names begin."),
+        ("class" = Option<types::Class>, Query, description = "How they are governed."),
+        ("limit" = Option<u32>, Query, description = "How many at the most: 1 to 1000, 100 if absent."),
+        ("cursor" = Option<String>, Query, description = "`next` of the page before."),
+    ),
+    responses((status = 200, description = "A page.", body = types::Paged<types::Sandbox>)))]
+pub(crate) async fn list(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    mut params: Params,
+) -> Answer<types::Paged<types::Sandbox>> {
+    let mut tags = Tags::new();
+    for tag in params.all("tag") {
+        let Some((key, value)) = tag.split_once('=') else {
+            return Err(ApiError::invalid(format!("`tag`: `{tag}` is not `key=value`")));
+        };
+        if tags.insert(key.to_owned(), value.to_owned()).is_some_and(|before| before != value) {
+            return Err(ApiError::invalid(format!("`tag`: no sandbox has two values for `{key}`")));
+        }
+    }
+    let filter = Filter {
+        tags,
+        phase: params.word("state")?.map(wire::state_in),
+        name_prefix: params.text("name_prefix")?,
+        class: params.word("class")?.map(wire::class_in),
+    };
+    let page = params.page()?;
+    params.end()?;
+    let found = app.engine.list(&caller.project, &filter, &page).await?;
+    Ok(Json(wire::paged(found, wire::sandbox)))
+}
+
+/// Tells about a sandbox. Never wakes it.
+#[utoipa::path(get, path = "/v1/sandboxes/{name}", tag = "sandboxes", operation_id = "get_sandbox",
+    params(("name" = String, Path, description = "Its name.")),
+    responses((status = 200, description = "It.", body = types::Sandbox)))]
+pub(crate) async fn get(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    params: Params,
+) -> Answer<types::Sandbox> {
+    params.end()?;
+    Ok(Json(wire::sandbox(app.engine.get(&caller.project, &name).await?.sandbox)))
+}
+
+/// Changes a sandbox's settings.
+#[utoipa::path(patch, path = "/v1/sandboxes/{name}", tag = "sandboxes", operation_id = "update_sandbox",
+    params(("name" = String, Path, description = "Its name.")),
+    request_body = types::UpdateSandbox,
+    responses((status = 200, description = "As it is now.", body = types::Sandbox)))]
+pub(crate) async fn update(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    params: Params,
+    Body(change): Body<types::UpdateSandbox>,
+) -> Answer<types::Sandbox> {
+    params.end()?;
+    let patch = wire::patch(change)?;
+    let engine = app.engine.clone();
+    let work = async move { engine.update(&caller.project, &name, patch).await };
+    Ok(Json(wire::sandbox(finish(work).await?)))
+}
+
+/// Deletes a sandbox, whatever its state.
+#[utoipa::path(delete, path = "/v1/sandboxes/{name}", tag = "sandboxes", operation_id = "delete_sandbox",
+    params(
+        ("name" = String, Path, description = "Its name."),
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes retries harmless."),
+    ),
+    responses((status = 200, description = "It is gone.", body = types::Deleted)))]
+pub(crate) async fn remove(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    params: Params,
+    Once(key): Once,
+) -> Answer<types::Deleted> {
+    params.end()?;
+    let engine = app.engine.clone();
+    let gone = finish(async move { engine.delete(&caller.project, &name, key).await }).await?;
+    let snapshots_kept = gone.snapshots_kept.into_iter().map(Into::into).collect();
+    Ok(Json(types::Deleted { snapshots_kept }))
+}
+
+/// Starts a sandbox, or does nothing if it runs.
+#[utoipa::path(post, path = "/v1/sandboxes/{name}/start", tag = "sandboxes", operation_id = "start_sandbox",
+    params(("name" = String, Path, description = "Its name.")),
+    request_body = Option<types::Start>,
+    responses((status = 200, description = "It runs.", body = types::Opened)))]
+pub(crate) async fn start(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    params: Params,
+    MaybeBody(request): MaybeBody<types::Start>,
+) -> Answer<types::Opened> {
+    params.end()?;
+    let engine = app.engine.clone();
+    let work = async move { engine.start(&caller.project, &name, request.expect_generation).await };
+    Ok(Json(wire::opened(finish(work).await?)))
+}
+
+/// Stops a sandbox and keeps its files. Answers when they are on stable storage.
+#[utoipa::path(post, path = "/v1/sandboxes/{name}/stop", tag = "sandboxes", operation_id = "stop_sandbox",
+    params(
+        ("name" = String, Path, description = "Its name."),
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes retries harmless."),
+    ),
+    responses((status = 200, description = "What was kept and used.", body = types::Stopped)))]
+pub(crate) async fn stop(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    params: Params,
+    Once(key): Once,
+) -> Answer<types::Stopped> {
+    params.end()?;
+    let engine = app.engine.clone();
+    let stopped = finish(async move { engine.stop(&caller.project, &name, key).await }).await?;
+    Ok(Json(wire::stopped(stopped)))
+}
+
+/// Makes a new sandbox on the same files.
+#[utoipa::path(post, path = "/v1/sandboxes/{name}/fork", tag = "sandboxes", operation_id = "fork_sandbox",
+    params(
+        ("name" = String, Path, description = "The source's name."),
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes retries harmless."),
+    ),
+    request_body = Option<types::Fork>,
+    responses((status = 201, description = "The new sandbox.", body = types::Opened)))]
+pub(crate) async fn fork(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    params: Params,
+    Once(key): Once,
+    MaybeBody(mut request): MaybeBody<types::Fork>,
+) -> Result<(StatusCode, Json<types::Opened>), ApiError> {
+    params.end()?;
+    let fork = Fork {
+        patch: wire::patch(request.take_settings())?,
+        name: request.name.map(|name| parsed("name", &name)).transpose()?,
+        from: request.from.map(|id| parsed("from", &id)).transpose()?,
+        expect_generation: request.expect_generation,
+        start: request.start,
+    };
+    let engine = app.engine.clone();
+    let work = async move { engine.fork(&caller.project, &name, fork, key).await };
+    Ok((StatusCode::CREATED, Json(wire::opened(finish(work).await?))))
+}
+
+/// Takes a snapshot without ending the session.
+#[utoipa::path(post, path = "/v1/sandboxes/{name}/checkpoint", tag = "sandboxes", operation_id = "checkpoint_sandbox",
+    params(("name" = String, Path, description = "Its name.")),
+    request_body = Option<types::Checkpoint>,
+    responses((status = 200, description = "The snapshot.", body = types::Snapshot)))]
+pub(crate) async fn checkpoint(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    params: Params,
+    MaybeBody(request): MaybeBody<types::Checkpoint>,
+) -> Answer<types::Snapshot> {
+    params.end()?;
+    let engine = app.engine.clone();
+    let work = async move { engine.checkpoint(&caller.project, &name, request.label).await };
+    Ok(Json(wire::sized_snapshot(finish(work).await?)))
+}
+
+/// Goes back to a snapshot, after taking one of how things are.
+#[utoipa::path(post, path = "/v1/sandboxes/{name}/rollback", tag = "sandboxes", operation_id = "rollback_sandbox",
+    params(("name" = String, Path, description = "Its name.")),
+    request_body = types::Rollback,
+    responses((status = 200, description = "The sandbox, and the way back.", body = types::RolledBack)))]
+pub(crate) async fn rollback(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    params: Params,
+    Body(request): Body<types::Rollback>,
+) -> Answer<types::RolledBack> {
+    params.end()?;
+    let to = parsed("to", &request.to)?;
+    let engine = app.engine.clone();
+    let work = async move {
+        engine.rollback(&caller.project, &name, &to, request.expect_generation).await
+    };
+    let done = finish(work).await?;
+    Ok(Json(types::RolledBack {
+        sandbox: wire::sandbox(done.sandbox),
+        before: done.before.map(wire::snapshot),
+    }))
+}
+
+/// Gives the session under way more time.
+#[utoipa::path(post, path = "/v1/sandboxes/{name}/extend", tag = "sandboxes", operation_id = "extend_session",
+    params(("name" = String, Path, description = "The sandbox's name.")),
+    request_body = types::Extend,
+    responses((status = 200, description = "The session, with its new deadline.", body = types::Session)))]
+pub(crate) async fn extend(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    params: Params,
+    Body(request): Body<types::Extend>,
+) -> Answer<types::Session> {
+    params.end()?;
+    let by = span("by", request.by)?;
+    Ok(Json(wire::session(app.engine.extend(&caller.project, &name, by).await?)))
+}
+
+/// Lists a sandbox's sessions, newest first.
+#[utoipa::path(get, path = "/v1/sandboxes/{name}/sessions", tag = "sandboxes", operation_id = "list_sessions",
+    params(
+        ("name" = String, Path, description = "The sandbox's name."),
+        ("limit" = Option<u32>, Query, description = "How many at the most: 1 to 1000, 100 if absent."),
+        ("cursor" = Option<String>, Query, description = "`next` of the page before."),
+    ),
+    responses((status = 200, description = "A page.", body = types::Paged<types::Session>)))]
+pub(crate) async fn sessions(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    mut params: Params,
+) -> Answer<types::Paged<types::Session>> {
+    let page = params.page()?;
+    params.end()?;
+    let found = app.engine.sessions(&caller.project, &name, &page).await?;
+    Ok(Json(wire::paged(found, wire::session)))
+}
+
+/// Shows everything connected with a sandbox by forks and snapshots.
+#[utoipa::path(get, path = "/v1/sandboxes/{name}/tree", tag = "sandboxes", operation_id = "get_tree",
+    params(("name" = String, Path, description = "The sandbox's name.")),
+    responses((status = 200, description = "The lineage.", body = types::Tree)))]
+pub(crate) async fn tree(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    params: Params,
+) -> Answer<types::Tree> {
+    params.end()?;
+    let tree = app.engine.lineage(&caller.project, &name).await?;
+    Ok(Json(types::Tree {
+        sandboxes: tree.sandboxes.into_iter().map(wire::sandbox).collect(),
+        snapshots: tree.snapshots.into_iter().map(wire::snapshot).collect(),
+    }))
+}

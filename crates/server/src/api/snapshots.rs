@@ -1,0 +1,83 @@
+//! Snapshots.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use sandkeep_client::types;
+use sandkeep_core::model::{Name, SnapshotId};
+
+use super::input::{Params, Seg, parsed};
+use super::{Answer, App, finish, wire};
+use crate::auth::{Reader, Writer};
+
+/// Lists the snapshots of a project, newest first.
+#[utoipa::path(get, path = "/v1/snapshots", tag = "snapshots", operation_id = "list_snapshots",
+    params(
+        ("sandbox" = Option<String>, Query, description = "Only those of this sandbox."),
+        ("limit" = Option<u32>, Query, description = "How many at the most: 1 to 1000, 100 if absent."),
+        ("cursor" = Option<String>, Query, description = "`next` of the page before."),
+    ),
+    responses((status = 200, description = "A page.", body = types::Paged<types::Snapshot>)))]
+pub(crate) async fn list(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    mut params: Params,
+) -> Answer<types::Paged<types::Snapshot>> {
+    let sandbox: Option<Name> =
+        params.text("sandbox")?.map(|name| parsed("sandbox", &name)).transpose()?;
+    let page = params.page()?;
+    params.end()?;
+    let found = app.engine.snapshots(&caller.project, sandbox.as_ref(), &page).await?;
+    Ok(Json(wire::paged(found, wire::sized_snapshot)))
+}
+
+/// Lists a sandbox's snapshots, newest first.
+#[utoipa::path(get, path = "/v1/sandboxes/{name}/snapshots", tag = "snapshots", operation_id = "list_sandbox_snapshots",
+    params(
+        ("name" = String, Path, description = "The sandbox's name."),
+        ("limit" = Option<u32>, Query, description = "How many at the most: 1 to 1000, 100 if absent."),
+        ("cursor" = Option<String>, Query, description = "`next` of the page before."),
+    ),
+    responses((status = 200, description = "A page.", body = types::Paged<types::Snapshot>)))]
+pub(crate) async fn of_sandbox(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    mut params: Params,
+) -> Answer<types::Paged<types::Snapshot>> {
+    let page = params.page()?;
+    params.end()?;
+    let found = app.engine.snapshots(&caller.project, Some(&name), &page).await?;
+    Ok(Json(wire::paged(found, wire::sized_snapshot)))
+}
+
+/// Tells about a snapshot.
+#[utoipa::path(get, path = "/v1/snapshots/{id}", tag = "snapshots", operation_id = "get_snapshot",
+    params(("id" = String, Path, description = "Its id.")),
+    responses((status = 200, description = "It.", body = types::Snapshot)))]
+pub(crate) async fn get(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    Seg(id): Seg<SnapshotId>,
+    params: Params,
+) -> Answer<types::Snapshot> {
+    params.end()?;
+    Ok(Json(wire::sized_snapshot(app.engine.snapshot(&caller.project, &id).await?)))
+}
+
+/// Deletes a snapshot nothing stands on.
+#[utoipa::path(delete, path = "/v1/snapshots/{id}", tag = "snapshots", operation_id = "delete_snapshot",
+    params(("id" = String, Path, description = "Its id.")),
+    responses((status = 200, description = "What that freed.", body = types::SnapshotDeleted)))]
+pub(crate) async fn remove(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg(id): Seg<SnapshotId>,
+    params: Params,
+) -> Answer<types::SnapshotDeleted> {
+    params.end()?;
+    let engine = app.engine.clone();
+    let work = async move { engine.delete_snapshot(&caller.project, &id).await };
+    Ok(Json(types::SnapshotDeleted { freed_bytes: finish(work).await? }))
+}

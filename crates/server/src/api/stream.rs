@@ -1,0 +1,142 @@
+//! Bodies that go on for a while.
+//!
+//! Each is pulled by the connection: nothing is read from a sandbox before the caller has taken what
+//! came before, so a slow caller slows the sandbox and never fills our memory.
+
+use std::io;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use futures_util::{StreamExt, stream};
+use sandkeep_client::types::{ExecEvent, Moved};
+use sandkeep_core::guest::{Incoming, Outgoing};
+use serde::Serialize;
+use tokio::sync::watch;
+
+use super::exec::Leash;
+use super::{App, wire};
+use crate::error::{ApiError, chain};
+use crate::listen::closed;
+use sandkeep_core::engine::{Event, Events, Files};
+
+/// One line of NDJSON.
+pub(super) fn line(value: &impl Serialize) -> Bytes {
+    // The wire's types have no maps with odd keys and no failing serializers.
+    let mut text = serde_json::to_vec(value).unwrap_or_default();
+    text.push(b'\n');
+    text.into()
+}
+
+pub(super) fn event(event: Event) -> ExecEvent {
+    match event {
+        Event::Stdout(bytes) => ExecEvent::stdout(&bytes),
+        Event::Stderr(bytes) => ExecEvent::stderr(&bytes),
+        Event::Exited(command) => {
+            ExecEvent::Exited { exit_code: command.exit_code, command: wire::command(command) }
+        }
+    }
+}
+
+/// What is left to say of a command.
+struct Lines {
+    first: Option<Bytes>,
+    events: Option<Events>,
+    /// What is said when the events end without an exit.
+    otherwise: ExecEvent,
+    /// Ends the command if the caller leaves.
+    leash: Option<Leash>,
+    closing: watch::Receiver<bool>,
+}
+
+/// A command's events as NDJSON, `first` before them.
+pub(super) fn lines(
+    app: &Arc<App>,
+    first: Option<&ExecEvent>,
+    events: Events,
+    otherwise: ExecEvent,
+    leash: Option<Leash>,
+) -> Response {
+    let lines = Lines {
+        first: first.map(line),
+        events: Some(events),
+        otherwise,
+        leash,
+        closing: app.closing.subscribe(),
+    };
+    let stream = stream::unfold(lines, async |mut lines| {
+        let bytes = lines.next().await?;
+        Some((Ok::<_, io::Error>(bytes), lines))
+    });
+    ndjson(Body::from_stream(stream))
+}
+
+impl Lines {
+    async fn next(&mut self) -> Option<Bytes> {
+        if let Some(first) = self.first.take() {
+            return Some(first);
+        }
+        let events = self.events.as_mut()?;
+        let heard = tokio::select! {
+            biased;
+            heard = events.next() => heard.map_or_else(|| self.otherwise.clone(), event),
+            () = closed(&mut self.closing) => {
+                ExecEvent::Error { error: ApiError::shutting_down().into_body() }
+            }
+        };
+        if !matches!(heard, ExecEvent::Stdout { .. } | ExecEvent::Stderr { .. }) {
+            self.events = None;
+            if let Some(leash) = &mut self.leash {
+                leash.release();
+            }
+        }
+        Some(line(&heard))
+    }
+}
+
+/// An NDJSON answer that nobody on the way should keep or gather.
+pub(super) fn ndjson(body: Body) -> Response {
+    let headers = [(CONTENT_TYPE, "application/x-ndjson"), (CACHE_CONTROL, "no-store")];
+    (headers, body).into_response()
+}
+
+/// What a sandbox sends, while `files` keeps it awake. A transfer that breaks off breaks the
+/// connection: the caller must not take half a file for a whole one.
+pub(super) fn download(files: Files, incoming: Incoming) -> Body {
+    let stream = stream::unfold(Some((files, incoming)), async |state| {
+        let (files, mut incoming) = state?;
+        match incoming.next().await {
+            Ok(Some(bytes)) => Some((Ok(bytes), Some((files, incoming)))),
+            Ok(None) => None,
+            Err(error) => {
+                tracing::debug!(error = chain(&error), "a download broke off");
+                Some((Err(io::Error::other(error)), None))
+            }
+        }
+    });
+    Body::from_stream(stream)
+}
+
+/// Sends a body into a sandbox. If the body breaks off, so does the transfer, and nothing is put in
+/// place.
+pub(super) async fn upload(app: &App, body: Body, mut out: Outgoing) -> Result<Moved, ApiError> {
+    let mut pieces = body.into_data_stream();
+    loop {
+        let piece = tokio::time::timeout(app.limits.upload_pause, pieces.next()).await;
+        match piece {
+            Ok(Some(Ok(bytes))) => out.send(bytes).await?,
+            Ok(Some(Err(_))) => return Err(ApiError::invalid("the upload broke off")),
+            Ok(None) => break,
+            Err(_) => {
+                return Err(ApiError::new(
+                    axum::http::StatusCode::REQUEST_TIMEOUT,
+                    "timeout",
+                    "the upload paused for too long",
+                ));
+            }
+        }
+    }
+    let moved = out.finish().await?;
+    Ok(Moved { bytes: moved.bytes, files: moved.files })
+}

@@ -1,0 +1,160 @@
+//! Projects, keys, and what a key can learn about itself and the server.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use sandkeep_client::types;
+use sandkeep_core::model::{KeyId, Name};
+
+use super::input::{Body, Params, Seg, parsed, span};
+use super::{Answer, App, finish, wire};
+use crate::auth::{Admin, Reader};
+use crate::error::ApiError;
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Says that the server is up. Needs no key.
+#[utoipa::path(get, path = "/healthz", tag = "server", operation_id = "health", security(()),
+    responses((status = 200, description = "It is.", body = types::Health)))]
+pub(crate) async fn health() -> Json<types::Health> {
+    Json(types::Health { status: "ok".to_owned(), version: VERSION.to_owned() })
+}
+
+/// Says whose key this is.
+#[utoipa::path(get, path = "/v1/whoami", tag = "server", operation_id = "who_am_i",
+    responses((status = 200, description = "The key's project and scope.", body = types::WhoAmI)))]
+pub(crate) async fn who_am_i(Reader(caller): Reader) -> Json<types::WhoAmI> {
+    Json(types::WhoAmI {
+        project: caller.project.into(),
+        scope: wire::scope(caller.scope),
+        key: caller.key.into(),
+        server_version: VERSION.to_owned(),
+    })
+}
+
+/// Tells what lies on the server's disk.
+#[utoipa::path(get, path = "/v1/usage", tag = "server", operation_id = "usage",
+    responses((status = 200, description = "In bytes.", body = types::SpaceUsage)))]
+pub(crate) async fn usage(
+    _: Reader,
+    State(app): State<Arc<App>>,
+    params: Params,
+) -> Answer<types::SpaceUsage> {
+    params.end()?;
+    let space = app.engine.usage().await?;
+    Ok(Json(types::SpaceUsage {
+        total_bytes: space.total,
+        free_bytes: space.free,
+        snapshots_bytes: space.snapshots,
+        images_bytes: space.images,
+        open_bytes: space.open,
+    }))
+}
+
+/// Lists all projects, with their keys.
+#[utoipa::path(get, path = "/v1/projects", tag = "projects", operation_id = "list_projects",
+    responses((status = 200, description = "All, on one page.", body = types::Paged<types::Project>)))]
+pub(crate) async fn projects(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    params: Params,
+) -> Answer<types::Paged<types::Project>> {
+    params.end()?;
+    let projects = app.engine.projects();
+    let items = projects.into_iter().map(wire::project).collect();
+    Ok(Json(types::Paged { items, next: None }))
+}
+
+/// Creates a project.
+#[utoipa::path(post, path = "/v1/projects", tag = "projects", operation_id = "create_project",
+    request_body = types::CreateProject,
+    responses((status = 201, description = "It.", body = types::Project)))]
+pub(crate) async fn create_project(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    params: Params,
+    Body(request): Body<types::CreateProject>,
+) -> Result<(StatusCode, Json<types::Project>), ApiError> {
+    params.end()?;
+    let name = parsed("name", &request.name)?;
+    let engine = app.engine.clone();
+    let made = finish(async move { engine.create_project(name).await }).await?;
+    Ok((StatusCode::CREATED, Json(wire::project(made))))
+}
+
+/// Deletes a project that has no sandboxes.
+#[utoipa::path(delete, path = "/v1/projects/{project}", tag = "projects", operation_id = "delete_project",
+    params(("project" = String, Path, description = "Its name.")),
+    responses((status = 204, description = "It is gone.")))]
+pub(crate) async fn delete_project(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    Seg(project): Seg<Name>,
+    params: Params,
+) -> Result<StatusCode, ApiError> {
+    params.end()?;
+    let engine = app.engine.clone();
+    finish(async move { engine.delete_project(&project).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Lists a project's keys.
+#[utoipa::path(get, path = "/v1/projects/{project}/keys", tag = "projects", operation_id = "list_keys",
+    params(("project" = String, Path, description = "The project's name.")),
+    responses((status = 200, description = "All, on one page.", body = types::Paged<types::Key>)))]
+pub(crate) async fn keys(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    Seg(project): Seg<Name>,
+    params: Params,
+) -> Answer<types::Paged<types::Key>> {
+    params.end()?;
+    let found = app.engine.projects().into_iter().find(|found| found.name == project);
+    let Some(found) = found else {
+        let message = format!("there is no project `{project}`");
+        return Err(ApiError::new(StatusCode::NOT_FOUND, "project_not_found", message));
+    };
+    Ok(Json(types::Paged { items: found.keys.into_iter().map(wire::key).collect(), next: None }))
+}
+
+/// Creates a key. Its secret is shown this once.
+#[utoipa::path(post, path = "/v1/projects/{project}/keys", tag = "projects", operation_id = "create_key",
+    params(("project" = String, Path, description = "The project's name.")),
+    request_body = types::CreateKey,
+    responses((status = 201, description = "It, with its secret.", body = types::NewKey)))]
+pub(crate) async fn create_key(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    Seg(project): Seg<Name>,
+    params: Params,
+    Body(request): Body<types::CreateKey>,
+) -> Result<(StatusCode, Json<types::NewKey>), ApiError> {
+    params.end()?;
+    let scope = wire::scope_in(request.scope);
+    let expires = request.expires.map(|value| span("expires", value)).transpose()?;
+    let engine = app.engine.clone();
+    let work = async move { engine.create_key(&project, request.label, scope, expires).await };
+    let (key, secret) = finish(work).await?;
+    Ok((StatusCode::CREATED, Json(types::NewKey { key: wire::key(key), secret })))
+}
+
+/// Takes a key's power away, at once.
+#[utoipa::path(delete, path = "/v1/projects/{project}/keys/{key}", tag = "projects", operation_id = "revoke_key",
+    params(
+        ("project" = String, Path, description = "The project's name."),
+        ("key" = String, Path, description = "The key's id."),
+    ),
+    responses((status = 204, description = "It works no more.")))]
+pub(crate) async fn revoke_key(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    Seg((project, key)): Seg<(Name, KeyId)>,
+    params: Params,
+) -> Result<StatusCode, ApiError> {
+    params.end()?;
+    let engine = app.engine.clone();
+    finish(async move { engine.revoke_key(&project, &key).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,361 @@
+//! The engine's words as the wire's, and back.
+
+use sandkeep_client::types;
+use sandkeep_core::db;
+use sandkeep_core::engine::lifecycle::Phase;
+use sandkeep_core::model;
+use sandkeep_proto::link;
+
+use super::input::{size, span};
+use crate::error::ApiError;
+use sandkeep_core::engine;
+
+/// A list whose items were turned into the wire's.
+pub(super) fn paged<T, U>(page: db::Paged<T>, each: impl Fn(T) -> U) -> types::Paged<U> {
+    types::Paged { items: page.items.into_iter().map(each).collect(), next: page.next }
+}
+
+pub(super) fn class(class: model::Class) -> types::Class {
+    match class {
+        model::Class::Ephemeral => types::Class::Ephemeral,
+        model::Class::Resumable => types::Class::Resumable,
+        model::Class::Workspace => types::Class::Workspace,
+    }
+}
+
+pub(super) fn class_in(class: types::Class) -> model::Class {
+    match class {
+        types::Class::Ephemeral => model::Class::Ephemeral,
+        types::Class::Resumable => model::Class::Resumable,
+        types::Class::Workspace => model::Class::Workspace,
+    }
+}
+
+pub(super) fn state(phase: Phase) -> types::State {
+    match phase {
+        Phase::Stopped => types::State::Stopped,
+        Phase::Starting => types::State::Starting,
+        Phase::Running => types::State::Running,
+        Phase::Stopping => types::State::Stopping,
+        Phase::Failed => types::State::Failed,
+        Phase::Deleted => types::State::Deleted,
+    }
+}
+
+pub(super) fn state_in(state: types::State) -> Phase {
+    match state {
+        types::State::Stopped => Phase::Stopped,
+        types::State::Starting => Phase::Starting,
+        types::State::Running => Phase::Running,
+        types::State::Stopping => Phase::Stopping,
+        types::State::Failed => Phase::Failed,
+        types::State::Deleted => Phase::Deleted,
+    }
+}
+
+pub(super) fn scope(scope: model::Scope) -> types::Scope {
+    match scope {
+        model::Scope::Read => types::Scope::Read,
+        model::Scope::Write => types::Scope::Write,
+        model::Scope::Admin => types::Scope::Admin,
+    }
+}
+
+pub(super) fn scope_in(scope: types::Scope) -> model::Scope {
+    match scope {
+        types::Scope::Read => model::Scope::Read,
+        types::Scope::Write => model::Scope::Write,
+        types::Scope::Admin => model::Scope::Admin,
+    }
+}
+
+fn hook(hook: model::Hook) -> types::Hook {
+    types::Hook { argv: hook.argv, timeout: hook.timeout.map(|span| types::Span::Number(span.0)) }
+}
+
+fn hooks(hooks: model::Hooks) -> types::Hooks {
+    types::Hooks {
+        on_create: hooks.on_create.into_iter().map(hook).collect(),
+        on_resume: hooks.on_resume.into_iter().map(hook).collect(),
+        validate: hooks.validate.map(hook),
+    }
+}
+
+fn hook_in(hook: types::Hook) -> Result<model::Hook, ApiError> {
+    let timeout = hook.timeout.map(|value| span("hooks.timeout", value)).transpose()?;
+    Ok(model::Hook { argv: hook.argv, timeout })
+}
+
+fn hooks_in(hooks: types::Hooks) -> Result<model::Hooks, ApiError> {
+    Ok(model::Hooks {
+        on_create: hooks.on_create.into_iter().map(hook_in).collect::<Result<_, _>>()?,
+        on_resume: hooks.on_resume.into_iter().map(hook_in).collect::<Result<_, _>>()?,
+        validate: hooks.validate.map(hook_in).transpose()?,
+    })
+}
+
+fn millicpus(vcpus: f64) -> Result<u32, ApiError> {
+    let thousandths = (vcpus * 1000.0).round();
+    if (1.0..=f64::from(u32::MAX)).contains(&thousandths) {
+        // In range, and whole: nothing is lost.
+        Ok(thousandths as u32)
+    } else {
+        Err(ApiError::invalid("vcpus: between 0.05 and 1024"))
+    }
+}
+
+/// A settings' change as the model checks it.
+pub(super) fn patch(change: types::UpdateSandbox) -> Result<model::Patch, ApiError> {
+    let maybe_span = |field: &'static str, value: Option<Option<types::Span>>| {
+        value.map(|given| given.map(|value| span(field, value)).transpose()).transpose()
+    };
+    Ok(model::Patch {
+        image: change.image,
+        driver: change.driver,
+        class: change.class.map(class_in),
+        persistent: change.persistent,
+        owner: change.owner,
+        purpose: change.purpose,
+        expires: change.expires.map(|value| span("expires", value)).transpose()?,
+        tags: change.tags,
+        env: change.env,
+        cwd: change.cwd,
+        user: change.user,
+        millicpus: change.vcpus.map(millicpus).transpose()?,
+        memory: change.memory.map(|value| size("memory", value)).transpose()?,
+        pids: change.pids,
+        disk: change.disk.map(|value| size("disk", value)).transpose()?,
+        session_timeout: maybe_span("session_timeout", change.session_timeout)?,
+        idle_timeout: maybe_span("idle_timeout", change.idle_timeout)?,
+        hooks: change.hooks.map(hooks_in).transpose()?,
+        snapshot_expires: maybe_span("snapshot_expires", change.snapshot_expires)?,
+        keep_last: change.keep_last,
+        exclude: change.exclude,
+    })
+}
+
+pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
+    let expires_at = sandbox.expires_at().to_string();
+    let config = sandbox.config;
+    types::Sandbox {
+        name: sandbox.name.into(),
+        id: sandbox.id.into(),
+        project: sandbox.project.into(),
+        state: state(sandbox.phase),
+        failure: sandbox.failure,
+        generation: sandbox.generation,
+        current_snapshot: sandbox.current.map(Into::into),
+        forked_from: sandbox.forked_from.map(|from| types::Lineage {
+            sandbox_id: from.sandbox.into(),
+            name: from.name.into(),
+            snapshot: from.snapshot.map(Into::into),
+            generation: from.generation,
+        }),
+        session: sandbox.session.map(Into::into),
+        image: config.image,
+        driver: config.driver,
+        class: class(config.class),
+        persistent: config.persistent,
+        owner: config.owner,
+        purpose: config.purpose,
+        tags: config.tags,
+        env: config.env,
+        cwd: config.cwd,
+        user: config.user,
+        resources: types::Resources {
+            vcpus: f64::from(config.resources.millicpus) / 1000.0,
+            memory_bytes: config.resources.memory.0,
+            pids: config.resources.pids,
+            disk_bytes: config.resources.disk.0,
+        },
+        session_timeout_ms: config.session_timeout.map(|span| span.0),
+        idle_timeout_ms: config.idle_timeout.map(|span| span.0),
+        hooks: hooks(config.hooks),
+        snapshot_expires_ms: config.retention.expires.map(|span| span.0),
+        keep_last: config.retention.keep_last,
+        exclude: config.exclude,
+        expires_ms: config.expires.0,
+        expires_at,
+        created_at: sandbox.created_at.to_string(),
+        updated_at: sandbox.updated_at.to_string(),
+        used_at: sandbox.used_at.to_string(),
+    }
+}
+
+fn usage(usage: model::Usage) -> types::Usage {
+    types::Usage {
+        active_cpu_ms: usage.active_cpu_ms,
+        wall_ms: usage.wall_ms,
+        memory_peak_bytes: usage.memory_peak.0,
+        network_in_bytes: usage.network_in,
+        network_out_bytes: usage.network_out,
+    }
+}
+
+fn session_end(end: model::SessionEnd) -> types::SessionEnd {
+    match end {
+        model::SessionEnd::Stopped => types::SessionEnd::Stopped,
+        model::SessionEnd::Idle => types::SessionEnd::Idle,
+        model::SessionEnd::Timeout => types::SessionEnd::Timeout,
+        model::SessionEnd::RolledBack => types::SessionEnd::RolledBack,
+        model::SessionEnd::Deleted => types::SessionEnd::Deleted,
+        model::SessionEnd::Interrupted => types::SessionEnd::Interrupted,
+        model::SessionEnd::StartFailed => types::SessionEnd::StartFailed,
+    }
+}
+
+pub(super) fn session(session: model::Session) -> types::Session {
+    let hook_run = |run: model::HookRun| types::HookRun {
+        hook: run.hook,
+        argv: run.argv,
+        command: run.command.map(Into::into),
+        exit_code: run.exit_code,
+        problem: run.problem,
+    };
+    types::Session {
+        id: session.id.into(),
+        sandbox_id: session.sandbox.into(),
+        from: session.from.map(Into::into),
+        generation: session.generation,
+        started_at: session.started_at.to_string(),
+        ended_at: session.ended_at.map(|time| time.to_string()),
+        end: session.end.map(session_end),
+        snapshot: session.snapshot.map(Into::into),
+        usage: usage(session.usage),
+        deadline: session.deadline.map(|time| time.to_string()),
+        hooks: session.hooks.into_iter().map(hook_run).collect(),
+        valid: session.valid,
+    }
+}
+
+pub(super) fn opened(opened: engine::Opened) -> types::Opened {
+    types::Opened {
+        sandbox: sandbox(opened.sandbox),
+        session: opened.session.map(session),
+        created: opened.created,
+        resumed: opened.resumed,
+    }
+}
+
+pub(super) fn stopped(stopped: engine::Stopped) -> types::Stopped {
+    let used = stopped.session.as_ref().map(|session| usage(session.usage));
+    types::Stopped {
+        sandbox: sandbox(stopped.sandbox),
+        session: stopped.session.map(session),
+        snapshot: stopped.snapshot.map(sized_snapshot),
+        usage: used,
+    }
+}
+
+fn snapshot_kind(kind: model::SnapshotKind) -> types::SnapshotKind {
+    match kind {
+        model::SnapshotKind::Stop => types::SnapshotKind::Stop,
+        model::SnapshotKind::Checkpoint => types::SnapshotKind::Checkpoint,
+        model::SnapshotKind::Fork => types::SnapshotKind::Fork,
+        model::SnapshotKind::BeforeRollback => types::SnapshotKind::BeforeRollback,
+        model::SnapshotKind::Recovered => types::SnapshotKind::Recovered,
+    }
+}
+
+pub(super) fn snapshot(snapshot: model::Snapshot) -> types::Snapshot {
+    types::Snapshot {
+        id: snapshot.id.into(),
+        sandbox: snapshot.sandbox_name.into(),
+        sandbox_id: snapshot.sandbox.into(),
+        session: snapshot.session.into(),
+        generation: snapshot.generation,
+        parent: snapshot.parent.map(Into::into),
+        kind: snapshot_kind(snapshot.kind),
+        label: snapshot.label,
+        layers: snapshot.layers.len() as u64,
+        size: None,
+        created_at: snapshot.created_at.to_string(),
+        expires_at: snapshot.expires_at.map(|time| time.to_string()),
+    }
+}
+
+pub(super) fn sized_snapshot(sized: engine::Sized<model::Snapshot>) -> types::Snapshot {
+    let size = types::SnapshotSize {
+        own_bytes: sized.own,
+        shared_bytes: sized.shared,
+        freed_if_deleted_bytes: sized.freed_if_deleted,
+    };
+    types::Snapshot { size: Some(size), ..snapshot(sized.item) }
+}
+
+pub(super) fn command(command: model::Command) -> types::Command {
+    types::Command {
+        id: command.id.into(),
+        sandbox_id: command.sandbox.into(),
+        session: command.session.into(),
+        argv: command.argv,
+        cwd: command.cwd,
+        user: command.user,
+        env_names: command.env_names,
+        tty: command.tty,
+        detached: command.detached,
+        state: match command.state {
+            model::CommandState::Running => types::CommandState::Running,
+            model::CommandState::Exited => types::CommandState::Exited,
+            model::CommandState::Lost => types::CommandState::Lost,
+        },
+        exit_code: command.exit_code,
+        started_at: command.started_at.to_string(),
+        ended_at: command.ended_at.map(|time| time.to_string()),
+        output_bytes: command.output_bytes,
+        truncated: command.truncated,
+    }
+}
+
+pub(super) fn entry(entry: link::Entry) -> types::Entry {
+    types::Entry {
+        name: entry.name,
+        raw_name: entry.raw_name,
+        kind: match entry.kind {
+            link::EntryKind::File => types::EntryKind::File,
+            link::EntryKind::Directory => types::EntryKind::Directory,
+            link::EntryKind::Symlink => types::EntryKind::Symlink,
+            link::EntryKind::Other => types::EntryKind::Other,
+        },
+        size_bytes: entry.size,
+        mode: entry.mode,
+        uid: entry.uid,
+        gid: entry.gid,
+        modified_at: model::Timestamp::from_millisecond(entry.modified_ms)
+            .unwrap_or(model::Timestamp::UNIX_EPOCH)
+            .to_string(),
+        target: entry.target,
+    }
+}
+
+pub(super) fn image(image: model::Image) -> types::Image {
+    types::Image {
+        name: image.name,
+        digest: image.digest,
+        layers: image.layers.len() as u64,
+        size_bytes: None,
+        user: image.config.user,
+        cwd: image.config.cwd,
+        env: image.config.env,
+        source: image.source,
+        created_at: image.created_at.to_string(),
+    }
+}
+
+pub(super) fn key(key: model::Key) -> types::Key {
+    types::Key {
+        id: key.id.into(),
+        label: key.label,
+        scope: scope(key.scope),
+        created_at: key.created_at.to_string(),
+        expires_at: key.expires_at.map(|time| time.to_string()),
+    }
+}
+
+pub(super) fn project(project: model::Project) -> types::Project {
+    types::Project {
+        name: project.name.into(),
+        created_at: project.created_at.to_string(),
+        keys: project.keys.into_iter().map(key).collect(),
+    }
+}

@@ -1,0 +1,116 @@
+//! How anything that went wrong becomes a status and a JSON body.
+
+use axum::Json;
+use axum::http::header::RETRY_AFTER;
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use sandkeep_client::types::{ErrorAnswer, ErrorBody};
+use sandkeep_core::guest::GuestError;
+
+use sandkeep_core::engine::{self, ErrorKind};
+
+/// An answer that is not a success.
+#[derive(Debug)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    body: ErrorBody,
+    retry_after: Option<u64>,
+}
+
+impl ApiError {
+    pub(crate) fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
+        let body = ErrorBody { code: code.to_owned(), message: message.into(), hint: None };
+        Self { status, body, retry_after: None }
+    }
+
+    /// Something in the request is wrong.
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid", message)
+    }
+
+    /// The key does not reach so far.
+    pub(crate) fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "forbidden", message)
+    }
+
+    /// A fault of ours, which was logged where it was found.
+    pub(crate) fn internal() -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server made a mistake")
+            .hint("its log says more")
+    }
+
+    /// The server goes down.
+    pub(crate) fn shutting_down() -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "the server is shutting down")
+            .hint("sandboxes go on; ask again when the server is back")
+    }
+
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.body.hint = Some(hint.into());
+        self
+    }
+
+    pub(crate) fn retry_after(mut self, seconds: u64) -> Self {
+        self.retry_after = Some(seconds);
+        self
+    }
+
+    /// What is said in the middle of a stream, where there is no status any more.
+    pub(crate) fn into_body(self) -> ErrorBody {
+        self.body
+    }
+}
+
+impl From<engine::Error> for ApiError {
+    fn from(error: engine::Error) -> Self {
+        let status = match error.kind() {
+            ErrorKind::Invalid => StatusCode::BAD_REQUEST,
+            ErrorKind::Unauthorized => StatusCode::UNAUTHORIZED,
+            ErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ErrorKind::Conflict => StatusCode::CONFLICT,
+            ErrorKind::Gone => StatusCode::GONE,
+            ErrorKind::Stale => StatusCode::PRECONDITION_FAILED,
+            ErrorKind::Exhausted => StatusCode::INSUFFICIENT_STORAGE,
+            ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorKind::Fault => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        if error.kind() == ErrorKind::Fault {
+            tracing::error!(error = chain(&error), "a request failed");
+        }
+        let mut answer = Self::new(status, error.code(), error.to_string());
+        answer.body.hint = error.hint();
+        if error.kind() == ErrorKind::Unavailable {
+            answer.retry_after = Some(1);
+        }
+        answer
+    }
+}
+
+impl From<GuestError> for ApiError {
+    fn from(error: GuestError) -> Self {
+        engine::Error::from(error).into()
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let answer = Json(ErrorAnswer { error: self.body });
+        let mut response = (self.status, answer).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+/// An error with all its causes, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,303 @@
+//! Sockets, connections and how they end.
+//!
+//! One accept loop for each socket and one task for each connection. When the shutdown future
+//! resolves, listeners close at once, idle connections too; streams end with a line that says why;
+//! what is under way may finish within [`Limits::drain`], and what is not done by then is cut off.
+//! The engine is not shut down here: it belongs to whoever made it.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::sync::watch;
+
+use crate::api::{self, App};
+use crate::limits::Limits;
+use sandkeep_core::engine::Engine;
+
+/// Where and how to serve.
+#[derive(Debug, Clone)]
+pub struct ServeConfig {
+    /// Addresses to listen on.
+    pub tcp: Vec<SocketAddr>,
+    /// A Unix socket to listen on, which only its owner can open.
+    pub unix: Option<PathBuf>,
+    /// Where uploaded archives lie while they are imported; must be roomy.
+    pub scratch: PathBuf,
+    /// What callers may do.
+    pub limits: Limits,
+}
+
+/// Why the server could not listen.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// An address cannot be had.
+    #[error("could not listen on {address}")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The Unix socket cannot be made.
+    #[error("could not listen on `{path}`", path = path.display())]
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another server answers on the Unix socket.
+    #[error("another server listens on `{path}`", path = path.display())]
+    InUse {
+        /// Where.
+        path: PathBuf,
+    },
+}
+
+/// Listens as `config` says and serves until `shutdown`.
+///
+/// # Errors
+///
+/// Returns [`ServeError`] when a socket cannot be had; nothing was served then.
+pub async fn serve(
+    engine: Engine,
+    config: ServeConfig,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), ServeError> {
+    Server::bind(config).await?.run(engine, shutdown).await;
+    Ok(())
+}
+
+/// Sockets that are open and not yet served.
+#[derive(Debug)]
+pub struct Server {
+    tcp: Vec<TcpListener>,
+    unix: Option<Socket>,
+    scratch: PathBuf,
+    limits: Limits,
+}
+
+/// Connections and streams that are alive, so that a shutdown can wait for them.
+#[derive(Debug, Clone)]
+pub(crate) struct Alive(Arc<watch::Sender<usize>>);
+
+/// Counts as alive until it is dropped.
+#[derive(Debug)]
+pub(crate) struct AliveGuard(Alive);
+
+impl Alive {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(watch::Sender::new(0)))
+    }
+
+    pub(crate) fn enter(&self) -> AliveGuard {
+        self.0.send_modify(|count| *count += 1);
+        AliveGuard(self.clone())
+    }
+
+    async fn none(&self) {
+        // The sender is ours, so it does not go away while we wait.
+        let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
+    }
+}
+
+impl Drop for AliveGuard {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|count| *count -= 1);
+    }
+}
+
+/// Waits until the server goes down.
+pub(crate) async fn closed(closing: &mut watch::Receiver<bool>) {
+    // An error means that the server itself is gone.
+    let _ = closing.wait_for(|closing| *closing).await;
+}
+
+impl Server {
+    /// Opens all sockets.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ServeError`] when one cannot be had.
+    pub async fn bind(config: ServeConfig) -> Result<Self, ServeError> {
+        let mut tcp = Vec::with_capacity(config.tcp.len());
+        for address in config.tcp {
+            let listener = TcpListener::bind(address).await;
+            tcp.push(listener.map_err(|source| ServeError::Bind { address, source })?);
+        }
+        let unix = match config.unix {
+            Some(path) => Some(Socket::bind(path).await?),
+            None => None,
+        };
+        Ok(Self { tcp, unix, scratch: config.scratch, limits: config.limits })
+    }
+
+    /// The addresses that were got; of use when a port was left to the system.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.tcp.iter().filter_map(|listener| listener.local_addr().ok()).collect()
+    }
+
+    /// Serves until `shutdown`.
+    pub async fn run(self, engine: Engine, shutdown: impl Future<Output = ()> + Send) {
+        let drain = self.limits.drain;
+        let app = Arc::new(App::new(engine, self.limits, self.scratch));
+        let router = api::router(Arc::clone(&app));
+        let mut loops = tokio::task::JoinSet::new();
+        for listener in self.tcp {
+            loops.spawn(accept_tcp(listener, router.clone(), Arc::clone(&app)));
+        }
+        let socket = self.unix.map(|unix| {
+            loops.spawn(accept_unix(unix.listener, router.clone(), Arc::clone(&app)));
+            unix.file
+        });
+        shutdown.await;
+        app.closing.send_replace(true);
+        while loops.join_next().await.is_some() {}
+        drop(socket);
+        if tokio::time::timeout(drain, app.alive.none()).await.is_err() {
+            tracing::warn!("some requests did not finish in time and were cut off");
+        }
+    }
+}
+
+async fn accept_tcp(listener: TcpListener, router: Router, app: Arc<App>) {
+    let mut closing = app.closing.subscribe();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = closed(&mut closing) => return,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                // Small answers must not wait for the kernel to gather more.
+                let _ = stream.set_nodelay(true);
+                tokio::spawn(connection(
+                    stream,
+                    router.clone(),
+                    Arc::clone(&app),
+                    app.alive.enter(),
+                ));
+            }
+            Err(error) => pause(&error).await,
+        }
+    }
+}
+
+async fn accept_unix(listener: UnixListener, router: Router, app: Arc<App>) {
+    let mut closing = app.closing.subscribe();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = closed(&mut closing) => return,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                tokio::spawn(connection(
+                    stream,
+                    router.clone(),
+                    Arc::clone(&app),
+                    app.alive.enter(),
+                ));
+            }
+            Err(error) => pause(&error).await,
+        }
+    }
+}
+
+/// A failed accept is the peer's doing, or we are out of files: then it helps to wait.
+async fn pause(error: &io::Error) {
+    let by_peer = matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionRefused
+    );
+    if !by_peer {
+        tracing::warn!(%error, "could not accept a connection");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+async fn connection<S>(stream: S, router: Router, app: Arc<App>, _alive: AliveGuard)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut closing = app.closing.subscribe();
+    let mut builder = Builder::new(TokioExecutor::new());
+    // A peer that never finishes its headers does not hold a connection for long.
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(Duration::from_secs(60));
+    builder.http2().timer(TokioTimer::new());
+    let service = TowerToHyperService::new(router);
+    let serving = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+    tokio::pin!(serving);
+    let ended = tokio::select! {
+        ended = serving.as_mut() => ended,
+        () = closed(&mut closing) => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(error = crate::error::chain(error.as_ref()), "a connection broke");
+    }
+}
+
+/// A Unix socket and its file.
+#[derive(Debug)]
+struct Socket {
+    listener: UnixListener,
+    file: SocketFile,
+}
+
+/// The file of a socket; goes away with it, unless another server has put its own in its place.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Socket {
+    /// Makes the socket in a directory that is closed to others and renames it to its place: nobody
+    /// else can open it, not even for a moment, and one that a dead server left is replaced.
+    async fn bind(path: PathBuf) -> Result<Self, ServeError> {
+        if UnixStream::connect(&path).await.is_ok() {
+            return Err(ServeError::InUse { path });
+        }
+        match place(&path) {
+            Ok((listener, inode)) => Ok(Self { listener, file: SocketFile { path, inode } }),
+            Err(source) => Err(ServeError::Socket { path, source }),
+        }
+    }
+}
+
+fn place(path: &Path) -> io::Result<(UnixListener, u64)> {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let private = tempfile::Builder::new().prefix(".sock").tempdir_in(parent)?;
+    let beside = private.path().join("s");
+    let listener = UnixListener::bind(&beside)?;
+    std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o600))?;
+    let inode = std::fs::metadata(&beside)?.ino();
+    std::fs::rename(&beside, path)?;
+    Ok((listener, inode))
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if std::fs::metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
