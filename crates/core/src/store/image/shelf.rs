@@ -23,6 +23,9 @@ const RESERVE: u64 = 256 << 20;
 /// How long half a download is worth keeping.
 const STALE: Duration = Duration::from_secs(7 * 24 * 3600);
 
+/// Where a root tarball's layer belongs.
+const ROOT: &str = "root";
+
 type Locks = Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>;
 
 /// The store, seen as a place for images.
@@ -130,29 +133,33 @@ impl Shelf {
 
     /// Whether a layer may not have to be unpacked again.
     pub(super) fn may_have(&self, stack: &Stack, diff_id: &str) -> bool {
-        let borrowed = format!("{diff_id}@");
+        let somewhere = only_on(diff_id, "");
+        let mut after = stack.known.range(somewhere.clone()..);
         stack.known.contains_key(diff_id)
-            || stack
-                .known
-                .range(borrowed.clone()..)
-                .next()
-                .is_some_and(|(key, _)| key.starts_with(&borrowed))
+            || after.next().is_some_and(|(key, _)| key.starts_with(&somewhere))
     }
 
     /// Puts a layer that is there already on the stack.
     pub(super) async fn reuse(&self, stack: &mut Stack, diff_id: &str) -> ImageResult<bool> {
-        for key in [diff_id.to_owned(), borrowed_key(diff_id, &stack.chain)] {
-            let Some(id) = stack.known.get(&key).cloned() else { continue };
-            // Held first and looked at then: a collection in between is seen.
-            stack.held.add(&id);
-            if self.store.layer(&id).await.is_ok() {
-                let diff = self.store.diff_dir(&id);
-                stack.push(id, &diff);
+        for key in [diff_id.to_owned(), only_on(diff_id, &stack.chain)] {
+            if self.reuse_key(stack, &key).await? {
                 stack.extend_chain(diff_id);
                 return Ok(true);
             }
         }
         Ok(false)
+    }
+
+    async fn reuse_key(&self, stack: &mut Stack, key: &str) -> ImageResult<bool> {
+        let Some(id) = stack.known.get(key).cloned() else { return Ok(false) };
+        // Held first and looked at then: a collection in between is seen.
+        stack.held.add(&id);
+        if self.store.layer(&id).await.is_err() {
+            return Ok(false);
+        }
+        let diff = self.store.diff_dir(&id);
+        stack.push(id, &diff);
+        Ok(true)
     }
 
     /// Unpacks a downloaded blob, which is removed when that has succeeded.
@@ -214,12 +221,16 @@ impl Shelf {
             let (expected, found) = (expected.to_owned(), unpacked.diff_id);
             return Err(ImageError::Digest { what, expected, found });
         }
-        let key = if unpacked.borrowed {
-            borrowed_key(&unpacked.diff_id, &stack.chain)
-        } else {
-            unpacked.diff_id.clone()
+        let key = match form {
+            Form::Root => only_on(&unpacked.diff_id, ROOT),
+            Form::Layer if unpacked.borrowed => only_on(&unpacked.diff_id, &stack.chain),
+            Form::Layer => unpacked.diff_id.clone(),
         };
-        self.seal(stack, open, Some(key)).await?;
+        if self.reuse_key(stack, &key).await? {
+            self.discard(open).await;
+        } else {
+            self.seal(stack, open, Some(key)).await?;
+        }
         stack.extend_chain(&unpacked.diff_id);
         Ok(unpacked)
     }
@@ -313,9 +324,10 @@ impl Shelf {
     }
 }
 
-/// A layer that looked at those below is known by both.
-fn borrowed_key(diff_id: &str, chain: &str) -> String {
-    format!("{diff_id}@{chain}")
+/// What stands for a layer that would be another one elsewhere: one that looked at those below is
+/// known by both, and a root filesystem is not read as a layer is.
+fn only_on(diff_id: &str, place: &str) -> String {
+    format!("{diff_id}@{place}")
 }
 
 /// Runs `work` where it may block.
