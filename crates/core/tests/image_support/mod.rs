@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub(crate) mod registry;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read as _, Write as _};

@@ -29,6 +29,7 @@ mod shelf;
 mod unpack;
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -61,6 +62,9 @@ pub struct ImageSettings {
     pub largest_layer: Size,
     /// Docker's configuration file, for credentials: usually `~/.docker/config.json`.
     pub docker_config: Option<PathBuf>,
+    /// Where `docker-credential-…` programs are looked for, written as `PATH` is; where the daemon's own
+    /// programs are, if absent.
+    pub helper_path: Option<OsString>,
     /// Registries spoken to without TLS, as `host:port`. Those on this machine always are.
     pub insecure_registries: Vec<String>,
 }
@@ -71,6 +75,7 @@ impl Default for ImageSettings {
             host: Host::default(),
             largest_layer: Size(64 << 30),
             docker_config: None,
+            helper_path: None,
             insecure_registries: Vec::new(),
         }
     }
@@ -155,50 +160,48 @@ impl Images {
         let registry = Registry::open(&self.shelf.settings, &reference).await?;
         let described = registry.describe().await?;
         let mut stack = self.shelf.begin().await?;
-        let layers: Vec<_> =
-            described.plan.layers.iter().zip(&described.config.rootfs.diff_ids).collect();
-        let missing = layers.iter().filter(|(_, diff_id)| !self.shelf.may_have(&stack, diff_id));
-        let need = missing.map(|(layer, _)| layer.size).sum::<u64>();
+        let layers: Vec<Wanted> = described
+            .plan
+            .layers
+            .into_iter()
+            .zip(&described.config.rootfs.diff_ids)
+            .map(|(blob, diff_id)| Wanted {
+                here: self.shelf.may_have(&stack, diff_id),
+                diff_id: diff_id.clone(),
+                blob,
+            })
+            .collect();
+        let need = layers.iter().filter(|layer| !layer.here).map(|layer| layer.blob.size).sum();
         self.shelf.store.check_room(need).await?;
         let partial = self.shelf.partial_dir().await?;
-        // Downloads run ahead; unpacking goes from the bottom up, one by one.
+        // Downloads run ahead; unpacking goes from the bottom up, one by one. A layer's lock is held
+        // for one of the two at a time, so that pulls of images with layers in another order never
+        // wait for each other.
         let (shelf, registry, partial) = (&self.shelf, &registry, &partial);
-        let may_have: HashSet<&str> = layers
-            .iter()
-            .filter(|(_, diff_id)| shelf.may_have(&stack, diff_id))
-            .map(|(_, diff_id)| diff_id.as_str())
-            .collect();
-        // By number: a closure over the references themselves would keep this future from being sent
-        // to another thread, as far as the compiler can tell.
-        let layers = &layers;
-        let mut downloads = futures_util::stream::iter(0..layers.len())
-            .map(|at| {
-                let (layer, diff_id) = layers[at];
-                let known = may_have.contains(diff_id.as_str());
-                async move {
-                    if known {
-                        return Ok((layer, diff_id, None));
+        let mut downloads = futures_util::stream::iter(layers)
+            .map(|layer| async move {
+                if !layer.here {
+                    let _alone = shelf.lock(&layer.blob.digest).await;
+                    if !shelf.has_made(&layer.diff_id) {
+                        registry.fetch(&layer.blob, partial, progress).await?;
                     }
-                    let guard = shelf.lock(&layer.digest).await;
-                    let path = registry.fetch(layer, partial, progress).await?;
-                    ImageResult::Ok((layer, diff_id, Some((path, guard))))
                 }
+                ImageResult::Ok(layer)
             })
             .buffered(DOWNLOADS);
-        while let Some(next) = downloads.next().await {
-            let (layer, diff_id, blob) = next?;
-            if shelf.reuse(&mut stack, diff_id).await? {
+        while let Some(layer) = downloads.next().await {
+            let layer = layer?;
+            let _alone = shelf.lock(&layer.blob.digest).await;
+            if shelf.reuse(&mut stack, &layer.diff_id).await? {
                 continue;
             }
-            // What was known may turn out to be of no use on these layers below.
-            let (path, _guard) = match blob {
-                Some(blob) => blob,
-                None => {
-                    let guard = shelf.lock(&layer.digest).await;
-                    (registry.fetch(layer, partial, progress).await?, guard)
-                }
+            // What was here may be of no use on these layers below, and another pull may have used
+            // the download up.
+            let path = match registry.fetched(&layer.blob, partial) {
+                Some(path) => path,
+                None => registry.fetch(&layer.blob, partial, progress).await?,
             };
-            shelf.add_blob(&mut stack, path, diff_id, &layer.digest, progress).await?;
+            shelf.add_blob(&mut stack, path, &layer.diff_id, &layer.blob.digest, progress).await?;
         }
         drop(downloads);
         let config = described.config.settings();
@@ -243,6 +246,14 @@ impl Images {
     }
 }
 
+/// A layer of an image that is being pulled.
+struct Wanted {
+    blob: oci::Descriptor,
+    diff_id: String,
+    /// Whether it may be here already.
+    here: bool,
+}
+
 impl From<StoreError> for ImageError {
     fn from(source: StoreError) -> Self {
         Self::Store { source }
@@ -263,4 +274,22 @@ fn check_name(name: &str) -> ImageResult<()> {
     };
     let name = name.chars().take(120).collect();
     Err(ImageError::BadName { name, reason: reason.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Images, Reporter};
+
+    /// Servers run these on any thread; that they may is decided here and not there.
+    #[test]
+    fn operations_can_move_between_threads() {
+        fn can_move(_: impl Send) {}
+        fn all(images: &Images, progress: &Reporter) {
+            let path = std::path::Path::new("x");
+            can_move(images.host(false, progress));
+            can_move(images.pull("x", progress));
+            can_move(images.import("x", path, progress));
+        }
+        let _ = all;
+    }
 }

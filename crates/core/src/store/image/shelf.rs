@@ -36,6 +36,8 @@ pub(super) struct Shelf {
     /// One at a time for each name: two pulls of one layer share the download.
     locks: Locks,
     held: Arc<Mutex<HashMap<LayerId, usize>>>,
+    /// Layers made since the daemon started, by what stands for them.
+    made: Mutex<BTreeMap<String, LayerId>>,
 }
 
 /// An image's layers as they come together, from the bottom up.
@@ -44,7 +46,7 @@ pub(super) struct Stack {
     layers: Vec<LayerId>,
     /// Names all layers so far: OCI's chain id.
     chain: String,
-    /// Layers there are, by [`key`](Layer::diff_id).
+    /// Layers there were when it was begun, by what stands for them: [`Layer::diff_id`].
     known: BTreeMap<String, LayerId>,
     held: Held,
 }
@@ -102,7 +104,13 @@ impl Stack {
 
 impl Shelf {
     pub(super) fn new(store: Store, settings: ImageSettings) -> Self {
-        Self { store, settings, locks: Mutex::default(), held: Arc::default() }
+        Self {
+            store,
+            settings,
+            locks: Mutex::default(),
+            held: Arc::default(),
+            made: Mutex::default(),
+        }
     }
 
     pub(super) fn in_use(&self) -> HashSet<LayerId> {
@@ -151,15 +159,22 @@ impl Shelf {
     }
 
     async fn reuse_key(&self, stack: &mut Stack, key: &str) -> ImageResult<bool> {
-        let Some(id) = stack.known.get(key).cloned() else { return Ok(false) };
-        // Held first and looked at then: a collection in between is seen.
-        stack.held.add(&id);
-        if self.store.layer(&id).await.is_err() {
-            return Ok(false);
+        let made = lock(&self.made).get(key).cloned();
+        for id in [stack.known.get(key).cloned(), made].into_iter().flatten() {
+            // Held first and looked at then: a collection in between is seen.
+            stack.held.add(&id);
+            if self.store.layer(&id).await.is_ok() {
+                let diff = self.store.diff_dir(&id);
+                stack.push(id, &diff);
+                return Ok(true);
+            }
         }
-        let diff = self.store.diff_dir(&id);
-        stack.push(id, &diff);
-        Ok(true)
+        Ok(false)
+    }
+
+    /// Whether a layer was made by another pull meanwhile.
+    pub(super) fn has_made(&self, diff_id: &str) -> bool {
+        lock(&self.made).contains_key(diff_id)
     }
 
     /// Unpacks a downloaded blob, which is removed when that has succeeded.
@@ -264,9 +279,13 @@ impl Shelf {
         key: Option<String>,
     ) -> ImageResult<()> {
         let diff = self.store.diff_dir(open);
-        let options = SealOptions { kind: LayerKind::Image, diff_id: key, ..Default::default() };
+        let options =
+            SealOptions { kind: LayerKind::Image, diff_id: key.clone(), ..Default::default() };
         // An empty layer makes none, and changes nothing about the image.
         if let Some(layer) = self.store.seal(open, &options).await? {
+            if let Some(key) = key {
+                lock(&self.made).insert(key, layer.id.clone());
+            }
             stack.push(layer.id, &diff);
         }
         Ok(())

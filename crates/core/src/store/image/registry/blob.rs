@@ -69,6 +69,13 @@ impl Registry {
         Ok(path)
     }
 
+    /// Where a blob is that was downloaded whole and checked a moment ago.
+    pub(in super::super) fn fetched(&self, blob: &Descriptor, partial: &Path) -> Option<PathBuf> {
+        let path = partial.join(digest::digits(&blob.digest)?);
+        let length = std::fs::metadata(&path).ok()?.len();
+        (length == blob.size).then_some(path)
+    }
+
     /// Downloads until it is done or breaks off; `have` follows what is in the file.
     async fn more(
         &self,

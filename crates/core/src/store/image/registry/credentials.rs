@@ -4,7 +4,6 @@
 //! for one registry knows best, and a plain entry beats asking a store that may know nothing.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use tokio::io::AsyncWriteExt as _;
 
+use super::super::ImageSettings;
 use super::super::error::{ImageError, ImageResult};
 use super::super::reference::Reference;
 
@@ -78,8 +78,11 @@ struct Answer {
 }
 
 /// Finds the credentials for a registry. No file, or nothing in it, is no error.
-pub(super) async fn find(config: Option<&Path>, reference: &Reference) -> ImageResult<Credentials> {
-    let Some(path) = config else { return Ok(Credentials::Anonymous) };
+pub(super) async fn find(
+    settings: &ImageSettings,
+    reference: &Reference,
+) -> ImageResult<Credentials> {
+    let Some(path) = settings.docker_config.as_deref() else { return Ok(Credentials::Anonymous) };
     let bad = |reason: String| ImageError::Credentials {
         registry: reference.registry.clone(),
         reason: format!("`{}` {reason}", path.display()),
@@ -97,7 +100,7 @@ pub(super) async fn find(config: Option<&Path>, reference: &Reference) -> ImageR
     let asked = names.first().copied().unwrap_or(&reference.registry);
     let named = |key: &str| names.iter().any(|name| host_of(name) == host_of(key));
     if let Some((_, helper)) = config.cred_helpers.iter().find(|(key, _)| named(key)) {
-        return ask(helper, asked, reference).await;
+        return ask(settings, helper, asked, reference).await;
     }
     if let Some((_, entry)) = config.auths.iter().find(|(key, _)| named(key))
         && let Some(found) = entry.credentials().map_err(bad)?
@@ -105,7 +108,7 @@ pub(super) async fn find(config: Option<&Path>, reference: &Reference) -> ImageR
         return Ok(found);
     }
     match &config.creds_store {
-        Some(helper) => ask(helper, asked, reference).await,
+        Some(helper) => ask(settings, helper, asked, reference).await,
         None => Ok(Credentials::Anonymous),
     }
 }
@@ -140,7 +143,12 @@ impl Entry {
 }
 
 /// Asks the program `docker-credential-<helper>`.
-async fn ask(helper: &str, server: &str, reference: &Reference) -> ImageResult<Credentials> {
+async fn ask(
+    settings: &ImageSettings,
+    helper: &str,
+    server: &str,
+    reference: &Reference,
+) -> ImageResult<Credentials> {
     let bad =
         |reason: String| ImageError::Credentials { registry: reference.registry.clone(), reason };
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
@@ -149,7 +157,11 @@ async fn ask(helper: &str, server: &str, reference: &Reference) -> ImageResult<C
     }
     let program = format!("docker-credential-{helper}");
     let asking = async {
-        let mut child = tokio::process::Command::new(&program)
+        let mut command = tokio::process::Command::new(&program);
+        if let Some(path) = &settings.helper_path {
+            command.env("PATH", path);
+        }
+        let mut child = command
             .arg("get")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -192,13 +204,15 @@ fn host_of(key: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::{Credentials, find};
+    use crate::store::image::ImageSettings;
 
     async fn found(config: &str, reference: &str) -> Result<Credentials, String> {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("config.json");
         std::fs::write(&path, config).expect("our own file");
         let reference = reference.parse().expect("a reference");
-        find(Some(&path), &reference).await.map_err(|error| error.to_string())
+        let settings = ImageSettings { docker_config: Some(path), ..Default::default() };
+        find(&settings, &reference).await.map_err(|error| error.to_string())
     }
 
     fn password(user: &str, password: &str) -> Credentials {

@@ -12,7 +12,6 @@
 mod blob;
 mod credentials;
 
-use std::path::Path;
 use std::time::Duration;
 
 use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, RANGE, WWW_AUTHENTICATE};
@@ -69,8 +68,7 @@ impl Registry {
             .user_agent(USER_AGENT)
             .build()
             .map_err(|error| wrong(chain(&error)))?;
-        let config: Option<&Path> = settings.docker_config.as_deref();
-        let credentials = credentials::find(config, reference).await?;
+        let credentials = credentials::find(settings, reference).await?;
         let authorization = Mutex::new(None);
         Ok(Self { http, base, reference: reference.clone(), credentials, authorization })
     }

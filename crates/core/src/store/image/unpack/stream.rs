@@ -310,6 +310,9 @@ fn time(text: &[u8]) -> Option<(i64, i64)> {
     let text = std::str::from_utf8(text).ok()?;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let seconds: i64 = whole.parse().ok()?;
+    if !fraction.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
     let digits: String = fraction.chars().chain("000000000".chars()).take(9).collect();
     let nanos: i64 = digits.parse().ok()?;
     if whole.starts_with('-') && nanos > 0 {
@@ -357,7 +360,7 @@ mod tests {
     #[test]
     fn values_may_hold_any_byte_and_lengths_are_checked() {
         let mut good = Extended::default();
-        read_records(b"27 SCHILY.xattr.user.a=b\n=c\n", &mut good).expect("a good record");
+        read_records(b"28 SCHILY.xattr.user.a=b\n=c\n", &mut good).expect("a good record");
         assert_eq!(good.xattrs, [("user.a".to_owned(), b"b\n=c".to_vec())]);
         for wrong in
             [&b"5 a=b"[..], b"99 a=b\n", b"0 a=b\n", b"x\n", b"6 abc\n", b"8 size=x\n", b"-1 a=b\n"]
