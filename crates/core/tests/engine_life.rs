@@ -24,7 +24,13 @@ async fn what_was_written_is_there_after_a_stop() {
     let opened = engine.create(&project(), small("app"), None).await.unwrap();
     assert!(opened.created && !opened.resumed);
     assert_eq!(opened.sandbox.phase, Phase::Running);
-    assert_eq!(sh(&engine, "app", "echo kept > /work/file; echo out; echo err >&2; exit 3").await.command.exit_code, Some(3));
+    assert_eq!(
+        sh(&engine, "app", "echo kept > /work/file; echo out; echo err >&2; exit 3")
+            .await
+            .command
+            .exit_code,
+        Some(3)
+    );
 
     let stopped = engine.stop(&project(), &name("app"), None).await.unwrap();
     let snapshot = stopped.snapshot.unwrap();
@@ -84,14 +90,28 @@ async fn a_checkpoint_ends_nothing_and_can_be_gone_back_to() {
     sh(&engine, "app", "echo good > /work/file; echo shm > /dev/shm/x").await;
     let idle = engine.checkpoint(&project(), &name("app"), Some("green".to_owned())).await.unwrap();
     assert_eq!(idle.item.label.as_deref(), Some("green"));
-    assert_eq!(sh(&engine, "app", "cat /dev/shm/x /work/file").await.out, "shm\ngood\n", "the session went on");
+    assert_eq!(
+        sh(&engine, "app", "cat /dev/shm/x /work/file").await.out,
+        "shm\ngood\n",
+        "the session went on"
+    );
 
-    let busy = Exec { argv: ["sh", "-c", "while :; do date > /work/tick; sleep 0.01; done"].map(str::to_owned).to_vec(), detach: true, ..Exec::default() };
+    let busy = Exec {
+        argv: ["sh", "-c", "while :; do date > /work/tick; sleep 0.01; done"]
+            .map(str::to_owned)
+            .to_vec(),
+        detach: true,
+        ..Exec::default()
+    };
     let busy = engine.exec(&project(), &name("app"), busy).await.unwrap().command;
-    sh(&engine, "app", "echo worse > /work/file; ln /work/file /work/link; rm /work/tick; true").await;
+    sh(&engine, "app", "echo worse > /work/file; ln /work/file /work/link; rm /work/tick; true")
+        .await;
     let while_busy = engine.checkpoint(&project(), &name("app"), None).await.unwrap();
     assert_eq!(while_busy.item.generation, idle.item.generation + 1);
-    assert!(engine.command(&project(), &name("app"), &busy.id).await.unwrap().ended_at.is_none(), "it goes on");
+    assert!(
+        engine.command(&project(), &name("app"), &busy.id).await.unwrap().ended_at.is_none(),
+        "it goes on"
+    );
     sh(&engine, "app", "rm /work/link; echo worst > /work/file").await;
     let second = engine.checkpoint(&project(), &name("app"), None).await.unwrap();
     assert_eq!(second.item.parent.as_ref(), Some(&while_busy.item.id));
@@ -103,9 +123,16 @@ async fn a_checkpoint_ends_nothing_and_can_be_gone_back_to() {
     engine.rollback(&project(), &name("app"), &while_busy.item.id, None).await.unwrap();
     assert_eq!(sh(&engine, "app", "cat /work/link").await.out, "worse\n");
     engine.rollback(&project(), &name("app"), &second.item.id, None).await.unwrap();
-    assert_eq!(sh(&engine, "app", "cat /work/file; ls /work | grep -v tick").await.out, "worst\nfile\n");
+    assert_eq!(
+        sh(&engine, "app", "cat /work/file; ls /work | grep -v tick").await.out,
+        "worst\nfile\n"
+    );
     engine.rollback(&project(), &name("app"), &before.id, None).await.unwrap();
-    assert_eq!(sh(&engine, "app", "cat /work/file").await.out, "worst\n", "a rollback can be undone");
+    assert_eq!(
+        sh(&engine, "app", "cat /work/file").await.out,
+        "worst\n",
+        "a rollback can be undone"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -148,7 +175,11 @@ async fn a_daemon_that_is_gone_leaves_sandboxes_running_and_the_next_adopts_them
     let engine = house.open().await;
     engine.create(&project(), small("app"), None).await.unwrap();
     let line = "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done; sleep 0.5; echo done > /work/done; echo bye";
-    let exec = Exec { argv: ["sh", "-c", line].map(str::to_owned).to_vec(), detach: true, ..Exec::default() };
+    let exec = Exec {
+        argv: ["sh", "-c", line].map(str::to_owned).to_vec(),
+        detach: true,
+        ..Exec::default()
+    };
     let command = engine.exec(&project(), &name("app"), exec).await.unwrap().command;
     engine.shutdown().await;
     drop(engine);
@@ -182,7 +213,8 @@ async fn reopen(house: &House) -> sandkeep_core::engine::Engine {
 async fn hooks_run_and_what_they_did_is_told() {
     let house = house!();
     let engine = house.open().await;
-    let hook = |line: &str| Hook { argv: ["sh", "-c", line].map(str::to_owned).to_vec(), timeout: None };
+    let hook =
+        |line: &str| Hook { argv: ["sh", "-c", line].map(str::to_owned).to_vec(), timeout: None };
     let hooks = Hooks {
         on_create: vec![hook("echo made > /work/made")],
         on_resume: vec![hook("exit 4"), hook("echo never > /work/never")],
@@ -197,7 +229,11 @@ async fn hooks_run_and_what_they_did_is_told() {
     let session = engine.start(&project(), &name("app"), None).await.unwrap().session.unwrap();
     assert_eq!(session.valid, Some(true));
     let told: Vec<_> = session.hooks.iter().map(|run| (run.hook.as_str(), run.exit_code)).collect();
-    assert_eq!(told, [("validate", Some(0)), ("on_resume", Some(4))], "the first that fails ends the list");
+    assert_eq!(
+        told,
+        [("validate", Some(0)), ("on_resume", Some(4))],
+        "the first that fails ends the list"
+    );
     assert_eq!(sh(&engine, "app", "ls /work").await.out, "checked\nmade\n");
 }
 
@@ -236,7 +272,10 @@ async fn retries_under_one_key_do_the_work_once() {
     let first = engine.create(&project(), unnamed(), key()).await.unwrap();
     let again = engine.create(&project(), unnamed(), key()).await.unwrap();
     assert_eq!(first.sandbox.name, again.sandbox.name);
-    assert!(matches!(engine.create(&project(), small("other"), key()).await, Err(Error::KeyReused(_))));
+    assert!(matches!(
+        engine.create(&project(), small("other"), key()).await,
+        Err(Error::KeyReused(_))
+    ));
     let sandbox = first.sandbox.name;
     let project = project();
     let stop = || engine.stop(&project, &sandbox, Some("k-2".to_owned()));
@@ -267,28 +306,44 @@ async fn bad_wishes_are_refused_and_leave_nothing() {
         Create { from: Some(sandkeep_core::model::SnapshotId::fresh()), ..small("bad") },
     ];
     for wish in wishes {
-        let error = engine.create(&project(), wish.clone(), None).await.expect_err(&format!("{wish:?}"));
+        let error =
+            engine.create(&project(), wish.clone(), None).await.expect_err(&format!("{wish:?}"));
         assert_ne!(error.kind(), sandkeep_core::engine::ErrorKind::Fault, "{error}");
     }
-    assert_eq!(engine.list(&project(), &Filter::default(), &Page::default()).await.unwrap().items, []);
+    assert_eq!(
+        engine.list(&project(), &Filter::default(), &Page::default()).await.unwrap().items,
+        []
+    );
 
     engine.create(&project(), small("app"), None).await.unwrap();
-    assert!(matches!(engine.create(&project(), small("app"), None).await, Err(Error::NameTaken(_))));
+    assert!(matches!(
+        engine.create(&project(), small("app"), None).await,
+        Err(Error::NameTaken(_))
+    ));
     let missing = Exec { argv: vec!["no-such-program".to_owned()], ..Exec::default() };
-    let error = engine.exec(&project(), &name("app"), missing).await.expect_err("there is no such program");
+    let error =
+        engine.exec(&project(), &name("app"), missing).await.expect_err("there is no such program");
     assert_eq!(error.code(), "executable_not_found");
     let current = engine.checkpoint(&project(), &name("app"), None).await.unwrap().item.id;
-    assert!(matches!(engine.delete_snapshot(&project(), &current).await, Err(Error::SnapshotInUse { .. })));
+    assert!(matches!(
+        engine.delete_snapshot(&project(), &current).await,
+        Err(Error::SnapshotInUse { .. })
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sandboxes_are_found_by_all_their_tags_at_once() {
     let house = house!();
     let engine = house.open().await;
-    for (n, (customer, agent)) in [("acme", "1"), ("acme", "2"), ("zeta", "1")].into_iter().enumerate() {
+    for (n, (customer, agent)) in
+        [("acme", "1"), ("acme", "2"), ("zeta", "1")].into_iter().enumerate()
+    {
         let mut request = small(&format!("s{n}"));
         request.start = false;
-        request.patch.tags = Some(Tags::from([("customer".into(), customer.into()), ("agent".into(), agent.into())]));
+        request.patch.tags = Some(Tags::from([
+            ("customer".into(), customer.into()),
+            ("agent".into(), agent.into()),
+        ]));
         engine.create(&project(), request, None).await.unwrap();
     }
     let find = |tags: &[(&str, &str)]| {
@@ -304,8 +359,14 @@ async fn sandboxes_are_found_by_all_their_tags_at_once() {
     };
     assert_eq!(names(find(&[("customer", "acme")])).await, ["s1", "s0"]);
     assert_eq!(names(find(&[("customer", "acme"), ("agent", "1")])).await, ["s0"]);
-    let page = engine.list(&project(), &Filter::default(), &Page { limit: 2, cursor: None }).await.unwrap();
+    let page = engine
+        .list(&project(), &Filter::default(), &Page { limit: 2, cursor: None })
+        .await
+        .unwrap();
     assert_eq!(page.items.len(), 2);
-    let rest = engine.list(&project(), &Filter::default(), &Page { limit: 2, cursor: page.next }).await.unwrap();
+    let rest = engine
+        .list(&project(), &Filter::default(), &Page { limit: 2, cursor: page.next })
+        .await
+        .unwrap();
     assert_eq!((rest.items.len(), rest.next), (1, None));
 }

@@ -52,11 +52,15 @@ impl House {
         let dir = TempDir::with_prefix("keep-house-").map_err(|error| error.to_string())?;
         let agent = dir.path().join("keep-agent");
         fs::write(&agent, AGENT).map_err(|error| error.to_string())?;
-        fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)).map_err(|error| error.to_string())?;
+        fs::set_permissions(&agent, fs::Permissions::from_mode(0o755))
+            .map_err(|error| error.to_string())?;
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let id = std::process::id();
-        let config =
-            ContainerConfig { agent, run_dir: dir.path().join("run"), cgroup_parent: format!("sandkeep-test-{id}-h{count}") };
+        let config = ContainerConfig {
+            agent,
+            run_dir: dir.path().join("run"),
+            cgroup_parent: format!("sandkeep-test-{id}-h{count}"),
+        };
         ContainerDriver::new(config.clone()).map_err(|error| error.to_string())?;
         // Tests run side by side: each takes uids of its own.
         let uid_base = 0x7000_0000 + (id % 0x400) * 0x20_0000;
@@ -96,12 +100,17 @@ impl House {
         let db = SqliteDb::open(&self.data().join("index.db")).await.expect("the index opens");
         let images = Images::new(store.clone(), ImageSettings::default());
         let drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(self.driver())];
-        let parts = Parts { store, images, db: Arc::new(db), drivers, settings: self.settings.clone() };
+        let parts =
+            Parts { store, images, db: Arc::new(db), drivers, settings: self.settings.clone() };
         let engine = Engine::open(parts).await.expect("the engine opens");
         if engine.images().get("small").await.is_err() {
             let tar = self.dir.path().join("small.tar");
             small_root_tar(&tar).expect("a small root");
-            engine.images().import("small", &tar, &Reporter::silent()).await.expect("the small root imports");
+            engine
+                .images()
+                .import("small", &tar, &Reporter::silent())
+                .await
+                .expect("the small root imports");
         }
         if engine.projects().is_empty() {
             engine.create_project(project()).await.expect("a first project");
@@ -113,7 +122,9 @@ impl House {
 impl Drop for House {
     fn drop(&mut self) {
         let driver = self.driver();
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+            return;
+        };
         // A runtime cannot be entered from within another one: a thread of its own can.
         std::thread::scope(|scope| {
             scope.spawn(move || {

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use super::Result;
-use super::command::Tracked;
 use super::slot::lock;
+use super::track::Tracked;
 use crate::driver::{Driver, Link};
 use crate::guest::Guest;
 use crate::model::{CommandId, MachineKey, Sandbox, Session};

@@ -10,12 +10,14 @@
 //! - [`lifecycle`] decides, purely, what may happen to a sandbox in each phase.
 //! - `slot` gives each sandbox its *turn*: work that changes its phase runs one at a time, in the
 //!   order it was asked for, in a task of its own, so that a caller who goes away ends nothing.
-//! - `boot`, `seal`, `checkpoint`, `erase` are that work. Each records what it is about to do in the
+//! - `sandbox` is what callers ask for. `create`, `boot`, `seal`, `checkpoint`, `branch` (fork and
+//!   rollback) and `erase` are that work. Each records what it is about to do in the
 //!   sandbox's manifest first. A daemon that dies in between finds the debt when it comes back
 //!   (`recover`) and pays it.
 //! - `live` is a running sandbox: its agent, its session, who is using it.
 //! - `hooks` are the commands the server runs by itself at a start and a stop.
-//! - `command` runs processes and keeps what they print (`log`); `files` moves files.
+//! - `command` runs processes, `track` follows them and keeps what they print (`log`); `files` moves
+//!   files; `export` makes an OCI image of a snapshot.
 //! - `space` says who holds which layers, drops what is held by nobody and shortens long chains.
 //! - `reaper` ends what is idle, over its time or over its disk, and what has expired.
 //! - `tenant` knows projects and keys; `once` makes retries harmless.
@@ -25,10 +27,13 @@
 //! sandbox's manifest is the commit point: before it, the old generation stands.
 
 mod boot;
+mod branch;
 mod checkpoint;
 mod command;
+mod create;
 mod erase;
 mod error;
+mod export;
 mod files;
 mod hooks;
 pub mod lifecycle;
@@ -42,6 +47,7 @@ mod seal;
 mod slot;
 mod space;
 mod tenant;
+mod track;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};

@@ -9,17 +9,15 @@ use super::live::Live;
 use super::slot::Slot;
 use super::space::Sized;
 use super::{
-    Create, Deleted, Engine, Error, Fork, IfExists, Inner, Opened, Result, RolledBack, Stopped,
-    Tree, WakeMode,
+    Create, Deleted, Engine, Error, Fork, Inner, Opened, Result, RolledBack, Stopped, Tree,
+    WakeMode,
 };
 use crate::db::{Filter, Page, Paged};
-use crate::failpoint;
 use crate::model::{
-    Config, FORMAT, Image, ImageConfig, LayerId, Lineage, Name, Patch, Sandbox, SandboxId, Session,
-    SessionEnd, Snapshot, SnapshotId, SnapshotKind, Span, now,
+    Name, Patch, Sandbox, SandboxId, Session, SessionEnd, Snapshot, SnapshotId, SnapshotKind, Span,
+    now,
 };
 use crate::store::Durability;
-use crate::store::image::{HOST, Reporter};
 
 impl Engine {
     /// Makes a sandbox, or hands out the one of that name if asked to.
@@ -298,15 +296,6 @@ impl Engine {
     }
 }
 
-/// What a new sandbox stands on.
-struct Ground {
-    config: Config,
-    layers: Vec<LayerId>,
-    image_config: ImageConfig,
-    current: Option<SnapshotId>,
-    forked_from: Option<Lineage>,
-}
-
 impl Inner {
     pub(super) async fn find(&self, project: &Name, name: &Name) -> Result<Sandbox> {
         let found = self.db.sandbox(project, name).await?;
@@ -316,14 +305,14 @@ impl Inner {
     }
 
     /// The sandbox as it is now, in its turn.
-    async fn reread(&self, id: &SandboxId, name: &Name) -> Result<Sandbox> {
+    pub(super) async fn reread(&self, id: &SandboxId, name: &Name) -> Result<Sandbox> {
         let found = self.db.sandbox_by_id(id).await?;
         found
             .filter(|sandbox| sandbox.phase != Phase::Deleted)
             .ok_or_else(|| Error::NoSandbox(name.clone()))
     }
 
-    async fn session_of(&self, sandbox: &Sandbox) -> Result<Option<Session>> {
+    pub(super) async fn session_of(&self, sandbox: &Sandbox) -> Result<Option<Session>> {
         if let Some(live) = self.live(&sandbox.id) {
             return Ok(Some(live.session()));
         }
@@ -351,7 +340,7 @@ impl Inner {
     }
 
     /// Starts a sandbox in its turn; the second answer tells whether this call did it.
-    async fn wake(
+    pub(super) async fn wake(
         self: &Arc<Self>,
         id: &SandboxId,
         name: &Name,
@@ -365,194 +354,6 @@ impl Inner {
                 return Ok((live, false));
             }
             Ok((inner.boot(&slot, sandbox, false).await?, true))
-        })
-        .await
-    }
-
-    async fn create(
-        self: &Arc<Self>,
-        project: &Name,
-        request: Create,
-        key: Option<String>,
-    ) -> Result<Opened> {
-        if let (Some(name), IfExists::Get) = (&request.name, request.if_exists)
-            && let Some(found) = self.open_existing(project, name, request.start).await?
-        {
-            return Ok(found);
-        }
-        if let (Some(name), Some(key)) = (&request.name, &key)
-            && let Ok(sandbox) = self.find(project, name).await
-            && sandbox.created_with.as_ref() == Some(key)
-        {
-            // Made by a call that never got to answer.
-            return self.open_again(sandbox, request.start).await;
-        }
-        let config = request.patch.apply(Config::default())?.with_defaults_for(project);
-        let ground = match &request.from {
-            Some(id) => {
-                let snapshot = self.find_snapshot(project, id).await?;
-                let source = self.db.sandbox_by_id(&snapshot.sandbox).await?;
-                self.ground_of(config, source.as_ref(), snapshot)
-            }
-            None => {
-                let image = self.image(&config.image).await?;
-                Ground {
-                    config,
-                    layers: image.layers,
-                    image_config: image.config,
-                    current: None,
-                    forked_from: None,
-                }
-            }
-        };
-        self.driver(&ground.config.driver)?;
-        self.store.check_room(0).await?;
-        match self.found(project, request.name.clone(), ground, key, request.start).await {
-            Err(Error::NameTaken(name)) if request.if_exists == IfExists::Get => {
-                // Somebody else was quicker: theirs is handed out.
-                self.open_existing(project, &name, request.start)
-                    .await?
-                    .ok_or(Error::NameTaken(name))
-            }
-            other => other,
-        }
-    }
-
-    /// The image of that name; the one of this host is made when it is first asked for.
-    async fn image(&self, name: &str) -> Result<Image> {
-        let image = if name == HOST {
-            self.images.host(false, &Reporter::silent()).await?
-        } else {
-            self.images.get(name).await?
-        };
-        self.learn(&image.layers).await?;
-        Ok(image)
-    }
-
-    async fn open_existing(
-        self: &Arc<Self>,
-        project: &Name,
-        name: &Name,
-        start: bool,
-    ) -> Result<Option<Opened>> {
-        match self.find(project, name).await {
-            Ok(sandbox) => Ok(Some(self.open_again(sandbox, start).await?)),
-            Err(Error::NoSandbox(_)) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    async fn open_again(self: &Arc<Self>, sandbox: Sandbox, start: bool) -> Result<Opened> {
-        if !start {
-            let session = self.session_of(&sandbox).await?;
-            return Ok(Opened { sandbox, session, created: false, resumed: false });
-        }
-        let (live, resumed) = self.wake(&sandbox.id, &sandbox.name, None).await?;
-        Ok(Opened {
-            sandbox: (*live.sandbox()).clone(),
-            session: Some(live.session()),
-            created: false,
-            resumed,
-        })
-    }
-
-    fn ground_of(&self, config: Config, source: Option<&Sandbox>, snapshot: Snapshot) -> Ground {
-        let forked_from = Lineage {
-            sandbox: snapshot.sandbox.clone(),
-            name: snapshot.sandbox_name.clone(),
-            snapshot: Some(snapshot.id.clone()),
-            generation: snapshot.generation,
-        };
-        let layers =
-            source.map_or_else(|| snapshot.layers.clone(), |source| source.image_layers.clone());
-        Ground {
-            config,
-            layers,
-            image_config: snapshot.image_config,
-            current: Some(snapshot.id),
-            forked_from: Some(forked_from),
-        }
-    }
-
-    /// Brings a new sandbox into being. The index decides who gets the name.
-    async fn found(
-        self: &Arc<Self>,
-        project: &Name,
-        name: Option<Name>,
-        ground: Ground,
-        created_with: Option<String>,
-        start: bool,
-    ) -> Result<Opened> {
-        let Ground { config, layers, image_config, current, forked_from } = ground;
-        let made_up = name.is_none();
-        let mut sandbox = Sandbox {
-            format: FORMAT,
-            id: SandboxId::fresh(),
-            project: project.clone(),
-            name: name.unwrap_or_else(Name::generate),
-            config,
-            phase: Phase::Stopped,
-            debt: None,
-            generation: 0,
-            current,
-            image_layers: layers,
-            image_config,
-            forked_from,
-            session: None,
-            open_layer: None,
-            open_chain: Vec::new(),
-            unsealed: None,
-            uids: None,
-            created_with,
-            created_at: now(),
-            updated_at: now(),
-            used_at: now(),
-            failure: None,
-            validated: None,
-        };
-        self.turn(sandbox.id.clone(), move |inner, slot| async move {
-            while !inner.db.claim(&sandbox).await? {
-                if !made_up {
-                    return Err(Error::NameTaken(sandbox.name));
-                }
-                sandbox.name = Name::generate();
-            }
-            failpoint::pass("create.claimed");
-            if let Some(current) = &sandbox.current
-                && inner.db.snapshot(current).await?.is_none()
-            {
-                // Dropped by its own sandbox's retention between the choice and the claim.
-                inner.db.remove_sandbox(&sandbox.id).await?;
-                return Err(Error::NoSnapshot(current.clone()));
-            }
-            let durability = if start { Durability::Soon } else { Durability::Synced };
-            if let Err(error) = inner.record(&mut sandbox, durability).await {
-                inner.db.remove_sandbox(&sandbox.id).await?;
-                return Err(error);
-            }
-            failpoint::pass("create.recorded");
-            if !start {
-                return Ok(Opened { sandbox, session: None, created: true, resumed: false });
-            }
-            let started = inner.boot(&slot, sandbox.clone(), true).await;
-            match started {
-                Ok(live) => Ok(Opened {
-                    sandbox: (*live.sandbox()).clone(),
-                    session: Some(live.session()),
-                    created: true,
-                    resumed: false,
-                }),
-                Err(error) => {
-                    // A create that fails leaves no sandbox behind: the name is free again.
-                    if let Err(error) = inner.erase(&slot, sandbox).await {
-                        tracing::error!(
-                            error = super::boot::chain_of(&error),
-                            "a sandbox that was never made is left"
-                        );
-                    }
-                    Err(error)
-                }
-            }
         })
         .await
     }
@@ -628,118 +429,9 @@ impl Inner {
         self.retain(&sandbox).await?;
         Ok(sandbox)
     }
-
-    /// What the sandbox is at this moment, as a snapshot, in its turn. `None`: it is its image.
-    async fn snapshot_now(
-        self: &Arc<Self>,
-        slot: &Arc<Slot>,
-        sandbox: &mut Sandbox,
-        kind: SnapshotKind,
-        label: Option<String>,
-    ) -> Result<Option<Snapshot>> {
-        if let Some(live) = slot.live() {
-            *sandbox = (*live.sandbox()).clone();
-            return self.snap(&live, sandbox, kind, label).await.map(Some);
-        }
-        if sandbox.open_layer.is_some() {
-            self.settle(slot, sandbox, SnapshotKind::Recovered, SessionEnd::Interrupted).await?;
-        }
-        let Some(mut current) = self.current_snapshot(sandbox).await? else { return Ok(None) };
-        if label.is_some() && current.label != label {
-            current.label = label;
-            self.store.write(&current, Durability::Synced).await?;
-            self.db.put_snapshot(&current).await?;
-        }
-        Ok(Some(current))
-    }
-
-    async fn fork(
-        self: &Arc<Self>,
-        project: &Name,
-        name: &Name,
-        request: Fork,
-        key: Option<String>,
-    ) -> Result<Opened> {
-        if let (Some(new), Some(key)) = (&request.name, &key)
-            && let Ok(sandbox) = self.find(project, new).await
-            && sandbox.created_with.as_ref() == Some(key)
-        {
-            return self.open_again(sandbox, request.start).await;
-        }
-        if let Some(new) = &request.name
-            && self.find(project, new).await.is_ok()
-        {
-            return Err(Error::NameTaken(new.clone()));
-        }
-        let id = self.find(project, name).await?.id;
-        let (source_name, from, expect) =
-            (name.clone(), request.from.clone(), request.expect_generation);
-        let chosen = match &from {
-            Some(from) => Some(self.find_snapshot(project, from).await?),
-            None => None,
-        };
-        // Held until the new sandbox's manifest is written: what it stands on must not go meanwhile.
-        let work = self.turn(id.clone(), move |inner, slot| async move {
-            let mut source = inner.reread(&id, &source_name).await?;
-            expect_generation(&source, expect)?;
-            let snapshot = match chosen {
-                Some(snapshot) => Some(snapshot),
-                None => inner.snapshot_now(&slot, &mut source, SnapshotKind::Fork, None).await?,
-            };
-            failpoint::pass("fork.snapshot");
-            Ok((source, snapshot))
-        });
-        let (source, snapshot) = work.await?;
-        let config = request.patch.apply(source.config.clone())?;
-        self.driver(&config.driver)?;
-        let ground = match snapshot {
-            Some(snapshot) => self.ground_of(config, Some(&source), snapshot),
-            None => Ground {
-                config,
-                layers: source.image_layers.clone(),
-                image_config: source.image_config.clone(),
-                current: None,
-                forked_from: Some(Lineage {
-                    sandbox: source.id.clone(),
-                    name: source.name.clone(),
-                    snapshot: None,
-                    generation: source.generation,
-                }),
-            },
-        };
-        self.found(project, request.name, ground, key, request.start).await
-    }
-
-    async fn rollback(
-        self: &Arc<Self>,
-        slot: &Arc<Slot>,
-        id: &SandboxId,
-        name: &Name,
-        target: &Snapshot,
-        expect: Option<u64>,
-    ) -> Result<RolledBack> {
-        let mut sandbox = self.reread(id, name).await?;
-        expect_generation(&sandbox, expect)?;
-        let mut before = None;
-        if slot.live().is_some() || sandbox.open_layer.is_some() {
-            before = self
-                .settle(slot, &mut sandbox, SnapshotKind::BeforeRollback, SessionEnd::RolledBack)
-                .await?;
-        }
-        failpoint::pass("rollback.kept");
-        sandbox.current = Some(target.id.clone());
-        sandbox.image_config = target.image_config.clone();
-        sandbox.generation += 1;
-        sandbox.validated = None;
-        sandbox.phase = Phase::Stopped;
-        sandbox.failure = None;
-        self.record(&mut sandbox, Durability::Synced).await?;
-        failpoint::pass("rollback.done");
-        Ok(RolledBack { sandbox, before })
-    }
 }
 
-fn expect_generation(sandbox: &Sandbox, expected: Option<u64>) -> Result<()> {
+pub(super) fn expect_generation(sandbox: &Sandbox, expected: Option<u64>) -> Result<()> {
     match expected {
         Some(expected) if expected != sandbox.generation => Err(Error::Generation {
             name: sandbox.name.clone(),

@@ -1,0 +1,128 @@
+//! Snapshots that lead elsewhere: forks and rollbacks.
+//!
+//! A fork is a new sandbox on the same layers. A running source is checkpointed first, so that a fork
+//! never starts from something older than what was asked for. A rollback keeps what it leaves as a
+//! snapshot, so that it can be undone; rolling back to a snapshot of a fork promotes what the fork
+//! did.
+
+use std::sync::Arc;
+
+use super::create::Ground;
+use super::lifecycle::Phase;
+use super::sandbox::expect_generation;
+use super::slot::Slot;
+use super::{Error, Fork, Inner, Opened, Result, RolledBack};
+use crate::failpoint;
+use crate::model::{Lineage, Name, Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotKind};
+use crate::store::Durability;
+
+impl Inner {
+    /// What the sandbox is at this moment, as a snapshot, in its turn. `None`: it is its image.
+    pub(super) async fn snapshot_now(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        sandbox: &mut Sandbox,
+        kind: SnapshotKind,
+        label: Option<String>,
+    ) -> Result<Option<Snapshot>> {
+        if let Some(live) = slot.live() {
+            *sandbox = (*live.sandbox()).clone();
+            return self.snap(&live, sandbox, kind, label).await.map(Some);
+        }
+        if sandbox.open_layer.is_some() {
+            self.settle(slot, sandbox, SnapshotKind::Recovered, SessionEnd::Interrupted).await?;
+        }
+        let Some(mut current) = self.current_snapshot(sandbox).await? else { return Ok(None) };
+        if label.is_some() && current.label != label {
+            current.label = label;
+            self.store.write(&current, Durability::Synced).await?;
+            self.db.put_snapshot(&current).await?;
+        }
+        Ok(Some(current))
+    }
+
+    pub(super) async fn fork(
+        self: &Arc<Self>,
+        project: &Name,
+        name: &Name,
+        request: Fork,
+        key: Option<String>,
+    ) -> Result<Opened> {
+        if let (Some(new), Some(key)) = (&request.name, &key)
+            && let Ok(sandbox) = self.find(project, new).await
+            && sandbox.created_with.as_ref() == Some(key)
+        {
+            return self.open_again(sandbox, request.start).await;
+        }
+        if let Some(new) = &request.name
+            && self.find(project, new).await.is_ok()
+        {
+            return Err(Error::NameTaken(new.clone()));
+        }
+        let id = self.find(project, name).await?.id;
+        let (source_name, from, expect) =
+            (name.clone(), request.from.clone(), request.expect_generation);
+        let chosen = match &from {
+            Some(from) => Some(self.find_snapshot(project, from).await?),
+            None => None,
+        };
+        // Held until the new sandbox's manifest is written: what it stands on must not go meanwhile.
+        let work = self.turn(id.clone(), move |inner, slot| async move {
+            let mut source = inner.reread(&id, &source_name).await?;
+            expect_generation(&source, expect)?;
+            let snapshot = match chosen {
+                Some(snapshot) => Some(snapshot),
+                None => inner.snapshot_now(&slot, &mut source, SnapshotKind::Fork, None).await?,
+            };
+            failpoint::pass("fork.snapshot");
+            Ok((source, snapshot))
+        });
+        let (source, snapshot) = work.await?;
+        let config = request.patch.apply(source.config.clone())?;
+        self.driver(&config.driver)?;
+        let ground = match snapshot {
+            Some(snapshot) => self.ground_of(config, Some(&source), snapshot),
+            None => Ground {
+                config,
+                layers: source.image_layers.clone(),
+                image_config: source.image_config.clone(),
+                current: None,
+                forked_from: Some(Lineage {
+                    sandbox: source.id.clone(),
+                    name: source.name.clone(),
+                    snapshot: None,
+                    generation: source.generation,
+                }),
+            },
+        };
+        self.found(project, request.name, ground, key, request.start).await
+    }
+
+    pub(super) async fn rollback(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        id: &SandboxId,
+        name: &Name,
+        target: &Snapshot,
+        expect: Option<u64>,
+    ) -> Result<RolledBack> {
+        let mut sandbox = self.reread(id, name).await?;
+        expect_generation(&sandbox, expect)?;
+        let mut before = None;
+        if slot.live().is_some() || sandbox.open_layer.is_some() {
+            before = self
+                .settle(slot, &mut sandbox, SnapshotKind::BeforeRollback, SessionEnd::RolledBack)
+                .await?;
+        }
+        failpoint::pass("rollback.kept");
+        sandbox.current = Some(target.id.clone());
+        sandbox.image_config = target.image_config.clone();
+        sandbox.generation += 1;
+        sandbox.validated = None;
+        sandbox.phase = Phase::Stopped;
+        sandbox.failure = None;
+        self.record(&mut sandbox, Durability::Synced).await?;
+        failpoint::pass("rollback.done");
+        Ok(RolledBack { sandbox, before })
+    }
+}

@@ -1,0 +1,224 @@
+//! Making a sandbox: on an image, on a snapshot, or handing out the one that has the name.
+//!
+//! The index decides who gets a name, atomically. A create that fails leaves no sandbox behind and
+//! the name free; one that was acknowledged is on stable storage.
+
+use std::sync::Arc;
+
+use super::lifecycle::Phase;
+use super::{Create, Error, IfExists, Inner, Opened, Result};
+use crate::failpoint;
+use crate::model::{
+    Config, FORMAT, Image, ImageConfig, LayerId, Lineage, Name, Sandbox, SandboxId, Snapshot,
+    SnapshotId, now,
+};
+use crate::store::Durability;
+use crate::store::image::{HOST, Reporter};
+
+/// What a new sandbox stands on.
+pub(super) struct Ground {
+    pub(super) config: Config,
+    pub(super) layers: Vec<LayerId>,
+    pub(super) image_config: ImageConfig,
+    pub(super) current: Option<SnapshotId>,
+    pub(super) forked_from: Option<Lineage>,
+}
+
+impl Inner {
+    pub(super) async fn create(
+        self: &Arc<Self>,
+        project: &Name,
+        request: Create,
+        key: Option<String>,
+    ) -> Result<Opened> {
+        if let (Some(name), IfExists::Get) = (&request.name, request.if_exists)
+            && let Some(found) = self.open_existing(project, name, request.start).await?
+        {
+            return Ok(found);
+        }
+        if let (Some(name), Some(key)) = (&request.name, &key)
+            && let Ok(sandbox) = self.find(project, name).await
+            && sandbox.created_with.as_ref() == Some(key)
+        {
+            // Made by a call that never got to answer.
+            return self.open_again(sandbox, request.start).await;
+        }
+        let config = request.patch.apply(Config::default())?.with_defaults_for(project);
+        let ground = match &request.from {
+            Some(id) => {
+                let snapshot = self.find_snapshot(project, id).await?;
+                let source = self.db.sandbox_by_id(&snapshot.sandbox).await?;
+                self.ground_of(config, source.as_ref(), snapshot)
+            }
+            None => {
+                let image = self.image(&config.image).await?;
+                Ground {
+                    config,
+                    layers: image.layers,
+                    image_config: image.config,
+                    current: None,
+                    forked_from: None,
+                }
+            }
+        };
+        self.driver(&ground.config.driver)?;
+        self.store.check_room(0).await?;
+        match self.found(project, request.name.clone(), ground, key, request.start).await {
+            Err(Error::NameTaken(name)) if request.if_exists == IfExists::Get => {
+                // Somebody else was quicker: theirs is handed out.
+                self.open_existing(project, &name, request.start)
+                    .await?
+                    .ok_or(Error::NameTaken(name))
+            }
+            other => other,
+        }
+    }
+
+    /// The image of that name; the one of this host is made when it is first asked for.
+    pub(super) async fn image(&self, name: &str) -> Result<Image> {
+        let image = if name == HOST {
+            self.images.host(false, &Reporter::silent()).await?
+        } else {
+            self.images.get(name).await?
+        };
+        self.learn(&image.layers).await?;
+        Ok(image)
+    }
+
+    pub(super) async fn open_existing(
+        self: &Arc<Self>,
+        project: &Name,
+        name: &Name,
+        start: bool,
+    ) -> Result<Option<Opened>> {
+        match self.find(project, name).await {
+            Ok(sandbox) => Ok(Some(self.open_again(sandbox, start).await?)),
+            Err(Error::NoSandbox(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) async fn open_again(
+        self: &Arc<Self>,
+        sandbox: Sandbox,
+        start: bool,
+    ) -> Result<Opened> {
+        if !start {
+            let session = self.session_of(&sandbox).await?;
+            return Ok(Opened { sandbox, session, created: false, resumed: false });
+        }
+        let (live, resumed) = self.wake(&sandbox.id, &sandbox.name, None).await?;
+        Ok(Opened {
+            sandbox: (*live.sandbox()).clone(),
+            session: Some(live.session()),
+            created: false,
+            resumed,
+        })
+    }
+
+    pub(super) fn ground_of(
+        &self,
+        config: Config,
+        source: Option<&Sandbox>,
+        snapshot: Snapshot,
+    ) -> Ground {
+        let forked_from = Lineage {
+            sandbox: snapshot.sandbox.clone(),
+            name: snapshot.sandbox_name.clone(),
+            snapshot: Some(snapshot.id.clone()),
+            generation: snapshot.generation,
+        };
+        let layers =
+            source.map_or_else(|| snapshot.layers.clone(), |source| source.image_layers.clone());
+        Ground {
+            config,
+            layers,
+            image_config: snapshot.image_config,
+            current: Some(snapshot.id),
+            forked_from: Some(forked_from),
+        }
+    }
+
+    /// Brings a new sandbox into being. The index decides who gets the name.
+    pub(super) async fn found(
+        self: &Arc<Self>,
+        project: &Name,
+        name: Option<Name>,
+        ground: Ground,
+        created_with: Option<String>,
+        start: bool,
+    ) -> Result<Opened> {
+        let Ground { config, layers, image_config, current, forked_from } = ground;
+        let made_up = name.is_none();
+        let mut sandbox = Sandbox {
+            format: FORMAT,
+            id: SandboxId::fresh(),
+            project: project.clone(),
+            name: name.unwrap_or_else(Name::generate),
+            config,
+            phase: Phase::Stopped,
+            debt: None,
+            generation: 0,
+            current,
+            image_layers: layers,
+            image_config,
+            forked_from,
+            session: None,
+            open_layer: None,
+            open_chain: Vec::new(),
+            unsealed: None,
+            uids: None,
+            created_with,
+            created_at: now(),
+            updated_at: now(),
+            used_at: now(),
+            failure: None,
+            validated: None,
+        };
+        self.turn(sandbox.id.clone(), move |inner, slot| async move {
+            while !inner.db.claim(&sandbox).await? {
+                if !made_up {
+                    return Err(Error::NameTaken(sandbox.name));
+                }
+                sandbox.name = Name::generate();
+            }
+            failpoint::pass("create.claimed");
+            if let Some(current) = &sandbox.current
+                && inner.db.snapshot(current).await?.is_none()
+            {
+                // Dropped by its own sandbox's retention between the choice and the claim.
+                inner.db.remove_sandbox(&sandbox.id).await?;
+                return Err(Error::NoSnapshot(current.clone()));
+            }
+            let durability = if start { Durability::Soon } else { Durability::Synced };
+            if let Err(error) = inner.record(&mut sandbox, durability).await {
+                inner.db.remove_sandbox(&sandbox.id).await?;
+                return Err(error);
+            }
+            failpoint::pass("create.recorded");
+            if !start {
+                return Ok(Opened { sandbox, session: None, created: true, resumed: false });
+            }
+            let started = inner.boot(&slot, sandbox.clone(), true).await;
+            match started {
+                Ok(live) => Ok(Opened {
+                    sandbox: (*live.sandbox()).clone(),
+                    session: Some(live.session()),
+                    created: true,
+                    resumed: false,
+                }),
+                Err(error) => {
+                    // A create that fails leaves no sandbox behind: the name is free again.
+                    if let Err(error) = inner.erase(&slot, sandbox).await {
+                        tracing::error!(
+                            error = super::boot::chain_of(&error),
+                            "a sandbox that was never made is left"
+                        );
+                    }
+                    Err(error)
+                }
+            }
+        })
+        .await
+    }
+}

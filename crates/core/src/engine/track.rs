@@ -1,0 +1,209 @@
+//! Following a command that is alive.
+//!
+//! Every command has one task here, its *tracker*: it takes output from the agent, appends it to the
+//! log, hands it to the caller who started the command and waits for the result, and only then
+//! credits the agent. So what was credited is on disk, and a daemon that comes back attaches from
+//! where the log ends. The caller who started a command is waited for, like a pipe's reader would
+//! be; everybody else reads the log and never slows the command down.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use sandkeep_proto::link::Exit;
+use tokio::sync::{mpsc, watch};
+
+use super::command::Event;
+use super::live::{Hold, Live};
+use super::log::{LogWriter, Stream};
+use super::slot::lock;
+use super::{Error, Inner, Result};
+use crate::guest::{Output, OutputEvent, Process, Stdin};
+use crate::model::{Command, CommandId, CommandState, now};
+
+/// A command that is alive, as the daemon sees it.
+#[derive(Debug)]
+pub(super) struct Tracked {
+    record: Mutex<Command>,
+    /// Output bytes taken so far; closed by the end.
+    pub(super) progress: watch::Sender<u64>,
+    over: AtomicBool,
+    pub(super) stdin: tokio::sync::Mutex<Option<Stdin>>,
+    pub(super) with_stdin: bool,
+}
+
+impl Tracked {
+    pub(super) fn id(&self) -> CommandId {
+        lock(&self.record).id.clone()
+    }
+
+    pub(super) fn record(&self) -> Command {
+        lock(&self.record).clone()
+    }
+
+    pub(super) fn outcome(&self) -> Option<Command> {
+        self.over.load(Ordering::SeqCst).then(|| self.record())
+    }
+
+    /// Waits until it has ended.
+    pub(super) async fn ended(&self) {
+        let mut progress = self.progress.subscribe();
+        while !self.over.load(Ordering::SeqCst) {
+            let _ = progress.changed().await;
+        }
+    }
+
+    pub(super) fn no_stdin(&self) -> Error {
+        if self.with_stdin { Error::CommandEnded(self.id()) } else { Error::NoStdin(self.id()) }
+    }
+}
+
+impl Inner {
+    /// Takes up a command that an earlier daemon started.
+    pub(super) async fn adopt(self: &Arc<Self>, live: &Arc<Live>, record: Command) -> Result<()> {
+        let hold = live.hold();
+        let log = self.open_log(&record)?;
+        let process = live.guest().await?.attach(record.id.as_str(), log.offset(), 0).await?;
+        self.track(live, record, process, log, None, true, hold);
+        Ok(())
+    }
+
+    pub(super) fn open_log(&self, record: &Command) -> Result<LogWriter> {
+        let path = self.store.log_path(&record.sandbox, &record.id);
+        LogWriter::open(&path, self.settings.log_limit.0)
+            .map_err(|source| crate::store::StoreError::Io { action: "open", path, source }.into())
+    }
+
+    #[allow(clippy::too_many_arguments)] // all of them are the command
+    pub(super) fn track(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        record: Command,
+        process: Process,
+        log: LogWriter,
+        caller: Option<mpsc::Sender<Event>>,
+        with_stdin: bool,
+        hold: Hold,
+    ) -> Arc<Tracked> {
+        let id = record.id.clone();
+        let deadline = record.timeout.map(|span| {
+            let ran = now().as_millisecond() - record.started_at.as_millisecond();
+            span.duration().saturating_sub(Duration::from_millis(u64::try_from(ran).unwrap_or(0)))
+        });
+        let Process { output, stdin, .. } = process;
+        let tracked = Arc::new(Tracked {
+            record: Mutex::new(record),
+            progress: watch::channel(0).0,
+            over: AtomicBool::new(false),
+            stdin: tokio::sync::Mutex::new(Some(stdin)),
+            with_stdin,
+        });
+        lock(&live.commands).insert(id, Arc::clone(&tracked));
+        let tracker = Tracker {
+            inner: Arc::clone(self),
+            live: Arc::clone(live),
+            tracked: Arc::clone(&tracked),
+            log,
+            caller,
+            deadline,
+        };
+        tokio::spawn(async move {
+            tracker.run(output).await;
+            drop(hold);
+        });
+        tracked
+    }
+}
+
+struct Tracker {
+    inner: Arc<Inner>,
+    live: Arc<Live>,
+    tracked: Arc<Tracked>,
+    log: LogWriter,
+    caller: Option<mpsc::Sender<Event>>,
+    deadline: Option<Duration>,
+}
+
+impl Tracker {
+    async fn run(mut self, output: Output) {
+        let exit = self.follow(output).await;
+        let ended = {
+            let mut record = lock(&self.tracked.record);
+            record.ended_at = Some(now());
+            record.output_bytes = self.log.offset();
+            record.truncated = self.log.truncated();
+            match exit {
+                Some(exit) => {
+                    record.state = CommandState::Exited;
+                    record.exit_code = Some(exit.code);
+                }
+                None => record.state = CommandState::Lost,
+            }
+            record.clone()
+        };
+        if let Err(error) = self.inner.keep_command(&ended).await {
+            tracing::error!(command = %ended.id, %error, "how a command ended is not on record");
+        }
+        self.tracked.over.store(true, Ordering::SeqCst);
+        lock(&self.live.commands).remove(&ended.id);
+        self.tracked.progress.send_modify(|_| {});
+        self.tracked.stdin.lock().await.take();
+        if exit.is_some()
+            && let Ok(guest) = self.live.guest().await
+        {
+            let _ = guest.forget(ended.id.as_str()).await;
+        }
+        if let Some(caller) = &self.caller {
+            let _ = caller.send(Event::Exited(ended)).await;
+        }
+    }
+
+    /// Takes output until the command ends; `None` when its session ended under it.
+    async fn follow(&mut self, mut output: Output) -> Option<Exit> {
+        let id = self.tracked.id();
+        let timer = tokio::time::sleep(self.deadline.unwrap_or(Duration::MAX / 4));
+        tokio::pin!(timer);
+        let mut killed = self.deadline.is_none();
+        loop {
+            let event = tokio::select! {
+                event = output.next() => event,
+                () = &mut timer, if !killed => {
+                    killed = true;
+                    if let Ok(guest) = self.live.guest().await {
+                        let _ = guest.signal(id.as_str(), 9).await;
+                    }
+                    continue;
+                }
+            };
+            match event {
+                Ok(OutputEvent::Stdout(bytes)) => self.take(Stream::Out, bytes, &output).await,
+                Ok(OutputEvent::Stderr(bytes)) => self.take(Stream::Err, bytes, &output).await,
+                Ok(OutputEvent::Exited(exit)) => return Some(exit),
+                Err(error) => {
+                    // The connection broke, not the command: take it up again, unless the machine is gone.
+                    tracing::debug!(command = %id, %error, "lost sight of a command");
+                    let guest = self.live.guest().await.ok()?;
+                    let process = guest.attach(id.as_str(), self.log.offset(), 0).await.ok()?;
+                    *self.tracked.stdin.lock().await = Some(process.stdin);
+                    output = process.output;
+                }
+            }
+        }
+    }
+
+    async fn take(&mut self, stream: Stream, bytes: Bytes, output: &Output) {
+        self.log.append(stream, &bytes);
+        output.keep(bytes.len());
+        self.tracked.progress.send_replace(self.log.offset());
+        if let Some(caller) = &self.caller {
+            let event = match stream {
+                Stream::Out => Event::Stdout(bytes),
+                Stream::Err => Event::Stderr(bytes),
+            };
+            if caller.send(event).await.is_err() {
+                self.caller = None;
+            }
+        }
+    }
+}
