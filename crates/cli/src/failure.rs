@@ -49,6 +49,9 @@ pub(crate) enum Failure {
     /// `doctor --strict` found something.
     #[error("something this host needs is missing")]
     Unfit,
+    /// `fsck` found damage.
+    #[error("the data directory is damaged")]
+    Broken,
 }
 
 impl Failure {
@@ -76,7 +79,7 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Client(error) => client_code(error),
-            Self::Here { .. } | Self::Unfit => 1,
+            Self::Here { .. } | Self::Unfit | Self::Broken => 1,
             Self::NoServer { .. } => 3,
             Self::Some { code, .. } => *code,
             Self::Unheard => 141,
@@ -96,7 +99,8 @@ impl Failure {
             | Self::Here { .. }
             | Self::NoServer { .. }
             | Self::Some { .. }
-            | Self::Unfit => 125,
+            | Self::Unfit
+            | Self::Broken => 125,
         }
     }
 
@@ -107,6 +111,9 @@ impl Failure {
             }
             Self::Client(error) => error.hint(),
             Self::Here { hint, .. } => hint.as_deref(),
+            Self::Broken => Some(
+                "snapshots that are whole can still be resumed; `keep serve` leaves damaged files alone",
+            ),
             Self::Some { .. } | Self::Unheard | Self::Unfit => None,
         }
     }

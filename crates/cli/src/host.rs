@@ -9,7 +9,6 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
 use sandkeep_core::driver::AGENT;
 use sandkeep_core::driver::container::ContainerConfig;
 use sha2::{Digest as _, Sha256};
@@ -53,33 +52,6 @@ fn short_hash(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().take(6).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The sole right to a data directory, for as long as it lives.
-#[derive(Debug)]
-pub(crate) struct Lock {
-    _file: fs::File,
-}
-
-impl Lock {
-    /// Takes the right, or says who might have it.
-    pub(crate) fn take(data: &Path) -> Result<Self, Failure> {
-        let path = data.join("lock");
-        let cannot =
-            |error: io::Error| Failure::caused(format!("cannot lock `{}`", path.display()), error);
-        let mut options = fs::OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(&path).map_err(cannot)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { _file: file }),
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let message = format!("another server works in `{}`", data.display());
-                let hint = "stop it first, or choose another directory with --data";
-                Err(Failure::here(message).with_hint(hint))
-            }
-            Err(error) => Err(cannot(error.into())),
-        }
-    }
-}
-
 /// Explains why root is needed, to whoever is not.
 pub(crate) fn need_root(what: &str) -> Result<(), Failure> {
     if rustix::process::geteuid().is_root() {
@@ -98,17 +70,7 @@ pub(crate) fn need_root(what: &str) -> Result<(), Failure> {
 mod tests {
     use std::path::Path;
 
-    use super::{Lock, container_config, install_agent};
-
-    #[test]
-    fn one_server_to_a_data_directory() {
-        let data = tempfile::tempdir().unwrap();
-        let first = Lock::take(data.path()).unwrap();
-        let failure = Lock::take(data.path()).unwrap_err();
-        assert!(failure.to_string().contains("another server"), "{failure}");
-        drop(first);
-        Lock::take(data.path()).unwrap();
-    }
+    use super::{container_config, install_agent};
 
     #[test]
     fn the_agent_is_written_once_and_runs() {

@@ -1,8 +1,226 @@
-//! `keep serve`.
+//! `keep serve`: puts the parts together and serves until it is told to end.
+//!
+//! Order matters: the data directory is locked first (opening the store does it), sockets are opened
+//! before the engine, so that a taken port is told before anything is begun, and the file that tells
+//! clients where to go is written last, when there is somebody to answer them.
+
+use std::fs;
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use sandkeep_core::db::SqliteDb;
+use sandkeep_core::driver::Driver;
+use sandkeep_core::driver::container::ContainerDriver;
+use sandkeep_core::engine::{Engine, Parts, Settings};
+use sandkeep_core::model::{Name, Scope};
+use sandkeep_core::store::Store;
+use sandkeep_core::store::image::{HOST, ImageSettings, Images, Reporter};
+use sandkeep_server::{Limits, ServeConfig, Server};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
 use crate::args::{Global, ServeArgs};
-use crate::config;
+use crate::config::{self, Resolved};
 use crate::failure::Failure;
+use crate::host;
+use crate::locate::ClientFile;
+use crate::screen::{Paint, Screen};
+
+/// The project of the first key.
+const DEFAULT_PROJECT: &str = "default";
+
+/// The index, which can always be made again from the rest.
+const INDEX: &str = "index.sqlite";
+
 pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failure> {
-    let resolved = config::resolve(global, args)?;
-    Err(Failure::here(format!("not wired {resolved:?}")))
+    let config = config::resolve(global, args)?;
+    host::need_root("keep serve")?;
+    start_logging(&config.log)?;
+    // Listened for from the start: a stop that comes early must not be lost.
+    let ended = told_to_end()?;
+    let store = open_store(&config.data)?;
+    let server = Server::bind(ServeConfig {
+        tcp: config.listen.clone(),
+        unix: config.unix_socket.clone(),
+        scratch: config.data.join("tmp"),
+        limits: Limits::default(),
+    })
+    .await
+    .map_err(|error| {
+        let hint = "another server may have it; choose another with --listen or --unix-socket";
+        Failure::caused("cannot listen", error).with_hint(hint)
+    })?;
+    let engine = open_engine(store).await?;
+    let file = introduce(&engine, &config, &server).await?;
+    greet(global, &config, &file)?;
+    if config.host_image {
+        tokio::spawn(make_host_image(engine.clone()));
+    }
+    server.run(engine.clone(), ended).await;
+    tracing::info!("shutting down; sandboxes go on running");
+    engine.shutdown().await;
+    Ok(())
+}
+
+/// Opens the store, which locks the data directory.
+pub(crate) fn open_store(data: &Path) -> Result<Store, Failure> {
+    Store::open(data).map_err(|error| {
+        let hint =
+            "stop the server that works there first, or choose another directory with --data";
+        let locked = matches!(error, sandkeep_core::store::StoreError::Locked { .. });
+        let failure = Failure::caused(format!("cannot open `{}`", data.display()), error);
+        if locked { failure.with_hint(hint) } else { failure }
+    })
+}
+
+/// Opens the engine on everything this host has.
+pub(crate) async fn open_engine(store: Store) -> Result<Engine, Failure> {
+    let data = store.data_dir().to_path_buf();
+    let cannot = |what: &'static str| move |error| Failure::caused(what, error);
+    let agent = host::install_agent(&data.join("bin"))
+        .map_err(|error| Failure::caused("cannot write the agent program", error))?;
+    let driver = ContainerDriver::new(host::container_config(agent, &data)).map_err(|error| {
+        Failure::caused("cannot run sandboxes on this host", error)
+            .with_hint("`keep doctor` tells what is missing and how to fix it")
+    })?;
+    let db = SqliteDb::open(&data.join(INDEX)).await.map_err(|error| {
+        Failure::caused("cannot open the index", error)
+            .with_hint("`keep fsck --rebuild` makes it again from the disk")
+    })?;
+    let settings = ImageSettings { docker_config: docker_config(), ..ImageSettings::default() };
+    let images = Images::new(store.clone(), settings);
+    let drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(driver)];
+    let parts = Parts { store, images, db: Arc::new(db), drivers, settings: Settings::default() };
+    Engine::open(parts).await.map_err(cannot("cannot read what is on the disk"))
+}
+
+/// Removes the index; opening the engine makes it again.
+pub(crate) fn forget_index(data: &Path) -> Result<(), Failure> {
+    for name in [INDEX.to_owned(), format!("{INDEX}-wal"), format!("{INDEX}-shm")] {
+        match fs::remove_file(data.join(&name)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Failure::caused(format!("cannot remove `{name}`"), error));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn start_logging(filter: &str) -> Result<(), Failure> {
+    let hint = "write error, warn, info, debug or trace, or a filter like `sandkeep_core=debug`";
+    let filter = EnvFilter::try_new(filter)
+        .map_err(|error| Failure::caused("the log filter makes no sense", error).with_hint(hint))?;
+    let colours = Paint::for_errors() == Paint::of(true) && std::io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colours)
+        .init();
+    Ok(())
+}
+
+/// Resolves when the server is to end.
+fn told_to_end() -> Result<impl Future<Output = ()> + Send, Failure> {
+    let on = |kind: SignalKind| {
+        signal(kind).map_err(|error| Failure::caused("cannot listen for signals", error))
+    };
+    let (mut interrupt, mut terminate) =
+        (on(SignalKind::interrupt())?, on(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+}
+
+/// Makes sure that there is a project and a key, and tells clients on this machine about them.
+async fn introduce(
+    engine: &Engine,
+    config: &Resolved,
+    server: &Server,
+) -> Result<ClientFile, Failure> {
+    let cannot = |error| Failure::caused("cannot make the first project and key", error);
+    let project: Name = DEFAULT_PROJECT
+        .parse()
+        .map_err(|error| Failure::caused("the first project cannot have its name", error))?;
+    if engine.projects().is_empty() {
+        engine.create_project(project.clone()).await.map_err(cannot)?;
+    }
+    let known = ClientFile::read(&config.data).ok().map(|file| file.key);
+    let key = match known.filter(|key| engine.authenticate(key).is_ok()) {
+        Some(key) => key,
+        None => {
+            let project = engine.projects().into_iter().next().map_or(project, |first| first.name);
+            let label = "local".to_owned();
+            let (_, secret) =
+                engine.create_key(&project, label, Scope::Admin, None).await.map_err(cannot)?;
+            secret
+        }
+    };
+    let file = ClientFile {
+        url: server.addresses().first().map(|address| format!("http://{address}")),
+        unix_socket: config.unix_socket.clone(),
+        key,
+    };
+    file.write(&config.data)
+        .map_err(|error| Failure::caused("cannot write what clients need to know", error))?;
+    Ok(file)
+}
+
+fn greet(global: &Global, config: &Resolved, file: &ClientFile) -> Result<(), Failure> {
+    let mut places: Vec<String> = file.url.iter().cloned().collect();
+    places.extend(file.unix_socket.iter().map(|path| format!("unix://{}", path.display())));
+    let data = config.data.display();
+    // Clients that look where a server usually is need not be told.
+    let told = match config.data == crate::locate::default_data() {
+        true => String::new(),
+        false => format!("  export SANDKEEP_DATA={data}\n"),
+    };
+    Screen::new(global.json).text(&format!(
+        "Sandkeep {} listens on {}; data in {data}
+
+In another terminal:
+{told}  keep create my-app
+  keep exec my-app -- uname -a
+  keep stop my-app
+  keep ls
+",
+        env!("CARGO_PKG_VERSION"),
+        places.join(" and "),
+    ))
+}
+
+/// Makes the image `host` while nobody waits for it. A sandbox that comes first makes it itself.
+async fn make_host_image(engine: Engine) {
+    let begun = Instant::now();
+    if engine.images().get(HOST).await.is_ok() {
+        return;
+    }
+    tracing::info!("making the image `{HOST}` from this machine; once, some seconds");
+    match engine.images().host(false, &Reporter::silent()).await {
+        Ok(_) => {
+            let seconds = begun.elapsed().as_secs_f64();
+            tracing::info!("the image `{HOST}` is ready after {seconds:.1} s");
+        }
+        Err(error) => {
+            let error: &dyn std::error::Error = &error;
+            tracing::error!(
+                error,
+                "the image `{HOST}` could not be made; the next sandbox that wants it tries again"
+            );
+        }
+    }
+}
+
+/// Where docker keeps credentials for registries.
+fn docker_config() -> Option<PathBuf> {
+    let folder = match std::env::var_os("DOCKER_CONFIG") {
+        Some(folder) => PathBuf::from(folder),
+        None => PathBuf::from(std::env::var_os("HOME")?).join(".docker"),
+    };
+    Some(folder.join("config.json"))
 }

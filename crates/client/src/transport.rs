@@ -84,12 +84,18 @@ impl fmt::Display for Endpoint {
 /// What a request carries.
 pub(crate) type Outgoing = UnsyncBoxBody<Bytes, io::Error>;
 
+/// A connection that serves one exchange at a time.
+type Connection = http1::SendRequest<Outgoing>;
+
+/// Connections that serve none.
+type Idle = Arc<Mutex<Vec<Connection>>>;
+
 /// The connections to one server, and the key to it.
 pub(crate) struct Transport {
     endpoint: Endpoint,
     bearer: Option<HeaderValue>,
     // Held only to push and pop, never across an await.
-    idle: Arc<Mutex<Vec<http1::SendRequest<Outgoing>>>>,
+    idle: Idle,
 }
 
 impl fmt::Debug for Transport {
@@ -228,7 +234,7 @@ impl Transport {
     async fn exchange(
         &self,
         mut request: Request<Outgoing>,
-    ) -> Result<(Response<Incoming>, http1::SendRequest<Outgoing>), Error> {
+    ) -> Result<(Response<Incoming>, Connection), Error> {
         loop {
             let (mut sender, used) = match self.take_idle().await {
                 Some(sender) => (sender, true),
@@ -244,7 +250,7 @@ impl Transport {
         }
     }
 
-    async fn take_idle(&self) -> Option<http1::SendRequest<Outgoing>> {
+    async fn take_idle(&self) -> Option<Connection> {
         loop {
             let mut sender = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
             if !sender.is_closed() && sender.ready().await.is_ok() {
@@ -253,7 +259,7 @@ impl Transport {
         }
     }
 
-    async fn open(&self) -> Result<http1::SendRequest<Outgoing>, Error> {
+    async fn open(&self) -> Result<Connection, Error> {
         let wire = TokioIo::new(self.connect().await?);
         let (sender, connection) =
             http1::handshake(wire).await.map_err(|error| Error::broken("greeting it", error))?;
@@ -339,7 +345,7 @@ impl From<Bytes> for Upload {
 pub struct Download {
     body: Option<Incoming>,
     headers: hyper::HeaderMap,
-    home: Option<(http1::SendRequest<Outgoing>, Arc<Mutex<Vec<http1::SendRequest<Outgoing>>>>)>,
+    home: Option<(Connection, Idle)>,
 }
 
 impl fmt::Debug for Download {

@@ -1,5 +1,7 @@
 //! How the client behaves on the wire, against a server that says what a test tells it to.
 
+#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,6 +1,96 @@
-//! `keep fsck`.
+//! `keep fsck`: looks at a data directory that no server has open, and makes its index again.
+
+use std::path::PathBuf;
+
+use sandkeep_core::store::{Problem, Report};
+use serde::Serialize;
+
+use super::bytes;
 use crate::args::{FsckArgs, Global};
 use crate::failure::Failure;
-pub(super) async fn fsck(_global: &Global, _args: &FsckArgs) -> Result<(), Failure> {
-    Err(Failure::here("not wired"))
+use crate::locate;
+use crate::screen::{Paint, Screen};
+use crate::serve;
+
+#[derive(Debug, Serialize)]
+struct Answer {
+    data: PathBuf,
+    #[serde(flatten)]
+    report: Report,
+    broken: bool,
+    rebuilt: bool,
+}
+
+pub(super) async fn fsck(global: &Global, args: &FsckArgs) -> Result<(), Failure> {
+    let data = global.data.clone().unwrap_or_else(locate::default_data);
+    if !data.is_dir() {
+        let hint = "name the data directory with --data or SANDKEEP_DATA";
+        let message = format!("there is no data directory `{}`", data.display());
+        return Err(Failure::here(message).with_hint(hint));
+    }
+    let store = serve::open_store(&data)?;
+    let report = store
+        .fsck()
+        .await
+        .map_err(|error| Failure::caused("cannot read the data directory", error))?;
+    if args.rebuild {
+        serve::forget_index(store.data_dir())?;
+        // Opening the engine reads everything into a new index; running sandboxes are let run.
+        serve::open_engine(store).await?.shutdown().await;
+    }
+    let broken = report.is_broken();
+    let screen = Screen::new(global.json);
+    let answer = Answer { data, report, broken, rebuilt: args.rebuild };
+    screen.answer(&answer, |answer| written(screen.paint, answer))?;
+    match broken {
+        true => Err(Failure::Broken),
+        false => Ok(()),
+    }
+}
+
+fn written(paint: Paint, answer: &Answer) -> String {
+    let Report { problems, projects, sandboxes, snapshots, images, layers } = &answer.report;
+    let mut text = format!(
+        "{}: {projects} projects, {sandboxes} sandboxes, {snapshots} snapshots, {images} images, {layers} layers\n",
+        answer.data.display()
+    );
+    for problem in problems {
+        let mark = match problem.is_leftover() {
+            true => paint.dim("leftover"),
+            false => paint.red("PROBLEM "),
+        };
+        text.push_str(&format!("{mark}  {}\n", told(problem)));
+    }
+    if answer.rebuilt {
+        text.push_str("the index was made again from what is on disk\n");
+    }
+    text.push_str(match answer.broken {
+        true => "something that was acknowledged is damaged\n",
+        false => "everything that was acknowledged is there\n",
+    });
+    text
+}
+
+fn told(problem: &Problem) -> String {
+    match problem {
+        Problem::DamagedManifest { path, reason } => {
+            format!("`{}` does not read: {reason}", path.display())
+        }
+        Problem::TooNew { path } => {
+            format!("`{}` was written by a later version of keep", path.display())
+        }
+        Problem::MissingLayer { needed_by, layer } => {
+            format!("layer {layer} is gone, and {needed_by} needs it")
+        }
+        Problem::MissingSnapshot { sandbox, snapshot } => {
+            format!("snapshot {snapshot} is gone, and sandbox {sandbox} stands on it")
+        }
+        Problem::MissingFiles { layer } => format!("layer {layer} has lost its files"),
+        Problem::NotASandbox { path } => format!("`{}` holds no sandbox", path.display()),
+        Problem::AbandonedLayer { layer } => format!("layer {layer} was begun and never finished"),
+        Problem::UnheldLayer { layer, bytes: size } => {
+            format!("layer {layer}, {}, is needed by nobody", bytes(*size))
+        }
+        Problem::Stray { path } => format!("`{}` does not belong there", path.display()),
+    }
 }

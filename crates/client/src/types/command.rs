@@ -126,6 +126,7 @@ pub enum Encoding {
 /// What is said while a command runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[allow(clippy::large_enum_variant)] // one at a time, on its way to or from JSON
 pub enum ExecEvent {
     /// It runs. Always the first.
     Started {
