@@ -1,11 +1,119 @@
-//! What the agent does once its cage stands: it answers on the link.
+//! What the agent does once its cage stands: it answers on the link, as PID 1.
+//!
+//! Everything but file work happens on one thread, in one runtime: connections ([`connection`]),
+//! commands ([`command`]), reaping ([`reap`]). File work blocks, and is done as the user it is for,
+//! so each piece gets a thread of its own that ends with it ([`work`]).
+//!
+//! *Nothing that arrives ends the agent.* It is the sandbox's first process: if it ends, everything
+//! does. Bytes that are no frames close the connection they came on. What the host may make the
+//! agent hold is counted: streams, commands, and a window of bytes for each.
 
+mod backlog;
+mod command;
+mod connection;
+mod files;
+mod launch;
+mod outbound;
+mod port;
+mod problem;
+mod reap;
+mod start;
+mod tar_in;
+mod tar_out;
+mod user;
+mod work;
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::os::unix::net::UnixListener;
+use std::rc::Rc;
+use std::time::Duration;
+
+use sandkeep_proto::frame::CHUNK;
+use tokio::sync::Semaphore;
+use tokio::task::LocalSet;
+
+use command::Command;
+use outbound::Outbound;
+
+/// How many commands are known at one time, exited ones that were not forgotten included.
+const COMMANDS: usize = 4096;
+/// How many short pieces of file work are done at one time.
+const SHORT_WORK: usize = 8;
+/// How many transfers of files are under way at one time. They wait for the host, so they have
+/// room of their own and never hold up the short ones.
+const LONG_WORK: usize = 64;
+
+/// What the one thread knows.
+#[derive(Debug)]
+struct Agent {
+    generation: String,
+    commands: RefCell<HashMap<String, Rc<Command>>>,
+    /// Commands whose process was not reaped yet.
+    running: RefCell<HashMap<i32, Rc<Command>>>,
+    started: Cell<u64>,
+    /// The connection that was greeted last.
+    current: RefCell<Option<Rc<Outbound>>>,
+    short_work: Semaphore,
+    long_work: Semaphore,
+    /// Where pipes are read into; used only between two waits, so one is enough.
+    scratch: Rc<RefCell<Vec<u8>>>,
+    /// The limit of open files that commands get.
+    files: libc::rlimit,
+}
 
 /// Serves until the machine ends.
 pub(crate) fn run(listener: UnixListener) -> ! {
     loop {
-        drop(listener.accept());
-        while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}
+        let served = serve(&listener);
+        // Only the runtime's own setup can fail, for want of descriptors or memory: try again.
+        let Err(error) = served;
+        eprintln!("keep-agent: could not serve: {error}");
+        std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+fn serve(listener: &UnixListener) -> std::io::Result<std::convert::Infallible> {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    let files = launch::raise_file_limit();
+    let agent = Rc::new(Agent {
+        generation: generation()?,
+        commands: RefCell::default(),
+        running: RefCell::default(),
+        started: Cell::new(0),
+        current: RefCell::default(),
+        short_work: Semaphore::new(SHORT_WORK),
+        long_work: Semaphore::new(LONG_WORK),
+        scratch: Rc::new(RefCell::new(vec![0; CHUNK])),
+        files,
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    listener.set_nonblocking(true)?;
+    let listener = listener.try_clone()?;
+    LocalSet::new().block_on(&runtime, async move {
+        let listener = tokio::net::UnixListener::from_std(listener)?;
+        let children = reap::Children::watch()?;
+        tokio::task::spawn_local(children.reap(Rc::clone(&agent)));
+        loop {
+            match listener.accept().await {
+                Ok((socket, _)) => {
+                    tokio::task::spawn_local(connection::serve(Rc::clone(&agent), socket));
+                }
+                // Out of descriptors, most likely: they come back.
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    })
+}
+
+/// A name for this run of the machine, which no other run has.
+fn generation() -> std::io::Result<String> {
+    use std::io::Read;
+    let mut bytes = [0; 16];
+    match std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)) {
+        Ok(()) => {}
+        // A root without devices still has the kernel's own door.
+        Err(_) => std::fs::File::open("/proc/sys/kernel/random/uuid")?.read_exact(&mut bytes)?,
+    }
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

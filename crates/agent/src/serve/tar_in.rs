@@ -1,0 +1,397 @@
+//! Unpacks a tar stream below a directory.
+//!
+//! Archives come from anywhere, so nothing in them is believed. Every entry is resolved from the
+//! directory's own descriptor, one component at a time and never through a symlink, so neither `..`,
+//! nor an absolute name, nor a link that an earlier entry (or somebody else, meanwhile) put there
+//! leads outside. What stands where an entry goes is removed, not written through. Devices are
+//! refused. A refused entry ends the work; entries before it stay.
+//!
+//! Root keeps the archive's owners, as far as the sandbox has them; everybody else owns what they
+//! unpack.
+
+use std::cell::Cell;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags, chownat, fchmod,
+    fchown, fsetxattr, futimens, linkat, mkdirat, mknodat, openat, statat, symlinkat, unlinkat,
+    utimensat,
+};
+use rustix::io::Errno;
+use sandkeep_proto::link::{Done, Failure, Reply};
+use tar::{Archive, Entry, EntryType};
+
+use super::files::make_parents;
+use super::problem::Problem;
+use super::work::{Desk, Place};
+
+/// How much an entry's headers may take; long names and attributes are in there.
+const HEADERS: u64 = 2 << 20;
+/// How many directories get their modes and times at the very end, when nothing is put into them
+/// any more. Those beyond get them at once.
+const LATER: usize = 1 << 16;
+/// The prefix under which archives carry extended attributes.
+pub(super) const XATTR: &str = "SCHILY.xattr.";
+
+/// Unpacks what the host sends below `place`, which is made if absent.
+pub(super) fn unpack(place: Place, desk: &mut Desk) -> Result<Done, Problem> {
+    let root = open_root(&place.path)?;
+    desk.reply(Reply::Ok)?;
+    let mut unpacking =
+        Unpacking { root, owners: place.identity.uid == 0, last: None, later: Vec::new() };
+    let mut files = 0;
+    let left = Cell::new(None);
+    let mut archive = Archive::new(Metered { desk: &mut *desk, left: &left });
+    let mut entries = archive.entries().map_err(|error| unreadable(&error))?;
+    loop {
+        left.set(Some(HEADERS));
+        let Some(entry) = entries.next() else { break };
+        let mut entry = entry.map_err(|error| unreadable(&error))?;
+        left.set(None);
+        if unpacking.entry(&mut entry)? {
+            files += 1;
+        }
+        // What is left of it is not part of the next one's headers.
+        io::copy(&mut entry, &mut io::sink()).map_err(|error| unreadable(&error))?;
+    }
+    unpacking.settle();
+    // Padding behind the archive is still the host's to send.
+    io::copy(desk, &mut io::sink()).map_err(|error| unreadable(&error))?;
+    Ok(Done::Moved { bytes: desk.received, files })
+}
+
+fn open_root(path: &Path) -> Result<OwnedFd, Problem> {
+    let problem = |error: io::Error| Problem::io("unpack into", path, &error);
+    make_parents(path)?;
+    match std::fs::create_dir(path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(problem(error)),
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| problem(errno.into()))
+}
+
+fn unreadable(error: &io::Error) -> Problem {
+    let kind = match error.kind() {
+        io::ErrorKind::ConnectionAborted => Failure::Fault,
+        _ => Failure::Invalid,
+    };
+    Problem::new(kind, format!("the tar stream cannot be read: {error}"))
+}
+
+fn refused(name: &Path, why: &str) -> Problem {
+    Problem::new(Failure::Invalid, format!("the tar entry `{}` {why}", name.display()))
+}
+
+/// Reads the archive and stops headers that never end; whoever parses them keeps them in memory.
+struct Metered<'a> {
+    desk: &'a mut Desk,
+    left: &'a Cell<Option<u64>>,
+}
+
+impl Read for Metered<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.desk.read(buffer)?;
+        if let Some(left) = self.left.get() {
+            let left = left.checked_sub(count as u64).ok_or_else(|| {
+                io::Error::new(io::ErrorKind::InvalidData, "an entry's headers are too long")
+            })?;
+            self.left.set(Some(left));
+        }
+        Ok(count)
+    }
+}
+
+/// What an entry says of itself besides its contents.
+#[derive(Debug, Clone)]
+struct Traits {
+    mode: Mode,
+    owner: Option<(Uid, Gid)>,
+    modified: i64,
+}
+
+impl Traits {
+    fn times(&self) -> Timestamps {
+        let time = Timespec { tv_sec: self.modified, tv_nsec: 0 };
+        Timestamps { last_access: time, last_modification: time }
+    }
+}
+
+struct Unpacking {
+    root: OwnedFd,
+    /// Whether the archive's owners are kept.
+    owners: bool,
+    /// The directory the last entry went to, which the next one probably goes to as well.
+    last: Option<(PathBuf, OwnedFd)>,
+    later: Vec<(PathBuf, Traits)>,
+}
+
+impl Unpacking {
+    /// Puts one entry in place; false if there was nothing to put.
+    fn entry<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<bool, Problem> {
+        let raw = entry.path_bytes().into_owned();
+        let kind = match entry.header().entry_type() {
+            // Old archives mark directories by the name alone.
+            EntryType::Regular if raw.ends_with(b"/") => EntryType::Directory,
+            kind => kind,
+        };
+        if kind == EntryType::XGlobalHeader {
+            return Ok(false);
+        }
+        let name = inside(Path::new(OsStr::from_bytes(&raw)))?;
+        let Some(leaf) = name.file_name() else { return Ok(false) };
+        let above = name.parent().unwrap_or(Path::new(""));
+        let traits = self.traits(entry);
+        let problem = |errno: Errno| Problem::io("unpack", &name, &errno.into());
+        match kind {
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+                self.file(&name, entry, &traits)?;
+            }
+            EntryType::Directory => self.directory(&name, traits)?,
+            EntryType::Symlink => {
+                let target = link_target(&name, entry)?;
+                let parent = self.parent(above, &name)?;
+                self.make(&parent, leaf, |parent| symlinkat(&target, parent, leaf))
+                    .map_err(problem)?;
+                if let Some((uid, gid)) = traits.owner {
+                    let flags = AtFlags::SYMLINK_NOFOLLOW;
+                    let _ = chownat(&parent, leaf, Some(uid), Some(gid), flags);
+                }
+                let _ = utimensat(&parent, leaf, &traits.times(), AtFlags::SYMLINK_NOFOLLOW);
+            }
+            EntryType::Link => {
+                let target = inside(&link_target(&name, entry)?)?;
+                self.hard_link(&name, &target)?;
+            }
+            EntryType::Fifo => {
+                let parent = self.parent(above, &name)?;
+                self.make(&parent, leaf, |parent| {
+                    mknodat(parent, leaf, FileType::Fifo, traits.mode, 0)
+                })
+                .map_err(problem)?;
+            }
+            EntryType::Char | EntryType::Block => {
+                return Err(refused(&name, "is a device"));
+            }
+            _ => return Err(refused(&name, "is of a kind that is not known")),
+        }
+        Ok(true)
+    }
+
+    fn traits<R: Read>(&self, entry: &Entry<'_, R>) -> Traits {
+        let header = entry.header();
+        let id = |value: io::Result<u64>| value.ok().and_then(|id| u32::try_from(id).ok());
+        let owner = match (id(header.uid()), id(header.gid())) {
+            (Some(uid), Some(gid)) if uid != u32::MAX && gid != u32::MAX => {
+                Some((Uid::from_raw(uid), Gid::from_raw(gid)))
+            }
+            _ => None,
+        };
+        let mtime = header.mtime().ok().and_then(|time| i64::try_from(time).ok());
+        Traits {
+            mode: Mode::from_raw_mode(header.mode().unwrap_or(0o644) & 0o7777),
+            owner: owner.filter(|_| self.owners),
+            modified: mtime.unwrap_or(0),
+        }
+    }
+
+    fn file<R: Read>(
+        &mut self,
+        name: &Path,
+        entry: &mut Entry<'_, R>,
+        traits: &Traits,
+    ) -> Result<(), Problem> {
+        let (above, leaf) = split(name);
+        let problem = |error: io::Error| Problem::io("unpack", name, &error);
+        let parent = self.parent(above, name)?;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        let private = Mode::from_raw_mode(0o600);
+        let fd = self
+            .make(&parent, leaf, |parent| openat(parent, leaf, flags, private))
+            .map_err(|errno| problem(errno.into()))?;
+        let mut file = File::from(fd);
+        io::copy(entry, &mut file).map_err(problem)?;
+        if let Ok(Some(extensions)) = entry.pax_extensions() {
+            for extension in extensions.flatten() {
+                let Ok(key) = extension.key() else { continue };
+                let Some(attribute) = key.strip_prefix(XATTR) else { continue };
+                if attribute.starts_with("user.") || attribute == "security.capability" {
+                    // Not every filesystem has them, nor every user the right.
+                    let _ =
+                        fsetxattr(&file, attribute, extension.value_bytes(), XattrFlags::empty());
+                }
+            }
+        }
+        settle(&file, traits).map_err(|errno| problem(errno.into()))
+    }
+
+    fn directory(&mut self, name: &Path, traits: Traits) -> Result<(), Problem> {
+        let (above, leaf) = split(name);
+        let problem = |errno: Errno| Problem::io("unpack", name, &errno.into());
+        let parent = self.parent(above, name)?;
+        let there = match statat(&parent, leaf, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => FileType::from_raw_mode(stat.st_mode) == FileType::Directory,
+            Err(_) => false,
+        };
+        if !there {
+            self.make(&parent, leaf, |parent| mkdirat(parent, leaf, Mode::RWXU))
+                .map_err(problem)?;
+        }
+        if self.later.len() < LATER {
+            self.later.push((name.to_owned(), traits));
+        } else {
+            self.settle_directory(name, &traits);
+        }
+        Ok(())
+    }
+
+    fn hard_link(&mut self, name: &Path, target: &Path) -> Result<(), Problem> {
+        if name == target {
+            return Ok(());
+        }
+        let (above, leaf) = split(name);
+        let (target_above, target_leaf) = split(target);
+        let from = self.parent(target_above, name)?;
+        let to = self.parent(above, name)?;
+        self.make(&to, leaf, |to| linkat(&from, target_leaf, to, leaf, AtFlags::empty()))
+            .map_err(|errno| Problem::io("unpack", name, &errno.into()))
+    }
+
+    /// Makes something under a name of `parent`, in place of what may stand there.
+    fn make<T>(
+        &mut self,
+        parent: &OwnedFd,
+        leaf: &OsStr,
+        mut make: impl FnMut(&OwnedFd) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        match make(parent) {
+            Err(Errno::EXIST) => {}
+            other => return other,
+        }
+        match unlinkat(parent, leaf, AtFlags::empty()) {
+            Err(Errno::ISDIR) => {
+                // A directory of ours may be the one that is remembered.
+                self.last = None;
+                unlinkat(parent, leaf, AtFlags::REMOVEDIR)?;
+            }
+            other => other?,
+        }
+        make(parent)
+    }
+
+    /// Opens the directory an entry goes to, making what is missing and following no link.
+    fn parent(&mut self, above: &Path, name: &Path) -> Result<OwnedFd, Problem> {
+        let problem = |errno: Errno| Problem::io("unpack", name, &errno.into());
+        if let Some((path, fd)) = &self.last
+            && path == above
+        {
+            return fd.try_clone().map_err(|error| Problem::io("unpack", name, &error));
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut dir = self.root.try_clone().map_err(|error| Problem::io("unpack", name, &error))?;
+        for step in above.components() {
+            let step = step.as_os_str();
+            let mut next = openat(&dir, step, flags, Mode::empty());
+            if matches!(next, Err(Errno::NOENT)) {
+                match mkdirat(&dir, step, Mode::from_raw_mode(0o755)) {
+                    Ok(()) | Err(Errno::EXIST) => {}
+                    Err(errno) => return Err(problem(errno)),
+                }
+                next = openat(&dir, step, flags, Mode::empty());
+            }
+            dir = match next {
+                Ok(next) => next,
+                Err(Errno::NOTDIR | Errno::LOOP) => {
+                    return Err(refused(name, "passes through a link or a file"));
+                }
+                Err(errno) => return Err(problem(errno)),
+            };
+        }
+        let copy = dir.try_clone().map_err(|error| Problem::io("unpack", name, &error))?;
+        self.last = Some((above.to_owned(), copy));
+        Ok(dir)
+    }
+
+    /// Gives directories their modes, owners and times, the innermost first.
+    fn settle(&mut self) {
+        while let Some((name, traits)) = self.later.pop() {
+            self.settle_directory(&name, &traits);
+        }
+    }
+
+    /// What another entry has replaced meanwhile, or may not be changed, stays as it is.
+    fn settle_directory(&mut self, name: &Path, traits: &Traits) {
+        let (above, leaf) = split(name);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(parent) = self.parent(above, name) else { return };
+        if let Ok(dir) = openat(&parent, leaf, flags, Mode::empty()) {
+            let _ = settle(&File::from(dir), traits);
+        }
+    }
+}
+
+/// Sets owner, mode and times, in this order: giving a file away clears its set-user-id bit.
+fn settle(file: &File, traits: &Traits) -> Result<(), Errno> {
+    if let Some((uid, gid)) = traits.owner {
+        match fchown(file, Some(uid), Some(gid)) {
+            // An owner this sandbox cannot have: the file stays root's.
+            Ok(()) | Err(Errno::INVAL | Errno::PERM) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    fchmod(file, traits.mode)?;
+    futimens(file, &traits.times())
+}
+
+/// A name as plain components, or why it is none.
+fn inside(name: &Path) -> Result<PathBuf, Problem> {
+    let mut plain = PathBuf::new();
+    for component in name.components() {
+        match component {
+            Component::CurDir => {}
+            Component::Normal(part) if part.as_bytes().contains(&0) => {
+                return Err(refused(name, "has a zero byte in its name"));
+            }
+            Component::Normal(part) => plain.push(part),
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => {
+                return Err(refused(name, "would leave the directory"));
+            }
+        }
+    }
+    Ok(plain)
+}
+
+fn split(name: &Path) -> (&Path, &OsStr) {
+    (name.parent().unwrap_or(Path::new("")), name.file_name().unwrap_or_default())
+}
+
+fn link_target<R: Read>(name: &Path, entry: &Entry<'_, R>) -> Result<PathBuf, Problem> {
+    match entry.link_name_bytes() {
+        Some(target) if !target.is_empty() && !target.contains(&0) => {
+            Ok(PathBuf::from(OsStr::from_bytes(&target)))
+        }
+        _ => Err(refused(name, "is a link to nowhere")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::inside;
+
+    #[test]
+    fn names_stay_inside_or_are_refused() {
+        assert_eq!(inside(Path::new("./a//b/./c/")).expect("plain"), Path::new("a/b/c"));
+        assert_eq!(inside(Path::new(".")).expect("the directory itself"), Path::new(""));
+        for bad in ["/etc/passwd", "../x", "a/../../x", "a/..", "/"] {
+            assert!(inside(Path::new(bad)).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Who a command or a file operation is for, as the sandbox's own `/etc/passwd` and `/etc/group` say.
+//!
+//! A number without an entry is fine, with group 0, as container images expect. `user:group` gives
+//! that one group and no supplementary ones.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use rustix::fs::{FileType, Mode, OFlags};
+use sandkeep_proto::link::Failure;
+
+use super::problem::Problem;
+
+/// No account database is larger than this; what is over it is not read.
+const LIMIT: u64 = 4 << 20;
+
+/// A user, ready to be switched to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) groups: Vec<u32>,
+    /// The name, where there is an entry.
+    pub(super) name: Option<String>,
+    pub(super) home: String,
+    pub(super) shell: String,
+}
+
+/// Finds a user in the sandbox; root if `spec` is absent.
+pub(super) fn lookup(spec: Option<&str>) -> Result<Identity, Problem> {
+    let passwd = read(Path::new("/etc/passwd"));
+    let group = read(Path::new("/etc/group"));
+    find(spec.unwrap_or("0"), &passwd, &group)
+}
+
+/// The text of an account database; empty if it is missing or no plain file.
+fn read(path: &Path) -> String {
+    // Not to block on a pipe somebody put there.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let Ok(fd) = rustix::fs::open(path, flags, Mode::empty()) else { return String::new() };
+    match rustix::fs::fstat(&fd) {
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {}
+        _ => return String::new(),
+    }
+    let mut bytes = Vec::new();
+    match File::from(fd).take(LIMIT).read_to_end(&mut bytes) {
+        Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(_) => String::new(),
+    }
+}
+
+fn find(spec: &str, passwd: &str, group: &str) -> Result<Identity, Problem> {
+    let (user, wanted_group) = match spec.split_once(':') {
+        Some((user, group)) => (user, Some(group).filter(|group| !group.is_empty())),
+        None => (spec, None),
+    };
+    let number: Option<u32> = parse_id(user);
+    let accounts = || passwd.lines().filter_map(account);
+    let entry = accounts()
+        .find(|entry| entry.name == Some(user.to_owned()))
+        .or_else(|| accounts().find(|entry| number == Some(entry.uid)));
+    let mut identity = match (entry, number) {
+        (Some(entry), _) => entry,
+        (None, Some(uid)) => bare(uid),
+        (None, None) if user == "root" => bare(0),
+        (None, None) => {
+            let message = format!("there is no user `{user}` in the sandbox");
+            return Err(Problem::new(Failure::NoUser, message));
+        }
+    };
+    match wanted_group {
+        Some(name) => {
+            identity.gid = find_group(name, group)?;
+            identity.groups = vec![identity.gid];
+        }
+        None => identity.groups = groups_of(&identity, group),
+    }
+    Ok(identity)
+}
+
+/// A number as a user or group id; `-1` in its unsigned form is no id.
+fn parse_id(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|id| *id != u32::MAX)
+}
+
+fn bare(uid: u32) -> Identity {
+    let (name, home) = match uid {
+        0 => (Some("root".to_owned()), "/root"),
+        _ => (None, "/"),
+    };
+    Identity {
+        uid,
+        gid: 0,
+        groups: vec![],
+        name,
+        home: home.to_owned(),
+        shell: "/bin/sh".to_owned(),
+    }
+}
+
+/// Reads one line of `/etc/passwd`.
+fn account(line: &str) -> Option<Identity> {
+    let mut fields = line.split(':');
+    let name = fields.next().filter(|name| !name.is_empty())?.to_owned();
+    let uid = parse_id(fields.nth(1)?)?;
+    let gid = parse_id(fields.next()?)?;
+    let or = |field: Option<&str>, otherwise: &str| {
+        field.filter(|text| text.starts_with('/')).unwrap_or(otherwise).to_owned()
+    };
+    let home = or(fields.nth(1), "/");
+    let shell = or(fields.next(), "/bin/sh");
+    Some(Identity { uid, gid, groups: vec![], name: Some(name), home, shell })
+}
+
+fn find_group(wanted: &str, group: &str) -> Result<u32, Problem> {
+    let named = group.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next()? == wanted).then(|| parse_id(fields.nth(1)?)).flatten()
+    });
+    named.or_else(|| parse_id(wanted)).ok_or_else(|| {
+        Problem::new(Failure::NoUser, format!("there is no group `{wanted}` in the sandbox"))
+    })
+}
+
+/// The user's own group and every group that lists it.
+fn groups_of(identity: &Identity, group: &str) -> Vec<u32> {
+    let mut groups = vec![identity.gid];
+    let Some(name) = &identity.name else { return groups };
+    for line in group.lines() {
+        let mut fields = line.split(':').skip(2);
+        let (Some(gid), Some(members)) = (fields.next().and_then(parse_id), fields.next()) else {
+            continue;
+        };
+        if members.split(',').any(|member| member == name) && !groups.contains(&gid) {
+            groups.push(gid);
+        }
+    }
+    // The kernel takes no more.
+    groups.truncate(65_536);
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{ProptestConfig, proptest};
+    use sandkeep_proto::link::Failure;
+
+    use super::find;
+
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\n\
+        broken line\n\
+        ada:x:1000:1001:Ada,,,:/home/ada:/bin/zsh\n\
+        odd:x:7:7::relative:\n\
+        7000:x:8:8::/seven:/bin/sh\n";
+    const GROUP: &str =
+        "root:x:0:\nada:x:1001:\nwheel:x:10:root,ada\nvideo:x:44:ada\nbad:x:no:ada\n";
+
+    #[test]
+    fn a_user_is_found_by_name_and_by_number() {
+        for spec in ["ada", "1000"] {
+            let ada = find(spec, PASSWD, GROUP).expect("she is there");
+            assert_eq!((ada.uid, ada.gid), (1000, 1001));
+            assert_eq!(ada.groups, [1001, 10, 44]);
+            assert_eq!((ada.home.as_str(), ada.shell.as_str()), ("/home/ada", "/bin/zsh"));
+        }
+        assert_eq!(find("7000", PASSWD, GROUP).expect("a name of digits").uid, 8);
+    }
+
+    #[test]
+    fn a_group_can_be_asked_for() {
+        let ada = find("ada:wheel", PASSWD, GROUP).expect("she is there");
+        assert_eq!((ada.gid, ada.groups), (10, vec![10]));
+        let ada = find("1000:555", PASSWD, GROUP).expect("a bare number will do");
+        assert_eq!((ada.gid, ada.groups), (555, vec![555]));
+        assert_eq!(find("ada:", PASSWD, GROUP).expect("no group asked").gid, 1001);
+    }
+
+    #[test]
+    fn a_number_needs_no_entry_and_a_name_does() {
+        let some = find("4242", PASSWD, GROUP).expect("any number");
+        assert_eq!((some.uid, some.gid, some.home.as_str()), (4242, 0, "/"));
+        assert_eq!(some.groups, [0]);
+        for spec in ["nobody-here", "", "ada:nogroup", "4294967295", "-1"] {
+            let problem = find(spec, PASSWD, GROUP).expect_err("no such user or group");
+            assert_eq!(problem.kind, Failure::NoUser, "{spec}");
+        }
+        assert_eq!(find("root", "", "").expect("root always is").home, "/root");
+    }
+
+    #[test]
+    fn what_an_entry_leaves_out_is_filled_in() {
+        let odd = find("odd", PASSWD, GROUP).expect("it is there");
+        assert_eq!((odd.home.as_str(), odd.shell.as_str()), ("/", "/bin/sh"));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn any_text_is_survived(spec in "[a-z0-9:]{0,8}", passwd in "[a-z0-9:\n]{0,60}", group in "[a-z0-9:,\n]{0,60}") {
+            let _ = find(&spec, &passwd, &group);
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! File work: threads of their own, and the streams they move bytes on.
+//!
+//! A piece of work runs on a thread that becomes the user it is for, does one thing and ends; the
+//! kernel checks its permissions like any process's. The thread talks to its stream through
+//! [`Desk`]; the task in between waits for credit and for room on the connection, so the thread
+//! stands still when the host does. When the stream is dropped the desk says so at the next use, and
+//! the work breaks off.
+
+use std::cell::Cell;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use sandkeep_proto::frame::{CHUNK, Kind, WINDOW};
+use sandkeep_proto::link::{At, Done, Failure, Reply};
+use tokio::sync::{Notify, mpsc, oneshot};
+
+use super::Agent;
+use super::connection::{Stream, TaskGuard};
+use super::launch::become_on_this_thread;
+use super::outbound::Outbound;
+use super::problem::{Problem, say};
+use super::user::{Identity, lookup};
+
+/// How many chunks a thread may be ahead of its stream.
+const AHEAD: usize = 4;
+/// Enough for a walk through deep directories.
+const STACK: usize = 2 << 20;
+
+/// A path, and whose eyes it is seen with.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) path: PathBuf,
+    pub(super) identity: Identity,
+    base: PathBuf,
+}
+
+impl Place {
+    /// Finds the user and becomes it.
+    fn enter(at: &At) -> Result<Self, Problem> {
+        let identity = lookup(at.user.as_deref())?;
+        let base = Path::new("/").join(at.cwd.as_deref().unwrap_or(&identity.home));
+        if at.path.is_empty() || at.path.contains('\0') {
+            return Err(Problem::new(
+                Failure::Invalid,
+                "a path has at least one byte, none of them zero",
+            ));
+        }
+        if identity.uid != 0 || identity.gid != 0 {
+            become_on_this_thread(&identity).map_err(|error| {
+                let message = format!("could not become user {}: {}", identity.uid, say(&error));
+                Problem::new(Failure::NoUser, message)
+            })?;
+        }
+        Ok(Self { path: base.join(&at.path), identity, base })
+    }
+
+    /// Another path, resolved like this one's.
+    pub(super) fn beside(&self, path: &str) -> PathBuf {
+        self.base.join(path)
+    }
+}
+
+/// The runtime's end of a stream that moves bytes.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    input: mpsc::UnboundedSender<Input>,
+    /// How much the host may send.
+    allowed: Cell<usize>,
+    /// How much we may send.
+    credit: Cell<usize>,
+    credited: Notify,
+}
+
+/// What the host sends.
+#[derive(Debug)]
+pub(super) enum Input {
+    Data(Vec<u8>),
+    End,
+}
+
+impl Transfer {
+    pub(super) fn new() -> (Rc<Self>, mpsc::UnboundedReceiver<Input>) {
+        let (input, receiver) = mpsc::unbounded_channel();
+        let transfer = Self {
+            input,
+            allowed: Cell::new(WINDOW),
+            credit: Cell::new(WINDOW),
+            credited: Notify::new(),
+        };
+        (Rc::new(transfer), receiver)
+    }
+
+    /// Takes Data from the host. False when it was not allowed to send so much.
+    pub(super) fn input(&self, bytes: &[u8]) -> bool {
+        let Some(allowed) = self.allowed.get().checked_sub(bytes.len()) else { return false };
+        self.allowed.set(allowed);
+        // An empty frame costs no credit, so it must cost no memory.
+        if !bytes.is_empty() {
+            // Whoever no longer listens is about to end the stream.
+            let _ = self.input.send(Input::Data(bytes.to_vec()));
+        }
+        true
+    }
+
+    pub(super) fn end(&self) {
+        let _ = self.input.send(Input::End);
+    }
+
+    pub(super) fn credit(&self, amount: u32) {
+        self.credit.set(self.credit.get().saturating_add(amount as usize));
+        self.credited.notify_one();
+    }
+
+    /// Lets the host send so much more.
+    pub(super) fn took(&self, out: &Outbound, stream: u32, bytes: usize) {
+        self.allowed.set(self.allowed.get() + bytes);
+        out.credit(stream, bytes);
+    }
+
+    /// Sends bytes as credit and the connection allow.
+    pub(super) async fn send(&self, out: &Outbound, stream: u32, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            out.room().await;
+            let take = self.credit.get().min(bytes.len()).min(CHUNK);
+            if take == 0 {
+                self.credited.notified().await;
+                continue;
+            }
+            self.credit.set(self.credit.get() - take);
+            let (now, later) = bytes.split_at(take);
+            out.push(stream, Kind::Data, now);
+            bytes = later;
+        }
+    }
+}
+
+/// What a thread has to say.
+enum Event {
+    Reply(Reply),
+    Data(Vec<u8>),
+    Took(usize),
+    Done(Done),
+}
+
+/// A thread's end of its stream: reads what the host sends, writes what it is to get.
+pub(super) struct Desk {
+    events: mpsc::Sender<Event>,
+    input: mpsc::UnboundedReceiver<Input>,
+    chunk: Vec<u8>,
+    used: usize,
+    ended: bool,
+    replied: bool,
+    pub(super) received: u64,
+    pub(super) sent: u64,
+}
+
+impl Desk {
+    fn tell(&self, event: Event) -> io::Result<()> {
+        self.events.blocking_send(event).map_err(|_| nobody())
+    }
+
+    /// Gives the answer to the request, after which bytes may flow.
+    pub(super) fn reply(&mut self, reply: Reply) -> Result<(), Problem> {
+        self.replied = true;
+        self.tell(Event::Reply(reply))
+            .map_err(|error| Problem::new(Failure::Fault, error.to_string()))
+    }
+
+    fn finish(self, outcome: Result<Done, Problem>) {
+        let event = match outcome {
+            Ok(done) => Event::Done(done),
+            Err(problem) if self.replied => Event::Done(problem.done()),
+            Err(problem) => Event::Reply(problem.reply()),
+        };
+        // If nobody listens, nobody needs to know.
+        let _ = self.tell(event);
+    }
+}
+
+fn nobody() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, "the transfer was given up")
+}
+
+impl Read for Desk {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.used == self.chunk.len() && !self.ended {
+            match self.input.blocking_recv() {
+                Some(Input::Data(bytes)) => {
+                    self.received += bytes.len() as u64;
+                    self.tell(Event::Took(bytes.len()))?;
+                    self.chunk = bytes;
+                    self.used = 0;
+                }
+                Some(Input::End) => self.ended = true,
+                None => return Err(nobody()),
+            }
+        }
+        let mut rest = self.chunk.get(self.used..).unwrap_or_default();
+        let count = rest.read(buffer)?;
+        self.used += count;
+        Ok(count)
+    }
+}
+
+impl Write for Desk {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let now = bytes.get(..CHUNK).unwrap_or(bytes);
+        self.tell(Event::Data(now.to_vec()))?;
+        self.sent += now.len() as u64;
+        Ok(now.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Does work that has an answer and nothing else.
+pub(super) fn short(
+    agent: &Rc<Agent>,
+    out: &Rc<Outbound>,
+    stream: u32,
+    at: At,
+    job: impl FnOnce(Place) -> Result<Reply, Problem> + Send + 'static,
+) {
+    let (agent, mine) = (Rc::clone(agent), Rc::clone(out));
+    let task = tokio::task::spawn_local(async move {
+        let _permit = agent.short_work.acquire().await;
+        let (answer, answered) = oneshot::channel();
+        let started = thread(move || {
+            let _ = answer.send(Place::enter(&at).and_then(job));
+        });
+        let outcome = match started {
+            Ok(()) => answered.await.unwrap_or_else(|_| Err(broken())),
+            Err(problem) => Err(problem),
+        };
+        mine.finish(stream, &outcome.unwrap_or_else(Problem::reply));
+    });
+    let guard = TaskGuard(task.abort_handle());
+    out.streams.borrow_mut().insert(stream, Stream::Task(None, guard));
+}
+
+/// Does work that moves bytes.
+pub(super) fn long(
+    agent: &Rc<Agent>,
+    out: &Rc<Outbound>,
+    stream: u32,
+    at: At,
+    job: impl FnOnce(Place, &mut Desk) -> Result<Done, Problem> + Send + 'static,
+) {
+    let (agent, mine) = (Rc::clone(agent), Rc::clone(out));
+    let (transfer, input) = Transfer::new();
+    let carried = Rc::clone(&transfer);
+    let task = tokio::task::spawn_local(async move {
+        let _permit = agent.long_work.acquire().await;
+        let (events, mut heard) = mpsc::channel(AHEAD);
+        let started = thread(move || {
+            let mut desk = Desk {
+                events,
+                input,
+                chunk: Vec::new(),
+                used: 0,
+                ended: false,
+                replied: false,
+                received: 0,
+                sent: 0,
+            };
+            let outcome = Place::enter(&at).and_then(|place| job(place, &mut desk));
+            desk.finish(outcome);
+        });
+        if let Err(problem) = started {
+            return mine.finish(stream, &problem.reply());
+        }
+        let mut replied = false;
+        while let Some(event) = heard.recv().await {
+            match event {
+                Event::Reply(reply @ Reply::Error { .. }) => return mine.finish(stream, &reply),
+                Event::Reply(reply) => {
+                    mine.reply(stream, &reply);
+                    replied = true;
+                }
+                Event::Data(bytes) => carried.send(&mine, stream, &bytes).await,
+                Event::Took(bytes) => carried.took(&mine, stream, bytes),
+                Event::Done(done) => return mine.done(stream, &done),
+            }
+        }
+        // The thread ended without a word.
+        if replied {
+            mine.done(stream, &broken().done());
+        } else {
+            mine.finish(stream, &broken().reply());
+        }
+    });
+    let guard = TaskGuard(task.abort_handle());
+    out.streams.borrow_mut().insert(stream, Stream::Task(Some(transfer), guard));
+}
+
+fn broken() -> Problem {
+    Problem::new(Failure::Fault, "the work broke off")
+}
+
+fn thread(work: impl FnOnce() + Send + 'static) -> Result<(), Problem> {
+    std::thread::Builder::new().stack_size(STACK).spawn(work).map(drop).map_err(|error| {
+        Problem::new(Failure::Exhausted, format!("could not start a thread: {}", say(&error)))
+    })
+}
