@@ -16,9 +16,8 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 use sandkeep_proto::cage::{Cage, Cgroup};
-use seccompiler::BpfProgram;
 
-use super::{OOM_SCORE, Step, Trouble, root, sys};
+use super::{OOM_SCORE, Step, Trouble, filter, root, sys};
 
 /// Capabilities, over what is the sandbox's own, that its root keeps: what installing packages,
 /// running servers and `sudo` take. Everything else, above all `SYS_ADMIN`, is dropped for good.
@@ -135,7 +134,6 @@ pub(super) struct Prepared<'a> {
     pub(super) cage: &'a Cage,
     pub(super) mounts: root::Mounts,
     pub(super) groups: Groups,
-    pub(super) filter: BpfProgram,
 }
 
 /// Furnishes the cage and tells the builder. On trouble it tells that, and does not return.
@@ -174,11 +172,12 @@ fn own_score() -> Result<OwnedFd, Trouble> {
 }
 
 fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<(), Trouble> {
-    let Prepared { cage, mounts, groups, filter } = prepared;
+    let Prepared { cage, mounts, groups } = prepared;
     // A session of its own: no terminal of the host's, no signal meant for the daemon's group.
     rustix::process::setsid().step("start a session")?;
     groups.join()?;
     sys::raise_loopback().step("raise the loopback interface")?;
+    let filter = filter::compile()?;
     wait_for(gate)?;
     become_root()?;
     rustix::system::sethostname(cage.hostname.as_bytes()).step("set the host name")?;

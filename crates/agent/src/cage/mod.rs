@@ -6,11 +6,11 @@
 //!  1 lock the runtime directory
 //!  2 listen on agent.sock
 //!  3 copy the two directories' mounts
-//!  4 clone with new namespaces  ----------->  5 join the control groups
-//!  6 write the user and group maps              raise the loopback
-//!  7 shift the copies' owners
-//!  8 write machine.json
-//!  9 open the gate ------------------------> 10 become root of the namespace
+//!  4 clone with new namespaces  ----------->  5 join the control groups,
+//!  6 lay out the base layer                     raise the loopback,
+//!  7 write the user and group maps              write the system call filter
+//!  8 shift the copies' owners
+//!  9 write machine.json, open the gate ----> 10 become root of the namespace
 //!                                            11 stack the layers, mount /proc, /sys, /dev, /run
 //!                                            12 pivot, let go of the host's tree
 //!                                            13 limits, system call filter, capabilities
@@ -141,10 +141,8 @@ fn raise(cage: &Cage) -> Result<Raised, Trouble> {
         return Err(Trouble::new("claim the runtime directory", "a machine was started in it"));
     }
     let listener = listen(&cage.run_dir)?;
-    root::furnish(&cage.root, &cage.hostname)?;
     let mounts = root::Mounts::copy(&cage.root)?;
     let groups = inside::Groups::open(&cage.cgroup)?;
-    let filter = filter::compile()?;
     let (gate, gate_key) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).step("make a pipe")?;
     let (news, teller) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).step("make a pipe")?;
 
@@ -155,14 +153,20 @@ fn raise(cage: &Cage) -> Result<Raised, Trouble> {
     match sys::split(into).step("make the namespaces")? {
         sys::Side::Child => {
             drop((lock, gate_key, news));
-            let prepared = inside::Prepared { cage, mounts, groups, filter };
+            let prepared = inside::Prepared { cage, mounts, groups };
             Ok(Raised::Inside(inside::enter(prepared, gate, teller, listener)))
         }
         sys::Side::Parent { child } => {
             drop((gate, teller, groups));
+            // Heard in any case: without an open gate the child ends soon, and if it ended before the
+            // gate was opened, it knows why.
             let admitted = admit(cage, child, &mounts, gate_key);
-            let said = if admitted.is_ok() { hear(news) } else { Ok(()) };
-            let outcome = admitted.and_then(|record| said.map(|()| record));
+            let outcome = match (admitted, hear(news)) {
+                (Ok(record), Ok(())) => Ok(record),
+                (Ok(_), Err(trouble)) => Err(trouble),
+                (Err(Trouble { step, .. }), Err(trouble)) if step == OPEN_THE_GATE => Err(trouble),
+                (Err(trouble), _) => Err(trouble),
+            };
             if outcome.is_err() {
                 abandon(cage, child);
             }
@@ -171,15 +175,18 @@ fn raise(cage: &Cage) -> Result<Raised, Trouble> {
     }
 }
 
+const OPEN_THE_GATE: &str = "open the gate";
+
 /// Does for the waiting child what only the host's root can do, then lets it go on.
 fn admit(cage: &Cage, child: u32, mounts: &root::Mounts, gate: OwnedFd) -> Result<Record, Trouble> {
     let proc = Path::new("/proc").join(child.to_string());
+    root::furnish(&cage.root, &cage.hostname)?;
     map_ids(&proc, cage.ids)?;
     let user_ns = File::open(proc.join("ns/user")).step("open the user namespace")?;
     mounts.shift(user_ns.as_fd())?;
     let record = record(&proc, child, &cage.hostname)?;
     save(&cage.run_dir, &record)?;
-    File::from(gate).write_all(b"g").step("open the gate")?;
+    File::from(gate).write_all(b"g").step(OPEN_THE_GATE)?;
     Ok(record)
 }
 

@@ -211,17 +211,17 @@ impl Host {
     fn start(&self, machine: &Machine) -> DriverResult<Link> {
         let key = &machine.key;
         let lock = self.claim(key)?;
-        let built = self.groups.create(key, &machine.limits).and_then(|cgroup| {
-            let cage = Cage {
+        // Described while the builder's process starts, which takes about as long.
+        let built = self.agent("cage", || {
+            Ok(Cage {
                 version: VERSION,
                 run_dir: self.directory(key),
                 hostname: machine.hostname.clone(),
                 root: root(&machine.root),
                 ids: Ids { base: machine.uids.base, count: machine.uids.count },
-                cgroup,
+                cgroup: self.groups.create(key, &machine.limits)?,
                 file_size: machine.limits.file_size.0,
-            };
-            self.agent("cage", &cage)
+            })
         });
         match built {
             Ok(_) => Ok(self.link(key)),
@@ -319,23 +319,26 @@ impl Host {
     fn swap_root(&self, key: &MachineKey, new: &RootFs) -> DriverResult<()> {
         let _lock = lock(&self.directory(key), FlockOperation::LockShared)?;
         let (machine, _process) = self.demand(key)?;
-        // Frozen, so that nothing is started between the look and the leap.
-        self.groups.freeze(key)?;
-        let swapped = self.groups.processes(key).and_then(|processes| {
-            if processes != [machine.pid] {
+        let swapped = self.agent("swap-root", || {
+            // Frozen, so that nothing is started between the look and the leap.
+            self.groups.freeze(key)?;
+            if self.groups.processes(key)? != [machine.pid] {
                 return Err(DriverError::NotAlone { key: key.clone() });
             }
             let run_dir = self.directory(key);
-            self.agent("swap-root", &Swap { version: VERSION, run_dir, machine, root: root(new) })
+            Ok(Swap { version: VERSION, run_dir, machine, root: root(new) })
         });
         self.groups.thaw(key)?;
         swapped.map(drop)
     }
 
-    /// Runs `keep-agent`, gives it `plan` and hears what came of it.
-    fn agent(&self, mode: &str, plan: &impl Serialize) -> DriverResult<Record> {
+    /// Runs `keep-agent`, gives it what `plan` makes, and hears what came of it.
+    fn agent<T: Serialize>(
+        &self,
+        mode: &str,
+        plan: impl FnOnce() -> DriverResult<T>,
+    ) -> DriverResult<Record> {
         let agent = &self.config.agent;
-        let text = serde_json::to_vec(plan).map_err(|e| broken("describe the machine", &e))?;
         let mut builder = Command::new(agent)
             .arg(mode)
             .env_clear()
@@ -346,12 +349,22 @@ impl Host {
             .process_group(0)
             .spawn()
             .map_err(failed("run", agent))?;
+        let text = plan().and_then(|plan| {
+            serde_json::to_vec(&plan).map_err(|e| broken("describe the machine", &e))
+        });
+        // Without a description the builder reads an empty one, and ends.
+        let told = match (builder.stdin.take(), &text) {
+            (Some(mut stdin), Ok(text)) => stdin.write_all(text),
+            _ => Ok(()),
+        };
         let mut line = String::new();
-        let told = builder.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(&text));
-        if let Some(stdout) = builder.stdout.take() {
-            BufReader::new(stdout).read_line(&mut line).map_err(failed("hear from", agent))?;
-        }
+        let heard = builder
+            .stdout
+            .take()
+            .map_or(Ok(0), |stdout| BufReader::new(stdout).read_line(&mut line));
         let status = builder.wait().map_err(failed("wait for", agent))?;
+        text?;
+        heard.map_err(failed("hear from", agent))?;
         match serde_json::from_str(&line) {
             Ok(Outcome::Done(record)) => Ok(record),
             Ok(Outcome::Failed { step, reason }) => Err(DriverError::Build { step, reason }),
