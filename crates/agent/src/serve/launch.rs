@@ -19,6 +19,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::problem::{Problem, kind_of, say};
 use super::user::Identity;
+use crate::cage::Expendable;
 
 /// Room for the child until it has executed; it calls nothing deep.
 const STACK: usize = 64 << 10;
@@ -111,6 +112,7 @@ pub(super) fn launch(plan: &Plan<'_>) -> Result<i32, Problem> {
         files: plan.files,
         failed: None,
     };
+    let _first_to_go = Expendable::mark();
     let pid = clone_and_wait(&mut child).map_err(|error| {
         Problem::new(kind_of(&error), format!("could not start a process: {}", say(&error)))
     })?;
