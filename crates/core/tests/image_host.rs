@@ -6,7 +6,9 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::Command;
 
-use sandkeep_core::store::image::{Host, HostTree, Reporter};
+use sandkeep_core::model::Size;
+use sandkeep_core::store::Store;
+use sandkeep_core::store::image::{Host, HostTree, ImageSettings, Images, Reporter};
 use tempfile::TempDir;
 
 /// A small machine with a secret in every corner.
@@ -199,23 +201,29 @@ fn the_digest_tells_whether_the_host_has_changed() {
     assert_ne!(digest(), before);
 }
 
-/// The real thing, on the machine the test runs on.
-#[test]
-fn this_machine_makes_an_image_that_works() {
-    let image = TempDir::new().expect("a directory");
+/// The real thing, on the machine the test runs on, through a store.
+#[tokio::test]
+async fn this_machine_makes_an_image_that_works() {
+    let dir = TempDir::new().expect("a directory");
+    let store = Store::open(&dir.path().join("data")).expect("a new store");
+    let images = Images::new(store.clone(), ImageSettings::default());
     let begun = std::time::Instant::now();
-    let tree = Host::default()
-        .build(image.path(), image.path(), &Reporter::silent())
-        .expect("the image is built");
-    println!("host image: {tree:?} in {:?}", begun.elapsed());
+    let image = images.host(false, &Reporter::silent()).await.expect("the image is built");
+    let took = begun.elapsed();
+    let layer = store.layer(&image.layers[0]).await.expect("it is sealed");
+    println!("host image: {} files, {}, made in {took:?}", layer.files, Size(layer.bytes));
+    assert!(layer.bytes < 1 << 30, "what is shared with the host is not counted: {layer:?}");
+    let root = store.diff_dir(&layer.id);
     // Only reads: the files are the host's own.
     let tried = Command::new("chroot")
-        .arg(image.path())
+        .arg(&root)
         .args(["/bin/sh", "-c", "id -un && ls / >/dev/null && test ! -s /etc/machine-id"])
         .output()
         .expect("chroot is a program");
     assert!(tried.status.success(), "{tried:?}");
     assert_eq!(tried.stdout, b"root\n");
-    let homes = fs::read_dir(image.path().join("home")).expect("there is /home").count();
+    let homes = fs::read_dir(root.join("home")).expect("there is /home").count();
     assert_eq!(homes, 0);
+    let mut begun_with = fs::read_dir(root.join("root")).expect("there is /root").flatten();
+    assert!(begun_with.all(|entry| Path::new("/etc/skel").join(entry.file_name()).exists()));
 }

@@ -138,7 +138,7 @@ impl Inner {
         let options = SealOptions {
             exclude: sandbox.config.exclude.clone(),
             kind: LayerKind::Session,
-            diff_id: None,
+            ..SealOptions::default()
         };
         let sealed = self.store.seal(layer, &options).await?;
         if let Some(layer) = &sealed {

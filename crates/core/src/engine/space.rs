@@ -186,15 +186,18 @@ impl Inner {
     /// Removes the layers that nobody holds.
     pub(super) async fn collect(&self) -> Result<()> {
         let _space = self.space.write().await;
+        // Asked before the list is read: a pull that ends in between is in one or the other.
+        let in_use = self.images.in_use();
         let images = self.images.list().await?;
         for image in &images {
             self.learn(&image.layers).await?;
         }
-        let live = {
+        let mut live = {
             let mut books = self.books();
             books.hold_images(&images);
             books.held()
         };
+        live.extend(in_use);
         // What is being written just now is younger than this and not on record yet.
         let grace = jiff::SignedDuration::from_secs(30);
         let begun_before = now().checked_sub(grace).unwrap_or_else(|_| now());

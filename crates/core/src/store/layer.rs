@@ -38,11 +38,13 @@ pub struct SealOptions {
     pub kind: LayerKind,
     /// The digest of the OCI layer it was unpacked from.
     pub diff_id: Option<String>,
+    /// Space of its files that is not its own, because they are links to files outside the store.
+    pub foreign: u64,
 }
 
 impl Default for SealOptions {
     fn default() -> Self {
-        Self { exclude: Vec::new(), kind: LayerKind::Session, diff_id: None }
+        Self { exclude: Vec::new(), kind: LayerKind::Session, diff_id: None, foreign: 0 }
     }
 }
 
@@ -160,7 +162,7 @@ impl Store {
             format: FORMAT,
             id: id.clone(),
             kind: options.kind,
-            bytes,
+            bytes: bytes.saturating_sub(options.foreign),
             files,
             sealed_at: now(),
             diff_id: options.diff_id.clone(),

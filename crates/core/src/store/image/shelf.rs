@@ -244,7 +244,7 @@ impl Shelf {
         if self.reuse_key(stack, &key).await? {
             self.discard(open).await;
         } else {
-            self.seal(stack, open, Some(key)).await?;
+            self.seal(stack, open, Some(key), 0).await?;
         }
         stack.extend_chain(&unpacked.diff_id);
         Ok(unpacked)
@@ -263,7 +263,7 @@ impl Shelf {
         let (into, reporter) = (diff.clone(), progress.clone());
         let built = blocking(&diff, move || host.build(&into, &never, &reporter)).await;
         let outcome = match built {
-            Ok(tree) => self.seal(stack, &open, None).await.map(|()| tree),
+            Ok(tree) => self.seal(stack, &open, None, tree.shared_bytes).await.map(|()| tree),
             Err(error) => Err(error),
         };
         if outcome.is_err() {
@@ -277,10 +277,11 @@ impl Shelf {
         stack: &mut Stack,
         open: &LayerId,
         key: Option<String>,
+        foreign: u64,
     ) -> ImageResult<()> {
         let diff = self.store.diff_dir(open);
-        let options =
-            SealOptions { kind: LayerKind::Image, diff_id: key.clone(), ..Default::default() };
+        let (kind, diff_id) = (LayerKind::Image, key.clone());
+        let options = SealOptions { kind, diff_id, foreign, ..Default::default() };
         // An empty layer makes none, and changes nothing about the image.
         if let Some(layer) = self.store.seal(open, &options).await? {
             if let Some(key) = key {

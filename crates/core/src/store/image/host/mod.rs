@@ -23,7 +23,7 @@
 mod fresh;
 mod rules;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::CString;
 use std::fs;
 use std::io;
@@ -67,6 +67,8 @@ pub struct HostTree {
     pub files: u64,
     /// How many of them are shared with the host.
     pub shared: u64,
+    /// The space those take, which is the host's.
+    pub shared_bytes: u64,
     /// Bytes that had to be copied.
     pub copied: u64,
     /// SHA-256 over names, modes, sizes and times, as `sha256:…`: changes when the host does.
@@ -193,6 +195,9 @@ struct Work<'a> {
     failed: AtomicBool,
     files: AtomicU64,
     shared: AtomicU64,
+    shared_bytes: AtomicU64,
+    /// Files with several names, whose space counts once.
+    linked: Mutex<HashSet<u64>>,
     copied: AtomicU64,
     /// One hash for each entry; sorted at the end, because threads finish in any order.
     hashes: Mutex<Vec<[u8; 32]>>,
@@ -216,6 +221,8 @@ impl<'a> Work<'a> {
             failed: AtomicBool::new(false),
             files: AtomicU64::new(0),
             shared: AtomicU64::new(0),
+            shared_bytes: AtomicU64::new(0),
+            linked: Mutex::default(),
             copied: AtomicU64::new(0),
             hashes: Mutex::default(),
         }
@@ -370,7 +377,7 @@ impl<'a> Work<'a> {
         if means == Means::Link {
             match rustix::fs::linkat(source, name, target, name, AtFlags::empty()) {
                 Ok(()) => {
-                    self.shared.fetch_add(1, Ordering::Relaxed);
+                    self.count_shared(stat);
                     return Ok(());
                 }
                 Err(Errno::NOENT) => return Ok(()),
@@ -393,6 +400,18 @@ impl<'a> Work<'a> {
         }
     }
 
+    fn count_shared(&self, stat: &Stat) {
+        self.shared.fetch_add(1, Ordering::Relaxed);
+        let seen = || {
+            let mut linked = self.linked.lock().unwrap_or_else(PoisonError::into_inner);
+            !linked.insert(stat.st_ino)
+        };
+        if stat.st_nlink == 1 || !seen() {
+            let bytes = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+            self.shared_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
     fn into_tree(self) -> HostTree {
         let mut hashes = self.hashes.into_inner().unwrap_or_else(PoisonError::into_inner);
         hashes.sort_unstable();
@@ -403,6 +422,7 @@ impl<'a> Work<'a> {
         HostTree {
             files: self.files.into_inner(),
             shared: self.shared.into_inner(),
+            shared_bytes: self.shared_bytes.into_inner(),
             copied: self.copied.into_inner(),
             digest: super::digest::text(&all.finalize()),
         }
