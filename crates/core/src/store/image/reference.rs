@@ -52,30 +52,7 @@ impl std::str::FromStr for Reference {
         } else {
             registry
         };
-        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-        let part = |part: &str| {
-            part.bytes().all(|b| plain(b) || matches!(b, b'.' | b'_' | b'-'))
-                && part.bytes().next().is_some_and(plain)
-                && part.bytes().last().is_some_and(plain)
-        };
-        if repository.len() > 255 || !repository.split('/').all(part) {
-            return Err(bad(
-                "a repository is lowercase letters and digits, with `.`, `_`, `-` and `/` between them",
-            ));
-        }
-        let in_tag = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
-        if tag.is_empty()
-            || tag.len() > 128
-            || !tag.bytes().all(in_tag)
-            || tag.starts_with(['.', '-'])
-        {
-            return Err(bad("a tag is up to 128 letters, digits, `.`, `_` and `-`"));
-        }
-        let in_host =
-            |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b':' | b'[' | b']');
-        if registry.len() > 255 || !registry.bytes().all(in_host) {
-            return Err(bad("a registry is a host name, with `:` and a port if need be"));
-        }
+        check(registry, repository, tag).map_err(bad)?;
         let repository = if registry == HUB && !repository.contains('/') {
             format!("library/{repository}")
         } else {
@@ -88,6 +65,30 @@ impl std::str::FromStr for Reference {
             digest: digest.map(str::to_owned),
         })
     }
+}
+
+fn check(registry: &str, repository: &str, tag: &str) -> Result<(), &'static str> {
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let part = |part: &str| {
+        part.bytes().all(|b| plain(b) || matches!(b, b'.' | b'_' | b'-'))
+            && part.bytes().next().is_some_and(plain)
+            && part.bytes().last().is_some_and(plain)
+    };
+    if repository.len() > 255 || !repository.split('/').all(part) {
+        return Err(
+            "a repository is lowercase letters and digits, with `.`, `_`, `-` and `/` between them",
+        );
+    }
+    let in_tag = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+    if !(1..=128).contains(&tag.len()) || !tag.bytes().all(in_tag) || tag.starts_with(['.', '-']) {
+        return Err("a tag is up to 128 letters, digits, `.`, `_` and `-`");
+    }
+    let in_host =
+        |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b':' | b'[' | b']');
+    if registry.len() > 255 || !registry.bytes().all(in_host) {
+        return Err("a registry is a host name, with `:` and a port if need be");
+    }
+    Ok(())
 }
 
 impl Reference {
