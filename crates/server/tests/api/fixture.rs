@@ -1,0 +1,293 @@
+//! A server of its own for each test, with a real engine behind it.
+//!
+//! Most tests never start a machine; those get a driver that refuses to. The others ask for
+//! containers and are skipped where those do not work.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Body, Frame, Incoming};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use sandkeep_client::types::ErrorBody;
+use sandkeep_core::db::SqliteDb;
+use sandkeep_core::driver::{Driver, DriverError, DriverResult, Link, Machine, MachineUsage};
+use sandkeep_core::engine::{Engine, Parts, Settings};
+use sandkeep_core::model::{MachineKey, Name, Scope, Span};
+use sandkeep_core::store::Store;
+use sandkeep_core::store::image::{ImageSettings, Images, Reporter};
+use sandkeep_server::{Limits, ServeConfig, Server};
+use sandkeep_testkit::driver::ContainerHost;
+use sandkeep_testkit::root::small_root_tar;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// A server and keys to it. Everything goes away with it.
+pub(crate) struct Served {
+    pub(crate) address: SocketAddr,
+    pub(crate) engine: Engine,
+    /// Keys to project `main`.
+    pub(crate) admin: String,
+    pub(crate) write: String,
+    pub(crate) read: String,
+    /// A key to project `other`.
+    pub(crate) foreign: String,
+    pub(crate) socket: std::path::PathBuf,
+    stop: Option<oneshot::Sender<()>>,
+    task: Option<JoinHandle<()>>,
+    // Dropped in this order: machines end before their directories go.
+    _host: Option<ContainerHost>,
+    _dir: TempDir,
+}
+
+/// An answer, read whole.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: hyper::HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {:?}", String::from_utf8_lossy(&self.body)))
+    }
+
+    /// The error, which every answer that is not a success must carry.
+    pub(crate) fn error(&self) -> ErrorBody {
+        let kind = self.headers.get(CONTENT_TYPE).map(|value| value.to_str().unwrap());
+        assert_eq!(kind, Some("application/json"), "{self:?}");
+        serde_json::from_value(self.json()["error"].clone()).expect("an error body")
+    }
+}
+
+/// A driver for tests that start nothing.
+#[derive(Debug)]
+struct Refuses;
+
+#[async_trait]
+impl Driver for Refuses {
+    fn name(&self) -> &'static str {
+        "container"
+    }
+    async fn start(&self, _: &Machine) -> DriverResult<Link> {
+        let reason = "this test has no machines".to_owned();
+        Err(DriverError::Unsupported { driver: "container", reason })
+    }
+    async fn stop(&self, _: &MachineKey) -> DriverResult<MachineUsage> {
+        Ok(MachineUsage::default())
+    }
+    async fn usage(&self, _: &MachineKey) -> DriverResult<MachineUsage> {
+        Ok(MachineUsage::default())
+    }
+    async fn survivors(&self) -> DriverResult<Vec<(MachineKey, Link)>> {
+        Ok(Vec::new())
+    }
+    async fn died(&self, _: &MachineKey) {}
+}
+
+impl Served {
+    /// A server whose sandboxes cannot be started.
+    pub(crate) async fn without_machines() -> Self {
+        Self::with(Limits::default(), None).await
+    }
+
+    /// A server whose sandboxes cannot be started, with limits of its own.
+    pub(crate) async fn limited(limits: Limits) -> Self {
+        Self::with(limits, None).await
+    }
+
+    /// A server with containers, or nothing where this host has none.
+    pub(crate) async fn with_machines(test: &str) -> Option<Self> {
+        match ContainerHost::new() {
+            Ok(host) => Some(Self::with(Limits::default(), Some(host)).await),
+            Err(why) => {
+                println!("SKIPPED {test}: {why}");
+                None
+            }
+        }
+    }
+
+    async fn with(limits: Limits, host: Option<ContainerHost>) -> Self {
+        let dir = TempDir::with_prefix("keep-api-").unwrap();
+        let data = dir.path().join("data");
+        let store = Store::open(&data).unwrap();
+        let images = Images::new(store.clone(), ImageSettings::default());
+        let archive = dir.path().join("small.tar");
+        small_root_tar(&archive).unwrap();
+        images.import("small", &archive, &Reporter::silent()).await.unwrap();
+        let db = Arc::new(SqliteDb::open(&dir.path().join("index.db")).await.unwrap());
+        let driver: Arc<dyn Driver> = match &host {
+            Some(host) => Arc::new(host.driver()),
+            None => Arc::new(Refuses),
+        };
+        let parts =
+            Parts { store, images, db, drivers: vec![driver], settings: Settings::default() };
+        let engine = Engine::open(parts).await.unwrap();
+        let [admin, write, read, foreign] = keys(&engine).await;
+        let socket = dir.path().join("keep.sock");
+        let server = Server::bind(ServeConfig {
+            tcp: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
+            unix: Some(socket.clone()),
+            scratch: dir.path().to_owned(),
+            limits,
+        });
+        let server = server.await.unwrap();
+        let address = server.addresses()[0];
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = engine.clone();
+        let task = tokio::spawn(async move {
+            server.run(serving, async { drop(stopped.await) }).await;
+        });
+        Self {
+            address,
+            engine,
+            admin,
+            write,
+            read,
+            foreign,
+            socket,
+            stop: Some(stop),
+            task: Some(task),
+            _host: host,
+            _dir: dir,
+        }
+    }
+
+    /// Tells the server to go down, and waits until it has.
+    pub(crate) async fn shut_down(&mut self) {
+        self.begin_shutdown();
+        self.shut_down_begun().await;
+    }
+
+    /// Waits until a server that was told to go down has.
+    pub(crate) async fn shut_down_begun(&mut self) {
+        self.task.take().unwrap().await.unwrap();
+    }
+
+    /// Tells the server to go down.
+    pub(crate) fn begin_shutdown(&mut self) {
+        let _ = self.stop.take().unwrap().send(());
+    }
+
+    /// Sends a request as it is and hands the answer out unread.
+    pub(crate) async fn send<B>(&self, request: Request<B>) -> Response<Incoming>
+    where
+        B: Body<Data = Bytes, Error = Infallible> + Send + 'static,
+    {
+        let stream = TcpStream::connect(self.address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        sender.send_request(request).await.unwrap()
+    }
+
+    /// A request with a key.
+    pub(crate) fn request(
+        &self,
+        method: Method,
+        path: &str,
+        key: &str,
+    ) -> hyper::http::request::Builder {
+        let request = Request::builder().method(method).uri(path).header("host", "sandkeep");
+        if key.is_empty() {
+            request
+        } else {
+            request.header(AUTHORIZATION, format!("Bearer {key}"))
+        }
+    }
+
+    /// Sends a request without a body.
+    pub(crate) async fn call(&self, method: Method, path: &str, key: &str) -> Answer {
+        let request = self.request(method, path, key).body(Full::new(Bytes::new())).unwrap();
+        read(self.send(request).await).await
+    }
+
+    pub(crate) async fn get(&self, path: &str, key: &str) -> Answer {
+        self.call(Method::GET, path, key).await
+    }
+
+    /// Sends a request with a JSON body.
+    pub(crate) async fn json(&self, method: Method, path: &str, key: &str, body: &str) -> Answer {
+        let request = self
+            .request(method, path, key)
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body.to_owned())))
+            .unwrap();
+        read(self.send(request).await).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, key: &str, body: &str) -> Answer {
+        self.json(Method::POST, path, key, body).await
+    }
+
+    /// Makes a sandbox on the small image.
+    pub(crate) async fn create(&self, name: &str) {
+        let body = format!(r#"{{"name":"{name}","image":"small"}}"#);
+        let made = self.post("/v1/sandboxes", &self.write, &body).await;
+        assert_eq!(made.status, StatusCode::CREATED, "{made:?}");
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+        }
+    }
+}
+
+/// Reads an answer to its end.
+pub(crate) async fn read(response: Response<Incoming>) -> Answer {
+    let (parts, body) = response.into_parts();
+    let body = tokio::time::timeout(Duration::from_secs(60), body.collect())
+        .await
+        .expect("an answer that ends")
+        .expect("an answer that is whole");
+    Answer { status: parts.status, headers: parts.headers, body: body.to_bytes() }
+}
+
+/// A body sent piece by piece, its length not announced.
+pub(crate) fn pieces(
+    pieces: impl IntoIterator<Item = Bytes, IntoIter: Send + 'static>,
+) -> impl Body<Data = Bytes, Error = Infallible> + Send {
+    let frames = pieces.into_iter().map(|piece| Ok(Frame::data(piece)));
+    StreamBody::new(futures_util::stream::iter(frames))
+}
+
+async fn keys(engine: &Engine) -> [String; 4] {
+    let mut secrets = Vec::new();
+    for (project, scope) in [
+        ("main", Scope::Admin),
+        ("main", Scope::Write),
+        ("main", Scope::Read),
+        ("other", Scope::Write),
+    ] {
+        let project: Name = project.parse().unwrap();
+        // The first key of a project finds it missing.
+        let _ = engine.create_project(project.clone()).await;
+        secrets.push(key(engine, &project, scope, None).await);
+    }
+    secrets.try_into().unwrap()
+}
+
+/// Makes a key.
+pub(crate) async fn key(
+    engine: &Engine,
+    project: &Name,
+    scope: Scope,
+    expires: Option<Span>,
+) -> String {
+    engine.create_key(project, "test".to_owned(), scope, expires).await.unwrap().1
+}

@@ -1,0 +1,264 @@
+//! Commands and files, streamed. These need containers.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{SinkExt, StreamExt};
+use http_body_util::{BodyExt, Full};
+use hyper::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+
+use crate::fixture::{Served, pieces, read};
+
+/// Runs a command and reads all its lines.
+async fn exec(served: &Served, body: Value) -> Vec<Value> {
+    let answer = served.post("/v1/sandboxes/box/exec", &served.write, &body.to_string()).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    assert_eq!(answer.headers["content-type"], "application/x-ndjson");
+    lines(&answer.body)
+}
+
+fn lines(body: &[u8]) -> Vec<Value> {
+    let text = std::str::from_utf8(body).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// All that was printed to one stream, as text.
+fn printed(lines: &[Value], stream: &str) -> String {
+    let said = lines.iter().filter(|line| line["type"] == stream);
+    said.map(|line| line["data"].as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_command_streams_its_output_and_its_exit() {
+    let Some(served) = Served::with_machines("a_command_streams_its_output_and_its_exit").await
+    else {
+        return;
+    };
+    served.create("box").await;
+    let script = "echo out; echo err >&2; cat; exit 7";
+    let said = exec(&served, json!({"argv": ["/bin/sh", "-c", script], "input": "in\n"})).await;
+    assert_eq!(said[0]["type"], "started");
+    assert_eq!(said[0]["resumed"], true, "the first command wakes it");
+    assert_eq!(printed(&said, "stdout"), "out\nin\n");
+    assert_eq!(printed(&said, "stderr"), "err\n");
+    let last = said.last().unwrap();
+    assert_eq!((&last["type"], &last["exit_code"]), (&json!("exited"), &json!(7)));
+
+    let bytes = exec(&served, json!({"argv": ["/bin/sh", "-c", "printf '\\377'"]})).await;
+    let odd = bytes.iter().find(|line| line["type"] == "stdout").unwrap();
+    assert_eq!((&odd["encoding"], &odd["data"]), (&json!("base64"), &json!("/w==")));
+
+    let id = said[0]["command"]["id"].as_str().unwrap();
+    let logs = format!("/v1/sandboxes/box/commands/{id}/logs");
+    let replayed = lines(&served.get(&logs, &served.read).await.body);
+    assert_eq!(printed(&replayed, "stdout"), "out\nin\n");
+    let stopped = served.post("/v1/sandboxes/box/stop", &served.write, "").await.json();
+    assert!(stopped["usage"]["wall_ms"].as_u64().is_some(), "{stopped}");
+    let replayed = lines(&served.get(&logs, &served.read).await.body);
+    assert_eq!(replayed.last().unwrap()["exit_code"], 7, "a log outlives its session");
+    assert_eq!(served.get("/v1/sandboxes/box", &served.read).await.json()["state"], "stopped");
+
+    let missing = served.post("/v1/sandboxes/box/exec", &served.write, r#"{"argv":["/no/such"]}"#);
+    assert_eq!(missing.await.error().code, "executable_not_found");
+}
+
+#[tokio::test]
+async fn lines_come_as_they_are_said_and_a_caller_that_leaves_hangs_up() {
+    let Some(served) = Served::with_machines("lines_come_as_they_are_said").await else {
+        return;
+    };
+    served.create("box").await;
+    let body = json!({"argv": ["/bin/sh", "-c", "echo now; exec sleep 1000"]}).to_string();
+    let request = served
+        .request(Method::POST, "/v1/sandboxes/box/exec", &served.write)
+        .header("content-type", "application/json")
+        .body(Full::new(Bytes::from(body)))
+        .unwrap();
+    let mut response = served.send(request).await;
+    let mut seen = Vec::new();
+    while !String::from_utf8_lossy(&seen).contains("now") {
+        let frame = response.frame().await.expect("more to come").unwrap();
+        seen.extend_from_slice(&frame.into_data().unwrap());
+    }
+    let id = lines(&seen)[0]["command"]["id"].as_str().unwrap().to_owned();
+    drop(response);
+    let path = format!("/v1/sandboxes/box/commands/{id}?wait=true");
+    let ended = served.get(&path, &served.read).await.json();
+    assert_eq!((&ended["state"], &ended["exit_code"]), (&json!("exited"), &json!(129)), "SIGHUP");
+}
+
+#[tokio::test]
+async fn a_detached_command_goes_on_and_takes_input_and_signals() {
+    let Some(served) = Served::with_machines("a_detached_command_goes_on").await else {
+        return;
+    };
+    served.create("box").await;
+    let body = json!({"argv": ["/bin/cat"], "detach": true, "stdin": true}).to_string();
+    let made = served.post("/v1/sandboxes/box/exec", &served.write, &body).await.json();
+    let command = format!("/v1/sandboxes/box/commands/{}", made["id"].as_str().unwrap());
+    let request = served
+        .request(Method::POST, &format!("{command}/stdin?close=true"), &served.write)
+        .body(pieces([Bytes::from_static(b"a"), Bytes::from_static(b"b")]))
+        .unwrap();
+    assert_eq!(read(served.send(request).await).await.status, StatusCode::NO_CONTENT);
+    let log = lines(&served.get(&format!("{command}/logs?follow=true"), &served.read).await.body);
+    assert_eq!(printed(&log, "stdout"), "ab");
+    assert_eq!(log.last().unwrap()["exit_code"], 0);
+
+    let body = json!({"argv": ["/bin/sleep", "1000"], "detach": true}).to_string();
+    let made = served.post("/v1/sandboxes/box/exec", &served.write, &body).await.json();
+    let command = format!("/v1/sandboxes/box/commands/{}", made["id"].as_str().unwrap());
+    let more = lines(&served.get(&format!("{command}/logs"), &served.read).await.body);
+    assert_eq!(more, [json!({"type": "more"})]);
+    let target = format!("{command}/signal");
+    let signal = served.post(&target, &served.write, r#"{"signal":"TERM"}"#);
+    assert_eq!(signal.await.status, StatusCode::NO_CONTENT);
+    let ended = served.get(&format!("{command}?wait=true"), &served.read).await.json();
+    assert_eq!(ended["exit_code"], 143);
+}
+
+async fn web_socket(served: &Served, key: &str) -> WebSocketStream<TcpStream> {
+    let url = format!("ws://{}/v1/sandboxes/box/exec/ws", served.address);
+    let mut request = url.into_client_request().unwrap();
+    request.headers_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+    let stream = TcpStream::connect(served.address).await.unwrap();
+    tokio_tungstenite::client_async(request, stream).await.unwrap().0
+}
+
+/// Reads until the last word, and gives it with all output before.
+async fn hear(socket: &mut WebSocketStream<TcpStream>, until: &str) -> (String, Value) {
+    let mut output = String::new();
+    loop {
+        let message = tokio::time::timeout(Duration::from_secs(30), socket.next()).await;
+        match message.expect("a word in time").expect("a last word").unwrap() {
+            Message::Binary(bytes) => {
+                assert_eq!(bytes[0], 1, "standard output");
+                output.push_str(&String::from_utf8_lossy(&bytes[1..]));
+                if !until.is_empty() && output.contains(until) {
+                    return (output, Value::Null);
+                }
+            }
+            Message::Text(text) => {
+                let event: Value = serde_json::from_str(&text).unwrap();
+                if event["type"] != "started" {
+                    return (output, event);
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_terminal_over_a_web_socket() {
+    let Some(served) = Served::with_machines("a_terminal_over_a_web_socket").await else {
+        return;
+    };
+    served.create("box").await;
+    let mut socket = web_socket(&served, &served.write).await;
+    let ask = json!({"argv": ["/bin/sh"], "tty": {"cols": 80, "rows": 24}, "stdin": true});
+    socket.send(Message::text(ask.to_string())).await.unwrap();
+    let stdin = |text: &str| Message::binary([b"\0", text.as_bytes()].concat());
+    socket.send(stdin("stty size; echo re''ady\n")).await.unwrap();
+    let (output, _) = hear(&mut socket, "ready").await;
+    assert!(output.contains("24 80"), "{output:?}");
+    let resize = json!({"type": "resize", "cols": 100, "rows": 30});
+    socket.send(Message::text(resize.to_string())).await.unwrap();
+    socket.send(stdin("stty size; exit 5\n")).await.unwrap();
+    let (output, last) = hear(&mut socket, "").await;
+    assert!(output.contains("30 100"), "{output:?}");
+    assert_eq!((&last["type"], &last["exit_code"]), (&json!("exited"), &json!(5)));
+
+    let mut socket = web_socket(&served, &served.write).await;
+    socket.send(Message::text(r#"{"argvv":[]}"#)).await.unwrap();
+    let (_, last) = hear(&mut socket, "").await;
+    assert_eq!(last["error"]["code"], "invalid", "{last}");
+}
+
+#[tokio::test]
+async fn files_go_in_and_come_out_whole() {
+    let Some(served) = Served::with_machines("files_go_in_and_come_out_whole").await else {
+        return;
+    };
+    served.create("box").await;
+    let files = "/v1/sandboxes/box/files";
+    // Larger than every buffer on the way.
+    let content: Vec<u8> = (0..5_000_000u32).map(|at| (at % 251) as u8).collect();
+    let parts: Vec<Bytes> = content.chunks(70_000).map(Bytes::copy_from_slice).collect();
+    let request = served
+        .request(
+            Method::PUT,
+            &format!("{files}?path=/work/a/big&parents=true&mode=640"),
+            &served.write,
+        )
+        .body(pieces(parts))
+        .unwrap();
+    let put = read(served.send(request).await).await;
+    assert_eq!(put.json()["bytes"], content.len(), "{put:?}");
+    let got = served.get(&format!("{files}?path=/work/a/big"), &served.write).await;
+    assert!(got.body == content, "{} bytes", got.body.len());
+    let entry: Value =
+        serde_json::from_str(got.headers["sandkeep-entry"].to_str().unwrap()).unwrap();
+    assert_eq!((&entry["mode"], &entry["kind"]), (&json!(0o640), &json!("file")));
+    let part =
+        served.get(&format!("{files}?path=/work/a/big&offset=251&limit=3"), &served.write).await;
+    assert_eq!(part.body, Bytes::from_static(&[0, 1, 2]));
+
+    let packed = served.get(&format!("{files}/tar?path=/work/a"), &served.write).await;
+    assert_eq!(packed.status, StatusCode::OK);
+    let request = served
+        .request(Method::PUT, &format!("{files}/tar?path=/copy"), &served.write)
+        .body(Full::new(packed.body))
+        .unwrap();
+    let unpacked = read(served.send(request).await).await;
+    assert_eq!(unpacked.status, StatusCode::OK, "{unpacked:?}");
+    let moved = r#"{"from":"/copy/a/big","to":"/copy/small"}"#;
+    assert_eq!(served.post(&format!("{files}/move"), &served.write, moved).await.status, 204);
+    let made =
+        served.post(&format!("{files}/mkdir"), &served.write, r#"{"path":"/copy/dir"}"#).await;
+    assert_eq!(made.status, 204, "{made:?}");
+    let listed = served.get(&format!("{files}/list?path=/copy"), &served.write).await.json();
+    let names: Vec<&str> = listed["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["a", "dir", "small"]);
+    let target = format!("{files}?path=/copy&recursive=true");
+    let gone = served.call(Method::DELETE, &target, &served.write);
+    assert_eq!(gone.await.status, 204);
+    let missing = served.get(&format!("{files}/stat?path=/copy"), &served.write).await;
+    assert_eq!((missing.status.as_u16(), missing.error().code.as_str()), (404, "path_not_found"));
+}
+
+#[tokio::test]
+async fn a_server_that_goes_down_says_so_and_ends_nothing() {
+    let Some(mut served) = Served::with_machines("a_server_that_goes_down_says_so").await else {
+        return;
+    };
+    served.create("box").await;
+    let body = json!({"argv": ["/bin/sh", "-c", "echo now; exec sleep 1000"]}).to_string();
+    let request = served
+        .request(Method::POST, "/v1/sandboxes/box/exec", &served.write)
+        .header("content-type", "application/json")
+        .body(Full::new(Bytes::from(body)))
+        .unwrap();
+    let mut response = served.send(request).await;
+    let first = response.frame().await.unwrap().unwrap().into_data().unwrap();
+    let id = lines(&first)[0]["command"]["id"].as_str().unwrap().parse().unwrap();
+    served.begin_shutdown();
+    let rest = read(response).await;
+    let last = lines(&rest.body).pop().unwrap();
+    assert_eq!(last["error"]["code"], "shutting_down", "{last}");
+    served.shut_down_begun().await;
+    assert!(TcpStream::connect(served.address).await.is_err(), "nobody listens any more");
+    let (main, name) = ("main".parse().unwrap(), "box".parse().unwrap());
+    let command = served.engine.command(&main, &name, &id).await.unwrap();
+    assert_eq!(command.exit_code, None, "the command goes on");
+}
