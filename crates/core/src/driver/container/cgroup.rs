@@ -344,9 +344,12 @@ fn write_if_there(path: &Path, text: &str) -> DriverResult<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::path::{Path, PathBuf};
+    use std::process::Command;
 
-    use super::{Trees, field, trees};
+    use super::{Groups, Trees, field, trees};
+    use crate::model::MachineKey;
 
     const UNIFIED: &str = "\
 22 1 0:20 / /sys rw - sysfs sysfs rw
@@ -389,5 +392,37 @@ mod tests {
         let text = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n";
         assert_eq!(field(text, "oom_kill"), 3);
         assert_eq!(field(text, "oom"), 0);
+    }
+
+    /// Hybrid hosts have a version 2 tree as well, without our controllers: enough to see that a
+    /// group freezes, thaws and is killed.
+    #[test]
+    fn version_2_freezes_thaws_and_kills() {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let Ok(Trees::V2(root)) = trees(&mounts, |_| true) else {
+            println!("SKIPPED version_2_freezes_thaws_and_kills: no cgroup2 filesystem");
+            return;
+        };
+        let parent = format!("sandkeep-unit-{}", std::process::id());
+        let groups = Groups { trees: Trees::V2(root.clone()), parent: parent.clone() };
+        let key = MachineKey::parse("two").unwrap();
+        let place = root.join(&parent).join("two");
+        if let Err(error) = fs::create_dir_all(&place) {
+            println!("SKIPPED version_2_freezes_thaws_and_kills: {error}");
+            return;
+        }
+        let mut sleeper = Command::new("sleep").arg("1000").spawn().unwrap();
+        fs::write(place.join("cgroup.procs"), sleeper.id().to_string()).unwrap();
+        assert_eq!(groups.processes(&key).unwrap(), [sleeper.id()]);
+        assert_eq!(groups.keys(), [key.clone()]);
+        groups.freeze(&key).unwrap();
+        let events = fs::read_to_string(place.join("cgroup.events")).unwrap();
+        assert_eq!(field(&events, "frozen"), 1);
+        groups.thaw(&key).unwrap();
+        groups.kill(&key).unwrap();
+        assert!(!sleeper.wait().unwrap().success());
+        groups.remove(&key).unwrap();
+        groups.disband();
+        assert!(!root.join(parent).exists());
     }
 }
