@@ -103,25 +103,38 @@ fn docker_archive(layers: &[Vec<u8>], tags: &[&str]) -> Vec<u8> {
 /// The files of an OCI layout with one image for each of `architectures`.
 fn layout(layers: &[Vec<u8>], architectures: &[&str]) -> Vec<(String, Vec<u8>)> {
     let mut files = vec![("oci-layout".to_owned(), br#"{"imageLayoutVersion": "1.0.0"}"#.to_vec())];
-    let mut add = |bytes: Vec<u8>| {
-        let descriptor = serde_json::json!({"digest": digest(&bytes), "size": bytes.len(), "mediaType": "application/vnd.oci.image.layer.v1.tar+gzip"});
+    let mut add = |bytes: Vec<u8>, kind: &str| {
+        let descriptor = serde_json::json!({
+            "digest": digest(&bytes),
+            "size": bytes.len(),
+            "mediaType": format!("application/vnd.oci.image.{kind}"),
+        });
         files.push((format!("blobs/sha256/{}", &digest(&bytes)[7..]), bytes));
         descriptor
     };
     let refs: Vec<&[u8]> = layers.iter().map(Vec::as_slice).collect();
-    let packed: Vec<_> = layers.iter().map(|layer| add(gzip(layer))).collect();
+    let packed: Vec<_> = layers.iter().map(|layer| add(gzip(layer), "layer.v1.tar+gzip")).collect();
     let mut manifests = Vec::new();
     for architecture in architectures {
-        let config = add(config(&refs, architecture));
-        let manifest = serde_json::json!({"schemaVersion": 2, "config": config, "layers": packed});
-        let mut descriptor = add(serde_json::to_vec(&manifest).expect("plain"));
+        let config = add(config(&refs, architecture), "config.v1+json");
+        let manifest = serde_json::json!({
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": config,
+            "layers": packed,
+        });
+        let mut descriptor = add(manifest.to_string().into_bytes(), "manifest.v1+json");
         descriptor["platform"] = serde_json::json!({"os": "linux", "architecture": architecture});
         descriptor["annotations"] =
             serde_json::json!({"org.opencontainers.image.ref.name": format!("for-{architecture}")});
         manifests.push(descriptor);
     }
-    let list =
-        add(serde_json::json!({"schemaVersion": 2, "manifests": manifests}).to_string().into());
+    let list = serde_json::json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": manifests,
+    });
+    let list = add(list.to_string().into_bytes(), "index.v1+json");
     let index = serde_json::json!({"schemaVersion": 2, "manifests": [list]});
     files.push(("index.json".to_owned(), index.to_string().into_bytes()));
     files
@@ -324,4 +337,30 @@ async fn the_host_image_is_made_once() {
     assert_ne!((&again.digest, &again.layers), (&one.digest, &one.layers));
     assert!(bench.drawn(&again)[0].contains("usr/bin/other"));
     assert!(!bench.drawn(&one)[0].contains("usr/bin/other"), "the old layer is as it was");
+}
+
+/// Archives as other programs write them.
+#[tokio::test]
+async fn archives_of_skopeo_are_read() {
+    let bench = Bench::new();
+    for (name, bytes) in layout(&[base(), top()], &[architecture()]) {
+        bench.put(&format!("layout/{name}"), &bytes);
+    }
+    let files = bench.dir.path().join("files");
+    let ours = bench.import("ours", &files.join("layout")).await.expect("it imports");
+    for (kind, name) in [("docker-archive", "docker.tar"), ("oci-archive", "oci.tar")] {
+        let path = files.join(name);
+        let copied = std::process::Command::new("skopeo")
+            .args(["--insecure-policy", "copy", "--quiet"])
+            .arg(format!("oci:{}", files.join("layout").display()))
+            .arg(format!("{kind}:{}", path.display()))
+            .output();
+        let Ok(copied) = copied else {
+            println!("SKIPPED archives_of_skopeo_are_read: skopeo is not installed");
+            return;
+        };
+        assert!(copied.status.success(), "{copied:?}");
+        let theirs = bench.import("theirs", &path).await.expect("it imports");
+        assert_eq!((theirs.layers, theirs.config), (ours.layers.clone(), ours.config.clone()));
+    }
 }
