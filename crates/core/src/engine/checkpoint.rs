@@ -171,7 +171,7 @@ impl Inner {
         match self.store.seal(open, &options).await? {
             Some(layer) => self.enter(&layer),
             None => {
-                tracing::error!(sandbox = %sandbox.name, layer = %open, "a layer that was not empty is")
+                tracing::error!(sandbox = %sandbox.name, layer = %open, "a layer that was not empty is");
             }
         }
         Ok(())

@@ -61,6 +61,7 @@ pub struct Started {
 }
 
 /// What happens with a command.
+#[allow(clippy::large_enum_variant)] // few are under way at a time, and a box would not make them fewer
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// It printed to standard output.
@@ -184,7 +185,7 @@ impl Engine {
             match self.inner.launch(&live, &exec).await {
                 // The session ended under us: the next one is as good.
                 Err(Error::Guest(GuestError::Lost | GuestError::Io { .. })) if tries < 3 => {
-                    tries += 1
+                    tries += 1;
                 }
                 Err(error) => return Err(error),
                 Ok((tracked, events)) => {

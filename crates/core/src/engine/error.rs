@@ -217,7 +217,7 @@ fn guest_kind(error: &GuestError) -> ErrorKind {
             Failure::NoSpace | Failure::Exhausted => ErrorKind::Exhausted,
             Failure::Fault => ErrorKind::Fault,
         },
-        GuestError::Lost | GuestError::Timeout { .. } => ErrorKind::Unavailable,
+        GuestError::Lost | GuestError::Timeout => ErrorKind::Unavailable,
         _ => ErrorKind::Fault,
     }
 }
@@ -237,7 +237,7 @@ fn guest_code(error: &GuestError) -> &'static str {
             Failure::Fault => "internal",
         },
         GuestError::Lost => "session_ended",
-        GuestError::Timeout { .. } => "timeout",
+        GuestError::Timeout => "timeout",
         _ => "internal",
     }
 }

@@ -183,7 +183,7 @@ impl LogReader {
         if self.reader.is_none() {
             self.reader = open(&self.head)?;
         }
-        if let Some(record) = self.from_current()? {
+        if let Some(record) = self.next_here()? {
             return Ok(Some(record));
         }
         // The open file may have been left for another one: look whether one goes on from here.
@@ -191,7 +191,7 @@ impl LogReader {
         for path in [mid, tail] {
             if let Some(reader) = open(&path)? {
                 let before = self.reader.replace(reader);
-                if let Some(record) = self.from_current()? {
+                if let Some(record) = self.next_here()? {
                     return Ok(Some(record));
                 }
                 self.reader = before;
@@ -200,7 +200,7 @@ impl LogReader {
         Ok(None)
     }
 
-    fn from_current(&mut self) -> io::Result<Option<Record>> {
+    fn next_here(&mut self) -> io::Result<Option<Record>> {
         let Some(reader) = &mut self.reader else { return Ok(None) };
         while let Some(record) = reader.next()? {
             if record.offset >= self.offset {

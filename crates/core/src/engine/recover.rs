@@ -109,7 +109,7 @@ impl Inner {
                 match key.sandbox() {
                     Ok(id) => drop(alive.insert(id, link)),
                     Err(error) => {
-                        tracing::warn!(%error, "a machine that is not ours is left alone")
+                        tracing::warn!(%error, "a machine that is not ours is left alone");
                     }
                 }
             }

@@ -1,0 +1,290 @@
+//! The benchmark: the released binary, driven over HTTP, beside its yardsticks in the same run.
+//!
+//! `./dev bench [--quick] [--no-peers]` builds and runs it. Every figure is a whole round trip as a client
+//! sees it, on a data directory of its own. Absolute times depend on the machine; the ratio to the
+//! yardstick is what counts.
+
+mod peers;
+mod stats;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use sandkeep_client::types::{Checkpoint, CreateSandbox, ExecRequest, Fork, Start};
+use sandkeep_client::{Client, Place, Upload};
+use sandkeep_testkit::daemon::Daemon;
+
+use stats::Table;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// How often each thing is done.
+struct Rounds {
+    quick: usize,
+    slow: usize,
+    heavy: usize,
+    crowd: usize,
+    sleepers: usize,
+}
+
+#[tokio::main]
+async fn main() -> Outcome<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let has = |flag: &str| args.iter().any(|arg| arg == flag);
+    let rounds = if has("--quick") {
+        Rounds { quick: 20, slow: 5, heavy: 1, crowd: 20, sleepers: 100 }
+    } else {
+        Rounds { quick: 200, slow: 40, heavy: 5, crowd: 100, sleepers: 1000 }
+    };
+    let built = std::env::current_exe()?;
+    let release = built.ancestors().nth(2).map(Path::to_owned).unwrap_or_default();
+    let daemon = Daemon::with_small_image(release.join("keep"));
+    let (url, key) = daemon.url_and_key();
+    let client = Client::new(url.parse()?, Some(&key))?;
+    let tree = daemon.scratch().join("tree.tar");
+    make_tree(&tree, 30_000, 344 << 20)?;
+
+    let mut table = Table::default();
+    if !has("--no-peers") {
+        peers::run(&mut table, &release.join("yardstick"), daemon.scratch(), &tree, rounds.slow).await?;
+    }
+    let bench = Bench { client, tree, rounds };
+    bench.small(&mut table).await?;
+    bench.large(&mut table).await?;
+    bench.crowd(&mut table).await?;
+    bench.sleepers(&mut table, daemon.pid().unwrap_or(0)).await?;
+    table.print();
+    Ok(())
+}
+
+struct Bench {
+    client: Client,
+    tree: PathBuf,
+    rounds: Rounds,
+}
+
+impl Bench {
+    async fn create(&self, name: &str) -> Outcome<()> {
+        let request = CreateSandbox {
+            name: Some(name.to_owned()),
+            image: Some("small".to_owned()),
+            start: true,
+            ..CreateSandbox::default()
+        };
+        self.client.create(&request, None).await?;
+        Ok(())
+    }
+
+    async fn run(&self, name: &str, argv: &[&str]) -> Outcome<()> {
+        let argv = argv.iter().map(|arg| (*arg).to_owned()).collect();
+        let request = ExecRequest { argv, ..ExecRequest::default() };
+        let (ended, _, err) = self.client.exec(name, &request).await?.collect().await?;
+        if ended.exit_code != Some(0) {
+            return Err(String::from_utf8_lossy(&err).into());
+        }
+        Ok(())
+    }
+
+    async fn fill(&self, name: &str) -> Outcome<()> {
+        let file = tokio::fs::File::open(&self.tree).await?;
+        self.client.tar_in(Place::new(name, "/work"), Upload::reader(file)).await?;
+        // A clean page cache: what the daemon writes back by itself is on disk by now.
+        rustix::fs::sync();
+        Ok(())
+    }
+
+    /// Everything with ten files.
+    async fn small(&self, table: &mut Table) -> Outcome<()> {
+        let mut times = Vec::new();
+        for round in 0..self.rounds.slow {
+            let name = format!("create-{round}");
+            let began = Instant::now();
+            self.create(&name).await?;
+            self.run(&name, &["/bin/true"]).await?;
+            times.push(began.elapsed());
+            self.client.delete(&name, None).await?;
+        }
+        table.add("create → first command", &times);
+
+        self.create("app").await?;
+        let mut times = Vec::new();
+        for _ in 0..self.rounds.quick {
+            let began = Instant::now();
+            self.run("app", &["/bin/true"]).await?;
+            times.push(began.elapsed());
+        }
+        table.add("command in a running sandbox", &times);
+
+        let (mut stops, mut resumes) = (Vec::new(), Vec::new());
+        let write = ["/bin/sh", "-c", "for i in 0 1 2 3 4 5 6 7 8 9; do echo $$ > /work/f$i; done"];
+        for _ in 0..self.rounds.slow {
+            self.run("app", &write).await?;
+            let began = Instant::now();
+            self.client.stop("app", None).await?;
+            stops.push(began.elapsed());
+            let began = Instant::now();
+            self.run("app", &["/bin/true"]).await?;
+            resumes.push(began.elapsed());
+        }
+        table.add("stop, 10 files", &stops);
+        table.add("resume → first command, 10 files", &resumes);
+        self.client.stop("app", None).await?;
+        self.forks(table, "app", "fork → first command, 10 files").await?;
+
+        let (mut idle, mut busy) = (Vec::new(), Vec::new());
+        for _ in 0..self.rounds.slow {
+            self.run("app", &write).await?;
+            let began = Instant::now();
+            self.client.checkpoint("app", &Checkpoint::default()).await?;
+            idle.push(began.elapsed());
+        }
+        table.add("checkpoint, idle", &idle);
+        let argv = ["/bin/sleep", "1000"].map(str::to_owned).to_vec();
+        self.client.exec_detached("app", &ExecRequest { argv, detach: true, ..ExecRequest::default() }).await?;
+        for _ in 0..self.rounds.slow {
+            self.run("app", &write).await?;
+            let began = Instant::now();
+            self.client.checkpoint("app", &Checkpoint::default()).await?;
+            busy.push(began.elapsed());
+        }
+        table.add("checkpoint, a process alive", &busy);
+        self.client.delete("app", None).await?;
+        Ok(())
+    }
+
+    async fn forks(&self, table: &mut Table, source: &str, what: &str) -> Outcome<()> {
+        let mut times = Vec::new();
+        for round in 0..self.rounds.slow {
+            let name = format!("fork-{round}");
+            let request = Fork { name: Some(name.clone()), start: true, ..Fork::default() };
+            let began = Instant::now();
+            self.client.fork(source, &request, None).await?;
+            self.run(&name, &["/bin/true"]).await?;
+            times.push(began.elapsed());
+            self.client.delete(&name, None).await?;
+        }
+        table.add(what, &times);
+        Ok(())
+    }
+
+    /// The same with 30,000 files, 344 MB.
+    async fn large(&self, table: &mut Table) -> Outcome<()> {
+        let (mut stops, mut checkpoints) = (Vec::new(), Vec::new());
+        for round in 0..self.rounds.heavy {
+            let name = format!("large-{round}");
+            self.create(&name).await?;
+            self.fill(&name).await?;
+            let began = Instant::now();
+            self.client.stop(&name, None).await?;
+            stops.push(began.elapsed());
+            if round > 0 {
+                self.client.delete(&name, None).await?;
+            }
+            self.create("check").await?;
+            self.fill("check").await?;
+            let began = Instant::now();
+            self.client.checkpoint("check", &Checkpoint::default()).await?;
+            checkpoints.push(began.elapsed());
+            self.client.delete("check", None).await?;
+        }
+        table.add("stop, 30,000 new files", &stops);
+        table.add("checkpoint, idle, 30,000 new files", &checkpoints);
+        let mut resumes = Vec::new();
+        for _ in 0..self.rounds.slow {
+            let began = Instant::now();
+            self.run("large-0", &["/bin/true"]).await?;
+            resumes.push(began.elapsed());
+            self.client.stop("large-0", None).await?;
+        }
+        table.add("resume → first command, 30,000 files", &resumes);
+        self.forks(table, "large-0", "fork → first command, 30,000 files").await?;
+        self.client.delete("large-0", None).await?;
+        Ok(())
+    }
+
+    /// Many creates at once.
+    async fn crowd(&self, table: &mut Table) -> Outcome<()> {
+        let began = Instant::now();
+        let tasks: Vec<_> = (0..self.rounds.crowd)
+            .map(|n| {
+                let client = self.client.clone();
+                tokio::spawn(async move {
+                    let request = CreateSandbox {
+                        name: Some(format!("crowd-{n}")),
+                        image: Some("small".to_owned()),
+                        start: true,
+                        ..CreateSandbox::default()
+                    };
+                    let began = Instant::now();
+                    client.create(&request, None).await.map(|_| began.elapsed())
+                })
+            })
+            .collect();
+        let mut times = Vec::new();
+        for task in tasks {
+            times.push(task.await??);
+        }
+        table.add(&format!("{} creates at once, each", self.rounds.crowd), &times);
+        table.note(&format!("{} creates at once, all of them: {:.0} ms", self.rounds.crowd, stats::millis(began.elapsed())));
+        for n in 0..self.rounds.crowd {
+            self.client.delete(&format!("crowd-{n}"), None).await?;
+        }
+        Ok(())
+    }
+
+    /// Many that sleep.
+    async fn sleepers(&self, table: &mut Table, daemon: u32) -> Outcome<()> {
+        self.create("seed").await?;
+        self.run("seed", &["/bin/sh", "-c", "echo x > /work/x"]).await?;
+        self.client.stop("seed", None).await?;
+        for n in 0..self.rounds.sleepers {
+            let request = Fork { name: Some(format!("sleeper-{n}")), start: false, ..Fork::default() };
+            self.client.fork("seed", &request, None).await?;
+        }
+        // One of a thousand wakes as quickly as one of one.
+        let mut times = Vec::new();
+        for n in 0..self.rounds.slow.min(self.rounds.sleepers) {
+            let name = format!("sleeper-{n}");
+            let began = Instant::now();
+            self.client.start(&name, &Start::default()).await?;
+            self.run(&name, &["/bin/true"]).await?;
+            times.push(began.elapsed());
+            self.client.stop(&name, None).await?;
+        }
+        table.add(&format!("resume → first command, one of {}", self.rounds.sleepers), &times);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let status = std::fs::read_to_string(format!("/proc/{daemon}/status"))?;
+        let resident = status.lines().find(|line| line.starts_with("VmRSS")).unwrap_or("VmRSS: ?").to_owned();
+        let agents = count_processes("keep-agent");
+        table.note(&format!("{} sleeping sandboxes: {agents} processes, daemon {}", self.rounds.sleepers, resident.replace("VmRSS:", "resident").replace('\t', " ")));
+        Ok(())
+    }
+}
+
+fn count_processes(name: &str) -> usize {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return 0 };
+    let comm = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+    entries.flatten().map(comm).filter(|comm| comm.trim() == name).count()
+}
+
+/// Writes a tar with so many files, a hundred in a directory.
+fn make_tree(path: &Path, files: usize, bytes: usize) -> Outcome<()> {
+    let mut archive = tar::Builder::new(std::io::BufWriter::new(std::fs::File::create(path)?));
+    let size = bytes / files;
+    let mut content = vec![0u8; size];
+    for file in 0..files {
+        // Different in every file, and not compressible by a filesystem that would.
+        let mut state = file as u64 + 1;
+        for chunk in content.chunks_mut(8) {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let len = chunk.len();
+            chunk.copy_from_slice(&state.to_le_bytes()[..len]);
+        }
+        let mut header = tar::Header::new_gnu();
+        header.set_size(size as u64);
+        header.set_mode(0o644);
+        archive.append_data(&mut header, format!("tree/d{:03}/f{file:05}", file / 100), content.as_slice())?;
+    }
+    archive.finish()?;
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! The yardsticks: what others take for the same on this machine.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::Outcome;
+use super::stats::Table;
+
+const PODMAN: [&str; 4] = ["--runtime", "runc", "--cgroup-manager=cgroupfs", "--log-level=error"];
+const RUN: [&str; 6] = ["--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"];
+
+pub(crate) async fn run(table: &mut Table, yardstick: &Path, scratch: &Path, tree: &Path, rounds: usize) -> Outcome<()> {
+    let lower = scratch.join("yardstick-root");
+    std::fs::create_dir_all(&lower)?;
+    let tar = scratch.join("small.tar");
+    quiet(Command::new("tar").arg("-xf").arg(&tar).arg("-C").arg(&lower))?;
+    bare(table, yardstick, &lower, scratch, rounds)?;
+    bubblewrap(table, &lower, rounds)?;
+    podman(table, &tar, tree, scratch, rounds)?;
+    std::fs::remove_dir_all(&lower)?;
+    Ok(())
+}
+
+fn bare(table: &mut Table, yardstick: &Path, lower: &Path, scratch: &Path, rounds: usize) -> Outcome<()> {
+    let mut times = Vec::new();
+    for round in 0..rounds {
+        let room = scratch.join(format!("bare-{round}"));
+        let output = Command::new(yardstick).arg(lower).arg(&room).arg("/bin/true").output()?;
+        let micros: u64 = String::from_utf8_lossy(&output.stdout).trim().parse().map_err(|_| {
+            format!("yardstick: {}", String::from_utf8_lossy(&output.stderr))
+        })?;
+        times.push(Duration::from_micros(micros));
+        std::fs::remove_dir_all(&room)?;
+    }
+    table.add("(bare) clone + overlay + pivot_root + exec", &times);
+    Ok(())
+}
+
+fn bubblewrap(table: &mut Table, lower: &Path, rounds: usize) -> Outcome<()> {
+    if !installed("bwrap") {
+        table.note("bubblewrap is not installed: left out");
+        return Ok(());
+    }
+    let times = repeat(rounds, || {
+        let mut bwrap = Command::new("bwrap");
+        bwrap.args(["--unshare-all", "--die-with-parent", "--ro-bind"]).arg(lower).args(["/", "--proc", "/proc", "--dev", "/dev", "/bin/true"]);
+        bwrap
+    })?;
+    table.add("(bubblewrap) run", &times);
+    Ok(())
+}
+
+fn podman(table: &mut Table, tar: &Path, tree: &Path, scratch: &Path, rounds: usize) -> Outcome<()> {
+    if !installed("podman") || !installed("runc") {
+        table.note("podman or runc is not installed: left out");
+        return Ok(());
+    }
+    let store = scratch.join("podman");
+    let run_root = scratch.join("podman-run");
+    let podman = |args: &[&str]| {
+        let mut command = Command::new("podman");
+        command.args(PODMAN).arg("--root").arg(&store).arg("--runroot").arg(&run_root).args(args);
+        command
+    };
+    let tar = tar.to_string_lossy();
+    quiet(&mut podman(&["import", &tar, "bench-small"]))?;
+    let with_run = |more: &[&str]| {
+        let mut args = vec!["run"];
+        args.extend(RUN);
+        args.extend(more);
+        podman(&args)
+    };
+    let rounds = rounds.min(15);
+    table.add("(podman) run", &repeat(rounds, || with_run(&["--rm", "bench-small", "/bin/true"]))?);
+    quiet(&mut with_run(&["-d", "--name", "bench-box", "bench-small", "/bin/sleep", "1000"]))?;
+    table.add("(podman) exec", &repeat(rounds, || podman(&["exec", "bench-box", "/bin/true"]))?);
+    let tree = tree.to_string_lossy();
+    let mut unpack = podman(&["cp", "-", "bench-box:/work"]);
+    quiet(unpack.stdin(std::fs::File::open(&*tree)?))?;
+    let began = Instant::now();
+    quiet(&mut podman(&["commit", "-q", "bench-box", "bench-large"]))?;
+    table.add("(podman) commit, 30,000 new files", &[began.elapsed()]);
+    table.add("(podman) run from that commit", &repeat(rounds, || with_run(&["--rm", "bench-large", "/bin/true"]))?);
+    quiet(&mut podman(&["rm", "-f", "-t", "0", "bench-box"]))?;
+    quiet(&mut podman(&["rmi", "-f", "bench-large", "bench-small"]))?;
+    quiet(&mut podman(&["system", "reset", "-f"]))?;
+    Ok(())
+}
+
+fn installed(program: &str) -> bool {
+    Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}
+
+fn repeat(rounds: usize, mut make: impl FnMut() -> Command) -> Outcome<Vec<Duration>> {
+    let mut times = Vec::new();
+    for _ in 0..rounds {
+        let mut command = make();
+        let began = Instant::now();
+        quiet(&mut command)?;
+        times.push(began.elapsed());
+    }
+    Ok(times)
+}
+
+fn quiet(command: &mut Command) -> Outcome<()> {
+    let output = command.stdout(Stdio::piped()).stderr(Stdio::piped()).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("{:?}: {}", command.get_program(), String::from_utf8_lossy(&output.stderr)).into())
+}
