@@ -136,7 +136,6 @@ impl Drop for ContainerHost {
                     let _ = driver.stop(&key).await;
                 }
             });
-            driver.retire();
         });
         let _ = cleaned.join();
     }

@@ -133,7 +133,6 @@ impl Drop for House {
                         let _ = driver.stop(&key).await;
                     }
                 });
-                driver.retire();
             });
         });
     }

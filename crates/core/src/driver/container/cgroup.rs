@@ -45,7 +45,7 @@ enum Trees {
 }
 
 impl Groups {
-    /// Finds out what this host has, and makes the driver's own group.
+    /// Finds out what this host has.
     pub(super) fn find(parent: &str) -> DriverResult<Self> {
         let mounts = Path::new("/proc/self/mountinfo");
         let text = fs::read_to_string(mounts).map_err(failed("read", mounts))?;
@@ -55,9 +55,7 @@ impl Groups {
         };
         let trees = trees(&text, has)
             .map_err(|reason| DriverError::Unsupported { driver: super::NAME, reason })?;
-        let groups = Self { trees, parent: parent.to_owned() };
-        groups.claim()?;
-        Ok(groups)
+        Ok(Self { trees, parent: parent.to_owned() })
     }
 
     /// Says in a few words what was found.
@@ -73,9 +71,7 @@ impl Groups {
 
     /// Makes a machine's group, with its limits set.
     pub(super) fn create(&self, key: &MachineKey, limits: &Limits) -> DriverResult<Cgroup> {
-        for directory in self.of(key) {
-            make(&directory)?;
-        }
+        self.make(key)?;
         let quota = u64::from(limits.millicpus) * PERIOD_US / 1000;
         let memory = limits.memory.0.to_string();
         match &self.trees {
@@ -100,7 +96,8 @@ impl Groups {
         }
     }
 
-    /// Removes a machine's group. Its processes are gone or on their last steps.
+    /// Removes a machine's group, and the driver's own with the last of them. Its processes are gone
+    /// or on their last steps.
     pub(super) fn remove(&self, key: &MachineKey) -> DriverResult<()> {
         let deadline = Instant::now() + PATIENCE;
         for directory in self.of(key) {
@@ -118,6 +115,10 @@ impl Groups {
                     Err(error) => return Err(failed("remove", &directory)(error)),
                 }
             }
+        }
+        for root in self.roots() {
+            // Refused while there are others.
+            let _ = fs::remove_dir(root.join(&self.parent));
         }
         Ok(())
     }
@@ -208,10 +209,24 @@ impl Groups {
         keys
     }
 
-    /// Removes the driver's own group, if no machine is in it.
-    pub(super) fn disband(&self) {
-        for root in self.roots() {
-            let _ = fs::remove_dir(root.join(&self.parent));
+    /// Makes a machine's directories, and the driver's own around them.
+    fn make(&self, key: &MachineKey) -> DriverResult<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let make_all = || self.of(key).iter().try_for_each(|directory| make(directory));
+        loop {
+            match make_all() {
+                // There is none yet, or the last machine before this one took it along.
+                Err(DriverError::Io { source, .. })
+                    if source.kind() == io::ErrorKind::NotFound && Instant::now() < deadline =>
+                {
+                    match self.claim() {
+                        Err(DriverError::Io { source, .. })
+                            if source.kind() == io::ErrorKind::NotFound => {}
+                        claimed => claimed?,
+                    }
+                }
+                made => return made,
+            }
         }
     }
 
@@ -422,7 +437,6 @@ mod tests {
         groups.kill(&key).unwrap();
         assert!(!sleeper.wait().unwrap().success());
         groups.remove(&key).unwrap();
-        groups.disband();
         assert!(!root.join(parent).exists());
     }
 }

@@ -89,12 +89,6 @@ impl ContainerDriver {
         Ok(Self { host: Arc::new(Host { config, groups }) })
     }
 
-    /// Removes what [`new`](Self::new) made, if no machine is left.
-    pub fn retire(self) {
-        self.host.groups.disband();
-        let _ = fs::remove_dir(&self.host.config.run_dir);
-    }
-
     /// Does something with the host on a thread where it may block.
     async fn with_host<T: Send + 'static>(
         &self,

@@ -82,7 +82,7 @@ pub async fn probe(config: &ContainerConfig, data_dir: &Path) -> Vec<Check> {
     let scratch = data_dir.join(format!(".{key}"));
     let outcome = try_a_machine(&driver, &key, &scratch).await;
     let _ = fs::remove_dir_all(&scratch);
-    driver.retire();
+    let _ = fs::remove_dir_all(&config.run_dir);
     let _ = fs::remove_dir(config.run_dir.parent().unwrap_or(&config.run_dir));
     checks.extend(read_outcome(&outcome));
     checks
