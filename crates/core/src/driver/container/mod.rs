@@ -89,6 +89,12 @@ impl ContainerDriver {
         Ok(Self { host: Arc::new(Host { config, groups }) })
     }
 
+    /// Removes the runtime directory, if no machine is left in it. Control groups go with the last
+    /// machine by themselves.
+    pub fn retire(self) {
+        let _ = fs::remove_dir(&self.host.config.run_dir);
+    }
+
     /// Does something with the host on a thread where it may block.
     async fn with_host<T: Send + 'static>(
         &self,
