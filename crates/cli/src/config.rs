@@ -109,7 +109,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("keep.toml");
         fs::write(&path, toml).unwrap();
-        let global = Global { json: false, url: None, key: None, data: data.map(Into::into) };
+        let global =
+            Global { json: false, url: None, key: None, project: None, data: data.map(Into::into) };
         resolve(&global, ServeArgs { config: Some(path), ..args })
     }
 

@@ -142,6 +142,7 @@ mod tests {
             json: false,
             url: url.map(str::to_owned),
             key: None,
+            project: None,
             data: Some(data.to_path_buf()),
         }
     }

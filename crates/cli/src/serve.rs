@@ -52,7 +52,7 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
         let hint = "another server may have it; choose another with --listen or --unix-socket";
         Failure::caused("cannot listen", error).with_hint(hint)
     })?;
-    let engine = open_engine(store).await?;
+    let (engine, driver) = open_engine(store).await?;
     let file = introduce(&engine, &config, &server).await?;
     greet(global, &config, &file)?;
     if config.host_image {
@@ -61,6 +61,8 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
     server.run(engine.clone(), ended).await;
     tracing::info!("shutting down; sandboxes go on running");
     engine.shutdown().await;
+    // Leaves what sandboxes still use.
+    driver.retire();
     Ok(())
 }
 
@@ -76,9 +78,8 @@ pub(crate) fn open_store(data: &Path) -> Result<Store, Failure> {
 }
 
 /// Opens the engine on everything this host has.
-pub(crate) async fn open_engine(store: Store) -> Result<Engine, Failure> {
+pub(crate) async fn open_engine(store: Store) -> Result<(Engine, ContainerDriver), Failure> {
     let data = store.data_dir().to_path_buf();
-    let cannot = |what: &'static str| move |error| Failure::caused(what, error);
     let agent = host::install_agent(&data.join("bin"))
         .map_err(|error| Failure::caused("cannot write the agent program", error))?;
     let driver = ContainerDriver::new(host::container_config(agent, &data)).map_err(|error| {
@@ -91,9 +92,12 @@ pub(crate) async fn open_engine(store: Store) -> Result<Engine, Failure> {
     })?;
     let settings = ImageSettings { docker_config: docker_config(), ..ImageSettings::default() };
     let images = Images::new(store.clone(), settings);
-    let drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(driver)];
+    let drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(driver.clone())];
     let parts = Parts { store, images, db: Arc::new(db), drivers, settings: Settings::default() };
-    Engine::open(parts).await.map_err(cannot("cannot read what is on the disk"))
+    let engine = Engine::open(parts)
+        .await
+        .map_err(|error| Failure::caused("cannot read what is on the disk", error))?;
+    Ok((engine, driver))
 }
 
 /// Removes the index; opening the engine makes it again.

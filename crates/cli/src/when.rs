@@ -35,8 +35,16 @@ pub(crate) fn exact(millis: u64) -> String {
     match span.as_secs() {
         0 => format!("{millis} ms"),
         1..60 => format!("{:.1} s", span.as_secs_f64()),
-        seconds @ 60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
-        seconds => format!("{}h {}m", seconds / 3600, seconds % 3600 / 60),
+        seconds @ 60..3600 => two(seconds / 60, "m", seconds % 60, "s"),
+        seconds @ 3600..172_800 => two(seconds / 3600, "h", seconds % 3600 / 60, "m"),
+        seconds => two(seconds / 86_400, "d", seconds % 86_400 / 3600, "h"),
+    }
+}
+
+fn two(large: u64, unit: &str, small: u64, smaller: &str) -> String {
+    match small {
+        0 => format!("{large}{unit}"),
+        _ => format!("{large}{unit} {small}{smaller}"),
     }
 }
 
@@ -63,8 +71,8 @@ mod tests {
     fn spans_are_said_in_few_words() {
         let said = [0, 59_999, 60_000, 7_200_000, 200_000_000].map(rough);
         assert_eq!(said, ["0s", "59s", "1m", "2h", "2d"]);
-        let said = [7, 1500, 61_000, 7_260_000].map(exact);
-        assert_eq!(said, ["7 ms", "1.5 s", "1m 1s", "2h 1m"]);
+        let said = [7, 1500, 61_000, 900_000, 7_260_000, 180_000_000].map(exact);
+        assert_eq!(said, ["7 ms", "1.5 s", "1m 1s", "15m", "2h 1m", "2d 2h"]);
         assert_eq!(between("2026-01-01T00:00:00Z", Some("2026-01-01T00:00:02Z")), "2.0 s");
     }
 }

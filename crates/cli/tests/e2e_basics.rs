@@ -203,17 +203,30 @@ fn a_shell_has_a_terminal_and_gives_ours_back() {
         .spawn()
         .unwrap();
     let mut master = fs::File::from(master);
-    master.write_all(b"stty size; tty; exit 5\n").unwrap();
+    master.write_all(b"stty size; tty\n").unwrap();
+    let said = read_until(&mut master, "/dev/pts/");
+    assert!(said.contains("33 101"), "{said}");
+    tcsetwinsize(&slave, Winsize { ws_row: 44, ..size }).unwrap();
+    // The terminal is nobody's controlling one, so the kernel tells nobody.
+    kill_process(Pid::from_child(&child), Signal::WINCH).unwrap();
+    master.write_all(b"while [ \"$(stty size)\" != '44 101' ]; do sleep 0.02; done; echo res''ized; exit 5\n").unwrap();
+    read_until(&mut master, "resized");
     let ended = wait_for(Duration::from_secs(60), || child.try_wait().unwrap());
     assert_eq!(ended.code(), Some(5));
     let after = tcgetattr(&slave).unwrap();
     assert_eq!(after.local_modes, before.local_modes, "the terminal is as it was");
     assert_eq!(after.input_modes, before.input_modes);
-    let mut said = vec![0; 64 << 10];
-    let count = master.read(&mut said).unwrap();
-    let said = String::from_utf8_lossy(&said[..count]).into_owned();
-    assert!(said.contains("33 101"), "{said}");
-    assert!(said.contains("/dev/pts/"), "{said}");
+}
+
+fn read_until(terminal: &mut fs::File, wanted: &str) -> String {
+    let mut said = String::new();
+    let mut piece = [0; 4096];
+    while !said.contains(wanted) {
+        let count = terminal.read(&mut piece).unwrap();
+        assert_ne!(count, 0, "{wanted} in {said}");
+        said.push_str(&String::from_utf8_lossy(&piece[..count]));
+    }
+    said
 }
 
 fn wait_for<T>(patience: Duration, mut ready: impl FnMut() -> Option<T>) -> T {
@@ -387,6 +400,10 @@ fn keys_reach_as_far_as_their_scope() {
     let theirs = other["secret"].as_str().unwrap();
     let output = keep.command(["ls", "-q"]).env("SANDKEEP_KEY", theirs).output().unwrap();
     assert_eq!(output.stdout, b"", "another project's sandboxes are not seen");
+    keep.ok(["--project", "other", "create", "box", "--image", SMALL, "--no-start"]);
+    assert_eq!(keep.json(["--project", "other", "show", "box"])["project"], "other");
+    keep.ok(["--project", "other", "rm", "box"]);
+    assert_eq!(keep.ok(["ls", "-q"]), "box\n", "only theirs is gone");
     let id = made["key"]["id"].as_str().unwrap();
     keep.ok(["key", "revoke", id]);
     assert_eq!(with_key(&["ls"]).status.code(), Some(1));

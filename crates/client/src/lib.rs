@@ -67,6 +67,15 @@ impl Client {
         Ok(Self { transport: Arc::new(Transport::new(endpoint, key)?) })
     }
 
+    /// The same client, acting for another project. Only keys that may do everything can.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Protocol`] if `project` cannot be sent in a header.
+    pub fn for_project(&self, project: &str) -> Result<Self, Error> {
+        Ok(Self { transport: Arc::new(self.transport.for_project(project)?) })
+    }
+
     /// Where the server is.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {

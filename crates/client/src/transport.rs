@@ -81,6 +81,9 @@ impl fmt::Display for Endpoint {
     }
 }
 
+/// The header that says for which project an admin key acts.
+const PROJECT: &str = "sandkeep-project";
+
 /// What a request carries.
 pub(crate) type Outgoing = UnsyncBoxBody<Bytes, io::Error>;
 
@@ -94,6 +97,7 @@ type Idle = Arc<Mutex<Vec<Connection>>>;
 pub(crate) struct Transport {
     endpoint: Endpoint,
     bearer: Option<HeaderValue>,
+    project: Option<HeaderValue>,
     // Held only to push and pop, never across an await.
     idle: Idle,
 }
@@ -157,7 +161,19 @@ impl Transport {
                 Some(value)
             }
         };
-        Ok(Self { endpoint, bearer, idle: Arc::default() })
+        Ok(Self { endpoint, bearer, project: None, idle: Arc::default() })
+    }
+
+    /// The same, for another project. Connections are shared.
+    pub(crate) fn for_project(&self, project: &str) -> Result<Self, Error> {
+        let value = HeaderValue::try_from(project)
+            .map_err(|_| Error::protocol("the project has characters no name has"))?;
+        Ok(Self {
+            endpoint: self.endpoint.clone(),
+            bearer: self.bearer.clone(),
+            project: Some(value),
+            idle: Arc::clone(&self.idle),
+        })
     }
 
     pub(crate) fn has_key(&self) -> bool {
@@ -205,6 +221,9 @@ impl Transport {
         if let Some(bearer) = &self.bearer {
             request.headers_mut().insert(AUTHORIZATION, bearer.clone());
         }
+        if let Some(project) = &self.project {
+            request.headers_mut().insert(PROJECT, project.clone());
+        }
         let wire = self.connect().await?;
         match tokio_tungstenite::client_async(request, wire).await {
             Ok((socket, _answer)) => Ok(socket),
@@ -224,6 +243,9 @@ impl Transport {
             .header(USER_AGENT, concat!("sandkeep-client/", env!("CARGO_PKG_VERSION")));
         if let Some(bearer) = &self.bearer {
             request = request.header(AUTHORIZATION, bearer.clone());
+        }
+        if let Some(project) = &self.project {
+            request = request.header(PROJECT, project.clone());
         }
         for (name, value) in call.headers {
             request = request.header(name, value);

@@ -35,10 +35,11 @@ Exit codes:
   128+ a signal ended the remote command: 128 and its number
 
 Environment:
-  SANDKEEP_URL   address of the server: http://host:port or unix:///path
-  SANDKEEP_KEY   the API key
-  SANDKEEP_DATA  data directory, in which clients find the local server and its key
-  NO_COLOR       no colours, whatever the terminal can do";
+  SANDKEEP_URL      address of the server: http://host:port or unix:///path
+  SANDKEEP_KEY      the API key
+  SANDKEEP_PROJECT  the project to act for, with a key that may do everything
+  SANDKEEP_DATA     data directory, in which clients find the local server and its key
+  NO_COLOR          no colours, whatever the terminal can do";
 
 /// Persistent sandboxes for AI agents: named machines that sleep, wake, fork and roll back.
 #[derive(Debug, Parser)]
@@ -65,6 +66,15 @@ pub(crate) struct Global {
     /// API key
     #[arg(long, global = true, env = "SANDKEEP_KEY", value_name = "KEY", hide_env_values = true)]
     pub(crate) key: Option<String>,
+    /// The project to act for; needs a key that may do everything [default: the key's own]
+    #[arg(
+        long,
+        global = true,
+        env = "SANDKEEP_PROJECT",
+        value_name = "NAME",
+        hide_env_values = true
+    )]
+    pub(crate) project: Option<String>,
     /// Data directory, in which clients find the local server and its key
     #[arg(long, global = true, env = "SANDKEEP_DATA", value_name = "DIR", hide_env_values = true)]
     pub(crate) data: Option<PathBuf>,

@@ -133,24 +133,14 @@ pub(crate) enum KeyCommand {
         /// How long it works; for good if absent
         #[arg(long, value_name = "SPAN")]
         expires: Option<Span>,
-        /// The project it acts for; the own key's if absent
-        #[arg(long, value_name = "NAME")]
-        project: Option<String>,
     },
     /// List keys
-    Ls {
-        /// The project; the own key's if absent
-        #[arg(long, value_name = "NAME")]
-        project: Option<String>,
-    },
+    Ls,
     /// Make a key stop working, at once and for good
     Revoke {
         /// Ids of keys
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
-        /// The project; the own key's if absent
-        #[arg(long, value_name = "NAME")]
-        project: Option<String>,
     },
 }
 

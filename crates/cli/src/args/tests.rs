@@ -59,6 +59,7 @@ fn lines_that_make_sense() {
         "image inspect mine",
         "project create other",
         "key create ci --scope read --expires 30d --project other",
+        "--project other ls",
         "key revoke key-1 key-2",
         "df --json",
         "doctor --strict",

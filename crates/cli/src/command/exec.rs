@@ -18,7 +18,7 @@ use tokio::signal::unix::{Signal as Listener, SignalKind, signal};
 
 use super::sandbox::tell_hooks;
 use super::settings::{change, request_with};
-use super::{Context, or_dash, word};
+use super::{Context, or_dash, patiently, word};
 use crate::args::{ExecArgs, ExecOptions, KillArgs, LogsArgs, PsArgs, RunArgs, ShellArgs};
 use crate::failure::{Failure, unheard};
 use crate::screen::{Screen, Table, note};
@@ -64,7 +64,7 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<ExitCode, Fa
         CreateSandbox { name: args.name, if_exists: Default::default(), start: true, from: None },
         settings
     );
-    let opened = context.client.create(&request, None).await?;
+    let opened = patiently(context.client.create(&request, None)).await?;
     tell_hooks(opened.session.as_ref());
     let name = opened.sandbox.name;
     let how = ExecOptions { interactive: args.interactive, tty: args.tty, ..Default::default() };

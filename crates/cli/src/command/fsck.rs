@@ -36,7 +36,9 @@ pub(super) async fn fsck(global: &Global, args: &FsckArgs) -> Result<(), Failure
     if args.rebuild {
         serve::forget_index(store.data_dir())?;
         // Opening the engine reads everything into a new index; running sandboxes are let run.
-        serve::open_engine(store).await?.shutdown().await;
+        let (engine, driver) = serve::open_engine(store).await?;
+        engine.shutdown().await;
+        driver.retire();
     }
     let broken = report.is_broken();
     let screen = Screen::new(global.json);

@@ -12,6 +12,7 @@ mod tar;
 mod tenant;
 mod tree;
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::CommandFactory as _;
@@ -21,7 +22,7 @@ use serde::Serialize;
 use crate::args::{Command, Global, Keep};
 use crate::failure::Failure;
 use crate::locate;
-use crate::screen::{Paint, Screen};
+use crate::screen::{Paint, Screen, note};
 use crate::serve;
 
 /// What every command that asks a server needs.
@@ -33,7 +34,11 @@ struct Context {
 
 impl Context {
     fn new(global: &Global) -> Result<Self, Failure> {
-        Ok(Self { client: locate::client(global)?, screen: Screen::new(global.json) })
+        let mut client = locate::client(global)?;
+        if let Some(project) = &global.project {
+            client = client.for_project(project)?;
+        }
+        Ok(Self { client, screen: Screen::new(global.json) })
     }
 }
 
@@ -73,7 +78,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Snapshot(command) => snapshot::snapshot(&context()?, command).await?,
         Command::Image(command) => image::image(&context()?, command).await?,
         Command::Project(command) => tenant::project(&context()?, command).await?,
-        Command::Key(command) => tenant::key(&context()?, command).await?,
+        Command::Key(command) => tenant::key(&context()?, command, global.project.clone()).await?,
         Command::Usage => tenant::usage(&context()?).await?,
     }
     Ok(ExitCode::SUCCESS)
@@ -96,6 +101,21 @@ async fn version(global: &Global) -> Result<(), Failure> {
         let server = versions.server.as_deref().unwrap_or("none found");
         format!("client {}\nserver {server}\n", versions.client)
     })
+}
+
+/// Waits for a sandbox, and says why if that takes long: the image may have to be made first.
+async fn patiently<T>(work: impl Future<Output = T>) -> T {
+    let mut work = std::pin::pin!(work);
+    tokio::select! {
+        done = &mut work => return done,
+        () = tokio::time::sleep(std::time::Duration::from_secs(2)) => {}
+    }
+    if std::io::stderr().is_terminal() {
+        note(
+            "the first sandbox on an image has to wait until the image is made; some seconds more",
+        );
+    }
+    work.await
 }
 
 /// Does `each` for all names, tells failures as they happen, and fails if any did. With one name
@@ -126,6 +146,7 @@ where
 fn facts(paint: Paint, facts: &[(&str, String)]) -> String {
     let width = facts.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let line = |(name, value): &(&str, String)| {
+        let value = if value.is_empty() { "-" } else { value };
         let value = value.replace(|c: char| c.is_control() && c != '\x1b', " ");
         format!("{}{}  {value}\n", paint.bold(name), " ".repeat(width - name.len()))
     };

@@ -9,7 +9,7 @@ use sandkeep_client::types::{
 };
 
 use super::settings::{change, class, request_with};
-use super::{Context, bytes, facts, for_each, or_dash, pairs, word};
+use super::{Context, bytes, facts, for_each, or_dash, pairs, patiently, word};
 use crate::args::{
     CheckpointArgs, CreateArgs, ForkArgs, IfExistsArg, ListArgs, PhaseArg, PsArgs, RollbackArgs,
     StartArgs, UpdateArgs,
@@ -33,7 +33,8 @@ pub(super) async fn create(context: &Context, args: CreateArgs) -> Result<(), Fa
         },
         settings
     );
-    let opened = context.client.create(&request, args.idempotency_key.as_deref()).await?;
+    let creating = context.client.create(&request, args.idempotency_key.as_deref());
+    let opened = patiently(creating).await?;
     tell_hooks(opened.session.as_ref());
     context.screen.answer(&opened, |opened| {
         let done = if opened.created { "created" } else { "exists" };

@@ -291,3 +291,121 @@ impl<R: AsyncRead + Unpin> AsyncRead for Counted<R> {
         Poll::Ready(Ok(()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::path::Path;
+
+    use bytes::Bytes;
+    use indicatif::ProgressBar;
+    use tokio::sync::mpsc;
+
+    use super::{pack, unpack};
+
+    fn unpack_bytes(archive: Vec<u8>, top: &str, into: &Path) -> io::Result<u64> {
+        let (sender, receiver) = mpsc::channel(1);
+        sender.try_send(Ok(Bytes::from(archive))).unwrap();
+        drop(sender);
+        unpack(receiver, Some(top.to_owned()), into)
+    }
+
+    /// An archive with one entry. Names are written raw: the library would refuse the bad ones.
+    fn archive(name: &str, kind: tar::EntryType, link: &str, content: &[u8]) -> Vec<u8> {
+        let mut builder = tar::Builder::new(Vec::new());
+        append(&mut builder, name, kind, link, content);
+        builder.into_inner().unwrap()
+    }
+
+    fn append(
+        builder: &mut tar::Builder<Vec<u8>>,
+        name: &str,
+        kind: tar::EntryType,
+        link: &str,
+        content: &[u8],
+    ) {
+        let mut header = tar::Header::new_gnu();
+        let raw = header.as_gnu_mut().unwrap();
+        raw.name[..name.len()].copy_from_slice(name.as_bytes());
+        raw.linkname[..link.len()].copy_from_slice(link.as_bytes());
+        header.set_entry_type(kind);
+        header.set_mode(0o644);
+        header.set_size(content.len() as u64);
+        header.set_cksum();
+        builder.append(&header, content).unwrap();
+    }
+
+    #[test]
+    fn what_is_packed_is_unpacked_the_same() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let long = "n".repeat(200);
+        fs::create_dir_all(from.path().join("a/empty")).unwrap();
+        fs::write(from.path().join("a").join(&long), vec![9; 700_000]).unwrap();
+        fs::write(from.path().join("run"), "#!").unwrap();
+        fs::set_permissions(from.path().join("run"), fs::Permissions::from_mode(0o755)).unwrap();
+        symlink("../nowhere", from.path().join("a/link")).unwrap();
+        let files = runtime.block_on(async {
+            let pieces = pack(from.path().to_path_buf(), ProgressBar::hidden());
+            let to = to.path().to_path_buf();
+            tokio::task::spawn_blocking(move || unpack(pieces, None, &to)).await.unwrap().unwrap()
+        });
+        assert_eq!(files, 3);
+        assert_eq!(fs::read(to.path().join("a").join(&long)).unwrap(), vec![9; 700_000]);
+        assert_eq!(fs::read_link(to.path().join("a/link")).unwrap(), Path::new("../nowhere"));
+        assert!(to.path().join("a/empty").is_dir());
+        let mode = to.path().join("run").metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o755);
+    }
+
+    #[test]
+    fn an_archive_cannot_leave_its_directory() {
+        let outer = tempfile::tempdir().unwrap();
+        let into = outer.path().join("into");
+        let regular = tar::EntryType::Regular;
+        for name in ["../out", "/out", "top/../../out", "other/out"] {
+            let refused = unpack_bytes(archive(name, regular, "", b"x"), "top", &into);
+            assert!(refused.is_err(), "{name}");
+        }
+        let link = archive("top/l", tar::EntryType::Link, "/etc/passwd", b"");
+        assert!(unpack_bytes(link, "top", &into).is_err());
+        let mut through = tar::Builder::new(Vec::new());
+        append(&mut through, "top/l", tar::EntryType::Symlink, "..", b"");
+        append(&mut through, "top/l/out", regular, "", b"x");
+        assert!(unpack_bytes(through.into_inner().unwrap(), "top", &into).is_err());
+        assert!(!outer.path().join("out").exists());
+    }
+
+    #[test]
+    fn a_symlink_that_is_in_the_way_is_replaced_and_not_followed() {
+        let outer = tempfile::tempdir().unwrap();
+        let (into, victim) = (outer.path().join("into"), outer.path().join("victim"));
+        fs::create_dir(&into).unwrap();
+        fs::write(&victim, "safe").unwrap();
+        symlink(&victim, into.join("file")).unwrap();
+        let sent = archive("top/file", tar::EntryType::Regular, "", b"new");
+        unpack_bytes(sent, "top", &into).unwrap();
+        assert_eq!(fs::read(&victim).unwrap(), b"safe");
+        assert_eq!(fs::read(into.join("file")).unwrap(), b"new");
+    }
+
+    #[test]
+    fn setuid_bits_and_devices_stay_behind() {
+        let into = tempfile::tempdir().unwrap();
+        let mut builder = tar::Builder::new(Vec::new());
+        append(&mut builder, "top/null", tar::EntryType::Char, "", b"");
+        append(&mut builder, "top/pipe", tar::EntryType::Fifo, "", b"");
+        let mut header = tar::Header::new_gnu();
+        header.set_mode(0o4755);
+        header.set_size(1);
+        builder.append_data(&mut header, "top/root", &b"x"[..]).unwrap();
+        unpack_bytes(builder.into_inner().unwrap(), "top", into.path()).unwrap();
+        let names: Vec<_> =
+            into.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["root"]);
+        let mode = into.path().join("root").metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o755);
+    }
+}

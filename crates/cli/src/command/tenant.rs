@@ -37,10 +37,17 @@ pub(super) async fn project(context: &Context, command: ProjectCommand) -> Resul
     }
 }
 
-pub(super) async fn key(context: &Context, command: KeyCommand) -> Result<(), Failure> {
+pub(super) async fn key(
+    context: &Context,
+    command: KeyCommand,
+    project: Option<String>,
+) -> Result<(), Failure> {
+    let project = match project {
+        Some(name) => name,
+        None => context.client.whoami().await?.project,
+    };
     match command {
-        KeyCommand::Create { label, scope, expires, project } => {
-            let project = own_project(context, project).await?;
+        KeyCommand::Create { label, scope, expires } => {
             let scope = match scope {
                 ScopeArg::Read => Scope::Read,
                 ScopeArg::Write => Scope::Write,
@@ -57,13 +64,11 @@ pub(super) async fn key(context: &Context, command: KeyCommand) -> Result<(), Fa
             }
             context.screen.answer(&made, |made| format!("{}\n", made.secret))
         }
-        KeyCommand::Ls { project } => {
-            let project = own_project(context, project).await?;
+        KeyCommand::Ls => {
             let all = context.client.keys(&project).await?;
             context.screen.answer(&all, |all| context.screen.table(&key_table(all)))
         }
-        KeyCommand::Revoke { ids, project } => {
-            let project = own_project(context, project).await?;
+        KeyCommand::Revoke { ids } => {
             for_each(&ids, async |id| {
                 context.client.revoke_key(&project, &id).await?;
                 context.screen.answer(&serde_json::json!({}), |_| format!("{id}  revoked\n"))
@@ -85,13 +90,6 @@ fn key_table(keys: &[Key]) -> Table {
         ]);
     }
     table
-}
-
-async fn own_project(context: &Context, told: Option<String>) -> Result<String, Failure> {
-    match told {
-        Some(name) => Ok(name),
-        None => Ok(context.client.whoami().await?.project),
-    }
 }
 
 pub(super) async fn usage(context: &Context) -> Result<(), Failure> {
