@@ -5,3 +5,4 @@ pub mod driver;
 pub mod house;
 pub mod inside;
 pub mod root;
+pub mod tree;

@@ -302,7 +302,7 @@ impl Store {
                 collected.layers.push(id);
             }
             if !collected.layers.is_empty() {
-                store.await_trash();
+                store.await_chores();
             }
             Ok(collected)
         })

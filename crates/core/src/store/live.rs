@@ -25,14 +25,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{FileType, Statx};
 use serde::{Deserialize, Serialize};
 
-use super::manifest::{Durability, parse, path_bytes, path_text, to_json};
+use super::manifest::{parse, path_bytes, path_text, to_json};
 use super::tree::{Dir, OPAQUE, Opaque, Place, file_type, join};
 use super::walk::{lock, measure, visit};
 use super::{Result, Store, StoreError, blocking};
@@ -112,9 +112,11 @@ impl Store {
     ) -> Result<(Option<Layer>, LiveCopy)> {
         let (store, id, base) = (self.clone(), open.clone(), base.cloned());
         let (layer, copy) = blocking(move || store.copy_now(&id, base.as_ref())).await?;
-        let (store, id, kept) = (self.clone(), open.clone(), copy.clone());
+        let (path, temporary) =
+            (self.layer_dir(open).join("copies.json"), self.fresh_tmp("copies"));
+        let kept = copy.clone();
         // The caller's sandbox is frozen: remembering can wait until it is not.
-        tokio::task::spawn_blocking(move || store.remember(&id, &kept));
+        self.inner.chores.run(Box::new(move || remember(&path, &temporary, &kept)));
         Ok((layer, copy))
     }
 
@@ -169,22 +171,6 @@ impl Store {
             self.sync_now()?;
         }
         Ok(outcome?.map(|(_, seen)| (layer, seen)))
-    }
-
-    fn remember(&self, open: &LayerId, copy: &LiveCopy) {
-        let Some(seen) = &copy.seen else { return };
-        let place = PathBuf::from(format!("layers/{open}/copies.json"));
-        // Sealed or discarded meanwhile.
-        if !self.layer_dir(open).join("work").exists() {
-            return;
-        }
-        let record = Record::new(&copy.layers, seen);
-        let written = to_json(&record, &place)
-            .and_then(|bytes| self.put(&place, &bytes, Durability::Soon, false));
-        if let Err(error) = written {
-            tracing::debug!(%open, error = &error as &dyn std::error::Error,
-                "a copy was not remembered; after a restart the next one is whole");
-        }
     }
 }
 
@@ -389,13 +375,14 @@ impl Copier<'_> {
             return Ok(place.clone());
         }
         made.entry(Vec::new()).or_insert_with(|| (self.target.clone(), mode));
-        let mut place = self.target.clone();
-        for end in ends(path) {
+        let there = (0..path.len())
+            .rev()
+            .filter(|end| path[*end] == b'/')
+            .find(|end| made.contains_key(&path[..*end]))
+            .unwrap_or(0);
+        let mut place = made.get(&path[..there]).map_or(&self.target, |(place, _)| place).clone();
+        for end in ends(path).filter(|end| *end > there) {
             let above = &path[..end];
-            if let Some((there, _)) = made.get(above) {
-                place = there.clone();
-                continue;
-            }
             let name = above.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
             let name = CString::new(name).unwrap_or_default();
             place = place.open()?.make_dir(&name)?;
@@ -497,6 +484,18 @@ impl Record {
             .collect();
         let seen = Seen { taken: self.taken, root: self.root, dirs: dirs? };
         Some(LiveCopy { layers: self.layers, seen: Some(Arc::new(seen)) })
+    }
+}
+
+/// Writes a copy's record, unless the layer was sealed or discarded meanwhile. Without a record the
+/// first copy after a restart is a whole one.
+fn remember(path: &Path, temporary: &Path, copy: &LiveCopy) {
+    let Some(seen) = &copy.seen else { return };
+    let Ok(bytes) = to_json(&Record::new(&copy.layers, seen), path) else { return };
+    let written = fs::write(temporary, bytes).and_then(|()| fs::rename(temporary, path));
+    if let Err(error) = written {
+        tracing::debug!(path = %path.display(), %error, "a copy was not remembered");
+        let _ = fs::remove_file(temporary);
     }
 }
 

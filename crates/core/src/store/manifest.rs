@@ -83,7 +83,17 @@ impl Store {
         let place = M::place(&manifest.key());
         let bytes = to_json(manifest, &place)?;
         let store = self.clone();
-        blocking(move || store.put(&place, &bytes, durability, M::KEEP_LAST)).await
+        blocking(move || {
+            let made = ensure_parent(&store.data_dir().join(&place))?;
+            store.put(&place, &bytes, durability, M::KEEP_LAST)?;
+            if durability == Durability::Synced {
+                for dir in made {
+                    sync_parent(&dir)?;
+                }
+            }
+            Ok(())
+        })
+        .await
     }
 
     /// Reads a document.
@@ -190,6 +200,7 @@ impl Store {
         }
     }
 
+    /// Writes a file of the data directory, in a directory that is there.
     pub(super) fn put(
         &self,
         place: &Path,
@@ -198,7 +209,6 @@ impl Store {
         keep_last: bool,
     ) -> Result<()> {
         let path = self.data_dir().join(place);
-        let made_dir = ensure_parent(&path)?;
         let temporary = self.fresh_tmp("manifest");
         let outcome = self.replace(&path, &temporary, bytes, durability, keep_last);
         if outcome.is_err() {
@@ -209,12 +219,6 @@ impl Store {
         if durability == Durability::Synced {
             failpoint::pass("store.write.renamed");
             sync_parent(&path)?;
-            if made_dir && let Some(parent) = path.parent() {
-                sync_parent(parent)?;
-                if let Some(above) = parent.parent() {
-                    sync_parent(above)?;
-                }
-            }
             if keep_last {
                 let _ = fs::remove_file(last_of(&path));
             }
@@ -427,13 +431,20 @@ pub(super) fn id_of(path: &Path) -> &str {
     path.file_stem().and_then(OsStr::to_str).unwrap_or_default()
 }
 
-fn ensure_parent(path: &Path) -> Result<bool> {
-    let Some(parent) = path.parent() else { return Ok(false) };
-    if parent.is_dir() {
-        return Ok(false);
+/// Makes the directory a document goes into, and tells which had to be made: the entry of each is to
+/// be synced as well.
+fn ensure_parent(path: &Path) -> Result<Vec<PathBuf>> {
+    let missing: Vec<PathBuf> =
+        path.ancestors().skip(1).take_while(|dir| !dir.is_dir()).map(Path::to_owned).collect();
+    for dir in missing.iter().rev() {
+        match fs::create_dir(dir) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(io_error("create", dir)(error));
+            }
+            _ => {}
+        }
     }
-    fs::create_dir_all(parent).map_err(io_error("create", parent))?;
-    Ok(true)
+    Ok(missing)
 }
 
 pub(super) fn sync_parent(path: &Path) -> Result<()> {

@@ -67,7 +67,7 @@ struct Inner {
     /// The data directory itself, for `syncfs` and `fstatvfs`.
     dir: File,
     reserve: Option<u64>,
-    trash: remove::Trash,
+    chores: remove::Chores,
     /// Held for its lock, and given up last.
     _lock: File,
 }
@@ -118,8 +118,8 @@ impl Store {
         manifest::write_directory_format(&data)?;
         let dir = File::open(&data).map_err(io_error("open", &data))?;
         dir.sync_all().map_err(io_error("sync", &data))?;
-        let trash = remove::Trash::start().map_err(io_error("start a thread for", &data))?;
-        let inner = Inner { data, dir, _lock: lock, reserve: options.reserve, trash };
+        let chores = remove::Chores::start().map_err(io_error("start a thread for", &data))?;
+        let inner = Inner { data, dir, _lock: lock, reserve: options.reserve, chores };
         let store = Self { inner: Arc::new(inner) };
         store.empty_tmp()?;
         Ok(store)

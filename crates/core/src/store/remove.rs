@@ -18,31 +18,39 @@ use super::manifest::list;
 use super::tree::{Place, file_type};
 use super::{Result, Store, io_error};
 
-/// The thread that deletes.
+/// The thread that deletes, and does what else can wait.
 #[derive(Debug)]
-pub(super) struct Trash {
+pub(super) struct Chores {
     /// Taken when the store closes.
     orders: Option<Sender<Order>>,
     closing: Arc<AtomicBool>,
     worker: Option<JoinHandle<()>>,
 }
 
-#[derive(Debug)]
 enum Order {
     Delete(PathBuf),
+    Run(Chore),
     /// Say when all before it is done.
     Tell(Sender<()>),
 }
 
-impl Trash {
+/// Something that can wait, and need not happen at all when the store closes first.
+pub(super) type Chore = Box<dyn FnOnce() + Send>;
+
+impl Chores {
     pub(super) fn start() -> io::Result<Self> {
         let (orders, receiver) = mpsc::channel();
         let closing = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&closing);
         let worker = thread::Builder::new()
-            .name("keep-trash".to_owned())
+            .name("keep-chores".to_owned())
             .spawn(move || work_off(&receiver, &seen))?;
         Ok(Self { orders: Some(orders), closing, worker: Some(worker) })
+    }
+
+    /// Has `chore` done some time later. It must not hold the store, which waits for it to close.
+    pub(super) fn run(&self, chore: Chore) {
+        self.send(Order::Run(chore));
     }
 
     fn send(&self, order: Order) {
@@ -53,7 +61,7 @@ impl Trash {
     }
 }
 
-impl Drop for Trash {
+impl Drop for Chores {
     fn drop(&mut self) {
         self.closing.store(true, Ordering::Relaxed);
         self.orders = None;
@@ -72,7 +80,8 @@ fn work_off(orders: &Receiver<Order>, closing: &AtomicBool) {
                         "could not delete all of it; it is tried again at the next start");
                 }
             }
-            Order::Delete(_) => {}
+            Order::Run(chore) if !closing.load(Ordering::Relaxed) => chore(),
+            Order::Delete(_) | Order::Run(_) => {}
             Order::Tell(done) => {
                 let _ = done.send(());
             }
@@ -84,7 +93,7 @@ impl Store {
     /// Orders everything in `tmp/` deleted.
     pub(super) fn empty_tmp(&self) -> Result<()> {
         for path in list(&self.tmp_dir())? {
-            self.inner.trash.send(Order::Delete(path));
+            self.inner.chores.send(Order::Delete(path));
         }
         Ok(())
     }
@@ -93,7 +102,7 @@ impl Store {
     pub(super) fn discard_dir(&self, dir: &Path, label: &str) -> Result<()> {
         let grave = self.fresh_tmp(label);
         match fs::rename(dir, &grave) {
-            Ok(()) => self.inner.trash.send(Order::Delete(grave)),
+            Ok(()) => self.inner.chores.send(Order::Delete(grave)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(io_error("remove", dir)(error)),
         }
@@ -101,9 +110,9 @@ impl Store {
     }
 
     /// Waits until everything discarded so far has been deleted.
-    pub(super) fn await_trash(&self) {
+    pub(super) fn await_chores(&self) {
         let (done, told) = mpsc::channel();
-        self.inner.trash.send(Order::Tell(done));
+        self.inner.chores.send(Order::Tell(done));
         let _ = told.recv();
     }
 }
