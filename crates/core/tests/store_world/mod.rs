@@ -25,6 +25,11 @@ impl World {
         Self { store, dir, mounts: AtomicU32::new(0) }
     }
 
+    /// Closes the store and keeps its directory.
+    pub(crate) fn closed(self) -> TempDir {
+        self.dir
+    }
+
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
