@@ -293,7 +293,7 @@ async fn damage_is_found_by_name() {
 async fn a_bottomless_tree_can_be_sealed_copied_and_removed() {
     let world = World::new();
     let open = world.store.begin(&[]).await.expect("begun");
-    let depth = 4000;
+    let depth = 1500;
     // Deeper than a path can say: made from the inside out.
     let diff = world.store.diff_dir(&open);
     let mut dir = rustix::fs::open(

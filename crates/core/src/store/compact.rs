@@ -149,7 +149,7 @@ struct Merger {
 enum Found {
     Whiteout,
     /// Something to be linked, from the part with this index.
-    Leaf(usize, Statx),
+    Leaf(usize, Box<Statx>),
     /// Directories to be merged; `true` when no lower one can join.
     Dirs(Vec<Part>, bool),
 }
@@ -264,7 +264,7 @@ fn collect(
                 names.insert(entry.name, Found::Dirs(vec![Part { rank, place }], stopped));
             }
             None => {
-                names.insert(entry.name, Found::Leaf(index, stat));
+                names.insert(entry.name, Found::Leaf(index, Box::new(stat)));
             }
         }
     }

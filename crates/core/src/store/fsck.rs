@@ -165,23 +165,21 @@ impl Store {
     fn judge_layers(&self, everything: &Everything, report: &mut Report) -> Result<()> {
         let sealed: HashMap<&LayerId, &Layer> =
             everything.layers.good.iter().map(|layer| (&layer.id, layer)).collect();
+        let written = |found: &'_ Sandbox| {
+            found.open_layer.iter().chain(&found.unsealed).cloned().collect::<Vec<_>>()
+        };
+        let open: HashSet<LayerId> = everything.sandboxes.good.iter().flat_map(written).collect();
         let mut needed = HashSet::new();
         for (holder, layers) in everything.holdings() {
             for layer in layers {
                 needed.insert(layer);
-                if !sealed.contains_key(layer) {
+                if !sealed.contains_key(layer) && !open.contains(layer) {
                     let needed_by = holder.clone();
                     let layer = layer.clone();
                     report.problems.push(Problem::MissingLayer { needed_by, layer });
                 }
             }
         }
-        let open: HashSet<&LayerId> = everything
-            .sandboxes
-            .good
-            .iter()
-            .filter_map(|found| found.open_layer.as_ref())
-            .collect();
         let damaged: HashSet<&Path> =
             everything.layers.damaged.iter().map(|damaged| damaged.path.as_path()).collect();
         for dir in list(&self.layers_dir())? {
@@ -264,7 +262,9 @@ impl Everything {
             holdings.push((format!("{} {}", Image::KIND, image.name), &image.layers));
         }
         for sandbox in &self.sandboxes.good {
-            holdings.push((format!("{} {}", Sandbox::KIND, sandbox.id), &sandbox.image_layers));
+            let holder = format!("{} {}", Sandbox::KIND, sandbox.id);
+            holdings.push((holder.clone(), &sandbox.image_layers));
+            holdings.push((holder, &sandbox.open_chain));
         }
         holdings
     }
