@@ -9,9 +9,10 @@ use futures_util::{SinkExt as _, StreamExt as _};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 
+use crate::body::{Lines, Upload};
 use crate::paging::Pages;
 use crate::sandboxes::sandbox;
-use crate::transport::{Call, Lines, Upload, Wire};
+use crate::transport::{Call, Wire};
 use crate::types::{
     Channel, ClientMessage, Command, ExecEvent, ExecRequest, Session, Signal, SignalRequest,
     TermSize,

@@ -2,9 +2,10 @@
 
 use hyper::Method;
 
+use crate::body::{Download, Upload};
 use crate::query::Target;
 use crate::sandboxes::sandbox;
-use crate::transport::{Call, Download, Upload};
+use crate::transport::Call;
 use crate::types::{Entry, Listing, MakeDir, Move, Moved};
 use crate::{Client, Error};
 

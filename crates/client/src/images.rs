@@ -2,8 +2,9 @@
 
 use hyper::Method;
 
+use crate::body::{Lines, Upload};
 use crate::query::Target;
-use crate::transport::{Call, Lines, Upload};
+use crate::transport::Call;
 use crate::types::{Image, ImageProgress, ImportRequest, Paged, PullRequest};
 use crate::{Client, Error};
 

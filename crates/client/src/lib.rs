@@ -27,6 +27,7 @@
 
 #![forbid(unsafe_code)]
 
+mod body;
 mod commands;
 mod error;
 mod files;
@@ -41,13 +42,14 @@ pub mod types;
 
 use std::sync::Arc;
 
+pub use body::{Download, Lines, Upload};
 pub use commands::{Attached, Input, Output, Running, Started, Terminated};
 pub use error::Error;
 pub use files::{Place, WriteOptions};
 pub use images::Fetching;
 pub use paging::Pages;
 pub use sandboxes::ListSandboxes;
-pub use transport::{Download, Endpoint, Lines, Upload};
+pub use transport::Endpoint;
 
 use transport::Transport;
 

@@ -1,8 +1,9 @@
 //! Snapshots.
 
+use crate::body::Download;
 use crate::paging::Pages;
 use crate::query::Target;
-use crate::transport::{Call, Download};
+use crate::transport::Call;
 use crate::types::{Snapshot, SnapshotDeleted};
 use crate::{Client, Error};
 

@@ -1,4 +1,4 @@
-//! Bytes to and from the server: where it listens, kept-alive connections, bodies that stream.
+//! Exchanges with the server: where it listens, connections that are kept alive, WebSockets.
 //!
 //! A connection serves one exchange at a time. It goes back to the pool when the answer's body was
 //! read to its end, and is closed when a body is dropped before that: the server then knows that
@@ -11,26 +11,24 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
-use bytes::{Bytes, BytesMut};
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full};
-use hyper::body::{Body, Frame, Incoming};
+use bytes::Bytes;
+use hyper::body::Incoming;
 use hyper::client::conn::http1;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
+use hyper::header::{AUTHORIZATION, HOST, HeaderValue, USER_AGENT};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::mpsc;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 use crate::Error;
+use crate::body::{Download, Outgoing, Upload, whole};
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,14 +82,11 @@ impl fmt::Display for Endpoint {
 /// The header that says for which project an admin key acts.
 const PROJECT: &str = "sandkeep-project";
 
-/// What a request carries.
-pub(crate) type Outgoing = UnsyncBoxBody<Bytes, io::Error>;
-
 /// A connection that serves one exchange at a time.
-type Connection = http1::SendRequest<Outgoing>;
+pub(crate) type Connection = http1::SendRequest<Outgoing>;
 
 /// Connections that serve none.
-type Idle = Arc<Mutex<Vec<Connection>>>;
+pub(crate) type Idle = Arc<Mutex<Vec<Connection>>>;
 
 /// The connections to one server, and the key to it.
 pub(crate) struct Transport {
@@ -199,14 +194,9 @@ impl Transport {
     /// Makes an exchange, and returns its answer when its head has come and is no error.
     pub(crate) async fn send(&self, call: Call) -> Result<Download, Error> {
         let request = self.request(call)?;
-        let (mut answer, sender) = self.exchange(request).await?;
+        let (answer, connection) = self.exchange(request).await?;
         let status = answer.status();
-        let headers = std::mem::take(answer.headers_mut());
-        let download = Download {
-            body: Some(answer.into_body()),
-            headers,
-            home: Some((sender, Arc::clone(&self.idle))),
-        };
+        let download = Download::new(answer, connection, Arc::clone(&self.idle));
         if status.is_success() {
             return Ok(download);
         }
@@ -331,183 +321,6 @@ fn connect_hint(endpoint: &Endpoint, kind: io::ErrorKind) -> String {
     }
 }
 
-/// Bytes to be sent.
-pub struct Upload {
-    body: Outgoing,
-}
-
-impl fmt::Debug for Upload {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Upload").finish_non_exhaustive()
-    }
-}
-
-impl Upload {
-    /// Sends what `reader` yields, while it is read.
-    pub fn reader(reader: impl AsyncRead + Send + 'static) -> Self {
-        let reader = Box::pin(reader);
-        Self { body: ReadBody { reader, buffer: BytesMut::new() }.boxed_unsync() }
-    }
-
-    /// Sends what comes through `channel`, until its other end is dropped. An error breaks the
-    /// upload off, and the server sees that it is not whole.
-    #[must_use]
-    pub fn channel(channel: mpsc::Receiver<io::Result<Bytes>>) -> Self {
-        Self { body: ChannelBody { channel }.boxed_unsync() }
-    }
-}
-
-impl From<Bytes> for Upload {
-    fn from(bytes: Bytes) -> Self {
-        Self { body: whole(bytes) }
-    }
-}
-
-/// The body of an answer, as it comes.
-pub struct Download {
-    body: Option<Incoming>,
-    headers: hyper::HeaderMap,
-    home: Option<(Connection, Idle)>,
-}
-
-impl fmt::Debug for Download {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Download").field("ended", &self.body.is_none()).finish_non_exhaustive()
-    }
-}
-
-impl Download {
-    /// Returns the next piece, or nothing at the end.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Broken`] if the connection ends before the body does.
-    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
-        while let Some(body) = &mut self.body {
-            match body.frame().await {
-                Some(Ok(frame)) => {
-                    if let Ok(data) = frame.into_data() {
-                        return Ok(Some(data));
-                    }
-                }
-                Some(Err(error)) => {
-                    self.body = None;
-                    return Err(Error::broken("receiving its answer", error));
-                }
-                None => self.finish(),
-            }
-        }
-        Ok(None)
-    }
-
-    /// Reads all of it into memory.
-    ///
-    /// # Errors
-    ///
-    /// As [`next`](Self::next).
-    pub async fn collect(mut self) -> Result<Bytes, Error> {
-        let Some(first) = self.next().await? else { return Ok(Bytes::new()) };
-        let mut all = BytesMut::from(first);
-        while let Some(more) = self.next().await? {
-            all.extend_from_slice(&more);
-        }
-        Ok(all.freeze())
-    }
-
-    /// Writes all of it to `writer` and returns how much that was.
-    ///
-    /// # Errors
-    ///
-    /// As [`next`](Self::next), or [`Error::Local`] if `writer` fails.
-    pub async fn copy_to(mut self, writer: &mut (impl AsyncWrite + Unpin)) -> Result<u64, Error> {
-        let local = |source| Error::Local { action: "write what was received", source };
-        let mut total = 0;
-        while let Some(piece) = self.next().await? {
-            writer.write_all(&piece).await.map_err(local)?;
-            total += piece.len() as u64;
-        }
-        writer.flush().await.map_err(local)?;
-        Ok(total)
-    }
-
-    /// How long the body will be, if the server knew when it began.
-    #[must_use]
-    pub fn length(&self) -> Option<u64> {
-        self.header("content-length")?.parse().ok()
-    }
-
-    /// A header of the answer.
-    #[must_use]
-    pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.get(name)?.to_str().ok()
-    }
-
-    /// Whether the answer is of this media type.
-    pub(crate) fn is_type(&self, media: &str) -> bool {
-        self.header(CONTENT_TYPE.as_str()).is_some_and(|found| found.starts_with(media))
-    }
-
-    fn finish(&mut self) {
-        self.body = None;
-        if let Some((sender, idle)) = self.home.take() {
-            idle.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
-        }
-    }
-}
-
-/// A body of JSON documents, one to a line.
-pub struct Lines<T> {
-    download: Download,
-    buffer: BytesMut,
-    of: std::marker::PhantomData<fn() -> T>,
-}
-
-impl<T> fmt::Debug for Lines<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lines").field("download", &self.download).finish_non_exhaustive()
-    }
-}
-
-impl<T: DeserializeOwned> Lines<T> {
-    pub(crate) fn of(download: Download) -> Result<Self, Error> {
-        if !download.is_type("application/x-ndjson") {
-            let found = download.header("content-type").unwrap_or("nothing").to_owned();
-            return Err(Error::protocol(format!("expected application/x-ndjson, got {found}")));
-        }
-        Ok(Self { download, buffer: BytesMut::new(), of: std::marker::PhantomData })
-    }
-
-    /// Returns the next document, or nothing at the end.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Broken`] if the connection ends early, [`Error::Protocol`] for a line we cannot read.
-    pub async fn next(&mut self) -> Result<Option<T>, Error> {
-        loop {
-            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
-                let line = self.buffer.split_to(end + 1);
-                if line.len() > 1 {
-                    return read_line(&line).map(Some);
-                }
-                continue;
-            }
-            match self.download.next().await? {
-                Some(piece) => self.buffer.extend_from_slice(&piece),
-                None if self.buffer.is_empty() => return Ok(None),
-                None => {
-                    let rest = self.buffer.split();
-                    return read_line(&rest).map(Some);
-                }
-            }
-        }
-    }
-}
-
-fn read_line<T: DeserializeOwned>(line: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(line)
-        .map_err(|error| Error::protocol(format!("a line that is not the JSON we know: {error}")))
-}
-
 /// A connection of either kind.
 #[derive(Debug)]
 pub(crate) enum Wire {
@@ -553,59 +366,6 @@ impl AsyncWrite for Wire {
             Self::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
-}
-
-/// A request body read from somewhere while it is being sent.
-struct ReadBody {
-    reader: Pin<Box<dyn AsyncRead + Send>>,
-    buffer: BytesMut,
-}
-
-/// How much of a stream travels in one piece.
-const PIECE: usize = 64 << 10;
-
-impl Body for ReadBody {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        let this = self.get_mut();
-        this.buffer.resize(PIECE, 0);
-        let mut space = ReadBuf::new(&mut this.buffer);
-        if let Err(error) = ready!(this.reader.as_mut().poll_read(cx, &mut space)) {
-            return Poll::Ready(Some(Err(error)));
-        }
-        let read = space.filled().len();
-        if read == 0 {
-            return Poll::Ready(None);
-        }
-        Poll::Ready(Some(Ok(Frame::data(this.buffer.split_to(read).freeze()))))
-    }
-}
-
-/// A request body that somebody else makes while it is being sent.
-struct ChannelBody {
-    channel: mpsc::Receiver<io::Result<Bytes>>,
-}
-
-impl Body for ChannelBody {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        let piece = ready!(self.get_mut().channel.poll_recv(cx));
-        Poll::Ready(piece.map(|piece| piece.map(Frame::data)))
-    }
-}
-
-fn whole(bytes: Bytes) -> Outgoing {
-    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
 }
 
 #[cfg(test)]

@@ -46,7 +46,8 @@ async fn main() -> Outcome<()> {
 
     let mut table = Table::default();
     if !has("--no-peers") {
-        peers::run(&mut table, &release.join("yardstick"), daemon.scratch(), &tree, rounds.slow).await?;
+        peers::run(&mut table, &release.join("yardstick"), daemon.scratch(), &tree, rounds.slow)
+            .await?;
     }
     let bench = Bench { client, tree, rounds };
     bench.small(&mut table).await?;
@@ -140,7 +141,9 @@ impl Bench {
         }
         table.add("checkpoint, idle", &idle);
         let argv = ["/bin/sleep", "1000"].map(str::to_owned).to_vec();
-        self.client.exec_detached("app", &ExecRequest { argv, detach: true, ..ExecRequest::default() }).await?;
+        self.client
+            .exec_detached("app", &ExecRequest { argv, detach: true, ..ExecRequest::default() })
+            .await?;
         for _ in 0..self.rounds.slow {
             self.run("app", &write).await?;
             let began = Instant::now();
@@ -225,7 +228,11 @@ impl Bench {
             times.push(task.await??);
         }
         table.add(&format!("{} creates at once, each", self.rounds.crowd), &times);
-        table.note(&format!("{} creates at once, all of them: {:.0} ms", self.rounds.crowd, stats::millis(began.elapsed())));
+        table.note(&format!(
+            "{} creates at once, all of them: {:.0} ms",
+            self.rounds.crowd,
+            stats::millis(began.elapsed())
+        ));
         for n in 0..self.rounds.crowd {
             self.client.delete(&format!("crowd-{n}"), None).await?;
         }
@@ -238,7 +245,8 @@ impl Bench {
         self.run("seed", &["/bin/sh", "-c", "echo x > /work/x"]).await?;
         self.client.stop("seed", None).await?;
         for n in 0..self.rounds.sleepers {
-            let request = Fork { name: Some(format!("sleeper-{n}")), start: false, ..Fork::default() };
+            let request =
+                Fork { name: Some(format!("sleeper-{n}")), start: false, ..Fork::default() };
             self.client.fork("seed", &request, None).await?;
         }
         // One of a thousand wakes as quickly as one of one.
@@ -254,16 +262,23 @@ impl Bench {
         table.add(&format!("resume → first command, one of {}", self.rounds.sleepers), &times);
         tokio::time::sleep(Duration::from_secs(1)).await;
         let status = std::fs::read_to_string(format!("/proc/{daemon}/status"))?;
-        let resident = status.lines().find(|line| line.starts_with("VmRSS")).unwrap_or("VmRSS: ?").to_owned();
+        let resident =
+            status.lines().find(|line| line.starts_with("VmRSS")).unwrap_or("VmRSS: ?").to_owned();
         let agents = count_processes("keep-agent");
-        table.note(&format!("{} sleeping sandboxes: {agents} processes, daemon {}", self.rounds.sleepers, resident.replace("VmRSS:", "resident").replace('\t', " ")));
+        table.note(&format!(
+            "{} sleeping sandboxes: {agents} processes, daemon {}",
+            self.rounds.sleepers,
+            resident.replace("VmRSS:", "resident").replace('\t', " ")
+        ));
         Ok(())
     }
 }
 
 fn count_processes(name: &str) -> usize {
     let Ok(entries) = std::fs::read_dir("/proc") else { return 0 };
-    let comm = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+    let comm = |entry: std::fs::DirEntry| {
+        std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default()
+    };
     entries.flatten().map(comm).filter(|comm| comm.trim() == name).count()
 }
 
@@ -276,14 +291,20 @@ fn make_tree(path: &Path, files: usize, bytes: usize) -> Outcome<()> {
         // Different in every file, and not compressible by a filesystem that would.
         let mut state = file as u64 + 1;
         for chunk in content.chunks_mut(8) {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let len = chunk.len();
             chunk.copy_from_slice(&state.to_le_bytes()[..len]);
         }
         let mut header = tar::Header::new_gnu();
         header.set_size(size as u64);
         header.set_mode(0o644);
-        archive.append_data(&mut header, format!("tree/d{:03}/f{file:05}", file / 100), content.as_slice())?;
+        archive.append_data(
+            &mut header,
+            format!("tree/d{:03}/f{file:05}", file / 100),
+            content.as_slice(),
+        )?;
     }
     archive.finish()?;
     Ok(())

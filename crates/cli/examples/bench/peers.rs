@@ -8,9 +8,16 @@ use super::Outcome;
 use super::stats::Table;
 
 const PODMAN: [&str; 4] = ["--runtime", "runc", "--cgroup-manager=cgroupfs", "--log-level=error"];
-const RUN: [&str; 6] = ["--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"];
+const RUN: [&str; 6] =
+    ["--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"];
 
-pub(crate) async fn run(table: &mut Table, yardstick: &Path, scratch: &Path, tree: &Path, rounds: usize) -> Outcome<()> {
+pub(crate) async fn run(
+    table: &mut Table,
+    yardstick: &Path,
+    scratch: &Path,
+    tree: &Path,
+    rounds: usize,
+) -> Outcome<()> {
     let lower = scratch.join("yardstick-root");
     std::fs::create_dir_all(&lower)?;
     let tar = scratch.join("small.tar");
@@ -22,14 +29,21 @@ pub(crate) async fn run(table: &mut Table, yardstick: &Path, scratch: &Path, tre
     Ok(())
 }
 
-fn bare(table: &mut Table, yardstick: &Path, lower: &Path, scratch: &Path, rounds: usize) -> Outcome<()> {
+fn bare(
+    table: &mut Table,
+    yardstick: &Path,
+    lower: &Path,
+    scratch: &Path,
+    rounds: usize,
+) -> Outcome<()> {
     let mut times = Vec::new();
     for round in 0..rounds {
         let room = scratch.join(format!("bare-{round}"));
         let output = Command::new(yardstick).arg(lower).arg(&room).arg("/bin/true").output()?;
-        let micros: u64 = String::from_utf8_lossy(&output.stdout).trim().parse().map_err(|_| {
-            format!("yardstick: {}", String::from_utf8_lossy(&output.stderr))
-        })?;
+        let micros: u64 = String::from_utf8_lossy(&output.stdout)
+            .trim()
+            .parse()
+            .map_err(|_| format!("yardstick: {}", String::from_utf8_lossy(&output.stderr)))?;
         times.push(Duration::from_micros(micros));
         std::fs::remove_dir_all(&room)?;
     }
@@ -44,14 +58,27 @@ fn bubblewrap(table: &mut Table, lower: &Path, rounds: usize) -> Outcome<()> {
     }
     let times = repeat(rounds, || {
         let mut bwrap = Command::new("bwrap");
-        bwrap.args(["--unshare-all", "--die-with-parent", "--ro-bind"]).arg(lower).args(["/", "--proc", "/proc", "--dev", "/dev", "/bin/true"]);
+        bwrap.args(["--unshare-all", "--die-with-parent", "--ro-bind"]).arg(lower).args([
+            "/",
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+            "/bin/true",
+        ]);
         bwrap
     })?;
     table.add("(bubblewrap) run", &times);
     Ok(())
 }
 
-fn podman(table: &mut Table, tar: &Path, tree: &Path, scratch: &Path, rounds: usize) -> Outcome<()> {
+fn podman(
+    table: &mut Table,
+    tar: &Path,
+    tree: &Path,
+    scratch: &Path,
+    rounds: usize,
+) -> Outcome<()> {
     if !installed("podman") || !installed("runc") {
         table.note("podman or runc is not installed: left out");
         return Ok(());
@@ -81,7 +108,10 @@ fn podman(table: &mut Table, tar: &Path, tree: &Path, scratch: &Path, rounds: us
     let began = Instant::now();
     quiet(&mut podman(&["commit", "-q", "bench-box", "bench-large"]))?;
     table.add("(podman) commit, 30,000 new files", &[began.elapsed()]);
-    table.add("(podman) run from that commit", &repeat(rounds, || with_run(&["--rm", "bench-large", "/bin/true"]))?);
+    table.add(
+        "(podman) run from that commit",
+        &repeat(rounds, || with_run(&["--rm", "bench-large", "/bin/true"]))?,
+    );
     quiet(&mut podman(&["rm", "-f", "-t", "0", "bench-box"]))?;
     quiet(&mut podman(&["rmi", "-f", "bench-large", "bench-small"]))?;
     quiet(&mut podman(&["system", "reset", "-f"]))?;
@@ -89,7 +119,12 @@ fn podman(table: &mut Table, tar: &Path, tree: &Path, scratch: &Path, rounds: us
 }
 
 fn installed(program: &str) -> bool {
-    Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+    Command::new(program)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok()
 }
 
 fn repeat(rounds: usize, mut make: impl FnMut() -> Command) -> Outcome<Vec<Duration>> {

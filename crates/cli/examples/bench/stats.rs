@@ -27,7 +27,8 @@ impl Table {
 
     pub(crate) fn print(&self) {
         let mut out = std::io::stdout().lock();
-        let _ = writeln!(out, "| operation | n | p50 ms | p95 ms | p99 ms |\n|---|---|---|---|---|");
+        let _ =
+            writeln!(out, "| operation | n | p50 ms | p95 ms | p99 ms |\n|---|---|---|---|---|");
         for (what, count, [p50, p95, p99]) in &self.rows {
             let _ = writeln!(out, "| {what} | {count} | {p50:.2} | {p95:.2} | {p99:.2} |");
         }

@@ -265,8 +265,10 @@ async fn container(data: &Path) -> Vec<Finding> {
             return vec![Finding::new("container driver", Verdict::Missing, detail, Some(fix))];
         }
     };
-    let config = host::container_config(agent, data);
+    // Not the server's own places: it may be running.
+    let config = host::container_config(agent, &scratch.0);
     let checks = probe(&config, there).await;
+    let _ = std::fs::remove_dir(&config.run_dir);
     let finding = |check: Check| Finding {
         name: format!("container: {}", check.name),
         verdict: if check.ok { Verdict::Ok } else { Verdict::Missing },
