@@ -74,10 +74,14 @@ impl From<engine::Error> for ApiError {
             ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             ErrorKind::Fault => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        if error.kind() == ErrorKind::Fault {
+        // Causes help whoever can do something about it; of our own faults they tell too much.
+        let message = if error.kind() == ErrorKind::Fault {
             tracing::error!(error = chain(&error), "a request failed");
-        }
-        let mut answer = Self::new(status, error.code(), error.to_string());
+            error.to_string()
+        } else {
+            chain(&error)
+        };
+        let mut answer = Self::new(status, error.code(), message);
         answer.body.hint = error.hint();
         if error.kind() == ErrorKind::Unavailable {
             answer.retry_after = Some(1);

@@ -9,7 +9,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{Content, OpenApi as Document, Ref, RefOr, Response, ResponseBuilder};
 use utoipa::{Modify, OpenApi, ToSchema};
 
-use crate::api::{commands, exec, files, images, sandboxes, snapshots, tenants};
+use crate::api::{commands, exec, files, images, ports, sandboxes, snapshots, tenants};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -52,10 +52,12 @@ use crate::api::{commands, exec, files, images, sandboxes, snapshots, tenants};
         files::rename,
         files::tar_out,
         files::tar_in,
+        ports::web_socket,
         snapshots::list,
         snapshots::of_sandbox,
         snapshots::get,
         snapshots::remove,
+        snapshots::export,
         images::list,
         images::get,
         images::remove,

@@ -129,6 +129,10 @@ fn header(size: u64) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.set_entry_type(tar::EntryType::Regular);
     header.set_mode(0o644);
+    // Strict readers take an empty field for damage.
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
     header.set_size(size);
     header
 }

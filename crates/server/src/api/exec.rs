@@ -5,11 +5,8 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
-use axum::extract::{FromRequestParts, State};
-use axum::http::StatusCode;
-use axum::http::request::Parts;
+use axum::extract::State;
+use axum::extract::ws::{CloseFrame, Message, WebSocket, close_code};
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -22,7 +19,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::commands::signal_number;
-use super::input::{Body, Params, Seg, parse_json, span};
+use super::input::{Body, Params, Seg, Upgrade, parse_json, span};
 use super::{App, stream, wire};
 use crate::auth::Writer;
 use crate::error::ApiError;
@@ -158,20 +155,6 @@ fn wanted(request: ExecRequest, wake: WakeMode) -> Result<(Exec, Option<Bytes>),
         wake: if request.if_running { WakeMode::IfRunning } else { wake },
     };
     Ok((exec, input))
-}
-
-/// An upgrade to a WebSocket, or a JSON refusal.
-pub(crate) struct Upgrade(WebSocketUpgrade);
-
-impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
-    type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let upgrade = WebSocketUpgrade::from_request_parts(parts, state).await;
-        upgrade.map(Self).map_err(|error: WebSocketUpgradeRejection| {
-            ApiError::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", error.body_text())
-                .hint("this route speaks WebSocket; POST …/exec streams over plain HTTP")
-        })
-    }
 }
 
 /// Runs a command over a WebSocket.

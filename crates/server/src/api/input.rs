@@ -4,6 +4,8 @@
 use std::sync::Arc;
 
 use axum::body::Bytes;
+use axum::extract::ws::WebSocketUpgrade;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::request::Parts;
@@ -162,6 +164,21 @@ impl Params {
                 Err(ApiError::invalid(format!("unknown query parameter `{name}`")))
             }
         }
+    }
+}
+
+/// An upgrade to a WebSocket, or a JSON refusal.
+#[derive(Debug)]
+pub(crate) struct Upgrade(pub(crate) WebSocketUpgrade);
+
+impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let upgrade = WebSocketUpgrade::from_request_parts(parts, state).await;
+        upgrade.map(Self).map_err(|error: WebSocketUpgradeRejection| {
+            ApiError::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", error.body_text())
+                .hint("this route speaks WebSocket")
+        })
     }
 }
 

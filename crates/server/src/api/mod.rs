@@ -12,6 +12,7 @@ pub(crate) mod exec;
 pub(crate) mod files;
 pub(crate) mod images;
 mod input;
+pub(crate) mod ports;
 pub(crate) mod sandboxes;
 pub(crate) mod snapshots;
 mod stream;
@@ -127,6 +128,7 @@ fn stream_routes() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/images/pull", post(images::pull))
         .route("/v1/images/import", post(images::import))
+        .route("/v1/snapshots/{id}/export", get(snapshots::export))
         .route("/v1/sandboxes/{name}/exec", post(exec::exec))
         .route("/v1/sandboxes/{name}/exec/ws", get(exec::web_socket))
         .route("/v1/sandboxes/{name}/commands/{id}", get(commands::get))
@@ -136,6 +138,7 @@ fn stream_routes() -> Router<Arc<App>> {
             "/v1/sandboxes/{name}/files",
             get(files::read).put(files::write).delete(files::remove),
         )
+        .route("/v1/sandboxes/{name}/ports/{port}/ws", get(ports::web_socket))
         .route("/v1/sandboxes/{name}/files/tar", get(files::tar_out).put(files::tar_in))
 }
 

@@ -4,12 +4,17 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
 use sandkeep_client::types;
 use sandkeep_core::model::{Name, SnapshotId};
+use tokio::sync::mpsc;
 
 use super::input::{Params, Seg, parsed};
-use super::{Answer, App, finish, wire};
+use super::{Answer, App, finish, stream, wire};
 use crate::auth::{Reader, Writer};
+use crate::error::ApiError;
+use crate::openapi::Raw;
 
 /// Lists the snapshots of a project, newest first.
 #[utoipa::path(get, path = "/v1/snapshots", tag = "snapshots", operation_id = "list_snapshots",
@@ -80,4 +85,29 @@ pub(crate) async fn remove(
     let engine = app.engine.clone();
     let work = async move { engine.delete_snapshot(&caller.project, &id).await };
     Ok(Json(types::SnapshotDeleted { freed_bytes: finish(work).await? }))
+}
+
+/// Exports a snapshot as an OCI image layout, in a tar stream.
+#[utoipa::path(get, path = "/v1/snapshots/{id}/export", tag = "snapshots", operation_id = "export_snapshot",
+    params(("id" = String, Path, description = "Its id.")),
+    responses((status = 200, description = "The tar stream.", body = Raw, content_type = "application/x-tar")))]
+pub(crate) async fn export(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    Seg(id): Seg<SnapshotId>,
+    params: Params,
+) -> Result<Response, ApiError> {
+    params.end()?;
+    // Room for a few pieces: the exporter waits when the caller is slow.
+    let (into, mut pieces) = mpsc::channel(4);
+    let engine = app.engine.clone();
+    let work =
+        tokio::spawn(async move { engine.export_snapshot(&caller.project, &id, into).await });
+    let Some(first) = pieces.recv().await else {
+        let done = work.await.map_err(|_| ApiError::internal())?;
+        done?;
+        return Err(ApiError::internal());
+    };
+    let body = stream::export(first, pieces, work);
+    Ok(([(CONTENT_TYPE, "application/x-tar")], body).into_response())
 }

@@ -13,13 +13,14 @@ use futures_util::{StreamExt, stream};
 use sandkeep_client::types::{ExecEvent, Moved};
 use sandkeep_core::guest::{Incoming, Outgoing};
 use serde::Serialize;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 
 use super::exec::Leash;
 use super::{App, wire};
 use crate::error::{ApiError, chain};
 use crate::listen::closed;
-use sandkeep_core::engine::{Event, Events, Files};
+use sandkeep_core::engine::{self, Event, Events, Files};
 
 /// One line of NDJSON.
 pub(super) fn line(value: &impl Serialize) -> Bytes {
@@ -139,4 +140,29 @@ pub(super) async fn upload(app: &App, body: Body, mut out: Outgoing) -> Result<M
     }
     let moved = out.finish().await?;
     Ok(Moved { bytes: moved.bytes, files: moved.files })
+}
+
+/// Pieces of an export, and how it ended.
+pub(super) fn export(
+    first: Bytes,
+    pieces: mpsc::Receiver<Bytes>,
+    work: JoinHandle<Result<(), engine::Error>>,
+) -> Body {
+    let state = (Some(first), pieces, Some(work));
+    let stream = stream::unfold(state, async |(mut first, mut pieces, mut work)| {
+        if let Some(bytes) = first.take() {
+            return Some((Ok(bytes), (None, pieces, work)));
+        }
+        if let Some(bytes) = pieces.recv().await {
+            return Some((Ok(bytes), (None, pieces, work)));
+        }
+        let broke = match work.take()?.await {
+            Ok(Ok(())) => return None,
+            Ok(Err(error)) => chain(&error),
+            Err(error) => error.to_string(),
+        };
+        tracing::error!(error = broke, "an export broke off");
+        Some((Err(io::Error::other(broke)), (None, pieces, None)))
+    });
+    Body::from_stream(stream)
 }

@@ -23,6 +23,7 @@ use sandkeep_core::model::{MachineKey, Name, Scope, Span};
 use sandkeep_core::store::Store;
 use sandkeep_core::store::image::{ImageSettings, Images, Reporter};
 use sandkeep_server::{Limits, ServeConfig, Server};
+use sandkeep_testkit::daemon::skipped;
 use sandkeep_testkit::driver::ContainerHost;
 use sandkeep_testkit::root::small_root_tar;
 use serde_json::Value;
@@ -112,7 +113,7 @@ impl Served {
         match ContainerHost::new() {
             Ok(host) => Some(Self::with(Limits::default(), Some(host)).await),
             Err(why) => {
-                println!("SKIPPED {test}: {why}");
+                skipped(test, &why);
                 None
             }
         }

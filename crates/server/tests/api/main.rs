@@ -1,5 +1,8 @@
 //! The API as callers see it: over real sockets, with a real engine behind it.
 
+// Fixtures are test code too, though not marked as tests.
+#![allow(clippy::unwrap_used)]
+
 mod bad_input;
 mod fixture;
 mod limits;

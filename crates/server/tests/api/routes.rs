@@ -22,7 +22,8 @@ async fn every_described_route_is_there_and_wants_a_key() {
             .replace("{id}", "cmd-00000000000000000000000000")
             .replace("{key}", "key-00000000000000000000000000")
             .replace("{name}", "x")
-            .replace("{project}", "x");
+            .replace("{project}", "x")
+            .replace("{port}", "80");
         for (method, operation) in item.as_object().unwrap() {
             let method: Method = method.to_uppercase().parse().unwrap();
             let answer = served.call(method.clone(), &concrete, "").await;

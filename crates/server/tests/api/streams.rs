@@ -262,3 +262,38 @@ async fn a_server_that_goes_down_says_so_and_ends_nothing() {
     let command = served.engine.command(&main, &name, &id).await.unwrap();
     assert_eq!(command.exit_code, None, "the command goes on");
 }
+
+#[tokio::test]
+async fn a_snapshot_is_exported_and_a_closed_port_is_told() {
+    let Some(served) = Served::with_machines("a_snapshot_is_exported").await else {
+        return;
+    };
+    served.create("box").await;
+    exec(&served, json!({"argv": ["/bin/sh", "-c", "echo kept > /kept"]})).await;
+    let stopped = served.post("/v1/sandboxes/box/stop", &served.write, "").await.json();
+    let id = stopped["snapshot"]["id"].as_str().unwrap();
+    let archive = served.get(&format!("/v1/snapshots/{id}/export"), &served.read).await;
+    assert_eq!(archive.headers["content-type"], "application/x-tar");
+    let request = served
+        .request(Method::POST, "/v1/images/import?name=again", &served.admin)
+        .header("content-type", "application/x-tar")
+        .body(Full::new(archive.body))
+        .unwrap();
+    let said = lines(&read(served.send(request).await).await.body);
+    assert_eq!(said.last().unwrap()["type"], "done", "{said:?}");
+    let body = r#"{"name":"copy","image":"again"}"#;
+    assert_eq!(served.post("/v1/sandboxes", &served.write, body).await.status, 201);
+    let kept = served.get("/v1/sandboxes/copy/files?path=/kept", &served.write).await;
+    assert_eq!(kept.body, "kept\n");
+
+    let stream = TcpStream::connect(served.address).await.unwrap();
+    let url = format!("ws://{}/v1/sandboxes/copy/ports/9/ws", served.address);
+    let mut request = url.into_client_request().unwrap();
+    let key = format!("Bearer {}", served.write);
+    request.headers_mut().insert("authorization", key.parse().unwrap());
+    let refused = tokio_tungstenite::client_async(request, stream).await.unwrap_err();
+    let tokio_tungstenite::tungstenite::Error::Http(refused) = refused else {
+        panic!("{refused}");
+    };
+    assert_eq!(refused.status(), 400);
+}

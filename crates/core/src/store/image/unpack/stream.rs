@@ -150,13 +150,19 @@ impl<R: Read> TarStream<R> {
         };
         self.left = stored;
         self.padding = padding(stored);
-        let id = |set: Option<u64>, field: io::Result<u64>| {
-            let value = set.map_or_else(|| number(field, "owner"), Ok)?;
+        let id = |set: Option<u64>, raw: &[u8], field: io::Result<u64>| {
+            // Some writers leave the owner out: it is root then.
+            let absent = raw.iter().all(|byte| matches!(byte, 0 | b' '));
+            let value = match set {
+                Some(value) => value,
+                None if absent => 0,
+                None => number(field, "owner")?,
+            };
             u32::try_from(value).map_err(|_| bad("an owner's number is too large"))
         };
         let attributes = Attributes {
-            uid: id(extended.uid, header.uid())?,
-            gid: id(extended.gid, header.gid())?,
+            uid: id(extended.uid, &header.as_old().uid, header.uid())?,
+            gid: id(extended.gid, &header.as_old().gid, header.gid())?,
             mode: number(header.mode(), "mode")? & 0o7777,
             mtime: match extended.mtime {
                 Some(time) => time,
