@@ -14,20 +14,27 @@
 //!
 //! ```text
 //! host  -> agent   Open     JSON link::Request
-//! agent -> host    Reply    JSON link::Reply, exactly once; an error reply ends the stream
+//! agent -> host    Reply    JSON link::Reply, exactly once and first; an error ends the stream
 //! both  ways       Data     bytes (standard output, standard input, file contents, a TCP stream)
 //! agent -> host    DataErr  bytes of standard error
 //! both  ways       End      this side sends no more Data
 //! both  ways       Credit   u32, little endian: so many more Data bytes may be sent
 //! agent -> host    Done     JSON link::Done, once, after the last Data; ends the stream
 //! host  -> agent   Cancel   the host no longer cares; the agent drops the stream, kills nothing
+//! agent -> host    Cancel   what the host still sends as Data goes nowhere: the process reads no more
 //! ```
 //!
 //! Which of these a request uses is told at [`crate::link::Request`].
 //!
 //! *Flow control.* Each side may send [`WINDOW`] bytes of Data (and DataErr, counted together) on a
 //! stream before it needs Credit. Credit for command output says more than "there is room": it says
-//! *kept*. The agent holds what was not credited and sends it again after a reconnect.
+//! *kept*. The agent holds what was not credited and sends it again after a reconnect. On a stream
+//! that was attached to, input that an earlier connection sent may still wait inside: there the host
+//! starts with no room at all, and the agent's first Credit tells how much there is.
+//!
+//! *Breaking the rules* (bytes that are no frame, Data beyond the window, frames out of turn) ends
+//! the connection and nothing else: commands live on, and the next connection takes them up. Frames
+//! on a stream that has ended are ignored: the other side did not know yet.
 
 /// The largest payload of one frame.
 pub const MAX_PAYLOAD: usize = 1 << 20;
@@ -56,7 +63,7 @@ pub enum Kind {
     Credit = 6,
     /// The outcome, which ends the stream.
     Done = 7,
-    /// The host dropped the stream.
+    /// From the host: it dropped the stream. From the agent: it takes no more Data.
     Cancel = 8,
 }
 

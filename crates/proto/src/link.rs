@@ -8,6 +8,11 @@
 //! until the daemon credits it, stops reading the process's pipes when a window's worth is unkept,
 //! and keeps the exit status until [`Request::Forget`]. So a daemon that dies and comes back asks
 //! [`Request::Commands`], attaches to each from the byte it has, and no output is lost or doubled.
+//!
+//! *When a command is over.* [`Done::Exited`] comes when the process has exited and all it printed
+//! was sent. What it left running in the background may hold its output open; then silence of 200 ms
+//! ends the wait, or two seconds of its chatter. Such leftovers live on, and what they print later is
+//! dropped; on a terminal they are hung up.
 
 use std::collections::BTreeMap;
 
@@ -36,17 +41,19 @@ pub enum Request {
         command: String,
         /// How many bytes of output the daemon has kept already.
         from: u64,
-        /// How many bytes of standard input the daemon believes were taken. The reply tells the truth.
+        /// How many bytes of standard input the daemon knows were taken. The reply tells how many
+        /// were; if that is fewer, the two are not talking of the same command, and the agent refuses.
         stdin_from: u64,
     },
     /// Lists the commands the agent still knows. Replies [`Reply::Commands`].
     Commands,
-    /// Drops a command that has exited. Replies [`Reply::Ok`], also when it is unknown.
+    /// Drops a command that has exited. Replies [`Reply::Ok`], also when it is unknown; refuses when
+    /// it runs.
     Forget {
         /// The command.
         command: String,
     },
-    /// Sends a signal to a command's process group. Replies [`Reply::Ok`].
+    /// Sends a signal to a command's process group. Replies [`Reply::Ok`]; refuses when it has exited.
     Signal {
         /// The command.
         command: String,
@@ -75,8 +82,8 @@ pub enum Request {
         /// How much at the most; to the end if absent.
         limit: Option<u64>,
     },
-    /// Writes a file from the host's Data until End: to a temporary name beside it, then renamed.
-    /// Replies [`Reply::Ok`] when ready for Data; Done is [`Done::Moved`].
+    /// Writes a file from the host's Data until End: to a temporary name beside it, then renamed. A
+    /// symlink is written through; a file that is there keeps its owner. Replies [`Reply::Ok`] when ready for Data; Done is [`Done::Moved`].
     WriteFile {
         /// Where.
         at: At,
@@ -96,7 +103,8 @@ pub enum Request {
         /// Whether missing parents are made, and an existing directory is fine.
         parents: bool,
     },
-    /// Lists a directory. Replies [`Reply::Entries`], at most 10,000 at a time, sorted by name.
+    /// Lists a directory. Replies [`Reply::Entries`], sorted by name, at most 10,000 at a time and no
+    /// more than fit a frame.
     ListDir {
         /// Where.
         at: At,
@@ -108,7 +116,7 @@ pub enum Request {
         /// Where.
         at: At,
     },
-    /// Renames. Replies [`Reply::Ok`].
+    /// Renames, by copying where the kernel cannot. Replies [`Reply::Ok`].
     Move {
         /// From where.
         at: At,
@@ -342,4 +350,50 @@ pub enum EntryKind {
     Symlink,
     /// A pipe, socket or device.
     Other,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Done, Exit, Reply, Request};
+
+    /// The lines of `docs/formats/agent-link.md`, so that the page stays true.
+    #[test]
+    fn the_worked_example_is_what_is_said() {
+        let page = include_str!("../../../docs/formats/agent-link.md");
+        let mut seen = 0;
+        for line in page.lines() {
+            let mut words = line.splitn(4, ' ');
+            let (Some(">" | "<"), Some(_), Some(kind), Some(rest)) =
+                (words.next(), words.next(), words.next(), words.next())
+            else {
+                continue;
+            };
+            let json = rest.trim_start();
+            let again = match kind {
+                "Open" => again::<Request>(json),
+                "Reply" => again::<Reply>(json),
+                "Done" => again::<Done>(json),
+                _ => continue,
+            };
+            let plain: serde_json::Value = serde_json::from_str(json).expect("JSON");
+            assert_eq!(again, plain, "{line}");
+            seen += 1;
+        }
+        assert_eq!(seen, 15);
+    }
+
+    fn again<T: serde::de::DeserializeOwned + serde::Serialize>(json: &str) -> serde_json::Value {
+        let word: T = serde_json::from_str(json).unwrap_or_else(|error| panic!("{json}: {error}"));
+        serde_json::to_value(word).expect("plain")
+    }
+
+    #[test]
+    fn what_is_not_asked_for_is_refused() {
+        for bad in ["{}", "{\"op\":\"dance\"}", "{\"op\":\"hello\",\"version\":1,\"more\":2}"] {
+            assert!(serde_json::from_str::<Request>(bad).is_err(), "{bad}");
+        }
+        let exited = Done::Exited(Exit { code: 137, signal: Some(9) });
+        let json = serde_json::to_string(&exited).expect("plain");
+        assert_eq!(json, "{\"done\":\"exited\",\"code\":137,\"signal\":9}");
+    }
 }

@@ -26,17 +26,28 @@ const READ: usize = 64 << 10;
 pub(super) enum Stream {
     /// A command that is attached.
     Command(Rc<Command>),
-    /// A request under way, with the task that carries it out.
-    Task(Option<Rc<Transfer>>, TaskGuard),
+    /// A request under way.
+    Task(Task),
 }
 
-/// Ends a task when its stream ends.
+/// A request under way: the task that carries it out ends with its stream.
 #[derive(Debug)]
-pub(super) struct TaskGuard(pub(super) AbortHandle);
+pub(super) struct Task {
+    handle: AbortHandle,
+    /// Where Data of the stream goes, if any may come.
+    transfer: Option<Rc<Transfer>>,
+}
 
-impl Drop for TaskGuard {
+impl Stream {
+    /// A stream that a task works on.
+    pub(super) fn task(handle: AbortHandle, transfer: Option<Rc<Transfer>>) -> Self {
+        Self::Task(Task { handle, transfer })
+    }
+}
+
+impl Drop for Task {
     fn drop(&mut self) {
-        self.0.abort();
+        self.handle.abort();
     }
 }
 
@@ -151,8 +162,7 @@ impl Connection {
     fn find(&self, stream: u32) -> Option<Found> {
         match self.out.streams.borrow().get(&stream)? {
             Stream::Command(command) => Some(Found::Command(Rc::clone(command))),
-            Stream::Task(Some(transfer), _) => Some(Found::Transfer(Rc::clone(transfer))),
-            Stream::Task(None, _) => None,
+            Stream::Task(task) => task.transfer.as_ref().map(Rc::clone).map(Found::Transfer),
         }
     }
 
@@ -228,7 +238,7 @@ impl Connection {
             Request::ReadFile { at, offset, limit } => {
                 work::long(agent, out, stream, at, move |place, desk| {
                     files::read(place, desk, offset, limit)
-                })
+                });
             }
             Request::WriteFile { at, mode, parents, append } => {
                 work::long(agent, out, stream, at, move |place, desk| {
@@ -330,8 +340,8 @@ impl Connection {
             let outcome = reap::quiesce(&agent, grace).await;
             out.finish(stream, &outcome.map_or_else(Problem::reply, |()| Reply::Ok));
         });
-        let guard = TaskGuard(task.abort_handle());
-        self.out.streams.borrow_mut().insert(stream, Stream::Task(None, guard));
+        let under_way = Stream::task(task.abort_handle(), None);
+        self.out.streams.borrow_mut().insert(stream, under_way);
     }
 
     /// Lets go of everything the connection held; commands live on.

@@ -13,7 +13,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::timeout;
 
-use super::connection::{Stream, TaskGuard};
+use super::connection::Stream;
 use super::outbound::Outbound;
 use super::problem::{Problem, kind_of, say};
 use super::work::{Input, Transfer};
@@ -48,8 +48,7 @@ pub(super) fn connect(out: &Rc<Outbound>, stream: u32, port: u16) {
         };
         mine.done(stream, &done);
     });
-    let guard = TaskGuard(task.abort_handle());
-    out.streams.borrow_mut().insert(stream, Stream::Task(Some(transfer), guard));
+    out.streams.borrow_mut().insert(stream, Stream::task(task.abort_handle(), Some(transfer)));
 }
 
 async fn dial(port: u16) -> Result<TcpStream, Problem> {

@@ -16,7 +16,7 @@ use sandkeep_proto::link::{At, Done, Failure, Reply};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::Agent;
-use super::connection::{Stream, TaskGuard};
+use super::connection::Stream;
 use super::launch::become_on_this_thread;
 use super::outbound::Outbound;
 use super::problem::{Problem, say};
@@ -237,8 +237,7 @@ pub(super) fn short(
         };
         mine.finish(stream, &outcome.unwrap_or_else(Problem::reply));
     });
-    let guard = TaskGuard(task.abort_handle());
-    out.streams.borrow_mut().insert(stream, Stream::Task(None, guard));
+    out.streams.borrow_mut().insert(stream, Stream::task(task.abort_handle(), None));
 }
 
 /// Does work that moves bytes.
@@ -292,8 +291,7 @@ pub(super) fn long(
             mine.finish(stream, &broken().reply());
         }
     });
-    let guard = TaskGuard(task.abort_handle());
-    out.streams.borrow_mut().insert(stream, Stream::Task(Some(transfer), guard));
+    out.streams.borrow_mut().insert(stream, Stream::task(task.abort_handle(), Some(transfer)));
 }
 
 fn broken() -> Problem {

@@ -1,1 +1,284 @@
-//! hostile
+//! Peers that break the rules, on both sides.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use proptest::prelude::{any, prop};
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::TestRunner;
+use sandkeep_core::guest::{Guest, GuestError};
+use sandkeep_proto::frame::{HEADER, Header, Kind, MAX_PAYLOAD, WINDOW};
+use sandkeep_proto::link::{Done, Exit, Reply, VERSION};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+
+use crate::machine::{Machine, PATIENCE, at, run, shell, spawn};
+
+fn frame(stream: u32, kind: Kind, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = Header { length: payload.len(), stream, kind }.encode().to_vec();
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+fn reply(stream: u32, reply: &Reply) -> Vec<u8> {
+    frame(stream, Kind::Reply, &serde_json::to_vec(reply).expect("plain"))
+}
+
+fn done(stream: u32, done: &Done) -> Vec<u8> {
+    frame(stream, Kind::Done, &serde_json::to_vec(done).expect("plain"))
+}
+
+/// Reads one frame.
+async fn take(socket: &mut UnixStream) -> Option<(Header, Vec<u8>)> {
+    let mut header = [0; HEADER];
+    socket.read_exact(&mut header).await.ok()?;
+    let header = Header::decode(&header).expect("our own side keeps the rules");
+    let mut payload = vec![0; header.length];
+    socket.read_exact(&mut payload).await.ok()?;
+    Some((header, payload))
+}
+
+/// An agent that greets well, then sends `lies` when the next request comes, and listens on.
+struct Liar {
+    dir: TempDir,
+}
+
+impl Liar {
+    fn start(greeting: Vec<u8>, lies: Vec<u8>) -> Self {
+        let dir = TempDir::new().expect("a temporary directory");
+        let listener = UnixListener::bind(dir.path().join("link")).expect("our own directory");
+        tokio::spawn(async move {
+            while let Ok((mut socket, _)) = listener.accept().await {
+                let _hello = take(&mut socket).await;
+                let _ = socket.write_all(&greeting).await;
+                let _request = take(&mut socket).await;
+                let _ = socket.write_all(&lies).await;
+                while take(&mut socket).await.is_some() {}
+            }
+        });
+        Self { dir }
+    }
+
+    async fn connect(&self) -> Result<Guest, GuestError> {
+        Guest::connect(&self.dir.path().join("link"), Duration::from_secs(2)).await
+    }
+}
+
+fn hello() -> Vec<u8> {
+    reply(1, &Reply::Hello { version: VERSION, generation: "g".to_owned() })
+}
+
+fn spawned() -> Vec<u8> {
+    reply(2, &Reply::Spawned { pid: 7, stdin_taken: 0 })
+}
+
+#[tokio::test]
+async fn an_agent_that_breaks_a_rule_loses_the_connection() {
+    let data = |bytes: usize| frame(2, Kind::Data, &vec![0; bytes]);
+    let exited = done(2, &Done::Exited(Exit { code: 0, signal: None }));
+    let mut long = frame(2, Kind::Data, &[]);
+    long[..4].copy_from_slice(&u32::try_from(MAX_PAYLOAD + 1).expect("small").to_le_bytes());
+    let cases: Vec<(&str, Vec<u8>)> = vec![
+        ("garbage", vec![0xab; 500]),
+        ("an oversize frame", long),
+        ("a stream nobody opened", frame(99, Kind::Data, b"x")),
+        ("the link itself", frame(0, Kind::Data, b"x")),
+        ("data before the answer", data(1)),
+        ("an answer that is none", frame(2, Kind::Reply, b"{\"reply\":\"maybe\"}")),
+        ("two answers", [spawned(), spawned()].concat()),
+        ("a request", [spawned(), frame(2, Kind::Open, b"{}")].concat()),
+        ("data without credit", [spawned(), data(WINDOW), data(1)].concat()),
+        ("data after the end", [spawned(), frame(2, Kind::End, b""), data(1)].concat()),
+        ("data after the outcome", [spawned(), exited.clone(), data(1)].concat()),
+        ("two outcomes", [spawned(), exited.clone(), exited].concat()),
+        ("half a credit", [spawned(), frame(2, Kind::Credit, b"x")].concat()),
+        ("an outcome that is none", [spawned(), frame(2, Kind::Done, b"[]")].concat()),
+    ];
+    for (case, lies) in cases {
+        let liar = Liar::start(hello(), lies);
+        let guest = liar.connect().await.expect(case);
+        let process = guest.spawn(spawn("a", &["x"])).await;
+        tokio::time::timeout(PATIENCE, guest.lost()).await.expect(case);
+        let error = guest.commands().await.expect_err(case);
+        assert!(matches!(error, GuestError::Protocol { .. }), "{case}: {error:?}");
+        drop(process);
+    }
+}
+
+#[tokio::test]
+async fn an_agent_that_says_the_wrong_thing_is_not_believed() {
+    let cases =
+        [reply(2, &Reply::Ok), [spawned(), done(2, &Done::Moved { bytes: 1, files: 1 })].concat()];
+    for lies in cases {
+        let guest_end = Liar::start(hello(), lies);
+        let guest = guest_end.connect().await.expect("it greets");
+        let outcome = match guest.spawn(spawn("a", &["x"])).await {
+            Ok(mut process) => process.output.next().await.map(drop),
+            Err(error) => Err(error),
+        };
+        assert!(matches!(outcome, Err(GuestError::Protocol { .. })), "{outcome:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_agent_of_another_version_is_named() {
+    let other = reply(1, &Reply::Hello { version: 77, generation: "g".to_owned() });
+    let error = Liar::start(other, vec![]).connect().await.expect_err("it is another version");
+    assert!(matches!(error, GuestError::Version { theirs: 77, .. }), "{error:?}");
+    let error = Liar::start(reply(1, &Reply::Ok), vec![]).connect().await.expect_err("no greeting");
+    assert!(matches!(error, GuestError::Protocol { .. }), "{error:?}");
+    let error = Liar::start(vec![], vec![]).connect().await.expect_err("silence");
+    assert!(matches!(error, GuestError::Timeout), "{error:?}");
+    let nowhere = TempDir::new().expect("a temporary directory");
+    let missing = nowhere.path().join("link");
+    let error = Guest::connect(&missing, Duration::from_millis(20)).await.expect_err("nobody");
+    assert!(matches!(error, GuestError::Timeout), "{error:?}");
+}
+
+#[tokio::test]
+async fn an_agent_that_gives_no_credit_is_sent_a_window_and_no_more() {
+    let liar = Liar::start(hello(), reply(2, &Reply::Ok));
+    let guest = liar.connect().await.expect("it greets");
+    let write = guest.write_file(at(std::path::Path::new("/x")), None, false, false);
+    let mut outgoing = write.await.expect("it says so");
+    let flood = outgoing.send(Bytes::from(vec![0; 4 * WINDOW]));
+    let held = tokio::time::timeout(Duration::from_millis(100), flood).await;
+    assert!(held.is_err(), "it waits for credit that never comes");
+    assert!(!guest.is_lost());
+}
+
+#[tokio::test]
+async fn any_bytes_from_an_agent_are_survived() {
+    let mut runner = TestRunner::deterministic();
+    // Frames that are nearly right find more than noise does.
+    let piece = prop::collection::vec(
+        (0..4_u32, 0..10_u8, prop::collection::vec(any::<u8>(), 0..40)),
+        0..20,
+    );
+    for _ in 0..200 {
+        let pieces = piece.new_tree(&mut runner).expect("a value").current();
+        let mut lies = Vec::new();
+        for (stream, kind, payload) in pieces {
+            let mut bytes = frame(stream, Kind::Data, &payload);
+            bytes[8] = kind;
+            lies.extend(bytes);
+        }
+        lies.extend([0xff; HEADER]);
+        let liar = Liar::start(hello(), lies);
+        let guest = liar.connect().await.expect("it greets");
+        let answer = tokio::time::timeout(PATIENCE, guest.spawn(spawn("a", &["x"]))).await;
+        drop(answer.expect("an answer of some kind"));
+        tokio::time::timeout(PATIENCE, guest.lost()).await.expect("the last frame is none");
+    }
+}
+
+#[tokio::test]
+async fn any_bytes_from_a_daemon_are_survived() {
+    let machine = Machine::start();
+    let good = machine.connect().await;
+    let mut runner = TestRunner::deterministic();
+    let piece = prop::collection::vec(
+        (0..4_u32, 0..10_u8, prop::collection::vec(any::<u8>(), 0..40)),
+        0..20,
+    );
+    for round in 0..200 {
+        let pieces = piece.new_tree(&mut runner).expect("a value").current();
+        let mut socket = UnixStream::connect(machine.link()).await.expect("it listens");
+        if round % 2 == 0 {
+            let greeting = format!("{{\"op\":\"hello\",\"version\":{VERSION}}}");
+            socket.write_all(&frame(1, Kind::Open, greeting.as_bytes())).await.expect("it reads");
+        }
+        for (stream, kind, payload) in pieces {
+            let mut bytes = frame(stream, Kind::Data, &payload);
+            bytes[8] = kind;
+            // It may have hung up on us already, and rightly.
+            let _ = socket.write_all(&bytes).await;
+        }
+        let _ = socket.write_all(&[0xff; HEADER]).await;
+        let mut rest = Vec::new();
+        let _ = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut rest))
+            .await
+            .expect("it hangs up");
+    }
+    drop(good);
+    let guest = machine.connect().await;
+    assert_eq!(run(&guest, shell("a", "echo well")).await.text(), "well\n");
+}
+
+/// A daemon's socket, greeted by hand.
+async fn raw(machine: &Machine) -> UnixStream {
+    drop(machine.connect().await);
+    let mut socket = UnixStream::connect(machine.link()).await.expect("it listens");
+    let greeting = format!("{{\"op\":\"hello\",\"version\":{VERSION}}}");
+    socket.write_all(&frame(1, Kind::Open, greeting.as_bytes())).await.expect("it reads");
+    take(&mut socket).await.expect("it answers");
+    socket
+}
+
+#[tokio::test]
+async fn the_agent_holds_a_daemon_to_its_window() {
+    let machine = Machine::start();
+    let mut socket = raw(&machine).await;
+    let cat = "{\"op\":\"spawn\",\"command\":\"a\",\"argv\":[\"sleep\",\"1000\"],\"env\":{},\"stdin\":true}";
+    socket.write_all(&frame(2, Kind::Open, cat.as_bytes())).await.expect("it reads");
+    let (header, payload) = take(&mut socket).await.expect("it answers");
+    assert_eq!(header.kind, Kind::Reply, "{}", String::from_utf8_lossy(&payload));
+    for _ in 0..8 {
+        let _ = socket.write_all(&frame(2, Kind::Data, &vec![0; WINDOW / 2])).await;
+    }
+    let closed = async { while take(&mut socket).await.is_some() {} };
+    tokio::time::timeout(PATIENCE, closed).await.expect("the connection is closed");
+    let guest = machine.connect().await;
+    assert_eq!(guest.commands().await.expect("a list").len(), 1, "the command lives on");
+}
+
+#[tokio::test]
+async fn unreadable_requests_are_answered() {
+    let machine = Machine::start();
+    let mut socket = raw(&machine).await;
+    let requests = ["", "{}", "{\"op\":\"dance\"}", "{\"op\":\"stat\",\"x\":1}", "[1,2"];
+    for (stream, request) in (2..).zip(requests) {
+        socket.write_all(&frame(stream, Kind::Open, request.as_bytes())).await.expect("it reads");
+        let (header, payload) = take(&mut socket).await.expect("it answers");
+        assert_eq!((header.stream, header.kind), (stream, Kind::Reply));
+        let reply: Reply = serde_json::from_slice(&payload).expect("an answer");
+        assert!(matches!(reply, Reply::Error { .. }), "{request}: {reply:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_too_long_for_a_frame_is_refused_here() {
+    let machine = Machine::start();
+    let guest = machine.connect().await;
+    let long = "x".repeat(MAX_PAYLOAD);
+    let error = guest.spawn(spawn("a", &["echo", &long])).await.expect_err("too long");
+    assert!(matches!(error, GuestError::Refused { .. }), "{error:?}");
+    assert!(!guest.is_lost());
+}
+
+#[tokio::test]
+async fn too_many_streams_are_refused_one_by_one() {
+    let machine = Machine::start();
+    let guest = machine.connect().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("it has one").port();
+    tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Ok((socket, _)) = listener.accept().await {
+            held.push(socket);
+        }
+    });
+    let mut open = Vec::new();
+    let refused = loop {
+        match guest.connect_port(port).await {
+            Ok(streams) => open.push(streams),
+            Err(error) => break error,
+        }
+        assert!(open.len() <= 1024, "there is an end");
+    };
+    assert!(matches!(refused, GuestError::Refused { .. }), "{refused:?}");
+    assert!(!guest.is_lost());
+    drop(open);
+    guest.connect_port(port).await.expect("there is room again");
+}
