@@ -128,7 +128,8 @@ impl Daemon {
         self.data().join("keep.sock").exists() && self.keep(["usage", "--json"]).status.success()
     }
 
-    fn is_alive(&mut self) -> bool {
+    /// Whether the daemon runs.
+    pub fn is_alive(&mut self) -> bool {
         self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }
 

@@ -39,7 +39,7 @@ impl Inner {
             )
         })?;
         let _space = self.space.read().await;
-        if self.upper_is_empty(sandbox, &open).await? {
+        if self.store.is_untouched(&open)? {
             let layers = sandbox.open_chain.clone();
             return self
                 .acknowledge(
@@ -175,15 +175,5 @@ impl Inner {
             }
         }
         Ok(())
-    }
-
-    async fn upper_is_empty(&self, sandbox: &Sandbox, open: &LayerId) -> Result<bool> {
-        let root = self.store.root(open, &sandbox.open_chain);
-        let upper = root.writable_dir.join(root.upper);
-        let mut entries = tokio::fs::read_dir(&upper).await.map_err(|source| {
-            crate::store::StoreError::Io { action: "list", path: upper.clone(), source }
-        })?;
-        let first = entries.next_entry().await;
-        Ok(first.is_ok_and(|entry| entry.is_none()))
     }
 }

@@ -132,7 +132,7 @@ impl Inner {
                         return Ok(());
                     }
                     Err(error) => {
-                        tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "its agent does not answer; it is ended and what it wrote is kept")
+                        tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "its agent does not answer; it is ended and what it wrote is kept");
                     }
                 }
                 self.settle(&slot, &mut sandbox, SnapshotKind::Recovered, SessionEnd::Interrupted)

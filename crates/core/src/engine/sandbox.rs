@@ -379,10 +379,7 @@ impl Inner {
                 inner.current_snapshot(&sandbox).await?
             };
             let session = inner.session_of(&sandbox).await?;
-            let snapshot = match snapshot {
-                Some(snapshot) => Some(inner.sized(snapshot)),
-                None => None,
-            };
+            let snapshot = snapshot.map(|snapshot| inner.sized(snapshot));
             Ok(Stopped { sandbox, session, snapshot })
         })
         .await

@@ -156,12 +156,9 @@ impl Engine {
     pub async fn revoke_key(&self, project: &Name, id: &KeyId) -> Result<()> {
         let mut found = false;
         let change = |project: &mut Project| {
-            project.keys.retain(|key| {
-                key.id != *id || {
-                    found = true;
-                    false
-                }
-            })
+            let before = project.keys.len();
+            project.keys.retain(|key| key.id != *id);
+            found = project.keys.len() < before;
         };
         self.inner.change_project(project, change).await?;
         if found { Ok(()) } else { Err(Error::NoKey(id.clone())) }

@@ -155,7 +155,10 @@ impl Store {
             self.discard_dir(&dir, id.as_str())?;
             return Ok(None);
         }
-        self.discard_dir(&dir.join("work"), "work")?;
+        // The kernel's room, and the mount points a driver may have put there for the session.
+        for scratch in ["work", "base"] {
+            self.discard_dir(&dir.join(scratch), scratch)?;
+        }
         failpoint::pass("store.seal.before_sync");
         let Measure { bytes, files } = self.sync_and_measure(&diff)?;
         let layer = Layer {
@@ -178,7 +181,11 @@ impl Store {
     }
 
     /// Whether nothing was written to an open layer.
-    pub(super) fn is_untouched(&self, open: &LayerId) -> Result<bool> {
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`] when it cannot be looked at.
+    pub fn is_untouched(&self, open: &LayerId) -> Result<bool> {
         let (dir, diff) = (self.layer_dir(open), self.diff_dir(open));
         Ok(is_empty(&diff)? && root_of(&diff)? == begun_as(&dir))
     }
