@@ -203,9 +203,12 @@ impl Encoding {
 }
 
 fn encode(bytes: &[u8]) -> (Encoding, String) {
+    // A control character takes six bytes in JSON; base64 makes four of three.
+    let plain = |byte: u8| byte >= b' ' || matches!(byte, b'\n' | b'\r' | b'\t');
+    let controls = bytes.iter().filter(|byte| !plain(**byte)).count();
     match std::str::from_utf8(bytes) {
-        Ok(text) => (Encoding::Utf8, text.to_owned()),
-        Err(_) => (Encoding::Base64, STANDARD.encode(bytes)),
+        Ok(text) if controls * 15 <= bytes.len() => (Encoding::Utf8, text.to_owned()),
+        _ => (Encoding::Base64, STANDARD.encode(bytes)),
     }
 }
 
@@ -285,6 +288,20 @@ mod tests {
             panic!("not UTF-8");
         };
         assert_eq!(*Encoding::Base64.decode(&data).unwrap(), [0xff, 0]);
+    }
+
+    #[test]
+    fn control_characters_do_not_blow_output_up() {
+        for (bytes, expected) in [
+            (&[0; 300][..], Encoding::Base64),
+            (b"\x1b[31mred, and a good deal of text after it\x1b[0m\n", Encoding::Utf8),
+            (b"", Encoding::Utf8),
+        ] {
+            let ExecEvent::Stdout { encoding, data } = ExecEvent::stdout(bytes) else {
+                panic!("stdout");
+            };
+            assert_eq!((encoding, &*encoding.decode(&data).unwrap()), (expected, bytes));
+        }
     }
 
     #[test]

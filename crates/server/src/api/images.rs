@@ -111,6 +111,12 @@ pub(crate) async fn import(
         params.end()?;
         let input::Body(wish) =
             input::Body::<types::ImportRequest>::from_request(request, &app).await?;
+        if let Err(error) = tokio::fs::metadata(&wish.path).await {
+            return Err(ApiError::invalid(format!("path: `{}` on the server: {error}", wish.path))
+                .hint(
+                    "a path is one of the server's own disk; send the archive as the body instead",
+                ));
+        }
         (PathBuf::from(wish.path), wish.name, None)
     } else {
         let name = params.needed("name")?;

@@ -175,3 +175,43 @@ pub(crate) async fn finish<T: Send + 'static>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::Router;
+    use axum::middleware::from_fn;
+    use axum::routing::get;
+    use http_body_util::{BodyExt, Empty};
+    use hyper_util::rt::TokioIo;
+    use sandkeep_client::types::ErrorAnswer;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::no_panic;
+
+    #[tokio::test]
+    async fn a_panic_is_a_500_in_json_and_the_server_goes_on() {
+        let router = Router::new()
+            .route("/", get(async || -> &'static str { panic!("as a test") }))
+            .route("/fine", get(async || "fine"))
+            .layer(from_fn(no_panic));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::spawn(async move { axum::serve(listener, router).await });
+        let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.unwrap();
+        tokio::spawn(connection);
+        for (path, status) in [("/", 500), ("/fine", 200)] {
+            sender.ready().await.unwrap();
+            let request = hyper::Request::get(path).header("host", "x");
+            let request = request.body(Empty::<bytes::Bytes>::new()).unwrap();
+            let response = sender.send_request(request).await.unwrap();
+            assert_eq!(response.status(), status, "{path}");
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            if status == 500 {
+                let answer: ErrorAnswer = serde_json::from_slice(&body).unwrap();
+                assert_eq!(answer.error.code, "internal");
+            }
+        }
+        server.abort();
+    }
+}

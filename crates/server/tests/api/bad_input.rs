@@ -107,6 +107,14 @@ fn rows() -> Vec<Row> {
             "snapshot_not_found",
             "snp-",
         ),
+        (
+            POST,
+            "/v1/images/import",
+            r#"{"path":"/no/such","name":"x"}"#,
+            400,
+            "invalid",
+            "/no/such",
+        ),
         // What is there already, or is not so.
         (POST, SANDBOXES, r#"{"name":"box","image":"small"}"#, 409, "name_taken", "box"),
         (POST, "/v1/projects", r#"{"name":"main"}"#, 409, "project_taken", "main"),

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
 use http_body_util::{BodyExt, Full};
 use hyper::{Method, StatusCode};
+use sandkeep_client::types::Encoding;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio_tungstenite::WebSocketStream;
@@ -52,6 +53,17 @@ async fn a_command_streams_its_output_and_its_exit() {
     let bytes = exec(&served, json!({"argv": ["/bin/sh", "-c", "printf '\\377'"]})).await;
     let odd = bytes.iter().find(|line| line["type"] == "stdout").unwrap();
     assert_eq!((&odd["encoding"], &odd["data"]), (&json!("base64"), &json!("/w==")));
+
+    // More than the pipe, the link and the connection hold at once.
+    let zeros = json!({"argv": ["/bin/sh", "-c", "head -c 3000000 /dev/zero; echo done >&2"]});
+    let zeros = exec(&served, zeros).await;
+    let chunks = zeros.iter().filter(|line| line["type"] == "stdout");
+    let lengths = chunks.map(|line| {
+        let encoding: Encoding = serde_json::from_value(line["encoding"].clone()).unwrap();
+        encoding.decode(line["data"].as_str().unwrap()).unwrap().len()
+    });
+    assert_eq!(lengths.sum::<usize>(), 3_000_000);
+    assert_eq!(printed(&zeros, "stderr"), "done\n");
 
     let id = said[0]["command"]["id"].as_str().unwrap();
     let logs = format!("/v1/sandboxes/box/commands/{id}/logs");
