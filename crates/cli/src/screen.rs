@@ -128,7 +128,9 @@ impl Paint {
 }
 
 /// Rows under a header. Columns are as wide as what is in them; when the terminal is narrower, the
-/// widest ones give way, and what does not fit ends in `…`. Without a terminal nothing is cut.
+/// widest ones give way, and what does not fit ends in `…`. The first column is what other commands
+/// want to be told: it is never cut, and columns at the right end are left out to make room for it.
+/// Without a terminal nothing is cut or left out.
 #[derive(Debug)]
 pub(crate) struct Table {
     header: Vec<&'static str>,
@@ -174,9 +176,20 @@ impl Table {
         };
         let mut widths: Vec<usize> = (0..self.header.len()).map(longest).collect();
         let Some(available) = available else { return widths };
-        let room = available.saturating_sub(GAP * self.header.len().saturating_sub(1));
-        while widths.iter().sum::<usize>() > room {
-            let Some(widest) = widths.iter_mut().max() else { break };
+        let taken =
+            |widths: &[usize]| widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1);
+        let narrowest = |widths: &[usize]| {
+            let narrow = |(column, width): (usize, &usize)| {
+                if column == 0 { *width } else { NARROWEST.min(*width) }
+            };
+            let widths: Vec<usize> = widths.iter().enumerate().map(narrow).collect();
+            taken(&widths)
+        };
+        while widths.len() > 1 && narrowest(&widths) > available {
+            widths.pop();
+        }
+        while taken(&widths) > available {
+            let Some(widest) = widths.iter_mut().skip(1).max() else { break };
             if *widest <= NARROWEST {
                 break;
             }
@@ -261,8 +274,10 @@ b       stopped      9 B
         );
         for width in 0..80 {
             let text = sample().laid_out(Some(width), Paint::plain());
-            let fits = text.lines().all(|line| line.chars().count() <= width.max(30));
+            // The first column is as wide as it is.
+            let fits = text.lines().all(|line| line.chars().count() <= width.max(6));
             assert!(fits, "{width}: {text}");
+            assert!(text.contains("my-app"), "{width}: {text}");
         }
     }
 

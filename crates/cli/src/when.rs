@@ -10,7 +10,8 @@ pub(crate) fn ago(text: &str) -> String {
     let millis = Timestamp::now().as_millisecond() - then.as_millisecond();
     match u64::try_from(millis) {
         Ok(millis) => format!("{} ago", rough(millis)),
-        Err(_) => format!("in {}", rough(millis.unsigned_abs())),
+        // A minute more: what was set to 30 days a moment ago is still 30 days away.
+        Err(_) => format!("in {}", rough(millis.unsigned_abs() + 60_000)),
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) async fn create(context: &Context, args: CreateArgs) -> Result<(), Fa
     );
     let creating = context.client.create(&request, args.idempotency_key.as_deref());
     let opened = patiently(creating).await?;
-    tell_hooks(opened.session.as_ref());
+    tell_hooks(&opened.sandbox.name, opened.session.as_ref());
     context.screen.answer(&opened, |opened| {
         let done = if opened.created { "created" } else { "exists" };
         opened_line(opened, done)
@@ -48,7 +48,7 @@ fn opened_line(opened: &Opened, done: &str) -> String {
 }
 
 /// Says on standard error which hooks went wrong and whether `validate` was content.
-pub(super) fn tell_hooks(session: Option<&Session>) {
+pub(super) fn tell_hooks(name: &str, session: Option<&Session>) {
     let Some(session) = session else { return };
     let paint = Paint::for_errors();
     for HookRun { hook, argv, exit_code, problem, command } in &session.hooks {
@@ -63,7 +63,8 @@ pub(super) fn tell_hooks(session: Option<&Session>) {
         let what = argv.last().map_or("", String::as_str);
         note(&format!("{} {hook} hook `{what}`: {how}", paint.yellow("warning:")));
         if let Some(command) = command {
-            note(&format!("{} `keep logs` shows what it printed: {command}", paint.cyan("hint:")));
+            let hint = paint.cyan("hint:");
+            note(&format!("{hint} `keep logs {name} {command}` shows what it printed"));
         }
     }
     if session.valid == Some(false) {
@@ -77,7 +78,7 @@ pub(super) fn tell_hooks(session: Option<&Session>) {
 pub(super) async fn start(context: &Context, args: &StartArgs) -> Result<(), Failure> {
     let request = Start { expect_generation: args.expect_generation };
     let opened = context.client.start(&args.name, &request).await?;
-    tell_hooks(opened.session.as_ref());
+    tell_hooks(&opened.sandbox.name, opened.session.as_ref());
     context.screen.answer(&opened, |opened| {
         opened_line(opened, if opened.resumed { "woken" } else { "awake already" })
     })
@@ -140,7 +141,7 @@ pub(super) async fn fork(context: &Context, args: ForkArgs) -> Result<(), Failur
     );
     let key = args.idempotency_key.as_deref();
     let opened = context.client.fork(&args.source, &request, key).await?;
-    tell_hooks(opened.session.as_ref());
+    tell_hooks(&opened.sandbox.name, opened.session.as_ref());
     context.screen.answer(&opened, |opened| {
         let from = opened.sandbox.forked_from.as_ref();
         let at = from.map_or(String::new(), |from| format!(" at generation {}", from.generation));
@@ -298,6 +299,7 @@ pub(super) async fn remove(context: &Context, names: &[String]) -> Result<(), Fa
         context.screen.answer(&deleted, |deleted| {
             let kept = match deleted.snapshots_kept.len() {
                 0 => String::new(),
+                1 => "; 1 snapshot stays, others stand on it".to_owned(),
                 count => format!("; {count} snapshots stay, others stand on them"),
             };
             format!("{name}  deleted{kept}\n")
