@@ -22,6 +22,7 @@ use crate::root::small_root_tar;
 /// Dropping it ends whatever machine is still alive and removes everything.
 pub struct House {
     dir: TempDir,
+    data: PathBuf,
     config: ContainerConfig,
     /// How engines opened here behave.
     pub settings: Settings,
@@ -65,13 +66,21 @@ impl House {
         // Tests run side by side: each takes uids of its own.
         let uid_base = 0x7000_0000 + (id % 0x400) * 0x20_0000;
         let settings = Settings { uid_base, uid_ranges: 32, ..Settings::default() };
-        Ok(Self { dir, config, settings })
+        let data = dir.path().join("data");
+        Ok(Self { dir, data, config, settings })
     }
 
     /// The data directory.
     #[must_use]
     pub fn data(&self) -> PathBuf {
-        self.dir.path().join("data")
+        self.data.clone()
+    }
+
+    /// Puts the data directory somewhere else.
+    #[must_use]
+    pub fn with_data(mut self, data: PathBuf) -> Self {
+        self.data = data;
+        self
     }
 
     /// The directory everything of the test is in.

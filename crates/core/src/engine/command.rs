@@ -13,7 +13,7 @@ use super::live::Live;
 use super::log::{LogReader, Stream};
 use super::slot::lock;
 use super::track::Tracked;
-use super::{Engine, Error, Inner, Result, WakeMode};
+use super::{Engine, Error, ErrorKind, Inner, Result, WakeMode};
 use crate::db::{Page, Paged};
 use crate::guest::GuestError;
 use crate::model::{
@@ -376,6 +376,17 @@ impl Inner {
         Ok(())
     }
 
+    /// Puts a command on record. On a full disk it runs all the same: it may be the `rm` that helps.
+    async fn note_command(&self, record: &Command) -> Result<()> {
+        match self.keep_command(record).await {
+            Err(error) if error.kind() == ErrorKind::Exhausted => {
+                tracing::warn!(command = %record.id, "the disk is full: a command runs that is not on record");
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
     /// Marks what a session that broke off had left running.
     pub(super) async fn commands_lost(
         &self,
@@ -404,7 +415,7 @@ impl Inner {
         let sandbox = live.sandbox();
         let (spawn, record) = prepare(&sandbox, &live.session(), exec);
         // On record before it runs: a daemon that dies now finds out from the agent what became of it.
-        self.store.write(&record, Durability::Soon).await?;
+        self.note_command(&record).await?;
         crate::failpoint::pass("exec.recorded");
         let process = match live.guest().await?.spawn(spawn).await {
             Ok(process) => process,
@@ -414,8 +425,7 @@ impl Inner {
             }
         };
         crate::failpoint::pass("exec.spawned");
-        self.db.put_command(&record).await?;
-        let log = self.open_log(&record)?;
+        let log = self.open_log(&record);
         let (sender, receiver) = mpsc::channel(16);
         let caller = (!exec.detach).then_some(sender);
         let with_stdin = exec.stdin || exec.tty.is_some();

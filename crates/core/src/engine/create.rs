@@ -62,7 +62,7 @@ impl Inner {
             }
         };
         self.driver(&ground.config.driver)?;
-        self.store.check_room(0).await?;
+        self.store.check_room(1).await?;
         match self.found(project, request.name.clone(), ground, key, request.start).await {
             Err(Error::NameTaken(name)) if request.if_exists == IfExists::Get => {
                 // Somebody else was quicker: theirs is handed out.

@@ -44,7 +44,8 @@ pub(super) struct Record {
 pub(super) struct LogWriter {
     head: PathBuf,
     limit: u64,
-    file: File,
+    /// Absent when it could not be opened: nothing is kept then.
+    file: Option<File>,
     size: u64,
     in_tail: bool,
     offset: u64,
@@ -63,8 +64,24 @@ pub(super) fn files(head: &Path) -> [PathBuf; 3] {
 }
 
 impl LogWriter {
-    /// Opens a log, new or left by an earlier daemon.
-    pub(super) fn open(head: &Path, limit: u64) -> io::Result<Self> {
+    /// Opens a log, new or left by an earlier daemon. A disk that refuses costs the log, never the
+    /// command.
+    pub(super) fn open(head: &Path, limit: u64) -> Self {
+        Self::try_open(head, limit).unwrap_or_else(|error| {
+            tracing::warn!(log = %head.display(), %error, "a command's log is not kept");
+            Self {
+                head: head.to_owned(),
+                limit,
+                file: None,
+                size: 0,
+                in_tail: false,
+                offset: 0,
+                truncated: true,
+            }
+        })
+    }
+
+    fn try_open(head: &Path, limit: u64) -> io::Result<Self> {
         let [_, mid, tail] = files(head);
         let in_tail = tail.exists();
         let path = if in_tail { &tail } else { head };
@@ -91,7 +108,7 @@ impl LogWriter {
         Ok(Self {
             head: head.to_owned(),
             limit,
-            file,
+            file: Some(file),
             size,
             in_tail,
             offset,
@@ -108,7 +125,7 @@ impl LogWriter {
         self.truncated
     }
 
-    /// Takes what was printed. A disk that refuses costs the log, never the command.
+    /// Takes what was printed.
     pub(super) fn append(&mut self, stream: Stream, bytes: &[u8]) {
         let at = self.offset;
         self.offset += bytes.len() as u64;
@@ -117,12 +134,17 @@ impl LogWriter {
                 tracing::warn!(log = %self.head.display(), %error, "a command's log is not written any more");
             }
             self.truncated = true;
-            let _ = self.file.set_len(self.size);
-            let _ = self.file.seek(SeekFrom::Start(self.size));
+            if let Some(file) = &mut self.file {
+                let _ = file.set_len(self.size);
+                let _ = file.seek(SeekFrom::Start(self.size));
+            }
         }
     }
 
     fn write(&mut self, stream: Stream, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        if self.file.is_none() {
+            return Ok(());
+        }
         let room = if self.in_tail { self.limit / 4 } else { self.limit / 2 };
         if self.size + (HEADER + bytes.len()) as u64 > room {
             self.rotate()?;
@@ -134,7 +156,9 @@ impl LogWriter {
         record.extend_from_slice(&now.to_le_bytes());
         record.extend_from_slice(&offset.to_le_bytes());
         record.extend_from_slice(bytes);
-        self.file.write_all(&record)?;
+        if let Some(file) = &mut self.file {
+            file.write_all(&record)?;
+        }
         self.size += record.len() as u64;
         Ok(())
     }
@@ -147,7 +171,7 @@ impl LogWriter {
         }
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&tail)?;
         file.write_all(MAGIC)?;
-        self.file = file;
+        self.file = Some(file);
         self.size = MAGIC.len() as u64;
         self.in_tail = true;
         Ok(())
@@ -284,7 +308,7 @@ mod tests {
     fn what_is_printed_is_read_again_also_while_it_grows() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.log");
-        let mut writer = LogWriter::open(&path, 1 << 20).unwrap();
+        let mut writer = LogWriter::open(&path, 1 << 20);
         let mut reader = LogReader::new(path.clone());
         writer.append(Stream::Out, b"one ");
         writer.append(Stream::Err, b"two ");
@@ -298,7 +322,7 @@ mod tests {
     fn a_long_log_keeps_its_beginning_and_its_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.log");
-        let mut writer = LogWriter::open(&path, 4096).unwrap();
+        let mut writer = LogWriter::open(&path, 4096);
         let mut follower = LogReader::new(path.clone());
         let mut followed = String::new();
         for line in 0..1000 {
@@ -319,7 +343,7 @@ mod tests {
     fn half_a_record_left_by_a_crash_is_cut_off() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.log");
-        let mut writer = LogWriter::open(&path, 1 << 20).unwrap();
+        let mut writer = LogWriter::open(&path, 1 << 20);
         writer.append(Stream::Out, b"whole");
         drop(writer);
         std::fs::OpenOptions::new()
@@ -328,7 +352,7 @@ mod tests {
             .unwrap()
             .write_all(&[1, 0, 0, 0, 9, 0, 0])
             .unwrap();
-        let mut writer = LogWriter::open(&path, 1 << 20).unwrap();
+        let mut writer = LogWriter::open(&path, 1 << 20);
         assert_eq!(writer.offset(), 5);
         writer.append(Stream::Out, b", again");
         assert_eq!(read(&mut LogReader::new(path)), "whole, again");

@@ -63,16 +63,18 @@ impl Inner {
     /// Takes up a command that an earlier daemon started.
     pub(super) async fn adopt(self: &Arc<Self>, live: &Arc<Live>, record: Command) -> Result<()> {
         let hold = live.hold();
-        let log = self.open_log(&record)?;
+        let log = self.open_log(&record);
         let process = live.guest().await?.attach(record.id.as_str(), log.offset(), 0).await?;
         self.track(live, record, process, log, None, true, hold);
         Ok(())
     }
 
-    pub(super) fn open_log(&self, record: &Command) -> Result<LogWriter> {
-        let path = self.store.log_path(&record.sandbox, &record.id);
-        LogWriter::open(&path, self.settings.log_limit.0)
-            .map_err(|source| crate::store::StoreError::Io { action: "open", path, source }.into())
+    /// Opens a command's log; without one, on a full disk, its output goes to the caller only.
+    pub(super) fn open_log(&self, record: &Command) -> LogWriter {
+        LogWriter::open(
+            &self.store.log_path(&record.sandbox, &record.id),
+            self.settings.log_limit.0,
+        )
     }
 
     #[allow(clippy::too_many_arguments)] // all of them are the command
