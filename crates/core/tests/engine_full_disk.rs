@@ -1,7 +1,7 @@
 //! A disk that is full: errors that say so, nothing lost, and on it goes when there is room again.
 
 use std::fs;
-use std::os::fd::AsFd as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -32,13 +32,13 @@ impl Disk {
         Ok(Self { point })
     }
 
-    /// Takes up all room but `left` bytes.
-    fn fill(&self, left: u64) -> PathBuf {
-        let stat = rustix::fs::statvfs(&self.point).unwrap();
+    /// Takes up all room.
+    fn fill(&self) -> PathBuf {
         let path = self.point.join("ballast");
-        let file = fs::File::create(&path).unwrap();
-        let bytes = (stat.f_bavail * stat.f_frsize).saturating_sub(left);
-        rustix::fs::fallocate(file.as_fd(), rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
+        let mut file = fs::File::create(&path).unwrap();
+        for size in [1 << 20, 4096] {
+            while file.write_all(&vec![1; size]).and_then(|()| file.sync_data()).is_ok() {}
+        }
         path
     }
 }
@@ -91,7 +91,7 @@ async fn a_full_disk_costs_nothing_that_was_acknowledged() {
     assert_eq!(stopped.sandbox.generation, 2);
 
     // Full while it sleeps: it cannot start, says so, and is not harmed.
-    let ballast = disk.fill(0);
+    let ballast = disk.fill();
     let refused = engine.start(&project(), &app, None).await.expect_err("there is no room");
     assert_eq!(refused.kind(), ErrorKind::Exhausted, "{refused}");
     fs::remove_file(ballast).unwrap();
