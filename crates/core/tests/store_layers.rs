@@ -5,6 +5,8 @@ mod store_world;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use sandkeep_core::model::{LayerId, LayerKind};
 use sandkeep_core::store::{Difference, SealOptions, Verdict};
@@ -193,6 +195,43 @@ async fn live_copies_show_what_the_session_showed() {
         let (nothing, same) = world.store.copy_live(&open, Some(&settled)).await.expect("copied");
         assert_eq!(nothing, None, "nothing has changed");
         assert_eq!(same.layers(), settled.layers());
+    }
+}
+
+#[tokio::test]
+async fn a_copy_made_ahead_may_be_torn() {
+    for seed in seeds(3) {
+        let world = World::new();
+        let image = world.image(nasty).await;
+        let chain = vec![image];
+        let open = world.store.begin(&chain).await.expect("begun");
+        let mount = world.mount(&open, &chain);
+        let root = mount.path().to_owned();
+        churn(&root, seed, 100);
+        fs::write(root.join("big"), vec![1; 5 << 20]).expect("room");
+        // What changed only just now is copied twice.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let frozen = Arc::new(AtomicBool::new(false));
+        let writer = std::thread::spawn({
+            let (root, frozen) = (root.clone(), Arc::clone(&frozen));
+            move || {
+                for round in 0.. {
+                    if frozen.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    churn(&root, seed * 1000 + round, 5);
+                }
+            }
+        });
+        let ahead = world.store.copy_ahead(&open).await;
+        frozen.store(true, Ordering::Relaxed);
+        writer.join().expect("it ends");
+        let (_, ahead) = ahead.expect("copied").expect("worth it");
+        let expected = describe(&root);
+        let (layer, copy) = world.store.copy_live(&open, Some(&ahead)).await.expect("copied");
+        let stack: Vec<LayerId> = copy.layers().iter().chain(&chain).cloned().collect();
+        assert_same(&format!("seed {seed}"), &expected, &world.view(&stack));
+        assert!(layer.is_none_or(|layer| layer.bytes < 4 << 20), "the big file was copied ahead");
     }
 }
 

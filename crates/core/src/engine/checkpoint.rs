@@ -119,6 +119,12 @@ impl Inner {
             // A checkpoint of an earlier daemon is as good as one of ours.
             *copied = self.store.live_copy(open).await;
         }
+        if copied.is_none()
+            && let Some((layer, ahead)) = self.store.copy_ahead(open).await?
+        {
+            self.enter(&layer);
+            *copied = Some(ahead);
+        }
         relayer.freeze(&live.key).await?;
         let outcome = self.store.copy_live(open, copied.as_ref()).await;
         relayer.thaw(&live.key).await?;

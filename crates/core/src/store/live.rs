@@ -18,6 +18,11 @@
 //! - A hard link made or broken shows in the change time of all its names; a directory moved as a
 //!   whole does not. Names that were skipped are linked in the end when their file was copied.
 //!
+//! A first copy may be large, and nobody likes to be frozen for seconds. So it can be made *ahead*,
+//! while the writers go on ([`Store::copy_ahead`]). Such a copy may be torn, which does no harm: it
+//! begins with a sync, and whatever changed since before that sync is copied again by the copy that
+//! is made on top of it with the writers frozen.
+//!
 //! What vanished from the layer leaves a whiteout in the copy. That is right because overlayfs leaves
 //! a whiteout itself where a lower layer has the name. The one case that has no such answer, a
 //! whiteout that vanished, makes the copy a whole one.
@@ -34,7 +39,7 @@ use serde::{Deserialize, Serialize};
 
 use super::manifest::{parse, path_bytes, path_text, to_json};
 use super::tree::{Dir, OPAQUE, Opaque, Place, file_type, join};
-use super::walk::{lock, measure, visit};
+use super::walk::{lock, measure, measure_moving, visit};
 use super::{Result, Store, StoreError, blocking};
 use crate::failpoint;
 use crate::model::{FORMAT, Layer, LayerId, LayerKind, Timestamp};
@@ -44,6 +49,19 @@ const TICK_NANOS: i128 = 20_000_000;
 
 /// How many bytes of names are remembered. A tree made to exceed it is copied whole each time.
 const MOST_REMEMBERED: usize = 256 << 20;
+
+/// How much there must be to copy for it to be worth another layer to begin ahead.
+const WORTH_AHEAD: u64 = 4 << 20;
+
+/// Whether somebody may change the layer while it is copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Writers {
+    Frozen,
+    /// What changed after `since` is not to be believed.
+    Busy {
+        since: Timestamp,
+    },
+}
 
 /// What was copied of an open layer so far.
 #[derive(Debug, Clone)]
@@ -120,6 +138,30 @@ impl Store {
         Ok((layer, copy))
     }
 
+    /// Makes a first copy of an open layer while it is being written to, for
+    /// [`copy_live`](Self::copy_live) to stand on. `None` when there is too little to be worth it.
+    ///
+    /// # Errors
+    ///
+    /// As [`copy_live`](Self::copy_live).
+    pub async fn copy_ahead(&self, open: &LayerId) -> Result<Option<(Layer, LiveCopy)>> {
+        let (store, diff) = (self.clone(), self.diff_dir(open));
+        blocking(move || {
+            let bytes = measure_moving(&diff)?.bytes;
+            if bytes < WORTH_AHEAD {
+                return Ok(None);
+            }
+            store.refuse_beyond(store.free_space()?.0, bytes)?;
+            let taken = Timestamp::now();
+            store.sync_now()?;
+            let copied = store.copy_tree(&diff, None, Writers::Busy { since: taken })?;
+            let Some((Some(layer), seen)) = copied else { return Ok(None) };
+            let layers = vec![layer.id.clone()];
+            Ok(Some((layer, LiveCopy { layers, seen })))
+        })
+        .await
+    }
+
     /// What an earlier daemon copied of an open layer. When there is nothing to be found, the next
     /// copy is a whole one.
     pub async fn live_copy(&self, open: &LayerId) -> Option<LiveCopy> {
@@ -136,7 +178,7 @@ impl Store {
         let usable = base.filter(|base| base.layers.iter().all(|id| self.sealed(id).is_ok()));
         if let Some(base) = usable
             && let Some(seen) = &base.seen
-            && let Some((layer, seen)) = self.copy_tree(&diff, Some(seen))?
+            && let Some((layer, seen)) = self.copy_tree(&diff, Some(seen), Writers::Frozen)?
         {
             let newest = layer.iter().map(|layer| layer.id.clone());
             let layers = newest.chain(base.layers.iter().cloned()).collect();
@@ -147,16 +189,21 @@ impl Store {
             return Ok((None, LiveCopy { layers: Vec::new(), seen: None }));
         }
         self.refuse_beyond(self.free_space()?.0, measure(&diff)?.bytes)?;
-        let (layer, seen) = self.copy_tree(&diff, None)?.unwrap_or_default();
+        let (layer, seen) = self.copy_tree(&diff, None, Writers::Frozen)?.unwrap_or_default();
         let layers = layer.iter().map(|layer| layer.id.clone()).collect();
         Ok((layer, LiveCopy { layers, seen }))
     }
 
     /// Copies what is not as it was in `old`, and answers with what it saw; `None` when only a whole
     /// copy will do.
-    fn copy_tree(&self, diff: &Path, old: Option<&Seen>) -> Result<Option<Stored>> {
+    fn copy_tree(
+        &self,
+        diff: &Path,
+        old: Option<&Seen>,
+        writers: Writers,
+    ) -> Result<Option<Stored>> {
         let (id, staging) = self.stage()?;
-        let outcome = copy_into(diff, &staging.join("diff"), old);
+        let outcome = copy_into(diff, &staging.join("diff"), old, writers);
         failpoint::pass("store.copy_live.copied");
         let layer = match &outcome {
             Ok(Some((true, _))) => self.publish(&id, &staging, LayerKind::Checkpoint).map(Some),
@@ -181,11 +228,20 @@ type Stored = (Option<Layer>, Option<Arc<Seen>>);
 type Copied = (bool, Option<Arc<Seen>>);
 
 /// Copies the tree `from`, or what of it is not as in `old`. `None` when only a whole copy will do.
-fn copy_into(from: &Path, to: &Path, old: Option<&Seen>) -> Result<Option<Copied>> {
-    let now = Timestamp::now();
+fn copy_into(
+    from: &Path,
+    to: &Path,
+    old: Option<&Seen>,
+    writers: Writers,
+) -> Result<Option<Copied>> {
+    let now = match writers {
+        Writers::Frozen => Timestamp::now(),
+        Writers::Busy { since } => since,
+    };
     let taken = (now.as_second(), u32::try_from(now.subsec_nanosecond()).unwrap_or(0));
     let copier = Copier {
         old,
+        busy: writers != Writers::Frozen,
         source: Place::root(from)?,
         target: Place::root(to)?,
         seen: Mutex::new(Seen { taken, root: None, dirs: HashMap::new() }),
@@ -219,6 +275,8 @@ fn copy_into(from: &Path, to: &Path, old: Option<&Seen>) -> Result<Option<Copied
 enum Compare {
     Yes,
     No,
+    /// Copied whole, to hide the one in the copy before.
+    Hide,
 }
 
 /// A directory to be looked at.
@@ -231,6 +289,8 @@ struct Item {
 /// What the threads that copy share.
 struct Copier<'a> {
     old: Option<&'a Seen>,
+    /// Whether names may vanish meanwhile. They are then as if never seen.
+    busy: bool,
     source: Place,
     target: Place,
     seen: Mutex<Seen>,
@@ -247,25 +307,21 @@ struct Copier<'a> {
 
 impl Copier<'_> {
     fn copy_dir(&self, item: Item, more: &mut Vec<Item>) -> Result<()> {
-        let dir = item.source.open()?;
-        let before = match item.mode {
-            Compare::Yes => self.old.and_then(|old| old.dirs.get(&item.path)),
-            Compare::No => None,
+        let Some(dir) = self.there(item.source.open())? else { return Ok(()) };
+        let Some(entries) = self.there(dir.entries())? else { return Ok(()) };
+        let (before, mut target) = match item.mode {
+            Compare::Yes => (self.old.and_then(|old| old.dirs.get(&item.path)), None),
+            mode => (None, Some(self.ensure(&item.path, mode)?.open()?)),
         };
-        let mut target = None;
-        if item.mode == Compare::No {
-            target = Some(self.ensure(&item.path, Compare::No)?.open()?);
-        }
         let mut here = HashMap::new();
-        for entry in dir.entries()? {
-            let stat = dir.stat(&entry.name)?;
-            let now = mark(&stat, kind_of(&dir, &entry.name, &stat)?);
+        for entry in entries {
+            let Some(stat) = self.there(dir.stat(&entry.name))? else { continue };
+            let Some(kind) = self.there(kind_of(&dir, &entry.name, &stat))? else { continue };
+            let now = mark(&stat, kind);
             let old = before.and_then(|before| before.get(entry.name.to_bytes())).copied();
             here.insert(entry.name.to_bytes().to_vec(), now);
             if now.kind.is_dir() {
-                if let Some(next) = self.enter(&dir, &item, &entry.name, old, now)? {
-                    more.push(next);
-                }
+                more.push(self.enter(&dir, &item, &entry.name, old, now)?);
             } else if old == Some(now) && self.is_settled(&now) {
                 if stat.stx_nlink > 1 {
                     let skipped = (stat.stx_ino, item.path.clone(), entry.name);
@@ -273,7 +329,11 @@ impl Copier<'_> {
                 }
             } else {
                 let target = self.target_of(&mut target, &item)?;
-                self.copy_name(&dir, target, &item.path, &entry.name, &stat)?;
+                let copied = self.copy_name(&dir, target, &item.path, &entry.name, &stat);
+                if self.there(copied)?.is_none() {
+                    target.remove_name(&entry.name)?;
+                    here.remove(entry.name.to_bytes());
+                }
             }
         }
         for (name, old) in before.into_iter().flatten() {
@@ -291,6 +351,17 @@ impl Copier<'_> {
         Ok(())
     }
 
+    /// What was read, or `None` when it could not be because somebody was changing it.
+    fn there<T>(&self, outcome: Result<T>) -> Result<Option<T>> {
+        match outcome {
+            Err(error) if self.busy && !error.is_no_room() => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "changed under the copy");
+                Ok(None)
+            }
+            outcome => outcome.map(Some),
+        }
+    }
+
     /// Decides how a directory below is looked at.
     fn enter(
         &self,
@@ -299,13 +370,13 @@ impl Copier<'_> {
         name: &CStr,
         old: Option<Mark>,
         now: Mark,
-    ) -> Result<Option<Item>> {
+    ) -> Result<Item> {
         let next = |mode| {
             let path = join(&item.path, name.to_bytes());
             Item { source: dir.child(name), path, mode }
         };
-        if item.mode == Compare::No {
-            return Ok(Some(next(Compare::No)));
+        if item.mode != Compare::Yes {
+            return Ok(next(Compare::No));
         }
         match (old.map(|old| old.kind), now.kind) {
             (Some(Kind::Dir), Kind::Dir) | (Some(Kind::OpaqueDir), Kind::OpaqueDir) => {
@@ -313,14 +384,11 @@ impl Copier<'_> {
                 if old != Some(now) || !self.is_settled(&now) {
                     self.ensure(&next.path, Compare::Yes)?;
                 }
-                Ok(Some(next))
+                Ok(next)
             }
-            // It hid what lies below and no longer does: the copy before still would.
-            (Some(Kind::OpaqueDir), Kind::Dir) => {
-                self.whole_needed.store(true, Ordering::Relaxed);
-                Ok(None)
-            }
-            _ => Ok(Some(next(Compare::No))),
+            // Another directory, of a name that no lower layer has, or it would be opaque too.
+            (Some(Kind::OpaqueDir), Kind::Dir) => Ok(next(Compare::Hide)),
+            _ => Ok(next(Compare::No)),
         }
     }
 
@@ -395,11 +463,15 @@ impl Copier<'_> {
 
     fn finish_dirs(&self) -> Result<()> {
         for (path, (place, mode)) in lock(&self.made).iter() {
-            let source = self.source.descend(path)?.open()?;
-            let mut xattrs = source.own_xattrs()?;
-            if *mode == Compare::Yes {
+            let source = self.source.descend(path).and_then(|place| place.open());
+            let Some(source) = self.there(source)? else { continue };
+            let Some(mut xattrs) = self.there(source.own_xattrs())? else { continue };
+            if *mode != Compare::No {
                 // It is merged with the copy before, which has the mark if there is one.
                 xattrs.retain(|(key, _)| key.as_c_str() != OPAQUE);
+            }
+            if *mode == Compare::Hide {
+                xattrs.push((OPAQUE.to_owned(), b"y".to_vec()));
             }
             place.open()?.finish(&source.own_stat()?, &xattrs)?;
         }

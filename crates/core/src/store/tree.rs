@@ -265,6 +265,14 @@ impl Dir {
             .map_err(|error| self.failure("create the whiteout", name, error))
     }
 
+    /// Removes a name that is not a directory's, if it is there.
+    pub(super) fn remove_name(&self, name: &CStr) -> Result<()> {
+        match rustix::fs::unlinkat(self.fd(), name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(self.failure("remove", name, error)),
+        }
+    }
+
     /// Makes `name` another name of the file `from` has under `old`.
     pub(super) fn link_from(&self, name: &CStr, from: &Dir, old: &CStr) -> Result<(), Errno> {
         rustix::fs::linkat(from.fd(), old, self.fd(), name, AtFlags::empty())
@@ -434,7 +442,8 @@ fn copy_content(source: &OwnedFd, target: &OwnedFd, stat: &Statx) -> Result<(), 
         };
         let end = rustix::fs::seek(source, SeekFrom::Hole(start)).unwrap_or(size).min(size);
         copy_range(source, target, start, end)?;
-        at = end;
+        // Somebody may be punching holes meanwhile.
+        at = end.max(at + 1);
     }
     rustix::fs::ftruncate(target, size)
 }

@@ -42,7 +42,7 @@ fn measure_tree(root: &Path, moving: bool) -> Result<Measure> {
             opened => opened?,
         };
         let mut here = Measure::default();
-        dir.for_each(|name, _| {
+        let listed = dir.for_each(|name, _| {
             let stat = match dir.stat(name) {
                 Err(error) if moving && vanished(&error) => return Ok(()),
                 found => found?,
@@ -56,7 +56,11 @@ fn measure_tree(root: &Path, moving: bool) -> Result<Measure> {
                 more.push(dir.child(name));
             }
             Ok(())
-        })?;
+        });
+        match listed {
+            Err(error) if moving && vanished(&error) => {}
+            listed => listed?,
+        }
         bytes.fetch_add(here.bytes, Ordering::Relaxed);
         files.fetch_add(here.files, Ordering::Relaxed);
         Ok(())
