@@ -5,29 +5,36 @@
 
 #![cfg(feature = "failpoints")]
 
+mod store_world;
+
 use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use sandkeep_core::model::{FORMAT, Layer, LayerId, LayerKind, Name, Project, Timestamp, now};
+use sandkeep_core::model::{Layer, LayerId, LayerKind, Project, Sandbox, Timestamp};
 use sandkeep_core::store::{Durability, SealOptions, Store};
 use sandkeep_testkit::tree::{assert_same, describe, nasty, upset};
+use store_world::{name, project, sandbox};
 use tempfile::TempDir;
 
-const STEPS: [&str; 17] = [
+const STEPS: [&str; 21] = [
     "store.write.before",
     "store.write.before_rename",
     "store.write.renamed",
     "store.write.done",
     "store.remove.before",
     "store.remove.before_sync",
+    "store.remove_sandbox.before",
+    "store.remove_sandbox.before_sync",
     "store.begin.done",
     "store.seal.admitted",
     "store.seal.excluded",
     "store.seal.before_sync",
     "store.seal.before_manifest",
     "store.seal.sealed",
+    "store.discard.before",
+    "store.collect.before",
     "store.copy_live.copied",
     "store.compact.linked",
     "store.publish.before_manifest",
@@ -47,17 +54,16 @@ async fn victim() {
     store.copy_live(&open, None).await.expect("copied");
     store.compact(&sealed).await.expect("compacted");
     store.seal(&open, &SealOptions::default()).await.expect("sealed");
+    let useless = store.begin(&[]).await.expect("begun");
+    store.discard(&useless).await.expect("discarded");
     store.begin(&[]).await.expect("begun");
+    let live = sealed.into_iter().chain([open]).collect();
+    store.collect(&live, Timestamp::MAX).await.expect("collected");
+    for sandbox in store.scan::<Sandbox>().await.expect("scanned").good {
+        store.remove_sandbox_dir(&sandbox.id).await.expect("removed");
+    }
     store.write(&project("second"), Durability::Synced).await.expect("written");
     store.remove::<Project>(&name("first")).await.expect("removed");
-}
-
-fn name(text: &str) -> Name {
-    text.parse().expect("a name")
-}
-
-fn project(text: &str) -> Project {
-    Project { format: FORMAT, name: name(text), created_at: now(), keys: Vec::new() }
 }
 
 #[tokio::test]
@@ -80,6 +86,7 @@ async fn kill_at(step: &str, pass: u32) -> bool {
     let data = dir.path().join("data");
     let store = Store::open(&data).expect("a store");
     store.write(&project("first"), Durability::Synced).await.expect("written");
+    store.write(&sandbox(&[]), Durability::Synced).await.expect("written");
     let mut sealed = Vec::new();
     for fill in [nasty, nasty] {
         let id = store.begin(&[]).await.expect("begun");

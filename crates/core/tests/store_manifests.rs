@@ -6,51 +6,14 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
-use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::model::{
-    Config, FORMAT, Image, ImageConfig, LayerId, Name, Project, Sandbox, SandboxId, SessionId,
-    Snapshot, SnapshotId, SnapshotKind, Timestamp, now,
+    FORMAT, Image, ImageConfig, LayerId, Project, Sandbox, SandboxId, SessionId, Snapshot,
+    SnapshotId, SnapshotKind, Timestamp, now,
 };
 use sandkeep_core::store::{Durability, Problem, SealOptions, Store, StoreError, StoreOptions};
 use sandkeep_testkit::tree::{SmallDisk, nasty};
-use store_world::World;
+use store_world::{World, name, project, sandbox};
 use tempfile::TempDir;
-
-fn name(text: &str) -> Name {
-    text.parse().expect("a name")
-}
-
-fn project(text: &str) -> Project {
-    Project { format: FORMAT, name: name(text), created_at: now(), keys: Vec::new() }
-}
-
-fn sandbox(image_layers: &[LayerId]) -> Sandbox {
-    Sandbox {
-        format: FORMAT,
-        id: SandboxId::fresh(),
-        project: name("p"),
-        name: name("box"),
-        config: Config::default(),
-        phase: Phase::Stopped,
-        debt: None,
-        generation: 0,
-        current: None,
-        image_layers: image_layers.to_vec(),
-        image_config: ImageConfig::default(),
-        forked_from: None,
-        session: None,
-        open_layer: None,
-        unsealed: None,
-        open_chain: Vec::new(),
-        created_with: None,
-        uids: None,
-        created_at: now(),
-        updated_at: now(),
-        used_at: now(),
-        failure: None,
-        validated: None,
-    }
-}
 
 fn snapshot(layers: &[LayerId]) -> Snapshot {
     Snapshot {

@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use sandkeep_core::model::{Layer, LayerId, LayerKind};
+use sandkeep_core::engine::lifecycle::Phase;
+use sandkeep_core::model::{
+    Config, FORMAT, ImageConfig, Layer, LayerId, LayerKind, Name, Project, Sandbox, SandboxId, now,
+};
 use sandkeep_core::store::{SealOptions, Store};
 use sandkeep_testkit::tree::{Overlay, describe};
 use tempfile::TempDir;
@@ -81,5 +84,41 @@ impl World {
     fn place(&self) -> PathBuf {
         let count = self.mounts.fetch_add(1, Ordering::Relaxed);
         self.dir.path().join(format!("mount{count}"))
+    }
+}
+
+pub(crate) fn name(text: &str) -> Name {
+    text.parse().expect("a name")
+}
+
+pub(crate) fn project(text: &str) -> Project {
+    Project { format: FORMAT, name: name(text), created_at: now(), keys: Vec::new() }
+}
+
+pub(crate) fn sandbox(image_layers: &[LayerId]) -> Sandbox {
+    Sandbox {
+        format: FORMAT,
+        id: SandboxId::fresh(),
+        project: name("p"),
+        name: name("box"),
+        config: Config::default(),
+        phase: Phase::Stopped,
+        debt: None,
+        generation: 0,
+        current: None,
+        image_layers: image_layers.to_vec(),
+        image_config: ImageConfig::default(),
+        forked_from: None,
+        session: None,
+        open_layer: None,
+        unsealed: None,
+        open_chain: Vec::new(),
+        created_with: None,
+        uids: None,
+        created_at: now(),
+        updated_at: now(),
+        used_at: now(),
+        failure: None,
+        validated: None,
     }
 }
