@@ -48,7 +48,7 @@ fn image_table(images: &[Image]) -> Table {
             image.name.clone(),
             digest.chars().take(12).collect(),
             image.layers.to_string(),
-            or_dash(image.size_bytes.map(bytes)),
+            bytes(image.size_bytes),
             when::ago(&image.created_at),
             image.source.clone(),
         ]);
@@ -63,7 +63,7 @@ fn described(paint: Paint, image: &Image) -> String {
             ("name", image.name.clone()),
             ("digest", image.digest.clone()),
             ("layers", image.layers.to_string()),
-            ("size", or_dash(image.size_bytes.map(bytes))),
+            ("size", bytes(image.size_bytes)),
             ("user", or_dash(image.user.clone())),
             ("cwd", or_dash(image.cwd.clone())),
             ("env", pairs(&image.env)),
@@ -120,8 +120,7 @@ async fn arrive(context: &Context, mut fetching: Fetching, quiet: bool) -> Resul
                 // What stays on the screen is the answer.
                 let _ = bars.clear();
                 return context.screen.answer(&image, |image| {
-                    let size =
-                        image.size_bytes.map_or(String::new(), |size| format!(", {}", bytes(size)));
+                    let size = format!(", {}", bytes(image.size_bytes));
                     format!("{}  {} layers{size}\n", image.name, image.layers)
                 });
             }

@@ -16,9 +16,8 @@ pub struct Image {
     pub digest: String,
     /// How many layers it has.
     pub layers: u64,
-    /// Disk space they take; absent where that was not worked out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub size_bytes: Option<u64>,
+    /// Disk space they take.
+    pub size_bytes: u64,
     /// The user of commands.
     pub user: Option<String>,
     /// The working directory of commands.

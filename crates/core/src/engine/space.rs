@@ -13,7 +13,7 @@ use super::boot::chain_of;
 use super::slot::lock;
 use super::{Engine, Error, Inner, Result};
 use crate::db::{Page, Paged};
-use crate::model::{Layer, LayerId, Name, Sandbox, Snapshot, SnapshotId, now};
+use crate::model::{Image, Layer, LayerId, Name, Sandbox, Snapshot, SnapshotId, now};
 use crate::store::Durability;
 use crate::store::accounting::{Books, Sizes};
 
@@ -97,6 +97,16 @@ impl Engine {
         self.inner.forget_snapshot(id).await?;
         self.inner.collect_soon();
         Ok(freed)
+    }
+
+    /// The disk space an image's layers take.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error`] when one of them cannot be read.
+    pub async fn image_size(&self, image: &Image) -> Result<u64> {
+        self.inner.learn(&image.layers).await?;
+        Ok(self.inner.books().bytes_of(&image.layers))
     }
 
     /// What takes up room.

@@ -110,6 +110,12 @@ impl Books {
         self.weights.contains_key(id)
     }
 
+    /// What layers weigh, whoever else holds them.
+    #[must_use]
+    pub fn bytes_of(&self, layers: &[LayerId]) -> u64 {
+        layers.iter().filter_map(|layer| self.weights.get(layer)).map(|weight| weight.bytes).sum()
+    }
+
     fn find_extents(&mut self) {
         self.extents.clear();
         self.extents_of.clear();

@@ -37,7 +37,11 @@ pub(crate) async fn list(
 ) -> Answer<types::Paged<types::Image>> {
     params.end()?;
     let images = app.engine.images().list().await.map_err(engine::Error::from)?;
-    let items = images.into_iter().map(wire::image).collect();
+    let mut items = Vec::with_capacity(images.len());
+    for image in images {
+        let size = app.engine.image_size(&image).await?;
+        items.push(wire::image(image, size));
+    }
     Ok(Json(types::Paged { items, next: None }))
 }
 
@@ -53,7 +57,8 @@ pub(crate) async fn get(
 ) -> Answer<types::Image> {
     params.end()?;
     let image = app.engine.images().get(&name).await.map_err(engine::Error::from)?;
-    Ok(Json(wire::image(image)))
+    let size = app.engine.image_size(&image).await?;
+    Ok(Json(wire::image(image, size)))
 }
 
 /// Removes an image. Sandboxes that were made from it keep their files.
@@ -169,13 +174,17 @@ where
     let (say, reports) = mpsc::channel::<ImageProgress>(64);
     let last_word = say.clone();
     let alive = app.alive.enter();
+    let engine = app.engine.clone();
     let reporter = Reporter::new(move |Progress { what, done, total }| {
         let _ = say.try_send(ImageProgress::Progress { what, done, total });
     });
     tokio::spawn(async move {
         let _alive = alive;
         let last = match tokio::spawn(work(reporter)).await {
-            Ok(Ok(image)) => ImageProgress::Done { image: wire::image(image) },
+            Ok(Ok(image)) => {
+                let size = engine.image_size(&image).await.unwrap_or_default();
+                ImageProgress::Done { image: wire::image(image, size) }
+            }
             Ok(Err(error)) => ImageProgress::Error { error: ApiError::from(error).into_body() },
             Err(error) => {
                 tracing::error!(%error, "work on an image broke off");

@@ -328,12 +328,12 @@ pub(super) fn entry(entry: link::Entry) -> types::Entry {
     }
 }
 
-pub(super) fn image(image: model::Image) -> types::Image {
+pub(super) fn image(image: model::Image, size_bytes: u64) -> types::Image {
     types::Image {
         name: image.name,
         digest: image.digest,
         layers: image.layers.len() as u64,
-        size_bytes: None,
+        size_bytes,
         user: image.config.user,
         cwd: image.config.cwd,
         env: image.config.env,
