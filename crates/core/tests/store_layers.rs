@@ -23,7 +23,7 @@ fn seeds(usual: u64) -> std::ops::Range<u64> {
 async fn a_nasty_tree_survives_sealing() {
     let world = World::new();
     let image = world.image(nasty).await;
-    let (layer, expected) = world.session(&[image.clone()], upset).await;
+    let (layer, expected) = world.session(std::slice::from_ref(&image), upset).await;
     let layer = layer.expect("something was written");
     let found = world.view(&[layer.id.clone(), image.clone()]);
     assert_same("sealed", &expected, &found);

@@ -55,8 +55,14 @@ async fn documents_come_back_as_they_were_written() {
     }
     assert_eq!(world.store.read::<Project>(&project.name).await.expect("read"), project);
     assert_eq!(world.store.read::<Image>(&image.name).await.expect("read"), image);
-    assert_eq!(world.store.scan::<Sandbox>().await.expect("read").good, [sandbox.clone()]);
-    assert_eq!(world.store.scan::<Snapshot>().await.expect("read").good, [snapshot.clone()]);
+    assert_eq!(
+        world.store.scan::<Sandbox>().await.expect("read").good,
+        std::slice::from_ref(&sandbox)
+    );
+    assert_eq!(
+        world.store.scan::<Snapshot>().await.expect("read").good,
+        std::slice::from_ref(&snapshot)
+    );
     assert_eq!(fs::read_dir(world.data().join("tmp")).expect("tmp").count(), 0);
     let parts = fs::read_dir(world.data().join("sandboxes").join(sandbox.id.as_str()));
     assert_eq!(parts.expect("the sandbox").count(), 1, "no older version is left");

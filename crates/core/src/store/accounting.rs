@@ -372,7 +372,7 @@ mod tests {
         #[test]
         fn what_is_promised_is_freed(
             bytes in prop::collection::vec(0u64..1000, 1..8),
-            chains in prop::collection::vec(prop::collection::vec(any::<prop::sample::Index>(), 0..6), 0..6),
+            chains in prop::collection::vec(prop::collection::vec(any::<prop::sample::Index>(), 0..6), 1..6),
         ) {
             let layers: Vec<LayerId> = bytes.iter().map(|_| LayerId::fresh()).collect();
             let mut weights: HashMap<LayerId, Weight> =

@@ -16,7 +16,8 @@ use rustix::fs::{FileType, Statx};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::manifest::{self, Durability, path_text};
+use super::manifest::{self, Durability};
+use super::text::path_text;
 use super::tree::{Dir, Place, Xattrs, file_type};
 use super::walk::{lock, visit};
 use super::{Result, Store, blocking, io_error};

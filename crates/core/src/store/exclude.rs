@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicBool;
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use rustix::fs::{AtFlags, FileType};
 
-use super::manifest::as_path;
 use super::remove;
+use super::text::as_path;
 use super::tree::Place;
 use super::{Result, StoreError};
 

@@ -14,7 +14,7 @@ use rustix::fs::{FileType, Statx};
 use sha2::{Digest, Sha256};
 
 use super::digest::hex;
-use super::manifest::path_text;
+use super::text::path_text;
 use super::tree::{Dir, Opaque, Place, Xattrs, file_type, join};
 use super::{Result, Store, StoreError, blocking};
 use crate::model::LayerId;

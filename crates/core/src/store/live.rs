@@ -37,7 +37,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{FileType, Statx};
 use serde::{Deserialize, Serialize};
 
-use super::manifest::{parse, path_bytes, path_text, to_json};
+use super::manifest::{parse, to_json};
+use super::text::{path_bytes, path_text};
 use super::tree::{Dir, OPAQUE, Opaque, Place, file_type, join};
 use super::walk::{lock, measure, measure_moving, visit};
 use super::{Result, Store, StoreError, blocking};
