@@ -144,10 +144,15 @@ impl Tracker {
             }
             record.clone()
         };
+        // The caller hears first, and the disk right after: should the daemon die in between, the agent
+        // still knows how it ended.
+        self.tracked.over.store(true, Ordering::SeqCst);
+        if let Some(caller) = self.caller.take() {
+            let _ = caller.send(Event::Exited(ended.clone())).await;
+        }
         if let Err(error) = self.inner.keep_command(&ended).await {
             tracing::error!(command = %ended.id, %error, "how a command ended is not on record");
         }
-        self.tracked.over.store(true, Ordering::SeqCst);
         lock(&self.live.commands).remove(&ended.id);
         self.tracked.progress.send_modify(|_| {});
         self.tracked.stdin.lock().await.take();
@@ -155,9 +160,6 @@ impl Tracker {
             && let Ok(guest) = self.live.guest().await
         {
             let _ = guest.forget(ended.id.as_str()).await;
-        }
-        if let Some(caller) = &self.caller {
-            let _ = caller.send(Event::Exited(ended)).await;
         }
     }
 
