@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use sandkeep_core::engine::ErrorKind;
@@ -12,10 +12,14 @@ use sandkeep_testkit::house::{House, name, project, sh, small};
 /// A filesystem of its own on a loop device; unmounted in the end, whatever happens.
 struct Disk {
     point: PathBuf,
+    _dir: tempfile::TempDir,
 }
 
 impl Disk {
-    fn new(place: &Path, bytes: u64) -> Result<Self, String> {
+    fn new(bytes: u64) -> Result<Self, String> {
+        let dir =
+            tempfile::TempDir::with_prefix("keep-disk-").map_err(|error| error.to_string())?;
+        let place = dir.path();
         let image = place.join("disk.img");
         fs::File::create(&image)
             .and_then(|file| file.set_len(bytes))
@@ -29,7 +33,7 @@ impl Disk {
         };
         run(Command::new("mkfs.ext4").args(["-q", "-m", "0"]).arg(&image))?;
         run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&point))?;
-        Ok(Self { point })
+        Ok(Self { point, _dir: dir })
     }
 
     /// Takes up all room.
@@ -52,13 +56,14 @@ impl Drop for Disk {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_costs_nothing_that_was_acknowledged() {
     let test = "a_full_disk_costs_nothing_that_was_acknowledged";
+    // Made before the house, so that it goes after it.
+    let disk = match Disk::new(800 << 20) {
+        Ok(disk) => disk,
+        Err(why) => return eprintln!("SKIPPED {test}: no filesystem of its own: {why}"),
+    };
     let house = match House::new() {
         Ok(house) => house,
         Err(why) => return eprintln!("SKIPPED {test}: {why}"),
-    };
-    let disk = match Disk::new(house.path(), 800 << 20) {
-        Ok(disk) => disk,
-        Err(why) => return eprintln!("SKIPPED {test}: no filesystem of its own: {why}"),
     };
     let house = house.with_data(disk.point.join("data"));
     let engine = house.open().await;

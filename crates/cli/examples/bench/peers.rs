@@ -20,7 +20,8 @@ pub(crate) async fn run(
 ) -> Outcome<()> {
     let lower = scratch.join("yardstick-root");
     std::fs::create_dir_all(&lower)?;
-    let tar = scratch.join("small.tar");
+    let tar = scratch.join("yardstick.tar");
+    sandkeep_testkit::root::small_root_tar(&tar)?;
     quiet(Command::new("tar").arg("-xf").arg(&tar).arg("-C").arg(&lower))?;
     bare(table, yardstick, &lower, scratch, rounds)?;
     bubblewrap(table, &lower, rounds)?;

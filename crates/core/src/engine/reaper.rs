@@ -123,6 +123,7 @@ impl Inner {
                 self.retain(&sandbox).await?;
             }
         }
+        self.drop_orphans().await?;
         let day = jiff::SignedDuration::from_hours(24);
         self.db.forget_answers(now().checked_sub(day).unwrap_or_else(|_| now())).await?;
         self.collect().await

@@ -5,6 +5,7 @@
 //! whoever comes to hold a layer takes it for reading from before the layer is sealed until the
 //! manifest that names it is written, so that nothing is collected in between.
 
+use std::collections::HashSet;
 use std::sync::{Arc, MutexGuard};
 
 use serde::{Deserialize, Serialize};
@@ -12,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::boot::chain_of;
 use super::slot::lock;
 use super::{Engine, Error, Inner, Result};
-use crate::db::{Page, Paged};
-use crate::model::{Image, Layer, LayerId, Name, Sandbox, Snapshot, SnapshotId, now};
+use crate::db::{Filter, Page, Paged};
+use crate::model::{Image, Layer, LayerId, Name, Sandbox, SandboxId, Snapshot, SnapshotId, now};
 use crate::store::Durability;
 use crate::store::accounting::{Books, Sizes};
 
@@ -164,6 +165,21 @@ impl Inner {
         for (place, snapshot) in snapshots.iter().enumerate() {
             let over = place >= keep || snapshot.expires_at.is_some_and(|at| at <= now());
             if over && self.db.sandboxes_on(&snapshot.id).await?.is_empty() {
+                self.forget_snapshot(&snapshot.id).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops the snapshots of deleted sandboxes that nobody stands on any more.
+    pub(super) async fn drop_orphans(&self) -> Result<()> {
+        let sandboxes = self.db.sandboxes(None, &Filter::default(), &Page::all()).await?.items;
+        let there: HashSet<&SandboxId> = sandboxes.iter().map(|sandbox| &sandbox.id).collect();
+        for snapshot in self.db.snapshots(None, None, &Page::all()).await?.items {
+            // Asked again right before: a fork may just have been made on it.
+            if !there.contains(&snapshot.sandbox)
+                && self.db.sandboxes_on(&snapshot.id).await?.is_empty()
+            {
                 self.forget_snapshot(&snapshot.id).await?;
             }
         }
