@@ -2,10 +2,10 @@
 //!
 //! The disk is the truth; a database only makes it quick to find things. So its interface is small:
 //! documents are put, found, listed and removed, and whatever is in it can be made again from the
-//! disk. The one thing it decides is who gets a name: [`Db::claim`] is atomic.
+//! disk. Two things it decides, atomically: who gets a name ([`Db::claim`]), and whether a snapshot that
+//! is to go has anybody standing on it ([`Db::remove_snapshot`]).
 //!
-//! Lists are paged by id. Ids sort by time, so the newest come first and a page's cursor is the last
-//! id on it.
+//! Lists are paged, newest first. A page's cursor tells where it ended and is nobody else's business.
 
 mod sqlite;
 
@@ -132,6 +132,8 @@ pub trait Db: fmt::Debug + Send + Sync {
     ) -> DbResult<Paged<Sandbox>>;
     /// Lists sandboxes whose current snapshot is `snapshot`.
     async fn sandboxes_on(&self, snapshot: &SnapshotId) -> DbResult<Vec<Sandbox>>;
+    /// Finds the sandbox that was created under an idempotency key.
+    async fn sandbox_created_with(&self, project: &Name, key: &str) -> DbResult<Option<Sandbox>>;
     /// Lists sandboxes whose time is up.
     async fn expired(&self, now: Timestamp) -> DbResult<Vec<Sandbox>>;
     /// Forgets a sandbox with its sessions and commands; its snapshots stay.
@@ -148,6 +150,8 @@ pub trait Db: fmt::Debug + Send + Sync {
     async fn put_command(&self, command: &Command) -> DbResult<()>;
     /// Finds a command.
     async fn command(&self, id: &CommandId) -> DbResult<Option<Command>>;
+    /// Forgets a command.
+    async fn remove_command(&self, id: &CommandId) -> DbResult<()>;
     /// Lists a sandbox's commands.
     async fn commands(&self, sandbox: &SandboxId, page: &Page) -> DbResult<Paged<Command>>;
 
@@ -162,14 +166,15 @@ pub trait Db: fmt::Debug + Send + Sync {
         sandbox: Option<&SandboxId>,
         page: &Page,
     ) -> DbResult<Paged<Snapshot>>;
-    /// Forgets a snapshot.
-    async fn remove_snapshot(&self, id: &SnapshotId) -> DbResult<()>;
+    /// Forgets a snapshot, unless a sandbox other than `holder` stands on it: then nothing changes and
+    /// the answer is false. Atomic with [`claim`](Self::claim) and [`put_sandbox`](Self::put_sandbox).
+    async fn remove_snapshot(&self, id: &SnapshotId, holder: Option<&SandboxId>) -> DbResult<bool>;
 
     /// Adds or replaces a project.
     async fn put_project(&self, project: &Project) -> DbResult<()>;
     /// Lists projects.
     async fn projects(&self) -> DbResult<Vec<Project>>;
-    /// Forgets a project.
+    /// Forgets a project, and what was answered to it.
     async fn remove_project(&self, name: &Name) -> DbResult<()>;
 
     /// What was answered under a key, if the key is known.

@@ -25,7 +25,7 @@ use crate::model::{
 };
 
 /// The version of the tables in `sqlite.sql`.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 
 /// [`Db`] in a SQLite file.
 #[derive(Debug)]
@@ -123,25 +123,29 @@ impl SqliteDb {
         &self,
         mut query: QueryBuilder<Sqlite>,
         page: &Page,
-        id: fn(&T) -> String,
+        (column, place): (&'static str, fn(&T) -> String),
     ) -> DbResult<Paged<T>> {
         if let Some(cursor) = &page.cursor {
-            query.push(" AND id < ").push_bind(cursor.clone());
+            query.push(" AND ").push(column).push(" < ").push_bind(cursor.clone());
         }
-        query.push(" ORDER BY id DESC LIMIT ").push_bind(i64::from(page.limit) + 1);
+        query
+            .push(" ORDER BY ")
+            .push(column)
+            .push(" DESC LIMIT ")
+            .push_bind(i64::from(page.limit) + 1);
         let rows = query.build().fetch_all(&self.pool).await.map_err(failed("list documents"))?;
         let more = rows.len() > page.limit as usize;
         let items =
             rows.iter().take(page.limit as usize).map(read).collect::<DbResult<Vec<T>>>()?;
-        let next = items.last().filter(|_| more).map(id);
+        let next = items.last().filter(|_| more).map(place);
         Ok(Paged { items, next })
     }
 
     async fn store_sandbox(&self, verb: &str, sandbox: &Sandbox) -> DbResult<bool> {
         let mut tx = self.pool.begin().await.map_err(failed("begin"))?;
         let sql = AssertSqlSafe(format!(
-            "INSERT INTO sandboxes (id, project, name, phase, class, current, expires_ms, doc) \
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT {verb}"
+            "INSERT INTO sandboxes (id, project, name, phase, class, current, created_with, expires_ms, doc) \
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT {verb}"
         ));
         let done = sqlx::query(sql)
             .bind(sandbox.id.as_str())
@@ -150,6 +154,7 @@ impl SqliteDb {
             .bind(word(&sandbox.phase)?)
             .bind(word(&sandbox.config.class)?)
             .bind(sandbox.current.as_ref().map(SnapshotId::as_str))
+            .bind(sandbox.created_with.as_deref())
             .bind(sandbox.expires_at().as_millisecond())
             .bind(write(sandbox)?)
             .execute(&mut *tx)
@@ -255,11 +260,17 @@ impl Db for SqliteDb {
                 .push_bind(value.clone())
                 .push(")");
         }
-        self.page(query, page, |sandbox: &Sandbox| sandbox.id.to_string()).await
+        self.page(query, page, ("id", |sandbox: &Sandbox| sandbox.id.to_string())).await
     }
 
     async fn sandboxes_on(&self, snapshot: &SnapshotId) -> DbResult<Vec<Sandbox>> {
         self.all("SELECT doc FROM sandboxes WHERE current = ?", Some(snapshot.as_str())).await
+    }
+
+    async fn sandbox_created_with(&self, project: &Name, key: &str) -> DbResult<Option<Sandbox>> {
+        let query = sqlx::query("SELECT doc FROM sandboxes WHERE project = ? AND created_with = ?");
+        let row = query.bind(project.as_str()).bind(key).fetch_optional(&self.pool).await;
+        row.map_err(failed("find a sandbox"))?.map(|row| read(&row)).transpose()
     }
 
     async fn expired(&self, now: Timestamp) -> DbResult<Vec<Sandbox>> {
@@ -289,7 +300,7 @@ impl Db for SqliteDb {
     async fn sessions(&self, sandbox: &SandboxId, page: &Page) -> DbResult<Paged<Session>> {
         let mut query = QueryBuilder::new("SELECT doc FROM sessions WHERE sandbox = ");
         query.push_bind(sandbox.to_string());
-        self.page(query, page, |session: &Session| session.id.to_string()).await
+        self.page(query, page, ("id", |session: &Session| session.id.to_string())).await
     }
 
     async fn put_command(&self, command: &Command) -> DbResult<()> {
@@ -301,15 +312,21 @@ impl Db for SqliteDb {
         self.find("commands", id.as_str()).await
     }
 
+    async fn remove_command(&self, id: &CommandId) -> DbResult<()> {
+        self.run("forget a command", "DELETE FROM commands WHERE id = ?", &[id.as_str()]).await
+    }
+
     async fn commands(&self, sandbox: &SandboxId, page: &Page) -> DbResult<Paged<Command>> {
         let mut query = QueryBuilder::new("SELECT doc FROM commands WHERE sandbox = ");
         query.push_bind(sandbox.to_string());
-        self.page(query, page, |command: &Command| command.id.to_string()).await
+        self.page(query, page, ("id", |command: &Command| command.id.to_string())).await
     }
 
     async fn put_snapshot(&self, snapshot: &Snapshot) -> DbResult<()> {
+        let place = place(snapshot);
         let columns = [
             ("id", snapshot.id.as_str()),
+            ("place", place.as_str()),
             ("project", snapshot.project.as_str()),
             ("sandbox", snapshot.sandbox.as_str()),
         ];
@@ -333,11 +350,16 @@ impl Db for SqliteDb {
         if let Some(sandbox) = sandbox {
             query.push(" AND sandbox = ").push_bind(sandbox.to_string());
         }
-        self.page(query, page, |snapshot: &Snapshot| snapshot.id.to_string()).await
+        self.page(query, page, ("place", place)).await
     }
 
-    async fn remove_snapshot(&self, id: &SnapshotId) -> DbResult<()> {
-        self.run("forget a snapshot", "DELETE FROM snapshots WHERE id = ?", &[id.as_str()]).await
+    async fn remove_snapshot(&self, id: &SnapshotId, holder: Option<&SandboxId>) -> DbResult<bool> {
+        let sql = "DELETE FROM snapshots WHERE id = ? \
+                   AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE current = ? AND id <> ?)";
+        let query = sqlx::query(sql).bind(id.as_str()).bind(id.as_str());
+        let query = query.bind(holder.map_or("", SandboxId::as_str));
+        let done = query.execute(&self.pool).await.map_err(failed("forget a snapshot"))?;
+        Ok(done.rows_affected() > 0)
     }
 
     async fn put_project(&self, project: &Project) -> DbResult<()> {
@@ -349,6 +371,8 @@ impl Db for SqliteDb {
     }
 
     async fn remove_project(&self, name: &Name) -> DbResult<()> {
+        self.run("forget answers", "DELETE FROM idempotency WHERE project = ?", &[name.as_str()])
+            .await?;
         self.run("forget a project", "DELETE FROM projects WHERE name = ?", &[name.as_str()]).await
     }
 
@@ -418,4 +442,9 @@ fn kind<T>() -> &'static str {
 /// The word a unit variant is written as.
 fn word<T: Serialize>(value: &T) -> DbResult<String> {
     Ok(write(value)?.trim_matches('"').to_owned())
+}
+
+/// Where a snapshot stands in a list: by when it was made, which is not when its layer was begun.
+fn place(snapshot: &Snapshot) -> String {
+    format!("{:016}-{}", snapshot.created_at.as_millisecond().max(0), snapshot.id)
 }

@@ -2,21 +2,26 @@
 CREATE TABLE projects (name TEXT PRIMARY KEY, doc TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE sandboxes (
     id TEXT PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, phase TEXT NOT NULL, class TEXT NOT NULL,
-    current TEXT, expires_ms INTEGER NOT NULL, doc TEXT NOT NULL, UNIQUE (project, name)
+    current TEXT, created_with TEXT, expires_ms INTEGER NOT NULL, doc TEXT NOT NULL, UNIQUE (project, name)
 ) WITHOUT ROWID;
 CREATE TABLE tags (
     sandbox TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE, key TEXT NOT NULL, value TEXT NOT NULL,
     PRIMARY KEY (sandbox, key)
 ) WITHOUT ROWID;
 CREATE INDEX tags_by_value ON tags (key, value);
+CREATE INDEX sandboxes_by_current ON sandboxes (current);
+CREATE INDEX sandboxes_by_key ON sandboxes (project, created_with);
 CREATE INDEX sandboxes_by_expiry ON sandboxes (expires_ms);
 CREATE TABLE sessions (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, doc TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX sessions_by_sandbox ON sessions (sandbox, id);
 CREATE TABLE commands (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, doc TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX commands_by_sandbox ON commands (sandbox, id);
-CREATE TABLE snapshots (id TEXT PRIMARY KEY, project TEXT NOT NULL, sandbox TEXT NOT NULL, doc TEXT NOT NULL) WITHOUT ROWID;
-CREATE INDEX snapshots_by_sandbox ON snapshots (sandbox, id);
-CREATE INDEX snapshots_by_project ON snapshots (project, id);
+-- `place` is the time it was made and then its id: lists go by it, newest first.
+CREATE TABLE snapshots (
+    id TEXT PRIMARY KEY, place TEXT NOT NULL, project TEXT NOT NULL, sandbox TEXT NOT NULL, doc TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX snapshots_by_sandbox ON snapshots (sandbox, place);
+CREATE INDEX snapshots_by_project ON snapshots (project, place);
 CREATE TABLE idempotency (
     project TEXT NOT NULL, key TEXT NOT NULL, request TEXT NOT NULL, answer TEXT NOT NULL, at_ms INTEGER NOT NULL,
     PRIMARY KEY (project, key)

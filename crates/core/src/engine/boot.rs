@@ -5,11 +5,12 @@
 //! from; it never falls back to something older or to a fresh image by itself.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::lifecycle::{self, Command as Wish, Phase, Report};
 use super::live::{Live, socket};
 use super::slot::{Slot, lock};
-use super::{Error, Inner, Result, later};
+use super::{Error, ErrorKind, Inner, Result, later};
 use crate::driver::{Driver, Machine};
 use crate::failpoint;
 use crate::guest::Guest;
@@ -42,23 +43,47 @@ impl Inner {
                 .await?;
         }
         let driver = self.driver(&sandbox.config.driver)?;
-        let chain = self.chain(&sandbox).await?;
         let session = fresh_session(&sandbox);
-        sandbox.phase = phase;
-        sandbox.debt = Some(lifecycle::Effect::Boot);
-        sandbox.open_layer = Some(self.store.begin(&chain).await?);
-        sandbox.open_chain = chain;
-        sandbox.uids = Some(self.take_uids()?);
-        sandbox.session = Some(session.id.clone());
-        sandbox.failure = None;
-        sandbox.used_at = session.started_at;
-        self.record(&mut sandbox, Durability::Soon).await?;
+        {
+            // From reading what it stands on until that is on record, none of it may be collected.
+            let _space = self.space.read().await;
+            sandbox.open_chain = self.chain(&sandbox).await?;
+            sandbox.open_layer = Some(self.store.begin(&sandbox.open_chain).await?);
+            sandbox.phase = phase;
+            sandbox.debt = Some(lifecycle::Effect::Boot);
+            sandbox.session = Some(session.id.clone());
+            sandbox.failure = None;
+            sandbox.used_at = session.started_at;
+            let recorded = match self.take_uids() {
+                Ok(uids) => {
+                    sandbox.uids = Some(uids);
+                    self.record(&mut sandbox, Durability::Soon).await
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = recorded {
+                return Err(self.start_failed(&driver, sandbox, session, error).await);
+            }
+        }
         failpoint::pass("boot.recorded");
+        match self.bring_up(&driver, &mut sandbox, session.clone(), created).await {
+            Ok(live) => {
+                slot.set_live(Some(Arc::clone(&live)));
+                self.watch_death(&live);
+                Ok(live)
+            }
+            Err(error) => Err(self.start_failed(&driver, sandbox, session, error).await),
+        }
+    }
 
-        let live = match self.power_up(&driver, &sandbox, session.clone()).await {
-            Ok(live) => live,
-            Err(error) => return Err(self.start_failed(&driver, sandbox, session, error).await),
-        };
+    async fn bring_up(
+        self: &Arc<Self>,
+        driver: &Arc<dyn Driver>,
+        sandbox: &mut Sandbox,
+        session: Session,
+        created: bool,
+    ) -> Result<Arc<Live>> {
+        let live = self.power_up(driver, sandbox, session).await?;
         failpoint::pass("boot.up");
         (sandbox.phase, _) = lifecycle::report(sandbox.phase, Report::Up);
         sandbox.debt = None;
@@ -68,11 +93,9 @@ impl Inner {
         // A new name is acknowledged with the answer to this, so it must last; a resume changes
         // nothing that the last stop did not already make last.
         let durability = if created { Durability::Synced } else { Durability::Soon };
-        self.record(&mut sandbox, durability).await?;
+        self.record(sandbox, durability).await?;
         failpoint::pass("boot.done");
-        live.set_sandbox(sandbox);
-        slot.set_live(Some(Arc::clone(&live)));
-        self.watch_death(&live);
+        live.set_sandbox(sandbox.clone());
         Ok(live)
     }
 
@@ -139,12 +162,19 @@ impl Inner {
         if let Err(error) = recorded.await {
             tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "a failed start is not on record");
         }
-        Error::StartFailed { name: sandbox.name, reason }
+        match error.kind() {
+            // The disk, not the sandbox: the caller is told that.
+            ErrorKind::Exhausted => error,
+            _ => Error::StartFailed { name: sandbox.name, reason },
+        }
     }
 
     /// What the next session stands on, checked to be all there.
     async fn chain(&self, sandbox: &Sandbox) -> Result<Vec<LayerId>> {
         let Some(id) = &sandbox.current else {
+            for layer in &sandbox.image_layers {
+                self.store.layer(layer).await?;
+            }
             return Ok(sandbox.image_layers.clone());
         };
         let problem = match self.db.snapshot(id).await? {
@@ -188,22 +218,33 @@ impl Inner {
                 return;
             };
             driver.died(&key).await;
-            let (Some(inner), Some(dead)) = (inner.upgrade(), live.upgrade()) else { return };
-            let id = dead.sandbox().id.clone();
-            let buried = inner.turn(id.clone(), move |inner, slot| async move {
-                let same = slot.live().is_some_and(|live| Arc::ptr_eq(&live, &dead));
-                if !same {
-                    return Ok(());
+            // A full disk may be in the way; what it wrote must be kept all the same, later.
+            loop {
+                let (Some(inner), Some(dead)) = (inner.upgrade(), live.upgrade()) else { return };
+                let id = dead.sandbox().id.clone();
+                match inner.turn(id, move |inner, slot| inner.bury(slot, dead)).await {
+                    Ok(()) | Err(Error::ShuttingDown) => return,
+                    Err(error) => {
+                        tracing::error!(
+                            error = chain_of(&error),
+                            "a session that broke off is not sealed yet"
+                        );
+                    }
                 }
-                let mut sandbox = (*dead.sandbox()).clone();
-                tracing::warn!(sandbox = %sandbox.name, "a machine ended by itself; what it wrote is kept");
-                inner.settle(&slot, &mut sandbox, SnapshotKind::Recovered, SessionEnd::Interrupted).await?;
-                Ok(())
-            });
-            if let Err(error) = buried.await {
-                tracing::error!(error = chain_of(&error), "a session that broke off is not sealed");
+                tokio::time::sleep(Duration::from_secs(5)).await;
             }
         });
+    }
+
+    /// Seals what a machine that ended by itself had written, unless that is done already.
+    async fn bury(self: Arc<Self>, slot: Arc<Slot>, dead: Arc<Live>) -> Result<()> {
+        if !slot.live().is_some_and(|live| Arc::ptr_eq(&live, &dead)) {
+            return Ok(());
+        }
+        let mut sandbox = (*dead.sandbox()).clone();
+        tracing::warn!(sandbox = %sandbox.name, "a machine ended by itself; what it wrote is kept");
+        self.settle(&slot, &mut sandbox, SnapshotKind::Recovered, SessionEnd::Interrupted).await?;
+        Ok(())
     }
 
     pub(super) fn driver(&self, name: &str) -> Result<Arc<dyn Driver>> {

@@ -7,13 +7,16 @@
 
 use std::sync::Arc;
 
+use super::boot::chain_of;
 use super::create::Ground;
 use super::lifecycle::Phase;
 use super::sandbox::expect_generation;
 use super::slot::Slot;
 use super::{Error, Fork, Inner, Opened, Result, RolledBack};
 use crate::failpoint;
-use crate::model::{Lineage, Name, Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotKind};
+use crate::model::{
+    LayerId, Lineage, Name, Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotId, SnapshotKind,
+};
 use crate::store::Durability;
 
 impl Inner {
@@ -27,16 +30,31 @@ impl Inner {
     ) -> Result<Option<Snapshot>> {
         if let Some(live) = slot.live() {
             *sandbox = (*live.sandbox()).clone();
-            return self.snap(&live, sandbox, kind, label).await.map(Some);
+            let taken = self.snap(&live, sandbox, kind, label).await;
+            if let (Err(error), Some(_)) = (&taken, &sandbox.unsealed) {
+                // It broke off in the middle of exchanging the root. Only the agent was alive, so the
+                // session is ended and all of it kept; the next call wakes it.
+                tracing::error!(sandbox = %sandbox.name, error = chain_of(error), "a checkpoint broke off");
+                return self.settle(slot, sandbox, kind, SessionEnd::Interrupted).await;
+            }
+            return taken.map(Some);
         }
         if sandbox.open_layer.is_some() {
             self.settle(slot, sandbox, SnapshotKind::Recovered, SessionEnd::Interrupted).await?;
         }
         let Some(mut current) = self.current_snapshot(sandbox).await? else { return Ok(None) };
-        if label.is_some() && current.label != label {
+        if label.is_none() || current.label == label {
+            return Ok(Some(current));
+        }
+        if current.sandbox == sandbox.id {
             current.label = label;
             self.store.write(&current, Durability::Synced).await?;
             self.db.put_snapshot(&current).await?;
+        } else {
+            // A fork that never ran stands on its source's snapshot, which is not its to name.
+            let id = SnapshotId::of_layer(&LayerId::fresh());
+            current = self.new_snapshot(sandbox, id, current.layers, kind, label);
+            self.commit(sandbox, &current).await?;
         }
         Ok(Some(current))
     }
@@ -48,11 +66,8 @@ impl Inner {
         request: Fork,
         key: Option<String>,
     ) -> Result<Opened> {
-        if let (Some(new), Some(key)) = (&request.name, &key)
-            && let Ok(sandbox) = self.find(project, new).await
-            && sandbox.created_with.as_ref() == Some(key)
-        {
-            return self.open_again(sandbox, request.start).await;
+        if let Some(made) = self.made_under(project, key.as_deref()).await? {
+            return self.open_again(made, request.start).await;
         }
         if let Some(new) = &request.name
             && self.find(project, new).await.is_ok()
@@ -66,9 +81,8 @@ impl Inner {
             Some(from) => Some(self.find_snapshot(project, from).await?),
             None => None,
         };
-        // Held until the new sandbox's manifest is written: what it stands on must not go meanwhile.
         let work = self.turn(id.clone(), move |inner, slot| async move {
-            let mut source = inner.reread(&id, &source_name).await?;
+            let mut source = inner.reread(&slot, &id, &source_name).await?;
             expect_generation(&source, expect)?;
             let snapshot = match chosen {
                 Some(snapshot) => Some(snapshot),
@@ -106,7 +120,7 @@ impl Inner {
         target: &Snapshot,
         expect: Option<u64>,
     ) -> Result<RolledBack> {
-        let mut sandbox = self.reread(id, name).await?;
+        let mut sandbox = self.reread(slot, id, name).await?;
         expect_generation(&sandbox, expect)?;
         let mut before = None;
         if slot.live().is_some() || sandbox.open_layer.is_some() {
@@ -115,6 +129,7 @@ impl Inner {
                 .await?;
         }
         failpoint::pass("rollback.kept");
+        let stood_on = sandbox.clone();
         sandbox.current = Some(target.id.clone());
         sandbox.image_config = target.image_config.clone();
         sandbox.generation += 1;
@@ -122,6 +137,12 @@ impl Inner {
         sandbox.phase = Phase::Stopped;
         sandbox.failure = None;
         self.record(&mut sandbox, Durability::Synced).await?;
+        if self.db.snapshot(&target.id).await?.is_none() {
+            // Deleted since it was looked up; from the record above on it would have been refused.
+            sandbox = stood_on;
+            self.record(&mut sandbox, Durability::Synced).await?;
+            return Err(Error::NoSnapshot(target.id.clone()));
+        }
         failpoint::pass("rollback.done");
         Ok(RolledBack { sandbox, before })
     }

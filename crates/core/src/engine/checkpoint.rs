@@ -12,7 +12,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::boot::chain_of;
 use super::live::Live;
 use super::{Error, Inner, Result};
 use crate::driver::{DriverError, Relayer};
@@ -87,14 +86,18 @@ impl Inner {
         self.record(sandbox, Durability::Soon).await?;
         failpoint::pass("checkpoint.recorded");
         if let Err(error) = relayer.swap_root(&live.key, &self.store.root(&fresh, &chain)).await {
+            if !matches!(error, DriverError::NotAlone { .. }) {
+                // It may or may not stand on the new root. The record names both layers, which is right
+                // either way; whoever asked ends the session on it.
+                live.set_sandbox(sandbox.clone());
+                return Err(error.into());
+            }
             *sandbox = before;
             self.record(sandbox, Durability::Soon).await?;
             self.store.discard(&fresh).await?;
-            if !matches!(error, DriverError::NotAlone { .. }) {
-                tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "the root was not exchanged; copying");
-            }
             return Ok(None);
         }
+        live.set_sandbox(sandbox.clone());
         failpoint::pass("checkpoint.swapped");
         *live.copied.lock().await = None;
         self.seal_under(sandbox, open).await?;
@@ -122,7 +125,7 @@ impl Inner {
         if copied.is_none()
             && let Some((layer, ahead)) = self.store.copy_ahead(open).await?
         {
-            self.enter(&layer);
+            self.book(&layer);
             *copied = Some(ahead);
         }
         relayer.freeze(&live.key).await?;
@@ -132,7 +135,7 @@ impl Inner {
         let (layer, copy) = outcome?;
         let id = layer.as_ref().map_or_else(LayerId::fresh, |layer| layer.id.clone());
         if let Some(layer) = &layer {
-            self.enter(layer);
+            self.book(layer);
         }
         let layers: Vec<LayerId> =
             copy.layers().iter().chain(&sandbox.open_chain).cloned().collect();
@@ -175,7 +178,7 @@ impl Inner {
             ..crate::store::SealOptions::default()
         };
         match self.store.seal(open, &options).await? {
-            Some(layer) => self.enter(&layer),
+            Some(layer) => self.book(&layer),
             None => {
                 tracing::error!(sandbox = %sandbox.name, layer = %open, "a layer that was not empty is");
             }

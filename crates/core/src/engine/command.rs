@@ -183,10 +183,8 @@ impl Engine {
         loop {
             let (live, resumed) = self.inner.awake(project, name, exec.wake).await?;
             match self.inner.launch(&live, &exec).await {
-                // The session ended under us: the next one is as good.
-                Err(Error::Guest(GuestError::Lost | GuestError::Io { .. })) if tries < 3 => {
-                    tries += 1;
-                }
+                // The session ended before it was asked: the next one is as good.
+                Err(Error::SessionOver) if tries < 5 => tries += 1,
                 Err(error) => return Err(error),
                 Ok((tracked, events)) => {
                     let stdin = exec.stdin.then(|| StdinHandle { tracked: Arc::clone(&tracked) });
@@ -410,17 +408,23 @@ impl Inner {
         live: &Arc<Live>,
         exec: &Exec,
     ) -> Result<(Arc<Tracked>, Events)> {
-        let hold = live.hold();
-        let _gate = live.gate.read().await;
+        let (hold, _gate) = live.enter().await?;
+        let guest = live.guest().await?;
         let sandbox = live.sandbox();
         let (spawn, record) = prepare(&sandbox, &live.session(), exec);
         // On record before it runs: a daemon that dies now finds out from the agent what became of it.
         self.note_command(&record).await?;
         crate::failpoint::pass("exec.recorded");
-        let process = match live.guest().await?.spawn(spawn).await {
+        let process = match guest.spawn(spawn).await {
             Ok(process) => process,
             Err(error) => {
-                self.store.remove::<Command>(&(record.sandbox.clone(), record.id.clone())).await?;
+                if matches!(error, GuestError::Refused { .. }) {
+                    // It never ran, so it is on no record.
+                    self.db.remove_command(&record.id).await?;
+                    self.store
+                        .remove::<Command>(&(record.sandbox.clone(), record.id.clone()))
+                        .await?;
+                }
                 return Err(error.into());
             }
         };

@@ -36,12 +36,8 @@ impl Inner {
         {
             return Ok(found);
         }
-        if let (Some(name), Some(key)) = (&request.name, &key)
-            && let Ok(sandbox) = self.find(project, name).await
-            && sandbox.created_with.as_ref() == Some(key)
-        {
-            // Made by a call that never got to answer.
-            return self.open_again(sandbox, request.start).await;
+        if let Some(made) = self.made_under(project, key.as_deref()).await? {
+            return self.open_again(made, request.start).await;
         }
         let config = request.patch.apply(Config::default())?.with_defaults_for(project);
         let ground = match &request.from {
@@ -72,6 +68,17 @@ impl Inner {
             }
             other => other,
         }
+    }
+
+    /// What an earlier call under this key made that never got to answer.
+    pub(super) async fn made_under(
+        &self,
+        project: &Name,
+        key: Option<&str>,
+    ) -> Result<Option<Sandbox>> {
+        let Some(key) = key else { return Ok(None) };
+        let made = self.db.sandbox_created_with(project, key).await?;
+        Ok(made.filter(|sandbox| sandbox.phase != Phase::Deleted))
     }
 
     /// The image of that name; the one of this host is made when it is first asked for.

@@ -4,6 +4,7 @@
 //! that another sandbox stands on stay; the rest go with it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::lifecycle::{Effect, Phase};
 use super::slot::Slot;
@@ -24,12 +25,20 @@ impl Inner {
         sandbox.debt = Some(Effect::Erase);
         self.record(&mut sandbox, Durability::Soon).await?;
         failpoint::pass("erase.recorded");
+        let live = slot.live();
+        if let Some(live) = &live {
+            live.close();
+        }
         slot.set_live(None);
         // A driver this host does not have any more has nothing running here either.
         if let Ok(driver) = self.driver(&sandbox.config.driver) {
             driver.stop(&MachineKey::from(&sandbox.id)).await?;
         }
         failpoint::pass("erase.down");
+        if let Some(live) = live {
+            // What becomes of its commands is written before its directory goes, not after.
+            live.commands_settled(Duration::from_secs(2)).await;
+        }
         for layer in [sandbox.open_layer.take(), sandbox.unsealed.take()].into_iter().flatten() {
             self.store.discard(&layer).await?;
         }
@@ -46,11 +55,8 @@ impl Inner {
     async fn drop_snapshots_of(&self, sandbox: &Sandbox) -> Result<Vec<SnapshotId>> {
         let mut kept = Vec::new();
         for snapshot in self.db.snapshots(None, Some(&sandbox.id), &Page::all()).await?.items {
-            let others = self.db.sandboxes_on(&snapshot.id).await?;
-            if others.iter().any(|other| other.id != sandbox.id) {
+            if !self.forget_snapshot(&snapshot.id, Some(&sandbox.id)).await? {
                 kept.push(snapshot.id);
-            } else {
-                self.forget_snapshot(&snapshot.id).await?;
             }
         }
         Ok(kept)

@@ -60,6 +60,8 @@ pub enum Error {
     StartFailed { name: Name, reason: String },
     #[error("all uid ranges of this host are taken")]
     NoUids,
+    #[error("the session has just ended")]
+    SessionOver,
     #[error("the daemon is shutting down")]
     ShuttingDown,
     #[error(transparent)]
@@ -126,7 +128,7 @@ impl Error {
             Self::Gone(_) => ErrorKind::Gone,
             Self::Generation { .. } => ErrorKind::Stale,
             Self::NoUids => ErrorKind::Exhausted,
-            Self::ShuttingDown => ErrorKind::Unavailable,
+            Self::SessionOver | Self::ShuttingDown => ErrorKind::Unavailable,
             Self::Image(error) => image_kind(error),
             Self::Store(error) => store_kind(error),
             Self::Guest(error) => guest_kind(error),
@@ -158,6 +160,7 @@ impl Error {
             Self::Gone(_) => "deleted",
             Self::Generation { .. } => "generation_mismatch",
             Self::NoUids => "no_uid_ranges",
+            Self::SessionOver => "session_ended",
             Self::ShuttingDown => "shutting_down",
             Self::StartFailed { .. } => "start_failed",
             Self::Image(error) => image_code(error),

@@ -1,7 +1,5 @@
 //! Files inside a running sandbox, moved by its agent.
 
-use std::sync::Arc;
-
 use sandkeep_proto::link::{At, Entry};
 
 use super::live::Hold;
@@ -27,13 +25,11 @@ impl Engine {
     ///
     /// Returns [`super::Error`] when the sandbox cannot be woken, or may not.
     pub async fn files(&self, project: &Name, name: &Name, wake: WakeMode) -> Result<Files> {
-        let (live, _) = self.inner.awake(project, name, wake).await?;
-        let hold = live.hold();
+        let (live, (hold, gate)) = self.inner.enter(project, name, wake).await?;
         let guest = live.guest().await?;
         let sandbox = live.sandbox();
         let user = sandbox.config.user.clone().or_else(|| sandbox.image_config.user.clone());
         let cwd = sandbox.config.cwd.clone().or_else(|| sandbox.image_config.cwd.clone());
-        let gate = Arc::clone(&live.gate).read_owned().await;
         Ok(Files { guest, user, cwd, _hold: hold, _gate: gate })
     }
 
@@ -49,8 +45,7 @@ impl Engine {
         port: u16,
         wake: WakeMode,
     ) -> Result<(Outgoing, Incoming, Hold)> {
-        let (live, _) = self.inner.awake(project, name, wake).await?;
-        let hold = live.hold();
+        let (live, (hold, _)) = self.inner.enter(project, name, wake).await?;
         let (outgoing, incoming) = live.guest().await?.connect_port(port).await?;
         Ok((outgoing, incoming, hold))
     }

@@ -6,13 +6,15 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use super::Result;
 use super::slot::lock;
 use super::track::Tracked;
+use super::{Error, Result};
+use tokio::sync::OwnedRwLockReadGuard;
+
 use crate::driver::{Driver, Link};
 use crate::guest::Guest;
 use crate::model::{CommandId, MachineKey, Sandbox, Session};
@@ -31,6 +33,8 @@ pub(crate) struct Live {
     pub(super) commands: Mutex<HashMap<CommandId, Arc<Tracked>>>,
     /// What the last checkpoint of this session copied, so that the next copies only what changed.
     pub(super) copied: tokio::sync::Mutex<Option<LiveCopy>>,
+    /// The session is being ended: nobody new comes in.
+    closed: AtomicBool,
     holders: AtomicUsize,
     quiet_since: Mutex<Instant>,
 }
@@ -60,6 +64,7 @@ impl Live {
             gate: Arc::default(),
             commands: Mutex::default(),
             copied: tokio::sync::Mutex::default(),
+            closed: AtomicBool::new(false),
             holders: AtomicUsize::new(0),
             quiet_since: Mutex::new(Instant::now()),
         })
@@ -83,11 +88,29 @@ impl Live {
         session.clone()
     }
 
+    /// Lets nobody in any more.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Holds the root still while the agent is asked to touch it; refused when the session is over.
+    pub(super) async fn enter(self: &Arc<Self>) -> Result<(Hold, OwnedRwLockReadGuard<()>)> {
+        let hold = self.hold();
+        let gate = Arc::clone(&self.gate).read_owned().await;
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Error::SessionOver);
+        }
+        Ok((hold, gate))
+    }
+
     /// The connection to the agent; a new one if the last was lost while the machine lives.
     pub(super) async fn guest(&self) -> Result<Guest> {
         let guest = self.guest.read().await.clone();
         if !guest.is_lost() {
             return Ok(guest);
+        }
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Error::SessionOver);
         }
         let mut place = self.guest.write().await;
         if place.is_lost() {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::boot::chain_of;
 use super::lifecycle::Phase;
 use super::live::Live;
-use super::{Inner, Result};
+use super::{Error, Inner, Result};
 use crate::db::{Filter, Page};
 use crate::model::{SandboxId, SessionEnd, SnapshotKind, now};
 
@@ -61,8 +61,12 @@ impl Inner {
             let inner = Arc::clone(self);
             tokio::spawn(async move {
                 let name = live.sandbox().name.clone();
-                if let Err(error) = inner.put_to_sleep(live, end).await {
-                    tracing::warn!(sandbox = %name, error = chain_of(&error), "was not put to sleep");
+                match inner.put_to_sleep(live, end).await {
+                    // Somebody came in the meantime.
+                    Ok(()) | Err(Error::SessionOver) => {}
+                    Err(error) => {
+                        tracing::warn!(sandbox = %name, error = chain_of(&error), "was not put to sleep");
+                    }
                 }
             });
         }
@@ -86,10 +90,13 @@ impl Inner {
 
     /// What may wait until after the answer: retention, compaction, collection.
     pub(super) fn after_stop(self: &Arc<Self>, sandbox: &crate::model::Sandbox) {
-        let (inner, sandbox) = (Arc::clone(self), sandbox.clone());
+        let (inner, id) = (Arc::clone(self), sandbox.id.clone());
         tokio::spawn(async move {
-            let done = inner.turn(sandbox.id.clone(), move |inner, slot| async move {
-                if slot.live().is_none() {
+            // Whoever wakes it right away goes first.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let done = inner.turn(id.clone(), move |inner, slot| async move {
+                let now = inner.db.sandbox_by_id(&id).await?;
+                if let (Some(sandbox), None) = (now, slot.live()) {
                     inner.retain(&sandbox).await?;
                     inner.compact(&sandbox).await?;
                 }
@@ -102,19 +109,23 @@ impl Inner {
     }
 
     async fn housekeeping(self: &Arc<Self>) -> Result<()> {
-        for sandbox in self.db.expired(now()).await? {
-            if self.live(&sandbox.id).is_some() || sandbox.phase == Phase::Deleted {
+        let broken_off = Filter { phase: Some(Phase::Deleted), ..Filter::default() };
+        let mut over = self.db.sandboxes(None, &broken_off, &Page::all()).await?.items;
+        over.extend(self.db.expired(now()).await?);
+        for sandbox in over {
+            if self.live(&sandbox.id).is_some() {
                 continue;
             }
-            tracing::info!(sandbox = %sandbox.name, "expired");
             self.turn(sandbox.id.clone(), move |inner, slot| async move {
                 // Asked again in its turn: it may have been used in the meantime.
-                match inner.db.sandbox_by_id(&sandbox.id).await? {
-                    Some(sandbox) if slot.live().is_none() && sandbox.expires_at() <= now() => {
-                        inner.erase(&slot, sandbox).await.map(|_| ())
-                    }
-                    _ => Ok(()),
+                let Some(sandbox) = inner.db.sandbox_by_id(&sandbox.id).await? else { return Ok(()) };
+                // What a broken session left is never thrown away for being old.
+                let expired = sandbox.expires_at() <= now() && sandbox.open_layer.is_none();
+                if slot.live().is_none() && (expired || sandbox.phase == Phase::Deleted) {
+                    tracing::info!(sandbox = %sandbox.name, "expired, or deleted before and not to the end");
+                    inner.erase(&slot, sandbox).await?;
                 }
+                Ok(())
             })
             .await?;
         }

@@ -21,12 +21,13 @@ use std::sync::Arc;
 use super::boot::chain_of;
 use super::lifecycle::Phase;
 use super::live::{Live, socket};
-use super::{Inner, Result};
+use super::{Error, Inner, Result};
 use crate::db::{Filter, Page};
 use crate::driver::Link;
-use crate::guest::Guest;
+use crate::guest::{Guest, GuestError};
 use crate::model::{
-    CommandState, Layer, Project, Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotKind,
+    Command, CommandState, Layer, Project, Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotKind,
+    now,
 };
 
 impl Inner {
@@ -65,11 +66,11 @@ impl Inner {
             self.db.put_project(&project).await?;
             self.tenants.put(project);
         }
-        layers.good.iter().for_each(|layer| self.enter(layer));
+        layers.good.iter().for_each(|layer| self.book(layer));
         let known: HashSet<_> = snapshots.good.iter().map(|snapshot| snapshot.id.clone()).collect();
         for stale in self.db.snapshots(None, None, &Page::all()).await?.items {
             if !known.contains(&stale.id) {
-                self.db.remove_snapshot(&stale.id).await?;
+                self.db.remove_snapshot(&stale.id, None).await?;
             }
         }
         for snapshot in &snapshots.good {
@@ -180,7 +181,7 @@ impl Inner {
                 continue;
             }
             if known.iter().any(|known| known.command == command.id.as_str()) {
-                self.adopt(&live, command).await?;
+                self.adopt_or_lose(&live, command).await?;
             } else {
                 // It was written down and never started.
                 command.state = CommandState::Lost;
@@ -188,5 +189,22 @@ impl Inner {
             }
         }
         Ok(live)
+    }
+
+    /// Takes a command up again. One that cannot be is lost; the machine and the others are not.
+    async fn adopt_or_lose(self: &Arc<Self>, live: &Arc<Live>, mut command: Command) -> Result<()> {
+        let id = command.id.clone();
+        match self.adopt(live, command.clone()).await {
+            Err(Error::Guest(error @ GuestError::Refused { .. })) => {
+                tracing::warn!(command = %id, %error, "a command cannot be taken up again; it is ended");
+                let guest = live.guest().await?;
+                let _ = guest.signal(id.as_str(), 9).await;
+                let _ = guest.forget(id.as_str()).await;
+                command.state = CommandState::Lost;
+                command.ended_at = Some(now());
+                self.keep_command(&command).await
+            }
+            other => other,
+        }
     }
 }

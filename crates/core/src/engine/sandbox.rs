@@ -5,17 +5,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::lifecycle::{self, Command as Wish, Phase};
-use super::live::Live;
+use super::live::{Hold, Live};
 use super::slot::Slot;
 use super::space::Sized;
 use super::{
     Create, Deleted, Engine, Error, Fork, Inner, Opened, Result, RolledBack, Stopped, Tree,
     WakeMode,
 };
+use tokio::sync::OwnedRwLockReadGuard;
+
 use crate::db::{Filter, Page, Paged};
 use crate::model::{
     Name, Patch, Sandbox, SandboxId, Session, SessionEnd, Snapshot, SnapshotId, SnapshotKind, Span,
-    now,
 };
 use crate::store::Durability;
 
@@ -124,7 +125,9 @@ impl Engine {
         idempotency: Option<String>,
     ) -> Result<Deleted> {
         let work = async {
-            let id = self.inner.find(project, name).await?.id;
+            // A delete that broke off is found too, and finished.
+            let found = self.inner.db.sandbox(project, name).await?;
+            let id = found.ok_or_else(|| Error::NoSandbox(name.clone()))?.id;
             let gone = name.clone();
             let deleted = self.inner.turn(id.clone(), move |inner, slot| async move {
                 let sandbox = inner.db.sandbox_by_id(&id).await?.ok_or(Error::NoSandbox(gone))?;
@@ -177,7 +180,7 @@ impl Engine {
         let id = self.inner.find(project, name).await?.id;
         let name = name.clone();
         let work = self.inner.turn(id.clone(), move |inner, slot| async move {
-            let mut sandbox = inner.reread(&id, &name).await?;
+            let mut sandbox = inner.reread(&slot, &id, &name).await?;
             let snapshot =
                 inner.snapshot_now(&slot, &mut sandbox, SnapshotKind::Checkpoint, label).await?;
             if slot.live().is_some() {
@@ -219,18 +222,21 @@ impl Engine {
     ///
     /// Returns [`Error::NotRunning`] when there is none.
     pub async fn extend(&self, project: &Name, name: &Name, by: Span) -> Result<Session> {
-        let sandbox = self.inner.find(project, name).await?;
-        let live = self.inner.live(&sandbox.id).ok_or_else(|| Error::NotRunning(name.clone()))?;
         if by.0 == 0 {
             return Err(Error::invalid("extend", "by more than 0"));
         }
         let more = jiff::SignedDuration::from_millis(i64::try_from(by.0).unwrap_or(i64::MAX));
-        let session = live.change_session(|session| {
-            let from = session.deadline.unwrap_or_else(now);
-            session.deadline = from.checked_add(more).ok();
+        let (id, name) = (self.inner.find(project, name).await?.id, name.clone());
+        let work = self.inner.turn(id, move |inner, slot| async move {
+            let live = slot.live().ok_or(Error::NotRunning(name))?;
+            let session = live.change_session(|session| {
+                // One without a limit cannot last longer.
+                session.deadline = session.deadline.and_then(|at| at.checked_add(more).ok());
+            });
+            inner.keep_session(&session).await?;
+            Ok(session)
         });
-        self.inner.keep_session(&session).await?;
-        Ok(session)
+        work.await
     }
 
     /// Lists a sandbox's sessions, newest first.
@@ -305,11 +311,18 @@ impl Inner {
     }
 
     /// The sandbox as it is now, in its turn.
-    pub(super) async fn reread(&self, id: &SandboxId, name: &Name) -> Result<Sandbox> {
+    ///
+    /// In a turn nothing else is under way, so a record that says so without a machine is what a
+    /// failure left that could not even be written down: it is `failed`, and goes on from there.
+    pub(super) async fn reread(&self, slot: &Slot, id: &SandboxId, name: &Name) -> Result<Sandbox> {
         let found = self.db.sandbox_by_id(id).await?;
-        found
+        let mut sandbox = found
             .filter(|sandbox| sandbox.phase != Phase::Deleted)
-            .ok_or_else(|| Error::NoSandbox(name.clone()))
+            .ok_or_else(|| Error::NoSandbox(name.clone()))?;
+        if slot.live().is_none() && sandbox.phase != Phase::Stopped {
+            sandbox.phase = Phase::Failed;
+        }
+        Ok(sandbox)
     }
 
     pub(super) async fn session_of(&self, sandbox: &Sandbox) -> Result<Option<Session>> {
@@ -339,6 +352,25 @@ impl Inner {
         }
     }
 
+    /// A running sandbox whose root stays still while the answer lives, woken if need be and allowed.
+    pub(super) async fn enter(
+        self: &Arc<Self>,
+        project: &Name,
+        name: &Name,
+        wake: WakeMode,
+    ) -> Result<(Arc<Live>, (Hold, OwnedRwLockReadGuard<()>))> {
+        for _ in 0..5 {
+            let (live, _) = self.awake(project, name, wake).await?;
+            match live.enter().await {
+                Ok(inside) => return Ok((live, inside)),
+                // It ended in between: the next session is as good.
+                Err(Error::SessionOver) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::SessionOver)
+    }
+
     /// Starts a sandbox in its turn; the second answer tells whether this call did it.
     pub(super) async fn wake(
         self: &Arc<Self>,
@@ -348,7 +380,7 @@ impl Inner {
     ) -> Result<(Arc<Live>, bool)> {
         let (id, name) = (id.clone(), name.clone());
         self.turn(id.clone(), move |inner, slot| async move {
-            let sandbox = inner.reread(&id, &name).await?;
+            let sandbox = inner.reread(&slot, &id, &name).await?;
             expect_generation(&sandbox, expect)?;
             if let Some(live) = slot.live() {
                 return Ok((live, false));
@@ -362,7 +394,7 @@ impl Inner {
         let id = self.find(project, name).await?.id;
         let name = name.clone();
         self.turn(id.clone(), move |inner, slot| async move {
-            let mut sandbox = inner.reread(&id, &name).await?;
+            let mut sandbox = inner.reread(&slot, &id, &name).await?;
             let wish = lifecycle::command(sandbox.phase, Wish::Stop)
                 .map_err(|_| Error::Gone(name.clone()))?;
             let snapshot = if wish.1.is_some() {
@@ -392,7 +424,7 @@ impl Inner {
         name: &Name,
         patch: Patch,
     ) -> Result<Sandbox> {
-        let mut sandbox = self.reread(id, name).await?;
+        let mut sandbox = self.reread(slot, id, name).await?;
         if patch.image.as_ref().is_some_and(|image| *image != sandbox.config.image) {
             return Err(Error::invalid(
                 "image",

@@ -18,7 +18,7 @@ use super::boot::chain_of;
 use super::lifecycle::{self, Effect, Phase, Report};
 use super::live::Live;
 use super::slot::{Slot, lock};
-use super::{Inner, Result, later};
+use super::{Error, Inner, Result, later};
 use crate::driver::MachineUsage;
 use crate::failpoint;
 use crate::model::{
@@ -47,12 +47,25 @@ impl Inner {
         if let Some(live) = &live {
             sandbox.validated = self.validate_before_stop(live).await.or(sandbox.validated.take());
         }
+        // Whoever is touching the root gets to the end of it; nobody new comes in until it is down.
+        let gate = match &live {
+            Some(live) => tokio::time::timeout(self.settings.grace, live.gate.write()).await.ok(),
+            None => None,
+        };
+        if end == SessionEnd::Idle && live.as_ref().is_some_and(|live| live.quiet_for().is_none()) {
+            return Err(Error::SessionOver);
+        }
         sandbox.phase = Phase::Stopping;
         sandbox.debt = Some(Effect::Seal);
+        sandbox.used_at = now();
         self.record(sandbox, Durability::Soon).await?;
         failpoint::pass("seal.recorded");
+        if let Some(live) = &live {
+            live.close();
+        }
         slot.set_live(None);
         let usage = self.power_down(live.as_deref(), sandbox).await;
+        drop(gate);
         failpoint::pass("seal.down");
         let sealed = match usage {
             Ok(usage) => {
@@ -81,8 +94,6 @@ impl Inner {
     /// Ends all processes, politely first, and frees what the machine held.
     async fn power_down(&self, live: Option<&Live>, sandbox: &Sandbox) -> Result<MachineUsage> {
         if let Some(live) = live {
-            // Whoever is using the root just now gets to the end of a step; nobody new comes in.
-            let _gate = tokio::time::timeout(self.settings.grace, live.gate.write()).await;
             if let Ok(guest) = live.guest().await
                 && guest.quiesce(self.settings.grace).await.is_ok()
             {
@@ -93,44 +104,62 @@ impl Inner {
         Ok(driver.stop(&MachineKey::from(&sandbox.id)).await?)
     }
 
+    /// Seals and commits. Until that has succeeded `sandbox` still names its open layers, so that a
+    /// failure on the way leaves them to be sealed again.
     async fn seal_session(
         &self,
         sandbox: &mut Sandbox,
         keep: bool,
         kind: SnapshotKind,
     ) -> Result<Option<Snapshot>> {
+        let mut after = sandbox.clone();
+        self.close_session(&mut after);
         let Some(open) = sandbox.open_layer.clone() else {
+            self.record(&mut after, Durability::Synced).await?;
+            *sandbox = after;
             return self.current_snapshot(sandbox).await;
         };
         let _space = self.space.read().await;
-        if !keep {
-            for layer in [Some(open), sandbox.unsealed.take()].into_iter().flatten() {
-                self.store.discard(&layer).await?;
+        let snapshot = if keep {
+            self.keep_layers(sandbox, &mut after, &open, kind).await?
+        } else {
+            self.record(&mut after, Durability::Synced).await?;
+            for layer in [Some(&open), sandbox.unsealed.as_ref()].into_iter().flatten() {
+                self.store.discard(layer).await?;
             }
-            self.close_session(sandbox);
-            self.record(sandbox, Durability::Synced).await?;
-            return self.current_snapshot(sandbox).await;
-        }
-        if let Some(under) = sandbox.unsealed.take()
-            && self.seal_layer(&under, sandbox).await?.is_none()
-        {
-            sandbox.open_chain.retain(|layer| *layer != under);
-        }
+            self.current_snapshot(&after).await?
+        };
+        self.give_uids(sandbox.uids);
+        *sandbox = after;
+        Ok(snapshot)
+    }
+
+    async fn keep_layers(
+        &self,
+        sandbox: &Sandbox,
+        after: &mut Sandbox,
+        open: &LayerId,
+        kind: SnapshotKind,
+    ) -> Result<Option<Snapshot>> {
         let mut layers = sandbox.open_chain.clone();
-        if let Some(layer) = self.seal_layer(&open, sandbox).await? {
+        if let Some(under) = &sandbox.unsealed
+            && self.seal_layer(under, sandbox).await?.is_none()
+        {
+            layers.retain(|layer| layer != under);
+        }
+        if let Some(layer) = self.seal_layer(open, sandbox).await? {
             layers.insert(0, layer);
         }
         failpoint::pass("seal.sealed");
-        self.close_session(sandbox);
-        if let Some(current) = self.current_snapshot(sandbox).await?
+        if let Some(current) = self.current_snapshot(after).await?
             && current.layers == layers
         {
             // Nothing was written: what it stood on is still what it stands on.
-            self.record(sandbox, Durability::Synced).await?;
+            self.record(after, Durability::Synced).await?;
             return Ok(Some(current));
         }
-        let snapshot = self.new_snapshot(sandbox, SnapshotId::of_layer(&open), layers, kind, None);
-        self.commit(sandbox, &snapshot).await?;
+        let snapshot = self.new_snapshot(after, SnapshotId::of_layer(open), layers, kind, None);
+        self.commit(after, &snapshot).await?;
         Ok(Some(snapshot))
     }
 
@@ -142,7 +171,7 @@ impl Inner {
         };
         let sealed = self.store.seal(layer, &options).await?;
         if let Some(layer) = &sealed {
-            self.enter(layer);
+            self.book(layer);
         }
         Ok(sealed.map(|layer| layer.id))
     }
@@ -154,7 +183,8 @@ impl Inner {
         sandbox.failure = None;
         sandbox.open_layer = None;
         sandbox.open_chain.clear();
-        self.give_uids(sandbox.uids.take());
+        sandbox.unsealed = None;
+        sandbox.uids = None;
         sandbox.used_at = now();
     }
 
@@ -239,11 +269,13 @@ impl Inner {
 
 impl Live {
     /// Waits until the outcome of every command is on record, but not for long.
-    async fn commands_settled(&self, patience: Duration) {
+    pub(super) async fn commands_settled(&self, patience: Duration) {
         let settled = async {
             loop {
                 let Some(tracked) = lock(&self.commands).values().next().cloned() else { return };
                 tracked.ended().await;
+                // Its caller hears before the disk does: a moment more.
+                tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
         let _ = tokio::time::timeout(patience, settled).await;

@@ -83,19 +83,12 @@ impl Engine {
     /// Returns [`Error::SnapshotInUse`] while a sandbox stands on it.
     pub async fn delete_snapshot(&self, project: &Name, id: &SnapshotId) -> Result<u64> {
         let snapshot = self.inner.find_snapshot(project, id).await?;
-        let holders: Vec<String> = self
-            .inner
-            .db
-            .sandboxes_on(id)
-            .await?
-            .iter()
-            .map(|sandbox| format!("`{}`", sandbox.name))
-            .collect();
-        if !holders.is_empty() {
+        let freed = self.inner.sized(snapshot).freed_if_deleted;
+        if !self.inner.forget_snapshot(id, None).await? {
+            let holders = self.inner.db.sandboxes_on(id).await?;
+            let holders = holders.iter().map(|sandbox| format!("`{}`", sandbox.name)).collect();
             return Err(Error::SnapshotInUse { snapshot: id.clone(), holders });
         }
-        let freed = self.inner.sized(snapshot).freed_if_deleted;
-        self.inner.forget_snapshot(id).await?;
         self.inner.collect_soon();
         Ok(freed)
     }
@@ -136,7 +129,7 @@ impl Inner {
     }
 
     /// Enters a layer that was just sealed.
-    pub(super) fn enter(&self, layer: &Layer) {
+    pub(super) fn book(&self, layer: &Layer) {
         let weight = self.store.weight(layer);
         self.books().add(layer.id.clone(), weight);
     }
@@ -151,21 +144,30 @@ impl Inner {
         Sized { item: snapshot, own, shared, freed_if_deleted: freed }
     }
 
-    pub(super) async fn forget_snapshot(&self, id: &SnapshotId) -> Result<()> {
+    /// Drops a snapshot that nobody but `holder` stands on; the answer tells whether it went. The
+    /// index decides, so that nobody comes to stand on it meanwhile.
+    pub(super) async fn forget_snapshot(
+        &self,
+        id: &SnapshotId,
+        holder: Option<&SandboxId>,
+    ) -> Result<bool> {
+        if !self.db.remove_snapshot(id, holder).await? {
+            return Ok(false);
+        }
         self.store.remove::<Snapshot>(id).await?;
-        self.db.remove_snapshot(id).await?;
         self.books().drop_snapshot(id);
-        Ok(())
+        Ok(true)
     }
 
     /// Drops the snapshots of a sandbox that its retention does not keep.
     pub(super) async fn retain(&self, sandbox: &Sandbox) -> Result<()> {
-        let snapshots = self.db.snapshots(None, Some(&sandbox.id), &Page::all()).await?.items;
+        let mut snapshots = self.db.snapshots(None, Some(&sandbox.id), &Page::all()).await?.items;
+        snapshots
+            .sort_by_key(|snapshot| std::cmp::Reverse((snapshot.generation, snapshot.created_at)));
         let keep = sandbox.config.retention.keep_last.map_or(usize::MAX, |count| count as usize);
         for (place, snapshot) in snapshots.iter().enumerate() {
-            let over = place >= keep || snapshot.expires_at.is_some_and(|at| at <= now());
-            if over && self.db.sandboxes_on(&snapshot.id).await?.is_empty() {
-                self.forget_snapshot(&snapshot.id).await?;
+            if place >= keep || snapshot.expires_at.is_some_and(|at| at <= now()) {
+                self.forget_snapshot(&snapshot.id, None).await?;
             }
         }
         Ok(())
@@ -176,11 +178,8 @@ impl Inner {
         let sandboxes = self.db.sandboxes(None, &Filter::default(), &Page::all()).await?.items;
         let there: HashSet<&SandboxId> = sandboxes.iter().map(|sandbox| &sandbox.id).collect();
         for snapshot in self.db.snapshots(None, None, &Page::all()).await?.items {
-            // Asked again right before: a fork may just have been made on it.
-            if !there.contains(&snapshot.sandbox)
-                && self.db.sandboxes_on(&snapshot.id).await?.is_empty()
-            {
-                self.forget_snapshot(&snapshot.id).await?;
+            if !there.contains(&snapshot.sandbox) {
+                self.forget_snapshot(&snapshot.id, None).await?;
             }
         }
         Ok(())
@@ -203,7 +202,7 @@ impl Inner {
         for id in layers {
             if !self.books().knows(id) {
                 let layer = self.store.layer(id).await?;
-                self.enter(&layer);
+                self.book(&layer);
             }
         }
         Ok(())
@@ -238,6 +237,10 @@ impl Inner {
     /// Shortens the chain of a sandbox's current snapshot, if it has grown too long.
     pub(super) async fn compact(&self, sandbox: &Sandbox) -> Result<()> {
         let Some(snapshot) = self.current_snapshot(sandbox).await? else { return Ok(()) };
+        if snapshot.sandbox != sandbox.id {
+            // It is another sandbox's, and that one's turn to shorten it.
+            return Ok(());
+        }
         if snapshot.layers.len() <= self.settings.chain_limit {
             return Ok(());
         }
@@ -252,7 +255,7 @@ impl Inner {
         }
         let _space = self.space.read().await;
         let merged = self.store.compact(&snapshot.layers[..run]).await?;
-        self.enter(&merged);
+        self.book(&merged);
         let mut shorter = snapshot.clone();
         shorter.layers.splice(..run, [merged.id]);
         // The same files under the same id: generation and lineage stay.

@@ -111,6 +111,9 @@ impl Engine {
         if left > 0 {
             return Err(Error::ProjectInUse { project: name.clone(), sandboxes: left });
         }
+        for snapshot in self.inner.db.snapshots(Some(name), None, &Page::all()).await?.items {
+            self.inner.forget_snapshot(&snapshot.id, None).await?;
+        }
         self.inner.store.remove::<Project>(name).await?;
         self.inner.db.remove_project(name).await?;
         self.inner.tenants.projects.write().unwrap_or_else(PoisonError::into_inner).remove(name);
