@@ -169,6 +169,9 @@ pub(crate) struct FsckArgs {
     /// Recreate the database from what is on disk
     #[arg(long)]
     pub(crate) rebuild: bool,
+    /// Read every file of every layer and compare it with what was sealed
+    #[arg(long)]
+    pub(crate) verify: bool,
 }
 
 /// Arguments of `completions`.

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use sandkeep_core::store::{Problem, Report};
+use sandkeep_core::model::Layer;
+use sandkeep_core::store::{Problem, Report, Store, Verdict};
 use serde::Serialize;
 
 use super::bytes;
@@ -19,6 +20,17 @@ struct Answer {
     report: Report,
     broken: bool,
     rebuilt: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    verified: Option<Verified>,
+}
+
+/// What reading all files found.
+#[derive(Debug, Default, Serialize)]
+struct Verified {
+    intact: usize,
+    /// Layers whose digest was not taken yet: it is, in the background, after a stop.
+    unknown: usize,
+    damaged: Vec<String>,
 }
 
 pub(super) async fn fsck(global: &Global, args: &FsckArgs) -> Result<(), Failure> {
@@ -33,6 +45,10 @@ pub(super) async fn fsck(global: &Global, args: &FsckArgs) -> Result<(), Failure
         .fsck()
         .await
         .map_err(|error| Failure::caused("cannot read the data directory", error))?;
+    let verified = match args.verify {
+        true => Some(verify(&store).await?),
+        false => None,
+    };
     if args.rebuild {
         serve::forget_index(store.data_dir())?;
         // Opening the engine reads everything into a new index; running sandboxes are let run.
@@ -40,14 +56,33 @@ pub(super) async fn fsck(global: &Global, args: &FsckArgs) -> Result<(), Failure
         engine.shutdown().await;
         driver.retire();
     }
-    let broken = report.is_broken();
+    let broken =
+        report.is_broken() || verified.as_ref().is_some_and(|found| !found.damaged.is_empty());
     let screen = Screen::new(global.json);
-    let answer = Answer { data, report, broken, rebuilt: args.rebuild };
+    let answer = Answer { data, report, broken, rebuilt: args.rebuild, verified };
     screen.answer(&answer, |answer| written(screen.paint, answer))?;
     match broken {
         true => Err(Failure::Broken),
         false => Ok(()),
     }
+}
+
+async fn verify(store: &Store) -> Result<Verified, Failure> {
+    let cannot = |error| Failure::caused("cannot read the layers", error);
+    let mut found = Verified::default();
+    for layer in store.scan::<Layer>().await.map_err(cannot)?.good {
+        match store.verify(&layer.id).await.map_err(cannot)? {
+            Verdict::Intact => found.intact += 1,
+            Verdict::Unknown => found.unknown += 1,
+            Verdict::Damaged(differences) => {
+                let told = differences
+                    .iter()
+                    .map(|difference| format!("layer {}: {difference}", layer.id));
+                found.damaged.extend(told);
+            }
+        }
+    }
+    Ok(found)
 }
 
 fn written(paint: Paint, answer: &Answer) -> String {
@@ -62,6 +97,14 @@ fn written(paint: Paint, answer: &Answer) -> String {
             false => paint.red("PROBLEM "),
         };
         text.push_str(&format!("{mark}  {}\n", told(problem)));
+    }
+    if let Some(Verified { intact, unknown, damaged }) = &answer.verified {
+        for difference in damaged {
+            text.push_str(&format!("{}  {difference}\n", paint.red("PROBLEM ")));
+        }
+        text.push_str(&format!(
+            "{intact} layers read and found as they were sealed, {unknown} have no digest yet\n"
+        ));
     }
     if answer.rebuilt {
         text.push_str("the index was made again from what is on disk\n");

@@ -46,6 +46,16 @@ pub enum Difference {
     Changed(String),
 }
 
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Missing(path) => write!(f, "`{path}` is gone"),
+            Self::Extra(path) => write!(f, "`{path}` was not there"),
+            Self::Changed(path) => write!(f, "`{path}` is not what was sealed"),
+        }
+    }
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 struct DigestFile {
     format: u32,
