@@ -1,5 +1,7 @@
 //! The container driver keeps the contract, and what only it promises.
 
+#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
+
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +16,7 @@ fn host(test: &str) -> Option<ContainerHost> {
     match ContainerHost::new() {
         Ok(host) => Some(host),
         Err(why) => {
-            println!("SKIPPED {test}: {why}");
+            eprintln!("SKIPPED {test}: {why}");
             None
         }
     }
@@ -98,7 +100,7 @@ async fn the_doctor_finds_this_host_fit_and_leaves_nothing() {
 async fn shell(test: &str) -> Option<(ContainerHost, Machine, Inside)> {
     let host = host(test)?;
     if let Err(why) = userland(&host.layer("userland")) {
-        println!("SKIPPED {test}: {why}");
+        eprintln!("SKIPPED {test}: {why}");
         return None;
     }
     let machine = host.machine_on("box", host.root("first", &["userland"]));

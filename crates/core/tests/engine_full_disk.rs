@@ -1,5 +1,7 @@
 //! A disk that is full: errors that say so, nothing lost, and on it goes when there is room again.
 
+#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
+
 use std::fs;
 use std::io::Write as _;
 use std::path::PathBuf;

@@ -51,7 +51,7 @@ async fn what_was_written_is_there_after_a_stop() {
 
 async fn house_is_quiet(house: &House) -> bool {
     use sandkeep_core::driver::Driver as _;
-    house.driver().survivors().await.unwrap().is_empty()
+    house.driver().survivors().await.expect("survivors are listed").is_empty()
 }
 
 #[tokio::test(flavor = "multi_thread")]

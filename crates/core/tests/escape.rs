@@ -30,7 +30,7 @@ struct Prison {
 async fn prison(test: &str, change: impl FnOnce(&ContainerHost, &mut Machine)) -> Option<Prison> {
     let host = ContainerHost::new()
         .and_then(|host| userland(&host.layer("userland")).map(|()| host))
-        .map_err(|why| println!("SKIPPED {test}: {why}"))
+        .map_err(|why| eprintln!("SKIPPED {test}: {why}"))
         .ok()?;
     let mut machine = host.machine_on("prison", host.root("prison", &["userland"]));
     change(&host, &mut machine);
@@ -413,5 +413,5 @@ async fn sandboxes_do_not_see_each_other() {
 
 /// The number of the disk a path is on.
 fn device_of(path: &Path) -> u64 {
-    rustix::fs::stat(path).unwrap().st_dev
+    rustix::fs::stat(path).expect("a path that is there").st_dev
 }

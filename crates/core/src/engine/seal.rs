@@ -93,12 +93,11 @@ impl Inner {
 
     /// Ends all processes, politely first, and frees what the machine held.
     async fn power_down(&self, live: Option<&Live>, sandbox: &Sandbox) -> Result<MachineUsage> {
-        if let Some(live) = live {
-            if let Ok(guest) = live.guest().await
-                && guest.quiesce(self.settings.grace).await.is_ok()
-            {
-                live.commands_settled(Duration::from_secs(1)).await;
-            }
+        if let Some(live) = live
+            && let Ok(guest) = live.guest().await
+            && guest.quiesce(self.settings.grace).await.is_ok()
+        {
+            live.commands_settled(Duration::from_secs(1)).await;
         }
         let driver = self.driver(&sandbox.config.driver)?;
         Ok(driver.stop(&MachineKey::from(&sandbox.id)).await?)

@@ -264,13 +264,10 @@ async fn unkept_output_is_sent_again() {
     let mut process =
         guest.spawn(shell("a", "printf abc; printf def >&2")).await.expect("it starts");
     let mut first = Vec::new();
-    loop {
-        match process.output.next().await.expect("the connection holds") {
-            OutputEvent::Stdout(bytes) | OutputEvent::Stderr(bytes) => {
-                first.extend_from_slice(&bytes)
-            }
-            OutputEvent::Exited(_) => break,
-        }
+    while let OutputEvent::Stdout(bytes) | OutputEvent::Stderr(bytes) =
+        process.output.next().await.expect("the connection holds")
+    {
+        first.extend_from_slice(&bytes);
     }
     let guest = machine.connect().await;
     let mut process = guest.attach("a", 2, 0).await.expect("it is known");

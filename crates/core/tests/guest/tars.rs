@@ -29,7 +29,10 @@ fn raw(builder: &mut Builder<Vec<u8>>, kind: EntryType, name: &[u8], link: &[u8]
     builder.append(&header, data).expect("memory");
 }
 
-fn archive(entries: &[(EntryType, &[u8], &[u8], &[u8])]) -> Vec<u8> {
+/// Kind, name, link target, content.
+type Piece<'a> = (EntryType, &'a [u8], &'a [u8], &'a [u8]);
+
+fn archive(entries: &[Piece<'_>]) -> Vec<u8> {
     let mut builder = Builder::new(Vec::new());
     for (kind, name, link, data) in entries {
         raw(&mut builder, *kind, name, link, data);

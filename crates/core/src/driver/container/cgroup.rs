@@ -429,7 +429,7 @@ mod tests {
         let mut sleeper = Command::new("sleep").arg("1000").spawn().unwrap();
         fs::write(place.join("cgroup.procs"), sleeper.id().to_string()).unwrap();
         assert_eq!(groups.processes(&key).unwrap(), [sleeper.id()]);
-        assert_eq!(groups.keys(), [key.clone()]);
+        assert_eq!(groups.keys(), std::slice::from_ref(&key));
         groups.freeze(&key).unwrap();
         let events = fs::read_to_string(place.join("cgroup.events")).unwrap();
         assert_eq!(field(&events, "frozen"), 1);
