@@ -221,6 +221,8 @@ impl Inner {
         let grows = before.get(&sandbox.id).is_none_or(|before| used > *before);
         if used > sandbox.config.resources.disk.0 && grows {
             tracing::warn!(sandbox = %sandbox.name, used, limit = sandbox.config.resources.disk.0, "over its disk and growing; its commands are ended");
+            // What is started after this may be what cleans up: it waits until the others are gone.
+            let _gate = tokio::time::timeout(Duration::from_secs(1), live.gate.write()).await;
             live.guest().await?.quiesce(Duration::ZERO).await?;
         }
         Ok(used)
