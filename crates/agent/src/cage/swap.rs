@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
 
-use rustix::fs::CWD;
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 use rustix::thread::LinkNameSpaceType;
 use sandkeep_proto::cage::{Outcome, Swap, VERSION, start_time};
@@ -27,15 +27,22 @@ pub(crate) fn swap_root() -> ExitCode {
         if swap.version != VERSION {
             return Err(wrong_version(swap.version));
         }
-        carry_out(&swap).map(|()| swap.machine)
+        carry_out(&swap).map(|old_root| (swap.machine, old_root))
     });
-    answer(&match swapped {
-        Ok(machine) => Outcome::Done(machine),
-        Err(Trouble { step, reason }) => Outcome::Failed { step, reason },
-    })
+    match swapped {
+        Ok((machine, old_root)) => {
+            let code = answer(&Outcome::Done(machine));
+            // The last hold on it: the kernel takes it down now, while the driver goes on.
+            let _ = rustix::process::setpriority_process(None, 10);
+            drop(old_root);
+            code
+        }
+        Err(Trouble { step, reason }) => answer(&Outcome::Failed { step, reason }),
+    }
 }
 
-fn carry_out(swap: &Swap) -> Result<(), Trouble> {
+/// Returns a hold on the root that was there before.
+fn carry_out(swap: &Swap) -> Result<OwnedFd, Trouble> {
     let _lock = lock(&swap.run_dir)?;
     let (user_ns, mount_ns) = namespaces(swap)?;
     root::furnish(&swap.root, &swap.machine.hostname)?;
@@ -52,6 +59,8 @@ fn carry_out(swap: &Swap) -> Result<(), Trouble> {
 
     rustix::thread::move_into_link_name_space(mount_ns.as_fd(), Some(LinkNameSpaceType::Mount))
         .step("enter the mount namespace")?;
+    let old_root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        .step("hold the old root")?;
     let kept = root::MOUNT_POINTS.map(|name| copy(&format!("/{name}"), true));
     // Anywhere will do: the pivot takes it away again.
     attach(&new_root, "/run")?;
@@ -65,7 +74,7 @@ fn carry_out(swap: &Swap) -> Result<(), Trouble> {
         let _ = std::env::set_current_dir("/");
         let _ = rustix::mount::unmount("/run", UnmountFlags::DETACH);
     }
-    moved
+    moved.map(|()| old_root)
 }
 
 /// Opens the machine's namespaces, if it is still the machine that is meant.

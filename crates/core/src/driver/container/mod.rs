@@ -20,6 +20,11 @@
 //! *Who is alive.* Process numbers are reused, so a record counts only if the process has the start
 //! time it names. From then on the process is held by a pidfd, which cannot mean another.
 //!
+//! *What is left to the background.* Taking an overlay down means forgetting every file that was
+//! looked at through it, and a sync of the whole filesystem: up to a hundred milliseconds in which
+//! nothing can be written any more and nobody needs to wait. So `stop` holds the mounts until the
+//! processes are gone, and a builder that has swapped a root is not waited for.
+//!
 //! Calls are plain blocking code on the runtime's blocking threads: each is a few milliseconds of
 //! system calls, and one that was begun is finished even if its caller goes away.
 
@@ -34,6 +39,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::thread;
 
 use async_trait::async_trait;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -261,10 +267,12 @@ impl Host {
 
     fn stop(&self, key: &MachineKey) -> DriverResult<MachineUsage> {
         let _lock = lock(&self.directory(key), FlockOperation::LockExclusive)?;
-        if let Some((_, process)) = self.alive(key) {
+        if let Some((machine, process)) = self.alive(key) {
+            let mounts = File::open(format!("/proc/{}/ns/mnt", machine.pid));
             // The frozen cannot die under version 1.
             self.groups.thaw(key)?;
             self.kill(key, &process)?;
+            release(mounts.ok());
         }
         let usage = self.groups.usage(key);
         self.clear(key)?;
@@ -362,10 +370,15 @@ impl Host {
             .stdout
             .take()
             .map_or(Ok(0), |stdout| BufReader::new(stdout).read_line(&mut line));
+        let answer = serde_json::from_str(&line);
+        if let Ok(Outcome::Done(record)) = answer {
+            tokio::task::spawn_blocking(move || builder.wait());
+            return Ok(record);
+        }
         let status = builder.wait().map_err(failed("wait for", agent))?;
         text?;
         heard.map_err(failed("hear from", agent))?;
-        match serde_json::from_str(&line) {
+        match answer {
             Ok(Outcome::Done(record)) => Ok(record),
             Ok(Outcome::Failed { step, reason }) => Err(DriverError::Build { step, reason }),
             Err(_) => {
@@ -402,6 +415,17 @@ impl Host {
             _ => Ok(()),
         }
     }
+}
+
+/// Lets go of a dead machine's mounts, on a thread that stays behind whatever is waited for.
+fn release(mounts: Option<File>) {
+    let Some(mounts) = mounts else { return };
+    // Where there is no thread to be had, the closure is dropped, and with it the mounts.
+    let _ = thread::Builder::new().name("release".to_owned()).spawn(move || {
+        // Not the very last: it holds locks of the kernel's for a moment.
+        let _ = rustix::process::setpriority_process(None, 10);
+        drop(mounts);
+    });
 }
 
 #[expect(
