@@ -359,6 +359,11 @@ async fn sandboxes_are_found_by_all_their_tags_at_once() {
     };
     assert_eq!(names(find(&[("customer", "acme")])).await, ["s1", "s0"]);
     assert_eq!(names(find(&[("customer", "acme"), ("agent", "1")])).await, ["s0"]);
+    let moved = Some(Tags::from([("customer".into(), "zeta".into())]));
+    let patch = Patch { tags: moved, ..Patch::default() };
+    engine.update(&project(), &name("s0"), patch).await.unwrap();
+    assert_eq!(names(find(&[("customer", "zeta")])).await, ["s2", "s0"]);
+    assert_eq!(names(find(&[("agent", "1")])).await, ["s2"]);
     let page = engine
         .list(&project(), &Filter::default(), &Page { limit: 2, cursor: None })
         .await

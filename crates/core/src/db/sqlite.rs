@@ -25,7 +25,7 @@ use crate::model::{
 };
 
 /// The version of the tables in `sqlite.sql`.
-const VERSION: i64 = 2;
+const VERSION: i64 = 3;
 
 /// [`Db`] in a SQLite file.
 #[derive(Debug)]
@@ -51,6 +51,8 @@ impl SqliteDb {
         let opened = SqlitePoolOptions::new()
             .max_connections(1)
             .min_connections(1)
+            // A file does not hang up; asking costs as much as a statement.
+            .test_before_acquire(false)
             .connect_with(options)
             .await;
         let pool = opened.map_err(failed("open its file"))?;
@@ -142,7 +144,6 @@ impl SqliteDb {
     }
 
     async fn store_sandbox(&self, verb: &str, sandbox: &Sandbox) -> DbResult<bool> {
-        let mut tx = self.pool.begin().await.map_err(failed("begin"))?;
         let sql = AssertSqlSafe(format!(
             "INSERT INTO sandboxes (id, project, name, phase, class, current, created_with, expires_ms, doc) \
              VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT {verb}"
@@ -157,23 +158,10 @@ impl SqliteDb {
             .bind(sandbox.created_with.as_deref())
             .bind(sandbox.expires_at().as_millisecond())
             .bind(write(sandbox)?)
-            .execute(&mut *tx)
+            .execute(&self.pool)
             .await
             .map_err(failed("keep a sandbox"))?;
-        if done.rows_affected() == 0 {
-            return Ok(false);
-        }
-        let cleared = sqlx::query("DELETE FROM tags WHERE sandbox = ?")
-            .bind(sandbox.id.as_str())
-            .execute(&mut *tx);
-        cleared.await.map_err(failed("keep tags"))?;
-        for (key, value) in &sandbox.config.tags {
-            let tag = sqlx::query("INSERT INTO tags (sandbox, key, value) VALUES (?, ?, ?)");
-            let tag = tag.bind(sandbox.id.as_str()).bind(key).bind(value).execute(&mut *tx);
-            tag.await.map_err(failed("keep tags"))?;
-        }
-        tx.commit().await.map_err(failed("commit"))?;
-        Ok(true)
+        Ok(done.rows_affected() > 0)
     }
 
     async fn run(&self, action: &'static str, sql: &'static str, binds: &[&str]) -> DbResult<()> {

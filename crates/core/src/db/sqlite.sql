@@ -11,6 +11,15 @@ CREATE TABLE tags (
 CREATE INDEX tags_by_value ON tags (key, value);
 CREATE INDEX sandboxes_by_current ON sandboxes (current);
 CREATE INDEX sandboxes_by_key ON sandboxes (project, created_with);
+-- Tags follow the document by themselves: a sandbox is kept by one statement, and most change no tags.
+CREATE TRIGGER tags_of_new AFTER INSERT ON sandboxes BEGIN
+    INSERT INTO tags (sandbox, key, value) SELECT new.id, key, value FROM json_each(new.doc, '$.config.tags');
+END;
+CREATE TRIGGER tags_of_changed AFTER UPDATE OF doc ON sandboxes
+WHEN json_extract(old.doc, '$.config.tags') IS NOT json_extract(new.doc, '$.config.tags') BEGIN
+    DELETE FROM tags WHERE sandbox = new.id;
+    INSERT INTO tags (sandbox, key, value) SELECT new.id, key, value FROM json_each(new.doc, '$.config.tags');
+END;
 CREATE INDEX sandboxes_by_expiry ON sandboxes (expires_ms);
 CREATE TABLE sessions (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, doc TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX sessions_by_sandbox ON sessions (sandbox, id);
