@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use sandkeep_core::db::SqliteDb;
 use sandkeep_core::driver::container::{ContainerConfig, ContainerDriver};
@@ -142,8 +143,20 @@ impl Drop for House {
                         let _ = driver.stop(&key).await;
                     }
                 });
+                driver.retire();
             });
         });
+        // Tasks of an engine that was dropped with machines alive may still be sealing what those
+        // wrote: the directory is gone for good when it is gone twice.
+        let mut gone = 0;
+        for _ in 0..100 {
+            let _ = fs::remove_dir_all(self.dir.path());
+            gone = if self.dir.path().exists() { 0 } else { gone + 1 };
+            if gone == 2 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 }
 
