@@ -1,6 +1,7 @@
 //! Fixtures and contract suites.
 
 pub mod daemon;
+pub mod db;
 pub mod driver;
 pub mod house;
 pub mod inside;
