@@ -139,8 +139,16 @@ impl Drop for House {
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 runtime.block_on(async {
-                    for (key, _) in driver.survivors().await.unwrap_or_default() {
-                        let _ = driver.stop(&key).await;
+                    // Asked until the answer is "nobody": a start that was under way may just have ended.
+                    for _ in 0..10 {
+                        let alive = driver.survivors().await;
+                        if alive.as_ref().is_ok_and(Vec::is_empty) {
+                            break;
+                        }
+                        for (key, _) in alive.unwrap_or_default() {
+                            let _ = driver.stop(&key).await;
+                        }
+                        tokio::time::sleep(Duration::from_millis(20)).await;
                     }
                 });
                 driver.retire();

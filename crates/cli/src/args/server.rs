@@ -169,7 +169,7 @@ pub(crate) struct FsckArgs {
     /// Recreate the database from what is on disk
     #[arg(long)]
     pub(crate) rebuild: bool,
-    /// Read every file of every layer and compare it with what was sealed
+    /// Read every file of every layer and compare it with the last time this was done
     #[arg(long)]
     pub(crate) verify: bool,
 }

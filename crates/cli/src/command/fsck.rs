@@ -28,8 +28,8 @@ struct Answer {
 #[derive(Debug, Default, Serialize)]
 struct Verified {
     intact: usize,
-    /// Layers whose digest was not taken yet: it is, in the background, after a stop.
-    unknown: usize,
+    /// Layers seen for the first time: their digests are kept, to be compared with the next time.
+    recorded: usize,
     damaged: Vec<String>,
 }
 
@@ -73,7 +73,10 @@ async fn verify(store: &Store) -> Result<Verified, Failure> {
     for layer in store.scan::<Layer>().await.map_err(cannot)?.good {
         match store.verify(&layer.id).await.map_err(cannot)? {
             Verdict::Intact => found.intact += 1,
-            Verdict::Unknown => found.unknown += 1,
+            Verdict::Unknown => {
+                store.fingerprint(&layer.id).await.map_err(cannot)?;
+                found.recorded += 1;
+            }
             Verdict::Damaged(differences) => {
                 let told = differences
                     .iter()
@@ -98,12 +101,12 @@ fn written(paint: Paint, answer: &Answer) -> String {
         };
         text.push_str(&format!("{mark}  {}\n", told(problem)));
     }
-    if let Some(Verified { intact, unknown, damaged }) = &answer.verified {
+    if let Some(Verified { intact, recorded, damaged }) = &answer.verified {
         for difference in damaged {
             text.push_str(&format!("{}  {difference}\n", paint.red("PROBLEM ")));
         }
         text.push_str(&format!(
-            "{intact} layers read and found as they were sealed, {unknown} have no digest yet\n"
+            "{intact} layers read and found as they were, {recorded} read for the first time\n"
         ));
     }
     if answer.rebuilt {

@@ -10,7 +10,7 @@ use super::lifecycle::Phase;
 use super::live::Live;
 use super::{Error, Inner, Result};
 use crate::db::{Filter, Page};
-use crate::model::{LayerId, SandboxId, SessionEnd, SnapshotKind, now};
+use crate::model::{SandboxId, SessionEnd, SnapshotKind, now};
 
 /// How often expiry, retention, compaction and collection are looked at.
 const HOUSEKEEPING: Duration = Duration::from_secs(30);
@@ -99,34 +99,13 @@ impl Inner {
                 if let (Some(sandbox), None) = (now, slot.live()) {
                     inner.retain(&sandbox).await?;
                     inner.compact(&sandbox).await?;
-                    let current = inner.current_snapshot(&sandbox).await?;
-                    // An image's files are checked against its digests when they arrive.
-                    let mut own = current.map(|snapshot| snapshot.layers).unwrap_or_default();
-                    own.retain(|layer| !sandbox.image_layers.contains(layer));
-                    return Ok(own);
                 }
-                Ok(Vec::new())
+                Ok(())
             });
-            match done.await {
-                Ok(layers) => inner.fingerprint(&layers).await,
-                Err(error) => {
-                    tracing::warn!(
-                        error = chain_of(&error),
-                        "snapshots were not tidied after a stop"
-                    );
-                }
+            if let Err(error) = done.await {
+                tracing::warn!(error = chain_of(&error), "snapshots were not tidied after a stop");
             }
         });
-    }
-
-    /// Takes the digests that `keep fsck --verify` compares with. Sealed layers do not change, so this
-    /// needs no turn; one that is collected meanwhile needs no digest.
-    async fn fingerprint(&self, layers: &[LayerId]) {
-        for layer in layers {
-            if let Err(error) = self.store.fingerprint(layer).await {
-                tracing::debug!(%layer, error = chain_of(&error), "a layer's digest was not taken");
-            }
-        }
     }
 
     async fn housekeeping(self: &Arc<Self>) -> Result<()> {
