@@ -1,0 +1,91 @@
+// Points unmodified Vercel Sandbox clients at a Sandkeep server.
+//
+// The clients have the address of their service built in and hand each request a dispatcher of their
+// own, so neither a setting nor a proxy can turn them. They do take `globalThis.fetch` as they find it:
+// loaded before them, this file wraps it, and only addresses change.
+//
+//   https://vercel.com/api/...     -> $SANDKEEP_URL/api/...
+//   https://api.vercel.com/...     -> $SANDKEEP_URL/api/...
+//   https://<sub>.vercel.run/...   -> $SANDKEEP_URL/_route/<sub>/...   (WebSocket: wss -> ws or wss)
+//   https://<host of $SANDKEEP_URL>/health -> $SANDKEEP_URL/health
+//
+// The last one is the command line's probe before it opens a terminal: it drops the port and insists
+// on https. One file without dependencies, so that `keep env vercel` can hand it out by itself.
+
+const LOADED = Symbol.for("sandkeep.vercel-preload");
+
+const base = server(process.env.SANDKEEP_URL);
+
+if (!globalThis[LOADED]) {
+  globalThis[LOADED] = true;
+  globalThis.fetch = redirecting(globalThis.fetch);
+  if (globalThis.WebSocket) globalThis.WebSocket = redirectingSocket(globalThis.WebSocket);
+}
+
+/** Where a request to `address` goes instead, or `null` when it is none of ours. */
+export function redirect(address) {
+  let url;
+  try {
+    url = new URL(address);
+  } catch {
+    return null; // fetch has its own words for that
+  }
+  const socket = url.protocol === "wss:";
+  if ((url.protocol !== "https:" && !socket) || url.port !== "") return null;
+  const path = ourPath(url, socket);
+  if (path === null) return null;
+  const target = new URL(base);
+  if (socket) target.protocol = base.protocol === "https:" ? "wss:" : "ws:";
+  target.pathname = base.pathname.replace(/\/+$/, "") + path;
+  target.search = url.search;
+  return target.href;
+}
+
+function ourPath({ hostname, pathname }, socket) {
+  const sub = /^([a-z0-9-]+)\.vercel\.run$/.exec(hostname)?.[1];
+  if (sub !== undefined) return `/_route/${sub}${pathname}`;
+  if (socket) return null;
+  if (hostname === "vercel.com") return /^\/api(\/|$)/.test(pathname) ? pathname : null;
+  if (hostname === "api.vercel.com") return `/api${pathname}`;
+  if (hostname === base.hostname && pathname === "/health") return "/health";
+  return null;
+}
+
+function redirecting(fetch) {
+  return function redirectedFetch(input, init) {
+    const request = typeof input === "object" && input !== null && "url" in input;
+    const target = redirect(request ? input.url : String(input));
+    if (target === null) return fetch(input, init);
+    // A Request keeps its method, headers, signal and body, also one that is still being written.
+    return fetch(request ? new Request(target, input) : target, init);
+  };
+}
+
+function redirectingSocket(WebSocket) {
+  return new Proxy(WebSocket, {
+    construct(target, [address, ...rest], newTarget) {
+      return Reflect.construct(target, [redirect(String(address)) ?? address, ...rest], newTarget);
+    },
+  });
+}
+
+function server(text) {
+  const hint = "Set it to your server, like SANDKEEP_URL=http://127.0.0.1:7777 (`keep env vercel` prints it).";
+  if (!text) refuse(`SANDKEEP_URL is not set. ${hint}`);
+  let url;
+  try {
+    url = new URL(text);
+  } catch {
+    refuse(`SANDKEEP_URL is \`${text}\`, which is no address. ${hint}`);
+  }
+  if (url.protocol !== "http:" && url.protocol !== "https:") {
+    refuse(`SANDKEEP_URL is \`${text}\`; these clients can only speak http and https. ${hint}`);
+  }
+  return url;
+}
+
+function refuse(message) {
+  const error = new Error(`@sandkeep/vercel-preload: ${message}`);
+  error.stack = error.message; // whoever forgot a variable needs no trace of our insides
+  throw error;
+}

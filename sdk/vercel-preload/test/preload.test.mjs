@@ -1,0 +1,200 @@
+import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import http from "node:http";
+import { after, before, test } from "node:test";
+import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
+
+const run = promisify(execFile);
+const preload = fileURLToPath(new URL("../index.mjs", import.meta.url));
+
+/** Runs a script with the preload in a Node of its own. */
+async function node(script, { url, args = [] }) {
+  const env = { ...process.env, SANDKEEP_URL: url };
+  delete env.NODE_OPTIONS;
+  if (url === undefined) delete env.SANDKEEP_URL;
+  const done = await run(
+    process.execPath,
+    [`--import=${preload}`, ...args, "--input-type=module", "-e", script],
+    { env },
+  );
+  return done.stdout.trim();
+}
+
+/** A server that answers with what it was asked. */
+const echo = http.createServer(async (request, response) => {
+  const chunks = [];
+  for await (const chunk of request) chunks.push(chunk);
+  const { method, url, headers } = request;
+  response.end(JSON.stringify({ method, url, headers, body: Buffer.concat(chunks).toString() }));
+});
+let url;
+before(async () => {
+  await new Promise((listening) => echo.listen(0, "127.0.0.1", listening));
+  url = `http://127.0.0.1:${echo.address().port}`;
+});
+after(() => {
+  echo.close();
+  echo.closeAllConnections();
+});
+
+test("addresses are redirected by host and path, everything else is left alone", async () => {
+  const script = `
+    const { redirect } = await import(${JSON.stringify(preload)});
+    console.log(JSON.stringify(${JSON.stringify([
+      "https://vercel.com/api/v2/sandboxes?teamId=t&x=a%20b",
+      "https://vercel.com/api",
+      "https://api.vercel.com/v2/user",
+      "https://sb-1.vercel.run/a/b?c=d",
+      "https://sb-1.vercel.run",
+      "wss://sb-1.vercel.run/chat",
+      "https://box.example/health",
+      "https://box.example/health/more",
+      "https://box.example:7777/health",
+      "https://vercel.com/apis",
+      "https://vercel.com/.well-known/openid-configuration",
+      "https://www.vercel.com/api/v2",
+      "http://vercel.com/api/v2",
+      "https://a.b.vercel.run/",
+      "https://vercel.run/",
+      "https://vercel.com.example/api/",
+      "wss://vercel.com/api/",
+      "/relative",
+      "not an address",
+    ])}.map(redirect)));`;
+  const none = null;
+  assert.deepEqual(JSON.parse(await node(script, { url: "http://box.example:7777" })), [
+    "http://box.example:7777/api/v2/sandboxes?teamId=t&x=a%20b",
+    "http://box.example:7777/api",
+    "http://box.example:7777/api/v2/user",
+    "http://box.example:7777/_route/sb-1/a/b?c=d",
+    "http://box.example:7777/_route/sb-1/",
+    "ws://box.example:7777/_route/sb-1/chat",
+    "http://box.example:7777/health",
+    ...Array(12).fill(none),
+  ]);
+});
+
+test("a server below a path and behind https keeps both", async () => {
+  const script = `
+    const { redirect } = await import(${JSON.stringify(preload)});
+    console.log(redirect("https://vercel.com/api/v2/x"), redirect("wss://s.vercel.run/"));`;
+  assert.equal(
+    await node(script, { url: "https://box.example/keep/" }),
+    "https://box.example/keep/api/v2/x wss://box.example/keep/_route/s/",
+  );
+});
+
+test("a string, a URL and a Request arrive with method, headers and body", async () => {
+  const script = `
+    const address = "https://vercel.com/api/v2/x?y=1";
+    const init = { method: "POST", headers: { "x-mine": "1" }, body: "hello" };
+    for (const ask of [
+      () => fetch(address, init),
+      () => fetch(new URL(address), init),
+      () => fetch(new Request(address, init)),
+      () => fetch(new Request(address), init),
+    ]) {
+      const { method, url, headers, body } = await (await ask()).json();
+      console.log(method, url, headers["x-mine"], body);
+    }`;
+  assert.deepEqual(
+    (await node(script, { url })).split("\n"),
+    Array(4).fill("POST /api/v2/x?y=1 1 hello"),
+  );
+});
+
+test("bodies that are still being written arrive, given as init or inside a Request", async () => {
+  const script = `
+    const body = () => new ReadableStream({
+      async start(controller) {
+        for (const part of ["one ", "two ", "three"]) {
+          controller.enqueue(new TextEncoder().encode(part));
+          await new Promise((later) => setTimeout(later, 5));
+        }
+        controller.close();
+      },
+    });
+    const init = () => ({ method: "POST", duplex: "half", body: body() });
+    const address = "https://sub.vercel.run/upload";
+    console.log((await (await fetch(address, init())).json()).body);
+    console.log((await (await fetch(new Request(address, init()))).json()).body);`;
+  assert.equal(await node(script, { url }), "one two three\none two three");
+});
+
+test("signals and dispatchers are passed on", async () => {
+  const script = `
+    const failed = (ask) => ask.then(() => "answered", (error) => (error.cause ?? error).message);
+    const signal = AbortSignal.abort(new Error("mine was heard"));
+    console.log(await failed(fetch("https://vercel.com/api/x", { signal })));
+    console.log(await failed(fetch(new Request("https://s.vercel.run/", { signal }))));
+    const dispatcher = { dispatch() { throw new Error("mine was used"); } };
+    console.log(await failed(fetch("https://vercel.com/api/x", { dispatcher })));`;
+  assert.deepEqual((await node(script, { url })).split("\n"), [
+    "mine was heard",
+    "mine was heard",
+    "mine was used",
+  ]);
+});
+
+test("a request that is under way ends with its signal", async () => {
+  const script = `
+    const answer = fetch("https://vercel.com/api", { signal: AbortSignal.timeout(50) });
+    console.log(await answer.then(() => "answered", (error) => error.name));`;
+  const never = http.createServer(() => {});
+  await new Promise((listening) => never.listen(0, "127.0.0.1", listening));
+  try {
+    const url = `http://127.0.0.1:${never.address().port}`;
+    assert.equal(await node(script, { url }), "TimeoutError");
+  } finally {
+    never.close();
+    never.closeAllConnections();
+  }
+});
+
+test("requests to other places go where they were sent", async () => {
+  const script = `console.log((await (await fetch("${url}/elsewhere")).json()).url);`;
+  assert.equal(await node(script, { url: "http://127.0.0.1:9" }), "/elsewhere");
+});
+
+test("loading it twice wraps once", async () => {
+  const script = `
+    const first = globalThis.fetch;
+    await import(${JSON.stringify(`${preload}?again`)});
+    console.log(globalThis.fetch === first);
+    console.log((await (await fetch("https://vercel.com/api/v2")).json()).url);`;
+  assert.equal(
+    await node(script, { url, args: [`--import=${preload}?second`] }),
+    "true\n/api/v2",
+  );
+});
+
+test("sockets to ports of a sandbox are redirected, and stay sockets", async (t) => {
+  if (!globalThis.WebSocket) return t.skip("this Node has no WebSocket");
+  const script = `
+    const socket = new WebSocket("wss://sub.vercel.run/chat?room=1");
+    console.log(socket.url, socket instanceof WebSocket, WebSocket.OPEN);
+    const other = new WebSocket("ws://127.0.0.1:9/");
+    console.log(other.url);
+    for (const each of [socket, other]) each.onerror = () => {};
+    setTimeout(() => process.exit(0), 20);`;
+  assert.deepEqual((await node(script, { url: "http://127.0.0.1:9" })).split("\n"), [
+    "ws://127.0.0.1:9/_route/sub/chat?room=1 true 1",
+    "ws://127.0.0.1:9/",
+  ]);
+});
+
+for (const [name, wrong, words] of [
+  ["none", undefined, /SANDKEEP_URL is not set/],
+  ["an empty one", "", /SANDKEEP_URL is not set/],
+  ["no address", "box:with:colons", /SANDKEEP_URL is `box:with:colons`/],
+  ["a socket file", "unix:///run/keep.sock", /can only speak http and https/],
+]) {
+  test(`with ${name} for SANDKEEP_URL it refuses to load and says why`, async () => {
+    const refused = await node("console.log('ran')", { url: wrong }).catch((error) => error);
+    assert.equal(refused.code, 1);
+    assert.match(refused.stderr, words);
+    assert.match(refused.stderr, /keep env vercel/);
+    assert.doesNotMatch(refused.stdout, /ran/);
+  });
+}
