@@ -53,7 +53,16 @@ impl FromRequestParts<Arc<App>> for Admin {
 }
 
 fn caller(headers: &HeaderMap, app: &App, needed: Scope) -> Result<Caller, ApiError> {
-    let mut caller = app.engine.authenticate(secret(headers)?)?;
+    let mut caller = authorize(headers, app, needed)?;
+    if let Some(project) = headers.get("sandkeep-project") {
+        caller.project = chosen(&caller, project.as_bytes())?;
+    }
+    Ok(caller)
+}
+
+/// Whose key it is, if its scope reaches so far; counts the request.
+pub(crate) fn authorize(headers: &HeaderMap, app: &App, needed: Scope) -> Result<Caller, ApiError> {
+    let caller = app.engine.authenticate(secret(headers)?)?;
     app.rate.take(&caller.key, Instant::now()).map_err(|seconds| {
         ApiError::new(
             StatusCode::TOO_MANY_REQUESTS,
@@ -65,9 +74,6 @@ fn caller(headers: &HeaderMap, app: &App, needed: Scope) -> Result<Caller, ApiEr
     })?;
     if caller.scope < needed {
         return Err(too_narrow(caller.scope, needed));
-    }
-    if let Some(project) = headers.get("sandkeep-project") {
-        caller.project = chosen(&caller, project.as_bytes())?;
     }
     Ok(caller)
 }

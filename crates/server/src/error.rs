@@ -55,6 +55,14 @@ impl ApiError {
         self
     }
 
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub(crate) fn retry_seconds(&self) -> Option<u64> {
+        self.retry_after
+    }
+
     /// What is said in the middle of a stream, where there is no status any more.
     pub(crate) fn into_body(self) -> ErrorBody {
         self.body

@@ -2,6 +2,7 @@
 //!
 //! - [`listen`]: sockets, connections, graceful shutdown; [`serve`] is all a program needs.
 //! - `api`: the routes of `/v1`. A handler parses, asks the engine, and words the answer.
+//! - `compat`: the same engine in other vendors' words, for their clients.
 //! - `auth`: whose key it is and how far its scope reaches, per route.
 //! - [`limits`]: how much a caller may send, how fast and how long.
 //! - `error`: how anything that went wrong becomes a status and a JSON body.
@@ -14,10 +15,12 @@
 
 mod api;
 mod auth;
+mod compat;
 mod error;
 pub mod limits;
 pub mod listen;
 pub mod openapi;
 
+pub use compat::vercel::Settings as VercelSettings;
 pub use limits::Limits;
 pub use listen::{ServeConfig, ServeError, Server, serve};

@@ -36,6 +36,8 @@ pub struct ServeConfig {
     pub scratch: PathBuf,
     /// What callers may do.
     pub limits: Limits,
+    /// How Vercel's clients are served.
+    pub vercel: crate::VercelSettings,
 }
 
 /// Why the server could not listen.
@@ -87,6 +89,7 @@ pub struct Server {
     unix: Option<Socket>,
     scratch: PathBuf,
     limits: Limits,
+    vercel: crate::VercelSettings,
 }
 
 /// Connections and streams that are alive, so that a shutdown can wait for them.
@@ -141,7 +144,8 @@ impl Server {
             Some(path) => Some(Socket::bind(path).await?),
             None => None,
         };
-        Ok(Self { tcp, unix, scratch: config.scratch, limits: config.limits })
+        let ServeConfig { scratch, limits, vercel, .. } = config;
+        Ok(Self { tcp, unix, scratch, limits, vercel })
     }
 
     /// The addresses that were got; of use when a port was left to the system.
@@ -153,7 +157,7 @@ impl Server {
     /// Serves until `shutdown`.
     pub async fn run(self, engine: Engine, shutdown: impl Future<Output = ()> + Send) {
         let drain = self.limits.drain;
-        let app = Arc::new(App::new(engine, self.limits, self.scratch));
+        let app = Arc::new(App::new(engine, self.limits, self.scratch, self.vercel));
         let router = api::router(Arc::clone(&app));
         let mut loops = tokio::task::JoinSet::new();
         for listener in self.tcp {

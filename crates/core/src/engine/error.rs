@@ -64,6 +64,8 @@ pub enum Error {
     SessionOver,
     #[error("the daemon is shutting down")]
     ShuttingDown,
+    #[error("the secret that tokens are signed with cannot be had")]
+    Secret(#[source] std::io::Error),
     #[error(transparent)]
     Image(#[from] ImageError),
     #[error(transparent)]
@@ -132,7 +134,9 @@ impl Error {
             Self::Image(error) => image_kind(error),
             Self::Store(error) => store_kind(error),
             Self::Guest(error) => guest_kind(error),
-            Self::StartFailed { .. } | Self::Driver(_) | Self::Db(_) => ErrorKind::Fault,
+            Self::StartFailed { .. } | Self::Driver(_) | Self::Db(_) | Self::Secret(_) => {
+                ErrorKind::Fault
+            }
         }
     }
 
@@ -166,7 +170,7 @@ impl Error {
             Self::Image(error) => image_code(error),
             Self::Guest(error) => guest_code(error),
             Self::Store(_) if self.kind() == ErrorKind::Exhausted => "no_room",
-            Self::Store(_) | Self::Driver(_) | Self::Db(_) => "internal",
+            Self::Store(_) | Self::Driver(_) | Self::Db(_) | Self::Secret(_) => "internal",
         }
     }
 

@@ -20,7 +20,7 @@
 //!   files; `export` makes an OCI image of a snapshot.
 //! - `space` says who holds which layers, drops what is held by nobody and shortens long chains.
 //! - `reaper` ends what is idle, over its time or over its disk, and what has expired.
-//! - `tenant` knows projects and keys; `once` makes retries harmless.
+//! - `tenant` knows projects and keys, `token` what speaks for a key; `once` makes retries harmless.
 //!
 //! *Acknowledged is durable*: an answer that names a snapshot or a new sandbox is given after its
 //! layer, its manifest and the sandbox's manifest are on stable storage, in that order. The
@@ -47,6 +47,7 @@ mod seal;
 mod slot;
 mod space;
 mod tenant;
+mod token;
 mod track;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -141,6 +142,7 @@ pub(crate) struct Inner {
     settings: Settings,
     slots: Mutex<HashMap<SandboxId, Arc<slot::Slot>>>,
     tenants: tenant::Tenants,
+    signer: token::Signer,
     once: once::Once,
     books: Mutex<Books>,
     uids: Mutex<BTreeSet<u32>>,
@@ -158,6 +160,7 @@ impl Engine {
     /// Returns [`Error`] when the data directory or the index cannot be read.
     pub async fn open(parts: Parts) -> Result<Self> {
         let Parts { store, images, db, drivers, settings } = parts;
+        let signer = token::Signer::open(store.data_dir()).map_err(Error::Secret)?;
         let drivers = drivers.into_iter().map(|driver| (driver.name(), driver)).collect();
         let inner = Arc::new(Inner {
             store,
@@ -167,6 +170,7 @@ impl Engine {
             settings,
             slots: Mutex::default(),
             tenants: tenant::Tenants::default(),
+            signer,
             once: once::Once::default(),
             books: Mutex::default(),
             uids: Mutex::default(),

@@ -48,12 +48,16 @@ impl Tenants {
 }
 
 impl Engine {
-    /// Finds out who shows this secret.
+    /// Finds out who shows this secret, or a token that speaks for one.
     ///
     /// # Errors
     ///
     /// Returns [`Error::BadKey`] when nobody does, or not any more.
     pub fn authenticate(&self, secret: &str) -> Result<Caller> {
+        // No key has dots, and every token has two.
+        if secret.contains('.') {
+            return self.bearer_of(secret);
+        }
         let hash = hash_of(secret);
         let projects = self.inner.tenants.projects.read().unwrap_or_else(PoisonError::into_inner);
         for project in projects.values() {
@@ -181,6 +185,16 @@ impl Inner {
         self.db.put_project(project).await?;
         self.tenants.put(project.clone());
         Ok(())
+    }
+
+    /// A key that has not expired, and the project it belongs to.
+    pub(super) fn key(&self, id: &KeyId) -> Option<(Name, Key)> {
+        let projects = self.tenants.projects.read().unwrap_or_else(PoisonError::into_inner);
+        projects.values().find_map(|project| {
+            let key = project.keys.iter().find(|key| key.id == *id)?;
+            let good = key.expires_at.is_none_or(|at| at > now());
+            good.then(|| (project.name.clone(), key.clone()))
+        })
     }
 
     pub(super) fn require_project(&self, name: &Name) -> Result<()> {

@@ -48,19 +48,26 @@ pub(crate) struct App {
     pub(crate) limits: Limits,
     pub(crate) rate: RateLimiter,
     pub(crate) scratch: PathBuf,
+    pub(crate) vercel: crate::compat::vercel::Settings,
     /// Turns true once, when the server goes down.
     pub(crate) closing: watch::Sender<bool>,
     pub(crate) alive: Alive,
 }
 
 impl App {
-    pub(crate) fn new(engine: Engine, limits: Limits, scratch: PathBuf) -> Self {
+    pub(crate) fn new(
+        engine: Engine,
+        limits: Limits,
+        scratch: PathBuf,
+        vercel: crate::compat::vercel::Settings,
+    ) -> Self {
         let rate = RateLimiter::new(&limits);
         Self {
             engine,
             limits,
             rate,
             scratch,
+            vercel,
             closing: watch::Sender::new(false),
             alive: Alive::new(),
         }
@@ -71,6 +78,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     let short = short_routes().route_layer(from_fn_with_state(Arc::clone(&app), in_time));
     short
         .merge(stream_routes())
+        .merge(crate::compat::vercel::router())
         .fallback(async || {
             ApiError::new(StatusCode::NOT_FOUND, "no_such_route", "there is no such route")
                 .hint("GET /v1/openapi.json lists what there is")

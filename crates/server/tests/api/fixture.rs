@@ -142,6 +142,7 @@ impl Served {
             unix: Some(socket.clone()),
             scratch: dir.path().to_owned(),
             limits,
+            vercel: sandkeep_server::VercelSettings::default(),
         });
         let server = server.await.unwrap();
         let address = server.addresses()[0];

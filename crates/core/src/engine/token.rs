@@ -1,0 +1,237 @@
+//! Tokens: signed words that speak for a key.
+//!
+//! Some clients insist on a token of three parts (a JWT) and read claims out of it. Such a token is
+//! made *from* a key and is worth nothing without it: it carries the key's id, reaches no further
+//! than the key does, and ends with it. Nothing of it is stored, so making one leaves no trace and
+//! revoking the key ends them all.
+//!
+//! The signature is HMAC-SHA-256 with 256 random bits that lie in the data directory, in `token.key`,
+//! readable by its owner alone. Removing the file ends every token there is; the next daemon makes
+//! another.
+//!
+//! `aud` says what a token is for. One that opens a terminal ([`Engine::sign`]) is refused as a key,
+//! and the other way round.
+
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
+use sha2::Sha256;
+
+use super::{Caller, Engine, Error, Result, later};
+use crate::model::{KeyId, Name, Scope, Span, now};
+
+const FILE: &str = "token.key";
+const HEADER: &str = r#"{"alg":"HS256","typ":"JWT"}"#;
+/// What a token that stands for a key is for.
+const FOR_CALLS: &str = "sandkeep";
+
+/// What tokens are signed with.
+pub(super) struct Signer([u8; 32]);
+
+impl std::fmt::Debug for Signer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Signer")
+    }
+}
+
+impl Signer {
+    /// Reads the secret of this data directory, which is made when there is none.
+    pub(super) fn open(data: &Path) -> io::Result<Self> {
+        let path = data.join(FILE);
+        match std::fs::read(&path) {
+            Ok(bytes) => <[u8; 32]>::try_from(bytes).map(Self).map_err(|_| {
+                io::Error::other(format!("`{}` is not 32 bytes; remove it", path.display()))
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let mut secret = [0u8; 32];
+                getrandom::fill(&mut secret).map_err(io::Error::other)?;
+                // Whole or not at all: half a secret would be refused for ever.
+                let draft = data.join("token.key.new");
+                let _ = std::fs::remove_file(&draft);
+                let mut open = std::fs::OpenOptions::new();
+                let mut file = open.write(true).create_new(true).mode(0o600).open(&draft)?;
+                file.write_all(&secret)?;
+                file.sync_all()?;
+                std::fs::rename(&draft, &path)?;
+                std::fs::File::open(data)?.sync_all()?;
+                Ok(Self(secret))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn mac(&self, text: &str) -> Hmac<Sha256> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("any length is a key");
+        mac.update(text.as_bytes());
+        mac
+    }
+
+    fn sign(&self, claims: &impl Serialize) -> String {
+        let claims = serde_json::to_vec(claims).unwrap_or_default();
+        let text = format!("{}.{}", URL_SAFE_NO_PAD.encode(HEADER), URL_SAFE_NO_PAD.encode(claims));
+        let signature = URL_SAFE_NO_PAD.encode(self.mac(&text).finalize().into_bytes());
+        format!("{text}.{signature}")
+    }
+
+    /// The claims of a token that we signed and that has not expired.
+    fn verify(&self, token: &str) -> Option<Value> {
+        let (text, signature) = token.rsplit_once('.')?;
+        let (header, claims) = text.split_once('.')?;
+        // One algorithm only: what the header says is compared, not obeyed.
+        if URL_SAFE_NO_PAD.decode(header).ok()? != HEADER.as_bytes() {
+            return None;
+        }
+        let signature = URL_SAFE_NO_PAD.decode(signature).ok()?;
+        self.mac(text).verify_slice(&signature).ok()?;
+        let claims: Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(claims).ok()?).ok()?;
+        (claims.get("exp")?.as_i64()? > now().as_second()).then_some(claims)
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Claims {
+    aud: String,
+    /// The key it speaks for.
+    sub: KeyId,
+    /// The project it is for.
+    sandkeep_project: Name,
+    /// How far it reaches; never further than the key.
+    sandkeep_scope: Scope,
+    iat: i64,
+    exp: i64,
+    /// What a front wants its clients to read.
+    #[serde(flatten)]
+    more: Map<String, Value>,
+}
+
+impl Engine {
+    /// Makes a token that speaks for the caller's key in the caller's project. `more` are claims for
+    /// whoever reads it; they decide nothing here.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Invalid`] when the span cannot be added to the clock, and
+    /// [`Error::NoProject`] when the project is not there.
+    pub fn issue_token(
+        &self,
+        caller: &Caller,
+        scope: Scope,
+        expires: Span,
+        more: Map<String, Value>,
+    ) -> Result<String> {
+        self.inner.require_project(&caller.project)?;
+        let far = || Error::invalid("expires", "too far away");
+        let claims = Claims {
+            aud: FOR_CALLS.to_owned(),
+            sub: caller.key.clone(),
+            sandkeep_project: caller.project.clone(),
+            sandkeep_scope: scope.min(caller.scope),
+            iat: now().as_second(),
+            exp: later(expires).ok_or_else(far)?.as_second(),
+            more,
+        };
+        Ok(self.inner.signer.sign(&claims))
+    }
+
+    /// Finds out for which key a token speaks.
+    pub(super) fn bearer_of(&self, token: &str) -> Result<Caller> {
+        let claims = self.inner.signer.verify(token).ok_or(Error::BadKey)?;
+        let claims: Claims = serde_json::from_value(claims).map_err(|_| Error::BadKey)?;
+        if claims.aud != FOR_CALLS {
+            return Err(Error::BadKey);
+        }
+        let (home, key) = self.inner.key(&claims.sub).ok_or(Error::BadKey)?;
+        // Only an admin's key reaches other projects than its own.
+        if home != claims.sandkeep_project && key.scope != Scope::Admin {
+            return Err(Error::BadKey);
+        }
+        self.inner.require_project(&claims.sandkeep_project).map_err(|_| Error::BadKey)?;
+        Ok(Caller {
+            project: claims.sandkeep_project,
+            scope: key.scope.min(claims.sandkeep_scope),
+            key: key.id,
+        })
+    }
+
+    /// Signs what a front wants to hear again later, for this purpose only.
+    #[must_use]
+    pub fn sign(&self, purpose: &str, expires: Span, what: &impl Serialize) -> String {
+        let exp = later(expires).unwrap_or_else(now).as_second();
+        self.inner.signer.sign(&serde_json::json!({ "aud": purpose, "exp": exp, "what": what }))
+    }
+
+    /// What was signed for this purpose, if it was and has not expired.
+    #[must_use]
+    pub fn signed<T: DeserializeOwned>(&self, purpose: &str, token: &str) -> Option<T> {
+        let mut claims = self.inner.signer.verify(token)?;
+        if claims.get("aud").and_then(Value::as_str) != Some(purpose) || purpose == FOR_CALLS {
+            return None;
+        }
+        serde_json::from_value(claims.get_mut("what")?.take()).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    use serde_json::json;
+
+    use super::Signer;
+    use crate::model::now;
+
+    fn good() -> serde_json::Value {
+        json!({ "aud": "x", "exp": now().as_second() + 60 })
+    }
+
+    #[test]
+    fn what_was_signed_here_is_known_again_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let signer = Signer::open(dir.path()).unwrap();
+        let token = signer.sign(&good());
+        assert_eq!(Signer::open(dir.path()).unwrap().verify(&token), Some(good()));
+        let elsewhere = tempfile::tempdir().unwrap();
+        assert_eq!(Signer::open(elsewhere.path()).unwrap().verify(&token), None);
+        let parts: Vec<&str> = token.split('.').collect();
+        let none = URL_SAFE_NO_PAD.encode(r#"{"alg":"none","typ":"JWT"}"#);
+        let richer = URL_SAFE_NO_PAD.encode(json!({ "aud": "y", "exp": 1 << 40 }).to_string());
+        for forged in [
+            format!("{none}.{}.", parts[1]),
+            format!("{none}.{}.{}", parts[1], parts[2]),
+            format!("{}.{richer}.{}", parts[0], parts[2]),
+            format!("{}.{}.", parts[0], parts[1]),
+            format!("{}.{}", parts[0], parts[1]),
+            format!("{}.{}.{}A", parts[0], parts[1], parts[2]),
+            "..".to_owned(),
+            String::new(),
+        ] {
+            assert_eq!(signer.verify(&forged), None, "{forged}");
+        }
+    }
+
+    #[test]
+    fn a_token_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let signer = Signer::open(dir.path()).unwrap();
+        for claims in [json!({ "exp": now().as_second() - 1 }), json!({}), json!({ "exp": "9" })] {
+            assert_eq!(signer.verify(&signer.sign(&claims)), None, "{claims}");
+        }
+    }
+
+    #[test]
+    fn the_secret_is_its_owners_alone() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        Signer::open(dir.path()).unwrap();
+        let mode = std::fs::metadata(dir.path().join("token.key")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        std::fs::write(dir.path().join("token.key"), b"short").unwrap();
+        assert!(Signer::open(dir.path()).is_err());
+    }
+}

@@ -1,0 +1,79 @@
+//! A front for Vercel Sandbox clients: their SDKs for JavaScript and Python and their CLI, unmodified.
+//!
+//! ```text
+//! /api/v2/sandboxes/...        what their clients ask for (also without /api)
+//!   {name}                     a sandbox: our sandbox
+//!   sessions/{id}              one boot of it: our session
+//!   sessions/{id}/cmd, fs, ... what happens in it
+//!   snapshots, drives          what outlives it
+//! /ws/interactive              a terminal
+//! ```
+//!
+//! - `auth`: the token decides the project. `input`, `error`: how requests are read and refusals put.
+//! - `ids`, `wire`: their words for our things. What a sandbox was told that the engine has no use
+//!   for (a region, say) is kept in its `notes` and told back.
+//! - `sandboxes`, `sessions`, `snapshots`, `account`: the endpoints.
+//!
+//! Their model differs from ours in these: every stop of a persistent sandbox answers with a snapshot,
+//! also when nothing was written; snapshots outlive their sandbox; a sandbox has a time limit and no
+//! idle limit; a sandbox that never had a snapshot cannot be resumed. `docs/compat/vercel.md` is the
+//! page for users, with what is refused and what is better here.
+
+mod account;
+pub(crate) mod auth;
+pub(crate) mod error;
+pub(crate) mod ids;
+mod input;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::get;
+use sandkeep_core::model::Span;
+
+use crate::api::App;
+use error::VercelError;
+
+/// How this front behaves on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The image of a sandbox that names neither a runtime nor an image; the dressed `host` if absent.
+    pub default_image: Option<String>,
+    /// What runtimes stand for.
+    pub runtimes: BTreeMap<String, String>,
+    /// What images stand for.
+    pub images: BTreeMap<String, String>,
+    /// The longest a session may last, extensions included.
+    pub max_timeout: Span,
+    /// Where clients reach this server from outside, such as `https://keep.example.com`; as they
+    /// reached it if absent.
+    pub public_url: Option<String>,
+    /// The domain whose subdomains lead to ports inside sandboxes.
+    pub domain: Option<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            default_image: None,
+            runtimes: BTreeMap::new(),
+            images: BTreeMap::new(),
+            max_timeout: Span::seconds(24 * 3600),
+            public_url: None,
+            domain: None,
+        }
+    }
+}
+
+pub(crate) fn router() -> Router<Arc<App>> {
+    let api = api_routes();
+    Router::new()
+        .route("/health", get(async || "ok"))
+        .nest("/api", api.clone().fallback(async || VercelError::not_found("Route")))
+        .merge(api)
+}
+
+fn api_routes() -> Router<Arc<App>> {
+    Router::new().merge(account::routes())
+}
