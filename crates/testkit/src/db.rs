@@ -31,6 +31,7 @@ pub fn sandbox(project: &str, name: &str) -> Sandbox {
         open_layer: None,
         open_chain: Vec::new(),
         unsealed: None,
+        mounted: Vec::new(),
         uids: None,
         created_with: None,
         created_at: now(),

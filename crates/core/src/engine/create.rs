@@ -174,6 +174,7 @@ impl Inner {
             open_layer: None,
             open_chain: Vec::new(),
             unsealed: None,
+            mounted: Vec::new(),
             uids: None,
             created_with,
             created_at: now(),

@@ -97,6 +97,10 @@ id_type!(
     LayerId, "lay", "layer"
 );
 id_type!(
+    /// Names a drive for the machine; people use its [`super::Name`].
+    DriveId, "drv", "drive"
+);
+id_type!(
     /// Names an API key; not the secret itself.
     KeyId, "key", "key"
 );

@@ -3,6 +3,7 @@
 //! Everything here is plain data. Text is parsed into these types at the edge (HTTP, command line,
 //! disk) and trusted inside: a [`Name`] is a valid name, a [`LayerId`] is safe in a path.
 
+mod drive;
 mod id;
 mod name;
 mod quantity;
@@ -10,7 +11,10 @@ mod record;
 mod root;
 mod spec;
 
-pub use id::{BadId, CommandId, KeyId, LayerId, SandboxId, SessionId, SnapshotId};
+pub use drive::{
+    Attachment, DRIVE_SIZE, Drive, Mount, MountMode, Mounted, Mounts, check_drive_name, check_mounts,
+};
+pub use id::{BadId, CommandId, DriveId, KeyId, LayerId, SandboxId, SessionId, SnapshotId};
 pub use name::{BadName, Name, Tags, check_env_name, check_tag};
 pub use quantity::{BadQuantity, Size, Span};
 pub use record::{

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CommandId, Config, KeyId, LayerId, Name, SandboxId, SessionId, Size, SnapshotId, Span,
+    CommandId, Config, KeyId, LayerId, Mounted, Name, SandboxId, SessionId, Size, SnapshotId, Span,
     Timestamp, UidRange,
 };
 use crate::engine::lifecycle::{Effect, Phase};
@@ -95,6 +95,9 @@ pub struct Sandbox {
     pub open_chain: Vec<LayerId>,
     /// The layer right under the open one, while it is being sealed under a session that goes on.
     pub unsealed: Option<LayerId>,
+    /// The drives that the session under way has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounted: Vec<Mounted>,
     /// The uid range the session under way runs in.
     pub uids: Option<UidRange>,
     /// The idempotency key it was created with, so that a retry after a crash finds it.

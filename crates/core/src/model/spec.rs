@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{BadName, Name, Size, Span, Tags, check_env_name, check_tag};
+use super::{BadName, Mounts, Name, Size, Span, Tags, check_env_name, check_mounts, check_tag};
 
 /// How long a sandbox is meant to live, and how it is governed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,6 +124,9 @@ pub struct Config {
     pub retention: Retention,
     /// Paths that never enter a snapshot, as globs from the root: `tmp/**`, `**/node_modules/.cache/**`.
     pub exclude: Vec<String>,
+    /// Drives it has, by path.
+    #[serde(default, skip_serializing_if = "Mounts::is_empty")]
+    pub mounts: Mounts,
 }
 
 impl Default for Config {
@@ -146,6 +149,7 @@ impl Default for Config {
             hooks: Hooks::default(),
             retention: Retention { expires: None, keep_last: Some(10) },
             exclude: Vec::new(),
+            mounts: Mounts::new(),
         }
     }
 }
@@ -178,6 +182,7 @@ pub struct Patch {
     pub snapshot_expires: Option<Option<Span>>,
     pub keep_last: Option<Option<u32>>,
     pub exclude: Option<Vec<String>>,
+    pub mounts: Option<Mounts>,
 }
 
 /// Why a configuration is refused: the field and what is wrong with it.
@@ -234,6 +239,7 @@ impl Patch {
         set(&mut config.retention.expires, self.snapshot_expires);
         set(&mut config.retention.keep_last, self.keep_last);
         set(&mut config.exclude, self.exclude);
+        set(&mut config.mounts, self.mounts.map(check_mounts).transpose()?);
         config.check()?;
         Ok(config)
     }

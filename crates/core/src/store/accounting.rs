@@ -3,7 +3,7 @@
 //! The engine keeps one set of [`Books`] in memory, filled at start-up and changed with every manifest.
 //! What nobody holds according to it may be collected.
 //!
-//! A layer is held by every snapshot, image and sandbox whose chain it is in. For each snapshot three
+//! A layer is held by every snapshot, image, drive and sandbox whose chain it is in. For each snapshot three
 //! numbers matter to people:
 //!
 //! - *own*: what it added to its parent, or to its image when it has no parent. It never changes.
@@ -18,7 +18,9 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{Linked, Result, Store};
-use crate::model::{Image, Layer, LayerId, LayerKind, Sandbox, SandboxId, Snapshot, SnapshotId};
+use crate::model::{
+    Drive, DriveId, Image, Layer, LayerId, LayerKind, Sandbox, SandboxId, Snapshot, SnapshotId,
+};
 
 /// What a layer weighs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +51,8 @@ pub struct Totals {
     pub bytes: u64,
     /// Of these, layers of images.
     pub images: u64,
+    /// Of these, layers of drives.
+    pub drives: u64,
     /// Of these, layers nobody holds, which a collection would free.
     pub unheld: u64,
 }
@@ -71,6 +75,7 @@ enum Holder {
     Snapshot(SnapshotId),
     Image(String),
     Sandbox(SandboxId),
+    Drive(DriveId),
 }
 
 #[derive(Debug)]
@@ -168,16 +173,31 @@ impl Books {
     }
 
     /// Enters a sandbox: it holds its image's layers even when the image is gone, and what its session
-    /// writes to and stands on.
+    /// writes to and stands on, drives included.
     pub fn hold_sandbox(&mut self, sandbox: &Sandbox) {
         let session = sandbox.open_layer.iter().chain(&sandbox.unsealed).chain(&sandbox.open_chain);
-        let layers: Vec<LayerId> = session.chain(&sandbox.image_layers).cloned().collect();
+        let drives = sandbox.mounted.iter().flat_map(|mounted| mounted.chain.iter());
+        let open = sandbox.mounted.iter().map(|mounted| &mounted.layer);
+        let layers: Vec<LayerId> =
+            session.chain(&sandbox.image_layers).chain(drives).chain(open).cloned().collect();
         self.hold(Holder::Sandbox(sandbox.id.clone()), &layers);
     }
 
     /// Strikes out a sandbox.
     pub fn drop_sandbox(&mut self, id: &SandboxId) {
         self.hold(Holder::Sandbox(id.clone()), &[]);
+    }
+
+    /// Enters a drive, or what has become of it.
+    pub fn hold_drive(&mut self, drive: &Drive) {
+        let open = drive.attached.as_ref().map(|attached| &attached.layer);
+        let layers: Vec<LayerId> = drive.layers.iter().chain(open).cloned().collect();
+        self.hold(Holder::Drive(drive.id.clone()), &layers);
+    }
+
+    /// Strikes out a drive.
+    pub fn drop_drive(&mut self, id: &DriveId) {
+        self.hold(Holder::Drive(id.clone()), &[]);
     }
 
     /// All layers that somebody holds, sealed or not.
@@ -243,9 +263,12 @@ impl Books {
             let chosen = self.weights.iter().filter(|(id, weight)| keep(id, weight));
             chosen.map(|(id, _)| id).collect::<HashSet<_>>()
         };
+        let drives = self.held.iter().filter(|(holder, _)| matches!(holder, Holder::Drive(_)));
+        let of_drives: HashSet<&LayerId> = drives.flat_map(|(_, layers)| layers).collect();
         Totals {
             bytes: self.weigh(&of(&|_, _| true)),
             images: self.weigh(&of(&|_, weight| weight.image)),
+            drives: self.weigh(&of(&|id, _| of_drives.contains(id))),
             unheld: self.weigh(&of(&|id, _| !self.holders.contains_key(id))),
         }
     }
@@ -335,7 +358,7 @@ mod tests {
         assert_eq!(sizes(&first), Sizes { own: 100, shared: 1000, freed: 0 });
         assert_eq!(sizes(&second), Sizes { own: 20, shared: 1100, freed: 20 });
         assert_eq!(sizes(&fork), Sizes { own: 3, shared: 1100, freed: 3 });
-        assert_eq!(books.totals(), Totals { bytes: 1123, images: 1000, unheld: 0 });
+        assert_eq!(books.totals(), Totals { bytes: 1123, images: 1000, drives: 0, unheld: 0 });
         assert_eq!(books.sizes(&SnapshotId::fresh()), None);
     }
 

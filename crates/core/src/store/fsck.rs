@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::manifest::{Damaged, Manifest, Scan, id_of, list, sync_parent};
 use super::{Result, Store, blocking, io_error};
 use crate::model::{
-    Command, Image, Layer, LayerId, Project, Sandbox, SandboxId, Session, Snapshot, SnapshotId,
+    Command, Drive, Image, Layer, LayerId, Project, Sandbox, SandboxId, Session, Snapshot, SnapshotId,
 };
 
 /// What was found.
@@ -23,6 +23,8 @@ pub struct Report {
     pub sandboxes: usize,
     /// How many snapshots there are.
     pub snapshots: usize,
+    /// How many drives there are.
+    pub drives: usize,
     /// How many images there are.
     pub images: usize,
     /// How many sealed layers there are.
@@ -55,7 +57,7 @@ pub enum Problem {
     },
     /// A layer that is needed is not there, or not sealed.
     MissingLayer {
-        /// Who needs it: `snapshot …`, `image …` or `sandbox …`.
+        /// Who needs it: `snapshot …`, `image …`, `drive …` or `sandbox …`.
         needed_by: String,
         /// The layer.
         layer: LayerId,
@@ -77,7 +79,7 @@ pub enum Problem {
         /// The directory.
         path: PathBuf,
     },
-    /// A layer that was begun and not sealed, and that no sandbox writes to.
+    /// A layer that was begun and not sealed, and that no session writes to.
     AbandonedLayer {
         /// The layer.
         layer: LayerId,
@@ -118,6 +120,7 @@ impl Store {
             sessions: self.scan().await?,
             commands: self.scan().await?,
             snapshots: self.scan().await?,
+            drives: self.scan().await?,
             images: self.scan().await?,
             layers: self.scan().await?,
         };
@@ -166,9 +169,12 @@ impl Store {
         let sealed: HashMap<&LayerId, &Layer> =
             everything.layers.good.iter().map(|layer| (&layer.id, layer)).collect();
         let written = |found: &'_ Sandbox| {
-            found.open_layer.iter().chain(&found.unsealed).cloned().collect::<Vec<_>>()
+            let drives = found.mounted.iter().map(|mounted| &mounted.layer);
+            found.open_layer.iter().chain(&found.unsealed).chain(drives).cloned().collect::<Vec<_>>()
         };
-        let open: HashSet<LayerId> = everything.sandboxes.good.iter().flat_map(written).collect();
+        let attached = everything.drives.good.iter().filter_map(|drive| drive.attached.as_ref());
+        let mut open: HashSet<LayerId> = everything.sandboxes.good.iter().flat_map(written).collect();
+        open.extend(attached.map(|attached| attached.layer.clone()));
         let mut needed = HashSet::new();
         for (holder, layers) in everything.holdings() {
             for layer in layers {
@@ -212,6 +218,7 @@ struct Everything {
     sessions: Scan<Session>,
     commands: Scan<Command>,
     snapshots: Scan<Snapshot>,
+    drives: Scan<Drive>,
     images: Scan<Image>,
     layers: Scan<Layer>,
 }
@@ -223,15 +230,17 @@ impl Everything {
             projects: self.projects.good.len(),
             sandboxes: self.sandboxes.good.len(),
             snapshots: self.snapshots.good.len(),
+            drives: self.drives.good.len(),
             images: self.images.good.len(),
             layers: self.layers.good.len(),
         };
-        let damaged: [&[Damaged]; 7] = [
+        let damaged: [&[Damaged]; 8] = [
             &self.projects.damaged,
             &self.sandboxes.damaged,
             &self.sessions.damaged,
             &self.commands.damaged,
             &self.snapshots.damaged,
+            &self.drives.damaged,
             &self.images.damaged,
             &self.layers.damaged,
         ];
@@ -261,9 +270,15 @@ impl Everything {
         for image in &self.images.good {
             holdings.push((format!("{} {}", Image::KIND, image.name), &image.layers));
         }
+        for drive in &self.drives.good {
+            holdings.push((format!("{} {}", Drive::KIND, drive.id), &drive.layers));
+        }
         for sandbox in &self.sandboxes.good {
             let holder = format!("{} {}", Sandbox::KIND, sandbox.id);
             holdings.push((holder.clone(), &sandbox.image_layers));
+            for mounted in &sandbox.mounted {
+                holdings.push((holder.clone(), &mounted.chain));
+            }
             holdings.push((holder, &sandbox.open_chain));
         }
         holdings

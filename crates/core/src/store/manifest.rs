@@ -21,7 +21,7 @@ use super::text::file_name_of;
 use super::{Result, Store, StoreError, blocking, io_error};
 use crate::failpoint;
 use crate::model::{
-    Command, CommandId, FORMAT, Image, Layer, LayerId, Name, Project, Sandbox, SandboxId, Session,
+    Command, CommandId, Drive, DriveId, FORMAT, Image, Layer, LayerId, Name, Project, Sandbox, SandboxId, Session,
     SessionId, Snapshot, SnapshotId,
 };
 
@@ -540,6 +540,21 @@ impl Manifest for Layer {
     }
     fn places() -> &'static [&'static str] {
         &["layers/*/layer.json"]
+    }
+}
+
+impl Manifest for Drive {
+    type Key = DriveId;
+    const KIND: &'static str = "drive";
+    const KEEP_LAST: bool = true;
+    fn key(&self) -> DriveId {
+        self.id.clone()
+    }
+    fn place(key: &DriveId) -> PathBuf {
+        PathBuf::from(format!("drives/{key}.json"))
+    }
+    fn places() -> &'static [&'static str] {
+        &["drives/*.json"]
     }
 }
 
