@@ -1,10 +1,12 @@
 //! The contract every index is held to.
 
-use sandkeep_core::db::{Db, Filter, Page, Remembered};
+use std::time::Duration;
+
+use sandkeep_core::db::{Db, DriveOrder, DriveQuery, Filter, Page, Remembered};
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::model::{
-    Config, FORMAT, ImageConfig, LayerId, Name, Project, Sandbox, SandboxId, SessionId, Snapshot,
-    SnapshotId, SnapshotKind, Span, Tags, now,
+    Config, DRIVE_SIZE, Drive, DriveId, FORMAT, ImageConfig, LayerId, Name, Project, Sandbox,
+    SandboxId, SessionId, Snapshot, SnapshotId, SnapshotKind, Span, Tags, Timestamp, now,
 };
 
 /// A sandbox as it is on record before it has ever run.
@@ -71,8 +73,11 @@ pub async fn db_contract(db: &dyn Db) {
     lists_are_filtered_and_paged(db).await;
     a_snapshot_goes_only_when_nobody_stands_on_it(db).await;
     answers_are_kept_by_project(db).await;
+    drives_have_names_and_an_order(db).await;
     db.clear().await.expect("it empties");
     let left = db.sandboxes(None, &Filter::default(), &Page::all()).await.expect("it lists").items;
+    assert_eq!(left, [], "cleared");
+    let left = db.drives(None, &DriveQuery::default(), &Page::all()).await.expect("it lists").items;
     assert_eq!(left, [], "cleared");
 }
 
@@ -165,6 +170,75 @@ async fn a_snapshot_goes_only_when_nobody_stands_on_it(db: &dyn Db) {
     );
     let left = db.snapshots(None, Some(&holder.id), &Page::all()).await.expect("it lists").items;
     assert_eq!(left, []);
+}
+
+/// A drive that nobody has written to.
+///
+/// # Panics
+///
+/// When a name cannot be one.
+#[must_use]
+pub fn drive(project: &str, name: &str) -> Drive {
+    Drive {
+        format: FORMAT,
+        id: DriveId::fresh(),
+        project: project.parse().expect("a name fit for tests"),
+        name: name.parse().expect("a name fit for tests"),
+        max_size: DRIVE_SIZE,
+        layers: Vec::new(),
+        attached: None,
+        parent: None,
+        root: None,
+        notes: std::collections::BTreeMap::new(),
+        created_at: now(),
+        updated_at: now(),
+    }
+}
+
+async fn drives_have_names_and_an_order(db: &dyn Db) {
+    let mut made = Vec::new();
+    // The last two were made in the same millisecond, and their names sort apart from their ids.
+    for (name, created, updated) in [("b", 1, 9), ("a-2", 2, 5), ("a", 3, 7), ("a_3", 3, 6)] {
+        let at = |millis| Timestamp::from_millisecond(millis).expect("a time");
+        let drive = Drive { created_at: at(created), updated_at: at(updated), ..drive("d", name) };
+        assert!(db.claim_drive(&drive).await.expect("it claims"));
+        made.push(drive);
+        // Ids of one millisecond are in no order.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert!(!db.claim_drive(&drive("d", "a")).await.expect("it claims"), "a name that is taken");
+    assert!(db.claim_drive(&drive("e", "a")).await.expect("it claims"), "in another project");
+    let project = made[0].project.clone();
+    let names = async |query: &DriveQuery| {
+        let mut names: Vec<String> = Vec::new();
+        let mut page = Page { limit: 1, cursor: None };
+        loop {
+            let found = db.drives(Some(&project), query, &page).await.expect("it lists");
+            names.extend(found.items.iter().map(|drive| drive.name.to_string()));
+            page.cursor = found.next;
+            if page.cursor.is_none() {
+                return names;
+            }
+        }
+    };
+    let query = |order, ascending| DriveQuery { order, ascending, name_prefix: None };
+    assert_eq!(names(&query(DriveOrder::Created, true)).await, ["b", "a-2", "a", "a_3"]);
+    assert_eq!(names(&DriveQuery::default()).await, ["a_3", "a", "a-2", "b"], "newest first");
+    assert_eq!(names(&query(DriveOrder::Updated, true)).await, ["a-2", "a_3", "a", "b"]);
+    assert_eq!(names(&query(DriveOrder::Name, true)).await, ["a", "a-2", "a_3", "b"]);
+    assert_eq!(names(&query(DriveOrder::Name, false)).await, ["b", "a_3", "a-2", "a"]);
+    let prefix = DriveQuery { name_prefix: Some("a_".to_owned()), ..DriveQuery::default() };
+    assert_eq!(names(&prefix).await, ["a_3"], "no character stands for another");
+
+    let mut changed = made.remove(1);
+    changed.layers = vec![LayerId::fresh()];
+    changed.updated_at = now();
+    db.put_drive(&changed).await.expect("it keeps");
+    assert_eq!(db.drive_by_id(&changed.id).await.expect("it finds"), Some(changed.clone()));
+    assert_eq!(db.drive(&project, &changed.name).await.expect("it finds"), Some(changed.clone()));
+    assert_eq!(names(&query(DriveOrder::Updated, false)).await[0], "a-2");
+    db.remove_drive(&changed.id).await.expect("it forgets");
+    assert_eq!(db.drive(&project, &changed.name).await.expect("it finds"), None);
 }
 
 async fn answers_are_kept_by_project(db: &dyn Db) {

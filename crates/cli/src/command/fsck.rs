@@ -89,9 +89,10 @@ async fn verify(store: &Store) -> Result<Verified, Failure> {
 }
 
 fn written(paint: Paint, answer: &Answer) -> String {
-    let Report { problems, projects, sandboxes, snapshots, images, layers } = &answer.report;
+    let Report { problems, projects, sandboxes, snapshots, drives, images, layers } =
+        &answer.report;
     let mut text = format!(
-        "{}: {projects} projects, {sandboxes} sandboxes, {snapshots} snapshots, {images} images, {layers} layers\n",
+        "{}: {projects} projects, {sandboxes} sandboxes, {snapshots} snapshots, {drives} drives, {images} images, {layers} layers\n",
         answer.data.display()
     );
     for problem in problems {

@@ -2,11 +2,12 @@
 //!
 //! The disk is the truth; a database only makes it quick to find things. So its interface is small:
 //! documents are put, found, listed and removed, and whatever is in it can be made again from the
-//! disk. Two things it decides, atomically: who gets a name ([`Db::claim`]), and whether a snapshot that
+//! disk. Two things it decides, atomically: who gets a name ([`Db::claim`], [`Db::claim_drive`]), and whether a snapshot that
 //! is to go has anybody standing on it ([`Db::remove_snapshot`]).
 //!
 //! Lists are paged, newest first. A page's cursor tells where it ended and is nobody else's business.
 
+mod drives;
 mod sqlite;
 
 use std::fmt;
@@ -15,8 +16,8 @@ use async_trait::async_trait;
 
 use crate::engine::lifecycle::Phase;
 use crate::model::{
-    Class, Command, CommandId, Name, Project, Sandbox, SandboxId, Session, SessionId, Snapshot,
-    SnapshotId, Tags, Timestamp,
+    Class, Command, CommandId, Drive, DriveId, Name, Project, Sandbox, SandboxId, Session,
+    SessionId, Snapshot, SnapshotId, Tags, Timestamp,
 };
 
 pub use sqlite::SqliteDb;
@@ -59,6 +60,29 @@ pub struct Filter {
     pub name_prefix: Option<String>,
     /// Its class.
     pub class: Option<Class>,
+}
+
+/// Which drives are wanted, and in what order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DriveQuery {
+    /// How its name begins.
+    pub name_prefix: Option<String>,
+    /// What they are sorted by.
+    pub order: DriveOrder,
+    /// From the lowest up, and not from the highest down.
+    pub ascending: bool,
+}
+
+/// What drives are sorted by.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DriveOrder {
+    /// When they were made.
+    #[default]
+    Created,
+    /// When they were last changed.
+    Updated,
+    /// Their names.
+    Name,
 }
 
 /// Which part of a list is wanted.
@@ -169,6 +193,24 @@ pub trait Db: fmt::Debug + Send + Sync {
     /// Forgets a snapshot, unless a sandbox other than `holder` stands on it: then nothing changes and
     /// the answer is false. Atomic with [`claim`](Self::claim) and [`put_sandbox`](Self::put_sandbox).
     async fn remove_snapshot(&self, id: &SnapshotId, holder: Option<&SandboxId>) -> DbResult<bool>;
+
+    /// Adds a drive, unless its project has one of that name: then nothing changes and the answer is false.
+    async fn claim_drive(&self, drive: &Drive) -> DbResult<bool>;
+    /// Adds or replaces a drive.
+    async fn put_drive(&self, drive: &Drive) -> DbResult<()>;
+    /// Finds a drive by name.
+    async fn drive(&self, project: &Name, name: &Name) -> DbResult<Option<Drive>>;
+    /// Finds a drive by id.
+    async fn drive_by_id(&self, id: &DriveId) -> DbResult<Option<Drive>>;
+    /// Lists drives, of every project if none is named.
+    async fn drives(
+        &self,
+        project: Option<&Name>,
+        query: &DriveQuery,
+        page: &Page,
+    ) -> DbResult<Paged<Drive>>;
+    /// Forgets a drive.
+    async fn remove_drive(&self, id: &DriveId) -> DbResult<()>;
 
     /// Adds or replaces a project.
     async fn put_project(&self, project: &Project) -> DbResult<()>;

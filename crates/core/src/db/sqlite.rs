@@ -18,14 +18,14 @@ use sqlx::sqlite::{
 };
 use sqlx::{AssertSqlSafe, QueryBuilder, Row, Sqlite};
 
-use super::{Db, DbError, DbResult, Filter, Page, Paged, Remembered};
+use super::{Db, DbError, DbResult, DriveQuery, Filter, Page, Paged, Remembered, drives};
 use crate::model::{
-    Command, CommandId, Name, Project, Sandbox, SandboxId, Session, SessionId, Snapshot,
-    SnapshotId, Timestamp,
+    Command, CommandId, Drive, DriveId, Name, Project, Sandbox, SandboxId, Session, SessionId,
+    Snapshot, SnapshotId, Timestamp,
 };
 
 /// The version of the tables in `sqlite.sql`.
-const VERSION: i64 = 3;
+const VERSION: i64 = 4;
 
 /// [`Db`] in a SQLite file.
 #[derive(Debug)]
@@ -350,6 +350,38 @@ impl Db for SqliteDb {
         Ok(done.rows_affected() > 0)
     }
 
+    async fn claim_drive(&self, drive: &Drive) -> DbResult<bool> {
+        drives::keep(&self.pool, drive, "DO NOTHING").await
+    }
+
+    async fn put_drive(&self, drive: &Drive) -> DbResult<()> {
+        let replace = "(id) DO UPDATE SET updated = excluded.updated, doc = excluded.doc";
+        drives::keep(&self.pool, drive, replace).await.map(|_| ())
+    }
+
+    async fn drive(&self, project: &Name, name: &Name) -> DbResult<Option<Drive>> {
+        let query = sqlx::query("SELECT doc FROM drives WHERE project = ? AND name = ?");
+        let row = query.bind(project.as_str()).bind(name.as_str()).fetch_optional(&self.pool).await;
+        row.map_err(failed("find a drive"))?.map(|row| read(&row)).transpose()
+    }
+
+    async fn drive_by_id(&self, id: &DriveId) -> DbResult<Option<Drive>> {
+        self.find("drives", id.as_str()).await
+    }
+
+    async fn drives(
+        &self,
+        project: Option<&Name>,
+        query: &DriveQuery,
+        page: &Page,
+    ) -> DbResult<Paged<Drive>> {
+        drives::list(&self.pool, project, query, page).await
+    }
+
+    async fn remove_drive(&self, id: &DriveId) -> DbResult<()> {
+        self.run("forget a drive", "DELETE FROM drives WHERE id = ?", &[id.as_str()]).await
+    }
+
     async fn put_project(&self, project: &Project) -> DbResult<()> {
         self.put("projects", &[("name", project.name.as_str())], project).await
     }
@@ -398,6 +430,7 @@ impl Db for SqliteDb {
             "DELETE FROM sessions",
             "DELETE FROM commands",
             "DELETE FROM snapshots",
+            "DELETE FROM drives",
             "DELETE FROM projects",
         ] {
             self.run("empty a table", sql, &[]).await?;
@@ -406,19 +439,19 @@ impl Db for SqliteDb {
     }
 }
 
-fn failed<E>(action: &'static str) -> impl FnOnce(E) -> DbError
+pub(super) fn failed<E>(action: &'static str) -> impl FnOnce(E) -> DbError
 where
     E: std::error::Error + Send + Sync + 'static,
 {
     move |source| DbError::Query { action, source: Box::new(source) }
 }
 
-fn read<T: DeserializeOwned>(row: &SqliteRow) -> DbResult<T> {
+pub(super) fn read<T: DeserializeOwned>(row: &SqliteRow) -> DbResult<T> {
     let text: &str = row.try_get("doc").map_err(failed("read a document"))?;
     serde_json::from_str(text).map_err(|source| DbError::Damaged { kind: kind::<T>(), source })
 }
 
-fn write<T: Serialize>(doc: &T) -> DbResult<String> {
+pub(super) fn write<T: Serialize>(doc: &T) -> DbResult<String> {
     serde_json::to_string(doc).map_err(|source| DbError::Damaged { kind: kind::<T>(), source })
 }
 

@@ -31,6 +31,11 @@ CREATE TABLE snapshots (
 ) WITHOUT ROWID;
 CREATE INDEX snapshots_by_sandbox ON snapshots (sandbox, place);
 CREATE INDEX snapshots_by_project ON snapshots (project, place);
+-- `created` and `updated` are times that sort as text.
+CREATE TABLE drives (
+    id TEXT PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, created TEXT NOT NULL, updated TEXT NOT NULL,
+    doc TEXT NOT NULL, UNIQUE (project, name)
+) WITHOUT ROWID;
 CREATE TABLE idempotency (
     project TEXT NOT NULL, key TEXT NOT NULL, request TEXT NOT NULL, answer TEXT NOT NULL, at_ms INTEGER NOT NULL,
     PRIMARY KEY (project, key)

@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(Signer::open(elsewhere.path()).unwrap().verify(&token), None);
         let parts: Vec<&str> = token.split('.').collect();
         let none = URL_SAFE_NO_PAD.encode(r#"{"alg":"none","typ":"JWT"}"#);
-        let richer = URL_SAFE_NO_PAD.encode(json!({ "aud": "y", "exp": 1 << 40 }).to_string());
+        let richer = URL_SAFE_NO_PAD.encode(json!({ "aud": "y", "exp": 1_i64 << 40 }).to_string());
         for forged in [
             format!("{none}.{}.", parts[1]),
             format!("{none}.{}.{}", parts[1], parts[2]),

@@ -118,7 +118,10 @@ pub struct Mounted {
 /// Returns [`BadConfig`] for the first thing that is wrong.
 pub fn check_mounts(mounts: Mounts) -> Result<Mounts, BadConfig> {
     if mounts.len() > MOST {
-        return Err(refuse(format!("{} are too many: a sandbox mounts at most {MOST}", mounts.len())));
+        return Err(refuse(format!(
+            "{} are too many: a sandbox mounts at most {MOST}",
+            mounts.len()
+        )));
     }
     let mut checked = Mounts::new();
     for (path, mount) in mounts {
@@ -128,7 +131,8 @@ pub fn check_mounts(mounts: Mounts) -> Result<Mounts, BadConfig> {
         if let Some(other) = checked.keys().find(|other| inside(other)) {
             return Err(refuse(format!("`{path}` and `{other}` overlap")));
         }
-        let writes = |other: &Mount| other.mode == MountMode::ReadWrite && other.drive == mount.drive;
+        let writes =
+            |other: &Mount| other.mode == MountMode::ReadWrite && other.drive == mount.drive;
         if mount.mode == MountMode::ReadWrite && checked.values().any(writes) {
             let drive = &mount.drive;
             return Err(refuse(format!("drive `{drive}` can be written to in one place only")));
@@ -203,7 +207,8 @@ mod tests {
         let checked = check_mounts(mounts(&[("//data/./x/", "a", RW), ("/database", "b", RW)]));
         let paths: Vec<String> = checked.expect("they are fine").into_keys().collect();
         assert_eq!(paths, ["/data/x", "/database"]);
-        let both = mounts(&[("/data", "a", RW), ("/then", "a", SNAPSHOT), ("/again", "a", SNAPSHOT)]);
+        let both =
+            mounts(&[("/data", "a", RW), ("/then", "a", SNAPSHOT), ("/again", "a", SNAPSHOT)]);
         assert!(check_mounts(both).is_ok(), "a drive and what it was");
         assert!(check_mounts(mounts(&[("/running", "a", RW), ("/home/dev", "b", RW)])).is_ok());
     }
@@ -212,8 +217,20 @@ mod tests {
     fn what_cannot_be_mounted_is_refused() {
         let long = format!("/{}", "x/".repeat(200));
         for path in [
-            "", "data", "/", "//.", "/..", "/data/../etc", "/a\0b", "/proc", "/proc/self", "/sys/fs",
-            "/dev/shm", "/run/", "/run/x", &long,
+            "",
+            "data",
+            "/",
+            "//.",
+            "/..",
+            "/data/../etc",
+            "/a\0b",
+            "/proc",
+            "/proc/self",
+            "/sys/fs",
+            "/dev/shm",
+            "/run/",
+            "/run/x",
+            &long,
         ] {
             let error = check_mounts(mounts(&[(path, "a", RW)])).expect_err(path);
             assert_eq!(error.field, "mounts", "{path}");
@@ -223,7 +240,8 @@ mod tests {
             assert!(check_mounts(overlapping).is_err(), "{pair:?}");
         }
         assert!(check_mounts(mounts(&[("/a", "x", RW), ("/b", "x", RW)])).is_err(), "two writers");
-        let five: Vec<_> = ["/a", "/b", "/c", "/d", "/e"].map(|path| (path, "x", SNAPSHOT)).to_vec();
+        let five: Vec<_> =
+            ["/a", "/b", "/c", "/d", "/e"].map(|path| (path, "x", SNAPSHOT)).to_vec();
         assert!(check_mounts(mounts(&five)).is_err());
         assert!(check_mounts(mounts(&[("/a", &"x".repeat(65), RW)])).is_err());
     }

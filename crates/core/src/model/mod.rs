@@ -12,7 +12,8 @@ mod root;
 mod spec;
 
 pub use drive::{
-    Attachment, DRIVE_SIZE, Drive, Mount, MountMode, Mounted, Mounts, check_drive_name, check_mounts,
+    Attachment, DRIVE_SIZE, Drive, Mount, MountMode, Mounted, Mounts, check_drive_name,
+    check_mounts,
 };
 pub use id::{BadId, CommandId, DriveId, KeyId, LayerId, SandboxId, SessionId, SnapshotId};
 pub use name::{BadName, Name, Tags, check_env_name, check_tag};

@@ -9,7 +9,8 @@ use serde::Serialize;
 use super::manifest::{Damaged, Manifest, Scan, id_of, list, sync_parent};
 use super::{Result, Store, blocking, io_error};
 use crate::model::{
-    Command, Drive, Image, Layer, LayerId, Project, Sandbox, SandboxId, Session, Snapshot, SnapshotId,
+    Command, Drive, Image, Layer, LayerId, Project, Sandbox, SandboxId, Session, Snapshot,
+    SnapshotId,
 };
 
 /// What was found.
@@ -170,10 +171,17 @@ impl Store {
             everything.layers.good.iter().map(|layer| (&layer.id, layer)).collect();
         let written = |found: &'_ Sandbox| {
             let drives = found.mounted.iter().map(|mounted| &mounted.layer);
-            found.open_layer.iter().chain(&found.unsealed).chain(drives).cloned().collect::<Vec<_>>()
+            found
+                .open_layer
+                .iter()
+                .chain(&found.unsealed)
+                .chain(drives)
+                .cloned()
+                .collect::<Vec<_>>()
         };
         let attached = everything.drives.good.iter().filter_map(|drive| drive.attached.as_ref());
-        let mut open: HashSet<LayerId> = everything.sandboxes.good.iter().flat_map(written).collect();
+        let mut open: HashSet<LayerId> =
+            everything.sandboxes.good.iter().flat_map(written).collect();
         open.extend(attached.map(|attached| attached.layer.clone()));
         let mut needed = HashSet::new();
         for (holder, layers) in everything.holdings() {

@@ -21,8 +21,8 @@ use super::text::file_name_of;
 use super::{Result, Store, StoreError, blocking, io_error};
 use crate::failpoint;
 use crate::model::{
-    Command, CommandId, Drive, DriveId, FORMAT, Image, Layer, LayerId, Name, Project, Sandbox, SandboxId, Session,
-    SessionId, Snapshot, SnapshotId,
+    Command, CommandId, Drive, DriveId, FORMAT, Image, Layer, LayerId, Name, Project, Sandbox,
+    SandboxId, Session, SessionId, Snapshot, SnapshotId,
 };
 
 /// A document with a place of its own in the data directory.

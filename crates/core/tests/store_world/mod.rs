@@ -112,6 +112,7 @@ pub(crate) fn sandbox(image_layers: &[LayerId]) -> Sandbox {
         session: None,
         open_layer: None,
         unsealed: None,
+        mounted: Vec::new(),
         open_chain: Vec::new(),
         created_with: None,
         uids: None,

@@ -131,6 +131,7 @@ pub(super) fn patch(change: types::UpdateSandbox) -> Result<model::Patch, ApiErr
         snapshot_expires: maybe_span("snapshot_expires", change.snapshot_expires)?,
         keep_last: change.keep_last,
         exclude: change.exclude,
+        mounts: None,
     })
 }
 
