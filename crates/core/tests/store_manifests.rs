@@ -7,10 +7,11 @@ use std::fs;
 use std::path::Path;
 
 use sandkeep_core::model::{
-    FORMAT, Image, ImageConfig, LayerId, Project, Sandbox, SandboxId, SessionId, Snapshot,
-    SnapshotId, SnapshotKind, Timestamp, now,
+    Attachment, Drive, FORMAT, Image, ImageConfig, LayerId, Project, Sandbox, SandboxId, SessionId,
+    Snapshot, SnapshotId, SnapshotKind, Timestamp, now,
 };
 use sandkeep_core::store::{Durability, Problem, SealOptions, Store, StoreError, StoreOptions};
+use sandkeep_testkit::db::drive;
 use sandkeep_testkit::tree::{SmallDisk, nasty};
 use store_world::{World, name, project, sandbox};
 use tempfile::TempDir;
@@ -47,14 +48,17 @@ async fn documents_come_back_as_they_were_written() {
         source: "somewhere".to_owned(),
     };
     let (project, sandbox, snapshot) = (project("p"), sandbox(&[]), snapshot(&[]));
+    let drive = drive("p", "data");
     for durability in [Durability::Soon, Durability::Synced] {
         world.store.write(&project, durability).await.expect("written");
         world.store.write(&sandbox, durability).await.expect("written");
         world.store.write(&snapshot, durability).await.expect("written");
         world.store.write(&image, durability).await.expect("written");
+        world.store.write(&drive, durability).await.expect("written");
     }
     assert_eq!(world.store.read::<Project>(&project.name).await.expect("read"), project);
     assert_eq!(world.store.read::<Image>(&image.name).await.expect("read"), image);
+    assert_eq!(world.store.scan::<Drive>().await.expect("read").good, [drive]);
     assert_eq!(
         world.store.scan::<Sandbox>().await.expect("read").good,
         std::slice::from_ref(&sandbox)
@@ -183,6 +187,17 @@ async fn fsck_tells_what_is_missing_and_what_is_left_over() {
     running.open_layer = Some(open);
     let abandoned = world.store.begin(&[]).await.expect("begun");
     let unheld = world.image(nasty).await;
+    let (held, written) = (world.image(nasty).await, world.store.begin(&[]).await.expect("begun"));
+    let torn = LayerId::fresh();
+    let attached = Attachment {
+        sandbox: running.id.clone(),
+        name: running.name.clone(),
+        session: SessionId::fresh(),
+        layer: written,
+    };
+    let layers = vec![torn.clone(), held];
+    let drive = Drive { layers, attached: Some(attached), ..drive("p", "data") };
+    world.store.write(&drive, Durability::Synced).await.expect("written");
     for snapshot in [&good, &bad] {
         world.store.write(snapshot, Durability::Synced).await.expect("written");
     }
@@ -197,6 +212,7 @@ async fn fsck_tells_what_is_missing_and_what_is_left_over() {
     let expected = [
         Problem::MissingSnapshot { sandbox: sleeping.id, snapshot: missing },
         Problem::MissingLayer { needed_by: format!("snapshot {}", bad.id), layer: lost },
+        Problem::MissingLayer { needed_by: format!("drive {}", drive.id), layer: torn },
         Problem::AbandonedLayer { layer: abandoned },
         Problem::UnheldLayer { layer: unheld, bytes },
         Problem::NotASandbox { path: half },
@@ -205,7 +221,8 @@ async fn fsck_tells_what_is_missing_and_what_is_left_over() {
         assert!(report.problems.contains(problem), "{problem:?} in {report:?}");
     }
     assert_eq!(report.problems.len(), expected.len(), "{report:?}");
-    assert_eq!((report.snapshots, report.sandboxes, report.layers), (2, 2, 2));
+    assert_eq!((report.snapshots, report.sandboxes, report.layers), (2, 2, 3));
+    assert_eq!(report.drives, 1);
 }
 
 #[tokio::test]
