@@ -32,7 +32,9 @@ pub enum Request {
         version: u32,
     },
     /// Starts a process. Replies [`Reply::Spawned`]; output as Data and DataErr, standard input as
-    /// Data from the host (End closes it); Done is [`Done::Exited`].
+    /// Data from the host (End closes it); Done is [`Done::Exited`]. The agent's Credit says how much
+    /// of the input is in the process's pipe or terminal, and is given with every write to it: what
+    /// was sent and not credited waits in the agent.
     Spawn(Spawn),
     /// Takes up a command of an earlier connection, from output byte `from`. Replies
     /// [`Reply::Spawned`], then like [`Request::Spawn`].
@@ -187,6 +189,10 @@ pub struct Spawn {
     pub tty: Option<TermSize>,
     /// Whether the host will send standard input; otherwise it is empty.
     pub stdin: bool,
+    /// Run on behalf of this user, as `sudo` would: the agent sets SUDO_USER, SUDO_UID, SUDO_GID and
+    /// SUDO_COMMAND, and HOME, USER and LOGNAME of `user` whatever `env` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sudo_from: Option<String>,
 }
 
 /// The size of a terminal.
@@ -215,8 +221,11 @@ pub enum Reply {
     Spawned {
         /// Its number inside the sandbox.
         pid: u32,
-        /// How many bytes of standard input were taken so far.
+        /// How many bytes of standard input the agent has taken so far.
         stdin_taken: u64,
+        /// How many of those the process's pipe or terminal has.
+        #[serde(default)]
+        stdin_written: u64,
     },
     /// The commands the agent knows.
     Commands {
@@ -250,8 +259,12 @@ pub enum Reply {
 pub enum Failure {
     /// No such file, directory or command.
     NotFound,
-    /// The program to run is not there or cannot be executed.
+    /// The program to run is not there.
     NoExecutable,
+    /// The program to run is there, and cannot be executed.
+    NotExecutable,
+    /// The working directory of a process is not there or cannot be entered.
+    NoDirectory,
     /// There is no such user or group.
     NoUser,
     /// It exists already, or the directory is not empty.

@@ -143,6 +143,7 @@ impl Inside {
             user: user.map(ToOwned::to_owned),
             tty: None,
             stdin: false,
+            sudo_from: None,
         };
         self.guest.spawn(spawn).await.expect("it starts").output
     }

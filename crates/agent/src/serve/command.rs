@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::termios::{SpecialCodeIndex, Winsize};
-use sandkeep_proto::frame::{CHUNK, Kind, WINDOW};
+use sandkeep_proto::frame::{Kind, WINDOW};
 use sandkeep_proto::link::{Done, Exit, Failure, Known, TermSize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -128,9 +128,10 @@ impl Command {
         self.wake.notify_one();
     }
 
-    /// How much standard input was taken.
-    pub(super) fn stdin_taken(&self) -> u64 {
-        self.state.borrow().input.taken
+    /// How much standard input was taken, and how much of it the process's pipe has.
+    pub(super) fn stdin_progress(&self) -> (u64, u64) {
+        let input = &self.state.borrow().input;
+        (input.taken, input.taken.saturating_sub(input.queue.len() as u64))
     }
 
     /// Attaches the connection that started the command.
@@ -170,7 +171,7 @@ impl Command {
         state.backlog.keep_to(from);
         let allowed = WINDOW.saturating_sub(state.input.queue.len());
         out.credit(stream, allowed);
-        if state.input.closed {
+        if state.input.closed || state.input.ended {
             out.push(stream, Kind::Cancel, &[]);
         }
         state.attached =
@@ -321,13 +322,14 @@ impl Command {
     /// does not take all.
     fn flush(&self) -> Option<Rc<Outbound>> {
         let mut state = self.state.borrow_mut();
-        let State { backlog, exit, over, attached, input, .. } = &mut *state;
+        let State { backlog, exit, over, attached, .. } = &mut *state;
         let listener = attached.as_mut()?;
         if listener.out.is_closed() {
             *attached = None;
             return None;
         }
-        if listener.owed >= CHUNK || (listener.owed > 0 && input.queue.is_empty()) {
+        // Not gathered: whoever sends to a slow reader is told to the byte how far it has come.
+        if listener.owed > 0 {
             listener.out.credit(listener.stream, listener.owed);
             listener.allowed += std::mem::take(&mut listener.owed);
         }

@@ -274,9 +274,9 @@ impl Connection {
     /// Notes that a command's stream is this one, and answers for it.
     fn attached(&self, stream: u32, command: Rc<Command>) -> Reply {
         let pid = command.pid.unsigned_abs();
-        let stdin_taken = command.stdin_taken();
+        let (stdin_taken, stdin_written) = command.stdin_progress();
         self.out.streams.borrow_mut().insert(stream, Stream::Command(command));
-        Reply::Spawned { pid, stdin_taken }
+        Reply::Spawned { pid, stdin_taken, stdin_written }
     }
 
     fn attach(&self, stream: u32, command: &str, from: u64, stdin_from: u64) {

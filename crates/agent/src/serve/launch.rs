@@ -153,9 +153,14 @@ fn explain(plan: &Plan<'_>, step: Step, error: &io::Error) -> Problem {
                 say(error)
             ),
         ),
-        Step::Directory => {
-            Problem::io("enter the working directory", Path::new(plan.cwd.unwrap_or("/")), error)
-        }
+        Step::Directory => Problem {
+            kind: Failure::NoDirectory,
+            ..Problem::io(
+                "enter the working directory",
+                Path::new(plan.cwd.unwrap_or("/")),
+                error,
+            )
+        },
         Step::Execute => match error.raw_os_error() {
             Some(libc::ENOENT) if !program.contains('/') => {
                 let message = format!("there is no program `{program}` on the PATH of the command");
@@ -166,8 +171,12 @@ fn explain(plan: &Plan<'_>, step: Step, error: &io::Error) -> Problem {
                 "the arguments and the environment together are too long".to_owned(),
             ),
             Some(libc::ENOMEM | libc::EAGAIN) => Problem::io("execute", Path::new(program), error),
-            _ => Problem {
+            Some(libc::ENOENT | libc::ENOTDIR) => Problem {
                 kind: Failure::NoExecutable,
+                ..Problem::io("execute", Path::new(program), error)
+            },
+            _ => Problem {
+                kind: Failure::NotExecutable,
                 ..Problem::io("execute", Path::new(program), error)
             },
         },

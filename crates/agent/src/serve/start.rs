@@ -44,7 +44,11 @@ pub(super) fn start(
         return Err(Problem::new(Failure::Exhausted, message));
     }
     let identity = lookup(spawn.user.as_deref())?;
-    let env = environment(spawn.env, &identity);
+    let mut env = spawn.env;
+    if let Some(from) = &spawn.sudo_from {
+        on_behalf(&mut env, &lookup(Some(from))?, &spawn.argv);
+    }
+    let env = environment(env, &identity);
     let (mut ends, theirs) = match spawn.tty {
         Some(size) => terminal(size, &identity),
         None => pipes(spawn.stdin),
@@ -78,9 +82,27 @@ pub(super) fn start(
     Ok(command)
 }
 
+/// What `sudo` says to the program it runs about who asked and who it now is.
+fn on_behalf(env: &mut BTreeMap<String, String>, from: &Identity, argv: &[String]) {
+    // Filled in for the new user with the rest: the asking user's home is not the one to write to.
+    for own in ["HOME", "USER", "LOGNAME"] {
+        env.remove(own);
+    }
+    env.extend([
+        ("SUDO_USER".to_owned(), name_of(from)),
+        ("SUDO_UID".to_owned(), from.uid.to_string()),
+        ("SUDO_GID".to_owned(), from.gid.to_string()),
+        ("SUDO_COMMAND".to_owned(), argv.join(" ")),
+    ]);
+}
+
+fn name_of(identity: &Identity) -> String {
+    identity.name.clone().unwrap_or_else(|| identity.uid.to_string())
+}
+
 /// The command's environment, with what every program expects filled in.
 fn environment(mut env: BTreeMap<String, String>, identity: &Identity) -> Vec<(String, String)> {
-    let name = identity.name.clone().unwrap_or_else(|| identity.uid.to_string());
+    let name = name_of(identity);
     for (key, value) in [
         ("HOME", identity.home.as_str()),
         ("USER", &name),
@@ -165,7 +187,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::super::user::Identity;
-    use super::{PATH, environment};
+    use super::{PATH, environment, on_behalf};
 
     #[test]
     fn the_environment_is_completed_and_not_overruled() {
@@ -183,5 +205,29 @@ mod tests {
         assert_eq!(env["USER"], "7");
         assert_eq!(env["PATH"], PATH);
         assert_eq!(env.len(), 5);
+    }
+
+    #[test]
+    fn on_behalf_of_another_the_environment_is_kept_but_for_who_one_is() {
+        let ada = Identity {
+            uid: 1000,
+            gid: 1001,
+            groups: vec![1001],
+            name: Some("ada".to_owned()),
+            home: "/home/ada".to_owned(),
+            shell: "/bin/sh".to_owned(),
+        };
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        let mut env = BTreeMap::from([
+            pair("HOME", "/home/ada"),
+            pair("USER", "ada"),
+            pair("PATH", "/own/bin"),
+            pair("COLOUR", "blue"),
+        ]);
+        on_behalf(&mut env, &ada, &["id".to_owned(), "-u".to_owned()]);
+        assert_eq!((env["SUDO_USER"].as_str(), env["SUDO_COMMAND"].as_str()), ("ada", "id -u"));
+        assert_eq!((env["SUDO_UID"].as_str(), env["SUDO_GID"].as_str()), ("1000", "1001"));
+        assert_eq!((env["PATH"].as_str(), env["COLOUR"].as_str()), ("/own/bin", "blue"));
+        assert!(!env.contains_key("HOME") && !env.contains_key("USER"));
     }
 }

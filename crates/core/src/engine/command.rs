@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, watch};
 use super::live::Live;
 use super::log::{LogReader, Stream};
 use super::slot::lock;
+use super::stdin::StdinHandle;
 use super::track::Tracked;
 use super::{Engine, Error, ErrorKind, Inner, Result, WakeMode};
 use crate::db::{Page, Paged};
@@ -33,6 +34,8 @@ pub struct Exec {
     pub cwd: Option<String>,
     /// User; the sandbox's if absent.
     pub user: Option<String>,
+    /// Run as root on behalf of `user`, as if by `sudo`, without needing one in the sandbox.
+    pub sudo: bool,
     /// A terminal of this size.
     pub tty: Option<TermSize>,
     /// Whether standard input will be sent.
@@ -134,43 +137,6 @@ impl Events {
     }
 }
 
-/// A command's standard input.
-#[derive(Debug, Clone)]
-pub struct StdinHandle {
-    tracked: Arc<Tracked>,
-}
-
-impl StdinHandle {
-    /// Hands bytes to the command, waiting while it does not read.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::NoStdin`] or [`Error::CommandEnded`] when nobody will read them.
-    pub async fn send(&self, bytes: Bytes) -> Result<()> {
-        let mut place = self.tracked.stdin.lock().await;
-        let stdin = place.as_mut().ok_or_else(|| self.tracked.no_stdin())?;
-        match stdin.send(bytes).await {
-            Err(GuestError::Gone | GuestError::Lost) => Err(Error::CommandEnded(self.tracked.id())),
-            other => Ok(other?),
-        }
-    }
-
-    /// Tells the command that no more comes.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error`] when the agent cannot be reached.
-    pub async fn close(&self) -> Result<()> {
-        if let Some(mut stdin) = self.tracked.stdin.lock().await.take() {
-            match stdin.close().await {
-                Ok(()) | Err(GuestError::Gone | GuestError::Lost) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
-    }
-}
-
 impl Engine {
     /// Runs a command, waking the sandbox if need be.
     ///
@@ -181,13 +147,17 @@ impl Engine {
         check(&exec)?;
         let mut tries = 0;
         loop {
-            let (live, resumed) = self.inner.awake(project, name, exec.wake).await?;
+            let (live, resumed) = self.inner.awake(project, name, &exec.wake).await?;
             match self.inner.launch(&live, &exec).await {
-                // The session ended before it was asked: the next one is as good.
-                Err(Error::SessionOver) if tries < 5 => tries += 1,
-                Err(error) => return Err(error),
+                Err(error) => {
+                    tries += 1;
+                    exec.wake.may_try_again(error)?;
+                    if tries > 5 {
+                        return Err(Error::SessionOver);
+                    }
+                }
                 Ok((tracked, events)) => {
-                    let stdin = exec.stdin.then(|| StdinHandle { tracked: Arc::clone(&tracked) });
+                    let stdin = exec.stdin.then(|| StdinHandle::new(Arc::clone(&tracked)));
                     let (command, session) = (tracked.record(), live.session());
                     return Ok(Started { command, events, stdin, resumed, session });
                 }
@@ -231,6 +201,29 @@ impl Engine {
     ) -> Result<Paged<Command>> {
         let sandbox = self.inner.find(project, name).await?;
         Ok(self.inner.db.commands(&sandbox.id, page).await?)
+    }
+
+    /// Lists the commands of one session of a sandbox, newest first.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoSandbox`] when there is none of that name.
+    pub async fn session_commands(
+        &self,
+        project: &Name,
+        name: &Name,
+        session: &SessionId,
+    ) -> Result<Vec<Command>> {
+        let sandbox = self.inner.find(project, name).await?;
+        let mut found = self.inner.db.commands(&sandbox.id, &Page::all()).await?.items;
+        found.retain(|command| command.session == *session);
+        for command in &mut found {
+            // How one ended is told before it is on record.
+            if let Some(tracked) = self.inner.tracked(&sandbox.id, &command.id) {
+                *command = tracked.record();
+            }
+        }
+        Ok(found)
     }
 
     /// What a command printed, from the beginning, and with `follow` until it ends. Never wakes.
@@ -301,8 +294,8 @@ impl Engine {
     /// Returns [`Error::NoStdin`] or [`Error::CommandEnded`].
     pub async fn stdin(&self, project: &Name, name: &Name, id: &CommandId) -> Result<StdinHandle> {
         let (_, tracked) = self.inner.alive(project, name, id).await?;
-        if tracked.with_stdin {
-            Ok(StdinHandle { tracked })
+        if tracked.stdin.attached {
+            Ok(StdinHandle::new(tracked))
         } else {
             Err(Error::NoStdin(id.clone()))
         }
@@ -452,7 +445,11 @@ fn prepare(sandbox: &Sandbox, session: &Session, exec: &Exec) -> (Spawn, Command
     env.extend(config.env.clone());
     env.extend(exec.env.clone());
     let cwd = exec.cwd.clone().or_else(|| config.cwd.clone()).or_else(|| image.cwd.clone());
-    let user = exec.user.clone().or_else(|| config.user.clone()).or_else(|| image.user.clone());
+    let asking = exec.user.clone().or_else(|| config.user.clone()).or_else(|| image.user.clone());
+    let (user, sudo_from) = match exec.sudo {
+        false => (asking, None),
+        true => (Some("root".to_owned()), Some(asking.unwrap_or_else(|| "root".to_owned()))),
+    };
     let id = CommandId::fresh();
     let record = Command {
         format: FORMAT,
@@ -481,6 +478,7 @@ fn prepare(sandbox: &Sandbox, session: &Session, exec: &Exec) -> (Spawn, Command
         user,
         tty: exec.tty,
         stdin: exec.stdin || exec.tty.is_some(),
+        sudo_from,
     };
     (spawn, record)
 }

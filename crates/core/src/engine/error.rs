@@ -3,7 +3,7 @@
 use crate::db::DbError;
 use crate::driver::DriverError;
 use crate::guest::GuestError;
-use crate::model::{BadConfig, CommandId, KeyId, Name, SnapshotId};
+use crate::model::{BadConfig, CommandId, KeyId, Name, SessionId, SnapshotId};
 use crate::store::StoreError;
 use crate::store::image::ImageError;
 use sandkeep_proto::link::Failure;
@@ -32,6 +32,10 @@ pub enum Error {
     CommandEnded(CommandId),
     #[error("command `{0}` was started without standard input")]
     NoStdin(CommandId),
+    #[error("command `{0}` does not read its standard input any more")]
+    StdinClosed(CommandId),
+    #[error("command `{command}` has {taken} bytes of input, so none can follow at {offset}")]
+    StdinGap { command: CommandId, taken: u64, offset: u64 },
     #[error("there is no project `{0}`")]
     NoProject(Name),
     #[error("there is no key `{0}`")]
@@ -62,6 +66,8 @@ pub enum Error {
     NoUids,
     #[error("the session has just ended")]
     SessionOver,
+    #[error("session `{session}` has ended")]
+    SessionEnded { session: SessionId },
     #[error("the daemon is shutting down")]
     ShuttingDown,
     #[error("the secret that tokens are signed with cannot be had")]
@@ -110,9 +116,11 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Config(_) | Self::Invalid { .. } | Self::NoDriver { .. } | Self::NoStdin(_) => {
-                ErrorKind::Invalid
-            }
+            Self::Config(_)
+            | Self::Invalid { .. }
+            | Self::NoDriver { .. }
+            | Self::NoStdin(_)
+            | Self::StdinGap { .. } => ErrorKind::Invalid,
             Self::BadKey => ErrorKind::Unauthorized,
             Self::NoSandbox(_)
             | Self::NoSnapshot(_)
@@ -124,10 +132,11 @@ impl Error {
             | Self::ProjectInUse { .. }
             | Self::NotRunning(_)
             | Self::CommandEnded(_)
+            | Self::StdinClosed(_)
             | Self::SnapshotInUse { .. }
             | Self::Unresumable { .. }
             | Self::KeyReused(_) => ErrorKind::Conflict,
-            Self::Gone(_) => ErrorKind::Gone,
+            Self::Gone(_) | Self::SessionEnded { .. } => ErrorKind::Gone,
             Self::Generation { .. } => ErrorKind::Stale,
             Self::NoUids => ErrorKind::Exhausted,
             Self::SessionOver | Self::ShuttingDown => ErrorKind::Unavailable,
@@ -147,6 +156,8 @@ impl Error {
             Self::Config(_) | Self::Invalid { .. } => "invalid",
             Self::NoDriver { .. } => "unknown_driver",
             Self::NoStdin(_) => "no_stdin",
+            Self::StdinClosed(_) => "stdin_closed",
+            Self::StdinGap { .. } => "stdin_gap",
             Self::BadKey => "unauthorized",
             Self::NoSandbox(_) => "sandbox_not_found",
             Self::NoSnapshot(_) => "snapshot_not_found",
@@ -164,7 +175,7 @@ impl Error {
             Self::Gone(_) => "deleted",
             Self::Generation { .. } => "generation_mismatch",
             Self::NoUids => "no_uid_ranges",
-            Self::SessionOver => "session_ended",
+            Self::SessionOver | Self::SessionEnded { .. } => "session_ended",
             Self::ShuttingDown => "shutting_down",
             Self::StartFailed { .. } => "start_failed",
             Self::Image(error) => image_code(error),
@@ -216,6 +227,8 @@ fn guest_kind(error: &GuestError) -> ErrorKind {
         GuestError::Refused { kind, .. } => match kind {
             Failure::NotFound => ErrorKind::NotFound,
             Failure::NoExecutable
+            | Failure::NotExecutable
+            | Failure::NoDirectory
             | Failure::NoUser
             | Failure::Invalid
             | Failure::Denied
@@ -234,6 +247,8 @@ fn guest_code(error: &GuestError) -> &'static str {
         GuestError::Refused { kind, .. } => match kind {
             Failure::NotFound => "path_not_found",
             Failure::NoExecutable => "executable_not_found",
+            Failure::NotExecutable => "not_executable",
+            Failure::NoDirectory => "cwd_not_found",
             Failure::NoUser => "user_not_found",
             Failure::Exists => "path_exists",
             Failure::Invalid => "bad_path",

@@ -25,7 +25,7 @@ impl Engine {
     ///
     /// Returns [`super::Error`] when the sandbox cannot be woken, or may not.
     pub async fn files(&self, project: &Name, name: &Name, wake: WakeMode) -> Result<Files> {
-        let (live, (hold, gate)) = self.inner.enter(project, name, wake).await?;
+        let (live, (hold, gate)) = self.inner.enter(project, name, &wake).await?;
         let guest = live.guest().await?;
         let sandbox = live.sandbox();
         let user = sandbox.config.user.clone().or_else(|| sandbox.image_config.user.clone());
@@ -45,7 +45,7 @@ impl Engine {
         port: u16,
         wake: WakeMode,
     ) -> Result<(Outgoing, Incoming, Hold)> {
-        let (live, (hold, _)) = self.inner.enter(project, name, wake).await?;
+        let (live, (hold, _)) = self.inner.enter(project, name, &wake).await?;
         let (outgoing, incoming) = live.guest().await?.connect_port(port).await?;
         Ok((outgoing, incoming, hold))
     }

@@ -16,8 +16,8 @@
 //!   (`recover`) and pays it.
 //! - `live` is a running sandbox: its agent, its session, who is using it.
 //! - `hooks` are the commands the server runs by itself at a start and a stop.
-//! - `command` runs processes, `track` follows them and keeps what they print (`log`); `files` moves
-//!   files; `export` makes an OCI image of a snapshot.
+//! - `command` runs processes, `track` follows them and keeps what they print (`log`), `stdin` feeds
+//!   them; `files` moves files; `export` makes an OCI image of a snapshot.
 //! - `space` says who holds which layers, drops what is held by nobody and shortens long chains.
 //! - `reaper` ends what is idle, over its time or over its disk, and what has expired.
 //! - `tenant` knows projects and keys, `token` what speaks for a key; `once` makes retries harmless.
@@ -46,6 +46,7 @@ mod sandbox;
 mod seal;
 mod slot;
 mod space;
+mod stdin;
 mod tenant;
 mod token;
 mod track;
@@ -59,16 +60,19 @@ use tokio::sync::watch;
 
 use crate::db::Db;
 use crate::driver::Driver;
-use crate::model::{Name, Patch, Sandbox, SandboxId, Session, Size, Snapshot, SnapshotId, Span};
+use crate::model::{
+    Name, Patch, Sandbox, SandboxId, Session, SessionId, Size, Snapshot, SnapshotId, Span,
+};
 use crate::store::Store;
 use crate::store::accounting::Books;
 use crate::store::image::Images;
 
-pub use command::{Event, Events, Exec, Started, StdinHandle};
+pub use command::{Event, Events, Exec, Started};
 pub use error::{Error, ErrorKind, Result};
 pub use files::Files;
 pub use live::Hold;
 pub use space::{Sized, SpaceReport};
+pub use stdin::{StdinHandle, StdinProgress};
 pub use tenant::Caller;
 
 /// What the engine is made of.
@@ -232,13 +236,29 @@ pub enum IfExists {
 }
 
 /// Whether a sleeping sandbox may be woken.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum WakeMode {
     /// It is woken.
     #[default]
     Wake,
     /// It is left alone, and the answer is [`Error::NotRunning`].
     IfRunning,
+    /// Only this session will do: when it has ended, or is about to, the answer is
+    /// [`Error::SessionEnded`], whether or not another one runs.
+    Session(SessionId),
+}
+
+impl WakeMode {
+    /// A session that ended before it was asked is no failure where the next one is as good.
+    fn may_try_again(&self, error: Error) -> Result<()> {
+        match (self, error) {
+            (Self::Session(id), Error::SessionOver) => {
+                Err(Error::SessionEnded { session: id.clone() })
+            }
+            (Self::Wake | Self::IfRunning, Error::SessionOver) => Ok(()),
+            (_, error) => Err(error),
+        }
+    }
 }
 
 /// A sandbox that was made, got, started or forked.

@@ -340,15 +340,17 @@ impl Inner {
         self: &Arc<Self>,
         project: &Name,
         name: &Name,
-        wake: WakeMode,
+        wake: &WakeMode,
     ) -> Result<(Arc<Live>, bool)> {
         let sandbox = self.find(project, name).await?;
-        if let Some(live) = self.live(&sandbox.id) {
-            return Ok((live, false));
-        }
-        match wake {
-            WakeMode::Wake => self.wake(&sandbox.id, name, None).await,
-            WakeMode::IfRunning => Err(Error::NotRunning(name.clone())),
+        match (self.live(&sandbox.id), wake) {
+            (Some(live), WakeMode::Session(id)) if live.session().id != *id => {
+                Err(Error::SessionEnded { session: id.clone() })
+            }
+            (Some(live), _) => Ok((live, false)),
+            (None, WakeMode::Wake) => self.wake(&sandbox.id, name, None).await,
+            (None, WakeMode::IfRunning) => Err(Error::NotRunning(name.clone())),
+            (None, WakeMode::Session(id)) => Err(Error::SessionEnded { session: id.clone() }),
         }
     }
 
@@ -357,15 +359,13 @@ impl Inner {
         self: &Arc<Self>,
         project: &Name,
         name: &Name,
-        wake: WakeMode,
+        wake: &WakeMode,
     ) -> Result<(Arc<Live>, (Hold, OwnedRwLockReadGuard<()>))> {
         for _ in 0..5 {
             let (live, _) = self.awake(project, name, wake).await?;
             match live.enter().await {
                 Ok(inside) => return Ok((live, inside)),
-                // It ended in between: the next session is as good.
-                Err(Error::SessionOver) => {}
-                Err(error) => return Err(error),
+                Err(error) => wake.may_try_again(error)?,
             }
         }
         Err(Error::SessionOver)

@@ -18,8 +18,9 @@ use super::command::Event;
 use super::live::{Hold, Live};
 use super::log::{LogWriter, Stream};
 use super::slot::lock;
-use super::{Error, Inner, Result};
-use crate::guest::{Output, OutputEvent, Process, Stdin};
+use super::stdin::Input;
+use super::{Inner, Result};
+use crate::guest::{Output, OutputEvent, Process};
 use crate::model::{Command, CommandId, CommandState, now};
 
 /// A command that is alive, as the daemon sees it.
@@ -29,8 +30,7 @@ pub(super) struct Tracked {
     /// Output bytes taken so far; closed by the end.
     pub(super) progress: watch::Sender<u64>,
     over: AtomicBool,
-    pub(super) stdin: tokio::sync::Mutex<Option<Stdin>>,
-    pub(super) with_stdin: bool,
+    pub(super) stdin: Input,
 }
 
 impl Tracked {
@@ -54,9 +54,6 @@ impl Tracked {
         }
     }
 
-    pub(super) fn no_stdin(&self) -> Error {
-        if self.with_stdin { Error::CommandEnded(self.id()) } else { Error::NoStdin(self.id()) }
-    }
 }
 
 impl Inner {
@@ -98,8 +95,7 @@ impl Inner {
             record: Mutex::new(record),
             progress: watch::channel(0).0,
             over: AtomicBool::new(false),
-            stdin: tokio::sync::Mutex::new(Some(stdin)),
-            with_stdin,
+            stdin: Input::new(stdin, with_stdin),
         });
         lock(&live.commands).insert(id, Arc::clone(&tracked));
         let tracker = Tracker {
@@ -155,7 +151,7 @@ impl Tracker {
         }
         lock(&self.live.commands).remove(&ended.id);
         self.tracked.progress.send_modify(|_| {});
-        self.tracked.stdin.lock().await.take();
+        self.tracked.stdin.over();
         if exit.is_some()
             && let Ok(guest) = self.live.guest().await
         {
@@ -189,7 +185,7 @@ impl Tracker {
                     tracing::debug!(command = %id, %error, "lost sight of a command");
                     let guest = self.live.guest().await.ok()?;
                     let process = guest.attach(id.as_str(), self.log.offset(), 0).await.ok()?;
-                    *self.tracked.stdin.lock().await = Some(process.stdin);
+                    self.tracked.stdin.renew(process.stdin).await;
                     output = process.output;
                 }
             }

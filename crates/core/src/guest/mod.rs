@@ -29,7 +29,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 pub use error::GuestError;
 use stream::unexpected;
-pub use stream::{Incoming, Moved, Outgoing, Output, OutputEvent, Process, Stdin};
+pub use stream::{Incoming, Moved, Outgoing, Output, OutputEvent, Process, Stdin, StdinCount};
 use wire::{Handle, Owner, Wire};
 
 /// A connection to an agent. Clones share it; it closes when the last of them and of the streams
@@ -120,12 +120,13 @@ impl Guest {
         credit: usize,
     ) -> Result<Process, GuestError> {
         let handle = Wire::open(&self.owner, &request, credit).await?;
-        let Reply::Spawned { pid, stdin_taken } = handle.reply().await? else {
+        let Reply::Spawned { pid, stdin_taken, stdin_written } = handle.reply().await? else {
             return Err(unexpected());
         };
         let handle = Arc::new(handle);
         let output = Output { handle: Arc::clone(&handle) };
-        Ok(Process { pid, stdin_taken, output, stdin: Stdin { handle, open: stdin } })
+        let stdin = Stdin::new(handle, stdin, stdin_taken, stdin_written);
+        Ok(Process { pid, stdin_taken, output, stdin })
     }
 
     /// Lists the commands the agent still knows, in the order they were started.

@@ -1,9 +1,10 @@
 //! The ends of streams that callers hold: a process's output and input, bytes coming and going.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use sandkeep_proto::frame::Kind;
+use sandkeep_proto::frame::{Kind, WINDOW};
 use sandkeep_proto::link::{Done, Exit};
 
 use super::GuestError;
@@ -75,24 +76,86 @@ impl Output {
 }
 
 /// What a command reads.
+///
+/// Callers take turns: bytes of two who send at the same time would mix.
 #[derive(Debug)]
 pub struct Stdin {
-    pub(super) handle: Arc<Handle>,
-    pub(super) open: bool,
+    handle: Arc<Handle>,
+    open: AtomicBool,
+    /// What the agent had taken before this connection, and what of it the process had.
+    taken: u64,
+    written: u64,
+}
+
+/// How far standard input has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StdinCount {
+    /// So many bytes are on their way to the process, or there.
+    pub taken: u64,
+    /// So many are in its pipe or terminal.
+    pub written: u64,
+    /// Whether it has ended. Otherwise one that takes no more has closed its input.
+    pub ended: bool,
 }
 
 impl Stdin {
-    /// Sends bytes, as fast as the process takes them.
+    pub(super) fn new(handle: Arc<Handle>, open: bool, taken: u64, written: u64) -> Self {
+        Self { handle, open: AtomicBool::new(open), taken, written }
+    }
+
+    /// Sends bytes, as fast as the process takes them. A caller that gives up has sent what
+    /// [`count`](Self::count) says.
     ///
     /// # Errors
     ///
     /// Fails with [`GuestError::Gone`] when the process has ended or closed its input, or none was
     /// asked for when it was started.
-    pub async fn send(&mut self, bytes: Bytes) -> Result<(), GuestError> {
-        if !self.open {
+    pub async fn send(&self, bytes: Bytes) -> Result<(), GuestError> {
+        if !self.open.load(Ordering::SeqCst) {
             return Err(GuestError::Gone);
         }
         self.handle.send(&bytes).await
+    }
+
+    /// How far the input has come, as far as this connection knows.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the connection is gone.
+    pub async fn count(&self) -> Result<StdinCount, GuestError> {
+        self.handle.wait(|stream| Some(Ok(self.counted(stream)))).await
+    }
+
+    /// Waits until the process's pipe has so many bytes, those of earlier connections included.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Gone`] when it will not take that much.
+    pub async fn written(&self, bytes: u64) -> Result<(), GuestError> {
+        self.handle
+            .wait(|stream| {
+                if self.counted(stream).written >= bytes {
+                    return Some(Ok(()));
+                }
+                stream.listens().err().map(Err)
+            })
+            .await
+    }
+
+    /// Whether the process still reads, as far as is known.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Gone`] when it does not.
+    pub async fn listens(&self) -> Result<(), GuestError> {
+        self.handle.wait(|stream| Some(stream.listens())).await
+    }
+
+    fn counted(&self, stream: &Stream) -> StdinCount {
+        let taken = self.taken + stream.sent;
+        let waiting = WINDOW.saturating_sub(stream.credit) as u64;
+        let written = taken.saturating_sub(waiting).max(self.written);
+        StdinCount { taken, written, ended: stream.done.is_some() }
     }
 
     /// Lets the process see the end of its input. On a terminal this types the end-of-file
@@ -101,9 +164,8 @@ impl Stdin {
     /// # Errors
     ///
     /// Fails when the connection is gone.
-    pub async fn close(&mut self) -> Result<(), GuestError> {
-        if self.open {
-            self.open = false;
+    pub async fn close(&self) -> Result<(), GuestError> {
+        if self.open.swap(false, Ordering::SeqCst) {
             self.handle.wait(|_| Some(Ok(()))).await?;
             self.handle.tell(Kind::End, &[]);
         }

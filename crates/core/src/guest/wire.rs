@@ -13,7 +13,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Buf, BytesMut};
-use sandkeep_proto::frame::{HEADER, Header, Kind, MAX_PAYLOAD, WINDOW};
+use sandkeep_proto::frame::{CHUNK, HEADER, Header, Kind, MAX_PAYLOAD, WINDOW};
 use sandkeep_proto::link::{Done, Failure, Reply, Request};
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, watch};
@@ -67,6 +67,8 @@ pub(super) struct Stream {
     pub(super) deaf: bool,
     /// How much we may send.
     pub(super) credit: usize,
+    /// How much we have sent.
+    pub(super) sent: u64,
     /// How much arrived that we have not credited.
     pub(super) uncredited: usize,
     replied: bool,
@@ -258,6 +260,7 @@ impl Wire {
             ended: false,
             deaf: false,
             credit,
+            sent: 0,
             uncredited: 0,
             replied: false,
             wake: Arc::clone(&wake),
@@ -341,6 +344,15 @@ impl Stream {
         let source = if kind == Kind::DataErr { Source::Err } else { Source::Out };
         self.inbox.push(source, payload);
         Ok(())
+    }
+
+    /// Whether the agent still takes Data, or why not.
+    pub(super) fn listens(&self) -> Result<(), GuestError> {
+        match &self.done {
+            Some(done) => Err(refusal(done)),
+            None if self.deaf => Err(GuestError::Gone),
+            None => Ok(()),
+        }
     }
 
     /// Whether nothing more will be said on the stream.
@@ -428,29 +440,44 @@ impl Handle {
         }
     }
 
-    /// Sends bytes as credit allows.
+    /// Sends bytes as credit allows. A caller that gives up half way has sent what
+    /// [`Stream::sent`] says.
     pub(super) async fn send(&self, mut bytes: &[u8]) -> Result<(), GuestError> {
         while !bytes.is_empty() {
-            let wanted = bytes.len().min(sandkeep_proto::frame::CHUNK);
-            let allowed = self
-                .wait(|stream| {
-                    if let Some(done) = &stream.done {
-                        return Some(Err(refusal(done)));
-                    }
-                    if stream.deaf {
-                        return Some(Err(GuestError::Gone));
-                    }
-                    let take = stream.credit.min(wanted);
-                    stream.credit -= take;
-                    (take > 0).then_some(Ok(take))
-                })
-                .await?;
-            let mut state = self.wire().lock_with_room().await?;
-            let (now, later) = bytes.split_at(allowed);
-            self.wire().push(&mut state, self.id, Kind::Data, now);
-            bytes = later;
+            let sent = self.send_some(bytes).await?;
+            bytes = bytes.get(sent..).unwrap_or_default();
         }
         Ok(())
+    }
+
+    /// Sends what may be sent now, once anything may. Credit is taken and used in one step, so that
+    /// nothing is lost by a caller that gives up.
+    async fn send_some(&self, bytes: &[u8]) -> Result<usize, GuestError> {
+        loop {
+            self.wire().room().await?;
+            let notified = self.wake.notified();
+            {
+                let mut state = self.wire().lock();
+                if state.lost {
+                    return Err(state.error());
+                }
+                let full = state.out.len() >= OUT_LIMIT;
+                let stream = state.streams.get_mut(&self.id).ok_or(GuestError::Lost)?;
+                stream.listens()?;
+                let take = stream.credit.min(bytes.len()).min(CHUNK);
+                if full {
+                    continue;
+                }
+                if take > 0 {
+                    stream.credit -= take;
+                    stream.sent += take as u64;
+                    let now = bytes.get(..take).unwrap_or_default();
+                    self.wire().push(&mut state, self.id, Kind::Data, now);
+                    return Ok(take);
+                }
+            }
+            notified.await;
+        }
     }
 }
 

@@ -33,15 +33,20 @@ async fn programs_that_cannot_run_are_explained() {
     let plain = machine.work().join("plain");
     std::fs::write(&plain, "no program").expect("our own directory");
     let plain = plain.to_str().expect("plain").to_owned();
-    for program in ["no-such-program", "/no/such/program", plain.as_str(), "/etc"] {
+    for (program, kind) in [
+        ("no-such-program", Failure::NoExecutable),
+        ("/no/such/program", Failure::NoExecutable),
+        (plain.as_str(), Failure::NotExecutable),
+        ("/etc", Failure::NotExecutable),
+    ] {
         let error = guest.spawn(spawn(program, &[program])).await.expect_err("it cannot run");
-        assert_eq!(error.failure(), Some(Failure::NoExecutable), "{error}");
+        assert_eq!(error.failure(), Some(kind), "{error}");
         assert!(error.to_string().contains(program), "{error}");
     }
     assert_eq!(failure(guest.spawn(spawn("none", &[])).await), Failure::Invalid);
     assert_eq!(failure(guest.spawn(spawn("zero", &["/bin/true", "a\0b"])).await), Failure::Invalid);
     let nowhere = Spawn { cwd: Some("/no/such".to_owned()), ..spawn("cwd", &["/bin/true"]) };
-    assert_eq!(failure(guest.spawn(nowhere).await), Failure::NotFound);
+    assert_eq!(failure(guest.spawn(nowhere).await), Failure::NoDirectory);
     let nobody = Spawn { user: Some("no-such-user".to_owned()), ..spawn("user", &["/bin/true"]) };
     assert_eq!(failure(guest.spawn(nobody).await), Failure::NoUser);
     assert_eq!(guest.commands().await.expect("a list"), [], "what did not start is not known");
@@ -159,7 +164,7 @@ async fn input_nobody_reads_is_refused() {
     guest.signal("a", 9).await.expect("it runs");
     assert_eq!(hear(&mut process.output).await.expect("it ends").code(), 137);
     let none = guest.spawn(spawn("b", &["cat"])).await.expect("it starts");
-    let mut stdin = none.stdin;
+    let stdin = none.stdin;
     assert!(matches!(stdin.send(Bytes::from_static(b"x")).await, Err(GuestError::Gone)));
 }
 
@@ -493,4 +498,57 @@ async fn two_hundred_commands_at_once() {
         task.await.expect("no panic");
     }
     assert_eq!(guest.commands().await.expect("a list"), []);
+}
+
+#[tokio::test]
+async fn input_is_counted_to_the_byte_while_nobody_reads() {
+    let machine = Machine::start();
+    let guest = machine.connect().await;
+    let go = machine.work().join("go");
+    let script = format!("while [ ! -e {} ]; do sleep 0.02; done; sha256sum", go.display());
+    let process = guest.spawn(Spawn { stdin: true, ..shell("a", &script) }).await.expect("starts");
+    let bytes: Vec<u8> = (0..500_000_u32).map(|at| (at % 241) as u8).collect();
+    let bytes = Bytes::from(bytes);
+    let patience = Duration::from_millis(300);
+    let sending = tokio::time::timeout(patience, process.stdin.send(bytes.clone())).await;
+    assert!(sending.is_err(), "it takes no more than the window and its pipe");
+    let count = process.stdin.count().await.expect("the connection holds");
+    assert_eq!(count.written, 64 << 10, "what a pipe holds");
+    assert_eq!(count.taken, count.written + WINDOW as u64, "and a window behind it");
+
+    // The next connection is told the same, and the bytes in between are there once.
+    drop(guest);
+    let guest = machine.connect().await;
+    let process = guest.attach("a", 0, 0).await.expect("it is known");
+    assert_eq!(process.stdin.count().await.expect("it holds"), count);
+    std::fs::write(&go, "").expect("our own directory");
+    let rest = bytes.slice(usize::try_from(count.taken).expect("small")..);
+    process.stdin.send(rest).await.expect("it reads");
+    process.stdin.written(bytes.len() as u64).await.expect("all of it");
+    process.stdin.close().await.expect("it reads to the end");
+    // A third one hears that the input is closed, however much of it was read.
+    let guest = machine.connect().await;
+    let mut process = guest.attach("a", 0, 500_000).await.expect("it is known");
+    let refused = process.stdin.written(500_001).await;
+    assert!(matches!(refused, Err(GuestError::Gone)), "{refused:?}");
+    let heard = hear(&mut process.output).await.expect("it ends");
+    let file = machine.work().join("same");
+    std::fs::write(&file, &bytes).expect("our own directory");
+    let plain = run(&guest, shell("b", &format!("sha256sum < {}", file.display()))).await;
+    assert_eq!(heard.text(), plain.text());
+}
+
+#[tokio::test]
+async fn on_behalf_of_a_user_as_sudo_does_it() {
+    let machine = Machine::start();
+    let guest = machine.connect().await;
+    let script = "echo $HOME $USER $LOGNAME $SUDO_USER $SUDO_UID $SUDO_GID $COLOUR; id -u";
+    let mut command = Spawn { sudo_from: Some("nobody".to_owned()), ..shell("a", script) };
+    for (name, value) in [("HOME", "/x"), ("USER", "x"), ("COLOUR", "blue")] {
+        command.env.insert(name.to_owned(), value.to_owned());
+    }
+    let text = run(&guest, command).await.text();
+    assert_eq!(text, "/root root root nobody 65534 65534 blue\n0\n");
+    let unknown = Spawn { sudo_from: Some("no-such".to_owned()), ..shell("b", "true") };
+    assert_eq!(failure(guest.spawn(unknown).await), Failure::NoUser);
 }

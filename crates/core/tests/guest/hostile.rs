@@ -70,7 +70,7 @@ fn hello() -> Vec<u8> {
 }
 
 fn spawned() -> Vec<u8> {
-    reply(2, &Reply::Spawned { pid: 7, stdin_taken: 0 })
+    reply(2, &Reply::Spawned { pid: 7, stdin_taken: 0, stdin_written: 0 })
 }
 
 #[tokio::test]

@@ -73,6 +73,7 @@ pub(crate) fn spawn(command: &str, argv: &[&str]) -> Spawn {
         user: None,
         tty: None,
         stdin: false,
+        sudo_from: None,
     }
 }
 

@@ -1,0 +1,229 @@
+//! A command's standard input, counted.
+//!
+//! Bytes of input are numbered from 0, as those of output are. *Taken* are those on their way to the
+//! process: the agent has them and writes them as the process reads. *Written* are those in the
+//! process's pipe or terminal. A caller that names the offset of what it sends may send it again
+//! whenever it is in doubt: bytes that were taken are not taken twice, and a gap is refused.
+//!
+//! A connection to the agent that is lost, or a daemon that comes back, asks the agent what it has
+//! taken and goes on from there; what was on its way and did not arrive is sent again by whoever is
+//! still sending it, and counts as not taken otherwise.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+use super::track::Tracked;
+use super::{Error, Result};
+use crate::guest::{GuestError, Stdin, StdinCount};
+
+/// The input of a command that is alive.
+#[derive(Debug)]
+pub(super) struct Input {
+    /// Whether it was started with one.
+    pub(super) attached: bool,
+    /// Of the connection the command is followed on; absent when the command is over.
+    now: watch::Sender<Option<Arc<Stdin>>>,
+    /// Whoever sends has this, so that bytes of two callers do not mix.
+    turn: tokio::sync::Mutex<()>,
+    closed: AtomicBool,
+}
+
+impl Input {
+    pub(super) fn new(stdin: Stdin, attached: bool) -> Self {
+        Self {
+            attached,
+            now: watch::Sender::new(Some(Arc::new(stdin))),
+            turn: tokio::sync::Mutex::default(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// The command is followed on another connection.
+    pub(super) async fn renew(&self, stdin: Stdin) {
+        if self.closed.load(Ordering::SeqCst) {
+            // The end may not have arrived. A connection that is lost again is renewed again.
+            let _ = stdin.close().await;
+        }
+        self.now.send_replace(Some(Arc::new(stdin)));
+    }
+
+    /// The command has ended.
+    pub(super) fn over(&self) {
+        self.now.send_replace(None);
+    }
+
+    fn now(&self) -> Option<Arc<Stdin>> {
+        self.now.borrow().clone()
+    }
+
+    /// Waits until another connection has taken the place of one that was lost.
+    async fn instead_of(&self, lost: &Arc<Stdin>) {
+        let mut changes = self.now.subscribe();
+        // The sender is in `self`, so this ends by the value alone.
+        let _ = changes
+            .wait_for(|now| now.as_ref().is_none_or(|now| !Arc::ptr_eq(now, lost)))
+            .await;
+    }
+}
+
+/// A command's standard input.
+#[derive(Debug, Clone)]
+pub struct StdinHandle {
+    tracked: Arc<Tracked>,
+}
+
+/// How far input has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StdinProgress {
+    /// How many bytes the process's pipe has had, from the beginning.
+    pub written: u64,
+    /// Whether all that was sent is among them.
+    pub complete: bool,
+}
+
+/// How far a sender wants its bytes to have come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    Taken,
+    Written,
+}
+
+impl StdinHandle {
+    pub(super) fn new(tracked: Arc<Tracked>) -> Self {
+        Self { tracked }
+    }
+
+    /// Hands bytes to the command, waiting while it does not read.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::StdinClosed`] or [`Error::CommandEnded`] when nobody will read them.
+    pub async fn send(&self, bytes: Bytes) -> Result<()> {
+        let _turn = self.tracked.stdin.turn.lock().await;
+        self.put(&mut None, &bytes, Until::Taken).await
+    }
+
+    /// Hands over the bytes from `offset` on, or after all that came before, and waits until the
+    /// process's pipe has them, but not for longer than `patience`. Those that were taken before are
+    /// left out.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::StdinGap`] when bytes before `offset` are missing, and
+    /// [`Error::StdinClosed`] or [`Error::CommandEnded`] when nobody will read these.
+    pub async fn send_at(
+        &self,
+        offset: Option<u64>,
+        bytes: Bytes,
+        patience: Duration,
+    ) -> Result<StdinProgress> {
+        let deadline = Instant::now() + patience;
+        let mut start = offset;
+        let sending = async {
+            let _turn = self.tracked.stdin.turn.lock().await;
+            self.put(&mut start, &bytes, Until::Written).await
+        };
+        let complete = match timeout_at(deadline, sending).await {
+            Ok(outcome) => outcome.map(|()| true)?,
+            Err(_) => false,
+        };
+        let written = match self.count().await {
+            Ok(count) => count.written,
+            // It ended after it had taken everything.
+            Err(_) if complete => start.unwrap_or(0) + bytes.len() as u64,
+            Err(error) => return Err(error),
+        };
+        Ok(StdinProgress { written, complete })
+    }
+
+    /// How many bytes the process's pipe has had.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::StdinClosed`] or [`Error::CommandEnded`] when it takes no more.
+    pub async fn written(&self) -> Result<u64> {
+        let count = self.count().await?;
+        if !self.tracked.stdin.closed.load(Ordering::SeqCst)
+            && let Some(stdin) = self.tracked.stdin.now()
+            && let Err(GuestError::Gone) = stdin.listens().await
+        {
+            return Err(self.refused(count.ended));
+        }
+        Ok(count.written)
+    }
+
+    /// Tells the command that no more comes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error`] when the agent cannot be reached.
+    pub async fn close(&self) -> Result<()> {
+        let _turn = self.tracked.stdin.turn.lock().await;
+        self.tracked.stdin.closed.store(true, Ordering::SeqCst);
+        while let Some(stdin) = self.tracked.stdin.now() {
+            match stdin.close().await {
+                Ok(()) | Err(GuestError::Gone) => break,
+                Err(GuestError::Lost) => self.tracked.stdin.instead_of(&stdin).await,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what of `bytes` was not taken before, in the caller's turn. `start` is where they begin.
+    async fn put(&self, start: &mut Option<u64>, bytes: &Bytes, until: Until) -> Result<()> {
+        let input = &self.tracked.stdin;
+        loop {
+            let stdin = input.now().ok_or_else(|| self.refused(true))?;
+            let sent = async {
+                let taken = stdin.count().await?.taken;
+                let offset = *start.get_or_insert(taken);
+                let Some(had) = taken.checked_sub(offset) else { return Ok(Some((taken, offset))) };
+                let had = usize::try_from(had).unwrap_or(usize::MAX).min(bytes.len());
+                if had < bytes.len() {
+                    stdin.send(bytes.slice(had..)).await?;
+                }
+                if until == Until::Written {
+                    stdin.written(offset + bytes.len() as u64).await?;
+                }
+                Ok(None)
+            };
+            match sent.await {
+                Ok(None) => return Ok(()),
+                Ok(Some((taken, offset))) => {
+                    return Err(Error::StdinGap { command: self.tracked.id(), taken, offset });
+                }
+                Err(GuestError::Lost) => input.instead_of(&stdin).await,
+                Err(GuestError::Gone) => {
+                    let ended = stdin.count().await.is_ok_and(|count| count.ended);
+                    return Err(self.refused(ended));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    async fn count(&self) -> Result<StdinCount> {
+        loop {
+            let stdin = self.tracked.stdin.now().ok_or_else(|| self.refused(true))?;
+            match stdin.count().await {
+                Ok(count) => return Ok(count),
+                Err(GuestError::Lost) => self.tracked.stdin.instead_of(&stdin).await,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn refused(&self, ended: bool) -> Error {
+        if ended {
+            Error::CommandEnded(self.tracked.id())
+        } else {
+            Error::StdinClosed(self.tracked.id())
+        }
+    }
+}
