@@ -68,10 +68,7 @@ async fn a_session_is_asked_for_and_no_other_will_do() {
     let listed = engine.session_commands(&project(), &name("app"), &first).await.unwrap();
     assert_eq!(listed.iter().map(|command| &command.id).collect::<Vec<_>>(), [&id]);
     assert_eq!((listed[0].exit_code, listed[0].state), (Some(0), CommandState::Exited));
-    assert_eq!(
-        engine.session_commands(&project(), &name("app"), &second).await.unwrap().len(),
-        1
-    );
+    assert_eq!(engine.session_commands(&project(), &name("app"), &second).await.unwrap().len(), 1);
     let mut log = engine.logs(&project(), &name("app"), &id, true).await.unwrap();
     assert_eq!(log.next().await, Some(Event::Stdout(Bytes::from_static(b"hi\n"))));
 }
@@ -162,8 +159,7 @@ async fn input_nobody_reads_is_refused() {
     let engine = house.open().await;
     engine.create(&project(), small("app"), None).await.unwrap();
     let deaf = shell("exec <&-; echo closed; while [ ! -e /work/go ]; do sleep 0.02; done");
-    let mut started =
-        start(&engine, Exec { stdin: true, detach: true, ..deaf }).await.unwrap();
+    let mut started = start(&engine, Exec { stdin: true, detach: true, ..deaf }).await.unwrap();
     assert!(matches!(started.events.next().await, Some(Event::Stdout(_))));
     let stdin = started.stdin.unwrap();
     let refused = stdin.send_at(None, Bytes::from_static(b"x"), Duration::from_secs(20)).await;

@@ -118,7 +118,7 @@ fn too_narrow(has: Scope, needed: Scope) -> ApiError {
 }
 
 /// Refuses to wake a sandbox for a key that may only look.
-pub(crate) fn may_wake(caller: &Caller, wake: WakeMode) -> Result<(), ApiError> {
+pub(crate) fn may_wake(caller: &Caller, wake: &WakeMode) -> Result<(), ApiError> {
     if caller.scope == Scope::Read && matches!(wake, WakeMode::Wake) {
         return Err(ApiError::forbidden("a key of scope `read` never wakes a sandbox").hint(
             "add `?if_running=true` to look only if it runs, or use a key of scope `write`",

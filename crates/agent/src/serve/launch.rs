@@ -155,11 +155,7 @@ fn explain(plan: &Plan<'_>, step: Step, error: &io::Error) -> Problem {
         ),
         Step::Directory => Problem {
             kind: Failure::NoDirectory,
-            ..Problem::io(
-                "enter the working directory",
-                Path::new(plan.cwd.unwrap_or("/")),
-                error,
-            )
+            ..Problem::io("enter the working directory", Path::new(plan.cwd.unwrap_or("/")), error)
         },
         Step::Execute => match error.raw_os_error() {
             Some(libc::ENOENT) if !program.contains('/') => {

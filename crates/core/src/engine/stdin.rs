@@ -65,9 +65,8 @@ impl Input {
     async fn instead_of(&self, lost: &Arc<Stdin>) {
         let mut changes = self.now.subscribe();
         // The sender is in `self`, so this ends by the value alone.
-        let _ = changes
-            .wait_for(|now| now.as_ref().is_none_or(|now| !Arc::ptr_eq(now, lost)))
-            .await;
+        let _ =
+            changes.wait_for(|now| now.as_ref().is_none_or(|now| !Arc::ptr_eq(now, lost))).await;
     }
 }
 

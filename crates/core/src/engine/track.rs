@@ -53,7 +53,6 @@ impl Tracked {
             let _ = progress.changed().await;
         }
     }
-
 }
 
 impl Inner {

@@ -151,7 +151,7 @@ impl Params {
     /// Whether the call may wake the sandbox.
     pub(crate) fn wake(&self, caller: &Caller) -> Result<WakeMode, ApiError> {
         let wake = if self.if_running { WakeMode::IfRunning } else { WakeMode::Wake };
-        may_wake(caller, wake)?;
+        may_wake(caller, &wake)?;
         Ok(wake)
     }
 
