@@ -100,6 +100,19 @@ pub(crate) fn client(global: &Global) -> Result<Client, Failure> {
     }
 }
 
+/// The server's HTTP address, for clients that cannot use a socket file.
+pub(crate) fn http_url(global: &Global) -> Result<String, Failure> {
+    if let Some(url) = global.url.as_ref().filter(|url| url.starts_with("http")) {
+        return Ok(url.trim_end_matches('/').to_owned());
+    }
+    let places = data_places(global.data.as_deref());
+    let known = places.iter().find_map(|place| ClientFile::read(place).ok()?.url);
+    known.ok_or_else(|| {
+        Failure::here("the server has no HTTP address")
+            .with_hint("start it with --listen, or say where it is with --url http://host:port")
+    })
+}
+
 fn nowhere(places: &[PathBuf]) -> Failure {
     let looked: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
     Failure::NoServer { looked: looked.join(", ") }

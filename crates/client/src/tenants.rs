@@ -5,7 +5,8 @@ use hyper::Method;
 use crate::query::Target;
 use crate::transport::Call;
 use crate::types::{
-    CreateKey, CreateProject, Health, Key, NewKey, Paged, Project, SpaceUsage, WhoAmI,
+    CreateKey, CreateProject, Health, IssueToken, Key, NewKey, Paged, Project, SpaceUsage, Token,
+    WhoAmI,
 };
 use crate::{Client, Error};
 
@@ -56,6 +57,11 @@ impl Client {
     pub async fn create_key(&self, project: &str, request: &CreateKey) -> Result<NewKey, Error> {
         let target = Target::new(&["projects", project, "keys"]);
         self.transport.json(Call::post(target).json(request)?).await
+    }
+
+    /// Makes a token of this client's key, for the clients of another vendor.
+    pub async fn issue_token(&self, request: &IssueToken) -> Result<Token, Error> {
+        self.transport.json(Call::post(Target::new(&["tokens"])).json(request)?).await
     }
 
     /// Makes a key stop working.

@@ -21,6 +21,7 @@ use crate::api::{commands, exec, files, images, ports, sandboxes, snapshots, ten
     paths(
         tenants::health,
         tenants::who_am_i,
+        tenants::issue_token,
         tenants::usage,
         sandboxes::list,
         sandboxes::create,

@@ -16,8 +16,8 @@ pub(crate) use sandbox::{
     RunArgs, Settings, ShellArgs, StartArgs, UpdateArgs,
 };
 pub(crate) use server::{
-    CompletionsArgs, DoctorArgs, FsckArgs, ImageCommand, KeyCommand, ProjectCommand, ScopeArg,
-    ServeArgs, SnapshotCommand,
+    ClientsArg, CompletionsArgs, DoctorArgs, EnvArgs, FsckArgs, ImageCommand, KeyCommand,
+    ProjectCommand, ScopeArg, ServeArgs, SnapshotCommand,
 };
 
 const EXIT_CODES: &str = "\
@@ -139,6 +139,8 @@ pub(crate) enum Command {
     /// Look after API keys
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Print what a shell needs so that other vendors' clients come here
+    Env(EnvArgs),
     /// Show what takes up the disk
     #[command(visible_alias = "df")]
     Usage,

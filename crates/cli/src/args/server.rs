@@ -181,3 +181,30 @@ pub(crate) struct CompletionsArgs {
     #[arg(value_enum)]
     pub(crate) shell: clap_complete::Shell,
 }
+
+/// `keep env`.
+#[derive(Debug, Args)]
+#[command(after_long_help = ENV_HELP)]
+pub(crate) struct EnvArgs {
+    /// Whose clients
+    #[arg(value_enum)]
+    pub(crate) clients: ClientsArg,
+    /// How long the token in it works
+    #[arg(long, value_name = "SPAN", default_value = "90d")]
+    pub(crate) expires: String,
+}
+
+const ENV_HELP: &str = "\
+Examples:
+  eval \"$(keep env vercel)\"
+  sandbox create --name my-app     # Vercel's own CLI, now on this server
+
+The token speaks for the key that made it and ends with it. The files that point Node and Python
+programs here are written to the user's data directory (~/.local/share/sandkeep).";
+
+/// Vendors whose clients are served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ClientsArg {
+    /// Vercel Sandbox: @vercel/sandbox, the CLI `sandbox`, and vercel-sandbox for Python
+    Vercel,
+}

@@ -2,6 +2,7 @@
 
 mod copy;
 mod doctor;
+mod env;
 mod exec;
 mod fsck;
 mod image;
@@ -79,6 +80,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Image(command) => image::image(&context()?, command).await?,
         Command::Project(command) => tenant::project(&context()?, command).await?,
         Command::Key(command) => tenant::key(&context()?, command, global.project.clone()).await?,
+        Command::Env(args) => env::env(&context()?, &global, &args).await?,
         Command::Usage => tenant::usage(&context()?).await?,
     }
     Ok(ExitCode::SUCCESS)

@@ -33,7 +33,8 @@ pub use sandbox::{
 };
 pub use snapshot::{Snapshot, SnapshotDeleted, SnapshotKind, SnapshotSize};
 pub use tenant::{
-    CreateKey, CreateProject, Health, Key, NewKey, Project, Scope, SpaceUsage, WhoAmI,
+    Audience, CreateKey, CreateProject, Health, IssueToken, Key, NewKey, Project, Scope,
+    SpaceUsage, Token, WhoAmI,
 };
 
 use serde::{Deserialize, Serialize};

@@ -77,6 +77,40 @@ pub struct NewKey {
     pub secret: String,
 }
 
+/// A token to be made from the key that asks. It ends with the key, or sooner.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct IssueToken {
+    /// Whose clients it is for; their claims are in it.
+    #[serde(rename = "for")]
+    pub audience: Audience,
+    /// How far it reaches, never further than the key; `write` if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scope: Option<Scope>,
+    /// How long it works; 90 days if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Span>,
+}
+
+/// Whose clients a token is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Audience {
+    /// Vercel Sandbox's.
+    Vercel,
+}
+
+/// A token that was just made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Token {
+    /// What to send as `Authorization: Bearer …`.
+    pub token: String,
+    /// The project it acts for, as those clients write it.
+    pub project: String,
+    /// The team it belongs to, as those clients write it.
+    pub team: String,
+}
+
 /// Who is asking.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WhoAmI {

@@ -6,11 +6,12 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use sandkeep_client::types;
-use sandkeep_core::model::{KeyId, Name};
+use sandkeep_core::model::{KeyId, Name, Scope, Span};
 
 use super::input::{Body, Params, Seg, parsed, span};
 use super::{Answer, App, finish, wire};
 use crate::auth::{Admin, Reader};
+use crate::compat::vercel::auth as vercel;
 use crate::error::ApiError;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -32,6 +33,33 @@ pub(crate) async fn who_am_i(Reader(caller): Reader) -> Json<types::WhoAmI> {
         key: caller.key.into(),
         server_version: VERSION.to_owned(),
     })
+}
+
+/// How long a token works if nobody says.
+const TOKEN_SPAN: Span = Span(90 * 24 * 3600 * 1000);
+
+/// Makes a token of the key that asks, in the form another vendor's clients want.
+#[utoipa::path(post, path = "/v1/tokens", tag = "projects", operation_id = "issue_token",
+    request_body = types::IssueToken,
+    responses((status = 200, description = "The token. It ends with the key.", body = types::Token)))]
+pub(crate) async fn issue_token(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    params: Params,
+    Body(request): Body<types::IssueToken>,
+) -> Answer<types::Token> {
+    params.end()?;
+    let types::Audience::Vercel = request.audience;
+    let expires = request.expires.map(|value| span("expires", value)).transpose()?;
+    let scope = request.scope.map_or(Scope::Write, wire::scope_in);
+    let token = app.engine.issue_token(
+        &caller,
+        scope,
+        expires.unwrap_or(TOKEN_SPAN),
+        vercel::claims(&caller.project),
+    )?;
+    let project = vercel::project_id(&caller.project);
+    Ok(Json(types::Token { token, project, team: vercel::TEAM.to_owned() }))
 }
 
 /// Tells what lies on the server's disk.

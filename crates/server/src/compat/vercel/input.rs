@@ -156,6 +156,11 @@ impl Fields {
         fields.map.clone().into_iter().map(word).collect::<Result<_, _>>().map(Some)
     }
 
+    /// All of it, as it came.
+    pub(crate) fn into_value(self) -> Value {
+        Value::Object(self.map)
+    }
+
     /// Refuses what nobody took.
     pub(crate) fn end(&self) -> Result<(), VercelError> {
         match self.map.keys().find(|name| !name.starts_with("__")) {
@@ -166,6 +171,20 @@ impl Fields {
                 Err(VercelError::bad(problem))
             }
         }
+    }
+}
+
+/// The host by which the client reached us, for addresses that lead back here.
+#[derive(Debug)]
+pub(crate) struct Reached(pub(crate) Option<String>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Reached {
+    type Rejection = VercelError;
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, VercelError> {
+        let header = parts.headers.get(axum::http::header::HOST);
+        let named = header.and_then(|value| value.to_str().ok()).map(ToOwned::to_owned);
+        // HTTP/2 says it in the address.
+        Ok(Self(named.or_else(|| parts.uri.authority().map(ToString::to_string))))
     }
 }
 

@@ -24,6 +24,7 @@ pub(crate) mod auth;
 pub(crate) mod error;
 pub(crate) mod ids;
 mod input;
+mod network;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,6 +35,9 @@ use sandkeep_core::model::Span;
 
 use crate::api::App;
 use error::VercelError;
+
+/// What most handlers answer with.
+type Answer = Result<axum::Json<serde_json::Value>, VercelError>;
 
 /// How this front behaves on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,5 +79,6 @@ pub(crate) fn router() -> Router<Arc<App>> {
 }
 
 fn api_routes() -> Router<Arc<App>> {
+    // `sessions` and `snapshots` are words, not names of sandboxes: the router prefers them.
     Router::new().merge(account::routes())
 }

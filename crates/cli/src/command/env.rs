@@ -1,0 +1,142 @@
+//! `keep env`: what a shell needs so that other vendors' clients come here, unchanged.
+//!
+//! Their clients have their service's address built in. What turns them (a file that Node loads first,
+//! a module for Python) is part of this program and written out when it is asked for, so that nothing
+//! has to be installed. The files are the same for every server; where it is stands in a variable.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sandkeep_client::types::{Audience, IssueToken, Span};
+
+use super::Context;
+use crate::args::{ClientsArg, EnvArgs, Global};
+use crate::failure::Failure;
+use crate::locate;
+
+const PRELOAD: &str = include_str!("../../../../sdk/vercel-preload/index.mjs");
+const PYTHON: &str = include_str!("../../../../sdk/python/sandkeep_vercel.py");
+
+pub(super) async fn env(context: &Context, global: &Global, args: &EnvArgs) -> Result<(), Failure> {
+    let ClientsArg::Vercel = args.clients;
+    let url = locate::http_url(global)?;
+    let request = IssueToken {
+        audience: Audience::Vercel,
+        scope: None,
+        expires: Some(Span::Text(args.expires.clone())),
+    };
+    let made = context.client.issue_token(&request).await?;
+    let home = helpers()?;
+    let preload = place(&home.join("vercel-preload.mjs"), PRELOAD)?;
+    place(&home.join("python/sandkeep_vercel.py"), PYTHON)?;
+    let variables = [
+        ("SANDKEEP_URL", url),
+        ("VERCEL_OIDC_TOKEN", made.token.clone()),
+        ("VERCEL_AUTH_TOKEN", made.token.clone()),
+        ("VERCEL_TOKEN", made.token),
+        ("VERCEL_TEAM_ID", made.team),
+        ("VERCEL_PROJECT_ID", made.project),
+        ("NODE_OPTIONS", with(std::env::var("NODE_OPTIONS").ok(), " ", &import_of(&preload))),
+        ("PYTHONPATH", with(std::env::var("PYTHONPATH").ok(), ":", &text(&home.join("python")))),
+        ("VERCEL_TELEMETRY_DISABLED", "1".to_owned()),
+        ("VERCEL_SANDBOX_TELEMETRY_DISABLED", "1".to_owned()),
+        ("SANDBOX_SKIP_VERSION_CHECK", "1".to_owned()),
+    ];
+    let map: std::collections::BTreeMap<_, _> = variables.iter().cloned().collect();
+    context.screen.answer(&map, |_| {
+        let line = |(name, value): &(&str, String)| format!("export {name}={}\n", quoted(value));
+        variables.iter().map(line).collect()
+    })
+}
+
+/// What is there with something added, once: a shell may be prepared twice.
+fn with(before: Option<String>, between: &str, more: &str) -> String {
+    match before.filter(|before| !before.is_empty()) {
+        None => more.to_owned(),
+        Some(before) if before.split(between).any(|part| part == more) => before,
+        Some(before) => format!("{before}{between}{more}"),
+    }
+}
+
+/// Node takes a URL there, in which a space cannot end the option.
+fn import_of(preload: &Path) -> String {
+    let mut url = String::from("--import=file://");
+    for byte in text(preload).bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
+                url.push(char::from(byte));
+            }
+            other => url.push_str(&format!("%{other:02X}")),
+        }
+    }
+    url
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// Safe for a shell, whatever it holds.
+fn quoted(value: &str) -> String {
+    format!("'{}'", value.replace('\'', r"'\''"))
+}
+
+/// Where a user's programs keep their files.
+fn helpers() -> Result<PathBuf, Failure> {
+    let set =
+        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let data = set("XDG_DATA_HOME").or_else(|| set("HOME").map(|home| home.join(".local/share")));
+    data.map(|data| data.join("sandkeep")).ok_or_else(|| {
+        Failure::here("there is no place for the files that point clients here")
+            .with_hint("set HOME or XDG_DATA_HOME")
+    })
+}
+
+/// Writes a file whole, unless it is there as it should be.
+fn place(path: &Path, content: &str) -> Result<PathBuf, Failure> {
+    let write = || -> io::Result<()> {
+        if fs::read_to_string(path).is_ok_and(|found| found == content) {
+            return Ok(());
+        }
+        let parent = path.parent().unwrap_or(Path::new("/"));
+        fs::create_dir_all(parent)?;
+        // Beside it first: a program that starts meanwhile never loads half of it.
+        let draft = parent.join(format!(".new.{}", std::process::id()));
+        fs::write(&draft, content)?;
+        fs::rename(&draft, path)
+    };
+    let cannot = |error| Failure::caused(format!("cannot write `{}`", path.display()), error);
+    write().map_err(cannot)?;
+    Ok(path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{import_of, place, quoted, with};
+
+    #[test]
+    fn a_shell_reads_back_what_was_written() {
+        assert_eq!(quoted("it's $HOME"), r"'it'\''s $HOME'");
+        assert_eq!(import_of(Path::new("/a b/%x.mjs")), "--import=file:///a%20b/%25x.mjs");
+    }
+
+    #[test]
+    fn what_is_set_already_stays_and_nothing_comes_twice() {
+        assert_eq!(with(None, " ", "--a"), "--a");
+        assert_eq!(with(Some("--b".into()), " ", "--a"), "--b --a");
+        assert_eq!(with(Some("--a --b".into()), " ", "--a"), "--a --b");
+    }
+
+    #[test]
+    fn files_are_written_once_and_mended_when_they_are_old() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/file");
+        place(&path, "new").unwrap();
+        std::fs::write(&path, "old").unwrap();
+        place(&path, "new").unwrap();
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "new");
+    }
+}
