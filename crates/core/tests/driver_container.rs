@@ -30,7 +30,8 @@ async fn the_container_driver_keeps_the_contract() {
         machine.root.lower = vec![PathBuf::from("no-such-layer")];
         machine
     };
-    driver_contract(|| host.driver(), |name| host.machine(name), broken).await;
+    let volume = |name: &str| host.root(name, &[]);
+    driver_contract(|| host.driver(), |name| host.machine(name), broken, volume).await;
 }
 
 #[tokio::test]

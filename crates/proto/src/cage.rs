@@ -15,6 +15,9 @@ use serde::{Deserialize, Serialize};
 pub const VERSION: u32 = 1;
 /// The socket the agent listens on, in the machine's runtime directory.
 pub const SOCKET: &str = "agent.sock";
+/// The step that fails when the machine's own files are in the way of a [`Mount`]: whoever asked for
+/// it can choose another target.
+pub const MOUNT_POINT: &str = "use a mount point";
 /// The file that tells a later daemon about the machine, in the same directory.
 pub const RECORD: &str = "machine.json";
 
@@ -36,6 +39,22 @@ pub struct Cage {
     pub cgroup: Cgroup,
     /// The largest file a process may write, in bytes.
     pub file_size: u64,
+    /// What else is mounted in it.
+    pub mounts: Vec<Mount>,
+}
+
+/// A stack of directories to be seen at a place below the root.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mount {
+    /// Where: an absolute path in the machine, made if it is missing.
+    pub target: PathBuf,
+    /// What.
+    pub root: Root,
+    /// Whether nothing can be written to it.
+    pub read_only: bool,
+    /// Who is given its topmost directory, open to all, by a name that the machine knows.
+    pub owner: Option<String>,
 }
 
 /// A stack of directories with a writable one on top; see the engine's `RootFs`.

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use sandkeep_core::driver::container::{ContainerConfig, ContainerDriver};
-use sandkeep_core::driver::{AGENT, Driver, DriverError, Machine, MachineUsage, Relayer};
+use sandkeep_core::driver::{
+    AGENT, Driver, DriverError, Machine, MachineMount, MachineUsage, Relayer,
+};
 use sandkeep_core::model::{Limits, MachineKey, RootFs, Size, UidRange};
 use tempfile::TempDir;
 
@@ -120,6 +122,7 @@ impl ContainerHost {
             root,
             uids: UidRange { base: 1_000_000_000 + range * 65_536, count: 65_536 },
             limits: AMPLE,
+            mounts: Vec::new(),
         }
     }
 }
@@ -153,7 +156,7 @@ pub fn key(text: &str) -> MachineKey {
 
 /// Holds a driver to the promises in [`Driver`]'s documentation. `make` gives a driver for the same
 /// host each time, as daemons that follow each other would have; `machine` describes a machine that
-/// starts, `broken` one whose root is not there.
+/// starts, `broken` one whose root is not there, `volume` an empty stack that can be mounted in one.
 ///
 /// # Panics
 ///
@@ -162,6 +165,7 @@ pub async fn driver_contract<D: Driver>(
     make: impl Fn() -> D,
     machine: impl Fn(&str) -> Machine,
     broken: impl Fn(&str) -> Machine,
+    volume: impl Fn(&str) -> RootFs,
 ) {
     let driver = make();
     assert_eq!(alive(&driver).await, [""; 0], "a fresh host is empty");
@@ -205,6 +209,7 @@ pub async fn driver_contract<D: Driver>(
     for name in ["one", "two"] {
         driver.stop(&key(name)).await.expect("it stops");
     }
+    mounts_contract(&driver, &machine, &volume).await;
     many_at_once(&driver, &machine).await;
     assert_eq!(alive(&driver).await, [""; 0], "nothing is left");
 }
@@ -227,6 +232,34 @@ async fn relayer_contract(relayer: &dyn Relayer, live: &MachineKey, other: &Root
     assert!(relayer.alone(live).await.expect("a failed swap changes nothing"));
     // Frozen machines can be stopped; the contract's caller does.
     relayer.freeze(live).await.expect("it freezes");
+}
+
+/// What is asked for is mounted or the machine does not start; a swapped root has it as well.
+async fn mounts_contract<D: Driver>(
+    driver: &D,
+    machine: &impl Fn(&str) -> Machine,
+    volume: &impl Fn(&str) -> RootFs,
+) {
+    let mount = |target: &str, name: &str| MachineMount {
+        target: PathBuf::from(target),
+        root: volume(name),
+        read_only: false,
+        owner: None,
+    };
+    for target in ["/", "/a/../b", "/proc/x", "/dev/shm"] {
+        let odd = Machine { mounts: vec![mount(target, "odd")], ..machine("odd") };
+        let refused = driver.start(&odd).await;
+        assert!(matches!(refused, Err(DriverError::MountPoint { .. })), "{target}: {refused:?}");
+        assert_eq!(alive(driver).await, [""; 0], "and nothing is left");
+    }
+    let mounts = vec![mount("/data", "data"), mount("/some/where", "where")];
+    let with = Machine { mounts, ..machine("with") };
+    driver.start(&with).await.expect("it starts with its mounts");
+    if let Some(relayer) = driver.relayer() {
+        relayer.swap_root(&with.key, &machine("after").root).await.expect("they come along");
+        assert!(relayer.alone(&with.key).await.expect("it lives on"));
+    }
+    driver.stop(&with.key).await.expect("it stops");
 }
 
 /// Machines that come and go at the same time do not get in each other's way.

@@ -17,7 +17,7 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 use sandkeep_proto::cage::{Cage, Cgroup};
 
-use super::{OOM_SCORE, Step, Trouble, filter, root, sys};
+use super::{OOM_SCORE, Step, Trouble, drives, filter, root, sys};
 
 /// Capabilities, over what is the sandbox's own, that its root keeps: what installing packages,
 /// running servers and `sudo` take. Everything else, above all `SYS_ADMIN`, is dropped for good.
@@ -133,6 +133,7 @@ impl Groups {
 pub(super) struct Prepared<'a> {
     pub(super) cage: &'a Cage,
     pub(super) mounts: root::Mounts,
+    pub(super) drives: drives::Drives,
     pub(super) groups: Groups,
 }
 
@@ -172,7 +173,7 @@ fn own_score() -> Result<OwnedFd, Trouble> {
 }
 
 fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<(), Trouble> {
-    let Prepared { cage, mounts, groups } = prepared;
+    let Prepared { cage, mounts, drives, groups } = prepared;
     // A session of its own: no terminal of the host's, no signal meant for the daemon's group.
     rustix::process::setsid().step("start a session")?;
     groups.join()?;
@@ -185,16 +186,18 @@ fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<(), Trouble> {
     root::stack(&cage.root, &mounts)?;
     drop(mounts);
     check_mount_points()?;
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    drives.mount(&cage.mounts)?;
     mount_proc_and_sys()?;
     mount_dev()?;
     mount_run()?;
     pivot()?;
+    drives::hand_over(&cage.mounts)?;
 
     let null = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()).step("open /dev/null")?;
     rustix::stdio::dup2_stdin(&null).step("let go of standard input")?;
     rustix::stdio::dup2_stdout(&null).step("let go of standard output")?;
     rustix::stdio::dup2_stderr(&null).step("let go of standard error")?;
-    rustix::process::umask(Mode::from_raw_mode(0o022));
     limit(cage.file_size)?;
     // Last of what touches this: a change of ids sets it to what the host prefers.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)

@@ -5,13 +5,14 @@
 //!
 //!  1 lock the runtime directory
 //!  2 listen on agent.sock
-//!  3 copy the two directories' mounts
+//!  3 copy the directories' mounts
 //!  4 clone with new namespaces  ----------->  5 join the control groups,
 //!  6 lay out the base layer                     raise the loopback,
 //!  7 write the user and group maps              write the system call filter
 //!  8 shift the copies' owners
 //!  9 write machine.json, open the gate ----> 10 become root of the namespace
-//!                                            11 stack the layers, mount /proc, /sys, /dev, /run
+//!                                            11 stack the layers and the drives',
+//!                                               mount /proc, /sys, /dev, /run
 //!                                            12 pivot, let go of the host's tree
 //!                                            13 limits, system call filter, capabilities
 //! 15 answer the driver, exit  <------------- 14 say "up"
@@ -30,6 +31,7 @@
 //! Nothing here runs in more than one thread: `clone3` without a thread library's knowledge is only
 //! sound that way. [`crate::serve`] starts its runtime after the cage is built.
 
+mod drives;
 mod filter;
 mod inside;
 mod root;
@@ -142,6 +144,7 @@ fn raise(cage: &Cage) -> Result<Raised, Trouble> {
     }
     let listener = listen(&cage.run_dir)?;
     let mounts = root::Mounts::copy(&cage.root)?;
+    let drives = drives::Drives::copy(&cage.mounts)?;
     let groups = inside::Groups::open(&cage.cgroup)?;
     let (gate, gate_key) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).step("make a pipe")?;
     let (news, teller) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).step("make a pipe")?;
@@ -153,14 +156,14 @@ fn raise(cage: &Cage) -> Result<Raised, Trouble> {
     match sys::split(into).step("make the namespaces")? {
         sys::Side::Child => {
             drop((lock, gate_key, news));
-            let prepared = inside::Prepared { cage, mounts, groups };
+            let prepared = inside::Prepared { cage, mounts, drives, groups };
             Ok(Raised::Inside(inside::enter(prepared, gate, teller, listener)))
         }
         sys::Side::Parent { child } => {
             drop((gate, teller, groups));
             // Heard in any case: without an open gate the child ends soon, and if it ended before the
             // gate was opened, it knows why.
-            let admitted = admit(cage, child, &mounts, gate_key);
+            let admitted = admit(cage, child, (&mounts, &drives), gate_key);
             let outcome = match (admitted, hear(news)) {
                 (Ok(record), Ok(())) => Ok(record),
                 (Ok(_), Err(trouble)) => Err(trouble),
@@ -178,12 +181,19 @@ fn raise(cage: &Cage) -> Result<Raised, Trouble> {
 const OPEN_THE_GATE: &str = "open the gate";
 
 /// Does for the waiting child what only the host's root can do, then lets it go on.
-fn admit(cage: &Cage, child: u32, mounts: &root::Mounts, gate: OwnedFd) -> Result<Record, Trouble> {
+fn admit(
+    cage: &Cage,
+    child: u32,
+    (mounts, drives): (&root::Mounts, &drives::Drives),
+    gate: OwnedFd,
+) -> Result<Record, Trouble> {
     let proc = Path::new("/proc").join(child.to_string());
     root::furnish(&cage.root, &cage.hostname)?;
+    drives::furnish(&cage.mounts)?;
     map_ids(&proc, cage.ids)?;
     let user_ns = File::open(proc.join("ns/user")).step("open the user namespace")?;
     mounts.shift(user_ns.as_fd())?;
+    drives.shift(user_ns.as_fd())?;
     let record = record(&proc, child, &cage.hostname)?;
     save(&cage.run_dir, &record)?;
     File::from(gate).write_all(b"g").step(OPEN_THE_GATE)?;

@@ -97,20 +97,26 @@ pub(super) fn stack(root: &Root, mounts: &Mounts) -> Result<(), Trouble> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     rustix::mount::mount("stage", STAGE, "tmpfs", flags, c"mode=700").step("mount the stage")?;
     std::env::set_current_dir(STAGE).step("enter the stage")?;
+    assemble(root, mounts, MountFlags::NODEV)?;
+    std::env::set_current_dir("../root").step("enter the root")
+}
+
+/// Stacks the layers at `root` in the current directory, which is the stage or a directory of it, and
+/// enters `layers` beside it.
+pub(super) fn assemble(root: &Root, mounts: &Mounts, flags: MountFlags) -> Result<(), Trouble> {
     for (name, mount) in [("layers", &mounts.layers), ("writable", &mounts.writable)] {
         rustix::fs::mkdir(name, Mode::RWXU).step("set up the stage")?;
         // Attached, because older kernels refuse to stack directories of unattached mounts.
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-        rustix::mount::move_mount(mount, "", CWD, name, flags)
+        let empty_path = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        rustix::mount::move_mount(mount, "", CWD, name, empty_path)
             .step("attach the layers to the stage")?;
     }
     rustix::fs::mkdir("root", Mode::RWXU).step("set up the stage")?;
     // All options together must fit a page: relative names are a fifth of absolute ones.
     std::env::set_current_dir("layers").step("enter the layers")?;
     let options = options(root)?;
-    rustix::mount::mount("overlay", "../root", "overlay", MountFlags::NODEV, options.as_c_str())
-        .step("stack the layers")?;
-    std::env::set_current_dir("../root").step("enter the root")
+    rustix::mount::mount("overlay", "../root", "overlay", flags, options.as_c_str())
+        .step("stack the layers")
 }
 
 /// Spells the overlay's options, relative to the directory with the layers.

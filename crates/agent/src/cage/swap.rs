@@ -2,8 +2,8 @@
 //!
 //! The new stack is built in a mount namespace of this process's own, so that the layers' directory
 //! is never visible inside the sandbox, not even for a moment. Only the finished overlay is carried
-//! over. `/proc`, `/sys`, `/dev` and `/run` are *copied* onto it (same filesystems, so what is in
-//! `/run` and `/dev/shm` stays), which leaves the old tree whole until `pivot_root`: a failure before
+//! over. `/proc`, `/sys`, `/dev`, `/run` and the drives are *copied* onto it (same filesystems, so what
+//! is in `/run` and `/dev/shm` stays), which leaves the old tree whole until `pivot_root`: a failure before
 //! that has changed nothing.
 //!
 //! `pivot_root` moves the root and working directory of every process that stands exactly in the old
@@ -11,7 +11,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use rustix::fs::{CWD, Mode, OFlags};
@@ -19,7 +19,7 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 use rustix::thread::LinkNameSpaceType;
 use sandkeep_proto::cage::{Outcome, Swap, VERSION, start_time};
 
-use super::{Step, Trouble, answer, inside, lock, read_plan, root, sys, wrong_version};
+use super::{Step, Trouble, answer, drives, inside, lock, read_plan, root, sys, wrong_version};
 
 /// Swaps the root as described on standard input.
 pub(crate) fn swap_root() -> ExitCode {
@@ -45,6 +45,7 @@ pub(crate) fn swap_root() -> ExitCode {
 fn carry_out(swap: &Swap) -> Result<OwnedFd, Trouble> {
     let _lock = lock(&swap.run_dir)?;
     let (user_ns, mount_ns) = namespaces(swap)?;
+    let drives = drives::places(swap.machine.pid)?;
     root::furnish(&swap.root, &swap.machine.hostname)?;
     let mounts = root::Mounts::copy(&swap.root)?;
     mounts.shift(user_ns.as_fd())?;
@@ -55,17 +56,23 @@ fn carry_out(swap: &Swap) -> Result<OwnedFd, Trouble> {
     sys::unshare(libc::CLONE_NEWNS).step("make a mount namespace to build in")?;
     root::stack(&swap.root, &mounts)?;
     inside::check_mount_points()?;
-    let new_root = copy(".", false)?;
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    for place in &drives {
+        drives::place(place)?;
+    }
+    let new_root = copy(Path::new("."), false)?;
 
     rustix::thread::move_into_link_name_space(mount_ns.as_fd(), Some(LinkNameSpaceType::Mount))
         .step("enter the mount namespace")?;
     let old_root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .step("hold the old root")?;
-    let kept = root::MOUNT_POINTS.map(|name| copy(&format!("/{name}"), true));
+    let own = root::MOUNT_POINTS.map(Path::new);
+    let names: Vec<&Path> = own.into_iter().chain(drives.iter().map(PathBuf::as_path)).collect();
+    let kept: Vec<_> = names.iter().map(|name| copy(&Path::new("/").join(name), true)).collect();
     // Anywhere will do: the pivot takes it away again.
-    attach(&new_root, "/run")?;
+    attach(&new_root, Path::new("/run"))?;
     let moved = std::env::set_current_dir("/run").step("enter the new root").and_then(|()| {
-        for (name, mount) in root::MOUNT_POINTS.into_iter().zip(kept) {
+        for (name, mount) in names.into_iter().zip(kept) {
             attach(&mount?, name)?;
         }
         inside::pivot()
@@ -90,15 +97,16 @@ fn namespaces(swap: &Swap) -> Result<(File, File), Trouble> {
     Ok(found)
 }
 
-fn copy(path: &str, with_children: bool) -> Result<OwnedFd, Trouble> {
+fn copy(path: &Path, with_children: bool) -> Result<OwnedFd, Trouble> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     if with_children {
         flags |= OpenTreeFlags::AT_RECURSIVE;
     }
-    rustix::mount::open_tree(CWD, path, flags).step(&format!("copy the mount of {path}"))
+    rustix::mount::open_tree(CWD, path, flags)
+        .step(&format!("copy the mount of {}", path.display()))
 }
 
-fn attach(mount: &OwnedFd, path: &str) -> Result<(), Trouble> {
+fn attach(mount: &OwnedFd, path: &Path) -> Result<(), Trouble> {
     rustix::mount::move_mount(mount, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
-        .step(&format!("attach {path} to the new root"))
+        .step(&format!("attach {} to the new root", path.display()))
 }

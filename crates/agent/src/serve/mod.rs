@@ -36,6 +36,11 @@ use tokio::task::LocalSet;
 use command::Command;
 use outbound::Outbound;
 
+/// The numbers of a user and its group, if the sandbox knows who that is.
+pub(crate) fn ids_of(user: &str) -> Option<(u32, u32)> {
+    user::lookup(Some(user)).ok().map(|identity| (identity.uid, identity.gid))
+}
+
 /// How many commands are known at one time, exited ones that were not forgotten included.
 const COMMANDS: usize = 4096;
 /// How many short pieces of file work are done at one time.

@@ -28,6 +28,9 @@ pub const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/keep-agent"))
 ///   use it for cgroups, sockets and directories.
 /// - `root`: the machine's root filesystem, *described* by the store and mounted by the driver,
 ///   where no other sandbox can see it.
+/// - *mounts*: further stacks of directories, described in the same way, seen at a place below the
+///   root. A target that leads through a link or to what is no directory is refused with
+///   [`DriverError::MountPoint`]: a root was written by whoever used the sandbox before.
 /// - *link*: where the agent inside listens.
 ///
 /// # Lifecycle
@@ -92,7 +95,8 @@ pub trait Relayer: Send + Sync {
     async fn thaw(&self, key: &MachineKey) -> DriverResult<()>;
 
     /// Puts another root under a machine in which only the agent is alive; nothing writes to the
-    /// old one when this returns. Mounts inside the root (`/proc`, `/dev`, `/run` ...) are kept.
+    /// old one when this returns. Mounts inside the root (`/proc`, `/dev`, `/run`, those of
+    /// [`Machine::mounts`]) are kept.
     /// All or nothing: after an error the machine stands on the old root.
     async fn swap_root(&self, key: &MachineKey, root: &RootFs) -> DriverResult<()>;
 }
@@ -110,6 +114,23 @@ pub struct Machine {
     pub uids: UidRange,
     /// What it may use.
     pub limits: Limits,
+    /// What else is mounted in it.
+    pub mounts: Vec<MachineMount>,
+}
+
+/// A stack of directories that is seen at a place below a machine's root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MachineMount {
+    /// Where: an absolute path in the machine. The directory is made in its root if it is missing;
+    /// links are not followed.
+    pub target: PathBuf,
+    /// What.
+    pub root: RootFs,
+    /// Whether nothing can be written to it.
+    pub read_only: bool,
+    /// Who is given its topmost directory, which is then open to all, by a name or number that the
+    /// machine knows. For what is new; who is not known leaves it to the machine's root.
+    pub owner: Option<String>,
 }
 
 /// Where the agent inside a machine listens.
@@ -162,6 +183,12 @@ pub enum DriverError {
         /// The driver.
         driver: &'static str,
         /// What is missing and how to get it.
+        reason: String,
+    },
+    /// What is in the machine's root is in the way of a mount; another target may do.
+    #[error("a drive cannot be mounted there: {reason}")]
+    MountPoint {
+        /// The target, and what is in the way.
         reason: String,
     },
     /// Building the machine failed at a step.

@@ -127,6 +127,7 @@ impl Inner {
                 pids: resources.pids,
                 file_size: resources.disk,
             },
+            mounts: Vec::new(),
         })
     }
 

@@ -54,7 +54,9 @@ use tokio::io::unix::AsyncFd;
 
 use self::cgroup::Groups;
 pub use self::probe::{Check, probe};
-use super::{Driver, DriverError, DriverResult, Link, Machine, MachineUsage, Relayer};
+use super::{
+    Driver, DriverError, DriverResult, Link, Machine, MachineMount, MachineUsage, Relayer,
+};
 use crate::model::{MachineKey, RootFs};
 
 const NAME: &str = "container";
@@ -227,6 +229,7 @@ impl Host {
                 ids: Ids { base: machine.uids.base, count: machine.uids.count },
                 cgroup: self.groups.create(key, &machine.limits)?,
                 file_size: machine.limits.file_size.0,
+                mounts: machine.mounts.iter().map(mount).collect(),
             })
         });
         match built {
@@ -380,6 +383,9 @@ impl Host {
         heard.map_err(failed("hear from", agent))?;
         match answer {
             Ok(Outcome::Done(record)) => Ok(record),
+            Ok(Outcome::Failed { step, reason }) if step == cage::MOUNT_POINT => {
+                Err(DriverError::MountPoint { reason })
+            }
             Ok(Outcome::Failed { step, reason }) => Err(DriverError::Build { step, reason }),
             Err(_) => {
                 told.map_err(failed("talk to", agent))?;
@@ -473,6 +479,15 @@ fn root(described: &RootFs) -> cage::Root {
         writable_dir: described.writable_dir.clone(),
         upper: described.upper.clone(),
         work: described.work.clone(),
+    }
+}
+
+fn mount(described: &MachineMount) -> cage::Mount {
+    cage::Mount {
+        target: described.target.clone(),
+        root: root(&described.root),
+        read_only: described.read_only,
+        owner: described.owner.clone(),
     }
 }
 

@@ -113,6 +113,7 @@ async fn try_a_machine(driver: &ContainerDriver, key: &str, scratch: &Path) -> D
             pids: 32,
             file_size: Size(1 << 20),
         },
+        mounts: Vec::new(),
     };
     let started = driver.start(&machine).await.map(drop);
     let stopped = driver.stop(&key).await.map(drop);

@@ -1,0 +1,213 @@
+//! Drives: further stacks of layers, mounted at places below the root.
+//!
+//! A place is looked up one name at a time, from the root down, and no name may be a link: the layers
+//! were written by whoever used the sandbox before, and a link could lead a mount into the host's
+//! tree, over `/proc`, or into another drive. What is missing is made, in the sandbox's own layer.
+//!
+//! Like the root, a drive needs a directory under its lowest layer, because there may be none: an
+//! empty `base` beside its writable directory.
+
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{CWD, Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, MoveMountFlags};
+use sandkeep_proto::cage::{MOUNT_POINT, Mount};
+
+use super::root::{self, MOUNT_POINTS, Mounts};
+use super::{Step, Trouble};
+
+/// Unattached copies of the mounts the drives' layers are on, one for each [`Mount`].
+pub(super) struct Drives(Vec<Mounts>);
+
+impl Drives {
+    /// Copies the mounts of all directories, as the host sees them.
+    pub(super) fn copy(mounts: &[Mount]) -> Result<Self, Trouble> {
+        mounts.iter().map(|mount| Mounts::copy(&mount.root)).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Shifts owners to the ids of `user_ns`. Possible as long as nothing is attached.
+    pub(super) fn shift(&self, user_ns: BorrowedFd<'_>) -> Result<(), Trouble> {
+        self.0.iter().try_for_each(|mounts| mounts.shift(user_ns))
+    }
+
+    /// Mounts all drives below the current directory, which is the sandbox's root on the stage.
+    pub(super) fn mount(self, mounts: &[Mount]) -> Result<(), Trouble> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(".", flags, Mode::empty()).step("hold the root")?;
+        for (number, (mount, copies)) in mounts.iter().zip(&self.0).enumerate() {
+            let place = place(&mount.target)?;
+            let stage = format!("../drive-{number}");
+            rustix::fs::mkdir(&stage, Mode::RWXU).step("set up the stage")?;
+            std::env::set_current_dir(&stage).step("set up the stage")?;
+            let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
+            if mount.read_only {
+                flags |= MountFlags::RDONLY;
+            }
+            root::assemble(&mount.root, copies, flags)?;
+            let flags = MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+            rustix::mount::move_mount(CWD, "../root", &place, "", flags)
+                .step(&format!("mount a drive at `{}`", mount.target.display()))?;
+            rustix::process::fchdir(&root).step("enter the root")?;
+        }
+        Ok(())
+    }
+}
+
+/// Lays out what the overlays need, as host root.
+pub(super) fn furnish(mounts: &[Mount]) -> Result<(), Trouble> {
+    for mount in mounts {
+        match DirBuilder::new().mode(0o755).create(mount.root.writable_dir.join("base")) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(Trouble::new("make a drive's base layer", error));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Gives drives that are new to whom they are for. Expects to be in the sandbox's root, because its
+/// own `/etc/passwd` says who that is.
+pub(super) fn hand_over(mounts: &[Mount]) -> Result<(), Trouble> {
+    for mount in mounts.iter().filter(|mount| !mount.read_only) {
+        let Some(owner) = &mount.owner else { continue };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let place = rustix::fs::open(&mount.target, flags, Mode::empty());
+        let place = place.step("hand over a drive")?;
+        if let Some((uid, gid)) = crate::serve::ids_of(owner) {
+            let ids = (Uid::from_raw(uid), Gid::from_raw(gid));
+            match rustix::fs::fchown(&place, Some(ids.0), Some(ids.1)) {
+                // A number outside the sandbox's range is nobody's.
+                Ok(()) | Err(Errno::INVAL) => {}
+                Err(error) => return Err(Trouble::new("hand over a drive", error)),
+            }
+        }
+        // The next sandbox's user may have another number.
+        rustix::fs::fchmod(&place, Mode::from_raw_mode(0o777)).step("hand over a drive")?;
+    }
+    Ok(())
+}
+
+/// Finds a place below the current directory, making directories that are missing.
+pub(super) fn place(target: &Path) -> Result<OwnedFd, Trouble> {
+    let refuse = |reason: &str| {
+        Trouble::new(MOUNT_POINT, format!("`{}` {reason}", Path::new("/").join(target).display()))
+    };
+    let names: Vec<&std::ffi::OsStr> = target
+        .components()
+        .filter(|part| !matches!(part, Component::RootDir))
+        .map(|part| match part {
+            Component::Normal(name) => Ok(name),
+            _ => Err(refuse("is not a plain path")),
+        })
+        .collect::<Result<_, _>>()?;
+    match names.first() {
+        None => return Err(refuse("is the root itself")),
+        Some(first) if MOUNT_POINTS.iter().any(|own| first == own) => {
+            return Err(refuse("is the machine's own"));
+        }
+        Some(_) => {}
+    }
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut here = rustix::fs::open(".", flags, Mode::empty()).step("hold the root")?;
+    for name in names {
+        let mut found = rustix::fs::openat(here.as_fd(), name, flags, Mode::empty());
+        if matches!(found, Err(Errno::NOENT)) {
+            rustix::fs::mkdirat(here.as_fd(), name, Mode::from_raw_mode(0o755))
+                .step("make a mount point")?;
+            found = rustix::fs::openat(here.as_fd(), name, flags, Mode::empty());
+        }
+        here = match found {
+            Err(Errno::NOTDIR | Errno::LOOP) => {
+                let shown = name.to_string_lossy();
+                return Err(refuse(&format!(
+                    "leads through `{shown}`, which is no directory or a link"
+                )));
+            }
+            found => found.step("find a mount point")?,
+        };
+    }
+    Ok(here)
+}
+
+/// Where a machine's drives are now, relative to its root, as the kernel says: a directory above one
+/// may have been renamed. Whatever is mounted in the root, but for what every machine has, is a drive.
+pub(super) fn places(pid: u32) -> Result<Vec<PathBuf>, Trouble> {
+    let step = "find the machine's drives";
+    let table = fs::read(format!("/proc/{pid}/mountinfo")).step(step)?;
+    drives_in(&table).ok_or_else(|| Trouble::new(step, "its mounts do not read"))
+}
+
+fn drives_in(table: &[u8]) -> Option<Vec<PathBuf>> {
+    let mut rows = Vec::new();
+    for line in table.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+        let path = PathBuf::from(OsString::from_vec(unescape(fields.get(4)?)));
+        rows.push((*fields.first()?, *fields.get(1)?, path));
+    }
+    let (root, ..) = rows.iter().rfind(|(_, _, path)| path == Path::new("/"))?;
+    let inside = rows.iter().filter(|(id, parent, _)| parent == root && id != root);
+    let relative = inside.map(|(_, _, path)| path.strip_prefix("/").map(Path::to_owned).ok());
+    let all: Vec<PathBuf> = relative.collect::<Option<_>>()?;
+    Some(
+        all.into_iter()
+            .filter(|path| !MOUNT_POINTS.iter().any(|own| path == Path::new(own)))
+            .collect(),
+    )
+}
+
+/// Undoes the kernel's `\040` for a space and the like.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [byte, tail @ ..] = rest {
+        let code = tail.get(..3).filter(|_| *byte == b'\\').and_then(|digits| {
+            digits.iter().try_fold(0u32, |sum, digit| {
+                (b'0'..=b'7').contains(digit).then(|| sum * 8 + u32::from(digit - b'0'))
+            })
+        });
+        match code.and_then(|code| u8::try_from(code).ok()) {
+            Some(code) => {
+                text.push(code);
+                rest = &tail[3..];
+            }
+            None => {
+                text.push(*byte);
+                rest = tail;
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::drives_in;
+
+    #[test]
+    fn drives_are_told_from_what_every_machine_has() {
+        let table = br"500 400 0:50 / / rw,nodev - overlay overlay rw,lowerdir=a
+501 500 0:51 / /proc rw - proc proc rw
+502 501 0:51 /sys /proc/sys ro - proc proc rw
+503 500 0:52 / /dev rw - tmpfs tmpfs rw
+504 503 0:53 / /dev/shm rw - tmpfs tmpfs rw
+505 500 0:54 / /run rw - tmpfs tmpfs rw
+506 500 0:55 / /data rw - overlay overlay rw
+507 500 0:56 / /a\040b/\134c\011 ro - overlay overlay ro
+508 500 0:57 / /sys ro - sysfs sysfs ro
+";
+        let expected = [PathBuf::from("data"), PathBuf::from("a b/\\c\t")];
+        assert_eq!(drives_in(table).as_deref(), Some(&expected[..]));
+        assert_eq!(drives_in(b""), None);
+        assert_eq!(drives_in(b"1 2 3"), None);
+    }
+}
