@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use sandkeep_core::db::Page;
-use sandkeep_core::engine::{Create, Engine, Fork};
+use sandkeep_core::engine::{Create, Engine, Fork, Stop};
 use sandkeep_core::model::{Patch, Size};
 use sandkeep_core::store::image::Reporter;
-use sandkeep_testkit::house::{House, name, project, sh, small};
+use sandkeep_testkit::house::{House, name, of, project, sh, small};
 
 /// Hard links, symlinks, holes, attributes, set-user-id, odd names, deleted and replaced things.
 const TREE: &str = r#"set -e; mkdir -p /work/t/dir/deep && cd /work/t && echo hello > a && ln a dir/hard && ln -s /nowhere link
@@ -55,7 +55,7 @@ async fn a_hard_tree_survives_everything() {
     assert_eq!(made.command.exit_code, Some(0), "{}", made.err);
     let expected = digest(&engine, "app").await;
 
-    engine.stop(&project(), &app, None).await.unwrap();
+    engine.stop(&project(), &app, Stop::default(), None).await.unwrap();
     same(&digest(&engine, "app").await, &expected, "after a stop");
     let fork = Fork { name: Some(name("fork")), ..Fork::default() };
     engine.fork(&project(), &app, fork, None).await.unwrap();
@@ -71,12 +71,12 @@ async fn a_hard_tree_survives_everything() {
             ),
         )
         .await;
-        engine.stop(&project(), &app, None).await.unwrap();
+        engine.stop(&project(), &app, Stop::default(), None).await.unwrap();
     }
     let mut layers = usize::MAX;
     for _ in 0..100 {
         let newest = engine
-            .snapshots(&project(), Some(&app), &Page { limit: 1, cursor: None })
+            .snapshots(&project(), of("app"), &Page { limit: 1, ..Page::default() })
             .await
             .unwrap();
         layers = newest.items[0].item.layers.len();
@@ -89,7 +89,14 @@ async fn a_hard_tree_survives_everything() {
     sh(&engine, "app", "rm /work/t/r*").await;
     same(&digest(&engine, "app").await, &expected, "after compaction");
 
-    let snapshot = engine.stop(&project(), &app, None).await.unwrap().snapshot.unwrap().item.id;
+    let snapshot = engine
+        .stop(&project(), &app, Stop::default(), None)
+        .await
+        .unwrap()
+        .snapshot
+        .unwrap()
+        .item
+        .id;
     let file = house.path().join("export.tar");
     let (sender, mut receiver) = tokio::sync::mpsc::channel(8);
     let exporter = engine.clone();
@@ -127,5 +134,5 @@ async fn a_sandbox_cannot_fill_the_disk() {
     // What it wrote is there, and can be cleaned up.
     let cleaned = sh(&engine, "greedy", "rm -f /work/f* /work/one; echo clean").await;
     assert_eq!(cleaned.out, "clean\n", "{cleaned:?}");
-    engine.stop(&project(), &name("greedy"), None).await.unwrap();
+    engine.stop(&project(), &name("greedy"), Stop::default(), None).await.unwrap();
 }

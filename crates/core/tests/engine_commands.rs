@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use sandkeep_core::engine::{Engine, Error, Event, Exec, Started, WakeMode};
+use sandkeep_core::db::Page;
+use sandkeep_core::engine::{Engine, Error, Event, Exec, Started, Stop, WakeMode};
 use sandkeep_core::model::{CommandId, CommandState, SessionId, Span};
 use sandkeep_testkit::house::{House, name, project, sh, small};
 use tokio::runtime::Runtime;
@@ -50,7 +51,7 @@ async fn a_session_is_asked_for_and_no_other_will_do() {
     let ran = start(&engine, Exec { wake: inside(&first), ..shell("echo hi") }).await.unwrap();
     let id = ran.command.id.clone();
     assert_eq!(heard(ran).await, ("hi\n".to_owned(), Some(0)));
-    engine.stop(&project(), &name("app"), None).await.unwrap();
+    engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
 
     let ended = |error: Error| match error {
         Error::SessionEnded { session } => assert_eq!(session, first),
@@ -65,10 +66,13 @@ async fn a_session_is_asked_for_and_no_other_will_do() {
     sh(&engine, "app", "true").await;
 
     // What ran is on record with its session, and its log stays.
-    let listed = engine.session_commands(&project(), &name("app"), &first).await.unwrap();
+    let listed = engine.session_commands(&project(), &first, &Page::all()).await.unwrap().items;
     assert_eq!(listed.iter().map(|command| &command.id).collect::<Vec<_>>(), [&id]);
     assert_eq!((listed[0].exit_code, listed[0].state), (Some(0), CommandState::Exited));
-    assert_eq!(engine.session_commands(&project(), &name("app"), &second).await.unwrap().len(), 1);
+    assert_eq!(
+        engine.session_commands(&project(), &second, &Page::all()).await.unwrap().items.len(),
+        1
+    );
     let mut log = engine.logs(&project(), &name("app"), &id, true).await.unwrap();
     assert_eq!(log.next().await, Some(Event::Stdout(Bytes::from_static(b"hi\n"))));
 }
@@ -85,7 +89,7 @@ async fn whoever_comes_while_a_session_ends_is_told_so() {
     assert!(matches!(running.events.next().await, Some(Event::Stdout(_))));
     let stopping = tokio::spawn({
         let engine = engine.clone();
-        async move { engine.stop(&project(), &name("app"), None).await }
+        async move { engine.stop(&project(), &name("app"), Stop::default(), None).await }
     });
     let mut outcomes = Vec::new();
     while !stopping.is_finished() {

@@ -7,8 +7,8 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 
-use sandkeep_core::engine::ErrorKind;
 use sandkeep_core::engine::lifecycle::Phase;
+use sandkeep_core::engine::{Checkpoint, Delete, ErrorKind, Stop};
 use sandkeep_testkit::house::{House, name, project, sh, small};
 
 /// A filesystem of its own on a loop device; unmounted in the end, whatever happens.
@@ -72,7 +72,7 @@ async fn a_full_disk_costs_nothing_that_was_acknowledged() {
     let app = name("app");
     engine.create(&project(), small("app"), None).await.unwrap();
     sh(&engine, "app", "echo good > /work/file").await;
-    engine.stop(&project(), &app, None).await.unwrap();
+    engine.stop(&project(), &app, Stop::default(), None).await.unwrap();
 
     // Full while it runs: the command is told, the sandbox lives.
     sh(&engine, "app", "echo better > /work/file").await;
@@ -82,11 +82,15 @@ async fn a_full_disk_costs_nothing_that_was_acknowledged() {
     assert_eq!(sh(&engine, "app", "cat /work/file").await.out, "better\n");
 
     // Full while it is to be sealed: refused before anything is touched.
-    let refused = engine.stop(&project(), &app, None).await.expect_err("there is no room");
+    let refused =
+        engine.stop(&project(), &app, Stop::default(), None).await.expect_err("there is no room");
     assert_eq!((refused.kind(), refused.code()), (ErrorKind::Exhausted, "no_room"), "{refused}");
     assert!(refused.hint().is_some());
     assert_eq!(engine.get(&project(), &app).await.unwrap().sandbox.phase, Phase::Running);
-    let refused = engine.checkpoint(&project(), &app, None).await.expect_err("there is no room");
+    let refused = engine
+        .checkpoint(&project(), &app, Checkpoint::default())
+        .await
+        .expect_err("there is no room");
     assert_eq!(refused.kind(), ErrorKind::Exhausted, "{refused}");
     let refused =
         engine.create(&project(), small("more"), None).await.expect_err("there is no room");
@@ -94,7 +98,7 @@ async fn a_full_disk_costs_nothing_that_was_acknowledged() {
 
     // Room again, by a command inside: on it goes.
     assert_eq!(sh(&engine, "app", "rm /work/fill").await.command.exit_code, Some(0));
-    let stopped = engine.stop(&project(), &app, None).await.unwrap();
+    let stopped = engine.stop(&project(), &app, Stop::default(), None).await.unwrap();
     assert_eq!(stopped.sandbox.generation, 2);
 
     // Full while it sleeps: it cannot start, says so, and is not harmed.
@@ -103,6 +107,6 @@ async fn a_full_disk_costs_nothing_that_was_acknowledged() {
     assert_eq!(refused.kind(), ErrorKind::Exhausted, "{refused}");
     fs::remove_file(ballast).unwrap();
     assert_eq!(sh(&engine, "app", "cat /work/file").await.out, "better\n");
-    engine.delete(&project(), &app, None).await.unwrap();
+    engine.delete(&project(), &app, Delete::default(), None).await.unwrap();
     engine.shutdown().await;
 }

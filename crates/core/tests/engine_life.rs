@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use sandkeep_core::db::{Filter, Page};
 use sandkeep_core::engine::lifecycle::Phase;
-use sandkeep_core::engine::{Create, Error, Exec, Fork, IfExists, WakeMode};
+use sandkeep_core::engine::{
+    Checkpoint, Create, Delete, Error, Exec, Fork, IfExists, Stop, WakeMode,
+};
 use sandkeep_core::model::{Class, Hook, Hooks, Patch, SessionEnd, SnapshotKind, Span, Tags};
-use sandkeep_testkit::house::{House, name, project, sh, small};
+use sandkeep_testkit::house::{House, labelled, name, project, sh, small};
 
 macro_rules! house {
     () => {
@@ -32,7 +34,7 @@ async fn what_was_written_is_there_after_a_stop() {
         Some(3)
     );
 
-    let stopped = engine.stop(&project(), &name("app"), None).await.unwrap();
+    let stopped = engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
     let snapshot = stopped.snapshot.unwrap();
     assert_eq!((snapshot.item.generation, snapshot.item.kind), (1, SnapshotKind::Stop));
     assert!(snapshot.own > 0 && snapshot.freed_if_deleted == snapshot.own, "{snapshot:?}");
@@ -44,7 +46,7 @@ async fn what_was_written_is_there_after_a_stop() {
     let refused = engine.files(&project(), &name("app"), WakeMode::IfRunning).await;
     assert!(matches!(refused, Err(Error::NotRunning(_))));
     assert_eq!(sh(&engine, "app", "cat /work/file").await.out, "kept\n");
-    let again = engine.stop(&project(), &name("app"), None).await.unwrap();
+    let again = engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
     assert_eq!(again.sandbox.generation, 1, "nothing was written, so nothing new is acknowledged");
     assert_eq!(again.snapshot.unwrap().item.id, snapshot.item.id);
 }
@@ -66,14 +68,18 @@ async fn a_fork_starts_where_its_source_is_and_goes_its_own_way() {
     assert_eq!(forked.sandbox.forked_from.as_ref().unwrap().name, name("app"));
     assert_eq!(sh(&engine, "try", "cat /work/file; echo two > /work/file").await.out, "one\n");
     assert_eq!(sh(&engine, "app", "cat /work/file").await.out, "one\n");
-    engine.stop(&project(), &name("try"), None).await.unwrap();
+    engine.stop(&project(), &name("try"), Stop::default(), None).await.unwrap();
     assert_eq!(sh(&engine, "try", "cat /work/file").await.out, "two\n");
 
     let tree = engine.lineage(&project(), &name("try")).await.unwrap();
     assert_eq!(tree.sandboxes.len(), 2);
     assert_eq!(tree.snapshots.len(), 2);
     // The source goes; what the fork stands on stays.
-    let kept = engine.delete(&project(), &name("app"), None).await.unwrap().snapshots_kept;
+    let kept = engine
+        .delete(&project(), &name("app"), Delete::default(), None)
+        .await
+        .unwrap()
+        .snapshots_kept;
     assert_eq!(kept.len(), 0, "the fork has a snapshot of its own by now");
     assert_eq!(sh(&engine, "try", "cat /work/file").await.out, "two\n");
 
@@ -88,7 +94,7 @@ async fn a_checkpoint_ends_nothing_and_can_be_gone_back_to() {
     let engine = house.open().await;
     engine.create(&project(), small("app"), None).await.unwrap();
     sh(&engine, "app", "echo good > /work/file; echo shm > /dev/shm/x").await;
-    let idle = engine.checkpoint(&project(), &name("app"), Some("green".to_owned())).await.unwrap();
+    let idle = engine.checkpoint(&project(), &name("app"), labelled("green")).await.unwrap();
     assert_eq!(idle.item.label.as_deref(), Some("green"));
     assert_eq!(
         sh(&engine, "app", "cat /dev/shm/x /work/file").await.out,
@@ -106,14 +112,15 @@ async fn a_checkpoint_ends_nothing_and_can_be_gone_back_to() {
     let busy = engine.exec(&project(), &name("app"), busy).await.unwrap().command;
     sh(&engine, "app", "echo worse > /work/file; ln /work/file /work/link; rm /work/tick; true")
         .await;
-    let while_busy = engine.checkpoint(&project(), &name("app"), None).await.unwrap();
+    let while_busy =
+        engine.checkpoint(&project(), &name("app"), Checkpoint::default()).await.unwrap();
     assert_eq!(while_busy.item.generation, idle.item.generation + 1);
     assert!(
         engine.command(&project(), &name("app"), &busy.id).await.unwrap().ended_at.is_none(),
         "it goes on"
     );
     sh(&engine, "app", "rm /work/link; echo worst > /work/file").await;
-    let second = engine.checkpoint(&project(), &name("app"), None).await.unwrap();
+    let second = engine.checkpoint(&project(), &name("app"), Checkpoint::default()).await.unwrap();
     assert_eq!(second.item.parent.as_ref(), Some(&while_busy.item.id));
 
     let back = engine.rollback(&project(), &name("app"), &idle.item.id, None).await.unwrap();
@@ -155,7 +162,7 @@ async fn a_hundred_callers_get_one_sandbox_and_one_session() {
     }
     assert_eq!((made, ids.len()), (1, 1));
 
-    engine.stop(&project(), &name("one"), None).await.unwrap();
+    engine.stop(&project(), &name("one"), Stop::default(), None).await.unwrap();
     let execs = (0..100).map(|_| {
         let engine = engine.clone();
         tokio::spawn(async move { sh(&engine, "one", "echo hello").await })
@@ -225,7 +232,7 @@ async fn hooks_run_and_what_they_did_is_told() {
     let opened = engine.create(&project(), request, None).await.unwrap();
     assert_eq!(opened.session.unwrap().hooks[0].exit_code, Some(0));
     sh(&engine, "app", "echo v1 > /work/checked").await;
-    engine.stop(&project(), &name("app"), None).await.unwrap();
+    engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
     let session = engine.start(&project(), &name("app"), None).await.unwrap().session.unwrap();
     assert_eq!(session.valid, Some(true));
     let told: Vec<_> = session.hooks.iter().map(|run| (run.hook.as_str(), run.exit_code)).collect();
@@ -278,9 +285,9 @@ async fn retries_under_one_key_do_the_work_once() {
     ));
     let sandbox = first.sandbox.name;
     let project = project();
-    let stop = || engine.stop(&project, &sandbox, Some("k-2".to_owned()));
+    let stop = || engine.stop(&project, &sandbox, Stop::default(), Some("k-2".to_owned()));
     assert_eq!(stop().await.unwrap(), stop().await.unwrap());
-    let delete = || engine.delete(&project, &sandbox, Some("k-3".to_owned()));
+    let delete = || engine.delete(&project, &sandbox, Delete::default(), Some("k-3".to_owned()));
     delete().await.unwrap();
     delete().await.unwrap();
     assert!(matches!(engine.get(&project, &sandbox).await, Err(Error::NoSandbox(_))));
@@ -324,9 +331,10 @@ async fn bad_wishes_are_refused_and_leave_nothing() {
     let error =
         engine.exec(&project(), &name("app"), missing).await.expect_err("there is no such program");
     assert_eq!(error.code(), "executable_not_found");
-    let current = engine.checkpoint(&project(), &name("app"), None).await.unwrap().item.id;
+    let current =
+        engine.checkpoint(&project(), &name("app"), Checkpoint::default()).await.unwrap().item.id;
     assert!(matches!(
-        engine.delete_snapshot(&project(), &current).await,
+        engine.delete_snapshot(&project(), &current, false).await,
         Err(Error::SnapshotInUse { .. })
     ));
 }
@@ -365,12 +373,16 @@ async fn sandboxes_are_found_by_all_their_tags_at_once() {
     assert_eq!(names(find(&[("customer", "zeta")])).await, ["s2", "s0"]);
     assert_eq!(names(find(&[("agent", "1")])).await, ["s2"]);
     let page = engine
-        .list(&project(), &Filter::default(), &Page { limit: 2, cursor: None })
+        .list(&project(), &Filter::default(), &Page { limit: 2, ..Page::default() })
         .await
         .unwrap();
     assert_eq!(page.items.len(), 2);
     let rest = engine
-        .list(&project(), &Filter::default(), &Page { limit: 2, cursor: page.next })
+        .list(
+            &project(),
+            &Filter::default(),
+            &Page { limit: 2, cursor: page.next, ..Page::default() },
+        )
         .await
         .unwrap();
     assert_eq!((rest.items.len(), rest.next), (1, None));

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use sandkeep_core::db::Page;
-use sandkeep_core::engine::{Error, Exec, Fork};
+use sandkeep_core::engine::{Checkpoint, Delete, Error, Exec, Fork, Stop};
 use sandkeep_core::model::{CommandState, Span};
-use sandkeep_testkit::house::{House, name, project, sh, small};
+use sandkeep_testkit::house::{House, labelled, name, of, project, sh, small};
 
 macro_rules! house {
     () => {
@@ -38,7 +38,7 @@ async fn commands_that_race_with_stops_wake_the_sandbox_again() {
         })
         .collect();
     for _ in 0..8 {
-        engine.stop(&project(), &name("app"), None).await.unwrap();
+        engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
         tokio::time::sleep(Duration::from_millis(40)).await;
     }
     for runner in runners {
@@ -46,7 +46,7 @@ async fn commands_that_race_with_stops_wake_the_sandbox_again() {
     }
     let alive = sh(&engine, "app", "echo alive").await;
     assert_eq!(alive.out, "alive\n");
-    engine.delete(&project(), &name("app"), None).await.unwrap();
+    engine.delete(&project(), &name("app"), Delete::default(), None).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -69,7 +69,7 @@ async fn a_program_that_is_not_there_is_on_no_record() {
     };
     let running = engine.exec(&project(), &name("app"), long).await.unwrap().command;
     assert_eq!(running.state, CommandState::Running);
-    engine.delete(&project(), &name("app"), None).await.unwrap();
+    engine.delete(&project(), &name("app"), Delete::default(), None).await.unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     let left: Vec<_> = std::fs::read_dir(house.data().join("sandboxes")).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");
@@ -91,14 +91,29 @@ async fn the_newest_snapshots_are_the_ones_that_are_kept() {
     let mut last = Vec::new();
     for round in 0..3 {
         sh(&engine, "app", &format!("echo {round} > /work/round")).await;
-        last.push(engine.checkpoint(&project(), &name("app"), None).await.unwrap().item.id);
+        last.push(
+            engine
+                .checkpoint(&project(), &name("app"), Checkpoint::default())
+                .await
+                .unwrap()
+                .item
+                .id,
+        );
     }
     sh(&engine, "app", "echo end > /work/round").await;
-    last.push(engine.stop(&project(), &name("app"), None).await.unwrap().snapshot.unwrap().item.id);
+    last.push(
+        engine
+            .stop(&project(), &name("app"), Stop::default(), None)
+            .await
+            .unwrap()
+            .snapshot
+            .unwrap()
+            .item
+            .id,
+    );
     let mut kept = Vec::new();
     for _ in 0..100 {
-        let page =
-            engine.snapshots(&project(), Some(&name("app")), &Page::default()).await.unwrap();
+        let page = engine.snapshots(&project(), of("app"), &Page::default()).await.unwrap();
         kept = page.items.into_iter().map(|sized| sized.item.id).collect();
         if kept.len() <= 2 {
             break;
@@ -116,18 +131,21 @@ async fn a_snapshot_that_a_fork_stands_on_outlives_its_sandbox() {
     sh(&engine, "app", "echo kept > /work/file").await;
     let fork = Fork { name: Some(name("fork")), ..Fork::default() };
     engine.fork(&project(), &name("app"), fork, None).await.unwrap();
-    let kept = engine.delete(&project(), &name("app"), None).await.unwrap().snapshots_kept;
+    let kept = engine
+        .delete(&project(), &name("app"), Delete::default(), None)
+        .await
+        .unwrap()
+        .snapshots_kept;
     assert_eq!(kept.len(), 1);
     assert!(matches!(
-        engine.delete_snapshot(&project(), &kept[0]).await,
+        engine.delete_snapshot(&project(), &kept[0], false).await,
         Err(Error::SnapshotInUse { .. })
     ));
     assert_eq!(sh(&engine, "fork", "cat /work/file").await.out, "kept\n");
     // A label on it is the fork's own, on the same files.
-    engine.stop(&project(), &name("fork"), None).await.unwrap();
-    let labelled =
-        engine.checkpoint(&project(), &name("fork"), Some("mine".to_owned())).await.unwrap().item;
-    assert_eq!(labelled.sandbox_name, name("fork"));
+    engine.stop(&project(), &name("fork"), Stop::default(), None).await.unwrap();
+    let mine = engine.checkpoint(&project(), &name("fork"), labelled("mine")).await.unwrap().item;
+    assert_eq!(mine.sandbox_name, name("fork"));
     assert_eq!(engine.snapshot(&project(), &kept[0]).await.unwrap().item.label, None);
 }
 
@@ -137,7 +155,7 @@ async fn a_session_without_a_limit_is_not_shortened_by_extending_it() {
     let engine = house.open().await;
     engine.create(&project(), small("app"), None).await.unwrap();
     assert_eq!(
-        engine.extend(&project(), &name("app"), Span::seconds(60)).await.unwrap().deadline,
+        engine.extend(&project(), &name("app"), Span::seconds(60), None).await.unwrap().deadline,
         None
     );
 }

@@ -7,8 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use sandkeep_core::model::{
-    Attachment, Drive, FORMAT, Image, ImageConfig, LayerId, Project, Sandbox, SandboxId, SessionId,
-    Snapshot, SnapshotId, SnapshotKind, Timestamp, now,
+    Attachment, Drive, FORMAT, Image, ImageConfig, LayerId, Method, Project, Sandbox, SandboxId,
+    SessionId, Snapshot, SnapshotId, SnapshotKind, Timestamp, now,
 };
 use sandkeep_core::store::{Durability, Problem, SealOptions, Store, StoreError, StoreOptions};
 use sandkeep_testkit::db::drive;
@@ -30,7 +30,14 @@ fn snapshot(layers: &[LayerId]) -> Snapshot {
         label: None,
         layers: layers.to_vec(),
         created_at: now(),
-        expires_at: None,
+        method: Method::Automatic,
+        used_at: None,
+        expires_after: None,
+        expiry_given: false,
+        kept: None,
+        expires_on: None,
+        outlives: false,
+        deleted_at: None,
         image_config: ImageConfig::default(),
     }
 }

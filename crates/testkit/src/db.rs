@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use sandkeep_core::db::{Db, DriveOrder, DriveQuery, Filter, Page, Remembered};
+use sandkeep_core::db::{
+    By, Db, DbError, Direction, DriveOrder, DriveQuery, Filter, Order, Owner, Page, Remembered,
+    Tombstones, Unless,
+};
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::model::{
-    Config, DRIVE_SIZE, Drive, DriveId, FORMAT, ImageConfig, LayerId, Name, Project, Sandbox,
-    SandboxId, SessionId, Snapshot, SnapshotId, SnapshotKind, Span, Tags, Timestamp, now,
+    Command, CommandId, CommandState, Config, DRIVE_SIZE, Drive, DriveId, FORMAT, ImageConfig,
+    LayerId, Method, Name, OnDelete, Project, Sandbox, SandboxId, Session, SessionId, Snapshot,
+    SnapshotId, SnapshotKind, Span, Tags, Timestamp, Usage, now,
 };
 
 /// A sandbox as it is on record before it has ever run.
@@ -26,10 +30,14 @@ pub fn sandbox(project: &str, name: &str) -> Sandbox {
         debt: None,
         generation: 0,
         current: None,
+        missing: None,
         image_layers: Vec::new(),
         image_config: ImageConfig::default(),
         forked_from: None,
         session: None,
+        ending: None,
+        on_delete: OnDelete::Drop,
+        totals: Usage::default(),
         open_layer: None,
         open_chain: Vec::new(),
         unsealed: None,
@@ -38,6 +46,7 @@ pub fn sandbox(project: &str, name: &str) -> Sandbox {
         created_with: None,
         created_at: now(),
         updated_at: now(),
+        phase_at: now(),
         used_at: now(),
         failure: None,
         validated: None,
@@ -58,7 +67,14 @@ fn snapshot(of: &Sandbox, generation: u64) -> Snapshot {
         label: None,
         layers: vec![LayerId::fresh()],
         created_at: now(),
-        expires_at: None,
+        method: Method::Automatic,
+        used_at: None,
+        expires_after: None,
+        expiry_given: false,
+        kept: None,
+        expires_on: None,
+        outlives: false,
+        deleted_at: None,
         image_config: ImageConfig::default(),
     }
 }
@@ -72,6 +88,9 @@ pub async fn db_contract(db: &dyn Db) {
     names_are_claimed_once(db).await;
     lists_are_filtered_and_paged(db).await;
     a_snapshot_goes_only_when_nobody_stands_on_it(db).await;
+    snapshots_are_found_by_owner_and_expiry(db).await;
+    sandboxes_are_sorted_and_paged(db).await;
+    sessions_and_commands_go_with_their_sandbox(db).await;
     answers_are_kept_by_project(db).await;
     drives_have_names_and_an_order(db).await;
     db.clear().await.expect("it empties");
@@ -141,8 +160,9 @@ async fn lists_are_filtered_and_paged(db: &dyn Db) {
     assert_eq!(list(&prefixed, &Page::all()).await.0.len(), 2, "one, other");
     let (all, none) = list(&Filter::default(), &Page::all()).await;
     assert_eq!((all.len(), none), (3, None));
-    let (first, next) = list(&Filter::default(), &Page { limit: 2, cursor: None }).await;
-    let (rest, end) = list(&Filter::default(), &Page { limit: 2, cursor: next }).await;
+    let (first, next) = list(&Filter::default(), &Page { limit: 2, ..Page::default() }).await;
+    let (rest, end) =
+        list(&Filter::default(), &Page { limit: 2, cursor: next, ..Page::default() }).await;
     assert_eq!([first, rest].concat(), all, "pages join without a gap");
     assert_eq!(end, None);
     let expired = db.expired(now()).await.expect("it lists");
@@ -157,19 +177,221 @@ async fn a_snapshot_goes_only_when_nobody_stands_on_it(db: &dyn Db) {
     holder.current = Some(new.id.clone());
     assert!(db.claim(&holder).await.expect("it claims"));
     assert_eq!(db.sandboxes_on(&new.id).await.expect("it lists").len(), 1);
-    assert!(!db.remove_snapshot(&new.id, None).await.expect("it answers"), "somebody stands on it");
+    let buried = |snapshot: &Snapshot| Snapshot {
+        layers: Vec::new(),
+        deleted_at: Some(now()),
+        ..snapshot.clone()
+    };
+    let bury = async |snapshot: &Snapshot, unless: Unless<'_>| {
+        db.bury_snapshot(&buried(snapshot), unless).await.expect("it answers")
+    };
+    assert!(!bury(&new, Unless::Held).await, "somebody stands on it");
     assert_eq!(
         db.snapshot(&new.id).await.expect("it finds"),
         Some(new.clone()),
         "and it is still there"
     );
-    assert!(db.remove_snapshot(&old.id, None).await.expect("it answers"), "nobody does");
-    assert!(
-        db.remove_snapshot(&new.id, Some(&holder.id)).await.expect("it answers"),
-        "only the one who lets go"
-    );
-    let left = db.snapshots(None, Some(&holder.id), &Page::all()).await.expect("it lists").items;
-    assert_eq!(left, []);
+    assert!(bury(&old, Unless::Held).await, "nobody does");
+    assert!(!bury(&old, Unless::Never).await, "it is one already");
+    assert!(bury(&new, Unless::HeldByOther(&holder.id)).await, "only the one who lets go");
+    let list = async |tombstones: Tombstones| {
+        let owner = Owner::Sandbox(&holder.id);
+        let found = db.snapshots(owner, tombstones, &Page::all()).await.expect("it lists").items;
+        found.into_iter().map(|snapshot| snapshot.id).collect::<Vec<_>>()
+    };
+    assert_eq!(list(Tombstones::Without).await, [], "who does not ask for tombstones sees none");
+    assert_eq!(db.snapshot(&old.id).await.expect("it finds"), None);
+    assert_eq!(list(Tombstones::With).await.len(), 2);
+    let record = db.snapshot_record(&old.id).await.expect("it finds").expect("a tombstone");
+    assert!(record.deleted_at.is_some() && record.layers.is_empty());
+    let old_ones = db.old_tombstones(later(1)).await.expect("it lists");
+    assert!(old_ones.contains(&old.id) && old_ones.contains(&new.id));
+    assert_eq!(db.old_tombstones(later(-60)).await.expect("it lists"), []);
+    db.remove_snapshot(&old.id).await.expect("it forgets");
+    assert_eq!(db.snapshot_record(&old.id).await.expect("it finds"), None);
+    let third = snapshot(&holder, 3);
+    db.put_snapshot(&third).await.expect("it keeps");
+    holder.current = Some(third.id.clone());
+    db.put_sandbox(&holder).await.expect("it keeps");
+    assert!(bury(&third, Unless::Never).await, "whoever stands on it");
+}
+
+fn later(seconds: i64) -> Timestamp {
+    Timestamp::from_millisecond(now().as_millisecond() + seconds * 1000).expect("a time")
+}
+
+async fn snapshots_are_found_by_owner_and_expiry(db: &dyn Db) {
+    let (project, app): (Name, Name) =
+        ("owners".parse().expect("a name"), "app".parse().expect("a name"));
+    let (first, second) = (sandbox("owners", "app"), sandbox("owners", "app"));
+    let other = sandbox("owners", "other");
+    let mut all = Vec::new();
+    for (place, of) in [&first, &second, &other].into_iter().enumerate() {
+        let mut made = snapshot(of, 1);
+        made.created_at = later(i64::try_from(place).expect("a small number") * -10);
+        made.expires_after = (place == 1).then_some(Span::seconds(5));
+        db.put_snapshot(&made).await.expect("it keeps");
+        all.push(made.id);
+    }
+    let list = async |owner: Owner<'_>, page: &Page| {
+        let found = db.snapshots(owner, Tombstones::Without, page).await.expect("it lists");
+        (found.items.into_iter().map(|item| item.id).collect::<Vec<_>>(), found.next)
+    };
+    let named = Owner::Name(&project, &app);
+    assert_eq!(list(named, &Page::all()).await.0, all[..2], "of both that had the name");
+    assert_eq!(list(Owner::Sandbox(&other.id), &Page::all()).await.0, all[2..]);
+    assert_eq!(list(Owner::Project(&project), &Page::all()).await.0, all, "newest first");
+    let order = Order { direction: Direction::Ascending, ..Order::default() };
+    let mut page = Page { limit: 2, cursor: None, order };
+    let (mut oldest_first, next) = list(Owner::Project(&project), &page).await;
+    page.cursor = next;
+    oldest_first.extend(list(Owner::Project(&project), &page).await.0);
+    oldest_first.reverse();
+    assert_eq!(oldest_first, all, "oldest first, in pages");
+    let foreign = db.snapshots(named, Tombstones::Without, &page).await;
+    assert!(matches!(foreign, Err(DbError::Cursor)), "{foreign:?}");
+    let by_name = Page { order: Order { by: By::Name, ..order }, ..Page::default() };
+    let unsorted = db.snapshots(named, Tombstones::Without, &by_name).await;
+    assert!(matches!(unsorted, Err(DbError::Order)), "{unsorted:?}");
+    let expired = db.expired_snapshots(now()).await.expect("it lists");
+    assert_eq!(expired.into_iter().map(|item| item.id).collect::<Vec<_>>(), [all[1].clone()]);
+}
+
+async fn sandboxes_are_sorted_and_paged(db: &dyn Db) {
+    let project: Name = "sorted".parse().expect("a name");
+    let layer = |n: u8| -> SnapshotId { format!("snp-{n:026}").parse().expect("an id") };
+    // Name, when made, when its phase changed, when it changed, what it stands on. Some are equal.
+    let start = now().as_millisecond();
+    let at = |place: i64| Timestamp::from_millisecond(start + place * 10).expect("a time");
+    for (place, (name, made, phase, changed, on)) in [
+        ("c", 1, 9, 5, Some(2)),
+        ("a", 2, 9, 6, None),
+        ("d", 3, 7, 7, Some(1)),
+        ("b", 3, 8, 4, None),
+        ("e", 3, 9, 8, Some(3)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut made_up = sandbox("sorted", name);
+        made_up.id = format!("sbx-{place:026}").parse().expect("an id");
+        made_up.created_at = at(made);
+        made_up.phase_at = at(phase);
+        made_up.updated_at = at(changed);
+        made_up.current = on.map(layer);
+        if let Some(id) = &made_up.current {
+            db.put_snapshot(&Snapshot { id: id.clone(), ..snapshot(&made_up, 1) })
+                .await
+                .expect("it keeps");
+        }
+        assert!(db.claim(&made_up).await.expect("it claims"));
+    }
+    let walk = async |by: By, direction: Direction| {
+        let mut page = Page { limit: 2, cursor: None, order: Order { by, direction } };
+        let mut names = String::new();
+        loop {
+            let found = db.sandboxes(Some(&project), &Filter::default(), &page).await;
+            let found = found.expect("it lists");
+            names.extend(found.items.iter().map(|sandbox| sandbox.name.to_string()));
+            page.cursor = found.next;
+            if page.cursor.is_none() {
+                return names;
+            }
+        }
+    };
+    for (by, ascending) in [
+        (By::Name, "abcde"),
+        (By::Created, "cadbe"),
+        (By::PhaseChanged, "dbcae"),
+        (By::Updated, "bcade"),
+        (By::Snapshot, "abdce"),
+    ] {
+        assert_eq!(walk(by, Direction::Ascending).await, ascending, "{by:?}");
+        let descending: String = ascending.chars().rev().collect();
+        assert_eq!(walk(by, Direction::Descending).await, descending, "{by:?}");
+    }
+    let page = Page { limit: 2, ..Page::default() };
+    let none = Filter::default();
+    let next = db.sandboxes(Some(&project), &none, &page).await.expect("it lists").next;
+    let page = Page { cursor: next, ..page };
+    let ascending = Order { direction: Direction::Ascending, ..Order::default() };
+    let prefixed = Filter { name_prefix: Some("a".to_owned()), ..Filter::default() };
+    for (what, refused) in [
+        (
+            "another order",
+            db.sandboxes(Some(&project), &none, &Page { order: ascending, ..page.clone() }).await,
+        ),
+        ("another filter", db.sandboxes(Some(&project), &prefixed, &page).await),
+        ("another project", db.sandboxes(None, &none, &page).await),
+    ] {
+        assert!(matches!(refused, Err(DbError::Cursor)), "{what}: {refused:?}");
+    }
+}
+
+async fn sessions_and_commands_go_with_their_sandbox(db: &dyn Db) {
+    let project: Name = "sessions".parse().expect("a name");
+    let (one, two) = (sandbox("sessions", "one"), sandbox("sessions", "two"));
+    let mut sessions = Vec::new();
+    for of in [&one, &two] {
+        assert!(db.claim(of).await.expect("it claims"));
+        let session = session(of);
+        db.put_session(&session).await.expect("it keeps");
+        db.put_command(&command(&session)).await.expect("it keeps");
+        sessions.push(session);
+    }
+    let all = db.project_sessions(&project, &Page::all()).await.expect("it lists").items;
+    assert_eq!(all.len(), 2);
+    let of_one = db.sessions(&one.id, &Page::all()).await.expect("it lists").items;
+    assert_eq!(of_one, [sessions[0].clone()]);
+    let ran = async |session: &Session| {
+        db.session_commands(&session.id, &Page::all()).await.expect("it lists").items.len()
+    };
+    assert_eq!((ran(&sessions[0]).await, ran(&sessions[1]).await), (1, 1));
+    db.remove_sandbox(&one.id).await.expect("it forgets");
+    assert_eq!((ran(&sessions[0]).await, ran(&sessions[1]).await), (0, 1));
+    let left = db.project_sessions(&project, &Page::all()).await.expect("it lists").items;
+    assert_eq!(left, [sessions[1].clone()]);
+}
+
+fn session(of: &Sandbox) -> Session {
+    Session {
+        format: FORMAT,
+        id: SessionId::fresh(),
+        sandbox: of.id.clone(),
+        from: None,
+        generation: 0,
+        started_at: now(),
+        requested_stop_at: None,
+        ended_at: None,
+        end: None,
+        snapshot: None,
+        usage: Usage::default(),
+        deadline: None,
+        hooks: Vec::new(),
+        valid: None,
+    }
+}
+
+fn command(session: &Session) -> Command {
+    Command {
+        format: FORMAT,
+        id: CommandId::fresh(),
+        sandbox: session.sandbox.clone(),
+        session: session.id.clone(),
+        argv: vec!["true".to_owned()],
+        cwd: None,
+        user: None,
+        env_names: Vec::new(),
+        tty: false,
+        detached: false,
+        timeout: None,
+        state: CommandState::Exited,
+        exit_code: Some(0),
+        started_at: now(),
+        ended_at: Some(now()),
+        output_bytes: 0,
+        truncated: false,
+    }
 }
 
 /// A drive that nobody has written to.
@@ -211,7 +433,7 @@ async fn drives_have_names_and_an_order(db: &dyn Db) {
     let project = made[0].project.clone();
     let names = async |query: &DriveQuery| {
         let mut names: Vec<String> = Vec::new();
-        let mut page = Page { limit: 1, cursor: None };
+        let mut page = Page { limit: 1, ..Page::default() };
         loop {
             let found = db.drives(Some(&project), query, &page).await.expect("it lists");
             names.extend(found.items.iter().map(|drive| drive.name.to_string()));

@@ -10,7 +10,9 @@ use std::time::Duration;
 use sandkeep_core::db::SqliteDb;
 use sandkeep_core::driver::container::{ContainerConfig, ContainerDriver};
 use sandkeep_core::driver::{AGENT, Driver};
-use sandkeep_core::engine::{Create, Engine, Event, Exec, Parts, Settings};
+use sandkeep_core::engine::{
+    Checkpoint, Create, Engine, Event, Exec, Parts, Settings, SnapshotFilter,
+};
 use sandkeep_core::model::{Command, Name, Patch};
 use sandkeep_core::store::Store;
 use sandkeep_core::store::image::{ImageSettings, Images, Reporter};
@@ -193,6 +195,18 @@ pub fn name(text: &str) -> Name {
 pub fn small(text: &str) -> Create {
     let patch = Patch { image: Some("small".to_owned()), ..Patch::default() };
     Create { name: Some(name(text)), patch, start: true, ..Create::default() }
+}
+
+/// A checkpoint with a label.
+#[must_use]
+pub fn labelled(label: &str) -> Checkpoint {
+    Checkpoint { label: Some(label.to_owned()), ..Checkpoint::default() }
+}
+
+/// The snapshots of the sandboxes of a name.
+#[must_use]
+pub fn of(text: &str) -> SnapshotFilter {
+    SnapshotFilter { sandbox: Some(name(text)), deleted: false }
 }
 
 /// Runs a shell line to its end.

@@ -2,11 +2,16 @@
 //!
 //! The disk is the truth; a database only makes it quick to find things. So its interface is small:
 //! documents are put, found, listed and removed, and whatever is in it can be made again from the
-//! disk. Two things it decides, atomically: who gets a name ([`Db::claim`], [`Db::claim_drive`]), and whether a snapshot that
-//! is to go has anybody standing on it ([`Db::remove_snapshot`]).
+//! disk. Two things it decides, atomically: who gets a name ([`Db::claim`], [`Db::claim_drive`]), and
+//! whether a snapshot that is to go has anybody standing on it ([`Db::bury_snapshot`]).
 //!
-//! Lists are paged, newest first. A page's cursor tells where it ended and is nobody else's business.
+//! A snapshot that went is a *tombstone* for a while. Whoever does not ask for tombstones does not see
+//! them.
+//!
+//! Lists are sorted and paged. A page's cursor tells where it ended and is nobody else's business; it
+//! works for the list it came from, in the same order and with the same filter.
 
+mod cursor;
 mod drives;
 mod sqlite;
 
@@ -47,6 +52,12 @@ pub enum DbError {
         /// Why not.
         source: serde_json::Error,
     },
+    /// A cursor did not come from this list, this order and this filter.
+    #[error("this cursor is not one of this list, in this order and with this filter")]
+    Cursor,
+    /// A list cannot be sorted that way.
+    #[error("this list cannot be sorted like that")]
+    Order,
 }
 
 /// Which sandboxes are wanted. All that is given must fit.
@@ -85,6 +96,75 @@ pub enum DriveOrder {
     Name,
 }
 
+/// Whose snapshots are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner<'a> {
+    /// Everybody's.
+    Anybody,
+    /// A project's.
+    Project(&'a Name),
+    /// Those of all sandboxes that ever had a name in a project.
+    Name(&'a Name, &'a Name),
+    /// A sandbox's.
+    Sandbox(&'a SandboxId),
+}
+
+/// Whether tombstones are wanted too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tombstones {
+    /// They are not.
+    Without,
+    /// They are.
+    With,
+}
+
+/// Who may stand on a snapshot that is to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unless<'a> {
+    /// Nobody.
+    Held,
+    /// Nobody but this one, who lets go.
+    HeldByOther(&'a SandboxId),
+    /// Anybody.
+    Never,
+}
+
+/// What a list is sorted by. Sandboxes can be sorted by all of these, everything else by
+/// [`Created`](Self::Created) alone.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum By {
+    /// When it was made.
+    #[default]
+    Created,
+    /// Its name.
+    Name,
+    /// When its phase last changed.
+    PhaseChanged,
+    /// The snapshot it stands on; those that stand on none come before all others.
+    Snapshot,
+    /// When its record last changed.
+    Updated,
+}
+
+/// Which end of a list comes first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Direction {
+    /// The smallest, or oldest.
+    Ascending,
+    /// The greatest, or newest.
+    #[default]
+    Descending,
+}
+
+/// How a list is sorted. What is equal is sorted by id, in the same direction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Order {
+    /// By what.
+    pub by: By,
+    /// Which end first.
+    pub direction: Direction,
+}
+
 /// Which part of a list is wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
@@ -92,11 +172,13 @@ pub struct Page {
     pub limit: u32,
     /// Where the page before ended.
     pub cursor: Option<String>,
+    /// How the list is sorted.
+    pub order: Order,
 }
 
 impl Default for Page {
     fn default() -> Self {
-        Self { limit: 100, cursor: None }
+        Self { limit: 100, cursor: None, order: Order::default() }
     }
 }
 
@@ -104,7 +186,7 @@ impl Page {
     /// Everything there is.
     #[must_use]
     pub fn all() -> Self {
-        Self { limit: u32::MAX - 1, cursor: None }
+        Self { limit: u32::MAX - 1, ..Self::default() }
     }
 }
 
@@ -169,6 +251,8 @@ pub trait Db: fmt::Debug + Send + Sync {
     async fn session(&self, id: &SessionId) -> DbResult<Option<Session>>;
     /// Lists a sandbox's sessions.
     async fn sessions(&self, sandbox: &SandboxId, page: &Page) -> DbResult<Paged<Session>>;
+    /// Lists the sessions of all sandboxes of a project that are not deleted.
+    async fn project_sessions(&self, project: &Name, page: &Page) -> DbResult<Paged<Session>>;
 
     /// Adds or replaces a command.
     async fn put_command(&self, command: &Command) -> DbResult<()>;
@@ -178,21 +262,32 @@ pub trait Db: fmt::Debug + Send + Sync {
     async fn remove_command(&self, id: &CommandId) -> DbResult<()>;
     /// Lists a sandbox's commands.
     async fn commands(&self, sandbox: &SandboxId, page: &Page) -> DbResult<Paged<Command>>;
+    /// Lists a session's commands.
+    async fn session_commands(&self, session: &SessionId, page: &Page) -> DbResult<Paged<Command>>;
 
-    /// Adds or replaces a snapshot.
+    /// Adds or replaces a snapshot, or a tombstone.
     async fn put_snapshot(&self, snapshot: &Snapshot) -> DbResult<()>;
-    /// Finds a snapshot.
+    /// Finds a snapshot that is no tombstone.
     async fn snapshot(&self, id: &SnapshotId) -> DbResult<Option<Snapshot>>;
-    /// Lists snapshots: of a sandbox, of a project, or all.
+    /// Finds a snapshot or a tombstone.
+    async fn snapshot_record(&self, id: &SnapshotId) -> DbResult<Option<Snapshot>>;
+    /// Lists snapshots.
     async fn snapshots(
         &self,
-        project: Option<&Name>,
-        sandbox: Option<&SandboxId>,
+        owner: Owner<'_>,
+        tombstones: Tombstones,
         page: &Page,
     ) -> DbResult<Paged<Snapshot>>;
-    /// Forgets a snapshot, unless a sandbox other than `holder` stands on it: then nothing changes and
-    /// the answer is false. Atomic with [`claim`](Self::claim) and [`put_sandbox`](Self::put_sandbox).
-    async fn remove_snapshot(&self, id: &SnapshotId, holder: Option<&SandboxId>) -> DbResult<bool>;
+    /// Lists snapshots whose time is up, whoever stands on them.
+    async fn expired_snapshots(&self, now: Timestamp) -> DbResult<Vec<Snapshot>>;
+    /// Lists tombstones from before `before`.
+    async fn old_tombstones(&self, before: Timestamp) -> DbResult<Vec<SnapshotId>>;
+    /// Puts a tombstone in the place of its snapshot, `unless` somebody stands on it or it is one
+    /// already: then nothing changes and the answer is false. Atomic with [`claim`](Self::claim) and
+    /// [`put_sandbox`](Self::put_sandbox).
+    async fn bury_snapshot(&self, tombstone: &Snapshot, unless: Unless<'_>) -> DbResult<bool>;
+    /// Forgets a snapshot or a tombstone that nobody stands on.
+    async fn remove_snapshot(&self, id: &SnapshotId) -> DbResult<()>;
 
     /// Adds a drive, unless its project has one of that name: then nothing changes and the answer is false.
     async fn claim_drive(&self, drive: &Drive) -> DbResult<bool>;

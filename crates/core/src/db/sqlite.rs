@@ -18,14 +18,18 @@ use sqlx::sqlite::{
 };
 use sqlx::{AssertSqlSafe, QueryBuilder, Row, Sqlite};
 
-use super::{Db, DbError, DbResult, DriveQuery, Filter, Page, Paged, Remembered, drives};
+use super::cursor::{Cursor, Key};
+use super::{
+    By, Db, DbError, DbResult, Direction, DriveQuery, Filter, Order, Owner, Page, Paged,
+    Remembered, Tombstones, Unless, drives,
+};
 use crate::model::{
     Command, CommandId, Drive, DriveId, Name, Project, Sandbox, SandboxId, Session, SessionId,
     Snapshot, SnapshotId, Timestamp,
 };
 
 /// The version of the tables in `sqlite.sql`.
-const VERSION: i64 = 4;
+const VERSION: i64 = 5;
 
 /// [`Db`] in a SQLite file.
 #[derive(Debug)]
@@ -121,32 +125,46 @@ impl SqliteDb {
         row.map(|row| read(&row)).transpose()
     }
 
+    /// Sorts and cuts what `query` finds. `list` is what the query depends on, which a cursor must
+    /// have in common with it.
     async fn page<T: DeserializeOwned>(
         &self,
         mut query: QueryBuilder<Sqlite>,
         page: &Page,
-        (column, place): (&'static str, fn(&T) -> String),
+        list: &str,
+        column: &'static str,
     ) -> DbResult<Paged<T>> {
+        let Order { by, direction } = page.order;
+        let list = format!("{list} {by:?} {direction:?}");
+        let (before, sort) = match direction {
+            Direction::Ascending => (") > (", " ASC"),
+            Direction::Descending => (") < (", " DESC"),
+        };
         if let Some(cursor) = &page.cursor {
-            query.push(" AND ").push(column).push(" < ").push_bind(cursor.clone());
+            let Cursor { key, id, .. } = Cursor::parse(cursor, &list)?;
+            query.push(" AND (").push(column).push(", id").push(before);
+            match key {
+                Key::Number(number) => query.push_bind(number),
+                Key::Text(text) => query.push_bind(text),
+            };
+            query.push(", ").push_bind(id).push(")");
         }
-        query
-            .push(" ORDER BY ")
-            .push(column)
-            .push(" DESC LIMIT ")
-            .push_bind(i64::from(page.limit) + 1);
+        query.push(" ORDER BY ").push(column).push(sort).push(", id").push(sort);
+        query.push(" LIMIT ").push_bind(i64::from(page.limit) + 1);
         let rows = query.build().fetch_all(&self.pool).await.map_err(failed("list documents"))?;
-        let more = rows.len() > page.limit as usize;
-        let items =
-            rows.iter().take(page.limit as usize).map(read).collect::<DbResult<Vec<T>>>()?;
-        let next = items.last().filter(|_| more).map(place);
+        let shown = &rows[..rows.len().min(page.limit as usize)];
+        let items = shown.iter().map(read).collect::<DbResult<Vec<T>>>()?;
+        let next = match shown.last().filter(|_| rows.len() > shown.len()) {
+            Some(last) => Some(place(last, &list)?),
+            None => None,
+        };
         Ok(Paged { items, next })
     }
 
     async fn store_sandbox(&self, verb: &str, sandbox: &Sandbox) -> DbResult<bool> {
         let sql = AssertSqlSafe(format!(
-            "INSERT INTO sandboxes (id, project, name, phase, class, current, created_with, expires_ms, doc) \
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT {verb}"
+            "INSERT INTO sandboxes (id, project, name, phase, class, current, created_with, created_ms, \
+             phase_ms, updated_ms, expires_ms, doc) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT {verb}"
         ));
         let done = sqlx::query(sql)
             .bind(sandbox.id.as_str())
@@ -156,6 +174,9 @@ impl SqliteDb {
             .bind(word(&sandbox.config.class)?)
             .bind(sandbox.current.as_ref().map(SnapshotId::as_str))
             .bind(sandbox.created_with.as_deref())
+            .bind(sandbox.created_at.as_millisecond())
+            .bind(sandbox.phase_at.as_millisecond())
+            .bind(sandbox.updated_at.as_millisecond())
             .bind(sandbox.expires_at().as_millisecond())
             .bind(write(sandbox)?)
             .execute(&self.pool)
@@ -199,8 +220,8 @@ impl Db for SqliteDb {
 
     async fn put_sandbox(&self, sandbox: &Sandbox) -> DbResult<()> {
         let replace = "(id) DO UPDATE SET project = excluded.project, name = excluded.name, phase = excluded.phase, \
-                       class = excluded.class, current = excluded.current, expires_ms = excluded.expires_ms, \
-                       doc = excluded.doc";
+                       class = excluded.class, current = excluded.current, phase_ms = excluded.phase_ms, \
+                       updated_ms = excluded.updated_ms, expires_ms = excluded.expires_ms, doc = excluded.doc";
         self.store_sandbox(replace, sandbox).await.map(|_| ())
     }
 
@@ -220,7 +241,14 @@ impl Db for SqliteDb {
         filter: &Filter,
         page: &Page,
     ) -> DbResult<Paged<Sandbox>> {
-        let mut query = QueryBuilder::new("SELECT doc FROM sandboxes WHERE 1 = 1");
+        let column = match page.order.by {
+            By::Created => "created_ms",
+            By::Name => "name",
+            By::PhaseChanged => "phase_ms",
+            By::Snapshot => "coalesce(current, '')",
+            By::Updated => "updated_ms",
+        };
+        let mut query = listing("sandboxes", column);
         if let Some(project) = project {
             query.push(" AND project = ").push_bind(project.to_string());
         }
@@ -248,7 +276,7 @@ impl Db for SqliteDb {
                 .push_bind(value.clone())
                 .push(")");
         }
-        self.page(query, page, ("id", |sandbox: &Sandbox| sandbox.id.to_string())).await
+        self.page(query, page, &format!("sandboxes {project:?} {filter:?}"), column).await
     }
 
     async fn sandboxes_on(&self, snapshot: &SnapshotId) -> DbResult<Vec<Sandbox>> {
@@ -286,13 +314,28 @@ impl Db for SqliteDb {
     }
 
     async fn sessions(&self, sandbox: &SandboxId, page: &Page) -> DbResult<Paged<Session>> {
-        let mut query = QueryBuilder::new("SELECT doc FROM sessions WHERE sandbox = ");
-        query.push_bind(sandbox.to_string());
-        self.page(query, page, ("id", |session: &Session| session.id.to_string())).await
+        let mut query = listing("sessions", by_id(page)?);
+        query.push(" AND sandbox = ").push_bind(sandbox.to_string());
+        self.page(query, page, &format!("sessions {sandbox}"), "id").await
+    }
+
+    async fn project_sessions(&self, project: &Name, page: &Page) -> DbResult<Paged<Session>> {
+        let mut query = listing("sessions", by_id(page)?);
+        query
+            .push(
+                " AND sandbox IN (SELECT id FROM sandboxes WHERE phase <> 'deleted' AND project = ",
+            )
+            .push_bind(project.to_string())
+            .push(")");
+        self.page(query, page, &format!("sessions of {project}"), "id").await
     }
 
     async fn put_command(&self, command: &Command) -> DbResult<()> {
-        let columns = [("id", command.id.as_str()), ("sandbox", command.sandbox.as_str())];
+        let columns = [
+            ("id", command.id.as_str()),
+            ("sandbox", command.sandbox.as_str()),
+            ("session", command.session.as_str()),
+        ];
         self.put("commands", &columns, command).await
     }
 
@@ -305,49 +348,110 @@ impl Db for SqliteDb {
     }
 
     async fn commands(&self, sandbox: &SandboxId, page: &Page) -> DbResult<Paged<Command>> {
-        let mut query = QueryBuilder::new("SELECT doc FROM commands WHERE sandbox = ");
-        query.push_bind(sandbox.to_string());
-        self.page(query, page, ("id", |command: &Command| command.id.to_string())).await
+        let mut query = listing("commands", by_id(page)?);
+        query.push(" AND sandbox = ").push_bind(sandbox.to_string());
+        self.page(query, page, &format!("commands {sandbox}"), "id").await
+    }
+
+    async fn session_commands(&self, session: &SessionId, page: &Page) -> DbResult<Paged<Command>> {
+        let mut query = listing("commands", by_id(page)?);
+        query.push(" AND session = ").push_bind(session.to_string());
+        self.page(query, page, &format!("commands {session}"), "id").await
     }
 
     async fn put_snapshot(&self, snapshot: &Snapshot) -> DbResult<()> {
-        let place = place(snapshot);
-        let columns = [
-            ("id", snapshot.id.as_str()),
-            ("place", place.as_str()),
-            ("project", snapshot.project.as_str()),
-            ("sandbox", snapshot.sandbox.as_str()),
-        ];
-        self.put("snapshots", &columns, snapshot).await
+        let sql = "INSERT OR REPLACE INTO snapshots \
+                   (id, project, sandbox, name, created_ms, expires_ms, deleted_ms, doc) \
+                   VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
+        let query = sqlx::query(sql)
+            .bind(snapshot.id.as_str())
+            .bind(snapshot.project.as_str())
+            .bind(snapshot.sandbox.as_str())
+            .bind(snapshot.sandbox_name.as_str())
+            .bind(snapshot.created_at.as_millisecond())
+            .bind(snapshot.expires_at().map(Timestamp::as_millisecond))
+            .bind(snapshot.deleted_at.map(Timestamp::as_millisecond))
+            .bind(write(snapshot)?);
+        query.execute(&self.pool).await.map_err(failed("keep a snapshot"))?;
+        Ok(())
     }
 
     async fn snapshot(&self, id: &SnapshotId) -> DbResult<Option<Snapshot>> {
+        let found = self.snapshot_record(id).await?;
+        Ok(found.filter(|snapshot| snapshot.deleted_at.is_none()))
+    }
+
+    async fn snapshot_record(&self, id: &SnapshotId) -> DbResult<Option<Snapshot>> {
         self.find("snapshots", id.as_str()).await
     }
 
     async fn snapshots(
         &self,
-        project: Option<&Name>,
-        sandbox: Option<&SandboxId>,
+        owner: Owner<'_>,
+        tombstones: Tombstones,
         page: &Page,
     ) -> DbResult<Paged<Snapshot>> {
-        let mut query = QueryBuilder::new("SELECT doc FROM snapshots WHERE 1 = 1");
-        if let Some(project) = project {
-            query.push(" AND project = ").push_bind(project.to_string());
+        by_id(page)?;
+        let mut query = listing("snapshots", "created_ms");
+        if tombstones == Tombstones::Without {
+            query.push(" AND deleted_ms IS NULL");
         }
-        if let Some(sandbox) = sandbox {
-            query.push(" AND sandbox = ").push_bind(sandbox.to_string());
-        }
-        self.page(query, page, ("place", place)).await
+        match owner {
+            Owner::Anybody => &mut query,
+            Owner::Project(project) => query.push(" AND project = ").push_bind(project.to_string()),
+            Owner::Name(project, name) => query
+                .push(" AND project = ")
+                .push_bind(project.to_string())
+                .push(" AND name = ")
+                .push_bind(name.to_string()),
+            Owner::Sandbox(sandbox) => query.push(" AND sandbox = ").push_bind(sandbox.to_string()),
+        };
+        let list = format!("snapshots {owner:?} {tombstones:?}");
+        self.page(query, page, &list, "created_ms").await
     }
 
-    async fn remove_snapshot(&self, id: &SnapshotId, holder: Option<&SandboxId>) -> DbResult<bool> {
-        let sql = "DELETE FROM snapshots WHERE id = ? \
-                   AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE current = ? AND id <> ?)";
-        let query = sqlx::query(sql).bind(id.as_str()).bind(id.as_str());
-        let query = query.bind(holder.map_or("", SandboxId::as_str));
-        let done = query.execute(&self.pool).await.map_err(failed("forget a snapshot"))?;
+    async fn expired_snapshots(&self, now: Timestamp) -> DbResult<Vec<Snapshot>> {
+        let query =
+            sqlx::query("SELECT doc FROM snapshots WHERE deleted_ms IS NULL AND expires_ms <= ?")
+                .bind(now.as_millisecond());
+        let rows = query.fetch_all(&self.pool).await.map_err(failed("list what has expired"))?;
+        rows.iter().map(read).collect()
+    }
+
+    async fn old_tombstones(&self, before: Timestamp) -> DbResult<Vec<SnapshotId>> {
+        let query = sqlx::query("SELECT doc FROM snapshots WHERE deleted_ms < ?")
+            .bind(before.as_millisecond());
+        let rows = query.fetch_all(&self.pool).await.map_err(failed("list tombstones"))?;
+        rows.iter().map(|row| read::<Snapshot>(row).map(|tombstone| tombstone.id)).collect()
+    }
+
+    async fn bury_snapshot(&self, tombstone: &Snapshot, unless: Unless<'_>) -> DbResult<bool> {
+        let free = match unless {
+            Unless::Never => "",
+            Unless::Held | Unless::HeldByOther(_) => {
+                " AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE current = snapshots.id AND id <> ?)"
+            }
+        };
+        let sql = AssertSqlSafe(format!(
+            "UPDATE snapshots SET deleted_ms = ?, doc = ? WHERE id = ? AND deleted_ms IS NULL{free}"
+        ));
+        let mut query = sqlx::query(sql)
+            .bind(tombstone.deleted_at.map(Timestamp::as_millisecond))
+            .bind(write(tombstone)?)
+            .bind(tombstone.id.as_str());
+        match unless {
+            Unless::Never => {}
+            Unless::Held => query = query.bind(""),
+            Unless::HeldByOther(holder) => query = query.bind(holder.as_str()),
+        }
+        let done = query.execute(&self.pool).await.map_err(failed("bury a snapshot"))?;
         Ok(done.rows_affected() > 0)
+    }
+
+    async fn remove_snapshot(&self, id: &SnapshotId) -> DbResult<()> {
+        let sql = "DELETE FROM snapshots WHERE id = ? \
+                   AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE current = snapshots.id)";
+        self.run("forget a snapshot", sql, &[id.as_str()]).await
     }
 
     async fn claim_drive(&self, drive: &Drive) -> DbResult<bool> {
@@ -465,7 +569,22 @@ fn word<T: Serialize>(value: &T) -> DbResult<String> {
     Ok(write(value)?.trim_matches('"').to_owned())
 }
 
-/// Where a snapshot stands in a list: by when it was made, which is not when its layer was begun.
-fn place(snapshot: &Snapshot) -> String {
-    format!("{:016}-{}", snapshot.created_at.as_millisecond().max(0), snapshot.id)
+/// The beginning of a list's query: the key it is sorted by, the id, the document.
+fn listing(table: &'static str, column: &'static str) -> QueryBuilder<Sqlite> {
+    QueryBuilder::new(format!("SELECT {column} AS place, id, doc FROM {table} WHERE 1 = 1"))
+}
+
+/// Ids sort by when they were made.
+fn by_id(page: &Page) -> DbResult<&'static str> {
+    if page.order.by == By::Created { Ok("id") } else { Err(DbError::Order) }
+}
+
+/// Where the next page begins.
+fn place(last: &SqliteRow, list: &str) -> DbResult<String> {
+    let key = match last.try_get::<i64, _>("place") {
+        Ok(number) => Key::Number(number),
+        Err(_) => Key::Text(last.try_get("place").map_err(failed("read a place"))?),
+    };
+    let id = last.try_get("id").map_err(failed("read an id"))?;
+    Ok(Cursor::new(list, key, id).write())
 }

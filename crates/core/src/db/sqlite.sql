@@ -2,7 +2,8 @@
 CREATE TABLE projects (name TEXT PRIMARY KEY, doc TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE sandboxes (
     id TEXT PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, phase TEXT NOT NULL, class TEXT NOT NULL,
-    current TEXT, created_with TEXT, expires_ms INTEGER NOT NULL, doc TEXT NOT NULL, UNIQUE (project, name)
+    current TEXT, created_with TEXT, created_ms INTEGER NOT NULL, phase_ms INTEGER NOT NULL,
+    updated_ms INTEGER NOT NULL, expires_ms INTEGER NOT NULL, doc TEXT NOT NULL, UNIQUE (project, name)
 ) WITHOUT ROWID;
 CREATE TABLE tags (
     sandbox TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE, key TEXT NOT NULL, value TEXT NOT NULL,
@@ -10,6 +11,7 @@ CREATE TABLE tags (
 ) WITHOUT ROWID;
 CREATE INDEX tags_by_value ON tags (key, value);
 CREATE INDEX sandboxes_by_current ON sandboxes (current);
+CREATE INDEX sandboxes_by_age ON sandboxes (project, created_ms, id);
 CREATE INDEX sandboxes_by_key ON sandboxes (project, created_with);
 -- Tags follow the document by themselves: a sandbox is kept by one statement, and most change no tags.
 CREATE TRIGGER tags_of_new AFTER INSERT ON sandboxes BEGIN
@@ -23,14 +25,20 @@ END;
 CREATE INDEX sandboxes_by_expiry ON sandboxes (expires_ms);
 CREATE TABLE sessions (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, doc TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX sessions_by_sandbox ON sessions (sandbox, id);
-CREATE TABLE commands (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, doc TEXT NOT NULL) WITHOUT ROWID;
-CREATE INDEX commands_by_sandbox ON commands (sandbox, id);
--- `place` is the time it was made and then its id: lists go by it, newest first.
-CREATE TABLE snapshots (
-    id TEXT PRIMARY KEY, place TEXT NOT NULL, project TEXT NOT NULL, sandbox TEXT NOT NULL, doc TEXT NOT NULL
+CREATE TABLE commands (
+    id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, session TEXT NOT NULL, doc TEXT NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX snapshots_by_sandbox ON snapshots (sandbox, place);
-CREATE INDEX snapshots_by_project ON snapshots (project, place);
+CREATE INDEX commands_by_sandbox ON commands (sandbox, id);
+CREATE INDEX commands_by_session ON commands (session, id);
+-- A row with `deleted_ms` is a tombstone. `created_ms` is when it was made, which is not when its layer was begun.
+CREATE TABLE snapshots (
+    id TEXT PRIMARY KEY, project TEXT NOT NULL, sandbox TEXT NOT NULL, name TEXT NOT NULL,
+    created_ms INTEGER NOT NULL, expires_ms INTEGER, deleted_ms INTEGER, doc TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX snapshots_by_sandbox ON snapshots (sandbox, created_ms, id);
+CREATE INDEX snapshots_by_project ON snapshots (project, created_ms, id);
+CREATE INDEX snapshots_by_expiry ON snapshots (expires_ms) WHERE deleted_ms IS NULL;
+CREATE INDEX snapshots_by_death ON snapshots (deleted_ms) WHERE deleted_ms IS NOT NULL;
 -- `created` and `updated` are times that sort as text.
 CREATE TABLE drives (
     id TEXT PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, created TEXT NOT NULL, updated TEXT NOT NULL,

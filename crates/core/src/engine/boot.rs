@@ -11,12 +11,12 @@ use super::lifecycle::{self, Command as Wish, Phase, Report};
 use super::live::{Live, socket};
 use super::slot::{Slot, lock};
 use super::{Error, ErrorKind, Inner, Result, later};
+use crate::db::{Owner, Page, Tombstones};
 use crate::driver::{Driver, Machine};
 use crate::failpoint;
 use crate::guest::Guest;
-use crate::model::SessionEnd;
 use crate::model::{
-    FORMAT, LayerId, Limits, MachineKey, Sandbox, Session, SessionId, SnapshotKind, UidRange,
+    Ending, FORMAT, LayerId, Limits, MachineKey, Sandbox, Session, SessionEnd, SessionId, UidRange,
     Usage, now,
 };
 use crate::store::Durability;
@@ -39,8 +39,8 @@ impl Inner {
             .map_err(|_| Error::Gone(sandbox.name.clone()))?;
         if sandbox.open_layer.is_some() {
             // A broken session left files behind. They are kept before anything new is written.
-            self.settle(slot, &mut sandbox, SnapshotKind::Recovered, SessionEnd::Interrupted)
-                .await?;
+            let ending = sandbox.ending.unwrap_or_else(Ending::broken);
+            self.settle(slot, &mut sandbox, ending).await?;
         }
         let driver = self.driver(&sandbox.config.driver)?;
         let session = fresh_session(&sandbox);
@@ -49,7 +49,8 @@ impl Inner {
             let _space = self.space.read().await;
             sandbox.open_chain = self.chain(&sandbox).await?;
             sandbox.open_layer = Some(self.store.begin(&sandbox.open_chain).await?);
-            sandbox.phase = phase;
+            sandbox.enter(phase);
+            sandbox.ending = None;
             sandbox.debt = Some(lifecycle::Effect::Boot);
             sandbox.session = Some(session.id.clone());
             sandbox.failure = None;
@@ -66,7 +67,12 @@ impl Inner {
             }
         }
         failpoint::pass("boot.recorded");
-        match self.bring_up(&driver, &mut sandbox, session.clone(), created).await {
+        let from = sandbox.current.clone();
+        let (up, ()) = tokio::join!(
+            self.bring_up(&driver, &mut sandbox, session.clone(), created),
+            self.note_use(from.as_ref())
+        );
+        match up {
             Ok(live) => {
                 slot.set_live(Some(Arc::clone(&live)));
                 self.watch_death(&live);
@@ -85,7 +91,8 @@ impl Inner {
     ) -> Result<Arc<Live>> {
         let live = self.power_up(driver, sandbox, session).await?;
         failpoint::pass("boot.up");
-        (sandbox.phase, _) = lifecycle::report(sandbox.phase, Report::Up);
+        let (phase, _) = lifecycle::report(sandbox.phase, Report::Up);
+        sandbox.enter(phase);
         sandbox.debt = None;
         live.set_sandbox(sandbox.clone());
         self.run_start_hooks(&live, created).await;
@@ -151,7 +158,8 @@ impl Inner {
         }
         self.give_uids(sandbox.uids.take());
         sandbox.open_chain.clear();
-        (sandbox.phase, _) = lifecycle::report(Phase::Starting, Report::Broke);
+        let (phase, _) = lifecycle::report(Phase::Starting, Report::Broke);
+        sandbox.enter(phase);
         sandbox.debt = None;
         sandbox.failure = Some(reason.clone());
         session.ended_at = Some(now());
@@ -172,6 +180,7 @@ impl Inner {
 
     /// What the next session stands on, checked to be all there.
     async fn chain(&self, sandbox: &Sandbox) -> Result<Vec<LayerId>> {
+        self.require_ground(sandbox).await?;
         let Some(id) = &sandbox.current else {
             for layer in &sandbox.image_layers {
                 self.store.layer(layer).await?;
@@ -186,7 +195,8 @@ impl Inner {
             },
         };
         let mut offers = Vec::new();
-        let others = self.db.snapshots(None, Some(&sandbox.id), &crate::db::Page::all()).await?;
+        let owner = Owner::Sandbox(&sandbox.id);
+        let others = self.db.snapshots(owner, Tombstones::Without, &Page::all()).await?;
         for other in others.items.into_iter().filter(|other| other.id != *id) {
             if self.missing_layer(&other.layers).await.is_none() {
                 offers.push(other.id);
@@ -244,7 +254,7 @@ impl Inner {
         }
         let mut sandbox = (*dead.sandbox()).clone();
         tracing::warn!(sandbox = %sandbox.name, "a machine ended by itself; what it wrote is kept");
-        self.settle(&slot, &mut sandbox, SnapshotKind::Recovered, SessionEnd::Interrupted).await?;
+        self.settle(&slot, &mut sandbox, Ending::broken()).await?;
         Ok(())
     }
 
@@ -302,6 +312,7 @@ fn fresh_session(sandbox: &Sandbox) -> Session {
         from: sandbox.current.clone(),
         generation: sandbox.generation,
         started_at: now(),
+        requested_stop_at: None,
         ended_at: None,
         end: None,
         snapshot: None,

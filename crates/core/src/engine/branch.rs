@@ -11,11 +11,13 @@ use super::boot::chain_of;
 use super::create::Ground;
 use super::lifecycle::Phase;
 use super::sandbox::expect_generation;
+use super::seal::Wanted;
 use super::slot::Slot;
 use super::{Error, Fork, Inner, Opened, Result, RolledBack};
 use crate::failpoint;
 use crate::model::{
-    LayerId, Lineage, Name, Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotId, SnapshotKind,
+    Ending, Expiry, LayerId, Lineage, Name, Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotId,
+    SnapshotKind,
 };
 use crate::store::Durability;
 
@@ -26,37 +28,44 @@ impl Inner {
         slot: &Arc<Slot>,
         sandbox: &mut Sandbox,
         kind: SnapshotKind,
-        label: Option<String>,
+        wanted: Wanted,
     ) -> Result<Option<Snapshot>> {
         if let Some(live) = slot.live() {
             *sandbox = (*live.sandbox()).clone();
-            let taken = self.snap(&live, sandbox, kind, label).await;
+            let taken = self.snap(&live, sandbox, kind, wanted.clone()).await;
             if let (Err(error), Some(_)) = (&taken, &sandbox.unsealed) {
                 // It broke off in the middle of exchanging the root. Only the agent was alive, so the
                 // session is ended and all of it kept; the next call wakes it.
                 tracing::error!(sandbox = %sandbox.name, error = chain_of(error), "a checkpoint broke off");
-                return self.settle(slot, sandbox, kind, SessionEnd::Interrupted).await;
+                let Wanted { method, expiry, .. } = wanted;
+                let by_itself = Ending::by_itself(kind, SessionEnd::Interrupted);
+                let ending = Ending { method, expiry, ..by_itself };
+                return self.settle(slot, sandbox, ending).await;
             }
             return taken.map(Some);
         }
         if sandbox.open_layer.is_some() {
-            self.settle(slot, sandbox, SnapshotKind::Recovered, SessionEnd::Interrupted).await?;
+            let ending = sandbox.ending.unwrap_or_else(Ending::broken);
+            self.settle(slot, sandbox, ending).await?;
         }
-        let Some(mut current) = self.current_snapshot(sandbox).await? else { return Ok(None) };
-        if label.is_none() || current.label == label {
+        self.require_ground(sandbox).await?;
+        let Some(current) = self.current_snapshot(sandbox).await? else { return Ok(None) };
+        if wanted.fits(&current) {
             return Ok(Some(current));
         }
-        if current.sandbox == sandbox.id {
-            current.label = label;
-            self.store.write(&current, Durability::Synced).await?;
-            self.db.put_snapshot(&current).await?;
-        } else {
-            // A fork that never ran stands on its source's snapshot, which is not its to name.
-            let id = SnapshotId::of_layer(&LayerId::fresh());
-            current = self.new_snapshot(sandbox, id, current.layers, kind, label);
-            self.commit(sandbox, &current).await?;
+        if current.sandbox == sandbox.id && wanted.expiry == Expiry::Retention {
+            let label = wanted.label;
+            let named = self.change_snapshot(&current.id, Durability::Synced, |snapshot| {
+                snapshot.label = label;
+            });
+            return named.await;
         }
-        Ok(Some(current))
+        // A fork that never ran stands on its source's snapshot, which is not its to name or to keep.
+        let _space = self.space.read().await;
+        let id = SnapshotId::of_layer(&LayerId::fresh());
+        let own = self.new_snapshot(sandbox, id, current.layers, kind, wanted);
+        self.commit(sandbox, &own).await?;
+        Ok(Some(own))
     }
 
     pub(super) async fn fork(
@@ -86,7 +95,10 @@ impl Inner {
             expect_generation(&source, expect)?;
             let snapshot = match chosen {
                 Some(snapshot) => Some(snapshot),
-                None => inner.snapshot_now(&slot, &mut source, SnapshotKind::Fork, None).await?,
+                None => {
+                    let wanted = Wanted::default();
+                    inner.snapshot_now(&slot, &mut source, SnapshotKind::Fork, wanted).await?
+                }
             };
             failpoint::pass("fork.snapshot");
             Ok((source, snapshot))
@@ -124,26 +136,28 @@ impl Inner {
         expect_generation(&sandbox, expect)?;
         let mut before = None;
         if slot.live().is_some() || sandbox.open_layer.is_some() {
-            before = self
-                .settle(slot, &mut sandbox, SnapshotKind::BeforeRollback, SessionEnd::RolledBack)
-                .await?;
+            let ending = Ending::by_itself(SnapshotKind::BeforeRollback, SessionEnd::RolledBack);
+            before = self.settle(slot, &mut sandbox, ending).await?;
         }
         failpoint::pass("rollback.kept");
         let stood_on = sandbox.clone();
         sandbox.current = Some(target.id.clone());
+        sandbox.missing = None;
         sandbox.image_config = target.image_config.clone();
         sandbox.generation += 1;
         sandbox.validated = None;
-        sandbox.phase = Phase::Stopped;
+        sandbox.enter(Phase::Stopped);
         sandbox.failure = None;
         self.record(&mut sandbox, Durability::Synced).await?;
         if self.db.snapshot(&target.id).await?.is_none() {
             // Deleted since it was looked up; from the record above on it would have been refused.
             sandbox = stood_on;
             self.record(&mut sandbox, Durability::Synced).await?;
-            return Err(Error::NoSnapshot(target.id.clone()));
+            return Err(Error::SnapshotDeleted(target.id.clone()));
         }
         failpoint::pass("rollback.done");
+        self.note_use(Some(&target.id)).await;
+        self.try_to_retain(&sandbox).await;
         Ok(RolledBack { sandbox, before })
     }
 }

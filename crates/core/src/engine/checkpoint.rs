@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::live::Live;
+use super::seal::Wanted;
 use super::{Error, Inner, Result};
 use crate::driver::{DriverError, Relayer};
 use crate::failpoint;
@@ -26,7 +27,7 @@ impl Inner {
         live: &Arc<Live>,
         sandbox: &mut Sandbox,
         kind: SnapshotKind,
-        label: Option<String>,
+        wanted: Wanted,
     ) -> Result<Snapshot> {
         let open =
             sandbox.open_layer.clone().ok_or_else(|| Error::NotRunning(sandbox.name.clone()))?;
@@ -47,16 +48,16 @@ impl Inner {
                     SnapshotId::of_layer(&LayerId::fresh()),
                     layers,
                     kind,
-                    label,
+                    wanted,
                 )
                 .await;
         }
         if let Some(snapshot) =
-            self.exchange(live, relayer, sandbox, &open, kind, label.clone()).await?
+            self.exchange(live, relayer, sandbox, &open, kind, wanted.clone()).await?
         {
             return Ok(snapshot);
         }
-        self.copy(live, relayer, sandbox, &open, kind, label).await
+        self.copy(live, relayer, sandbox, &open, kind, wanted).await
     }
 
     /// Exchanges the root; `None` when processes are alive.
@@ -67,7 +68,7 @@ impl Inner {
         sandbox: &mut Sandbox,
         open: &LayerId,
         kind: SnapshotKind,
-        label: Option<String>,
+        wanted: Wanted,
     ) -> Result<Option<Snapshot>> {
         let Ok(_gate) = tokio::time::timeout(Duration::from_millis(200), live.gate.write()).await
         else {
@@ -103,8 +104,9 @@ impl Inner {
         self.seal_under(sandbox, open).await?;
         sandbox.unsealed = None;
         failpoint::pass("checkpoint.sealed");
-        let snapshot =
-            self.acknowledge(live, sandbox, SnapshotId::of_layer(open), chain, kind, label).await?;
+        let snapshot = self
+            .acknowledge(live, sandbox, SnapshotId::of_layer(open), chain, kind, wanted)
+            .await?;
         Ok(Some(snapshot))
     }
 
@@ -115,7 +117,7 @@ impl Inner {
         sandbox: &mut Sandbox,
         open: &LayerId,
         kind: SnapshotKind,
-        label: Option<String>,
+        wanted: Wanted,
     ) -> Result<Snapshot> {
         let mut copied = live.copied.lock().await;
         if copied.is_none() {
@@ -141,7 +143,7 @@ impl Inner {
             copy.layers().iter().chain(&sandbox.open_chain).cloned().collect();
         *copied = Some(copy);
         drop(copied);
-        self.acknowledge(live, sandbox, SnapshotId::of_layer(&id), layers, kind, label).await
+        self.acknowledge(live, sandbox, SnapshotId::of_layer(&id), layers, kind, wanted).await
     }
 
     /// Puts the snapshot on record, unless the sandbox stands on the very same files already.
@@ -152,17 +154,17 @@ impl Inner {
         id: SnapshotId,
         layers: Vec<LayerId>,
         kind: SnapshotKind,
-        label: Option<String>,
+        wanted: Wanted,
     ) -> Result<Snapshot> {
         let current =
             self.current_snapshot(sandbox).await?.filter(|current| current.layers == layers);
         let snapshot = match current {
-            Some(current) if label.is_none() || label == current.label => {
+            Some(current) if wanted.fits(&current) => {
                 self.record(sandbox, Durability::Synced).await?;
                 current
             }
             _ => {
-                let snapshot = self.new_snapshot(sandbox, id, layers, kind, label);
+                let snapshot = self.new_snapshot(sandbox, id, layers, kind, wanted);
                 self.commit(sandbox, &snapshot).await?;
                 snapshot
             }

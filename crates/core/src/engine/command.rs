@@ -203,29 +203,6 @@ impl Engine {
         Ok(self.inner.db.commands(&sandbox.id, page).await?)
     }
 
-    /// Lists the commands of one session of a sandbox, newest first.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::NoSandbox`] when there is none of that name.
-    pub async fn session_commands(
-        &self,
-        project: &Name,
-        name: &Name,
-        session: &SessionId,
-    ) -> Result<Vec<Command>> {
-        let sandbox = self.inner.find(project, name).await?;
-        let mut found = self.inner.db.commands(&sandbox.id, &Page::all()).await?.items;
-        found.retain(|command| command.session == *session);
-        for command in &mut found {
-            // How one ended is told before it is on record.
-            if let Some(tracked) = self.inner.tracked(&sandbox.id, &command.id) {
-                *command = tracked.record();
-            }
-        }
-        Ok(found)
-    }
-
     /// What a command printed, from the beginning, and with `follow` until it ends. Never wakes.
     ///
     /// # Errors
@@ -331,7 +308,7 @@ fn check(exec: &Exec) -> Result<()> {
 }
 
 impl Inner {
-    fn tracked(&self, sandbox: &SandboxId, id: &CommandId) -> Option<Arc<Tracked>> {
+    pub(super) fn tracked(&self, sandbox: &SandboxId, id: &CommandId) -> Option<Arc<Tracked>> {
         let live = self.live(sandbox)?;
         lock(&live.commands).get(id).cloned()
     }

@@ -9,8 +9,8 @@ use super::lifecycle::Phase;
 use super::{Create, Error, IfExists, Inner, Opened, Result};
 use crate::failpoint;
 use crate::model::{
-    Config, FORMAT, Image, ImageConfig, LayerId, Lineage, Name, Sandbox, SandboxId, Snapshot,
-    SnapshotId, now,
+    Config, FORMAT, Image, ImageConfig, LayerId, Lineage, Name, OnDelete, Sandbox, SandboxId,
+    Snapshot, SnapshotId, Usage, now,
 };
 use crate::store::Durability;
 use crate::store::image::{HOST, Reporter};
@@ -167,10 +167,14 @@ impl Inner {
             debt: None,
             generation: 0,
             current,
+            missing: None,
             image_layers: layers,
             image_config,
             forked_from,
             session: None,
+            ending: None,
+            on_delete: OnDelete::Drop,
+            totals: Usage::default(),
             open_layer: None,
             open_chain: Vec::new(),
             unsealed: None,
@@ -179,6 +183,7 @@ impl Inner {
             created_with,
             created_at: now(),
             updated_at: now(),
+            phase_at: now(),
             used_at: now(),
             failure: None,
             validated: None,
@@ -194,9 +199,9 @@ impl Inner {
             if let Some(current) = &sandbox.current
                 && inner.db.snapshot(current).await?.is_none()
             {
-                // Dropped by its own sandbox's retention between the choice and the claim.
+                // Dropped between the choice and the claim.
                 inner.db.remove_sandbox(&sandbox.id).await?;
-                return Err(Error::NoSnapshot(current.clone()));
+                return Err(Error::SnapshotDeleted(current.clone()));
             }
             let durability = if start { Durability::Soon } else { Durability::Synced };
             if let Err(error) = inner.record(&mut sandbox, durability).await {
@@ -205,6 +210,7 @@ impl Inner {
             }
             failpoint::pass("create.recorded");
             if !start {
+                inner.note_use(sandbox.current.as_ref()).await;
                 return Ok(Opened { sandbox, session: None, created: true, resumed: false });
             }
             let started = inner.boot(&slot, sandbox.clone(), true).await;
@@ -217,7 +223,7 @@ impl Inner {
                 }),
                 Err(error) => {
                     // A create that fails leaves no sandbox behind: the name is free again.
-                    if let Err(error) = inner.erase(&slot, sandbox).await {
+                    if let Err(error) = inner.erase(&slot, sandbox, OnDelete::Drop).await {
                         tracing::error!(
                             error = super::boot::chain_of(&error),
                             "a sandbox that was never made is left"

@@ -1,7 +1,9 @@
 //! Deleting a sandbox, from whatever state it is in.
 //!
-//! The manifest says `deleted` first, so that a daemon that dies on the way finishes it. Snapshots
-//! that another sandbox stands on stay; the rest go with it.
+//! The manifest says `deleted` first, and what is to become of its snapshots, so that a daemon that
+//! dies on the way finishes it as it was begun. Snapshots that another sandbox stands on stay; the
+//! rest go with it, or all stay if that was asked for: each then says so itself before the sandbox
+//! goes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +11,9 @@ use std::time::Duration;
 use super::lifecycle::{Effect, Phase};
 use super::slot::Slot;
 use super::{Deleted, Inner, Result};
-use crate::db::Page;
+use crate::db::{Owner, Page, Tombstones, Unless};
 use crate::failpoint;
-use crate::model::{MachineKey, Sandbox, SnapshotId};
+use crate::model::{MachineKey, OnDelete, Sandbox, SnapshotId};
 use crate::store::Durability;
 
 impl Inner {
@@ -20,8 +22,12 @@ impl Inner {
         self: &Arc<Self>,
         slot: &Arc<Slot>,
         mut sandbox: Sandbox,
+        on_delete: OnDelete,
     ) -> Result<Deleted> {
-        sandbox.phase = Phase::Deleted;
+        if sandbox.phase != Phase::Deleted {
+            sandbox.on_delete = on_delete;
+        }
+        sandbox.enter(Phase::Deleted);
         sandbox.debt = Some(Effect::Erase);
         self.record(&mut sandbox, Durability::Soon).await?;
         failpoint::pass("erase.recorded");
@@ -43,7 +49,7 @@ impl Inner {
             self.store.discard(&layer).await?;
         }
         self.give_uids(sandbox.uids.take());
-        let snapshots_kept = self.drop_snapshots_of(&sandbox).await?;
+        let snapshots_kept = self.let_go_of_snapshots(&sandbox).await?;
         failpoint::pass("erase.snapshots");
         self.store.remove_sandbox_dir(&sandbox.id).await?;
         self.db.remove_sandbox(&sandbox.id).await?;
@@ -52,10 +58,24 @@ impl Inner {
         Ok(Deleted { snapshots_kept })
     }
 
-    async fn drop_snapshots_of(&self, sandbox: &Sandbox) -> Result<Vec<SnapshotId>> {
+    async fn let_go_of_snapshots(&self, sandbox: &Sandbox) -> Result<Vec<SnapshotId>> {
         let mut kept = Vec::new();
-        for snapshot in self.db.snapshots(None, Some(&sandbox.id), &Page::all()).await?.items {
-            if !self.forget_snapshot(&snapshot.id, Some(&sandbox.id)).await? {
+        let (owner, page) = (Owner::Sandbox(&sandbox.id), Page::all());
+        for snapshot in self.db.snapshots(owner, Tombstones::Without, &page).await?.items {
+            let stays = match sandbox.on_delete {
+                OnDelete::Drop => {
+                    let unless = Unless::HeldByOther(&sandbox.id);
+                    !self.bury_snapshot(&snapshot.id, unless, Durability::Synced).await?
+                }
+                OnDelete::Keep => {
+                    let mark = self.change_snapshot(&snapshot.id, Durability::Synced, |snapshot| {
+                        snapshot.outlives = true;
+                    });
+                    mark.await?.is_some()
+                }
+            };
+            failpoint::pass("erase.snapshot");
+            if stays {
                 kept.push(snapshot.id);
             }
         }

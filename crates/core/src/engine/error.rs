@@ -26,6 +26,8 @@ pub enum Error {
     NoSandbox(Name),
     #[error("there is no snapshot `{0}`")]
     NoSnapshot(SnapshotId),
+    #[error("there is no session `{0}`")]
+    NoSession(SessionId),
     #[error("sandbox `{sandbox}` has no command `{command}`")]
     NoCommand { sandbox: Name, command: CommandId },
     #[error("command `{0}` has ended")]
@@ -50,6 +52,10 @@ pub enum Error {
     NotRunning(Name),
     #[error("sandbox `{0}` was deleted")]
     Gone(Name),
+    #[error("snapshot `{0}` was deleted, or has expired")]
+    SnapshotDeleted(SnapshotId),
+    #[error("snapshot `{snapshot}`, which sandbox `{name}` stands on, was deleted")]
+    SnapshotGone { name: Name, snapshot: SnapshotId },
     #[error("sandbox `{name}` is at generation {found}, not {expected}")]
     Generation { name: Name, expected: u64, found: u64 },
     #[error("snapshot `{snapshot}` is what {} stand on", .holders.join(", "))]
@@ -124,6 +130,7 @@ impl Error {
             Self::BadKey => ErrorKind::Unauthorized,
             Self::NoSandbox(_)
             | Self::NoSnapshot(_)
+            | Self::NoSession(_)
             | Self::NoCommand { .. }
             | Self::NoProject(_)
             | Self::NoKey(_) => ErrorKind::NotFound,
@@ -136,13 +143,17 @@ impl Error {
             | Self::SnapshotInUse { .. }
             | Self::Unresumable { .. }
             | Self::KeyReused(_) => ErrorKind::Conflict,
-            Self::Gone(_) | Self::SessionEnded { .. } => ErrorKind::Gone,
+            Self::Gone(_)
+            | Self::SessionEnded { .. }
+            | Self::SnapshotDeleted(_)
+            | Self::SnapshotGone { .. } => ErrorKind::Gone,
             Self::Generation { .. } => ErrorKind::Stale,
             Self::NoUids => ErrorKind::Exhausted,
             Self::SessionOver | Self::ShuttingDown => ErrorKind::Unavailable,
             Self::Image(error) => image_kind(error),
             Self::Store(error) => store_kind(error),
             Self::Guest(error) => guest_kind(error),
+            Self::Db(DbError::Cursor | DbError::Order) => ErrorKind::Invalid,
             Self::StartFailed { .. } | Self::Driver(_) | Self::Db(_) | Self::Secret(_) => {
                 ErrorKind::Fault
             }
@@ -153,7 +164,9 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Config(_) | Self::Invalid { .. } => "invalid",
+            Self::Config(_) | Self::Invalid { .. } | Self::Db(DbError::Cursor | DbError::Order) => {
+                "invalid"
+            }
             Self::NoDriver { .. } => "unknown_driver",
             Self::NoStdin(_) => "no_stdin",
             Self::StdinClosed(_) => "stdin_closed",
@@ -161,6 +174,7 @@ impl Error {
             Self::BadKey => "unauthorized",
             Self::NoSandbox(_) => "sandbox_not_found",
             Self::NoSnapshot(_) => "snapshot_not_found",
+            Self::NoSession(_) => "session_not_found",
             Self::NoCommand { .. } => "command_not_found",
             Self::NoProject(_) => "project_not_found",
             Self::NoKey(_) => "key_not_found",
@@ -173,6 +187,8 @@ impl Error {
             Self::Unresumable { .. } => "unresumable",
             Self::KeyReused(_) => "idempotency_key_reused",
             Self::Gone(_) => "deleted",
+            Self::SnapshotDeleted(_) => "snapshot_deleted",
+            Self::SnapshotGone { .. } => "snapshot_gone",
             Self::Generation { .. } => "generation_mismatch",
             Self::NoUids => "no_uid_ranges",
             Self::SessionOver | Self::SessionEnded { .. } => "session_ended",
@@ -201,6 +217,9 @@ impl Error {
             Self::Unresumable { offers, name, .. } if !offers.is_empty() => {
                 let offers: Vec<String> = offers.iter().take(5).map(ToString::to_string).collect();
                 format!("these are whole: {}; `keep rollback {name} <snapshot>` goes there", offers.join(", "))
+            }
+            Self::SnapshotGone { name, .. } => {
+                format!("`keep rollback {name} <snapshot>` puts it on another one; it never starts from its image by itself")
             }
             Self::KeyReused(_) => "use a new key for a new request".to_owned(),
             Self::StartFailed { .. } => "its last snapshot is safe; see the daemon's log and `keep doctor`".to_owned(),

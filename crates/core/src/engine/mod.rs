@@ -18,6 +18,8 @@
 //! - `hooks` are the commands the server runs by itself at a start and a stop.
 //! - `command` runs processes, `track` follows them and keeps what they print (`log`), `stdin` feeds
 //!   them; `files` moves files; `export` makes an OCI image of a snapshot.
+//! - `session` finds sessions and what ran in them; `snapshots` keeps snapshots, and what is left of those
+//!   that went.
 //! - `space` says who holds which layers, drops what is held by nobody and shortens long chains.
 //! - `reaper` ends what is idle, over its time or over its disk, and what has expired.
 //! - `tenant` knows projects and keys, `token` what speaks for a key; `once` makes retries harmless.
@@ -44,7 +46,9 @@ mod reaper;
 mod recover;
 mod sandbox;
 mod seal;
+mod session;
 mod slot;
+mod snapshots;
 mod space;
 mod stdin;
 mod tenant;
@@ -52,6 +56,7 @@ mod token;
 mod track;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -74,6 +79,8 @@ pub use live::Hold;
 pub use space::{Sized, SpaceReport};
 pub use stdin::{StdinHandle, StdinProgress};
 pub use tenant::Caller;
+
+pub use crate::model::{Method, OnDelete};
 
 /// What the engine is made of.
 #[derive(Debug)]
@@ -109,6 +116,8 @@ pub struct Settings {
     pub write_back: Duration,
     /// How often the reaper looks.
     pub reap: Duration,
+    /// How often expiry, retention and collection are looked at.
+    pub housekeeping: Duration,
 }
 
 impl Default for Settings {
@@ -122,6 +131,7 @@ impl Default for Settings {
             chain_limit: 24,
             write_back: Duration::from_millis(500),
             reap: Duration::from_millis(500),
+            housekeeping: Duration::from_secs(30),
         }
     }
 }
@@ -152,6 +162,9 @@ pub(crate) struct Inner {
     uids: Mutex<BTreeSet<u32>>,
     /// Held for reading while something comes to hold layers, for writing while unheld layers go.
     space: tokio::sync::RwLock<()>,
+    snapshot_locks: snapshots::Locks,
+    /// Some tombstone may still be a snapshot after a power cut.
+    unsynced_tombstones: AtomicBool,
     shutdown: watch::Sender<bool>,
 }
 
@@ -179,6 +192,8 @@ impl Engine {
             books: Mutex::default(),
             uids: Mutex::default(),
             space: tokio::sync::RwLock::default(),
+            snapshot_locks: snapshots::Locks::default(),
+            unsynced_tombstones: AtomicBool::default(),
             shutdown: watch::channel(false).0,
         });
         inner.recover().await?;
@@ -274,6 +289,60 @@ pub struct Opened {
     pub resumed: bool,
 }
 
+/// How a session is to be ended.
+#[derive(Debug, Clone, Default)]
+pub struct Stop {
+    /// The session that is meant. If it is over, its record is the answer and nothing is touched.
+    pub session: Option<SessionId>,
+    /// Whether there is to be a snapshot.
+    pub snapshot: Wish,
+    /// Who wants it.
+    pub method: Method,
+    /// How long after its last use that snapshot goes, `Some(None)` for never; as the sandbox's retention
+    /// says if absent.
+    pub expires: Option<Option<Span>>,
+}
+
+/// Whether the end of a session makes a snapshot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Wish {
+    /// As the sandbox is configured, and if something was written.
+    #[default]
+    Configured,
+    /// Whatever its configuration says, and even if nothing was written.
+    Always,
+}
+
+/// A checkpoint to be taken.
+#[derive(Debug, Clone, Default)]
+pub struct Checkpoint {
+    /// What people call it.
+    pub label: Option<String>,
+    /// Who wants it.
+    pub method: Method,
+    /// How long after its last use it goes, `Some(None)` for never; as the sandbox's retention says if
+    /// absent.
+    pub expires: Option<Option<Span>>,
+    /// The session that is meant; whichever is under way if absent.
+    pub session: Option<SessionId>,
+}
+
+/// How a sandbox is to be deleted.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Delete {
+    /// What becomes of its snapshots.
+    pub snapshots: OnDelete,
+}
+
+/// Which snapshots are wanted.
+#[derive(Debug, Clone, Default)]
+pub struct SnapshotFilter {
+    /// Of sandboxes of this name, deleted ones included.
+    pub sandbox: Option<Name>,
+    /// Whether those that were deleted or have expired are wanted too.
+    pub deleted: bool,
+}
+
 /// A sandbox that was stopped.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopped {
@@ -288,7 +357,7 @@ pub struct Stopped {
 /// A sandbox that was deleted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deleted {
-    /// Snapshots of it that were kept because others stand on them.
+    /// Snapshots of it that were kept: those others stand on, or all if that was asked for.
     pub snapshots_kept: Vec<SnapshotId>,
 }
 

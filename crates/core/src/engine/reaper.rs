@@ -10,10 +10,7 @@ use super::lifecycle::Phase;
 use super::live::Live;
 use super::{Error, Inner, Result};
 use crate::db::{Filter, Page};
-use crate::model::{SandboxId, SessionEnd, SnapshotKind, now};
-
-/// How often expiry, retention, compaction and collection are looked at.
-const HOUSEKEEPING: Duration = Duration::from_secs(30);
+use crate::model::{Ending, OnDelete, SandboxId, SessionEnd, SnapshotKind, now};
 
 /// Starts the engine's own work, which ends with the engine.
 pub(super) fn run(inner: &Arc<Inner>) {
@@ -27,7 +24,7 @@ pub(super) fn run(inner: &Arc<Inner>) {
             tracing::warn!(error = chain_of(&error), "dirty data was not written back");
         }
     }));
-    tokio::spawn(every(Arc::downgrade(inner), HOUSEKEEPING, |inner| async move {
+    tokio::spawn(every(Arc::downgrade(inner), inner.settings.housekeeping, |inner| async move {
         if let Err(error) = inner.housekeeping().await {
             tracing::warn!(error = chain_of(&error), "housekeeping broke off");
         }
@@ -81,14 +78,15 @@ impl Inner {
                 return Ok(());
             }
             let mut sandbox = (*live.sandbox()).clone();
-            inner.settle(&slot, &mut sandbox, SnapshotKind::Stop, end).await?;
+            let ending = Ending::by_itself(SnapshotKind::Stop, end);
+            inner.settle(&slot, &mut sandbox, ending).await?;
             inner.after_stop(&sandbox);
             Ok(())
         })
         .await
     }
 
-    /// What may wait until after the answer: retention, compaction, collection.
+    /// What may wait until after the answer: compaction, collection.
     pub(super) fn after_stop(self: &Arc<Self>, sandbox: &crate::model::Sandbox) {
         let (inner, id) = (Arc::clone(self), sandbox.id.clone());
         tokio::spawn(async move {
@@ -97,13 +95,15 @@ impl Inner {
             let done = inner.turn(id.clone(), move |inner, slot| async move {
                 let now = inner.db.sandbox_by_id(&id).await?;
                 if let (Some(sandbox), None) = (now, slot.live()) {
-                    inner.retain(&sandbox).await?;
                     inner.compact(&sandbox).await?;
                 }
                 Ok(())
             });
             if let Err(error) = done.await {
-                tracing::warn!(error = chain_of(&error), "snapshots were not tidied after a stop");
+                tracing::warn!(
+                    error = chain_of(&error),
+                    "its chain was not shortened after a stop"
+                );
             }
         });
     }
@@ -123,18 +123,13 @@ impl Inner {
                 let expired = sandbox.expires_at() <= now() && sandbox.open_layer.is_none();
                 if slot.live().is_none() && (expired || sandbox.phase == Phase::Deleted) {
                     tracing::info!(sandbox = %sandbox.name, "expired, or deleted before and not to the end");
-                    inner.erase(&slot, sandbox).await?;
+                    inner.erase(&slot, sandbox, OnDelete::Drop).await?;
                 }
                 Ok(())
             })
             .await?;
         }
-        for sandbox in self.db.sandboxes(None, &Filter::default(), &Page::all()).await?.items {
-            if sandbox.config.retention.expires.is_some() {
-                self.retain(&sandbox).await?;
-            }
-        }
-        self.drop_orphans().await?;
+        self.retain_all().await?;
         let day = jiff::SignedDuration::from_hours(24);
         self.db.forget_answers(now().checked_sub(day).unwrap_or_else(|_| now())).await?;
         self.collect().await

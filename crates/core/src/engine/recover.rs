@@ -22,13 +22,14 @@ use super::boot::chain_of;
 use super::lifecycle::Phase;
 use super::live::{Live, socket};
 use super::{Error, Inner, Result};
-use crate::db::{Filter, Page};
+use crate::db::{Filter, Owner, Page, Tombstones};
 use crate::driver::Link;
 use crate::guest::{Guest, GuestError};
 use crate::model::{
-    Command, CommandState, Layer, Project, Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotKind,
-    now,
+    Command, CommandState, Ending, Layer, OnDelete, Project, Sandbox, SandboxId, SessionEnd,
+    Snapshot, SnapshotKind, Timestamp, now,
 };
+use crate::store::Durability;
 
 impl Inner {
     pub(super) async fn recover(self: &Arc<Self>) -> Result<()> {
@@ -56,7 +57,12 @@ impl Inner {
         let fresh = self.db.is_fresh();
         let projects = self.store.scan::<Project>().await?;
         let snapshots = self.store.scan::<Snapshot>().await?;
-        let sandboxes = self.store.scan::<Sandbox>().await?;
+        let mut sandboxes = self.store.scan::<Sandbox>().await?;
+        for sandbox in &mut sandboxes.good {
+            if sandbox.phase_at == Timestamp::UNIX_EPOCH {
+                sandbox.phase_at = sandbox.used_at;
+            }
+        }
         let layers = self.store.scan::<Layer>().await?;
         let damaged = [&projects.damaged, &snapshots.damaged, &sandboxes.damaged, &layers.damaged];
         for damaged in damaged.into_iter().flatten() {
@@ -68,14 +74,17 @@ impl Inner {
         }
         layers.good.iter().for_each(|layer| self.book(layer));
         let known: HashSet<_> = snapshots.good.iter().map(|snapshot| snapshot.id.clone()).collect();
-        for stale in self.db.snapshots(None, None, &Page::all()).await?.items {
+        let (everybody, tombstones) = (Owner::Anybody, Tombstones::With);
+        for stale in self.db.snapshots(everybody, tombstones, &Page::all()).await?.items {
             if !known.contains(&stale.id) {
-                self.db.remove_snapshot(&stale.id, None).await?;
+                self.db.remove_snapshot(&stale.id).await?;
             }
         }
         for snapshot in &snapshots.good {
             self.db.put_snapshot(snapshot).await?;
-            self.books().hold_snapshot(snapshot);
+            if snapshot.deleted_at.is_none() {
+                self.books().hold_snapshot(snapshot);
+            }
         }
         let known: HashSet<_> = sandboxes.good.iter().map(|sandbox| sandbox.id.clone()).collect();
         for stale in self.db.sandboxes(None, &Filter::default(), &Page::all()).await?.items {
@@ -124,6 +133,10 @@ impl Inner {
         link: Option<Link>,
     ) -> Result<()> {
         let slot = self.slot(&sandbox.id);
+        if self.lost_ground(&sandbox).await? {
+            sandbox.lose_ground();
+            self.record(&mut sandbox, Durability::Synced).await?;
+        }
         match (sandbox.phase, link) {
             (Phase::Running, Some(link)) if sandbox.unsealed.is_none() => {
                 match self.adopt_machine(&sandbox, link).await {
@@ -136,26 +149,44 @@ impl Inner {
                         tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "its agent does not answer; it is ended and what it wrote is kept");
                     }
                 }
-                self.settle(&slot, &mut sandbox, SnapshotKind::Recovered, SessionEnd::Interrupted)
-                    .await?;
+                self.settle(&slot, &mut sandbox, Ending::broken()).await?;
             }
             (Phase::Stopping, _) => {
-                self.settle(&slot, &mut sandbox, SnapshotKind::Stop, SessionEnd::Stopped).await?;
+                let stop = || Ending::by_itself(SnapshotKind::Stop, SessionEnd::Stopped);
+                let ending = sandbox.ending.unwrap_or_else(stop);
+                self.settle(&slot, &mut sandbox, ending).await?;
             }
             (Phase::Running | Phase::Starting, _) => {
-                self.settle(&slot, &mut sandbox, SnapshotKind::Recovered, SessionEnd::Interrupted)
-                    .await?;
+                self.settle(&slot, &mut sandbox, Ending::broken()).await?;
             }
             (Phase::Deleted, _) => {
-                self.erase(&slot, sandbox).await?;
+                self.erase(&slot, sandbox, OnDelete::Drop).await?;
             }
-            (Phase::Stopped | Phase::Failed, Some(_)) => {
-                let driver = self.driver(&sandbox.config.driver)?;
-                driver.stop(&crate::model::MachineKey::from(&sandbox.id)).await?;
+            (Phase::Stopped | Phase::Failed, link) => {
+                if link.is_some() {
+                    let driver = self.driver(&sandbox.config.driver)?;
+                    driver.stop(&crate::model::MachineKey::from(&sandbox.id)).await?;
+                }
+                self.finish_session(&sandbox).await?;
             }
-            (Phase::Stopped | Phase::Failed, None) => {}
         }
         Ok(())
+    }
+
+    /// Writes down how the last session ended, if the daemon died after the sandbox's record said so
+    /// and before the session's did. The sandbox's totals have it already.
+    async fn finish_session(&self, sandbox: &Sandbox) -> Result<()> {
+        let (Phase::Stopped, Some(ending), Some(id)) =
+            (sandbox.phase, sandbox.ending, &sandbox.session)
+        else {
+            return Ok(());
+        };
+        let session = self.db.session(id).await?;
+        let Some(mut session) = session.filter(|session| session.ended_at.is_none()) else {
+            return Ok(());
+        };
+        session.close(sandbox.used_at, ending.end);
+        self.session_over(sandbox, session, ending.keeps(sandbox), true).await
     }
 
     async fn adopt_machine(self: &Arc<Self>, sandbox: &Sandbox, link: Link) -> Result<Arc<Live>> {

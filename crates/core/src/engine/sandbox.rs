@@ -4,19 +4,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::lifecycle::{self, Command as Wish, Phase};
+use super::lifecycle::{self, Command as Asked, Phase};
 use super::live::{Hold, Live};
+use super::seal::Wanted;
+use super::session::require_session;
 use super::slot::Slot;
+use super::snapshots::checked_expiry;
 use super::space::Sized;
 use super::{
-    Create, Deleted, Engine, Error, Fork, Inner, Opened, Result, RolledBack, Stopped, Tree,
-    WakeMode,
+    Checkpoint, Create, Delete, Deleted, Engine, Error, Fork, Inner, Opened, Result, RolledBack,
+    Stop, Stopped, Tree, WakeMode, Wish,
 };
 use tokio::sync::OwnedRwLockReadGuard;
 
-use crate::db::{Filter, Page, Paged};
+use crate::db::{Filter, Owner, Page, Paged, Tombstones};
 use crate::model::{
-    Name, Patch, Sandbox, SandboxId, Session, SessionEnd, Snapshot, SnapshotId, SnapshotKind, Span,
+    Ending, Name, Patch, Sandbox, SandboxId, Session, SessionEnd, SessionId, Snapshot, SnapshotId,
+    SnapshotKind, Span,
 };
 use crate::store::Durability;
 
@@ -91,10 +95,12 @@ impl Engine {
         &self,
         project: &Name,
         name: &Name,
+        request: Stop,
         idempotency: Option<String>,
     ) -> Result<Stopped> {
-        let work = self.inner.stop(project, name);
-        self.inner.once(project, idempotency, format!("stop {name}"), work).await
+        let asked = format!("stop {name} {request:?}");
+        let work = self.inner.stop(project, name, request);
+        self.inner.once(project, idempotency, asked, work).await
     }
 
     /// Changes a sandbox's configuration. Limits, environment and hooks take effect with the next
@@ -122,8 +128,10 @@ impl Engine {
         &self,
         project: &Name,
         name: &Name,
+        request: Delete,
         idempotency: Option<String>,
     ) -> Result<Deleted> {
+        let asked = format!("delete {name} {request:?}");
         let work = async {
             // A delete that broke off is found too, and finished.
             let found = self.inner.db.sandbox(project, name).await?;
@@ -131,13 +139,13 @@ impl Engine {
             let gone = name.clone();
             let deleted = self.inner.turn(id.clone(), move |inner, slot| async move {
                 let sandbox = inner.db.sandbox_by_id(&id).await?.ok_or(Error::NoSandbox(gone))?;
-                inner.erase(&slot, sandbox).await
+                inner.erase(&slot, sandbox, request.snapshots).await
             });
             let deleted = deleted.await?;
             self.inner.collect_soon();
             Ok(deleted)
         };
-        self.inner.once(project, idempotency, format!("delete {name}"), work).await
+        self.inner.once(project, idempotency, asked, work).await
     }
 
     /// Makes a new sandbox that starts where another one is. A running source is checkpointed
@@ -164,28 +172,34 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Returns [`Error`] when there is no room.
+    /// Returns [`Error`] when there is no room, [`Error::SessionEnded`] when another session is meant.
     pub async fn checkpoint(
         &self,
         project: &Name,
         name: &Name,
-        label: Option<String>,
+        request: Checkpoint,
     ) -> Result<Sized<Snapshot>> {
+        let Checkpoint { label, method, expires, session } = request;
         if label
             .as_ref()
             .is_some_and(|label| label.chars().count() > 256 || label.chars().any(char::is_control))
         {
             return Err(Error::invalid("label", "at most 256 characters, on one line"));
         }
+        let wanted = Wanted { label, method, expiry: checked_expiry(expires)? };
         let id = self.inner.find(project, name).await?.id;
         let name = name.clone();
         let work = self.inner.turn(id.clone(), move |inner, slot| async move {
             let mut sandbox = inner.reread(&slot, &id, &name).await?;
-            let snapshot =
-                inner.snapshot_now(&slot, &mut sandbox, SnapshotKind::Checkpoint, label).await?;
-            if slot.live().is_some() {
-                inner.retain(&sandbox).await?;
+            if let Some(meant) = session {
+                match slot.live() {
+                    Some(live) => require_session(&live.session(), Some(&meant))?,
+                    None => return Err(Error::SessionEnded { session: meant }),
+                }
             }
+            let kind = SnapshotKind::Checkpoint;
+            let snapshot = inner.snapshot_now(&slot, &mut sandbox, kind, wanted).await?;
+            inner.try_to_retain(&sandbox).await;
             snapshot.ok_or_else(|| {
                 Error::invalid("sandbox", "it has never run: there is nothing to keep yet")
             })
@@ -216,53 +230,6 @@ impl Engine {
         work.await
     }
 
-    /// Lets the session under way last longer.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::NotRunning`] when there is none.
-    pub async fn extend(&self, project: &Name, name: &Name, by: Span) -> Result<Session> {
-        if by.0 == 0 {
-            return Err(Error::invalid("extend", "by more than 0"));
-        }
-        let more = jiff::SignedDuration::from_millis(i64::try_from(by.0).unwrap_or(i64::MAX));
-        let (id, name) = (self.inner.find(project, name).await?.id, name.clone());
-        let work = self.inner.turn(id, move |inner, slot| async move {
-            let live = slot.live().ok_or(Error::NotRunning(name))?;
-            let session = live.change_session(|session| {
-                // One without a limit cannot last longer.
-                session.deadline = session.deadline.and_then(|at| at.checked_add(more).ok());
-            });
-            inner.keep_session(&session).await?;
-            Ok(session)
-        });
-        work.await
-    }
-
-    /// Lists a sandbox's sessions, newest first.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::NoSandbox`] when there is none of that name.
-    pub async fn sessions(
-        &self,
-        project: &Name,
-        name: &Name,
-        page: &Page,
-    ) -> Result<Paged<Session>> {
-        let sandbox = self.inner.find(project, name).await?;
-        let mut found = self.inner.db.sessions(&sandbox.id, page).await?;
-        if let Some(live) = self.inner.live(&sandbox.id) {
-            let now = live.session();
-            found
-                .items
-                .iter_mut()
-                .filter(|session| session.id == now.id)
-                .for_each(|session| *session = now.clone());
-        }
-        Ok(found)
-    }
-
     /// The sandboxes and snapshots that a sandbox comes from, and those that come from it.
     ///
     /// # Errors
@@ -290,9 +257,9 @@ impl Engine {
         sandboxes.sort_by(|a, b| a.id.cmp(&b.id));
         let mut snapshots: BTreeMap<SnapshotId, Snapshot> = BTreeMap::new();
         for id in &related {
-            for snapshot in
-                self.inner.db.snapshots(Some(project), Some(id), &Page::all()).await?.items
-            {
+            let owner = Owner::Sandbox(id);
+            let found = self.inner.db.snapshots(owner, Tombstones::Without, &Page::all()).await?;
+            for snapshot in found.items {
                 snapshots.insert(snapshot.id.clone(), snapshot);
             }
         }
@@ -320,7 +287,7 @@ impl Inner {
             .filter(|sandbox| sandbox.phase != Phase::Deleted)
             .ok_or_else(|| Error::NoSandbox(name.clone()))?;
         if slot.live().is_none() && sandbox.phase != Phase::Stopped {
-            sandbox.phase = Phase::Failed;
+            sandbox.enter(Phase::Failed);
         }
         Ok(sandbox)
     }
@@ -390,12 +357,23 @@ impl Inner {
         .await
     }
 
-    async fn stop(self: &Arc<Self>, project: &Name, name: &Name) -> Result<Stopped> {
+    async fn stop(self: &Arc<Self>, project: &Name, name: &Name, request: Stop) -> Result<Stopped> {
+        let expiry = checked_expiry(request.expires)?;
         let id = self.find(project, name).await?.id;
         let name = name.clone();
         self.turn(id.clone(), move |inner, slot| async move {
             let mut sandbox = inner.reread(&slot, &id, &name).await?;
-            let wish = lifecycle::command(sandbox.phase, Wish::Stop)
+            if let Some(meant) = &request.session
+                && let Some(over) = inner.ended_session(&sandbox, meant).await?
+            {
+                let snapshot = match &over.snapshot {
+                    Some(id) => inner.db.snapshot_record(id).await?,
+                    None => None,
+                };
+                let snapshot = snapshot.map(|snapshot| inner.sized(snapshot));
+                return Ok(Stopped { sandbox, session: Some(over), snapshot });
+            }
+            let wish = lifecycle::command(sandbox.phase, Asked::Stop)
                 .map_err(|_| Error::Gone(name.clone()))?;
             let snapshot = if wish.1.is_some() {
                 let broken = sandbox.phase == Phase::Failed;
@@ -404,7 +382,9 @@ impl Inner {
                 } else {
                     (SnapshotKind::Stop, SessionEnd::Stopped)
                 };
-                let snapshot = inner.settle(&slot, &mut sandbox, kind, end).await?;
+                let always = request.snapshot == Wish::Always;
+                let ending = Ending { end, kind, always, method: request.method, expiry };
+                let snapshot = inner.settle(&slot, &mut sandbox, ending).await?;
                 inner.after_stop(&sandbox);
                 snapshot
             } else {
@@ -415,6 +395,18 @@ impl Inner {
             Ok(Stopped { sandbox, session, snapshot })
         })
         .await
+    }
+
+    /// The record of a session of the sandbox, if it is over. In its turn no other can be under way.
+    async fn ended_session(&self, sandbox: &Sandbox, id: &SessionId) -> Result<Option<Session>> {
+        if self.live(&sandbox.id).is_some_and(|live| live.session().id == *id) {
+            return Ok(None);
+        }
+        let found = self.db.session(id).await?.filter(|session| session.sandbox == sandbox.id);
+        let found = found.ok_or_else(|| Error::NoSession(id.clone()))?;
+        // What broke off and is not sealed yet is ended now.
+        let broken = found.ended_at.is_none() && sandbox.session.as_ref() == Some(id);
+        Ok(Some(found).filter(|_| !broken))
     }
 
     async fn update(

@@ -9,7 +9,9 @@
 //!
 //! The sandbox's manifest is the commit point. A daemon that dies before it finds `stopping` and the
 //! open layer, and comes this way again: sealing a sealed layer changes nothing, and the snapshot's
-//! id follows from the layer's, so there is no second one.
+//! id follows from the layer's, so there is no second one. How it was to end ([`Ending`]) is on record
+//! with `stopping`; what the machine used is on record before anything is sealed, and enters the
+//! sandbox's totals with the commit, so that it counts once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +20,12 @@ use super::boot::chain_of;
 use super::lifecycle::{self, Effect, Phase, Report};
 use super::live::Live;
 use super::slot::{Slot, lock};
-use super::{Error, Inner, Result, later};
+use super::{Error, Inner, Result};
 use crate::driver::MachineUsage;
 use crate::failpoint;
 use crate::model::{
-    FORMAT, LayerId, LayerKind, MachineKey, Sandbox, Session, SessionEnd, Snapshot, SnapshotId,
-    SnapshotKind, now,
+    Ending, Expiry, FORMAT, LayerId, LayerKind, MachineKey, Method, Sandbox, Session, SessionEnd,
+    SessionId, Snapshot, SnapshotId, SnapshotKind, now,
 };
 use crate::store::{Durability, SealOptions};
 
@@ -35,12 +37,12 @@ impl Inner {
         self: &Arc<Self>,
         slot: &Arc<Slot>,
         sandbox: &mut Sandbox,
-        kind: SnapshotKind,
-        end: SessionEnd,
+        mut ending: Ending,
     ) -> Result<Option<Snapshot>> {
         let live = slot.live();
-        let keep = sandbox.config.persistent || kind == SnapshotKind::BeforeRollback;
-        if keep && live.is_some() && end != SessionEnd::Interrupted {
+        ending.always |= sandbox.config.snapshot_always && sandbox.config.persistent;
+        let keep = ending.keeps(sandbox);
+        if keep && live.is_some() && ending.end != SessionEnd::Interrupted {
             // Before anything is touched: is there room for what sealing writes?
             self.store.check_room_to_seal()?;
         }
@@ -52,35 +54,47 @@ impl Inner {
             Some(live) => tokio::time::timeout(self.settings.grace, live.gate.write()).await.ok(),
             None => None,
         };
-        if end == SessionEnd::Idle && live.as_ref().is_some_and(|live| live.quiet_for().is_none()) {
+        if ending.end == SessionEnd::Idle
+            && live.as_ref().is_some_and(|live| live.quiet_for().is_none())
+        {
             return Err(Error::SessionOver);
         }
-        sandbox.phase = Phase::Stopping;
+        sandbox.enter(Phase::Stopping);
         sandbox.debt = Some(Effect::Seal);
+        sandbox.ending = Some(ending);
         sandbox.used_at = now();
         self.record(sandbox, Durability::Soon).await?;
+        let mut session = self.session_to_end(live.as_deref(), sandbox).await?;
         failpoint::pass("seal.recorded");
         if let Some(live) = &live {
             live.close();
         }
         slot.set_live(None);
-        let usage = self.power_down(live.as_deref(), sandbox).await;
+        let down = self.power_down(live.as_deref(), sandbox).await;
         drop(gate);
-        failpoint::pass("seal.down");
-        let sealed = match usage {
+        let sealed = match down {
             Ok(usage) => {
-                self.seal_session(sandbox, keep, kind).await.map(|snapshot| (snapshot, usage))
+                self.note_usage(session.as_mut(), usage).await;
+                failpoint::pass("seal.down");
+                self.seal_session(sandbox, session.as_mut(), keep, ending).await
             }
             Err(error) => Err(error),
         };
         match sealed {
-            Ok((snapshot, usage)) => {
-                self.session_over(live.as_deref(), sandbox, end, snapshot.as_ref(), usage).await?;
+            Ok(snapshot) => {
+                if let Some(session) = session {
+                    self.session_over(sandbox, session, keep, live.is_none()).await?;
+                }
                 failpoint::pass("seal.done");
+                if ending.kind != SnapshotKind::BeforeRollback {
+                    // Before a rollback the snapshot that is wanted might be what goes.
+                    self.try_to_retain(sandbox).await;
+                }
                 Ok(snapshot)
             }
             Err(error) => {
-                (sandbox.phase, _) = lifecycle::report(Phase::Stopping, Report::Broke);
+                let (phase, _) = lifecycle::report(Phase::Stopping, Report::Broke);
+                sandbox.enter(phase);
                 sandbox.debt = None;
                 sandbox.failure = Some(chain_of(&error));
                 if let Err(error) = self.record(sandbox, Durability::Soon).await {
@@ -88,6 +102,44 @@ impl Inner {
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// The session that is to end, with the time it began to: `None` when it never began, or has ended.
+    async fn session_to_end(
+        &self,
+        live: Option<&Live>,
+        sandbox: &Sandbox,
+    ) -> Result<Option<Session>> {
+        let session = match (live, &sandbox.session) {
+            (Some(live), _) => Some(live.change_session(|session| {
+                session.requested_stop_at.get_or_insert_with(now);
+            })),
+            (None, Some(id)) => self.db.session(id).await?,
+            (None, None) => None,
+        };
+        let Some(mut session) = session.filter(|session| session.ended_at.is_none()) else {
+            return Ok(None);
+        };
+        session.requested_stop_at.get_or_insert_with(now);
+        self.try_to_keep(&session).await;
+        Ok(Some(session))
+    }
+
+    /// Puts on record what the machine used; what it used before a daemon died is there already.
+    async fn note_usage(&self, session: Option<&mut Session>, usage: MachineUsage) {
+        let Some(session) = session else { return };
+        let cpu = u64::try_from(usage.cpu.as_millis()).unwrap_or(u64::MAX);
+        session.usage.active_cpu_ms = session.usage.active_cpu_ms.max(cpu);
+        session.usage.memory_peak = session.usage.memory_peak.max(usage.memory_peak);
+        self.try_to_keep(session).await;
+    }
+
+    /// Keeps a session's record. On a full disk that fails, and the end of the session all the same
+    /// goes on: there must be a way to have the room back.
+    async fn try_to_keep(&self, session: &Session) {
+        if let Err(error) = self.keep_session(session).await {
+            tracing::warn!(session = %session.id, error = chain_of(&error), "how a session ends is not on record yet");
         }
     }
 
@@ -108,11 +160,12 @@ impl Inner {
     async fn seal_session(
         &self,
         sandbox: &mut Sandbox,
+        session: Option<&mut Session>,
         keep: bool,
-        kind: SnapshotKind,
+        ending: Ending,
     ) -> Result<Option<Snapshot>> {
         let mut after = sandbox.clone();
-        self.close_session(&mut after);
+        self.close_session(&mut after, session, ending.end);
         let Some(open) = sandbox.open_layer.clone() else {
             self.record(&mut after, Durability::Synced).await?;
             *sandbox = after;
@@ -120,7 +173,7 @@ impl Inner {
         };
         let _space = self.space.read().await;
         let snapshot = if keep {
-            self.keep_layers(sandbox, &mut after, &open, kind).await?
+            self.keep_layers(sandbox, &mut after, &open, ending).await?
         } else {
             self.record(&mut after, Durability::Synced).await?;
             for layer in [Some(&open), sandbox.unsealed.as_ref()].into_iter().flatten() {
@@ -138,7 +191,7 @@ impl Inner {
         sandbox: &Sandbox,
         after: &mut Sandbox,
         open: &LayerId,
-        kind: SnapshotKind,
+        ending: Ending,
     ) -> Result<Option<Snapshot>> {
         let mut layers = sandbox.open_chain.clone();
         if let Some(under) = &sandbox.unsealed
@@ -150,14 +203,16 @@ impl Inner {
             layers.insert(0, layer);
         }
         failpoint::pass("seal.sealed");
+        let id = SnapshotId::of_layer(open);
         if let Some(current) = self.current_snapshot(after).await?
             && current.layers == layers
+            && !ending.always
         {
             // Nothing was written: what it stood on is still what it stands on.
             self.record(after, Durability::Synced).await?;
             return Ok(Some(current));
         }
-        let snapshot = self.new_snapshot(after, SnapshotId::of_layer(open), layers, kind, None);
+        let snapshot = self.new_snapshot(after, id, layers, ending.kind, ending.into());
         self.commit(after, &snapshot).await?;
         Ok(Some(snapshot))
     }
@@ -176,8 +231,9 @@ impl Inner {
     }
 
     /// The sandbox has no session any more, as far as its record goes.
-    fn close_session(&self, sandbox: &mut Sandbox) {
-        (sandbox.phase, _) = lifecycle::report(Phase::Stopping, Report::Down);
+    fn close_session(&self, sandbox: &mut Sandbox, session: Option<&mut Session>, end: SessionEnd) {
+        let (phase, _) = lifecycle::report(Phase::Stopping, Report::Down);
+        sandbox.enter(phase);
         sandbox.debt = None;
         sandbox.failure = None;
         sandbox.open_layer = None;
@@ -185,6 +241,10 @@ impl Inner {
         sandbox.unsealed = None;
         sandbox.uids = None;
         sandbox.used_at = now();
+        if let Some(session) = session {
+            session.close(sandbox.used_at, end);
+            sandbox.totals.add(session.usage);
+        }
     }
 
     pub(super) fn new_snapshot(
@@ -193,22 +253,35 @@ impl Inner {
         id: SnapshotId,
         layers: Vec<LayerId>,
         kind: SnapshotKind,
-        label: Option<String>,
+        wanted: Wanted,
     ) -> Snapshot {
+        let retention = sandbox.config.retention;
         Snapshot {
             format: FORMAT,
             id,
             project: sandbox.project.clone(),
             sandbox: sandbox.id.clone(),
             sandbox_name: sandbox.name.clone(),
-            session: sandbox.session.clone().unwrap_or_else(crate::model::SessionId::fresh),
+            session: sandbox.session.clone().unwrap_or_else(SessionId::fresh),
             generation: sandbox.generation + 1,
-            parent: sandbox.current.clone(),
+            parent: sandbox.current.clone().or_else(|| sandbox.missing.clone()),
             kind,
-            label,
+            label: wanted.label,
             layers,
             created_at: now(),
-            expires_at: sandbox.config.retention.expires.and_then(later),
+            method: wanted.method,
+            used_at: None,
+            expires_after: match wanted.expiry {
+                Expiry::Retention => retention.expires,
+                Expiry::Never => None,
+                Expiry::After(span) => Some(span),
+            },
+            expiry_given: wanted.expiry != Expiry::Retention,
+            // It is the newest.
+            kept: retention.kept_expires.filter(|_| retention.keep_last.is_some()),
+            expires_on: None,
+            outlives: false,
+            deleted_at: None,
             image_config: sandbox.image_config.clone(),
         }
     }
@@ -220,6 +293,7 @@ impl Inner {
         self.db.put_snapshot(snapshot).await?;
         self.books().hold_snapshot(snapshot);
         sandbox.current = Some(snapshot.id.clone());
+        sandbox.missing = None;
         sandbox.generation = snapshot.generation;
         self.record(sandbox, Durability::Synced).await?;
         failpoint::pass("commit.sandbox");
@@ -233,36 +307,67 @@ impl Inner {
         }
     }
 
-    async fn session_over(
+    /// Writes down how a session ended, after the sandbox's own record says that it has.
+    pub(super) async fn session_over(
         &self,
-        live: Option<&Live>,
         sandbox: &Sandbox,
-        end: SessionEnd,
-        snapshot: Option<&Snapshot>,
-        usage: MachineUsage,
+        mut session: Session,
+        kept: bool,
+        broken: bool,
     ) -> Result<()> {
-        let recorded: Option<Session> = match (live, &sandbox.session) {
-            (Some(live), _) => Some(live.session()),
-            (None, Some(id)) => self.db.session(id).await?,
-            (None, None) => None,
-        };
-        let Some(mut session) = recorded.filter(|session| session.ended_at.is_none()) else {
-            return Ok(());
-        };
-        let ended = now();
-        session.ended_at = Some(ended);
-        session.end = Some(end);
-        session.snapshot = snapshot.map(|snapshot| snapshot.id.clone());
-        session.usage.active_cpu_ms = u64::try_from(usage.cpu.as_millis()).unwrap_or(u64::MAX);
-        session.usage.memory_peak = usage.memory_peak;
-        session.usage.wall_ms =
-            u64::try_from(ended.as_millisecond() - session.started_at.as_millisecond())
-                .unwrap_or(0);
+        session.snapshot = sandbox.current.clone().filter(|_| kept);
         self.keep_session(&session).await?;
-        if live.is_none() {
+        if broken {
             self.commands_lost(&sandbox.id, &session.id).await?;
         }
         Ok(())
+    }
+}
+
+impl Session {
+    pub(super) fn close(&mut self, ended: crate::model::Timestamp, end: SessionEnd) {
+        self.ended_at = Some(ended);
+        self.end = Some(end);
+        self.usage.wall_ms =
+            u64::try_from(ended.as_millisecond() - self.started_at.as_millisecond()).unwrap_or(0);
+    }
+}
+
+/// What whoever wants a snapshot says about it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Wanted {
+    pub(super) label: Option<String>,
+    pub(super) method: Method,
+    pub(super) expiry: Expiry,
+}
+
+impl Wanted {
+    /// Whether a snapshot of the same files is what is wanted, or another one must be made.
+    pub(super) fn fits(&self, snapshot: &Snapshot) -> bool {
+        self.expiry == Expiry::Retention && (self.label.is_none() || self.label == snapshot.label)
+    }
+}
+
+impl From<Ending> for Wanted {
+    fn from(ending: Ending) -> Self {
+        Self { label: None, method: ending.method, expiry: ending.expiry }
+    }
+}
+
+impl Ending {
+    /// What an end makes that nobody asked for.
+    pub(super) fn by_itself(kind: SnapshotKind, end: SessionEnd) -> Self {
+        Self { end, kind, always: false, method: Method::Automatic, expiry: Expiry::Retention }
+    }
+
+    /// A session that broke off.
+    pub(super) fn broken() -> Self {
+        Self::by_itself(SnapshotKind::Recovered, SessionEnd::Interrupted)
+    }
+
+    /// Whether what the session wrote is kept.
+    pub(super) fn keeps(&self, sandbox: &Sandbox) -> bool {
+        self.always || sandbox.config.persistent || self.kind == SnapshotKind::BeforeRollback
     }
 }
 

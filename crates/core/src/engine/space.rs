@@ -5,16 +5,15 @@
 //! whoever comes to hold a layer takes it for reading from before the layer is sealed until the
 //! manifest that names it is written, so that nothing is collected in between.
 
-use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 
 use serde::{Deserialize, Serialize};
 
 use super::boot::chain_of;
 use super::slot::lock;
-use super::{Engine, Error, Inner, Result};
-use crate::db::{Filter, Page, Paged};
-use crate::model::{Image, Layer, LayerId, Name, Sandbox, SandboxId, Snapshot, SnapshotId, now};
+use super::{Engine, Inner, Result};
+use crate::model::{Image, Layer, LayerId, Sandbox, Snapshot, now};
 use crate::store::Durability;
 use crate::store::accounting::{Books, Sizes};
 
@@ -47,52 +46,6 @@ pub struct SpaceReport {
 }
 
 impl Engine {
-    /// Finds a snapshot.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::NoSnapshot`] when the project has none of that id.
-    pub async fn snapshot(&self, project: &Name, id: &SnapshotId) -> Result<Sized<Snapshot>> {
-        let snapshot = self.inner.find_snapshot(project, id).await?;
-        Ok(self.inner.sized(snapshot))
-    }
-
-    /// Lists snapshots, newest first.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::NoSandbox`] when a name is given that there is not.
-    pub async fn snapshots(
-        &self,
-        project: &Name,
-        name: Option<&Name>,
-        page: &Page,
-    ) -> Result<Paged<Sized<Snapshot>>> {
-        let sandbox = match name {
-            Some(name) => Some(self.inner.find(project, name).await?.id),
-            None => None,
-        };
-        let found = self.inner.db.snapshots(Some(project), sandbox.as_ref(), page).await?;
-        Ok(found.map(|snapshot| self.inner.sized(snapshot)))
-    }
-
-    /// Deletes a snapshot, and tells how many bytes that freed.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::SnapshotInUse`] while a sandbox stands on it.
-    pub async fn delete_snapshot(&self, project: &Name, id: &SnapshotId) -> Result<u64> {
-        let snapshot = self.inner.find_snapshot(project, id).await?;
-        let freed = self.inner.sized(snapshot).freed_if_deleted;
-        if !self.inner.forget_snapshot(id, None).await? {
-            let holders = self.inner.db.sandboxes_on(id).await?;
-            let holders = holders.iter().map(|sandbox| format!("`{}`", sandbox.name)).collect();
-            return Err(Error::SnapshotInUse { snapshot: id.clone(), holders });
-        }
-        self.inner.collect_soon();
-        Ok(freed)
-    }
-
     /// The disk space an image's layers take.
     ///
     /// # Errors
@@ -134,55 +87,9 @@ impl Inner {
         self.books().add(layer.id.clone(), weight);
     }
 
-    pub(super) async fn find_snapshot(&self, project: &Name, id: &SnapshotId) -> Result<Snapshot> {
-        let found = self.db.snapshot(id).await?.filter(|snapshot| snapshot.project == *project);
-        found.ok_or_else(|| Error::NoSnapshot(id.clone()))
-    }
-
     pub(super) fn sized(&self, snapshot: Snapshot) -> Sized<Snapshot> {
         let Sizes { own, shared, freed } = self.books().sizes(&snapshot.id).unwrap_or_default();
         Sized { item: snapshot, own, shared, freed_if_deleted: freed }
-    }
-
-    /// Drops a snapshot that nobody but `holder` stands on; the answer tells whether it went. The
-    /// index decides, so that nobody comes to stand on it meanwhile.
-    pub(super) async fn forget_snapshot(
-        &self,
-        id: &SnapshotId,
-        holder: Option<&SandboxId>,
-    ) -> Result<bool> {
-        if !self.db.remove_snapshot(id, holder).await? {
-            return Ok(false);
-        }
-        self.store.remove::<Snapshot>(id).await?;
-        self.books().drop_snapshot(id);
-        Ok(true)
-    }
-
-    /// Drops the snapshots of a sandbox that its retention does not keep.
-    pub(super) async fn retain(&self, sandbox: &Sandbox) -> Result<()> {
-        let mut snapshots = self.db.snapshots(None, Some(&sandbox.id), &Page::all()).await?.items;
-        snapshots
-            .sort_by_key(|snapshot| std::cmp::Reverse((snapshot.generation, snapshot.created_at)));
-        let keep = sandbox.config.retention.keep_last.map_or(usize::MAX, |count| count as usize);
-        for (place, snapshot) in snapshots.iter().enumerate() {
-            if place >= keep || snapshot.expires_at.is_some_and(|at| at <= now()) {
-                self.forget_snapshot(&snapshot.id, None).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Drops the snapshots of deleted sandboxes that nobody stands on any more.
-    pub(super) async fn drop_orphans(&self) -> Result<()> {
-        let sandboxes = self.db.sandboxes(None, &Filter::default(), &Page::all()).await?.items;
-        let there: HashSet<&SandboxId> = sandboxes.iter().map(|sandbox| &sandbox.id).collect();
-        for snapshot in self.db.snapshots(None, None, &Page::all()).await?.items {
-            if !there.contains(&snapshot.sandbox) {
-                self.forget_snapshot(&snapshot.id, None).await?;
-            }
-        }
-        Ok(())
     }
 
     pub(super) fn collect_soon(self: &Arc<Self>) {
@@ -211,6 +118,10 @@ impl Inner {
     /// Removes the layers that nobody holds.
     pub(super) async fn collect(&self) -> Result<()> {
         let _space = self.space.write().await;
+        if self.unsynced_tombstones.swap(false, Ordering::SeqCst) {
+            // After a power cut none of those may be a snapshot again, without its layers.
+            self.store.sync().await?;
+        }
         // Asked before the list is read: a pull that ends in between is in one or the other.
         let in_use = self.images.in_use();
         let images = self.images.list().await?;
@@ -256,12 +167,11 @@ impl Inner {
         let _space = self.space.read().await;
         let merged = self.store.compact(&snapshot.layers[..run]).await?;
         self.book(&merged);
-        let mut shorter = snapshot.clone();
-        shorter.layers.splice(..run, [merged.id]);
         // The same files under the same id: generation and lineage stay.
-        self.store.write(&shorter, Durability::Synced).await?;
-        self.db.put_snapshot(&shorter).await?;
-        self.books().hold_snapshot(&shorter);
+        self.change_snapshot(&snapshot.id, Durability::Synced, |snapshot| {
+            snapshot.layers.splice(..run, [merged.id]);
+        })
+        .await?;
         Ok(())
     }
 }

@@ -12,8 +12,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha256};
 
 use super::{Engine, Error, Inner, Result, later};
-use crate::db::{Filter, Page};
-use crate::model::{FORMAT, Key, KeyId, Name, Project, Scope, Span, now};
+use crate::db::{Filter, Owner, Page, Tombstones};
+use crate::model::{FORMAT, Key, KeyId, Name, Project, Scope, Snapshot, Span, now};
 use crate::store::Durability;
 
 /// Who is asking.
@@ -115,8 +115,12 @@ impl Engine {
         if left > 0 {
             return Err(Error::ProjectInUse { project: name.clone(), sandboxes: left });
         }
-        for snapshot in self.inner.db.snapshots(Some(name), None, &Page::all()).await?.items {
-            self.inner.forget_snapshot(&snapshot.id, None).await?;
+        let owner = Owner::Project(name);
+        let left = self.inner.db.snapshots(owner, Tombstones::With, &Page::all()).await?.items;
+        for snapshot in left {
+            self.inner.store.remove::<Snapshot>(&snapshot.id).await?;
+            self.inner.db.remove_snapshot(&snapshot.id).await?;
+            self.inner.books().drop_snapshot(&snapshot.id);
         }
         self.inner.store.remove::<Project>(name).await?;
         self.inner.db.remove_project(name).await?;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     CommandId, Config, KeyId, LayerId, Mounted, Name, SandboxId, SessionId, Size, SnapshotId, Span,
-    Timestamp, UidRange,
+    Timestamp, UidRange, now,
 };
 use crate::engine::lifecycle::{Effect, Phase};
 
@@ -79,6 +79,10 @@ pub struct Sandbox {
     pub generation: u64,
     /// What the next session starts from; the image if absent.
     pub current: Option<SnapshotId>,
+    /// The snapshot it stood on, which was deleted all the same. It does not start until it is rolled
+    /// back to another one, or a session still under way leaves a new one: never from the image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing: Option<SnapshotId>,
     /// Layers of the image it was created from, topmost first: a name that is later moved to another
     /// image does not move this sandbox.
     pub image_layers: Vec<LayerId>,
@@ -88,6 +92,16 @@ pub struct Sandbox {
     pub forked_from: Option<Lineage>,
     /// The session that is under way, or the last one.
     pub session: Option<SessionId>,
+    /// How the session that is being ended is to end, so that a daemon that comes back ends it the
+    /// same way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ending: Option<Ending>,
+    /// What becomes of its snapshots, once it is `deleted`.
+    #[serde(default, skip_serializing_if = "OnDelete::is_drop")]
+    pub on_delete: OnDelete,
+    /// What all sessions that have ended used together.
+    #[serde(default)]
+    pub totals: Usage,
     /// The layer that the session under way writes to.
     pub open_layer: Option<LayerId>,
     /// What that layer stands on, topmost first. Kept apart from `current`, which a checkpoint moves
@@ -107,6 +121,10 @@ pub struct Sandbox {
     pub created_at: Timestamp,
     /// When its configuration or phase changed.
     pub updated_at: Timestamp,
+    /// When its phase last changed. Records of before do not tell: the daemon that reads one takes
+    /// when it was last used.
+    #[serde(default)]
+    pub phase_at: Timestamp,
     /// When a session last began or ended.
     pub used_at: Timestamp,
     /// Why it is in the phase `failed`.
@@ -119,10 +137,87 @@ impl Sandbox {
     /// When it goes away: its expiry after its last use.
     #[must_use]
     pub fn expires_at(&self) -> Timestamp {
-        let span = jiff::SignedDuration::from_millis(
-            i64::try_from(self.config.expires.0).unwrap_or(i64::MAX),
-        );
-        self.used_at.checked_add(span).unwrap_or(Timestamp::MAX)
+        after(self.used_at, self.config.expires)
+    }
+
+    /// Puts it into a phase, and remembers since when.
+    pub fn enter(&mut self, phase: Phase) {
+        if self.phase != phase {
+            self.phase_at = now();
+        }
+        self.phase = phase;
+    }
+}
+
+fn after(at: Timestamp, span: Span) -> Timestamp {
+    let span = jiff::SignedDuration::from_millis(i64::try_from(span.0).unwrap_or(i64::MAX));
+    at.checked_add(span).unwrap_or(Timestamp::MAX)
+}
+
+/// What becomes of a sandbox's snapshots when it is deleted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnDelete {
+    /// They go too, but for those that another sandbox stands on.
+    #[default]
+    Drop,
+    /// They stay until they are deleted or expire.
+    Keep,
+}
+
+impl OnDelete {
+    #[allow(clippy::trivially_copy_pass_by_ref)] // serde asks for it
+    fn is_drop(&self) -> bool {
+        *self == Self::Drop
+    }
+}
+
+/// How a session is to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ending {
+    /// Why.
+    pub end: SessionEnd,
+    /// The kind of the snapshot.
+    pub kind: SnapshotKind,
+    /// Whether there is a snapshot whatever the configuration says, and even of nothing new.
+    pub always: bool,
+    /// Who wants the snapshot.
+    pub method: Method,
+    /// How long it is kept.
+    pub expiry: Expiry,
+}
+
+/// Who wanted a snapshot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    /// Nobody in particular: the end of a session makes one.
+    #[default]
+    Automatic,
+    /// Somebody asked for it.
+    Manual,
+}
+
+/// How long a snapshot is kept, as whoever asked for it said.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Expiry {
+    /// Nothing: the sandbox's retention decides.
+    #[default]
+    Retention,
+    /// For good.
+    Never,
+    /// So long after its last use.
+    After(Span),
+}
+
+impl From<Option<Option<Span>>> for Expiry {
+    fn from(given: Option<Option<Span>>) -> Self {
+        match given {
+            None => Self::Retention,
+            Some(None) => Self::Never,
+            Some(Some(span)) => Self::After(span),
+        }
     }
 }
 
@@ -154,6 +249,9 @@ pub struct Session {
     pub generation: u64,
     /// When it began.
     pub started_at: Timestamp,
+    /// When it began to end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested_stop_at: Option<Timestamp>,
     /// When it ended.
     pub ended_at: Option<Timestamp>,
     /// Why it ended.
@@ -203,6 +301,17 @@ pub struct Usage {
     pub network_in: u64,
     /// Bytes sent outside.
     pub network_out: u64,
+}
+
+impl Usage {
+    /// Adds what another session used.
+    pub fn add(&mut self, other: Self) {
+        self.active_cpu_ms = self.active_cpu_ms.saturating_add(other.active_cpu_ms);
+        self.wall_ms = self.wall_ms.saturating_add(other.wall_ms);
+        self.memory_peak = self.memory_peak.max(other.memory_peak);
+        self.network_in = self.network_in.saturating_add(other.network_in);
+        self.network_out = self.network_out.saturating_add(other.network_out);
+    }
 }
 
 /// What a hook did.
@@ -309,10 +418,44 @@ pub struct Snapshot {
     pub layers: Vec<LayerId>,
     /// When it was made.
     pub created_at: Timestamp,
-    /// When it goes away, unless it is some sandbox's current one.
-    pub expires_at: Option<Timestamp>,
+    /// Who wanted it.
+    #[serde(default)]
+    pub method: Method,
+    /// When a session, a fork or a new sandbox last started from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_at: Option<Timestamp>,
+    /// How long after its last use it goes away, unless it is some sandbox's current one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_after: Option<Span>,
+    /// Whether whoever asked for it decided that; retention then decides nothing about its expiry.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub expiry_given: bool,
+    /// How long instead, while it is one of the newest that retention keeps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<Span>,
+    /// When it goes away whatever its use: records of before have this.
+    #[serde(default, rename = "expires_at", skip_serializing_if = "Option::is_none")]
+    pub expires_on: Option<Timestamp>,
+    /// Whether it stays although its sandbox was deleted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub outlives: bool,
+    /// When it was deleted or expired. What is left then is this record, without layers: a
+    /// *tombstone*, for lists to show until it goes too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deleted_at: Option<Timestamp>,
     /// The image's settings for commands, so that a fork needs no image.
     pub image_config: ImageConfig,
+}
+
+impl Snapshot {
+    /// When it goes away, unless it is some sandbox's current one.
+    #[must_use]
+    pub fn expires_at(&self) -> Option<Timestamp> {
+        let span =
+            if self.expiry_given { self.expires_after } else { self.kept.or(self.expires_after) };
+        let used = self.used_at.unwrap_or(self.created_at);
+        span.map(|span| after(used, span)).or(self.expires_on)
+    }
 }
 
 /// How a snapshot came about.

@@ -75,16 +75,32 @@ pub struct Hooks {
     pub validate: Option<Hook>,
 }
 
-/// How long snapshots are kept.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// How long snapshots are kept. None of this drops one that some sandbox stands on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Retention {
-    /// A snapshot goes this long after it was made, unless it is a sandbox's current one.
+    /// A snapshot goes this long after its last use, which at first is when it was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Span>,
-    /// Only so many are kept, the current one included.
+    /// The newest so many are kept, the current one included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_last: Option<u32>,
+    /// Those go this long after their last use; as `expires` says if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_expires: Option<Span>,
+    /// Whether all others are deleted at once. If not they go when `expires` says.
+    #[serde(default = "yes")]
+    pub delete_evicted: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self { expires: None, keep_last: None, kept_expires: None, delete_evicted: true }
+    }
 }
 
 /// All that was decided about a sandbox; what a fork copies.
@@ -127,6 +143,16 @@ pub struct Config {
     /// Drives it has, by path.
     #[serde(default, skip_serializing_if = "Mounts::is_empty")]
     pub mounts: Mounts,
+    /// Whether a persistent sandbox has a snapshot for every session that ended, however it ended and
+    /// even if nothing was written.
+    #[serde(default)]
+    pub snapshot_always: bool,
+    /// Ports inside that may be reached from outside.
+    #[serde(default)]
+    pub ports: Vec<u16>,
+    /// What a front remembers about the sandbox. The engine never looks.
+    #[serde(default)]
+    pub notes: BTreeMap<String, String>,
 }
 
 impl Default for Config {
@@ -147,9 +173,12 @@ impl Default for Config {
             session_timeout: None,
             idle_timeout: Some(Span::seconds(15 * 60)),
             hooks: Hooks::default(),
-            retention: Retention { expires: None, keep_last: Some(10) },
+            retention: Retention { keep_last: Some(10), ..Retention::default() },
             exclude: Vec::new(),
             mounts: Mounts::new(),
+            snapshot_always: false,
+            ports: Vec::new(),
+            notes: BTreeMap::new(),
         }
     }
 }
@@ -181,8 +210,13 @@ pub struct Patch {
     pub hooks: Option<Hooks>,
     pub snapshot_expires: Option<Option<Span>>,
     pub keep_last: Option<Option<u32>>,
+    pub kept_expires: Option<Option<Span>>,
+    pub delete_evicted: Option<bool>,
     pub exclude: Option<Vec<String>>,
     pub mounts: Option<Mounts>,
+    pub snapshot_always: Option<bool>,
+    pub ports: Option<Vec<u16>>,
+    pub notes: Option<BTreeMap<String, String>>,
 }
 
 /// Why a configuration is refused: the field and what is wrong with it.
@@ -238,8 +272,13 @@ impl Patch {
         set(&mut config.hooks, self.hooks);
         set(&mut config.retention.expires, self.snapshot_expires);
         set(&mut config.retention.keep_last, self.keep_last);
+        set(&mut config.retention.kept_expires, self.kept_expires);
+        set(&mut config.retention.delete_evicted, self.delete_evicted);
         set(&mut config.exclude, self.exclude);
         set(&mut config.mounts, self.mounts.map(check_mounts).transpose()?);
+        set(&mut config.snapshot_always, self.snapshot_always);
+        set(&mut config.ports, self.ports);
+        set(&mut config.notes, self.notes);
         config.check()?;
         Ok(config)
     }
@@ -293,6 +332,13 @@ impl Config {
         }
         self.check_numbers()?;
         self.check_hooks()?;
+        self.check_ports()?;
+        if self.notes.len() > 64
+            || self.notes.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>()
+                > 64 << 10
+        {
+            return Err(refuse("notes", "at most 64, and 64 KiB in all"));
+        }
         for glob in &self.exclude {
             globset::Glob::new(glob).map_err(|error| refuse("exclude", error.to_string()))?;
         }
@@ -326,8 +372,23 @@ impl Config {
         if self.retention.keep_last.is_some_and(|count| count == 0 || count > 10_000) {
             return Err(refuse("keep_last", "between 1 and 10000; leave it out to keep all"));
         }
-        if self.retention.expires.is_some_and(|span| span < Span::seconds(60)) {
-            return Err(refuse("snapshot_expires", "at least 60s; leave it out to keep them"));
+        for (field, span) in [
+            ("snapshot_expires", self.retention.expires),
+            ("kept_expires", self.retention.kept_expires),
+        ] {
+            if span.is_some_and(|span| span < Span::seconds(60)) {
+                return Err(refuse(field, "at least 60s; leave it out to keep them"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_ports(&self) -> Result<(), BadConfig> {
+        let mut ports = self.ports.clone();
+        ports.sort_unstable();
+        ports.dedup();
+        if self.ports.len() > 64 || ports.len() < self.ports.len() || ports.first() == Some(&0) {
+            return Err(refuse("ports", "at most 64, between 1 and 65535, none of them twice"));
         }
         Ok(())
     }

@@ -237,7 +237,7 @@ impl Everything {
             problems: Vec::new(),
             projects: self.projects.good.len(),
             sandboxes: self.sandboxes.good.len(),
-            snapshots: self.snapshots.good.len(),
+            snapshots: self.snapshots.good.iter().filter(|s| s.deleted_at.is_none()).count(),
             drives: self.drives.good.len(),
             images: self.images.good.len(),
             layers: self.layers.good.len(),
@@ -258,6 +258,7 @@ impl Everything {
                 false => Problem::DamagedManifest { path, reason },
             });
         }
+        // A tombstone is known too: a sandbox that still names one is told at the next start.
         let known: HashSet<&SnapshotId> =
             self.snapshots.good.iter().map(|snapshot| &snapshot.id).collect();
         for sandbox in &self.sandboxes.good {

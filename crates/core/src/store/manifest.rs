@@ -518,6 +518,7 @@ impl Manifest for Command {
 impl Manifest for Snapshot {
     type Key = SnapshotId;
     const KIND: &'static str = "snapshot";
+    const KEEP_LAST: bool = true;
     fn key(&self) -> SnapshotId {
         self.id.clone()
     }

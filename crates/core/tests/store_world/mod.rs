@@ -6,10 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use sandkeep_core::engine::lifecycle::Phase;
-use sandkeep_core::model::{
-    Config, FORMAT, ImageConfig, Layer, LayerId, LayerKind, Name, Project, Sandbox, SandboxId, now,
-};
+use sandkeep_core::model::{FORMAT, Layer, LayerId, LayerKind, Name, Project, Sandbox, now};
 use sandkeep_core::store::{SealOptions, Store};
 use sandkeep_testkit::tree::{Overlay, describe};
 use tempfile::TempDir;
@@ -96,30 +93,5 @@ pub(crate) fn project(text: &str) -> Project {
 }
 
 pub(crate) fn sandbox(image_layers: &[LayerId]) -> Sandbox {
-    Sandbox {
-        format: FORMAT,
-        id: SandboxId::fresh(),
-        project: name("p"),
-        name: name("box"),
-        config: Config::default(),
-        phase: Phase::Stopped,
-        debt: None,
-        generation: 0,
-        current: None,
-        image_layers: image_layers.to_vec(),
-        image_config: ImageConfig::default(),
-        forked_from: None,
-        session: None,
-        open_layer: None,
-        unsealed: None,
-        mounted: Vec::new(),
-        open_chain: Vec::new(),
-        created_with: None,
-        uids: None,
-        created_at: now(),
-        updated_at: now(),
-        used_at: now(),
-        failure: None,
-        validated: None,
-    }
+    Sandbox { image_layers: image_layers.to_vec(), ..sandkeep_testkit::db::sandbox("p", "box") }
 }

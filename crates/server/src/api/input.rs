@@ -145,7 +145,7 @@ impl Params {
             Some(limit @ 1..=1000) => u32::try_from(limit).unwrap_or(1000),
             Some(_) => return Err(ApiError::invalid("`limit`: between 1 and 1000")),
         };
-        Ok(Page { limit, cursor: self.text("cursor")? })
+        Ok(Page { limit, cursor: self.text("cursor")?, ..Page::default() })
     }
 
     /// Whether the call may wake the sandbox.

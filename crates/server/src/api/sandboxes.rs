@@ -13,7 +13,7 @@ use super::{Answer, App, finish, wire};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
 use sandkeep_core::db::Filter;
-use sandkeep_core::engine::{Create, Fork, IfExists};
+use sandkeep_core::engine::{Checkpoint, Create, Delete, Fork, IfExists, Method, Stop};
 
 /// Creates a sandbox, or gets the one that has its name.
 #[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", operation_id = "create_sandbox",
@@ -133,7 +133,9 @@ pub(crate) async fn remove(
 ) -> Answer<types::Deleted> {
     params.end()?;
     let engine = app.engine.clone();
-    let gone = finish(async move { engine.delete(&caller.project, &name, key).await }).await?;
+    let delete = Delete::default();
+    let work = async move { engine.delete(&caller.project, &name, delete, key).await };
+    let gone = finish(work).await?;
     let snapshots_kept = gone.snapshots_kept.into_iter().map(Into::into).collect();
     Ok(Json(types::Deleted { snapshots_kept }))
 }
@@ -172,8 +174,8 @@ pub(crate) async fn stop(
 ) -> Answer<types::Stopped> {
     params.end()?;
     let engine = app.engine.clone();
-    let stopped = finish(async move { engine.stop(&caller.project, &name, key).await }).await?;
-    Ok(Json(wire::stopped(stopped)))
+    let work = async move { engine.stop(&caller.project, &name, Stop::default(), key).await };
+    Ok(Json(wire::stopped(finish(work).await?)))
 }
 
 /// Makes a new sandbox on the same files.
@@ -219,7 +221,9 @@ pub(crate) async fn checkpoint(
 ) -> Answer<types::Snapshot> {
     params.end()?;
     let engine = app.engine.clone();
-    let work = async move { engine.checkpoint(&caller.project, &name, request.label).await };
+    let checkpoint =
+        Checkpoint { label: request.label, method: Method::Manual, ..Checkpoint::default() };
+    let work = async move { engine.checkpoint(&caller.project, &name, checkpoint).await };
     Ok(Json(wire::sized_snapshot(finish(work).await?)))
 }
 
@@ -262,7 +266,7 @@ pub(crate) async fn extend(
 ) -> Answer<types::Session> {
     params.end()?;
     let by = span("by", request.by)?;
-    Ok(Json(wire::session(app.engine.extend(&caller.project, &name, by).await?)))
+    Ok(Json(wire::session(app.engine.extend(&caller.project, &name, by, None).await?)))
 }
 
 /// Lists a sandbox's sessions, newest first.

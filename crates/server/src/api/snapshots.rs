@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use sandkeep_client::types;
+use sandkeep_core::engine::SnapshotFilter;
 use sandkeep_core::model::{Name, SnapshotId};
 use tokio::sync::mpsc;
 
@@ -33,7 +34,11 @@ pub(crate) async fn list(
         params.text("sandbox")?.map(|name| parsed("sandbox", &name)).transpose()?;
     let page = params.page()?;
     params.end()?;
-    let found = app.engine.snapshots(&caller.project, sandbox.as_ref(), &page).await?;
+    let filter = SnapshotFilter { sandbox: sandbox.clone(), deleted: false };
+    let found = app.engine.snapshots(&caller.project, filter, &page).await?;
+    if let Some(name) = sandbox.filter(|_| found.items.is_empty()) {
+        app.engine.get(&caller.project, &name).await?;
+    }
     Ok(Json(wire::paged(found, wire::sized_snapshot)))
 }
 
@@ -53,7 +58,9 @@ pub(crate) async fn of_sandbox(
 ) -> Answer<types::Paged<types::Snapshot>> {
     let page = params.page()?;
     params.end()?;
-    let found = app.engine.snapshots(&caller.project, Some(&name), &page).await?;
+    app.engine.get(&caller.project, &name).await?;
+    let filter = SnapshotFilter { sandbox: Some(name), deleted: false };
+    let found = app.engine.snapshots(&caller.project, filter, &page).await?;
     Ok(Json(wire::paged(found, wire::sized_snapshot)))
 }
 
@@ -83,7 +90,7 @@ pub(crate) async fn remove(
 ) -> Answer<types::SnapshotDeleted> {
     params.end()?;
     let engine = app.engine.clone();
-    let work = async move { engine.delete_snapshot(&caller.project, &id).await };
+    let work = async move { engine.delete_snapshot(&caller.project, &id, false).await };
     Ok(Json(types::SnapshotDeleted { freed_bytes: finish(work).await? }))
 }
 

@@ -131,7 +131,7 @@ pub(super) fn patch(change: types::UpdateSandbox) -> Result<model::Patch, ApiErr
         snapshot_expires: maybe_span("snapshot_expires", change.snapshot_expires)?,
         keep_last: change.keep_last,
         exclude: change.exclude,
-        mounts: None,
+        ..model::Patch::default()
     })
 }
 
@@ -259,6 +259,7 @@ fn snapshot_kind(kind: model::SnapshotKind) -> types::SnapshotKind {
 }
 
 pub(super) fn snapshot(snapshot: model::Snapshot) -> types::Snapshot {
+    let expires_at = snapshot.expires_at().map(|time| time.to_string());
     types::Snapshot {
         id: snapshot.id.into(),
         sandbox: snapshot.sandbox_name.into(),
@@ -271,7 +272,7 @@ pub(super) fn snapshot(snapshot: model::Snapshot) -> types::Snapshot {
         layers: snapshot.layers.len() as u64,
         size: None,
         created_at: snapshot.created_at.to_string(),
-        expires_at: snapshot.expires_at.map(|time| time.to_string()),
+        expires_at,
     }
 }
 

@@ -1,0 +1,317 @@
+//! Snapshots after they were made: who may have them, how long they are kept, what is left of them.
+//!
+//! - A snapshot that goes leaves a *tombstone*: its record without layers, for lists to show for
+//!   [`REMEMBERED`]. The index decides whether it may go, in one statement, so that nobody comes to
+//!   stand on it meanwhile; then the tombstone is written over the manifest.
+//! - *Retention* never drops what some sandbox stands on: an expired snapshot strands nobody. Only
+//!   [`Engine::delete_snapshot`] with `force` does. The tombstone comes first, then every sandbox that
+//!   stood on it is told in its turn (`missing`); a daemon that dies in between tells the rest when it
+//!   comes back. A start that read the snapshot before holds its layers by then, and any later one is
+//!   refused.
+//! - What changes a record that is there (its use, its label, its layers' number, its end) holds the
+//!   record's lock, so that none of it brings back what was buried.
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::sync::{Mutex, MutexGuard};
+
+use super::boot::chain_of;
+use super::space::Sized;
+use super::{Engine, Error, Inner, Result, SnapshotFilter};
+use crate::db::{Filter, Owner, Page, Paged, Tombstones, Unless};
+use crate::failpoint;
+use crate::model::{Expiry, Name, Sandbox, SandboxId, Snapshot, SnapshotId, Span, now};
+use crate::store::Durability;
+
+/// How long a tombstone stays.
+const REMEMBERED: jiff::SignedDuration = jiff::SignedDuration::from_hours(30 * 24);
+
+/// Locks for records; two that share one wait for each other now and then, and that is all.
+#[derive(Debug)]
+pub(super) struct Locks([Mutex<()>; 64]);
+
+impl Default for Locks {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| Mutex::default()))
+    }
+}
+
+impl Locks {
+    async fn lock(&self, id: &SnapshotId) -> MutexGuard<'_, ()> {
+        let mut hasher = DefaultHasher::new();
+        id.hash(&mut hasher);
+        let place = usize::try_from(hasher.finish() % 64).unwrap_or(0);
+        self.0[place].lock().await
+    }
+}
+
+impl Engine {
+    /// Finds a snapshot.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoSnapshot`] when the project has none of that id, or not any more.
+    pub async fn snapshot(&self, project: &Name, id: &SnapshotId) -> Result<Sized<Snapshot>> {
+        let found = self.snapshot_record(project, id).await?;
+        if found.item.deleted_at.is_some() {
+            return Err(Error::NoSnapshot(id.clone()));
+        }
+        Ok(found)
+    }
+
+    /// Finds a snapshot, or the tombstone of one.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoSnapshot`] when the project never had one of that id, or long ago.
+    pub async fn snapshot_record(
+        &self,
+        project: &Name,
+        id: &SnapshotId,
+    ) -> Result<Sized<Snapshot>> {
+        let found = self.inner.db.snapshot_record(id).await?;
+        let found = found.filter(|snapshot| snapshot.project == *project);
+        Ok(self.inner.sized(found.ok_or_else(|| Error::NoSnapshot(id.clone()))?))
+    }
+
+    /// Lists snapshots, newest first unless told otherwise.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error`] when the index cannot be read, or for a cursor that is not one of this list.
+    pub async fn snapshots(
+        &self,
+        project: &Name,
+        filter: SnapshotFilter,
+        page: &Page,
+    ) -> Result<Paged<Sized<Snapshot>>> {
+        let owner = match &filter.sandbox {
+            Some(name) => Owner::Name(project, name),
+            None => Owner::Project(project),
+        };
+        let tombstones = if filter.deleted { Tombstones::With } else { Tombstones::Without };
+        let found = self.inner.db.snapshots(owner, tombstones, page).await?;
+        Ok(found.map(|snapshot| self.inner.sized(snapshot)))
+    }
+
+    /// Deletes a snapshot, and tells how many bytes that freed. With `force` also one that sandboxes
+    /// stand on: those that sleep cannot be started until they are rolled back to another one, those
+    /// that run go on and leave a new one when they stop.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::SnapshotInUse`] while a sandbox stands on it, without `force`.
+    pub async fn delete_snapshot(
+        &self,
+        project: &Name,
+        id: &SnapshotId,
+        force: bool,
+    ) -> Result<u64> {
+        let freed = self.snapshot(project, id).await?.freed_if_deleted;
+        let unless = if force { Unless::Never } else { Unless::Held };
+        if !self.inner.bury_snapshot(id, unless, Durability::Synced).await? {
+            let holders = self.inner.db.sandboxes_on(id).await?;
+            if holders.is_empty() {
+                // Somebody else was quicker.
+                return Err(Error::NoSnapshot(id.clone()));
+            }
+            let holders = holders.iter().map(|sandbox| format!("`{}`", sandbox.name)).collect();
+            return Err(Error::SnapshotInUse { snapshot: id.clone(), holders });
+        }
+        failpoint::pass("snapshot.buried");
+        for holder in self.inner.db.sandboxes_on(id).await? {
+            self.inner.strand(holder, id).await?;
+        }
+        self.inner.collect_soon();
+        Ok(freed)
+    }
+}
+
+impl Inner {
+    /// A snapshot to start from.
+    pub(super) async fn find_snapshot(&self, project: &Name, id: &SnapshotId) -> Result<Snapshot> {
+        let found = self.db.snapshot_record(id).await?;
+        let found = found.filter(|snapshot| snapshot.project == *project);
+        let found = found.ok_or_else(|| Error::NoSnapshot(id.clone()))?;
+        if found.deleted_at.is_some() {
+            return Err(Error::SnapshotDeleted(id.clone()));
+        }
+        Ok(found)
+    }
+
+    /// Drops a snapshot; the answer tells whether it went. What is not synced here is before its
+    /// layers are collected.
+    pub(super) async fn bury_snapshot(
+        &self,
+        id: &SnapshotId,
+        unless: Unless<'_>,
+        durability: Durability,
+    ) -> Result<bool> {
+        let _record = self.snapshot_locks.lock(id).await;
+        let Some(snapshot) = self.db.snapshot(id).await? else { return Ok(false) };
+        let tombstone =
+            Snapshot { layers: Vec::new(), deleted_at: Some(now()), ..snapshot.clone() };
+        if !self.db.bury_snapshot(&tombstone, unless).await? {
+            return Ok(false);
+        }
+        match self.store.write(&tombstone, durability).await {
+            Ok(()) => {}
+            Err(error) if error.is_no_room() => {
+                // Making room must not need room: it goes without a tombstone.
+                self.store.remove::<Snapshot>(id).await?;
+                self.db.remove_snapshot(id).await?;
+            }
+            Err(error) => {
+                self.db.put_snapshot(&snapshot).await?;
+                return Err(error.into());
+            }
+        }
+        if durability == Durability::Soon {
+            self.unsynced_tombstones.store(true, Ordering::SeqCst);
+        }
+        self.books().drop_snapshot(id);
+        Ok(true)
+    }
+
+    /// Changes the record of a snapshot, unless it was buried; the answer is what it is now.
+    pub(super) async fn change_snapshot(
+        &self,
+        id: &SnapshotId,
+        durability: Durability,
+        change: impl FnOnce(&mut Snapshot),
+    ) -> Result<Option<Snapshot>> {
+        let _record = self.snapshot_locks.lock(id).await;
+        let Some(before) = self.db.snapshot(id).await? else { return Ok(None) };
+        let mut after = before.clone();
+        change(&mut after);
+        if after != before {
+            self.store.write(&after, durability).await?;
+            self.db.put_snapshot(&after).await?;
+            if after.layers != before.layers {
+                self.books().hold_snapshot(&after);
+            }
+        }
+        Ok(Some(after))
+    }
+
+    /// Notes that something starts from a snapshot, from when its expiry is counted. Whatever becomes
+    /// of that note, what starts goes on.
+    pub(super) async fn note_use(&self, id: Option<&SnapshotId>) {
+        let Some(id) = id else { return };
+        let noted = self.change_snapshot(id, Durability::Soon, |snapshot| {
+            snapshot.used_at = Some(now());
+        });
+        if let Err(error) = noted.await {
+            tracing::warn!(snapshot = %id, error = chain_of(&error), "its use is not on record");
+        }
+    }
+
+    /// Tells a sandbox that what it stood on is no more, in its turn.
+    async fn strand(self: &Arc<Self>, holder: Sandbox, gone: &SnapshotId) -> Result<()> {
+        let (id, gone) = (holder.id, gone.clone());
+        self.turn(id.clone(), move |inner, slot| async move {
+            let Some(mut sandbox) = inner.db.sandbox_by_id(&id).await? else { return Ok(()) };
+            if sandbox.current.as_ref() != Some(&gone) {
+                return Ok(());
+            }
+            sandbox.lose_ground();
+            inner.record(&mut sandbox, Durability::Synced).await?;
+            if let Some(live) = slot.live() {
+                live.set_sandbox(sandbox);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// [`retain`](Self::retain) where it is an afterthought.
+    pub(super) async fn try_to_retain(&self, sandbox: &Sandbox) {
+        if let Err(error) = self.retain(sandbox).await {
+            tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "its retention was not applied");
+        }
+    }
+
+    /// Applies a sandbox's retention to its snapshots, in its turn.
+    pub(super) async fn retain(&self, sandbox: &Sandbox) -> Result<()> {
+        let page = Page::all();
+        let owner = Owner::Sandbox(&sandbox.id);
+        let mut snapshots = self.db.snapshots(owner, Tombstones::Without, &page).await?.items;
+        snapshots
+            .sort_by_key(|snapshot| std::cmp::Reverse((snapshot.generation, snapshot.created_at)));
+        let retention = sandbox.config.retention;
+        let keep = retention.keep_last.map_or(usize::MAX, |count| count as usize);
+        for (place, snapshot) in snapshots.iter().enumerate() {
+            let evicted = place >= keep;
+            let kept = retention.kept_expires.filter(|_| retention.keep_last.is_some() && !evicted);
+            let mut expires = snapshot.expires_at();
+            if snapshot.kept != kept {
+                let changed = self.change_snapshot(&snapshot.id, Durability::Soon, |snapshot| {
+                    snapshot.kept = kept;
+                });
+                expires = changed.await?.and_then(|snapshot| snapshot.expires_at());
+            }
+            let over = evicted && retention.delete_evicted;
+            if over || expires.is_some_and(|at| at <= now()) {
+                self.bury_snapshot(&snapshot.id, Unless::Held, Durability::Soon).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops what has expired and what deleted sandboxes left that nobody stands on any more, and
+    /// tombstones whose time is up.
+    pub(super) async fn retain_all(&self) -> Result<()> {
+        for snapshot in self.db.expired_snapshots(now()).await? {
+            self.bury_snapshot(&snapshot.id, Unless::Held, Durability::Soon).await?;
+        }
+        let sandboxes = self.db.sandboxes(None, &Filter::default(), &Page::all()).await?.items;
+        let there: HashSet<&SandboxId> = sandboxes.iter().map(|sandbox| &sandbox.id).collect();
+        let all = self.db.snapshots(Owner::Anybody, Tombstones::Without, &Page::all()).await?.items;
+        for snapshot in all.iter().filter(|snapshot| !snapshot.outlives) {
+            if !there.contains(&snapshot.sandbox) {
+                self.bury_snapshot(&snapshot.id, Unless::Held, Durability::Soon).await?;
+            }
+        }
+        let before = now().checked_sub(REMEMBERED).unwrap_or_else(|_| now());
+        for id in self.db.old_tombstones(before).await? {
+            self.store.remove::<Snapshot>(&id).await?;
+            self.db.remove_snapshot(&id).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether a sandbox still names a snapshot that was deleted, and is yet to be told.
+    pub(super) async fn lost_ground(&self, sandbox: &Sandbox) -> Result<bool> {
+        let Some(current) = &sandbox.current else { return Ok(false) };
+        let record = self.db.snapshot_record(current).await?;
+        Ok(record.is_some_and(|snapshot| snapshot.deleted_at.is_some()))
+    }
+
+    /// Refuses a sandbox whose snapshot was deleted under it.
+    pub(super) async fn require_ground(&self, sandbox: &Sandbox) -> Result<()> {
+        let gone = match (&sandbox.missing, &sandbox.current) {
+            (Some(missing), None) => missing,
+            (_, Some(current)) if self.lost_ground(sandbox).await? => current,
+            _ => return Ok(()),
+        };
+        Err(Error::SnapshotGone { name: sandbox.name.clone(), snapshot: gone.clone() })
+    }
+}
+
+impl Sandbox {
+    /// What it stands on was deleted.
+    pub(super) fn lose_ground(&mut self) {
+        self.missing = self.current.take();
+    }
+}
+
+/// What whoever asks for a snapshot may say about its expiry.
+pub(super) fn checked_expiry(given: Option<Option<Span>>) -> Result<Expiry> {
+    if given.flatten().is_some_and(|span| span < Span::seconds(60)) {
+        return Err(Error::invalid("expires", "at least 60s"));
+    }
+    Ok(given.into())
+}
