@@ -6,6 +6,7 @@
 //! - `keep-agent swap-root`: puts another root under a sandbox that lives.
 //! - `keep-agent serve <socket>`: serves the link without any cage; the way the link is tested.
 
+mod accounts;
 mod cage;
 mod serve;
 

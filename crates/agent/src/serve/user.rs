@@ -3,17 +3,10 @@
 //! A number without an entry is fine, with group 0, as container images expect. `user:group` gives
 //! that one group and no supplementary ones.
 
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
-
-use rustix::fs::{FileType, Mode, OFlags};
 use sandkeep_proto::link::Failure;
 
 use super::problem::Problem;
-
-/// No account database is larger than this; what is over it is not read.
-const LIMIT: u64 = 4 << 20;
+use crate::accounts::{self, Account, parse_id};
 
 /// A user, ready to be switched to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,25 +22,9 @@ pub(super) struct Identity {
 
 /// Finds a user in the sandbox; root if `spec` is absent.
 pub(super) fn lookup(spec: Option<&str>) -> Result<Identity, Problem> {
-    let passwd = read(Path::new("/etc/passwd"));
-    let group = read(Path::new("/etc/group"));
+    let passwd = accounts::read("/etc/passwd");
+    let group = accounts::read("/etc/group");
     find(spec.unwrap_or("0"), &passwd, &group)
-}
-
-/// The text of an account database; empty if it is missing or no plain file.
-fn read(path: &Path) -> String {
-    // Not to block on a pipe somebody put there.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let Ok(fd) = rustix::fs::open(path, flags, Mode::empty()) else { return String::new() };
-    match rustix::fs::fstat(&fd) {
-        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {}
-        _ => return String::new(),
-    }
-    let mut bytes = Vec::new();
-    match File::from(fd).take(LIMIT).read_to_end(&mut bytes) {
-        Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(_) => String::new(),
-    }
 }
 
 fn find(spec: &str, passwd: &str, group: &str) -> Result<Identity, Problem> {
@@ -56,12 +33,11 @@ fn find(spec: &str, passwd: &str, group: &str) -> Result<Identity, Problem> {
         None => (spec, None),
     };
     let number: Option<u32> = parse_id(user);
-    let accounts = || passwd.lines().filter_map(account);
-    let entry = accounts()
-        .find(|entry| entry.name == Some(user.to_owned()))
-        .or_else(|| accounts().find(|entry| number == Some(entry.uid)));
+    let entry = accounts::accounts(passwd)
+        .find(|entry| entry.name == user)
+        .or_else(|| accounts::accounts(passwd).find(|entry| number == Some(entry.uid)));
     let mut identity = match (entry, number) {
-        (Some(entry), _) => entry,
+        (Some(entry), _) => entry.into(),
         (None, Some(uid)) => bare(uid),
         (None, None) if user == "root" => bare(0),
         (None, None) => {
@@ -74,14 +50,14 @@ fn find(spec: &str, passwd: &str, group: &str) -> Result<Identity, Problem> {
             identity.gid = find_group(name, group)?;
             identity.groups = vec![identity.gid];
         }
-        None => identity.groups = groups_of(&identity, group),
+        None => {
+            identity.groups = match &identity.name {
+                Some(name) => accounts::groups_of(group, name, identity.gid),
+                None => vec![identity.gid],
+            };
+        }
     }
     Ok(identity)
-}
-
-/// A number as a user or group id; `-1` in its unsigned form is no id.
-fn parse_id(text: &str) -> Option<u32> {
-    text.parse().ok().filter(|id| *id != u32::MAX)
 }
 
 fn bare(uid: u32) -> Identity {
@@ -99,46 +75,17 @@ fn bare(uid: u32) -> Identity {
     }
 }
 
-/// Reads one line of `/etc/passwd`.
-fn account(line: &str) -> Option<Identity> {
-    let mut fields = line.split(':');
-    let name = fields.next().filter(|name| !name.is_empty())?.to_owned();
-    let uid = parse_id(fields.nth(1)?)?;
-    let gid = parse_id(fields.next()?)?;
-    let or = |field: Option<&str>, otherwise: &str| {
-        field.filter(|text| text.starts_with('/')).unwrap_or(otherwise).to_owned()
-    };
-    let home = or(fields.nth(1), "/");
-    let shell = or(fields.next(), "/bin/sh");
-    Some(Identity { uid, gid, groups: vec![], name: Some(name), home, shell })
+impl From<Account> for Identity {
+    fn from(account: Account) -> Self {
+        let Account { name, uid, gid, home, shell } = account;
+        Self { uid, gid, groups: vec![], name: Some(name), home, shell }
+    }
 }
 
 fn find_group(wanted: &str, group: &str) -> Result<u32, Problem> {
-    let named = group.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        (fields.next()? == wanted).then(|| parse_id(fields.nth(1)?)).flatten()
-    });
-    named.or_else(|| parse_id(wanted)).ok_or_else(|| {
+    accounts::group_id(group, wanted).or_else(|| parse_id(wanted)).ok_or_else(|| {
         Problem::new(Failure::NoUser, format!("there is no group `{wanted}` in the sandbox"))
     })
-}
-
-/// The user's own group and every group that lists it.
-fn groups_of(identity: &Identity, group: &str) -> Vec<u32> {
-    let mut groups = vec![identity.gid];
-    let Some(name) = &identity.name else { return groups };
-    for line in group.lines() {
-        let mut fields = line.split(':').skip(2);
-        let (Some(gid), Some(members)) = (fields.next().and_then(parse_id), fields.next()) else {
-            continue;
-        };
-        if members.split(',').any(|member| member == name) && !groups.contains(&gid) {
-            groups.push(gid);
-        }
-    }
-    // The kernel takes no more.
-    groups.truncate(65_536);
-    groups
 }
 
 #[cfg(test)]
