@@ -3,6 +3,7 @@
 //! - [`listen`]: sockets, connections, graceful shutdown; [`serve`] is all a program needs.
 //! - `api`: the routes of `/v1`. A handler parses, asks the engine, and words the answer.
 //! - `compat`: the same engine in other vendors' words, for their clients.
+//! - `gateway`: the way from outside to a port inside a sandbox.
 //! - `auth`: whose key it is and how far its scope reaches, per route.
 //! - [`limits`]: how much a caller may send, how fast and how long.
 //! - `error`: how anything that went wrong becomes a status and a JSON body.
@@ -17,6 +18,7 @@ mod api;
 mod auth;
 mod compat;
 mod error;
+mod gateway;
 pub mod limits;
 pub mod listen;
 pub mod openapi;

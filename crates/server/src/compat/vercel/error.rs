@@ -116,7 +116,10 @@ impl From<engine::Error> for VercelError {
             Error::NameTaken(name) => Self::bad(format!(
                 "a sandbox named `{name}` already exists in this project. Use GET with resume=true to resume it."
             )),
-            Error::SessionOver | Error::NotRunning(_) => Self::stopped(),
+            Error::SessionOver | Error::SessionEnded { .. } | Error::NotRunning(_) => {
+                Self::stopped()
+            }
+            Error::SnapshotGone { .. } => Self::no_snapshot(),
             Error::CommandEnded(_) | Error::NoCommand { .. } => Self::new(
                 StatusCode::NOT_FOUND,
                 "command_not_found_or_exited",

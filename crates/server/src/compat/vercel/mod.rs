@@ -21,16 +21,24 @@
 
 mod account;
 pub(crate) mod auth;
+mod drives;
 pub(crate) mod error;
 pub(crate) mod ids;
 mod input;
+mod machine;
 mod network;
+mod sandboxes;
+mod sessions;
+mod settings;
+mod snapshots;
+mod wire;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::get;
+use sandkeep_core::engine;
 use sandkeep_core::model::Span;
 
 use crate::api::App;
@@ -38,6 +46,20 @@ use error::VercelError;
 
 /// What most handlers answer with.
 type Answer = Result<axum::Json<serde_json::Value>, VercelError>;
+
+/// Sees a change through to its end even if the caller leaves half way: a client that gives up and
+/// asks again must find it done or not done.
+async fn done<T: Send + 'static>(
+    work: impl Future<Output = Result<T, engine::Error>> + Send + 'static,
+) -> Result<T, VercelError> {
+    match tokio::spawn(work).await {
+        Ok(done) => Ok(done?),
+        Err(error) => {
+            tracing::error!(%error, "a change broke off");
+            Err(crate::error::ApiError::internal().into())
+        }
+    }
+}
 
 /// How this front behaves on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,5 +102,9 @@ pub(crate) fn router() -> Router<Arc<App>> {
 
 fn api_routes() -> Router<Arc<App>> {
     // `sessions` and `snapshots` are words, not names of sandboxes: the router prefers them.
-    Router::new().merge(account::routes())
+    Router::new()
+        .merge(account::routes())
+        .merge(sandboxes::routes())
+        .merge(sessions::routes())
+        .merge(snapshots::routes())
 }

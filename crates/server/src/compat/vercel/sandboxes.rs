@@ -1,0 +1,366 @@
+//! Sandboxes: create, get with resume, list, update, delete, fork.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use sandkeep_core::db::{By, Direction, Filter, Order, Page};
+use sandkeep_core::engine::lifecycle::Phase;
+use sandkeep_core::engine::{Caller, Create, Delete, Error, Fork, IfExists, OnDelete, Opened};
+use sandkeep_core::model::{Name, Sandbox, SnapshotId, Tags};
+use serde_json::{Value, json};
+
+use super::auth::{Acts, Looks, choose};
+use super::error::VercelError;
+use super::ids::Foreign as _;
+use super::input::{Asked, Fields, Reached};
+use super::settings::{self, DAY, IMAGE, RUNTIME, Source, Wishes};
+use super::{Answer, done, machine, wire};
+use crate::api::App;
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v2/sandboxes", get(list).post(create_2))
+        .route("/v3/sandboxes", post(create_3))
+        .route("/v4/sandboxes", post(create_4))
+        .route("/v2/sandboxes/{name}", get(open).patch(update).delete(remove))
+        .route("/v2/sandboxes/{name}/fork", post(fork))
+}
+
+/// What the versions of the create endpoint differ in.
+struct Version {
+    runtime: bool,
+    /// How long snapshots stay if nobody says.
+    snapshots: Option<u64>,
+    keep_last: Option<u32>,
+}
+
+async fn create_2(who: Acts, app: State<Arc<App>>, host: Reached, fields: Fields) -> Answer {
+    create(who, app, host, fields, Version { runtime: true, snapshots: None, keep_last: None })
+        .await
+}
+
+async fn create_3(who: Acts, app: State<Arc<App>>, host: Reached, fields: Fields) -> Answer {
+    create(who, app, host, fields, Version { runtime: true, snapshots: None, keep_last: None })
+        .await
+}
+
+async fn create_4(who: Acts, app: State<Arc<App>>, host: Reached, fields: Fields) -> Answer {
+    let version = Version { runtime: false, snapshots: Some(7 * DAY), keep_last: Some(1) };
+    create(who, app, host, fields, version).await
+}
+
+async fn create(
+    Acts(caller): Acts,
+    State(app): State<Arc<App>>,
+    Reached(host): Reached,
+    mut fields: Fields,
+    version: Version,
+) -> Answer {
+    let caller = choose(&app.engine, caller, fields.text("projectId")?.as_deref())?;
+    let name = name(&mut fields)?;
+    let source = settings::source(&mut fields)?;
+    let runtime = fields.text("runtime")?;
+    if runtime.is_some() && !version.runtime {
+        return Err(VercelError::bad("should NOT have additional property `runtime`."));
+    }
+    let image = fields.text("image")?;
+    let mut wishes = Wishes::read(&mut fields, &app.vercel)?.with_defaults(version.snapshots);
+    fields.end()?;
+    if let Some(count) = version.keep_last
+        && wishes.patch.keep_last == Some(None)
+    {
+        wishes.patch.keep_last = Some(Some(count));
+    }
+    let from = match &source {
+        Source::Image => {
+            let ground = machine::choose(&app, runtime.as_deref(), image.as_deref()).await?;
+            wishes.patch.image = Some(ground.image);
+            wishes.notes.insert(RUNTIME, Some(ground.runtime));
+            wishes.notes.insert(IMAGE, ground.reference);
+            None
+        }
+        Source::Snapshot(_) if image.is_some() => {
+            return Err(VercelError::bad("`image` should NOT be given with a snapshot."));
+        }
+        Source::Snapshot(id) => {
+            let snapshot = find_snapshot(&app, &caller, id).await?;
+            inherit(&app, &caller, &snapshot, runtime, &mut wishes).await?;
+            Some(snapshot)
+        }
+    };
+    let patch = wishes.into_patch(&Default::default());
+    let create = Create { name, patch, if_exists: IfExists::Fail, start: true, from };
+    let engine = app.engine.clone();
+    let made = done(async move { engine.create(&caller.project, create, None).await }).await?;
+    Ok(Json(wire::opened(&app, host.as_deref(), &made)))
+}
+
+fn name(fields: &mut Fields) -> Result<Option<Name>, VercelError> {
+    let Some(name) = fields.text("name")? else { return Ok(None) };
+    let wrong = || VercelError::bad("`name` should match pattern \"^[a-zA-Z0-9_-]{1,128}$\".");
+    name.parse().map(Some).map_err(|_| wrong())
+}
+
+/// A snapshot of the project that can be started from.
+pub(super) async fn find_snapshot(
+    app: &App,
+    caller: &Caller,
+    id: &str,
+) -> Result<SnapshotId, VercelError> {
+    let id = SnapshotId::read(id).ok_or_else(|| VercelError::not_found("Snapshot"))?;
+    let found = app.engine.snapshot_record(&caller.project, &id).await?;
+    if found.item.deleted_at.is_some() {
+        let message = format!("Snapshot not found: {}", id.out());
+        let status = axum::http::StatusCode::GONE;
+        return Err(VercelError::new(status, "snapshot_not_found", message));
+    }
+    Ok(id)
+}
+
+/// A sandbox made from a snapshot is of the runtime the snapshot was taken of.
+async fn inherit(
+    app: &App,
+    caller: &Caller,
+    snapshot: &SnapshotId,
+    runtime: Option<String>,
+    wishes: &mut Wishes,
+) -> Result<(), VercelError> {
+    let found = app.engine.snapshot(&caller.project, snapshot).await?;
+    let source = app.engine.get(&caller.project, &found.item.sandbox_name).await.ok();
+    let source = source.filter(|source| source.sandbox.id == found.item.sandbox);
+    let noted = source.as_ref().and_then(|source| source.sandbox.config.notes.get(RUNTIME));
+    wishes.notes.insert(RUNTIME, noted.cloned().or(runtime).or(Some("snapshot".to_owned())));
+    if let Some(source) = source {
+        wishes.patch.image = Some(source.sandbox.config.image);
+    }
+    Ok(())
+}
+
+async fn open(
+    Looks(caller): Looks,
+    State(app): State<Arc<App>>,
+    Reached(host): Reached,
+    Path(name): Path<String>,
+    asked: Asked,
+) -> Answer {
+    let name = existing(&name)?;
+    let opened = if asked.flag("resume")? {
+        crate::auth::may_wake(&caller, &sandkeep_core::engine::WakeMode::Wake)?;
+        resume(&app, &caller, &name).await?
+    } else {
+        app.engine.get(&caller.project, &name).await?
+    };
+    Ok(Json(wire::opened(&app, host.as_deref(), &opened)))
+}
+
+/// Wakes a sandbox, after whatever is being done to it just now.
+pub(super) async fn resume(app: &App, caller: &Caller, name: &Name) -> Result<Opened, VercelError> {
+    let found = app.engine.get(&caller.project, name).await?;
+    let sandbox = &found.sandbox;
+    // What a sandbox that keeps nothing had is gone with its session: there is nothing to go on from.
+    let over = matches!(sandbox.phase, Phase::Stopped | Phase::Failed | Phase::Stopping);
+    let nothing = !sandbox.config.persistent && sandbox.current.is_none();
+    if over && nothing && found.session.is_some() {
+        return Err(VercelError::no_snapshot());
+    }
+    let (engine, project, name) = (app.engine.clone(), caller.project.clone(), name.clone());
+    Ok(done(async move { engine.start(&project, &name, None).await }).await?)
+}
+
+/// A name of a path; one that cannot be is of no sandbox.
+pub(super) fn existing(name: &str) -> Result<Name, VercelError> {
+    name.parse().map_err(|_| VercelError::not_found("Sandbox"))
+}
+
+pub(super) const DIRECTIONS: [(&str, Direction); 2] =
+    [("asc", Direction::Ascending), ("desc", Direction::Descending)];
+
+/// A page of a list, as all of theirs are asked for.
+pub(super) fn page(asked: &Asked, by: By, default: Direction) -> Result<Page, VercelError> {
+    let limit = asked.number("limit", 1..=50)?.unwrap_or(20);
+    let direction = asked.word("sortOrder", &DIRECTIONS)?.unwrap_or(default);
+    let cursor = asked.text("cursor").map(ToOwned::to_owned);
+    Ok(Page { limit, cursor, order: Order { by, direction } })
+}
+
+/// A page as theirs end.
+pub(super) fn pagination(count: usize, next: Option<String>) -> Value {
+    json!({ "count": count, "next": next })
+}
+
+async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -> Answer {
+    let words = [
+        ("createdAt", By::Created),
+        ("name", By::Name),
+        ("statusUpdatedAt", By::PhaseChanged),
+        ("currentSnapshotId", By::Snapshot),
+    ];
+    let by = asked.word("sortBy", &words)?.unwrap_or(By::Created);
+    let page = page(&asked, by, Direction::Descending)?;
+    let prefix = asked.text("namePrefix");
+    if prefix.is_some() && by != By::Name {
+        return Err(VercelError::bad("`namePrefix` should be given with `sortBy=name` only."));
+    }
+    let states =
+        [("running", Phase::Running), ("stopping", Phase::Stopping), ("stopped", Phase::Stopped)];
+    let phase = asked.word("status", &states)?;
+    if phase.is_some() && by != By::Created {
+        return Err(VercelError::bad("`status` should be given with `sortBy=createdAt` only."));
+    }
+    let filter = Filter {
+        tags: tags(&asked)?,
+        phase,
+        name_prefix: prefix.map(ToOwned::to_owned),
+        class: None,
+    };
+    let found = app.engine.list(&caller.project, &filter, &page).await?;
+    let mut sandboxes = Vec::with_capacity(found.items.len());
+    for sandbox in &found.items {
+        // Only a running one tells when it ends.
+        let session = match sandbox.phase {
+            Phase::Running => app.engine.get(&caller.project, &sandbox.name).await.ok(),
+            _ => None,
+        };
+        let session = session.and_then(|opened| opened.session);
+        sandboxes.push(wire::sandbox(sandbox, session.as_ref()));
+    }
+    let pagination = pagination(sandboxes.len(), found.next);
+    Ok(Json(json!({ "sandboxes": sandboxes, "pagination": pagination })))
+}
+
+/// `tags=key:value`, any number of them; all must fit.
+fn tags(asked: &Asked) -> Result<Tags, VercelError> {
+    let mut tags = Tags::new();
+    for tag in asked.all("tags") {
+        let Some((key, value)) = tag.split_once(':') else {
+            return Err(VercelError::bad("`tags` should be `key:value`."));
+        };
+        if tags.insert(key.to_owned(), value.to_owned()).is_some_and(|before| before != value) {
+            return Err(VercelError::bad(format!("`tags` names two values for `{key}`.")));
+        }
+    }
+    Ok(tags)
+}
+
+async fn update(
+    Acts(caller): Acts,
+    State(app): State<Arc<App>>,
+    Reached(host): Reached,
+    Path(name): Path<String>,
+    asked: Asked,
+    mut fields: Fields,
+) -> Answer {
+    let name = existing(&name)?;
+    let before = app.engine.get(&caller.project, &name).await?.sandbox;
+    let target = match fields.text("currentSnapshotId")? {
+        Some(id) => Some(find_snapshot(&app, &caller, &id).await?),
+        None => None,
+    };
+    same_runtime(&app, &before, fields.text("runtime")?).await?;
+    let mut wishes = Wishes::read(&mut fields, &app.vercel)?;
+    fields.end()?;
+    if let Some(persistent) = wishes.patch.persistent {
+        wishes.patch.expires = Some(settings::lifetime(persistent));
+    }
+    let ports_changed = wishes.patch.ports.is_some();
+    let patch = wishes.into_patch(&before.config.notes);
+    let (engine, project, changed) = (app.engine.clone(), caller.project.clone(), name.clone());
+    let mut sandbox = done(async move {
+        let sandbox = engine.update(&project, &changed, patch).await?;
+        match target {
+            Some(target) if sandbox.current.as_ref() != Some(&target) => {
+                Ok(engine.rollback(&project, &changed, &target, None).await?.sandbox)
+            }
+            _ => Ok(sandbox),
+        }
+    })
+    .await?;
+    if asked.flag("resume")? {
+        sandbox = resume(&app, &caller, &name).await?.sandbox;
+    }
+    let session = app.engine.get(&caller.project, &name).await?.session;
+    let mut answer = json!({ "sandbox": wire::sandbox(&sandbox, session.as_ref()) });
+    if ports_changed {
+        answer["routes"] = json!(wire::routes(&app, host.as_deref(), &sandbox));
+    }
+    Ok(Json(answer))
+}
+
+/// What a sandbox starts from is settled when it is made.
+async fn same_runtime(
+    app: &App,
+    sandbox: &Sandbox,
+    runtime: Option<String>,
+) -> Result<(), VercelError> {
+    let Some(runtime) = runtime else { return Ok(()) };
+    let ground = machine::choose(app, Some(&runtime), None).await?;
+    if ground.image == sandbox.config.image {
+        return Ok(());
+    }
+    let message = format!(
+        "`runtime`: `{}` was made from another image than `{runtime}` stands for; create a new sandbox for it.",
+        sandbox.name
+    );
+    Err(VercelError::refused(message))
+}
+
+async fn remove(
+    Acts(caller): Acts,
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    asked: Asked,
+) -> Answer {
+    let name = existing(&name)?;
+    let orphans = asked.flag("deleteOrphanSnapshots")?;
+    let snapshots = if orphans { OnDelete::Drop } else { OnDelete::Keep };
+    let (engine, project) = (app.engine.clone(), caller.project);
+    let gone = done(async move {
+        let mut found = engine.get(&project, &name).await?;
+        if found.sandbox.config.persistent && found.sandbox.phase == Phase::Running && !orphans {
+            // Snapshots outlive their sandbox, so what the session under way wrote is kept as well.
+            match engine.stop(&project, &name, Default::default(), None).await {
+                Ok(stopped) => found.sandbox = stopped.sandbox,
+                Err(Error::NoSandbox(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        engine.delete(&project, &name, Delete { snapshots }, None).await?;
+        Ok(found)
+    })
+    .await?;
+    let mut sandbox = gone.sandbox;
+    sandbox.phase = Phase::Stopped;
+    Ok(Json(json!({ "sandbox": wire::sandbox(&sandbox, gone.session.as_ref()) })))
+}
+
+async fn fork(
+    Acts(caller): Acts,
+    State(app): State<Arc<App>>,
+    Reached(host): Reached,
+    Path(source): Path<String>,
+    mut fields: Fields,
+) -> Answer {
+    let source = existing(&source)?;
+    let caller = choose(&app.engine, caller, fields.text("projectId")?.as_deref())?;
+    let name = name(&mut fields)?;
+    let original = app.engine.get(&caller.project, &source).await?.sandbox;
+    if fields.text("image")?.is_some_and(|image| {
+        original.config.notes.get(IMAGE) != Some(&image) && original.config.image != image
+    }) {
+        return Err(VercelError::refused(
+            "`image`: a fork goes on from its source's files, so it has its source's image.",
+        ));
+    }
+    let wishes = Wishes::read(&mut fields, &app.vercel)?;
+    fields.end()?;
+    let mut patch = wishes.into_patch(&original.config.notes);
+    if let Some(persistent) = patch.persistent {
+        patch.expires = Some(settings::lifetime(persistent));
+    }
+    let fork = Fork { name, patch, from: None, expect_generation: None, start: true };
+    let (engine, project) = (app.engine.clone(), caller.project.clone());
+    let made = done(async move { engine.fork(&project, &source, fork, None).await }).await?;
+    Ok(Json(wire::opened(&app, host.as_deref(), &made)))
+}

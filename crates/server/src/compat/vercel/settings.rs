@@ -1,0 +1,250 @@
+//! What a request says a sandbox should be, as a patch of ours.
+//!
+//! Create, fork and update share their fields, so they are read in one place. What the engine has no
+//! field for is kept in the sandbox's notes, under `vercel.`, and told back from there.
+
+use std::collections::BTreeMap;
+
+use sandkeep_core::model::{Patch, Size, Span};
+
+use super::error::VercelError;
+use super::input::Fields;
+use super::{Settings, drives, network};
+
+pub(super) const DAY: u64 = 24 * 3600 * 1000;
+/// How long a session lasts if nobody says.
+const TIMEOUT: Span = Span(300_000);
+/// How long snapshots are kept after their last use if nobody says.
+const SNAPSHOTS: u64 = 30 * DAY;
+/// The port their CLI believes terminals to be on.
+pub(super) const INTERACTIVE_PORT: u16 = 26661;
+
+pub(super) const REGION: &str = "vercel.region";
+pub(super) const FAILOVER: &str = "vercel.failoverRegions";
+pub(super) const RUNTIME: &str = "vercel.runtime";
+pub(super) const IMAGE: &str = "vercel.image";
+pub(super) const EXPIRATION: &str = "vercel.snapshotExpiration";
+pub(super) const KEPT_EXPIRATION: &str = "vercel.keepLastSnapshots.expiration";
+
+/// What a request asks for.
+#[derive(Debug, Default)]
+pub(super) struct Wishes {
+    pub(super) patch: Patch,
+    /// What is to be noted; `None` takes a note away.
+    pub(super) notes: BTreeMap<&'static str, Option<String>>,
+}
+
+impl Wishes {
+    /// Reads what create, fork and update have in common.
+    pub(super) fn read(fields: &mut Fields, settings: &Settings) -> Result<Self, VercelError> {
+        let mut wishes = Self::default();
+        wishes.patch.persistent = fields.flag("persistent")?;
+        if let Some(timeout) = fields.span("timeout", 1000..=settings.max_timeout.0)? {
+            wishes.patch.session_timeout = Some(Some(timeout));
+        }
+        wishes.resources(fields)?;
+        wishes.ports(fields)?;
+        wishes.tags(fields)?;
+        wishes.patch.env = fields.words("env")?;
+        if let Some(policy) = fields.any("networkPolicy") {
+            let policy = network::read(policy)?;
+            wishes.notes.insert(network::NOTE, Some(policy.to_string()));
+        }
+        if fields.any("networkId").is_some_and(|id| !id.is_null()) {
+            return Err(VercelError::refused("`networkId`: there are no private networks here."));
+        }
+        if let Some(region) = fields.text("region")? {
+            wishes.notes.insert(REGION, Some(short("region", region)?));
+        }
+        if let Some(regions) = fields.texts("failoverRegions")? {
+            let regions: Vec<String> = regions
+                .into_iter()
+                .map(|region| short("failoverRegions", region))
+                .collect::<Result<_, _>>()?;
+            let note = (!regions.is_empty()).then(|| regions.join(","));
+            wishes.notes.insert(FAILOVER, note);
+        }
+        wishes.snapshots(fields)?;
+        if let Some(mounts) = fields.any("mounts") {
+            wishes.patch.mounts = Some(drives::mounts_in(&mounts)?);
+        }
+        Ok(wishes)
+    }
+
+    fn resources(&mut self, fields: &mut Fields) -> Result<(), VercelError> {
+        let Some(mut resources) = fields.object("resources")? else { return Ok(()) };
+        let vcpus = resources.number("vcpus", 1..=64)?;
+        let memory = resources.number("memory", 128..=1 << 22)?;
+        resources.end()?;
+        if let Some(vcpus) = vcpus {
+            if vcpus != 1 && vcpus % 2 == 1 {
+                return Err(VercelError::bad("`resources.vcpus` should be 1 or even."));
+            }
+            self.patch.millicpus = u32::try_from(vcpus * 1000).ok();
+        }
+        let megabytes = memory.or(vcpus.map(|vcpus| vcpus * 2048));
+        self.patch.memory = megabytes.map(|megabytes| Size(megabytes << 20));
+        Ok(())
+    }
+
+    fn ports(&mut self, fields: &mut Fields) -> Result<(), VercelError> {
+        let Some(list) = fields.list("ports")? else { return Ok(()) };
+        if list.len() > 15 {
+            return Err(VercelError::bad("`ports` should NOT have more than 15 items."));
+        }
+        let mut ports = Vec::new();
+        for value in list {
+            let port = value.as_u64().and_then(|port| u16::try_from(port).ok());
+            let Some(port) = port.filter(|port| *port >= 1024) else {
+                return Err(VercelError::bad("`ports` should be integers between 1024 and 65535."));
+            };
+            if port == INTERACTIVE_PORT {
+                let message = format!("Port {port} is reserved.");
+                return Err(VercelError::new(
+                    axum::http::StatusCode::BAD_REQUEST,
+                    "reserved_port",
+                    message,
+                ));
+            }
+            if ports.contains(&port) {
+                return Err(VercelError::bad("`ports` should NOT have duplicate items."));
+            }
+            ports.push(port);
+        }
+        self.patch.ports = Some(ports);
+        Ok(())
+    }
+
+    fn tags(&mut self, fields: &mut Fields) -> Result<(), VercelError> {
+        let Some(tags) = fields.words("tags")? else { return Ok(()) };
+        if tags.len() > 5 {
+            return Err(VercelError::bad("`tags` should NOT have more than 5 properties."));
+        }
+        for (key, value) in &tags {
+            if key.is_empty() || key.chars().count() > 256 || value.chars().count() > 256 {
+                return Err(VercelError::bad(
+                    "`tags` should have keys of 1 to 256 and values of up to 256 characters.",
+                ));
+            }
+        }
+        self.patch.tags = Some(tags);
+        Ok(())
+    }
+
+    fn snapshots(&mut self, fields: &mut Fields) -> Result<(), VercelError> {
+        if let Some(expiration) = expiration(fields, "snapshotExpiration")? {
+            self.patch.snapshot_expires = Some(span_of(expiration));
+            self.notes.insert(EXPIRATION, Some(expiration.to_string()));
+        }
+        let Some(kept) = fields.any("keepLastSnapshots") else { return Ok(()) };
+        if kept.is_null() {
+            self.patch.keep_last = Some(None);
+            self.patch.kept_expires = Some(None);
+            self.notes.insert(KEPT_EXPIRATION, None);
+            return Ok(());
+        }
+        let mut kept = Fields::of("keepLastSnapshots", kept)?;
+        let count = kept.number("count", 1..=10)?.ok_or_else(|| {
+            VercelError::bad("missing required property `keepLastSnapshots.count`.")
+        })?;
+        self.patch.keep_last = Some(u32::try_from(count).ok());
+        let expiration = expiration(&mut kept, "expiration")?;
+        self.notes.insert(KEPT_EXPIRATION, expiration.map(|expiration| expiration.to_string()));
+        // Never, for those that are kept, is as long as a span can be.
+        self.patch.kept_expires = Some(expiration.map(|ms| span_of(ms).unwrap_or(FOREVER)));
+        self.patch.delete_evicted = Some(kept.flag("deleteEvicted")?.unwrap_or(true));
+        kept.end()
+    }
+
+    /// What a new sandbox has that its request does not say.
+    pub(super) fn with_defaults(mut self, snapshots: Option<u64>) -> Self {
+        let patch = &mut self.patch;
+        let timeout = patch.session_timeout.get_or_insert(Some(TIMEOUT));
+        // Longer than any session: they end by their time limit, never because nobody is there.
+        debug_assert!(timeout.is_some());
+        patch.idle_timeout = Some(None);
+        let persistent = *patch.persistent.get_or_insert(true);
+        patch.snapshot_always = Some(true);
+        patch.expires = Some(lifetime(persistent));
+        patch.millicpus.get_or_insert(2000);
+        patch.memory.get_or_insert(Size(4096 << 20));
+        patch.snapshot_expires.get_or_insert(span_of(snapshots.unwrap_or(SNAPSHOTS)));
+        patch.keep_last.get_or_insert(None);
+        patch.purpose = Some("vercel".to_owned());
+        self
+    }
+
+    /// The patch, with the notes that come out of those there are.
+    pub(super) fn into_patch(self, noted: &BTreeMap<String, String>) -> Patch {
+        let mut patch = self.patch;
+        if !self.notes.is_empty() {
+            let mut notes = noted.clone();
+            for (name, note) in self.notes {
+                match note {
+                    Some(text) => notes.insert(name.to_owned(), text),
+                    None => notes.remove(name),
+                };
+            }
+            patch.notes = Some(notes);
+        }
+        patch
+    }
+}
+
+/// As long as a span can be for a snapshot that never expires: a hundred years.
+const FOREVER: Span = Span(36_500 * DAY);
+
+/// How long a sandbox that nobody uses stays: one that can be resumed for good, another as long as
+/// theirs does.
+pub(super) fn lifetime(persistent: bool) -> Span {
+    if persistent { FOREVER } else { Span(14 * DAY) }
+}
+
+/// Milliseconds of 0, for never, or a day at least.
+pub(super) fn expiration(fields: &mut Fields, name: &str) -> Result<Option<u64>, VercelError> {
+    match fields.number(name, 0..=3650 * DAY)? {
+        Some(ms) if ms != 0 && ms < DAY => {
+            Err(VercelError::bad(format!("`{name}` should be 0 or >= {DAY}.")))
+        }
+        other => Ok(other),
+    }
+}
+
+/// The span that an expiration means; `None` is never.
+pub(super) fn span_of(expiration: u64) -> Option<Span> {
+    (expiration != 0).then_some(Span(expiration))
+}
+
+/// A label that is kept and told back.
+fn short(name: &str, text: String) -> Result<String, VercelError> {
+    let good = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if (1..=64).contains(&text.len()) && text.chars().all(good) {
+        Ok(text)
+    } else {
+        Err(VercelError::bad(format!("`{name}` should be the name of a region.")))
+    }
+}
+
+/// What a new sandbox is to be made from.
+#[derive(Debug)]
+pub(super) enum Source {
+    Image,
+    Snapshot(String),
+}
+
+pub(super) fn source(fields: &mut Fields) -> Result<Source, VercelError> {
+    let Some(mut source) = fields.object("source")? else { return Ok(Source::Image) };
+    match source.needed("type")?.as_str() {
+        "snapshot" => {
+            let id = source.needed("snapshotId")?;
+            source.end()?;
+            Ok(Source::Snapshot(id))
+        }
+        kind @ ("git" | "tarball") => Err(VercelError::refused(format!(
+            "`source.type` `{kind}`: it is fetched from inside the sandbox, and sandboxes have no network beyond themselves yet; create the sandbox without a source and write the files."
+        ))),
+        _ => Err(VercelError::bad(
+            "`source.type` should be equal to one of the allowed values [\"git\", \"tarball\", \"snapshot\"].",
+        )),
+    }
+}
