@@ -297,6 +297,7 @@ fn image_kind(error: &ImageError) -> ErrorKind {
     match error {
         ImageError::NotFound { .. } | ImageError::Unknown { .. } => ErrorKind::NotFound,
         ImageError::BadName { .. }
+        | ImageError::BadDress { .. }
         | ImageError::NotAnImage { .. }
         | ImageError::Damaged { .. }
         | ImageError::Refused { .. }
@@ -315,7 +316,7 @@ fn image_kind(error: &ImageError) -> ErrorKind {
 fn image_code(error: &ImageError) -> &'static str {
     match error {
         ImageError::NotFound { .. } | ImageError::Unknown { .. } => "image_not_found",
-        ImageError::BadName { .. } => "invalid",
+        ImageError::BadName { .. } | ImageError::BadDress { .. } => "invalid",
         ImageError::NotAnImage { .. } | ImageError::Damaged { .. } | ImageError::Refused { .. } => {
             "bad_image"
         }

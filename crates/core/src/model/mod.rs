@@ -19,9 +19,9 @@ pub use id::{BadId, CommandId, DriveId, KeyId, LayerId, SandboxId, SessionId, Sn
 pub use name::{BadName, Name, Tags, check_env_name, check_tag};
 pub use quantity::{BadQuantity, Size, Span};
 pub use record::{
-    Command, CommandState, Ending, Expiry, FORMAT, HookRun, Image, ImageConfig, Key, Layer,
-    LayerKind, Lineage, Method, OnDelete, Project, Sandbox, Scope, Session, SessionEnd, Snapshot,
-    SnapshotKind, Usage, Validation,
+    Command, CommandState, Dressed, Ending, Expiry, FORMAT, HookRun, Image, ImageConfig, Key,
+    Layer, LayerKind, Lineage, Method, OnDelete, Project, Sandbox, Scope, Session, SessionEnd,
+    Snapshot, SnapshotKind, Usage, Validation,
 };
 pub use root::{Limits, MachineKey, RootFs, UidRange};
 pub use spec::{BadConfig, Class, Config, Hook, Hooks, Patch, Resources, Retention};

@@ -525,6 +525,18 @@ pub struct Image {
     pub created_at: Timestamp,
     /// Where it came from: `host`, a path, a registry reference.
     pub source: String,
+    /// What it was dressed from, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dressed: Option<Dressed>,
+}
+
+/// How a dressed image came about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dressed {
+    /// The image below.
+    pub base: String,
+    /// SHA-256 over all that went into it, as `sha256:…`.
+    pub recipe: String,
 }
 
 /// What an image says about the commands run in it.

@@ -29,6 +29,14 @@ pub enum ImageError {
         /// What is wrong with it.
         reason: String,
     },
+    /// An image cannot be dressed as was asked.
+    #[error("{what} cannot be: {reason}")]
+    BadDress {
+        /// The wish.
+        what: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The file is none of the kinds that can be imported.
     #[error("{what} cannot be imported: {reason}")]
     NotAnImage {

@@ -2,8 +2,8 @@
 //!
 //! An image is a manifest, `images/<name>.json`, that names a chain of sealed layers and says how
 //! commands run on them. It comes about in four ways: [`Images::host`] makes one of this machine,
-//! [`Images::pull`] gets one from a registry, [`Images::import`] reads one from a file, and what a name
-//! stood for before is replaced. `docs/formats/image.md` has the rules in full.
+//! [`Images::pull`] gets one from a registry, [`Images::import`] reads one from a file, and
+//! [`Images::dress`] puts a layer on another. What a name stood for before is replaced. `docs/formats/image.md` has the rules in full.
 //!
 //! What holds, whatever is pulled or imported:
 //!
@@ -17,6 +17,7 @@
 
 mod attributes;
 mod digest;
+mod dress;
 mod error;
 mod host;
 mod import;
@@ -25,6 +26,7 @@ mod parts;
 mod progress;
 mod reference;
 mod registry;
+mod runtimes;
 mod shelf;
 mod unpack;
 
@@ -38,6 +40,7 @@ use futures_util::StreamExt as _;
 use super::{Store, StoreError};
 use crate::model::{FORMAT, Image, ImageConfig, LayerId, Size, now};
 
+pub use dress::{Add, Dress};
 pub use error::{ImageError, ImageResult};
 pub use host::{Host, HostTree};
 pub use progress::{Progress, Reporter};
@@ -240,6 +243,7 @@ impl Images {
             config,
             created_at: now(),
             source: source.to_owned(),
+            dressed: None,
         };
         self.shelf.publish(&image).await?;
         Ok(image)
@@ -289,6 +293,7 @@ mod tests {
             can_move(images.host(false, progress));
             can_move(images.pull("x", progress));
             can_move(images.import("x", path, progress));
+            can_move(images.dress("x", "y", &super::Dress::default()));
         }
         let _ = all;
     }

@@ -14,6 +14,7 @@ use super::super::{Durability, SealOptions, Store};
 use super::error::{ImageError, ImageResult};
 use super::host::HostTree;
 use super::progress::Reporter;
+use super::runtimes::Seen;
 use super::unpack::{Form, OPAQUE, Room, Unpacked, unpack_layer};
 use super::{ImageSettings, digest};
 use crate::model::{Image, Layer, LayerId, LayerKind};
@@ -38,6 +39,8 @@ pub(super) struct Shelf {
     held: Arc<Mutex<HashMap<LayerId, usize>>>,
     /// Layers made since the daemon started, by what stands for them.
     made: Mutex<BTreeMap<String, LayerId>>,
+    /// What images were found to have.
+    pub(super) runtimes: Seen,
 }
 
 /// An image's layers as they come together, from the bottom up.
@@ -110,6 +113,7 @@ impl Shelf {
             locks: Mutex::default(),
             held: Arc::default(),
             made: Mutex::default(),
+            runtimes: Seen::default(),
         }
     }
 
@@ -137,6 +141,23 @@ impl Shelf {
             .collect();
         let held = Held { all: Arc::clone(&self.held), mine: Vec::new() };
         Ok(Stack { layers: Vec::new(), chain: String::new(), known, held })
+    }
+
+    /// Puts all of an image's layers on a stack that is empty.
+    pub(super) async fn stand_on(&self, stack: &mut Stack, base: &Image) -> ImageResult<()> {
+        for id in base.layers.iter().rev() {
+            // Held first and looked at then: a collection in between is seen.
+            stack.held.add(id);
+            self.store.layer(id).await?;
+            stack.layers.push(id.clone());
+            stack.extend_chain(id.as_str());
+        }
+        Ok(())
+    }
+
+    /// Where a chain's files lie, the topmost first.
+    pub(super) fn diffs(&self, layers: &[LayerId]) -> Vec<PathBuf> {
+        layers.iter().map(|id| self.store.diff_dir(id)).collect()
     }
 
     /// Whether a layer may not have to be unpacked again.
@@ -223,8 +244,7 @@ impl Shelf {
         what: String,
     ) -> ImageResult<Unpacked> {
         let diff = self.store.diff_dir(open);
-        let below: Vec<PathBuf> =
-            stack.topmost_first().iter().map(|id| self.store.diff_dir(id)).collect();
+        let below = self.diffs(&stack.topmost_first());
         let room = self.room()?;
         let (name, into) = (what.clone(), diff.clone());
         let unpacked =

@@ -1,4 +1,7 @@
 //! The files of `/etc` that are written anew, because the host's own tell too much or lead nowhere.
+//!
+//! `hostname` and `hosts` are not among them: a machine gives a sandbox without them its own, with the
+//! name the sandbox has. `sudo` complains where it cannot resolve that.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -37,9 +40,6 @@ pub(super) fn write(root: &Path, diff: &Path) -> ImageResult<()> {
     ] {
         put(diff, empty, "", 0o644, 0)?;
     }
-    put(diff, "etc/hostname", "sandbox\n", 0o644, 0)?;
-    let hosts = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
-    put(diff, "etc/hosts", hosts, 0o644, 0)?;
     if ["usr/bin/sudo", "bin/sudo"].iter().any(|sudo| diff.join(sudo).exists()) {
         let sudoers = "Defaults\tenv_reset\n\
              Defaults\tsecure_path=\"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\"\n\

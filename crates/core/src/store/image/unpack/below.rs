@@ -15,21 +15,33 @@ const MOST_LINKS: usize = 40;
 
 /// The layers below; the first is the topmost.
 #[derive(Debug)]
-pub(super) struct Below<'a>(pub(super) &'a [PathBuf]);
+pub(in crate::store::image) struct Below<'a>(pub(in crate::store::image) &'a [PathBuf]);
 
 /// Where something was found, and what it is.
 #[derive(Debug)]
-pub(super) struct Found {
-    pub(super) path: PathBuf,
-    pub(super) metadata: fs::Metadata,
+pub(in crate::store::image) struct Found {
+    pub(in crate::store::image) path: PathBuf,
+    pub(in crate::store::image) metadata: fs::Metadata,
 }
+
+/// A path, a name at a time.
+pub(in crate::store::image) type Names = Vec<Vec<u8>>;
 
 impl Below<'_> {
     /// Finds `path`, following symlinks on the way to it but not at its end.
-    pub(super) fn find(&self, path: &[Vec<u8>]) -> Option<Found> {
-        let root: Vec<PathBuf> = self.0.to_vec();
-        let mut stack = vec![root];
-        let mut todo: Vec<Vec<u8>> = path.iter().rev().cloned().collect();
+    pub(in crate::store::image) fn find(&self, path: &[Vec<u8>]) -> Option<Found> {
+        self.walk(path, false).map(|(_, found)| found)
+    }
+
+    /// Finds what `path` leads to, following all symlinks, and says where that is.
+    pub(in crate::store::image) fn follow(&self, path: &[Vec<u8>]) -> Option<(Names, Found)> {
+        self.walk(path, true)
+    }
+
+    fn walk(&self, path: &[Vec<u8>], to_the_end: bool) -> Option<(Names, Found)> {
+        // Directories entered so far: where each exists, and its name.
+        let mut stack: Vec<(Vec<PathBuf>, Vec<u8>)> = vec![(self.0.to_vec(), Vec::new())];
+        let mut todo: Names = path.iter().rev().cloned().collect();
         let mut links = 0;
         while let Some(name) = todo.pop() {
             match name.as_slice() {
@@ -42,11 +54,8 @@ impl Below<'_> {
                 }
                 _ => {}
             }
-            let (found, dirs) = look(stack.last()?, &name)?;
-            if todo.is_empty() {
-                return Some(found);
-            }
-            if found.metadata.is_symlink() {
+            let (found, dirs) = look(&stack.last()?.0, &name)?;
+            if found.metadata.is_symlink() && (to_the_end || !todo.is_empty()) {
                 links += 1;
                 if links > MOST_LINKS {
                     return None;
@@ -56,11 +65,17 @@ impl Below<'_> {
                     stack.truncate(1);
                 }
                 todo.extend(target.split(|b| *b == b'/').rev().map(<[u8]>::to_vec));
-            } else if found.metadata.is_dir() {
-                stack.push(dirs);
-            } else {
+                continue;
+            }
+            if todo.iter().all(|name| matches!(name.as_slice(), b"" | b".")) {
+                let mut place: Names = stack.drain(1..).map(|(_, name)| name).collect();
+                place.push(name);
+                return Some((place, found));
+            }
+            if !found.metadata.is_dir() {
                 return None;
             }
+            stack.push((dirs, name));
         }
         None
     }

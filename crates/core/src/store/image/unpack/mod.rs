@@ -33,13 +33,13 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Mode, XattrFlags};
 use sha2::{Digest as _, Sha256};
 
-use self::below::Below;
 use self::stream::{Entry, Kind, TarStream};
 use self::tree::{Place, Resolved, Tree};
 use super::attributes::{Attributes, copy_file, create_file, keeps_xattr};
 use super::error::{ImageError, ImageResult};
 use crate::model::Size;
 
+pub(super) use self::below::{Below, Names};
 pub(super) use self::compression::{Packing, open, packing};
 pub(super) use self::listing::{index, names};
 
