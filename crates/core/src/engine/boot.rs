@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::lifecycle::{self, Command as Wish, Phase, Report};
 use super::live::{Live, socket};
 use super::slot::{Slot, lock};
-use super::{Error, ErrorKind, Inner, Result, later};
+use super::{Error, ErrorKind, Inner, Result, after};
 use crate::db::{Owner, Page, Tombstones};
 use crate::driver::{Driver, Machine};
 use crate::failpoint;
@@ -305,19 +305,20 @@ impl Inner {
 }
 
 fn fresh_session(sandbox: &Sandbox) -> Session {
+    let started_at = now();
     Session {
         format: FORMAT,
         id: SessionId::fresh(),
         sandbox: sandbox.id.clone(),
         from: sandbox.current.clone(),
         generation: sandbox.generation,
-        started_at: now(),
+        started_at,
         requested_stop_at: None,
         ended_at: None,
         end: None,
         snapshot: None,
         usage: Usage::default(),
-        deadline: sandbox.config.session_timeout.and_then(later),
+        deadline: sandbox.config.session_timeout.and_then(|span| after(started_at, span)),
         hooks: Vec::new(),
         valid: None,
     }

@@ -67,6 +67,7 @@ use crate::db::Db;
 use crate::driver::Driver;
 use crate::model::{
     Name, Patch, Sandbox, SandboxId, Session, SessionId, Size, Snapshot, SnapshotId, Span,
+    Timestamp,
 };
 use crate::store::Store;
 use crate::store::accounting::Books;
@@ -394,7 +395,11 @@ pub struct Tree {
     pub snapshots: Vec<Snapshot>,
 }
 
-fn later(span: Span) -> Option<crate::model::Timestamp> {
+fn later(span: Span) -> Option<Timestamp> {
+    after(crate::model::now(), span)
+}
+
+fn after(at: Timestamp, span: Span) -> Option<Timestamp> {
     let span = jiff::SignedDuration::from_millis(i64::try_from(span.0).ok()?);
-    crate::model::now().checked_add(span).ok()
+    at.checked_add(span).ok()
 }

@@ -13,14 +13,14 @@ use super::snapshots::checked_expiry;
 use super::space::Sized;
 use super::{
     Checkpoint, Create, Delete, Deleted, Engine, Error, Fork, Inner, Opened, Result, RolledBack,
-    Stop, Stopped, Tree, WakeMode, Wish,
+    Stop, Stopped, Tree, WakeMode, Wish, after,
 };
 use tokio::sync::OwnedRwLockReadGuard;
 
 use crate::db::{Filter, Owner, Page, Paged, Tombstones};
 use crate::model::{
     Ending, Name, Patch, Sandbox, SandboxId, Session, SessionEnd, SessionId, Snapshot, SnapshotId,
-    SnapshotKind, Span,
+    SnapshotKind,
 };
 use crate::store::Durability;
 
@@ -430,7 +430,7 @@ impl Inner {
                 return Err(Error::invalid("driver", "stop the sandbox first"));
             }
         }
-        let timeout_changed = patch.session_timeout.is_some();
+        let timeout_changed = patch.session_timeout.is_some() && !patch.next_session;
         sandbox.config = patch.apply(sandbox.config)?.with_defaults_for(&sandbox.project);
         self.record(&mut sandbox, Durability::Synced).await?;
         if let Some(live) = slot.live() {
@@ -438,11 +438,7 @@ impl Inner {
             if timeout_changed {
                 let timeout = sandbox.config.session_timeout;
                 let session = live.change_session(|session| {
-                    let ends = |span: Span| {
-                        let span = jiff::SignedDuration::from_millis(i64::try_from(span.0).ok()?);
-                        session.started_at.checked_add(span).ok()
-                    };
-                    session.deadline = timeout.and_then(ends);
+                    session.deadline = timeout.and_then(|span| after(session.started_at, span));
                 });
                 self.keep_session(&session).await?;
             }

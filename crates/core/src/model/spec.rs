@@ -216,7 +216,10 @@ pub struct Patch {
     pub mounts: Option<Mounts>,
     pub snapshot_always: Option<bool>,
     pub ports: Option<Vec<u16>>,
-    pub notes: Option<BTreeMap<String, String>>,
+    /// Notes to make, and with `None` to take away; the others stay.
+    pub notes: BTreeMap<String, Option<String>>,
+    /// Whether the session under way goes on as it is: the patch is for those to come.
+    pub next_session: bool,
 }
 
 /// Why a configuration is refused: the field and what is wrong with it.
@@ -278,7 +281,12 @@ impl Patch {
         set(&mut config.mounts, self.mounts.map(check_mounts).transpose()?);
         set(&mut config.snapshot_always, self.snapshot_always);
         set(&mut config.ports, self.ports);
-        set(&mut config.notes, self.notes);
+        for (name, note) in self.notes {
+            match note {
+                Some(text) => config.notes.insert(name, text),
+                None => config.notes.remove(&name),
+            };
+        }
         config.check()?;
         Ok(config)
     }

@@ -8,7 +8,7 @@ use axum::{Json, Router};
 use sandkeep_core::db::{By, Direction, Filter, Order, Page};
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::engine::{Caller, Create, Delete, Error, Fork, IfExists, OnDelete, Opened};
-use sandkeep_core::model::{Name, Sandbox, SnapshotId, Tags};
+use sandkeep_core::model::{Name, Patch, Sandbox, SnapshotId, Tags};
 use serde_json::{Value, json};
 
 use super::auth::{Acts, Looks, choose};
@@ -77,8 +77,8 @@ async fn create(
         Source::Image => {
             let ground = machine::choose(&app, runtime.as_deref(), image.as_deref()).await?;
             wishes.patch.image = Some(ground.image);
-            wishes.notes.insert(RUNTIME, Some(ground.runtime));
-            wishes.notes.insert(IMAGE, ground.reference);
+            wishes.note(RUNTIME, Some(ground.runtime));
+            wishes.note(IMAGE, ground.reference);
             None
         }
         Source::Snapshot(_) if image.is_some() => {
@@ -90,7 +90,7 @@ async fn create(
             Some(snapshot)
         }
     };
-    let patch = wishes.into_patch(&Default::default());
+    let patch = wishes.patch;
     let create = Create { name, patch, if_exists: IfExists::Fail, start: true, from };
     let engine = app.engine.clone();
     let made = done(async move { engine.create(&caller.project, create, None).await }).await?;
@@ -131,7 +131,7 @@ async fn inherit(
     let source = app.engine.get(&caller.project, &found.item.sandbox_name).await.ok();
     let source = source.filter(|source| source.sandbox.id == found.item.sandbox);
     let noted = source.as_ref().and_then(|source| source.sandbox.config.notes.get(RUNTIME));
-    wishes.notes.insert(RUNTIME, noted.cloned().or(runtime).or(Some("snapshot".to_owned())));
+    wishes.note(RUNTIME, noted.cloned().or(runtime).or(Some("snapshot".to_owned())));
     if let Some(source) = source {
         wishes.patch.image = Some(source.sandbox.config.image);
     }
@@ -265,7 +265,8 @@ async fn update(
         wishes.patch.expires = Some(settings::lifetime(persistent));
     }
     let ports_changed = wishes.patch.ports.is_some();
-    let patch = wishes.into_patch(&before.config.notes);
+    // Clients give the session under way more time by themselves.
+    let patch = Patch { next_session: true, ..wishes.patch };
     let (engine, project, changed) = (app.engine.clone(), caller.project.clone(), name.clone());
     let mut sandbox = done(async move {
         let sandbox = engine.update(&project, &changed, patch).await?;
@@ -355,7 +356,7 @@ async fn fork(
     }
     let wishes = Wishes::read(&mut fields, &app.vercel)?;
     fields.end()?;
-    let mut patch = wishes.into_patch(&original.config.notes);
+    let mut patch = wishes.patch;
     if let Some(persistent) = patch.persistent {
         patch.expires = Some(settings::lifetime(persistent));
     }

@@ -150,9 +150,8 @@ async fn network_policy(
 ) -> Answer {
     let policy = network::read(fields.into_value())?;
     let (sandbox, session) = running(&app, &caller, &id).await?;
-    let mut notes = sandbox.config.notes.clone();
-    notes.insert(network::NOTE.to_owned(), policy.to_string());
-    let patch = Patch { notes: Some(notes), ..Patch::default() };
+    let notes = [(network::NOTE.to_owned(), Some(policy.to_string()))].into();
+    let patch = Patch { notes, ..Patch::default() };
     let sandbox = app.engine.update(&caller.project, &sandbox.name, patch).await?;
     Ok(Json(json!({ "session": wire::session(&sandbox, &session) })))
 }

@@ -3,8 +3,6 @@
 //! Create, fork and update share their fields, so they are read in one place. What the engine has no
 //! field for is kept in the sandbox's notes, under `vercel.`, and told back from there.
 
-use std::collections::BTreeMap;
-
 use sandkeep_core::model::{Patch, Size, Span};
 
 use super::error::VercelError;
@@ -30,8 +28,6 @@ pub(super) const KEPT_EXPIRATION: &str = "vercel.keepLastSnapshots.expiration";
 #[derive(Debug, Default)]
 pub(super) struct Wishes {
     pub(super) patch: Patch,
-    /// What is to be noted; `None` takes a note away.
-    pub(super) notes: BTreeMap<&'static str, Option<String>>,
 }
 
 impl Wishes {
@@ -48,13 +44,13 @@ impl Wishes {
         wishes.patch.env = fields.words("env")?;
         if let Some(policy) = fields.any("networkPolicy") {
             let policy = network::read(policy)?;
-            wishes.notes.insert(network::NOTE, Some(policy.to_string()));
+            wishes.note(network::NOTE, Some(policy.to_string()));
         }
         if fields.any("networkId").is_some_and(|id| !id.is_null()) {
             return Err(VercelError::refused("`networkId`: there are no private networks here."));
         }
         if let Some(region) = fields.text("region")? {
-            wishes.notes.insert(REGION, Some(short("region", region)?));
+            wishes.note(REGION, Some(short("region", region)?));
         }
         if let Some(regions) = fields.texts("failoverRegions")? {
             let regions: Vec<String> = regions
@@ -62,13 +58,18 @@ impl Wishes {
                 .map(|region| short("failoverRegions", region))
                 .collect::<Result<_, _>>()?;
             let note = (!regions.is_empty()).then(|| regions.join(","));
-            wishes.notes.insert(FAILOVER, note);
+            wishes.note(FAILOVER, note);
         }
         wishes.snapshots(fields)?;
         if let Some(mounts) = fields.any("mounts") {
             wishes.patch.mounts = Some(drives::mounts_in(&mounts)?);
         }
         Ok(wishes)
+    }
+
+    /// Notes something to be told back, or takes the note away.
+    pub(super) fn note(&mut self, name: &str, note: Option<String>) {
+        self.patch.notes.insert(name.to_owned(), note);
     }
 
     fn resources(&mut self, fields: &mut Fields) -> Result<(), VercelError> {
@@ -134,13 +135,13 @@ impl Wishes {
     fn snapshots(&mut self, fields: &mut Fields) -> Result<(), VercelError> {
         if let Some(expiration) = expiration(fields, "snapshotExpiration")? {
             self.patch.snapshot_expires = Some(span_of(expiration));
-            self.notes.insert(EXPIRATION, Some(expiration.to_string()));
+            self.note(EXPIRATION, Some(expiration.to_string()));
         }
         let Some(kept) = fields.any("keepLastSnapshots") else { return Ok(()) };
         if kept.is_null() {
             self.patch.keep_last = Some(None);
             self.patch.kept_expires = Some(None);
-            self.notes.insert(KEPT_EXPIRATION, None);
+            self.note(KEPT_EXPIRATION, None);
             return Ok(());
         }
         let mut kept = Fields::of("keepLastSnapshots", kept)?;
@@ -149,7 +150,7 @@ impl Wishes {
         })?;
         self.patch.keep_last = Some(u32::try_from(count).ok());
         let expiration = expiration(&mut kept, "expiration")?;
-        self.notes.insert(KEPT_EXPIRATION, expiration.map(|expiration| expiration.to_string()));
+        self.note(KEPT_EXPIRATION, expiration.map(|expiration| expiration.to_string()));
         // Never, for those that are kept, is as long as a span can be.
         self.patch.kept_expires = Some(expiration.map(|ms| span_of(ms).unwrap_or(FOREVER)));
         self.patch.delete_evicted = Some(kept.flag("deleteEvicted")?.unwrap_or(true));
@@ -172,22 +173,6 @@ impl Wishes {
         patch.keep_last.get_or_insert(None);
         patch.purpose = Some("vercel".to_owned());
         self
-    }
-
-    /// The patch, with the notes that come out of those there are.
-    pub(super) fn into_patch(self, noted: &BTreeMap<String, String>) -> Patch {
-        let mut patch = self.patch;
-        if !self.notes.is_empty() {
-            let mut notes = noted.clone();
-            for (name, note) in self.notes {
-                match note {
-                    Some(text) => notes.insert(name.to_owned(), text),
-                    None => notes.remove(name),
-                };
-            }
-            patch.notes = Some(notes);
-        }
-        patch
     }
 }
 
