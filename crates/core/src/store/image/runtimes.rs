@@ -1,7 +1,7 @@
 //! Which language runtimes an image has, found out by looking, not by running.
 //!
-//! `node` of any maker carries the address of its headers in its text, with its version; where Debian
-//! splits it into a library, the package database knows. A `python3.x` says it by its name.
+//! A `node` that is a package's is known to the package database; others carry the address of their
+//! headers in their text, with the version in it. A `python3.x` says it by its name.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -47,14 +47,16 @@ fn look(image: &Below<'_>, path: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let program = |name: &str| {
         path.split(':').filter(|directory| directory.starts_with('/')).find_map(|directory| {
-            let (_, found) = image.follow(&names(&format!("{directory}/{name}")))?;
-            found.metadata.is_file().then_some(found.path)
+            let (place, found) = image.follow(&names(&format!("{directory}/{name}")))?;
+            found.metadata.is_file().then_some((place, found.path))
         })
     };
-    if let Some(node) = program("node")
-        && let Some(major) = node_major(&node).or_else(|| packaged_node(image))
-    {
-        found.insert(format!("node{major}"));
+    if let Some((place, node)) = program("node") {
+        // The database is asked first, because it is small and a `node` is large.
+        let packaged = if place == names("usr/bin/node") { packaged_node(image) } else { None };
+        if let Some(major) = packaged.or_else(|| node_major(&node)) {
+            found.insert(format!("node{major}"));
+        }
     }
     for minor in PYTHONS {
         let name = format!("python3.{minor}");
