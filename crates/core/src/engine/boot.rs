@@ -12,7 +12,7 @@ use super::live::{Live, socket};
 use super::slot::{Slot, lock};
 use super::{Error, ErrorKind, Inner, Result, after};
 use crate::db::{Owner, Page, Tombstones};
-use crate::driver::{Driver, Machine};
+use crate::driver::{Driver, DriverError, Machine};
 use crate::failpoint;
 use crate::guest::Guest;
 use crate::model::{
@@ -48,13 +48,23 @@ impl Inner {
             // From reading what it stands on until that is on record, none of it may be collected.
             let _space = self.space.read().await;
             sandbox.open_chain = self.chain(&sandbox).await?;
-            sandbox.open_layer = Some(self.store.begin(&sandbox.open_chain).await?);
+            let open = self.store.begin(&sandbox.open_chain).await?;
+            sandbox.open_layer = Some(open.clone());
             sandbox.enter(phase);
             sandbox.ending = None;
             sandbox.debt = Some(lifecycle::Effect::Boot);
             sandbox.session = Some(session.id.clone());
             sandbox.failure = None;
             sandbox.used_at = session.started_at;
+            let drives = self.drives.lock().await;
+            match self.attach(&sandbox, &session.id).await {
+                Ok(mounted) => sandbox.mounted = mounted,
+                Err(error) => {
+                    // Nothing is on record yet: it stays as it was.
+                    self.store.discard(&open).await?;
+                    return Err(error);
+                }
+            }
             let recorded = match self.take_uids() {
                 Ok(uids) => {
                     sandbox.uids = Some(uids);
@@ -62,6 +72,7 @@ impl Inner {
                 }
                 Err(error) => Err(error),
             };
+            drop(drives);
             if let Err(error) = recorded {
                 return Err(self.start_failed(&driver, sandbox, session, error).await);
             }
@@ -134,13 +145,13 @@ impl Inner {
                 pids: resources.pids,
                 file_size: resources.disk,
             },
-            mounts: Vec::new(),
+            mounts: self.machine_mounts(sandbox),
         })
     }
 
     /// Leaves nothing of a start that failed but the reason.
     async fn start_failed(
-        &self,
+        self: &Arc<Self>,
         driver: &Arc<dyn Driver>,
         mut sandbox: Sandbox,
         mut session: Session,
@@ -156,6 +167,11 @@ impl Inner {
         {
             tracing::warn!(%error, "an unused layer is left to the collector");
         }
+        // A drive that cannot be freed now is freed when the next comes for it.
+        if let Err(error) = self.detach(&sandbox).await {
+            tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "a failed start left drives attached");
+        }
+        sandbox.mounted.clear();
         self.give_uids(sandbox.uids.take());
         sandbox.open_chain.clear();
         let (phase, _) = lifecycle::report(Phase::Starting, Report::Broke);
@@ -172,8 +188,9 @@ impl Inner {
             tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "a failed start is not on record");
         }
         match error.kind() {
-            // The disk, not the sandbox: the caller is told that.
+            // The disk, or where a drive was to be mounted, not the sandbox: the caller is told that.
             ErrorKind::Exhausted => error,
+            _ if matches!(error, Error::Driver(DriverError::MountPoint { .. })) => error,
             _ => Error::StartFailed { name: sandbox.name, reason },
         }
     }
@@ -210,7 +227,7 @@ impl Inner {
         })
     }
 
-    async fn missing_layer(&self, layers: &[LayerId]) -> Option<String> {
+    pub(super) async fn missing_layer(&self, layers: &[LayerId]) -> Option<String> {
         for layer in layers {
             if let Err(error) = self.store.layer(layer).await {
                 return Some(error.to_string());

@@ -16,8 +16,8 @@ use super::slot::Slot;
 use super::{Error, Fork, Inner, Opened, Result, RolledBack};
 use crate::failpoint;
 use crate::model::{
-    Ending, Expiry, LayerId, Lineage, Name, Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotId,
-    SnapshotKind,
+    Ending, Expiry, LayerId, Lineage, Name, Patch, Sandbox, SandboxId, SessionEnd, Snapshot,
+    SnapshotId, SnapshotKind,
 };
 use crate::store::Durability;
 
@@ -104,7 +104,11 @@ impl Inner {
             Ok((source, snapshot))
         });
         let (source, snapshot) = work.await?;
-        let config = request.patch.apply(source.config.clone())?;
+        // A fork has the drives it is given: two sandboxes could not write to the source's.
+        let mounts = Some(request.patch.mounts.unwrap_or_default());
+        let patch = Patch { mounts, ..request.patch };
+        let config = patch.apply(source.config.clone())?;
+        self.check_drives(project, &config.mounts).await?;
         self.driver(&config.driver)?;
         let ground = match snapshot {
             Some(snapshot) => self.ground_of(config, Some(&source), snapshot),

@@ -40,6 +40,7 @@ impl Inner {
             return self.open_again(made, request.start).await;
         }
         let config = request.patch.apply(Config::default())?.with_defaults_for(project);
+        self.check_drives(project, &config.mounts).await?;
         let ground = match &request.from {
             Some(id) => {
                 let snapshot = self.find_snapshot(project, id).await?;

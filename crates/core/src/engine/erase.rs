@@ -3,11 +3,12 @@
 //! The manifest says `deleted` first, and what is to become of its snapshots, so that a daemon that
 //! dies on the way finishes it as it was begun. Snapshots that another sandbox stands on stay; the
 //! rest go with it, or all stay if that was asked for: each then says so itself before the sandbox
-//! goes.
+//! goes. Drives are detached and keep what was written to them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::boot::chain_of;
 use super::lifecycle::{Effect, Phase};
 use super::slot::Slot;
 use super::{Deleted, Inner, Result};
@@ -44,6 +45,11 @@ impl Inner {
         if let Some(live) = live {
             // What becomes of its commands is written before its directory goes, not after.
             live.commands_settled(Duration::from_secs(2)).await;
+        }
+        // What was written to drives is theirs. One that cannot be freed now is freed when the sandbox is
+        // gone, by housekeeping or by the next who comes for it.
+        if let Err(error) = self.detach(&sandbox).await {
+            tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "drives are not detached yet");
         }
         for layer in [sandbox.open_layer.take(), sandbox.unsealed.take()].into_iter().flatten() {
             self.store.discard(&layer).await?;

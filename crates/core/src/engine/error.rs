@@ -42,12 +42,24 @@ pub enum Error {
     NoProject(Name),
     #[error("there is no key `{0}`")]
     NoKey(KeyId),
+    #[error("there is no drive `{0}`")]
+    NoDrive(String),
+    #[error("there is a drive `{0}` already")]
+    DriveTaken(Name),
+    #[error("there is a drive `{drive}` already, and {what}")]
+    DriveDiffers { drive: Name, what: String },
+    #[error("drive `{drive}` is attached to sandbox `{sandbox}`")]
+    DriveAttached { drive: Name, sandbox: Name },
+    #[error("nothing was ever written to drive `{0}`")]
+    DriveNotInitialised(Name),
+    #[error("drive `{drive}` cannot be mounted: {reason}")]
+    DriveBroken { drive: Name, reason: String },
     #[error("there is a sandbox `{0}` already")]
     NameTaken(Name),
     #[error("there is a project `{0}` already")]
     ProjectTaken(Name),
-    #[error("project `{project}` still has {sandboxes} sandboxes")]
-    ProjectInUse { project: Name, sandboxes: usize },
+    #[error("project `{project}` still has {sandboxes} sandboxes and {drives} drives")]
+    ProjectInUse { project: Name, sandboxes: usize, drives: usize },
     #[error("sandbox `{0}` is not running")]
     NotRunning(Name),
     #[error("sandbox `{0}` was deleted")]
@@ -133,10 +145,16 @@ impl Error {
             | Self::NoSession(_)
             | Self::NoCommand { .. }
             | Self::NoProject(_)
+            | Self::NoDrive(_)
             | Self::NoKey(_) => ErrorKind::NotFound,
             Self::NameTaken(_)
             | Self::ProjectTaken(_)
             | Self::ProjectInUse { .. }
+            | Self::DriveTaken(_)
+            | Self::DriveDiffers { .. }
+            | Self::DriveAttached { .. }
+            | Self::DriveNotInitialised(_)
+            | Self::DriveBroken { .. }
             | Self::NotRunning(_)
             | Self::CommandEnded(_)
             | Self::StdinClosed(_)
@@ -154,6 +172,7 @@ impl Error {
             Self::Store(error) => store_kind(error),
             Self::Guest(error) => guest_kind(error),
             Self::Db(DbError::Cursor | DbError::Order) => ErrorKind::Invalid,
+            Self::Driver(DriverError::MountPoint { .. }) => ErrorKind::Invalid,
             Self::StartFailed { .. } | Self::Driver(_) | Self::Db(_) | Self::Secret(_) => {
                 ErrorKind::Fault
             }
@@ -178,6 +197,13 @@ impl Error {
             Self::NoCommand { .. } => "command_not_found",
             Self::NoProject(_) => "project_not_found",
             Self::NoKey(_) => "key_not_found",
+            Self::NoDrive(_) => "drive_not_found",
+            Self::DriveTaken(_) => "drive_taken",
+            Self::DriveDiffers { .. } => "drive_differs",
+            Self::DriveAttached { .. } => "drive_attached",
+            Self::DriveNotInitialised(_) => "drive_not_initialized",
+            Self::DriveBroken { .. } => "drive_broken",
+            Self::Driver(DriverError::MountPoint { .. }) => "bad_mount_point",
             Self::NameTaken(_) => "name_taken",
             Self::ProjectTaken(_) => "project_taken",
             Self::ProjectInUse { .. } => "project_in_use",
@@ -213,6 +239,11 @@ impl Error {
             Self::NoCommand { sandbox, .. } => format!("`keep commands {sandbox}` lists what was run"),
             Self::NotRunning(name) => format!("start it with `keep start {name}`, or leave out the wish not to wake it"),
             Self::Generation { .. } => "somebody changed it meanwhile: look again, then decide".to_owned(),
+            Self::NoDrive(_) => "`keep drive ls` lists what there is; `keep drive create` makes one".to_owned(),
+            Self::DriveAttached { sandbox, .. } => {
+                format!("one session writes to a drive at a time: stop `{sandbox}`, mount a snapshot of the drive, or fork it")
+            }
+            Self::DriveNotInitialised(_) => "mount it read-write in a sandbox first, and stop that".to_owned(),
             Self::SnapshotInUse { .. } => "delete those first, or roll them back to another snapshot".to_owned(),
             Self::Unresumable { offers, name, .. } if !offers.is_empty() => {
                 let offers: Vec<String> = offers.iter().take(5).map(ToString::to_string).collect();

@@ -14,6 +14,8 @@
 //!   rollback) and `erase` are that work. Each records what it is about to do in the
 //!   sandbox's manifest first. A daemon that dies in between finds the debt when it comes back
 //!   (`recover`) and pays it.
+//! - `drive` are volumes that outlive sandboxes; `attach` is how a session comes to have them and what
+//!   becomes of what it wrote.
 //! - `live` is a running sandbox: its agent, its session, who is using it.
 //! - `hooks` are the commands the server runs by itself at a start and a stop.
 //! - `command` runs processes, `track` follows them and keeps what they print (`log`), `stdin` feeds
@@ -28,11 +30,13 @@
 //! layer, its manifest and the sandbox's manifest are on stable storage, in that order. The
 //! sandbox's manifest is the commit point: before it, the old generation stands.
 
+mod attach;
 mod boot;
 mod branch;
 mod checkpoint;
 mod command;
 mod create;
+mod drive;
 mod erase;
 mod error;
 mod export;
@@ -74,6 +78,7 @@ use crate::store::accounting::Books;
 use crate::store::image::Images;
 
 pub use command::{Event, Events, Exec, Started};
+pub use drive::CreateDrive;
 pub use error::{Error, ErrorKind, Result};
 pub use files::Files;
 pub use live::Hold;
@@ -161,6 +166,8 @@ pub(crate) struct Inner {
     once: once::Once,
     books: Mutex<Books>,
     uids: Mutex<BTreeSet<u32>>,
+    /// Held while a drive's record is changed. Taken after `space`, by whoever needs both.
+    drives: tokio::sync::Mutex<()>,
     /// Held for reading while something comes to hold layers, for writing while unheld layers go.
     space: tokio::sync::RwLock<()>,
     snapshot_locks: snapshots::Locks,
@@ -192,6 +199,7 @@ impl Engine {
             once: once::Once::default(),
             books: Mutex::default(),
             uids: Mutex::default(),
+            drives: tokio::sync::Mutex::default(),
             space: tokio::sync::RwLock::default(),
             snapshot_locks: snapshots::Locks::default(),
             unsynced_tombstones: AtomicBool::default(),

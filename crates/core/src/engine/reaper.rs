@@ -10,7 +10,7 @@ use super::lifecycle::Phase;
 use super::live::Live;
 use super::{Error, Inner, Result};
 use crate::db::{Filter, Page};
-use crate::model::{Ending, OnDelete, SandboxId, SessionEnd, SnapshotKind, now};
+use crate::model::{Ending, LayerId, MountMode, OnDelete, SessionEnd, SnapshotKind, now};
 
 /// Starts the engine's own work, which ends with the engine.
 pub(super) fn run(inner: &Arc<Inner>) {
@@ -130,6 +130,7 @@ impl Inner {
             .await?;
         }
         self.retain_all().await?;
+        self.free_stale_drives().await?;
         let day = jiff::SignedDuration::from_hours(24);
         self.db.forget_answers(now().checked_sub(day).unwrap_or_else(|_| now())).await?;
         self.collect().await
@@ -145,13 +146,14 @@ fn verdict(live: &Arc<Live>) -> Option<SessionEnd> {
     live.quiet_for().is_some_and(|quiet| quiet >= idle.duration()).then_some(SessionEnd::Idle)
 }
 
-/// Holds sandboxes to their disk.
+/// Holds sandboxes to their disk, and drives to their size.
 ///
 /// The kernel bounds the size of each file (the driver sets it); the sum is looked at here, often
 /// while the disk fills quickly and seldom otherwise. A sandbox that is over its limit and still
-/// growing loses its commands; what it wrote stays, so that somebody can look and clean up.
+/// growing loses its commands; what it wrote stays, so that somebody can look and clean up. A drive's sum
+/// is that of its layers and what the session adds.
 async fn watch_disk(inner: Weak<Inner>) {
-    let mut before: HashMap<SandboxId, u64> = HashMap::new();
+    let mut before: HashMap<LayerId, u64> = HashMap::new();
     let mut free_then = u64::MAX;
     let mut looked = Instant::now();
     let Some(mut shutdown) = inner.upgrade().map(|inner| inner.shutdown.subscribe()) else {
@@ -172,7 +174,7 @@ async fn watch_disk(inner: Weak<Inner>) {
         let mut now = HashMap::new();
         for live in inner.all_live() {
             match inner.hold_to_disk(&live, &before).await {
-                Ok(used) => drop(now.insert(live.sandbox().id.clone(), used)),
+                Ok(used) => now.extend(used),
                 Err(error) => tracing::debug!(
                     error = chain_of(&error),
                     "could not tell how much a session wrote"
@@ -187,18 +189,33 @@ impl Inner {
     async fn hold_to_disk(
         &self,
         live: &Arc<Live>,
-        before: &HashMap<SandboxId, u64>,
-    ) -> Result<u64> {
+        before: &HashMap<LayerId, u64>,
+    ) -> Result<Vec<(LayerId, u64)>> {
         let sandbox = live.sandbox();
-        let Some(open) = &sandbox.open_layer else { return Ok(0) };
-        let used = self.store.usage_of_open(open).await?;
-        let grows = before.get(&sandbox.id).is_none_or(|before| used > *before);
-        if used > sandbox.config.resources.disk.0 && grows {
-            tracing::warn!(sandbox = %sandbox.name, used, limit = sandbox.config.resources.disk.0, "over its disk and growing; its commands are ended");
+        let mut bounds = Vec::new();
+        bounds.extend(
+            sandbox.open_layer.clone().map(|open| (open, 0, sandbox.config.resources.disk)),
+        );
+        for mounted in sandbox.mounted.iter().filter(|one| one.mode == MountMode::ReadWrite) {
+            let Some(drive) = self.db.drive_by_id(&mounted.drive).await? else { continue };
+            let held = self.books().bytes_of(&drive.layers);
+            bounds.push((mounted.layer.clone(), held, drive.max_size));
+        }
+        let mut written = Vec::new();
+        let mut over = false;
+        for (open, held, limit) in bounds {
+            let used = held + self.store.usage_of_open(&open).await?;
+            if used > limit.0 && before.get(&open).is_none_or(|before| used > *before) {
+                tracing::warn!(sandbox = %sandbox.name, used, limit = limit.0, "over its disk, or a drive's, and growing; its commands are ended");
+                over = true;
+            }
+            written.push((open, used));
+        }
+        if over {
             // What is started after this may be what cleans up: it waits until the others are gone.
             let _gate = tokio::time::timeout(Duration::from_secs(1), live.gate.write()).await;
             live.guest().await?.quiesce(Duration::ZERO).await?;
         }
-        Ok(used)
+        Ok(written)
     }
 }

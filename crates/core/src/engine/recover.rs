@@ -14,6 +14,8 @@
 //! | `stopping` | any | the stop is finished |
 //! | `deleted` | any | the delete is finished |
 //! | none | alive | ended: nobody owns it |
+//!
+//! Drives follow their sandboxes; one that is attached to a session nobody knows is freed last.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -22,11 +24,11 @@ use super::boot::chain_of;
 use super::lifecycle::Phase;
 use super::live::{Live, socket};
 use super::{Error, Inner, Result};
-use crate::db::{Filter, Owner, Page, Tombstones};
+use crate::db::{DriveQuery, Filter, Owner, Page, Tombstones};
 use crate::driver::Link;
 use crate::guest::{Guest, GuestError};
 use crate::model::{
-    Command, CommandState, Ending, Layer, OnDelete, Project, Sandbox, SandboxId, SessionEnd,
+    Command, CommandState, Drive, Ending, Layer, OnDelete, Project, Sandbox, SandboxId, SessionEnd,
     Snapshot, SnapshotKind, Timestamp, now,
 };
 use crate::store::Durability;
@@ -49,6 +51,7 @@ impl Inner {
                 driver.stop(&crate::model::MachineKey::from(&id)).await?;
             }
         }
+        self.free_stale_drives().await?;
         self.collect().await
     }
 
@@ -73,6 +76,7 @@ impl Inner {
             self.tenants.put(project);
         }
         layers.good.iter().for_each(|layer| self.book(layer));
+        self.reindex_drives().await?;
         let known: HashSet<_> = snapshots.good.iter().map(|snapshot| snapshot.id.clone()).collect();
         let (everybody, tombstones) = (Owner::Anybody, Tombstones::With);
         for stale in self.db.snapshots(everybody, tombstones, &Page::all()).await?.items {
@@ -100,6 +104,24 @@ impl Inner {
             }
         }
         Ok(sandboxes.good)
+    }
+
+    async fn reindex_drives(&self) -> Result<()> {
+        let drives = self.store.scan::<Drive>().await?;
+        for damaged in &drives.damaged {
+            tracing::error!(path = %damaged.path.display(), reason = %damaged.reason, "a drive's manifest does not read; it is left as it is");
+        }
+        let known: HashSet<_> = drives.good.iter().map(|drive| drive.id.clone()).collect();
+        for stale in self.db.drives(None, &DriveQuery::default(), &Page::all()).await?.items {
+            if !known.contains(&stale.id) {
+                self.db.remove_drive(&stale.id).await?;
+            }
+        }
+        for drive in &drives.good {
+            self.db.put_drive(drive).await?;
+            self.books().hold_drive(drive);
+        }
+        Ok(())
     }
 
     async fn reindex_history(&self, id: &SandboxId) -> Result<()> {

@@ -103,7 +103,7 @@ impl Engine {
         self.inner.once(project, idempotency, asked, work).await
     }
 
-    /// Changes a sandbox's configuration. Limits, environment and hooks take effect with the next
+    /// Changes a sandbox's configuration. Limits, environment, hooks and drives take effect with the next
     /// session; timeouts, tags and the rest at once.
     ///
     /// # Errors
@@ -431,7 +431,11 @@ impl Inner {
             }
         }
         let timeout_changed = patch.session_timeout.is_some() && !patch.next_session;
+        let mounts_changed = patch.mounts.is_some();
         sandbox.config = patch.apply(sandbox.config)?.with_defaults_for(&sandbox.project);
+        if mounts_changed {
+            self.check_drives(&sandbox.project, &sandbox.config.mounts).await?;
+        }
         self.record(&mut sandbox, Durability::Synced).await?;
         if let Some(live) = slot.live() {
             live.set_sandbox(sandbox.clone());

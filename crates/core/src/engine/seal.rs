@@ -3,8 +3,8 @@
 //! ```text
 //! room?  ── no ──> the session goes on, the caller is told
 //!   │ yes
-//! record "stopping"  →  processes end  →  machine gone  →  layer sealed and synced
-//!                                         →  snapshot manifest  →  sandbox manifest  →  answer
+//! record "stopping"  →  processes end  →  machine gone  →  drives detached (`attach`)
+//!                                         →  layer sealed and synced  →  snapshot manifest  →  sandbox manifest  →  answer
 //! ```
 //!
 //! The sandbox's manifest is the commit point. A daemon that dies before it finds `stopping` and the
@@ -24,8 +24,8 @@ use super::{Error, Inner, Result};
 use crate::driver::MachineUsage;
 use crate::failpoint;
 use crate::model::{
-    Ending, Expiry, FORMAT, LayerId, LayerKind, MachineKey, Method, Sandbox, Session, SessionEnd,
-    SessionId, Snapshot, SnapshotId, SnapshotKind, now,
+    Ending, Expiry, FORMAT, LayerId, LayerKind, MachineKey, Method, MountMode, Mounted, Sandbox,
+    Session, SessionEnd, SessionId, Snapshot, SnapshotId, SnapshotKind, now,
 };
 use crate::store::{Durability, SealOptions};
 
@@ -42,7 +42,9 @@ impl Inner {
         let live = slot.live();
         ending.always |= sandbox.config.snapshot_always && sandbox.config.persistent;
         let keep = ending.keeps(sandbox);
-        if keep && live.is_some() && ending.end != SessionEnd::Interrupted {
+        let writes = |mounted: &Mounted| mounted.mode == MountMode::ReadWrite;
+        let seals = keep || sandbox.mounted.iter().any(writes);
+        if seals && live.is_some() && ending.end != SessionEnd::Interrupted {
             // Before anything is touched: is there room for what sealing writes?
             self.store.check_room_to_seal()?;
         }
@@ -76,7 +78,10 @@ impl Inner {
             Ok(usage) => {
                 self.note_usage(session.as_mut(), usage).await;
                 failpoint::pass("seal.down");
-                self.seal_session(sandbox, session.as_mut(), keep, ending).await
+                match self.detach(sandbox).await {
+                    Ok(()) => self.seal_session(sandbox, session.as_mut(), keep, ending).await,
+                    Err(error) => Err(error),
+                }
             }
             Err(error) => Err(error),
         };
@@ -239,6 +244,7 @@ impl Inner {
         sandbox.open_layer = None;
         sandbox.open_chain.clear();
         sandbox.unsealed = None;
+        sandbox.mounted.clear();
         sandbox.uids = None;
         sandbox.used_at = now();
         if let Some(session) = session {

@@ -41,6 +41,8 @@ pub struct SpaceReport {
     pub snapshots: u64,
     /// Layers of images.
     pub images: u64,
+    /// Sealed layers of drives.
+    pub drives: u64,
     /// What sessions under way have written so far.
     pub open: u64,
 }
@@ -66,9 +68,12 @@ impl Engine {
         let mut report = SpaceReport { total, free, ..SpaceReport::default() };
         let totals = self.inner.books().totals();
         report.images = totals.images;
-        report.snapshots = totals.bytes.saturating_sub(totals.images);
+        report.drives = totals.drives;
+        report.snapshots = totals.bytes.saturating_sub(totals.images + totals.drives);
         for live in self.inner.all_live() {
-            if let Some(open) = &live.sandbox().open_layer {
+            let sandbox = live.sandbox();
+            let drives = sandbox.mounted.iter().map(|mounted| &mounted.layer);
+            for open in sandbox.open_layer.iter().chain(drives) {
                 report.open += self.inner.store.usage_of_open(open).await?;
             }
         }

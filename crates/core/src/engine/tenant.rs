@@ -12,7 +12,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha256};
 
 use super::{Engine, Error, Inner, Result, later};
-use crate::db::{Filter, Owner, Page, Tombstones};
+use crate::db::{DriveQuery, Filter, Owner, Page, Tombstones};
 use crate::model::{FORMAT, Key, KeyId, Name, Project, Scope, Snapshot, Span, now};
 use crate::store::Durability;
 
@@ -97,11 +97,11 @@ impl Engine {
         Ok(project)
     }
 
-    /// Removes a project that has no sandboxes, with its keys.
+    /// Removes a project that has no sandboxes and no drives, with its keys.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::ProjectInUse`] while it has sandboxes.
+    /// Returns [`Error::ProjectInUse`] while it has some.
     pub async fn delete_project(&self, name: &Name) -> Result<()> {
         let _change = self.inner.tenants.change.lock().await;
         self.inner.tenants.get(name).ok_or_else(|| Error::NoProject(name.clone()))?;
@@ -112,8 +112,10 @@ impl Engine {
             .await?
             .items
             .len();
-        if left > 0 {
-            return Err(Error::ProjectInUse { project: name.clone(), sandboxes: left });
+        let drives = self.inner.db.drives(Some(name), &DriveQuery::default(), &Page::all()).await?;
+        let drives = drives.items.len();
+        if left > 0 || drives > 0 {
+            return Err(Error::ProjectInUse { project: name.clone(), sandboxes: left, drives });
         }
         let owner = Owner::Project(name);
         let left = self.inner.db.snapshots(owner, Tombstones::With, &Page::all()).await?.items;
