@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sandkeep_core::db::{DriveOrder, DriveQuery, Page};
+use sandkeep_core::db::{By, Direction, Order, Page};
 use sandkeep_core::driver::Driver as _;
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::engine::{
@@ -254,8 +254,9 @@ async fn drives_are_made_once_and_listed() {
     }
     assert_eq!(news, 1);
     assert_eq!(engine.drive_by_id(&project(), &made.id).await.unwrap(), made);
-    let query = DriveQuery { order: DriveOrder::Name, ascending: true, name_prefix: None };
-    let list = engine.drives(&project(), &query, &Page::all()).await.unwrap().items;
+    let order = Order { by: By::Name, direction: Direction::Ascending };
+    let page = Page { order, ..Page::all() };
+    let list = engine.drives(&project(), None, &page).await.unwrap().items;
     assert_eq!(list.iter().map(|drive| drive.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     let in_use = engine.delete_project(&project()).await.unwrap_err();
     assert!(matches!(in_use, Error::ProjectInUse { drives: 2, .. }), "{in_use}");

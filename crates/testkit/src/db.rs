@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use sandkeep_core::db::{
-    By, Db, DbError, Direction, DriveOrder, DriveQuery, Filter, Order, Owner, Page, Remembered,
-    Tombstones, Unless,
+    By, Db, DbError, Direction, Filter, Order, Owner, Page, Remembered, Tombstones, Unless,
 };
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::model::{
@@ -96,7 +95,7 @@ pub async fn db_contract(db: &dyn Db) {
     db.clear().await.expect("it empties");
     let left = db.sandboxes(None, &Filter::default(), &Page::all()).await.expect("it lists").items;
     assert_eq!(left, [], "cleared");
-    let left = db.drives(None, &DriveQuery::default(), &Page::all()).await.expect("it lists").items;
+    let left = db.drives(None, None, &Page::all()).await.expect("it lists").items;
     assert_eq!(left, [], "cleared");
 }
 
@@ -431,11 +430,11 @@ async fn drives_have_names_and_an_order(db: &dyn Db) {
     assert!(!db.claim_drive(&drive("d", "a")).await.expect("it claims"), "a name that is taken");
     assert!(db.claim_drive(&drive("e", "a")).await.expect("it claims"), "in another project");
     let project = made[0].project.clone();
-    let names = async |query: &DriveQuery| {
+    let names = async |prefix: Option<&str>, by: By, direction: Direction| {
         let mut names: Vec<String> = Vec::new();
-        let mut page = Page { limit: 1, ..Page::default() };
+        let mut page = Page { limit: 1, cursor: None, order: Order { by, direction } };
         loop {
-            let found = db.drives(Some(&project), query, &page).await.expect("it lists");
+            let found = db.drives(Some(&project), prefix, &page).await.expect("it lists");
             names.extend(found.items.iter().map(|drive| drive.name.to_string()));
             page.cursor = found.next;
             if page.cursor.is_none() {
@@ -443,14 +442,16 @@ async fn drives_have_names_and_an_order(db: &dyn Db) {
             }
         }
     };
-    let query = |order, ascending| DriveQuery { order, ascending, name_prefix: None };
-    assert_eq!(names(&query(DriveOrder::Created, true)).await, ["b", "a-2", "a", "a_3"]);
-    assert_eq!(names(&DriveQuery::default()).await, ["a_3", "a", "a-2", "b"], "newest first");
-    assert_eq!(names(&query(DriveOrder::Updated, true)).await, ["a-2", "a_3", "a", "b"]);
-    assert_eq!(names(&query(DriveOrder::Name, true)).await, ["a", "a-2", "a_3", "b"]);
-    assert_eq!(names(&query(DriveOrder::Name, false)).await, ["b", "a_3", "a-2", "a"]);
-    let prefix = DriveQuery { name_prefix: Some("a_".to_owned()), ..DriveQuery::default() };
-    assert_eq!(names(&prefix).await, ["a_3"], "no character stands for another");
+    let (up, down) = (Direction::Ascending, Direction::Descending);
+    assert_eq!(names(None, By::Created, up).await, ["b", "a-2", "a", "a_3"]);
+    assert_eq!(names(None, By::Created, down).await, ["a_3", "a", "a-2", "b"]);
+    assert_eq!(names(None, By::Updated, up).await, ["a-2", "a_3", "a", "b"]);
+    assert_eq!(names(None, By::Name, up).await, ["a", "a-2", "a_3", "b"]);
+    assert_eq!(names(None, By::Name, down).await, ["b", "a_3", "a-2", "a"]);
+    assert_eq!(names(Some("a_"), By::Name, up).await, ["a_3"], "no character stands for another");
+    let order = Order { by: By::Snapshot, direction: up };
+    let refused = db.drives(None, None, &Page { order, ..Page::all() }).await;
+    assert!(matches!(refused, Err(DbError::Order)), "they stand on none: {refused:?}");
 
     let mut changed = made.remove(1);
     changed.layers = vec![LayerId::fresh()];
@@ -458,7 +459,7 @@ async fn drives_have_names_and_an_order(db: &dyn Db) {
     db.put_drive(&changed).await.expect("it keeps");
     assert_eq!(db.drive_by_id(&changed.id).await.expect("it finds"), Some(changed.clone()));
     assert_eq!(db.drive(&project, &changed.name).await.expect("it finds"), Some(changed.clone()));
-    assert_eq!(names(&query(DriveOrder::Updated, false)).await[0], "a-2");
+    assert_eq!(names(None, By::Updated, down).await[0], "a-2");
     db.remove_drive(&changed.id).await.expect("it forgets");
     assert_eq!(db.drive(&project, &changed.name).await.expect("it finds"), None);
 }

@@ -12,7 +12,6 @@
 //! works for the list it came from, in the same order and with the same filter.
 
 mod cursor;
-mod drives;
 mod sqlite;
 
 use std::fmt;
@@ -73,29 +72,6 @@ pub struct Filter {
     pub class: Option<Class>,
 }
 
-/// Which drives are wanted, and in what order.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DriveQuery {
-    /// How its name begins.
-    pub name_prefix: Option<String>,
-    /// What they are sorted by.
-    pub order: DriveOrder,
-    /// From the lowest up, and not from the highest down.
-    pub ascending: bool,
-}
-
-/// What drives are sorted by.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum DriveOrder {
-    /// When they were made.
-    #[default]
-    Created,
-    /// When they were last changed.
-    Updated,
-    /// Their names.
-    Name,
-}
-
 /// Whose snapshots are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner<'a> {
@@ -129,8 +105,8 @@ pub enum Unless<'a> {
     Never,
 }
 
-/// What a list is sorted by. Sandboxes can be sorted by all of these, everything else by
-/// [`Created`](Self::Created) alone.
+/// What a list is sorted by. Sandboxes can be sorted by all of these, drives by what they have of it,
+/// everything else by [`Created`](Self::Created) alone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum By {
     /// When it was made.
@@ -301,7 +277,7 @@ pub trait Db: fmt::Debug + Send + Sync {
     async fn drives(
         &self,
         project: Option<&Name>,
-        query: &DriveQuery,
+        name_prefix: Option<&str>,
         page: &Page,
     ) -> DbResult<Paged<Drive>>;
     /// Forgets a drive.

@@ -20,8 +20,8 @@ use sqlx::{AssertSqlSafe, QueryBuilder, Row, Sqlite};
 
 use super::cursor::{Cursor, Key};
 use super::{
-    By, Db, DbError, DbResult, Direction, DriveQuery, Filter, Order, Owner, Page, Paged,
-    Remembered, Tombstones, Unless, drives,
+    By, Db, DbError, DbResult, Direction, Filter, Order, Owner, Page, Paged, Remembered,
+    Tombstones, Unless,
 };
 use crate::model::{
     Command, CommandId, Drive, DriveId, Name, Project, Sandbox, SandboxId, Session, SessionId,
@@ -185,6 +185,24 @@ impl SqliteDb {
         Ok(done.rows_affected() > 0)
     }
 
+    async fn store_drive(&self, verb: &str, drive: &Drive) -> DbResult<bool> {
+        let sql = AssertSqlSafe(format!(
+            "INSERT INTO drives (id, project, name, created_ms, updated_ms, doc) \
+             VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT {verb}"
+        ));
+        let done = sqlx::query(sql)
+            .bind(drive.id.as_str())
+            .bind(drive.project.as_str())
+            .bind(drive.name.as_str())
+            .bind(drive.created_at.as_millisecond())
+            .bind(drive.updated_at.as_millisecond())
+            .bind(write(drive)?)
+            .execute(&self.pool)
+            .await
+            .map_err(failed("keep a drive"))?;
+        Ok(done.rows_affected() > 0)
+    }
+
     async fn run(&self, action: &'static str, sql: &'static str, binds: &[&str]) -> DbResult<()> {
         let mut query = sqlx::query(sql);
         for bind in binds {
@@ -259,12 +277,7 @@ impl Db for SqliteDb {
             query.push(" AND class = ").push_bind(word(class)?);
         }
         if let Some(prefix) = &filter.name_prefix {
-            let length = i64::try_from(prefix.chars().count()).unwrap_or(i64::MAX);
-            query
-                .push(" AND substr(name, 1, ")
-                .push_bind(length)
-                .push(") = ")
-                .push_bind(prefix.clone());
+            begins_with(&mut query, prefix);
         }
         for (key, value) in &filter.tags {
             query.push(
@@ -455,12 +468,12 @@ impl Db for SqliteDb {
     }
 
     async fn claim_drive(&self, drive: &Drive) -> DbResult<bool> {
-        drives::keep(&self.pool, drive, "DO NOTHING").await
+        self.store_drive("DO NOTHING", drive).await
     }
 
     async fn put_drive(&self, drive: &Drive) -> DbResult<()> {
-        let replace = "(id) DO UPDATE SET updated = excluded.updated, doc = excluded.doc";
-        drives::keep(&self.pool, drive, replace).await.map(|_| ())
+        let replace = "(id) DO UPDATE SET updated_ms = excluded.updated_ms, doc = excluded.doc";
+        self.store_drive(replace, drive).await.map(|_| ())
     }
 
     async fn drive(&self, project: &Name, name: &Name) -> DbResult<Option<Drive>> {
@@ -476,10 +489,23 @@ impl Db for SqliteDb {
     async fn drives(
         &self,
         project: Option<&Name>,
-        query: &DriveQuery,
+        name_prefix: Option<&str>,
         page: &Page,
     ) -> DbResult<Paged<Drive>> {
-        drives::list(&self.pool, project, query, page).await
+        let column = match page.order.by {
+            By::Created => "created_ms",
+            By::Name => "name",
+            By::Updated => "updated_ms",
+            By::PhaseChanged | By::Snapshot => return Err(DbError::Order),
+        };
+        let mut query = listing("drives", column);
+        if let Some(project) = project {
+            query.push(" AND project = ").push_bind(project.to_string());
+        }
+        if let Some(prefix) = name_prefix {
+            begins_with(&mut query, prefix);
+        }
+        self.page(query, page, &format!("drives {project:?} {name_prefix:?}"), column).await
     }
 
     async fn remove_drive(&self, id: &DriveId) -> DbResult<()> {
@@ -543,19 +569,19 @@ impl Db for SqliteDb {
     }
 }
 
-pub(super) fn failed<E>(action: &'static str) -> impl FnOnce(E) -> DbError
+fn failed<E>(action: &'static str) -> impl FnOnce(E) -> DbError
 where
     E: std::error::Error + Send + Sync + 'static,
 {
     move |source| DbError::Query { action, source: Box::new(source) }
 }
 
-pub(super) fn read<T: DeserializeOwned>(row: &SqliteRow) -> DbResult<T> {
+fn read<T: DeserializeOwned>(row: &SqliteRow) -> DbResult<T> {
     let text: &str = row.try_get("doc").map_err(failed("read a document"))?;
     serde_json::from_str(text).map_err(|source| DbError::Damaged { kind: kind::<T>(), source })
 }
 
-pub(super) fn write<T: Serialize>(doc: &T) -> DbResult<String> {
+fn write<T: Serialize>(doc: &T) -> DbResult<String> {
     serde_json::to_string(doc).map_err(|source| DbError::Damaged { kind: kind::<T>(), source })
 }
 
@@ -572,6 +598,12 @@ fn word<T: Serialize>(value: &T) -> DbResult<String> {
 /// The beginning of a list's query: the key it is sorted by, the id, the document.
 fn listing(table: &'static str, column: &'static str) -> QueryBuilder<Sqlite> {
     QueryBuilder::new(format!("SELECT {column} AS place, id, doc FROM {table} WHERE 1 = 1"))
+}
+
+/// Leaves names that begin in this way.
+fn begins_with(query: &mut QueryBuilder<Sqlite>, prefix: &str) {
+    let length = i64::try_from(prefix.chars().count()).unwrap_or(i64::MAX);
+    query.push(" AND substr(name, 1, ").push_bind(length).push(") = ").push_bind(prefix.to_owned());
 }
 
 /// Ids sort by when they were made.

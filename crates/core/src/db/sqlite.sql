@@ -39,10 +39,9 @@ CREATE INDEX snapshots_by_sandbox ON snapshots (sandbox, created_ms, id);
 CREATE INDEX snapshots_by_project ON snapshots (project, created_ms, id);
 CREATE INDEX snapshots_by_expiry ON snapshots (expires_ms) WHERE deleted_ms IS NULL;
 CREATE INDEX snapshots_by_death ON snapshots (deleted_ms) WHERE deleted_ms IS NOT NULL;
--- `created` and `updated` are times that sort as text.
 CREATE TABLE drives (
-    id TEXT PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, created TEXT NOT NULL, updated TEXT NOT NULL,
-    doc TEXT NOT NULL, UNIQUE (project, name)
+    id TEXT PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, created_ms INTEGER NOT NULL,
+    updated_ms INTEGER NOT NULL, doc TEXT NOT NULL, UNIQUE (project, name)
 ) WITHOUT ROWID;
 CREATE TABLE idempotency (
     project TEXT NOT NULL, key TEXT NOT NULL, request TEXT NOT NULL, answer TEXT NOT NULL, at_ms INTEGER NOT NULL,

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use super::boot::chain_of;
 use super::{Error, Inner, Result};
-use crate::db::{DriveQuery, Page};
+use crate::db::Page;
 use crate::driver::MachineMount;
 use crate::failpoint;
 use crate::model::{
@@ -200,7 +200,7 @@ impl Inner {
 
     /// Frees all drives that nobody has, whatever they say.
     pub(super) async fn free_stale_drives(&self) -> Result<()> {
-        let all = self.db.drives(None, &DriveQuery::default(), &Page::all()).await?.items;
+        let all = self.db.drives(None, None, &Page::all()).await?.items;
         for drive in all.into_iter().filter(|drive| drive.attached.is_some()) {
             let _drives = self.drives.lock().await;
             // Asked again under the lock: it may have been attached anew.

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::{Engine, Error, Inner, Result};
-use crate::db::{DriveQuery, Page, Paged};
+use crate::db::{Page, Paged};
 use crate::failpoint;
 use crate::model::{DRIVE_SIZE, Drive, DriveId, FORMAT, Mounts, Name, Size, check_drive_name, now};
 use crate::store::Durability;
@@ -83,7 +83,7 @@ impl Engine {
         found.ok_or_else(|| Error::NoDrive(id.to_string()))
     }
 
-    /// Lists drives.
+    /// Lists drives whose names begin as given.
     ///
     /// # Errors
     ///
@@ -91,10 +91,10 @@ impl Engine {
     pub async fn drives(
         &self,
         project: &Name,
-        query: &DriveQuery,
+        name_prefix: Option<&str>,
         page: &Page,
     ) -> Result<Paged<Drive>> {
-        Ok(self.inner.db.drives(Some(project), query, page).await?)
+        Ok(self.inner.db.drives(Some(project), name_prefix, page).await?)
     }
 
     /// Makes a new drive that holds what another one held when it was last detached.

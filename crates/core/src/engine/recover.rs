@@ -24,7 +24,7 @@ use super::boot::chain_of;
 use super::lifecycle::Phase;
 use super::live::{Live, socket};
 use super::{Error, Inner, Result};
-use crate::db::{DriveQuery, Filter, Owner, Page, Tombstones};
+use crate::db::{Filter, Owner, Page, Tombstones};
 use crate::driver::Link;
 use crate::guest::{Guest, GuestError};
 use crate::model::{
@@ -112,7 +112,7 @@ impl Inner {
             tracing::error!(path = %damaged.path.display(), reason = %damaged.reason, "a drive's manifest does not read; it is left as it is");
         }
         let known: HashSet<_> = drives.good.iter().map(|drive| drive.id.clone()).collect();
-        for stale in self.db.drives(None, &DriveQuery::default(), &Page::all()).await?.items {
+        for stale in self.db.drives(None, None, &Page::all()).await?.items {
             if !known.contains(&stale.id) {
                 self.db.remove_drive(&stale.id).await?;
             }

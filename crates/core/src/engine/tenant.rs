@@ -12,7 +12,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha256};
 
 use super::{Engine, Error, Inner, Result, later};
-use crate::db::{DriveQuery, Filter, Owner, Page, Tombstones};
+use crate::db::{Filter, Owner, Page, Tombstones};
 use crate::model::{FORMAT, Key, KeyId, Name, Project, Scope, Snapshot, Span, now};
 use crate::store::Durability;
 
@@ -112,7 +112,7 @@ impl Engine {
             .await?
             .items
             .len();
-        let drives = self.inner.db.drives(Some(name), &DriveQuery::default(), &Page::all()).await?;
+        let drives = self.inner.db.drives(Some(name), None, &Page::all()).await?;
         let drives = drives.items.len();
         if left > 0 || drives > 0 {
             return Err(Error::ProjectInUse { project: name.clone(), sandboxes: left, drives });
