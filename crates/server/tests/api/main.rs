@@ -10,3 +10,4 @@ mod lists;
 mod routes;
 mod streams;
 mod tenants;
+mod vercel;
