@@ -203,9 +203,10 @@ async fn a_snapshot_goes_only_when_nobody_stands_on_it(db: &dyn Db) {
     assert_eq!(list(Tombstones::With).await.len(), 2);
     let record = db.snapshot_record(&old.id).await.expect("it finds").expect("a tombstone");
     assert!(record.deleted_at.is_some() && record.layers.is_empty());
-    let old_ones = db.old_tombstones(later(1)).await.expect("it lists");
+    let old_ones = db.old_tombstones(later(1), 100).await.expect("it lists");
     assert!(old_ones.contains(&old.id) && old_ones.contains(&new.id));
-    assert_eq!(db.old_tombstones(later(-60)).await.expect("it lists"), []);
+    assert_eq!(db.old_tombstones(later(-60), 100).await.expect("it lists"), []);
+    assert_eq!(db.old_tombstones(later(-60), 1).await.expect("it lists").len(), 1, "too many");
     db.remove_snapshot(&old.id).await.expect("it forgets");
     assert_eq!(db.snapshot_record(&old.id).await.expect("it finds"), None);
     let third = snapshot(&holder, 3);

@@ -24,7 +24,9 @@ use crate::root::small_root_tar;
 ///
 /// Dropping it ends whatever machine is still alive and removes everything.
 pub struct House {
-    dir: TempDir,
+    dir: PathBuf,
+    /// Absent in a process that another one lent its house to.
+    owned: Option<TempDir>,
     data: PathBuf,
     config: ContainerConfig,
     /// How engines opened here behave.
@@ -70,7 +72,36 @@ impl House {
         let uid_base = 0x7000_0000 + (id % 0x400) * 0x20_0000;
         let settings = Settings { uid_base, uid_ranges: 32, ..Settings::default() };
         let data = dir.path().join("data");
-        Ok(Self { dir, data, config, settings })
+        Ok(Self { dir: dir.path().to_owned(), owned: Some(dir), data, config, settings })
+    }
+
+    /// What a process is to have in its environment so that [`lent`](Self::lent) is this house.
+    #[must_use]
+    pub fn lend(&self) -> [(&'static str, String); 3] {
+        [
+            ("SANDKEEP_HOUSE", self.dir.display().to_string()),
+            ("SANDKEEP_HOUSE_CGROUP", self.config.cgroup_parent.clone()),
+            ("SANDKEEP_HOUSE_UIDS", self.settings.uid_base.to_string()),
+        ]
+    }
+
+    /// The house that another process lent to this one. It stays when this process is gone.
+    ///
+    /// # Panics
+    ///
+    /// When the environment was set by somebody else.
+    #[must_use]
+    pub fn lent() -> Option<Self> {
+        let dir = PathBuf::from(std::env::var_os("SANDKEEP_HOUSE")?);
+        let of = |name: &str| std::env::var(name).expect("set with the house");
+        let config = ContainerConfig {
+            agent: dir.join("keep-agent"),
+            run_dir: dir.join("run"),
+            cgroup_parent: of("SANDKEEP_HOUSE_CGROUP"),
+        };
+        let uid_base = of("SANDKEEP_HOUSE_UIDS").parse().expect("a number");
+        let settings = Settings { uid_base, uid_ranges: 32, ..Settings::default() };
+        Some(Self { data: dir.join("data"), dir, owned: None, config, settings })
     }
 
     /// The data directory.
@@ -89,7 +120,7 @@ impl House {
     /// The directory everything of the test is in.
     #[must_use]
     pub fn path(&self) -> &Path {
-        self.dir.path()
+        &self.dir
     }
 
     /// A driver as the engine has it.
@@ -116,7 +147,7 @@ impl House {
             Parts { store, images, db: Arc::new(db), drivers, settings: self.settings.clone() };
         let engine = Engine::open(parts).await.expect("the engine opens");
         if engine.images().get("small").await.is_err() {
-            let tar = self.dir.path().join("small.tar");
+            let tar = self.dir.join("small.tar");
             small_root_tar(&tar).expect("a small root");
             engine
                 .images()
@@ -133,6 +164,9 @@ impl House {
 
 impl Drop for House {
     fn drop(&mut self) {
+        if self.owned.is_none() {
+            return;
+        }
         let driver = self.driver();
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
             return;
@@ -160,8 +194,8 @@ impl Drop for House {
         // wrote: the directory is gone for good when it is gone twice.
         let mut gone = 0;
         for _ in 0..100 {
-            let _ = fs::remove_dir_all(self.dir.path());
-            gone = if self.dir.path().exists() { 0 } else { gone + 1 };
+            let _ = fs::remove_dir_all(&self.dir);
+            gone = if self.dir.exists() { 0 } else { gone + 1 };
             if gone == 2 {
                 break;
             }

@@ -256,8 +256,8 @@ pub trait Db: fmt::Debug + Send + Sync {
     ) -> DbResult<Paged<Snapshot>>;
     /// Lists snapshots whose time is up, whoever stands on them.
     async fn expired_snapshots(&self, now: Timestamp) -> DbResult<Vec<Snapshot>>;
-    /// Lists tombstones from before `before`.
-    async fn old_tombstones(&self, before: Timestamp) -> DbResult<Vec<SnapshotId>>;
+    /// Lists tombstones from before `before`, and all but the newest `most`.
+    async fn old_tombstones(&self, before: Timestamp, most: u32) -> DbResult<Vec<SnapshotId>>;
     /// Puts a tombstone in the place of its snapshot, `unless` somebody stands on it or it is one
     /// already: then nothing changes and the answer is false. Atomic with [`claim`](Self::claim) and
     /// [`put_sandbox`](Self::put_sandbox).

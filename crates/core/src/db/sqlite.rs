@@ -431,9 +431,11 @@ impl Db for SqliteDb {
         rows.iter().map(read).collect()
     }
 
-    async fn old_tombstones(&self, before: Timestamp) -> DbResult<Vec<SnapshotId>> {
-        let query = sqlx::query("SELECT doc FROM snapshots WHERE deleted_ms < ?")
-            .bind(before.as_millisecond());
+    async fn old_tombstones(&self, before: Timestamp, most: u32) -> DbResult<Vec<SnapshotId>> {
+        let sql = "SELECT doc FROM snapshots WHERE deleted_ms < ? OR id IN \
+                   (SELECT id FROM snapshots WHERE deleted_ms IS NOT NULL \
+                   ORDER BY deleted_ms DESC, id DESC LIMIT -1 OFFSET ?)";
+        let query = sqlx::query(sql).bind(before.as_millisecond()).bind(i64::from(most));
         let rows = query.fetch_all(&self.pool).await.map_err(failed("list tombstones"))?;
         rows.iter().map(|row| read::<Snapshot>(row).map(|tombstone| tombstone.id)).collect()
     }

@@ -71,7 +71,7 @@ impl Inner {
             let stays = match sandbox.on_delete {
                 OnDelete::Drop => {
                     let unless = Unless::HeldByOther(&sandbox.id);
-                    !self.bury_snapshot(&snapshot.id, unless, Durability::Synced).await?
+                    !self.bury_snapshot(&snapshot.id, unless, Durability::Soon).await?
                 }
                 OnDelete::Keep => {
                     let mark = self.change_snapshot(&snapshot.id, Durability::Synced, |snapshot| {

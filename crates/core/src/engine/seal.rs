@@ -182,7 +182,7 @@ impl Inner {
         } else {
             self.record(&mut after, Durability::Synced).await?;
             for layer in [Some(&open), sandbox.unsealed.as_ref()].into_iter().flatten() {
-                self.store.discard(layer).await?;
+                self.try_to_discard(layer).await;
             }
             self.current_snapshot(&after).await?
         };
@@ -199,27 +199,43 @@ impl Inner {
         ending: Ending,
     ) -> Result<Option<Snapshot>> {
         let mut layers = sandbox.open_chain.clone();
+        let mut empty = Vec::new();
         if let Some(under) = &sandbox.unsealed
             && self.seal_layer(under, sandbox).await?.is_none()
         {
             layers.retain(|layer| layer != under);
+            empty.push(under);
         }
-        if let Some(layer) = self.seal_layer(open, sandbox).await? {
-            layers.insert(0, layer);
+        match self.seal_layer(open, sandbox).await? {
+            Some(layer) => layers.insert(0, layer),
+            None => empty.push(open),
         }
         failpoint::pass("seal.sealed");
-        let id = SnapshotId::of_layer(open);
-        if let Some(current) = self.current_snapshot(after).await?
-            && current.layers == layers
-            && !ending.always
-        {
-            // Nothing was written: what it stood on is still what it stands on.
-            self.record(after, Durability::Synced).await?;
-            return Ok(Some(current));
+        let current = self.current_snapshot(after).await?;
+        let snapshot = match current.filter(|current| current.layers == layers && !ending.always) {
+            Some(current) => {
+                // Nothing was written: what it stood on is still what it stands on.
+                self.record(after, Durability::Synced).await?;
+                current
+            }
+            None => {
+                let id = SnapshotId::of_layer(open);
+                let snapshot = self.new_snapshot(after, id, layers, ending.kind, ending.into());
+                self.commit(after, &snapshot).await?;
+                snapshot
+            }
+        };
+        for layer in empty {
+            self.try_to_discard(layer).await;
         }
-        let snapshot = self.new_snapshot(after, id, layers, ending.kind, ending.into());
-        self.commit(after, &snapshot).await?;
         Ok(Some(snapshot))
+    }
+
+    /// Removes a layer that no record names any more.
+    async fn try_to_discard(&self, layer: &LayerId) {
+        if let Err(error) = self.store.discard(layer).await {
+            tracing::warn!(%layer, error = chain_of(&error), "an unused layer is left to the collector");
+        }
     }
 
     async fn seal_layer(&self, layer: &LayerId, sandbox: &Sandbox) -> Result<Option<LayerId>> {
@@ -294,6 +310,8 @@ impl Inner {
 
     /// Acknowledges a snapshot: its manifest, then the sandbox's, both on stable storage.
     pub(super) async fn commit(&self, sandbox: &mut Sandbox, snapshot: &Snapshot) -> Result<()> {
+        // Nobody deletes it in between, when no sandbox stands on it yet.
+        let _record = self.snapshot_locks.lock(&snapshot.id).await;
         self.store.write(snapshot, Durability::Synced).await?;
         failpoint::pass("commit.snapshot");
         self.db.put_snapshot(snapshot).await?;

@@ -29,6 +29,9 @@ use crate::store::Durability;
 /// How long a tombstone stays.
 const REMEMBERED: jiff::SignedDuration = jiff::SignedDuration::from_hours(30 * 24);
 
+/// How many stay: a sandbox that stops every minute must not make starting the daemon slow.
+const MOST: u32 = 10_000;
+
 /// Locks for records; two that share one wait for each other now and then, and that is all.
 #[derive(Debug)]
 pub(super) struct Locks([Mutex<()>; 64]);
@@ -40,7 +43,7 @@ impl Default for Locks {
 }
 
 impl Locks {
-    async fn lock(&self, id: &SnapshotId) -> MutexGuard<'_, ()> {
+    pub(super) async fn lock(&self, id: &SnapshotId) -> MutexGuard<'_, ()> {
         let mut hasher = DefaultHasher::new();
         id.hash(&mut hasher);
         let place = usize::try_from(hasher.finish() % 64).unwrap_or(0);
@@ -124,6 +127,7 @@ impl Engine {
         failpoint::pass("snapshot.buried");
         for holder in self.inner.db.sandboxes_on(id).await? {
             self.inner.strand(holder, id).await?;
+            failpoint::pass("snapshot.told");
         }
         self.inner.collect_soon();
         Ok(freed)
@@ -276,7 +280,7 @@ impl Inner {
             }
         }
         let before = now().checked_sub(REMEMBERED).unwrap_or_else(|_| now());
-        for id in self.db.old_tombstones(before).await? {
+        for id in self.db.old_tombstones(before, MOST).await? {
             self.store.remove::<Snapshot>(&id).await?;
             self.db.remove_snapshot(&id).await?;
         }

@@ -122,7 +122,8 @@ impl Store {
         self.layer_dir(id).join("diff")
     }
 
-    /// Seals a layer that nothing writes to any more. Empty ones make no layer and are removed.
+    /// Seals a layer that nothing writes to any more. An empty one makes no layer, however often it is
+    /// asked for, and is left to be [discarded](Self::discard) when no record names it any more.
     /// Sealing a sealed layer answers with what it is.
     ///
     /// # Errors
@@ -152,7 +153,6 @@ impl Store {
         exclusions.apply(&diff)?;
         failpoint::pass("store.seal.excluded");
         if self.is_untouched(id)? {
-            self.discard_dir(&dir, id.as_str())?;
             return Ok(None);
         }
         // The kernel's room, and the mount points a driver may have put there for the session.

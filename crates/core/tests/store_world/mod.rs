@@ -58,6 +58,11 @@ impl World {
         let seen = describe(mount.path());
         drop(mount);
         let layer = self.store.seal(&open, &SealOptions::default()).await.expect("sealed");
+        if layer.is_none() {
+            let again = self.store.seal(&open, &SealOptions::default()).await.expect("sealed");
+            assert_eq!(again, None, "an empty layer is none however often it is asked for");
+            self.store.discard(&open).await.expect("discarded");
+        }
         (layer, seen)
     }
 

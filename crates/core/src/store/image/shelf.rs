@@ -308,6 +308,8 @@ impl Shelf {
                 lock(&self.made).insert(key, layer.id.clone());
             }
             stack.push(layer.id, &diff);
+        } else {
+            self.discard(open).await;
         }
         Ok(())
     }

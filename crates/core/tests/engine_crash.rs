@@ -1,0 +1,207 @@
+//! The daemon dies in the middle of an end that was asked for in a special way, and the next one
+//! finishes it in that way.
+//!
+//! Each place is tried in a process of its own: this test starts itself again with the place armed
+//! and its own house, lets it die there, and looks at what it left. The ordinary ways are gone through
+//! with a real daemon, in the tests of `keep`.
+
+#![cfg(feature = "failpoints")]
+#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
+
+use std::process::Command;
+use std::time::Duration;
+
+use sandkeep_core::db::Page;
+use sandkeep_core::engine::lifecycle::Phase;
+use sandkeep_core::engine::{
+    Create, Delete, Engine, Error, Fork, Method, OnDelete, SnapshotFilter, Stop, Wish,
+};
+use sandkeep_core::model::{Patch, SessionEnd, Snapshot, SnapshotId, Span};
+use sandkeep_core::store::Store;
+use sandkeep_testkit::house::{House, name, of, project, sh, small};
+
+macro_rules! house {
+    () => {
+        match House::new() {
+            Ok(house) => house,
+            Err(why) => return eprintln!("SKIPPED {}: {why}", module_path!()),
+        }
+    };
+}
+
+/// What the process that dies does. Without a house it is not that process and does nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn victim() {
+    let Some(house) = House::lent() else { return };
+    let engine = house.open().await;
+    let app = name("app");
+    match std::env::var("SANDKEEP_TEST_DEED").unwrap().as_str() {
+        "stop" => {
+            let stop = Stop {
+                snapshot: Wish::Always,
+                method: Method::Manual,
+                expires: Some(Some(Span::days(3))),
+                ..Stop::default()
+            };
+            engine.stop(&project(), &app, stop, None).await.unwrap();
+        }
+        "delete" => {
+            let delete = Delete { snapshots: OnDelete::Keep };
+            engine.delete(&project(), &app, delete, None).await.unwrap();
+        }
+        force => {
+            let id: SnapshotId = force.parse().unwrap();
+            engine.delete_snapshot(&project(), &id, true).await.unwrap();
+        }
+    }
+    engine.shutdown().await;
+}
+
+/// Hands the house to a process that dies at `point` while doing `deed`, and opens it again.
+async fn cut(house: &House, engine: Engine, deed: &str, point: &str) -> Engine {
+    engine.shutdown().await;
+    drop(engine);
+    // What the engine does by itself holds the directory until it notices.
+    for _ in 0..200 {
+        if Store::open(&house.data()).is_ok() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "victim", "--nocapture"])
+        .envs(house.lend())
+        .env("SANDKEEP_TEST_DEED", deed)
+        .env("SANDKEEP_FAILPOINT", point)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{point} is never passed: {text}");
+    assert!(!text.contains("panicked"), "{point}: {text}");
+    house.open().await
+}
+
+async fn snapshots(engine: &Engine) -> Vec<Snapshot> {
+    let found = engine.snapshots(&project(), of("app"), &Page::all()).await.unwrap();
+    found.items.into_iter().map(|sized| sized.item).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_ends_the_way_it_was_asked_for_and_is_counted_once() {
+    let house = house!();
+    let mut engine = house.open().await;
+    let patch = Patch { persistent: Some(false), ..small("app").patch };
+    engine.create(&project(), Create { patch, ..small("app") }, None).await.unwrap();
+    let mut made = 0;
+    for point in [
+        "seal.recorded",
+        "seal.down",
+        "seal.sealed",
+        "commit.snapshot",
+        "commit.sandbox",
+        "seal.done",
+    ] {
+        let session = engine.start(&project(), &name("app"), None).await.unwrap().session.unwrap();
+        sh(&engine, "app", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done").await;
+        engine = cut(&house, engine, "stop", point).await;
+        made += 1;
+        let all = snapshots(&engine).await;
+        assert_eq!(all.len(), made, "{point}: one snapshot for one stop");
+        let snapshot = &all[0];
+        assert_eq!(snapshot.method, Method::Manual, "{point}");
+        assert_eq!(snapshot.expires_after, Some(Span::days(3)), "{point}");
+        assert_eq!(snapshot.session, session.id, "{point}");
+        let (sandbox, ended) = engine.session(&project(), &session.id).await.unwrap();
+        assert_eq!(sandbox.phase, Phase::Stopped, "{point}");
+        assert_eq!(sandbox.current.as_ref(), Some(&snapshot.id), "{point}");
+        assert_eq!(ended.end, Some(SessionEnd::Stopped), "{point}");
+        assert_eq!(ended.snapshot.as_ref(), Some(&snapshot.id), "{point}");
+        assert!(ended.requested_stop_at.is_some() && ended.ended_at.is_some(), "{point}");
+        if point != "seal.recorded" {
+            assert!(ended.usage.active_cpu_ms > 0, "{point}: what it used is not lost");
+        }
+        let sessions = engine.sessions(&project(), &name("app"), &Page::all()).await.unwrap();
+        let wall: u64 = sessions.items.iter().map(|session| session.usage.wall_ms).sum();
+        let cpu: u64 = sessions.items.iter().map(|session| session.usage.active_cpu_ms).sum();
+        assert_eq!((sandbox.totals.wall_ms, sandbox.totals.active_cpu_ms), (wall, cpu), "{point}");
+    }
+    engine.delete(&project(), &name("app"), Delete::default(), None).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn snapshots_that_were_to_be_kept_are_kept() {
+    let mut house = house!();
+    house.settings.housekeeping = Duration::from_millis(100);
+    let mut engine = house.open().await;
+    for point in [
+        "erase.recorded",
+        "erase.down",
+        "erase.snapshot",
+        "erase.snapshot:2",
+        "erase.snapshots",
+        "store.remove_sandbox.before",
+        "store.remove_sandbox.before_sync",
+        "erase.done",
+    ] {
+        engine.create(&project(), small("app"), None).await.unwrap();
+        for round in ["one", "two"] {
+            sh(&engine, "app", &format!("echo {round} > /work/round")).await;
+            engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
+        }
+        engine.start(&project(), &name("app"), None).await.unwrap();
+        engine = cut(&house, engine, "delete", point).await;
+        assert!(engine.get(&project(), &name("app")).await.is_err(), "{point}: begun is finished");
+        // Long enough for what goes by itself to have gone.
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        let kept = snapshots(&engine).await;
+        assert_eq!(kept.len(), 2, "{point}");
+        assert!(kept.iter().all(|snapshot| snapshot.outlives), "{point}");
+        let from = Create { from: Some(kept[0].id.clone()), ..small("again") };
+        engine.create(&project(), from, None).await.unwrap();
+        assert_eq!(sh(&engine, "again", "cat /work/round").await.out, "two\n", "{point}");
+        engine.delete(&project(), &name("again"), Delete::default(), None).await.unwrap();
+        for snapshot in kept {
+            engine.delete_snapshot(&project(), &snapshot.id, false).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_that_is_deleted_under_sandboxes_is_gone_for_all_of_them() {
+    let house = house!();
+    let mut engine = house.open().await;
+    for (point, gone) in [
+        ("store.write.before_rename", false),
+        ("store.write.done", true),
+        ("snapshot.buried", true),
+        ("snapshot.told", true),
+        ("snapshot.told:2", true),
+    ] {
+        engine.create(&project(), small("app"), None).await.unwrap();
+        sh(&engine, "app", "echo kept > /work/file").await;
+        let stopped = engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
+        let id = stopped.snapshot.unwrap().item.id;
+        let fork = Fork { name: Some(name("fork")), ..Fork::default() };
+        engine.fork(&project(), &name("app"), fork, None).await.unwrap();
+        engine = cut(&house, engine, id.as_str(), point).await;
+        for sandbox in ["app", "fork"] {
+            let started = engine.start(&project(), &name(sandbox), None).await;
+            if gone {
+                assert!(
+                    matches!(&started, Err(Error::SnapshotGone { snapshot, .. }) if *snapshot == id),
+                    "{point}: {started:?}"
+                );
+                let known = engine.get(&project(), &name(sandbox)).await.unwrap().sandbox;
+                assert_eq!((known.current, known.missing), (None, Some(id.clone())), "{point}");
+            } else {
+                started.unwrap();
+                assert_eq!(sh(&engine, sandbox, "cat /work/file").await.out, "kept\n", "{point}");
+            }
+            engine.delete(&project(), &name(sandbox), Delete::default(), None).await.unwrap();
+        }
+        let filter = SnapshotFilter { deleted: true, ..of("app") };
+        let all = engine.snapshots(&project(), filter, &Page::all()).await.unwrap().items;
+        let record = all.into_iter().find(|sized| sized.item.id == id).unwrap().item;
+        assert!(record.deleted_at.is_some() || !gone, "{point}");
+    }
+}
