@@ -169,7 +169,7 @@ async fn snapshots_outlive_their_sandbox_if_that_is_asked_for() {
     engine.delete(&project(), &name("app"), Delete::default(), None).await.unwrap();
     assert_eq!(ids(&listed(&engine, of("app")).await), [made[1].clone(), made[0].clone()]);
     assert_eq!(listed(&engine, with_deleted("app")).await.len(), 3);
-    for id in &made {
+    for id in made.iter().rev() {
         let freed = engine.delete_snapshot(&project(), id, false).await.unwrap();
         assert!(freed > 0, "nobody else holds what it added");
     }
