@@ -4,9 +4,11 @@
 //! is what it means on this machine, worked out once and passed down. The command line and the
 //! environment win over the file, the file over defaults.
 
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 
+use sandkeep_server::VercelSettings;
 use serde::Deserialize;
 
 use crate::args::{Global, ServeArgs};
@@ -30,6 +32,29 @@ struct File {
     log: Option<String>,
     /// Whether the image `host` is made at the start.
     host_image: Option<bool>,
+    /// How Vercel's clients are served.
+    #[serde(default)]
+    vercel: VercelFile,
+}
+
+/// What a settings file says about Vercel's clients.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VercelFile {
+    /// The image their default machine is made of; `host` if absent.
+    default_image: Option<String>,
+    /// Which images runtimes stand for.
+    #[serde(default)]
+    runtimes: BTreeMap<String, String>,
+    /// Which images their images stand for.
+    #[serde(default)]
+    images: BTreeMap<String, String>,
+    /// The longest a session may last.
+    max_timeout: Option<String>,
+    /// Where clients reach this server from outside.
+    public_url: Option<String>,
+    /// The domain whose subdomains lead to ports.
+    domain: Option<String>,
 }
 
 /// How this server runs.
@@ -45,6 +70,8 @@ pub(crate) struct Resolved {
     pub(crate) log: String,
     /// Whether the image `host` is made at the start.
     pub(crate) host_image: bool,
+    /// How Vercel's clients are served.
+    pub(crate) vercel: VercelSettings,
 }
 
 /// Works out how to serve.
@@ -76,7 +103,21 @@ pub(crate) fn resolve(global: &Global, args: ServeArgs) -> Result<Resolved, Fail
         unix_socket,
         log: args.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
         host_image: !args.no_host_image && file.host_image.unwrap_or(true),
+        vercel: vercel(file.vercel)?,
     })
+}
+
+fn vercel(file: VercelFile) -> Result<VercelSettings, Failure> {
+    let VercelFile { default_image, runtimes, images, max_timeout, public_url, domain } = file;
+    let usual = VercelSettings::default();
+    let max_timeout = match max_timeout {
+        Some(text) => text.parse().map_err(|error| {
+            let hint = "write a span like `24h` or `7d`";
+            Failure::caused(format!("`{text}` is no max_timeout"), error).with_hint(hint)
+        })?,
+        None => usual.max_timeout,
+    };
+    Ok(VercelSettings { default_image, runtimes, images, max_timeout, public_url, domain })
 }
 
 fn read(path: &Path) -> Result<File, Failure> {
@@ -134,12 +175,26 @@ mod tests {
     }
 
     #[test]
+    fn vercels_clients_are_told_what_their_words_stand_for() {
+        let toml = "[vercel]\ndefault_image = 'base'\nmax_timeout = '2h'\n\
+            [vercel.runtimes]\nnode24 = 'node:24'\n[vercel.images]\n'a/b/c' = 'mine:1'";
+        let vercel = with(toml, ServeArgs::default(), None).unwrap().vercel;
+        assert_eq!(vercel.default_image.as_deref(), Some("base"));
+        assert_eq!(vercel.runtimes["node24"], "node:24");
+        assert_eq!(vercel.images["a/b/c"], "mine:1");
+        assert_eq!(vercel.max_timeout.0, 2 * 3600 * 1000);
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused_with_a_hint() {
         for toml in [
             "lisen = '127.0.0.1:1'",
             "listen = 7",
             "listen = 'nowhere'",
             "listen = 'off'\nunix_socket = 'off'",
+            "[vercel]\nruntime = 'node24'",
+            "[vercel]\nmax_timeout = 'long'",
+            "[vercel.runtimes]\nnode24 = 24",
         ] {
             let failure = with(toml, ServeArgs::default(), None).unwrap_err();
             assert!(failure.hint().is_some(), "{toml}: {failure:?}");

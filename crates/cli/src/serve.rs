@@ -17,7 +17,7 @@ use sandkeep_core::engine::{Engine, Parts, Settings};
 use sandkeep_core::model::{Name, Scope};
 use sandkeep_core::store::Store;
 use sandkeep_core::store::image::{HOST, ImageSettings, Images, Reporter};
-use sandkeep_server::{Limits, ServeConfig, Server, VercelSettings};
+use sandkeep_server::{Limits, ServeConfig, Server};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -46,7 +46,7 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
         unix: config.unix_socket.clone(),
         scratch: config.data.join("tmp"),
         limits: Limits::default(),
-        vercel: VercelSettings::default(),
+        vercel: config.vercel.clone(),
     })
     .await
     .map_err(|error| {

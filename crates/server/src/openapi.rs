@@ -64,6 +64,7 @@ use crate::api::{commands, exec, files, images, ports, sandboxes, snapshots, ten
         images::remove,
         images::pull,
         images::import,
+        images::dress,
         tenants::projects,
         tenants::create_project,
         tenants::delete_project,

@@ -15,7 +15,35 @@ Settings may also stand in a TOML file given by --config; options and variables 
   listen = \"127.0.0.1:7777\"       # or \"off\"
   unix_socket = \"/run/keep.sock\"  # keep.sock in the data directory if absent, or \"off\"
   log = \"info\"
-  host_image = true               # make the image `host` at the first start";
+  host_image = true               # make the image `host` at the first start
+
+  [vercel]                        # what Vercel's clients get
+  default_image = \"host\"          # what their default machine is made of
+  max_timeout = \"24h\"             # the longest a session may last
+  public_url = \"https://keep.example.com\"  # where they reach this server from outside
+  domain = \"keep.example.com\"     # its subdomains lead to ports inside sandboxes
+  runtimes.node24 = \"node:24\"     # which image a runtime stands for
+  images.\"team/project/repo\" = \"my-image:1\"  # and an image";
+
+const DRESS_HELP: &str = "\
+The user is `ubuntu`, its home /vercel, and commands begin in /vercel/sandbox. A runtime for Vercel's clients is
+an image called vercel/RUNTIME:
+
+  keep image pull node:24 && keep image dress vercel/node24 --from node:24
+  npm install --prefix /opt/node24 node@24 npm
+  keep image dress vercel/node24 --add /opt/node24:/vercel/runtimes/node24 \\
+    --path /vercel/runtimes/node24/node_modules/.bin";
+
+/// A directory here, or on the server where that is elsewhere, and where it goes.
+fn addition(text: &str) -> Result<(PathBuf, String), String> {
+    match text.rsplit_once(':') {
+        Some((from, to)) if !from.is_empty() && to.starts_with('/') => {
+            let from = std::path::absolute(from).map_err(|error| error.to_string())?;
+            Ok((from, to.to_owned()))
+        }
+        _ => Err("write DIR:PATH, with a PATH that begins with `/`".to_owned()),
+    }
+}
 
 /// Arguments of `serve`. The data directory is the global option `--data`.
 #[derive(Debug, Default, Args)]
@@ -88,6 +116,24 @@ pub(crate) enum ImageCommand {
         /// Show no progress
         #[arg(short = 'q', long)]
         quiet: bool,
+    },
+    /// Make an image of another, with a default user, a home and `sudo`, as some clients expect it
+    #[command(after_help = DRESS_HELP)]
+    Dress {
+        /// What to call it
+        name: String,
+        /// The image it is made of
+        #[arg(long, value_name = "IMAGE", default_value = "host")]
+        from: String,
+        /// Put a directory of the server into it
+        #[arg(long, value_name = "DIR:PATH", value_parser = addition)]
+        add: Vec<(PathBuf, String)>,
+        /// Set a variable for all commands
+        #[arg(short = 'e', long = "env", value_name = "NAME=VALUE", value_parser = super::sandbox::pair)]
+        env: Vec<(String, String)>,
+        /// Put a directory in front of PATH
+        #[arg(long, value_name = "DIR")]
+        path: Vec<String>,
     },
     /// Delete images; sandboxes that stand on them keep what they need
     Rm {

@@ -58,7 +58,7 @@ pub(super) async fn doctor(global: &Global, args: &DoctorArgs) -> Result<(), Fai
     let mut findings = vec![user(), kernel(), control_groups()];
     findings.extend(filesystem(&data));
     findings.extend(container(&data).await);
-    findings.extend([kvm(), gvisor(), server(global).await]);
+    findings.extend([machine(), kvm(), gvisor(), server(global).await]);
     let fit = findings.iter().all(|finding| finding.verdict != Verdict::Missing);
     let report = Report { data, fit, findings };
     let screen = Screen::new(global.json);
@@ -116,6 +116,43 @@ fn kernel() -> Finding {
             Some("boot Linux 5.19 or later"),
         ),
     }
+}
+
+/// What clients of other services expect to find in a sandbox on the image of this host.
+fn machine() -> Finding {
+    const NAME: &str = "default machine";
+    let place = |program: &str| {
+        ["/usr/bin", "/usr/sbin", "/bin", "/sbin"]
+            .iter()
+            .map(|directory| Path::new(directory).join(program))
+            .find(|path| path.is_file())
+    };
+    let wanted = ["bash", "useradd", "groupadd", "usermod", "gpasswd", "stat", "find"];
+    let mut lacking: Vec<&str> =
+        wanted.into_iter().filter(|program| place(program).is_none()).collect();
+    // Others than GNU's have these programs without these words.
+    for (program, words) in [
+        ("stat", &["-c", "%s|%f|%u|%g|%X|%Y|%Z|%W|%h|%i|%d|%B|%b", "/"][..]),
+        ("find", &["/", "-maxdepth", "0", "-printf", "%f|%y"]),
+    ] {
+        let Some(path) = place(program) else { continue };
+        let ran = std::process::Command::new(path).args(words).output();
+        let works = ran.is_ok_and(|ran| ran.status.success() && ran.stdout.contains(&b'|'));
+        if !works {
+            lacking.push(if program == "stat" { "GNU coreutils" } else { "GNU findutils" });
+        }
+    }
+    if lacking.is_empty() {
+        let sudo = if place("sudo").is_some() { "the host's" } else { "Sandkeep's own" };
+        let detail = format!("bash, GNU tools, useradd and the like; sudo is {sudo}");
+        return Finding::new(NAME, Verdict::Ok, detail, None);
+    }
+    Finding::new(
+        NAME,
+        Verdict::Weak,
+        format!("sandboxes on the image `host` lack {}", lacking.join(", ")),
+        Some("install them, then `keep image pull host`; or set `default_image` under [vercel]"),
+    )
 }
 
 /// cgroup v2 is one tree with a list of controllers; v1 is one tree for each.

@@ -5,7 +5,7 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use sandkeep_client::types::{Image, ImageProgress, PullRequest};
+use sandkeep_client::types::{AddDirectory, DressRequest, Image, ImageProgress, PullRequest};
 use sandkeep_client::{Fetching, Upload};
 
 use super::{Context, bytes, facts, for_each, or_dash, pairs};
@@ -26,6 +26,15 @@ pub(super) async fn image(context: &Context, command: ImageCommand) -> Result<()
             arrive(context, fetching, quiet).await
         }
         ImageCommand::Import { file, name, quiet } => import(context, file, &name, quiet).await,
+        ImageCommand::Dress { name, from, add, env, path } => {
+            let add = add.into_iter().map(|(from, to)| {
+                let from = from.to_string_lossy().into_owned();
+                AddDirectory { from, to }
+            });
+            let env = env.into_iter().collect();
+            let request = DressRequest { name, from: Some(from), add: add.collect(), env, path };
+            arrive(context, context.client.dress_image(&request).await?, true).await
+        }
         ImageCommand::Rm { names } => {
             for_each(&names, async |name| {
                 context.client.delete_image(&name).await?;
@@ -68,6 +77,7 @@ fn described(paint: Paint, image: &Image) -> String {
             ("cwd", or_dash(image.cwd.clone())),
             ("env", pairs(&image.env)),
             ("source", image.source.clone()),
+            ("dressed", if image.dressed { "yes" } else { "no" }.to_owned()),
             ("created", when::ago(&image.created_at)),
         ],
     )

@@ -24,8 +24,10 @@ pub struct Image {
     pub cwd: Option<String>,
     /// The environment of commands.
     pub env: BTreeMap<String, String>,
-    /// Where it came from: `host`, a path, a registry reference.
+    /// Where it came from: `host`, a path, a registry reference, the image it was dressed from.
     pub source: String,
+    /// Whether it is another image with a layer of the server's own on top.
+    pub dressed: bool,
     /// When it was made here.
     #[schema(format = DateTime)]
     pub created_at: String,
@@ -50,7 +52,37 @@ pub struct ImportRequest {
     pub name: String,
 }
 
-/// One line of the answer to a pull or an import.
+/// An image to be made of another, with a default user, a home and `sudo`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DressRequest {
+    /// What to call it.
+    pub name: String,
+    /// The image it is made of; `host` if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// Directories of the server's own disk to put into it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub add: Vec<AddDirectory>,
+    /// More for the environment of commands.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Directories for `PATH`, in front of what the image has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub path: Vec<String>,
+}
+
+/// A directory of the server's own disk, and where it goes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AddDirectory {
+    /// Where it is on the server.
+    pub from: String,
+    /// Where it is to be in the image.
+    pub to: String,
+}
+
+/// One line of the answer to a pull, an import or a dressing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ImageProgress {

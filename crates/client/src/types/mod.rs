@@ -24,7 +24,7 @@ pub use command::{
 };
 pub use error::{ErrorAnswer, ErrorBody};
 pub use file::{Entry, EntryKind, Listing, MakeDir, Move, Moved};
-pub use image::{Image, ImageProgress, ImportRequest, PullRequest};
+pub use image::{AddDirectory, DressRequest, Image, ImageProgress, ImportRequest, PullRequest};
 pub use quantity::{Size, Span};
 pub use sandbox::{
     Checkpoint, Class, CreateSandbox, Deleted, Extend, Fork, Hook, HookRun, Hooks, IfExists,

@@ -25,7 +25,7 @@ use crate::error::ApiError;
 use crate::listen::closed;
 use crate::openapi::Raw;
 use sandkeep_core::engine;
-use sandkeep_core::store::image::{Progress, Reporter};
+use sandkeep_core::store::image::{Add, Dress, HOST, Progress, Reporter};
 
 /// Lists the images that are here.
 #[utoipa::path(get, path = "/v1/images", tag = "images", operation_id = "list_images",
@@ -135,6 +135,28 @@ pub(crate) async fn import(
         // The upload was only needed until now.
         drop(upload);
         Ok(done?)
+    }))
+}
+
+/// Makes an image of another, with a default user, a home and `sudo`, for clients that expect them.
+#[utoipa::path(post, path = "/v1/images/dress", tag = "images", operation_id = "dress_image",
+    request_body = types::DressRequest,
+    responses((status = 200, description = "NDJSON, a report a line.", body = ImageProgress, content_type = "application/x-ndjson")))]
+pub(crate) async fn dress(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    params: Params,
+    input::Body(request): input::Body<types::DressRequest>,
+) -> Result<Response, ApiError> {
+    params.end()?;
+    let add = request.add.into_iter().map(|add| Add { from: add.from.into(), to: add.to.into() });
+    let dress = Dress { add: add.collect(), env: request.env, path: request.path };
+    let base = request.from.unwrap_or_else(|| HOST.to_owned());
+    let engine = app.engine.clone();
+    let checked = engine.images().check_dress(&base, &request.name, &dress).await;
+    checked.map_err(engine::Error::from)?;
+    Ok(reported(&app, async move |_| {
+        Ok(engine.images().dress(&base, &request.name, &dress).await?)
     }))
 }
 

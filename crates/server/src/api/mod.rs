@@ -137,6 +137,7 @@ fn stream_routes() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/images/pull", post(images::pull))
         .route("/v1/images/import", post(images::import))
+        .route("/v1/images/dress", post(images::dress))
         .route("/v1/snapshots/{id}/export", get(snapshots::export))
         .route("/v1/sandboxes/{name}/exec", post(exec::exec))
         .route("/v1/sandboxes/{name}/exec/ws", get(exec::web_socket))

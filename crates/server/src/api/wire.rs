@@ -340,6 +340,7 @@ pub(super) fn image(image: model::Image, size_bytes: u64) -> types::Image {
         cwd: image.config.cwd,
         env: image.config.env,
         source: image.source,
+        dressed: image.dressed.is_some(),
         created_at: image.created_at.to_string(),
     }
 }

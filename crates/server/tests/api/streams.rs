@@ -309,3 +309,25 @@ async fn a_snapshot_is_exported_and_a_closed_port_is_told() {
     };
     assert_eq!(refused.status(), 400);
 }
+
+#[tokio::test]
+async fn an_image_is_dressed_and_worn() {
+    let Some(served) = Served::with_machines("an_image_is_dressed_and_worn").await else {
+        return;
+    };
+    let body = r#"{"name":"worn","from":"small","env":{"MINE":"1"},"path":["/work"]}"#;
+    let said = lines(&served.post("/v1/images/dress", &served.admin, body).await.body);
+    let image = &said.last().unwrap()["image"];
+    assert_eq!((&image["user"], &image["dressed"]), (&json!("ubuntu"), &json!(true)), "{said:?}");
+    let body = r#"{"name":"box","image":"worn"}"#;
+    assert_eq!(served.post("/v1/sandboxes", &served.write, body).await.status, 201);
+    // `small` has a user 1000 of its own, who is not renamed.
+    let line = "id -un; id -u; pwd; echo $HOME $MINE $PATH; sudo -n id -u; sudo -u user id -un";
+    let said = exec(&served, json!({"argv": ["/bin/sh", "-c", line]})).await;
+    let out = printed(&said, "stdout");
+    assert!(
+        out.starts_with("ubuntu\n1001\n/vercel/sandbox\n/vercel 1 /vercel/bin:/work:"),
+        "{out}"
+    );
+    assert!(out.ends_with("\n0\nuser\n"), "{out}");
+}

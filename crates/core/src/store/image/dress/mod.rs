@@ -87,6 +87,17 @@ impl Images {
         self.put_on(&base, name, dress).await
     }
 
+    /// Whether [`dress`](Self::dress) would begin, for callers that answer before it is done.
+    ///
+    /// # Errors
+    ///
+    /// Returns what is wrong with the wishes, or that there is no such base.
+    pub async fn check_dress(&self, base: &str, name: &str, dress: &Dress) -> ImageResult<()> {
+        check(base, name, dress)?;
+        // The image of this host can always be made.
+        if base == HOST { Ok(()) } else { self.get(base).await.map(drop) }
+    }
+
     /// The image `name`, dressed from `base` as it is now: made when it is missing or was dressed
     /// differently.
     ///
