@@ -189,7 +189,7 @@ fn rows() -> Vec<Row> {
         (GET, "/v1/sandboxes/box/files", "", 400, "invalid", "`path` is needed"),
         (PUT, "/v1/sandboxes/box/files?path=/x&mode=999", "", 400, "invalid", "mode"),
         // Routes.
-        (GET, "/v2/sandboxes", "", 404, "no_such_route", "no such route"),
+        (GET, "/v9/sandboxes", "", 404, "no_such_route", "no such route"),
         (GET, "/", "", 404, "no_such_route", "no such route"),
         (PUT, SANDBOXES, "", 405, "method_not_allowed", "method"),
         (GET, "/v1/sandboxes/box/exec/ws", "", 426, "upgrade_required", ""),
