@@ -49,6 +49,7 @@ pub(crate) struct App {
     pub(crate) rate: RateLimiter,
     pub(crate) scratch: PathBuf,
     pub(crate) vercel: crate::compat::vercel::Settings,
+    pub(crate) vercel_races: crate::compat::vercel::races::Races,
     /// Turns true once, when the server goes down.
     pub(crate) closing: watch::Sender<bool>,
     pub(crate) alive: Alive,
@@ -68,6 +69,7 @@ impl App {
             rate,
             scratch,
             vercel,
+            vercel_races: Default::default(),
             closing: watch::Sender::new(false),
             alive: Alive::new(),
         }

@@ -305,3 +305,27 @@ async fn an_expired_key_makes_no_tokens() {
     let late = served.post("/v1/tokens", &short, r#"{"for":"vercel"}"#).await;
     assert_eq!(late.status, StatusCode::UNAUTHORIZED);
 }
+
+#[tokio::test]
+async fn callers_who_want_the_same_new_sandbox_all_get_it() {
+    let Some(served) = Served::with_machines("callers_who_want_the_same").await else { return };
+    let body = json!({ "name": "box", "image": "small", "ports": [] }).to_string();
+    let get_or_create = async || {
+        let found = served.get("/api/v2/sandboxes/box", &served.write).await;
+        if found.status == StatusCode::OK {
+            return found;
+        }
+        says(&found, 404, "not_found");
+        served.post("/api/v3/sandboxes", &served.write, &body).await
+    };
+    let answers = futures_util::future::join_all((0..12).map(|_| get_or_create())).await;
+    let id = answers[0].json()["session"]["id"].clone();
+    for answer in &answers {
+        assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+        assert_eq!(answer.json()["session"]["id"], id);
+    }
+    // Whoever creates what is there, knowingly, is told.
+    let again = served.post("/api/v3/sandboxes", &served.write, &body).await;
+    says(&again, 400, "bad_request");
+    served.call(Method::DELETE, "/v1/sandboxes/box", &served.write).await;
+}

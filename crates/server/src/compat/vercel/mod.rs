@@ -27,6 +27,7 @@ pub(crate) mod ids;
 mod input;
 mod machine;
 mod network;
+pub(crate) mod races;
 mod sandboxes;
 mod sessions;
 mod settings;

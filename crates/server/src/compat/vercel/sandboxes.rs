@@ -92,9 +92,32 @@ async fn create(
     };
     let patch = wishes.patch;
     let create = Create { name, patch, if_exists: IfExists::Fail, start: true, from };
-    let engine = app.engine.clone();
-    let made = done(async move { engine.create(&caller.project, create, None).await }).await?;
+    let made = make(&app, &caller, create).await?;
     Ok(Json(wire::opened(&app, host.as_deref(), &made)))
+}
+
+/// Makes a sandbox, or hands out the one that somebody else was making meanwhile; see [`super::races`].
+async fn make(app: &App, caller: &Caller, create: Create) -> Result<Opened, VercelError> {
+    let (engine, project) = (app.engine.clone(), caller.project.clone());
+    let Some(name) = create.name.clone() else {
+        return done(async move { engine.create(&project, create, None).await }).await;
+    };
+    let race = app.vercel_races.begin(&project, &name, format!("{create:?}"));
+    let work = async move { Ok(engine.create(&project, create, None).await) };
+    match done(work).await? {
+        Err(Error::NameTaken(taken)) => {
+            let there = app.engine.get(&caller.project, &name).await?;
+            if race.lost(there.sandbox.created_at) {
+                resume(app, caller, &name).await
+            } else {
+                Err(Error::NameTaken(taken).into())
+            }
+        }
+        made => {
+            race.won();
+            Ok(made?)
+        }
+    }
 }
 
 fn name(fields: &mut Fields) -> Result<Option<Name>, VercelError> {
@@ -146,6 +169,9 @@ async fn open(
     asked: Asked,
 ) -> Answer {
     let name = existing(&name)?;
+    if let Err(Error::NoSandbox(_)) = app.engine.get(&caller.project, &name).await {
+        app.vercel_races.missed(&caller.project, &name);
+    }
     let opened = if asked.flag("resume")? {
         crate::auth::may_wake(&caller, &sandkeep_core::engine::WakeMode::Wake)?;
         resume(&app, &caller, &name).await?
