@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sandkeep_core::db::{Filter, Page};
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::engine::{
-    Checkpoint, Create, Delete, Error, Exec, Fork, IfExists, Stop, WakeMode,
+    Checkpoint, Create, Delete, Error, Exec, Fork, ForkFrom, IfExists, Stop, WakeMode,
 };
 use sandkeep_core::model::{Class, Hook, Hooks, Patch, SessionEnd, SnapshotKind, Span, Tags};
 use sandkeep_testkit::house::{House, labelled, name, project, sh, small};
@@ -86,6 +86,33 @@ async fn a_fork_starts_where_its_source_is_and_goes_its_own_way() {
     let stale = Fork { name: Some(name("x")), expect_generation: Some(77), ..Fork::default() };
     let refused = engine.fork(&project(), &name("try"), stale, None).await;
     assert!(matches!(refused, Err(Error::Generation { expected: 77, .. })));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fork_of_what_was_kept_leaves_the_session_alone() {
+    let house = house!();
+    let engine = house.open().await;
+    engine.create(&project(), small("app"), None).await.unwrap();
+    let fork = |to: &str| Fork {
+        name: Some(name(to)),
+        from: ForkFrom::Kept,
+        start: true,
+        ..Fork::default()
+    };
+    sh(&engine, "app", "echo old > /work/file").await;
+    let bare = engine.fork(&project(), &name("app"), fork("bare"), None).await.unwrap();
+    assert_eq!(bare.sandbox.current, None, "nothing was kept yet: it starts from the image");
+    assert_eq!(sh(&engine, "bare", "ls /work").await.out, "");
+
+    engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
+    sh(&engine, "app", "echo new > /work/file").await;
+    let before = engine.get(&project(), &name("app")).await.unwrap().sandbox;
+    let made = engine.fork(&project(), &name("app"), fork("try"), None).await.unwrap();
+    assert_eq!(made.sandbox.current, before.current);
+    assert_eq!(sh(&engine, "try", "cat /work/file").await.out, "old\n");
+    let after = engine.get(&project(), &name("app")).await.unwrap().sandbox;
+    assert_eq!((after.generation, after.session), (before.generation, before.session));
+    assert_eq!(sh(&engine, "app", "cat /work/file").await.out, "new\n");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sandkeep_core::db::Page;
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::engine::{
-    Create, Delete, Engine, Error, ErrorKind, Fork, OnDelete, SnapshotFilter, Stop, Wish,
+    Create, Delete, Engine, Error, ErrorKind, Fork, ForkFrom, OnDelete, SnapshotFilter, Stop, Wish,
 };
 use sandkeep_core::model::{Patch, Snapshot, SnapshotId, Span, Timestamp};
 use sandkeep_core::store::{Durability, Store};
@@ -103,7 +103,11 @@ async fn expiry_counts_from_the_last_use_and_strands_nobody() {
     engine.create(&project(), Create { patch, ..small("app") }, None).await.unwrap();
     let made = rounds(&engine, "app", 3).await;
     assert!(engine.snapshot(&project(), &made[1]).await.unwrap().item.used_at.is_some());
-    let forked = Fork { name: Some(name("fork")), from: Some(made[1].clone()), ..Fork::default() };
+    let forked = Fork {
+        name: Some(name("fork")),
+        from: ForkFrom::Snapshot(made[1].clone()),
+        ..Fork::default()
+    };
     engine.fork(&project(), &name("app"), forked, None).await.unwrap();
     engine.shutdown().await;
     drop(engine);

@@ -1,7 +1,8 @@
 //! Snapshots that lead elsewhere: forks and rollbacks.
 //!
 //! A fork is a new sandbox on the same layers. A running source is checkpointed first, so that a fork
-//! never starts from something older than what was asked for. A rollback keeps what it leaves as a
+//! never starts from something older than what was asked for; who asks for what was last kept
+//! ([`ForkFrom::Kept`]) leaves the session alone. A rollback keeps what it leaves as a
 //! snapshot, so that it can be undone; rolling back to a snapshot of a fork promotes what the fork
 //! did.
 
@@ -13,7 +14,7 @@ use super::lifecycle::Phase;
 use super::sandbox::expect_generation;
 use super::seal::Wanted;
 use super::slot::Slot;
-use super::{Error, Fork, Inner, Opened, Result, RolledBack};
+use super::{Error, Fork, ForkFrom, Inner, Opened, Result, RolledBack};
 use crate::failpoint;
 use crate::model::{
     Ending, Expiry, LayerId, Lineage, Name, Patch, Sandbox, SandboxId, SessionEnd, Snapshot,
@@ -87,14 +88,18 @@ impl Inner {
         let (source_name, from, expect) =
             (name.clone(), request.from.clone(), request.expect_generation);
         let chosen = match &from {
-            Some(from) => Some(self.find_snapshot(project, from).await?),
-            None => None,
+            ForkFrom::Snapshot(from) => Some(self.find_snapshot(project, from).await?),
+            ForkFrom::Now | ForkFrom::Kept => None,
         };
         let work = self.turn(id.clone(), move |inner, slot| async move {
             let mut source = inner.reread(&slot, &id, &source_name).await?;
             expect_generation(&source, expect)?;
             let snapshot = match chosen {
                 Some(snapshot) => Some(snapshot),
+                None if from == ForkFrom::Kept && slot.live().is_some() => {
+                    inner.require_ground(&source).await?;
+                    inner.current_snapshot(&source).await?
+                }
                 None => {
                     let wanted = Wanted::default();
                     inner.snapshot_now(&slot, &mut source, SnapshotKind::Fork, wanted).await?

@@ -377,12 +377,25 @@ pub struct Fork {
     pub name: Option<Name>,
     /// What is to be different from the source.
     pub patch: Patch,
-    /// A snapshot of the source; what it is now if absent.
-    pub from: Option<SnapshotId>,
+    /// What of the source it is to start from.
+    pub from: ForkFrom,
     /// The generation the source must be at.
     pub expect_generation: Option<u64>,
     /// Whether to start it at once.
     pub start: bool,
+}
+
+/// What of its source a fork starts from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ForkFrom {
+    /// What the source is now; one that runs is checkpointed for it.
+    #[default]
+    Now,
+    /// The snapshot the source stands on, or its image if it has none: what a running session has
+    /// done since is left out, and the session is not touched.
+    Kept,
+    /// A snapshot.
+    Snapshot(SnapshotId),
 }
 
 /// A sandbox that was rolled back.

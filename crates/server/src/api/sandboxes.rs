@@ -13,7 +13,7 @@ use super::{Answer, App, finish, wire};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
 use sandkeep_core::db::Filter;
-use sandkeep_core::engine::{Checkpoint, Create, Delete, Fork, IfExists, Method, Stop};
+use sandkeep_core::engine::{Checkpoint, Create, Delete, Fork, ForkFrom, IfExists, Method, Stop};
 
 /// Creates a sandbox, or gets the one that has its name.
 #[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", operation_id = "create_sandbox",
@@ -198,7 +198,10 @@ pub(crate) async fn fork(
     let fork = Fork {
         patch: wire::patch(request.take_settings())?,
         name: request.name.map(|name| parsed("name", &name)).transpose()?,
-        from: request.from.map(|id| parsed("from", &id)).transpose()?,
+        from: match request.from {
+            Some(id) => ForkFrom::Snapshot(parsed("from", &id)?),
+            None => ForkFrom::Now,
+        },
         expect_generation: request.expect_generation,
         start: request.start,
     };

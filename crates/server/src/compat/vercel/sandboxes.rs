@@ -7,7 +7,9 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use sandkeep_core::db::{By, Direction, Filter, Order, Page};
 use sandkeep_core::engine::lifecycle::Phase;
-use sandkeep_core::engine::{Caller, Create, Delete, Error, Fork, IfExists, OnDelete, Opened};
+use sandkeep_core::engine::{
+    Caller, Create, Delete, Error, Fork, ForkFrom, IfExists, OnDelete, Opened,
+};
 use sandkeep_core::model::{Name, Patch, Sandbox, SnapshotId, Tags};
 use serde_json::{Value, json};
 
@@ -386,7 +388,8 @@ async fn fork(
     if let Some(persistent) = patch.persistent {
         patch.expires = Some(settings::lifetime(persistent));
     }
-    let fork = Fork { name, patch, from: None, expect_generation: None, start: true };
+    // Their command line tells who forks a running sandbox that the last snapshot is taken.
+    let fork = Fork { name, patch, from: ForkFrom::Kept, expect_generation: None, start: true };
     let (engine, project) = (app.engine.clone(), caller.project.clone());
     let made = done(async move { engine.fork(&project, &source, fork, None).await }).await?;
     Ok(Json(wire::opened(&app, host.as_deref(), &made)))
