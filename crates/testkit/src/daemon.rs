@@ -44,6 +44,7 @@ pub fn skipped(test: &str, why: &str) {
 pub struct Daemon {
     keep: PathBuf,
     child: Option<Child>,
+    listen: String,
     // Last, so that it goes when everything in it is over.
     home: TempDir,
     environment: Vec<(String, String)>,
@@ -64,6 +65,7 @@ impl Daemon {
         let mut daemon = Self {
             keep: keep.as_ref().to_path_buf(),
             child: None,
+            listen: "127.0.0.1:0".to_owned(),
             home,
             environment: environment.iter().map(own).collect(),
         };
@@ -87,6 +89,12 @@ impl Daemon {
         fs::remove_file(tar).expect("our own file");
     }
 
+    /// Makes later launches listen where this one does, for clients that do not ask again.
+    pub fn keep_address(&mut self) {
+        let (url, _) = self.url_and_key();
+        self.listen = url.trim_start_matches("http://").to_owned();
+    }
+
     /// Sets variables for the next [`launch`](Self::launch).
     pub fn set_environment(&mut self, environment: &[(&str, &str)]) {
         let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
@@ -105,7 +113,7 @@ impl Daemon {
             .open(self.log_path())
             .expect("a log in our own directory");
         let child = Command::new(&self.keep)
-            .args(["serve", "--listen", "127.0.0.1:0", "--no-host-image", "--data"])
+            .args(["serve", "--listen", &self.listen, "--no-host-image", "--data"])
             .arg(self.data())
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .env_remove("SANDKEEP_URL")
