@@ -140,6 +140,10 @@ pub enum Request {
     TarIn {
         /// The directory.
         at: At,
+        /// Whether a directory on the way to an entry may be a symlink, wherever it leads. For
+        /// archives that stand for files written one by one.
+        #[serde(default, skip_serializing_if = "is_false")]
+        through_links: bool,
     },
     /// Packs a file or directory as a tar stream, names relative to its parent. Replies
     /// [`Reply::Stat`], then Data; Done is [`Done::Moved`].
@@ -153,6 +157,10 @@ pub enum Request {
         /// The port.
         port: u16,
     },
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// A path inside the sandbox and as whom it is touched.

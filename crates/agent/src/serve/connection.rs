@@ -245,7 +245,11 @@ impl Connection {
                     files::write(place, desk, mode, parents, append)
                 });
             }
-            Request::TarIn { at } => work::long(agent, out, stream, at, tar_in::unpack),
+            Request::TarIn { at, through_links } => {
+                work::long(agent, out, stream, at, move |place, desk| {
+                    tar_in::unpack(place, desk, through_links)
+                });
+            }
             Request::TarOut { at } => work::long(agent, out, stream, at, tar_out::pack),
             Request::MakeDir { at, mode, parents } => {
                 work::short(agent, out, stream, at, move |place| {

@@ -4,7 +4,8 @@
 //! directory's own descriptor, one component at a time and never through a symlink, so neither `..`,
 //! nor an absolute name, nor a link that an earlier entry (or somebody else, meanwhile) put there
 //! leads outside. What stands where an entry goes is removed, not written through. Devices are
-//! refused. A refused entry ends the work; entries before it stay.
+//! refused. A refused entry ends the work; entries before it stay. Asked to, it does go through links
+//! to directories, as whoever writes files one by one would; it never gets further than its user.
 //!
 //! Root keeps the archive's owners, as far as the sandbox has them; everybody else owns what they
 //! unpack.
@@ -39,11 +40,11 @@ const LATER: usize = 1 << 16;
 pub(super) const XATTR: &str = "SCHILY.xattr.";
 
 /// Unpacks what the host sends below `place`, which is made if absent.
-pub(super) fn unpack(place: Place, desk: &mut Desk) -> Result<Done, Problem> {
+pub(super) fn unpack(place: Place, desk: &mut Desk, through_links: bool) -> Result<Done, Problem> {
     let root = open_root(&place.path)?;
     desk.reply(Reply::Ok)?;
-    let mut unpacking =
-        Unpacking { root, owners: place.identity.uid == 0, last: None, later: Vec::new() };
+    let owners = place.identity.uid == 0;
+    let mut unpacking = Unpacking { root, owners, through_links, last: None, later: Vec::new() };
     let mut files = 0;
     let left = Cell::new(None);
     let mut archive = Archive::new(Metered { desk: &mut *desk, left: &left });
@@ -127,6 +128,8 @@ struct Unpacking {
     root: OwnedFd,
     /// Whether the archive's owners are kept.
     owners: bool,
+    /// Whether directories above an entry may be links.
+    through_links: bool,
     /// The directory the last entry went to, which the next one probably goes to as well.
     last: Option<(PathBuf, OwnedFd)>,
     later: Vec<(PathBuf, Traits)>,
@@ -145,7 +148,13 @@ impl Unpacking {
             return Ok(false);
         }
         let name = inside(Path::new(OsStr::from_bytes(&raw)))?;
-        let Some(leaf) = name.file_name() else { return Ok(false) };
+        let Some(leaf) = name.file_name() else {
+            // The directory itself, which is there.
+            return match kind {
+                EntryType::Directory => Ok(false),
+                _ => Err(refused(&name, "is a directory")),
+            };
+        };
         let above = name.parent().unwrap_or(Path::new(""));
         let traits = self.traits(entry);
         let problem = |errno: Errno| Problem::io("unpack", &name, &errno.into());
@@ -293,7 +302,8 @@ impl Unpacking {
         {
             return fd.try_clone().map_err(|error| Problem::io("unpack", name, &error));
         }
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        flags.set(OFlags::NOFOLLOW, !self.through_links);
         let mut dir = self.root.try_clone().map_err(|error| Problem::io("unpack", name, &error))?;
         for step in above.components() {
             let step = step.as_os_str();

@@ -3,7 +3,7 @@
 use crate::db::DbError;
 use crate::driver::DriverError;
 use crate::guest::GuestError;
-use crate::model::{BadConfig, CommandId, KeyId, Name, SessionId, SnapshotId};
+use crate::model::{BadConfig, CommandId, KeyId, Name, SandboxId, SessionId, SnapshotId};
 use crate::store::StoreError;
 use crate::store::image::ImageError;
 use sandkeep_proto::link::Failure;
@@ -38,6 +38,8 @@ pub enum Error {
     StdinClosed(CommandId),
     #[error("command `{command}` has {taken} bytes of input, so none can follow at {offset}")]
     StdinGap { command: CommandId, taken: u64, offset: u64 },
+    #[error("sandbox `{sandbox}` publishes no port {port}")]
+    NoPort { sandbox: SandboxId, port: u16 },
     #[error("there is no project `{0}`")]
     NoProject(Name),
     #[error("there is no key `{0}`")]
@@ -144,6 +146,7 @@ impl Error {
             | Self::NoSnapshot(_)
             | Self::NoSession(_)
             | Self::NoCommand { .. }
+            | Self::NoPort { .. }
             | Self::NoProject(_)
             | Self::NoDrive(_)
             | Self::NoKey(_) => ErrorKind::NotFound,
@@ -195,6 +198,7 @@ impl Error {
             Self::NoSnapshot(_) => "snapshot_not_found",
             Self::NoSession(_) => "session_not_found",
             Self::NoCommand { .. } => "command_not_found",
+            Self::NoPort { .. } => "port_not_published",
             Self::NoProject(_) => "project_not_found",
             Self::NoKey(_) => "key_not_found",
             Self::NoDrive(_) => "drive_not_found",

@@ -2,10 +2,11 @@
 
 use sandkeep_proto::link::{At, Entry};
 
+use super::lifecycle::Phase;
 use super::live::Hold;
-use super::{Engine, Result, WakeMode};
+use super::{Engine, Error, Result, WakeMode};
 use crate::guest::{Guest, GuestError, Incoming, Outgoing};
-use crate::model::Name;
+use crate::model::{Name, SandboxId};
 
 /// A sandbox's files. It stays awake while this lives.
 #[derive(Debug)]
@@ -48,6 +49,27 @@ impl Engine {
         let (live, (hold, _)) = self.inner.enter(project, name, &wake).await?;
         let (outgoing, incoming) = live.guest().await?.connect_port(port).await?;
         Ok((outgoing, incoming, hold))
+    }
+}
+
+impl Engine {
+    /// Connects to a port that a sandbox publishes, if it runs.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoPort`] when it publishes none of that number, or is not there at all, and
+    /// [`Error::NotRunning`] when it sleeps.
+    pub async fn connect_published(
+        &self,
+        id: &SandboxId,
+        port: u16,
+    ) -> Result<(Outgoing, Incoming, Hold)> {
+        let found = self.inner.db.sandbox_by_id(id).await?;
+        let published = found.filter(|sandbox| {
+            sandbox.phase != Phase::Deleted && sandbox.config.ports.contains(&port)
+        });
+        let sandbox = published.ok_or_else(|| Error::NoPort { sandbox: id.clone(), port })?;
+        self.connect_port(&sandbox.project, &sandbox.name, port, WakeMode::IfRunning).await
     }
 }
 
@@ -159,7 +181,17 @@ impl Files {
     ///
     /// Returns [`GuestError::Refused`] when the directory cannot be written.
     pub async fn tar_in(&self, dir: &str) -> Result<Outgoing, GuestError> {
-        self.guest.tar_in(self.at(dir)).await
+        self.guest.tar_in(self.at(dir), false).await
+    }
+
+    /// Unpacks a tar stream as if its entries were files written one by one: through links to
+    /// directories that are on their way.
+    ///
+    /// # Errors
+    ///
+    /// As [`tar_in`](Self::tar_in).
+    pub async fn tar_through(&self, dir: &str) -> Result<Outgoing, GuestError> {
+        self.guest.tar_in(self.at(dir), true).await
     }
 
     /// Packs a file or directory as a tar stream.

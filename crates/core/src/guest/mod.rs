@@ -273,13 +273,14 @@ impl Guest {
         self.ask_ok(&Request::Remove { at, recursive, missing_ok }).await
     }
 
-    /// Unpacks a tar stream below a directory, which is made if absent.
+    /// Unpacks a tar stream below a directory, which is made if absent. With `through_links`,
+    /// directories on the way to an entry may be symlinks.
     ///
     /// # Errors
     ///
     /// Fails with [`GuestError::Refused`] when the directory cannot be used.
-    pub async fn tar_in(&self, at: At) -> Result<Outgoing, GuestError> {
-        self.outgoing(Request::TarIn { at }).await
+    pub async fn tar_in(&self, at: At, through_links: bool) -> Result<Outgoing, GuestError> {
+        self.outgoing(Request::TarIn { at, through_links }).await
     }
 
     /// Packs a file or directory as a tar stream.

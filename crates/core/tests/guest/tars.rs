@@ -41,7 +41,7 @@ fn archive(entries: &[Piece<'_>]) -> Vec<u8> {
 }
 
 async fn unpack(guest: &Guest, at: At, bytes: &[u8]) -> Result<Moved, GuestError> {
-    put(guest.tar_in(at).await?, bytes).await
+    put(guest.tar_in(at, false).await?, bytes).await
 }
 
 async fn pack(guest: &Guest, at: At) -> Vec<u8> {
