@@ -7,13 +7,14 @@
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
@@ -185,11 +186,12 @@ async fn accept_tcp(listener: TcpListener, router: Router, app: Arc<App>) {
             () = closed(&mut closing) => return,
         };
         match accepted {
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
                 // Small answers must not wait for the kernel to gather more.
                 let _ = stream.set_nodelay(true);
                 tokio::spawn(connection(
                     stream,
+                    Peer(Some(peer.ip())),
                     router.clone(),
                     Arc::clone(&app),
                     app.alive.enter(),
@@ -211,6 +213,7 @@ async fn accept_unix(listener: UnixListener, router: Router, app: Arc<App>) {
             Ok((stream, _)) => {
                 tokio::spawn(connection(
                     stream,
+                    Peer(None),
                     router.clone(),
                     Arc::clone(&app),
                     app.alive.enter(),
@@ -235,7 +238,11 @@ async fn pause(error: &io::Error) {
     }
 }
 
-async fn connection<S>(stream: S, router: Router, app: Arc<App>, _alive: AliveGuard)
+/// Who is at the other end of a connection; every request carries it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer(pub(crate) Option<IpAddr>);
+
+async fn connection<S>(stream: S, peer: Peer, router: Router, app: Arc<App>, _alive: AliveGuard)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -245,6 +252,10 @@ where
     builder.http1().timer(TokioTimer::new()).header_read_timeout(Duration::from_secs(60));
     builder.http2().timer(TokioTimer::new());
     let service = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        request.extensions_mut().insert(peer);
+        service.call(request)
+    });
     let serving = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(serving);
     let ended = tokio::select! {

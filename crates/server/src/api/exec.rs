@@ -72,7 +72,7 @@ pub(crate) async fn exec(
 
 /// Ends a command whose caller left without having asked for it to go on: as a terminal that hangs
 /// up does, and by force if that is not heard. A server that goes down is not a caller that left.
-pub(super) struct Leash {
+pub(crate) struct Leash {
     app: Arc<App>,
     caller: Caller,
     name: Name,
@@ -80,12 +80,12 @@ pub(super) struct Leash {
 }
 
 impl Leash {
-    fn new(app: &Arc<App>, caller: Caller, name: Name, command: CommandId) -> Self {
+    pub(crate) fn new(app: &Arc<App>, caller: Caller, name: Name, command: CommandId) -> Self {
         Self { app: Arc::clone(app), caller, name, command: Some(command) }
     }
 
     /// The command ended, or is let go.
-    pub(super) fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.command = None;
     }
 }

@@ -11,7 +11,7 @@ pub(crate) mod commands;
 pub(crate) mod exec;
 pub(crate) mod files;
 pub(crate) mod images;
-mod input;
+pub(crate) mod input;
 pub(crate) mod ports;
 pub(crate) mod sandboxes;
 pub(crate) mod snapshots;
@@ -37,6 +37,8 @@ use crate::error::ApiError;
 use crate::limits::{Limits, RateLimiter};
 use crate::listen::Alive;
 use sandkeep_core::engine::{self, Engine};
+
+pub(crate) use stream::download;
 
 /// What a handler answers with.
 pub(crate) type Answer<T> = Result<Json<T>, ApiError>;
@@ -93,6 +95,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
             )
             .hint("GET /v1/openapi.json lists what there is")
         })
+        .layer(from_fn_with_state(Arc::clone(&app), crate::gateway::serve))
         .layer(from_fn(no_panic))
         .with_state(app)
 }

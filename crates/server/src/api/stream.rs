@@ -104,7 +104,7 @@ pub(super) fn ndjson(body: Body) -> Response {
 
 /// What a sandbox sends, while `files` keeps it awake. A transfer that breaks off breaks the
 /// connection: the caller must not take half a file for a whole one.
-pub(super) fn download(files: Files, incoming: Incoming) -> Body {
+pub(crate) fn download(files: Files, incoming: Incoming) -> Body {
     let stream = stream::unfold(Some((files, incoming)), async |state| {
         let (files, mut incoming) = state?;
         match incoming.next().await {

@@ -18,8 +18,8 @@ use hyper_util::rt::TokioIo;
 use sandkeep_client::types::ErrorBody;
 use sandkeep_core::db::SqliteDb;
 use sandkeep_core::driver::{Driver, DriverError, DriverResult, Link, Machine, MachineUsage};
-use sandkeep_core::engine::{Engine, Parts, Settings};
-use sandkeep_core::model::{MachineKey, Name, Scope, Span};
+use sandkeep_core::engine::{Create, Engine, Opened, Parts, Settings};
+use sandkeep_core::model::{MachineKey, Name, Patch, Scope, Span};
 use sandkeep_core::store::Store;
 use sandkeep_core::store::image::{ImageSettings, Images, Reporter};
 use sandkeep_server::{Limits, ServeConfig, Server};
@@ -234,6 +234,16 @@ impl Served {
         self.json(Method::POST, path, key, body).await
     }
 
+    /// Makes a sandbox on the small image, as `change` has it, and starts it. Answers with the path of
+    /// its session as Vercel's clients know it.
+    pub(crate) async fn session(&self, name: &str, change: Patch) -> String {
+        let patch = Patch { image: Some("small".to_owned()), ..change };
+        let name = Some(name.parse().unwrap());
+        let create = Create { name, patch, start: true, ..Create::default() };
+        let opened = self.engine.create(&"main".parse().unwrap(), create, None).await.unwrap();
+        session_path(&opened)
+    }
+
     /// Makes a sandbox on the small image.
     pub(crate) async fn create(&self, name: &str) {
         let body = format!(r#"{{"name":"{name}","image":"small"}}"#);
@@ -248,6 +258,12 @@ impl Drop for Served {
             task.abort();
         }
     }
+}
+
+/// The path of a sandbox's session as Vercel's clients know it.
+pub(crate) fn session_path(opened: &Opened) -> String {
+    let id = opened.session.as_ref().unwrap().id.to_string();
+    format!("/api/v2/sandboxes/sessions/{}", id.replace("ses-", "sbx_sk"))
 }
 
 /// Reads an answer to its end.

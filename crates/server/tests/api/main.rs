@@ -5,9 +5,13 @@
 
 mod bad_input;
 mod fixture;
+mod gateway;
 mod limits;
 mod lists;
 mod routes;
 mod streams;
 mod tenants;
 mod vercel;
+mod vercel_commands;
+mod vercel_files;
+mod vercel_terminal;

@@ -64,6 +64,10 @@ impl VercelError {
         Self::new(StatusCode::GONE, "snapshot_not_found", message)
     }
 
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Adds a field to the error object.
     pub(crate) fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.more.insert(name.to_owned(), value.into());
@@ -125,7 +129,7 @@ impl From<engine::Error> for VercelError {
                 "command_not_found_or_exited",
                 "The command does not exist or has exited.",
             ),
-            Error::NoStdin(_) => Self::new(
+            Error::NoStdin(_) | Error::StdinClosed(_) => Self::new(
                 StatusCode::BAD_REQUEST,
                 "command_stdin_unavailable",
                 "The command was started without attachStdin, or reads no more.",

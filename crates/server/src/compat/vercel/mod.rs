@@ -21,11 +21,15 @@
 
 mod account;
 pub(crate) mod auth;
+mod commands;
 mod drives;
 pub(crate) mod error;
+mod files;
 pub(crate) mod ids;
 mod input;
+mod interactive;
 mod machine;
+mod ndjson;
 mod network;
 pub(crate) mod races;
 mod sandboxes;
@@ -33,6 +37,7 @@ mod sessions;
 mod settings;
 mod snapshots;
 mod wire;
+mod within;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -99,6 +104,7 @@ pub(crate) fn router() -> Router<Arc<App>> {
         .route("/health", get(async || "ok"))
         .nest("/api", api.clone().fallback(async || VercelError::not_found("Route")))
         .merge(api)
+        .merge(interactive::socket())
 }
 
 fn api_routes() -> Router<Arc<App>> {
@@ -108,4 +114,7 @@ fn api_routes() -> Router<Arc<App>> {
         .merge(sandboxes::routes())
         .merge(sessions::routes())
         .merge(snapshots::routes())
+        .merge(commands::routes())
+        .merge(files::routes())
+        .merge(interactive::routes())
 }

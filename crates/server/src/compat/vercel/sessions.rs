@@ -56,9 +56,15 @@ pub(super) async fn running(
     id: &str,
 ) -> Result<(Sandbox, Session), VercelError> {
     let (sandbox, session) = find(app, caller, id).await?;
+    under_way(&sandbox, &session)?;
+    Ok((sandbox, session))
+}
+
+/// Whether a session is under way, and what to say if it is not.
+pub(super) fn under_way(sandbox: &Sandbox, session: &Session) -> Result<(), VercelError> {
     let current = sandbox.session.as_ref() == Some(&session.id) && session.ended_at.is_none();
     match sandbox.phase {
-        Phase::Running | Phase::Starting if current => Ok((sandbox, session)),
+        Phase::Running | Phase::Starting if current => Ok(()),
         Phase::Stopping if current => Err(VercelError::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             "sandbox_stopping",
