@@ -119,7 +119,7 @@ fn rows() -> Vec<Row> {
         (POST, DRESS, r#"{"name":"x","from":"nothing"}"#, 404, "image_not_found", "nothing"),
         (POST, DRESS, r#"{"name":"small","from":"small"}"#, 400, "invalid", "`small`"),
         (POST, DRESS, r#"{"name":"a b","from":"small"}"#, 400, "invalid", "a b"),
-        (POST, DRESS, r#"{"name":"x","path":["bin"]}"#, 400, "invalid", "`bin` in PATH"),
+        (POST, DRESS, r#"{"name":"x","path":["bin"]}"#, 400, "invalid", "path `bin`"),
         (POST, DRESS, r#"{"name":"x","env":{"A=B":"1"}}"#, 400, "invalid", "A=B"),
         (
             POST,

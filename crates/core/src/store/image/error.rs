@@ -30,9 +30,9 @@ pub enum ImageError {
         reason: String,
     },
     /// An image cannot be dressed as was asked.
-    #[error("{what} cannot be: {reason}")]
+    #[error("the image cannot be dressed: {what}: {reason}")]
     BadDress {
-        /// The wish.
+        /// The wish: the field and its value.
         what: String,
         /// What is wrong with it.
         reason: String,

@@ -172,14 +172,14 @@ fn check(base: &str, name: &str, dress: &Dress) -> ImageResult<()> {
     let wrong =
         |what: String, reason: &str| Err(ImageError::BadDress { what, reason: reason.to_owned() });
     if name == base {
-        return wrong(format!("an image `{name}` on itself"), "give it another name");
+        return wrong(format!("name `{name}`"), "it is the image it is made of; give another name");
     }
     for Add { from, to } in &dress.add {
-        let inside = format!("`{}` in an image", to.display());
+        let inside = format!("add to `{}`", to.display());
         if !is_place(to) || to == Path::new("/") {
             return wrong(inside, "it must be an absolute path without `..`, below `/`");
         }
-        let added = format!("`{}` added to an image", from.display());
+        let added = format!("add from `{}`", from.display());
         if !from.is_absolute() {
             return wrong(added, "it must be an absolute path on the server");
         }
@@ -191,16 +191,16 @@ fn check(base: &str, name: &str, dress: &Dress) -> ImageResult<()> {
     }
     for (key, value) in &dress.env {
         if let Err(error) = check_env_name(key) {
-            return wrong(format!("`{key}` in the environment"), &error.to_string());
+            return wrong(format!("env `{key}`"), &error.to_string());
         }
         if value.contains('\0') {
-            return wrong(format!("`{key}` in the environment"), "its value has a zero byte");
+            return wrong(format!("env `{key}`"), "its value has a zero byte");
         }
     }
     for path in &dress.path {
         if !is_place(Path::new(path)) || path.contains([':', '\0', '\n']) {
             let reason = "it must be an absolute path without `..` or `:`";
-            return wrong(format!("`{path}` in PATH"), reason);
+            return wrong(format!("path `{path}`"), reason);
         }
     }
     Ok(())
@@ -343,7 +343,7 @@ fn bytes(base: &Below<'_>, path: &str) -> ImageResult<Option<Vec<u8>>> {
         .read_to_end(&mut content)
         .map_err(ImageError::io("read", &found.path))?;
     if content.len() as u64 > LARGEST {
-        let (what, reason) = (format!("a base with that `/{path}`"), "it is over 4 MiB".to_owned());
+        let (what, reason) = (format!("`/{path}` of the base"), "it is over 4 MiB".to_owned());
         return Err(ImageError::BadDress { what, reason });
     }
     Ok(Some(content))
