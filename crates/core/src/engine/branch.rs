@@ -40,7 +40,8 @@ impl Inner {
                 tracing::error!(sandbox = %sandbox.name, error = chain_of(error), "a checkpoint broke off");
                 let Wanted { method, expiry, .. } = wanted;
                 let by_itself = Ending::by_itself(kind, SessionEnd::Interrupted);
-                let ending = Ending { method, expiry, ..by_itself };
+                // A snapshot was asked for, so one is taken, also of a sandbox that keeps nothing by itself.
+                let ending = Ending { method, expiry, always: true, ..by_itself };
                 return self.settle(slot, sandbox, ending).await;
             }
             return taken.map(Some);

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Engine, Error, Inner, Result, later};
 use crate::db::{Filter, Owner, Page, Tombstones};
-use crate::model::{FORMAT, Key, KeyId, Name, Project, Scope, Snapshot, Span, now};
+use crate::model::{FORMAT, Key, KeyId, Name, Project, Scope, Snapshot, Span, Timestamp, now};
 use crate::store::Durability;
 
 /// Who is asking.
@@ -25,6 +25,8 @@ pub struct Caller {
     pub scope: Scope,
     /// The key they showed.
     pub key: KeyId,
+    /// When what they showed ends, if before its key does.
+    pub until: Option<Timestamp>,
 }
 
 #[derive(Debug, Default)]
@@ -67,6 +69,7 @@ impl Engine {
                     project: project.name.clone(),
                     scope: key.scope,
                     key: key.id.clone(),
+                    until: None,
                 });
             }
         }

@@ -24,7 +24,7 @@ use serde_json::{Map, Value};
 use sha2::Sha256;
 
 use super::{Caller, Engine, Error, Result, later};
-use crate::model::{KeyId, Name, Scope, Span, now};
+use crate::model::{KeyId, Name, Scope, Span, Timestamp, now};
 
 const FILE: &str = "token.key";
 const HEADER: &str = r#"{"alg":"HS256","typ":"JWT"}"#;
@@ -127,13 +127,16 @@ impl Engine {
     ) -> Result<String> {
         self.inner.require_project(&caller.project)?;
         let far = || Error::invalid("expires", "too far away");
+        let expires = later(expires).ok_or_else(far)?;
+        // A token that was made with a token ends with it: nobody prolongs what was lent to them.
+        let expires = caller.until.map_or(expires, |until| until.min(expires));
         let claims = Claims {
             aud: FOR_CALLS.to_owned(),
             sub: caller.key.clone(),
             sandkeep_project: caller.project.clone(),
             sandkeep_scope: scope.min(caller.scope),
             iat: now().as_second(),
-            exp: later(expires).ok_or_else(far)?.as_second(),
+            exp: expires.as_second(),
             more,
         };
         Ok(self.inner.signer.sign(&claims))
@@ -156,6 +159,7 @@ impl Engine {
             project: claims.sandkeep_project,
             scope: key.scope.min(claims.sandkeep_scope),
             key: key.id,
+            until: Timestamp::from_second(claims.exp).ok(),
         })
     }
 

@@ -57,6 +57,16 @@ async fn a_token_reaches_no_further_than_its_key() {
 }
 
 #[tokio::test]
+async fn a_token_cannot_make_one_that_lasts_longer() {
+    let served = Served::without_machines().await;
+    let short = token(&served, &served.write, r#","expires":"2s""#).await;
+    let heir = token(&served, &short, r#","expires":"30d""#).await;
+    assert_eq!(served.get("/api/v2/sandboxes", &heir).await.status, StatusCode::OK);
+    tokio::time::sleep(std::time::Duration::from_millis(2100)).await;
+    says(&served.get("/api/v2/sandboxes", &heir).await, 401, "unauthorized");
+}
+
+#[tokio::test]
 async fn the_token_decides_the_project() {
     let served = Served::without_machines().await;
     let write = token(&served, &served.write, "").await;

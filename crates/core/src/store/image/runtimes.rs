@@ -17,6 +17,8 @@ use crate::model::Image;
 
 /// Where programs are if the image does not say.
 const USUAL: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// The most of a package database that is read.
+const LARGEST: u64 = 64 << 20;
 /// Versions of Python that are looked for.
 const PYTHONS: std::ops::RangeInclusive<u32> = 8..=20;
 
@@ -107,7 +109,12 @@ fn headers_version(text: &[u8]) -> Option<u32> {
 
 fn packaged_node(image: &Below<'_>) -> Option<u32> {
     let (_, found) = image.follow(&names("var/lib/dpkg/status"))?;
-    let text = std::fs::read(&found.path).ok()?;
+    // It is the image's own: it may be a pipe, or have no end.
+    if !found.metadata.is_file() {
+        return None;
+    }
+    let mut text = Vec::new();
+    File::open(&found.path).ok()?.take(LARGEST).read_to_end(&mut text).ok()?;
     packaged_version(&String::from_utf8_lossy(&text))
 }
 

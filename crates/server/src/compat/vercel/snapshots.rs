@@ -17,7 +17,7 @@ use super::error::VercelError;
 use super::ids::Foreign as _;
 use super::input::Asked;
 use super::sandboxes::{DIRECTIONS, page, pagination};
-use super::{Answer, wire};
+use super::{Answer, done, wire};
 use crate::api::App;
 
 /// How many siblings of a node are shown; all are counted.
@@ -64,7 +64,8 @@ async fn look(Looks(caller): Looks, State(app): State<Arc<App>>, Path(id): Path<
 async fn remove(Acts(caller): Acts, State(app): State<Arc<App>>, Path(id): Path<String>) -> Answer {
     let found = find(&app, &caller, &id).await?;
     if found.item.deleted_at.is_none() {
-        app.engine.delete_snapshot(&caller.project, &found.item.id, true).await?;
+        let (engine, project, id) = (app.engine.clone(), caller.project.clone(), found.item.id);
+        done(async move { engine.delete_snapshot(&project, &id, true).await }).await?;
     }
     let gone = find(&app, &caller, &id).await?;
     Ok(Json(json!({ "snapshot": wire::snapshot(&gone) })))

@@ -91,7 +91,9 @@ fn header(kind: EntryType, mode: u32, size: u64, owner: (u32, u32), time: u64) -
 
 /// Appends a directory and what is in it, in the order of names.
 fn tree<W: Write>(builder: &mut tar::Builder<W>, from: &Path, to: &Path) -> io::Result<()> {
-    let mut todo = vec![(from.to_owned(), to.to_owned())];
+    // What is named may itself be a link; the links inside stay links.
+    let from = fs::canonicalize(from).map_err(|error| named(from, &error))?;
+    let mut todo = vec![(from, to.to_owned())];
     while let Some((from, to)) = todo.pop() {
         let found = fs::symlink_metadata(&from).map_err(|error| named(&from, &error))?;
         append(builder, &from, &to, &found).map_err(|error| named(&from, &error))?;
