@@ -79,9 +79,20 @@ impl Client {
         self.transport.json(call.json(change)?).await
     }
 
-    /// Deletes a sandbox, in whatever state it is.
+    /// Deletes a sandbox, in whatever state it is, and its snapshots but for those others stand on.
     pub async fn delete(&self, name: &str, idempotency: Option<&str>) -> Result<Deleted, Error> {
         let call = Call::new(hyper::Method::DELETE, sandbox(name, &[]));
+        self.transport.json(call.header(IDEMPOTENCY, idempotency)).await
+    }
+
+    /// Deletes a sandbox, in whatever state it is, and leaves its snapshots.
+    pub async fn delete_but_snapshots(
+        &self,
+        name: &str,
+        idempotency: Option<&str>,
+    ) -> Result<Deleted, Error> {
+        let target = sandbox(name, &[]).flag("keep_snapshots", true);
+        let call = Call::new(hyper::Method::DELETE, target);
         self.transport.json(call.header(IDEMPOTENCY, idempotency)).await
     }
 

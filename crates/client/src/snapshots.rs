@@ -25,9 +25,9 @@ impl Client {
         })
     }
 
-    /// Deletes a snapshot nothing stands on.
-    pub async fn delete_snapshot(&self, id: &str) -> Result<SnapshotDeleted, Error> {
-        let target = Target::new(&["snapshots", id]);
+    /// Deletes a snapshot nothing stands on, or any with `force`.
+    pub async fn delete_snapshot(&self, id: &str, force: bool) -> Result<SnapshotDeleted, Error> {
+        let target = Target::new(&["snapshots", id]).flag("force", force);
         self.transport.json(Call::new(hyper::Method::DELETE, target)).await
     }
 

@@ -12,8 +12,8 @@ use clap::{Args, Parser, Subcommand};
 
 pub(crate) use sandbox::{
     CheckpointArgs, ClassArg, CopyArgs, Count, CreateArgs, ExecArgs, ExecOptions, ForkArgs,
-    IfExistsArg, KillArgs, Limit, ListArgs, LogsArgs, NameArgs, PhaseArg, PsArgs, RollbackArgs,
-    RunArgs, Settings, ShellArgs, StartArgs, UpdateArgs,
+    IfExistsArg, KillArgs, Limit, ListArgs, LogsArgs, NameArgs, PhaseArg, PsArgs, RemoveArgs,
+    RollbackArgs, RunArgs, Settings, ShellArgs, StartArgs, UpdateArgs,
 };
 pub(crate) use server::{
     ClientsArg, CompletionsArgs, DoctorArgs, EnvArgs, FsckArgs, ImageCommand, KeyCommand,
@@ -122,7 +122,7 @@ pub(crate) enum Command {
     Cp(CopyArgs),
     /// Delete sandboxes
     #[command(visible_alias = "delete")]
-    Rm(NameArgs),
+    Rm(RemoveArgs),
     /// Change the settings of a sandbox
     Update(Box<UpdateArgs>),
     /// List the sessions of a sandbox and what they used

@@ -13,6 +13,17 @@ pub(crate) struct NameArgs {
     pub(crate) names: Vec<String>,
 }
 
+/// Sandboxes to be deleted.
+#[derive(Debug, Args)]
+pub(crate) struct RemoveArgs {
+    /// Names of sandboxes
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// Leave their snapshots, until they are deleted or expire
+    #[arg(long)]
+    pub(crate) keep_snapshots: bool,
+}
+
 /// What a sandbox is asked to be; absent means the default, or no change.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Settings")]

@@ -83,6 +83,9 @@ pub(crate) enum SnapshotCommand {
         /// The snapshots
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
+        /// Even if sandboxes stand on them: those that sleep cannot be started until rolled back
+        #[arg(short = 'f', long)]
+        force: bool,
     },
     /// Write a snapshot as an OCI image in a tar archive
     Export {

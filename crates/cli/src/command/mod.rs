@@ -73,7 +73,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Logs(args) => exec::logs(&context()?, &args).await?,
         Command::Kill(args) => exec::kill(&context()?, &args).await?,
         Command::Cp(args) => copy::copy(&context()?, &args).await?,
-        Command::Rm(args) => sandbox::remove(&context()?, &args.names).await?,
+        Command::Rm(args) => sandbox::remove(&context()?, &args).await?,
         Command::Update(args) => sandbox::update(&context()?, *args).await?,
         Command::Sessions(args) => sandbox::sessions(&context()?, &args).await?,
         Command::Snapshot(command) => snapshot::snapshot(&context()?, command).await?,

@@ -11,8 +11,8 @@ use sandkeep_client::types::{
 use super::settings::{change, class, request_with};
 use super::{Context, bytes, facts, for_each, or_dash, pairs, patiently, word};
 use crate::args::{
-    CheckpointArgs, CreateArgs, ForkArgs, IfExistsArg, ListArgs, PhaseArg, PsArgs, RollbackArgs,
-    StartArgs, UpdateArgs,
+    CheckpointArgs, CreateArgs, ForkArgs, IfExistsArg, ListArgs, PhaseArg, PsArgs, RemoveArgs,
+    RollbackArgs, StartArgs, UpdateArgs,
 };
 use crate::failure::Failure;
 use crate::screen::{Paint, Table, note, state_colour};
@@ -293,12 +293,18 @@ fn described(paint: Paint, sandbox: &Sandbox) -> String {
     facts(paint, &lines)
 }
 
-pub(super) async fn remove(context: &Context, names: &[String]) -> Result<(), Failure> {
-    for_each(names, async |name| {
-        let deleted = context.client.delete(&name, None).await?;
+pub(super) async fn remove(context: &Context, args: &RemoveArgs) -> Result<(), Failure> {
+    for_each(&args.names, async |name| {
+        let deleted = if args.keep_snapshots {
+            context.client.delete_but_snapshots(&name, None).await?
+        } else {
+            context.client.delete(&name, None).await?
+        };
         context.screen.answer(&deleted, |deleted| {
             let kept = match deleted.snapshots_kept.len() {
                 0 => String::new(),
+                1 if args.keep_snapshots => "; 1 snapshot stays".to_owned(),
+                count if args.keep_snapshots => format!("; {count} snapshots stay"),
                 1 => "; 1 snapshot stays, others stand on it".to_owned(),
                 count => format!("; {count} snapshots stay, others stand on them"),
             };

@@ -18,9 +18,9 @@ pub(super) async fn snapshot(context: &Context, command: SnapshotCommand) -> Res
             let snapshot = context.client.snapshot(&id).await?;
             context.screen.answer(&snapshot, |found| described(context.screen.paint, found))
         }
-        SnapshotCommand::Rm { ids } => {
+        SnapshotCommand::Rm { ids, force } => {
             for_each(&ids, async |id| {
-                let deleted = context.client.delete_snapshot(&id).await?;
+                let deleted = context.client.delete_snapshot(&id, force).await?;
                 context.screen.answer(&deleted, |deleted| {
                     format!("{id}  deleted, {} freed\n", bytes(deleted.freed_bytes))
                 })

@@ -549,3 +549,72 @@ pub struct ImageConfig {
     /// The environment.
     pub env: BTreeMap<String, String>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{OnDelete, Sandbox, Snapshot, Usage};
+    use crate::model::{Config, Span, Timestamp};
+
+    const SNAPSHOT: &str = r#"{
+        "format": 1, "id": "snp-01k00000000000000000000000", "project": "p",
+        "sandbox": "sbx-01k00000000000000000000000", "sandbox_name": "app",
+        "session": "ses-01k00000000000000000000000", "generation": 3, "parent": null, "kind": "stop",
+        "label": null, "layers": ["lay-01k00000000000000000000000"],
+        "created_at": "2026-01-01T00:00:00Z", "expires_at": "2026-01-08T00:00:00Z",
+        "image_config": {"user": null, "cwd": null, "env": {}}
+    }"#;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_snapshot_of_before_expires_when_it_would_have() {
+        let snapshot: Snapshot = serde_json::from_str(SNAPSHOT).unwrap();
+        assert_eq!(snapshot.expires_at(), Some(at("2026-01-08T00:00:00Z")));
+        assert!(!snapshot.outlives && snapshot.deleted_at.is_none());
+        let again: Snapshot =
+            serde_json::from_str(&serde_json::to_string(&snapshot).unwrap()).unwrap();
+        assert_eq!(again, snapshot);
+    }
+
+    #[test]
+    fn who_decides_when_a_snapshot_expires() {
+        let mut snapshot: Snapshot = serde_json::from_str(SNAPSHOT).unwrap();
+        snapshot.expires_on = None;
+        assert_eq!(snapshot.expires_at(), None, "nobody");
+        snapshot.expires_after = Some(Span::days(1));
+        assert_eq!(snapshot.expires_at(), Some(at("2026-01-02T00:00:00Z")));
+        snapshot.kept = Some(Span::days(9));
+        assert_eq!(snapshot.expires_at(), Some(at("2026-01-10T00:00:00Z")), "one of the newest");
+        snapshot.used_at = Some(at("2026-02-01T00:00:00Z"));
+        assert_eq!(snapshot.expires_at(), Some(at("2026-02-10T00:00:00Z")), "after its last use");
+        snapshot.expiry_given = true;
+        assert_eq!(snapshot.expires_at(), Some(at("2026-02-02T00:00:00Z")), "whoever asked for it");
+        snapshot.expires_after = None;
+        assert_eq!(snapshot.expires_at(), None, "for good");
+    }
+
+    #[test]
+    fn a_sandbox_of_before_still_reads() {
+        let mut config = serde_json::to_value(Config::default()).unwrap();
+        let fields = config.as_object_mut().unwrap();
+        for new in ["snapshot_always", "ports", "notes"] {
+            fields.remove(new).unwrap();
+        }
+        fields["retention"] = serde_json::json!({"keep_last": 3});
+        let text = serde_json::json!({
+            "format": 1, "id": "sbx-01k00000000000000000000000", "project": "p", "name": "app",
+            "config": config, "phase": "stopped", "debt": null, "generation": 0, "current": null,
+            "image_layers": [], "image_config": {"user": null, "cwd": null, "env": {}},
+            "forked_from": null, "session": null, "open_layer": null, "open_chain": [],
+            "unsealed": null, "uids": null, "created_at": "2026-01-01T00:00:00Z",
+            "updated_at": "2026-01-01T00:00:00Z", "used_at": "2026-01-01T00:00:00Z",
+            "failure": null, "validated": null
+        });
+        let sandbox: Sandbox = serde_json::from_value(text).unwrap();
+        assert!(sandbox.config.retention.delete_evicted, "as it was");
+        assert_eq!((sandbox.on_delete, sandbox.totals), (OnDelete::Drop, Usage::default()));
+        assert_eq!(sandbox.phase_at, Timestamp::UNIX_EPOCH);
+    }
+}

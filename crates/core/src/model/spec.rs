@@ -434,3 +434,34 @@ impl Config {
         self
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Config, Patch};
+    use crate::model::Span;
+
+    #[test]
+    fn ports_notes_and_retention_are_checked() {
+        let good = Patch {
+            ports: Some((1..=64).collect()),
+            notes: [("k".to_owned(), Some("v".repeat((64 << 10) - 1)))].into(),
+            kept_expires: Some(Some(Span::seconds(60))),
+            ..Patch::default()
+        };
+        good.apply(Config::default()).unwrap();
+        let notes = |count: usize, size: usize| {
+            (0..count).map(|n| (n.to_string(), Some("v".repeat(size)))).collect()
+        };
+        for (field, patch) in [
+            ("ports", Patch { ports: Some(vec![0]), ..Patch::default() }),
+            ("ports", Patch { ports: Some(vec![80, 8080, 80]), ..Patch::default() }),
+            ("ports", Patch { ports: Some((1..=65).collect()), ..Patch::default() }),
+            ("notes", Patch { notes: notes(65, 0), ..Patch::default() }),
+            ("notes", Patch { notes: notes(1, 64 << 10), ..Patch::default() }),
+            ("kept_expires", Patch { kept_expires: Some(Some(Span(59_999))), ..Patch::default() }),
+        ] {
+            let refused = patch.apply(Config::default()).unwrap_err();
+            assert_eq!(refused.field, field, "{refused}");
+        }
+    }
+}

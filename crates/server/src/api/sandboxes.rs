@@ -13,7 +13,9 @@ use super::{Answer, App, finish, wire};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
 use sandkeep_core::db::Filter;
-use sandkeep_core::engine::{Checkpoint, Create, Delete, Fork, ForkFrom, IfExists, Method, Stop};
+use sandkeep_core::engine::{
+    Checkpoint, Create, Delete, Fork, ForkFrom, IfExists, Method, OnDelete, Stop,
+};
 
 /// Creates a sandbox, or gets the one that has its name.
 #[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", operation_id = "create_sandbox",
@@ -121,6 +123,7 @@ pub(crate) async fn update(
 #[utoipa::path(delete, path = "/v1/sandboxes/{name}", tag = "sandboxes", operation_id = "delete_sandbox",
     params(
         ("name" = String, Path, description = "Its name."),
+        ("keep_snapshots" = Option<bool>, Query, description = "Whether its snapshots stay, until they are deleted or expire."),
         ("Idempotency-Key" = Option<String>, Header, description = "Makes retries harmless."),
     ),
     responses((status = 200, description = "It is gone.", body = types::Deleted)))]
@@ -128,12 +131,13 @@ pub(crate) async fn remove(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
     Seg(name): Seg<Name>,
-    params: Params,
+    mut params: Params,
     Once(key): Once,
 ) -> Answer<types::Deleted> {
+    let keep = params.flag("keep_snapshots")?;
     params.end()?;
     let engine = app.engine.clone();
-    let delete = Delete::default();
+    let delete = Delete { snapshots: if keep { OnDelete::Keep } else { OnDelete::Drop } };
     let work = async move { engine.delete(&caller.project, &name, delete, key).await };
     let gone = finish(work).await?;
     let snapshots_kept = gone.snapshots_kept.into_iter().map(Into::into).collect();

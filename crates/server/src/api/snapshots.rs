@@ -78,19 +78,23 @@ pub(crate) async fn get(
     Ok(Json(wire::sized_snapshot(app.engine.snapshot(&caller.project, &id).await?)))
 }
 
-/// Deletes a snapshot nothing stands on.
+/// Deletes a snapshot nothing stands on, or any by force.
 #[utoipa::path(delete, path = "/v1/snapshots/{id}", tag = "snapshots", operation_id = "delete_snapshot",
-    params(("id" = String, Path, description = "Its id.")),
+    params(
+        ("id" = String, Path, description = "Its id."),
+        ("force" = Option<bool>, Query, description = "Even if sandboxes stand on it. They do not start again until they are rolled back to another one; those that run go on, and leave a new one when they stop."),
+    ),
     responses((status = 200, description = "What that freed.", body = types::SnapshotDeleted)))]
 pub(crate) async fn remove(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
     Seg(id): Seg<SnapshotId>,
-    params: Params,
+    mut params: Params,
 ) -> Answer<types::SnapshotDeleted> {
+    let force = params.flag("force")?;
     params.end()?;
     let engine = app.engine.clone();
-    let work = async move { engine.delete_snapshot(&caller.project, &id, false).await };
+    let work = async move { engine.delete_snapshot(&caller.project, &id, force).await };
     Ok(Json(types::SnapshotDeleted { freed_bytes: finish(work).await? }))
 }
 
