@@ -5,6 +5,7 @@
 mod machine_support;
 
 use machine_support::{Machine, real_sudo};
+use sandkeep_testkit::daemon::skipped;
 use sandkeep_testkit::house::House;
 
 #[tokio::test]
@@ -23,7 +24,7 @@ async fn a_sudo_of_the_base_makes_it_too() {
     let added = match real_sudo(house.path()) {
         Ok(added) => added,
         Err(why) => {
-            println!("SKIPPED {NAME}: {why}");
+            skipped(NAME, &why);
             return;
         }
     };
@@ -33,7 +34,7 @@ async fn a_sudo_of_the_base_makes_it_too() {
 }
 
 fn house(test: &str) -> Option<House> {
-    House::new().map_err(|why| println!("SKIPPED {test}: {why}")).ok()
+    House::new().map_err(|why| skipped(test, &why)).ok()
 }
 
 async fn expectations(machine: &Machine) {
@@ -180,7 +181,7 @@ async fn packages(machine: &Machine) {
     if machine.sh("command -v dpkg-deb").await.code == 0 {
         assert!(machine.ok(script).await.contains("\nhi\nhiuser\n"));
     } else {
-        println!("SKIPPED packages: this host has no dpkg");
+        skipped("packages", "this host has no dpkg");
     }
 }
 

@@ -43,9 +43,7 @@ impl Machine {
     }
 
     async fn start(engine: Engine, base: &str) -> Self {
-        let begun = std::time::Instant::now();
         engine.images().dressed(base, "machine", &Dress::default()).await.unwrap();
-        println!("dressed in {:?}", begun.elapsed());
         let patch = Patch { image: Some("machine".to_owned()), ..Patch::default() };
         let create = Create { name: Some(name("box")), patch, start: true, ..Create::default() };
         engine.create(&project(), create, None).await.unwrap();
