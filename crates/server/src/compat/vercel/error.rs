@@ -117,6 +117,8 @@ impl From<engine::Error> for VercelError {
         match &error {
             Error::NoSandbox(_) | Error::Gone(_) => Self::not_found("Sandbox"),
             Error::NoSnapshot(_) => Self::not_found("Snapshot"),
+            Error::NoDrive(name) => Self::not_found(&format!("Drive `{name}`")),
+            Error::DriveTaken(_) | Error::DriveDiffers { .. } => Self::conflict(error.to_string()),
             Error::NameTaken(name) => Self::bad(format!(
                 "a sandbox named `{name}` already exists in this project. Use GET with resume=true to resume it."
             )),

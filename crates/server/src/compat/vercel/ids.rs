@@ -3,7 +3,7 @@
 //! Theirs are opaque to their clients, but for two things: a snapshot's begins with `snap_` (the CLI
 //! insists) and has 32 characters or more (the tree of snapshots does).
 
-use sandkeep_core::model::{CommandId, SessionId, SnapshotId};
+use sandkeep_core::model::{CommandId, DriveId, SessionId, SnapshotId};
 
 /// An id that has two spellings.
 pub(crate) trait Foreign: Sized + std::str::FromStr {
@@ -40,6 +40,7 @@ macro_rules! foreign {
 
 foreign!(SessionId, "sbx_sk", "ses-");
 foreign!(SnapshotId, "snap_sk", "snp-");
+foreign!(DriveId, "drive_sk", "drv-");
 foreign!(CommandId, "cmd_sk", "cmd-");
 
 #[cfg(test)]

@@ -12,7 +12,7 @@
 //! - `auth`: the token decides the project. `input`, `error`: how requests are read and refusals put.
 //! - `ids`, `wire`: their words for our things. What a sandbox was told that the engine has no use
 //!   for (a region, say) is kept in its `notes` and told back.
-//! - `sandboxes`, `sessions`, `snapshots`, `account`: the endpoints.
+//! - `sandboxes`, `sessions`, `snapshots`, `drives`, `account`: the endpoints.
 //!
 //! Their model differs from ours in these: every stop of a persistent sandbox answers with a snapshot,
 //! also when nothing was written; snapshots outlive their sandbox; a sandbox has a time limit and no
@@ -108,7 +108,7 @@ pub(crate) fn router() -> Router<Arc<App>> {
 }
 
 fn api_routes() -> Router<Arc<App>> {
-    // `sessions` and `snapshots` are words, not names of sandboxes: the router prefers them.
+    // `sessions`, `snapshots` and `drives` are words, not names of sandboxes: the router prefers them.
     Router::new()
         .merge(account::routes())
         .merge(sandboxes::routes())
@@ -117,4 +117,5 @@ fn api_routes() -> Router<Arc<App>> {
         .merge(commands::routes())
         .merge(files::routes())
         .merge(interactive::routes())
+        .merge(drives::routes())
 }

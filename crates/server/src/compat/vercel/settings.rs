@@ -201,7 +201,7 @@ pub(super) fn span_of(expiration: u64) -> Option<Span> {
 }
 
 /// A label that is kept and told back.
-fn short(name: &str, text: String) -> Result<String, VercelError> {
+pub(super) fn short(name: &str, text: String) -> Result<String, VercelError> {
     let good = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if (1..=64).contains(&text.len()) && text.chars().all(good) {
         Ok(text)
