@@ -29,6 +29,7 @@
 
 mod body;
 mod commands;
+mod drives;
 mod error;
 mod files;
 mod images;

@@ -9,7 +9,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{Content, OpenApi as Document, Ref, RefOr, Response, ResponseBuilder};
 use utoipa::{Modify, OpenApi, ToSchema};
 
-use crate::api::{commands, exec, files, images, ports, sandboxes, snapshots, tenants};
+use crate::api::{commands, drives, exec, files, images, ports, sandboxes, snapshots, tenants};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -59,6 +59,11 @@ use crate::api::{commands, exec, files, images, ports, sandboxes, snapshots, ten
         snapshots::get,
         snapshots::remove,
         snapshots::export,
+        drives::list,
+        drives::create,
+        drives::get,
+        drives::fork,
+        drives::remove,
         images::list,
         images::get,
         images::remove,

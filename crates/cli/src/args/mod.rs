@@ -16,8 +16,8 @@ pub(crate) use sandbox::{
     RollbackArgs, RunArgs, Settings, ShellArgs, StartArgs, UpdateArgs,
 };
 pub(crate) use server::{
-    ClientsArg, CompletionsArgs, DoctorArgs, EnvArgs, FsckArgs, ImageCommand, KeyCommand,
-    ProjectCommand, ScopeArg, ServeArgs, SnapshotCommand,
+    ClientsArg, CompletionsArgs, DoctorArgs, DriveCommand, EnvArgs, FsckArgs, ImageCommand,
+    KeyCommand, ProjectCommand, ScopeArg, ServeArgs, SnapshotCommand,
 };
 
 const EXIT_CODES: &str = "\
@@ -130,6 +130,9 @@ pub(crate) enum Command {
     /// Look after snapshots
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
+    /// Look after drives: volumes that outlive sandboxes
+    #[command(subcommand)]
+    Drive(DriveCommand),
     /// Look after images
     #[command(subcommand)]
     Image(ImageCommand),

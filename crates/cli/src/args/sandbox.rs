@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use sandkeep_client::types::{Mount, MountMode};
 use sandkeep_core::model::{Size, Span};
 
 /// One or more sandboxes.
@@ -97,6 +98,13 @@ pub(crate) struct Settings {
     /// A glob of paths that never enter a snapshot, like `tmp/**`; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<String>,
+    /// A drive to mount, from the next session on; MODE is read-write or snapshot (read-only, as it
+    /// was when the session started); may be repeated, and replaces all there were
+    #[arg(long = "mount", value_name = "DRIVE:/PATH[:MODE]", value_parser = mount)]
+    pub(crate) mounts: Vec<(String, Mount)>,
+    /// Mount no drives
+    #[arg(long, conflicts_with = "mounts")]
+    pub(crate) no_mounts: bool,
 }
 
 /// How a sandbox is governed.
@@ -409,6 +417,20 @@ pub(crate) struct UpdateArgs {
     pub(crate) unset_env: Vec<String>,
     #[command(flatten)]
     pub(crate) settings: Settings,
+}
+
+fn mount(text: &str) -> Result<(String, Mount), String> {
+    let mut parts = text.splitn(3, ':');
+    let (drive, path) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let mode = match parts.next() {
+        None | Some("read-write") => MountMode::ReadWrite,
+        Some("snapshot") => MountMode::Snapshot,
+        Some(other) => return Err(format!("`{other}` is no mode; write read-write or snapshot")),
+    };
+    if drive.is_empty() || !path.starts_with('/') {
+        return Err("write DRIVE:/PATH, or DRIVE:/PATH:snapshot".to_owned());
+    }
+    Ok((path.to_owned(), Mount { drive: drive.to_owned(), mode }))
 }
 
 pub(super) fn pair(text: &str) -> Result<(String, String), String> {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use sandkeep_core::model::Span;
+use sandkeep_core::model::{Size, Span};
 
 pub(super) const SERVE_HELP: &str = "\
 Needs root: building the walls around a sandbox (mounts, cgroups, ranges of user ids) is root's work.
@@ -97,6 +97,46 @@ pub(crate) enum SnapshotCommand {
     },
 }
 
+/// What can be done with drives.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DriveCommand {
+    /// Make a drive; `keep create --mount DRIVE:/PATH` mounts it
+    Create {
+        /// Its name
+        name: String,
+        /// What it may hold, like 10G [default: 1T]
+        #[arg(long, value_name = "SIZE")]
+        max_size: Option<Size>,
+        /// Return the drive if it exists already
+        #[arg(long)]
+        get: bool,
+    },
+    /// List drives
+    Ls {
+        /// Only those whose names begin with this
+        prefix: Option<String>,
+    },
+    /// Show everything about a drive
+    #[command(visible_alias = "get")]
+    Show {
+        /// The drive
+        name: String,
+    },
+    /// Make a new drive that holds what another one held when it was last detached
+    Fork {
+        /// The source
+        source: String,
+        /// The new drive's name
+        name: String,
+    },
+    /// Delete drives, with all that is in them
+    Rm {
+        /// The drives
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+    },
+}
+
 /// What can be done with images.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImageCommand {
@@ -162,7 +202,7 @@ pub(crate) enum ProjectCommand {
         /// Its name
         name: String,
     },
-    /// Delete a project that has no sandboxes
+    /// Delete a project that has no sandboxes and no drives
     Rm {
         /// Its name
         name: String,

@@ -2,6 +2,7 @@
 
 mod copy;
 mod doctor;
+mod drive;
 mod env;
 mod exec;
 mod fsck;
@@ -77,6 +78,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Update(args) => sandbox::update(&context()?, *args).await?,
         Command::Sessions(args) => sandbox::sessions(&context()?, &args).await?,
         Command::Snapshot(command) => snapshot::snapshot(&context()?, command).await?,
+        Command::Drive(command) => drive::drive(&context()?, command).await?,
         Command::Image(command) => image::image(&context()?, command).await?,
         Command::Project(command) => tenant::project(&context()?, command).await?,
         Command::Key(command) => tenant::key(&context()?, command, global.project.clone()).await?,

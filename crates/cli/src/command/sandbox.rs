@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use sandkeep_client::ListSandboxes;
 use sandkeep_client::types::{
-    Checkpoint, CreateSandbox, Extend, Fork, HookRun, IfExists, Opened, Rollback, Sandbox, Session,
-    Snapshot, Span, Start, State, Stopped, UpdateSandbox,
+    Checkpoint, CreateSandbox, Extend, Fork, HookRun, IfExists, Mount, Opened, Rollback, Sandbox,
+    Session, Snapshot, Span, Start, State, Stopped, UpdateSandbox,
 };
 
 use super::settings::{change, class, request_with};
@@ -279,6 +279,7 @@ fn described(paint: Paint, sandbox: &Sandbox) -> String {
         ("idle timeout", limit(sandbox.idle_timeout_ms)),
         ("snapshots kept", kept + &age),
         ("excluded", sandbox.exclude.join(" ")),
+        ("drives", mounts(sandbox)),
         ("created", when::ago(&sandbox.created_at)),
         ("used", when::ago(&sandbox.used_at)),
         ("expires", when::ago(&sandbox.expires_at)),
@@ -291,6 +292,14 @@ fn described(paint: Paint, sandbox: &Sandbox) -> String {
         lines.extend(hooks.iter().map(|hook| (name, hook.argv.join(" "))));
     }
     facts(paint, &lines)
+}
+
+fn mounts(sandbox: &Sandbox) -> String {
+    let said = sandbox.mounts.iter().map(|(path, mount)| {
+        let Mount { drive, mode } = mount;
+        format!("{drive}:{path}:{}", word(mode))
+    });
+    said.collect::<Vec<_>>().join(" ")
 }
 
 pub(super) async fn remove(context: &Context, args: &RemoveArgs) -> Result<(), Failure> {

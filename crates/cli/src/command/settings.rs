@@ -67,6 +67,8 @@ pub(super) fn change(settings: Settings) -> UpdateSandbox {
             Count::Only(count) => Some(count),
         }),
         exclude: Some(settings.exclude).filter(|globs| !globs.is_empty()),
+        mounts: Some(settings.mounts.into_iter().collect::<BTreeMap<_, _>>())
+            .filter(|mounts| settings.no_mounts || !mounts.is_empty()),
     }
 }
 
@@ -97,6 +99,7 @@ macro_rules! request_with {
             snapshot_expires: change.snapshot_expires,
             keep_last: change.keep_last,
             exclude: change.exclude,
+            mounts: change.mounts,
         }
     }};
 }

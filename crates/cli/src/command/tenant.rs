@@ -101,6 +101,7 @@ pub(super) async fn usage(context: &Context) -> Result<(), Failure> {
                 ("disk", bytes(usage.total_bytes)),
                 ("free", bytes(usage.free_bytes)),
                 ("snapshots", bytes(usage.snapshots_bytes)),
+                ("drives", bytes(usage.drives_bytes)),
                 ("images", bytes(usage.images_bytes)),
                 ("sessions under way", bytes(usage.open_bytes)),
             ],

@@ -10,6 +10,7 @@
 //! - In a change, an absent field stays as it is, `null` takes the value away, anything else sets it.
 
 mod command;
+mod drive;
 mod error;
 mod file;
 mod image;
@@ -22,6 +23,7 @@ pub use command::{
     BadData, Channel, ClientMessage, Command, CommandState, Encoding, ExecEvent, ExecRequest,
     Signal, SignalRequest, TermSize,
 };
+pub use drive::{Attached, CreateDrive, Drive, ForkDrive, Mount, MountMode};
 pub use error::{ErrorAnswer, ErrorBody};
 pub use file::{Entry, EntryKind, Listing, MakeDir, Move, Moved};
 pub use image::{AddDirectory, DressRequest, Image, ImageProgress, ImportRequest, PullRequest};

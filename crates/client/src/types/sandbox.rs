@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::quantity::given;
-use super::{Size, Snapshot, Span};
+use super::{Mount, Size, Snapshot, Span};
 
 /// How long a sandbox is meant to live, and how it is governed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -153,6 +153,10 @@ macro_rules! with_settings {
             /// Paths that never enter a snapshot, as globs from the root: `tmp/**`.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub exclude: Option<Vec<String>>,
+            /// Drives by the path they are mounted at, from the next session on: at most four; replaces
+            /// all there were. A fork has none but these.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub mounts: Option<BTreeMap<String, Mount>>,
         }
 
         impl $name {
@@ -181,6 +185,7 @@ macro_rules! with_settings {
                     snapshot_expires: self.snapshot_expires.take(),
                     keep_last: self.keep_last.take(),
                     exclude: self.exclude.take(),
+                    mounts: self.mounts.take(),
                 }
             }
         }
@@ -346,6 +351,9 @@ pub struct Sandbox {
     pub keep_last: Option<u32>,
     /// Paths that never enter a snapshot.
     pub exclude: Vec<String>,
+    /// Drives by the path they are mounted at.
+    #[serde(default)]
+    pub mounts: BTreeMap<String, Mount>,
     /// How long after its last use it goes away.
     pub expires_ms: u64,
     /// When that is, as things stand.

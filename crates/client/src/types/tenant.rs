@@ -133,6 +133,9 @@ pub struct SpaceUsage {
     pub free_bytes: u64,
     /// What snapshots take.
     pub snapshots_bytes: u64,
+    /// What drives take.
+    #[serde(default)]
+    pub drives_bytes: u64,
     /// What images take.
     pub images_bytes: u64,
     /// What sessions under way have written.

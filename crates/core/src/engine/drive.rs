@@ -97,6 +97,12 @@ impl Engine {
         Ok(self.inner.db.drives(Some(project), name_prefix, page).await?)
     }
 
+    /// What a drive's layers take on the disk.
+    #[must_use]
+    pub fn drive_size(&self, drive: &Drive) -> u64 {
+        self.inner.books().bytes_of(&drive.layers)
+    }
+
     /// Makes a new drive that holds what another one held when it was last detached.
     ///
     /// # Errors

@@ -8,6 +8,7 @@
 //! framework's plain-text refusals can come out, and a panic is caught here and becomes a 500.
 
 pub(crate) mod commands;
+pub(crate) mod drives;
 pub(crate) mod exec;
 pub(crate) mod files;
 pub(crate) mod images;
@@ -115,6 +116,9 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/images/{*name}", get(images::get).delete(images::remove))
         .route("/v1/snapshots", get(snapshots::list))
         .route("/v1/snapshots/{id}", get(snapshots::get).delete(snapshots::remove))
+        .route("/v1/drives", get(drives::list).post(drives::create))
+        .route("/v1/drives/{name}", get(drives::get).delete(drives::remove))
+        .route("/v1/drives/{name}/fork", post(drives::fork))
         .route("/v1/sandboxes", get(sandboxes::list).post(sandboxes::create))
         .route(
             "/v1/sandboxes/{name}",

@@ -76,6 +76,7 @@ pub(crate) async fn usage(
         total_bytes: space.total,
         free_bytes: space.free,
         snapshots_bytes: space.snapshots,
+        drives_bytes: space.drives,
         images_bytes: space.images,
         open_bytes: space.open,
     }))
@@ -112,7 +113,7 @@ pub(crate) async fn create_project(
     Ok((StatusCode::CREATED, Json(wire::project(made))))
 }
 
-/// Deletes a project that has no sandboxes.
+/// Deletes a project that has no sandboxes and no drives.
 #[utoipa::path(delete, path = "/v1/projects/{project}", tag = "projects", operation_id = "delete_project",
     params(("project" = String, Path, description = "Its name.")),
     responses((status = 204, description = "It is gone.")))]

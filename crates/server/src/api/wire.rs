@@ -1,12 +1,14 @@
 //! The engine's words as the wire's, and back.
 
+use std::collections::BTreeMap;
+
 use sandkeep_client::types;
 use sandkeep_core::db;
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::model;
 use sandkeep_proto::link;
 
-use super::input::{size, span};
+use super::input::{parsed, size, span};
 use crate::error::ApiError;
 use sandkeep_core::engine;
 
@@ -104,6 +106,25 @@ fn millicpus(vcpus: f64) -> Result<u32, ApiError> {
     }
 }
 
+fn mounts_in(mounts: BTreeMap<String, types::Mount>) -> Result<model::Mounts, ApiError> {
+    let mount = |(path, mount): (String, types::Mount)| {
+        let mode = match mount.mode {
+            types::MountMode::ReadWrite => model::MountMode::ReadWrite,
+            types::MountMode::Snapshot => model::MountMode::Snapshot,
+        };
+        Ok((path, model::Mount { drive: parsed("mounts", &mount.drive)?, mode }))
+    };
+    mounts.into_iter().map(mount).collect()
+}
+
+fn mount_out(mount: model::Mount) -> types::Mount {
+    let mode = match mount.mode {
+        model::MountMode::ReadWrite => types::MountMode::ReadWrite,
+        model::MountMode::Snapshot => types::MountMode::Snapshot,
+    };
+    types::Mount { drive: mount.drive.into(), mode }
+}
+
 /// A settings' change as the model checks it.
 pub(super) fn patch(change: types::UpdateSandbox) -> Result<model::Patch, ApiError> {
     let maybe_span = |field: &'static str, value: Option<Option<types::Span>>| {
@@ -131,6 +152,7 @@ pub(super) fn patch(change: types::UpdateSandbox) -> Result<model::Patch, ApiErr
         snapshot_expires: maybe_span("snapshot_expires", change.snapshot_expires)?,
         keep_last: change.keep_last,
         exclude: change.exclude,
+        mounts: change.mounts.map(mounts_in).transpose()?,
         ..model::Patch::default()
     })
 }
@@ -175,6 +197,7 @@ pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
         snapshot_expires_ms: config.retention.expires.map(|span| span.0),
         keep_last: config.retention.keep_last,
         exclude: config.exclude,
+        mounts: config.mounts.into_iter().map(|(path, mount)| (path, mount_out(mount))).collect(),
         expires_ms: config.expires.0,
         expires_at,
         created_at: sandbox.created_at.to_string(),

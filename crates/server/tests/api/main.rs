@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad_input;
+mod drives;
 mod fixture;
 mod gateway;
 mod limits;

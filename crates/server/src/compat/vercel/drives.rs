@@ -11,7 +11,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use sandkeep_core::db::{By, Direction};
 use sandkeep_core::engine::{Caller, CreateDrive, Error};
-use sandkeep_core::model::{Drive, DriveId, Mount, Mounts, Name, Size};
+use sandkeep_core::model::{Drive, DriveId, Mount, Mounts, Name, Size, check_mounts};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -45,7 +45,8 @@ pub(super) fn mounts_in(value: &Value) -> Result<Mounts, VercelError> {
             .map_err(|error| VercelError::bad(format!("`mounts.{path}`: {error}.")))?;
         Ok((path.clone(), mount))
     };
-    map.iter().map(mount).collect()
+    let mounts = map.iter().map(mount).collect::<Result<Mounts, VercelError>>()?;
+    check_mounts(mounts).map_err(VercelError::bad)
 }
 
 /// `mounts` of an answer, if there are any.
