@@ -100,7 +100,7 @@ mod crash {
 
         /// All lines are in the drive, in whoever has it next, and it can be had.
         fn check(&self, point: &str) {
-            self.daemon.keep(["stop", "app"]);
+            let _ = self.daemon.keep(["stop", "app"]);
             let drive = self.daemon.json(["drive", "show", "data"]);
             assert!(drive["attached"].is_null(), "{point}: {drive}");
             self.daemon.ok(["create", "next", "--image", SMALL, "--mount", "data:/d"]);
@@ -121,7 +121,7 @@ mod crash {
             "drive.sealed",
             "drive.detached",
             "seal.sealed",
-            "commit.sandbox",
+            "seal.done",
         ] {
             case.write();
             case.cut(point, &["stop", "app"]);

@@ -24,9 +24,7 @@ use super::{Error, Inner, Result};
 use crate::db::Page;
 use crate::driver::MachineMount;
 use crate::failpoint;
-use crate::model::{
-    Attachment, Drive, DriveId, LayerId, LayerKind, MountMode, Mounted, Sandbox, SessionId,
-};
+use crate::model::{Attachment, Drive, DriveId, LayerId, MountMode, Mounted, Sandbox, SessionId};
 use crate::store::{Durability, SealOptions};
 
 impl Inner {
@@ -127,7 +125,7 @@ impl Inner {
                 self.store.discard(&mounted.layer).await?;
                 continue;
             }
-            let sealed = self.seal_for_drive(&mounted.layer).await?;
+            let sealed = self.seal_open(&mounted.layer, &SealOptions::default()).await?;
             failpoint::pass("drive.sealed");
             let _drives = self.drives.lock().await;
             let length = self.pay(mounted, sealed).await?;
@@ -168,19 +166,6 @@ impl Inner {
         Ok(drive.layers.len())
     }
 
-    /// Seals what was written to a drive. `None`: nothing was, or there is no such layer any more.
-    async fn seal_for_drive(&self, layer: &LayerId) -> Result<Option<LayerId>> {
-        let options = SealOptions { kind: LayerKind::Session, ..SealOptions::default() };
-        match self.store.seal(layer, &options).await {
-            Ok(sealed) => {
-                sealed.iter().for_each(|layer| self.book(layer));
-                Ok(sealed.map(|layer| layer.id))
-            }
-            Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(error.into()),
-        }
-    }
-
     /// Frees a drive that is attached to a session its sandbox does not know of, under the drives' lock.
     pub(super) async fn free_if_stale(&self, drive: &mut Drive) -> Result<()> {
         let Some(attached) = &drive.attached else { return Ok(()) };
@@ -192,7 +177,7 @@ impl Inner {
             return Ok(());
         }
         tracing::warn!(drive = %drive.name, sandbox = %attached.name, "was left attached; what was written to it is kept");
-        let sealed = self.seal_for_drive(&attached.layer).await?;
+        let sealed = self.seal_open(&attached.layer, &SealOptions::default()).await?;
         drive.layers.splice(..0, sealed);
         drive.attached = None;
         self.keep_drive(drive, Durability::Synced).await

@@ -244,11 +244,28 @@ impl Inner {
             kind: LayerKind::Session,
             ..SealOptions::default()
         };
-        let sealed = self.store.seal(layer, &options).await?;
-        if let Some(layer) = &sealed {
-            self.book(layer);
+        self.seal_open(layer, &options).await
+    }
+
+    /// Seals an open layer. `None`: nothing was written to it. So it is with one that is not there any
+    /// more: an empty one is removed when it is sealed, and a daemon that dies right after that comes
+    /// this way again.
+    pub(super) async fn seal_open(
+        &self,
+        layer: &LayerId,
+        options: &SealOptions,
+    ) -> Result<Option<LayerId>> {
+        match self.store.seal(layer, options).await {
+            Ok(sealed) => {
+                sealed.iter().for_each(|layer| self.book(layer));
+                Ok(sealed.map(|layer| layer.id))
+            }
+            Err(error) if error.is_not_found() => {
+                tracing::warn!(%layer, "is gone; it was empty when it was sealed before");
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
         }
-        Ok(sealed.map(|layer| layer.id))
     }
 
     /// The sandbox has no session any more, as far as its record goes.
