@@ -36,6 +36,19 @@ async fn rounds(engine: &Engine, sandbox: &str, count: usize) -> Vec<SnapshotId>
     ids
 }
 
+/// Ends an engine, and waits until its data directory is free.
+async fn shut(house: &House, engine: Engine) {
+    engine.shutdown().await;
+    drop(engine);
+    for _ in 0..200 {
+        if Store::open(&house.data()).is_ok() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("an engine that was shut down still holds its data directory");
+}
+
 async fn listed(engine: &Engine, filter: SnapshotFilter) -> Vec<Snapshot> {
     let found = engine.snapshots(&project(), filter, &Page::all()).await.unwrap();
     found.items.into_iter().map(|sized| sized.item).collect()
@@ -240,4 +253,38 @@ async fn starts_that_race_with_a_deletion_run_whole_or_are_refused() {
         }
         engine.delete(&project(), &name("app"), Delete::default(), None).await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_goes_while_a_manifest_does_not_read() {
+    let mut house = house!();
+    house.settings.housekeeping = Duration::from_millis(50);
+    let engine = house.open().await;
+    let opened = engine.create(&project(), small("app"), None).await.unwrap();
+    let made = rounds(&engine, "app", 2).await;
+    shut(&house, engine).await;
+    // Its manifest is not lost, it cannot be read just now.
+    let place = house.data().join("sandboxes").join(opened.sandbox.id.as_str());
+    let mut hidden = Vec::new();
+    for entry in std::fs::read_dir(&place).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            hidden.push((path.clone(), std::fs::read(&path).unwrap()));
+            std::fs::write(&path, b"\0\0\0").unwrap();
+        }
+    }
+    assert!(!hidden.is_empty());
+    let engine = house.open().await;
+    // Long enough for what looks after the house to come by.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for id in &made {
+        let kept = engine.snapshot_record(&project(), id).await.unwrap().item;
+        assert!(kept.deleted_at.is_none() && !kept.layers.is_empty(), "{kept:?}");
+    }
+    shut(&house, engine).await;
+    for (path, content) in hidden {
+        std::fs::write(path, content).unwrap();
+    }
+    let engine = house.open().await;
+    assert_eq!(sh(&engine, "app", "cat /work/round").await.out, "1\n");
 }

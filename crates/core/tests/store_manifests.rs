@@ -157,7 +157,7 @@ async fn damaged_and_newer_documents_are_named_and_kept() {
     insta::assert_snapshot!(found.join("\n"), @r#"
     cut-off.json false: EOF while parsing a string at line 1 column 34
     empty.json false: it is empty
-    newer.json true: `DATA/projects/newer.json` has format 99, and this keep knows formats up to 1; use a newer keep
+    newer.json true: `DATA/projects/newer.json` has format 99, and this keep knows formats up to 2; use a newer keep
     not-json.json false: expected value at line 1 column 1
     other-name.json false: it is about Name("someone")
     "#);
@@ -176,8 +176,14 @@ async fn damaged_and_newer_documents_are_named_and_kept() {
 
     let data = world.data();
     let _world = world.closed();
-    fs::write(data.join("format.json"), "{\"format\":2}").expect("a file");
+    let newer = format!("{{\"format\":{}}}", FORMAT + 1);
+    fs::write(data.join("format.json"), newer).expect("a file");
     assert!(matches!(Store::open(&data), Err(StoreError::TooNew { .. })));
+    // One of before is taken over, and from then on not its daemons' any more.
+    fs::write(data.join("format.json"), "{\"format\":1}").expect("a file");
+    drop(Store::open(&data).expect("it opens"));
+    let raised = fs::read_to_string(data.join("format.json")).expect("a file");
+    assert_eq!(raised, format!("{{\"format\":{FORMAT}}}\n"));
 }
 
 #[tokio::test]

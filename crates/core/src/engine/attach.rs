@@ -183,15 +183,28 @@ impl Inner {
         self.keep_drive(drive, Durability::Synced).await
     }
 
-    /// Frees all drives that nobody has, whatever they say.
-    pub(super) async fn free_stale_drives(&self) -> Result<()> {
-        let all = self.db.drives(None, None, &Page::all()).await?.items;
-        for drive in all.into_iter().filter(|drive| drive.attached.is_some()) {
-            let _drives = self.drives.lock().await;
-            // Asked again under the lock: it may have been attached anew.
-            if let Some(mut drive) = self.db.drive_by_id(&drive.id).await? {
-                self.free_if_stale(&mut drive).await?;
+    /// Frees all drives that nobody has, whatever they say. One that cannot be freed, for want of room
+    /// say, is in nobody's way but its own: the next who comes for it tries again.
+    pub(super) async fn free_stale_drives(&self) {
+        let all = match self.db.drives(None, None, &Page::all()).await {
+            Ok(all) => all.items,
+            Err(error) => {
+                tracing::error!(%error, "drives that nobody has were not looked for");
+                return;
             }
+        };
+        for drive in all.into_iter().filter(|drive| drive.attached.is_some()) {
+            if let Err(error) = self.free_stale_drive(&drive.id).await {
+                tracing::error!(drive = %drive.name, error = chain_of(&error), "a drive that nobody has could not be freed");
+            }
+        }
+    }
+
+    async fn free_stale_drive(&self, id: &DriveId) -> Result<()> {
+        let _drives = self.drives.lock().await;
+        // Asked again under the lock: it may have been attached anew.
+        if let Some(mut drive) = self.db.drive_by_id(id).await? {
+            self.free_if_stale(&mut drive).await?;
         }
         Ok(())
     }

@@ -56,7 +56,11 @@ impl Inner {
             sandbox.session = Some(session.id.clone());
             sandbox.failure = None;
             sandbox.used_at = session.started_at;
-            let drives = self.drives.lock().await;
+            // One that mounts nothing waits for nobody's drive.
+            let drives = match sandbox.config.mounts.is_empty() {
+                true => None,
+                false => Some(self.drives.lock().await),
+            };
             match self.attach(&sandbox, &session.id).await {
                 Ok(mounted) => sandbox.mounted = mounted,
                 Err(error) => {
@@ -159,21 +163,21 @@ impl Inner {
     ) -> Error {
         let reason = chain_of(&error);
         tracing::error!(sandbox = %sandbox.name, reason, "a sandbox did not start");
-        if let Err(error) = driver.stop(&MachineKey::from(&sandbox.id)).await {
-            tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "a failed start left something behind");
-        }
-        if let Some(open) = sandbox.open_layer.take()
-            && let Err(error) = self.store.discard(&open).await
-        {
-            tracing::warn!(%error, "an unused layer is left to the collector");
-        }
-        // A drive that cannot be freed now is freed when the next comes for it.
-        if let Err(error) = self.detach(&sandbox).await {
-            tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "a failed start left drives attached");
-        }
-        sandbox.mounted.clear();
-        self.give_uids(sandbox.uids.take());
-        sandbox.open_chain.clear();
+        let held = sandbox.clone();
+        let down = match driver.stop(&MachineKey::from(&sandbox.id)).await {
+            Ok(_) => {
+                sandbox.open_layer = None;
+                sandbox.open_chain.clear();
+                sandbox.mounted.clear();
+                sandbox.uids = None;
+                true
+            }
+            // What may be alive keeps its layers and its ids; the next start ends it first.
+            Err(error) => {
+                tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "a failed start left something behind");
+                false
+            }
+        };
         let (phase, _) = lifecycle::report(Phase::Starting, Report::Broke);
         sandbox.enter(phase);
         sandbox.debt = None;
@@ -184,8 +188,13 @@ impl Inner {
             self.keep_session(&session).await?;
             self.record(&mut sandbox, Durability::Soon).await
         };
-        if let Err(error) = recorded.await {
-            tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "a failed start is not on record");
+        match recorded.await {
+            // Only what no record names any more is taken away.
+            Ok(()) if down => self.clear_away(&held).await,
+            Ok(()) => {}
+            Err(error) => {
+                tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "a failed start is not on record");
+            }
         }
         match error.kind() {
             // The disk, or where a drive was to be mounted, not the sandbox: the caller is told that.
@@ -193,6 +202,20 @@ impl Inner {
             _ if matches!(error, Error::Driver(DriverError::MountPoint { .. })) => error,
             _ => Error::StartFailed { name: sandbox.name, reason },
         }
+    }
+
+    /// Frees what a start that failed had taken.
+    async fn clear_away(self: &Arc<Self>, held: &Sandbox) {
+        if let Some(open) = &held.open_layer
+            && let Err(error) = self.store.discard(open).await
+        {
+            tracing::warn!(%error, "an unused layer is left to the collector");
+        }
+        // A drive that cannot be freed now is freed when the next comes for it.
+        if let Err(error) = self.detach(held).await {
+            tracing::error!(sandbox = %held.name, error = chain_of(&error), "a failed start left drives attached");
+        }
+        self.give_uids(held.uids);
     }
 
     /// What the next session stands on, checked to be all there.

@@ -51,6 +51,8 @@ impl Inner {
             self.settle(slot, sandbox, ending).await?;
         }
         self.require_ground(sandbox).await?;
+        // Held from before its layers are read: they may be made one meanwhile, and the old ones go.
+        let _space = self.space.read().await;
         let Some(current) = self.current_snapshot(sandbox).await? else { return Ok(None) };
         if wanted.fits(&current) {
             return Ok(Some(current));
@@ -63,7 +65,6 @@ impl Inner {
             return named.await;
         }
         // A fork that never ran stands on its source's snapshot, which is not its to name or to keep.
-        let _space = self.space.read().await;
         let id = SnapshotId::of_layer(&LayerId::fresh());
         let own = self.new_snapshot(sandbox, id, current.layers, kind, wanted);
         self.commit(sandbox, &own).await?;

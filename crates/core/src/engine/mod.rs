@@ -173,6 +173,8 @@ pub(crate) struct Inner {
     snapshot_locks: snapshots::Locks,
     /// Some tombstone may still be a snapshot after a power cut.
     unsynced_tombstones: AtomicBool,
+    /// Some manifests did not read: what nobody seems to hold may be theirs, so nothing is collected.
+    uncertain: AtomicBool,
     shutdown: watch::Sender<bool>,
 }
 
@@ -201,6 +203,7 @@ impl Engine {
             uids: Mutex::default(),
             drives: tokio::sync::Mutex::default(),
             space: tokio::sync::RwLock::default(),
+            uncertain: AtomicBool::new(false),
             snapshot_locks: snapshots::Locks::default(),
             unsynced_tombstones: AtomicBool::default(),
             shutdown: watch::channel(false).0,

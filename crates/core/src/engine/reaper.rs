@@ -116,7 +116,8 @@ impl Inner {
             if self.live(&sandbox.id).is_some() {
                 continue;
             }
-            self.turn(sandbox.id.clone(), move |inner, slot| async move {
+            let name = sandbox.name.clone();
+            let erased = self.turn(sandbox.id.clone(), move |inner, slot| async move {
                 // Asked again in its turn: it may have been used in the meantime.
                 let Some(sandbox) = inner.db.sandbox_by_id(&sandbox.id).await? else { return Ok(()) };
                 // What a broken session left is never thrown away for being old.
@@ -126,11 +127,16 @@ impl Inner {
                     inner.erase(&slot, sandbox, OnDelete::Drop).await?;
                 }
                 Ok(())
-            })
-            .await?;
+            });
+            // What follows may free the room that this one wants for.
+            if let Err(error) = erased.await {
+                tracing::error!(sandbox = %name, error = chain_of(&error), "could not be erased");
+            }
         }
-        self.retain_all().await?;
-        self.free_stale_drives().await?;
+        if let Err(error) = self.retain_all().await {
+            tracing::error!(error = chain_of(&error), "snapshots that have expired are left");
+        }
+        self.free_stale_drives().await;
         let day = jiff::SignedDuration::from_hours(24);
         self.db.forget_answers(now().checked_sub(day).unwrap_or_else(|_| now())).await?;
         self.collect().await

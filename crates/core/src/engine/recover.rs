@@ -19,6 +19,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::boot::chain_of;
 use super::lifecycle::Phase;
@@ -28,10 +29,10 @@ use crate::db::{Filter, Owner, Page, Tombstones};
 use crate::driver::Link;
 use crate::guest::{Guest, GuestError};
 use crate::model::{
-    Command, CommandState, Drive, Ending, Layer, OnDelete, Project, Sandbox, SandboxId, SessionEnd,
-    Snapshot, SnapshotKind, Timestamp, now,
+    Command, CommandState, Drive, Ending, Image, Layer, OnDelete, Project, Sandbox, SandboxId,
+    SessionEnd, Snapshot, SnapshotKind, Timestamp, now,
 };
-use crate::store::Durability;
+use crate::store::{Damaged, Durability};
 
 impl Inner {
     pub(super) async fn recover(self: &Arc<Self>) -> Result<()> {
@@ -51,7 +52,7 @@ impl Inner {
                 driver.stop(&crate::model::MachineKey::from(&id)).await?;
             }
         }
-        self.free_stale_drives().await?;
+        self.free_stale_drives().await;
         self.collect().await
     }
 
@@ -67,9 +68,12 @@ impl Inner {
             }
         }
         let layers = self.store.scan::<Layer>().await?;
-        let damaged = [&projects.damaged, &snapshots.damaged, &sandboxes.damaged, &layers.damaged];
-        for damaged in damaged.into_iter().flatten() {
-            tracing::error!(path = %damaged.path.display(), reason = %damaged.reason, "a manifest does not read; it is left as it is");
+        let images = self.store.scan::<Image>().await?;
+        for damaged in [&projects.damaged, &layers.damaged] {
+            tell(damaged);
+        }
+        for holders in [&snapshots.damaged, &sandboxes.damaged, &images.damaged] {
+            self.doubt(holders);
         }
         for project in projects.good {
             self.db.put_project(&project).await?;
@@ -106,11 +110,18 @@ impl Inner {
         Ok(sandboxes.good)
     }
 
+    /// Tells of manifests that do not read. What they name is held by nobody in the books, and must not
+    /// be collected for that.
+    fn doubt(&self, damaged: &[Damaged]) {
+        tell(damaged);
+        if !damaged.is_empty() {
+            self.uncertain.store(true, Ordering::SeqCst);
+        }
+    }
+
     async fn reindex_drives(&self) -> Result<()> {
         let drives = self.store.scan::<Drive>().await?;
-        for damaged in &drives.damaged {
-            tracing::error!(path = %damaged.path.display(), reason = %damaged.reason, "a drive's manifest does not read; it is left as it is");
-        }
+        self.doubt(&drives.damaged);
         let known: HashSet<_> = drives.good.iter().map(|drive| drive.id.clone()).collect();
         for stale in self.db.drives(None, None, &Page::all()).await?.items {
             if !known.contains(&stale.id) {
@@ -259,5 +270,11 @@ impl Inner {
             }
             other => other,
         }
+    }
+}
+
+fn tell(damaged: &[Damaged]) {
+    for Damaged { path, reason, .. } in damaged {
+        tracing::error!(path = %path.display(), %reason, "a manifest does not read; it is left as it is");
     }
 }

@@ -271,6 +271,19 @@ impl Inner {
         for snapshot in self.db.expired_snapshots(now()).await? {
             self.bury_snapshot(&snapshot.id, Unless::Held, Durability::Soon).await?;
         }
+        // A sandbox whose manifest does not read is not there, and its snapshots are no orphans.
+        if !self.uncertain.load(Ordering::SeqCst) {
+            self.bury_orphans().await?;
+        }
+        let before = now().checked_sub(REMEMBERED).unwrap_or_else(|_| now());
+        for id in self.db.old_tombstones(before, MOST).await? {
+            self.store.remove::<Snapshot>(&id).await?;
+            self.db.remove_snapshot(&id).await?;
+        }
+        Ok(())
+    }
+
+    async fn bury_orphans(&self) -> Result<()> {
         let sandboxes = self.db.sandboxes(None, &Filter::default(), &Page::all()).await?.items;
         let there: HashSet<&SandboxId> = sandboxes.iter().map(|sandbox| &sandbox.id).collect();
         let all = self.db.snapshots(Owner::Anybody, Tombstones::Without, &Page::all()).await?.items;
@@ -278,11 +291,6 @@ impl Inner {
             if !there.contains(&snapshot.sandbox) {
                 self.bury_snapshot(&snapshot.id, Unless::Held, Durability::Soon).await?;
             }
-        }
-        let before = now().checked_sub(REMEMBERED).unwrap_or_else(|_| now());
-        for id in self.db.old_tombstones(before, MOST).await? {
-            self.store.remove::<Snapshot>(&id).await?;
-            self.db.remove_snapshot(&id).await?;
         }
         Ok(())
     }

@@ -122,6 +122,12 @@ impl Inner {
 
     /// Removes the layers that nobody holds.
     pub(super) async fn collect(&self) -> Result<()> {
+        if self.uncertain.load(Ordering::SeqCst) {
+            tracing::warn!(
+                "nothing is collected while manifests do not read; `keep fsck` names them"
+            );
+            return Ok(());
+        }
         let _space = self.space.write().await;
         if self.unsynced_tombstones.swap(false, Ordering::SeqCst) {
             // After a power cut none of those may be a snapshot again, without its layers.

@@ -13,8 +13,8 @@ use super::{
 };
 use crate::engine::lifecycle::{Effect, Phase};
 
-/// The version of all documents.
-pub const FORMAT: u32 = 1;
+/// The version of all documents, and of the data directory. 2: drives, tombstones of snapshots.
+pub const FORMAT: u32 = 2;
 
 /// A tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

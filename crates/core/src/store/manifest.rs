@@ -283,11 +283,12 @@ pub(super) fn check_directory_format(data: &Path) -> Result<()> {
 /// Marks a new data directory with its format.
 pub(super) fn write_directory_format(data: &Path) -> Result<()> {
     let path = data.join("format.json");
-    if path.exists() {
+    let bytes = format!("{{\"format\":{FORMAT}}}\n");
+    // An older one is raised: from now on there may be things in here that its daemons would collect.
+    if fs::read(&path).is_ok_and(|found| found == bytes.as_bytes()) {
         return Ok(());
     }
     let temporary = data.join("tmp/format.json");
-    let bytes = format!("{{\"format\":{FORMAT}}}\n");
     let mut file = File::create(&temporary).map_err(io_error("create", &temporary))?;
     file.write_all(bytes.as_bytes())
         .and_then(|()| file.sync_all())
@@ -339,7 +340,10 @@ fn read_file<M: Manifest>(path: &Path) -> Result<M> {
 fn read_or_last<M: Manifest>(path: &Path) -> Result<M> {
     let newest = read_file(path);
     if M::KEEP_LAST
-        && matches!(newest, Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }))
+        && matches!(
+            newest,
+            Err(StoreError::Damaged { .. } | StoreError::NotFound { .. } | StoreError::Io { .. })
+        )
         && let Ok(last) = read_file(&last_of(path))
     {
         return Ok(last);
