@@ -197,6 +197,11 @@ async fn it_is_made_once_and_again_when_the_base_has_changed() {
     let layer = |image: &Image| image.layers[0].clone();
     assert_eq!(layer(&bench.dress("base").await), layer(&all[0]), "two names share the layer");
 
+    fs::remove_file(bench.store.data_dir().join(format!("layers/{}/layer.json", layer(&all[0]))))
+        .expect("it was sealed");
+    let mended = wanted().await;
+    assert!(bench.store.layer(&layer(&mended)).await.is_ok(), "a lost layer is made again");
+
     bench.base("base", debian().file("etc/new", "x")).await;
     let renewed = wanted().await;
     assert_ne!((renewed.layers, renewed.digest), (all[0].layers.clone(), all[0].digest.clone()));
@@ -238,7 +243,11 @@ async fn directories_of_the_host_are_added_as_roots() {
     // One that cannot be taken whole leaves the name as it was.
     fs::write(from.join(".wh.x"), "").unwrap();
     let failed = bench.images.dress("base", "added", &dress("/opt/x")).await.unwrap_err();
-    assert!(matches!(failed, ImageError::Damaged { .. }), "{failed:?}");
+    assert!(matches!(failed, ImageError::BadDress { .. }), "{failed:?}");
+    assert!(
+        failed.to_string().contains("add: ") && failed.to_string().contains(".wh."),
+        "{failed}"
+    );
     assert_eq!(bench.images.get("added").await.unwrap(), image);
 }
 

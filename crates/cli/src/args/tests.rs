@@ -64,6 +64,8 @@ fn lines_that_make_sense() {
         "image pull debian:12 -q",
         "image import mine root.tar",
         "image inspect mine",
+        "image dress vercel/node24 --from node:24 -e A=b --path /opt/x/bin",
+        "image dress x --add /a:/b --add rel:/c",
         "project create other",
         "key create ci --scope read --expires 30d --project other",
         "--project other ls",
@@ -105,6 +107,9 @@ fn lines_that_do_not() {
         ("create a --keep-last some", "or `all`"),
         ("create a --idle-timeout x", "or `never`"),
         ("key create x --scope all", "read, write, admin"),
+        ("image dress x --add /a", "write DIR:PATH"),
+        ("image dress x --add /a:b", "write DIR:PATH"),
+        ("image dress x --env A", "write KEY=VALUE"),
     ] {
         let error = parse(line).expect_err(line);
         assert!(error.contains(told), "{line}: {error}");

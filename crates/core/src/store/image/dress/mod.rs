@@ -129,8 +129,16 @@ impl Images {
 
     async fn as_wanted(&self, name: &str, recipe: &str) -> ImageResult<Option<Image>> {
         let Some(image) = self.find(name).await? else { return Ok(None) };
-        let fits = image.dressed.as_ref().is_some_and(|dressed| dressed.recipe == recipe);
-        Ok(Some(image).filter(|_| fits))
+        if image.dressed.as_ref().is_none_or(|dressed| dressed.recipe != recipe) {
+            return Ok(None);
+        }
+        for layer in &image.layers {
+            // One that was lost is made again.
+            if self.shelf.store.layer(layer).await.is_err() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(image))
     }
 
     async fn put_on(&self, base: &Image, name: &str, dress: &Dress) -> ImageResult<Image> {
@@ -144,7 +152,14 @@ impl Images {
         let time = u64::try_from(base.created_at.as_second()).unwrap_or(0);
         let archive = Archive::of(parts, time).map_err(ImageError::io("write", &what))?;
         let what = format!("the dress of {name}");
-        let worn = self.shelf.add(&mut stack, archive, Form::Layer, None, what).await?;
+        let worn = self.shelf.add(&mut stack, archive, Form::Layer, None, what).await;
+        let worn = worn.map_err(|error| match error {
+            // The archive is ours: what breaks it is a directory that could not be taken.
+            ImageError::Damaged { source, .. } => {
+                ImageError::BadDress { what: "add".to_owned(), reason: source.to_string() }
+            }
+            other => other,
+        })?;
         let sum = format!("{} {} {}", base.digest, worn.diff_id, as_json(&config));
         let image = Image {
             format: FORMAT,
