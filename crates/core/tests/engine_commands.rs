@@ -1,5 +1,7 @@
 //! Commands in one session and no other, and their input.
 
+#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
+
 use std::time::Duration;
 
 use bytes::Bytes;

@@ -1,5 +1,7 @@
 //! Sessions that are meant by their id, how they end, and what they leave.
 
+#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
+
 use std::time::Duration;
 
 use sandkeep_core::db::{By, Direction, Filter, Order, Page};

@@ -1,5 +1,7 @@
 //! How long snapshots are kept, what outlives what, and what is left of those that went.
 
+#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
+
 use std::time::Duration;
 
 use sandkeep_core::db::Page;

@@ -12,6 +12,7 @@
 //! works for the list it came from, in the same order and with the same filter.
 
 mod cursor;
+mod list;
 mod sqlite;
 
 use std::fmt;

@@ -16,12 +16,10 @@ use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow,
     SqliteSynchronous,
 };
-use sqlx::{AssertSqlSafe, QueryBuilder, Row, Sqlite};
+use sqlx::{AssertSqlSafe, Row};
 
-use super::cursor::{Cursor, Key};
 use super::{
-    By, Db, DbError, DbResult, Direction, Filter, Order, Owner, Page, Paged, Remembered,
-    Tombstones, Unless,
+    By, Db, DbError, DbResult, Filter, Owner, Page, Paged, Remembered, Tombstones, Unless, list,
 };
 use crate::model::{
     Command, CommandId, Drive, DriveId, Name, Project, Sandbox, SandboxId, Session, SessionId,
@@ -123,42 +121,6 @@ impl SqliteDb {
             .await
             .map_err(failed("find a document"))?;
         row.map(|row| read(&row)).transpose()
-    }
-
-    /// Sorts and cuts what `query` finds. `list` is what the query depends on, which a cursor must
-    /// have in common with it.
-    async fn page<T: DeserializeOwned>(
-        &self,
-        mut query: QueryBuilder<Sqlite>,
-        page: &Page,
-        list: &str,
-        column: &'static str,
-    ) -> DbResult<Paged<T>> {
-        let Order { by, direction } = page.order;
-        let list = format!("{list} {by:?} {direction:?}");
-        let (before, sort) = match direction {
-            Direction::Ascending => (") > (", " ASC"),
-            Direction::Descending => (") < (", " DESC"),
-        };
-        if let Some(cursor) = &page.cursor {
-            let Cursor { key, id, .. } = Cursor::parse(cursor, &list)?;
-            query.push(" AND (").push(column).push(", id").push(before);
-            match key {
-                Key::Number(number) => query.push_bind(number),
-                Key::Text(text) => query.push_bind(text),
-            };
-            query.push(", ").push_bind(id).push(")");
-        }
-        query.push(" ORDER BY ").push(column).push(sort).push(", id").push(sort);
-        query.push(" LIMIT ").push_bind(i64::from(page.limit) + 1);
-        let rows = query.build().fetch_all(&self.pool).await.map_err(failed("list documents"))?;
-        let shown = &rows[..rows.len().min(page.limit as usize)];
-        let items = shown.iter().map(read).collect::<DbResult<Vec<T>>>()?;
-        let next = match shown.last().filter(|_| rows.len() > shown.len()) {
-            Some(last) => Some(place(last, &list)?),
-            None => None,
-        };
-        Ok(Paged { items, next })
     }
 
     async fn store_sandbox(&self, verb: &str, sandbox: &Sandbox) -> DbResult<bool> {
@@ -266,7 +228,7 @@ impl Db for SqliteDb {
             By::Snapshot => "coalesce(current, '')",
             By::Updated => "updated_ms",
         };
-        let mut query = listing("sandboxes", column);
+        let mut query = list::listing("sandboxes", column);
         if let Some(project) = project {
             query.push(" AND project = ").push_bind(project.to_string());
         }
@@ -277,7 +239,7 @@ impl Db for SqliteDb {
             query.push(" AND class = ").push_bind(word(class)?);
         }
         if let Some(prefix) = &filter.name_prefix {
-            begins_with(&mut query, prefix);
+            list::begins_with(&mut query, prefix);
         }
         for (key, value) in &filter.tags {
             query.push(
@@ -289,7 +251,8 @@ impl Db for SqliteDb {
                 .push_bind(value.clone())
                 .push(")");
         }
-        self.page(query, page, &format!("sandboxes {project:?} {filter:?}"), column).await
+        list::page(&self.pool, query, page, &format!("sandboxes {project:?} {filter:?}"), column)
+            .await
     }
 
     async fn sandboxes_on(&self, snapshot: &SnapshotId) -> DbResult<Vec<Sandbox>> {
@@ -327,20 +290,20 @@ impl Db for SqliteDb {
     }
 
     async fn sessions(&self, sandbox: &SandboxId, page: &Page) -> DbResult<Paged<Session>> {
-        let mut query = listing("sessions", by_id(page)?);
+        let mut query = list::listing("sessions", list::by_id(page)?);
         query.push(" AND sandbox = ").push_bind(sandbox.to_string());
-        self.page(query, page, &format!("sessions {sandbox}"), "id").await
+        list::page(&self.pool, query, page, &format!("sessions {sandbox}"), "id").await
     }
 
     async fn project_sessions(&self, project: &Name, page: &Page) -> DbResult<Paged<Session>> {
-        let mut query = listing("sessions", by_id(page)?);
+        let mut query = list::listing("sessions", list::by_id(page)?);
         query
             .push(
                 " AND sandbox IN (SELECT id FROM sandboxes WHERE phase <> 'deleted' AND project = ",
             )
             .push_bind(project.to_string())
             .push(")");
-        self.page(query, page, &format!("sessions of {project}"), "id").await
+        list::page(&self.pool, query, page, &format!("sessions of {project}"), "id").await
     }
 
     async fn put_command(&self, command: &Command) -> DbResult<()> {
@@ -361,15 +324,15 @@ impl Db for SqliteDb {
     }
 
     async fn commands(&self, sandbox: &SandboxId, page: &Page) -> DbResult<Paged<Command>> {
-        let mut query = listing("commands", by_id(page)?);
+        let mut query = list::listing("commands", list::by_id(page)?);
         query.push(" AND sandbox = ").push_bind(sandbox.to_string());
-        self.page(query, page, &format!("commands {sandbox}"), "id").await
+        list::page(&self.pool, query, page, &format!("commands {sandbox}"), "id").await
     }
 
     async fn session_commands(&self, session: &SessionId, page: &Page) -> DbResult<Paged<Command>> {
-        let mut query = listing("commands", by_id(page)?);
+        let mut query = list::listing("commands", list::by_id(page)?);
         query.push(" AND session = ").push_bind(session.to_string());
-        self.page(query, page, &format!("commands {session}"), "id").await
+        list::page(&self.pool, query, page, &format!("commands {session}"), "id").await
     }
 
     async fn put_snapshot(&self, snapshot: &Snapshot) -> DbResult<()> {
@@ -404,8 +367,8 @@ impl Db for SqliteDb {
         tombstones: Tombstones,
         page: &Page,
     ) -> DbResult<Paged<Snapshot>> {
-        by_id(page)?;
-        let mut query = listing("snapshots", "created_ms");
+        list::by_id(page)?;
+        let mut query = list::listing("snapshots", "created_ms");
         if tombstones == Tombstones::Without {
             query.push(" AND deleted_ms IS NULL");
         }
@@ -420,7 +383,7 @@ impl Db for SqliteDb {
             Owner::Sandbox(sandbox) => query.push(" AND sandbox = ").push_bind(sandbox.to_string()),
         };
         let list = format!("snapshots {owner:?} {tombstones:?}");
-        self.page(query, page, &list, "created_ms").await
+        list::page(&self.pool, query, page, &list, "created_ms").await
     }
 
     async fn expired_snapshots(&self, now: Timestamp) -> DbResult<Vec<Snapshot>> {
@@ -500,14 +463,15 @@ impl Db for SqliteDb {
             By::Updated => "updated_ms",
             By::PhaseChanged | By::Snapshot => return Err(DbError::Order),
         };
-        let mut query = listing("drives", column);
+        let mut query = list::listing("drives", column);
         if let Some(project) = project {
             query.push(" AND project = ").push_bind(project.to_string());
         }
         if let Some(prefix) = name_prefix {
-            begins_with(&mut query, prefix);
+            list::begins_with(&mut query, prefix);
         }
-        self.page(query, page, &format!("drives {project:?} {name_prefix:?}"), column).await
+        list::page(&self.pool, query, page, &format!("drives {project:?} {name_prefix:?}"), column)
+            .await
     }
 
     async fn remove_drive(&self, id: &DriveId) -> DbResult<()> {
@@ -571,14 +535,14 @@ impl Db for SqliteDb {
     }
 }
 
-fn failed<E>(action: &'static str) -> impl FnOnce(E) -> DbError
+pub(super) fn failed<E>(action: &'static str) -> impl FnOnce(E) -> DbError
 where
     E: std::error::Error + Send + Sync + 'static,
 {
     move |source| DbError::Query { action, source: Box::new(source) }
 }
 
-fn read<T: DeserializeOwned>(row: &SqliteRow) -> DbResult<T> {
+pub(super) fn read<T: DeserializeOwned>(row: &SqliteRow) -> DbResult<T> {
     let text: &str = row.try_get("doc").map_err(failed("read a document"))?;
     serde_json::from_str(text).map_err(|source| DbError::Damaged { kind: kind::<T>(), source })
 }
@@ -595,30 +559,4 @@ fn kind<T>() -> &'static str {
 /// The word a unit variant is written as.
 fn word<T: Serialize>(value: &T) -> DbResult<String> {
     Ok(write(value)?.trim_matches('"').to_owned())
-}
-
-/// The beginning of a list's query: the key it is sorted by, the id, the document.
-fn listing(table: &'static str, column: &'static str) -> QueryBuilder<Sqlite> {
-    QueryBuilder::new(format!("SELECT {column} AS place, id, doc FROM {table} WHERE 1 = 1"))
-}
-
-/// Leaves names that begin in this way.
-fn begins_with(query: &mut QueryBuilder<Sqlite>, prefix: &str) {
-    let length = i64::try_from(prefix.chars().count()).unwrap_or(i64::MAX);
-    query.push(" AND substr(name, 1, ").push_bind(length).push(") = ").push_bind(prefix.to_owned());
-}
-
-/// Ids sort by when they were made.
-fn by_id(page: &Page) -> DbResult<&'static str> {
-    if page.order.by == By::Created { Ok("id") } else { Err(DbError::Order) }
-}
-
-/// Where the next page begins.
-fn place(last: &SqliteRow, list: &str) -> DbResult<String> {
-    let key = match last.try_get::<i64, _>("place") {
-        Ok(number) => Key::Number(number),
-        Err(_) => Key::Text(last.try_get("place").map_err(failed("read a place"))?),
-    };
-    let id = last.try_get("id").map_err(failed("read an id"))?;
-    Ok(Cursor::new(list, key, id).write())
 }

@@ -128,8 +128,12 @@ impl Inner {
             let sealed = self.seal_open(&mounted.layer, &SealOptions::default()).await?;
             failpoint::pass("drive.sealed");
             let _drives = self.drives.lock().await;
+            let empty = sealed.is_none();
             let length = self.pay(mounted, sealed).await?;
             failpoint::pass("drive.detached");
+            if empty {
+                self.store.discard(&mounted.layer).await?;
+            }
             if length > self.settings.chain_limit {
                 self.compact_drive_soon(mounted.drive.clone());
             }

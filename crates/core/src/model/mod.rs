@@ -9,6 +9,7 @@ mod name;
 mod quantity;
 mod record;
 mod root;
+mod snapshot;
 mod spec;
 
 pub use drive::{
@@ -19,11 +20,11 @@ pub use id::{BadId, CommandId, DriveId, KeyId, LayerId, SandboxId, SessionId, Sn
 pub use name::{BadName, Name, Tags, check_env_name, check_tag};
 pub use quantity::{BadQuantity, Size, Span};
 pub use record::{
-    Command, CommandState, Dressed, Ending, Expiry, FORMAT, HookRun, Image, ImageConfig, Key,
-    Layer, LayerKind, Lineage, Method, OnDelete, Project, Sandbox, Scope, Session, SessionEnd,
-    Snapshot, SnapshotKind, Usage, Validation,
+    Command, CommandState, Dressed, Ending, FORMAT, HookRun, Image, ImageConfig, Key, Layer,
+    LayerKind, Lineage, OnDelete, Project, Sandbox, Scope, Session, SessionEnd, Usage, Validation,
 };
 pub use root::{Limits, MachineKey, RootFs, UidRange};
+pub use snapshot::{Expiry, Method, Snapshot, SnapshotKind};
 pub use spec::{BadConfig, Class, Config, Hook, Hooks, Patch, Resources, Retention};
 
 pub use jiff::Timestamp;
