@@ -237,6 +237,32 @@ async fn a_sandbox_whose_snapshot_was_deleted_never_starts_from_something_else()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_session_whose_files_are_lost_is_not_taken_for_one_that_wrote_nothing() {
+    use sandkeep_core::driver::Driver as _;
+    let house = house!();
+    let engine = house.open().await;
+    engine.create(&project(), small("app"), None).await.unwrap();
+    let made = rounds(&engine, "app", 1).await;
+    sh(&engine, "app", "echo lost > /work/round").await;
+    let open = engine.get(&project(), &name("app")).await.unwrap().sandbox.open_layer.unwrap();
+    engine.shutdown().await;
+    drop(engine);
+    while Store::open(&house.data()).is_err() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    for (key, _) in house.driver().survivors().await.unwrap() {
+        house.driver().stop(&key).await.unwrap();
+    }
+    std::fs::remove_dir_all(house.data().join("layers").join(open.as_str())).unwrap();
+    let engine = house.open().await;
+    let sandbox = engine.get(&project(), &name("app")).await.unwrap().sandbox;
+    assert_eq!(sandbox.phase, Phase::Failed);
+    engine.start(&project(), &name("app"), None).await.expect_err("not from something older");
+    engine.rollback(&project(), &name("app"), &made[0], None).await.unwrap();
+    assert_eq!(sh(&engine, "app", "cat /work/round").await.out, "0\n", "unless that is asked for");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn starts_that_race_with_a_deletion_run_whole_or_are_refused() {
     let house = house!();
     let engine = house.open().await;

@@ -148,7 +148,19 @@ impl Inner {
         let mut before = None;
         if slot.live().is_some() || sandbox.open_layer.is_some() {
             let ending = Ending::by_itself(SnapshotKind::BeforeRollback, SessionEnd::RolledBack);
-            before = self.settle(slot, &mut sandbox, ending).await?;
+            before = match self.settle(slot, &mut sandbox, ending).await {
+                Err(Error::Store(error)) if error.is_not_found() => {
+                    // Its files are lost, and this is the way out: by name, never by itself.
+                    tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "rolled back without what its last session wrote");
+                    self.give_uids(sandbox.uids.take());
+                    sandbox.open_layer = None;
+                    sandbox.unsealed = None;
+                    sandbox.open_chain.clear();
+                    sandbox.mounted.clear();
+                    None
+                }
+                settled => settled?,
+            };
         }
         failpoint::pass("rollback.kept");
         let stood_on = sandbox.clone();

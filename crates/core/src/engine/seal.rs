@@ -244,12 +244,15 @@ impl Inner {
             kind: LayerKind::Session,
             ..SealOptions::default()
         };
-        self.seal_open(layer, &options).await
+        // One that is not there is lost, not empty: an empty one stays until no record names it.
+        let sealed = self.store.seal(layer, &options).await?;
+        sealed.iter().for_each(|layer| self.book(layer));
+        Ok(sealed.map(|layer| layer.id))
     }
 
-    /// Seals an open layer. `None`: nothing was written to it. So it is with one that is not there any
-    /// more: an empty one is removed when it is sealed, and a daemon that dies right after that comes
-    /// this way again.
+    /// Seals the layer of a drive. `None`: nothing was written to it. So it is with one that is not
+    /// there any more: a drive lets go of an empty one before the sandbox's record does, and a daemon
+    /// that dies right after that comes this way again.
     pub(super) async fn seal_open(
         &self,
         layer: &LayerId,
