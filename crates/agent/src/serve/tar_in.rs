@@ -4,8 +4,10 @@
 //! directory's own descriptor, one component at a time and never through a symlink, so neither `..`,
 //! nor an absolute name, nor a link that an earlier entry (or somebody else, meanwhile) put there
 //! leads outside. What stands where an entry goes is removed, not written through. Devices are
-//! refused. A refused entry ends the work; entries before it stay. Asked to, it does go through links
-//! to directories, as whoever writes files one by one would; it never gets further than its user.
+//! refused. A refused entry ends the work; entries before it stay.
+//!
+//! Asked to, it does go through links, and refuses to put a file where a directory stands, as whoever
+//! writes files one by one would; it never gets further than its user.
 //!
 //! Root keeps the archive's owners, as far as the sandbox has them; everybody else owns what they
 //! unpack.
@@ -219,12 +221,21 @@ impl Unpacking {
         let (above, leaf) = split(name);
         let problem = |error: io::Error| Problem::io("unpack", name, &error);
         let parent = self.parent(above, name)?;
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        let there = if self.through_links { existing(&parent, leaf) } else { None };
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
         let private = Mode::from_raw_mode(0o600);
-        let fd = self
-            .make(&parent, leaf, |parent| openat(parent, leaf, flags, private))
-            .map_err(|errno| problem(errno.into()))?;
-        let mut file = File::from(fd);
+        let fd = match there {
+            Some(FileType::Directory) => Err(Errno::ISDIR),
+            Some(FileType::Symlink) => {
+                let flags = flags | OFlags::TRUNC | OFlags::NONBLOCK;
+                openat(&parent, leaf, flags, Mode::from_raw_mode(0o644))
+            }
+            _ => {
+                let flags = flags | OFlags::EXCL;
+                self.make(&parent, leaf, |parent| openat(parent, leaf, flags, private))
+            }
+        };
+        let mut file = File::from(fd.map_err(|errno| problem(errno.into()))?);
         io::copy(entry, &mut file).map_err(problem)?;
         if let Ok(Some(extensions)) = entry.pax_extensions() {
             for extension in extensions.flatten() {
@@ -237,16 +248,23 @@ impl Unpacking {
                 }
             }
         }
-        settle(&file, traits).map_err(|errno| problem(errno.into()))
+        match settle(&file, traits) {
+            // What a link leads to may be somebody else's, to write but not to change.
+            Err(Errno::PERM) if there == Some(FileType::Symlink) => Ok(()),
+            settled => settled.map_err(|errno| problem(errno.into())),
+        }
     }
 
     fn directory(&mut self, name: &Path, traits: Traits) -> Result<(), Problem> {
         let (above, leaf) = split(name);
         let problem = |errno: Errno| Problem::io("unpack", name, &errno.into());
         let parent = self.parent(above, name)?;
-        let there = match statat(&parent, leaf, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => FileType::from_raw_mode(stat.st_mode) == FileType::Directory,
-            Err(_) => false,
+        let there = match existing(&parent, leaf) {
+            Some(FileType::Symlink) if self.through_links => {
+                statat(&parent, leaf, AtFlags::empty())
+                    .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+            }
+            kind => kind == Some(FileType::Directory),
         };
         if !there {
             self.make(&parent, leaf, |parent| mkdirat(parent, leaf, Mode::RWXU))
@@ -344,6 +362,12 @@ impl Unpacking {
             let _ = settle(&File::from(dir), traits);
         }
     }
+}
+
+/// What is there under a name, a link itself and not where it leads.
+fn existing(parent: &OwnedFd, leaf: &OsStr) -> Option<FileType> {
+    let stat = statat(parent, leaf, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    Some(FileType::from_raw_mode(stat.st_mode))
 }
 
 /// Sets owner, mode and times, in this order: giving a file away clears its set-user-id bit.

@@ -256,3 +256,36 @@ async fn what_is_no_archive_is_refused() {
     let there = guest.stat(at(&into)).await.expect("the agent is well");
     assert_eq!(there.kind, EntryKind::Directory);
 }
+
+#[tokio::test]
+async fn files_written_one_by_one_go_through_links_and_over_no_directory() {
+    let machine = Machine::start();
+    let guest = machine.connect().await;
+    let (work, real) = (machine.work(), machine.work().join("real"));
+    fs::create_dir_all(real.join("empty")).expect("our own directory");
+    fs::write(real.join("target"), "long before").expect("our own directory");
+    symlink("real", work.join("linked")).expect("our own directory");
+    symlink("target", real.join("link")).expect("our own directory");
+    let unpack = async |entries: &[Piece<'_>]| {
+        let outgoing = guest.tar_in(at(&work), true).await?;
+        put(outgoing, &archive(entries)).await
+    };
+    let file = EntryType::Regular;
+    let entries: [Piece<'_>; 3] = [
+        (EntryType::Directory, b"linked", b"", b""),
+        (file, b"linked/new", b"", b"new"),
+        (file, b"linked/link", b"", b"after"),
+    ];
+    unpack(&entries).await.expect("as any program would");
+    assert!(fs::symlink_metadata(work.join("linked")).expect("there").is_symlink());
+    assert_eq!(fs::read(real.join("new")).expect("through the link"), b"new");
+    assert_eq!(fs::read(real.join("target")).expect("through the link"), b"after");
+    for name in [&b"linked/empty"[..], b"real", b"", b"."] {
+        let refused = unpack(&[(file, name, b"", b"x")]).await;
+        assert_eq!(failure(refused), Failure::Invalid, "{}", String::from_utf8_lossy(name));
+    }
+    assert!(real.join("empty").is_dir() && real.is_dir(), "what was there stays");
+    for name in [&b"../out"[..], b"/out", b"linked/../../out"] {
+        assert_eq!(failure(unpack(&[(file, name, b"", b"x")]).await), Failure::Invalid);
+    }
+}
