@@ -19,6 +19,11 @@ pub struct Limits {
     pub request_timeout: Duration,
     /// How long an upload may pause between two pieces.
     pub upload_pause: Duration,
+    /// How long a stream may be silent before something is said to keep it.
+    pub keep_alive: Duration,
+    /// How long a process may take to read the input of one request before the caller is told to send
+    /// the rest again.
+    pub input_patience: Duration,
     /// How long requests under way may take to finish when the server goes down.
     pub drain: Duration,
 }
@@ -31,6 +36,8 @@ impl Default for Limits {
             json_bytes: 1 << 20,
             request_timeout: Duration::from_secs(900),
             upload_pause: Duration::from_secs(120),
+            keep_alive: Duration::from_secs(15),
+            input_patience: Duration::from_secs(10),
             drain: Duration::from_secs(10),
         }
     }

@@ -110,8 +110,13 @@ impl Served {
 
     /// A server with containers, or nothing where this host has none.
     pub(crate) async fn with_machines(test: &str) -> Option<Self> {
+        Self::with_machines_and(test, Limits::default()).await
+    }
+
+    /// The same with limits of its own.
+    pub(crate) async fn with_machines_and(test: &str, limits: Limits) -> Option<Self> {
         match ContainerHost::new() {
-            Ok(host) => Some(Self::with(Limits::default(), Some(host)).await),
+            Ok(host) => Some(Self::with(limits, Some(host)).await),
             Err(why) => {
                 skipped(test, &why);
                 None

@@ -218,7 +218,6 @@ async fn what_cannot_be_read_or_made_is_told_in_the_systems_words() {
     }
     for (bad, words) in [
         (json!({ "path": "d", "recursive": false }), "File exists"),
-        (json!({ "path": "f/g", "recursive": false }), "No such file or directory"),
         (json!({ "path": "/etc/g" }), "Permission denied"),
         (json!({ "path": "/etc/passwd" }), "File exists"),
     ] {
@@ -234,6 +233,10 @@ async fn what_cannot_be_read_or_made_is_told_in_the_systems_words() {
         sh(&served, &session, "stat -c '%U %a' a/b/c /work/e").await,
         "user 755\nuser 755\n"
     );
+
+    let orphan = mkdir(json!({ "path": "f/g", "recursive": false })).await;
+    assert_eq!((orphan.status.as_u16(), orphan.error().code.as_str()), (400, "path_not_found"));
+    assert!(orphan.error().message.contains("No such file or directory"));
 
     let (main, name) = ("main".parse().unwrap(), "box".parse().unwrap());
     served.engine.stop(&main, &name, Stop::default(), None).await.unwrap();

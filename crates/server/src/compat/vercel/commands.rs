@@ -35,10 +35,6 @@ use crate::listen::closed;
 
 /// How much input one request may bring.
 const INPUT: usize = 512 << 10;
-/// How long a process may take to read it before the client is told to send the rest again.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the head of an answer that waits for a command waits too.
-const EARLY: Duration = Duration::from_secs(10);
 
 pub(super) fn routes() -> Router<Arc<App>> {
     let session = "/v2/sandboxes/sessions/{id}/cmd";
@@ -175,13 +171,14 @@ async fn look(
     let mut ended = Box::pin(async move {
         engine.wait(within.project(), within.name(), &found.id).await.map(|ended| answer(&ended))
     });
-    if let Ok(ended) = tokio::time::timeout(EARLY, ended.as_mut()).await {
+    let keep_alive = app.limits.keep_alive;
+    if let Ok(ended) = tokio::time::timeout(keep_alive, ended.as_mut()).await {
         return Ok(Json(ended?).into_response());
     }
     // Their client waits five minutes for the head of an answer, and for the rest of it for ever. Space
     // before a document is allowed, and keeps the connection.
     let state = Some((ended, app.closing.subscribe()));
-    let stream = stream::unfold(state, async |state| {
+    let stream = stream::unfold(state, move |state| async move {
         let (mut ended, mut closing) = state?;
         tokio::select! {
             ended = ended.as_mut() => {
@@ -189,7 +186,7 @@ async fn look(
                 Some((said, None))
             }
             () = closed(&mut closing) => Some((Err(io::Error::other("going down")), None)),
-            () = tokio::time::sleep(ndjson::QUIET) => {
+            () = tokio::time::sleep(keep_alive) => {
                 Some((Ok(Bytes::from_static(b"\n")), Some((ended, closing))))
             }
         }
@@ -255,7 +252,8 @@ async fn stdin(
     let close = fields.flag("close")?.unwrap_or(false);
     fields.end()?;
     let handle = app.engine.stdin(within.project(), within.name(), &command.id).await?;
-    let bytes_written = feed(&handle, offset, Bytes::from(data), close).await?;
+    let patience = app.limits.input_patience;
+    let bytes_written = feed(&handle, offset, Bytes::from(data), close, patience).await?;
     let record = app.engine.command(within.project(), within.name(), &command.id).await?;
     let mut said = answer(&record);
     said["bytesWritten"] = json!(bytes_written);
@@ -267,10 +265,11 @@ async fn feed(
     offset: Option<u64>,
     data: Bytes,
     close: bool,
+    patience: Duration,
 ) -> Result<u64, VercelError> {
     let mut written = None;
     if !data.is_empty() {
-        let sent = stdin.send_at(offset, data, PATIENCE).await?;
+        let sent = stdin.send_at(offset, data, patience).await?;
         let StdinProgress { written: so_far, complete } = sent;
         if !complete {
             let message = "The process does not read its input fast enough; send it again.";

@@ -162,8 +162,15 @@ async fn make_dir(
     let recursive = fields.flag("recursive")?.unwrap_or(true);
     fields.end()?;
     let files = open(&app, &within).await?;
-    files.make_dir(&path, None, recursive).await.map_err(|error| refused(&path, error))?;
-    Ok(Json(json!({})))
+    match files.make_dir(&path, None, recursive).await {
+        Ok(()) => Ok(Json(json!({}))),
+        // The directory above it is missing, which clients tell from other failures by the code.
+        Err(GuestError::Refused { kind: Failure::NotFound, .. }) => {
+            let message = format!("{path}: No such file or directory");
+            Err(VercelError::new(StatusCode::BAD_REQUEST, "path_not_found", message))
+        }
+        Err(error) => Err(refused(&path, error)),
+    }
 }
 
 fn path_in(within: &Within, fields: &mut Fields) -> Result<String, VercelError> {

@@ -26,9 +26,6 @@ use tokio::sync::watch;
 use crate::api::App;
 use crate::listen::closed;
 
-/// How long a stream may be silent.
-pub(super) const QUIET: Duration = Duration::from_secs(15);
-
 /// A value as one line of ASCII.
 pub(super) fn line(value: &Value) -> Vec<u8> {
     let mut text = Vec::new();
@@ -124,6 +121,7 @@ struct Lines {
     events: Option<Events>,
     out: Decoder,
     err: Decoder,
+    keep_alive: Duration,
     closing: watch::Receiver<bool>,
 }
 
@@ -134,6 +132,7 @@ pub(super) fn told(app: &Arc<App>, events: Events, telling: Telling) -> Response
         events: Some(events),
         out: Decoder::default(),
         err: Decoder::default(),
+        keep_alive: app.limits.keep_alive,
         closing: app.closing.subscribe(),
     };
     let stream = stream::unfold(lines, async |mut lines| {
@@ -159,7 +158,7 @@ impl Lines {
                     self.events = None;
                     return Some(broke_off("The server is going down; the command goes on."));
                 }
-                () = tokio::time::sleep(QUIET) => return Some(b"\n".to_vec()),
+                () = tokio::time::sleep(self.keep_alive) => return Some(b"\n".to_vec()),
             };
             let said = match heard {
                 Some(Event::Stdout(bytes)) => self.printed("stdout", &bytes),
