@@ -51,6 +51,10 @@ async fn shut(house: &House, engine: Engine) {
     panic!("an engine that was shut down still holds its data directory");
 }
 
+fn two_days_before(at: Timestamp) -> Timestamp {
+    Timestamp::from_millisecond(at.as_millisecond() - 48 * 3_600_000).unwrap()
+}
+
 async fn listed(engine: &Engine, filter: SnapshotFilter) -> Vec<Snapshot> {
     let found = engine.snapshots(&project(), filter, &Page::all()).await.unwrap();
     found.items.into_iter().map(|sized| sized.item).collect()
@@ -136,11 +140,8 @@ async fn expiry_counts_from_the_last_use_and_strands_nobody() {
     };
     for id in &made {
         let mut snapshot: Snapshot = store.read(id).await.unwrap();
-        let before = |at: Timestamp| {
-            Timestamp::from_millisecond(at.as_millisecond() - 48 * 3_600_000).unwrap()
-        };
-        snapshot.created_at = before(snapshot.created_at);
-        snapshot.used_at = snapshot.used_at.map(before);
+        snapshot.created_at = two_days_before(snapshot.created_at);
+        snapshot.used_at = snapshot.used_at.map(two_days_before);
         store.write(&snapshot, Durability::Synced).await.unwrap();
     }
     drop(store);

@@ -194,7 +194,7 @@ pub(super) async fn resume(app: &App, caller: &Caller, name: &Name) -> Result<Op
         return Err(VercelError::no_snapshot());
     }
     let (engine, project, name) = (app.engine.clone(), caller.project.clone(), name.clone());
-    Ok(done(async move { engine.start(&project, &name, None).await }).await?)
+    done(async move { engine.start(&project, &name, None).await }).await
 }
 
 /// A name of a path; one that cannot be is of no sandbox.
