@@ -241,6 +241,25 @@ fn wait_for<T>(patience: Duration, mut ready: impl FnMut() -> Option<T>) -> T {
 }
 
 #[test]
+fn snapshots_can_be_kept_and_taken_from_under_a_sandbox() {
+    let Some(keep) = daemon("snapshots_can_be_kept_and_taken_from_under_a_sandbox") else { return };
+    create(&keep, "app");
+    keep.sh("app", "echo kept > /work/file");
+    let stopped = keep.json(["stop", "app"]);
+    let id = stopped["snapshot"]["id"].as_str().unwrap_or_else(|| panic!("{stopped}")).to_owned();
+    assert!(keep.ok(["rm", "--keep-snapshots", "app"]).contains("1 snapshot stays"));
+    keep.ok(["create", "again", "--from", &id]);
+    assert_eq!(keep.sh("again", "cat /work/file"), "kept\n");
+    keep.ok(["stop", "again"]);
+    let (code, said) = keep.fails(["snapshot", "rm", &id]);
+    assert!(code != 0 && said.contains("again"), "it stands on it: {said}");
+    keep.ok(["snapshot", "rm", "--force", &id]);
+    let (code, said) = keep.fails(["start", "again"]);
+    assert_eq!(code, 4, "{said}");
+    assert!(said.contains("rollback"), "{said}");
+}
+
+#[test]
 fn a_one_shot_run_leaves_nothing() {
     let Some(keep) = daemon("a_one_shot_run_leaves_nothing") else { return };
     let output =
