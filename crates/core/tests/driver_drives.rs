@@ -47,6 +47,10 @@ async fn what_is_written_to_a_drive_is_in_the_drive() {
     let wrote = inside.run(&["sh", "-c", "echo mine > /home/data/file"], Some("someone")).await;
     assert_eq!(wrote.code, 0, "{wrote:?}");
     inside.sh("mkdir /home/data/dir; echo deep > /home/data/dir/deep").await;
+    let options =
+        "while read _ at _ how _; do [ $at = /home/data ] && echo $how; done < /proc/self/mounts";
+    let options = inside.sh(options).await.out;
+    assert!(options.contains("nosuid") && options.contains("nodev"), "{options}");
     let moved = inside.sh("rmdir /home/data; mv /home/data /elsewhere").await;
     assert_ne!(moved.code, 0, "a mount point stays");
     host.driver().stop(&one.key).await.expect("it stops");
