@@ -153,7 +153,7 @@ async fn lists_are_filtered_and_paged(db: &dyn Db) {
         "all of them"
     );
     assert_eq!(list(&tagged(&[("customer", "nobody")]), &Page::all()).await.0, [""; 0]);
-    let running = Filter { phase: Some(Phase::Running), ..Filter::default() };
+    let running = Filter { phases: vec![Phase::Running], ..Filter::default() };
     assert_eq!(list(&running, &Page::all()).await.0, ["two"]);
     let prefixed = Filter { name_prefix: Some("o".to_owned()), ..Filter::default() };
     assert_eq!(list(&prefixed, &Page::all()).await.0.len(), 2, "one, other");

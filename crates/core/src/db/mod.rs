@@ -65,8 +65,8 @@ pub enum DbError {
 pub struct Filter {
     /// Tags it must carry, all of them.
     pub tags: Tags,
-    /// Its phase.
-    pub phase: Option<Phase>,
+    /// Its phase, one of these; any if there are none.
+    pub phases: Vec<Phase>,
     /// How its name begins.
     pub name_prefix: Option<String>,
     /// Its class.

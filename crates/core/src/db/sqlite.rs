@@ -232,8 +232,13 @@ impl Db for SqliteDb {
         if let Some(project) = project {
             query.push(" AND project = ").push_bind(project.to_string());
         }
-        if let Some(phase) = &filter.phase {
-            query.push(" AND phase = ").push_bind(word(phase)?);
+        if !filter.phases.is_empty() {
+            query.push(" AND phase IN (");
+            let mut among = query.separated(", ");
+            for phase in &filter.phases {
+                among.push_bind(word(phase)?);
+            }
+            query.push(")");
         }
         if let Some(class) = &filter.class {
             query.push(" AND class = ").push_bind(word(class)?);

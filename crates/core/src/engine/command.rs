@@ -286,8 +286,9 @@ fn check(exec: &Exec) -> Result<()> {
     if exec.argv.iter().any(|arg| arg.contains('\0')) {
         return Err(Error::invalid("argv", "no argument may hold a NUL byte"));
     }
-    if exec.argv.len() > 4096 || exec.argv.iter().map(String::len).sum::<usize>() > 512 << 10 {
-        return Err(Error::invalid("argv", "at most 4096 arguments and 512 KiB"));
+    // Each costs its bytes and a pointer, as the kernel counts.
+    if exec.argv.iter().map(|arg| arg.len() + 8).sum::<usize>() > 512 << 10 {
+        return Err(Error::invalid("argv", "at most 512 KiB in all"));
     }
     for (name, value) in &exec.env {
         check_env_name(name).map_err(|error: BadName| Error::invalid("env", error.to_string()))?;

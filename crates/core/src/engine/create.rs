@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use super::lifecycle::Phase;
+use super::sandbox::Ground as WakeGround;
 use super::{Create, Error, IfExists, Inner, Opened, Result};
 use crate::failpoint;
 use crate::model::{
@@ -115,7 +116,7 @@ impl Inner {
             let session = self.session_of(&sandbox).await?;
             return Ok(Opened { sandbox, session, created: false, resumed: false });
         }
-        let (live, resumed) = self.wake(&sandbox.id, &sandbox.name, None).await?;
+        let (live, resumed) = self.wake(&sandbox.id, &sandbox.name, None, WakeGround::Any).await?;
         Ok(Opened {
             sandbox: (*live.sandbox()).clone(),
             session: Some(live.session()),

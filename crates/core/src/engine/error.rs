@@ -66,6 +66,8 @@ pub enum Error {
     NotRunning(Name),
     #[error("sandbox `{0}` was deleted")]
     Gone(Name),
+    #[error("sandbox `{0}` kept nothing of its last session")]
+    NothingKept(Name),
     #[error("snapshot `{0}` was deleted, or has expired")]
     SnapshotDeleted(SnapshotId),
     #[error("snapshot `{snapshot}`, which sandbox `{name}` stands on, was deleted")]
@@ -167,6 +169,7 @@ impl Error {
             Self::Gone(_)
             | Self::SessionEnded { .. }
             | Self::SnapshotDeleted(_)
+            | Self::NothingKept(_)
             | Self::SnapshotGone { .. } => ErrorKind::Gone,
             Self::Generation { .. } => ErrorKind::Stale,
             Self::NoUids => ErrorKind::Exhausted,
@@ -217,6 +220,7 @@ impl Error {
             Self::Unresumable { .. } => "unresumable",
             Self::KeyReused(_) => "idempotency_key_reused",
             Self::Gone(_) => "deleted",
+            Self::NothingKept(_) => "nothing_kept",
             Self::SnapshotDeleted(_) => "snapshot_deleted",
             Self::SnapshotGone { .. } => "snapshot_gone",
             Self::Generation { .. } => "generation_mismatch",

@@ -109,7 +109,7 @@ impl Inner {
     }
 
     async fn housekeeping(self: &Arc<Self>) -> Result<()> {
-        let broken_off = Filter { phase: Some(Phase::Deleted), ..Filter::default() };
+        let broken_off = Filter { phases: vec![Phase::Deleted], ..Filter::default() };
         let mut over = self.db.sandboxes(None, &broken_off, &Page::all()).await?.items;
         over.extend(self.db.expired(now()).await?);
         for sandbox in over {

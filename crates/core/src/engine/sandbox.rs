@@ -24,6 +24,15 @@ use crate::model::{
 };
 use crate::store::Durability;
 
+/// What a sandbox that is woken may stand on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ground {
+    /// What it kept, or its image if that is nothing.
+    Any,
+    /// What it kept.
+    Kept,
+}
+
 impl Engine {
     /// Makes a sandbox, or hands out the one of that name if asked to.
     ///
@@ -81,7 +90,21 @@ impl Engine {
         expect_generation: Option<u64>,
     ) -> Result<Opened> {
         let sandbox = self.inner.find(project, name).await?;
-        let (live, resumed) = self.inner.wake(&sandbox.id, name, expect_generation).await?;
+        let (live, resumed) =
+            self.inner.wake(&sandbox.id, name, expect_generation, Ground::Any).await?;
+        let sandbox = (*live.sandbox()).clone();
+        Ok(Opened { sandbox, session: Some(live.session()), created: false, resumed })
+    }
+
+    /// Starts a sandbox where it was, and nowhere else: one that kept nothing of its last session is
+    /// refused, where [`start`](Self::start) begins again from the image.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NothingKept`] for such a one.
+    pub async fn resume(&self, project: &Name, name: &Name) -> Result<Opened> {
+        let id = self.inner.find(project, name).await?.id;
+        let (live, resumed) = self.inner.wake(&id, name, None, Ground::Kept).await?;
         let sandbox = (*live.sandbox()).clone();
         Ok(Opened { sandbox, session: Some(live.session()), created: false, resumed })
     }
@@ -315,7 +338,7 @@ impl Inner {
                 Err(Error::SessionEnded { session: id.clone() })
             }
             (Some(live), _) => Ok((live, false)),
-            (None, WakeMode::Wake) => self.wake(&sandbox.id, name, None).await,
+            (None, WakeMode::Wake) => self.wake(&sandbox.id, name, None, Ground::Any).await,
             (None, WakeMode::IfRunning) => Err(Error::NotRunning(name.clone())),
             (None, WakeMode::Session(id)) => Err(Error::SessionEnded { session: id.clone() }),
         }
@@ -344,6 +367,7 @@ impl Inner {
         id: &SandboxId,
         name: &Name,
         expect: Option<u64>,
+        ground: Ground,
     ) -> Result<(Arc<Live>, bool)> {
         let (id, name) = (id.clone(), name.clone());
         self.turn(id.clone(), move |inner, slot| async move {
@@ -351,6 +375,16 @@ impl Inner {
             expect_generation(&sandbox, expect)?;
             if let Some(live) = slot.live() {
                 return Ok((live, false));
+            }
+            // Asked in its turn: a stop that was under way has kept, or not, by now.
+            let nothing = !sandbox.config.persistent && sandbox.current.is_none();
+            if ground == Ground::Kept
+                && nothing
+                && sandbox.missing.is_none()
+                && sandbox.open_layer.is_none()
+                && sandbox.session.is_some()
+            {
+                return Err(Error::NothingKept(name));
             }
             Ok((inner.boot(&slot, sandbox, false).await?, true))
         })

@@ -76,6 +76,12 @@ impl Engine {
         Err(Error::BadKey)
     }
 
+    /// Whether a key is good: it was not revoked and has not expired.
+    #[must_use]
+    pub fn knows_key(&self, id: &KeyId) -> bool {
+        self.inner.key(id).is_some()
+    }
+
     /// Lists the projects.
     #[must_use]
     pub fn projects(&self) -> Vec<Project> {

@@ -76,7 +76,7 @@ pub(crate) async fn list(
     }
     let filter = Filter {
         tags,
-        phase: params.word("state")?.map(wire::state_in),
+        phases: params.word("state")?.map(wire::state_in).into_iter().collect(),
         name_prefix: params.text("name_prefix")?,
         class: params.word("class")?.map(wire::class_in),
     };

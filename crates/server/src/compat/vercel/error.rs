@@ -9,8 +9,10 @@ use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use sandkeep_core::engine::{self, ErrorKind};
+use sandkeep_core::model::SnapshotId;
 use serde_json::{Map, Value, json};
 
+use super::ids::Foreign as _;
 use crate::error::ApiError;
 
 /// An answer that is not a success.
@@ -66,6 +68,12 @@ impl VercelError {
 
     pub(crate) fn message(&self) -> &str {
         &self.message
+    }
+
+    /// The snapshot was there once.
+    pub(crate) fn snapshot_deleted(id: &SnapshotId) -> Self {
+        let message = format!("Snapshot not found: {}", id.out());
+        Self::new(StatusCode::GONE, "snapshot_not_found", message)
     }
 
     /// Adds a field to the error object.
@@ -125,7 +133,8 @@ impl From<engine::Error> for VercelError {
             Error::SessionOver | Error::SessionEnded { .. } | Error::NotRunning(_) => {
                 Self::stopped()
             }
-            Error::SnapshotGone { .. } => Self::no_snapshot(),
+            Error::SnapshotGone { .. } | Error::NothingKept(_) => Self::no_snapshot(),
+            Error::SnapshotDeleted(id) => Self::snapshot_deleted(id),
             Error::CommandEnded(_) | Error::NoCommand { .. } => Self::new(
                 StatusCode::NOT_FOUND,
                 "command_not_found_or_exited",

@@ -102,6 +102,9 @@ async fn connect(
         .and_then(|token| app.engine.signed(PURPOSE, token))
         .ok_or_else(refused)?;
     let Ticket { project, session, key } = ticket;
+    if !app.engine.knows_key(&key) {
+        return Err(refused());
+    }
     let caller = Caller { project, key, scope: Scope::Write, until: None };
     let alive = app.alive.enter();
     Ok(upgrade.max_message_size(MESSAGE).on_upgrade(async move |socket| {

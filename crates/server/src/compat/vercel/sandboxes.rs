@@ -8,7 +8,7 @@ use axum::{Json, Router};
 use sandkeep_core::db::{By, Direction, Filter, Order, Page};
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::engine::{
-    Caller, Create, Delete, Error, Fork, ForkFrom, IfExists, OnDelete, Opened,
+    Caller, Create, Delete, Error, ErrorKind, Fork, ForkFrom, IfExists, OnDelete, Opened,
 };
 use sandkeep_core::model::{Name, Patch, Sandbox, SnapshotId, Tags};
 use serde_json::{Value, json};
@@ -104,8 +104,12 @@ async fn make(app: &App, caller: &Caller, create: Create) -> Result<Opened, Verc
     let Some(name) = create.name.clone() else {
         return done(async move { engine.create(&project, create, None).await }).await;
     };
-    let race = app.vercel_races.begin(&project, &name, format!("{create:?}"));
-    let work = async move { Ok(engine.create(&project, create, None).await) };
+    let (running, mut race) = app.vercel_races.begin(&project, &name, &format!("{create:?}"));
+    let work = async move {
+        let made = engine.create(&project, create, None).await;
+        drop(running);
+        Ok(made)
+    };
     match done(work).await? {
         Err(Error::NameTaken(taken)) => {
             let there = app.engine.get(&caller.project, &name).await?;
@@ -137,9 +141,7 @@ pub(super) async fn find_snapshot(
     let id = SnapshotId::read(id).ok_or_else(|| VercelError::not_found("Snapshot"))?;
     let found = app.engine.snapshot_record(&caller.project, &id).await?;
     if found.item.deleted_at.is_some() {
-        let message = format!("Snapshot not found: {}", id.out());
-        let status = axum::http::StatusCode::GONE;
-        return Err(VercelError::new(status, "snapshot_not_found", message));
+        return Err(VercelError::snapshot_deleted(&id));
     }
     Ok(id)
 }
@@ -185,16 +187,8 @@ async fn open(
 
 /// Wakes a sandbox, after whatever is being done to it just now.
 pub(super) async fn resume(app: &App, caller: &Caller, name: &Name) -> Result<Opened, VercelError> {
-    let found = app.engine.get(&caller.project, name).await?;
-    let sandbox = &found.sandbox;
-    // What a sandbox that keeps nothing had is gone with its session: there is nothing to go on from.
-    let over = matches!(sandbox.phase, Phase::Stopped | Phase::Failed | Phase::Stopping);
-    let nothing = !sandbox.config.persistent && sandbox.current.is_none();
-    if over && nothing && found.session.is_some() {
-        return Err(VercelError::no_snapshot());
-    }
     let (engine, project, name) = (app.engine.clone(), caller.project.clone(), name.clone());
-    done(async move { engine.start(&project, &name, None).await }).await
+    done(async move { engine.resume(&project, &name).await }).await
 }
 
 /// A name of a path; one that cannot be is of no sandbox.
@@ -231,15 +225,18 @@ async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -
     if prefix.is_some() && by != By::Name {
         return Err(VercelError::bad("`namePrefix` should be given with `sortBy=name` only."));
     }
-    let states =
-        [("running", Phase::Running), ("stopping", Phase::Stopping), ("stopped", Phase::Stopped)];
-    let phase = asked.word("status", &states)?;
-    if phase.is_some() && by != By::Created {
+    let states: [(&str, &[Phase]); 3] = [
+        ("running", &[Phase::Running]),
+        ("stopping", &[Phase::Stopping]),
+        ("stopped", &[Phase::Stopped, Phase::Failed]),
+    ];
+    let phases = asked.word("status", &states)?;
+    if phases.is_some() && by != By::Created {
         return Err(VercelError::bad("`status` should be given with `sortBy=createdAt` only."));
     }
     let filter = Filter {
         tags: tags(&asked)?,
-        phase,
+        phases: phases.unwrap_or_default().to_vec(),
         name_prefix: prefix.map(ToOwned::to_owned),
         class: None,
     };
@@ -293,17 +290,16 @@ async fn update(
         wishes.patch.expires = Some(settings::lifetime(persistent));
     }
     let ports_changed = wishes.patch.ports.is_some();
+    let (tagged, mounted) = (wishes.patch.tags.is_some(), wishes.patch.mounts.is_some());
     // Clients give the session under way more time by themselves.
     let patch = Patch { next_session: true, ..wishes.patch };
     let (engine, project, changed) = (app.engine.clone(), caller.project.clone(), name.clone());
     let mut sandbox = done(async move {
-        let sandbox = engine.update(&project, &changed, patch).await?;
-        match target {
-            Some(target) if sandbox.current.as_ref() != Some(&target) => {
-                Ok(engine.rollback(&project, &changed, &target, None).await?.sandbox)
-            }
-            _ => Ok(sandbox),
+        // First what may fail. A session under way ends with it, and what it had is kept.
+        if let Some(target) = target.filter(|target| before.current.as_ref() != Some(target)) {
+            engine.rollback(&project, &changed, &target, None).await?;
         }
+        engine.update(&project, &changed, patch).await
     })
     .await?;
     if asked.flag("resume")? {
@@ -311,6 +307,13 @@ async fn update(
     }
     let session = app.engine.get(&caller.project, &name).await?.session;
     let mut answer = json!({ "sandbox": wire::sandbox(&sandbox, session.as_ref()) });
+    // What was taken away is told: absent would mean as before to a client that keeps what it knew.
+    if tagged && sandbox.config.tags.is_empty() {
+        answer["sandbox"]["tags"] = json!({});
+    }
+    if mounted && sandbox.config.mounts.is_empty() {
+        answer["sandbox"]["mounts"] = json!({});
+    }
     if ports_changed {
         answer["routes"] = json!(wire::routes(&app, host.as_deref(), &sandbox));
     }
@@ -352,6 +355,8 @@ async fn remove(
             match engine.stop(&project, &name, Default::default(), None).await {
                 Ok(stopped) => found.sandbox = stopped.sandbox,
                 Err(Error::NoSandbox(_)) => {}
+                // Deleting is what makes room.
+                Err(error) if error.kind() == ErrorKind::Exhausted => {}
                 Err(error) => return Err(error),
             }
         }

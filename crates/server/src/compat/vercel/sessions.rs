@@ -91,8 +91,12 @@ async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -
     let found = app.engine.project_sessions(&caller.project, name.as_ref(), &page).await?;
     let mut sessions = Vec::with_capacity(found.items.len());
     for session in &found.items {
-        let (sandbox, session) = app.engine.session(&caller.project, &session.id).await?;
-        sessions.push(wire::session(&sandbox, &session));
+        match app.engine.session(&caller.project, &session.id).await {
+            Ok((sandbox, session)) => sessions.push(wire::session(&sandbox, &session)),
+            // Deleted since the list was made.
+            Err(Error::NoSession(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
     let pagination = pagination(sessions.len(), found.next);
     Ok(Json(json!({ "sessions": sessions, "pagination": pagination })))

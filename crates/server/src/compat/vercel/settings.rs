@@ -177,7 +177,7 @@ impl Wishes {
 }
 
 /// As long as a span can be for a snapshot that never expires: a hundred years.
-const FOREVER: Span = Span(36_500 * DAY);
+pub(super) const FOREVER: Span = Span(36_500 * DAY);
 
 /// How long a sandbox that nobody uses stays: one that can be resumed for good, another as long as
 /// theirs does.

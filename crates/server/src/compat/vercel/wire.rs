@@ -16,14 +16,14 @@ use serde_json::{Map, Value, json};
 use super::auth::project_id;
 use super::ids::Foreign as _;
 use super::settings::{
-    EXPIRATION, FAILOVER, IMAGE, INTERACTIVE_PORT, KEPT_EXPIRATION, REGION, RUNTIME,
+    EXPIRATION, FAILOVER, FOREVER, IMAGE, INTERACTIVE_PORT, KEPT_EXPIRATION, REGION, RUNTIME,
 };
 use super::{drives, network};
 use crate::api::App;
 use crate::gateway;
 
-/// The region of a sandbox that was told none.
-pub(super) const HERE: &str = "local";
+/// The region of what was told none: the one their clients take for granted. It is a label.
+pub(super) const HERE: &str = "iad1";
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -32,7 +32,7 @@ pub(super) struct SessionOut {
     project_id: String,
     source_sandbox_name: String,
     memory: u64,
-    vcpus: f64,
+    vcpus: u32,
     region: String,
     runtime: String,
     timeout: i64,
@@ -63,7 +63,7 @@ pub(super) fn session(sandbox: &Sandbox, session: &Session) -> SessionOut {
         project_id: project_id(&sandbox.project),
         source_sandbox_name: sandbox.name.to_string(),
         memory: sandbox.config.resources.memory.0 >> 20,
-        vcpus: f64::from(sandbox.config.resources.millicpus) / 1000.0,
+        vcpus: sandbox.config.resources.millicpus.div_ceil(1000),
         region: region(sandbox),
         runtime: runtime(sandbox),
         timeout,
@@ -163,7 +163,7 @@ pub(super) struct SandboxOut {
     name: String,
     persistent: bool,
     region: String,
-    vcpus: f64,
+    vcpus: u32,
     memory: u64,
     runtime: String,
     network_policy: Value,
@@ -209,7 +209,7 @@ pub(super) fn sandbox(sandbox: &Sandbox, session: Option<&Session>) -> SandboxOu
         name: sandbox.name.to_string(),
         persistent: config.persistent,
         region: region(sandbox),
-        vcpus: f64::from(config.resources.millicpus) / 1000.0,
+        vcpus: config.resources.millicpus.div_ceil(1000),
         memory: config.resources.memory.0 >> 20,
         runtime: runtime(sandbox),
         network_policy: network::noted(notes.get(network::NOTE)),
@@ -321,7 +321,10 @@ pub(super) fn snapshot(sized: &Sized<Snapshot>) -> SnapshotOut {
             Method::Automatic => "automatic",
             Method::Manual => "manual",
         },
-        expires_at: snapshot.expires_at().map(Timestamp::as_millisecond),
+        expires_at: snapshot
+            .expires_at()
+            .map(Timestamp::as_millisecond)
+            .filter(|at| u64::try_from(at - used).is_ok_and(|span| span < FOREVER.0)),
         parent_id: snapshot.parent.as_ref().map(|parent| parent.out()),
     }
 }
