@@ -8,7 +8,7 @@ import { join } from "node:path";
 import { after } from "node:test";
 import { fileURLToPath } from "node:url";
 
-import { fresh, packages, remove } from "../support.mjs";
+import { ask, fresh, packages, project, remove, team } from "../support.mjs";
 
 const program = join(packages, "cli", "node_modules", "sandbox", "bin", "sandbox.mjs");
 const python = join(packages, "python", "bin", "python");
@@ -70,6 +70,16 @@ export async function created(t, ...args) {
   const done = await ok("create", "--name", name, ...args);
   t.after(() => remove(name));
   assert.equal(done.stdout.trim(), name, "the name, and nothing else, is for scripts");
+  return name;
+}
+
+/** A sandbox for one test that is about something else than making it. */
+export async function made(t) {
+  const name = fresh("cli");
+  t.after(() => remove(name));
+  const query = { teamId: team, projectId: project };
+  const { status, text } = await ask("POST", "/api/v3/sandboxes", { query, body: { projectId: project, name } });
+  assert.equal(status, 200, text);
   return name;
 }
 

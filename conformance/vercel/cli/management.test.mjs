@@ -2,12 +2,12 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { fresh, remove } from "../support.mjs";
-import { cli, created, ok, table } from "./cli.mjs";
+import { cli, created, made, ok, table } from "./cli.mjs";
 
 const snapshot_id = (text) => /snap_\w+/.exec(text)?.[0];
 
 test("config changes every setting and lists them", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   await ok("config", "vcpus", name, "4");
   await ok("config", "timeout", name, "10m");
   await ok("config", "persistent", name, "false");
@@ -27,7 +27,7 @@ test("config changes every setting and lists them", async (t) => {
 });
 
 test("config refuses what the server refuses", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   const done = await cli("config", "current-snapshot", name, `snap_${"0".repeat(28)}`);
   assert.notEqual(done.code, 0);
   assert.match(done.all, /not found/);
@@ -35,7 +35,7 @@ test("config refuses what the server refuses", async (t) => {
 });
 
 test("config current-snapshot goes back", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   await ok("exec", name, "sh", "-c", "echo old > file");
   const old = snapshot_id((await ok("stop", name)).all);
   await ok("exec", name, "sh", "-c", "echo new > file");
@@ -45,7 +45,7 @@ test("config current-snapshot goes back", async (t) => {
 });
 
 test("sessions ls shows the running one, or all", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   await ok("stop", name);
   await ok("exec", name, "true");
   assert.equal(table((await ok("sessions", "ls", name)).stdout).length, 1);
@@ -56,7 +56,7 @@ test("sessions ls shows the running one, or all", async (t) => {
 });
 
 test("snapshot asks for --stop, takes a snapshot and prints it", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   assert.equal((await cli("snapshot", name)).code, 1);
   const id = snapshot_id((await ok("snapshot", "--stop", "--expiration", "2d", name)).all);
   assert.ok(id);
@@ -67,7 +67,7 @@ test("snapshot asks for --stop, takes a snapshot and prints it", async (t) => {
 });
 
 test("snapshots ls, tree and rm", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   const ids = [];
   for (const word of ["one", "two", "three"]) {
     await ok("exec", name, "sh", "-c", `echo ${word} > file`);
@@ -92,16 +92,16 @@ test("snapshots ls, tree and rm", async (t) => {
 });
 
 test("a sandbox without snapshots has no tree", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   assert.match((await ok("snapshots", "tree", name)).stdout, /No snapshots/);
 });
 
 test("create --snapshot starts from one", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   await ok("exec", name, "sh", "-c", "echo from > file");
   const id = snapshot_id((await ok("stop", name)).all);
-  const made = await created(t, "--snapshot", id);
-  assert.equal((await ok("exec", made, "cat", "file")).stdout, "from\n");
+  const copy = await created(t, "--snapshot", id);
+  assert.equal((await ok("exec", copy, "cat", "file")).stdout, "from\n");
 });
 
 test("fork copies files and settings, and takes its own", async (t) => {
@@ -121,8 +121,8 @@ test("fork copies files and settings, and takes its own", async (t) => {
 
 test("drives are made, mounted, listed and removed", async (t) => {
   const drive = fresh("cli-drive");
-  const made = await ok("drives", "get-or-create", drive, "--max-size", String(1 << 30));
-  assert.match(made.all, /ready/);
+  const ready = await ok("drives", "get-or-create", drive, "--max-size", String(1 << 30));
+  assert.match(ready.all, /ready/);
   await ok("drives", "get-or-create", drive);
   const one = await created(t, "--mount", `${drive}:/data`);
   await ok("exec", one, "sh", "-c", "echo kept > /data/file");
@@ -141,7 +141,7 @@ test("drives are made, mounted, listed and removed", async (t) => {
 test("config mounts are for the next session", async (t) => {
   const drive = fresh("cli-drive");
   await ok("drives", "get-or-create", drive);
-  const name = await created(t);
+  const name = await made(t);
   await ok("config", "mounts", name, "--mount", `${drive}:/late`);
   await ok("stop", name);
   assert.equal((await ok("exec", name, "sh", "-c", "echo x > /late/x; ls /late")).stdout, "x\n");

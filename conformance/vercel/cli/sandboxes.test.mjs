@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { test } from "node:test";
 
 import { fresh, remove, url } from "../support.mjs";
-import { cli, cli_with, created, home, ok, table } from "./cli.mjs";
+import { cli, cli_with, created, home, made, ok, table } from "./cli.mjs";
 
 test("create prints the name to scripts and a summary to people", async (t) => {
   const name = fresh("cli");
@@ -34,7 +34,7 @@ test("create --non-persistent keeps nothing", async (t) => {
 });
 
 test("create with a name that is taken fails and says so", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   const done = await cli("create", "--name", name);
   assert.notEqual(done.code, 0);
   assert.match(done.all, /exists/);
@@ -56,16 +56,16 @@ test("ls shows what runs, ls --all what there is", async (t) => {
 
 test("ls goes on where a page ended", async (t) => {
   const tag = fresh("page");
-  const made = [await created(t, "--tag", `p=${tag}`), await created(t, "--tag", `p=${tag}`)];
+  const both = [await created(t, "--tag", `p=${tag}`), await created(t, "--tag", `p=${tag}`)];
   const first = (await ok("ls", "--tag", `p=${tag}`, "--limit", "1")).stdout;
   const cursor = /--cursor[= ](\S+)/.exec(first)?.[1];
   assert.ok(cursor, first);
   const second = (await ok("ls", "--tag", `p=${tag}`, "--limit", "1", "--cursor", cursor)).stdout;
-  assert.ok(first.includes(made[1]) && second.includes(made[0]));
+  assert.ok(first.includes(both[1]) && second.includes(both[0]));
 });
 
 test("exec passes output, errors and exit codes on", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   const done = await cli("exec", name, "sh", "-c", "echo out; echo err >&2; exit 42");
   assert.equal(done.code, 42);
   assert.equal(done.stdout, "out\n");
@@ -75,7 +75,7 @@ test("exec passes output, errors and exit codes on", async (t) => {
 });
 
 test("exec takes environment, working directory, sudo and a timeout", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   const done = await ok("exec", "-e", "A=1", "--env", "B=two words", "-w", "/tmp", name, "sh", "-c", "echo $A $B $PWD");
   assert.equal(done.stdout, "1 two words /tmp\n");
   assert.equal((await ok("exec", "--sudo", name, "id", "-un")).stdout, "root\n");
@@ -86,14 +86,14 @@ test("exec takes environment, working directory, sudo and a timeout", async (t) 
 });
 
 test("exec wakes a sandbox that sleeps", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   await ok("exec", name, "sh", "-c", "echo kept > file");
   await ok("stop", name);
   assert.equal((await ok("exec", name, "cat", "file")).stdout, "kept\n");
 });
 
 test("exec of a program or a sandbox nobody has fails with its name", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   const program = await cli("exec", name, "no-such-program");
   assert.notEqual(program.code, 0);
   assert.match(program.all, /no-such-program/);
@@ -103,7 +103,7 @@ test("exec of a program or a sandbox nobody has fails with its name", async (t) 
 });
 
 test("exec --interactive outside a terminal is refused by the client", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   const done = await cli("exec", "-i", name, "sh");
   assert.notEqual(done.code, 0);
   assert.match(done.all, /terminal/);
@@ -126,7 +126,7 @@ test("run with a name goes on with what is there, --stop stops it", async (t) =>
 });
 
 test("cp copies files both ways", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   const bytes = Buffer.from(Array.from({ length: 100_000 }, (_, i) => i % 256));
   writeFileSync(join(home, "up.bin"), bytes);
   await ok("cp", "up.bin", `${name}:/tmp/up.bin`);
@@ -138,14 +138,14 @@ test("cp copies files both ways", async (t) => {
 });
 
 test("cp of a file that is not there says so", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   assert.match((await cli("cp", `${name}:/nope`, "x")).all, /not found/i);
   assert.match((await cli("cp", "nope", `${name}:/tmp/x`)).all, /not found/i);
 });
 
 test("stop tells what was used and kept, of several at once", async (t) => {
-  const one = await created(t);
-  const two = await created(t);
+  const one = await made(t);
+  const two = await made(t);
   const done = await ok("stop", one, two);
   assert.match(done.all, new RegExp(one));
   assert.match(done.all, new RegExp(two));
@@ -154,15 +154,15 @@ test("stop tells what was used and kept, of several at once", async (t) => {
 });
 
 test("rm removes several, and fails for one that is not there", async (t) => {
-  const one = await created(t);
-  const two = await created(t);
+  const one = await made(t);
+  const two = await made(t);
   await ok("rm", one, two);
   const done = await cli("rm", one);
   assert.notEqual(done.code, 0);
 });
 
 test("rm --delete-orphan-snapshots takes the snapshots along", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   const id = /snap_\w+/.exec((await ok("stop", name)).all)[0];
   await ok("rm", "--delete-orphan-snapshots", name);
   const got = await cli("snapshots", "get", id);
@@ -170,7 +170,7 @@ test("rm --delete-orphan-snapshots takes the snapshots along", async (t) => {
 });
 
 test("rm without that flag leaves the snapshots", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   const id = /snap_\w+/.exec((await ok("stop", name)).all)[0];
   await ok("rm", name);
   assert.match((await ok("snapshots", "get", id)).stdout, /created/);

@@ -1,11 +1,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { created, in_terminal, ok } from "./cli.mjs";
+import { in_terminal, made, ok } from "./cli.mjs";
 import { fresh, remove } from "../support.mjs";
 
 test("ssh is a shell in a terminal of the right size, and its exit code is passed on", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   const scene = [
     ["expect", "▲"],
     ["send", "tty; stty size; echo pwd=$(pwd)\r"],
@@ -20,7 +20,7 @@ test("ssh is a shell in a terminal of the right size, and its exit code is passe
 });
 
 test("a window that changes its size is heard of inside", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   const scene = [
     ["expect", "▲"],
     ["send", "trap 'echo size: $(stty size)' WINCH; echo rea''dy\r"],
@@ -34,7 +34,7 @@ test("a window that changes its size is heard of inside", async (t) => {
 });
 
 test("keys are passed on: interrupt, end of input, letters of many bytes", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   const scene = [
     ["expect", "▲"],
     ["send", "sleep 600\r"],
@@ -56,7 +56,7 @@ test("keys are passed on: interrupt, end of input, letters of many bytes", async
 });
 
 test("exec -i runs a program in a terminal, with environment, directory and sudo", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   const program = ["sh", "-c", "echo $X $TERM $(pwd) $(id -un); tty; exit 5"];
   const scene = [["expect", "y xterm-256color /tmp root"], ["expect", "/dev/pts/"]];
   const { code } = await in_terminal(scene, "exec", "-i", "-t", "--sudo", "-e", "X=y", "-w", "/tmp", name, ...program);
@@ -64,7 +64,7 @@ test("exec -i runs a program in a terminal, with environment, directory and sudo
 });
 
 test("ssh wakes a sandbox that sleeps", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   await ok("exec", name, "sh", "-c", "echo kept > file");
   await ok("stop", name);
   const scene = [["expect", "▲"], ["send", "cat file\r"], ["expect", "kept"], ["send", "exit\r"]];
@@ -72,14 +72,14 @@ test("ssh wakes a sandbox that sleeps", async (t) => {
 });
 
 test("two terminals of one sandbox do not disturb each other", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   const scene = (word) => [["expect", "▲"], ["send", `sleep 1; echo ${word}''${word}\r`], ["expect", word + word], ["send", "exit\r"]];
   const [one, two] = await Promise.all([in_terminal(scene("one"), "ssh", name), in_terminal(scene("two"), "ssh", name)]);
   assert.ok(!one.shown.includes("twotwo") && !two.shown.includes("oneone"));
 });
 
 test("much output arrives whole", async (t) => {
-  const name = await created(t);
+  const name = await made(t);
   const scene = [["expect", "▲"], ["send", "seq 1 20000; echo en''d\r"], ["expect", "end"], ["send", "exit\r"]];
   const { shown } = await in_terminal(scene, "ssh", name);
   const numbers = shown.split(/\r?\n/).filter((line) => /^\d+\r?$/.test(line));
