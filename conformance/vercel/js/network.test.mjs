@@ -24,7 +24,7 @@ test("a policy is changed, for the session under way too", async (t) => {
 
 test("deny-all leaves the machine's own network alone", async (t) => {
   const box = await sandbox(t, { networkPolicy: "deny-all" });
-  assert.equal(await sh(box, "(exec 3<>/dev/tcp/127.0.0.1/9) 2>&1 | grep -c refused"), "1");
+  assert.equal(await sh(box, "(exec 3<>/dev/tcp/127.0.0.1/9) 2>&1 | grep -o refused | head -1"), "refused");
 });
 
 for (const [what, networkPolicy] of [

@@ -97,7 +97,8 @@ use strict; use IO::Socket::INET;
 my $l = IO::Socket::INET->new(LocalPort => 3000, Listen => 4, ReuseAddr => 1) or die; $| = 1; print "listening\n";
 while (my $c = $l->accept) {
   my $key = ""; while (my $line = <$c>) { $key = $1 if $line =~ /^sec-websocket-key:\s*(\S+)/i; last if $line =~ /^\r?\n$/; }
-  open my $p, "|-", "base64 -w0 > /tmp/accept" or die; print $p pack("H40", qx(printf %s "\${key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11" | sha1sum)); close $p;
+  $key .= "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+  open my $p, "|-", "base64 -w0 > /tmp/accept" or die; print $p pack("H40", qx(printf %s "$key" | sha1sum)); close $p;
   my $accept = qx(cat /tmp/accept);
   print $c "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: $accept\r\n\r\n"; $c->flush;
   while (read($c, my $head, 2) == 2) {

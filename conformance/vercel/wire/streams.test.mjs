@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { ask, token, url } from "../support.mjs";
-import { answered, no_nulls, query, refused, run, sandbox, tar } from "./wire.mjs";
+import { answered, no_nulls, query, refused, run, said, sandbox, tar } from "./wire.mjs";
 
 test("a command that is waited for: its record, its output, its record with an exit code", async (t) => {
   const box = await sandbox(t);
@@ -184,15 +184,15 @@ test("archives are unpacked where x-cwd says, and never outside", async (t) => {
   const headers = { "content-type": "application/gzip", "x-cwd": "/tmp/here" };
   const { json } = await answered(200, "POST", path, { query, headers, body: tar([["a/b.txt", "deep", 0o640]]) });
   assert.deepEqual(json, {});
-  const [, line] = await run(box, { command: "sh", args: ["-c", "cat /tmp/here/a/b.txt; stat -c ' %a %u' /tmp/here/a/b.txt; id -u"] });
-  const [content, mode, user, me] = line.data.trim().split(/\s+/);
+  const seen = await run(box, { command: "sh", args: ["-c", "cat /tmp/here/a/b.txt; stat -c ' %a %u' /tmp/here/a/b.txt; id -u"] });
+  const [content, mode, user, me] = said(seen).trim().split(/\s+/);
   assert.deepEqual([content, mode, user], ["deep", "640", me]);
   for (const evil of ["../outside", "a/../../outside", "/etc/outside"]) {
     const answer = await ask("POST", path, { query, headers, body: tar([[evil, "x"]]) });
     assert.ok(answer.status === 200 || (answer.status >= 400 && answer.status < 500), answer.text);
   }
-  const seen = await run(box, { command: "sh", args: ["-c", "ls /tmp/outside /etc/outside /outside 2>/dev/null | wc -l"] });
-  assert.equal(seen[1].data, "0\n");
+  const outside = await run(box, { command: "sh", args: ["-c", "ls /tmp/outside /etc/outside /outside 2>/dev/null | wc -l"] });
+  assert.equal(said(outside), "0\n");
 });
 
 test("what is no archive is refused", async (t) => {

@@ -44,6 +44,9 @@ export async function run(box, body) {
   return text.split("\n").filter((line) => line.trim() !== "").map((line) => JSON.parse(line));
 }
 
+/** All that a command wrote to its output. */
+export const said = (lines) => lines.filter((line) => line.stream === "stdout").map((line) => line.data).join("");
+
 /** Absent, never null: their validators throw the whole answer away otherwise. */
 export function no_nulls(value, at = "") {
   if (value === null) {
