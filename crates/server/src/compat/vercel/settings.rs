@@ -169,7 +169,12 @@ impl Wishes {
         patch.expires = Some(lifetime(persistent));
         patch.millicpus.get_or_insert(2000);
         patch.memory.get_or_insert(Size(4096 << 20));
-        patch.snapshot_expires.get_or_insert(span_of(snapshots.unwrap_or(SNAPSHOTS)));
+        if patch.snapshot_expires.is_none() {
+            patch.snapshot_expires = Some(span_of(snapshots.unwrap_or(SNAPSHOTS)));
+            // Told back where it is a promise of the endpoint, and not only what is usual.
+            let told = snapshots.map(|ms| ms.to_string());
+            patch.notes.extend(told.map(|told| (EXPIRATION.to_owned(), Some(told))));
+        }
         patch.keep_last.get_or_insert(None);
         patch.purpose = Some("vercel".to_owned());
         self
