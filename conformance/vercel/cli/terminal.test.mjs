@@ -59,7 +59,7 @@ test("exec -i runs a program in a terminal, with environment, directory and sudo
   const name = await made(t);
   const program = ["sh", "-c", "echo $X $TERM $(pwd) $(id -un); tty; exit 5"];
   const scene = [["expect", "y xterm-256color /tmp root"], ["expect", "/dev/pts/"]];
-  const { code } = await in_terminal(scene, "exec", "-i", "-t", "--sudo", "-e", "X=y", "-w", "/tmp", name, ...program);
+  const { code } = await in_terminal(scene, "exec", "--interactive", "--tty", "--sudo", "-e", "X=y", "-w", "/tmp", name, ...program);
   assert.equal(code, 5);
 });
 

@@ -97,9 +97,10 @@ def wrap(loop, value):
         return call
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return type(value)(wrap(loop, each) for each in value)
-    foreign = type(value).__module__.startswith("vercel.sandbox._internal") or hasattr(value, "__aiter__")
-    awaits = any(inspect.iscoroutinefunction(getattr(type(value), name, None)) for name in dir(type(value)))
-    return Bridged(loop, value) if foreign and awaits else value
+    kind = type(value)
+    awaits = any(inspect.iscoroutinefunction(getattr(kind, name, None)) for name in dir(kind))
+    ours = kind.__module__.startswith("vercel.sandbox") and awaits
+    return Bridged(loop, value) if ours or hasattr(value, "__aiter__") else value
 
 
 def unwrap(value):
