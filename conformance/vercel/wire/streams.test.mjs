@@ -265,3 +265,19 @@ test("extend-timeout names what is wrong", async (t) => {
   const { json } = await answered(200, "POST", path, { query, body: { duration: 1000 } });
   assert.equal(json.session.timeout, box.session.timeout + 1000);
 });
+
+test("who sends an archive to a session that is over hears so, however much there is to send", async (t) => {
+  const box = await sandbox(t);
+  await answered(200, "POST", `${box.session_path}/stop`, { query });
+  const headers = { "content-type": "application/gzip", "x-cwd": "/" };
+  for (let round = 0; round < 5; round++) {
+    let left = 64;
+    const body = new ReadableStream({
+      pull(controller) {
+        if (left-- === 0) controller.close();
+        else controller.enqueue(new Uint8Array(64 << 10));
+      },
+    });
+    await refused(410, "sandbox_stopped", "POST", `${box.session_path}/fs/write`, { query, headers, body });
+  }
+});

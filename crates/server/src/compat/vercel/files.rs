@@ -16,7 +16,7 @@ use axum::routing::post;
 use axum::{Json, Router};
 use flate2::write::MultiGzDecoder;
 use futures_util::StreamExt as _;
-use sandkeep_core::engine::Files;
+use sandkeep_core::engine::{Caller, Files};
 use sandkeep_core::guest::{GuestError, Outgoing};
 use sandkeep_proto::link::Failure;
 use serde_json::{Value, json};
@@ -53,26 +53,37 @@ async fn write(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Value>, VercelError> {
-    let within = Within::find(&app, &caller, &id).await?;
-    check_type(&headers)?;
+    let mut pieces = body.into_data_stream();
+    let received = receive(&app, &caller, &id, &headers, &mut pieces).await;
+    if received.is_err() {
+        // A client that is cut off while it sends does not read what it is told, and it must: told
+        // that the session is over, it resumes the sandbox and sends again.
+        let _ =
+            tokio::time::timeout(DRAIN, async { while let Some(Ok(_)) = pieces.next().await {} })
+                .await;
+    }
+    received.map(|()| Json(json!({})))
+}
+
+async fn receive(
+    app: &App,
+    caller: &Caller,
+    id: &str,
+    headers: &HeaderMap,
+    pieces: &mut BodyDataStream,
+) -> Result<(), VercelError> {
+    let within = Within::find(app, caller, id).await?;
+    check_type(headers)?;
     let cwd = match headers.get("x-cwd").map(|cwd| std::str::from_utf8(cwd.as_bytes())) {
         None => within.path(None, ""),
         Some(Ok(cwd)) => within.path(Some(cwd), ""),
         Some(Err(_)) => return Err(VercelError::bad("the header `x-cwd` is not UTF-8.")),
     };
-    let files = open(&app, &within).await?;
-    let mut pieces = body.into_data_stream();
-    let unpacked = match files.tar_through(&cwd).await {
-        Ok(out) => unpack(&app, &mut pieces, out).await,
+    let files = open(app, &within).await?;
+    match files.tar_through(&cwd).await {
+        Ok(out) => unpack(app, pieces, out).await,
         Err(error) => Err(refused(&cwd, error)),
-    };
-    if unpacked.is_err() {
-        // A client that is cut off while it sends does not read what it is told.
-        let _ =
-            tokio::time::timeout(DRAIN, async { while let Some(Ok(_)) = pieces.next().await {} })
-                .await;
     }
-    unpacked.map(|()| Json(json!({})))
 }
 
 fn check_type(headers: &HeaderMap) -> Result<(), VercelError> {
