@@ -36,7 +36,8 @@ class Loop:
             try:
                 answer.put((await coroutine(), None))
             except BaseException as error:  # handed to the caller, whatever it is
-                answer.put((None, error))
+                # Without its frames: unittest clears those, and this very coroutine is one of them.
+                answer.put((None, error.with_traceback(None)))
 
     def run(self, coroutine):
         answer = queue.SimpleQueue()
