@@ -65,11 +65,13 @@ pub(super) fn under_way(sandbox: &Sandbox, session: &Session) -> Result<(), Verc
     let current = sandbox.session.as_ref() == Some(&session.id) && session.ended_at.is_none();
     match sandbox.phase {
         Phase::Running | Phase::Starting if current => Ok(()),
-        Phase::Stopping if current => Err(VercelError::new(
-            StatusCode::UNPROCESSABLE_ENTITY,
-            "sandbox_stopping",
-            "The sandbox is stopping.",
-        )),
+        Phase::Stopping if current => {
+            let (code, message) = match wire::is_snapshotting(sandbox) {
+                true => ("sandbox_snapshotting", "A snapshot of the sandbox is being taken."),
+                false => ("sandbox_stopping", "The sandbox is stopping."),
+            };
+            Err(VercelError::new(StatusCode::UNPROCESSABLE_ENTITY, code, message))
+        }
         _ => Err(VercelError::stopped()),
     }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::engine::{Opened, Sized};
 use sandkeep_core::model::{
-    FORMAT, Sandbox, SandboxId, Session, SessionEnd, SessionId, Snapshot, Timestamp, Usage,
+    FORMAT, Method, Sandbox, SandboxId, Session, SessionEnd, SessionId, Snapshot, Timestamp, Usage,
 };
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -67,7 +67,7 @@ pub(super) fn session(sandbox: &Sandbox, session: &Session) -> SessionOut {
         region: region(sandbox),
         runtime: runtime(sandbox),
         timeout,
-        status: session_status(sandbox.phase, current, session),
+        status: session_status(sandbox, current, session),
         requested_at: started,
         started_at: started,
         created_at: started,
@@ -101,15 +101,21 @@ fn how_it_ended(session: &Session) -> Map<String, Value> {
     map
 }
 
-fn session_status(phase: Phase, current: bool, session: &Session) -> &'static str {
+/// Whether it is being stopped for the sake of a snapshot that somebody asked for.
+pub(super) fn is_snapshotting(sandbox: &Sandbox) -> bool {
+    sandbox.ending.is_some_and(|ending| ending.method == Method::Manual)
+}
+
+fn session_status(sandbox: &Sandbox, current: bool, session: &Session) -> &'static str {
     match session.end {
         Some(SessionEnd::StartFailed) => "failed",
         Some(SessionEnd::Interrupted) => "aborted",
         Some(_) => "stopped",
         None if session.ended_at.is_some() || !current => "stopped",
-        None => match phase {
+        None => match sandbox.phase {
             Phase::Starting => "pending",
             Phase::Running => "running",
+            Phase::Stopping if is_snapshotting(sandbox) => "snapshotting",
             Phase::Stopping => "stopping",
             Phase::Failed => "failed",
             Phase::Stopped | Phase::Deleted => "stopped",
@@ -302,7 +308,6 @@ pub(super) struct SnapshotOut {
 /// A snapshot as their clients see it. Its size is what it takes to have it: its own and what it
 /// stands on.
 pub(super) fn snapshot(sized: &Sized<Snapshot>) -> SnapshotOut {
-    use sandkeep_core::model::Method;
     let snapshot = &sized.item;
     let created = snapshot.created_at.as_millisecond();
     let used = snapshot.used_at.map_or(created, Timestamp::as_millisecond);
