@@ -27,12 +27,16 @@ class Loop:
 
     def __init__(self):
         self.orders = queue.SimpleQueue()
-        threading.Thread(target=lambda: asyncio.run(self.work()), daemon=True).start()
+        self.thread = threading.Thread(target=lambda: asyncio.run(self.work()), daemon=True)
+        self.thread.start()
 
     async def work(self):
         loop = asyncio.get_running_loop()
         while True:
-            coroutine, answer = await loop.run_in_executor(None, self.orders.get)
+            order = await loop.run_in_executor(None, self.orders.get)
+            if order is None:
+                return
+            coroutine, answer = order
             try:
                 answer.put((await coroutine(), None))
             except BaseException as error:  # handed to the caller, whatever it is
@@ -46,6 +50,10 @@ class Loop:
         if error is not None:
             raise error
         return value
+
+    def end(self):
+        self.orders.put(None)
+        self.thread.join(PATIENCE)
 
 
 class Bridged:
@@ -119,6 +127,7 @@ class Case(unittest.TestCase):
     def setUpClass(cls):
         if SURFACE == "async":
             cls.loop = Loop()
+            cls.addClassCleanup(cls.loop.end)
             cls.api = vercel.sandbox
             cls.client = Bridged(cls.loop, vercel.sandbox.SandboxClient.create())
             cls.addClassCleanup(cls.client.aclose)

@@ -256,7 +256,7 @@ pub(crate) fn preload(test: &str) {
     let Some(packages) = packages(test) else { return };
     let home = tempfile::TempDir::with_prefix("keep-e2e-").unwrap();
     let mut command = Command::new(node(&packages));
-    command.args(["--experimental-websocket", "--test", "test/preload.test.mjs"]);
+    command.args(["--test", "test/preload.test.mjs"]);
     command.current_dir(sources().join("../../sdk/vercel-preload"));
     finish(command, &home.path().join("output")).unwrap_or_else(|said| panic!("{said}"));
 }
