@@ -100,11 +100,10 @@ test("env, ports and tags are there again after a resume, and addresses stay", a
 test("a resume while a stop is under way waits and gets everything", async (t) => {
   const box = await sandbox(t);
   await sh(box, "seq 20000 | split -l 10 - part-; echo last > last");
-  const other = await Sandbox.get({ name: box.name });
   const stopping = box.stop();
-  const text = await sh(other, "cat last");
-  assert.equal(text, "last");
+  const other = await Sandbox.get({ name: box.name, resume: true });
   await stopping;
+  assert.equal(await sh(other, "cat last"), "last");
 });
 
 test("commands and their logs can be read after the session is over", async (t) => {

@@ -79,6 +79,13 @@ fn answer(of: &Command) -> Value {
     json!({ "command": command(of) })
 }
 
+/// A command as it was when it began: one that is over by now is told to be so when it is asked for, or
+/// by the last line.
+fn begun(command: Command) -> Value {
+    let state = CommandState::Running;
+    answer(&Command { state, exit_code: None, ended_at: None, ..command })
+}
+
 async fn run(
     Acts(caller): Acts,
     State(app): State<Arc<App>>,
@@ -100,10 +107,11 @@ async fn run(
         Err(error) => return Err(cannot_run(&app, &within, error).await),
     };
     let Started { command, events, .. } = started;
+    let begun = begun(command);
     if !wait {
-        return Ok(Json(answer(&command)).into_response());
+        return Ok(Json(begun).into_response());
     }
-    let first = Some(answer(&command));
+    let first = Some(begun);
     Ok(ndjson::told(&app, events, Telling { first, logs, last: Some(answer) }))
 }
 
