@@ -70,6 +70,7 @@ impl Suite {
             let mut command = self.command(&packages, files, &told);
             command.envs(environment.iter().cloned());
             command.env("CONFORMANCE_PACKAGES", &packages);
+            command.env("TMPDIR", &scratch);
             command.env("CONFORMANCE_CONTROL", &control.path);
             problems.extend(finish(command, &scratch.join("output")).err());
             results += &fs::read_to_string(&told).unwrap_or_default();
