@@ -28,6 +28,8 @@ pub enum Output {
     Stdout(Bytes),
     /// Bytes of standard error.
     Stderr(Bytes),
+    /// It printed so many bytes here that are not kept.
+    Gap(u64),
     /// It ended. Always the last.
     Exited(Box<Terminated>),
     /// That is all of the log there is, and the command still runs. The last, without `follow`.
@@ -86,7 +88,8 @@ impl Running {
                 Output::Stdout(bytes) => stdout.extend_from_slice(&bytes),
                 Output::Stderr(bytes) => stderr.extend_from_slice(&bytes),
                 Output::Exited(end) => return Ok((*end, stdout, stderr)),
-                Output::Started(_) | Output::More => {}
+                // Of what is missing the command says that it is `truncated`.
+                Output::Started(_) | Output::Gap(_) | Output::More => {}
             }
         }
         Err(Error::protocol("the answer ended before the command did"))
@@ -283,6 +286,7 @@ fn output(event: ExecEvent) -> Result<Output, Error> {
         ExecEvent::Exited { exit_code, command } => {
             Ok(Output::Exited(Box::new(Terminated { exit_code, command })))
         }
+        ExecEvent::Gap { bytes } => Ok(Output::Gap(bytes)),
         ExecEvent::More => Ok(Output::More),
         ExecEvent::Error { error } => Err(Error::told(200, error)),
     }

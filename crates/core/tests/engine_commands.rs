@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sandkeep_core::db::Page;
-use sandkeep_core::engine::{Engine, Error, Event, Exec, Started, Stop, WakeMode};
-use sandkeep_core::model::{CommandId, CommandState, SessionId, Span};
+use sandkeep_core::engine::{Engine, Error, Event, Events, Exec, Started, Stop, WakeMode};
+use sandkeep_core::model::{Command, CommandId, CommandState, SessionId, Size, Span};
 use sandkeep_testkit::house::{House, name, project, sh, small};
 use tokio::runtime::Runtime;
 
@@ -35,6 +35,7 @@ async fn heard(mut started: Started) -> (String, Option<i32>) {
         match event {
             Event::Stdout(bytes) => out.extend_from_slice(&bytes),
             Event::Stderr(_) => {}
+            Event::Gap(bytes) => panic!("{bytes} bytes are missing"),
             Event::Exited(command) => {
                 return (String::from_utf8_lossy(&out).into_owned(), command.exit_code);
             }
@@ -174,6 +175,85 @@ async fn input_nobody_reads_is_refused() {
     let none = start(&engine, Exec { detach: true, ..shell("sleep 1000") }).await.unwrap();
     let refused = engine.stdin(&project(), &name("app"), &none.command.id).await.unwrap_err();
     assert!(matches!(refused, Error::NoStdin(_)), "{refused:?}");
+}
+
+/// Prints more than all that lies between it and a caller who does not read.
+const MUCH: &str = "head -c 8000000 /dev/zero; sleep 1000";
+
+/// Waits until a command is on record as ended.
+async fn recorded(engine: &Engine, id: &CommandId) -> Command {
+    let ended = async {
+        loop {
+            let command = engine.command(&project(), &name("app"), id).await.unwrap();
+            if command.state != CommandState::Running {
+                return command;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), ended).await.expect("an end on record")
+}
+
+/// All bytes that come, how many of what was printed do not, and how it ended.
+async fn all(mut events: Events) -> (u64, Vec<u64>, Command) {
+    let (mut bytes, mut gaps) = (0, Vec::new());
+    while let Some(event) = events.next().await {
+        match event {
+            Event::Stdout(more) | Event::Stderr(more) => bytes += more.len() as u64,
+            Event::Gap(missing) => gaps.push(missing),
+            Event::Exited(command) => {
+                assert_eq!(events.next().await, None, "nothing after the end");
+                return (bytes, gaps, command);
+            }
+        }
+    }
+    panic!("a command whose end was not told");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_timeout_does_not_wait_for_whoever_does_not_read() {
+    let house = house!();
+    let engine = house.open().await;
+    engine.create(&project(), small("app"), None).await.unwrap();
+    let exec = Exec { timeout: Some(Span(1000)), ..shell(MUCH) };
+    let started = start(&engine, exec).await.unwrap();
+    let ended = recorded(&engine, &started.command.id).await;
+    assert_eq!((ended.state, ended.exit_code), (CommandState::Exited, Some(137)));
+    let (bytes, gaps, told) = all(started.events).await;
+    assert_eq!((bytes, gaps), (ended.output_bytes, Vec::new()), "the rest is in the log");
+    assert_eq!(told.exit_code, Some(137));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_ends_whoever_does_not_read() {
+    let house = house!();
+    let engine = house.open().await;
+    engine.create(&project(), small("app"), None).await.unwrap();
+    let started = start(&engine, shell(MUCH)).await.unwrap();
+    let id = started.command.id.clone();
+    engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
+    let ended = recorded(&engine, &id).await;
+    let (bytes, gaps, _) = all(started.events).await;
+    assert_eq!((bytes, gaps), (ended.output_bytes, Vec::new()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_log_does_not_keep_is_told_where_it_is_missing() {
+    let mut house = house!();
+    house.settings.log_limit = Size(256 << 10);
+    let engine = house.open().await;
+    engine.create(&project(), small("app"), None).await.unwrap();
+    let line = "head -c 3000000 /dev/zero";
+    let attached = start(&engine, shell(line)).await.unwrap();
+    let (bytes, gaps, _) = all(attached.events).await;
+    assert_eq!((bytes, gaps), (3_000_000, Vec::new()), "a caller who is waited for gets it all");
+    let started = start(&engine, Exec { detach: true, ..shell(line) }).await.unwrap();
+    let id = started.command.id;
+    engine.wait(&project(), &name("app"), &id).await.unwrap();
+    let log = engine.logs(&project(), &name("app"), &id, true).await.unwrap();
+    let (bytes, gaps, command) = all(log).await;
+    assert!(bytes <= 256 << 10 && command.truncated, "{bytes} {command:?}");
+    assert_eq!(gaps, [3_000_000 - bytes]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

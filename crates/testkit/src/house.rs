@@ -257,6 +257,7 @@ pub async fn sh(engine: &Engine, sandbox: &str, line: &str) -> Ran {
         match event {
             Event::Stdout(bytes) => out.extend_from_slice(&bytes),
             Event::Stderr(bytes) => err.extend_from_slice(&bytes),
+            Event::Gap(bytes) => panic!("{bytes} bytes of output are missing"),
             Event::Exited(command) => {
                 let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
                 return Ran { command, out: text(&out), err: text(&err) };

@@ -184,6 +184,12 @@ fn show(screen: &Screen, output: &Output) -> Result<(), Failure> {
             let mut err = io::stderr().lock();
             err.write_all(bytes).and_then(|()| err.flush()).map_err(unheard)
         }
+        Output::Gap(bytes) => {
+            note(&format!(
+                "{bytes} bytes of the output are missing here: the log does not keep them"
+            ));
+            Ok(())
+        }
         Output::Started(_) | Output::Exited(_) | Output::More => Ok(()),
     }
 }
@@ -201,6 +207,7 @@ fn event(output: &Output) -> ExecEvent {
         Output::Exited(end) => {
             ExecEvent::Exited { exit_code: end.exit_code, command: end.command.clone() }
         }
+        Output::Gap(bytes) => ExecEvent::Gap { bytes: *bytes },
         Output::More => ExecEvent::More,
     }
 }

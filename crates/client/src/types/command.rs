@@ -151,6 +151,11 @@ pub enum ExecEvent {
         /// The bytes.
         data: String,
     },
+    /// It printed bytes here that are not kept; what comes next was printed after them.
+    Gap {
+        /// How many.
+        bytes: u64,
+    },
     /// It ended. Always the last, unless something went wrong.
     Exited {
         /// Its exit code; absent if its session ended under it.

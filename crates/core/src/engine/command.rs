@@ -3,6 +3,7 @@
 //! Starting, finding, signalling; `track` follows each one while it is alive.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -10,7 +11,7 @@ use sandkeep_proto::link::{Spawn, TermSize};
 use tokio::sync::{mpsc, watch};
 
 use super::live::Live;
-use super::log::{LogReader, Stream};
+use super::log::{LogReader, Piece, Stream};
 use super::slot::lock;
 use super::stdin::StdinHandle;
 use super::track::Tracked;
@@ -71,6 +72,8 @@ pub enum Event {
     Stdout(Bytes),
     /// It printed to standard error.
     Stderr(Bytes),
+    /// It printed so many bytes here that are not kept: the log is bounded, and so is the disk.
+    Gap(u64),
     /// It ended; nothing comes after this.
     Exited(Command),
 }
@@ -81,8 +84,14 @@ pub struct Events(Source);
 
 #[derive(Debug)]
 enum Source {
-    /// From the tracker, as it comes.
-    Attached(mpsc::Receiver<Event>),
+    /// From the tracker, as it comes; from the log when the tracker did not wait any more.
+    Attached {
+        events: mpsc::Receiver<Event>,
+        /// How much came so far.
+        offset: u64,
+        log: PathBuf,
+        tracked: Arc<Tracked>,
+    },
     /// From the log.
     Log {
         reader: LogReader,
@@ -106,7 +115,22 @@ impl Events {
     pub async fn next(&mut self) -> Option<Event> {
         loop {
             match &mut self.0 {
-                Source::Attached(events) => return events.recv().await,
+                Source::Attached { events, offset, log, tracked } => match events.recv().await {
+                    Some(event) => {
+                        if let Event::Stdout(bytes) | Event::Stderr(bytes) = &event {
+                            *offset += bytes.len() as u64;
+                        } else {
+                            self.0 = Source::Over;
+                        }
+                        return Some(event);
+                    }
+                    None => {
+                        let follow =
+                            Follow::Running(Arc::clone(tracked), tracked.progress.subscribe());
+                        let reader = LogReader::new(std::mem::take(log), *offset);
+                        self.0 = Source::Log { reader, follow };
+                    }
+                },
                 Source::Over => return None,
                 Source::Log { reader, follow } => {
                     // Asked before reading: what is printed in between is read on the next round.
@@ -115,11 +139,18 @@ impl Events {
                         Follow::Ended(command) => Some((**command).clone()),
                         Follow::Snapshot => None,
                     };
-                    if let Ok(Some(record)) = reader.next() {
-                        return Some(match record.stream {
-                            Stream::Out => Event::Stdout(record.bytes),
-                            Stream::Err => Event::Stderr(record.bytes),
+                    if let Ok(Some(piece)) = reader.next() {
+                        return Some(match piece {
+                            Piece::Gap(bytes) => Event::Gap(bytes),
+                            Piece::Record(record) => match record.stream {
+                                Stream::Out => Event::Stdout(record.bytes),
+                                Stream::Err => Event::Stderr(record.bytes),
+                            },
                         });
+                    }
+                    let printed = ended.as_ref().map_or(0, |command| command.output_bytes);
+                    if let Some(bytes) = reader.missing_at_end(printed) {
+                        return Some(Event::Gap(bytes));
                     }
                     match (ended, follow) {
                         (Some(command), _) => {
@@ -224,7 +255,7 @@ impl Engine {
             Some(_) => Follow::Snapshot,
             None => Follow::Ended(Box::new(self.inner.find_command(&sandbox, id).await?)),
         };
-        let reader = LogReader::new(self.inner.store.log_path(&sandbox.id, id));
+        let reader = LogReader::new(self.inner.store.log_path(&sandbox.id, id), 0);
         Ok(Events(Source::Log { reader, follow }))
     }
 
@@ -405,13 +436,12 @@ impl Inner {
         let caller = (!exec.detach).then_some(sender);
         let with_stdin = exec.stdin || exec.tty.is_some();
         let tracked = self.track(live, record, process, log, caller, with_stdin, hold);
+        let log = self.store.log_path(&sandbox.id, &tracked.id());
         let events = if exec.detach {
-            Source::Log {
-                reader: LogReader::new(self.store.log_path(&sandbox.id, &tracked.id())),
-                follow: Follow::Running(Arc::clone(&tracked), tracked.progress.subscribe()),
-            }
+            let follow = Follow::Running(Arc::clone(&tracked), tracked.progress.subscribe());
+            Source::Log { reader: LogReader::new(log, 0), follow }
         } else {
-            Source::Attached(receiver)
+            Source::Attached { events: receiver, offset: 0, log, tracked: Arc::clone(&tracked) }
         };
         Ok((tracked, Events(events)))
     }

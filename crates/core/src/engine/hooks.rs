@@ -102,6 +102,7 @@ impl Inner {
                         let room = (1usize << 20).saturating_sub(output.len());
                         output.extend_from_slice(&bytes[..bytes.len().min(room)]);
                     }
+                    Event::Gap(_) => {}
                     Event::Exited(command) => ended = Some(command),
                 }
             }

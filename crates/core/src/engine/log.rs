@@ -18,6 +18,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -188,51 +189,103 @@ fn last_offset(path: &Path) -> io::Result<u64> {
     Ok(offset)
 }
 
-/// Reads a log from its beginning, also while it grows.
+/// What a reader finds next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Piece {
+    Record(Record),
+    /// So many bytes were printed here and are not kept.
+    Gap(u64),
+}
+
+/// Reads a log, also while it grows.
 #[derive(Debug)]
 pub(super) struct LogReader {
     head: PathBuf,
     reader: Option<Reader>,
     /// Output before this was handed out.
     offset: u64,
+    /// What comes after a gap that was told.
+    after_gap: Option<Record>,
 }
 
 impl LogReader {
-    pub(super) fn new(head: PathBuf) -> Self {
-        Self { head, reader: None, offset: 0 }
+    /// Reads what was printed from `offset` on, which is where a record begins.
+    pub(super) fn new(head: PathBuf, offset: u64) -> Self {
+        Self { head, reader: None, offset, after_gap: None }
     }
 
-    /// The next record; `None` at the present end, after which it may be asked again.
-    pub(super) fn next(&mut self) -> io::Result<Option<Record>> {
+    /// The next piece; `None` at the present end, after which it may be asked again.
+    pub(super) fn next(&mut self) -> io::Result<Option<Piece>> {
+        let record = match self.after_gap.take() {
+            Some(record) => record,
+            None => match self.find()? {
+                None => return Ok(None),
+                Some(record) if record.offset > self.offset => {
+                    let gap = record.offset - self.offset;
+                    self.offset = record.offset;
+                    self.after_gap = Some(record);
+                    return Ok(Some(Piece::Gap(gap)));
+                }
+                Some(record) => record,
+            },
+        };
+        self.offset = record.offset + record.bytes.len() as u64;
+        Ok(Some(Piece::Record(record)))
+    }
+
+    /// The log is read to its end, and the command printed `printed` bytes: how many of them are
+    /// missing at that end. Told once.
+    pub(super) fn missing_at_end(&mut self, printed: u64) -> Option<u64> {
+        let missing = printed.checked_sub(self.offset).filter(|missing| *missing > 0)?;
+        self.offset = printed;
+        Some(missing)
+    }
+
+    fn find(&mut self) -> io::Result<Option<Record>> {
         if self.reader.is_none() {
             self.reader = open(&self.head)?;
         }
-        if let Some(record) = self.next_here()? {
+        if let Some(record) = self.find_here()? {
             return Ok(Some(record));
         }
-        // The open file may have been left for another one: look whether one goes on from here.
         let [_, mid, tail] = files(&self.head);
-        for path in [mid, tail] {
-            if let Some(reader) = open(&path)? {
-                let before = self.reader.replace(reader);
-                if let Some(record) = self.next_here()? {
-                    return Ok(Some(record));
-                }
-                self.reader = before;
+        if !self.is_left(&mid, &tail)? {
+            return Ok(None);
+        }
+        // Nothing more comes to a file that was left, but something may just have come.
+        if let Some(record) = self.find_here()? {
+            return Ok(Some(record));
+        }
+        // In this order: should they go round in between, the second is never older than the one before
+        // the first, so that no file between them is missed.
+        let (tail, mid) = (open(&tail)?, open(&mid)?);
+        let mut nearest: Option<(Reader, Record)> = None;
+        for mut reader in [mid, tail].into_iter().flatten() {
+            if let Some(record) = reader.next_from(self.offset)?
+                && nearest.as_ref().is_none_or(|(_, other)| record.offset < other.offset)
+            {
+                nearest = Some((reader, record));
             }
         }
-        Ok(None)
+        Ok(nearest.map(|(reader, record)| {
+            self.reader = Some(reader);
+            record
+        }))
     }
 
-    fn next_here(&mut self) -> io::Result<Option<Record>> {
-        let Some(reader) = &mut self.reader else { return Ok(None) };
-        while let Some(record) = reader.next()? {
-            if record.offset >= self.offset {
-                self.offset = record.offset + record.bytes.len() as u64;
-                return Ok(Some(record));
-            }
+    fn find_here(&mut self) -> io::Result<Option<Record>> {
+        let offset = self.offset;
+        self.reader.as_mut().map_or(Ok(None), |reader| reader.next_from(offset))
+    }
+
+    /// Whether the writer has gone on to another file than the one that is read.
+    fn is_left(&self, mid: &Path, tail: &Path) -> io::Result<bool> {
+        let Some(reader) = &self.reader else { return Ok(tail.exists() || mid.exists()) };
+        match tail.metadata() {
+            // It is open, so its number is not given to another.
+            Ok(newest) => Ok(newest.ino() != reader.file.metadata()?.ino()),
+            Err(_) => Ok(mid.exists()),
         }
-        Ok(None)
     }
 }
 
@@ -257,6 +310,29 @@ impl Reader {
 
     /// The next whole record. Half a record is the end: more of it may come.
     fn next(&mut self) -> io::Result<Option<Record>> {
+        self.next_from(0)
+    }
+
+    /// The next whole record at `from` or after it; the bytes of those before it are not read.
+    fn next_from(&mut self, from: u64) -> io::Result<Option<Record>> {
+        loop {
+            let Some((stream, length, offset)) = self.header()? else { return Ok(None) };
+            let whole = (HEADER + length) as u64;
+            if offset < from {
+                self.position += whole;
+                continue;
+            }
+            let mut bytes = vec![0; length];
+            if !fill(&mut self.file, &mut bytes)? {
+                return Ok(None);
+            }
+            self.position += whole;
+            return Ok(Some(Record { stream, offset, bytes: bytes.into() }));
+        }
+    }
+
+    /// Reads the header at the present place: the stream, how many bytes follow, and their offset.
+    fn header(&mut self) -> io::Result<Option<(Stream, usize, u64)>> {
         self.file.seek(SeekFrom::Start(self.position))?;
         let mut header = [0u8; HEADER];
         if !fill(&mut self.file, &mut header)? {
@@ -273,12 +349,7 @@ impl Reader {
         }
         let mut offset = [0; 8];
         offset.copy_from_slice(&header[16..]);
-        let mut bytes = vec![0; length];
-        if !fill(&mut self.file, &mut bytes)? {
-            return Ok(None);
-        }
-        self.position += (HEADER + length) as u64;
-        Ok(Some(Record { stream, offset: u64::from_le_bytes(offset), bytes: bytes.into() }))
+        Ok(Some((stream, length, u64::from_le_bytes(offset))))
     }
 }
 
@@ -294,13 +365,23 @@ fn fill(file: &mut File, into: &mut [u8]) -> io::Result<bool> {
 mod tests {
     use std::io::Write as _;
 
-    use super::{LogReader, LogWriter, Stream};
+    use super::{LogReader, LogWriter, Piece, Stream};
+
+    /// What is kept, and how long each gap in it is.
+    fn read_with_gaps(reader: &mut LogReader) -> (String, Vec<u64>) {
+        let (mut text, mut gaps) = (String::new(), Vec::new());
+        while let Some(piece) = reader.next().unwrap() {
+            match piece {
+                Piece::Record(record) => text.push_str(&String::from_utf8_lossy(&record.bytes)),
+                Piece::Gap(bytes) => gaps.push(bytes),
+            }
+        }
+        (text, gaps)
+    }
 
     fn read(reader: &mut LogReader) -> String {
-        let mut text = String::new();
-        while let Some(record) = reader.next().unwrap() {
-            text.push_str(&String::from_utf8_lossy(&record.bytes));
-        }
+        let (text, gaps) = read_with_gaps(reader);
+        assert_eq!(gaps, [0; 0], "nothing is missing");
         text
     }
 
@@ -309,13 +390,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.log");
         let mut writer = LogWriter::open(&path, 1 << 20);
-        let mut reader = LogReader::new(path.clone());
+        let mut reader = LogReader::new(path.clone(), 0);
         writer.append(Stream::Out, b"one ");
         writer.append(Stream::Err, b"two ");
         assert_eq!(read(&mut reader), "one two ");
         writer.append(Stream::Out, b"three");
         assert_eq!(read(&mut reader), "three");
-        assert_eq!(read(&mut LogReader::new(path)), "one two three");
+        assert_eq!(read(&mut LogReader::new(path, 0)), "one two three");
     }
 
     #[test]
@@ -323,20 +404,36 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.log");
         let mut writer = LogWriter::open(&path, 4096);
-        let mut follower = LogReader::new(path.clone());
+        let mut follower = LogReader::new(path.clone(), 0);
         let mut followed = String::new();
         for line in 0..1000 {
             writer.append(Stream::Out, format!("line {line}\n").as_bytes());
             followed.push_str(&read(&mut follower));
         }
-        let text = read(&mut LogReader::new(path.clone()));
+        let (text, gaps) = read_with_gaps(&mut LogReader::new(path.clone(), 0));
         assert!(text.starts_with("line 0\nline 1\n") && text.ends_with("line 999\n"), "{text}");
+        assert_eq!(gaps, [writer.offset() - text.len() as u64], "one, and of all that is missing");
+        // Whoever has the beginning and is not too late misses nothing.
+        let late = writer.offset() - "line 998\nline 999\n".len() as u64;
+        assert_eq!(read(&mut LogReader::new(path.clone(), late)), "line 998\nline 999\n");
         assert!(writer.truncated());
         assert!(followed.ends_with("line 998\nline 999\n"));
         assert_eq!(followed.lines().count(), 1000, "a reader that keeps up misses nothing");
         let size: u64 =
             super::files(&path).iter().filter_map(|f| f.metadata().ok()).map(|m| m.len()).sum();
         assert!(size <= 4096 + 64, "{size}");
+    }
+
+    #[test]
+    fn what_is_missing_at_the_end_is_told_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.log");
+        LogWriter::open(&path, 1 << 20).append(Stream::Out, b"kept");
+        let mut reader = LogReader::new(path, 0);
+        assert_eq!(read(&mut reader), "kept");
+        assert_eq!(reader.missing_at_end(4), None);
+        assert_eq!((reader.missing_at_end(9), reader.missing_at_end(9)), (Some(5), None));
+        assert_eq!(reader.missing_at_end(0), None, "of a command that was lost no count is known");
     }
 
     #[test]
@@ -355,6 +452,6 @@ mod tests {
         let mut writer = LogWriter::open(&path, 1 << 20);
         assert_eq!(writer.offset(), 5);
         writer.append(Stream::Out, b", again");
-        assert_eq!(read(&mut LogReader::new(path)), "whole, again");
+        assert_eq!(read(&mut LogReader::new(path, 0)), "whole, again");
     }
 }

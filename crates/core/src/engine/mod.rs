@@ -129,7 +129,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            log_limit: Size(16 << 20),
+            log_limit: Size(64 << 20),
             uid_base: 0x7000_0000,
             uid_ranges: 0x7000,
             grace: Duration::from_secs(2),

@@ -4,7 +4,9 @@
 //! log, hands it to the caller who started the command and waits for the result, and only then
 //! credits the agent. So what was credited is on disk, and a daemon that comes back attaches from
 //! where the log ends. The caller who started a command is waited for, like a pipe's reader would
-//! be; everybody else reads the log and never slows the command down.
+//! be; everybody else reads the log and never slows the command down. Two things do not wait for a
+//! slow caller: the command's timeout and the end of its session. Then the caller is left behind and
+//! finds the rest in the log.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,6 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use sandkeep_proto::link::Exit;
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
 use super::command::Event;
 use super::live::{Hold, Live};
@@ -85,9 +88,10 @@ impl Inner {
         hold: Hold,
     ) -> Arc<Tracked> {
         let id = record.id.clone();
-        let deadline = record.timeout.map(|span| {
+        let deadline = record.timeout.and_then(|span| {
             let ran = now().as_millisecond() - record.started_at.as_millisecond();
-            span.duration().saturating_sub(Duration::from_millis(u64::try_from(ran).unwrap_or(0)))
+            let ran = Duration::from_millis(u64::try_from(ran).unwrap_or(0));
+            Instant::now().checked_add(span.duration().saturating_sub(ran))
         });
         let Process { output, stdin, .. } = process;
         let tracked = Arc::new(Tracked {
@@ -119,7 +123,15 @@ struct Tracker {
     tracked: Arc<Tracked>,
     log: LogWriter,
     caller: Option<mpsc::Sender<Event>>,
-    deadline: Option<Duration>,
+    /// When it is to be killed, unless it was.
+    deadline: Option<Instant>,
+}
+
+async fn due(deadline: Option<Instant>) {
+    match deadline {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
 }
 
 impl Tracker {
@@ -143,7 +155,8 @@ impl Tracker {
         // still knows how it ended.
         self.tracked.over.store(true, Ordering::SeqCst);
         if let Some(caller) = self.caller.take() {
-            let _ = caller.send(Event::Exited(ended.clone())).await;
+            // One that is slow finds the end where the log ends.
+            let _ = caller.try_send(Event::Exited(ended.clone()));
         }
         if let Err(error) = self.inner.keep_command(&ended).await {
             tracing::error!(command = %ended.id, %error, "how a command ended is not on record");
@@ -161,19 +174,17 @@ impl Tracker {
     /// Takes output until the command ends; `None` when its session ended under it.
     async fn follow(&mut self, mut output: Output) -> Option<Exit> {
         let id = self.tracked.id();
-        let timer = tokio::time::sleep(self.deadline.unwrap_or(Duration::MAX / 4));
-        tokio::pin!(timer);
-        let mut killed = self.deadline.is_none();
         loop {
             let event = tokio::select! {
-                event = output.next() => event,
-                () = &mut timer, if !killed => {
-                    killed = true;
+                biased;
+                () = due(self.deadline) => {
+                    self.deadline = None;
                     if let Ok(guest) = self.live.guest().await {
                         let _ = guest.signal(id.as_str(), 9).await;
                     }
                     continue;
                 }
+                event = output.next() => event,
             };
             match event {
                 Ok(OutputEvent::Stdout(bytes)) => self.take(Stream::Out, bytes, &output).await,
@@ -200,7 +211,13 @@ impl Tracker {
                 Stream::Out => Event::Stdout(bytes),
                 Stream::Err => Event::Stderr(bytes),
             };
-            if caller.send(event).await.is_err() {
+            let keeps_up = tokio::select! {
+                biased;
+                sent = caller.send(event) => sent.is_ok(),
+                () = output.lost() => false,
+                () = due(self.deadline) => false,
+            };
+            if !keeps_up {
                 self.caller = None;
             }
         }

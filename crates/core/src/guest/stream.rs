@@ -68,6 +68,18 @@ impl Output {
             .await
     }
 
+    /// Waits until nothing more can come: the connection is gone, or the command was attached to
+    /// elsewhere. A command that ended is no such case.
+    pub async fn lost(&self) {
+        let _ = self
+            .handle
+            .wait(|stream| match stream.done {
+                None | Some(Done::Exited(_)) => None,
+                Some(_) => Some(Ok(())),
+            })
+            .await;
+    }
+
     /// Tells the agent that so many more bytes are stored and need not be sent again. It holds back
     /// the process when a window's worth is not.
     pub fn keep(&self, bytes: usize) {

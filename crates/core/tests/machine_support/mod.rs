@@ -78,6 +78,7 @@ impl Machine {
             match event {
                 Event::Stdout(bytes) => out.extend_from_slice(&bytes),
                 Event::Stderr(bytes) => err.extend_from_slice(&bytes),
+                Event::Gap(bytes) => panic!("{bytes} bytes of output are missing"),
                 Event::Exited(command) => {
                     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
                     let code = command.exit_code.unwrap();

@@ -304,6 +304,7 @@ async fn speak(
             event = events.next() => match event {
                 Some(Event::Stdout(bytes)) => framed(Channel::Stdout, &bytes),
                 Some(Event::Stderr(bytes)) => framed(Channel::Stderr, &bytes),
+                Some(gap @ Event::Gap(_)) => text(&stream::event(gap)),
                 Some(ended @ Event::Exited(_)) => return Some(stream::event(ended)),
                 None => return Some(broke_off()),
             },

@@ -34,6 +34,7 @@ pub(super) fn event(event: Event) -> ExecEvent {
     match event {
         Event::Stdout(bytes) => ExecEvent::stdout(&bytes),
         Event::Stderr(bytes) => ExecEvent::stderr(&bytes),
+        Event::Gap(bytes) => ExecEvent::Gap { bytes },
         Event::Exited(command) => {
             ExecEvent::Exited { exit_code: command.exit_code, command: wire::command(command) }
         }
@@ -86,7 +87,11 @@ impl Lines {
                 ExecEvent::Error { error: ApiError::shutting_down().into_body() }
             }
         };
-        if !matches!(heard, ExecEvent::Stdout { .. } | ExecEvent::Stderr { .. }) {
+        let goes_on = matches!(
+            heard,
+            ExecEvent::Stdout { .. } | ExecEvent::Stderr { .. } | ExecEvent::Gap { .. }
+        );
+        if !goes_on {
             self.events = None;
             if let Some(leash) = &mut self.leash {
                 leash.release();
@@ -165,4 +170,16 @@ pub(super) fn export(
         Some((Err(io::Error::other(broke)), (None, pieces, None)))
     });
     Body::from_stream(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use sandkeep_core::engine::Event;
+
+    use super::{event, line};
+
+    #[test]
+    fn a_gap_is_a_line_of_its_own() {
+        assert_eq!(line(&event(Event::Gap(7))), "{\"type\":\"gap\",\"bytes\":7}\n");
+    }
 }

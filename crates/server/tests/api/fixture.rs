@@ -100,12 +100,12 @@ impl Driver for Refuses {
 impl Served {
     /// A server whose sandboxes cannot be started.
     pub(crate) async fn without_machines() -> Self {
-        Self::with(Limits::default(), None).await
+        Self::with(Limits::default(), Settings::default(), None).await
     }
 
     /// A server whose sandboxes cannot be started, with limits of its own.
     pub(crate) async fn limited(limits: Limits) -> Self {
-        Self::with(limits, None).await
+        Self::with(limits, Settings::default(), None).await
     }
 
     /// A server with containers, or nothing where this host has none.
@@ -115,8 +115,17 @@ impl Served {
 
     /// The same with limits of its own.
     pub(crate) async fn with_machines_and(test: &str, limits: Limits) -> Option<Self> {
+        Self::with_settings(test, limits, Settings::default()).await
+    }
+
+    /// The same with an engine that behaves as `settings` has it.
+    pub(crate) async fn with_settings(
+        test: &str,
+        limits: Limits,
+        settings: Settings,
+    ) -> Option<Self> {
         match ContainerHost::new() {
-            Ok(host) => Some(Self::with(limits, Some(host)).await),
+            Ok(host) => Some(Self::with(limits, settings, Some(host)).await),
             Err(why) => {
                 skipped(test, &why);
                 None
@@ -124,7 +133,7 @@ impl Served {
         }
     }
 
-    async fn with(limits: Limits, host: Option<ContainerHost>) -> Self {
+    async fn with(limits: Limits, settings: Settings, host: Option<ContainerHost>) -> Self {
         let dir = TempDir::with_prefix("keep-api-").unwrap();
         let data = dir.path().join("data");
         let store = Store::open(&data).unwrap();
@@ -137,8 +146,7 @@ impl Served {
             Some(host) => Arc::new(host.driver()),
             None => Arc::new(Refuses),
         };
-        let parts =
-            Parts { store, images, db, drivers: vec![driver], settings: Settings::default() };
+        let parts = Parts { store, images, db, drivers: vec![driver], settings };
         let engine = Engine::open(parts).await.unwrap();
         let [admin, write, read, foreign] = keys(&engine).await;
         let socket = dir.path().join("keep.sock");

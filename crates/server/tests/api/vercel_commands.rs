@@ -8,8 +8,8 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::{Method, Response};
-use sandkeep_core::engine::Stop;
-use sandkeep_core::model::Patch;
+use sandkeep_core::engine::{Settings, Stop};
+use sandkeep_core::model::{Patch, Size};
 use sandkeep_server::Limits;
 use serde_json::{Value, json};
 
@@ -290,17 +290,60 @@ async fn text_is_whole_however_it_is_cut() {
 
 #[tokio::test]
 async fn long_output_comes_whole() {
-    let Some(served) = Served::with_machines("long_output_comes_whole").await else { return };
+    let settings = Settings { log_limit: Size(8 << 20), ..Settings::default() };
+    let test = "long_output_comes_whole";
+    let Some(served) = Served::with_settings(test, Limits::default(), settings).await else {
+        return;
+    };
     let session = served.session("box", Patch::default()).await;
     // Over what the log keeps: whoever is attached still gets it all.
-    for megabytes in [5, 24] {
+    for megabytes in [5, 12] {
         let script = format!("yes 'é0123456789' | head -c {}; echo end >&2", megabytes << 20);
         let said = watch(&served, &session, shell(&script)).await;
         let text = printed(&said, "stdout");
         assert_eq!(text.len(), megabytes << 20, "bytes");
         assert!(text.lines().take(100_000).all(|line| line == "é0123456789"));
         assert_eq!(printed(&said, "stderr"), "end\n");
+
+        // Whoever comes later gets what is kept up to where something is missing, and is told.
+        let id = said[0]["command"]["id"].as_str().unwrap();
+        let logs = served.get(&format!("{session}/cmd/{id}/logs"), &served.read).await;
+        let said = lines(&logs.body);
+        if megabytes == 5 {
+            assert_eq!(printed(&said, "stdout"), text);
+        } else {
+            let (last, before) = said.split_last().unwrap();
+            assert_eq!(last["data"]["code"], "logs_truncated", "{last}");
+            assert!(text.starts_with(&printed(before, "stdout")));
+            assert_eq!(printed(before, "stderr"), "");
+        }
     }
+}
+
+#[tokio::test]
+async fn all_input_may_be_sent_before_any_output_is_read() {
+    let Some(served) = Served::with_machines("all_input_may_be_sent_before").await else { return };
+    let session = served.session("box", Patch::default()).await;
+    let body = json!({ "command": "cat", "wait": true, "logs": true, "attachStdin": true });
+    let request = served
+        .request(Method::POST, &format!("{session}/cmd"), &served.write)
+        .header("content-type", "application/json")
+        .body(Full::new(Bytes::from(body.to_string())))
+        .unwrap();
+    let mut response = served.send(request).await;
+    let first = lines(&until(&mut response, "\n").await);
+    let stdin = format!("{session}/cmd/{}/stdin", first[0]["command"]["id"].as_str().unwrap());
+    // More than the buffers of all connections on the way hold.
+    let (pieces, piece) = (40, vec![b'x'; 512 << 10]);
+    for at in 0..pieces {
+        let body = input(&piece, json!({ "offset": at * piece.len() }));
+        let answer = served.post(&stdin, &served.write, &body).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+    assert_eq!(served.post(&stdin, &served.write, r#"{"close":true}"#).await.status, 200);
+    let said = lines(&read(response).await.body);
+    assert_eq!(printed(&said, "stdout").len(), pieces * piece.len());
+    assert_eq!(said.last().unwrap()["command"]["exitCode"], 0);
 }
 
 fn input(bytes: &[u8], more: Value) -> String {

@@ -99,8 +99,10 @@ async fn run(
     if asked.text("cmdId").is_some() {
         return Err(VercelError::refused("`cmdId`: commands get their ids here."));
     }
-    // One whose output is waited for is held back by whoever waits, like by a pipe's reader.
-    let exec = Exec { detach: !(wait && logs), ..wanted(&within, &mut fields)? };
+    let mut exec = wanted(&within, &mut fields)?;
+    // One whose output is waited for is held back by whoever waits, like by a pipe's reader. Not one
+    // that is fed: clients send all of its input before they read, so it would stop both ways.
+    exec.detach = !(wait && logs) || exec.stdin;
     fields.end()?;
     let started = match app.engine.exec(within.project(), within.name(), exec).await {
         Ok(started) => started,

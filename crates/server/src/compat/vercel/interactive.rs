@@ -282,6 +282,12 @@ async fn show(sink: &mut SplitSink<WebSocket, Message>, mut events: Events) -> L
                     return Last::Left;
                 }
             }
+            Some(Event::Gap(bytes)) => {
+                let said = format!("\r\n[{bytes} bytes of output are missing here]\r\n");
+                if sink.send(Message::Binary(said.into())).await.is_err() {
+                    return Last::Left;
+                }
+            }
             Some(Event::Exited(command)) => match command.exit_code {
                 Some(code) => return Last::Exit(code, None),
                 None => return over(),

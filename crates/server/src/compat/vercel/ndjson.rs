@@ -160,20 +160,32 @@ impl Lines {
                 }
                 () = tokio::time::sleep(self.keep_alive) => return Some(b"\n".to_vec()),
             };
-            let said = match heard {
-                Some(Event::Stdout(bytes)) => self.printed("stdout", &bytes),
-                Some(Event::Stderr(bytes)) => self.printed("stderr", &bytes),
-                Some(Event::Exited(command)) => {
-                    self.events = None;
-                    self.ended(&command)
-                }
-                None => {
-                    self.events = None;
-                    broke_off("Sandbox stream was closed and is not accepting commands.")
-                }
-            };
+            let said = self.said(heard);
             if !said.is_empty() {
                 return Some(said);
+            }
+        }
+    }
+
+    fn said(&mut self, heard: Option<Event>) -> Vec<u8> {
+        match heard {
+            Some(Event::Stdout(bytes)) => self.printed("stdout", &bytes),
+            Some(Event::Stderr(bytes)) => self.printed("stderr", &bytes),
+            Some(Event::Gap(_)) if !self.telling.logs => Vec::new(),
+            Some(Event::Gap(bytes)) => {
+                self.events = None;
+                failed(
+                    "logs_truncated",
+                    &format!("The next {bytes} bytes of the output are not kept, so it ends here."),
+                )
+            }
+            Some(Event::Exited(command)) => {
+                self.events = None;
+                self.ended(&command)
+            }
+            None => {
+                self.events = None;
+                broke_off("Sandbox stream was closed and is not accepting commands.")
             }
         }
     }
@@ -208,7 +220,11 @@ fn log_line(stream: &str, data: String) -> Vec<u8> {
 
 /// The stream ends without what was waited for; clients may ask for it again.
 fn broke_off(message: &str) -> Vec<u8> {
-    let data = json!({ "code": "sandbox_stream_closed", "message": message });
+    failed("sandbox_stream_closed", message)
+}
+
+fn failed(code: &str, message: &str) -> Vec<u8> {
+    let data = json!({ "code": code, "message": message });
     line(&json!({ "stream": "error", "data": data }))
 }
 
@@ -217,7 +233,12 @@ mod tests {
     use proptest::prelude::{ProptestConfig, any, prop, proptest};
     use serde_json::{Value, json};
 
-    use super::{Decoder, line};
+    use std::time::Duration;
+
+    use sandkeep_core::engine::Event;
+    use tokio::sync::watch;
+
+    use super::{Decoder, Lines, Telling, line};
 
     fn decoded<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> String {
         let mut decoder = Decoder::default();
@@ -234,6 +255,26 @@ mod tests {
         assert!(text.windows(12).any(|part| part == br"\ud83d\ude00"));
         assert_eq!(text.iter().filter(|byte| **byte == b'\n').count(), 1);
         assert_eq!(serde_json::from_slice::<Value>(&text).unwrap(), value);
+    }
+
+    #[test]
+    fn a_gap_ends_what_is_told_of_the_output_and_only_that() {
+        let lines = |logs| Lines {
+            telling: Telling { first: None, logs, last: None },
+            events: None,
+            out: Decoder::default(),
+            err: Decoder::default(),
+            keep_alive: Duration::MAX,
+            closing: watch::channel(false).1,
+        };
+        let said = lines(true).said(Some(Event::Gap(7)));
+        let said: Value = serde_json::from_slice(&said).unwrap();
+        assert_eq!(
+            (&said["stream"], &said["data"]["code"]),
+            (&json!("error"), &json!("logs_truncated"))
+        );
+        assert!(said["data"]["message"].as_str().unwrap().contains("7 bytes"));
+        assert!(lines(false).said(Some(Event::Gap(7))).is_empty());
     }
 
     #[test]
