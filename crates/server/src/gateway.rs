@@ -11,19 +11,24 @@
 //!
 //! Each request gets a connection of its own to the port. Both sides speak HTTP through the same parser,
 //! which decides where a request ends; what one side says about the connection itself is not passed on
-//! to the other. Bodies stream both ways, and an upgraded connection is a pipe.
+//! to the other. Bodies stream both ways, and an upgraded connection is a pipe. When nobody is there
+//! any more to hear what a port says, its connection goes, whether the process inside sees to it or not.
 //!
-//! What is served under `/_route/` shares its origin with this server, so nothing here may ever depend
-//! on cookies or on storage of that origin. Where that matters, give ports a domain of their own.
+//! What is served under `/_route/` shares its origin with this server and with all other sandboxes, so
+//! nothing here may ever depend on cookies or on storage of that origin, and no answer may claim the
+//! origin for a service worker or clear it. Where that matters, give ports a domain of their own.
 
 use std::io;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{
-    ACCEPT, CONNECTION, CONTENT_TYPE, EXPECT, HOST, HeaderName, PROXY_AUTHENTICATE,
+    ACCEPT, CONNECTION, CONTENT_TYPE, EXPECT, FORWARDED, HOST, HeaderName, PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use axum::http::uri::PathAndQuery;
@@ -38,7 +43,10 @@ use sandkeep_core::guest::{GuestError, Incoming, Outgoing};
 use sandkeep_core::model::SandboxId;
 use sandkeep_proto::link::Failure;
 use serde_json::json;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::io::{
+    AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf,
+};
+use tokio::sync::oneshot;
 
 use crate::api::App;
 use crate::compat::vercel::Settings;
@@ -48,6 +56,8 @@ use crate::listen::{Peer, closed};
 const PREFIX: &str = "/_route/";
 /// How much may be under way between the connection and the agent.
 const BUFFER: usize = 64 << 10;
+/// How long a process may take to see that nobody is there any more, before its connection goes.
+const LINGER: Duration = Duration::from_secs(2);
 /// How a sandbox's id begins, which its public name leaves out.
 const ID: &str = "sbx-";
 
@@ -142,8 +152,10 @@ async fn forward(app: &Arc<App>, target: Target, request: Request) -> Result<Res
         .connect_published(&target.sandbox, target.port)
         .await
         .map_err(|error| Refusal::of(&error))?;
-    let (ours, theirs) = tokio::io::duplex(BUFFER);
-    tokio::spawn(carry(theirs, out, incoming, hold));
+    let (stream, theirs) = tokio::io::duplex(BUFFER);
+    let (present, gone) = oneshot::channel();
+    let ours = Held { stream, _present: present };
+    tokio::spawn(carry(theirs, out, incoming, hold, gone));
     let (mut sender, connection) = http1::Builder::new()
         .preserve_header_case(true)
         .handshake(TokioIo::new(ours))
@@ -156,7 +168,7 @@ async fn forward(app: &Arc<App>, target: Target, request: Request) -> Result<Res
     });
     let (request, upgrade) = outwards(app, &target, request);
     let response = sender.send_request(request).await.map_err(|_| Refusal::SILENT)?;
-    Ok(inwards(app, response, upgrade))
+    Ok(inwards(app, &target, response, upgrade))
 }
 
 /// The request as the port gets it, and the client's side of an upgrade if it asks for one.
@@ -184,15 +196,19 @@ fn outwards(app: &App, target: &Target, mut request: Request) -> (Request, Optio
         parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         parts.headers.insert(UPGRADE, protocol);
     }
-    forwarded(app, target, peer, &mut parts.headers);
+    forwarded(&app.vercel, target, peer, &mut parts.headers);
     parts.uri = Uri::from(target.path.clone());
     parts.version = Version::HTTP_11;
     parts.extensions.clear();
     (Request::from_parts(parts, body), upgrade)
 }
 
-fn forwarded(app: &App, target: &Target, peer: Option<IpAddr>, headers: &mut HeaderMap) {
-    let secure = app.vercel.public_url.as_ref().is_some_and(|url| url.starts_with("https:"));
+fn forwarded(settings: &Settings, target: &Target, peer: Option<IpAddr>, headers: &mut HeaderMap) {
+    // What a client says of this is not true.
+    for name in [FORWARDED, HeaderName::from_static("x-forwarded-prefix")] {
+        headers.remove(name);
+    }
+    let secure = settings.public_url.as_ref().is_some_and(|url| url.starts_with("https:"));
     let scheme = HeaderValue::from_static(if secure { "https" } else { "http" });
     headers.insert("x-forwarded-proto", scheme);
     if let Some(host) = headers.get(HOST).cloned() {
@@ -212,6 +228,7 @@ fn forwarded(app: &App, target: &Target, peer: Option<IpAddr>, headers: &mut Hea
 /// The port's answer as the client gets it. An upgrade that both agreed on becomes a pipe.
 fn inwards(
     app: &Arc<App>,
+    target: &Target,
     mut response: hyper::Response<hyper::body::Incoming>,
     upgrade: Option<OnUpgrade>,
 ) -> Response {
@@ -220,6 +237,9 @@ fn inwards(
     let port = switching.then(|| hyper::upgrade::on(&mut response));
     let (mut parts, body) = response.into_parts();
     strip(&mut parts.headers);
+    if target.prefix.is_some() {
+        keep_to_itself(&mut parts.headers);
+    }
     parts.extensions.clear();
     parts.version = Version::HTTP_11;
     match (port, upgrade, protocol) {
@@ -276,8 +296,56 @@ fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// Carries bytes between a connection and the agent until both directions are done.
-async fn carry(stream: DuplexStream, mut out: Outgoing, mut incoming: Incoming, hold: Hold) {
+/// Takes away what would reach others on an origin that all sandboxes share.
+fn keep_to_itself(headers: &mut HeaderMap) {
+    for name in ["service-worker-allowed", "clear-site-data"] {
+        headers.remove(name);
+    }
+}
+
+/// Our end of a connection to a port, upgraded or not. The other end learns when it goes.
+struct Held {
+    stream: DuplexStream,
+    _present: oneshot::Sender<()>,
+}
+
+impl AsyncRead for Held {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Held {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// Carries bytes between a connection and the agent until both directions are done, or a little
+/// longer than our end is there: a process that hangs does not see that it is gone.
+async fn carry(
+    stream: DuplexStream,
+    mut out: Outgoing,
+    mut incoming: Incoming,
+    hold: Hold,
+    gone: oneshot::Receiver<()>,
+) {
     let _awake = hold;
     let (mut read, mut write) = tokio::io::split(stream);
     let to_port = async {
@@ -297,9 +365,16 @@ async fn carry(stream: DuplexStream, mut out: Outgoing, mut incoming: Incoming, 
         }
         write.shutdown().await
     };
+    let left = async {
+        let _ = gone.await;
+        tokio::time::sleep(LINGER).await;
+    };
     // An answer may be whole before the request is: then whoever waits for it hangs up.
-    if let Err(error) = tokio::try_join!(to_port, from_port) {
-        tracing::debug!(%error, "a published port's connection broke");
+    tokio::select! {
+        carried = async { tokio::try_join!(to_port, from_port) } => if let Err(error) = carried {
+            tracing::debug!(%error, "a published port's connection broke");
+        },
+        () = left => tracing::debug!("a published port does not hang up"),
     }
 }
 
@@ -381,7 +456,7 @@ impl Refusal {
 mod tests {
     use axum::http::{HeaderMap, HeaderValue, Uri};
 
-    use super::{Settings, parse, strip, subdomain, target};
+    use super::{Settings, forwarded, keep_to_itself, parse, strip, subdomain, target};
 
     const TAIL: &str = "01k00000000000000000000000";
 
@@ -443,6 +518,41 @@ mod tests {
         ] {
             assert_eq!(super::address(&settings(url, domain), Some("here:7777"), "s"), address);
         }
+    }
+
+    #[test]
+    fn a_port_hears_from_this_server_how_it_was_reached() {
+        let sub = format!("sb-{TAIL}-3000");
+        for (uri, prefix) in
+            [("/x".to_owned(), None), (format!("/_route/{sub}/x"), Some(format!("/_route/{sub}")))]
+        {
+            let mut headers = host(&format!("{sub}.run.test"));
+            if prefix.is_some() {
+                headers = host("here");
+            }
+            for name in ["forwarded", "x-forwarded-prefix", "x-forwarded-proto", "x-forwarded-host"]
+            {
+                headers.append(name, HeaderValue::from_static("forged"));
+                headers.append(name, HeaderValue::from_static("forged"));
+            }
+            let target = target(&uri.parse::<Uri>().unwrap(), &headers).unwrap().unwrap();
+            let peer = Some([10, 0, 0, 1].into());
+            forwarded(&Settings::default(), &target, peer, &mut headers);
+            assert!(!headers.values().any(|value| value == "forged"), "{headers:?}");
+            let said = headers.get("x-forwarded-prefix").map(|value| value.to_str().unwrap());
+            assert_eq!(said, prefix.as_deref());
+        }
+    }
+
+    #[test]
+    fn an_answer_does_not_reach_others_on_a_shared_origin() {
+        let names = ["service-worker-allowed", "clear-site-data", "set-cookie"];
+        let mut headers = HeaderMap::new();
+        for name in names {
+            headers.insert(name, HeaderValue::from_static("x"));
+        }
+        keep_to_itself(&mut headers);
+        assert_eq!(headers.keys().map(|name| name.as_str()).collect::<Vec<_>>(), ["set-cookie"]);
     }
 
     #[test]

@@ -6,8 +6,10 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
-use sandkeep_core::engine::{Create, Delete, Opened, Stop};
-use sandkeep_core::model::Patch;
+use sandkeep_core::engine::lifecycle::Phase;
+use sandkeep_core::engine::{Create, Delete, Opened, Settings, Stop};
+use sandkeep_core::model::{Patch, Span};
+use sandkeep_server::Limits;
 use sandkeep_testkit::daemon::skipped;
 use sandkeep_testkit::house::name;
 use serde_json::Value;
@@ -18,7 +20,8 @@ use crate::fixture::{Answer, Served, pieces, read};
 
 /// A small HTTP server. `/echo` gives back the request's head and how long its body was, `/stream`
 /// says a line and waits for a file before it says another, `/raw` upgrades to an echo, `/silent`
-/// hangs up.
+/// hangs up, `/hang` says nothing any more, and `/stuck` neither, after the beginning of an answer or an
+/// upgrade.
 const SERVER: &str = r##"
 $SIG{CHLD} = 'IGNORE';
 socket(L, 2, 1, 0); setsockopt(L, 1, 2, 1); bind(L, pack('S n a4 x8', 2, $ARGV[0], "\0\0\0\0")) or die;
@@ -40,6 +43,10 @@ while (1) {
     print "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: raw\r\n\r\n";
     while (sysread(C, my $b, 4096)) { print uc $b; } exit; }
   exit if $path =~ m{^/silent};
+  if ($path =~ m{^/hang}) { sleep 1000; exit; }
+  if ($path =~ m{^/stuck}) {
+    print $head =~ /^upgrade:/im ? "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: raw\r\n\r\n"
+      : "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nbegun"; sleep 1000; exit; }
   my $body = "$got\n$head";
   print "HTTP/1.1 200 OK\r\nContent-Length: ", length $body, "\r\nKeep-Alive: 9\r\nX-Path: $path\r\n\r\n$body"; exit;
 }
@@ -161,6 +168,59 @@ async fn answers_stream_and_connections_are_upgraded() {
             .unwrap();
         assert_eq!(back, word.to_uppercase().as_bytes());
     }
+}
+
+/// Nobody who came through the gateway keeps a sandbox awake after leaving, whatever the process inside
+/// does. It goes on by itself, so that nothing but those connections is held.
+#[tokio::test]
+async fn whoever_leaves_is_gone_also_where_the_process_hangs() {
+    let settings = Settings { reap: Duration::from_millis(50), ..Settings::default() };
+    let test = "whoever_leaves_is_gone";
+    let Some(served) = Served::with_settings(test, Limits::default(), settings).await else {
+        return;
+    };
+    let patch = Patch {
+        image: Some("small".to_owned()),
+        ports: Some(vec![3000]),
+        idle_timeout: Some(Some(Span::seconds(5))),
+        ..Patch::default()
+    };
+    let create = Create { name: Some(name("box")), patch, start: true, ..Create::default() };
+    let opened = served.engine.create(&name("main"), create, None).await.unwrap();
+    let script = format!(
+        "cat > /work/server <<'END'\n{SERVER}\nEND\nperl /work/server 3000 </dev/null >/work/up 2>&1 & \
+         until [ -s /work/up ]; do sleep 0.02; done"
+    );
+    sandkeep_in(&served, &script).await;
+
+    let host = format!("{}.example.com", sub(&opened, 3000));
+    let asked = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n");
+    let upgrade = "Connection: upgrade\r\nUpgrade: raw\r\n";
+    let mut open = Vec::new();
+    for (request, heard) in [
+        (asked("/hang"), ""),
+        (asked("/stuck"), "begun"),
+        (asked("/stuck") + upgrade, "101 Switching Protocols"),
+    ] {
+        let mut stream = TcpStream::connect(served.address).await.unwrap();
+        stream.write_all(format!("{request}\r\n").as_bytes()).await.unwrap();
+        let mut seen = Vec::new();
+        while !String::from_utf8_lossy(&seen).contains(heard) {
+            let read = tokio::time::timeout(Duration::from_secs(20), stream.read_buf(&mut seen));
+            assert!(read.await.unwrap().unwrap() > 0, "{}", String::from_utf8_lossy(&seen));
+        }
+        open.push(stream);
+    }
+    let phase =
+        async || served.engine.get(&name("main"), &name("box")).await.unwrap().sandbox.phase;
+    assert_eq!(phase().await, Phase::Running);
+    drop(open);
+    let asleep = async {
+        while phase().await != Phase::Stopped {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(40), asleep).await.expect("nobody holds it");
 }
 
 async fn sandkeep_in(served: &Served, script: &str) {
