@@ -7,9 +7,8 @@ use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use sandkeep_core::engine::lifecycle::Phase;
-use sandkeep_core::engine::{Create, Delete, Opened, Settings, Stop};
+use sandkeep_core::engine::{Create, Delete, Opened, Stop};
 use sandkeep_core::model::{Patch, Span};
-use sandkeep_server::Limits;
 use sandkeep_testkit::daemon::skipped;
 use sandkeep_testkit::house::name;
 use serde_json::Value;
@@ -174,11 +173,7 @@ async fn answers_stream_and_connections_are_upgraded() {
 /// does. It goes on by itself, so that nothing but those connections is held.
 #[tokio::test]
 async fn whoever_leaves_is_gone_also_where_the_process_hangs() {
-    let settings = Settings { reap: Duration::from_millis(50), ..Settings::default() };
-    let test = "whoever_leaves_is_gone";
-    let Some(served) = Served::with_settings(test, Limits::default(), settings).await else {
-        return;
-    };
+    let Some(served) = with_ports("whoever_leaves_is_gone").await else { return };
     let patch = Patch {
         image: Some("small".to_owned()),
         ports: Some(vec![3000]),
