@@ -62,6 +62,17 @@ impl Engine {
         Ok(Opened { sandbox, session, created: false, resumed: false })
     }
 
+    /// Finds a sandbox when nothing is being done to it. Never wakes it.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoSandbox`] when there is none of that name, or no more.
+    pub async fn get_settled(&self, project: &Name, name: &Name) -> Result<Opened> {
+        let id = self.inner.find(project, name).await?.id;
+        self.inner.turn(id, |_, _| async { Ok(()) }).await?;
+        self.get(project, name).await
+    }
+
     /// Lists sandboxes, newest first.
     ///
     /// # Errors

@@ -173,14 +173,21 @@ async fn open(
     asked: Asked,
 ) -> Answer {
     let name = existing(&name)?;
-    if let Err(Error::NoSandbox(_)) = app.engine.get(&caller.project, &name).await {
+    let found = match app.engine.get(&caller.project, &name).await {
+        // It is just being made: its first session is what is asked for.
+        Ok(found) if found.session.is_none() => {
+            app.engine.get_settled(&caller.project, &name).await
+        }
+        other => other,
+    };
+    if let Err(Error::NoSandbox(_)) = found {
         app.vercel_races.missed(&caller.project, &name);
     }
     let opened = if asked.flag("resume")? {
         crate::auth::may_wake(&caller, &sandkeep_core::engine::WakeMode::Wake)?;
         resume(&app, &caller, &name).await?
     } else {
-        app.engine.get(&caller.project, &name).await?
+        found?
     };
     Ok(Json(wire::opened(&app, host.as_deref(), &opened)))
 }
