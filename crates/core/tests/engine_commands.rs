@@ -231,6 +231,20 @@ async fn a_session_ends_whoever_does_not_read() {
     engine.create(&project(), small("app"), None).await.unwrap();
     let started = start(&engine, shell(MUCH)).await.unwrap();
     let id = started.command.id.clone();
+    // Until it is stuck: nothing more comes to its log.
+    let mut before = 0;
+    loop {
+        let mut log = engine.logs(&project(), &name("app"), &id, false).await.unwrap();
+        let mut bytes = 0;
+        while let Some(Event::Stdout(more)) = log.next().await {
+            bytes += more.len();
+        }
+        if bytes > 0 && bytes == before {
+            break;
+        }
+        before = bytes;
+        tokio::time::sleep(SHORT).await;
+    }
     engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
     let ended = recorded(&engine, &id).await;
     let (bytes, gaps, _) = all(started.events).await;
