@@ -1,2 +1,2 @@
-/** Where a request to `address` goes instead, or `null` when it is left alone. */
-export function redirect(address: string | URL): string | null;
+/** Where a request to `address`, with that header, goes instead, or `null` when it is left alone. */
+export function redirect(address: string | URL, authorization?: string | null): string | null;

@@ -4,12 +4,13 @@
 // own, so neither a setting nor a proxy can turn them. They do take `globalThis.fetch` as they find it:
 // loaded before them, this file wraps it, and only addresses change.
 //
-//   https://vercel.com/api/...     -> $SANDKEEP_URL/api/...
-//   https://api.vercel.com/...     -> $SANDKEEP_URL/api/...
+//   https://vercel.com/api/v2/sandboxes/... -> $SANDKEEP_URL/api/v2/sandboxes/...   (api.vercel.com too)
+//   the same with other paths      -> there too, if the token is one of Sandkeep's: accounts, projects
 //   https://<sub>.vercel.run/...   -> $SANDKEEP_URL/_route/<sub>/...   (WebSocket: wss -> ws or wss)
 //   https://<host of $SANDKEEP_URL>/health -> $SANDKEEP_URL/health
 //
-// The last one is the command line's probe before it opens a terminal: it drops the port and insists
+// Everything else of theirs stays theirs: a program that also deploys does not hand its token to us. The
+// last one is the command line's probe before it opens a terminal: it drops the port and insists
 // on https. One file without dependencies, so that `keep env vercel` can hand it out by itself.
 
 const LOADED = Symbol.for("sandkeep.vercel-preload");
@@ -23,7 +24,7 @@ if (!globalThis[LOADED]) {
 }
 
 /** Where a request to `address` goes instead, or `null` when it is none of ours. */
-export function redirect(address) {
+export function redirect(address, authorization = null) {
   let url;
   try {
     url = new URL(address);
@@ -32,7 +33,7 @@ export function redirect(address) {
   }
   const socket = url.protocol === "wss:";
   if ((url.protocol !== "https:" && !socket) || url.port !== "") return null;
-  const path = ourPath(url, socket);
+  const path = ourPath(url, socket, authorization);
   if (path === null) return null;
   const target = new URL(base);
   if (socket) target.protocol = base.protocol === "https:" ? "wss:" : "ws:";
@@ -41,20 +42,40 @@ export function redirect(address) {
   return target.href;
 }
 
-function ourPath({ hostname, pathname }, socket) {
+function ourPath({ hostname, pathname }, socket, authorization) {
   const sub = /^([a-z0-9-]+)\.vercel\.run$/.exec(hostname)?.[1];
   if (sub !== undefined) return `/_route/${sub}${pathname}`;
   if (socket) return null;
-  if (hostname === "vercel.com") return /^\/api(\/|$)/.test(pathname) ? pathname : null;
-  if (hostname === "api.vercel.com") return `/api${pathname}`;
+  const api = apiPath(hostname, pathname);
+  if (api !== null) {
+    return /^\/v\d+\/sandboxes(\/|$)/.test(api) || isOurs(authorization) ? `/api${api}` : null;
+  }
   if (hostname === base.hostname && pathname === "/health") return "/health";
   return null;
+}
+
+/** The path of their API that an address names. */
+function apiPath(hostname, pathname) {
+  if (hostname === "api.vercel.com") return pathname;
+  return hostname === "vercel.com" && pathname.startsWith("/api/") ? pathname.slice(4) : null;
+}
+
+/** Whether a token was made by a Sandkeep server: a key, or a token that says so. */
+function isOurs(authorization) {
+  const token = /^Bearer\s+(\S+)$/i.exec(authorization ?? "")?.[1] ?? "";
+  if (token.startsWith("skp_")) return true;
+  try {
+    return JSON.parse(Buffer.from(token.split(".")[1], "base64url").toString()).aud === "sandkeep";
+  } catch {
+    return false;
+  }
 }
 
 function redirecting(fetch) {
   return function redirectedFetch(input, init) {
     const request = typeof input === "object" && input !== null && "url" in input;
-    const target = redirect(request ? input.url : String(input));
+    const headers = new Headers(init?.headers ?? (request ? input.headers : undefined));
+    const target = redirect(request ? input.url : String(input), headers.get("authorization"));
     if (target === null) return fetch(input, init);
     // A Request keeps its method, headers, signal and body, also one that is still being written.
     return fetch(request ? new Request(target, input) : target, init);

@@ -47,8 +47,7 @@ test("addresses are redirected by host and path, everything else is left alone",
     const { redirect } = await import(${JSON.stringify(preload)});
     console.log(JSON.stringify(${JSON.stringify([
       "https://vercel.com/api/v2/sandboxes?teamId=t&x=a%20b",
-      "https://vercel.com/api",
-      "https://api.vercel.com/v2/user",
+      "https://api.vercel.com/v4/sandboxes",
       "https://sb-1.vercel.run/a/b?c=d",
       "https://sb-1.vercel.run",
       "wss://sb-1.vercel.run/chat",
@@ -56,6 +55,9 @@ test("addresses are redirected by host and path, everything else is left alone",
       "https://box.example/health/more",
       "https://box.example:7777/health",
       "https://vercel.com/apis",
+      "https://vercel.com/api",
+      "https://vercel.com/api/v2/sandboxesque",
+      "https://api.vercel.com/v13/deployments",
       "https://vercel.com/.well-known/openid-configuration",
       "https://www.vercel.com/api/v2",
       "http://vercel.com/api/v2",
@@ -65,33 +67,54 @@ test("addresses are redirected by host and path, everything else is left alone",
       "wss://vercel.com/api/",
       "/relative",
       "not an address",
-    ])}.map(redirect)));`;
+    ])}.map((address) => redirect(address))));`;
   const none = null;
   assert.deepEqual(JSON.parse(await node(script, { url: "http://box.example:7777" })), [
     "http://box.example:7777/api/v2/sandboxes?teamId=t&x=a%20b",
-    "http://box.example:7777/api",
-    "http://box.example:7777/api/v2/user",
+    "http://box.example:7777/api/v4/sandboxes",
     "http://box.example:7777/_route/sb-1/a/b?c=d",
     "http://box.example:7777/_route/sb-1/",
     "ws://box.example:7777/_route/sb-1/chat",
     "http://box.example:7777/health",
-    ...Array(12).fill(none),
+    ...Array(15).fill(none),
+  ]);
+});
+
+test("what else their API has comes here with our tokens only", async () => {
+  const claims = (aud) => Buffer.from(JSON.stringify({ aud })).toString("base64url");
+  const script = `
+    const { redirect } = await import(${JSON.stringify(preload)});
+    const ask = (token) => redirect("https://vercel.com/api/v2/user", token);
+    console.log(JSON.stringify(${JSON.stringify([
+      "Bearer skp_abc",
+      `bearer h.${claims("sandkeep")}.s`,
+      `Bearer h.${claims("https://vercel.com/x")}.s`,
+      "Bearer theirs",
+      "Bearer a.b.c",
+      "Basic skp_abc",
+      null,
+    ])}.map(ask)));`;
+  const here = "http://box.example/api/v2/user";
+  assert.deepEqual(JSON.parse(await node(script, { url: "http://box.example" })), [
+    here,
+    here,
+    ...Array(5).fill(null),
   ]);
 });
 
 test("a server below a path and behind https keeps both", async () => {
   const script = `
     const { redirect } = await import(${JSON.stringify(preload)});
-    console.log(redirect("https://vercel.com/api/v2/x"), redirect("wss://s.vercel.run/"));`;
+    console.log(redirect("https://vercel.com/api/v2/sandboxes"), redirect("wss://s.vercel.run/"));`;
   assert.equal(
     await node(script, { url: "https://box.example/keep/" }),
-    "https://box.example/keep/api/v2/x wss://box.example/keep/_route/s/",
+    "https://box.example/keep/api/v2/sandboxes wss://box.example/keep/_route/s/",
   );
 });
 
 test("a string, a URL and a Request arrive with method, headers and body", async () => {
   const script = `
-    const address = "https://vercel.com/api/v2/x?y=1";
+    const address = "https://vercel.com/api/v2/sandboxes/x?y=1";
     const init = { method: "POST", headers: { "x-mine": "1" }, body: "hello" };
     for (const ask of [
       () => fetch(address, init),
@@ -104,7 +127,7 @@ test("a string, a URL and a Request arrive with method, headers and body", async
     }`;
   assert.deepEqual(
     (await node(script, { url })).split("\n"),
-    Array(4).fill("POST /api/v2/x?y=1 1 hello"),
+    Array(4).fill("POST /api/v2/sandboxes/x?y=1 1 hello"),
   );
 });
 
@@ -130,10 +153,10 @@ test("signals and dispatchers are passed on", async () => {
   const script = `
     const failed = (ask) => ask.then(() => "answered", (error) => (error.cause ?? error).message);
     const signal = AbortSignal.abort(new Error("mine was heard"));
-    console.log(await failed(fetch("https://vercel.com/api/x", { signal })));
+    console.log(await failed(fetch("https://vercel.com/api/v2/sandboxes/x", { signal })));
     console.log(await failed(fetch(new Request("https://s.vercel.run/", { signal }))));
     const dispatcher = { dispatch() { throw new Error("mine was used"); } };
-    console.log(await failed(fetch("https://vercel.com/api/x", { dispatcher })));`;
+    console.log(await failed(fetch("https://vercel.com/api/v2/sandboxes/x", { dispatcher })));`;
   assert.deepEqual((await node(script, { url })).split("\n"), [
     "mine was heard",
     "mine was heard",
@@ -143,7 +166,7 @@ test("signals and dispatchers are passed on", async () => {
 
 test("a request that is under way ends with its signal", async () => {
   const script = `
-    const answer = fetch("https://vercel.com/api", { signal: AbortSignal.timeout(50) });
+    const answer = fetch("https://vercel.com/api/v2/sandboxes", { signal: AbortSignal.timeout(50) });
     console.log(await answer.then(() => "answered", (error) => error.name));`;
   const never = http.createServer(() => {});
   await new Promise((listening) => never.listen(0, "127.0.0.1", listening));
@@ -166,10 +189,10 @@ test("loading it twice wraps once", async () => {
     const first = globalThis.fetch;
     await import(${JSON.stringify(`${preload}?again`)});
     console.log(globalThis.fetch === first);
-    console.log((await (await fetch("https://vercel.com/api/v2")).json()).url);`;
+    console.log((await (await fetch("https://vercel.com/api/v2/sandboxes")).json()).url);`;
   assert.equal(
     await node(script, { url, args: [`--import=${preload}?second`] }),
-    "true\n/api/v2",
+    "true\n/api/v2/sandboxes",
   );
 });
 
