@@ -31,7 +31,7 @@ impl Inner {
     ) -> Result<Snapshot> {
         let open =
             sandbox.open_layer.clone().ok_or_else(|| Error::NotRunning(sandbox.name.clone()))?;
-        self.store.check_room_to_seal()?;
+        self.store.wait_for_room_to_seal().await?;
         let relayer = live.driver.relayer().ok_or_else(|| {
             Error::invalid(
                 "driver",

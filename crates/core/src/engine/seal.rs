@@ -46,7 +46,7 @@ impl Inner {
         let seals = keep || sandbox.mounted.iter().any(writes);
         if seals && live.is_some() && ending.end != SessionEnd::Interrupted {
             // Before anything is touched: is there room for what sealing writes?
-            self.store.check_room_to_seal()?;
+            self.store.wait_for_room_to_seal().await?;
         }
         if let Some(live) = &live {
             sandbox.validated = self.validate_before_stop(live).await.or(sandbox.validated.take());

@@ -40,6 +40,7 @@ use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 
@@ -157,6 +158,23 @@ impl Store {
     /// Returns [`StoreError::NoRoom`], which says how much is free.
     pub fn check_room_to_seal(&self) -> Result<()> {
         self.refuse_beyond(self.free_space()?.0, layer::SEAL_NEEDS)
+    }
+
+    /// The same, for who can wait a moment: what was removed just now may still be on its way to the
+    /// disk, and its room comes free when it got there.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::NoRoom`] when there is none after that either.
+    pub async fn wait_for_room_to_seal(&self) -> Result<()> {
+        for _ in 0..10 {
+            if self.check_room_to_seal().is_ok() {
+                return Ok(());
+            }
+            self.sync().await?;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        self.check_room_to_seal()
     }
 
     /// Brings everything written so far to stable storage.
