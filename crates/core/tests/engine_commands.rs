@@ -8,17 +8,9 @@ use bytes::Bytes;
 use sandkeep_core::db::Page;
 use sandkeep_core::engine::{Engine, Error, Event, Events, Exec, Started, Stop, WakeMode};
 use sandkeep_core::model::{Command, CommandId, CommandState, SessionId, Size, Span};
+use sandkeep_testkit::house;
 use sandkeep_testkit::house::{House, name, project, sh, small};
 use tokio::runtime::Runtime;
-
-macro_rules! house {
-    () => {
-        match House::new() {
-            Ok(house) => house,
-            Err(why) => return eprintln!("SKIPPED {}: {why}", module_path!()),
-        }
-    };
-}
 
 fn shell(line: &str) -> Exec {
     Exec { argv: ["sh", "-c", line].map(str::to_owned).to_vec(), ..Exec::default() }

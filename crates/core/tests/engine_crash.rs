@@ -18,16 +18,8 @@ use sandkeep_core::engine::{
 };
 use sandkeep_core::model::{Patch, SessionEnd, Snapshot, SnapshotId, Span};
 use sandkeep_core::store::Store;
+use sandkeep_testkit::house;
 use sandkeep_testkit::house::{House, name, of, project, sh, small};
-
-macro_rules! house {
-    () => {
-        match House::new() {
-            Ok(house) => house,
-            Err(why) => return eprintln!("SKIPPED {}: {why}", module_path!()),
-        }
-    };
-}
 
 /// What the process that dies does. Without a house it is not that process and does nothing.
 #[tokio::test(flavor = "multi_thread")]

@@ -15,19 +15,11 @@ use sandkeep_core::model::{
     Class, MachineKey, Mount, MountMode, Mounts, Patch, SessionEnd, Size, SnapshotKind,
 };
 use sandkeep_core::store::Store;
+use sandkeep_testkit::house;
 use sandkeep_testkit::house::{House, name, project, sh, small};
 
 const RW: MountMode = MountMode::ReadWrite;
 const SNAPSHOT: MountMode = MountMode::Snapshot;
-
-macro_rules! house {
-    () => {
-        match House::new() {
-            Ok(house) => house,
-            Err(why) => return eprintln!("SKIPPED {}: {why}", module_path!()),
-        }
-    };
-}
 
 fn wish(text: &str) -> CreateDrive {
     CreateDrive { name: name(text), max_size: None, notes: BTreeMap::new() }

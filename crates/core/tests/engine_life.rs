@@ -8,16 +8,8 @@ use sandkeep_core::engine::{
     Checkpoint, Create, Delete, Error, Exec, Fork, ForkFrom, IfExists, Stop, WakeMode,
 };
 use sandkeep_core::model::{Class, Hook, Hooks, Patch, SessionEnd, SnapshotKind, Span, Tags};
+use sandkeep_testkit::house;
 use sandkeep_testkit::house::{House, labelled, name, project, sh, small};
-
-macro_rules! house {
-    () => {
-        match House::new() {
-            Ok(house) => house,
-            Err(why) => return eprintln!("SKIPPED {}: {why}", module_path!()),
-        }
-    };
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_written_is_there_after_a_stop() {

@@ -5,16 +5,8 @@ use std::time::Duration;
 use sandkeep_core::db::Page;
 use sandkeep_core::engine::{Checkpoint, Delete, Error, Exec, Fork, Stop};
 use sandkeep_core::model::{CommandState, Span};
-use sandkeep_testkit::house::{House, labelled, name, of, project, sh, small};
-
-macro_rules! house {
-    () => {
-        match House::new() {
-            Ok(house) => house,
-            Err(why) => return eprintln!("SKIPPED {}: {why}", module_path!()),
-        }
-    };
-}
+use sandkeep_testkit::house;
+use sandkeep_testkit::house::{labelled, name, of, project, sh, small};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_that_race_with_stops_wake_the_sandbox_again() {

@@ -10,16 +10,8 @@ use sandkeep_core::engine::{
     Checkpoint, Create, Delete, Engine, Error, ErrorKind, Method, Stop, Wish,
 };
 use sandkeep_core::model::{Patch, Sandbox, SessionEnd, SessionId, Span};
-use sandkeep_testkit::house::{House, name, of, project, sh, small};
-
-macro_rules! house {
-    () => {
-        match House::new() {
-            Ok(house) => house,
-            Err(why) => return eprintln!("SKIPPED {}: {why}", module_path!()),
-        }
-    };
-}
+use sandkeep_testkit::house;
+use sandkeep_testkit::house::{name, of, project, sh, small};
 
 async fn app(engine: &Engine) -> Sandbox {
     engine.get(&project(), &name("app")).await.unwrap().sandbox

@@ -11,16 +11,8 @@ use sandkeep_core::engine::{
 };
 use sandkeep_core::model::{Patch, Snapshot, SnapshotId, Span, Timestamp};
 use sandkeep_core::store::{Durability, Store};
+use sandkeep_testkit::house;
 use sandkeep_testkit::house::{House, labelled, name, of, project, sh, small};
-
-macro_rules! house {
-    () => {
-        match House::new() {
-            Ok(house) => house,
-            Err(why) => return eprintln!("SKIPPED {}: {why}", module_path!()),
-        }
-    };
-}
 
 async fn stop(engine: &Engine, sandbox: &str) -> Snapshot {
     let stop = Stop { snapshot: Wish::Always, ..Stop::default() };

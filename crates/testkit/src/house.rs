@@ -33,6 +33,17 @@ pub struct House {
     pub settings: Settings,
 }
 
+/// A [`House`] for the test that asks, which ends here, and says so by name, where there can be none.
+#[macro_export]
+macro_rules! house {
+    () => {
+        match $crate::house::House::new() {
+            Ok(house) => house,
+            Err(why) => return eprintln!("SKIPPED {}: {why}", module_path!()),
+        }
+    };
+}
+
 /// What a command did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ran {

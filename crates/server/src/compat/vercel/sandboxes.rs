@@ -23,7 +23,8 @@ use crate::api::App;
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new()
-        .route("/v2/sandboxes", get(list).post(create_2))
+        // 2 and 3 differ for their service only: which machine is meant, the request says.
+        .route("/v2/sandboxes", get(list).post(create_3))
         .route("/v3/sandboxes", post(create_3))
         .route("/v4/sandboxes", post(create_4))
         .route("/v2/sandboxes/{name}", get(open).patch(update).delete(remove))
@@ -36,11 +37,6 @@ struct Version {
     /// How long snapshots stay if nobody says.
     snapshots: Option<u64>,
     keep_last: Option<u32>,
-}
-
-async fn create_2(who: Acts, app: State<Arc<App>>, host: Reached, fields: Fields) -> Answer {
-    create(who, app, host, fields, Version { runtime: true, snapshots: None, keep_last: None })
-        .await
 }
 
 async fn create_3(who: Acts, app: State<Arc<App>>, host: Reached, fields: Fields) -> Answer {
@@ -155,7 +151,12 @@ async fn inherit(
     wishes: &mut Wishes,
 ) -> Result<(), VercelError> {
     let found = app.engine.snapshot(&caller.project, snapshot).await?;
-    let source = app.engine.get(&caller.project, &found.item.sandbox_name).await.ok();
+    let source = match app.engine.get(&caller.project, &found.item.sandbox_name).await {
+        Ok(source) => Some(source),
+        // Snapshots outlive their sandbox.
+        Err(Error::NoSandbox(_)) => None,
+        Err(error) => return Err(error.into()),
+    };
     let source = source.filter(|source| source.sandbox.id == found.item.sandbox);
     let noted = source.as_ref().and_then(|source| source.sandbox.config.notes.get(RUNTIME));
     wishes.note(RUNTIME, noted.cloned().or(runtime).or(Some("snapshot".to_owned())));
@@ -252,10 +253,14 @@ async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -
     for sandbox in &found.items {
         // Only a running one tells when it ends.
         let session = match sandbox.phase {
-            Phase::Running => app.engine.get(&caller.project, &sandbox.name).await.ok(),
+            Phase::Running => match app.engine.get(&caller.project, &sandbox.name).await {
+                Ok(opened) => opened.session,
+                // Deleted since the list was made.
+                Err(Error::NoSandbox(_)) => None,
+                Err(error) => return Err(error.into()),
+            },
             _ => None,
         };
-        let session = session.and_then(|opened| opened.session);
         sandboxes.push(wire::sandbox(sandbox, session.as_ref()));
     }
     let pagination = pagination(sandboxes.len(), found.next);
@@ -362,8 +367,10 @@ async fn remove(
             match engine.stop(&project, &name, Default::default(), None).await {
                 Ok(stopped) => found.sandbox = stopped.sandbox,
                 Err(Error::NoSandbox(_)) => {}
-                // Deleting is what makes room.
-                Err(error) if error.kind() == ErrorKind::Exhausted => {}
+                // Deleting is what makes room, and there is none for a last snapshot.
+                Err(error) if error.kind() == ErrorKind::Exhausted => {
+                    tracing::warn!(sandbox = %name, "deleted without a last snapshot: the disk is full");
+                }
                 Err(error) => return Err(error),
             }
         }

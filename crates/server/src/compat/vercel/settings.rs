@@ -121,13 +121,6 @@ impl Wishes {
         if tags.len() > 5 {
             return Err(VercelError::bad("`tags` should NOT have more than 5 properties."));
         }
-        for (key, value) in &tags {
-            if key.is_empty() || key.chars().count() > 256 || value.chars().count() > 256 {
-                return Err(VercelError::bad(
-                    "`tags` should have keys of 1 to 256 and values of up to 256 characters.",
-                ));
-            }
-        }
         self.patch.tags = Some(tags);
         Ok(())
     }
@@ -160,9 +153,8 @@ impl Wishes {
     /// What a new sandbox has that its request does not say.
     pub(super) fn with_defaults(mut self, snapshots: Option<u64>) -> Self {
         let patch = &mut self.patch;
-        let timeout = patch.session_timeout.get_or_insert(Some(TIMEOUT));
-        // Longer than any session: they end by their time limit, never because nobody is there.
-        debug_assert!(timeout.is_some());
+        patch.session_timeout.get_or_insert(Some(TIMEOUT));
+        // Sessions end by their time limit, never because nobody is there.
         patch.idle_timeout = Some(None);
         let persistent = *patch.persistent.get_or_insert(true);
         patch.snapshot_always = Some(true);
