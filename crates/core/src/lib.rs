@@ -1,4 +1,4 @@
-//! The engine of Sandkeep. No HTTP, no terminal, no environment variables.
+//! The engine of Sandkeep. No HTTP of its own to speak, no terminal, no environment variables.
 //!
 //! In reading order:
 //!
@@ -6,10 +6,11 @@
 //! - [`engine`]: what happens to them: lifecycle, one task per live sandbox, commands, snapshots.
 //! - [`driver`]: isolation backends, which turn a described root into running processes.
 //! - [`guest`]: the host's end of the agent link.
+//! - [`net`]: a sandbox's network: a user-space stack, policy, metering, credentials.
 //! - [`store`]: layers, snapshots, images and the other manifests on disk, which are the truth.
 //! - [`db`]: the index over them.
 //!
-//! `engine` uses the other four, and none of those sees another.
+//! `engine` uses the other five, and none of those sees another.
 
 #![forbid(unsafe_code)]
 
@@ -19,4 +20,5 @@ pub mod engine;
 pub mod failpoint;
 pub mod guest;
 pub mod model;
+pub mod net;
 pub mod store;

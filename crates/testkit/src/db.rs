@@ -8,8 +8,8 @@ use sandkeep_core::db::{
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::model::{
     Command, CommandId, CommandState, Config, DRIVE_SIZE, Drive, DriveId, FORMAT, ImageConfig,
-    LayerId, Method, Name, OnDelete, Project, Sandbox, SandboxId, Session, SessionId, Snapshot,
-    SnapshotId, SnapshotKind, Span, Tags, Timestamp, Usage, now,
+    LayerId, Method, Name, OnDelete, Project, ProjectNetwork, Sandbox, SandboxId, Session,
+    SessionId, Snapshot, SnapshotId, SnapshotKind, Span, Tags, Timestamp, Usage, now,
 };
 
 /// A sandbox as it is on record before it has ever run.
@@ -472,8 +472,13 @@ async fn answers_are_kept_by_project(db: &dyn Db) {
     db.remember(&mine, "k", &answer).await.expect("it keeps");
     assert_eq!(db.recall(&mine, "k").await.expect("it recalls"), Some(answer));
     assert_eq!(db.recall(&theirs, "k").await.expect("it recalls"), None);
-    let project =
-        Project { format: FORMAT, name: mine.clone(), created_at: now(), keys: Vec::new() };
+    let project = Project {
+        format: FORMAT,
+        name: mine.clone(),
+        created_at: now(),
+        keys: Vec::new(),
+        network: ProjectNetwork::default(),
+    };
     db.put_project(&project).await.expect("it keeps");
     assert_eq!(db.projects().await.expect("it lists"), [project]);
     db.remove_project(&mine).await.expect("it forgets");

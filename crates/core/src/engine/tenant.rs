@@ -13,7 +13,9 @@ use sha2::{Digest, Sha256};
 
 use super::{Engine, Error, Inner, Result, later};
 use crate::db::{Filter, Owner, Page, Tombstones};
-use crate::model::{FORMAT, Key, KeyId, Name, Project, Scope, Snapshot, Span, Timestamp, now};
+use crate::model::{
+    FORMAT, Key, KeyId, Name, Project, ProjectNetwork, Scope, Snapshot, Span, Timestamp, now,
+};
 use crate::store::Durability;
 
 /// Who is asking.
@@ -101,7 +103,13 @@ impl Engine {
         if self.inner.tenants.get(&name).is_some() {
             return Err(Error::ProjectTaken(name));
         }
-        let project = Project { format: FORMAT, name, created_at: now(), keys: Vec::new() };
+        let project = Project {
+            format: FORMAT,
+            name,
+            created_at: now(),
+            keys: Vec::new(),
+            network: ProjectNetwork::default(),
+        };
         self.inner.keep_project(&project).await?;
         Ok(project)
     }

@@ -6,6 +6,7 @@
 mod drive;
 mod id;
 mod name;
+mod network;
 mod quantity;
 mod record;
 mod root;
@@ -18,6 +19,11 @@ pub use drive::{
 };
 pub use id::{BadId, CommandId, DriveId, KeyId, LayerId, SandboxId, SessionId, SnapshotId};
 pub use name::{BadName, Name, Tags, check_env_name, check_tag};
+pub use network::{
+    Action, AddressRule, Answer, BadPolicy, Connection, Credential, DomainPattern, DomainRule,
+    Mode, PairMatch, Policy, ProjectNetwork, Protocol, RequestMatch, RequestRule, TextMatch,
+    Verdict,
+};
 pub use quantity::{BadQuantity, Size, Span};
 pub use record::{
     Command, CommandState, Dressed, Ending, FORMAT, HookRun, Image, ImageConfig, Key, Layer,

@@ -8,13 +8,14 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CommandId, Config, Expiry, KeyId, LayerId, Method, Mounted, Name, SandboxId, SessionId, Size,
-    SnapshotId, SnapshotKind, Span, Timestamp, UidRange, now,
+    CommandId, Config, Expiry, KeyId, LayerId, Method, Mounted, Name, ProjectNetwork, SandboxId,
+    SessionId, Size, SnapshotId, SnapshotKind, Span, Timestamp, UidRange, now,
 };
 use crate::engine::lifecycle::{Effect, Phase};
 
-/// The version of all documents, and of the data directory. 2: drives, tombstones of snapshots.
-pub const FORMAT: u32 = 2;
+/// The version of all documents, and of the data directory. 2: drives, tombstones of snapshots. 3: network policies,
+/// secrets, guards, services.
+pub const FORMAT: u32 = 3;
 
 /// A tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +28,9 @@ pub struct Project {
     pub created_at: Timestamp,
     /// Who may act for it.
     pub keys: Vec<Key>,
+    /// What its sandboxes may reach.
+    #[serde(default)]
+    pub network: ProjectNetwork,
 }
 
 /// What a key may do.

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{BadName, Mounts, Name, Size, Span, Tags, check_env_name, check_mounts, check_tag};
+use super::{
+    BadName, Mounts, Name, Policy, Size, Span, Tags, check_env_name, check_mounts, check_tag,
+};
 
 /// How long a sandbox is meant to live, and how it is governed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,6 +152,9 @@ pub struct Config {
     /// Ports inside that may be reached from outside.
     #[serde(default)]
     pub ports: Vec<u16>,
+    /// What it may reach; what its project says if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<Policy>,
     /// What a front remembers about the sandbox. The engine never looks.
     #[serde(default)]
     pub notes: BTreeMap<String, String>,
@@ -178,6 +183,7 @@ impl Default for Config {
             mounts: Mounts::new(),
             snapshot_always: false,
             ports: Vec::new(),
+            network: None,
             notes: BTreeMap::new(),
         }
     }
@@ -216,6 +222,7 @@ pub struct Patch {
     pub mounts: Option<Mounts>,
     pub snapshot_always: Option<bool>,
     pub ports: Option<Vec<u16>>,
+    pub network: Option<Option<Policy>>,
     /// Notes to make, and with `None` to take away; the others stay.
     pub notes: BTreeMap<String, Option<String>>,
     /// Whether the session under way goes on as it is: the patch is for those to come.
@@ -281,6 +288,7 @@ impl Patch {
         set(&mut config.mounts, self.mounts.map(check_mounts).transpose()?);
         set(&mut config.snapshot_always, self.snapshot_always);
         set(&mut config.ports, self.ports);
+        set(&mut config.network, self.network);
         for (name, note) in self.notes {
             match note {
                 Some(text) => config.notes.insert(name, text),

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use sandkeep_core::model::{FORMAT, Layer, LayerId, LayerKind, Name, Project, Sandbox, now};
+use sandkeep_core::model::{
+    FORMAT, Layer, LayerId, LayerKind, Name, Project, ProjectNetwork, Sandbox, now,
+};
 use sandkeep_core::store::{SealOptions, Store};
 use sandkeep_testkit::tree::{Overlay, describe};
 use tempfile::TempDir;
@@ -94,7 +96,13 @@ pub(crate) fn name(text: &str) -> Name {
 }
 
 pub(crate) fn project(text: &str) -> Project {
-    Project { format: FORMAT, name: name(text), created_at: now(), keys: Vec::new() }
+    Project {
+        format: FORMAT,
+        name: name(text),
+        created_at: now(),
+        keys: Vec::new(),
+        network: ProjectNetwork::default(),
+    }
 }
 
 pub(crate) fn sandbox(image_layers: &[LayerId]) -> Sandbox {

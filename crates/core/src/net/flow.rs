@@ -1,0 +1,58 @@
+//! Where the stack ends and decisions begin.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::net::TcpStream;
+
+use super::ledger::Open;
+use super::stack::Stream;
+use crate::model::Protocol;
+
+/// What is to be done about a connection that a sandbox wants to open.
+#[derive(Debug, Clone)]
+pub(super) enum Opening {
+    /// It is reset.
+    Refuse,
+    /// The stack dials this address; when somebody answers, the connection is accepted inside and given to
+    /// [`Switch::relay`]. When nobody does, it is reset.
+    Dial(SocketAddr, Arc<Open>),
+    /// It is accepted at once and given to [`Switch::serve`]: what it is for shows in its first bytes.
+    Serve,
+}
+
+/// A flow of datagrams, or of echo requests, that may go out.
+#[derive(Debug, Clone)]
+pub(super) struct Datagrams {
+    /// Where they really go.
+    pub(super) to: SocketAddr,
+    /// What counts them, and says when they must end.
+    pub(super) open: Arc<Open>,
+}
+
+/// Decides about flows and carries those that are not the stack's own business.
+///
+/// Every method is called from the stack's own tasks and must not block. `to` is always what the sandbox
+/// wrote into its packet.
+#[async_trait]
+pub(super) trait Switch: Send + Sync + 'static {
+    /// A connection is wanted. Asked once for each, not for repeated packets.
+    fn open(&self, to: SocketAddr) -> Opening;
+
+    /// Nobody answered at the address that was to be dialled.
+    fn unanswered(&self, open: &Open, error: &io::Error);
+
+    /// Carries a connection that was dialled to its end.
+    async fn relay(self: Arc<Self>, guest: Stream, outside: TcpStream, open: Arc<Open>);
+
+    /// Carries a connection that was accepted, to its end.
+    async fn serve(self: Arc<Self>, guest: Stream, to: SocketAddr);
+
+    /// A flow of datagrams begins; `None` when it may not. For echo requests the port is 0.
+    fn datagrams(&self, protocol: Protocol, to: SocketAddr) -> Option<Datagrams>;
+
+    /// Answers a lookup that came as a datagram to the gateway; `None` when there is nothing to say.
+    async fn lookup(self: Arc<Self>, query: Vec<u8>) -> Option<Vec<u8>>;
+}
