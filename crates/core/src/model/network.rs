@@ -135,6 +135,11 @@ pub enum Action {
     Forward {
         /// Where.
         url: String,
+        /// How the headers begin that tell where it was meant to go: `<prefix>host`, `<prefix>scheme`,
+        /// `<prefix>port`, `<prefix>path` (with the query). If absent, `x-forwarded-host`,
+        /// `x-forwarded-proto` and `x-forwarded-port` do. Headers of these names that the sandbox sent are dropped.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        prefix: Option<String>,
     },
     /// It goes on with these headers set.
     Headers(BTreeMap<String, Credential>),
