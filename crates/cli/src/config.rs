@@ -5,11 +5,14 @@
 //! environment win over the file, the file over defaults.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 
+use sandkeep_core::secret::KeySource;
 use sandkeep_server::VercelSettings;
 use serde::Deserialize;
+use zeroize::Zeroizing;
 
 use crate::args::{Global, ServeArgs};
 use crate::failure::Failure;
@@ -17,6 +20,8 @@ use crate::locate;
 
 const DEFAULT_LISTEN: &str = "127.0.0.1:7777";
 const OFF: &str = "off";
+/// The environment variable with the key that secrets are sealed with.
+pub(crate) const SECRETS_KEY: &str = "SANDKEEP_SECRETS_KEY";
 
 /// What a settings file says.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
@@ -35,6 +40,17 @@ struct File {
     /// How Vercel's clients are served.
     #[serde(default)]
     vercel: VercelFile,
+    /// How secrets are kept.
+    #[serde(default)]
+    secrets: SecretsFile,
+}
+
+/// What a settings file says about secrets.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SecretsFile {
+    /// The file with the key that secrets are sealed with.
+    key_file: Option<PathBuf>,
 }
 
 /// What a settings file says about Vercel's clients.
@@ -72,6 +88,8 @@ pub(crate) struct Resolved {
     pub(crate) host_image: bool,
     /// How Vercel's clients are served.
     pub(crate) vercel: VercelSettings,
+    /// Where the key comes from that secrets are sealed with.
+    pub(crate) secrets_key: KeySource,
 }
 
 /// Works out how to serve.
@@ -104,7 +122,26 @@ pub(crate) fn resolve(global: &Global, args: ServeArgs) -> Result<Resolved, Fail
         log: args.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
         host_image: !args.no_host_image && file.host_image.unwrap_or(true),
         vercel: vercel(file.vercel)?,
+        secrets_key: secrets_key(std::env::var_os(SECRETS_KEY), file.secrets)?,
     })
+}
+
+/// Where the server's key is. `from_env` is what [`SECRETS_KEY`] holds.
+pub(crate) fn secrets_key(
+    from_env: Option<OsString>,
+    file: SecretsFile,
+) -> Result<KeySource, Failure> {
+    if let Some(text) = from_env {
+        let text = Zeroizing::new(text.into_string().unwrap_or_default());
+        return KeySource::from_text(&text).map_err(|error| {
+            let hint = "make one with `head -c 32 /dev/urandom | base64`";
+            Failure::caused(format!("{SECRETS_KEY} is no key"), error).with_hint(hint)
+        });
+    }
+    let Some(path) = file.key_file else { return Ok(KeySource::DataDirectory) };
+    std::path::absolute(path)
+        .map(KeySource::File)
+        .map_err(|error| Failure::caused("cannot tell the working directory", error))
 }
 
 fn vercel(file: VercelFile) -> Result<VercelSettings, Failure> {
@@ -142,7 +179,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use super::{Resolved, resolve};
+    use super::{KeySource, Resolved, SecretsFile, resolve, secrets_key};
     use crate::args::{Global, ServeArgs};
     use crate::failure::Failure;
 
@@ -186,12 +223,29 @@ mod tests {
     }
 
     #[test]
+    fn the_key_for_secrets_comes_from_the_environment_or_a_file() {
+        let toml = "[secrets]\nkey_file = '/etc/sandkeep/key'";
+        let file = with(toml, ServeArgs::default(), None).unwrap().secrets_key;
+        assert_eq!(file, KeySource::File("/etc/sandkeep/key".into()));
+        let named = || SecretsFile { key_file: Some("/etc/sandkeep/key".into()) };
+        let text = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
+        let given = secrets_key(Some(text.into()), named()).unwrap();
+        assert_eq!(given, KeySource::Given(zeroize::Zeroizing::new([1; 32])));
+        for bad in ["", "short", "AQEB"] {
+            let failure = secrets_key(Some(bad.into()), named()).unwrap_err();
+            assert!(failure.to_string().contains("SANDKEEP_SECRETS_KEY"), "{failure}");
+            assert!(failure.hint().is_some());
+        }
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused_with_a_hint() {
         for toml in [
             "lisen = '127.0.0.1:1'",
             "listen = 7",
             "listen = 'nowhere'",
             "listen = 'off'\nunix_socket = 'off'",
+            "[secrets]\nkey = 'abc'",
             "[vercel]\nruntime = 'node24'",
             "[vercel]\nmax_timeout = 'long'",
             "[vercel.runtimes]\nnode24 = 24",

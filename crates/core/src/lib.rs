@@ -7,10 +7,11 @@
 //! - [`driver`]: isolation backends, which turn a described root into running processes.
 //! - [`guest`]: the host's end of the agent link.
 //! - [`net`]: a sandbox's network: a user-space stack, policy, metering, credentials.
+//! - [`secret`]: the server's key, what is sealed with it, and what is kept out of sight.
 //! - [`store`]: layers, snapshots, images and the other manifests on disk, which are the truth.
 //! - [`db`]: the index over them.
 //!
-//! `engine` uses the other five, and none of those sees another.
+//! `engine` uses the other six, and none of those sees another.
 
 #![forbid(unsafe_code)]
 
@@ -21,4 +22,5 @@ pub mod failpoint;
 pub mod guest;
 pub mod model;
 pub mod net;
+pub mod secret;
 pub mod store;

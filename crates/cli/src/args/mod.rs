@@ -39,6 +39,7 @@ Environment:
   SANDKEEP_KEY      the API key
   SANDKEEP_PROJECT  the project to act for, with a key that may do everything
   SANDKEEP_DATA     data directory, in which clients find the local server and its key
+  SANDKEEP_SECRETS_KEY  for `serve`: the key that secrets are sealed with, 32 bytes in base64
   NO_COLOR          no colours, whatever the terminal can do";
 
 /// Persistent sandboxes for AI agents: named machines that sleep, wake, fork and roll back.

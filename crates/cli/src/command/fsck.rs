@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::bytes;
 use crate::args::{FsckArgs, Global};
+use crate::config::{self, SecretsFile};
 use crate::failure::Failure;
 use crate::locate;
 use crate::screen::{Paint, Screen};
@@ -52,7 +53,9 @@ pub(super) async fn fsck(global: &Global, args: &FsckArgs) -> Result<(), Failure
     if args.rebuild {
         serve::forget_index(store.data_dir())?;
         // Opening the engine reads everything into a new index; running sandboxes are let run.
-        let (engine, driver) = serve::open_engine(store).await?;
+        let key =
+            config::secrets_key(std::env::var_os(config::SECRETS_KEY), SecretsFile::default())?;
+        let (engine, driver) = serve::open_engine(store, key).await?;
         engine.shutdown().await;
         driver.retire();
     }

@@ -4,6 +4,7 @@ use crate::db::DbError;
 use crate::driver::DriverError;
 use crate::guest::GuestError;
 use crate::model::{BadConfig, CommandId, KeyId, Name, SandboxId, SessionId, SnapshotId};
+use crate::secret::{BadKey, SealError};
 use crate::store::StoreError;
 use crate::store::image::ImageError;
 use sandkeep_proto::link::Failure;
@@ -95,6 +96,10 @@ pub enum Error {
     #[error("the secret that tokens are signed with cannot be had")]
     Secret(#[source] std::io::Error),
     #[error(transparent)]
+    SecretsKey(#[from] BadKey),
+    #[error("{what} cannot be read: {reason}")]
+    Sealed { what: String, reason: SealError },
+    #[error(transparent)]
     Image(#[from] ImageError),
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -165,6 +170,7 @@ impl Error {
             | Self::StdinClosed(_)
             | Self::SnapshotInUse { .. }
             | Self::Unresumable { .. }
+            | Self::Sealed { .. }
             | Self::KeyReused(_) => ErrorKind::Conflict,
             Self::Gone(_)
             | Self::SessionEnded { .. }
@@ -179,9 +185,11 @@ impl Error {
             Self::Guest(error) => guest_kind(error),
             Self::Db(DbError::Cursor | DbError::Order) => ErrorKind::Invalid,
             Self::Driver(DriverError::MountPoint { .. }) => ErrorKind::Invalid,
-            Self::StartFailed { .. } | Self::Driver(_) | Self::Db(_) | Self::Secret(_) => {
-                ErrorKind::Fault
-            }
+            Self::StartFailed { .. }
+            | Self::Driver(_)
+            | Self::Db(_)
+            | Self::Secret(_)
+            | Self::SecretsKey(_) => ErrorKind::Fault,
         }
     }
 
@@ -231,7 +239,12 @@ impl Error {
             Self::Image(error) => image_code(error),
             Self::Guest(error) => guest_code(error),
             Self::Store(_) if self.kind() == ErrorKind::Exhausted => "no_room",
-            Self::Store(_) | Self::Driver(_) | Self::Db(_) | Self::Secret(_) => "internal",
+            Self::Sealed { .. } => "sealed",
+            Self::Store(_)
+            | Self::Driver(_)
+            | Self::Db(_)
+            | Self::Secret(_)
+            | Self::SecretsKey(_) => "internal",
         }
     }
 
@@ -260,6 +273,10 @@ impl Error {
             Self::SnapshotGone { name, .. } => {
                 format!("`keep rollback {name} <snapshot>` puts it on another one; it never starts from its image by itself")
             }
+            Self::Sealed { reason: SealError::OtherKey { .. }, .. } => {
+                "start the server with the key it was sealed with, or set it again".to_owned()
+            }
+            Self::Sealed { .. } => "set it again".to_owned(),
             Self::KeyReused(_) => "use a new key for a new request".to_owned(),
             Self::StartFailed { .. } => "its last snapshot is safe; see the daemon's log and `keep doctor`".to_owned(),
             Self::BadKey => "set SANDKEEP_KEY; `keep key create` makes a new one".to_owned(),

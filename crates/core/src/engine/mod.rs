@@ -73,6 +73,7 @@ use crate::model::{
     Name, Patch, Sandbox, SandboxId, Session, SessionId, Size, Snapshot, SnapshotId, Span,
     Timestamp,
 };
+use crate::secret::{KeySource, Keyring};
 use crate::store::Store;
 use crate::store::accounting::Books;
 use crate::store::image::Images;
@@ -124,6 +125,8 @@ pub struct Settings {
     pub reap: Duration,
     /// How often expiry, retention and collection are looked at.
     pub housekeeping: Duration,
+    /// Where the key comes from that secrets are sealed with.
+    pub secrets_key: KeySource,
 }
 
 impl Default for Settings {
@@ -138,6 +141,7 @@ impl Default for Settings {
             write_back: Duration::from_millis(500),
             reap: Duration::from_millis(500),
             housekeeping: Duration::from_secs(30),
+            secrets_key: KeySource::default(),
         }
     }
 }
@@ -163,6 +167,7 @@ pub(crate) struct Inner {
     slots: Mutex<HashMap<SandboxId, Arc<slot::Slot>>>,
     tenants: tenant::Tenants,
     signer: token::Signer,
+    keyring: Keyring,
     once: once::Once,
     books: Mutex<Books>,
     uids: Mutex<BTreeSet<u32>>,
@@ -188,6 +193,7 @@ impl Engine {
     pub async fn open(parts: Parts) -> Result<Self> {
         let Parts { store, images, db, drivers, settings } = parts;
         let signer = token::Signer::open(store.data_dir()).map_err(Error::Secret)?;
+        let keyring = Keyring::open(store.data_dir(), &settings.secrets_key)?;
         let drivers = drivers.into_iter().map(|driver| (driver.name(), driver)).collect();
         let inner = Arc::new(Inner {
             store,
@@ -198,6 +204,7 @@ impl Engine {
             slots: Mutex::default(),
             tenants: tenant::Tenants::default(),
             signer,
+            keyring,
             once: once::Once::default(),
             books: Mutex::default(),
             uids: Mutex::default(),

@@ -1,0 +1,11 @@
+//! What is kept from everybody: the server's key, and what is sealed with it.
+//!
+//! - `keyring` seals what must not lie on disk as it is: values of secrets, credentials in policies, the
+//!   private keys of sandboxes' authorities.
+//!
+//! Whoever asks to reveal something says what they take it for (its *context*). A sealed text that was
+//! moved to another place, or swapped for an older one, does not open there.
+
+mod keyring;
+
+pub use keyring::{BadKey, KeySource, Keyring, SealError};
