@@ -188,6 +188,8 @@ impl Inner {
             phase_at: now(),
             used_at: now(),
             failure: None,
+            decision: crate::model::Decision::default(),
+            guarded: Vec::new(),
             validated: None,
         };
         self.turn(sandbox.id.clone(), move |inner, slot| async move {

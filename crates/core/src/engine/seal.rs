@@ -324,6 +324,7 @@ impl Inner {
             expires_on: None,
             outlives: false,
             deleted_at: None,
+            findings: Vec::new(),
             image_config: sandbox.image_config.clone(),
         }
     }

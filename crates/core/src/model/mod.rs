@@ -4,6 +4,7 @@
 //! disk) and trusted inside: a [`Name`] is a valid name, a [`LayerId`] is safe in a path.
 
 mod drive;
+mod guard;
 mod id;
 mod name;
 mod network;
@@ -16,6 +17,10 @@ mod spec;
 pub use drive::{
     Attachment, DRIVE_SIZE, Drive, Mount, MountMode, Mounted, Mounts, check_drive_name,
     check_mounts,
+};
+pub use guard::{
+    Aside, Because, Decision, Encoding, Finding, FindingKind, Guard, GuardPatch, OnJunk, OnSecret,
+    Place, Quarantine, Suspect,
 };
 pub use id::{BadId, CommandId, DriveId, KeyId, LayerId, SandboxId, SessionId, SnapshotId};
 pub use name::{BadName, Name, Tags, check_env_name, check_tag};

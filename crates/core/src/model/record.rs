@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CommandId, Config, Expiry, KeyId, LayerId, Method, Mounted, Name, ProjectNetwork, SandboxId,
-    SessionId, Size, SnapshotId, SnapshotKind, Span, Timestamp, UidRange, now,
+    CommandId, Config, Decision, Expiry, Finding, KeyId, LayerId, Method, Mounted, Name,
+    ProjectNetwork, SandboxId, SessionId, Size, SnapshotId, SnapshotKind, Span, Timestamp,
+    UidRange, now,
 };
 use crate::engine::lifecycle::{Effect, Phase};
 
@@ -133,6 +134,13 @@ pub struct Sandbox {
     pub used_at: Timestamp,
     /// Why it is in the phase `failed`.
     pub failure: Option<String>,
+    /// What was decided about what the guard found, for the end of the session under way.
+    #[serde(default, skip_serializing_if = "Decision::is_none")]
+    pub decision: Decision,
+    /// What the guard found in what the last session wrote. It is down and not sealed, and stays so until
+    /// somebody decides.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guarded: Vec<Finding>,
     /// What the `validate` hook printed before the last stop: exit code and output.
     pub validated: Option<Validation>,
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::record::{ImageConfig, after};
-use super::{LayerId, Name, SandboxId, SessionId, SnapshotId, Span, Timestamp};
+use super::{Finding, LayerId, Name, SandboxId, SessionId, SnapshotId, Span, Timestamp};
 
 /// A point a sandbox can be resumed or forked from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +57,9 @@ pub struct Snapshot {
     /// *tombstone*, for lists to show until it goes too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deleted_at: Option<Timestamp>,
+    /// What the guard found in it and let pass, or took out of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub findings: Vec<Finding>,
     /// The image's settings for commands, so that a fork needs no image.
     pub image_config: ImageConfig,
 }

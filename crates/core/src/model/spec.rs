@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BadName, Mounts, Name, Policy, Size, Span, Tags, check_env_name, check_mounts, check_tag,
+    BadName, Guard, GuardPatch, Mounts, Name, Policy, Size, Span, Tags, check_env_name,
+    check_mounts, check_tag,
 };
 
 /// How long a sandbox is meant to live, and how it is governed.
@@ -155,6 +156,9 @@ pub struct Config {
     /// What it may reach; what its project says if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Policy>,
+    /// What must not enter a snapshot unseen.
+    #[serde(default)]
+    pub guard: Guard,
     /// What a front remembers about the sandbox. The engine never looks.
     #[serde(default)]
     pub notes: BTreeMap<String, String>,
@@ -184,6 +188,7 @@ impl Default for Config {
             snapshot_always: false,
             ports: Vec::new(),
             network: None,
+            guard: Guard::default(),
             notes: BTreeMap::new(),
         }
     }
@@ -223,6 +228,7 @@ pub struct Patch {
     pub snapshot_always: Option<bool>,
     pub ports: Option<Vec<u16>>,
     pub network: Option<Option<Policy>>,
+    pub guard: GuardPatch,
     /// Notes to make, and with `None` to take away; the others stay.
     pub notes: BTreeMap<String, Option<String>>,
     /// Whether the session under way goes on as it is: the patch is for those to come.
@@ -239,7 +245,7 @@ pub struct BadConfig {
     pub reason: String,
 }
 
-fn refuse(field: &'static str, reason: impl Into<String>) -> BadConfig {
+pub(super) fn refuse(field: &'static str, reason: impl Into<String>) -> BadConfig {
     BadConfig { field, reason: reason.into() }
 }
 
@@ -289,6 +295,7 @@ impl Patch {
         set(&mut config.snapshot_always, self.snapshot_always);
         set(&mut config.ports, self.ports);
         set(&mut config.network, self.network);
+        self.guard.apply(&mut config.guard);
         for (name, note) in self.notes {
             match note {
                 Some(text) => config.notes.insert(name, text),
@@ -355,6 +362,7 @@ impl Config {
         {
             return Err(refuse("notes", "at most 64, and 64 KiB in all"));
         }
+        self.guard.check()?;
         for glob in &self.exclude {
             globset::Glob::new(glob).map_err(|error| refuse("exclude", error.to_string()))?;
         }
