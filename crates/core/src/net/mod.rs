@@ -22,11 +22,13 @@
 
 mod flow;
 mod ledger;
+mod proxy;
 mod stack;
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 pub use ledger::{Journal, Traffic};
+pub use proxy::{Authority, BadAuthority};
 
 /// The sandbox's own address.
 pub const GUEST_V4: Ipv4Addr = Ipv4Addr::new(100, 96, 0, 2);

@@ -1,0 +1,5 @@
+//! HTTP requests of domains that have rules or credentials.
+
+mod authority;
+
+pub use authority::{Authority, BadAuthority};
