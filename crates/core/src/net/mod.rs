@@ -22,13 +22,23 @@
 
 mod flow;
 mod ledger;
+mod outside;
 mod proxy;
+mod reserved;
+mod rules;
 mod stack;
 
+use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::model::{Connection, SessionId};
 
 pub use ledger::{Journal, Traffic};
+pub use outside::{Outside, OutsideSettings};
 pub use proxy::{Authority, BadAuthority};
+pub use rules::{Brokered, Rules};
 
 /// The sandbox's own address.
 pub const GUEST_V4: Ipv4Addr = Ipv4Addr::new(100, 96, 0, 2);
@@ -40,3 +50,58 @@ pub const GUEST_V6: Ipv6Addr = Ipv6Addr::new(0xfd73, 0x616e, 0x646b, 0, 0, 0, 0,
 pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfd73, 0x616e, 0x646b, 0, 0, 0, 0, 1);
 /// How large a packet may be, on the device and in the stack.
 pub const MTU: usize = 65_520;
+
+/// What a sandbox's network is made of.
+#[derive(Debug)]
+pub struct Start {
+    /// The TUN device: raw IP packets, nothing before them, and reads that do not block.
+    pub device: OwnedFd,
+    /// The session it is for.
+    pub session: SessionId,
+    /// Where connections are written down.
+    pub journal: Arc<dyn Journal>,
+    /// What an earlier daemon counted in the same session.
+    pub before: Traffic,
+    /// What may be reached.
+    pub rules: Arc<Rules>,
+    /// What is outside.
+    pub outside: Arc<Outside>,
+    /// Who signs for names whose requests are judged.
+    pub authority: Arc<Authority>,
+}
+
+/// The network of one session. It ends when this is closed or dropped.
+#[derive(Debug)]
+pub struct Network;
+
+impl Network {
+    /// Begins to answer the device.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error when the device cannot be used.
+    pub fn start(start: Start) -> io::Result<Self> {
+        let _ = start;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Puts other rules in force, at once: connections that no longer fit are cut.
+    pub fn set_rules(&self, rules: Arc<Rules>) {
+        let _ = rules;
+    }
+
+    /// How much went each way.
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
+
+    /// What is open.
+    #[must_use]
+    pub fn open(&self) -> Vec<Connection> {
+        Vec::new()
+    }
+
+    /// Ends it: every connection is gone when this returns, and in the journal.
+    pub async fn close(self) {}
+}

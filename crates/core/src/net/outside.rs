@@ -1,0 +1,345 @@
+//! What is outside, the same for all sandboxes of a daemon: how names are resolved, which addresses are refused
+//! whatever a policy says, whom TLS trusts, and how connections are made.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use hickory_resolver::TokioResolver;
+use hickory_resolver::config::{
+    ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
+};
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::proto::rr::{Name, RData, RecordType};
+use hickory_resolver::system_conf::read_system_conf;
+use ipnet::IpNet;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+
+use super::reserved::{self, HOST_V4, Place};
+use crate::model::AddressRule;
+
+/// What an operator says about the network outside.
+#[derive(Debug, Clone, Default)]
+pub struct OutsideSettings {
+    /// Addresses that may be reached although they are always refused; policies still apply.
+    pub except: Vec<AddressRule>,
+    /// Name servers, instead of the host's.
+    pub resolvers: Vec<SocketAddr>,
+    /// Names that are answered here.
+    pub hosts: BTreeMap<String, Vec<IpAddr>>,
+    /// A file of certificates that are trusted beside the host's own.
+    pub ca: Option<PathBuf>,
+}
+
+/// What all sandboxes of a daemon share of the network.
+pub struct Outside {
+    except: Vec<AddressRule>,
+    resolvers: Vec<SocketAddr>,
+    hosts: BTreeMap<String, Vec<IpAddr>>,
+    extra: Vec<CertificateDer<'static>>,
+    tls: OnceLock<Arc<ClientConfig>>,
+    resolver: Mutex<Resolver>,
+    own: Mutex<Own>,
+}
+
+impl fmt::Debug for Outside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outside").field("except", &self.except).finish_non_exhaustive()
+    }
+}
+
+/// The name by which a sandbox knows its host.
+const HOST_NAME: &str = "host.sandkeep.internal";
+
+/// How long somebody outside may take to answer.
+const DIAL_WITHIN: Duration = Duration::from_secs(20);
+
+/// How long a name server may take, its repeats included.
+const RESOLVE_WITHIN: Duration = Duration::from_secs(12);
+
+/// How old the list of the host's addresses and the look at its resolver's file may be.
+const FRESH: Duration = Duration::from_secs(5);
+
+impl Outside {
+    /// Reads what it needs of the host.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error when the file of certificates cannot be read or holds none.
+    pub fn new(settings: OutsideSettings) -> io::Result<Self> {
+        let extra = settings.ca.as_deref().map(certificates).transpose()?.unwrap_or_default();
+        let plain = |name: String| name.trim_end_matches('.').to_ascii_lowercase();
+        Ok(Self {
+            resolver: Mutex::new(Resolver::new(&settings.resolvers)),
+            except: settings.except,
+            resolvers: settings.resolvers,
+            hosts: settings.hosts.into_iter().map(|(name, ips)| (plain(name), ips)).collect(),
+            extra,
+            tls: OnceLock::new(),
+            own: Mutex::new(Own::read()),
+        })
+    }
+
+    /// Why a place is refused whatever a policy says, if it is and the operator made no exception.
+    pub(super) fn refused(&self, to: Place) -> Option<&'static str> {
+        // An address of loopback itself is no way out of a sandbox, and its other spelling is what exceptions open.
+        if to.asked.ip() == to.real.ip() && to.asked.ip().is_loopback() {
+            return reserved::refused(to.asked.ip());
+        }
+        let why = reserved::refused(to.asked.ip())
+            .or_else(|| self.is_own(to).then_some("the host's own address"))?;
+        let excepted = self.except.iter().any(|rule| rule.covers(to.real));
+        (!excepted).then_some(why)
+    }
+
+    /// What a sandbox hears of an address that a name resolved to; `None` if it may not hear of it.
+    pub(super) fn heard(&self, ip: IpAddr) -> Option<IpAddr> {
+        let excepted = self.except.iter().any(|rule| rule.net.contains(&ip));
+        if !excepted && (reserved::inside(ip).is_some() || self.is_own(at(ip))) {
+            return None;
+        }
+        if ip.is_loopback() { reserved::alias(ip) } else { Some(ip) }
+    }
+
+    /// What a sandbox hears of a name that is answered here; `None` if it is not.
+    pub(super) fn fixed(&self, name: &str) -> Option<Vec<IpAddr>> {
+        if name == HOST_NAME {
+            return Some(vec![HOST_V4.into()]);
+        }
+        // The operator wrote these, so that a private address among them is no surprise.
+        let spoken = |ip: &IpAddr| {
+            let spelled = if ip.is_loopback() { reserved::alias(*ip)? } else { *ip };
+            let open = self.except.iter().any(|rule| rule.net.contains(ip));
+            (open || self.refused(at(spelled)).is_none()).then_some(spelled)
+        };
+        self.hosts.get(name).map(|ips| ips.iter().filter_map(spoken).collect())
+    }
+
+    /// The places where a host is, as a sandbox would write them. `host` may be an address.
+    pub(super) async fn places(&self, host: &str, port: u16) -> io::Result<Vec<Place>> {
+        let place = |ip: IpAddr| Place::new(SocketAddr::new(ip, port));
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        if let Ok(ip) = bare.parse::<IpAddr>() {
+            return Ok(vec![place(reserved::alias(ip).unwrap_or(ip))]);
+        }
+        let name = host.trim_end_matches('.').to_ascii_lowercase();
+        if let Some(fixed) = self.fixed(&name) {
+            return Ok(fixed.into_iter().map(place).collect());
+        }
+        let absolute = Name::from_ascii(format!("{name}."))
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "this is no host name"))?;
+        let resolver = self.resolver();
+        let (four, six) = tokio::join!(
+            lookup(&resolver, absolute.clone(), RecordType::A),
+            lookup(&resolver, absolute, RecordType::AAAA)
+        );
+        let found = four.iter().chain(&six).filter_map(|ip| self.heard(*ip));
+        Ok(found.map(place).collect())
+    }
+
+    /// Connects to a host that a rule of the operator's or the policy's own named, at the first of its addresses that
+    /// is not refused, that `may` has nothing against and that answers.
+    pub(super) async fn connect(
+        &self,
+        host: &str,
+        port: u16,
+        may: impl Fn(Place) -> Result<(), String> + Send,
+    ) -> io::Result<TcpStream> {
+        let denied = |rule: String| io::Error::new(io::ErrorKind::PermissionDenied, rule);
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        for place in self.places(host, port).await? {
+            let refused = self.refused(place).map(|why| format!("always refused: {why}"));
+            if let Some(rule) = refused.or_else(|| may(place).err()) {
+                last = denied(rule);
+                continue;
+            }
+            match self.dial(place.real).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Connects to an address, whatever it is.
+    pub(super) async fn dial(&self, to: SocketAddr) -> io::Result<TcpStream> {
+        let stream = tokio::time::timeout(DIAL_WITHIN, TcpStream::connect(to))
+            .await
+            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "nobody answered"))??;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    /// What TLS trusts outward: the host's authorities and the operator's.
+    pub(super) fn tls(&self) -> Arc<ClientConfig> {
+        let make = || {
+            let mut roots = RootCertStore::empty();
+            let native = rustls_native_certs::load_native_certs();
+            for error in native.errors {
+                tracing::warn!(%error, "some of the host's certificates cannot be read");
+            }
+            roots.add_parsable_certificates(native.certs);
+            roots.add_parsable_certificates(self.extra.clone());
+            let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+            let config = ClientConfig::builder_with_provider(provider)
+                .with_safe_default_protocol_versions()
+                .expect("this provider has these versions");
+            Arc::new(config.with_root_certificates(roots).with_no_client_auth())
+        };
+        Arc::clone(self.tls.get_or_init(make))
+    }
+
+    /// The resolver in force.
+    pub(super) fn resolver(&self) -> TokioResolver {
+        let mut resolver = lock(&self.resolver);
+        if self.resolvers.is_empty() && resolver.looked.elapsed() > FRESH {
+            resolver.looked = Instant::now();
+            if changed(HOST_RESOLVERS) != resolver.written {
+                *resolver = Resolver::new(&[]);
+            }
+        }
+        resolver.resolver.clone()
+    }
+
+    fn is_own(&self, to: Place) -> bool {
+        let mut own = lock(&self.own);
+        if own.looked.elapsed() > FRESH {
+            *own = Own::read();
+        }
+        to.disguises().any(|form| own.nets.iter().any(|net| net.contains(&form.ip())))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn at(ip: IpAddr) -> Place {
+    Place::new(SocketAddr::new(ip, 0))
+}
+
+fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
+    let bad = |reason: String| {
+        io::Error::new(io::ErrorKind::InvalidInput, format!("{}: {reason}", path.display()))
+    };
+    let found = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| bad(error.to_string()))?;
+    if found.is_empty() {
+        return Err(bad("holds no certificate".to_owned()));
+    }
+    Ok(found)
+}
+
+/// The addresses of one kind that a name has; none if nobody knows.
+async fn lookup(resolver: &TokioResolver, name: Name, kind: RecordType) -> Vec<IpAddr> {
+    let answer = tokio::time::timeout(RESOLVE_WITHIN, resolver.lookup(name, kind)).await;
+    let Ok(Ok(answer)) = answer else { return Vec::new() };
+    let records = answer.answers().iter();
+    records
+        .filter_map(|record| match &record.data {
+            RData::A(ip) => Some(IpAddr::V4(ip.0)),
+            RData::AAAA(ip) => Some(IpAddr::V6(ip.0)),
+            _ => None,
+        })
+        .collect()
+}
+
+const HOST_RESOLVERS: &str = "/etc/resolv.conf";
+
+/// A resolver, and the state of the host's file that it was made from.
+struct Resolver {
+    resolver: TokioResolver,
+    written: Option<SystemTime>,
+    looked: Instant,
+}
+
+impl Resolver {
+    fn new(servers: &[SocketAddr]) -> Self {
+        let written = changed(HOST_RESOLVERS);
+        let (config, system) = if servers.is_empty() {
+            read_system_conf().unwrap_or_else(|error| {
+                tracing::warn!(%error, "the host has no name servers; sandboxes resolve no names");
+                (ResolverConfig::default(), ResolverOpts::default())
+            })
+        } else {
+            let servers = servers.iter().map(server).collect();
+            (ResolverConfig::from_name_servers(servers), ResolverOpts::default())
+        };
+        let mut builder =
+            TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
+        let options = builder.options_mut();
+        *options = system;
+        // What names mean on the host itself is not what they mean in a sandbox.
+        options.use_hosts_file = ResolveHosts::Never;
+        options.timeout = options.timeout.clamp(Duration::from_secs(1), Duration::from_secs(5));
+        options.attempts = options.attempts.clamp(1, 2);
+        options.cache_size = 8192;
+        options.positive_max_ttl = Some(Duration::from_secs(3600));
+        options.negative_max_ttl = Some(Duration::from_secs(60));
+        options.try_tcp_on_error = true;
+        options.max_active_requests = 1024;
+        let resolver = builder.build().expect("a resolver without TLS needs nothing that can fail");
+        Self { resolver, written, looked: Instant::now() }
+    }
+}
+
+fn server(at: &SocketAddr) -> NameServerConfig {
+    let connections = [ConnectionConfig::udp(), ConnectionConfig::tcp()].map(|mut connection| {
+        connection.port = at.port();
+        connection
+    });
+    NameServerConfig::new(at.ip(), true, connections.into())
+}
+
+fn changed(path: &str) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|file| file.modified()).ok()
+}
+
+/// The host's own addresses.
+struct Own {
+    nets: Vec<IpNet>,
+    looked: Instant,
+}
+
+impl Own {
+    fn read() -> Self {
+        let text = |path| fs::read_to_string(path).unwrap_or_default();
+        let mut nets = own_v4(&text("/proc/net/fib_trie"));
+        nets.extend(own_v6(&text("/proc/net/if_inet6")));
+        Self { nets, looked: Instant::now() }
+    }
+}
+
+/// Local addresses of a routing trie: an address on one line, `/32 host LOCAL` on one after it.
+fn own_v4(trie: &str) -> Vec<IpNet> {
+    let mut nets = Vec::new();
+    let mut address = None;
+    for line in trie.lines().map(str::trim) {
+        if let Some(leaf) = line.strip_prefix("|-- ") {
+            address = Some(leaf);
+        } else if let (Some(leaf), Some(length)) = (address, line.strip_suffix(" host LOCAL"))
+            && let Ok(net) = format!("{leaf}{length}").parse::<IpNet>()
+            && !nets.contains(&net)
+        {
+            nets.push(net);
+        }
+    }
+    nets
+}
+
+fn own_v6(table: &str) -> Vec<IpNet> {
+    let address = |line: &str| {
+        let bits = u128::from_str_radix(line.split_whitespace().next()?, 16).ok()?;
+        Some(IpNet::from(IpAddr::V6(Ipv6Addr::from(bits))))
+    };
+    table.lines().filter_map(address).collect()
+}

@@ -1,0 +1,434 @@
+//! What a sandbox may do on the network, as pure functions.
+//!
+//! A policy is compiled once into a [`Rules`]; every question is then answered without a clock, a lock or I/O, with
+//! the rule that the answer follows from. There are up to two *sides*: the sandbox's own policy and its project's
+//! upper bound. Something is allowed only if every side allows it, each for reasons of its own.
+//!
+//! | question | asked when | answers |
+//! |---|---|---|
+//! | [`Rules::address`] | a connection is wanted | yes, only by name, no |
+//! | [`Rules::named`] | its first bytes told a name | pass it on, open it, no |
+//! | [`Rules::unnamed`] | its first bytes tell no name, or nothing is said | yes, no |
+//! | [`Rules::datagrams`] | a flow of datagrams or echo requests begins | yes, no |
+//! | [`Rules::lookup`] | a name is looked up | yes, no |
+//! | [`Rules::request`] | an HTTP request was read from an opened connection | what becomes of it |
+//! | [`Rules::forward`] | such a request is to go elsewhere | yes, no |
+//!
+//! What is refused whatever the policy says is not here but in `reserved`: it is the operator's, not the policy's.
+
+mod names;
+mod requests;
+
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use hyper::{HeaderMap, Method, Uri};
+use zeroize::Zeroizing;
+
+use self::names::Names;
+pub(super) use self::requests::{Course, RequestVerdict};
+use self::requests::{Look, Ordered};
+use super::reserved::Place;
+use crate::model::{
+    AddressRule, BadPolicy, Credential, DomainPattern, DomainRule, Mode, Policy, Protocol,
+};
+
+/// A secret whose value is put in the place of its placeholder, on the way to some hosts.
+#[derive(Clone)]
+pub struct Brokered {
+    /// The secret's name.
+    pub name: String,
+    /// What the sandbox has in its place.
+    pub placeholder: String,
+    /// The value.
+    pub value: Zeroizing<String>,
+    /// The hosts that may have it.
+    pub hosts: Vec<DomainPattern>,
+}
+
+impl fmt::Debug for Brokered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Brokered")
+            .field("name", &self.name)
+            .field("hosts", &self.hosts)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A policy in force: the sandbox's own, within its project's bound.
+#[derive(Debug)]
+pub struct Rules {
+    own: Side,
+    bound: Option<Side>,
+    brokered: Vec<Brokered>,
+}
+
+/// The rules that hold now. Whoever carries something for long asks again.
+#[derive(Debug)]
+pub(super) struct InForce(RwLock<Arc<Rules>>);
+
+impl InForce {
+    pub(super) fn new(rules: Arc<Rules>) -> Self {
+        Self(RwLock::new(rules))
+    }
+
+    /// The rules that hold now.
+    pub(super) fn now(&self) -> Arc<Rules> {
+        self.during(Arc::clone)
+    }
+
+    /// Does something that a change of rules must not overtake: it comes wholly before or wholly after.
+    pub(super) fn during<T>(&self, act: impl FnOnce(&Arc<Rules>) -> T) -> T {
+        act(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Puts others in force.
+    pub(super) fn set(&self, rules: Arc<Rules>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = rules;
+    }
+}
+
+/// What is said of an address before any name is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Ruling {
+    /// Allowed, by this rule.
+    Allow(String),
+    /// Allowed if it turns out to be for a name that is.
+    ByName,
+    /// Refused, by this rule.
+    Deny(String),
+}
+
+/// What first bytes were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// A TLS greeting.
+    Tls,
+    /// The head of an HTTP/1 request.
+    Http,
+}
+
+/// What is said of a connection whose name is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Named {
+    /// It goes on as it is, by this rule.
+    Pass(String),
+    /// It is opened, and its requests are judged one by one.
+    Open(String),
+    /// Refused, by this rule.
+    Deny(String),
+}
+
+impl Rules {
+    /// Compiles a policy, its bound and the secrets that are brokered. Header values are had from `reveal`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`BadPolicy`] when a regular expression or a header is none, or a value cannot be revealed.
+    pub fn new(
+        policy: &Policy,
+        bound: Option<&Policy>,
+        brokered: Vec<Brokered>,
+        reveal: &dyn Fn(&Credential) -> Result<Zeroizing<String>, BadPolicy>,
+    ) -> Result<Self, BadPolicy> {
+        Ok(Self {
+            own: Side::new(policy, "", reveal)?,
+            bound: bound.map(|bound| Side::new(bound, "project bound: ", reveal)).transpose()?,
+            brokered,
+        })
+    }
+
+    /// What is said of a connection to an address, before any of its bytes are read.
+    pub(super) fn address(&self, to: Place) -> Ruling {
+        let mut all = None;
+        for side in self.sides() {
+            match side.address(to) {
+                Ruling::Deny(rule) => return Ruling::Deny(rule),
+                Ruling::ByName => all = Some(Ruling::ByName),
+                // The sandbox's own rule is the one that is told.
+                Ruling::Allow(rule) => all = all.or(Some(Ruling::Allow(rule))),
+            }
+        }
+        all.unwrap_or(Ruling::ByName)
+    }
+
+    /// Whether a connection to an address that is allowed must nevertheless be looked at, because it may be for a name
+    /// whose requests are judged. `names` are those that the address was given out for.
+    pub(super) fn looks(&self, to: Place, names: &[String]) -> bool {
+        if self.brokered.is_empty() && self.sides().all(|side| side.requests.is_empty()) {
+            return false;
+        }
+        matches!(to.asked.port(), 80 | 443) || names.iter().any(|name| self.intercepts(name))
+    }
+
+    /// What is said of a connection that told its name. Whether the address was given out for that name is the
+    /// caller's to know.
+    pub(super) fn named(&self, to: Place, name: &str, seen: Seen) -> Named {
+        let mut told = None;
+        let mut open = self.intercepts(name);
+        for side in self.sides() {
+            match side.named(to, name, seen) {
+                Named::Deny(rule) => return Named::Deny(rule),
+                Named::Pass(rule) => told = told.or(Some(rule)),
+                Named::Open(rule) => {
+                    open = true;
+                    told = told.or(Some(rule));
+                }
+            }
+        }
+        let rule = told.unwrap_or_default();
+        if open { Named::Open(rule) } else { Named::Pass(rule) }
+    }
+
+    /// What is said of a connection that tells no name, to an address that was given out for `names`: the rule, and
+    /// the name it speaks of.
+    pub(super) fn unnamed(
+        &self,
+        to: Place,
+        names: &[String],
+    ) -> Result<(String, Option<String>), String> {
+        let of = |name: Option<&str>| {
+            let mut told = None;
+            for side in self.sides() {
+                let rule = side.unnamed(to, name)?;
+                told = told.or(Some(rule));
+            }
+            Ok::<_, String>(told.unwrap_or_default())
+        };
+        let refused = match of(None) {
+            Ok(rule) => return Ok((rule, None)),
+            Err(rule) => rule,
+        };
+        for name in names {
+            if let Ok(rule) = of(Some(name)) {
+                return Ok((rule, Some(name.clone())));
+            }
+        }
+        Err(refused)
+    }
+
+    /// What is said of datagrams or echo requests to an address that was given out for `names`.
+    pub(super) fn datagrams(
+        &self,
+        protocol: Protocol,
+        to: Place,
+        names: &[String],
+    ) -> Result<String, String> {
+        // HTTP goes over datagrams too, where its requests cannot be judged.
+        if protocol == Protocol::Udp
+            && let Some(name) = names.iter().find(|name| self.intercepts(name))
+        {
+            return Err(format!("requests to {name} are judged, and go by TCP only"));
+        }
+        match self.address(to) {
+            Ruling::Allow(rule) => Ok(rule),
+            Ruling::ByName => Err(format!("{NO_RULE}; {protocol:?} tells no name").to_lowercase()),
+            Ruling::Deny(rule) => Err(rule),
+        }
+    }
+
+    /// Whether a name may be looked up, and by which rule it is so.
+    pub(super) fn lookup(&self, name: &str) -> Result<String, String> {
+        let mut told = None;
+        for side in self.sides() {
+            let rule = side.lookup(name)?;
+            told = told.or(Some(rule));
+        }
+        Ok(told.unwrap_or_default())
+    }
+
+    /// Whether requests to a name are judged, or given credentials, one by one, if it may be reached at all.
+    pub(super) fn intercepts(&self, name: &str) -> bool {
+        self.sides().any(|side| side.requests.iter().any(|rule| rule.domain.matches(name)))
+            || self.brokered(name).next().is_some()
+    }
+
+    /// The secrets that a host may have.
+    pub(super) fn brokered<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Brokered> {
+        self.brokered.iter().filter(|secret| secret.hosts.iter().any(|host| host.matches(name)))
+    }
+
+    /// What becomes of a request to `name` at `to`. The caller has made sure that the request's own host is `name`.
+    pub(super) fn request(
+        &self,
+        name: &str,
+        to: Place,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> RequestVerdict<'_> {
+        let look = Look::new(method, uri, headers);
+        let own = self.own.request(name, to, &look);
+        match &self.bound {
+            None => own,
+            Some(bound) => own.within(bound.request(name, to, &look)),
+        }
+    }
+
+    /// Whether a request may be forwarded to `host` at `to`: the sandbox's own rule said so, what remains is the
+    /// bound and whatever is denied.
+    pub(super) fn forward(&self, host: &str, to: Place) -> Result<(), String> {
+        if let Some(rule) = self.own.denied(to) {
+            return Err(rule);
+        }
+        match self.bound.as_ref().map(|bound| bound.named(to, host, Seen::Http)) {
+            Some(Named::Deny(rule)) => Err(rule),
+            _ => Ok(()),
+        }
+    }
+
+    fn sides(&self) -> impl Iterator<Item = &Side> {
+        std::iter::once(&self.own).chain(&self.bound)
+    }
+}
+
+const NO_RULE: &str = "no rule allows it";
+
+/// One policy.
+#[derive(Debug)]
+struct Side {
+    mode: Mode,
+    /// What its rules are told with.
+    whose: &'static str,
+    domains: Names,
+    allow: Vec<AddressRule>,
+    deny: Vec<AddressRule>,
+    requests: Vec<Ordered>,
+}
+
+impl Side {
+    fn new(
+        policy: &Policy,
+        whose: &'static str,
+        reveal: &dyn Fn(&Credential) -> Result<Zeroizing<String>, BadPolicy>,
+    ) -> Result<Self, BadPolicy> {
+        let requests = policy.requests.iter().enumerate();
+        Ok(Self {
+            mode: policy.mode,
+            whose,
+            domains: Names::new(policy.domains.clone()),
+            allow: policy.allow.clone(),
+            deny: policy.deny.clone(),
+            requests: requests
+                .map(|(index, rule)| Ordered::new(index, rule, whose, reveal))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn address(&self, to: Place) -> Ruling {
+        if let Some(rule) = self.denied(to) {
+            return Ruling::Deny(rule);
+        }
+        match self.mode {
+            Mode::DenyAll => Ruling::Deny(self.rule("deny-all")),
+            Mode::AllowAll => Ruling::Allow(self.rule("allow-all")),
+            Mode::Custom => match self.allowed(to) {
+                Some(rule) => Ruling::Allow(rule),
+                None if !self.requests.is_empty() || self.domains.any_on(to.asked.port()) => {
+                    Ruling::ByName
+                }
+                None => Ruling::Deny(self.rule(NO_RULE)),
+            },
+        }
+    }
+
+    fn named(&self, to: Place, name: &str, seen: Seen) -> Named {
+        if let Some(rule) = self.denied(to) {
+            return Named::Deny(rule);
+        }
+        match self.mode {
+            Mode::DenyAll => Named::Deny(self.rule("deny-all")),
+            Mode::AllowAll => Named::Pass(self.rule("allow-all")),
+            Mode::Custom => {
+                if let Some(rule) = self.allowed(to) {
+                    Named::Pass(rule)
+                } else if let Some(rule) = self.domain(name, to.asked.port()) {
+                    // The next request on the same connection may be for another host.
+                    let rule = self.rule(format!("domain {rule}"));
+                    if seen == Seen::Http { Named::Open(rule) } else { Named::Pass(rule) }
+                } else if let Some(rule) =
+                    self.requests.iter().find(|rule| rule.domain.matches(name))
+                {
+                    Named::Open(self.rule(format!("requests to {}", rule.domain)))
+                } else {
+                    Named::Deny(self.rule(NO_RULE))
+                }
+            }
+        }
+    }
+
+    fn unnamed(&self, to: Place, name: Option<&str>) -> Result<String, String> {
+        if let Some(rule) = self.denied(to) {
+            return Err(rule);
+        }
+        match self.mode {
+            Mode::DenyAll => Err(self.rule("deny-all")),
+            Mode::AllowAll => Ok(self.rule("allow-all")),
+            Mode::Custom => {
+                let port = to.asked.port();
+                let explicit = |name| {
+                    self.domains.matching(name).find(|rule| rule.ports.contains(&port)).cloned()
+                };
+                self.allowed(to)
+                    .or_else(|| Some(self.rule(format!("domain {}", name.and_then(explicit)?))))
+                    .ok_or_else(|| self.rule(format!("{NO_RULE}; it told no name")))
+            }
+        }
+    }
+
+    fn lookup(&self, name: &str) -> Result<String, String> {
+        match self.mode {
+            Mode::DenyAll => Err(self.rule("deny-all")),
+            Mode::AllowAll => Ok(self.rule("allow-all")),
+            Mode::Custom => {
+                let domain = self.domains.matching(name).next().map(ToString::to_string);
+                let request = || self.requests.iter().find(|rule| rule.domain.matches(name));
+                domain
+                    .or_else(|| request().map(|rule| rule.domain.to_string()))
+                    .map(|domain| self.rule(format!("domain {domain}")))
+                    .ok_or_else(|| self.rule(NO_RULE))
+            }
+        }
+    }
+
+    fn request(&self, name: &str, to: Place, look: &Look<'_>) -> RequestVerdict<'_> {
+        if let Some(rule) = self.denied(to) {
+            return RequestVerdict::deny(rule);
+        }
+        if self.mode == Mode::DenyAll {
+            return RequestVerdict::deny(self.rule("deny-all"));
+        }
+        if let Some(rule) = self.requests.iter().find(|rule| rule.matches(name, look)) {
+            return rule.verdict();
+        }
+        if self.mode == Mode::AllowAll {
+            return RequestVerdict::pass(self.rule("allow-all"));
+        }
+        let domain = || {
+            let rule = self.domain(name, to.asked.port())?;
+            Some(self.rule(format!("domain {rule}")))
+        };
+        match self.allowed(to).or_else(domain) {
+            Some(rule) => RequestVerdict::pass(rule),
+            None => RequestVerdict::deny(self.rule(NO_RULE)),
+        }
+    }
+
+    fn domain<'a>(&'a self, name: &'a str, port: u16) -> Option<&'a DomainRule> {
+        self.domains.matching(name).find(|rule| rule.ports.is_empty() || rule.ports.contains(&port))
+    }
+
+    fn allowed(&self, to: Place) -> Option<String> {
+        let rule = self.allow.iter().find(|rule| to.forms().any(|form| rule.covers(form)))?;
+        Some(self.rule(format!("allow {rule}")))
+    }
+
+    fn denied(&self, to: Place) -> Option<String> {
+        let rule = self.deny.iter().find(|rule| to.disguises().any(|form| rule.covers(form)))?;
+        Some(self.rule(format!("deny {rule}")))
+    }
+
+    fn rule(&self, text: impl fmt::Display) -> String {
+        format!("{}{text}", self.whose)
+    }
+}

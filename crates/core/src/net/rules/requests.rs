@@ -1,0 +1,299 @@
+//! Request rules: which of them a request meets, and what becomes of it.
+//!
+//! A path can be written in many ways (`/%61dmin`, `/a/../admin`, `//admin`), and servers differ in which they take for
+//! the same. So a rule is held against the path as it was sent and in its plainest form: one that refuses needs
+//! either to match, all others need both.
+
+use hyper::header::{HeaderName, HeaderValue};
+use hyper::{HeaderMap, Method, Uri};
+use regex::{Regex, RegexBuilder};
+use zeroize::Zeroizing;
+
+use crate::model::{
+    Action, Answer, BadPolicy, Credential, DomainPattern, PairMatch, RequestRule, TextMatch,
+};
+
+/// What becomes of a request, and the rule it follows from.
+#[derive(Debug)]
+pub(in crate::net) struct RequestVerdict<'a> {
+    pub(in crate::net) rule: String,
+    pub(in crate::net) course: Course<'a>,
+    /// Headers that are set on the way; later ones replace earlier ones of the same name.
+    pub(in crate::net) set: Vec<(&'a HeaderName, &'a Zeroizing<String>)>,
+}
+
+/// Where a request goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::net) enum Course<'a> {
+    /// Where it was going.
+    Pass,
+    /// Nowhere: it is answered with 403.
+    Deny,
+    /// Nowhere: it is answered with this.
+    Answer(&'a Answer),
+    /// To another place; its path and query are appended. [`Rules::forward`](super::Rules::forward) has a word
+    /// about the address.
+    Forward {
+        url: &'a str,
+        /// How the headers begin that tell where it was meant to go.
+        prefix: Option<&'a str>,
+    },
+}
+
+impl<'a> RequestVerdict<'a> {
+    pub(super) fn pass(rule: String) -> Self {
+        Self { rule, course: Course::Pass, set: Vec::new() }
+    }
+
+    pub(super) fn deny(rule: String) -> Self {
+        Self { rule, course: Course::Deny, set: Vec::new() }
+    }
+
+    /// The verdict under a bound: whatever keeps the request from going on wins, then the bound's own course.
+    pub(super) fn within(mut self, bound: Self) -> Self {
+        let weight = |course: &Course<'_>| match course {
+            Course::Deny => 3,
+            Course::Answer(_) => 2,
+            Course::Forward { .. } => 1,
+            Course::Pass => 0,
+        };
+        let stricter = weight(&bound.course).max(weight(&self.course));
+        if stricter > 0 && weight(&bound.course) == stricter {
+            self.rule = bound.rule;
+            self.course = bound.course;
+        }
+        self.set.extend(bound.set);
+        self
+    }
+}
+
+/// One request, as far as rules look at it.
+pub(super) struct Look<'a> {
+    method: &'a str,
+    sent: &'a str,
+    plain: String,
+    query: Vec<(String, String)>,
+    headers: &'a HeaderMap,
+}
+
+impl<'a> Look<'a> {
+    pub(super) fn new(method: &'a Method, uri: &'a Uri, headers: &'a HeaderMap) -> Self {
+        let pairs = uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+        let decoded = |text: &str| decode(&text.replace('+', " "));
+        Self {
+            method: method.as_str(),
+            sent: uri.path(),
+            plain: plain(uri.path()),
+            query: pairs
+                .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+                .map(|(key, value)| (decoded(key), decoded(value)))
+                .collect(),
+            headers,
+        }
+    }
+}
+
+/// A request rule that was compiled.
+#[derive(Debug)]
+pub(super) struct Ordered {
+    pub(super) domain: DomainPattern,
+    rule: String,
+    methods: Vec<String>,
+    path: Option<Text>,
+    query: Vec<Pair>,
+    headers: Vec<Pair>,
+    act: Act,
+}
+
+#[derive(Debug)]
+enum Act {
+    Allow,
+    Deny,
+    Answer(Answer),
+    Forward { url: String, prefix: Option<String> },
+    Headers(Vec<(HeaderName, Hidden)>),
+}
+
+struct Hidden(Zeroizing<String>);
+
+impl std::fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("..")
+    }
+}
+
+#[derive(Debug)]
+enum Text {
+    Exact(String),
+    Prefix(String),
+    Regex(Regex),
+}
+
+#[derive(Debug)]
+struct Pair {
+    key: Option<Text>,
+    value: Option<Text>,
+}
+
+impl Ordered {
+    pub(super) fn new(
+        index: usize,
+        rule: &RequestRule,
+        whose: &str,
+        reveal: &dyn Fn(&Credential) -> Result<Zeroizing<String>, BadPolicy>,
+    ) -> Result<Self, BadPolicy> {
+        let (verb, act) = match &rule.action {
+            Action::Allow => ("allow", Act::Allow),
+            Action::Deny => ("deny", Act::Deny),
+            Action::Answer(answer) => ("answer", Act::Answer(answer.clone())),
+            Action::Forward { url, prefix } => {
+                ("forward", Act::Forward { url: url.clone(), prefix: prefix.clone() })
+            }
+            Action::Headers(headers) => {
+                let mut set = Vec::with_capacity(headers.len());
+                for (name, value) in headers {
+                    let value = reveal(value)?;
+                    if HeaderValue::from_str(&value).is_err() {
+                        return Err(BadPolicy(format!("the value of `{name}` is no header value")));
+                    }
+                    let name = name
+                        .parse::<HeaderName>()
+                        .map_err(|_| BadPolicy(format!("`{name}` is no header name")))?;
+                    set.push((name, Hidden(value)));
+                }
+                ("headers", Act::Headers(set))
+            }
+        };
+        let looks = &rule.matches;
+        Ok(Self {
+            domain: rule.domain.clone(),
+            rule: format!("{whose}requests[{index}]: {verb} {}", rule.domain),
+            methods: looks.methods.iter().map(|method| method.to_ascii_uppercase()).collect(),
+            path: looks.path.as_ref().map(Text::new).transpose()?,
+            query: looks.query.iter().map(Pair::new).collect::<Result<_, _>>()?,
+            headers: looks.headers.iter().map(Pair::header).collect::<Result<_, _>>()?,
+            act,
+        })
+    }
+
+    pub(super) fn matches(&self, name: &str, look: &Look<'_>) -> bool {
+        let path = |text: &Text| match self.act {
+            Act::Deny => text.matches(look.sent) || text.matches(&look.plain),
+            _ => text.matches(look.sent) && text.matches(&look.plain),
+        };
+        let in_query = |pair: &Pair| look.query.iter().any(|(key, value)| pair.matches(key, value));
+        let in_headers = |pair: &Pair| {
+            look.headers.iter().any(|(key, value)| {
+                pair.matches(key.as_str(), &String::from_utf8_lossy(value.as_bytes()))
+            })
+        };
+        self.domain.matches(name)
+            && (self.methods.is_empty() || self.methods.iter().any(|method| method == look.method))
+            && self.path.as_ref().is_none_or(path)
+            && self.query.iter().all(in_query)
+            && self.headers.iter().all(in_headers)
+    }
+
+    pub(super) fn verdict(&self) -> RequestVerdict<'_> {
+        let mut set = Vec::new();
+        let course = match &self.act {
+            Act::Allow => Course::Pass,
+            Act::Deny => Course::Deny,
+            Act::Answer(answer) => Course::Answer(answer),
+            Act::Forward { url, prefix } => Course::Forward { url, prefix: prefix.as_deref() },
+            Act::Headers(headers) => {
+                set = headers.iter().map(|(name, value)| (name, &value.0)).collect();
+                Course::Pass
+            }
+        };
+        RequestVerdict { rule: self.rule.clone(), course, set }
+    }
+}
+
+impl Text {
+    fn new(text: &TextMatch) -> Result<Self, BadPolicy> {
+        Ok(match text {
+            TextMatch::Exact(text) => Self::Exact(text.clone()),
+            TextMatch::Prefix(text) => Self::Prefix(text.clone()),
+            TextMatch::Regex(text) => Self::Regex(regex(text)?),
+        })
+    }
+
+    fn matches(&self, text: &str) -> bool {
+        match self {
+            Self::Exact(wanted) => text == wanted,
+            Self::Prefix(wanted) => text.starts_with(wanted),
+            Self::Regex(wanted) => wanted.is_match(text),
+        }
+    }
+}
+
+impl Pair {
+    fn new(pair: &PairMatch) -> Result<Self, BadPolicy> {
+        Ok(Self {
+            key: pair.key.as_ref().map(Text::new).transpose()?,
+            value: pair.value.as_ref().map(Text::new).transpose()?,
+        })
+    }
+
+    /// Keys of headers are compared in lower case.
+    fn header(pair: &PairMatch) -> Result<Self, BadPolicy> {
+        let mut pair = Self::new(pair)?;
+        if let Some(Text::Exact(key) | Text::Prefix(key)) = &mut pair.key {
+            key.make_ascii_lowercase();
+        }
+        Ok(pair)
+    }
+
+    fn matches(&self, key: &str, value: &str) -> bool {
+        self.key.as_ref().is_none_or(|wanted| wanted.matches(key))
+            && self.value.as_ref().is_none_or(|wanted| wanted.matches(value))
+    }
+}
+
+/// A regular expression of bounded size.
+pub(in crate::net) fn regex(text: &str) -> Result<Regex, BadPolicy> {
+    RegexBuilder::new(text)
+        .size_limit(1 << 20)
+        .dfa_size_limit(1 << 20)
+        .build()
+        .map_err(|error| BadPolicy(format!("`{text}` is no regular expression: {error}")))
+}
+
+fn decode(text: &str) -> String {
+    let digit = |byte: Option<&u8>| char::from(*byte?).to_digit(16);
+    let bytes = text.as_bytes();
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let pair = (digit(bytes.get(at + 1)), digit(bytes.get(at + 2)));
+        if let (b'%', (Some(high), Some(low))) = (bytes[at], pair) {
+            decoded.push(u8::try_from(high * 16 + low).unwrap_or(b'?'));
+            at += 3;
+        } else {
+            decoded.push(bytes[at]);
+            at += 1;
+        }
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
+}
+
+/// A path with nothing encoded, no empty segments and no dots.
+fn plain(path: &str) -> String {
+    let decoded = decode(path).replace('\\', "/");
+    let mut segments = Vec::new();
+    for segment in decoded.split('/') {
+        match segment {
+            "" | "." => {}
+            ".." => {
+                segments.pop();
+            }
+            segment => segments.push(segment),
+        }
+    }
+    let mut plain = format!("/{}", segments.join("/"));
+    if plain.len() > 1 && ["/", "/.", "/.."].iter().any(|end| decoded.ends_with(end)) {
+        plain.push('/');
+    }
+    plain
+}
