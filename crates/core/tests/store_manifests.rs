@@ -38,6 +38,7 @@ fn snapshot(layers: &[LayerId]) -> Snapshot {
         expires_on: None,
         outlives: false,
         deleted_at: None,
+        findings: Vec::new(),
         image_config: ImageConfig::default(),
     }
 }

@@ -48,6 +48,8 @@ pub fn sandbox(project: &str, name: &str) -> Sandbox {
         phase_at: now(),
         used_at: now(),
         failure: None,
+        decision: sandkeep_core::model::Decision::default(),
+        guarded: Vec::new(),
         validated: None,
     }
 }
@@ -74,6 +76,7 @@ fn snapshot(of: &Sandbox, generation: u64) -> Snapshot {
         expires_on: None,
         outlives: false,
         deleted_at: None,
+        findings: Vec::new(),
         image_config: ImageConfig::default(),
     }
 }
