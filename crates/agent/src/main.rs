@@ -17,11 +17,11 @@ fn main() -> ExitCode {
     match (args.next().as_deref(), args.next()) {
         (Some("cage"), None) => match cage::build() {
             cage::Built::Builder(code) => code,
-            cage::Built::First(listener) => serve::run(listener),
+            cage::Built::First(doors) => serve::run(doors),
         },
         (Some("swap-root"), None) => cage::swap_root(),
         (Some("serve"), Some(path)) => match std::os::unix::net::UnixListener::bind(&path) {
-            Ok(listener) => serve::run(listener),
+            Ok(link) => serve::run(cage::Doors { link, network: None }),
             Err(error) => {
                 eprintln!("keep-agent: could not listen on `{path}`: {error}");
                 ExitCode::FAILURE

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use sandkeep_core::driver::container::{ContainerConfig, ContainerDriver};
 use sandkeep_core::driver::{
-    AGENT, Driver, DriverError, Machine, MachineMount, MachineUsage, Relayer,
+    AGENT, Device, Driver, DriverError, Machine, MachineMount, MachineUsage, Relayer,
 };
 use sandkeep_core::model::{Limits, MachineKey, RootFs, Size, UidRange};
 use tempfile::TempDir;
@@ -183,10 +183,12 @@ pub async fn driver_contract<D: Driver>(
     driver.start(&machine("three")).await.expect("and its name can be used again");
     driver.stop(&key("three")).await.expect("three stops");
 
+    network_contract(&driver, &one.key).await;
     // The daemon dies; another comes.
     drop(driver);
     let driver = make();
     assert_eq!(alive(&driver).await, ["one", "two"], "machines outlive the daemon");
+    network_contract(&driver, &one.key).await;
 
     let (died, stopped) = tokio::join!(
         tokio::time::timeout(Duration::from_secs(60), driver.died(&one.key)),
@@ -213,6 +215,35 @@ pub async fn driver_contract<D: Driver>(
     many_at_once(&driver, &machine).await;
     assert_eq!(alive(&driver).await, [""; 0], "nothing is left");
 }
+
+/// An echo request that arrives from outside is answered by the machine's own kernel.
+async fn network_contract<D: Driver>(driver: &D, live: &MachineKey) {
+    let absent = driver.network(&key("absent")).await;
+    assert!(matches!(absent, Err(DriverError::Absent { .. })), "{absent:?}");
+    let Device::Tun(device) = driver.network(live).await.expect("it has a network");
+    let mut packet = vec![0; 65_536];
+    let answered = (0..200).any(|_| {
+        rustix::io::write(&device, &ECHO).expect("a packet is taken");
+        std::thread::sleep(Duration::from_millis(10));
+        std::iter::from_fn(|| {
+            rustix::io::read(&device, &mut packet[..]).ok().map(|n| packet[..n].to_vec())
+        })
+        // IPv4, ICMP, an echo's answer, with what was sent along.
+        .any(|packet| {
+            packet.len() == ECHO.len()
+                && packet[9] == 1
+                && packet[20] == 0
+                && packet[24..] == ECHO[24..]
+        })
+    });
+    assert!(answered, "the machine answers at its address");
+}
+
+/// An echo request from the gateway to the machine, with its checksums.
+const ECHO: [u8; 32] = [
+    0x45, 0, 0, 32, 0, 1, 0, 0, 64, 1, 0xb2, 0x19, 100, 96, 0, 1, 100, 96, 0, 2, // IPv4
+    8, 0, 0x27, 0x22, 0, 7, 0, 1, b'k', b'e', b'e', b'p', // ICMP
+];
 
 async fn relayer_contract(relayer: &dyn Relayer, live: &MachineKey, other: &RootFs) {
     let absent = key("absent");

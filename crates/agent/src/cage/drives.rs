@@ -21,7 +21,7 @@ use rustix::mount::{MountFlags, MoveMountFlags};
 use sandkeep_proto::cage::{MOUNT_POINT, Mount};
 
 use super::root::{self, MOUNT_POINTS, Mounts};
-use super::{Step, Trouble};
+use super::{Step, Trouble, network};
 
 /// Unattached copies of the mounts the drives' layers are on, one for each [`Mount`].
 pub(super) struct Drives(Vec<Mounts>);
@@ -137,30 +137,44 @@ pub(super) fn place(target: &Path) -> Result<OwnedFd, Trouble> {
     Ok(here)
 }
 
+/// What is mounted in a machine's root beside what every machine has; paths are relative to it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Inside {
+    pub(super) drives: Vec<PathBuf>,
+    /// Where `/etc/resolv.conf` is covered.
+    pub(super) cover: Option<PathBuf>,
+}
+
 /// Where a machine's drives are now, relative to its root, as the kernel says: a directory above one
 /// may have been renamed. Whatever is mounted in the root, but for what every machine has, is a drive.
-pub(super) fn places(pid: u32) -> Result<Vec<PathBuf>, Trouble> {
+pub(super) fn places(pid: u32) -> Result<Inside, Trouble> {
     let step = "find the machine's drives";
     let table = fs::read(format!("/proc/{pid}/mountinfo")).step(step)?;
     drives_in(&table).ok_or_else(|| Trouble::new(step, "its mounts do not read"))
 }
 
-fn drives_in(table: &[u8]) -> Option<Vec<PathBuf>> {
+fn drives_in(table: &[u8]) -> Option<Inside> {
     let mut rows = Vec::new();
     for line in table.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
         let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
         let path = PathBuf::from(OsString::from_vec(unescape(fields.get(4)?)));
-        rows.push((*fields.first()?, *fields.get(1)?, path));
+        let cover = network::is_cover(&unescape(fields.get(3)?));
+        rows.push((*fields.first()?, *fields.get(1)?, path, cover));
     }
-    let (root, ..) = rows.iter().rfind(|(_, _, path)| path == Path::new("/"))?;
-    let inside = rows.iter().filter(|(id, parent, _)| parent == root && id != root);
-    let relative = inside.map(|(_, _, path)| path.strip_prefix("/").map(Path::to_owned).ok());
-    let all: Vec<PathBuf> = relative.collect::<Option<_>>()?;
-    Some(
-        all.into_iter()
-            .filter(|path| !MOUNT_POINTS.iter().any(|own| path == Path::new(own)))
-            .collect(),
-    )
+    let (root, ..) = rows.iter().rfind(|(_, _, path, _)| path == Path::new("/"))?;
+    let mut found = Inside::default();
+    for (id, parent, path, cover) in &rows {
+        let place = path.strip_prefix("/").ok()?.to_owned();
+        if parent != root || id == root || MOUNT_POINTS.iter().any(|own| place == Path::new(own)) {
+            continue;
+        }
+        if *cover {
+            found.cover = Some(place);
+        } else {
+            found.drives.push(place);
+        }
+    }
+    Some(found)
 }
 
 /// Undoes the kernel's `\040` for a space and the like.
@@ -191,7 +205,7 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 mod tests {
     use std::path::PathBuf;
 
-    use super::drives_in;
+    use super::{Inside, drives_in};
 
     #[test]
     fn drives_are_told_from_what_every_machine_has() {
@@ -204,9 +218,13 @@ mod tests {
 506 500 0:55 / /data rw - overlay overlay rw
 507 500 0:56 / /a\040b/\134c\011 ro - overlay overlay ro
 508 500 0:57 / /sys ro - sysfs sysfs ro
+509 500 0:54 /sandkeep/resolv.conf /etc/resolv.conf rw - tmpfs tmpfs rw
 ";
-        let expected = [PathBuf::from("data"), PathBuf::from("a b/\\c\t")];
-        assert_eq!(drives_in(table).as_deref(), Some(&expected[..]));
+        let expected = Inside {
+            drives: vec![PathBuf::from("data"), PathBuf::from("a b/\\c\t")],
+            cover: Some(PathBuf::from("etc/resolv.conf")),
+        };
+        assert_eq!(drives_in(table), Some(expected));
         assert_eq!(drives_in(b""), None);
         assert_eq!(drives_in(b"1 2 3"), None);
     }

@@ -17,7 +17,7 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 use sandkeep_proto::cage::{Cage, Cgroup};
 
-use super::{OOM_SCORE, Step, Trouble, drives, filter, root, sys};
+use super::{Doors, OOM_SCORE, Step, Trouble, drives, filter, network, root, sys};
 
 /// Capabilities, over what is the sandbox's own, that its root keeps: what installing packages,
 /// running servers and `sudo` take. Everything else, above all `SYS_ADMIN`, is dropped for good.
@@ -142,21 +142,22 @@ pub(super) fn enter(
     prepared: Prepared<'_>,
     gate: OwnedFd,
     teller: OwnedFd,
-    listener: UnixListener,
-) -> UnixListener {
+    (link, network): (UnixListener, UnixListener),
+) -> Doors {
     let mut teller = File::from(teller);
     let kept = own_score().and_then(|score| {
-        furnish(prepared, gate)?;
+        let device = furnish(prepared, gate)?;
         // Said last of all, but before the descriptor goes with the others.
         teller.write_all(b"up\n").step("tell the builder")?;
-        sys::keep_only(listener.into(), score).step("close what was inherited")
+        sys::keep_only([link.into(), score, network.into(), device])
+            .step("close what was inherited")
     });
     match kept {
-        Ok((listener, score)) => {
+        Ok([link, score, network, device]) => {
             // The descriptor's number is closed already.
             std::mem::forget(teller);
             let _ = OOM_SCORE.set(score);
-            UnixListener::from(listener)
+            Doors { link: link.into(), network: Some((network.into(), device)) }
         }
         Err(trouble) => {
             let _ = write!(teller, "{}\n{}", trouble.step, trouble.reason);
@@ -172,15 +173,18 @@ fn own_score() -> Result<OwnedFd, Trouble> {
         .step("open the agent's standing for times without memory")
 }
 
-fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<(), Trouble> {
+/// Answers with the network device.
+fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<OwnedFd, Trouble> {
     let Prepared { cage, mounts, drives, groups } = prepared;
     // A session of its own: no terminal of the host's, no signal meant for the daemon's group.
     rustix::process::setsid().step("start a session")?;
     groups.join()?;
     sys::raise_loopback().step("raise the loopback interface")?;
+    let device = network::make_device()?;
     let filter = filter::compile()?;
     wait_for(gate)?;
     become_root()?;
+    network::relax();
     rustix::system::sethostname(cage.hostname.as_bytes()).step("set the host name")?;
 
     root::stack(&cage.root, &mounts)?;
@@ -191,6 +195,7 @@ fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<(), Trouble> {
     mount_proc_and_sys()?;
     mount_dev()?;
     mount_run()?;
+    network::cover_resolv_conf()?;
     pivot()?;
     drives::hand_over(&cage.mounts)?;
 
@@ -204,7 +209,8 @@ fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<(), Trouble> {
         .step("close the agent's memory to others")?;
     // The filter first: installing it takes a capability the next step drops.
     sys::install_filter(&filter).step("install the system call filter")?;
-    drop_capabilities()
+    drop_capabilities()?;
+    Ok(device)
 }
 
 /// Waits until the maps are written. When the builder dies before that, so does this process.

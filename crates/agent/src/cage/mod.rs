@@ -4,10 +4,10 @@
 //! builder (host root)                       first process (root of the sandbox, PID 1)
 //!
 //!  1 lock the runtime directory
-//!  2 listen on agent.sock
+//!  2 listen on agent.sock and net.sock
 //!  3 copy the directories' mounts
 //!  4 clone with new namespaces  ----------->  5 join the control groups,
-//!  6 lay out the base layer                     raise the loopback,
+//!  6 lay out the base layer                     raise the loopback, make the network device,
 //!  7 write the user and group maps              write the system call filter
 //!  8 shift the copies' owners
 //!  9 write machine.json, open the gate ----> 10 become root of the namespace
@@ -34,6 +34,7 @@
 mod drives;
 mod filter;
 mod inside;
+mod network;
 mod root;
 mod swap;
 mod sys;
@@ -54,6 +55,7 @@ use sandkeep_proto::cage::{
 };
 use serde::de::DeserializeOwned;
 
+pub(crate) use network::hand_over;
 pub(crate) use swap::swap_root;
 
 /// A step that failed, for the driver.
@@ -85,7 +87,15 @@ pub(crate) enum Built {
     /// The builder, which has answered the driver and should exit.
     Builder(ExitCode),
     /// The sandbox's first process, which should serve this.
-    First(UnixListener),
+    First(Doors),
+}
+
+/// What the first process serves for ever.
+pub(crate) struct Doors {
+    /// Where the link is dialled.
+    pub(crate) link: UnixListener,
+    /// The network device and where it is handed over; absent without a cage.
+    pub(crate) network: Option<(UnixListener, OwnedFd)>,
 }
 
 /// Builds the cage described on standard input. Returns twice, once on each side.
@@ -94,7 +104,7 @@ pub(crate) fn build() -> Built {
         if cage.version == VERSION { Ok(cage) } else { Err(wrong_version(cage.version)) }
     });
     let outcome = match built.and_then(|cage| raise(&cage)) {
-        Ok(Raised::Inside(listener)) => return Built::First(listener),
+        Ok(Raised::Inside(doors)) => return Built::First(doors),
         Ok(Raised::Outside(record)) => Outcome::Done(record),
         Err(trouble) => Outcome::Failed { step: trouble.step, reason: trouble.reason },
     };
@@ -132,7 +142,7 @@ fn score(value: &[u8]) {
 
 enum Raised {
     Outside(Record),
-    Inside(UnixListener),
+    Inside(Doors),
 }
 
 fn raise(cage: &Cage) -> Result<Raised, Trouble> {
@@ -142,7 +152,7 @@ fn raise(cage: &Cage) -> Result<Raised, Trouble> {
     if cage.run_dir.join(RECORD).exists() {
         return Err(Trouble::new("claim the runtime directory", "a machine was started in it"));
     }
-    let listener = listen(&cage.run_dir)?;
+    let listeners = (listen(&cage.run_dir)?, network::listen()?);
     let mounts = root::Mounts::copy(&cage.root)?;
     let drives = drives::Drives::copy(&cage.mounts)?;
     let groups = inside::Groups::open(&cage.cgroup)?;
@@ -157,7 +167,7 @@ fn raise(cage: &Cage) -> Result<Raised, Trouble> {
         sys::Side::Child => {
             drop((lock, gate_key, news));
             let prepared = inside::Prepared { cage, mounts, drives, groups };
-            Ok(Raised::Inside(inside::enter(prepared, gate, teller, listener)))
+            Ok(Raised::Inside(inside::enter(prepared, gate, teller, listeners)))
         }
         sys::Side::Parent { child } => {
             drop((gate, teller, groups));

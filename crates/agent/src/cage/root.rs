@@ -14,7 +14,7 @@
 //! - not `volatile`: `fsync` inside must mean what it says.
 //!
 //! Under the lowest layer lies one more, `base`, beside the writable directory: the directories
-//! mounts go on and an `/etc/hosts`, for images that lack them. So an empty session leaves an empty
+//! mounts go on, an `/etc/hosts` and an `/etc/resolv.conf`, for images that lack them. So an empty session leaves an empty
 //! upper, and an edited `/etc/hosts` is an ordinary change that stays. It is on the disk and not in
 //! memory because overlayfs keeps device and inode numbers steady only within one filesystem.
 
@@ -31,7 +31,7 @@ use rustix::fs::{CWD, Mode};
 use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags};
 use sandkeep_proto::cage::Root;
 
-use super::{Step, Trouble, sys};
+use super::{Step, Trouble, network, sys};
 
 /// Directories something is mounted on.
 pub(super) const MOUNT_POINTS: [&str; 4] = ["proc", "sys", "dev", "run"];
@@ -82,6 +82,7 @@ pub(super) fn furnish(root: &Root, hostname: &str) -> Result<(), Trouble> {
         "127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost ip6-localhost ip6-loopback {hostname}\n"
     );
     fs::write(base.join("etc/hosts"), hosts).step("make the base layer")?;
+    fs::write(base.join("etc/resolv.conf"), network::RESOLV).step("make the base layer")?;
     fs::write(base.join("etc/hostname"), format!("{hostname}\n")).step("make the base layer")
 }
 

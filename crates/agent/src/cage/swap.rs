@@ -19,7 +19,9 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 use rustix::thread::LinkNameSpaceType;
 use sandkeep_proto::cage::{Outcome, Swap, VERSION, start_time};
 
-use super::{Step, Trouble, answer, drives, inside, lock, read_plan, root, sys, wrong_version};
+use super::{
+    Step, Trouble, answer, drives, inside, lock, network, read_plan, root, sys, wrong_version,
+};
 
 /// Swaps the root as described on standard input.
 pub(crate) fn swap_root() -> ExitCode {
@@ -45,7 +47,7 @@ pub(crate) fn swap_root() -> ExitCode {
 fn carry_out(swap: &Swap) -> Result<OwnedFd, Trouble> {
     let _lock = lock(&swap.run_dir)?;
     let (user_ns, mount_ns) = namespaces(swap)?;
-    let drives = drives::places(swap.machine.pid)?;
+    let drives::Inside { drives, cover } = drives::places(swap.machine.pid)?;
     root::furnish(&swap.root, &swap.machine.hostname)?;
     let mounts = root::Mounts::copy(&swap.root)?;
     mounts.shift(user_ns.as_fd())?;
@@ -69,11 +71,15 @@ fn carry_out(swap: &Swap) -> Result<OwnedFd, Trouble> {
     let own = root::MOUNT_POINTS.map(Path::new);
     let names: Vec<&Path> = own.into_iter().chain(drives.iter().map(PathBuf::as_path)).collect();
     let kept: Vec<_> = names.iter().map(|name| copy(&Path::new("/").join(name), true)).collect();
+    let cover = cover.map(|place| copy(&Path::new("/").join(place), false)).transpose()?;
     // Anywhere will do: the pivot takes it away again.
     attach(&new_root, Path::new("/run"))?;
     let moved = std::env::set_current_dir("/run").step("enter the new root").and_then(|()| {
         for (name, mount) in names.into_iter().zip(kept) {
             attach(&mount?, name)?;
+        }
+        if let Some(cover) = &cover {
+            network::cover_again(cover)?;
         }
         inside::pivot()
     });

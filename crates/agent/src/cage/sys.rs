@@ -1,7 +1,9 @@
 //! The system calls no safe wrapper offers. All unsafe code of the cage is here.
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use seccompiler::BpfProgram;
@@ -96,18 +98,119 @@ pub(super) fn shift_owners(
 
 /// Brings up the loopback interface of the network namespace this process is in.
 pub(super) fn raise_loopback() -> io::Result<()> {
+    let socket = socket(libc::AF_INET)?;
+    let mut request = request_for(c"lo");
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    ask(&socket, libc::SIOCSIFFLAGS, &raw mut request)
+}
+
+/// Turns a descriptor of `/dev/net/tun` into a device of the network namespace it was opened in.
+pub(super) fn make_tun(device: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
+    let mut request = request_for(name);
+    request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
+    ask(&device, libc::TUNSETIFF, &raw mut request)
+}
+
+/// Gives a device its size of packet and its IPv4 address, brings it up, and sends everything to it.
+pub(super) fn raise_v4(name: &CStr, mtu: i32, address: Ipv4Addr, mask: Ipv4Addr) -> io::Result<()> {
+    let socket = socket(libc::AF_INET)?;
+    let mut request = request_for(name);
+    request.ifr_ifru.ifru_mtu = mtu;
+    ask(&socket, libc::SIOCSIFMTU, &raw mut request)?;
+    request.ifr_ifru.ifru_addr = plain(address);
+    ask(&socket, libc::SIOCSIFADDR, &raw mut request)?;
+    request.ifr_ifru.ifru_netmask = plain(mask);
+    ask(&socket, libc::SIOCSIFNETMASK, &raw mut request)?;
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    ask(&socket, libc::SIOCSIFFLAGS, &raw mut request)?;
+    // SAFETY: all zeros is a valid route: numbers and empty addresses.
+    let mut route: libc::rtentry = unsafe { std::mem::zeroed() };
+    route.rt_dst = plain(Ipv4Addr::UNSPECIFIED);
+    route.rt_genmask = plain(Ipv4Addr::UNSPECIFIED);
+    route.rt_flags = libc::RTF_UP;
+    route.rt_dev = name.as_ptr().cast_mut();
+    ask(&socket, libc::SIOCADDRT, &raw mut route)
+}
+
+/// Gives a device that is up its IPv6 address, and sends everything to it.
+pub(super) fn raise_v6(name: &CStr, address: Ipv6Addr, prefix: u32) -> io::Result<()> {
+    #[repr(C)]
+    struct Address {
+        address: libc::in6_addr,
+        prefix: u32,
+        index: libc::c_int,
+    }
+    // The kernel's `in6_rtmsg`, whose fields `libc` keeps to itself.
+    #[repr(C)]
+    struct Route {
+        destination: libc::in6_addr,
+        source: libc::in6_addr,
+        gateway: libc::in6_addr,
+        kind: u32,
+        destination_length: u16,
+        source_length: u16,
+        metric: u32,
+        info: libc::c_ulong,
+        flags: u32,
+        index: libc::c_int,
+    }
+    let socket = socket(libc::AF_INET6)?;
+    // SAFETY: the name lives for the call.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    if index == 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let to = |address: Ipv6Addr| libc::in6_addr { s6_addr: address.octets() };
+    let mut given = Address { address: to(address), prefix, index: index as libc::c_int };
+    ask(&socket, libc::SIOCSIFADDR, &raw mut given)?;
+    let nowhere = to(Ipv6Addr::UNSPECIFIED);
+    let mut route = Route {
+        destination: nowhere,
+        source: nowhere,
+        gateway: nowhere,
+        kind: 0,
+        destination_length: 0,
+        source_length: 0,
+        metric: 1,
+        info: 0,
+        flags: libc::RTF_UP.into(),
+        index: index as libc::c_int,
+    };
+    ask(&socket, libc::SIOCADDRT, &raw mut route)
+}
+
+fn socket(family: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: makes a descriptor, touches no memory.
-    let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    let socket = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     check(socket.into())?;
     // SAFETY: the descriptor was just made and is nobody else's.
-    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    Ok(unsafe { OwnedFd::from_raw_fd(socket) })
+}
+
+/// A request about a device. Its name is shorter than a request's room for it.
+fn request_for(name: &CStr) -> libc::ifreq {
     // SAFETY: all zeros is a valid request: an empty name and a union of plain numbers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    request.ifr_name[0] = b'l' as libc::c_char;
-    request.ifr_name[1] = b'o' as libc::c_char;
-    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-    // SAFETY: SIOCSIFFLAGS reads one `ifreq`, which lives for the call.
-    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) }.into())
+    for (place, byte) in request.ifr_name.iter_mut().zip(name.to_bytes()) {
+        *place = *byte as libc::c_char;
+    }
+    request
+}
+
+fn plain(address: Ipv4Addr) -> libc::sockaddr {
+    let [a, b, c, d] = address.octets();
+    let mut data = [0; 14];
+    // The port comes first.
+    for (place, byte) in data[2..6].iter_mut().zip([a, b, c, d]) {
+        *place = byte as libc::c_char;
+    }
+    libc::sockaddr { sa_family: libc::AF_INET as libc::sa_family_t, sa_data: data }
+}
+
+fn ask<T>(to: &impl AsRawFd, what: libc::Ioctl, request: *mut T) -> io::Result<()> {
+    // SAFETY: `request` is what the kernel reads and writes for `what`, as the callers here pair them, and
+    // lives for the call.
+    check(unsafe { libc::ioctl(to.as_raw_fd(), what, request) }.into())
 }
 
 /// Installs a system call filter *without* `no_new_privs`, so that set-user-id programs still work.
@@ -122,26 +225,29 @@ pub(super) fn install_filter(program: &BpfProgram) -> io::Result<()> {
     })
 }
 
-/// Keeps two descriptors, as 3 and 4 and closed on exec, and closes every other but 0, 1 and 2.
-pub(super) fn keep_only(first: OwnedFd, second: OwnedFd) -> io::Result<(OwnedFd, OwnedFd)> {
-    const KEPT: [RawFd; 2] = [3, 4];
-    // Out of the way first, so that neither is written over.
-    let [first, second] = [first, second].map(|fd| {
+/// Keeps these descriptors, from 3 on and closed on exec, and closes every other but 0, 1 and 2.
+pub(super) fn keep_only<const N: usize>(kept: [OwnedFd; N]) -> io::Result<[OwnedFd; N]> {
+    const FIRST: RawFd = 3;
+    let beyond = FIRST + N as RawFd;
+    // Out of the way first, so that none is written over.
+    let copies = kept.map(|fd| {
         // SAFETY: copies a descriptor to the lowest free number above those to be kept.
-        let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, KEPT[1] + 1) };
+        let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, beyond) };
         // Its number is written over or closed below.
         std::mem::forget(fd);
         copy
     });
-    for (from, to) in [first, second].into_iter().zip(KEPT) {
+    let mut places = [0; N];
+    for ((from, place), to) in copies.into_iter().zip(&mut places).zip(FIRST..) {
         check(from.into())?;
         // SAFETY: this process is about to close all it has; whatever was at `to` is closed here.
         check(unsafe { libc::dup3(from, to, libc::O_CLOEXEC) }.into())?;
+        *place = to;
     }
-    // SAFETY: closes numbers. The caller passed on or leaked every owner of a descriptor above 4.
-    check(unsafe { libc::syscall(libc::SYS_close_range, KEPT[1] + 1, u32::MAX, 0) })?;
-    // SAFETY: both are open, and nothing else owns them.
-    Ok(unsafe { (OwnedFd::from_raw_fd(KEPT[0]), OwnedFd::from_raw_fd(KEPT[1])) })
+    // SAFETY: closes numbers. The caller passed on or leaked every owner of a descriptor beyond.
+    check(unsafe { libc::syscall(libc::SYS_close_range, beyond, u32::MAX, 0) })?;
+    // SAFETY: all are open, and nothing else owns them.
+    Ok(places.map(|place| unsafe { OwnedFd::from_raw_fd(place) }))
 }
 
 /// Ends this process at once, running nothing of its parent's on the way out.

@@ -25,6 +25,7 @@ mod work;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::rc::Rc;
 use std::time::Duration;
@@ -33,6 +34,7 @@ use sandkeep_proto::frame::CHUNK;
 use tokio::sync::Semaphore;
 use tokio::task::LocalSet;
 
+use crate::cage::{Doors, hand_over};
 use command::Command;
 use outbound::Outbound;
 
@@ -68,9 +70,9 @@ struct Agent {
 }
 
 /// Serves until the machine ends.
-pub(crate) fn run(listener: UnixListener) -> ! {
+pub(crate) fn run(doors: Doors) -> ! {
     loop {
-        let served = serve(&listener);
+        let served = serve(&doors);
         // Only the runtime's own setup can fail, for want of descriptors or memory: try again.
         let Err(error) = served;
         eprintln!("keep-agent: could not serve: {error}");
@@ -78,7 +80,7 @@ pub(crate) fn run(listener: UnixListener) -> ! {
     }
 }
 
-fn serve(listener: &UnixListener) -> std::io::Result<std::convert::Infallible> {
+fn serve(doors: &Doors) -> std::io::Result<std::convert::Infallible> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let files = launch::raise_file_limit();
     let agent = Rc::new(Agent {
@@ -93,12 +95,19 @@ fn serve(listener: &UnixListener) -> std::io::Result<std::convert::Infallible> {
         files,
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    listener.set_nonblocking(true)?;
-    let listener = listener.try_clone()?;
+    let listener = copy(&doors.link)?;
+    let network = match &doors.network {
+        Some((listener, device)) => Some((copy(listener)?, device.try_clone()?)),
+        None => None,
+    };
     LocalSet::new().block_on(&runtime, async move {
         let listener = tokio::net::UnixListener::from_std(listener)?;
         let children = reap::Children::watch()?;
         tokio::task::spawn_local(children.reap(Rc::clone(&agent)));
+        if let Some((listener, device)) = network {
+            let listener = tokio::net::UnixListener::from_std(listener)?;
+            tokio::task::spawn_local(hand_over_network(listener, device));
+        }
         loop {
             match listener.accept().await {
                 Ok((socket, _)) => {
@@ -109,6 +118,24 @@ fn serve(listener: &UnixListener) -> std::io::Result<std::convert::Infallible> {
             }
         }
     })
+}
+
+fn copy(listener: &UnixListener) -> std::io::Result<UnixListener> {
+    listener.set_nonblocking(true)?;
+    listener.try_clone()
+}
+
+/// Gives the network device to each daemon that comes for it.
+async fn hand_over_network(listener: tokio::net::UnixListener, device: OwnedFd) {
+    loop {
+        match listener.accept().await {
+            // One that has hung up again has no use for it.
+            Ok((socket, _)) => {
+                drop(socket.into_std().map(|socket| hand_over(device.as_fd(), &socket)))
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
 }
 
 /// A name for this run of the machine, which no other run has.

@@ -4,6 +4,7 @@ pub mod container;
 
 use std::fmt;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -76,6 +77,10 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Waits until the machine is no longer alive; returns at once if it is not.
     async fn died(&self, key: &MachineKey);
 
+    /// Where the machine's packets come from and go to. Can be asked again, after the daemon has restarted; the
+    /// device is the same then, and whoever has it reads packets that nobody else gets.
+    async fn network(&self, key: &MachineKey) -> DriverResult<Device>;
+
     /// The power to change a live machine's layers, if this driver has it.
     fn relayer(&self) -> Option<&dyn Relayer> {
         None
@@ -139,6 +144,13 @@ pub struct MachineMount {
 pub enum Link {
     /// A socket file on the host.
     Unix(PathBuf),
+}
+
+/// A machine's network device, seen from outside.
+#[derive(Debug)]
+pub enum Device {
+    /// A TUN device: each read and each write is one IP packet. Does not block.
+    Tun(OwnedFd),
 }
 
 /// What a machine has used.

@@ -17,7 +17,9 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use sandkeep_client::types::ErrorBody;
 use sandkeep_core::db::SqliteDb;
-use sandkeep_core::driver::{Driver, DriverError, DriverResult, Link, Machine, MachineUsage};
+use sandkeep_core::driver::{
+    Device, Driver, DriverError, DriverResult, Link, Machine, MachineUsage,
+};
 use sandkeep_core::engine::{Create, Engine, Opened, Parts, Settings};
 use sandkeep_core::model::{MachineKey, Name, Patch, Scope, Span};
 use sandkeep_core::store::Store;
@@ -95,6 +97,9 @@ impl Driver for Refuses {
         Ok(Vec::new())
     }
     async fn died(&self, _: &MachineKey) {}
+    async fn network(&self, key: &MachineKey) -> DriverResult<Device> {
+        Err(DriverError::Absent { key: key.clone() })
+    }
 }
 
 impl Served {

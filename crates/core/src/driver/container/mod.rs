@@ -8,6 +8,7 @@
 //! ```text
 //! <run_dir>/<key>/            0700, made by start, gone after stop
 //!   agent.sock                where the agent listens
+//!   net.sock                  where the agent hands over the network device
 //!   machine.json              who the first process is: proto::cage::Record
 //! <cgroup>/<parent>/<key>     its limits and accounts
 //! ```
@@ -32,21 +33,25 @@ mod cgroup;
 mod probe;
 
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, BufRead, BufReader, Write};
-use std::os::fd::OwnedFd;
+use std::io::{self, BufRead, BufReader, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::FlockOperation;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use sandkeep_proto::cage::{
-    self, Cage, Ids, Outcome, RECORD, Record, SOCKET, Swap, VERSION, start_time,
+    self, Cage, Ids, NETWORK_SOCKET, Outcome, RECORD, Record, SOCKET, Swap, VERSION, start_time,
 };
 use serde::Serialize;
 use tokio::io::Interest;
@@ -55,13 +60,15 @@ use tokio::io::unix::AsyncFd;
 use self::cgroup::Groups;
 pub use self::probe::{Check, probe};
 use super::{
-    Driver, DriverError, DriverResult, Link, Machine, MachineMount, MachineUsage, Relayer,
+    Device, Driver, DriverError, DriverResult, Link, Machine, MachineMount, MachineUsage, Relayer,
 };
 use crate::model::{MachineKey, RootFs};
 
 const NAME: &str = "container";
 /// How long a killed machine may take to be gone. Only a process stuck in the kernel takes long.
 const DEATH: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
+/// How long the agent may take to hand over the network device.
+const HAND_OVER: Duration = Duration::from_secs(10);
 
 /// Where the driver keeps things on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,6 +170,11 @@ impl Driver for ContainerDriver {
             // Readable means ended; an error would mean the runtime is going down.
             let _ = process.readable().await;
         }
+    }
+
+    async fn network(&self, key: &MachineKey) -> DriverResult<Device> {
+        let key = key.clone();
+        self.with_host(move |host| host.network(&key)).await
     }
 
     fn relayer(&self) -> Option<&dyn Relayer> {
@@ -327,6 +339,25 @@ impl Host {
         Ok(alive)
     }
 
+    fn network(&self, key: &MachineKey) -> DriverResult<Device> {
+        let (record, _process) = self.demand(key)?;
+        let path = self.directory(key).join(NETWORK_SOCKET);
+        // Not by the path itself: it may be longer than a socket's address can be.
+        let directory = File::open(self.directory(key)).map_err(failed("open", &path))?;
+        let short = format!("/proc/self/fd/{}/{NETWORK_SOCKET}", directory.as_raw_fd());
+        let socket = UnixStream::connect(short).map_err(failed("connect to", &path))?;
+        // The agent answers at once, unless its sandbox keeps it from running.
+        socket.set_read_timeout(Some(HAND_OVER)).map_err(failed("connect to", &path))?;
+        let device = receive(&socket).map_err(failed("be handed a device by", &path))?;
+        match device {
+            Some(device) => Ok(Device::Tun(device)),
+            None => Err(broken(
+                "be handed the network device",
+                &format!("process {} sent none", record.pid),
+            )),
+        }
+    }
+
     fn swap_root(&self, key: &MachineKey, new: &RootFs) -> DriverResult<()> {
         let _lock = lock(&self.directory(key), FlockOperation::LockShared)?;
         let (machine, _process) = self.demand(key)?;
@@ -421,6 +452,20 @@ impl Host {
             _ => Ok(()),
         }
     }
+}
+
+/// Takes a descriptor that is sent with the next byte.
+fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let mut into = [IoSliceMut::new(&mut byte)];
+    rustix::net::recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut sent = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    Ok(sent.next().and_then(|mut descriptors| descriptors.next()))
 }
 
 /// Lets go of a dead machine's mounts, on a thread that stays behind whatever is waited for.

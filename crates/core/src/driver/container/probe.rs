@@ -8,6 +8,8 @@ use std::fs;
 use std::path::Path;
 use std::process::id;
 
+use sandkeep_proto::cage::TUN;
+
 use super::{ContainerConfig, ContainerDriver, Driver, DriverError, DriverResult, NAME};
 use crate::driver::Machine;
 use crate::model::{Limits, MachineKey, RootFs, Size, UidRange};
@@ -27,11 +29,16 @@ pub struct Check {
 
 /// What a machine's start needs, in the order it needs it: the check's name, how the step is called
 /// that fails without it, and what to do.
-const NEEDS: [(&str, &[&str], &str); 6] = [
+const NEEDS: [(&str, &[&str], &str); 7] = [
     (
         "user namespaces",
         &["make the namespaces", "write the namespace's id maps"],
         "run `keep serve` as root; allow user namespaces: `sysctl user.max_user_namespaces=100000`",
+    ),
+    (
+        "network devices",
+        &[TUN, "make the network device", "raise the network device"],
+        "load the module (`modprobe tun`), and see that /dev/net/tun is there",
     ),
     (
         "id-mapped mounts",
