@@ -14,6 +14,7 @@ mod drive;
 mod error;
 mod file;
 mod image;
+mod network;
 mod quantity;
 mod sandbox;
 mod snapshot;
@@ -27,6 +28,11 @@ pub use drive::{Attached, CreateDrive, Drive, ForkDrive, Mount, MountMode};
 pub use error::{ErrorAnswer, ErrorBody};
 pub use file::{Entry, EntryKind, Listing, MakeDir, Move, Moved};
 pub use image::{AddDirectory, DressRequest, Image, ImageProgress, ImportRequest, PullRequest};
+pub use network::{
+    Connection, Destination, DirectAnswer, Forward, Network, NetworkMode, NetworkSummary,
+    PairMatch, ProjectNetwork, Protocol, RequestAction, RequestMatch, RequestRule, SandboxNetwork,
+    SetNetwork, TextMatch, Verdict,
+};
 pub use quantity::{Size, Span};
 pub use sandbox::{
     Checkpoint, Class, CreateSandbox, Deleted, Extend, Fork, Hook, HookRun, Hooks, IfExists,

@@ -82,6 +82,15 @@ where
     Option::<T>::deserialize(deserializer).map(Some)
 }
 
+/// Reads a field that must be there, and may be `null`.
+pub(super) fn present<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Option::<T>::deserialize(deserializer)
+}
+
 #[cfg(test)]
 mod tests {
     use super::{Size, Span};

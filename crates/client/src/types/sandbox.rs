@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::quantity::given;
-use super::{Mount, Size, Snapshot, Span};
+use super::{Mount, Network, Size, Snapshot, Span};
 
 /// How long a sandbox is meant to live, and how it is governed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -157,6 +157,10 @@ macro_rules! with_settings {
             /// all there were. A fork has none but these.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub mounts: Option<BTreeMap<String, Mount>>,
+            /// What it may reach, at once; null for what its project says.
+            #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+            #[schema(value_type = Option<Network>)]
+            pub network: Option<Option<Network>>,
         }
 
         impl $name {
@@ -186,6 +190,7 @@ macro_rules! with_settings {
                     keep_last: self.keep_last.take(),
                     exclude: self.exclude.take(),
                     mounts: self.mounts.take(),
+                    network: self.network.take(),
                 }
             }
         }
@@ -354,6 +359,9 @@ pub struct Sandbox {
     /// Drives by the path they are mounted at.
     #[serde(default)]
     pub mounts: BTreeMap<String, Mount>,
+    /// What it may reach; what its project says if null. Values of headers are not told.
+    #[serde(default)]
+    pub network: Option<Network>,
     /// How long after its last use it goes away.
     pub expires_ms: u64,
     /// When that is, as things stand.

@@ -13,6 +13,7 @@ pub(crate) mod exec;
 pub(crate) mod files;
 pub(crate) mod images;
 pub(crate) mod input;
+pub(crate) mod policy;
 pub(crate) mod ports;
 pub(crate) mod sandboxes;
 pub(crate) mod snapshots;

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use sandkeep_client::types;
-use sandkeep_core::model::{Name, Tags};
+use sandkeep_core::model::{Name, Policy, Tags};
 
 use super::input::{Body, MaybeBody, Once, Params, Seg, parsed, span};
 use super::{Answer, App, finish, wire};
@@ -14,7 +14,7 @@ use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
 use sandkeep_core::db::Filter;
 use sandkeep_core::engine::{
-    Checkpoint, Create, Delete, Fork, ForkFrom, IfExists, Method, OnDelete, Stop,
+    Caller, Checkpoint, Create, Delete, Fork, ForkFrom, IfExists, Method, OnDelete, Stop,
 };
 
 /// Creates a sandbox, or gets the one that has its name.
@@ -34,7 +34,7 @@ pub(crate) async fn create(
 ) -> Result<(StatusCode, Json<types::Opened>), ApiError> {
     params.end()?;
     let create = Create {
-        patch: wire::patch(request.take_settings())?,
+        patch: wire::patch(request.take_settings(), None)?,
         name: request.name.map(|name| parsed("name", &name)).transpose()?,
         if_exists: match request.if_exists {
             types::IfExists::Fail => IfExists::Fail,
@@ -113,10 +113,24 @@ pub(crate) async fn update(
     Body(change): Body<types::UpdateSandbox>,
 ) -> Answer<types::Sandbox> {
     params.end()?;
-    let patch = wire::patch(change)?;
+    let before = policy_of(&app, &caller, &name, change.network.is_some()).await?;
+    let patch = wire::patch(change, before.as_ref())?;
     let engine = app.engine.clone();
     let work = async move { engine.update(&caller.project, &name, patch).await };
     Ok(Json(wire::sandbox(finish(work).await?)))
+}
+
+/// What a sandbox may reach by its own policy, if anybody needs to know.
+async fn policy_of(
+    app: &App,
+    caller: &Caller,
+    name: &Name,
+    needed: bool,
+) -> Result<Option<Policy>, ApiError> {
+    if !needed {
+        return Ok(None);
+    }
+    Ok(app.engine.get(&caller.project, name).await?.sandbox.config.network)
 }
 
 /// Deletes a sandbox, whatever its state.
@@ -199,8 +213,10 @@ pub(crate) async fn fork(
     MaybeBody(mut request): MaybeBody<types::Fork>,
 ) -> Result<(StatusCode, Json<types::Opened>), ApiError> {
     params.end()?;
+    let settings = request.take_settings();
+    let before = policy_of(&app, &caller, &name, settings.network.is_some()).await?;
     let fork = Fork {
-        patch: wire::patch(request.take_settings())?,
+        patch: wire::patch(settings, before.as_ref())?,
         name: request.name.map(|name| parsed("name", &name)).transpose()?,
         from: match request.from {
             Some(id) => ForkFrom::Snapshot(parsed("from", &id)?),

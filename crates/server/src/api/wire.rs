@@ -9,6 +9,7 @@ use sandkeep_core::model;
 use sandkeep_proto::link;
 
 use super::input::{parsed, size, span};
+use super::policy::{policy_in, policy_out};
 use crate::error::ApiError;
 use sandkeep_core::engine;
 
@@ -125,8 +126,12 @@ fn mount_out(mount: model::Mount) -> types::Mount {
     types::Mount { drive: mount.drive.into(), mode }
 }
 
-/// A settings' change as the model checks it.
-pub(super) fn patch(change: types::UpdateSandbox) -> Result<model::Patch, ApiError> {
+/// A settings' change as the model checks it. `before` is what the sandbox may reach until then.
+pub(super) fn patch(
+    change: types::UpdateSandbox,
+    before: Option<&model::Policy>,
+) -> Result<model::Patch, ApiError> {
+    let policy = |network| policy_in("network", network, before);
     let maybe_span = |field: &'static str, value: Option<Option<types::Span>>| {
         value.map(|given| given.map(|value| span(field, value)).transpose()).transpose()
     };
@@ -153,6 +158,7 @@ pub(super) fn patch(change: types::UpdateSandbox) -> Result<model::Patch, ApiErr
         keep_last: change.keep_last,
         exclude: change.exclude,
         mounts: change.mounts.map(mounts_in).transpose()?,
+        network: change.network.map(|given| given.map(policy).transpose()).transpose()?,
         ..model::Patch::default()
     })
 }
@@ -198,6 +204,7 @@ pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
         keep_last: config.retention.keep_last,
         exclude: config.exclude,
         mounts: config.mounts.into_iter().map(|(path, mount)| (path, mount_out(mount))).collect(),
+        network: config.network.map(policy_out),
         expires_ms: config.expires.0,
         expires_at,
         created_at: sandbox.created_at.to_string(),
