@@ -23,6 +23,7 @@
 //! - `session` finds sessions and what ran in them; `snapshots` keeps snapshots, and what is left of those
 //!   that went.
 //! - `space` says who holds which layers, drops what is held by nobody and shortens long chains.
+//! - `network` is what sandboxes may reach and what they reached; `journal` keeps the latter.
 //! - `reaper` ends what is idle, over its time or over its disk, and what has expired.
 //! - `tenant` knows projects and keys, `token` what speaks for a key; `once` makes retries harmless.
 //!
@@ -42,9 +43,11 @@ mod error;
 mod export;
 mod files;
 mod hooks;
+mod journal;
 pub mod lifecycle;
 mod live;
 mod log;
+mod network;
 mod once;
 mod reaper;
 mod recover;
@@ -83,6 +86,7 @@ pub use drive::CreateDrive;
 pub use error::{Error, ErrorKind, Result};
 pub use files::Files;
 pub use live::Hold;
+pub use network::{ConnectionFilter, Destination, Host};
 pub use space::{Sized, SpaceReport};
 pub use stdin::{StdinHandle, StdinProgress};
 pub use tenant::Caller;

@@ -196,7 +196,11 @@ impl Engine {
 }
 
 impl Inner {
-    async fn change_project(&self, name: &Name, change: impl FnOnce(&mut Project)) -> Result<()> {
+    pub(super) async fn change_project(
+        &self,
+        name: &Name,
+        change: impl FnOnce(&mut Project),
+    ) -> Result<()> {
         let _change = self.tenants.change.lock().await;
         let mut project = self.tenants.get(name).ok_or_else(|| Error::NoProject(name.clone()))?;
         change(&mut project);
@@ -218,6 +222,11 @@ impl Inner {
             let good = key.expires_at.is_none_or(|at| at > now());
             good.then(|| (project.name.clone(), key.clone()))
         })
+    }
+
+    pub(super) fn project_network(&self, name: &Name) -> Result<ProjectNetwork> {
+        let project = self.tenants.get(name).ok_or_else(|| Error::NoProject(name.clone()))?;
+        Ok(project.network)
     }
 
     pub(super) fn require_project(&self, name: &Name) -> Result<()> {

@@ -167,6 +167,12 @@ impl Store {
         self.sandbox_dir(sandbox).join("commands").join(format!("{command}.log"))
     }
 
+    /// Where a sandbox's network journals lie. The directory may not be there.
+    #[must_use]
+    pub fn network_dir(&self, sandbox: &SandboxId) -> PathBuf {
+        self.sandbox_dir(sandbox).join("network")
+    }
+
     /// Removes all that is on record about a sandbox: its manifest, sessions, commands and logs.
     /// All of it goes at once, by one rename.
     ///
