@@ -69,6 +69,7 @@ pub(super) fn change(settings: Settings) -> UpdateSandbox {
         exclude: Some(settings.exclude).filter(|globs| !globs.is_empty()),
         mounts: Some(settings.mounts.into_iter().collect::<BTreeMap<_, _>>())
             .filter(|mounts| settings.no_mounts || !mounts.is_empty()),
+        network: None,
     }
 }
 
@@ -100,6 +101,7 @@ macro_rules! request_with {
             keep_last: change.keep_last,
             exclude: change.exclude,
             mounts: change.mounts,
+            network: change.network,
         }
     }};
 }
