@@ -246,8 +246,8 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             assert_eq!(ids(dir.path(), &session).len(), wanted);
-            let mut file = fs::OpenOptions::new().append(true);
-            let mut file = file.open(path(dir.path(), &session)).unwrap();
+            let path = path(dir.path(), &session);
+            let mut file = fs::OpenOptions::new().append(true).open(path).unwrap();
             file.write_all(br#"{"session":"#).unwrap();
         }
         assert_eq!(ids(dir.path(), &session), (0..20).collect::<Vec<_>>());
