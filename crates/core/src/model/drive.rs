@@ -152,7 +152,7 @@ pub fn check_drive_name(name: &Name) -> Result<(), BadConfig> {
         return Ok(());
     }
     let reason = format!("`{name}` is too long: use 1 to 64 letters, digits, `-` and `_`");
-    Err(BadConfig { field: "drive", reason })
+    Err(BadConfig { field: "drive".into(), reason })
 }
 
 /// A path without empty and `.` parts.
@@ -187,7 +187,7 @@ fn shown(text: &str) -> String {
 }
 
 fn refuse(reason: impl Into<String>) -> BadConfig {
-    BadConfig { field: "mounts", reason: reason.into() }
+    BadConfig { field: "mounts".into(), reason: reason.into() }
 }
 
 #[cfg(test)]

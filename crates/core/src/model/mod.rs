@@ -8,6 +8,7 @@ mod guard;
 mod id;
 mod name;
 mod network;
+mod policy;
 mod quantity;
 mod record;
 mod root;
@@ -29,6 +30,7 @@ pub use network::{
     Mode, PairMatch, Policy, ProjectNetwork, Protocol, RequestMatch, RequestRule, TextMatch,
     Verdict,
 };
+pub(crate) use policy::regex;
 pub use quantity::{BadQuantity, Size, Span};
 pub use record::{
     Command, CommandState, Dressed, Ending, FORMAT, HookRun, Image, ImageConfig, Key, Layer,

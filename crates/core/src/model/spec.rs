@@ -1,5 +1,6 @@
 //! What a sandbox is asked to be.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -240,13 +241,13 @@ pub struct Patch {
 #[error("{field}: {reason}")]
 pub struct BadConfig {
     /// The field.
-    pub field: &'static str,
+    pub field: Cow<'static, str>,
     /// What is wrong, and what to do.
     pub reason: String,
 }
 
 pub(super) fn refuse(field: &'static str, reason: impl Into<String>) -> BadConfig {
-    BadConfig { field, reason: reason.into() }
+    BadConfig { field: field.into(), reason: reason.into() }
 }
 
 impl Patch {
@@ -356,6 +357,9 @@ impl Config {
         self.check_numbers()?;
         self.check_hooks()?;
         self.check_ports()?;
+        if let Some(network) = &self.network {
+            network.check("network")?;
+        }
         if self.notes.len() > 64
             || self.notes.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>()
                 > 64 << 10

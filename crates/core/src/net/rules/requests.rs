@@ -6,11 +6,11 @@
 
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::{HeaderMap, Method, Uri};
-use regex::{Regex, RegexBuilder};
+use regex::Regex;
 use zeroize::Zeroizing;
 
 use crate::model::{
-    Action, Answer, BadPolicy, Credential, DomainPattern, PairMatch, RequestRule, TextMatch,
+    Action, Answer, BadPolicy, Credential, DomainPattern, PairMatch, RequestRule, TextMatch, regex,
 };
 
 /// What becomes of a request, and the rule it follows from.
@@ -249,15 +249,6 @@ impl Pair {
         self.key.as_ref().is_none_or(|wanted| wanted.matches(key))
             && self.value.as_ref().is_none_or(|wanted| wanted.matches(value))
     }
-}
-
-/// A regular expression of bounded size.
-pub(in crate::net) fn regex(text: &str) -> Result<Regex, BadPolicy> {
-    RegexBuilder::new(text)
-        .size_limit(1 << 20)
-        .dfa_size_limit(1 << 20)
-        .build()
-        .map_err(|error| BadPolicy(format!("`{text}` is no regular expression: {error}")))
 }
 
 fn decode(text: &str) -> String {
