@@ -152,6 +152,13 @@ impl Open {
         self.told().facts.clone()
     }
 
+    /// More is known of it now: the name it told, and the rule that follows.
+    pub(super) fn learn(&self, name: Option<String>, rule: String) {
+        let mut told = self.told();
+        told.facts.name = name;
+        told.facts.rule = rule;
+    }
+
     /// Adds what else is worth telling.
     pub(super) fn note(&self, detail: impl Into<String>) {
         self.told().detail = Some(detail.into());

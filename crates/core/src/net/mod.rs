@@ -20,19 +20,26 @@
 //!
 //! What comes from a sandbox is hostile until shown otherwise, and so is what comes from outside.
 
+mod dns;
 mod flow;
 mod ledger;
 mod outside;
 mod proxy;
 mod reserved;
 mod rules;
+mod sniff;
 mod stack;
+mod switch;
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use self::flow::Switch;
+use self::ledger::Ledger;
+use self::stack::Stack;
+use self::switch::Switchboard;
 use crate::model::{Connection, SessionId};
 
 pub use ledger::{Journal, Traffic};
@@ -72,7 +79,10 @@ pub struct Start {
 
 /// The network of one session. It ends when this is closed or dropped.
 #[derive(Debug)]
-pub struct Network;
+pub struct Network {
+    switch: Arc<Switchboard>,
+    stack: Stack,
+}
 
 impl Network {
     /// Begins to answer the device.
@@ -81,27 +91,32 @@ impl Network {
     ///
     /// Returns an error when the device cannot be used.
     pub fn start(start: Start) -> io::Result<Self> {
-        let _ = start;
-        Err(io::ErrorKind::Unsupported.into())
+        let ledger = Ledger::new(start.session, start.journal, start.before);
+        let switch = Switchboard::new(start.rules, start.outside, start.authority, ledger);
+        let stack = Stack::start(start.device, Arc::clone(&switch) as Arc<dyn Switch>)?;
+        Ok(Self { switch, stack })
     }
 
     /// Puts other rules in force, at once: connections that no longer fit are cut.
     pub fn set_rules(&self, rules: Arc<Rules>) {
-        let _ = rules;
+        self.switch.set_rules(rules);
     }
 
     /// How much went each way.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
-        Traffic::default()
+        self.switch.traffic()
     }
 
     /// What is open.
     #[must_use]
     pub fn open(&self) -> Vec<Connection> {
-        Vec::new()
+        self.switch.open_now()
     }
 
     /// Ends it: every connection is gone when this returns, and in the journal.
-    pub async fn close(self) {}
+    pub async fn close(self) {
+        self.stack.close().await;
+        self.switch.finish();
+    }
 }

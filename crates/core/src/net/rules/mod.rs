@@ -20,9 +20,10 @@ mod names;
 mod requests;
 
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use hyper::{HeaderMap, Method, Uri};
+use tokio::sync::watch;
 use zeroize::Zeroizing;
 
 use self::names::Names;
@@ -63,13 +64,13 @@ pub struct Rules {
     brokered: Vec<Brokered>,
 }
 
-/// The rules that hold now. Whoever carries something for long asks again.
+/// The rules that hold now. Whoever carries something for long asks again, or watches.
 #[derive(Debug)]
-pub(super) struct InForce(RwLock<Arc<Rules>>);
+pub(super) struct InForce(watch::Sender<Arc<Rules>>);
 
 impl InForce {
     pub(super) fn new(rules: Arc<Rules>) -> Self {
-        Self(RwLock::new(rules))
+        Self(watch::Sender::new(rules))
     }
 
     /// The rules that hold now.
@@ -79,12 +80,17 @@ impl InForce {
 
     /// Does something that a change of rules must not overtake: it comes wholly before or wholly after.
     pub(super) fn during<T>(&self, act: impl FnOnce(&Arc<Rules>) -> T) -> T {
-        act(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+        act(&self.0.borrow())
+    }
+
+    /// Tells of changes.
+    pub(super) fn watch(&self) -> watch::Receiver<Arc<Rules>> {
+        self.0.subscribe()
     }
 
     /// Puts others in force.
     pub(super) fn set(&self, rules: Arc<Rules>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = rules;
+        self.0.send_replace(rules);
     }
 }
 

@@ -1,0 +1,520 @@
+//! Decides about every flow of one sandbox, and carries those that must be looked at.
+//!
+//! ```text
+//! open ──refused, denied──────────────────────────────────────────────> reset, on record
+//!   ├──allowed by address, and nobody's requests are judged there────> the stack dials, then relay
+//!   └──else──> accepted, first bytes read:
+//!                 a name ──denied, or the address is not that name's──> reset, on record
+//!                        ├─its requests are judged────────────────────> proxy
+//!                        └─else───────────────────────────────────────> dial, relay
+//!                 no name, or silence ──may go without────────────────> dial, relay
+//!                                      └─may not──────────────────────> reset, on record
+//! ```
+//!
+//! A connection that may go on without a name, and says nothing for a moment, is dialled: in some protocols the server speaks
+//! first. If it does, what follows is neither TLS nor HTTP, and goes on unread. If the sandbox speaks first after all, its
+//! bytes are looked at then: waiting is no way around a rule.
+//!
+//! Every decision to let something through is taken, and the [`Open`] that stands for it listed, while the rules
+//! cannot change ([`InForce::during`]). So a change of rules finds everything that the old ones let through, judges it again, and
+//! cuts what no longer fits.
+
+mod refusals;
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout_at};
+
+use super::dns::Names;
+use super::flow::{Datagrams, Opening, Switch};
+use super::ledger::{Facts, Ledger, Open, Traffic};
+use super::outside::Outside;
+use super::proxy::{self, Authority, Intercept};
+use super::reserved::Place;
+use super::rules::{InForce, Named, Rules, Ruling, Seen};
+use super::sniff::{self, Told};
+use super::stack::{self, Stream};
+use super::{GATEWAY_V4, GATEWAY_V6};
+use crate::model::{Connection, Protocol};
+
+pub(super) use refusals::Refusals;
+
+/// How long a connection may take to tell its name.
+const TELL_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long one that needs no name may be silent before it is dialled.
+const QUIET: Duration = Duration::from_millis(300);
+
+const NAMESERVER: u16 = 53;
+
+/// The switch of one sandbox.
+pub(super) struct Switchboard {
+    rules: Arc<InForce>,
+    outside: Arc<Outside>,
+    authority: Arc<Authority>,
+    ledger: Arc<Ledger>,
+    refusals: Arc<Refusals>,
+    names: Names,
+    live: Mutex<Vec<(Weak<Open>, Basis)>>,
+}
+
+impl fmt::Debug for Switchboard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Switchboard").field("rules", &self.rules).finish_non_exhaustive()
+    }
+}
+
+/// What something was let through for. `names` are those that its address had been given out for.
+#[derive(Debug, Clone)]
+enum Basis {
+    /// A connection without a name; `looked` if its first bytes were read and tell none.
+    Plain {
+        to: Place,
+        names: Vec<String>,
+        looked: bool,
+    },
+    /// A connection that told its name; `opened` if its requests are judged.
+    Named {
+        to: Place,
+        name: String,
+        seen: Seen,
+        opened: bool,
+    },
+    Datagrams {
+        protocol: Protocol,
+        to: Place,
+        names: Vec<String>,
+    },
+}
+
+/// The sandbox's end of a connection.
+pub(super) trait Guest: AsyncRead + AsyncWrite + Send + Unpin + 'static {
+    /// Ends it at once.
+    fn reset(self);
+
+    /// Carries it to and from a connection outside, to its end.
+    fn relay(
+        self,
+        outside: TcpStream,
+        open: &Arc<Open>,
+    ) -> impl Future<Output = io::Result<()>> + Send;
+}
+
+impl Guest for Stream {
+    fn reset(self) {
+        Self::reset(self);
+    }
+
+    async fn relay(self, outside: TcpStream, open: &Arc<Open>) -> io::Result<()> {
+        stack::relay(self, outside, open).await
+    }
+}
+
+/// What was heard of a connection.
+#[derive(Debug, PartialEq, Eq)]
+enum Heard {
+    Told(Told),
+    /// Nothing, for a moment.
+    Silence,
+    /// Too little, for too long.
+    Stalled,
+    /// It ended before it said anything.
+    Gone,
+}
+
+/// What is done with a connection that was looked at.
+enum Course {
+    Relay(Arc<Open>),
+    Judge { open: Arc<Open>, name: String, seen: Seen, given: bool },
+    Refuse { name: Option<String>, rule: String },
+}
+
+impl Switchboard {
+    pub(super) fn new(
+        rules: Arc<Rules>,
+        outside: Arc<Outside>,
+        authority: Arc<Authority>,
+        ledger: Arc<Ledger>,
+    ) -> Arc<Self> {
+        let rules = Arc::new(InForce::new(rules));
+        let refusals = Refusals::new(Arc::clone(&ledger));
+        let names = Names::new(Arc::clone(&outside), Arc::clone(&rules), Arc::clone(&refusals));
+        Arc::new(Self {
+            rules,
+            outside,
+            authority,
+            ledger,
+            refusals,
+            names,
+            live: Mutex::default(),
+        })
+    }
+
+    /// Puts other rules in force, and cuts what they do not allow.
+    pub(super) fn set_rules(&self, rules: Arc<Rules>) {
+        self.rules.set(Arc::clone(&rules));
+        let live = self.live.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for (open, basis) in live {
+            if let Some(open) = open.upgrade()
+                && let Err(rule) = basis.holds(&rules)
+            {
+                open.cut(rule);
+            }
+        }
+    }
+
+    pub(super) fn traffic(&self) -> Traffic {
+        self.ledger.traffic()
+    }
+
+    pub(super) fn open_now(&self) -> Vec<Connection> {
+        self.ledger.open().iter().map(|open| open.record()).collect()
+    }
+
+    /// Tells what is counted and not told yet.
+    pub(super) fn finish(&self) {
+        self.refusals.flush();
+    }
+
+    /// Lists something that is let through. Called only while the rules cannot change.
+    fn begin(&self, rule: String, name: Option<String>, basis: Basis) -> Arc<Open> {
+        let (protocol, to) = match &basis {
+            Basis::Plain { to, .. } | Basis::Named { to, .. } => (Protocol::Tcp, to.asked),
+            Basis::Datagrams { protocol, to, .. } => (*protocol, to.asked),
+        };
+        let open = self.ledger.begin(Facts { protocol, to: Some(to), name, rule });
+        let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        if live.len() == live.capacity() {
+            live.retain(|(open, _)| open.strong_count() > 0);
+        }
+        live.push((Arc::downgrade(&open), basis));
+        open
+    }
+
+    /// More is known now of something that was let through.
+    fn learn(&self, open: &Arc<Open>, rule: String, name: Option<String>, basis: Basis) {
+        open.learn(name, rule);
+        let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        let this = Arc::downgrade(open);
+        if let Some(listed) = live.iter_mut().find(|(open, _)| open.ptr_eq(&this)) {
+            listed.1 = basis;
+        }
+    }
+
+    fn refuse(&self, protocol: Protocol, to: Place, name: Option<String>, rule: String) {
+        self.refusals.add(Facts { protocol, to: Some(to.asked), name, rule });
+    }
+
+    /// Carries a connection that was accepted to its end.
+    async fn carry<G: Guest>(self: Arc<Self>, mut guest: G, to: SocketAddr) {
+        if is_gateway(to.ip()) && to.port() == NAMESERVER {
+            return self.names.stream(guest).await;
+        }
+        let to = Place::new(to);
+        let names = self.names.of(to.asked.ip());
+        let quiet = self.rules.now().unnamed(to, &names).is_ok();
+        let mut first = Vec::new();
+        let heard = hear(&mut guest, &mut first, quiet.then_some(QUIET)).await;
+        if heard == Heard::Gone {
+            let told_nothing = "it ended before it told a name".to_owned();
+            return self.refuse(Protocol::Tcp, to, None, told_nothing);
+        }
+        if heard == Heard::Silence {
+            return self.meet(guest, to, names).await;
+        }
+        match self.decide(to, &names, heard, None).await {
+            Course::Relay(open) => match self.dial(&open, to).await {
+                Some(outside) => relay(guest, &first, outside, open).await,
+                None => guest.reset(),
+            },
+            course => self.end(guest, first, to, course).await,
+        }
+    }
+
+    /// Carries a connection whose sandbox says nothing: the server may.
+    async fn meet<G: Guest>(self: Arc<Self>, mut guest: G, to: Place, names: Vec<String>) {
+        let begun = self.rules.during(|rules| {
+            let (rule, name) = rules.unnamed(to, &names)?;
+            let name = name.or_else(|| names.first().cloned());
+            let basis = Basis::Plain { to, names: names.clone(), looked: true };
+            Ok(self.begin(rule, name, basis))
+        });
+        let open = match begun {
+            Ok(open) => open,
+            Err(rule) => return self.end_refused(guest, to, None, rule),
+        };
+        let Some(outside) = self.dial(&open, to).await else { return guest.reset() };
+        let mut first = vec![0; 4096];
+        let mut served = [0];
+        let said = tokio::select! {
+            () = open.is_cut() => return guest.reset(),
+            // Whatever is there to be read, the end included, was not waited for.
+            _ = outside.peek(&mut served) => 0,
+            said = guest.read(&mut first) => said.unwrap_or(0),
+        };
+        first.truncate(said);
+        if said == 0 {
+            return relay(guest, &[], outside, open).await;
+        }
+        let heard = tokio::select! {
+            () = open.is_cut() => return guest.reset(),
+            heard = hear(&mut guest, &mut first, None) => heard,
+        };
+        match self.decide(to, &names, heard, Some(open)).await {
+            Course::Relay(open) => relay(guest, &first, outside, open).await,
+            course => {
+                drop(outside);
+                self.end(guest, first, to, course).await;
+            }
+        }
+    }
+
+    /// Decides about a connection by what was heard of it. `open` is there if it was already let through.
+    async fn decide(
+        &self,
+        to: Place,
+        names: &[String],
+        heard: Heard,
+        open: Option<Arc<Open>>,
+    ) -> Course {
+        let (name, seen) = match heard {
+            Heard::Told(Told::Tls(Some(name))) => (name, Seen::Tls),
+            Heard::Told(Told::Http(Some(name))) => (name, Seen::Http),
+            heard => return self.decide_unnamed(to, names, &heard, open),
+        };
+        let refuse = |rule: String| Course::Refuse { name: Some(name.clone()), rule };
+        // A name that may not be reached is not looked up either.
+        if let Named::Deny(rule) = self.rules.now().named(to, &name, seen) {
+            return refuse(rule);
+        }
+        let given = self.names.gave(to.asked.ip(), &name).await;
+        self.rules.during(|rules| {
+            let (rule, opened) = match rules.named(to, &name, seen) {
+                Named::Deny(rule) => return refuse(rule),
+                Named::Open(rule) => (rule, true),
+                Named::Pass(rule) => (rule, false),
+            };
+            if !given && !matches!(rules.address(to), Ruling::Allow(_)) {
+                return refuse(format!("{} was not given out for this name", to.asked.ip()));
+            }
+            let basis = Basis::Named { to, name: name.clone(), seen, opened };
+            let told = Some(name.clone());
+            let open = match open {
+                Some(open) => {
+                    self.learn(&open, rule, told, basis);
+                    open
+                }
+                None => self.begin(rule, told, basis),
+            };
+            if opened {
+                Course::Judge { open, name: name.clone(), seen, given }
+            } else {
+                Course::Relay(open)
+            }
+        })
+    }
+
+    fn decide_unnamed(
+        &self,
+        to: Place,
+        names: &[String],
+        heard: &Heard,
+        open: Option<Arc<Open>>,
+    ) -> Course {
+        let refuse = |rule: String| Course::Refuse { name: None, rule };
+        self.rules.during(|rules| {
+            let (rule, name) = match rules.unnamed(to, names) {
+                Ok(allowed) => allowed,
+                Err(rule) => return refuse(rule),
+            };
+            if !matches!(heard, Heard::Told(Told::Other)) {
+                // It is TLS or HTTP, or was on the way to be, and keeps its name to itself.
+                if !matches!(rules.address(to), Ruling::Allow(_)) {
+                    return refuse("no rule allows it; it told no name".to_owned());
+                }
+                if let Some(judged) = names.iter().find(|name| rules.intercepts(name)) {
+                    return refuse(format!("requests to {judged} are judged; it told no name"));
+                }
+            }
+            let name = name.or_else(|| names.first().cloned());
+            let basis = Basis::Plain { to, names: names.to_vec(), looked: true };
+            Course::Relay(open.unwrap_or_else(|| self.begin(rule, name, basis)))
+        })
+    }
+
+    /// Carries what is not relayed.
+    async fn end<G: Guest>(&self, guest: G, first: Vec<u8>, to: Place, course: Course) {
+        match course {
+            Course::Relay(_) => {}
+            Course::Refuse { name, rule } => self.end_refused(guest, to, name, rule),
+            Course::Judge { open, name, seen, given } => {
+                let intercept = Intercept {
+                    name,
+                    to,
+                    given,
+                    tls: seen == Seen::Tls,
+                    rules: self.rules.watch(),
+                    outside: Arc::clone(&self.outside),
+                    authority: Arc::clone(&self.authority),
+                    ledger: Arc::clone(&self.ledger),
+                    open,
+                };
+                proxy::serve(guest, first.into(), intercept).await;
+            }
+        }
+    }
+
+    fn end_refused<G: Guest>(&self, guest: G, to: Place, name: Option<String>, rule: String) {
+        self.refuse(Protocol::Tcp, to, name, rule);
+        guest.reset();
+    }
+
+    async fn dial(&self, open: &Open, to: Place) -> Option<TcpStream> {
+        let dialled = tokio::select! {
+            () = open.is_cut() => return None,
+            dialled = self.outside.dial(to.real) => dialled,
+        };
+        dialled.inspect_err(|error| open.failed(error.to_string())).ok()
+    }
+}
+
+/// Relays a connection, what was read of it first.
+async fn relay<G: Guest>(guest: G, first: &[u8], mut outside: TcpStream, open: Arc<Open>) {
+    if !first.is_empty() {
+        let sent = tokio::select! {
+            () = open.is_cut() => return guest.reset(),
+            sent = outside.write_all(first) => sent,
+        };
+        if let Err(error) = sent {
+            open.failed(error.to_string());
+            return guest.reset();
+        }
+        open.sent(first.len() as u64);
+    }
+    if let Err(error) = guest.relay(outside, &open).await {
+        tracing::trace!(%error, "a connection broke off");
+    }
+}
+
+/// Reads until the bytes so far tell what they are. With `quiet`, waits no longer than that for the first of them.
+async fn hear<G: Guest>(guest: &mut G, first: &mut Vec<u8>, quiet: Option<Duration>) -> Heard {
+    let deadline = Instant::now() + TELL_WITHIN;
+    let quiet = quiet.map(|quiet| Instant::now() + quiet);
+    loop {
+        match sniff::look(first) {
+            Told::More => {}
+            told => return Heard::Told(told),
+        }
+        let silent = first.is_empty();
+        let until = quiet.filter(|_| silent).unwrap_or(deadline);
+        let mut piece = [0; 4096];
+        let room = piece.len().min(sniff::MOST - first.len());
+        match timeout_at(until, guest.read(&mut piece[..room])).await {
+            Err(_) if silent && quiet.is_some() => return Heard::Silence,
+            Err(_) => return Heard::Stalled,
+            Ok(Ok(0) | Err(_)) if silent => return Heard::Gone,
+            // All it had to say, and neither TLS nor HTTP.
+            Ok(Ok(0) | Err(_)) => return Heard::Told(Told::Other),
+            Ok(Ok(count)) => first.extend_from_slice(&piece[..count]),
+        }
+    }
+}
+
+fn is_gateway(ip: IpAddr) -> bool {
+    ip == IpAddr::V4(GATEWAY_V4) || ip == IpAddr::V6(GATEWAY_V6)
+}
+
+impl Basis {
+    /// Whether it would be let through by these rules too; if not, the rule against it.
+    fn holds(&self, rules: &Rules) -> Result<(), String> {
+        let judged = |name: &str| Err(format!("requests to {name} are judged now"));
+        match self {
+            Self::Plain { to, names, looked } => {
+                rules.unnamed(*to, names)?;
+                match names.iter().find(|name| rules.intercepts(name)) {
+                    Some(name) if !looked => judged(name),
+                    _ => Ok(()),
+                }
+            }
+            Self::Named { to, name, seen, opened } => match rules.named(*to, name, *seen) {
+                Named::Deny(rule) => Err(rule),
+                Named::Open(_) if !opened => judged(name),
+                Named::Open(_) | Named::Pass(_) => Ok(()),
+            },
+            Self::Datagrams { protocol, to, names } => {
+                rules.datagrams(*protocol, *to, names).map(drop)
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Switch for Switchboard {
+    fn open(&self, to: SocketAddr) -> Opening {
+        if is_gateway(to.ip()) && to.port() == NAMESERVER {
+            return Opening::Serve;
+        }
+        let to = Place::new(to);
+        if let Some(why) = self.outside.refused(to) {
+            self.refuse(Protocol::Tcp, to, None, format!("always refused: {why}"));
+            return Opening::Refuse;
+        }
+        let names = self.names.of(to.asked.ip());
+        self.rules.during(|rules| match rules.address(to) {
+            Ruling::Deny(rule) => {
+                self.refuse(Protocol::Tcp, to, names.first().cloned(), rule);
+                Opening::Refuse
+            }
+            Ruling::Allow(rule) if !rules.looks(to, &names) => {
+                let name = names.first().cloned();
+                let basis = Basis::Plain { to, names, looked: false };
+                Opening::Dial(to.real, self.begin(rule, name, basis))
+            }
+            Ruling::Allow(_) | Ruling::ByName => Opening::Serve,
+        })
+    }
+
+    fn unanswered(&self, open: &Open, error: &io::Error) {
+        open.failed(error.to_string());
+    }
+
+    async fn relay(self: Arc<Self>, guest: Stream, outside: TcpStream, open: Arc<Open>) {
+        relay(guest, &[], outside, open).await;
+    }
+
+    async fn serve(self: Arc<Self>, guest: Stream, to: SocketAddr) {
+        self.carry(guest, to).await;
+    }
+
+    fn datagrams(&self, protocol: Protocol, to: SocketAddr) -> Option<Datagrams> {
+        let to = Place::new(to);
+        if let Some(why) = self.outside.refused(to) {
+            self.refuse(protocol, to, None, format!("always refused: {why}"));
+            return None;
+        }
+        let names = self.names.of(to.asked.ip());
+        let name = names.first().cloned();
+        self.rules.during(|rules| match rules.datagrams(protocol, to, &names) {
+            Ok(rule) => {
+                let open = self.begin(rule, name, Basis::Datagrams { protocol, to, names });
+                Some(Datagrams { to: to.real, open })
+            }
+            Err(rule) => {
+                self.refuse(protocol, to, name, rule);
+                None
+            }
+        })
+    }
+
+    async fn lookup(self: Arc<Self>, query: Vec<u8>) -> Option<Vec<u8>> {
+        self.names.datagram(&query).await
+    }
+}
