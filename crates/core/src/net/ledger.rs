@@ -171,6 +171,14 @@ impl Open {
         told.detail = Some(reason.into());
     }
 
+    /// A rule was against it after all.
+    pub(super) fn denied(&self, rule: impl Into<String>, detail: impl Into<String>) {
+        let mut told = self.told();
+        told.verdict = Verdict::Denied;
+        told.facts.rule = rule.into();
+        told.detail = Some(detail.into());
+    }
+
     /// It no longer fits, by this rule: whoever carries it must end it.
     pub(super) fn cut(&self, rule: String) {
         {

@@ -1,19 +1,77 @@
 //! HTTP requests of domains that have rules or credentials.
+//!
+//! ```text
+//!  sandbox ──TLS by its own authority──> serve ──request──> rules ──┬─ deny, answer ──> back
+//!                                                                    └─ pass, forward
+//!                                                                         │ placeholders become values
+//!                                                                         │ headers are set
+//!  outside <──TLS verified against the real name──────────────────────────┘
+//! ```
+//!
+//! A connection comes here when `switch` has read its name off its first bytes and that name's requests are to be looked at. It is
+//! opened, and each request on it is judged by itself:
+//!
+//! - It must be for the host that the connection was opened for. Otherwise a connection that is allowed would carry requests to any
+//!   other host that the same server answers for.
+//! - The rules in force are asked. When they change, requests under way that they now say something else about are cut, and the
+//!   connection ends after the others.
+//! - What goes on is written anew, in both directions: nothing that two readers could understand in two ways gets
+//!   through, and nothing that is meant for one hop.
+//! - Bodies stream. Nobody reads faster than the other side takes; what is kept of a body is bounded.
+//! - Credentials are put in last, and taken out of the answer again.
+//!
+//! Whatever fails outside is an answer with 502 and a line in the journal; a certificate that does not prove the real
+//! name is such a failure, always.
 
 mod authority;
+mod body;
+mod head;
+mod outward;
+mod record;
+mod request;
+mod secrets;
+mod swap;
+#[cfg(test)]
+mod tests;
 
+use std::io;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
-use bytes::Bytes;
-use tokio::io::{AsyncRead, AsyncWrite};
+use bytes::{Buf, Bytes};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
 
+use self::outward::Tasks;
+use self::request::Door;
 use super::ledger::{Ledger, Open};
 use super::outside::Outside;
 use super::reserved::Place;
 use super::rules::Rules;
 
 pub use authority::{Authority, BadAuthority};
+
+/// How long the sandbox may take for its part of a TLS handshake.
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(15);
+/// How long it may take for the head of a request, from the end of the one before.
+const HEAD_WITHIN: Duration = Duration::from_secs(60);
+/// How large a head may be, on either side.
+const LARGEST_HEAD: u32 = 64 << 10;
+/// How many requests a connection may have under way.
+const MOST_STREAMS: u32 = 128;
+/// How much of a stream, and of a whole connection, may be on its way.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 4 << 20;
+/// How often an HTTP/2 connection is asked whether anybody is there.
+const ASK_EVERY: Duration = Duration::from_secs(60);
+/// How an HTTP/2 connection begins.
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2";
 
 /// A connection whose requests are judged one by one.
 #[derive(Debug)]
@@ -42,5 +100,130 @@ pub(super) async fn serve<S>(guest: S, first: Bytes, intercept: Intercept)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    drop((guest, first, intercept));
+    let open = Arc::clone(&intercept.open);
+    tokio::select! {
+        () = open.is_cut() => {}
+        () = receive(guest, first, intercept) => {}
+    }
+}
+
+async fn receive<S>(guest: S, first: Bytes, intercept: Intercept)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let is_http2 = first.starts_with(HTTP2_PREFACE);
+    let guest = Rewound { first, guest };
+    if !intercept.tls {
+        return converse(guest, is_http2, intercept).await;
+    }
+    let config = match intercept.authority.server(&intercept.name) {
+        Ok(config) => config,
+        Err(error) => return intercept.open.failed(format!("{error}")),
+    };
+    let handshake = TlsAcceptor::from(config).accept(guest);
+    match tokio::time::timeout(HANDSHAKE_WITHIN, handshake).await {
+        Ok(Ok(guest)) => {
+            let is_http2 = guest.get_ref().1.alpn_protocol() == Some(b"h2");
+            converse(guest, is_http2, intercept).await;
+        }
+        // Mostly a program that does not know the sandbox's authority.
+        Ok(Err(error)) => {
+            intercept.open.failed(format!("the sandbox did not take our certificate: {error}"));
+        }
+        Err(_) => intercept.open.failed("the sandbox did not finish its TLS handshake"),
+    }
+}
+
+async fn converse<S>(guest: S, is_http2: bool, intercept: Intercept)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let mut rules = intercept.rules.clone();
+    rules.mark_unchanged();
+    let tasks = Tasks::default();
+    let door = Arc::new(Door::new(intercept, is_http2, &tasks));
+    // They hold the door, and the door holds them: somebody has to let go first.
+    let _ends = (tasks.leash(), door.tunnels.leash());
+    let builder = builder(&tasks, is_http2);
+    let service = {
+        let door = Arc::clone(&door);
+        service_fn(move |request| request::handle(Arc::clone(&door), request))
+    };
+    let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(guest), service));
+    let mut tunnels = pin!(door.tunnels.all());
+    let (mut served, mut watching) = (false, true);
+    loop {
+        tokio::select! {
+            // How it ended is on record with each request.
+            _ = connection.as_mut(), if !served => served = true,
+            () = tunnels.as_mut(), if served => return,
+            changed = rules.changed(), if watching => {
+                watching = changed.is_ok();
+                if watching {
+                    door.judge_again();
+                }
+                if watching && !served {
+                    connection.as_mut().graceful_shutdown();
+                }
+            }
+        }
+    }
+}
+
+fn builder(tasks: &Tasks, is_http2: bool) -> auto::Builder<Tasks> {
+    let mut builder = auto::Builder::new(tasks.clone());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_WITHIN)
+        .max_buf_size(LARGEST_HEAD as usize);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_header_list_size(LARGEST_HEAD)
+        .max_concurrent_streams(MOST_STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .keep_alive_interval(ASK_EVERY);
+    if is_http2 { builder.http2_only() } else { builder.http1_only() }
+}
+
+/// A connection that is read from its beginning again.
+struct Rewound<S> {
+    first: Bytes,
+    guest: S,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Rewound<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.first.is_empty() {
+            return Pin::new(&mut self.guest).poll_read(context, into);
+        }
+        let length = self.first.len().min(into.remaining());
+        into.put_slice(&self.first[..length]);
+        self.first.advance(length);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Rewound<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        from: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.guest).poll_write(context, from)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.guest).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.guest).poll_shutdown(context)
+    }
 }

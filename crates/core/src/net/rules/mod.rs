@@ -254,6 +254,11 @@ impl Rules {
         self.brokered.iter().filter(|secret| secret.hosts.iter().any(|host| host.matches(name)))
     }
 
+    /// The secrets that a host may not have.
+    pub(super) fn withheld<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Brokered> {
+        self.brokered.iter().filter(|secret| !secret.hosts.iter().any(|host| host.matches(name)))
+    }
+
     /// What becomes of a request to `name` at `to`. The caller has made sure that the request's own host is `name`.
     pub(super) fn request(
         &self,

@@ -1,0 +1,128 @@
+//! Bodies on their way, in both directions: nothing is kept of them but what may be the beginning of a text.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use hyper::HeaderMap;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+
+use super::outward::{Body, Broken};
+use super::record::{Flight, Record};
+use super::swap::{Stream, Swap};
+
+/// A body in which texts are replaced, and others looked for.
+pub(super) struct Swapped {
+    inner: Body,
+    stream: Stream,
+    /// What is told when a text is found, and what finds it.
+    watched: Vec<(String, Stream)>,
+    record: Option<Arc<Record>>,
+    trailers: Option<HeaderMap>,
+    ended: bool,
+}
+
+impl Swapped {
+    pub(super) fn new(inner: Body, swap: &Swap) -> Self {
+        let stream = swap.stream();
+        Self { inner, stream, watched: Vec::new(), record: None, trailers: None, ended: false }
+    }
+
+    /// Looks for other texts too, and notes them.
+    pub(super) fn watching(mut self, watched: &[(String, Swap)], record: &Arc<Record>) -> Self {
+        self.watched = watched.iter().map(|(note, swap)| (note.clone(), swap.stream())).collect();
+        self.record = Some(Arc::clone(record));
+        self
+    }
+
+    fn watch(&mut self, piece: &Bytes) {
+        let record = self.record.as_ref();
+        self.watched.retain_mut(|(note, stream)| {
+            stream.push(piece.clone());
+            let found = stream.hits() > 0;
+            if let (true, Some(record)) = (found, record) {
+                record.note(note);
+            }
+            !found
+        });
+    }
+}
+
+impl HttpBody for Swapped {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        loop {
+            if self.ended {
+                return Poll::Ready(self.trailers.take().map(|map| Ok(Frame::trailers(map))));
+            }
+            let piece = match ready!(Pin::new(&mut self.inner).poll_frame(context)) {
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(piece) => {
+                        self.watch(&piece);
+                        self.stream.push(piece)
+                    }
+                    Err(frame) => {
+                        self.ended = true;
+                        self.trailers = frame.into_trailers().ok();
+                        self.stream.finish()
+                    }
+                },
+                None => {
+                    self.ended = true;
+                    self.stream.finish()
+                }
+            };
+            if !piece.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        (self.ended && self.trailers.is_none()) || (!self.ended && self.inner.is_end_stream())
+    }
+}
+
+/// The body of an answer, while its request is on record as open. Ends when the request is cut.
+pub(super) struct Carried {
+    inner: Body,
+    cut: Pin<Box<dyn Future<Output = ()> + Send>>,
+    _flight: Flight,
+}
+
+impl Carried {
+    pub(super) fn new(inner: Body, flight: Flight) -> Self {
+        let open = Arc::clone(&flight.record.open);
+        Self { inner, cut: Box::pin(async move { open.is_cut().await }), _flight: flight }
+    }
+}
+
+impl HttpBody for Carried {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        if self.cut.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Some(Err("the policy changed".into())));
+        }
+        Pin::new(&mut self.inner).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

@@ -1,0 +1,287 @@
+//! Connections outward, for the requests of one connection of a sandbox.
+//!
+//! Requests that go where they were going use the address that the sandbox dialled; it was decided about. Those that are
+//! forwarded have their host resolved here, and every address is asked about. TLS is verified against the real name
+//! with what the host trusts, always: there is no setting and no rule that makes it less.
+
+use std::error::Error;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
+use hyper::Uri;
+use hyper::rt::{Executor, Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsConnector;
+use tower_service::Service;
+
+use super::super::ledger::Open;
+use super::super::outside::Outside;
+use super::super::reserved::Place;
+use super::super::rules::Rules;
+use super::LARGEST_HEAD;
+
+/// A body on its way.
+pub(super) type Body = UnsyncBoxBody<Bytes, Broken>;
+
+/// Why a body ended early.
+pub(super) type Broken = Box<dyn Error + Send + Sync>;
+
+/// How long somebody outside may take for the TLS handshake.
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(20);
+/// How long a connection outward is kept for the next request.
+const IDLE_FOR: Duration = Duration::from_secs(60);
+/// How much of a stream, and of a whole connection, may be on its way.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 4 << 20;
+
+/// Tasks that end when the last holder lets go.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Tasks(Arc<Mutex<JoinSet<()>>>);
+
+impl Tasks {
+    /// Waits until all have ended.
+    pub(super) async fn all(&self) {
+        let mut tasks = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        while tasks.join_next().await.is_some() {}
+    }
+
+    /// Ends them when it is dropped.
+    pub(super) fn leash(&self) -> Leash {
+        Leash(self.clone())
+    }
+}
+
+/// Ends tasks when it is dropped, whoever still holds them.
+pub(super) struct Leash(Tasks);
+
+impl Drop for Leash {
+    fn drop(&mut self) {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
+    }
+}
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
+    fn execute(&self, task: F) {
+        let mut tasks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+}
+
+/// What a client is to speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Speaks {
+    /// What the other side likes best; over plain connections, HTTP/1.1.
+    Any,
+    Http1,
+    /// HTTP/2, over plain connections too.
+    Http2,
+}
+
+/// What makes connections outward.
+#[derive(Debug, Clone)]
+pub(super) struct Dialler {
+    outside: Arc<Outside>,
+    rules: watch::Receiver<Arc<Rules>>,
+    /// Where the sandbox's connection goes: whether by TLS, host, port.
+    own: (bool, String, u16),
+    /// And at which address.
+    to: Place,
+    /// What counts the bytes.
+    open: Arc<Open>,
+    tls: Arc<ClientConfig>,
+}
+
+impl Dialler {
+    pub(super) fn new(
+        outside: &Arc<Outside>,
+        rules: &watch::Receiver<Arc<Rules>>,
+        own: (bool, String, u16),
+        to: Place,
+        open: &Arc<Open>,
+    ) -> Self {
+        let (outside, rules, open) = (Arc::clone(outside), rules.clone(), Arc::clone(open));
+        let tls = outside.tls();
+        Self { outside, rules, own, to, open, tls }
+    }
+
+    /// A client that keeps its connections while it lives.
+    pub(super) fn client(&self, speaks: Speaks, tasks: &Tasks) -> Client<Self, Body> {
+        let mut tls = ClientConfig::clone(&self.tls);
+        tls.alpn_protocols = match speaks {
+            Speaks::Any => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+            Speaks::Http1 => vec![b"http/1.1".to_vec()],
+            Speaks::Http2 => vec![b"h2".to_vec()],
+        };
+        let dialler = Self { tls: Arc::new(tls), ..self.clone() };
+        Client::builder(tasks.clone())
+            .pool_timer(TokioTimer::new())
+            .timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_FOR)
+            .http2_only(speaks == Speaks::Http2)
+            .http2_initial_stream_window_size(STREAM_WINDOW)
+            .http2_initial_connection_window_size(CONNECTION_WINDOW)
+            .http2_max_header_list_size(LARGEST_HEAD)
+            .build(dialler)
+    }
+
+    async fn dial(self, to: Uri) -> io::Result<Wire> {
+        let secure = to.scheme_str() == Some("https");
+        let host = to.host().unwrap_or_default().to_owned();
+        let port = to.port_u16().unwrap_or(if secure { 443 } else { 80 });
+        let own = (self.own.0, self.own.1.as_str(), self.own.2);
+        let stream = if (secure, host.as_str(), port) == own {
+            self.outside.dial(self.to.real).await
+        } else {
+            let rules = Arc::clone(&self.rules.borrow());
+            self.outside.connect(&host, port, |place| rules.forward(&host, place)).await
+        };
+        let stream = stream.map_err(|error| told(&error, &host, "cannot be reached"))?;
+        let counted = Counted { stream, open: Arc::clone(&self.open) };
+        if !secure {
+            return Ok(Wire { io: TokioIo::new(Box::new(counted)), is_http2: false });
+        }
+        let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let name = ServerName::try_from(bare)
+            .map_err(|_| io::Error::other(format!("{host} is no name that TLS knows")))?;
+        let handshake = TlsConnector::from(Arc::clone(&self.tls)).connect(name, counted);
+        let stream = tokio::time::timeout(HANDSHAKE_WITHIN, handshake)
+            .await
+            .map_err(|_| io::Error::other(format!("{host} did not finish its TLS handshake")))?
+            .map_err(|error| told(&error, &host, "is not trusted over TLS"))?;
+        let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        Ok(Wire { io: TokioIo::new(Box::new(stream)), is_http2 })
+    }
+}
+
+fn told(error: &io::Error, host: &str, what: &str) -> io::Error {
+    io::Error::new(error.kind(), format!("{host} {what}: {error}"))
+}
+
+impl Service<Uri> for Dialler {
+    type Response = Wire;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Wire>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, to: Uri) -> Self::Future {
+        Box::pin(self.clone().dial(to))
+    }
+}
+
+trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// A connection outward.
+pub(super) struct Wire {
+    io: TokioIo<Box<dyn Duplex>>,
+    is_http2: bool,
+}
+
+impl Connection for Wire {
+    fn connected(&self) -> Connected {
+        if self.is_http2 { Connected::new().negotiated_h2() } else { Connected::new() }
+    }
+}
+
+impl Read for Wire {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(context, into)
+    }
+}
+
+impl Write for Wire {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        from: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(context, from)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+}
+
+/// Counts what goes over the wire.
+struct Counted {
+    stream: TcpStream,
+    open: Arc<Open>,
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(context, into);
+        self.open.received((into.filled().len() - before) as u64);
+        polled
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        from: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write(context, from);
+        if let Poll::Ready(Ok(written)) = &polled {
+            self.open.sent(*written as u64);
+        }
+        polled
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// What went wrong outside: in words, and whether a rule was against it.
+pub(super) fn explain(error: &(dyn Error + 'static)) -> (String, bool) {
+    let mut next = Some(error);
+    let mut last = error.to_string();
+    while let Some(error) = next {
+        if let Some(io) = error.downcast_ref::<io::Error>()
+            && io.get_ref().is_some()
+        {
+            return (io.to_string(), io.kind() == io::ErrorKind::PermissionDenied);
+        }
+        last = error.to_string();
+        next = error.source();
+    }
+    (last, false)
+}

@@ -1,0 +1,421 @@
+//! One request: judged, sent on, answered.
+
+use std::convert::Infallible;
+use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body as HttpBody, Incoming};
+use hyper::header::{
+    ACCEPT, ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue,
+    UPGRADE,
+};
+use hyper::http::{request, response};
+use hyper::rt::Executor as _;
+use hyper::upgrade::OnUpgrade;
+use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioIo;
+use tokio::io::copy_bidirectional;
+use tokio::sync::Semaphore;
+use zeroize::Zeroizing;
+
+use super::super::ledger::Facts;
+use super::super::reserved;
+use super::super::rules::{Course, Rules};
+use super::Intercept;
+use super::body::{Carried, Swapped};
+use super::head::{self, Target};
+use super::outward::{Body, Broken, Dialler, Speaks, Tasks, explain};
+use super::record::{Flight, Flights, Record, line};
+use super::secrets::{self, Secrets};
+use super::swap::Swap;
+use crate::model::{Answer, Protocol};
+
+/// Up to this length a body whose length changes is read whole, so that its new length can be told.
+const LARGEST_READ: u64 = 1 << 20;
+
+/// How many bodies are read whole at the same time, in all sandboxes. Others go without their length told.
+static READ_WHOLE: Semaphore = Semaphore::const_new(64);
+
+/// What the requests of one connection share.
+pub(super) struct Door {
+    pub(super) intercept: Intercept,
+    any: Client<Dialler, Body>,
+    only_http1: Client<Dialler, Body>,
+    pub(super) flights: Arc<Flights>,
+    /// Connections that speak something else than HTTP by now.
+    pub(super) tunnels: Tasks,
+    /// What is taken out of answers, since it was put into requests.
+    masks: Mutex<Swap>,
+}
+
+/// What becomes of a request.
+#[derive(Debug)]
+pub(super) enum Way {
+    Deny,
+    Answer(Answer),
+    Pass,
+    Forward { url: String, prefix: Option<String> },
+}
+
+struct Judged {
+    rule: String,
+    way: Way,
+    set: Vec<(HeaderName, Zeroizing<String>)>,
+}
+
+impl Door {
+    pub(super) fn new(intercept: Intercept, is_http2: bool, tasks: &Tasks) -> Self {
+        let own = (intercept.tls, intercept.name.clone(), intercept.to.asked.port());
+        let Intercept { outside, rules, open, to, tls, .. } = &intercept;
+        let dialler = Dialler::new(outside, rules, own, *to, open);
+        // Without TLS nobody asks what the other side speaks: it is spoken to as we are.
+        let speaks = if is_http2 && !tls { Speaks::Http2 } else { Speaks::Any };
+        Self {
+            any: dialler.client(speaks, tasks),
+            only_http1: dialler.client(Speaks::Http1, tasks),
+            intercept,
+            flights: Arc::default(),
+            tunnels: Tasks::default(),
+            masks: Mutex::default(),
+        }
+    }
+
+    /// Cuts requests under way that the rules now in force have another word about.
+    pub(super) fn judge_again(&self) {
+        let rules = self.rules();
+        for sent in self.flights.all() {
+            let judged = self.judge(&rules, &sent.method, &sent.uri, &sent.headers);
+            if mem::discriminant(&judged.way) != sent.went {
+                sent.open.cut(judged.rule);
+            }
+        }
+    }
+
+    fn rules(&self) -> Arc<Rules> {
+        Arc::clone(&self.intercept.rules.borrow())
+    }
+
+    fn judge(&self, rules: &Rules, method: &Method, uri: &Uri, headers: &HeaderMap) -> Judged {
+        let Intercept { name, to, .. } = &self.intercept;
+        let verdict = rules.request(name, *to, method, uri, headers);
+        let way = match verdict.course {
+            Course::Deny => Way::Deny,
+            Course::Pass => Way::Pass,
+            Course::Answer(answer) => Way::Answer(answer.clone()),
+            Course::Forward { url, prefix } => {
+                Way::Forward { url: url.to_owned(), prefix: prefix.map(str::to_owned) }
+            }
+        };
+        let set = verdict.set.into_iter().map(|(name, value)| (name.clone(), value.clone()));
+        Judged { rule: verdict.rule, way, set: set.collect() }
+    }
+
+    fn facts(&self, rule: String) -> Facts {
+        Facts {
+            protocol: Protocol::Http,
+            to: Some(self.intercept.to.asked),
+            name: Some(self.intercept.name.clone()),
+            rule,
+        }
+    }
+
+    fn refuse(&self, parts: &request::Parts, status: StatusCode, rule: String) -> Response<Body> {
+        let text = format!("Sandkeep refused this request: {rule}.");
+        let detail = format!("{} {}", line(&parts.method, &parts.uri), status.as_u16());
+        self.intercept.ledger.refused(self.facts(rule), Some(detail));
+        reply(status, text, wants_json(&parts.headers))
+    }
+}
+
+/// Answers a request; whatever happens, there is an answer.
+pub(super) async fn handle(
+    door: Arc<Door>,
+    mut request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    let asked = hyper::upgrade::on(&mut request);
+    let (parts, body) = request.into_parts();
+    let port = door.intercept.to.asked.port();
+    if let Err(unfit) = head::check(&parts, &door.intercept.name, port) {
+        return Ok(door.refuse(&parts, unfit.status, unfit.why));
+    }
+    let rules = door.rules();
+    let judged = door.judge(&rules, &parts.method, &parts.uri, &parts.headers);
+    if let Way::Deny = judged.way {
+        return Ok(door.refuse(&parts, StatusCode::FORBIDDEN, judged.rule));
+    }
+    let open = door.intercept.ledger.begin(door.facts(judged.rule.clone()));
+    let record = Record::new(open, line(&parts.method, &parts.uri));
+    if let Way::Answer(answer) = &judged.way {
+        record.status(answer.status);
+        return Ok(answered(answer));
+    }
+    let flight = door.flights.begin(&parts, record, &judged.way);
+    Ok(pass(&door, &rules, judged, parts, body, asked, flight).await)
+}
+
+async fn pass(
+    door: &Door,
+    rules: &Rules,
+    judged: Judged,
+    mut parts: request::Parts,
+    body: Incoming,
+    asked: OnUpgrade,
+    flight: Flight,
+) -> Response<Body> {
+    let json = wants_json(&parts.headers);
+    let upgrade = head::upgrade(&parts);
+    let record = Arc::clone(&flight.record);
+    head::strip_request(&mut parts);
+    let Some(target) = aim(door, &judged.way, &mut parts) else {
+        record.failed("the rule forwards to no URL");
+        return reply(StatusCode::BAD_GATEWAY, "Sandkeep cannot forward this request.", json);
+    };
+    let sent = prepare(door, rules, &judged, target, parts, body, &record).await;
+    let Ok((mut outgoing, masks)) = sent else {
+        record.failed("its body ended early");
+        return reply(StatusCode::BAD_REQUEST, "The body ended early.", json);
+    };
+    let client = match &upgrade {
+        Some(protocol) => {
+            let headers = outgoing.headers_mut();
+            headers.insert(UPGRADE, protocol.clone());
+            headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+            &door.only_http1
+        }
+        None => &door.any,
+    };
+    let answer = tokio::select! {
+        answer = client.request(outgoing) => answer,
+        () = record.open.is_cut() => {
+            return reply(StatusCode::FORBIDDEN, "Sandkeep cut this request: the policy changed.", json);
+        }
+    };
+    match answer {
+        Ok(answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => match upgrade {
+            Some(_) => tunnel(door, answer, asked, flight, &masks),
+            None => {
+                record.failed("it was answered with a protocol that nobody asked for");
+                reply(StatusCode::BAD_GATEWAY, "The server switched protocols unasked.", json)
+            }
+        },
+        Ok(answer) => {
+            record.status(answer.status().as_u16());
+            carry(answer, flight, &masks)
+        }
+        Err(error) => {
+            let (why, refused) = explain(&error);
+            let status = if refused {
+                record.denied(&why);
+                StatusCode::FORBIDDEN
+            } else {
+                record.failed(&why);
+                StatusCode::BAD_GATEWAY
+            };
+            reply(status, format!("Sandkeep could not pass this request on: {why}."), json)
+        }
+    }
+}
+
+/// Where a request goes, and what it tells about where it was going.
+fn aim(door: &Door, way: &Way, parts: &mut request::Parts) -> Option<Target> {
+    let Intercept { tls, name, to, .. } = &door.intercept;
+    let own = Target::own(*tls, name, to.asked.port(), &parts.uri);
+    match way {
+        Way::Forward { url, prefix } => {
+            own.tell(&mut parts.headers, prefix.as_deref());
+            own.forwarded(url)
+        }
+        _ => Some(own),
+    }
+}
+
+/// The request as it goes out, and what is taken out of its answer.
+async fn prepare(
+    door: &Door,
+    rules: &Rules,
+    judged: &Judged,
+    mut target: Target,
+    mut parts: request::Parts,
+    body: Incoming,
+    record: &Arc<Record>,
+) -> Result<(Request<Body>, Swap), Broken> {
+    let trusted = is_trusted(door, &judged.way);
+    let secrets = allotted(rules, &target.host, trusted);
+    let put = secrets.put(&mut parts.headers, &mut target.query);
+    put.notes.iter().for_each(|note| record.note(note));
+    let mut masks = put.masks;
+    for (name, value) in &judged.set {
+        let Ok(mut text) = HeaderValue::from_str(value) else { continue };
+        if !trusted {
+            record.note("headers not set: this is not TLS");
+            continue;
+        }
+        text.set_sensitive(true);
+        parts.headers.insert(name, text);
+        masks.extend(&secrets::hides(name, value));
+    }
+    let swap = secrets.in_body(&parts.headers);
+    let watched = secrets.watched(&parts.headers);
+    let has_body = !body.is_end_stream();
+    let mut body = body.map_err(Broken::from).boxed_unsync();
+    if has_body && !(swap.is_empty() && watched.is_empty()) {
+        if !swap.is_empty() {
+            masks.extend(&secrets.masks());
+        }
+        body = Swapped::new(body, &swap).watching(&watched, record).boxed_unsync();
+        if !swap.keeps_length() {
+            body = remeasured(&mut parts.headers, body).await?;
+        }
+    }
+    let masks = {
+        let mut all = door.masks.lock().unwrap_or_else(PoisonError::into_inner);
+        all.extend(&masks);
+        all.clone()
+    };
+    if !masks.is_empty() {
+        parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    }
+    let mut outgoing = Request::new(body);
+    *outgoing.method_mut() = parts.method;
+    *outgoing.uri_mut() = target.uri().ok_or("its target is no URL")?;
+    *outgoing.headers_mut() = parts.headers;
+    Ok((outgoing, masks))
+}
+
+/// Whether credentials may go this way. TLS proves who is there. In the clear anybody could be: a sandbox may dial any
+/// address and call it by the name that is trusted. So the name server must have given out that address, and it must be near.
+fn is_trusted(door: &Door, way: &Way) -> bool {
+    let Intercept { tls, given, to, .. } = &door.intercept;
+    match way {
+        // Its rule's owner wrote down where it goes.
+        Way::Forward { .. } => true,
+        _ => *tls || (*given && reserved::inside(to.real.ip()).is_some()),
+    }
+}
+
+fn allotted(rules: &Rules, host: &str, trusted: bool) -> Secrets {
+    let given: Vec<_> = rules.brokered(host).cloned().collect();
+    let withheld = rules.withheld(host).cloned();
+    if trusted {
+        Secrets { given, withheld: withheld.collect() }
+    } else {
+        Secrets { given: Vec::new(), withheld: withheld.chain(given).collect() }
+    }
+}
+
+/// A body whose length changes: read whole if it is short, or else sent without telling its length.
+async fn remeasured(headers: &mut HeaderMap, body: Body) -> Result<Body, Broken> {
+    let Some(length) = headers.remove(CONTENT_LENGTH) else { return Ok(body) };
+    let length = length.to_str().ok().and_then(|text| text.parse::<u64>().ok());
+    let short = length.is_some_and(|length| length <= LARGEST_READ);
+    let Some(_permit) = short.then(|| READ_WHOLE.try_acquire().ok()).flatten() else {
+        return Ok(body);
+    };
+    let whole = body.collect().await?.to_bytes();
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(whole.len()));
+    Ok(full(whole))
+}
+
+/// An answer on its way in, without what was put into the request.
+fn carry(answer: Response<Incoming>, flight: Flight, masks: &Swap) -> Response<Body> {
+    let (mut parts, body) = answer.into_parts();
+    head::strip_answer(&mut parts.headers);
+    mask(&mut parts, masks);
+    let mut body = body.map_err(Broken::from).boxed_unsync();
+    if !masks.is_empty() && !body.is_end_stream() && secrets::is_readable(&parts.headers) {
+        if !masks.keeps_length() {
+            parts.headers.remove(CONTENT_LENGTH);
+        }
+        body = Swapped::new(body, masks).boxed_unsync();
+    }
+    // The sandbox's side tells its own version.
+    parts.version = hyper::Version::HTTP_11;
+    Response::from_parts(parts, Carried::new(body, flight).boxed_unsync())
+}
+
+fn mask(parts: &mut response::Parts, masks: &Swap) {
+    if masks.is_empty() {
+        return;
+    }
+    for value in parts.headers.values_mut() {
+        if let Some(masked) = masks.whole(value.as_bytes())
+            && let Ok(masked) = HeaderValue::from_bytes(&masked)
+        {
+            *value = masked;
+        }
+    }
+}
+
+/// A connection that speaks something else from here on.
+fn tunnel(
+    door: &Door,
+    mut answer: Response<Incoming>,
+    asked: OnUpgrade,
+    flight: Flight,
+    masks: &Swap,
+) -> Response<Body> {
+    flight.record.status(answer.status().as_u16());
+    let switched = hyper::upgrade::on(&mut answer);
+    let (mut parts, _) = answer.into_parts();
+    let protocol = parts.headers.get(UPGRADE).cloned();
+    head::strip_answer(&mut parts.headers);
+    mask(&mut parts, masks);
+    parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    if let Some(protocol) = protocol {
+        parts.headers.insert(UPGRADE, protocol);
+    }
+    door.tunnels.execute(async move {
+        let both = async {
+            let (Ok(inside), Ok(outside)) = tokio::join!(asked, switched) else { return };
+            let (mut inside, mut outside) = (TokioIo::new(inside), TokioIo::new(outside));
+            // Whichever side breaks it, it is over for both.
+            let _ = copy_bidirectional(&mut inside, &mut outside).await;
+        };
+        tokio::select! {
+            () = both => {}
+            () = flight.record.open.is_cut() => {}
+        }
+    });
+    Response::from_parts(parts, full(Bytes::new()))
+}
+
+fn answered(answer: &Answer) -> Response<Body> {
+    let mut response = Response::new(full(Bytes::from(answer.body.clone())));
+    *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
+    for (name, value) in &answer.headers {
+        if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), HeaderValue::from_str(value)) {
+            response.headers_mut().append(name, value);
+        }
+    }
+    head::strip_answer(response.headers_mut());
+    response.headers_mut().remove(CONTENT_LENGTH);
+    response
+}
+
+fn reply(status: StatusCode, text: impl Into<String>, json: bool) -> Response<Body> {
+    let text = text.into();
+    let (kind, body) = if json {
+        let code = status.canonical_reason().unwrap_or("error").to_ascii_lowercase();
+        let error = serde_json::json!({"error": {"code": code.replace(' ', "_"), "message": text}});
+        ("application/json", error.to_string())
+    } else {
+        ("text/plain; charset=utf-8", text + "\n")
+    };
+    let mut response = Response::new(full(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response.headers_mut().insert("x-sandkeep", HeaderValue::from_static("network"));
+    response
+}
+
+fn wants_json(headers: &HeaderMap) -> bool {
+    let accepts = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    accepts.into_iter().any(|value| value.contains("json"))
+}
+
+fn full(bytes: Bytes) -> Body {
+    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
+}

@@ -1,0 +1,346 @@
+//! Brokered secrets in requests, and what of them comes back.
+//!
+//! A placeholder is looked for in header values (also inside `Authorization: Basic`), in the query and in the body, and
+//! the value takes its place as that place wants it written: percent-encoded in a query or a form, escaped in JSON. A body
+//! that is compressed is left alone. Whatever was put in is taken out again where the answer shows it, so that a server that
+//! repeats what it is sent (an echo, an error message) does not carry a value into the sandbox.
+
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::DecodePaddingMode;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD};
+use hyper::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName,
+    HeaderValue,
+};
+use zeroize::Zeroizing;
+
+use super::super::rules::Brokered;
+use super::swap::{Pair, Swap};
+
+/// Values shorter than this are not looked for in answers: they would be found where they are not.
+const SHORTEST_MASKED: usize = 4;
+
+/// How credentials that were set as headers look when a server sends them back.
+const HIDDEN: u8 = b'*';
+
+/// The secrets of one request, by where it goes.
+#[derive(Debug, Default)]
+pub(super) struct Secrets {
+    /// Those that the host may have.
+    pub(super) given: Vec<Brokered>,
+    /// Those that it may not: their placeholders go on as they are.
+    pub(super) withheld: Vec<Brokered>,
+}
+
+/// What was done to the head of a request.
+#[derive(Debug, Default)]
+pub(super) struct Put {
+    /// What is to be taken out of the answer.
+    pub(super) masks: Swap,
+    /// What is worth telling.
+    pub(super) notes: Vec<String>,
+}
+
+impl Secrets {
+    /// Puts values into headers and query.
+    pub(super) fn put(&self, headers: &mut HeaderMap, query: &mut Option<String>) -> Put {
+        let mut put = Put::default();
+        for secret in &self.withheld {
+            let swap = watch(secret);
+            let found = |text: &[u8]| swap.whole(text).is_some();
+            if headers.iter().any(|(name, value)| {
+                found(value.as_bytes()) || in_basic(name, value, &swap).is_some()
+            }) || query.as_ref().is_some_and(|query| found(query.as_bytes()))
+            {
+                put.notes.push(withheld(&secret.name));
+            }
+        }
+        for secret in &self.given {
+            let mut found = false;
+            let plain = placed(secret, secret.value.as_bytes());
+            for (name, value) in headers.iter_mut() {
+                let Some((text, mask)) = in_value(name, value, &plain) else { continue };
+                match HeaderValue::from_bytes(&text) {
+                    Ok(mut text) => {
+                        text.set_sensitive(true);
+                        *value = text;
+                        mask.into_iter().for_each(|mask| put.masks.add(mask));
+                        found = true;
+                    }
+                    Err(_) => {
+                        put.notes.push(format!("the value of {} fits no header", secret.name));
+                    }
+                }
+            }
+            let encoded = placed(secret, percent_encoded(&secret.value).as_bytes());
+            if let Some(text) = query.as_ref().and_then(|query| encoded.whole(query.as_bytes())) {
+                *query = Some(String::from_utf8_lossy(&text).into_owned());
+                found = true;
+            }
+            if found {
+                put.masks.extend(&masks(secret));
+            }
+        }
+        if !put.masks.is_empty() {
+            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        }
+        put
+    }
+
+    /// What is put into a body with these headers; nothing if it is to be left alone.
+    pub(super) fn in_body(&self, headers: &HeaderMap) -> Swap {
+        if is_encoded(headers) {
+            return Swap::default();
+        }
+        let kind = essence(headers);
+        let written = |secret: &Brokered| {
+            if is_json(&kind) {
+                placed(secret, json_escaped(&secret.value).as_bytes())
+            } else if kind == "application/x-www-form-urlencoded" {
+                placed(secret, percent_encoded(&secret.value).as_bytes())
+            } else {
+                placed(secret, secret.value.as_bytes())
+            }
+        };
+        let mut swap = Swap::default();
+        self.given.iter().for_each(|secret| swap.extend(&written(secret)));
+        swap
+    }
+
+    /// Everything that is to be taken out of an answer, if any of it was put in.
+    pub(super) fn masks(&self) -> Swap {
+        let mut all = Swap::default();
+        self.given.iter().for_each(|secret| all.extend(&masks(secret)));
+        all
+    }
+
+    /// What finds the placeholders in a body that are withheld, and changes nothing.
+    pub(super) fn watched(&self, headers: &HeaderMap) -> Vec<(String, Swap)> {
+        if is_encoded(headers) {
+            return Vec::new();
+        }
+        self.withheld.iter().map(|secret| (withheld(&secret.name), watch(secret))).collect()
+    }
+}
+
+/// What hides a credential that was set as a header, where its name says that it is one. A set header may as well be
+/// `accept: application/json`, whose value must stay readable in answers.
+pub(super) fn hides(name: &HeaderName, value: &str) -> Swap {
+    const TELLING: [&str; 7] =
+        ["auth", "cookie", "credential", "key", "password", "secret", "token"];
+    if !TELLING.iter().any(|word| name.as_str().contains(word)) {
+        return Swap::default();
+    }
+    let parts = [value, value.rsplit(' ').next().unwrap_or(value)];
+    let long = parts.into_iter().filter(|part| part.len() >= 2 * SHORTEST_MASKED);
+    long.filter_map(|part| Pair::new(part.as_bytes(), &vec![HIDDEN; part.len()])).collect()
+}
+
+/// Whether values are looked for in an answer's body.
+pub(super) fn is_readable(headers: &HeaderMap) -> bool {
+    let kind = essence(headers);
+    let text = kind.is_empty()
+        || kind.starts_with("text/")
+        || is_json(&kind)
+        || ["xml", "javascript", "x-www-form-urlencoded", "yaml", "graphql"]
+            .iter()
+            .any(|word| kind.contains(word));
+    text && !is_encoded(headers)
+}
+
+fn withheld(name: &str) -> String {
+    format!("placeholder of {name} left as it is")
+}
+
+fn placed(secret: &Brokered, value: &[u8]) -> Swap {
+    Pair::new(secret.placeholder.as_bytes(), value).into_iter().collect()
+}
+
+fn watch(secret: &Brokered) -> Swap {
+    placed(secret, secret.placeholder.as_bytes())
+}
+
+fn masks(secret: &Brokered) -> Swap {
+    let value = &secret.value;
+    let forms = [value.clone(), json_escaped(value), percent_encoded(value)];
+    let long = forms.iter().filter(|form| form.len() >= SHORTEST_MASKED);
+    long.filter_map(|form| Pair::new(form.as_bytes(), secret.placeholder.as_bytes())).collect()
+}
+
+/// A header's value with values put in, and what takes it out of an answer beside the value itself.
+type InValue = (Zeroizing<Vec<u8>>, Option<Pair>);
+
+fn in_value(name: &HeaderName, value: &HeaderValue, swap: &Swap) -> Option<InValue> {
+    match swap.whole(value.as_bytes()) {
+        Some(text) => Some((text, None)),
+        None => in_basic(name, value, swap),
+    }
+}
+
+/// The same, inside the base64 of `Basic` credentials.
+fn in_basic(name: &HeaderName, value: &HeaderValue, swap: &Swap) -> Option<InValue> {
+    const LENIENT: GeneralPurpose = GeneralPurpose::new(
+        &alphabet::STANDARD,
+        GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+    );
+    let (scheme, sent) = value.to_str().ok().filter(|_| *name == AUTHORIZATION)?.split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let plain = swap.whole(&LENIENT.decode(sent.trim()).ok()?)?;
+    let encoded = Zeroizing::new(STANDARD.encode(plain.as_slice()));
+    let text = Zeroizing::new(format!("{scheme} {}", *encoded).into_bytes());
+    Some((text, Pair::new(encoded.as_bytes(), sent.trim().as_bytes())))
+}
+
+fn is_encoded(headers: &HeaderMap) -> bool {
+    headers.get_all(CONTENT_ENCODING).iter().any(|value| value != "identity" && !value.is_empty())
+}
+
+/// The media type, in lower case and without its parameters.
+fn essence(headers: &HeaderMap) -> String {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+fn is_json(kind: &str) -> bool {
+    kind.ends_with("json")
+}
+
+fn json_escaped(value: &str) -> Zeroizing<String> {
+    let quoted = Zeroizing::new(serde_json::Value::from(value).to_string());
+    Zeroizing::new(quoted[1..quoted.len() - 1].to_owned())
+}
+
+fn percent_encoded(value: &str) -> Zeroizing<String> {
+    let mut encoded = Zeroizing::new(String::with_capacity(value.len() * 3));
+    for byte in value.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+    use hyper::HeaderMap;
+    use hyper::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
+    use zeroize::Zeroizing;
+
+    use super::super::super::rules::Brokered;
+    use super::{Secrets, hides};
+
+    const PLACEHOLDER: &str = "skp_0123456789abcdef0123456789ab";
+
+    fn secrets(value: &str) -> Secrets {
+        let secret = |name: &str, placeholder: &str| Brokered {
+            name: name.to_owned(),
+            placeholder: placeholder.to_owned(),
+            value: Zeroizing::new(value.to_owned()),
+            hosts: vec!["example.com".parse().unwrap()],
+        };
+        Secrets {
+            given: vec![secret("KEY", PLACEHOLDER)],
+            withheld: vec![secret("OTHER", "skp_other_other_other_other_othe")],
+        }
+    }
+
+    fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
+        let pair = |(name, value): &(&str, &str)| {
+            (name.parse::<HeaderName>().unwrap(), HeaderValue::from_str(value).unwrap())
+        };
+        pairs.iter().map(pair).collect()
+    }
+
+    #[test]
+    fn headers_and_query_have_the_value() {
+        let mut sent = headers(&[
+            ("x-api-key", PLACEHOLDER),
+            ("authorization", &format!("Bearer {PLACEHOLDER}")),
+            ("x-other", "skp_other_other_other_other_othe"),
+        ]);
+        let mut query = Some(format!("key={PLACEHOLDER}&b=1"));
+        let put = secrets("a b&c\"d").put(&mut sent, &mut query);
+        assert_eq!(sent["x-api-key"], "a b&c\"d");
+        assert!(sent["x-api-key"].is_sensitive());
+        assert_eq!(sent["authorization"], "Bearer a b&c\"d");
+        assert_eq!(sent["accept-encoding"], "identity");
+        assert_eq!(query.unwrap(), "key=a%20b%26c%22d&b=1");
+        assert_eq!(sent["x-other"], "skp_other_other_other_other_othe");
+        assert_eq!(put.notes, ["placeholder of OTHER left as it is"]);
+        for echo in ["a b&c\"d", "a b&c\\\"d", "a%20b%26c%22d"] {
+            assert_eq!(
+                put.masks.whole(echo.as_bytes()).unwrap().as_slice(),
+                PLACEHOLDER.as_bytes()
+            );
+        }
+    }
+
+    #[test]
+    fn basic_credentials_have_the_value_inside() {
+        let token = STANDARD.encode(format!("user:{PLACEHOLDER}"));
+        let mut sent = headers(&[("authorization", &format!("basic {token}"))]);
+        let put = secrets("hunter2!").put(&mut sent, &mut None);
+        let wanted = STANDARD.encode("user:hunter2!");
+        assert_eq!(sent[AUTHORIZATION], format!("basic {wanted}"));
+        assert_eq!(put.masks.whole(wanted.as_bytes()).unwrap().as_slice(), token.as_bytes());
+        assert_eq!(put.masks.whole(b"hunter2!").unwrap().as_slice(), PLACEHOLDER.as_bytes());
+    }
+
+    #[test]
+    fn a_value_that_fits_no_header_is_told_and_not_sent() {
+        let mut sent = headers(&[("x-api-key", PLACEHOLDER)]);
+        let put = secrets("two\nlines").put(&mut sent, &mut None);
+        assert_eq!(sent["x-api-key"], PLACEHOLDER);
+        assert_eq!(put.notes, ["the value of KEY fits no header"]);
+    }
+
+    #[test]
+    fn what_holds_no_placeholder_is_left_alone() {
+        let mut sent = headers(&[("accept-encoding", "gzip"), ("authorization", "Basic !!")]);
+        let put = secrets("value").put(&mut sent, &mut Some("a=b".to_owned()));
+        assert_eq!(sent["accept-encoding"], "gzip");
+        assert!(put.masks.is_empty() && put.notes.is_empty());
+    }
+
+    #[test]
+    fn bodies_have_the_value_as_they_write_it() {
+        let value = "a\"b c";
+        for (kind, wanted) in [
+            ("application/json; charset=utf-8", "a\\\"b c"),
+            ("application/vnd.api+json", "a\\\"b c"),
+            ("application/x-www-form-urlencoded", "a%22b%20c"),
+            ("multipart/form-data; boundary=x", value),
+            ("", value),
+        ] {
+            let mut head = headers(&[]);
+            if !kind.is_empty() {
+                head.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+            }
+            let body = secrets(value).in_body(&head).whole(PLACEHOLDER.as_bytes()).unwrap();
+            assert_eq!(body.as_slice(), wanted.as_bytes(), "{kind}");
+            head.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            assert!(secrets(value).in_body(&head).is_empty());
+        }
+    }
+
+    #[test]
+    fn credentials_that_were_set_are_hidden_and_other_headers_are_not() {
+        let hidden = |name: &str, value: &str, text: &str| {
+            let found = hides(&name.parse().unwrap(), value).whole(text.as_bytes());
+            found.map(|text| String::from_utf8(text.to_vec()).unwrap())
+        };
+        assert_eq!(
+            hidden("authorization", "Bearer abcdefgh", "is abcdefgh").unwrap(),
+            "is ********"
+        );
+        assert_eq!(hidden("x-api-key", "abcdefgh", "<abcdefgh>").unwrap(), "<********>");
+        assert_eq!(hidden("accept", "application/json", "application/json"), None);
+    }
+}
