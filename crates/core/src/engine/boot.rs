@@ -128,10 +128,18 @@ impl Inner {
         session: Session,
     ) -> Result<Arc<Live>> {
         let machine = self.machine(sandbox)?;
+        let rules = self.rules(sandbox)?;
         let link = driver.start(&machine).await?;
         failpoint::pass("boot.started");
-        let guest = Guest::connect(&socket(&link), self.settings.patience).await?;
-        Ok(Live::new(Arc::clone(driver), machine.key, link, guest, sandbox.clone(), session))
+        let socket = socket(&link);
+        let (guest, device) = tokio::join!(
+            Guest::connect(&socket, self.settings.patience),
+            driver.network(&machine.key)
+        );
+        let live =
+            Live::new(Arc::clone(driver), machine.key, link, guest?, sandbox.clone(), session);
+        self.go_online(&live, device?, rules).await?;
+        Ok(live)
     }
 
     fn machine(&self, sandbox: &Sandbox) -> Result<Machine> {

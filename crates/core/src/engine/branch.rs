@@ -113,8 +113,12 @@ impl Inner {
         let (source, snapshot) = work.await?;
         // A fork has the drives it is given: two sandboxes could not write to the source's.
         let mounts = Some(request.patch.mounts.unwrap_or_default());
-        let patch = Patch { mounts, ..request.patch };
+        let mut patch = Patch { mounts, ..request.patch };
+        self.seal_patch(project, &mut patch)?;
         let config = patch.apply(source.config.clone())?;
+        if let Some(policy) = &config.network {
+            self.check_policy(project, &config.tags, policy)?;
+        }
         self.check_drives(project, &config.mounts).await?;
         self.driver(&config.driver)?;
         let ground = match snapshot {

@@ -413,7 +413,7 @@ impl Inner {
         let (hold, _gate) = live.enter().await?;
         let guest = live.guest().await?;
         let sandbox = live.sandbox();
-        let (spawn, record) = prepare(&sandbox, &live.session(), exec);
+        let (spawn, record) = prepare(&sandbox, &live.session(), live.trust(), exec);
         // On record before it runs: a daemon that dies now finds out from the agent what became of it.
         self.note_command(&record).await?;
         crate::failpoint::pass("exec.recorded");
@@ -447,9 +447,15 @@ impl Inner {
     }
 }
 
-fn prepare(sandbox: &Sandbox, session: &Session, exec: &Exec) -> (Spawn, Command) {
+fn prepare(
+    sandbox: &Sandbox,
+    session: &Session,
+    trust: BTreeMap<String, String>,
+    exec: &Exec,
+) -> (Spawn, Command) {
     let (config, image) = (&sandbox.config, &sandbox.image_config);
-    let mut env = image.env.clone();
+    let mut env = trust;
+    env.extend(image.env.clone());
     env.extend(config.env.clone());
     env.extend(exec.env.clone());
     let cwd = exec.cwd.clone().or_else(|| config.cwd.clone()).or_else(|| image.cwd.clone());

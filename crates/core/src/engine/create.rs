@@ -40,7 +40,12 @@ impl Inner {
         if let Some(made) = self.made_under(project, key.as_deref()).await? {
             return self.open_again(made, request.start).await;
         }
-        let config = request.patch.apply(Config::default())?.with_defaults_for(project);
+        let mut patch = request.patch;
+        self.seal_patch(project, &mut patch)?;
+        let config = patch.apply(Config::default())?.with_defaults_for(project);
+        if let Some(policy) = &config.network {
+            self.check_policy(project, &config.tags, policy)?;
+        }
         self.check_drives(project, &config.mounts).await?;
         let ground = match &request.from {
             Some(id) => {

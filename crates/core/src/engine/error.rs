@@ -4,6 +4,7 @@ use crate::db::DbError;
 use crate::driver::DriverError;
 use crate::guest::GuestError;
 use crate::model::{BadConfig, CommandId, KeyId, Name, SandboxId, SessionId, SnapshotId};
+use crate::net::BadAuthority;
 use crate::secret::{BadKey, SealError};
 use crate::store::StoreError;
 use crate::store::image::ImageError;
@@ -99,6 +100,12 @@ pub enum Error {
     SecretsKey(#[from] BadKey),
     #[error("{what} cannot be read: {reason}")]
     Sealed { what: String, reason: SealError },
+    #[error("the network's settings cannot be used")]
+    Outside(#[source] std::io::Error),
+    #[error("the machine's network device cannot be used")]
+    NetworkDevice(#[source] std::io::Error),
+    #[error(transparent)]
+    Authority(#[from] BadAuthority),
     #[error(transparent)]
     Image(#[from] ImageError),
     #[error(transparent)]
@@ -189,6 +196,9 @@ impl Error {
             | Self::Driver(_)
             | Self::Db(_)
             | Self::Secret(_)
+            | Self::Outside(_)
+            | Self::NetworkDevice(_)
+            | Self::Authority(_)
             | Self::SecretsKey(_) => ErrorKind::Fault,
         }
     }
@@ -244,6 +254,9 @@ impl Error {
             | Self::Driver(_)
             | Self::Db(_)
             | Self::Secret(_)
+            | Self::Outside(_)
+            | Self::NetworkDevice(_)
+            | Self::Authority(_)
             | Self::SecretsKey(_) => "internal",
         }
     }

@@ -38,14 +38,11 @@ pub(super) struct FileJournal {
 }
 
 impl FileJournal {
-    /// Begins, or goes on with, the journal of a session in the sandbox's `dir`.
-    pub(super) fn open(dir: &Path, session: &SessionId) -> io::Result<Self> {
-        fs::create_dir_all(dir)?;
-        prune(dir, session)?;
-        let file = Lines::open(dir, session, SESSION_BYTES)?;
+    /// Begins, or goes on with, the journal of a session in the sandbox's `dir`. There is no file before there is a line.
+    pub(super) fn new(dir: PathBuf, session: SessionId) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE);
-        tokio::spawn(write_all(file, waiting));
-        Ok(Self { queue, lost: AtomicU64::new(0) })
+        tokio::spawn(write_all(dir, session, waiting));
+        Self { queue, lost: AtomicU64::new(0) }
     }
 }
 
@@ -60,25 +57,33 @@ impl Journal for FileJournal {
     }
 }
 
-async fn write_all(mut file: Lines, mut waiting: mpsc::Receiver<Connection>) {
-    let mut batch = Vec::new();
+async fn write_all(dir: PathBuf, session: SessionId, mut waiting: mpsc::Receiver<Connection>) {
+    let (mut batch, mut file) = (Vec::new(), None);
     while waiting.recv_many(&mut batch, 256).await > 0 {
         let lines = std::mem::take(&mut batch);
+        let (dir, session, open) = (dir.clone(), session.clone(), file.take());
         let written = tokio::task::spawn_blocking(move || {
-            let outcome = file.append(&lines);
-            (file, outcome)
+            let mut file = match open {
+                Some(file) => file,
+                None => begin(&dir, &session)?,
+            };
+            file.append(&lines)?;
+            Ok::<_, io::Error>(file)
         });
         match written.await {
-            Ok((given_back, outcome)) => {
-                file = given_back;
-                if let Err(error) = outcome {
-                    tracing::warn!(%error, "a network journal could not be written");
-                }
-            }
+            Ok(Ok(given_back)) => file = Some(given_back),
+            // It is opened again for the next lines.
+            Ok(Err(error)) => tracing::warn!(%error, "a network journal could not be written"),
             // The daemon goes down.
             Err(_) => return,
         }
     }
+}
+
+fn begin(dir: &Path, session: &SessionId) -> io::Result<Lines> {
+    fs::create_dir_all(dir)?;
+    prune(dir, session)?;
+    Lines::open(dir, session, SESSION_BYTES)
 }
 
 #[derive(Debug)]
@@ -233,7 +238,7 @@ mod tests {
         let session = SessionId::fresh();
         assert!(sessions(&dir.path().join("none")).unwrap().is_empty());
         for round in 0..2 {
-            let journal = FileJournal::open(dir.path(), &session).unwrap();
+            let journal = FileJournal::new(dir.path().to_owned(), session.clone());
             for id in 0..10 {
                 journal.write(line(&session, round * 10 + id));
             }

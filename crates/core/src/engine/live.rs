@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::slot::lock;
 use super::track::Tracked;
+use super::uplink::Uplink;
 use super::{Error, Result};
 use tokio::sync::OwnedRwLockReadGuard;
 
@@ -33,6 +34,8 @@ pub(crate) struct Live {
     pub(super) commands: Mutex<HashMap<CommandId, Arc<Tracked>>>,
     /// What the last checkpoint of this session copied, so that the next copies only what changed.
     pub(super) copied: tokio::sync::Mutex<Option<LiveCopy>>,
+    /// Its network, while it is online.
+    pub(super) uplink: Mutex<Option<Uplink>>,
     /// The session is being ended: nobody new comes in.
     closed: AtomicBool,
     holders: AtomicUsize,
@@ -64,6 +67,7 @@ impl Live {
             gate: Arc::default(),
             commands: Mutex::default(),
             copied: tokio::sync::Mutex::default(),
+            uplink: Mutex::default(),
             closed: AtomicBool::new(false),
             holders: AtomicUsize::new(0),
             quiet_since: Mutex::new(Instant::now()),
@@ -79,7 +83,11 @@ impl Live {
     }
 
     pub(super) fn session(&self) -> Session {
-        lock(&self.session).clone()
+        let mut session = lock(&self.session).clone();
+        if let Some(traffic) = self.traffic() {
+            session.usage.count(traffic);
+        }
+        session
     }
 
     pub(super) fn change_session(&self, change: impl FnOnce(&mut Session)) -> Session {

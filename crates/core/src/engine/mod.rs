@@ -24,6 +24,7 @@
 //!   that went.
 //! - `space` says who holds which layers, drops what is held by nobody and shortens long chains.
 //! - `network` is what sandboxes may reach and what they reached; `journal` keeps the latter.
+//! - `uplink` is a session's network, `network` what callers ask of it, `journal` what is on record of it.
 //! - `reaper` ends what is idle, over its time or over its disk, and what has expired.
 //! - `tenant` knows projects and keys, `token` what speaks for a key; `once` makes retries harmless.
 //!
@@ -61,6 +62,7 @@ mod stdin;
 mod tenant;
 mod token;
 mod track;
+mod uplink;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::AtomicBool;
@@ -76,6 +78,7 @@ use crate::model::{
     Name, Patch, Sandbox, SandboxId, Session, SessionId, Size, Snapshot, SnapshotId, Span,
     Timestamp,
 };
+use crate::net::{Outside, OutsideSettings};
 use crate::secret::{KeySource, Keyring};
 use crate::store::Store;
 use crate::store::accounting::Books;
@@ -131,6 +134,8 @@ pub struct Settings {
     pub housekeeping: Duration,
     /// Where the key comes from that secrets are sealed with.
     pub secrets_key: KeySource,
+    /// What an operator says about the network outside.
+    pub network: OutsideSettings,
 }
 
 impl Default for Settings {
@@ -146,6 +151,7 @@ impl Default for Settings {
             reap: Duration::from_millis(500),
             housekeeping: Duration::from_secs(30),
             secrets_key: KeySource::default(),
+            network: OutsideSettings::default(),
         }
     }
 }
@@ -172,6 +178,7 @@ pub(crate) struct Inner {
     tenants: tenant::Tenants,
     signer: token::Signer,
     keyring: Keyring,
+    outside: Arc<Outside>,
     once: once::Once,
     books: Mutex<Books>,
     uids: Mutex<BTreeSet<u32>>,
@@ -198,6 +205,7 @@ impl Engine {
         let Parts { store, images, db, drivers, settings } = parts;
         let signer = token::Signer::open(store.data_dir()).map_err(Error::Secret)?;
         let keyring = Keyring::open(store.data_dir(), &settings.secrets_key)?;
+        let outside = Outside::new(settings.network.clone()).map_err(Error::Outside)?;
         let drivers = drivers.into_iter().map(|driver| (driver.name(), driver)).collect();
         let inner = Arc::new(Inner {
             store,
@@ -209,6 +217,7 @@ impl Engine {
             tenants: tenant::Tenants::default(),
             signer,
             keyring,
+            outside: Arc::new(outside),
             once: once::Once::default(),
             books: Mutex::default(),
             uids: Mutex::default(),

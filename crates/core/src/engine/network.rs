@@ -1,6 +1,6 @@
 //! What sandboxes may reach, and what they reached: policies of sandboxes and projects, and the journal.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use super::{Engine, Error, Inner, Result, journal};
 use crate::db::Paged;
 use crate::model::{
     Connection, DomainPattern, Name, Patch, Policy, ProjectNetwork, Sandbox, SandboxId, SessionId,
-    Timestamp, Verdict,
+    Tags, Timestamp, Verdict,
 };
 use crate::store::StoreError;
 
@@ -103,8 +103,14 @@ impl Engine {
         project: &Name,
         network: ProjectNetwork,
     ) -> Result<ProjectNetwork> {
+        let mut network = network;
+        for policy in [Some(&mut network.default), network.bound.as_mut()].into_iter().flatten() {
+            self.inner.seal_policy(project, policy)?;
+            self.inner.check_policy(project, &Tags::new(), policy)?;
+        }
         let set = network.clone();
         self.inner.change_project(project, |project| project.network = set).await?;
+        self.inner.project_rules_changed(project).await;
         Ok(network)
     }
 
@@ -197,7 +203,14 @@ impl Inner {
             return Ok(vec![session.clone()]);
         }
         let dir = self.store.network_dir(sandbox);
-        on_disk("list", dir, journal::sessions).await
+        let mut sessions = on_disk("list", dir, journal::sessions).await?;
+        // Nothing of it has ended yet, maybe.
+        if let Some(live) = self.live(sandbox).map(|live| live.session().id)
+            && !sessions.contains(&live)
+        {
+            sessions.insert(0, live);
+        }
+        Ok(sessions)
     }
 
     /// What a session's journal has, newest first.
@@ -208,7 +221,12 @@ impl Inner {
         filter: &ConnectionFilter,
     ) -> Result<Vec<Connection>> {
         let dir = self.store.network_dir(sandbox);
+        let open = match self.live(sandbox).filter(|live| live.session().id == *session) {
+            Some(live) => live.connections(),
+            None => Vec::new(),
+        };
         let (session, filter) = (session.clone(), filter.clone());
+        let open: Vec<_> = open.into_iter().filter(|line| filter.takes(line)).collect();
         let read = move |dir: &Path| {
             let mut lines = Vec::new();
             journal::read(dir, &session, |line| {
@@ -217,6 +235,9 @@ impl Inner {
             Ok(lines)
         };
         let mut lines = on_disk("read", dir, read).await?;
+        // One that ended in between is on disk already.
+        let ended: HashSet<u64> = lines.iter().map(|line| line.id).collect();
+        lines.extend(open.into_iter().filter(|line| !ended.contains(&line.id)));
         lines.sort_unstable_by_key(|line| std::cmp::Reverse(line.id));
         Ok(lines)
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::boot::chain_of;
 use super::lifecycle::Phase;
 use super::live::Live;
+use super::uplink::COUNTED_EVERY;
 use super::{Error, Inner, Result};
 use crate::db::{Filter, Page};
 use crate::model::{Ending, LayerId, MountMode, OnDelete, SessionEnd, SnapshotKind, now};
@@ -28,6 +29,9 @@ pub(super) fn run(inner: &Arc<Inner>) {
         if let Err(error) = inner.housekeeping().await {
             tracing::warn!(error = chain_of(&error), "housekeeping broke off");
         }
+    }));
+    tokio::spawn(every(Arc::downgrade(inner), COUNTED_EVERY, |inner| async move {
+        inner.count_traffic().await;
     }));
     tokio::spawn(watch_disk(Arc::downgrade(inner)));
 }

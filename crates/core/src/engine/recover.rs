@@ -239,6 +239,7 @@ impl Inner {
         let session = session.ok_or_else(missing)?;
         let key = crate::model::MachineKey::from(&sandbox.id);
         let live = Live::new(driver, key, link, guest, sandbox.clone(), session.clone());
+        self.go_online_again(&live).await;
         let running = self.db.commands(&sandbox.id, &Page::all()).await?.items;
         for mut command in running {
             if command.session != session.id || command.state != CommandState::Running {

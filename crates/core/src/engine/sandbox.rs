@@ -459,7 +459,7 @@ impl Inner {
         slot: &Arc<Slot>,
         id: &SandboxId,
         name: &Name,
-        patch: Patch,
+        mut patch: Patch,
     ) -> Result<Sandbox> {
         let mut sandbox = self.reread(slot, id, name).await?;
         if patch.image.as_ref().is_some_and(|image| *image != sandbox.config.image) {
@@ -477,13 +477,20 @@ impl Inner {
         }
         let timeout_changed = patch.session_timeout.is_some() && !patch.next_session;
         let mounts_changed = patch.mounts.is_some();
+        let (policy_changed, at_once) = (patch.network.is_some(), !patch.next_session);
+        self.seal_patch(&sandbox.project, &mut patch)?;
         sandbox.config = patch.apply(sandbox.config)?.with_defaults_for(&sandbox.project);
         if mounts_changed {
             self.check_drives(&sandbox.project, &sandbox.config.mounts).await?;
         }
+        // Whatever does not hold is told before anything has changed.
+        let rules = if policy_changed { Some(self.rules(&sandbox)?) } else { None };
         self.record(&mut sandbox, Durability::Synced).await?;
         if let Some(live) = slot.live() {
             live.set_sandbox(sandbox.clone());
+            if let Some(rules) = rules.filter(|_| at_once) {
+                self.put_in_force(&live, rules).await;
+            }
             if timeout_changed {
                 let timeout = sandbox.config.session_timeout;
                 let session = live.change_session(|session| {

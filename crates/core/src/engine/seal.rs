@@ -73,6 +73,9 @@ impl Inner {
         }
         slot.set_live(None);
         let down = self.power_down(live.as_deref(), sandbox).await;
+        if let Some(live) = &live {
+            self.go_offline(live, session.as_mut()).await;
+        }
         drop(gate);
         let sealed = match down {
             Ok(usage) => {

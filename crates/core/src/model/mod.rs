@@ -27,8 +27,8 @@ pub use id::{BadId, CommandId, DriveId, KeyId, LayerId, SandboxId, SessionId, Sn
 pub use name::{BadName, Name, Tags, check_env_name, check_tag};
 pub use network::{
     Action, AddressRule, Answer, BadPolicy, Connection, Credential, DomainPattern, DomainRule,
-    Mode, PairMatch, Policy, ProjectNetwork, Protocol, RequestMatch, RequestRule, TextMatch,
-    Verdict,
+    KeptAuthority, Mode, PairMatch, Policy, ProjectNetwork, Protocol, RequestMatch, RequestRule,
+    TextMatch, Verdict,
 };
 pub(crate) use policy::regex;
 pub use quantity::{BadQuantity, Size, Span};

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use super::{SessionId, Timestamp};
+use super::{SandboxId, SessionId, Timestamp};
 
 /// What a sandbox may reach.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -377,6 +377,19 @@ pub struct ProjectNetwork {
     /// What no sandbox gets beyond.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bound: Option<Policy>,
+}
+
+/// A sandbox's certificate authority, kept beside its record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptAuthority {
+    /// The version of the document.
+    pub format: u32,
+    /// Whose it is.
+    pub sandbox: SandboxId,
+    /// The certificate, in PEM.
+    pub certificate: String,
+    /// Its key, sealed.
+    pub key: String,
 }
 
 /// Something that went over a sandbox's network, or was kept from it. One line of the session's journal.

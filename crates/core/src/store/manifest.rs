@@ -21,8 +21,8 @@ use super::text::file_name_of;
 use super::{Result, Store, StoreError, blocking, io_error};
 use crate::failpoint;
 use crate::model::{
-    Command, CommandId, Drive, DriveId, FORMAT, Image, Layer, LayerId, Name, Project, Sandbox,
-    SandboxId, Session, SessionId, Snapshot, SnapshotId,
+    Command, CommandId, Drive, DriveId, FORMAT, Image, KeptAuthority, Layer, LayerId, Name,
+    Project, Sandbox, SandboxId, Session, SessionId, Snapshot, SnapshotId,
 };
 
 /// A document with a place of its own in the data directory.
@@ -494,6 +494,20 @@ impl Manifest for Sandbox {
     }
     fn places() -> &'static [&'static str] {
         &["sandboxes/*/sandbox.json"]
+    }
+}
+
+impl Manifest for KeptAuthority {
+    type Key = SandboxId;
+    const KIND: &'static str = "authority";
+    fn key(&self) -> SandboxId {
+        self.sandbox.clone()
+    }
+    fn place(key: &SandboxId) -> PathBuf {
+        PathBuf::from(format!("sandboxes/{key}/authority.json"))
+    }
+    fn places() -> &'static [&'static str] {
+        &["sandboxes/*/authority.json"]
     }
 }
 

@@ -144,6 +144,24 @@ impl Rules {
         })
     }
 
+    /// Rules that let nothing through.
+    #[must_use]
+    pub fn deny_all() -> Self {
+        let nothing = Policy { mode: Mode::DenyAll, ..Policy::default() };
+        let side = Side::new(&nothing, "", &|_| Err(BadPolicy(String::new())));
+        Self {
+            own: side.expect("a policy without rules compiles"),
+            bound: None,
+            brokered: Vec::new(),
+        }
+    }
+
+    /// Whether some connection may be opened, so that the sandbox must trust its authority.
+    #[must_use]
+    pub fn opens(&self) -> bool {
+        !self.brokered.is_empty() || self.sides().any(|side| !side.requests.is_empty())
+    }
+
     /// What is said of a connection to an address, before any of its bytes are read.
     pub(super) fn address(&self, to: Place) -> Ruling {
         let mut all = None;
@@ -161,7 +179,7 @@ impl Rules {
     /// Whether a connection to an address that is allowed must nevertheless be looked at, because it may be for a name
     /// whose requests are judged. `names` are those that the address was given out for.
     pub(super) fn looks(&self, to: Place, names: &[String]) -> bool {
-        if self.brokered.is_empty() && self.sides().all(|side| side.requests.is_empty()) {
+        if !self.opens() {
             return false;
         }
         matches!(to.asked.port(), 80 | 443) || names.iter().any(|name| self.intercepts(name))

@@ -1,0 +1,426 @@
+//! The network of a session, from its beginning to its end.
+//!
+//! It is attached when the machine is up and before any hook runs, told when a policy, a bound or a secret changes,
+//! and taken down with the machine, when what it counted enters the session's usage. A daemon that comes back asks
+//! the driver for the device again; connections that its predecessor held are gone, the network is not.
+//!
+//! *A policy that cannot be put in force lets nothing through.* A start fails by it and says why. A session that is
+//! under way goes on with everything denied.
+//!
+//! *The authority.* Requests inside TLS are seen by signing for their names, with an authority of the sandbox's own. Its
+//! certificate must stay the same for as long as something inside may have it, so it is kept beside the sandbox's
+//! record, its key sealed, from the first time that rules look into TLS. Until then the one at hand is good for nothing,
+//! and is thrown away with the session.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use sandkeep_proto::link::At;
+use zeroize::Zeroizing;
+
+use super::boot::chain_of;
+use super::journal::FileJournal;
+use super::live::Live;
+use super::slot::lock;
+use super::{Error, Inner, Result};
+use crate::driver::Device;
+use crate::guest::{Guest, GuestError};
+use crate::model::{
+    Action, BadPolicy, Credential, FORMAT, KeptAuthority, Name, Patch, Policy, Sandbox, Session,
+    Tags,
+};
+use crate::net::{Authority, BadAuthority, Network, Rules, Start, Traffic};
+use crate::store::Durability;
+
+/// Where the authority's certificate is inside.
+const CERTIFICATE: &str = "/run/sandkeep/ca.pem";
+/// Where it is together with all that the image trusts.
+const BUNDLE: &str = "/run/sandkeep/ca-bundle.pem";
+/// Where images keep what they trust; the first that is there counts.
+const SYSTEM_BUNDLES: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+/// The most that is read of it.
+const BUNDLE_LIMIT: u64 = 8 << 20;
+/// Variables by which programs find whom to trust, and what they expect there.
+const TRUST: [(&str, &str); 12] = [
+    ("SSL_CERT_FILE", BUNDLE),
+    ("REQUESTS_CA_BUNDLE", BUNDLE),
+    ("CURL_CA_BUNDLE", BUNDLE),
+    ("GIT_SSL_CAINFO", BUNDLE),
+    ("PIP_CERT", BUNDLE),
+    ("AWS_CA_BUNDLE", BUNDLE),
+    ("CARGO_HTTP_CAINFO", BUNDLE),
+    ("NIX_SSL_CERT_FILE", BUNDLE),
+    ("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", BUNDLE),
+    ("BUNDLE_SSL_CA_CERT", BUNDLE),
+    ("NODE_EXTRA_CA_CERTS", CERTIFICATE),
+    ("DENO_CERT", CERTIFICATE),
+];
+
+const AUTHORITY: &str = "the sandbox's certificate authority";
+
+/// How often what was counted is put on record while a session runs.
+pub(super) const COUNTED_EVERY: Duration = Duration::from_secs(5);
+
+/// A live session's network.
+#[derive(Debug)]
+pub(super) struct Uplink {
+    network: Network,
+    trust: Arc<Trust>,
+}
+
+/// Who signs for names whose requests are looked at.
+#[derive(Debug)]
+struct Trust {
+    authority: Arc<Authority>,
+    /// The authority is kept, and trusted inside.
+    established: AtomicBool,
+}
+
+impl Live {
+    /// What the session's network carried so far; `None` without one.
+    pub(super) fn traffic(&self) -> Option<Traffic> {
+        lock(&self.uplink).as_ref().map(|uplink| uplink.network.traffic())
+    }
+
+    /// What is open on the session's network.
+    pub(super) fn connections(&self) -> Vec<crate::model::Connection> {
+        lock(&self.uplink).as_ref().map(|uplink| uplink.network.open()).unwrap_or_default()
+    }
+
+    /// What commands must know to trust the sandbox's authority; nothing while it signs for nobody.
+    pub(super) fn trust(&self) -> BTreeMap<String, String> {
+        let trusts = |uplink: &Uplink| uplink.trust.established.load(Ordering::SeqCst);
+        match lock(&self.uplink).as_ref().is_some_and(trusts) {
+            true => TRUST.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            false => BTreeMap::new(),
+        }
+    }
+}
+
+impl Inner {
+    /// What a sandbox may reach: its own policy or its project's, within the project's bound.
+    pub(super) fn rules(&self, sandbox: &Sandbox) -> Result<Arc<Rules>> {
+        let project = self.project_network(&sandbox.project)?;
+        let policy = sandbox.config.network.as_ref().unwrap_or(&project.default);
+        let tags = &sandbox.config.tags;
+        let reveal = |credential: &Credential| self.reveal(&sandbox.project, tags, credential);
+        let rules = Rules::new(policy, project.bound.as_ref(), self.brokered(sandbox)?, &reveal);
+        Ok(Arc::new(rules.map_err(|BadPolicy(reason)| Error::invalid("network", reason))?))
+    }
+
+    /// Whether a policy can be put in force for sandboxes with these tags, as far as can be told now.
+    pub(super) fn check_policy(&self, project: &Name, tags: &Tags, policy: &Policy) -> Result<()> {
+        let reveal = |credential: &Credential| self.reveal(project, tags, credential);
+        match Rules::new(policy, None, Vec::new(), &reveal) {
+            Ok(_) => Ok(()),
+            Err(BadPolicy(reason)) => Err(Error::invalid("network", reason)),
+        }
+    }
+
+    /// Takes the session online. Expects that nothing runs inside yet, or that an earlier daemon had it online.
+    pub(super) async fn go_online(
+        &self,
+        live: &Arc<Live>,
+        device: Device,
+        rules: Arc<Rules>,
+    ) -> Result<()> {
+        let (sandbox, session) = (live.sandbox(), live.session());
+        let (authority, kept) = self.authority(&sandbox).await?;
+        let journal = FileJournal::new(self.store.network_dir(&sandbox.id), session.id.clone());
+        let Device::Tun(device) = device;
+        let opens = rules.opens();
+        let network = Network::start(Start {
+            device,
+            session: session.id.clone(),
+            journal: Arc::new(journal),
+            before: Traffic { received: session.usage.network_in, sent: session.usage.network_out },
+            rules,
+            outside: Arc::clone(&self.outside),
+            authority: Arc::clone(&authority),
+        })
+        .map_err(Error::NetworkDevice)?;
+        let trust = Arc::new(Trust { authority, established: AtomicBool::new(false) });
+        *lock(&live.uplink) = Some(Uplink { network, trust: Arc::clone(&trust) });
+        if opens || kept {
+            self.establish_trust(live, &trust).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes a session that an earlier daemon had online there again. What stands in the way is told, and costs the
+    /// session its network, not its life.
+    pub(super) async fn go_online_again(&self, live: &Arc<Live>) {
+        let sandbox = live.sandbox();
+        let rules = self.rules(&sandbox).unwrap_or_else(|error| {
+            tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "its network policy does not hold; everything is denied");
+            Arc::new(Rules::deny_all())
+        });
+        let online = async {
+            let device = live.driver.network(&live.key).await?;
+            self.go_online(live, device, rules).await
+        };
+        if let Err(error) = online.await {
+            tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "is without a network until its next session");
+        }
+    }
+
+    /// Takes the session offline and adds what was counted to its record.
+    pub(super) async fn go_offline(&self, live: &Live, session: Option<&mut Session>) {
+        let Some(uplink) = lock(&live.uplink).take() else { return };
+        if let Some(session) = session {
+            session.usage.count(uplink.network.traffic());
+        }
+        uplink.network.close().await;
+    }
+
+    /// Puts the rules in force that now follow from the sandbox's record, its project's and its secrets.
+    pub(super) async fn rules_changed(&self, live: &Arc<Live>) {
+        let sandbox = live.sandbox();
+        let rules = self.rules(&sandbox).unwrap_or_else(|error| {
+            tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "its network policy does not hold; everything is denied");
+            Arc::new(Rules::deny_all())
+        });
+        self.put_in_force(live, rules).await;
+    }
+
+    /// The same for all that run in a project.
+    pub(super) async fn project_rules_changed(&self, project: &Name) {
+        for live in self.all_live() {
+            if live.sandbox().project == *project {
+                self.rules_changed(&live).await;
+            }
+        }
+    }
+
+    /// Puts rules in force, at once.
+    pub(super) async fn put_in_force(&self, live: &Arc<Live>, rules: Arc<Rules>) {
+        let opens = rules.opens();
+        let trust = match &*lock(&live.uplink) {
+            Some(uplink) => {
+                uplink.network.set_rules(rules);
+                Arc::clone(&uplink.trust)
+            }
+            None => return,
+        };
+        if opens && let Err(error) = self.establish_trust(live, &trust).await {
+            let sandbox = live.sandbox();
+            tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "does not trust its authority; requests that rules look at fail inside");
+        }
+    }
+
+    /// The authority that was kept, or a new one.
+    async fn authority(&self, sandbox: &Sandbox) -> Result<(Arc<Authority>, bool)> {
+        let kept = match self.store.read::<KeptAuthority>(&sandbox.id).await {
+            Ok(kept) => kept,
+            Err(error) if error.is_not_found() => {
+                let made = Authority::generate(sandbox.name.as_str())?;
+                return Ok((Arc::new(made), false));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let key = self.keyring.reveal(&authority_context(sandbox), &kept.key);
+        let key = key.map_err(|reason| Error::Sealed { what: AUTHORITY.to_owned(), reason })?;
+        let key =
+            std::str::from_utf8(&key).map_err(|_| BadAuthority::Damaged("its key is no text"))?;
+        Ok((Arc::new(Authority::from_pem(&kept.certificate, key)?), true))
+    }
+
+    /// Keeps the authority and sees to it that programs inside trust it.
+    async fn establish_trust(&self, live: &Live, trust: &Trust) -> Result<()> {
+        if trust.established.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let sandbox = live.sandbox();
+        let (certificate, key) = trust.authority.to_pem();
+        let key = self.keyring.seal(&authority_context(&sandbox), key.as_bytes());
+        let key = key.map_err(|reason| Error::Sealed { what: AUTHORITY.to_owned(), reason })?;
+        let kept = KeptAuthority {
+            format: FORMAT,
+            sandbox: sandbox.id.clone(),
+            certificate: certificate.clone(),
+            key,
+        };
+        self.store.write(&kept, Durability::Synced).await?;
+        let guest = live.guest().await?;
+        let mut bundle = system_bundle(&guest).await?;
+        bundle.extend_from_slice(certificate.as_bytes());
+        put(&guest, CERTIFICATE, certificate.into()).await?;
+        put(&guest, BUNDLE, bundle.into()).await?;
+        trust.established.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Encrypts the header values that come with a change, so that none is ever recorded as it is.
+    pub(super) fn seal_patch(&self, project: &Name, patch: &mut Patch) -> Result<()> {
+        match &mut patch.network {
+            Some(Some(policy)) => self.seal_policy(project, policy),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn seal_policy(&self, project: &Name, policy: &mut Policy) -> Result<()> {
+        for rule in &mut policy.requests {
+            let Action::Headers(headers) = &mut rule.action else { continue };
+            for value in headers.values_mut() {
+                if let Credential::Plain(plain) = value {
+                    let sealed = self.keyring.seal(&header_context(project), plain.as_bytes());
+                    let what = || "the value of a header".to_owned();
+                    *value = Credential::Sealed(
+                        sealed.map_err(|reason| Error::Sealed { what: what(), reason })?,
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn brokered(&self, _sandbox: &Sandbox) -> Result<Vec<crate::net::Brokered>> {
+        Ok(Vec::new())
+    }
+
+    fn secret_value(&self, _project: &Name, _tags: &Tags, name: &str) -> Result<Zeroizing<String>> {
+        Err(Error::invalid("secret", format!("there is no secret `{name}`")))
+    }
+
+    fn reveal(
+        &self,
+        project: &Name,
+        tags: &Tags,
+        credential: &Credential,
+    ) -> std::result::Result<Zeroizing<String>, BadPolicy> {
+        let template = match credential {
+            Credential::Plain(plain) => plain.clone(),
+            Credential::Sealed(sealed) => {
+                let revealed = self.keyring.reveal(&header_context(project), sealed);
+                let bytes = revealed.map_err(|error| BadPolicy(error.to_string()))?;
+                let text = std::str::from_utf8(&bytes);
+                Zeroizing::new(
+                    text.map_err(|_| BadPolicy("a header's value is no text".to_owned()))?
+                        .to_owned(),
+                )
+            }
+        };
+        fill(&template, |name| {
+            self.secret_value(project, tags, name).map_err(|error| BadPolicy(error.to_string()))
+        })
+    }
+
+    /// Puts on record what sessions under way have sent and received, so that a daemon that dies forgets little of it.
+    pub(super) async fn count_traffic(&self) {
+        for live in self.all_live() {
+            let Some(traffic) = live.traffic() else { continue };
+            let mut changed = false;
+            let session = live.change_session(|session| {
+                let before = session.usage;
+                session.usage.count(traffic);
+                changed = session.usage != before;
+            });
+            if changed && let Err(error) = self.keep_session(&session).await {
+                tracing::warn!(session = %session.id, error = chain_of(&error), "its traffic is not on record yet");
+            }
+        }
+    }
+}
+
+impl crate::model::Usage {
+    pub(super) fn count(&mut self, traffic: Traffic) {
+        self.network_in = traffic.received;
+        self.network_out = traffic.sent;
+    }
+}
+
+fn authority_context(sandbox: &Sandbox) -> String {
+    format!("sandbox/{}/authority", sandbox.id)
+}
+
+/// Forks take policies along, so it is the project that binds a value.
+fn header_context(project: &Name) -> String {
+    format!("project/{project}/header")
+}
+
+/// Replaces `${secret:NAME}` by what `value` has for it.
+fn fill(
+    template: &str,
+    value: impl Fn(&str) -> std::result::Result<Zeroizing<String>, BadPolicy>,
+) -> std::result::Result<Zeroizing<String>, BadPolicy> {
+    const OPEN: &str = "${secret:";
+    let mut filled = Zeroizing::new(String::new());
+    let mut rest = template;
+    while let Some(at) = rest.find(OPEN) {
+        filled.push_str(&rest[..at]);
+        let (name, after) = rest[at + OPEN.len()..]
+            .split_once('}')
+            .ok_or_else(|| BadPolicy(format!("a `{OPEN}` without its `}}`")))?;
+        filled.push_str(&value(name)?);
+        rest = after;
+    }
+    filled.push_str(rest);
+    Ok(filled)
+}
+
+/// What the image trusts.
+async fn system_bundle(guest: &Guest) -> Result<Vec<u8>> {
+    for path in SYSTEM_BUNDLES {
+        let read = guest.read_file(root(path), 0, Some(BUNDLE_LIMIT)).await;
+        let mut incoming = match read {
+            Ok((_, incoming)) => incoming,
+            Err(GuestError::Refused { .. }) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        let mut bundle = Vec::new();
+        while let Some(bytes) = incoming.next().await? {
+            bundle.extend_from_slice(&bytes);
+        }
+        if bundle.last().is_some_and(|last| *last != b'\n') {
+            bundle.push(b'\n');
+        }
+        return Ok(bundle);
+    }
+    Ok(Vec::new())
+}
+
+async fn put(guest: &Guest, path: &str, bytes: Bytes) -> Result<()> {
+    let mut file = guest.write_file(root(path), Some(0o644), true, false).await?;
+    file.send(bytes).await?;
+    file.finish().await?;
+    Ok(())
+}
+
+fn root(path: &str) -> At {
+    At { path: path.to_owned(), cwd: None, user: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use zeroize::Zeroizing;
+
+    use super::fill;
+    use crate::model::BadPolicy;
+
+    #[test]
+    fn secrets_are_put_where_a_header_names_them() {
+        let value = |name: &str| match name {
+            "A" => Ok(Zeroizing::new("${secret:B}".to_owned())),
+            name => Err(BadPolicy(format!("no {name}"))),
+        };
+        for (template, filled) in [
+            ("", ""),
+            ("Bearer x", "Bearer x"),
+            ("Bearer ${secret:A}!", "Bearer ${secret:B}!"),
+            ("${secret:A}${secret:A}", "${secret:B}${secret:B}"),
+            ("${other}", "${other}"),
+        ] {
+            assert_eq!(*fill(template, value).unwrap(), filled);
+        }
+        assert_eq!(fill("x ${secret:C}", value).unwrap_err(), BadPolicy("no C".to_owned()));
+        assert!(fill("x ${secret:A", value).is_err());
+    }
+}
