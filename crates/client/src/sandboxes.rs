@@ -145,9 +145,9 @@ pub(crate) fn sandbox(name: &str, rest: &[&str]) -> Target {
 }
 
 /// The word that stands for a value in JSON, for use in a query.
-fn word(value: impl serde::Serialize) -> String {
+pub(crate) fn word(value: impl serde::Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
-        other => unreachable!("states and classes are words, not {other:?}"),
+        other => unreachable!("states, classes and verdicts are words, not {other:?}"),
     }
 }

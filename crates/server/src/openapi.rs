@@ -9,7 +9,9 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{Content, OpenApi as Document, Ref, RefOr, Response, ResponseBuilder};
 use utoipa::{Modify, OpenApi, ToSchema};
 
-use crate::api::{commands, drives, exec, files, images, ports, sandboxes, snapshots, tenants};
+use crate::api::{
+    commands, drives, exec, files, images, network, ports, sandboxes, snapshots, tenants,
+};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -54,6 +56,10 @@ use crate::api::{commands, drives, exec, files, images, ports, sandboxes, snapsh
         files::tar_out,
         files::tar_in,
         ports::web_socket,
+        network::get,
+        network::set,
+        network::connections,
+        network::summary,
         snapshots::list,
         snapshots::of_sandbox,
         snapshots::get,
@@ -76,6 +82,8 @@ use crate::api::{commands, drives, exec, files, images, ports, sandboxes, snapsh
         tenants::keys,
         tenants::create_key,
         tenants::revoke_key,
+        network::of_project,
+        network::set_for_project,
     ),
     components(schemas(types::ErrorAnswer, types::ClientMessage)),
     security(("key" = [])),

@@ -13,6 +13,7 @@ pub(crate) mod exec;
 pub(crate) mod files;
 pub(crate) mod images;
 pub(crate) mod input;
+pub(crate) mod network;
 pub(crate) mod policy;
 pub(crate) mod ports;
 pub(crate) mod sandboxes;
@@ -113,6 +114,10 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/projects/{project}", delete(tenants::delete_project))
         .route("/v1/projects/{project}/keys", get(tenants::keys).post(tenants::create_key))
         .route("/v1/projects/{project}/keys/{key}", delete(tenants::revoke_key))
+        .route(
+            "/v1/projects/{project}/network",
+            get(network::of_project).put(network::set_for_project),
+        )
         .route("/v1/images", get(images::list))
         .route("/v1/images/{*name}", get(images::get).delete(images::remove))
         .route("/v1/snapshots", get(snapshots::list))
@@ -134,6 +139,9 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/sandboxes/{name}/sessions", get(sandboxes::sessions))
         .route("/v1/sandboxes/{name}/snapshots", get(snapshots::of_sandbox))
         .route("/v1/sandboxes/{name}/tree", get(sandboxes::tree))
+        .route("/v1/sandboxes/{name}/network", get(network::get).put(network::set))
+        .route("/v1/sandboxes/{name}/connections", get(network::connections))
+        .route("/v1/sandboxes/{name}/connections/summary", get(network::summary))
         .route("/v1/sandboxes/{name}/commands", get(commands::list))
         .route("/v1/sandboxes/{name}/commands/{id}/signal", post(commands::signal))
         .route("/v1/sandboxes/{name}/commands/{id}/resize", post(commands::resize))

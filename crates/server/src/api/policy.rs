@@ -75,6 +75,7 @@ fn rule_in(
         types::RequestAction::Headers(headers) => {
             let mut set = BTreeMap::new();
             for (name, value) in headers {
+                let name = name.to_ascii_lowercase();
                 let value = match value {
                     Some(value) => Credential::Plain(value.into()),
                     None => kept(before, &domain, &matches, &name).ok_or_else(|| {
@@ -83,7 +84,10 @@ fn rule_in(
                         ))
                     })?,
                 };
-                set.insert(name, value);
+                if set.insert(name.clone(), value).is_some() {
+                    let place = format!("{at}.action.headers.{name}");
+                    return Err(ApiError::invalid(format!("{place}: it is given twice")));
+                }
             }
             Action::Headers(set)
         }
