@@ -1,7 +1,7 @@
 //! Network policies: the wire's as the model's, and back.
 //!
 //! Texts become types here, so that whoever wrote one is told the place: `network.domains[2]: …`. What only makes
-//! sense as a whole (regular expressions, URLs, bounds) the model checks.
+//! sense as a whole (regular expressions, URLs, bounds) the model checks, and is told the place too.
 //!
 //! The value of a header that is set on the way goes in and never comes out: answers say `null`. Whoever reads a
 //! policy, changes it and sends it back sends that `null`, which then stands for the value that is there. It is
@@ -28,7 +28,7 @@ pub(crate) fn policy_in(
     let requests = requests.map(|(index, rule)| {
         rule_in(&format!("{at}.requests[{index}]"), rule, before.map_or(&[], |it| &it.requests))
     });
-    Ok(Policy {
+    let policy = Policy {
         mode: match network.mode {
             types::NetworkMode::AllowAll => Mode::AllowAll,
             types::NetworkMode::DenyAll => Mode::DenyAll,
@@ -38,7 +38,9 @@ pub(crate) fn policy_in(
         allow: list(at, "allow", &network.allow)?,
         deny: list(at, "deny", &network.deny)?,
         requests: requests.collect::<Result<_, _>>()?,
-    })
+    };
+    policy.check(at).map_err(|error| ApiError::invalid(error.to_string()))?;
+    Ok(policy)
 }
 
 fn list<T>(at: &str, field: &str, texts: &[String]) -> Result<Vec<T>, ApiError>
