@@ -31,6 +31,7 @@ mod layer;
 mod live;
 mod manifest;
 mod remove;
+pub mod search;
 mod text;
 mod tree;
 mod walk;

@@ -252,6 +252,39 @@ impl Dir {
         .map_err(|error| self.failure("open", name, error))
     }
 
+    /// Opens a regular file to change its contents.
+    pub(super) fn open_to_change(&self, name: &CStr) -> Result<OwnedFd> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        rustix::fs::openat(self.fd(), name, flags, Mode::empty())
+            .map_err(|error| self.failure("open", name, error))
+    }
+
+    /// Gives `name` the place `new` in `to`, where nothing may be.
+    pub(super) fn move_to(&self, name: &CStr, to: &Dir, new: &CStr) -> Result<()> {
+        let flags = rustix::fs::RenameFlags::NOREPLACE;
+        rustix::fs::renameat_with(self.fd(), name, to.fd(), new, flags)
+            .map_err(|error| self.failure("move", name, error))
+    }
+
+    /// Sets or, without a value, removes an attribute.
+    pub(super) fn set_xattr(&self, name: &CStr, key: &CStr, value: Option<&[u8]>) -> Result<()> {
+        let path = self.proc_path(name);
+        match value {
+            Some(value) => rustix::fs::lsetxattr(&path, key, value, XattrFlags::empty()),
+            None => rustix::fs::lremovexattr(&path, key),
+        }
+        .map_err(|error| self.failure("change the attributes of", name, error))
+    }
+
+    /// Makes the link `name` say something else, and leaves all else of it.
+    pub(super) fn relink(&self, name: &CStr, target: &[u8]) -> Result<()> {
+        let (stat, xattrs) = (self.stat(name)?, self.xattrs(name)?);
+        self.remove_name(name)?;
+        rustix::fs::symlinkat(target, self.fd(), name)
+            .map_err(|error| self.failure("create the link", name, error))?;
+        self.dress(name, &stat, &xattrs)
+    }
+
     /// Makes a directory to be filled; [`Dir::finish`] gives it its attributes.
     pub(super) fn make_dir(&self, name: &CStr) -> Result<Place> {
         rustix::fs::mkdirat(self.fd(), name, Mode::RWXU)
@@ -345,7 +378,7 @@ fn mode(stat: &Statx) -> Mode {
     Mode::from_raw_mode(u32::from(stat.stx_mode) & 0o7777)
 }
 
-fn times(stat: &Statx) -> Timestamps {
+pub(super) fn times(stat: &Statx) -> Timestamps {
     let (accessed, modified) = (stat.stx_atime, stat.stx_mtime);
     Timestamps {
         last_access: Timespec { tv_sec: accessed.tv_sec, tv_nsec: i64::from(accessed.tv_nsec) },
@@ -382,7 +415,30 @@ pub(super) fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
 }
 
 fn read_xattrs(path: &CStr) -> Result<Xattrs, Errno> {
-    let names = match grow(|buffer| rustix::fs::llistxattr(path, buffer)) {
+    gather_xattrs(
+        |buffer| rustix::fs::llistxattr(path, buffer),
+        |name, buffer| rustix::fs::lgetxattr(path, name, buffer),
+    )
+}
+
+/// The extended attributes of an open file, sorted.
+pub(super) fn xattrs_of(file: &OwnedFd) -> Result<Xattrs, Errno> {
+    gather_xattrs(
+        |buffer| rustix::fs::flistxattr(file, buffer),
+        |name, buffer| rustix::fs::fgetxattr(file, name, buffer),
+    )
+}
+
+/// What an open file is.
+pub(super) fn stat_of(file: &OwnedFd) -> Result<Statx, Errno> {
+    rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
+}
+
+fn gather_xattrs(
+    list: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+    get: impl Fn(&CStr, &mut [u8]) -> Result<usize, Errno>,
+) -> Result<Xattrs, Errno> {
+    let names = match grow(list) {
         Ok(names) => names,
         Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
         Err(error) => return Err(error),
@@ -390,7 +446,7 @@ fn read_xattrs(path: &CStr) -> Result<Xattrs, Errno> {
     let mut xattrs = Xattrs::new();
     for name in names.split_inclusive(|byte| *byte == 0) {
         let Ok(name) = CStr::from_bytes_with_nul(name) else { continue };
-        match grow(|buffer| rustix::fs::lgetxattr(path, name, buffer)) {
+        match grow(|buffer| get(name, buffer)) {
             Ok(value) => xattrs.push((name.to_owned(), value)),
             // Listed, but not for us to see.
             Err(Errno::NODATA) => {}

@@ -8,6 +8,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::fs::FileType;
+use rustix::io::Errno;
 
 use super::tree::{Place, file_type};
 use super::{Result, StoreError};
@@ -68,9 +69,12 @@ fn measure_tree(root: &Path, moving: bool) -> Result<Measure> {
     Ok(Measure { bytes: bytes.into_inner(), files: files.into_inner() })
 }
 
-fn vanished(error: &StoreError) -> bool {
-    let gone = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
-    matches!(error, StoreError::Io { source, .. } if gone.contains(&source.kind()))
+/// Whether something was gone, or something else, when it was looked at.
+pub(super) fn vanished(error: &StoreError) -> bool {
+    let gone = [Errno::NOENT, Errno::NOTDIR, Errno::LOOP];
+    let is_gone =
+        |source: &io::Error| Errno::from_io_error(source).is_some_and(|e| gone.contains(&e));
+    matches!(error, StoreError::Io { source, .. } if is_gone(source))
 }
 
 /// Calls `work` with `first` and with all that `work` adds, on as many threads as there are
