@@ -372,6 +372,7 @@ fn session(of: &Sandbox) -> Session {
         deadline: None,
         hooks: Vec::new(),
         valid: None,
+        services: Default::default(),
     }
 }
 
@@ -394,6 +395,7 @@ fn command(session: &Session) -> Command {
         ended_at: Some(now()),
         output_bytes: 0,
         truncated: false,
+        service: None,
     }
 }
 

@@ -91,6 +91,7 @@ impl Inner {
             Ok(live) => {
                 slot.set_live(Some(Arc::clone(&live)));
                 self.watch_death(&live);
+                self.start_services(&live);
                 Ok(live)
             }
             Err(error) => Err(self.start_failed(&driver, sandbox, session, error).await),
@@ -369,6 +370,7 @@ fn fresh_session(sandbox: &Sandbox) -> Session {
         deadline: sandbox.config.session_timeout.and_then(|span| after(started_at, span)),
         hooks: Vec::new(),
         valid: None,
+        services: Default::default(),
     }
 }
 

@@ -410,10 +410,30 @@ impl Inner {
         live: &Arc<Live>,
         exec: &Exec,
     ) -> Result<(Arc<Tracked>, Events)> {
+        self.launch_as(live, exec, None).await
+    }
+
+    /// Starts a service's process in a running sandbox, which it does not keep awake.
+    pub(super) async fn launch_service(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        exec: &Exec,
+        service: &Name,
+    ) -> Result<Arc<Tracked>> {
+        self.launch_as(live, exec, Some(service)).await.map(|(tracked, _)| tracked)
+    }
+
+    async fn launch_as(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        exec: &Exec,
+        service: Option<&Name>,
+    ) -> Result<(Arc<Tracked>, Events)> {
         let (hold, _gate) = live.enter().await?;
         let guest = live.guest().await?;
         let sandbox = live.sandbox();
-        let (spawn, record) = prepare(&sandbox, &live.session(), live.trust(), exec);
+        let (spawn, mut record) = prepare(&sandbox, &live.session(), live.trust(), exec);
+        record.service = service.cloned();
         // On record before it runs: a daemon that dies now finds out from the agent what became of it.
         self.note_command(&record).await?;
         crate::failpoint::pass("exec.recorded");
@@ -435,6 +455,7 @@ impl Inner {
         let (sender, receiver) = mpsc::channel(16);
         let caller = (!exec.detach).then_some(sender);
         let with_stdin = exec.stdin || exec.tty.is_some();
+        let hold = service.is_none().then_some(hold);
         let tracked = self.track(live, record, process, log, caller, with_stdin, hold);
         let log = self.store.log_path(&sandbox.id, &tracked.id());
         let events = if exec.detach {
@@ -483,6 +504,7 @@ fn prepare(
         ended_at: None,
         output_bytes: 0,
         truncated: false,
+        service: None,
     };
     let spawn = Spawn {
         command: id.to_string(),

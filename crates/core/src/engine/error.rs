@@ -1,5 +1,7 @@
 //! Why the engine said no, sorted by what the caller can do about it.
 
+use std::time::Duration;
+
 use crate::db::DbError;
 use crate::driver::DriverError;
 use crate::guest::GuestError;
@@ -42,6 +44,12 @@ pub enum Error {
     StdinGap { command: CommandId, taken: u64, offset: u64 },
     #[error("sandbox `{sandbox}` publishes no port {port}")]
     NoPort { sandbox: SandboxId, port: u16 },
+    #[error("sandbox `{sandbox}` has no service `{service}`")]
+    NoService { sandbox: Name, service: Name },
+    #[error("sandbox `{name}` did not start within {} s", .waited.as_secs_f32())]
+    StartSlow { name: Name, waited: Duration },
+    #[error("nothing listened on port {port} within {} s", .waited.as_secs_f32())]
+    PortSlow { port: u16, waited: Duration },
     #[error("there is no project `{0}`")]
     NoProject(Name),
     #[error("there is no key `{0}`")]
@@ -161,6 +169,7 @@ impl Error {
             | Self::NoSession(_)
             | Self::NoCommand { .. }
             | Self::NoPort { .. }
+            | Self::NoService { .. }
             | Self::NoProject(_)
             | Self::NoDrive(_)
             | Self::NoKey(_) => ErrorKind::NotFound,
@@ -186,7 +195,10 @@ impl Error {
             | Self::SnapshotGone { .. } => ErrorKind::Gone,
             Self::Generation { .. } => ErrorKind::Stale,
             Self::NoUids => ErrorKind::Exhausted,
-            Self::SessionOver | Self::ShuttingDown => ErrorKind::Unavailable,
+            Self::SessionOver
+            | Self::ShuttingDown
+            | Self::StartSlow { .. }
+            | Self::PortSlow { .. } => ErrorKind::Unavailable,
             Self::Image(error) => image_kind(error),
             Self::Store(error) => store_kind(error),
             Self::Guest(error) => guest_kind(error),
@@ -220,6 +232,8 @@ impl Error {
             Self::NoSession(_) => "session_not_found",
             Self::NoCommand { .. } => "command_not_found",
             Self::NoPort { .. } => "port_not_published",
+            Self::NoService { .. } => "service_not_found",
+            Self::StartSlow { .. } | Self::PortSlow { .. } => "timeout",
             Self::NoProject(_) => "project_not_found",
             Self::NoKey(_) => "key_not_found",
             Self::NoDrive(_) => "drive_not_found",
@@ -269,6 +283,7 @@ impl Error {
                 format!("choose another name, or ask to get `{name}` if it exists (`keep create {name} --get`)")
             }
             Self::NoSandbox(_) => "`keep ls` lists what there is".to_owned(),
+            Self::NoService { sandbox, .. } => format!("`keep service ls {sandbox}` lists what there is"),
             Self::NoSnapshot(_) => "`keep snapshot ls` lists what there is".to_owned(),
             Self::NoCommand { sandbox, .. } => format!("`keep commands {sandbox}` lists what was run"),
             Self::NotRunning(name) => format!("start it with `keep start {name}`, or leave out the wish not to wake it"),

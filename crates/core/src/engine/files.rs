@@ -2,11 +2,10 @@
 
 use sandkeep_proto::link::{At, Entry};
 
-use super::lifecycle::Phase;
 use super::live::Hold;
-use super::{Engine, Error, Result, WakeMode};
+use super::{Engine, Result, WakeMode};
 use crate::guest::{Guest, GuestError, Incoming, Outgoing};
-use crate::model::{Name, SandboxId};
+use crate::model::Name;
 
 /// A sandbox's files. It stays awake while this lives.
 #[derive(Debug)]
@@ -32,44 +31,6 @@ impl Engine {
         let user = sandbox.config.user.clone().or_else(|| sandbox.image_config.user.clone());
         let cwd = sandbox.config.cwd.clone().or_else(|| sandbox.image_config.cwd.clone());
         Ok(Files { guest, user, cwd, _hold: hold, _gate: gate })
-    }
-
-    /// Connects to a port inside a sandbox, waking it if need be.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`super::Error`] when the sandbox cannot be woken or nothing listens.
-    pub async fn connect_port(
-        &self,
-        project: &Name,
-        name: &Name,
-        port: u16,
-        wake: WakeMode,
-    ) -> Result<(Outgoing, Incoming, Hold)> {
-        let (live, (hold, _)) = self.inner.enter(project, name, &wake).await?;
-        let (outgoing, incoming) = live.guest().await?.connect_port(port).await?;
-        Ok((outgoing, incoming, hold))
-    }
-}
-
-impl Engine {
-    /// Connects to a port that a sandbox publishes, if it runs.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::NoPort`] when it publishes none of that number, or is not there at all, and
-    /// [`Error::NotRunning`] when it sleeps.
-    pub async fn connect_published(
-        &self,
-        id: &SandboxId,
-        port: u16,
-    ) -> Result<(Outgoing, Incoming, Hold)> {
-        let found = self.inner.db.sandbox_by_id(id).await?;
-        let published = found.filter(|sandbox| {
-            sandbox.phase != Phase::Deleted && sandbox.config.ports.contains(&port)
-        });
-        let sandbox = published.ok_or_else(|| Error::NoPort { sandbox: id.clone(), port })?;
-        self.connect_port(&sandbox.project, &sandbox.name, port, WakeMode::IfRunning).await
     }
 }
 

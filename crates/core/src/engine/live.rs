@@ -1,20 +1,21 @@
 //! A running sandbox: its agent, its session, and who is using it.
 //!
-//! *Idle* means: no command is alive that was started through the engine, and nobody holds the
-//! sandbox (an open file transfer, a connection to a port). Both are counted here, in the daemon;
+//! *Idle* means: no command is alive that was started through the engine, services apart, and nobody
+//! holds the sandbox (an open file transfer, a connection to a port). Both are counted here, in the daemon;
 //! nothing inside the sandbox can add to the count or take from it.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use super::services::Services;
 use super::slot::lock;
 use super::track::Tracked;
 use super::uplink::Uplink;
 use super::{Error, Result};
-use tokio::sync::OwnedRwLockReadGuard;
+use tokio::sync::{OwnedRwLockReadGuard, watch};
 
 use crate::driver::{Driver, Link};
 use crate::guest::Guest;
@@ -37,7 +38,8 @@ pub(crate) struct Live {
     /// Its network, while it is online.
     pub(super) uplink: Mutex<Option<Uplink>>,
     /// The session is being ended: nobody new comes in.
-    closed: AtomicBool,
+    closed: watch::Sender<bool>,
+    pub(super) services: Services,
     holders: AtomicUsize,
     quiet_since: Mutex<Instant>,
 }
@@ -68,7 +70,8 @@ impl Live {
             commands: Mutex::default(),
             copied: tokio::sync::Mutex::default(),
             uplink: Mutex::default(),
-            closed: AtomicBool::new(false),
+            closed: watch::Sender::new(false),
+            services: Services::default(),
             holders: AtomicUsize::new(0),
             quiet_since: Mutex::new(Instant::now()),
         })
@@ -98,14 +101,19 @@ impl Live {
 
     /// Lets nobody in any more.
     pub(super) fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
+        self.closed.send_replace(true);
+    }
+
+    /// Turns true when nobody is let in any more.
+    pub(super) fn closing(&self) -> watch::Receiver<bool> {
+        self.closed.subscribe()
     }
 
     /// Holds the root still while the agent is asked to touch it; refused when the session is over.
     pub(super) async fn enter(self: &Arc<Self>) -> Result<(Hold, OwnedRwLockReadGuard<()>)> {
         let hold = self.hold();
         let gate = Arc::clone(&self.gate).read_owned().await;
-        if self.closed.load(Ordering::SeqCst) {
+        if *self.closed.borrow() {
             return Err(Error::SessionOver);
         }
         Ok((hold, gate))
@@ -117,7 +125,7 @@ impl Live {
         if !guest.is_lost() {
             return Ok(guest);
         }
-        if self.closed.load(Ordering::SeqCst) {
+        if *self.closed.borrow() {
             return Err(Error::SessionOver);
         }
         let mut place = self.guest.write().await;

@@ -20,6 +20,7 @@
 //! - `hooks` are the commands the server runs by itself at a start and a stop.
 //! - `command` runs processes, `track` follows them and keeps what they print (`log`), `stdin` feeds
 //!   them; `files` moves files; `export` makes an OCI image of a snapshot.
+//! - `ports` is the way to a port inside; `services` are commands that are there again after every resume.
 //! - `session` finds sessions and what ran in them; `snapshots` keeps snapshots, and what is left of those
 //!   that went.
 //! - `space` says who holds which layers, drops what is held by nobody and shortens long chains.
@@ -50,10 +51,12 @@ mod live;
 mod log;
 mod network;
 mod once;
+mod ports;
 mod reaper;
 mod recover;
 mod sandbox;
 mod seal;
+mod services;
 mod session;
 mod slot;
 mod snapshots;
@@ -90,9 +93,12 @@ pub use error::{Error, ErrorKind, Result};
 pub use files::Files;
 pub use live::Hold;
 pub use network::{ConnectionFilter, Destination, Host};
+pub use ports::{Connected, Whose};
+pub use services::{ServiceState, ServiceStatus};
 pub use space::{Sized, SpaceReport};
 pub use stdin::{StdinHandle, StdinProgress};
 pub use tenant::Caller;
+pub use token::PortPass;
 
 pub use crate::model::{Method, OnDelete};
 
@@ -191,6 +197,8 @@ pub(crate) struct Inner {
     unsynced_tombstones: AtomicBool,
     /// Some manifests did not read: what nobody seems to hold may be theirs, so nothing is collected.
     uncertain: AtomicBool,
+    /// Attempts to wake a sandbox that those who want its ports share.
+    wakes: Mutex<HashMap<SandboxId, ports::Attempt>>,
     shutdown: watch::Sender<bool>,
 }
 
@@ -226,6 +234,7 @@ impl Engine {
             uncertain: AtomicBool::new(false),
             snapshot_locks: snapshots::Locks::default(),
             unsynced_tombstones: AtomicBool::default(),
+            wakes: Mutex::default(),
             shutdown: watch::channel(false).0,
         });
         inner.recover().await?;

@@ -241,7 +241,7 @@ impl Inner {
         let live = Live::new(driver, key, link, guest, sandbox.clone(), session.clone());
         self.go_online_again(&live).await;
         let running = self.db.commands(&sandbox.id, &Page::all()).await?.items;
-        for mut command in running {
+        for mut command in running.iter().cloned() {
             if command.session != session.id || command.state != CommandState::Running {
                 continue;
             }
@@ -253,6 +253,7 @@ impl Inner {
                 self.keep_command(&command).await?;
             }
         }
+        self.adopt_services(&live, &running);
         Ok(live)
     }
 

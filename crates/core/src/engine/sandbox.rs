@@ -479,6 +479,7 @@ impl Inner {
         let mounts_changed = patch.mounts.is_some();
         let (policy_changed, at_once) = (patch.network.is_some(), !patch.next_session);
         self.seal_patch(&sandbox.project, &mut patch)?;
+        let services = sandbox.config.services.clone();
         sandbox.config = patch.apply(sandbox.config)?.with_defaults_for(&sandbox.project);
         if mounts_changed {
             self.check_drives(&sandbox.project, &sandbox.config.mounts).await?;
@@ -497,6 +498,9 @@ impl Inner {
                     session.deadline = timeout.and_then(|span| after(session.started_at, span));
                 });
                 self.keep_session(&session).await?;
+            }
+            if sandbox.config.services != services {
+                self.reconcile_services(&live);
             }
         }
         self.retain(&sandbox).await?;

@@ -9,8 +9,8 @@
 //! readable by its owner alone. Removing the file ends every token there is; the next daemon makes
 //! another.
 //!
-//! `aud` says what a token is for. One that opens a terminal ([`Engine::sign`]) is refused as a key,
-//! and the other way round.
+//! `aud` says what a token is for. One that opens a terminal ([`Engine::sign`]) or a port
+//! ([`Engine::issue_port_token`]) is refused as a key, and the other way round.
 
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -24,12 +24,14 @@ use serde_json::{Map, Value};
 use sha2::Sha256;
 
 use super::{Caller, Engine, Error, Result, later};
-use crate::model::{KeyId, Name, Scope, Span, Timestamp, now};
+use crate::model::{KeyId, Name, Sandbox, SandboxId, Scope, Span, Timestamp, now};
 
 const FILE: &str = "token.key";
 const HEADER: &str = r#"{"alg":"HS256","typ":"JWT"}"#;
 /// What a token that stands for a key is for.
 const FOR_CALLS: &str = "sandkeep";
+/// What a token that opens a port is for.
+const FOR_A_PORT: &str = "sandkeep-port";
 
 /// What tokens are signed with.
 pub(super) struct Signer([u8; 32]);
@@ -81,6 +83,11 @@ impl Signer {
 
     /// The claims of a token that we signed and that has not expired.
     fn verify(&self, token: &str) -> Option<Value> {
+        self.claims(token).filter(|claims| !expired(claims))
+    }
+
+    /// The claims of a token that we signed.
+    fn claims(&self, token: &str) -> Option<Value> {
         let (text, signature) = token.rsplit_once('.')?;
         let (header, claims) = text.split_once('.')?;
         // One algorithm only: what the header says is compared, not obeyed.
@@ -89,9 +96,34 @@ impl Signer {
         }
         let signature = URL_SAFE_NO_PAD.decode(signature).ok()?;
         self.mac(text).verify_slice(&signature).ok()?;
-        let claims: Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(claims).ok()?).ok()?;
-        (claims.get("exp")?.as_i64()? > now().as_second()).then_some(claims)
+        serde_json::from_slice(&URL_SAFE_NO_PAD.decode(claims).ok()?).ok()
     }
+}
+
+fn expired(claims: &Value) -> bool {
+    !claims.get("exp").and_then(Value::as_i64).is_some_and(|exp| exp > now().as_second())
+}
+
+/// What a token for a port says.
+#[derive(Debug, Serialize, Deserialize)]
+struct PortClaims {
+    aud: String,
+    /// The key it was made with.
+    sub: KeyId,
+    sandbox: SandboxId,
+    port: u16,
+    exp: i64,
+}
+
+/// What a token is worth at a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortPass {
+    /// It opens it, until then.
+    Opens(Timestamp),
+    /// It did once: it has expired, or its key has gone.
+    Ended,
+    /// It is not for this port, or no token of ours.
+    Unknown,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -142,6 +174,63 @@ impl Engine {
         Ok(self.inner.signer.sign(&claims))
     }
 
+    /// Makes a token that opens one private port of one sandbox, and nothing else. It ends with the
+    /// caller's key.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Invalid`] when the span cannot be added to the clock.
+    pub fn issue_port_token(
+        &self,
+        caller: &Caller,
+        sandbox: &SandboxId,
+        port: u16,
+        expires: Span,
+    ) -> Result<(String, Timestamp)> {
+        let far = || Error::invalid("expires", "too far away");
+        let expires = later(expires).ok_or_else(far)?;
+        let expires = caller.until.map_or(expires, |until| until.min(expires));
+        let claims = PortClaims {
+            aud: FOR_A_PORT.to_owned(),
+            sub: caller.key.clone(),
+            sandbox: sandbox.clone(),
+            port,
+            exp: expires.as_second(),
+        };
+        let expires = Timestamp::from_second(claims.exp).unwrap_or(expires);
+        Ok((self.inner.signer.sign(&claims), expires))
+    }
+
+    /// Whether a text is a token for some port, whatever it is worth.
+    #[must_use]
+    pub fn is_port_token(&self, token: &str) -> bool {
+        let claims = self.inner.signer.claims(token);
+        claims.is_some_and(|claims| claims.get("aud").and_then(Value::as_str) == Some(FOR_A_PORT))
+    }
+
+    /// Tells what a token is worth at a port of a sandbox.
+    #[must_use]
+    pub fn port_pass(&self, token: &str, sandbox: &Sandbox, port: u16) -> PortPass {
+        let Some(claims) = self.inner.signer.claims(token) else { return PortPass::Unknown };
+        let over = expired(&claims);
+        let claims = match serde_json::from_value::<PortClaims>(claims) {
+            Ok(claims) if claims.aud == FOR_A_PORT => claims,
+            _ => return PortPass::Unknown,
+        };
+        if claims.sandbox != sandbox.id || claims.port != port {
+            return PortPass::Unknown;
+        }
+        let key = self.inner.key(&claims.sub);
+        let reaches = key.is_some_and(|(home, key)| {
+            let own = home == sandbox.project && key.scope >= Scope::Write;
+            own || key.scope == Scope::Admin
+        });
+        match Timestamp::from_second(claims.exp) {
+            Ok(until) if reaches && !over => PortPass::Opens(until),
+            _ => PortPass::Ended,
+        }
+    }
+
     /// Finds out for which key a token speaks.
     pub(super) fn bearer_of(&self, token: &str) -> Result<Caller> {
         let claims = self.inner.signer.verify(token).ok_or(Error::BadKey)?;
@@ -174,7 +263,9 @@ impl Engine {
     #[must_use]
     pub fn signed<T: DeserializeOwned>(&self, purpose: &str, token: &str) -> Option<T> {
         let mut claims = self.inner.signer.verify(token)?;
-        if claims.get("aud").and_then(Value::as_str) != Some(purpose) || purpose == FOR_CALLS {
+        if claims.get("aud").and_then(Value::as_str) != Some(purpose)
+            || [FOR_CALLS, FOR_A_PORT].contains(&purpose)
+        {
             return None;
         }
         serde_json::from_value(claims.get_mut("what")?.take()).ok()

@@ -61,7 +61,8 @@ impl Tracked {
 impl Inner {
     /// Takes up a command that an earlier daemon started.
     pub(super) async fn adopt(self: &Arc<Self>, live: &Arc<Live>, record: Command) -> Result<()> {
-        let hold = live.hold();
+        // A service keeps nothing awake.
+        let hold = record.service.is_none().then(|| live.hold());
         let log = self.open_log(&record);
         let process = live.guest().await?.attach(record.id.as_str(), log.offset(), 0).await?;
         self.track(live, record, process, log, None, true, hold);
@@ -85,7 +86,7 @@ impl Inner {
         log: LogWriter,
         caller: Option<mpsc::Sender<Event>>,
         with_stdin: bool,
-        hold: Hold,
+        hold: Option<Hold>,
     ) -> Arc<Tracked> {
         let id = record.id.clone();
         let deadline = record.timeout.and_then(|span| {

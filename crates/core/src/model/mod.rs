@@ -9,9 +9,11 @@ mod id;
 mod name;
 mod network;
 mod policy;
+mod port;
 mod quantity;
 mod record;
 mod root;
+mod service;
 mod snapshot;
 mod spec;
 
@@ -31,12 +33,14 @@ pub use network::{
     TextMatch, Verdict,
 };
 pub(crate) use policy::regex;
+pub use port::{Access, Port};
 pub use quantity::{BadQuantity, Size, Span};
 pub use record::{
     Command, CommandState, Dressed, Ending, FORMAT, HookRun, Image, ImageConfig, Key, Layer,
     LayerKind, Lineage, OnDelete, Project, Sandbox, Scope, Session, SessionEnd, Usage, Validation,
 };
 pub use root::{Limits, MachineKey, RootFs, UidRange};
+pub use service::{Restart, Service};
 pub use snapshot::{Expiry, Method, Snapshot, SnapshotKind};
 pub use spec::{BadConfig, Class, Config, Hook, Hooks, Patch, Resources, Retention};
 

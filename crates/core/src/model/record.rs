@@ -244,6 +244,9 @@ pub struct Session {
     pub hooks: Vec<HookRun>,
     /// Whether `validate` found things as they were; absent without such a hook.
     pub valid: Option<bool>,
+    /// Services that somebody started or stopped by hand, and which of the two.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub services: BTreeMap<Name, bool>,
 }
 
 /// Why a session ended.
@@ -355,6 +358,9 @@ pub struct Command {
     pub output_bytes: u64,
     /// Whether the log has less than it printed.
     pub truncated: bool,
+    /// The service it is of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<Name>,
 }
 
 /// How a command stands.

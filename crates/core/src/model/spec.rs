@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::service::check_services;
 use super::{
-    BadName, Guard, GuardPatch, Mounts, Name, Policy, Size, Span, Tags, check_env_name,
-    check_mounts, check_tag,
+    BadName, Guard, GuardPatch, Mounts, Name, Policy, Port, Service, Size, Span, Tags,
+    check_env_name, check_mounts, check_tag,
 };
 
 /// How long a sandbox is meant to live, and how it is governed.
@@ -153,7 +154,13 @@ pub struct Config {
     pub snapshot_always: bool,
     /// Ports inside that may be reached from outside.
     #[serde(default)]
-    pub ports: Vec<u16>,
+    pub ports: Vec<Port>,
+    /// Whether a request for a port may wake it; a port may say no by itself.
+    #[serde(default = "yes")]
+    pub wake_on_request: bool,
+    /// Commands that are there again after every resume.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<Service>,
     /// What it may reach; what its project says if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Policy>,
@@ -188,6 +195,8 @@ impl Default for Config {
             mounts: Mounts::new(),
             snapshot_always: false,
             ports: Vec::new(),
+            wake_on_request: true,
+            services: Vec::new(),
             network: None,
             guard: Guard::default(),
             notes: BTreeMap::new(),
@@ -227,7 +236,17 @@ pub struct Patch {
     pub exclude: Option<Vec<String>>,
     pub mounts: Option<Mounts>,
     pub snapshot_always: Option<bool>,
-    pub ports: Option<Vec<u16>>,
+    pub ports: Option<Vec<Port>>,
+    /// Ports to publish, or to publish otherwise; the others stay.
+    pub publish: Vec<Port>,
+    /// Ports to publish no more.
+    pub unpublish: Vec<u16>,
+    pub wake_on_request: Option<bool>,
+    pub services: Option<Vec<Service>>,
+    /// Services to add, or to replace by name; the others stay.
+    pub set_services: Vec<Service>,
+    /// Services to take away.
+    pub drop_services: Vec<Name>,
     pub network: Option<Option<Policy>>,
     pub guard: GuardPatch,
     /// Notes to make, and with `None` to take away; the others stay.
@@ -295,6 +314,22 @@ impl Patch {
         set(&mut config.mounts, self.mounts.map(check_mounts).transpose()?);
         set(&mut config.snapshot_always, self.snapshot_always);
         set(&mut config.ports, self.ports);
+        config.ports.retain(|port| !self.unpublish.contains(&port.number));
+        for port in self.publish {
+            match config.ports.iter_mut().find(|there| there.number == port.number) {
+                Some(there) => *there = port,
+                None => config.ports.push(port),
+            }
+        }
+        set(&mut config.wake_on_request, self.wake_on_request);
+        set(&mut config.services, self.services);
+        config.services.retain(|service| !self.drop_services.contains(&service.name));
+        for service in self.set_services {
+            match config.services.iter_mut().find(|there| there.name == service.name) {
+                Some(there) => *there = service,
+                None => config.services.push(service),
+            }
+        }
         set(&mut config.network, self.network);
         self.guard.apply(&mut config.guard);
         for (name, note) in self.notes {
@@ -360,6 +395,7 @@ impl Config {
         if let Some(network) = &self.network {
             network.check("network")?;
         }
+        check_services(&self.services)?;
         if self.notes.len() > 64
             || self.notes.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>()
                 > 64 << 10
@@ -412,7 +448,7 @@ impl Config {
     }
 
     fn check_ports(&self) -> Result<(), BadConfig> {
-        let mut ports = self.ports.clone();
+        let mut ports: Vec<u16> = self.ports.iter().map(|port| port.number).collect();
         ports.sort_unstable();
         ports.dedup();
         if self.ports.len() > 64 || ports.len() < self.ports.len() || ports.first() == Some(&0) {
@@ -458,12 +494,12 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::{Config, Patch};
-    use crate::model::Span;
+    use crate::model::{Port, Span};
 
     #[test]
     fn ports_notes_and_retention_are_checked() {
         let good = Patch {
-            ports: Some((1..=64).collect()),
+            ports: Some((1..=64).map(Port::from).collect()),
             notes: [("k".to_owned(), Some("v".repeat((64 << 10) - 1)))].into(),
             kept_expires: Some(Some(Span::seconds(60))),
             ..Patch::default()
@@ -473,9 +509,15 @@ mod tests {
             (0..count).map(|n| (n.to_string(), Some("v".repeat(size)))).collect()
         };
         for (field, patch) in [
-            ("ports", Patch { ports: Some(vec![0]), ..Patch::default() }),
-            ("ports", Patch { ports: Some(vec![80, 8080, 80]), ..Patch::default() }),
-            ("ports", Patch { ports: Some((1..=65).collect()), ..Patch::default() }),
+            ("ports", Patch { ports: Some(vec![0.into()]), ..Patch::default() }),
+            (
+                "ports",
+                Patch { ports: Some([80, 8080, 80].map(Port::from).to_vec()), ..Patch::default() },
+            ),
+            (
+                "ports",
+                Patch { ports: Some((1..=65).map(Port::from).collect()), ..Patch::default() },
+            ),
             ("notes", Patch { notes: notes(65, 0), ..Patch::default() }),
             ("notes", Patch { notes: notes(1, 64 << 10), ..Patch::default() }),
             ("kept_expires", Patch { kept_expires: Some(Some(Span(59_999))), ..Patch::default() }),
