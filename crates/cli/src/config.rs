@@ -9,8 +9,9 @@ use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 
+use sandkeep_core::model::Span;
 use sandkeep_core::secret::KeySource;
-use sandkeep_server::VercelSettings;
+use sandkeep_server::{GatewaySettings, VercelSettings};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
@@ -37,6 +38,9 @@ struct File {
     log: Option<String>,
     /// Whether the image `host` is made at the start.
     host_image: Option<bool>,
+    /// How ports inside sandboxes are reached.
+    #[serde(default)]
+    gateway: GatewayFile,
     /// How Vercel's clients are served.
     #[serde(default)]
     vercel: VercelFile,
@@ -51,6 +55,18 @@ struct File {
 pub(crate) struct SecretsFile {
     /// The file with the key that secrets are sealed with.
     key_file: Option<PathBuf>,
+}
+
+/// What a settings file says about ports.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GatewayFile {
+    /// The domain whose subdomains lead to ports; Vercel's clients' if absent.
+    domain: Option<String>,
+    /// Where clients reach this server from outside; what Vercel's clients are told if absent.
+    public_url: Option<String>,
+    /// How long a request waits for a sandbox to wake and a port to open.
+    wait: Option<String>,
 }
 
 /// What a settings file says about Vercel's clients.
@@ -86,6 +102,8 @@ pub(crate) struct Resolved {
     pub(crate) log: String,
     /// Whether the image `host` is made at the start.
     pub(crate) host_image: bool,
+    /// How ports inside sandboxes are reached.
+    pub(crate) gateway: GatewaySettings,
     /// How Vercel's clients are served.
     pub(crate) vercel: VercelSettings,
     /// Where the key comes from that secrets are sealed with.
@@ -115,13 +133,16 @@ pub(crate) fn resolve(global: &Global, args: ServeArgs) -> Result<Resolved, Fail
         let hint = "leave one of --listen and --unix-socket on";
         return Err(Failure::here("there is nothing to listen on").with_hint(hint));
     }
+    let mut vercel = vercel(file.vercel)?;
+    let gateway = gateway(file.gateway, &mut vercel)?;
     Ok(Resolved {
         data,
         listen,
         unix_socket,
         log: args.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
         host_image: !args.no_host_image && file.host_image.unwrap_or(true),
-        vercel: vercel(file.vercel)?,
+        gateway,
+        vercel,
         secrets_key: secrets_key(std::env::var_os(SECRETS_KEY), file.secrets)?,
     })
 }
@@ -142,6 +163,57 @@ pub(crate) fn secrets_key(
     std::path::absolute(path)
         .map(KeySource::File)
         .map_err(|error| Failure::caused("cannot tell the working directory", error))
+}
+
+/// What is said of one and not of the other holds for both.
+fn gateway(file: GatewayFile, vercel: &mut VercelSettings) -> Result<GatewaySettings, Failure> {
+    let usual = GatewaySettings::default();
+    let domain = file.domain.or_else(|| vercel.domain.clone());
+    if let Some(domain) = &domain {
+        check_domain(domain)?;
+    }
+    let public_url = file.public_url.or_else(|| vercel.public_url.clone());
+    if let Some(url) = &public_url
+        && !url.starts_with("http://")
+        && !url.starts_with("https://")
+    {
+        let hint = "write it like `https://keep.example.com`";
+        return Err(Failure::here(format!("`{url}` is no public_url")).with_hint(hint));
+    }
+    vercel.domain = vercel.domain.take().or_else(|| domain.clone());
+    vercel.public_url = vercel.public_url.take().or_else(|| public_url.clone());
+    let wait = match file.wait {
+        None => usual.wait,
+        Some(text) => {
+            let hint = "write a span like `30s`, of an hour at the most";
+            let span: Span = text.parse().map_err(|error| {
+                Failure::caused(format!("`{text}` is no wait"), error).with_hint(hint)
+            })?;
+            if span > Span::seconds(3600) {
+                return Err(
+                    Failure::here(format!("a wait of `{text}` is too long")).with_hint(hint)
+                );
+            }
+            span.duration()
+        }
+    };
+    Ok(GatewaySettings { domain, public_url, wait, ..usual })
+}
+
+fn check_domain(domain: &str) -> Result<(), Failure> {
+    let (host, port) = match domain.rsplit_once(':') {
+        Some((host, port)) => (host, Some(port)),
+        None => (domain, None),
+    };
+    let label = |label: &str| {
+        let plain = label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+        !label.is_empty() && label.len() <= 63 && plain
+    };
+    if host.split('.').all(label) && port.is_none_or(|port| port.parse::<u16>().is_ok()) {
+        return Ok(());
+    }
+    let hint = "write a name like `keep.example.com`, without `https://` and `*`";
+    Err(Failure::here(format!("`{domain}` is no domain")).with_hint(hint))
 }
 
 fn vercel(file: VercelFile) -> Result<VercelSettings, Failure> {
@@ -239,6 +311,24 @@ mod tests {
     }
 
     #[test]
+    fn ports_and_vercels_clients_are_told_the_same_places() {
+        let read = |toml: &str| {
+            let resolved = with(toml, ServeArgs::default(), None).unwrap();
+            let (gateway, vercel) = (resolved.gateway, resolved.vercel);
+            (gateway.domain, vercel.domain, gateway.public_url, gateway.wait.as_millis())
+        };
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(read(""), (None, None, None, 30_000));
+        let old = read("[vercel]\ndomain = 'v.test'\npublic_url = 'https://v.test'");
+        assert_eq!(old, (text("v.test"), text("v.test"), text("https://v.test"), 30_000));
+        let new = read("[gateway]\ndomain = 'g.test:8443'\nwait = '1500ms'");
+        assert_eq!(new, (text("g.test:8443"), text("g.test:8443"), None, 1500));
+        let both = read("[gateway]\ndomain = 'g.test'\n[vercel]\ndomain = 'v.test'");
+        assert_eq!(both.0, text("g.test"));
+        assert_eq!(both.1, text("v.test"));
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused_with_a_hint() {
         for toml in [
             "lisen = '127.0.0.1:1'",
@@ -249,6 +339,12 @@ mod tests {
             "[vercel]\nruntime = 'node24'",
             "[vercel]\nmax_timeout = 'long'",
             "[vercel.runtimes]\nnode24 = 24",
+            "[gateway]\ndomains = 'a.test'",
+            "[gateway]\ndomain = 'https://a.test'",
+            "[gateway]\ndomain = '*.a.test'",
+            "[gateway]\npublic_url = 'a.test'",
+            "[gateway]\nwait = 'long'",
+            "[gateway]\nwait = '2h'",
         ] {
             let failure = with(toml, ServeArgs::default(), None).unwrap_err();
             assert!(failure.hint().is_some(), "{toml}: {failure:?}");

@@ -47,6 +47,7 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
         unix: config.unix_socket.clone(),
         scratch: config.data.join("tmp"),
         limits: Limits::default(),
+        gateway: config.gateway.clone(),
         vercel: config.vercel.clone(),
     })
     .await

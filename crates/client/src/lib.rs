@@ -35,8 +35,10 @@ mod files;
 mod images;
 mod network;
 mod paging;
+mod ports;
 mod query;
 mod sandboxes;
+mod services;
 mod snapshots;
 mod tenants;
 mod transport;
@@ -51,6 +53,7 @@ pub use files::{Place, WriteOptions};
 pub use images::Fetching;
 pub use network::ListConnections;
 pub use paging::Pages;
+pub use ports::PortStream;
 pub use sandboxes::ListSandboxes;
 pub use transport::Endpoint;
 

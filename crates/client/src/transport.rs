@@ -16,8 +16,9 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
-use hyper::header::{AUTHORIZATION, HOST, HeaderValue, USER_AGENT};
-use hyper::{Method, Request, Response};
+use hyper::header::{AUTHORIZATION, CONNECTION, HOST, HeaderValue, UPGRADE, USER_AGENT};
+use hyper::upgrade::Upgraded;
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -203,6 +204,27 @@ impl Transport {
         Err(Error::from_answer(status.as_u16(), &download.collect().await?))
     }
 
+    /// Makes an exchange that turns a connection of its own into a stream of bytes.
+    pub(crate) async fn upgrade(
+        &self,
+        call: Call,
+        protocol: &'static str,
+    ) -> Result<Upgraded, Error> {
+        let mut request = self.request(call)?;
+        request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        request.headers_mut().insert(UPGRADE, HeaderValue::from_static(protocol));
+        let mut sender = self.open().await?;
+        let answer = sender.send_request(request).await;
+        let answer = answer.map_err(|error| Error::broken("asking it", error))?;
+        let status = answer.status();
+        if status == StatusCode::SWITCHING_PROTOCOLS {
+            let upgraded = hyper::upgrade::on(answer).await;
+            return upgraded.map_err(|error| Error::broken("opening a stream", error));
+        }
+        let answer = Download::new(answer, sender, Arc::clone(&self.idle));
+        Err(Error::from_answer(status.as_u16(), &answer.collect().await?))
+    }
+
     /// Opens a WebSocket at `target`.
     pub(crate) async fn socket(&self, target: &str) -> Result<WebSocketStream<Wire>, Error> {
         let url = format!("ws://{}{target}", self.authority());
@@ -277,7 +299,7 @@ impl Transport {
             http1::handshake(wire).await.map_err(|error| Error::broken("greeting it", error))?;
         // Ends when the sender is dropped or the server hangs up; its errors reach the sender.
         tokio::spawn(async move {
-            let _ = connection.await;
+            let _ = connection.with_upgrades().await;
         });
         Ok(sender)
     }

@@ -71,6 +71,18 @@ impl ApiError {
 
 impl From<engine::Error> for ApiError {
     fn from(error: engine::Error) -> Self {
+        Self::from(&error)
+    }
+}
+
+impl From<std::sync::Arc<engine::Error>> for ApiError {
+    fn from(error: std::sync::Arc<engine::Error>) -> Self {
+        Self::from(&*error)
+    }
+}
+
+impl From<&engine::Error> for ApiError {
+    fn from(error: &engine::Error) -> Self {
         let status = match error.kind() {
             ErrorKind::Invalid => StatusCode::BAD_REQUEST,
             ErrorKind::Unauthorized => StatusCode::UNAUTHORIZED,
@@ -84,10 +96,10 @@ impl From<engine::Error> for ApiError {
         };
         // Causes help whoever can do something about it; of our own faults they tell too much.
         let message = if error.kind() == ErrorKind::Fault {
-            tracing::error!(error = chain(&error), "a request failed");
+            tracing::error!(error = chain(error), "a request failed");
             error.to_string()
         } else {
-            chain(&error)
+            chain(error)
         };
         let mut answer = Self::new(status, error.code(), message);
         answer.body.hint = error.hint();

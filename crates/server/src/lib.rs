@@ -6,7 +6,6 @@
 //! - `gateway`: the way from outside to a port inside a sandbox.
 //! - `auth`: whose key it is and how far its scope reaches, per route.
 //! - [`limits`]: how much a caller may send, how fast and how long.
-//! - `gateway`: ports inside sandboxes, for everybody.
 //! - `error`: how anything that went wrong becomes a status and a JSON body.
 //! - [`openapi`]: the description of `/v1`, made from the routes and types themselves.
 //!
@@ -25,5 +24,6 @@ pub mod listen;
 pub mod openapi;
 
 pub use compat::vercel::Settings as VercelSettings;
+pub use gateway::Settings as GatewaySettings;
 pub use limits::Limits;
 pub use listen::{ServeConfig, ServeError, Server, serve};

@@ -19,8 +19,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio::sync::watch;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{Notify, watch};
 
 use crate::api::{self, App};
 use crate::limits::Limits;
@@ -37,6 +37,8 @@ pub struct ServeConfig {
     pub scratch: PathBuf,
     /// What callers may do.
     pub limits: Limits,
+    /// How ports inside sandboxes are reached.
+    pub gateway: crate::GatewaySettings,
     /// How Vercel's clients are served.
     pub vercel: crate::VercelSettings,
 }
@@ -90,6 +92,7 @@ pub struct Server {
     unix: Option<Socket>,
     scratch: PathBuf,
     limits: Limits,
+    gateway: crate::GatewaySettings,
     vercel: crate::VercelSettings,
 }
 
@@ -145,8 +148,8 @@ impl Server {
             Some(path) => Some(Socket::bind(path).await?),
             None => None,
         };
-        let ServeConfig { scratch, limits, vercel, .. } = config;
-        Ok(Self { tcp, unix, scratch, limits, vercel })
+        let ServeConfig { scratch, limits, gateway, vercel, .. } = config;
+        Ok(Self { tcp, unix, scratch, limits, gateway, vercel })
     }
 
     /// The addresses that were got; of use when a port was left to the system.
@@ -158,7 +161,9 @@ impl Server {
     /// Serves until `shutdown`.
     pub async fn run(self, engine: Engine, shutdown: impl Future<Output = ()> + Send) {
         let drain = self.limits.drain;
-        let app = Arc::new(App::new(engine, self.limits, self.scratch, self.vercel));
+        let local = self.addresses().first().copied();
+        let app = App::new(engine, self.limits, self.scratch, self.gateway, self.vercel);
+        let app = Arc::new(App { local, ..app });
         let router = api::router(Arc::clone(&app));
         let mut loops = tokio::task::JoinSet::new();
         for listener in self.tcp {
@@ -189,6 +194,7 @@ async fn accept_tcp(listener: TcpListener, router: Router, app: Arc<App>) {
             Ok((stream, peer)) => {
                 // Small answers must not wait for the kernel to gather more.
                 let _ = stream.set_nodelay(true);
+                notice_the_dead(&stream);
                 tokio::spawn(connection(
                     stream,
                     Peer(Some(peer.ip())),
@@ -224,6 +230,18 @@ async fn accept_unix(listener: UnixListener, router: Router, app: Arc<App>) {
     }
 }
 
+/// A peer that vanished without a word does not hold a connection, and a sandbox awake, for ever.
+fn notice_the_dead(stream: &TcpStream) {
+    use rustix::net::sockopt;
+    let asked = sockopt::set_socket_keepalive(stream, true)
+        .and_then(|()| sockopt::set_tcp_keepidle(stream, Duration::from_secs(60)))
+        .and_then(|()| sockopt::set_tcp_keepintvl(stream, Duration::from_secs(15)))
+        .and_then(|()| sockopt::set_tcp_keepcnt(stream, 4));
+    if let Err(error) = asked {
+        tracing::debug!(%error, "a connection goes unwatched");
+    }
+}
+
 /// A failed accept is the peer's doing, or we are out of files: then it helps to wait.
 async fn pause(error: &io::Error) {
     let by_peer = matches!(
@@ -238,6 +256,13 @@ async fn pause(error: &io::Error) {
     }
 }
 
+/// How long a peer may take to say what it wants.
+const HEAD: Duration = Duration::from_secs(60);
+/// How much an HTTP/2 peer may send as headers of one request, in bytes.
+const HEADERS: u32 = 64 << 10;
+/// How many requests an HTTP/2 peer may have under way on one connection.
+const STREAMS: u32 = 256;
+
 /// Who is at the other end of a connection; every request carries it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer(pub(crate) Option<IpAddr>);
@@ -249,21 +274,40 @@ where
     let mut closing = app.closing.subscribe();
     let mut builder = Builder::new(TokioExecutor::new());
     // A peer that never finishes its headers does not hold a connection for long.
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(Duration::from_secs(60));
-    builder.http2().timer(TokioTimer::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_header_list_size(HEADERS)
+        .max_concurrent_streams(STREAMS)
+        .keep_alive_interval(HEAD)
+        .keep_alive_timeout(HEAD / 2);
     let service = TowerToHyperService::new(router);
+    let asked = Arc::new(Notify::new());
+    let first = Arc::clone(&asked);
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        first.notify_one();
         request.extensions_mut().insert(peer);
         service.call(request)
     });
     let serving = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(serving);
+    // Which HTTP it is to be shows in the first bytes, and for those nothing else sets a time.
     let ended = tokio::select! {
-        ended = serving.as_mut() => ended,
-        () = closed(&mut closing) => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
-        }
+        ended = serving.as_mut() => Some(ended),
+        () = asked.notified() => None,
+        () = closed(&mut closing) => None,
+        () = tokio::time::sleep(HEAD) => return,
+    };
+    let ended = match ended {
+        Some(ended) => ended,
+        None => tokio::select! {
+            ended = serving.as_mut() => ended,
+            () = closed(&mut closing) => {
+                serving.as_mut().graceful_shutdown();
+                serving.await
+            }
+        },
     };
     if let Err(error) = ended {
         tracing::debug!(error = crate::error::chain(error.as_ref()), "a connection broke");

@@ -10,7 +10,7 @@ use utoipa::openapi::{Content, OpenApi as Document, Ref, RefOr, Response, Respon
 use utoipa::{Modify, OpenApi, ToSchema};
 
 use crate::api::{
-    commands, drives, exec, files, images, network, ports, sandboxes, snapshots, tenants,
+    commands, drives, exec, files, images, network, ports, sandboxes, services, snapshots, tenants,
 };
 
 #[derive(OpenApi)]
@@ -55,11 +55,20 @@ use crate::api::{
         files::rename,
         files::tar_out,
         files::tar_in,
+        ports::list,
+        ports::publish,
+        ports::issue_token,
+        ports::connect,
         ports::web_socket,
         network::get,
         network::set,
         network::connections,
         network::summary,
+        services::list,
+        services::set,
+        services::remove,
+        services::start,
+        services::stop,
         snapshots::list,
         snapshots::of_sandbox,
         snapshots::get,

@@ -3,6 +3,7 @@
 //! These types only say what was written; the modules under `command` say what it means. The help
 //! texts are the reference, `docs/CLI.md` is generated from them and held by a test.
 
+mod port;
 mod sandbox;
 mod server;
 
@@ -10,6 +11,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+pub(crate) use port::{
+    AccessArg, ForwardArgs, OpenArgs, PortsArgs, RestartArg, ServiceCommand, SetServiceArgs,
+};
 pub(crate) use sandbox::{
     CheckpointArgs, ClassArg, CopyArgs, Count, CreateArgs, ExecArgs, ExecOptions, ForkArgs,
     IfExistsArg, KillArgs, Limit, ListArgs, LogsArgs, NameArgs, PhaseArg, PsArgs, RemoveArgs,
@@ -128,6 +132,15 @@ pub(crate) enum Command {
     Update(Box<UpdateArgs>),
     /// List the sessions of a sandbox and what they used
     Sessions(PsArgs),
+    /// List the ports that a sandbox publishes, or publish one
+    Ports(PortsArgs),
+    /// Print the address of a port in a sandbox, published for it if need be
+    Open(OpenArgs),
+    /// Listen here and carry connections to a port in a sandbox, waking it if it sleeps
+    Forward(ForwardArgs),
+    /// Look after services: commands that are there again after every resume
+    #[command(subcommand)]
+    Service(ServiceCommand),
     /// Look after snapshots
     #[command(subcommand)]
     Snapshot(SnapshotCommand),

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use sandkeep_client::types::{Mount, MountMode};
+use sandkeep_client::types::{Mount, MountMode, Port};
 use sandkeep_core::model::{Size, Span};
+
+use super::port::published;
 
 /// One or more sandboxes.
 #[derive(Debug, Args)]
@@ -105,6 +107,15 @@ pub(crate) struct Settings {
     /// Mount no drives
     #[arg(long, conflicts_with = "mounts")]
     pub(crate) no_mounts: bool,
+    /// A port to reach from outside, by everybody or with a token only; may be repeated
+    #[arg(long = "publish", value_name = "PORT[:private]", value_parser = published)]
+    pub(crate) publish: Vec<Port>,
+    /// Requests for its ports wake it (the default)
+    #[arg(long, overrides_with = "no_wake_on_request")]
+    pub(crate) wake_on_request: bool,
+    /// Requests for its ports do not wake it
+    #[arg(long)]
+    pub(crate) no_wake_on_request: bool,
 }
 
 /// How a sandbox is governed.
@@ -415,6 +426,9 @@ pub(crate) struct UpdateArgs {
     /// Take this variable away; may be repeated
     #[arg(long, value_name = "NAME")]
     pub(crate) unset_env: Vec<String>,
+    /// Publish this port no more; may be repeated
+    #[arg(long, value_name = "PORT")]
+    pub(crate) unpublish: Vec<u16>,
     #[command(flatten)]
     pub(crate) settings: Settings,
 }
@@ -440,7 +454,7 @@ pub(super) fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-fn variable(text: &str) -> Result<(String, String), String> {
+pub(super) fn variable(text: &str) -> Result<(String, String), String> {
     if text.contains('=') {
         return pair(text).map_err(|_| "write NAME=VALUE or NAME".to_owned());
     }

@@ -17,11 +17,16 @@ Settings may also stand in a TOML file given by --config; options and variables 
   log = \"info\"
   host_image = true               # make the image `host` at the first start
 
-  [vercel]                        # what Vercel's clients get
+  [gateway]                       # the way from outside to ports inside sandboxes
+  domain = \"keep.example.com\"     # its subdomains lead there: 3000-my-app.keep.example.com
+  public_url = \"https://keep.example.com\"  # where this server is reached from outside
+  wait = \"30s\"                    # how long a request waits for a sandbox and its port
+
+  [vercel]                        # what Vercel's clients get; of domain and public_url, the gateway's if absent
   default_image = \"host\"          # what their default machine is made of
   max_timeout = \"24h\"             # the longest a session may last
   public_url = \"https://keep.example.com\"  # where they reach this server from outside
-  domain = \"keep.example.com\"     # its subdomains lead to ports inside sandboxes
+  domain = \"keep.example.com\"     # and their subdomains for ports
   runtimes.node24 = \"node:24\"     # which image a runtime stands for
   images.\"team/project/repo\" = \"my-image:1\"  # and an image";
 

@@ -279,7 +279,17 @@ pub(super) async fn logs(context: &Context, args: &LogsArgs) -> Result<(), Failu
         Some(id) => id.clone(),
         None => newest(context, &args.name).await?.id,
     };
-    let mut log = context.client.logs(&args.name, &id, args.follow).await?;
+    print_log(context, &args.name, &id, args.follow).await
+}
+
+/// Prints what a command wrote.
+pub(super) async fn print_log(
+    context: &Context,
+    name: &str,
+    command: &str,
+    follow: bool,
+) -> Result<(), Failure> {
+    let mut log = context.client.logs(name, command, follow).await?;
     while let Some(output) = log.next().await? {
         show(&context.screen, &output)?;
     }

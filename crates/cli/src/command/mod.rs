@@ -7,7 +7,9 @@ mod env;
 mod exec;
 mod fsck;
 mod image;
+mod port;
 mod sandbox;
+mod service;
 mod settings;
 mod snapshot;
 mod tar;
@@ -77,6 +79,10 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Rm(args) => sandbox::remove(&context()?, &args).await?,
         Command::Update(args) => sandbox::update(&context()?, *args).await?,
         Command::Sessions(args) => sandbox::sessions(&context()?, &args).await?,
+        Command::Ports(args) => port::ports(&context()?, &args).await?,
+        Command::Open(args) => port::open(&context()?, &args).await?,
+        Command::Forward(args) => port::forward(&context()?, &args).await?,
+        Command::Service(command) => service::service(&context()?, command).await?,
         Command::Snapshot(command) => snapshot::snapshot(&context()?, command).await?,
         Command::Drive(command) => drive::drive(&context()?, command).await?,
         Command::Image(command) => image::image(&context()?, command).await?,

@@ -280,6 +280,8 @@ fn described(paint: Paint, sandbox: &Sandbox) -> String {
         ("snapshots kept", kept + &age),
         ("excluded", sandbox.exclude.join(" ")),
         ("drives", mounts(sandbox)),
+        ("ports", ports(sandbox)),
+        ("services", services(sandbox)),
         ("created", when::ago(&sandbox.created_at)),
         ("used", when::ago(&sandbox.used_at)),
         ("expires", when::ago(&sandbox.expires_at)),
@@ -300,6 +302,19 @@ fn mounts(sandbox: &Sandbox) -> String {
         format!("{drive}:{path}:{}", word(mode))
     });
     said.collect::<Vec<_>>().join(" ")
+}
+
+fn ports(sandbox: &Sandbox) -> String {
+    let mut said: Vec<String> =
+        sandbox.ports.iter().map(|port| format!("{}:{}", port.port, word(port.access))).collect();
+    if !sandbox.wake_on_request {
+        said.push("(requests do not wake it)".to_owned());
+    }
+    said.join(" ")
+}
+
+fn services(sandbox: &Sandbox) -> String {
+    sandbox.services.iter().map(|service| service.name.as_str()).collect::<Vec<_>>().join(" ")
 }
 
 pub(super) async fn remove(context: &Context, args: &RemoveArgs) -> Result<(), Failure> {
@@ -324,7 +339,7 @@ pub(super) async fn remove(context: &Context, args: &RemoveArgs) -> Result<(), F
 }
 
 pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<(), Failure> {
-    let UpdateArgs { name, extend, untag, unset_env, settings } = args;
+    let UpdateArgs { name, extend, untag, unset_env, unpublish, settings } = args;
     let mut settings = change(settings);
     if settings.tags.is_some()
         || settings.env.is_some()
@@ -334,6 +349,14 @@ pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<(), Fa
         let there = context.client.sandbox(&name).await?;
         settings.tags = added(there.tags, settings.tags, &untag);
         settings.env = added(there.env, settings.env, &unset_env);
+    }
+    if settings.ports.is_some() || !unpublish.is_empty() {
+        let mut ports = context.client.sandbox(&name).await?.ports;
+        let more = settings.ports.take().unwrap_or_default();
+        let again = |port: u16| more.iter().any(|more| more.port == port);
+        ports.retain(|there| !unpublish.contains(&there.port) && !again(there.port));
+        ports.extend(more);
+        settings.ports = Some(ports);
     }
     if let Some(by) = extend {
         let request = Extend { by: Span::Number(by.0) };

@@ -70,6 +70,13 @@ pub(super) fn change(settings: Settings) -> UpdateSandbox {
         mounts: Some(settings.mounts.into_iter().collect::<BTreeMap<_, _>>())
             .filter(|mounts| settings.no_mounts || !mounts.is_empty()),
         network: None,
+        ports: Some(settings.publish).filter(|ports| !ports.is_empty()),
+        wake_on_request: match (settings.wake_on_request, settings.no_wake_on_request) {
+            (true, _) => Some(true),
+            (false, true) => Some(false),
+            (false, false) => None,
+        },
+        services: None,
     }
 }
 
@@ -102,6 +109,9 @@ macro_rules! request_with {
             exclude: change.exclude,
             mounts: change.mounts,
             network: change.network,
+            ports: change.ports,
+            wake_on_request: change.wake_on_request,
+            services: change.services,
         }
     }};
 }

@@ -111,6 +111,9 @@ pub struct Command {
     pub output_bytes: u64,
     /// Whether the log has less than it printed.
     pub truncated: bool,
+    /// The service it is of.
+    #[serde(default)]
+    pub service: Option<String>,
 }
 
 /// How `data` says bytes.

@@ -15,8 +15,10 @@ mod error;
 mod file;
 mod image;
 mod network;
+mod port;
 mod quantity;
 mod sandbox;
+mod service;
 mod snapshot;
 mod tenant;
 
@@ -33,12 +35,14 @@ pub use network::{
     PairMatch, ProjectNetwork, Protocol, RequestAction, RequestMatch, RequestRule, SandboxNetwork,
     SetNetwork, TextMatch, Verdict,
 };
+pub use port::{Access, IssuePortToken, Port, PortStatus, PortToken, PublishPort};
 pub use quantity::{Size, Span};
 pub use sandbox::{
     Checkpoint, Class, CreateSandbox, Deleted, Extend, Fork, Hook, HookRun, Hooks, IfExists,
     Lineage, Opened, Resources, Rollback, RolledBack, Sandbox, Session, SessionEnd, Start, State,
     Stopped, Tree, UpdateSandbox, Usage,
 };
+pub use service::{Restart, Service, ServiceState, ServiceStatus, SetService};
 pub use snapshot::{Snapshot, SnapshotDeleted, SnapshotKind, SnapshotSize};
 pub use tenant::{
     Audience, CreateKey, CreateProject, Health, IssueToken, Key, NewKey, Project, Scope,

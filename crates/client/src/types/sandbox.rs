@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::quantity::given;
-use super::{Mount, Network, Size, Snapshot, Span};
+use super::{Mount, Network, Port, Service, Size, Snapshot, Span};
 
 /// How long a sandbox is meant to live, and how it is governed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -161,6 +161,15 @@ macro_rules! with_settings {
             #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
             #[schema(value_type = Option<Network>)]
             pub network: Option<Option<Network>>,
+            /// Ports that may be reached from outside; replaces all there were.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub ports: Option<Vec<Port>>,
+            /// Whether a request for a port wakes it, unless the port says no.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub wake_on_request: Option<bool>,
+            /// Commands that are there again after every resume; replaces all there were.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub services: Option<Vec<Service>>,
         }
 
         impl $name {
@@ -191,6 +200,9 @@ macro_rules! with_settings {
                     exclude: self.exclude.take(),
                     mounts: self.mounts.take(),
                     network: self.network.take(),
+                    ports: self.ports.take(),
+                    wake_on_request: self.wake_on_request.take(),
+                    services: self.services.take(),
                 }
             }
         }
@@ -362,6 +374,15 @@ pub struct Sandbox {
     /// What it may reach; what its project says if null. Values of headers are not told.
     #[serde(default)]
     pub network: Option<Network>,
+    /// Ports that may be reached from outside.
+    #[serde(default)]
+    pub ports: Vec<Port>,
+    /// Whether a request for a port wakes it, unless the port says no.
+    #[serde(default)]
+    pub wake_on_request: bool,
+    /// Commands that are there again after every resume.
+    #[serde(default)]
+    pub services: Vec<Service>,
     /// How long after its last use it goes away.
     pub expires_ms: u64,
     /// When that is, as things stand.

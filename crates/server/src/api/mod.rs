@@ -17,6 +17,7 @@ pub(crate) mod network;
 pub(crate) mod policy;
 pub(crate) mod ports;
 pub(crate) mod sandboxes;
+pub(crate) mod services;
 pub(crate) mod snapshots;
 mod stream;
 pub(crate) mod tenants;
@@ -31,7 +32,7 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
+use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
 use futures_util::FutureExt;
 use tokio::sync::watch;
@@ -53,6 +54,9 @@ pub(crate) struct App {
     pub(crate) limits: Limits,
     pub(crate) rate: RateLimiter,
     pub(crate) scratch: PathBuf,
+    pub(crate) gateway: crate::gateway::Settings,
+    /// Where this server listens, as far as its own host is concerned.
+    pub(crate) local: Option<std::net::SocketAddr>,
     pub(crate) vercel: crate::compat::vercel::Settings,
     pub(crate) vercel_races: crate::compat::vercel::races::Races,
     /// Turns true once, when the server goes down.
@@ -65,6 +69,7 @@ impl App {
         engine: Engine,
         limits: Limits,
         scratch: PathBuf,
+        gateway: crate::gateway::Settings,
         vercel: crate::compat::vercel::Settings,
     ) -> Self {
         let rate = RateLimiter::new(&limits);
@@ -73,6 +78,8 @@ impl App {
             limits,
             rate,
             scratch,
+            gateway,
+            local: None,
             vercel,
             vercel_races: Default::default(),
             closing: watch::Sender::new(false),
@@ -142,6 +149,16 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/sandboxes/{name}/network", get(network::get).put(network::set))
         .route("/v1/sandboxes/{name}/connections", get(network::connections))
         .route("/v1/sandboxes/{name}/connections/summary", get(network::summary))
+        .route("/v1/sandboxes/{name}/ports", get(ports::list))
+        .route("/v1/sandboxes/{name}/ports/{port}", put(ports::publish))
+        .route("/v1/sandboxes/{name}/ports/{port}/token", post(ports::issue_token))
+        .route("/v1/sandboxes/{name}/services", get(services::list))
+        .route(
+            "/v1/sandboxes/{name}/services/{service}",
+            put(services::set).delete(services::remove),
+        )
+        .route("/v1/sandboxes/{name}/services/{service}/start", post(services::start))
+        .route("/v1/sandboxes/{name}/services/{service}/stop", post(services::stop))
         .route("/v1/sandboxes/{name}/commands", get(commands::list))
         .route("/v1/sandboxes/{name}/commands/{id}/signal", post(commands::signal))
         .route("/v1/sandboxes/{name}/commands/{id}/resize", post(commands::resize))
@@ -167,6 +184,7 @@ fn stream_routes() -> Router<Arc<App>> {
             get(files::read).put(files::write).delete(files::remove),
         )
         .route("/v1/sandboxes/{name}/ports/{port}/ws", get(ports::web_socket))
+        .route("/v1/sandboxes/{name}/ports/{port}/connect", get(ports::connect))
         .route("/v1/sandboxes/{name}/files/tar", get(files::tar_out).put(files::tar_in))
 }
 

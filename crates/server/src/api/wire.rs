@@ -10,6 +10,8 @@ use sandkeep_proto::link;
 
 use super::input::{parsed, size, span};
 use super::policy::{policy_in, policy_out};
+use super::ports::{port_out, ports_in};
+use super::services::{service_in, service_out};
 use crate::error::ApiError;
 use sandkeep_core::engine;
 
@@ -159,6 +161,12 @@ pub(super) fn patch(
         exclude: change.exclude,
         mounts: change.mounts.map(mounts_in).transpose()?,
         network: change.network.map(|given| given.map(policy).transpose()).transpose()?,
+        ports: change.ports.map(ports_in).transpose()?,
+        wake_on_request: change.wake_on_request,
+        services: change
+            .services
+            .map(|all| all.into_iter().map(service_in).collect())
+            .transpose()?,
         ..model::Patch::default()
     })
 }
@@ -205,6 +213,9 @@ pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
         exclude: config.exclude,
         mounts: config.mounts.into_iter().map(|(path, mount)| (path, mount_out(mount))).collect(),
         network: config.network.map(policy_out),
+        ports: config.ports.into_iter().map(port_out).collect(),
+        wake_on_request: config.wake_on_request,
+        services: config.services.into_iter().map(service_out).collect(),
         expires_ms: config.expires.0,
         expires_at,
         created_at: sandbox.created_at.to_string(),
@@ -336,6 +347,7 @@ pub(super) fn command(command: model::Command) -> types::Command {
         ended_at: command.ended_at.map(|time| time.to_string()),
         output_bytes: command.output_bytes,
         truncated: command.truncated,
+        service: command.service.map(Into::into),
     }
 }
 

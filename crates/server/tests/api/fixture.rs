@@ -160,6 +160,12 @@ impl Served {
             unix: Some(socket.clone()),
             scratch: dir.path().to_owned(),
             limits,
+            gateway: sandkeep_server::GatewaySettings {
+                domain: Some("keep.test".to_owned()),
+                default_project: "main".parse().unwrap(),
+                wait: Duration::from_secs(10),
+                ..sandkeep_server::GatewaySettings::default()
+            },
             vercel: sandkeep_server::VercelSettings::default(),
         });
         let server = server.await.unwrap();

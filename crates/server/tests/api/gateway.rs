@@ -8,7 +8,7 @@ use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::engine::{Create, Delete, Opened, Stop};
-use sandkeep_core::model::{Patch, Span};
+use sandkeep_core::model::{Patch, Port, Span};
 use sandkeep_testkit::daemon::skipped;
 use sandkeep_testkit::house::name;
 use serde_json::Value;
@@ -62,8 +62,11 @@ async fn with_ports(test: &str) -> Option<Served> {
 }
 
 async fn serve(served: &Served, sandbox: &str, ports: &[u16]) -> Opened {
-    let patch =
-        Patch { image: Some("small".to_owned()), ports: Some(ports.to_vec()), ..Patch::default() };
+    let patch = Patch {
+        image: Some("small".to_owned()),
+        ports: Some(ports.iter().copied().map(Port::from).collect()),
+        ..Patch::default()
+    };
     let create = Create { name: Some(name(sandbox)), patch, start: true, ..Create::default() };
     let opened = served.engine.create(&name("main"), create, None).await.unwrap();
     listen(served, sandbox).await;
@@ -176,7 +179,7 @@ async fn whoever_leaves_is_gone_also_where_the_process_hangs() {
     let Some(served) = with_ports("whoever_leaves_is_gone").await else { return };
     let patch = Patch {
         image: Some("small".to_owned()),
-        ports: Some(vec![3000]),
+        ports: Some(vec![3000.into()]),
         idle_timeout: Some(Some(Span::seconds(5))),
         ..Patch::default()
     };

@@ -3,7 +3,7 @@
 //! Create, fork and update share their fields, so they are read in one place. What the engine has no
 //! field for is kept in the sandbox's notes, under `vercel.`, and told back from there.
 
-use sandkeep_core::model::{Patch, Size, Span};
+use sandkeep_core::model::{Patch, Port, Size, Span};
 
 use super::error::VercelError;
 use super::input::Fields;
@@ -107,6 +107,7 @@ impl Wishes {
                     message,
                 ));
             }
+            let port = Port::from(port);
             if ports.contains(&port) {
                 return Err(VercelError::bad("`ports` should NOT have duplicate items."));
             }

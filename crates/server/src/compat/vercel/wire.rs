@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::engine::{Opened, Sized};
 use sandkeep_core::model::{
-    FORMAT, Method, Sandbox, SandboxId, Session, SessionEnd, SessionId, Snapshot, Timestamp, Usage,
+    Access, FORMAT, Method, Port, Sandbox, SandboxId, Session, SessionEnd, SessionId, Snapshot,
+    Timestamp, Usage,
 };
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -140,6 +141,7 @@ pub(super) fn never_started(sandbox: &Sandbox) -> Session {
         deadline: None,
         hooks: Vec::new(),
         valid: None,
+        services: Default::default(),
     }
 }
 
@@ -259,12 +261,14 @@ pub(super) fn sandbox(sandbox: &Sandbox, session: Option<&Session>) -> SandboxOu
 
 /// The ways from outside to a sandbox's ports.
 pub(super) fn routes(app: &App, host: Option<&str>, sandbox: &Sandbox) -> Vec<Value> {
-    let route = |port: &u16| {
-        let subdomain = gateway::subdomain(&sandbox.id, *port);
+    let route = |port: &Port| {
+        let subdomain = gateway::subdomain(&sandbox.id, port.number);
         let url = gateway::route_url(app, host, &subdomain);
-        json!({ "url": url, "subdomain": subdomain, "port": port })
+        json!({ "url": url, "subdomain": subdomain, "port": port.number })
     };
-    sandbox.config.ports.iter().map(route).collect()
+    // Their clients know of no other.
+    let public = |port: &&Port| port.access == Access::Public;
+    sandbox.config.ports.iter().filter(public).map(route).collect()
 }
 
 /// A sandbox with its session and its routes, as create, get and fork answer.
