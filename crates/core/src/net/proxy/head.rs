@@ -26,9 +26,6 @@ pub(super) fn check(parts: &Parts, name: &str, port: u16) -> Result<(), Unfit> {
         let why = format!("{} is not passed on", parts.method);
         return Err(unfit(StatusCode::METHOD_NOT_ALLOWED, why));
     }
-    if parts.headers.contains_key(TRANSFER_ENCODING) && parts.headers.contains_key(CONTENT_LENGTH) {
-        return Err(unfit(StatusCode::BAD_REQUEST, "it tells its length in two ways"));
-    }
     let mut hosts = parts.headers.get_all(HOST).iter();
     let host = hosts.next();
     if hosts.next().is_some() {
@@ -239,11 +236,6 @@ mod tests {
             ("/", &[], bad),
             ("/", &[("host", "a.example"), ("host", "a.example")], bad),
             ("/", &[("host", "a b")], bad),
-            (
-                "/",
-                &[("host", "a.example"), ("content-length", "1"), ("transfer-encoding", "chunked")],
-                bad,
-            ),
         ] {
             assert_eq!(fits(uri, headers), wanted, "{uri} {headers:?}");
         }

@@ -57,10 +57,17 @@ use super::rules::Rules;
 
 pub use authority::{Authority, BadAuthority};
 
-/// How long the sandbox may take for its part of a TLS handshake.
-const HANDSHAKE_WITHIN: Duration = Duration::from_secs(15);
-/// How long it may take for the head of a request, from the end of the one before.
-const HEAD_WITHIN: Duration = Duration::from_secs(60);
+/// How long a sandbox may take for what it has to say.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// For its part of a TLS handshake.
+    handshake: Duration,
+    /// For the head of a request, from the end of the one before.
+    head: Duration,
+}
+
+const PATIENCE: Patience =
+    Patience { handshake: Duration::from_secs(15), head: Duration::from_secs(60) };
 /// How large a head may be, on either side.
 const LARGEST_HEAD: u32 = 64 << 10;
 /// How many requests a connection may have under way.
@@ -103,28 +110,28 @@ where
     let open = Arc::clone(&intercept.open);
     tokio::select! {
         () = open.is_cut() => {}
-        () = receive(guest, first, intercept) => {}
+        () = receive(guest, first, intercept, PATIENCE) => {}
     }
 }
 
-async fn receive<S>(guest: S, first: Bytes, intercept: Intercept)
+async fn receive<S>(guest: S, first: Bytes, intercept: Intercept, patience: Patience)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let is_http2 = first.starts_with(HTTP2_PREFACE);
     let guest = Rewound { first, guest };
     if !intercept.tls {
-        return converse(guest, is_http2, intercept).await;
+        return converse(guest, is_http2, intercept, patience).await;
     }
     let config = match intercept.authority.server(&intercept.name) {
         Ok(config) => config,
         Err(error) => return intercept.open.failed(format!("{error}")),
     };
     let handshake = TlsAcceptor::from(config).accept(guest);
-    match tokio::time::timeout(HANDSHAKE_WITHIN, handshake).await {
+    match tokio::time::timeout(patience.handshake, handshake).await {
         Ok(Ok(guest)) => {
             let is_http2 = guest.get_ref().1.alpn_protocol() == Some(b"h2");
-            converse(guest, is_http2, intercept).await;
+            converse(guest, is_http2, intercept, patience).await;
         }
         // Mostly a program that does not know the sandbox's authority.
         Ok(Err(error)) => {
@@ -134,7 +141,7 @@ where
     }
 }
 
-async fn converse<S>(guest: S, is_http2: bool, intercept: Intercept)
+async fn converse<S>(guest: S, is_http2: bool, intercept: Intercept, patience: Patience)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -144,7 +151,7 @@ where
     let door = Arc::new(Door::new(intercept, is_http2, &tasks));
     // They hold the door, and the door holds them: somebody has to let go first.
     let _ends = (tasks.leash(), door.tunnels.leash());
-    let builder = builder(&tasks, is_http2);
+    let builder = builder(&tasks, is_http2, patience);
     let service = {
         let door = Arc::clone(&door);
         service_fn(move |request| request::handle(Arc::clone(&door), request))
@@ -170,12 +177,12 @@ where
     }
 }
 
-fn builder(tasks: &Tasks, is_http2: bool) -> auto::Builder<Tasks> {
+fn builder(tasks: &Tasks, is_http2: bool, patience: Patience) -> auto::Builder<Tasks> {
     let mut builder = auto::Builder::new(tasks.clone());
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_WITHIN)
+        .header_read_timeout(patience.head)
         .max_buf_size(LARGEST_HEAD as usize);
     builder
         .http2()

@@ -84,7 +84,8 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
 /// What a client is to speak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Speaks {
-    /// What the other side likes best; over plain connections, HTTP/1.1.
+    /// What the other side likes best; over plain connections, HTTP/1.1. Many requests at once may make as many
+    /// connections before the first has told that it takes them all.
     Any,
     Http1,
     /// HTTP/2, over plain connections too.
@@ -92,7 +93,7 @@ pub(super) enum Speaks {
 }
 
 /// What makes connections outward.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Dialler {
     outside: Arc<Outside>,
     rules: watch::Receiver<Arc<Rules>>,
@@ -103,6 +104,9 @@ pub(super) struct Dialler {
     /// What counts the bytes.
     open: Arc<Open>,
     tls: Arc<ClientConfig>,
+    speaks: Speaks,
+    /// The connection by which was found out what the other side speaks; the first who needs one has it.
+    ready: Arc<Mutex<Option<Wire>>>,
 }
 
 impl Dialler {
@@ -115,18 +119,32 @@ impl Dialler {
     ) -> Self {
         let (outside, rules, open) = (Arc::clone(outside), rules.clone(), Arc::clone(open));
         let tls = outside.tls();
-        Self { outside, rules, own, to, open, tls }
+        let ready = Arc::default();
+        Self { outside, rules, own, to, open, tls, speaks: Speaks::Any, ready }
+            .speaking(Speaks::Any)
     }
 
-    /// A client that keeps its connections while it lives.
-    pub(super) fn client(&self, speaks: Speaks, tasks: &Tasks) -> Client<Self, Body> {
+    fn speaking(&self, speaks: Speaks) -> Self {
         let mut tls = ClientConfig::clone(&self.tls);
         tls.alpn_protocols = match speaks {
             Speaks::Any => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
             Speaks::Http1 => vec![b"http/1.1".to_vec()],
             Speaks::Http2 => vec![b"h2".to_vec()],
         };
-        let dialler = Self { tls: Arc::new(tls), ..self.clone() };
+        Self { tls: Arc::new(tls), speaks, ..self.clone() }
+    }
+
+    /// Finds out whether HTTP/2 is spoken where the sandbox's connection goes.
+    pub(super) async fn probe(&self) -> io::Result<bool> {
+        let (secure, host, port) = self.own.clone();
+        let wire = self.clone().connect(secure, host, port).await?;
+        let is_http2 = wire.is_http2;
+        *self.ready.lock().unwrap_or_else(PoisonError::into_inner) = Some(wire);
+        Ok(is_http2)
+    }
+
+    /// A client that keeps its connections while it lives.
+    pub(super) fn client(&self, speaks: Speaks, tasks: &Tasks) -> Client<Self, Body> {
         Client::builder(tasks.clone())
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new())
@@ -135,13 +153,26 @@ impl Dialler {
             .http2_initial_stream_window_size(STREAM_WINDOW)
             .http2_initial_connection_window_size(CONNECTION_WINDOW)
             .http2_max_header_list_size(LARGEST_HEAD)
-            .build(dialler)
+            .build(self.speaking(speaks))
     }
 
     async fn dial(self, to: Uri) -> io::Result<Wire> {
         let secure = to.scheme_str() == Some("https");
         let host = to.host().unwrap_or_default().to_owned();
         let port = to.port_u16().unwrap_or(if secure { 443 } else { 80 });
+        let own = (secure, host.as_str(), port) == (self.own.0, self.own.1.as_str(), self.own.2);
+        if own && let Some(wire) = self.take_ready() {
+            return Ok(wire);
+        }
+        self.connect(secure, host, port).await
+    }
+
+    fn take_ready(&self) -> Option<Wire> {
+        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        ready.take_if(|wire| wire.is_http2 == (self.speaks == Speaks::Http2))
+    }
+
+    async fn connect(self, secure: bool, host: String, port: u16) -> io::Result<Wire> {
         let own = (self.own.0, self.own.1.as_str(), self.own.2);
         let stream = if (secure, host.as_str(), port) == own {
             self.outside.dial(self.to.real).await

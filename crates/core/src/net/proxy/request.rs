@@ -1,8 +1,8 @@
 //! One request: judged, sent on, answered.
 
 use std::convert::Infallible;
-use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::{io, mem};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -18,7 +18,7 @@ use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
-use tokio::sync::Semaphore;
+use tokio::sync::{OnceCell, Semaphore};
 use zeroize::Zeroizing;
 
 use super::super::ledger::Facts;
@@ -42,8 +42,14 @@ static READ_WHOLE: Semaphore = Semaphore::const_new(64);
 /// What the requests of one connection share.
 pub(super) struct Door {
     pub(super) intercept: Intercept,
+    /// Whether the sandbox speaks HTTP/2.
+    is_http2: bool,
+    /// Whether the other side does, once somebody had to know.
+    outside_is_http2: OnceCell<bool>,
+    dialler: Dialler,
     any: Client<Dialler, Body>,
-    only_http1: Client<Dialler, Body>,
+    http1: Client<Dialler, Body>,
+    http2: Client<Dialler, Body>,
     pub(super) flights: Arc<Flights>,
     /// Connections that speak something else than HTTP by now.
     pub(super) tunnels: Tasks,
@@ -69,13 +75,15 @@ struct Judged {
 impl Door {
     pub(super) fn new(intercept: Intercept, is_http2: bool, tasks: &Tasks) -> Self {
         let own = (intercept.tls, intercept.name.clone(), intercept.to.asked.port());
-        let Intercept { outside, rules, open, to, tls, .. } = &intercept;
+        let Intercept { outside, rules, open, to, .. } = &intercept;
         let dialler = Dialler::new(outside, rules, own, *to, open);
-        // Without TLS nobody asks what the other side speaks: it is spoken to as we are.
-        let speaks = if is_http2 && !tls { Speaks::Http2 } else { Speaks::Any };
         Self {
-            any: dialler.client(speaks, tasks),
-            only_http1: dialler.client(Speaks::Http1, tasks),
+            is_http2,
+            outside_is_http2: OnceCell::new(),
+            any: dialler.client(Speaks::Any, tasks),
+            http1: dialler.client(Speaks::Http1, tasks),
+            http2: dialler.client(Speaks::Http2, tasks),
+            dialler,
             intercept,
             flights: Arc::default(),
             tunnels: Tasks::default(),
@@ -92,6 +100,38 @@ impl Door {
                 sent.open.cut(judged.rule);
             }
         }
+    }
+
+    /// What a request goes out by.
+    async fn client(&self, way: &Way, upgrade: bool) -> io::Result<&Client<Dialler, Body>> {
+        if upgrade {
+            return Ok(&self.http1);
+        }
+        if let Way::Forward { .. } = way {
+            return Ok(&self.any);
+        }
+        // Without TLS nobody asks what the other side speaks: it is spoken to as we are.
+        let is_http2 = if self.intercept.tls {
+            *self.outside_is_http2.get_or_try_init(|| self.dialler.probe()).await?
+        } else {
+            self.is_http2
+        };
+        Ok(if is_http2 { &self.http2 } else { &self.http1 })
+    }
+
+    /// Sends a request; what went wrong is told in words, and whether a rule was against it.
+    async fn send(
+        &self,
+        way: &Way,
+        upgrade: Option<&HeaderValue>,
+        mut request: Request<Body>,
+    ) -> Result<Response<Incoming>, (String, bool)> {
+        if let Some(protocol) = upgrade {
+            request.headers_mut().insert(UPGRADE, protocol.clone());
+            request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        }
+        let client = self.client(way, upgrade.is_some()).await.map_err(|error| explain(&error))?;
+        client.request(request).await.map_err(|error| explain(&error))
     }
 
     fn rules(&self) -> Arc<Rules> {
@@ -174,21 +214,12 @@ async fn pass(
         return reply(StatusCode::BAD_GATEWAY, "Sandkeep cannot forward this request.", json);
     };
     let sent = prepare(door, rules, &judged, target, parts, body, &record).await;
-    let Ok((mut outgoing, masks)) = sent else {
+    let Ok((outgoing, masks)) = sent else {
         record.failed("its body ended early");
         return reply(StatusCode::BAD_REQUEST, "The body ended early.", json);
     };
-    let client = match &upgrade {
-        Some(protocol) => {
-            let headers = outgoing.headers_mut();
-            headers.insert(UPGRADE, protocol.clone());
-            headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-            &door.only_http1
-        }
-        None => &door.any,
-    };
     let answer = tokio::select! {
-        answer = client.request(outgoing) => answer,
+        answer = door.send(&judged.way, upgrade.as_ref(), outgoing) => answer,
         () = record.open.is_cut() => {
             return reply(StatusCode::FORBIDDEN, "Sandkeep cut this request: the policy changed.", json);
         }
@@ -205,8 +236,7 @@ async fn pass(
             record.status(answer.status().as_u16());
             carry(answer, flight, &masks)
         }
-        Err(error) => {
-            let (why, refused) = explain(&error);
+        Err((why, refused)) => {
             let status = if refused {
                 record.denied(&why);
                 StatusCode::FORBIDDEN

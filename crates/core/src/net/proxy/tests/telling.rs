@@ -1,0 +1,166 @@
+//! Who is told a secret, and who is not.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use futures_util::stream;
+use http_body_util::StreamBody;
+use hyper::Request;
+use hyper::body::Frame;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde_json::json;
+
+use super::server::Server;
+use super::{Answered, NAME, PLACEHOLDER, SHORT, Sandbox, VALUE, get, secret, with};
+
+#[tokio::test]
+async fn the_host_hears_the_value_and_the_sandbox_does_not() {
+    for (value, host) in [(VALUE, NAME), (SHORT, "*.example")] {
+        let sandbox = Sandbox::allow_all(vec![secret("KEY", value, host)]);
+        let server = Server::start(&sandbox.authorities, &["h2", "http/1.1"]).await;
+        let basic = STANDARD.encode(format!("me:{PLACEHOLDER}"));
+        let request = with(
+            &format!("/?key={PLACEHOLDER}"),
+            &json!({"key": PLACEHOLDER}).to_string(),
+            &[
+                ("x-api-key", PLACEHOLDER),
+                ("authorization", &format!("Basic {basic}")),
+                ("content-type", "application/json"),
+                ("accept-encoding", "gzip, br"),
+            ],
+        );
+        let answer = sandbox.fetch(&server, request).await;
+        let seen: serde_json::Value = serde_json::from_str(&server.seen()[0]).unwrap();
+        assert_eq!(seen["headers"]["x-api-key"], value);
+        assert_eq!(
+            seen["headers"]["authorization"],
+            format!("Basic {}", STANDARD.encode(format!("me:{value}")))
+        );
+        assert_eq!(seen["headers"]["accept-encoding"], "identity");
+        assert_eq!(seen["body"], json!({"key": value}).to_string());
+        let body = seen["body"].as_str().unwrap().len();
+        assert_eq!(seen["headers"]["content-length"], body.to_string());
+        assert!(!seen.to_string().contains(PLACEHOLDER));
+
+        assert_eq!(answer.status, 200);
+        assert_eq!(answer.headers["x-echo"], PLACEHOLDER);
+        let told = answer.sent();
+        assert_eq!(told["headers"]["x-api-key"], PLACEHOLDER);
+        assert_eq!(told["headers"]["authorization"], format!("Basic {basic}"));
+        assert!(told["uri"].as_str().unwrap().ends_with(&format!("?key={PLACEHOLDER}")));
+        assert!(!answer.body.contains(value), "{}", answer.body);
+        let lines = sandbox.requests(1).await;
+        assert!(!format!("{lines:?}").contains(value));
+        assert_eq!(lines[0].detail.as_deref(), Some("POST / 200"));
+    }
+}
+
+#[tokio::test]
+async fn a_placeholder_in_pieces_is_found() {
+    for value in [VALUE, SHORT] {
+        let sandbox = Sandbox::allow_all(vec![secret("KEY", value, NAME)]);
+        let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
+        let stream = TokioIo::new(Box::pin(sandbox.open(&server, "http/1.1").await));
+        let (mut client, connection) = http1::handshake(stream).await.unwrap();
+        tokio::spawn(connection);
+        let text = format!("before {PLACEHOLDER} after");
+        let pieces: Vec<_> = text.as_bytes().chunks(7).map(Bytes::copy_from_slice).collect();
+        let frames = pieces.into_iter().map(|piece| Ok::<_, std::io::Error>(Frame::data(piece)));
+        let body = StreamBody::new(stream::iter(frames));
+        let request = Request::post("/").header("host", NAME).body(body).unwrap();
+        let answer = Answered::read(client.send_request(request).await.unwrap()).await;
+        let seen: serde_json::Value = serde_json::from_str(&server.seen()[0]).unwrap();
+        assert_eq!(seen["body"], format!("before {value} after"));
+        assert_eq!(answer.sent()["body"], text);
+    }
+}
+
+#[tokio::test]
+async fn a_long_body_that_changes_its_length_goes_without_one() {
+    let sandbox = Sandbox::allow_all(vec![secret("KEY", SHORT, NAME)]);
+    for protocol in ["http/1.1", "h2"] {
+        let server = Server::start(&sandbox.authorities, &[protocol]).await;
+        let body = format!("{}{PLACEHOLDER}", "x".repeat(2 << 20));
+        let answer = sandbox.fetch(&server, with("/", &body, &[])).await;
+        assert_eq!(answer.sent()["length"], (2 << 20) + SHORT.len());
+        assert!(answer.sent()["headers"]["content-length"].is_null());
+    }
+}
+
+#[tokio::test]
+async fn compressed_and_untouched_bodies_stay_as_they_are() {
+    let sandbox = Sandbox::allow_all(vec![secret("KEY", VALUE, NAME)]);
+    let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
+    let body = format!("not really gzip {PLACEHOLDER}");
+    let answer = sandbox.fetch(&server, with("/", &body, &[("content-encoding", "gzip")])).await;
+    assert_eq!(answer.sent()["body"], body);
+    let answer = sandbox.fetch(&server, with("/", "", &[("accept-encoding", "gzip")])).await;
+    assert_eq!(answer.sent()["headers"]["accept-encoding"], "gzip", "nothing was put in");
+}
+
+#[tokio::test]
+async fn other_hosts_hear_the_placeholder() {
+    let sandbox = Sandbox::allow_all(vec![secret("KEY", VALUE, "only.example")]);
+    let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
+    let request = with("/", "", &[("x-api-key", PLACEHOLDER)]);
+    assert_eq!(sandbox.fetch(&server, request).await.sent()["headers"]["x-api-key"], PLACEHOLDER);
+    let request = with("/", &format!("body with {PLACEHOLDER}"), &[]);
+    sandbox.fetch(&server, request).await;
+    assert!(!server.seen().concat().contains(VALUE));
+    for line in sandbox.requests(2).await {
+        let detail = line.detail.unwrap();
+        assert!(detail.ends_with("200; placeholder of KEY left as it is"), "{detail}");
+    }
+}
+
+#[tokio::test]
+async fn a_forwarded_request_has_the_secrets_of_where_it_goes() {
+    let sandbox = Sandbox::allow_all(Vec::new());
+    let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
+    let other = Server::start(&sandbox.authorities, &[]).await;
+    let url = format!("http://other.example:{}", other.address.port());
+    let policy = json!({"mode": "allow-all", "requests": [
+        {"domain": NAME, "action": {"forward": {"url": url}}},
+    ]});
+    for (host, hears) in [(NAME, PLACEHOLDER), ("other.example", VALUE)] {
+        sandbox.rules.send_replace(super::rules(policy.clone(), vec![secret("KEY", VALUE, host)]));
+        sandbox.fetch(&server, with("/", "", &[("x-api-key", PLACEHOLDER)])).await;
+        assert!(other.seen().last().unwrap().contains(hears), "{host}");
+    }
+}
+
+#[tokio::test]
+async fn in_the_clear_a_name_proves_nothing() {
+    let policy = json!({"mode": "allow-all", "requests": [
+        {"domain": NAME, "action": {"headers": {"authorization": "Bearer of-the-rule"}}},
+    ]});
+    for given in [true, false] {
+        let mut sandbox = Sandbox::new(policy.clone(), vec![secret("KEY", VALUE, NAME)]);
+        sandbox.given = given;
+        let server = Server::start(&sandbox.authorities, &[]).await;
+        let (inside, _) = sandbox.dial(server.address, false);
+        let (mut client, connection) = http1::handshake(TokioIo::new(inside)).await.unwrap();
+        tokio::spawn(connection);
+        let request = with("/", "", &[("x-api-key", PLACEHOLDER)]);
+        Answered::read(client.send_request(request).await.unwrap()).await;
+        let seen = server.seen().concat();
+        assert_eq!(seen.contains(VALUE), given);
+        assert_eq!(seen.contains("of-the-rule"), given);
+        let detail = sandbox.requests(1).await.remove(0).detail.unwrap();
+        assert_eq!(detail.contains("headers not set: this is not TLS"), !given, "{detail}");
+    }
+}
+
+#[tokio::test]
+async fn a_value_once_told_is_masked_in_later_answers_of_the_connection() {
+    let sandbox = Sandbox::allow_all(vec![secret("KEY", VALUE, NAME)]);
+    let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
+    let mut client = sandbox.http1(&server).await;
+    let request = with("/", "", &[("x-api-key", PLACEHOLDER)]);
+    Answered::read(client.send_request(request).await.unwrap()).await;
+    // The server repeats the URL, and somebody who knows the value can ask about it.
+    let later = get(&format!("/{VALUE}"));
+    let answer = Answered::read(client.send_request(later).await.unwrap()).await;
+    assert_eq!(answer.sent()["uri"], format!("/{PLACEHOLDER}"));
+}
