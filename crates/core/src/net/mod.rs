@@ -30,6 +30,8 @@ mod rules;
 mod sniff;
 mod stack;
 mod switch;
+#[cfg(test)]
+mod testing;
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};

@@ -343,3 +343,63 @@ fn own_v6(table: &str) -> Vec<IpNet> {
     };
     table.lines().filter_map(address).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::IpAddr;
+    use std::time::{Duration, Instant};
+
+    use super::{AddressRule, Outside, OutsideSettings, Own, lock, own_v4, own_v6};
+    use crate::net::reserved::Place;
+
+    #[test]
+    fn the_hosts_own_addresses_are_found() {
+        let trie = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\n     \
+            +-- 203.0.113.0/24 2 0 2\n        |-- 203.0.113.7\n           /32 host LOCAL\n        \
+            |-- 203.0.113.255\n           /32 link BROADCAST\nLocal:\n        |-- 203.0.113.7\n           \
+            /32 host LOCAL\n        |-- 198.51.100.0\n           /24 link UNICAST\n           /28 host LOCAL\n";
+        assert_eq!(
+            own_v4(trie),
+            ["203.0.113.7/32".parse().unwrap(), "198.51.100.0/28".parse().unwrap()]
+        );
+        let table = "fd000000000000000000000000000002 04 40 00 82     eth0\n\nnonsense\n";
+        assert_eq!(own_v6(table), ["fd00::2/128".parse().unwrap()]);
+    }
+
+    #[test]
+    fn the_hosts_own_addresses_are_refused_unless_excepted() {
+        let loopback = "127.0.0.1".parse::<IpAddr>().unwrap();
+        assert!(Own::read().nets.iter().any(|net| net.contains(&loopback)));
+        let own = "203.0.113.7".parse::<IpAddr>().unwrap();
+        let place = |port| Place::new((own, port).into());
+        let on_this_host = |except: Vec<AddressRule>| {
+            let outside = Outside::new(OutsideSettings { except, ..Default::default() }).unwrap();
+            let looked = Instant::now() + Duration::from_secs(3600);
+            *lock(&outside.own) = Own { nets: vec![own.into()], looked };
+            outside
+        };
+        let outside = on_this_host(Vec::new());
+        assert_eq!(outside.refused(place(80)), Some("the host's own address"));
+        let translated = Place::new("[64:ff9b::203.0.113.7]:80".parse().unwrap());
+        assert_eq!(outside.refused(translated), Some("the host's own address"));
+        assert_eq!(outside.heard(own), None);
+        let outside = on_this_host(vec!["203.0.113.7:80".parse().unwrap()]);
+        assert_eq!(outside.refused(place(80)), None);
+        assert_eq!(outside.refused(place(81)), Some("the host's own address"));
+        assert_eq!(outside.heard(own), Some(own));
+    }
+
+    #[test]
+    fn a_file_of_certificates_must_hold_some() {
+        let with = |ca| Outside::new(OutsideSettings { ca: Some(ca), ..Default::default() });
+        let error = with("/nowhere/ca.pem".into()).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/ca.pem"), "{error}");
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        writeln!(file, "nothing of the kind").unwrap();
+        assert!(with(file.path().into()).unwrap_err().to_string().contains("no certificate"));
+        let authority = crate::net::Authority::generate("test").unwrap();
+        write!(file, "{}", authority.certificate()).unwrap();
+        with(file.path().into()).unwrap().tls();
+    }
+}

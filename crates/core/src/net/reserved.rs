@@ -159,3 +159,105 @@ fn carried(ip: IpAddr) -> Option<Ipv4Addr> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::{Place, alias, inside, refused};
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap_or_else(|_| panic!("{text}"))
+    }
+
+    #[test]
+    fn some_addresses_are_refused_in_every_form() {
+        for (text, why) in [
+            ("169.254.169.254", "metadata"),
+            ("100.100.100.200", "metadata"),
+            ("168.63.129.16", "metadata"),
+            ("192.0.0.192", "metadata"),
+            ("fd00:ec2::254", "metadata"),
+            ("fd20:ce::254", "metadata"),
+            ("169.254.1.1", "link-local"),
+            ("fe80::1", "link-local"),
+            ("127.0.0.1", "the host's loopback"),
+            ("127.9.9.9", "the host's loopback"),
+            ("::1", "the host's loopback"),
+            ("100.97.0.1", "the host's loopback"),
+            ("fd73:616e:646b:1::1", "the host's loopback"),
+            ("100.96.0.2", "other sandboxes"),
+            ("100.96.77.1", "other sandboxes"),
+            ("fd73:616e:646b::2", "other sandboxes"),
+            ("0.0.0.0", "unspecified"),
+            ("0.1.2.3", "unspecified"),
+            ("::", "unspecified"),
+            ("224.0.0.251", "multicast"),
+            ("ff02::1", "multicast"),
+            ("255.255.255.255", "broadcast or reserved"),
+            ("240.0.0.1", "broadcast or reserved"),
+            ("::ffff:198.51.100.1", "IPv4 inside IPv6"),
+            ("::198.51.100.1", "IPv4 inside IPv6"),
+            ("::ffff:0:198.51.100.1", "IPv4 inside IPv6"),
+            ("64:ff9b:1::1", "IPv4 inside IPv6"),
+            ("64:ff9b::169.254.169.254", "metadata"),
+            ("64:ff9b::127.0.0.1", "the host's loopback"),
+            ("2002:a9fe:a9fe::1", "metadata"),
+            ("2002:7f00:1::", "the host's loopback"),
+        ] {
+            assert_eq!(refused(ip(text)), Some(why), "{text}");
+            assert!(inside(ip(text)).is_some(), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_do_not_lead_to_private_networks() {
+        for text in [
+            "10.0.0.1",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.168.1.1",
+            "100.64.0.1",
+            "198.18.0.1",
+            "fc00::1",
+            "fdab::1",
+            "fec0::1",
+            "64:ff9b::10.0.0.1",
+            "2002:c0a8:101::1",
+            "2001:0:1::1",
+            "100::1",
+        ] {
+            assert_eq!(inside(ip(text)), Some("a private network"), "{text}");
+            assert_eq!(refused(ip(text)), None, "{text}");
+        }
+        for text in [
+            "192.0.2.1",
+            "198.51.100.1",
+            "203.0.113.1",
+            "8.8.8.8",
+            "172.32.0.1",
+            "100.128.0.1",
+            "2606:4700::1",
+            "64:ff9b::8.8.8.8",
+        ] {
+            assert_eq!(inside(ip(text)), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_hosts_loopback_has_another_spelling() {
+        for (asked, real) in [
+            ("100.97.0.1:80", "127.0.0.1:80"),
+            ("100.97.3.4:80", "127.0.3.4:80"),
+            ("[fd73:616e:646b:1::1]:80", "[::1]:80"),
+            ("198.51.100.1:80", "198.51.100.1:80"),
+        ] {
+            let place = Place::new(asked.parse().unwrap());
+            assert_eq!(place.real, real.parse().unwrap());
+            if place.real.ip().is_loopback() {
+                assert_eq!(alias(place.real.ip()), Some(place.asked.ip()));
+            }
+        }
+        assert_eq!(alias(ip("127.1.0.1")), None);
+    }
+}

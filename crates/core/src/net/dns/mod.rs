@@ -39,6 +39,9 @@ use crate::model::Protocol;
 /// How many addresses an answer holds at the most.
 const ADDRESSES: usize = 64;
 
+/// How long a chain of aliases may be.
+const ALIASES: usize = 16;
+
 /// How many other records an answer holds at the most.
 const RECORDS: usize = 256;
 
@@ -204,7 +207,7 @@ impl Names {
         let mut reply = Reply::new(ResponseCode::NoError);
         let mut given = Vec::new();
         let mut kept_back = 0;
-        for mut record in records {
+        for mut record in chain(asked, records) {
             let ip = match &record.data {
                 RData::CNAME(_) => None,
                 RData::A(ip) if asked.kind == RecordType::A => Some(IpAddr::V4(ip.0)),
@@ -333,6 +336,26 @@ fn asked(message: &Message) -> Result<Asked, ResponseCode> {
     Ok(Asked { kind: query.query_type(), name, query: query.clone() })
 }
 
+/// Of some records, those that belong to the asked name and its aliases. A server may say whatever it likes about
+/// other names; they are not what was asked.
+fn chain(asked: &Asked, records: Vec<Record>) -> Vec<Record> {
+    let mut owners = vec![asked.query.name().to_lowercase()];
+    for _ in 0..ALIASES {
+        let known = owners.last().cloned();
+        let alias = records.iter().find_map(|record| match &record.data {
+            RData::CNAME(to) if known.as_ref() == Some(&record.name.to_lowercase()) => {
+                Some(to.0.to_lowercase())
+            }
+            _ => None,
+        });
+        match alias {
+            Some(alias) if !owners.contains(&alias) => owners.push(alias),
+            _ => break,
+        }
+    }
+    records.into_iter().filter(|record| owners.contains(&record.name.to_lowercase())).collect()
+}
+
 fn address(ip: IpAddr) -> RData {
     match ip {
         IpAddr::V4(ip) => RData::A(ip.into()),
@@ -395,3 +418,6 @@ fn emit(message: &Message, most: u16) -> Option<Vec<u8>> {
 }
 
 const EXTENDED_ERROR: u16 = 15;
+
+#[cfg(test)]
+mod tests;

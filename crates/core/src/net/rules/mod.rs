@@ -461,3 +461,6 @@ impl Side {
         format!("{}{text}", self.whose)
     }
 }
+
+#[cfg(test)]
+mod tests;

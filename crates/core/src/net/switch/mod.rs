@@ -518,3 +518,6 @@ impl Switch for Switchboard {
         self.names.datagram(&query).await
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -165,6 +165,7 @@ fn http(bytes: &[u8]) -> Told {
 
 /// Whether bytes without an end of line can be the beginning of a request line.
 fn may_begin_request(bytes: &[u8]) -> bool {
+    let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
     let method = bytes.iter().position(|byte| *byte == b' ').unwrap_or(bytes.len());
     let letter = |byte: &u8| byte.is_ascii_alphabetic() || matches!(byte, b'-' | b'_');
     method <= 20 && bytes[..method].iter().all(letter) && bytes[method..].iter().all(|b| *b >= b' ')
@@ -174,7 +175,7 @@ fn may_begin_request(bytes: &[u8]) -> bool {
 fn request_target(line: &[u8]) -> Option<&[u8]> {
     let mut parts = line.split(|byte| *byte == b' ');
     let (method, target, version) = (parts.next()?, parts.next()?, parts.next()?);
-    let fine = may_begin_request(method) && !method.is_empty() && !target.is_empty();
+    let fine = may_begin_request(line) && !method.is_empty() && !target.is_empty();
     (fine && parts.next().is_none() && version.starts_with(b"HTTP/1.")).then_some(target)
 }
 
@@ -215,3 +216,6 @@ fn without_port(authority: &[u8]) -> &[u8] {
         _ => authority,
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

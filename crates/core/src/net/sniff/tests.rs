@@ -1,0 +1,158 @@
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
+
+use super::{MOST, Told, look};
+
+/// What a real client says first.
+pub(in crate::net) fn hello(server: &str) -> Vec<u8> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
+    let server = server.to_owned().try_into().unwrap();
+    let mut client = ClientConnection::new(Arc::new(config), server).unwrap();
+    let mut bytes = Vec::new();
+    client.write_tls(&mut bytes).unwrap();
+    bytes
+}
+
+fn tls(name: &str) -> Told {
+    Told::Tls(Some(name.to_owned()))
+}
+
+fn http(name: &str) -> Told {
+    Told::Http(Some(name.to_owned()))
+}
+
+/// The same handshake in records of `size` bytes.
+fn in_records(hello: &[u8], size: usize) -> Vec<u8> {
+    let pieces = hello[5..].chunks(size);
+    let record = |piece: &[u8]| {
+        let length = u16::try_from(piece.len()).unwrap().to_be_bytes();
+        [&hello[..3], &length, piece].concat()
+    };
+    pieces.flat_map(record).collect()
+}
+
+#[test]
+fn a_server_name_is_read_however_it_is_cut() {
+    let hello = hello("www.Example.com");
+    assert_eq!(look(&hello), tls("www.example.com"));
+    for size in [1, 2, 7, 100, 1 << 14] {
+        let cut = in_records(&hello, size);
+        assert_eq!(look(&cut), tls("www.example.com"), "records of {size}");
+        let last = if size == 1 { cut.len() - 1 } else { cut.len() / 2 };
+        for count in 0..last.min(600) {
+            assert_eq!(look(&cut[..count]), Told::More, "{count} bytes in records of {size}");
+        }
+    }
+}
+
+#[test]
+fn a_greeting_without_a_name_tells_none() {
+    assert_eq!(look(&hello("192.0.2.1")), Told::Tls(None));
+    let good = hello("www.example.com");
+    let at = good.windows(15).position(|window| window == b"www.example.com").unwrap();
+    // The name is of another kind, holds a NUL, or is longer than its list.
+    for (index, byte) in [(at - 3, 1), (at + 3, 0), (at + 3, b' '), (at - 1, 200), (at - 4, 1)] {
+        let mut bad = good.clone();
+        bad[index] = byte;
+        assert_eq!(look(&bad), Told::Tls(None), "byte {index} is {byte}");
+    }
+}
+
+#[test]
+fn a_greeting_that_never_ends_is_given_up() {
+    let mut long = vec![22, 3, 1, 0x40, 0, 1, 0, 0x3f, 0xff];
+    long.resize(MOST - 1, 0);
+    assert_eq!(look(&long), Told::More);
+    long.push(0);
+    assert_eq!(look(&long), Told::Tls(None));
+    assert_eq!(look(&[22, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff]), Told::Tls(None));
+    let mut head = b"GET / HTTP/1.1\r\nX: ".to_vec();
+    head.resize(MOST, b'x');
+    assert_eq!(look(&head), Told::Http(None));
+}
+
+#[test]
+fn a_host_is_read_off_a_request() {
+    for (head, told) in [
+        ("GET / HTTP/1.1\r\nHost: Example.com\r\n\r\n", http("example.com")),
+        ("GET / HTTP/1.1\nhost:example.com:8080\n\n", http("example.com")),
+        ("\r\nPOST /x HTTP/1.1\r\nA: b\r\nHOST: a.example.\r\n\r\nbody", http("a.example")),
+        ("GET http://a.example/x HTTP/1.1\r\nHost: a.example\r\n\r\n", http("a.example")),
+        ("GET http://u@a.example:80 HTTP/1.0\r\n\r\n", http("a.example")),
+        ("CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n\r\n", http("a.example")),
+        ("get / HTTP/1.1\r\nHost: a.example\r\n\r\n", http("a.example")),
+        // Whoever says two things says neither.
+        ("GET http://a.example/ HTTP/1.1\r\nHost: b.example\r\n\r\n", Told::Http(None)),
+        ("GET / HTTP/1.1\r\nHost: a.example\r\nHost: b.example\r\n\r\n", Told::Http(None)),
+        ("GET / HTTP/1.1\r\nX: y\r\n Host: a.example\r\n\r\n", Told::Http(None)),
+        ("GET / HTTP/1.1\r\nHost : a.example\r\n\r\n", http("a.example")),
+        ("GET / HTTP/1.1\r\n\r\n", Told::Http(None)),
+        ("GET / HTTP/1.1\r\nHost: 192.0.2.1\r\n\r\n", Told::Http(None)),
+        ("GET / HTTP/1.1\r\nHost: [::1]:80\r\n\r\n", Told::Http(None)),
+        ("GET / HTTP/1.1\r\nHost: a b\r\n\r\n", Told::Http(None)),
+        ("GET / HTTP/1.1\r\nHost: a.exa", Told::More),
+        ("GET / HT", Told::More),
+        ("G", Told::More),
+        ("", Told::More),
+        ("PRI * HTTP/2.0\r\n", Told::Http2),
+        ("PRI * HTT", Told::More),
+        ("SSH-2.0-OpenSSH_9.2\r\n", Told::Other),
+        ("EHLO a.example\r\n", Told::Other),
+        ("*1\r\n$4\r\nPING\r\n", Told::Other),
+        ("\0\0\0\u{8}\u{4}", Told::Other),
+        ("GET /\r\n", Told::Other),
+    ] {
+        assert_eq!(look(head.as_bytes()), told, "{head:?}");
+        // However it is cut, there is no other answer on the way.
+        for count in 0..head.len() {
+            let early = look(&head.as_bytes()[..count]);
+            assert!(early == Told::More || early == told, "{count} bytes of {head:?}: {early:?}");
+        }
+    }
+    assert_eq!(look(&[22, 3, 9]), Told::Other);
+    assert_eq!(look(&[22, 2]), Told::Other);
+    assert_eq!(look(&[22, 3, 1, 0, 0]), Told::Other);
+    assert_eq!(look(&[22, 3, 1, 0, 4, 2]), Told::Other);
+}
+
+fn first_bytes() -> impl Strategy<Value = Vec<u8>> {
+    let request = b"GET http://a.example/ HTTP/1.1\r\nHost: a.example:80\r\nX: y\r\n\r\n".to_vec();
+    let noise = prop::collection::vec(any::<u8>(), 0..600);
+    let seeds = prop_oneof![Just(hello("www.example.com")), Just(request), noise];
+    let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8);
+    (seeds, changes).prop_map(|(mut bytes, changes)| {
+        for (at, byte) in changes {
+            if !bytes.is_empty() {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+        }
+        bytes
+    })
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_looked_at_and_later_ones_change_nothing(
+        bytes in first_bytes(), more in prop::collection::vec(any::<u8>(), 0..64)
+    ) {
+        let mut told = Told::More;
+        for count in 0..=bytes.len() {
+            let now = look(&bytes[..count]);
+            if told != Told::More {
+                prop_assert_eq!(&now, &told, "at {} bytes", count);
+            }
+            told = now;
+        }
+        if told != Told::More {
+            prop_assert_eq!(look(&[bytes, more].concat()), told);
+        }
+    }
+}
