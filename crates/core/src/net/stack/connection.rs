@@ -1,0 +1,326 @@
+//! One TCP connection of a sandbox, from the packet that asks for it to the last.
+//!
+//! ```text
+//! Dialling ──somebody answers──> Opening ──handshake──> Open ──owner lets go──> Lingering ──> Over
+//!     └── nobody does, cut, given up inside ──> Over        └── reset, dead ──────────────────^
+//! ```
+//!
+//! Three things touch a connection, each under its lock and for a moment: the stack's task, with a packet; whoever
+//! carries it, with bytes; and its own [`Connection::drive`], when a timer runs out. Whoever does, settles it
+//! afterwards: carries what can be carried, sends what is to be sent, and says when to look again. So no packet
+//! waits for a task to be scheduled.
+//!
+//! A connection whose owner let go of it *lingers*: what was written still goes to the sandbox, what comes from there is
+//! thrown away, up to a bound and only while there is progress. So an answer that was given before a request was
+//! read to its end arrives, and nobody can keep a connection that nobody wants.
+
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::time::{Instant, sleep_until};
+
+use super::device::Device;
+use super::machine::{Machine, Manner};
+use super::packet::{Bad, Flow, Packet, Segment, parse, reset};
+use super::relay::Lane;
+use super::tcp::Table;
+
+/// How much of what nobody wants is thrown away before the connection is reset.
+const DISCARD: usize = 1 << 20;
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) flow: Flow,
+    pub(super) device: Arc<Device>,
+    /// Weak: the table holds it.
+    table: Weak<Table>,
+    patience: Patience,
+    inner: Mutex<Inner>,
+    /// Something happened that [`Connection::drive`] must know.
+    changed: Notify,
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    /// `None` while outside is dialled.
+    machine: Option<Machine>,
+    /// The packet that asked for the connection, while outside is dialled.
+    syn: Vec<u8>,
+    /// Given back when it is open, or over.
+    half_open: Option<OwnedSemaphorePermit>,
+    /// By when it must be open.
+    open_by: Option<Instant>,
+    lingering: Option<Lingering>,
+    /// Who carries it without a copy.
+    pub(super) lane: Option<Lane>,
+    /// When [`Connection::drive`] looks again.
+    armed: Option<Instant>,
+    /// The sandbox gave up before outside answered, or nothing more happens.
+    over: bool,
+}
+
+#[derive(Debug)]
+struct Lingering {
+    until: Instant,
+    unsent: usize,
+    discarded: usize,
+}
+
+/// Time that a connection is given.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// To open.
+    pub(super) handshake: Duration,
+    /// To take what is left when its owner let go.
+    pub(super) linger: Duration,
+}
+
+impl Connection {
+    pub(super) fn new(
+        segment: &Segment<'_>,
+        device: &Arc<Device>,
+        table: &Arc<Table>,
+        half_open: OwnedSemaphorePermit,
+    ) -> Self {
+        Self {
+            flow: segment.flow,
+            device: Arc::clone(device),
+            table: Arc::downgrade(table),
+            patience: table.patience,
+            inner: Mutex::new(Inner {
+                machine: None,
+                syn: segment.raw.to_vec(),
+                half_open: Some(half_open),
+                open_by: None,
+                lingering: None,
+                lane: None,
+                armed: None,
+                over: false,
+            }),
+            changed: Notify::new(),
+        }
+    }
+
+    /// Takes a packet in.
+    pub(super) fn receive(&self, segment: &Segment<'_>) {
+        let mut inner = self.inner();
+        if inner.machine.is_some() {
+            self.turn(&mut inner, |machine, device| machine.receive(device, segment.raw));
+        } else if segment.rst {
+            self.end(&mut inner);
+        } else if segment.syn {
+            inner.syn = segment.raw.to_vec();
+        }
+    }
+
+    /// Opens it towards the sandbox, with the packet that asked for it.
+    pub(super) fn accept(&self, manner: Manner) {
+        let mut inner = self.inner();
+        if inner.over {
+            return;
+        }
+        let syn = std::mem::take(&mut inner.syn);
+        inner.open_by = Some(Instant::now() + self.patience.handshake);
+        inner.machine = Some(Machine::new(&self.device, &self.flow, manner));
+        self.turn(&mut inner, |machine, device| machine.receive(device, &syn));
+    }
+
+    /// Says to the sandbox that there is nobody.
+    pub(super) fn refuse(&self) {
+        let mut inner = self.inner();
+        if !inner.over
+            && let Ok(Packet::Tcp(segment)) = parse(&inner.syn)
+        {
+            reset(&self.device, &segment);
+        }
+        self.end(&mut inner);
+    }
+
+    /// Resolves when the sandbox gave up before it was accepted.
+    pub(super) async fn given_up(&self) {
+        while !self.inner().over {
+            self.changed.notified().await;
+        }
+    }
+
+    /// Resolves when it is open: `true`, or will never be: `false`.
+    pub(super) async fn established(&self) -> bool {
+        poll_fn(|context| {
+            let mut inner = self.inner();
+            let over = inner.over;
+            match &mut inner.machine {
+                Some(machine) if machine.is_established() => Poll::Ready(true),
+                Some(machine) if !over => {
+                    machine.socket().register_send_waker(context.waker());
+                    Poll::Pending
+                }
+                _ => Poll::Ready(false),
+            }
+        })
+        .await
+    }
+
+    /// Looks after its timers until it is over.
+    pub(super) async fn drive(&self) {
+        loop {
+            let (next, holds) = {
+                let mut inner = self.inner();
+                self.turn(&mut inner, |_, _| {});
+                if inner.over {
+                    return;
+                }
+                let holds = inner.machine.as_ref().is_some_and(Machine::holds);
+                inner.armed = self.next(&mut inner);
+                (inner.armed, holds)
+            };
+            // A machine that asks to be looked at now, and has nothing to do, gets no more than its share.
+            let soon = Instant::now() + Duration::from_millis(1);
+            let next = next.map_or(soon + Duration::from_secs(3600), |next| next.max(soon));
+            tokio::select! {
+                () = self.changed.notified() => {}
+                () = sleep_until(next) => {}
+                () = self.device.writable(), if holds => {}
+            }
+        }
+    }
+
+    /// Acts on the machine and settles what follows; `None` when there is no machine.
+    pub(super) fn act<R>(&self, act: impl FnOnce(&mut Machine) -> R) -> Option<R> {
+        let mut inner = self.inner();
+        self.turn(&mut inner, |machine, _| act(machine))
+    }
+
+    /// Looks at the machine, without anything to settle afterwards.
+    pub(super) fn look<R>(&self, look: impl FnOnce(&mut Machine) -> R) -> Option<R> {
+        self.inner().machine.as_mut().map(look)
+    }
+
+    /// Has the lane carry what it can, and says what is on the lane afterwards.
+    pub(super) fn carry<R>(&self, look: impl FnOnce(&mut Lane) -> R) -> Option<R> {
+        let mut inner = self.inner();
+        if let Some(lane) = &mut inner.lane {
+            lane.attend();
+        }
+        self.turn(&mut inner, |_, _| {});
+        inner.lane.as_mut().map(look)
+    }
+
+    /// Gives it to who carries it without a copy.
+    pub(super) fn attach(&self, lane: Lane) {
+        self.inner().lane = Some(lane);
+    }
+
+    /// Its owner lets go of it.
+    pub(super) fn abandon(&self) {
+        let mut inner = self.inner();
+        inner.lane = None;
+        let until = Instant::now() + self.patience.linger;
+        let unsent = inner.machine.as_mut().map_or(0, |machine| machine.socket().send_queue());
+        inner.lingering = Some(Lingering { until, unsent, discarded: 0 });
+        self.turn(&mut inner, |machine, _| machine.socket().close());
+        // It has a shorter time now than was known.
+        self.changed.notify_one();
+    }
+
+    pub(super) fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One turn of the machine, and what follows from it.
+    ///
+    /// The machine is given what a hostile sandbox makes up. Should it ever panic over that, it costs the
+    /// sandbox this connection and nobody anything else.
+    fn turn<R>(
+        &self,
+        inner: &mut Inner,
+        act: impl FnOnce(&mut Machine, &Device) -> R,
+    ) -> Option<R> {
+        inner.machine.as_ref()?;
+        let turned = catch_unwind(AssertUnwindSafe(|| {
+            let result = inner.machine.as_mut().map(|machine| act(machine, &self.device));
+            self.settle(inner);
+            result
+        }));
+        turned.unwrap_or_else(|_| {
+            self.device.drop_packet(Bad::Failed);
+            tracing::error!(flow = ?self.flow, "a connection's machine failed; it is reset");
+            let woken = catch_unwind(AssertUnwindSafe(|| {
+                if let Some(machine) = &mut inner.machine {
+                    machine.socket().abort();
+                }
+            }));
+            if woken.is_err() {
+                inner.machine = None;
+            }
+            self.end(inner);
+            None
+        })
+    }
+
+    fn settle(&self, inner: &mut Inner) {
+        let Some(machine) = &mut inner.machine else { return };
+        if let Some(lane) = &mut inner.lane {
+            lane.carry(machine);
+        }
+        // What the sandbox said before the end can still be carried out.
+        if inner.over {
+            return;
+        }
+        let now = Instant::now();
+        if let Some(lingering) = &mut inner.lingering {
+            lingering.discarded += machine.discard();
+            let unsent = machine.socket().send_queue();
+            if unsent < lingering.unsent {
+                lingering.unsent = unsent;
+                lingering.until = now + self.patience.linger;
+            }
+            if lingering.until <= now || lingering.discarded > DISCARD {
+                machine.socket().abort();
+            }
+        }
+        if inner.open_by.is_some() && machine.is_established() {
+            inner.open_by = None;
+            inner.half_open = None;
+        }
+        if inner.open_by.is_some_and(|by| by <= now) {
+            machine.socket().abort();
+        }
+        machine.send(&self.device);
+
+        if machine.is_over() && !machine.holds() {
+            self.end(inner);
+            return;
+        }
+        let next = self.next(inner);
+        if next.is_some_and(|next| inner.armed.is_none_or(|armed| next < armed)) {
+            // Noted, so that the next packet does not ask for the same.
+            inner.armed = next;
+            self.changed.notify_one();
+        }
+    }
+
+    fn next(&self, inner: &mut Inner) -> Option<Instant> {
+        let machine = inner.machine.as_mut()?;
+        // What waits for room in the device is woken by that.
+        let timer = if machine.holds() { None } else { machine.next(&self.device) };
+        let timer = timer.map(|time| self.device.at(time));
+        let lingering = inner.lingering.as_ref().map(|lingering| lingering.until);
+        [timer, lingering, inner.open_by].into_iter().flatten().min()
+    }
+
+    fn end(&self, inner: &mut Inner) {
+        inner.over = true;
+        inner.half_open = None;
+        if let (Some(lane), Some(machine)) = (&mut inner.lane, &mut inner.machine) {
+            lane.carry(machine);
+        }
+        if let Some(table) = self.table.upgrade() {
+            table.remove(self);
+        }
+        self.changed.notify_one();
+    }
+}

@@ -1,0 +1,199 @@
+//! The fast path: bytes go between a connection's ring buffers and a socket outside, with no buffer in between.
+//!
+//! A [`Lane`] is the socket outside, attached to the connection. Whoever settles the connection carries what can be
+//! carried: the stack's task right after a packet, [`relay`] when the socket is ready. `relay` itself only waits for
+//! what the lane lacks. A ring that is full is not read into, and a socket that takes no more leaves the ring
+//! full, which closes the window: that is all the back-pressure there is, and all that is needed.
+
+use std::io;
+use std::net::Shutdown;
+use std::pin::pin;
+use std::sync::Arc;
+
+use socket2::SockRef;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+
+use super::machine::{Machine, Readable};
+use super::stream::Stream;
+use super::tcp::end_abruptly;
+use crate::net::ledger::Open;
+
+/// A socket outside that a connection is carried to.
+#[derive(Debug)]
+pub(super) struct Lane {
+    outside: Arc<TcpStream>,
+    open: Arc<Open>,
+    /// Something changed that [`relay`] must know.
+    wake: Arc<Notify>,
+    /// What [`relay`] waits for.
+    awaited: Wants,
+    wants: Wants,
+    /// All that the sandbox had to say went out.
+    sent_all: bool,
+    /// All that outside had to say is in the ring.
+    heard_all: bool,
+    failed: Option<io::Error>,
+}
+
+/// What a lane needs of the socket to go on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Wants {
+    readable: bool,
+    writable: bool,
+}
+
+impl Wants {
+    fn interest(self) -> Option<Interest> {
+        match (self.readable, self.writable) {
+            (true, true) => Some(Interest::READABLE | Interest::WRITABLE),
+            (true, false) => Some(Interest::READABLE),
+            (false, true) => Some(Interest::WRITABLE),
+            (false, false) => None,
+        }
+    }
+}
+
+impl Lane {
+    /// Carries what can be carried now, both ways.
+    pub(super) fn carry(&mut self, machine: &mut Machine) {
+        if !self.is_over() {
+            self.wants = Wants::default();
+            if let Err(error) = self.carry_out(machine).and_then(|()| self.carry_in(machine)) {
+                self.failed = Some(error);
+            }
+        }
+        let more = (self.wants.readable && !self.awaited.readable)
+            || (self.wants.writable && !self.awaited.writable);
+        if more || self.is_over() {
+            self.wake.notify_one();
+        }
+    }
+
+    /// [`relay`] looks at it now, and need not be told to.
+    pub(super) fn attend(&mut self) {
+        self.awaited = Wants { readable: true, writable: true };
+    }
+
+    fn is_over(&self) -> bool {
+        self.failed.is_some() || (self.sent_all && self.heard_all)
+    }
+
+    fn carry_out(&mut self, machine: &mut Machine) -> io::Result<()> {
+        while !self.sent_all {
+            match machine.readable() {
+                Readable::Some => {}
+                Readable::Nothing => return Ok(()),
+                Readable::End => {
+                    self.sent_all = true;
+                    // Who is gone has no need to hear it.
+                    let _ = SockRef::from(&*self.outside).shutdown(Shutdown::Write);
+                    return Ok(());
+                }
+                Readable::Reset => return Err(io::ErrorKind::ConnectionReset.into()),
+            }
+            let outside = &self.outside;
+            let written = machine.socket().recv(|data| match outside.try_write(data) {
+                Ok(bytes) => (bytes, Ok(bytes)),
+                Err(error) => (0, Err(error)),
+            });
+            match written {
+                Ok(Ok(bytes)) => self.open.sent(bytes as u64),
+                Ok(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.wants.writable = true;
+                    return Ok(());
+                }
+                Ok(Err(error)) => return Err(error),
+                Err(_) => return Err(io::ErrorKind::ConnectionReset.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn carry_in(&mut self, machine: &mut Machine) -> io::Result<()> {
+        while !self.heard_all {
+            if !machine.socket().may_send() {
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
+            if !machine.socket().can_send() {
+                return Ok(());
+            }
+            let outside = &self.outside;
+            let read = machine.socket().send(|room| match outside.try_read(room) {
+                Ok(bytes) => (bytes, Ok(bytes)),
+                Err(error) => (0, Err(error)),
+            });
+            match read {
+                Ok(Ok(0)) => {
+                    self.heard_all = true;
+                    machine.socket().close();
+                }
+                Ok(Ok(bytes)) => self.open.received(bytes as u64),
+                Ok(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.wants.readable = true;
+                    return Ok(());
+                }
+                Ok(Err(error)) => return Err(error),
+                Err(_) => return Err(io::ErrorKind::ConnectionReset.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Carries a dialled connection to its end, counting on `open`: each direction ends on its own, a slow side slows the
+/// other down, and when it is cut both sides see a reset.
+pub(in crate::net) async fn relay(
+    guest: Stream,
+    outside: TcpStream,
+    open: &Arc<Open>,
+) -> io::Result<()> {
+    let outside = Arc::new(outside);
+    let wake = Arc::new(Notify::new());
+    guest.connection.attach(Lane {
+        outside: Arc::clone(&outside),
+        open: Arc::clone(open),
+        wake: Arc::clone(&wake),
+        awaited: Wants::default(),
+        wants: Wants::default(),
+        sent_all: false,
+        heard_all: false,
+        failed: None,
+    });
+    let carried = tokio::select! {
+        () = open.is_cut() => Err(io::ErrorKind::ConnectionAborted.into()),
+        carried = carry(&guest, &outside, &wake) => carried,
+    };
+    if carried.is_err() {
+        end_abruptly(&outside);
+        guest.reset();
+    }
+    carried
+}
+
+async fn carry(guest: &Stream, outside: &TcpStream, wake: &Notify) -> io::Result<()> {
+    let mut waken = pin!(wake.notified());
+    loop {
+        let lane = guest.connection.carry(|lane| {
+            lane.awaited = lane.wants;
+            (lane.is_over(), lane.failed.take(), lane.wants)
+        });
+        let wants = match lane {
+            None => return Err(io::ErrorKind::ConnectionReset.into()),
+            Some((true, None, _)) => return Ok(()),
+            Some((_, Some(error), _)) => return Err(error),
+            Some((false, None, wants)) => wants,
+        };
+        let ready = async {
+            match wants.interest() {
+                Some(interest) => outside.ready(interest).await.map(|_| ()),
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = waken.as_mut() => waken.set(wake.notified()),
+            ready = ready => ready?,
+        }
+    }
+}
