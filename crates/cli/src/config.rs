@@ -6,10 +6,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 
-use sandkeep_core::model::Span;
+use sandkeep_core::model::{AddressRule, DomainPattern, Span};
+use sandkeep_core::net::OutsideSettings;
 use sandkeep_core::secret::KeySource;
 use sandkeep_server::{GatewaySettings, VercelSettings};
 use serde::Deserialize;
@@ -47,6 +48,26 @@ struct File {
     /// How secrets are kept.
     #[serde(default)]
     secrets: SecretsFile,
+    /// What sandboxes share of the world outside.
+    #[serde(default)]
+    network: NetworkFile,
+}
+
+/// What a settings file says about the network outside.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NetworkFile {
+    /// Addresses that may be reached although they are always refused.
+    #[serde(default)]
+    except: Vec<String>,
+    /// Name servers, instead of the host's.
+    #[serde(default)]
+    resolvers: Vec<String>,
+    /// Names that are answered here.
+    #[serde(default)]
+    hosts: BTreeMap<String, Vec<String>>,
+    /// A file of certificates that are trusted beside the host's own.
+    ca: Option<PathBuf>,
 }
 
 /// What a settings file says about secrets.
@@ -108,6 +129,8 @@ pub(crate) struct Resolved {
     pub(crate) vercel: VercelSettings,
     /// Where the key comes from that secrets are sealed with.
     pub(crate) secrets_key: KeySource,
+    /// What sandboxes share of the world outside.
+    pub(crate) network: OutsideSettings,
 }
 
 /// Works out how to serve.
@@ -144,7 +167,56 @@ pub(crate) fn resolve(global: &Global, args: ServeArgs) -> Result<Resolved, Fail
         gateway,
         vercel,
         secrets_key: secrets_key(std::env::var_os(SECRETS_KEY), file.secrets)?,
+        network: network(file.network)?,
     })
+}
+
+fn network(file: NetworkFile) -> Result<OutsideSettings, Failure> {
+    let wrong = |field: &str, error: &dyn std::fmt::Display, hint: &str| {
+        Failure::here(format!("[network] {field}: {error}")).with_hint(hint)
+    };
+    let mut settings = OutsideSettings::default();
+    for (index, text) in file.except.iter().enumerate() {
+        let rule = text.parse::<AddressRule>().map_err(|error| {
+            wrong(&format!("except[{index}]"), &error, "write an address, like `127.0.0.1:8080`")
+        })?;
+        settings.except.push(rule);
+    }
+    for (index, text) in file.resolvers.iter().enumerate() {
+        let plain = text.parse::<IpAddr>().map(|address| SocketAddr::new(address, 53));
+        let resolver = plain.or_else(|_| text.parse()).map_err(|_| {
+            let problem = format!("`{text}` is no address of a name server");
+            let hint = "write `10.0.0.53`, `10.0.0.53:5353` or `[fd00::53]:53`";
+            wrong(&format!("resolvers[{index}]"), &problem, hint)
+        })?;
+        settings.resolvers.push(resolver);
+    }
+    for (name, texts) in file.hosts {
+        let field = format!("hosts.\"{name}\"");
+        let pattern = name.parse::<DomainPattern>();
+        if !pattern.is_ok_and(|pattern| !pattern.as_str().contains('*')) {
+            return Err(wrong(&field, &"this is no name", "write one like `git.internal`"));
+        }
+        let address = |text: &String| {
+            text.parse::<IpAddr>().map_err(|_| {
+                let problem = format!("`{text}` is no address");
+                wrong(&field, &problem, "write a list of addresses, like [\"10.0.0.5\"]")
+            })
+        };
+        let addresses = texts.iter().map(address).collect::<Result<_, _>>()?;
+        settings.hosts.insert(name, addresses);
+    }
+    if let Some(path) = file.ca {
+        let hint = "name a file of certificates in PEM form";
+        let text = std::fs::read_to_string(&path).map_err(|error| {
+            wrong("ca", &format!("cannot read `{}`: {error}", path.display()), hint)
+        })?;
+        if !text.contains("-----BEGIN CERTIFICATE-----") {
+            return Err(wrong("ca", &format!("`{}` holds no certificate", path.display()), hint));
+        }
+        settings.ca = Some(path);
+    }
+    Ok(settings)
 }
 
 /// Where the server's key is. `from_env` is what [`SECRETS_KEY`] holds.
@@ -249,6 +321,7 @@ fn addresses(text: &str) -> Result<Vec<SocketAddr>, Failure> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::net::IpAddr;
     use std::path::Path;
 
     use super::{KeySource, Resolved, SecretsFile, resolve, secrets_key};
@@ -326,6 +399,31 @@ mod tests {
         let both = read("[gateway]\ndomain = 'g.test'\n[vercel]\ndomain = 'v.test'");
         assert_eq!(both.0, text("g.test"));
         assert_eq!(both.1, text("v.test"));
+    }
+
+    #[test]
+    fn the_network_outside_is_an_operators_to_describe() {
+        let toml = "[network]\nexcept = ['127.0.0.1:8080', '169.254.169.254']\n\
+            resolvers = ['10.0.0.53', '[fd00::53]:5353']\nhosts = { 'git.internal' = ['127.0.0.1'] }";
+        let network = with(toml, ServeArgs::default(), None).unwrap().network;
+        assert_eq!(network.except[0].to_string(), "127.0.0.1/32:8080");
+        assert_eq!(network.resolvers[0], "10.0.0.53:53".parse().unwrap());
+        assert_eq!(network.resolvers[1], "[fd00::53]:5353".parse().unwrap());
+        assert_eq!(network.hosts["git.internal"], ["127.0.0.1".parse::<IpAddr>().unwrap()]);
+        for (toml, told) in [
+            ("except = ['example.com']", "[network] except[0]: `example.com` is no address"),
+            ("resolvers = ['10.0.0.53', 'dns']", "[network] resolvers[1]: `dns`"),
+            ("hosts = { 'a' = ['x'] }", "[network] hosts.\"a\": `x` is no address"),
+            ("hosts = { '*.a' = ['10.0.0.1'] }", "[network] hosts.\"*.a\": this is no name"),
+            ("ca = '/no/such/file'", "[network] ca: cannot read `/no/such/file`"),
+            ("ca = '/etc/passwd'", "[network] ca: `/etc/passwd` holds no certificate"),
+            ("exept = []", "cannot read the settings"),
+        ] {
+            let failure =
+                with(&format!("[network]\n{toml}"), ServeArgs::default(), None).unwrap_err();
+            assert!(failure.to_string().contains(told), "{toml}: {failure}");
+            assert!(failure.hint().is_some(), "{toml}");
+        }
     }
 
     #[test]

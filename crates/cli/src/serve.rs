@@ -15,6 +15,7 @@ use sandkeep_core::driver::Driver;
 use sandkeep_core::driver::container::ContainerDriver;
 use sandkeep_core::engine::{Engine, Parts, Settings};
 use sandkeep_core::model::{Name, Scope};
+use sandkeep_core::net::OutsideSettings;
 use sandkeep_core::secret::KeySource;
 use sandkeep_core::store::Store;
 use sandkeep_core::store::image::{HOST, ImageSettings, Images, Reporter};
@@ -55,7 +56,8 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
         let hint = "another server may have it; choose another with --listen or --unix-socket";
         Failure::caused("cannot listen", error).with_hint(hint)
     })?;
-    let (engine, driver) = open_engine(store, config.secrets_key.clone()).await?;
+    let (engine, driver) =
+        open_engine(store, config.secrets_key.clone(), config.network.clone()).await?;
     let file = introduce(&engine, &config, &server).await?;
     greet(global, &config, &file)?;
     if config.host_image {
@@ -84,6 +86,7 @@ pub(crate) fn open_store(data: &Path) -> Result<Store, Failure> {
 pub(crate) async fn open_engine(
     store: Store,
     secrets_key: KeySource,
+    network: OutsideSettings,
 ) -> Result<(Engine, ContainerDriver), Failure> {
     let data = store.data_dir().to_path_buf();
     let agent = host::install_agent(&data.join("bin"))
@@ -99,7 +102,7 @@ pub(crate) async fn open_engine(
     let settings = ImageSettings { docker_config: docker_config(), ..ImageSettings::default() };
     let images = Images::new(store.clone(), settings);
     let drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(driver.clone())];
-    let settings = Settings { secrets_key, ..Settings::default() };
+    let settings = Settings { secrets_key, network, ..Settings::default() };
     let parts = Parts { store, images, db: Arc::new(db), drivers, settings };
     let engine = Engine::open(parts)
         .await

@@ -3,6 +3,7 @@
 //! These types only say what was written; the modules under `command` say what it means. The help
 //! texts are the reference, `docs/CLI.md` is generated from them and held by a test.
 
+mod network;
 mod port;
 mod sandbox;
 mod server;
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+pub(crate) use network::{ModeArg, NetArgs, NetworkArgs, NetworkSettings};
 pub(crate) use port::{
     AccessArg, ForwardArgs, OpenArgs, PortsArgs, RestartArg, ServiceCommand, SetServiceArgs,
 };
@@ -21,7 +23,7 @@ pub(crate) use sandbox::{
 };
 pub(crate) use server::{
     ClientsArg, CompletionsArgs, DoctorArgs, DriveCommand, EnvArgs, FsckArgs, ImageCommand,
-    KeyCommand, ProjectCommand, ScopeArg, ServeArgs, SnapshotCommand,
+    KeyCommand, ProjectCommand, ProjectNetworkArgs, ScopeArg, ServeArgs, SnapshotCommand,
 };
 
 const EXIT_CODES: &str = "\
@@ -141,6 +143,10 @@ pub(crate) enum Command {
     /// Look after services: commands that are there again after every resume
     #[command(subcommand)]
     Service(ServiceCommand),
+    /// Show or change what a sandbox may reach
+    Network(Box<NetworkArgs>),
+    /// Show what went over a sandbox's network, and what was refused
+    Net(NetArgs),
     /// Look after snapshots
     #[command(subcommand)]
     Snapshot(SnapshotCommand),

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use sandkeep_client::types::{Mount, MountMode, Port};
 use sandkeep_core::model::{Size, Span};
 
+use super::NetworkSettings;
 use super::port::published;
 
 /// One or more sandboxes.
@@ -116,6 +117,8 @@ pub(crate) struct Settings {
     /// Requests for its ports do not wake it
     #[arg(long)]
     pub(crate) no_wake_on_request: bool,
+    #[command(flatten)]
+    pub(crate) network: NetworkSettings,
 }
 
 /// How a sandbox is governed.

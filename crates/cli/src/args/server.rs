@@ -22,6 +22,12 @@ Settings may also stand in a TOML file given by --config; options and variables 
   public_url = \"https://keep.example.com\"  # where this server is reached from outside
   wait = \"30s\"                    # how long a request waits for a sandbox and its port
 
+  [network]                       # what sandboxes share of the world outside
+  except = [\"127.0.0.1:8080\"]     # reachable although always refused; policies still apply
+  resolvers = [\"10.0.0.53\"]       # instead of the host's /etc/resolv.conf
+  hosts.\"git.internal\" = [\"10.0.0.5\"]  # names that are answered here
+  ca = \"/etc/ssl/corp.pem\"        # trusted outward, beside the host's own store
+
   [vercel]                        # what Vercel's clients get; of domain and public_url, the gateway's if absent
   default_image = \"host\"          # what their default machine is made of
   max_timeout = \"24h\"             # the longest a session may last
@@ -207,11 +213,32 @@ pub(crate) enum ProjectCommand {
         /// Its name
         name: String,
     },
+    /// Show or set what its sandboxes may reach
+    Network(ProjectNetworkArgs),
     /// Delete a project that has no sandboxes and no drives
     Rm {
         /// Its name
         name: String,
     },
+}
+
+/// Arguments of `project network`.
+#[derive(Debug, Args)]
+pub(crate) struct ProjectNetworkArgs {
+    /// The project
+    pub(crate) name: String,
+    /// What holds for sandboxes that have no policy of their own: allow-all or deny-all
+    #[arg(long, value_name = "MODE", value_enum)]
+    pub(crate) default: Option<super::ModeArg>,
+    /// The same, as a policy in JSON; `-` is standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "default")]
+    pub(crate) default_file: Option<PathBuf>,
+    /// What no sandbox of the project gets beyond, as a policy in JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) bound_file: Option<PathBuf>,
+    /// Take the bound away
+    #[arg(long, conflicts_with = "bound_file")]
+    pub(crate) no_bound: bool,
 }
 
 /// What can be done with keys.

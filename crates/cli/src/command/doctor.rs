@@ -58,7 +58,7 @@ pub(super) async fn doctor(global: &Global, args: &DoctorArgs) -> Result<(), Fai
     let mut findings = vec![user(), kernel(), control_groups()];
     findings.extend(filesystem(&data));
     findings.extend(container(&data).await);
-    findings.extend([machine(), kvm(), gvisor(), server(global).await]);
+    findings.extend([resolver(), machine(), kvm(), gvisor(), server(global).await]);
     let fit = findings.iter().all(|finding| finding.verdict != Verdict::Missing);
     let report = Report { data, fit, findings };
     let screen = Screen::new(global.json);
@@ -114,6 +114,26 @@ fn kernel() -> Finding {
             Verdict::Missing,
             format!("Linux {release}: overlay on id-mapped layers came with 5.19"),
             Some("boot Linux 5.19 or later"),
+        ),
+    }
+}
+
+/// Who answers lookups of sandboxes, unless the settings name somebody else.
+fn resolver() -> Finding {
+    const NAME: &str = "name servers";
+    let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    let servers: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("nameserver")?.split_whitespace().next())
+        .filter(|server| server.parse::<std::net::IpAddr>().is_ok())
+        .collect();
+    match servers.is_empty() {
+        false => Finding::new(NAME, Verdict::Ok, servers.join(", "), None),
+        true => Finding::new(
+            NAME,
+            Verdict::Weak,
+            "/etc/resolv.conf names none: sandboxes cannot look names up",
+            Some("name some there, or set `resolvers` under [network]"),
         ),
     }
 }

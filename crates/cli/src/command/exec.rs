@@ -53,7 +53,7 @@ pub(super) async fn shell(context: &Context, args: ShellArgs) -> Result<ExitCode
 pub(super) async fn run(context: &Context, args: RunArgs) -> Result<ExitCode, Failure> {
     // Before anything is made: what interrupts `keep` from here on must not leave a sandbox behind.
     let signals = Signals::listen()?;
-    let settings = change(args.settings);
+    let settings = change(args.settings)?;
     let settings = UpdateSandbox {
         image: args.image,
         class: settings.class.or(Some(Class::Ephemeral)),

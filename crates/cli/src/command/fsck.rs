@@ -55,7 +55,7 @@ pub(super) async fn fsck(global: &Global, args: &FsckArgs) -> Result<(), Failure
         // Opening the engine reads everything into a new index; running sandboxes are let run.
         let key =
             config::secrets_key(std::env::var_os(config::SECRETS_KEY), SecretsFile::default())?;
-        let (engine, driver) = serve::open_engine(store, key).await?;
+        let (engine, driver) = serve::open_engine(store, key, Default::default()).await?;
         engine.shutdown().await;
         driver.retire();
     }

@@ -7,6 +7,7 @@ mod env;
 mod exec;
 mod fsck;
 mod image;
+mod network;
 mod port;
 mod sandbox;
 mod service;
@@ -83,6 +84,8 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Open(args) => port::open(&context()?, &args).await?,
         Command::Forward(args) => port::forward(&context()?, &args).await?,
         Command::Service(command) => service::service(&context()?, command).await?,
+        Command::Network(args) => network::network(&context()?, &args).await?,
+        Command::Net(args) => network::net(&context()?, &args).await?,
         Command::Snapshot(command) => snapshot::snapshot(&context()?, command).await?,
         Command::Drive(command) => drive::drive(&context()?, command).await?,
         Command::Image(command) => image::image(&context()?, command).await?,

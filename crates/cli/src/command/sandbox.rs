@@ -8,6 +8,7 @@ use sandkeep_client::types::{
     Session, Snapshot, Span, Start, State, Stopped, UpdateSandbox,
 };
 
+use super::network::in_short;
 use super::settings::{change, class, request_with};
 use super::{Context, bytes, facts, for_each, or_dash, pairs, patiently, word};
 use crate::args::{
@@ -19,7 +20,7 @@ use crate::screen::{Paint, Table, note, state_colour};
 use crate::when;
 
 pub(super) async fn create(context: &Context, args: CreateArgs) -> Result<(), Failure> {
-    let settings = UpdateSandbox { image: args.image, ..change(args.settings) };
+    let settings = UpdateSandbox { image: args.image, ..change(args.settings)? };
     let if_exists = match args.get || args.if_exists == IfExistsArg::Get {
         true => IfExists::Get,
         false => IfExists::Fail,
@@ -123,7 +124,7 @@ pub(super) fn own_size(snapshot: &Snapshot) -> String {
 }
 
 pub(super) async fn fork(context: &Context, args: ForkArgs) -> Result<(), Failure> {
-    let mut settings = change(args.settings);
+    let mut settings = change(args.settings)?;
     if settings.tags.is_some() || settings.env.is_some() {
         // The API replaces a map as a whole; on the command line a tag is added to the source's.
         let source = context.client.sandbox(&args.source).await?;
@@ -282,6 +283,7 @@ fn described(paint: Paint, sandbox: &Sandbox) -> String {
         ("drives", mounts(sandbox)),
         ("ports", ports(sandbox)),
         ("services", services(sandbox)),
+        ("network", sandbox.network.as_ref().map_or("the project's default".to_owned(), in_short)),
         ("created", when::ago(&sandbox.created_at)),
         ("used", when::ago(&sandbox.used_at)),
         ("expires", when::ago(&sandbox.expires_at)),
@@ -340,7 +342,7 @@ pub(super) async fn remove(context: &Context, args: &RemoveArgs) -> Result<(), F
 
 pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<(), Failure> {
     let UpdateArgs { name, extend, untag, unset_env, unpublish, settings } = args;
-    let mut settings = change(settings);
+    let mut settings = change(settings)?;
     if settings.tags.is_some()
         || settings.env.is_some()
         || !untag.is_empty()

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use sandkeep_client::types::{Class, Hook, Hooks, Size, Span, UpdateSandbox};
 
+use super::network::wished;
 use crate::args::{ClassArg, Count, Limit, Settings};
+use crate::failure::Failure;
 
 /// Shell strings become `sh -c`: hooks are argument vectors, people write shell.
 fn hook(text: &str) -> Hook {
@@ -20,7 +22,7 @@ pub(super) fn class(class: ClassArg) -> Class {
 }
 
 /// Turns what was written into a change; what was not written stays as it is.
-pub(super) fn change(settings: Settings) -> UpdateSandbox {
+pub(super) fn change(settings: Settings) -> Result<UpdateSandbox, Failure> {
     let span = |span: sandkeep_core::model::Span| Span::Number(span.0);
     let size = |size: sandkeep_core::model::Size| Size::Number(size.0);
     let limit = |limit: Limit| match limit {
@@ -42,7 +44,7 @@ pub(super) fn change(settings: Settings) -> UpdateSandbox {
         on_resume: settings.on_resume.iter().map(|text| hook(text)).collect(),
         validate: settings.validate.as_deref().map(hook),
     };
-    UpdateSandbox {
+    Ok(UpdateSandbox {
         image: None,
         driver: settings.driver,
         class: settings.class.map(class),
@@ -69,7 +71,7 @@ pub(super) fn change(settings: Settings) -> UpdateSandbox {
         exclude: Some(settings.exclude).filter(|globs| !globs.is_empty()),
         mounts: Some(settings.mounts.into_iter().collect::<BTreeMap<_, _>>())
             .filter(|mounts| settings.no_mounts || !mounts.is_empty()),
-        network: None,
+        network: wished(&settings.network)?,
         ports: Some(settings.publish).filter(|ports| !ports.is_empty()),
         wake_on_request: match (settings.wake_on_request, settings.no_wake_on_request) {
             (true, _) => Some(true),
@@ -77,7 +79,7 @@ pub(super) fn change(settings: Settings) -> UpdateSandbox {
             (false, false) => None,
         },
         services: None,
-    }
+    })
 }
 
 /// Lays a change's fields over a request that has the same ones.
@@ -126,7 +128,7 @@ mod tests {
 
     #[test]
     fn nothing_written_changes_nothing() {
-        assert_eq!(change(Settings::default()), UpdateSandbox::default());
+        assert_eq!(change(Settings::default()).unwrap(), UpdateSandbox::default());
     }
 
     #[test]
@@ -138,7 +140,8 @@ mod tests {
             validate: Some("git status".to_owned()),
             vcpus: Some(500),
             ..Settings::default()
-        });
+        })
+        .unwrap();
         assert_eq!(
             serde_json::to_string(&change).unwrap(),
             r#"{"cwd":null,"vcpus":0.5,"idle_timeout":null,"hooks":{"validate":{"argv":["sh","-c","git status"]}},"keep_last":null}"#

@@ -2,7 +2,7 @@
 
 use sandkeep_client::types::{CreateKey, CreateProject, Key, Scope, Span};
 
-use super::{Context, bytes, facts, for_each, word};
+use super::{Context, bytes, facts, for_each, network, word};
 use crate::args::{KeyCommand, ProjectCommand, ScopeArg};
 use crate::failure::Failure;
 use crate::screen::{Table, note};
@@ -30,6 +30,7 @@ pub(super) async fn project(context: &Context, command: ProjectCommand) -> Resul
                 )
             })
         }
+        ProjectCommand::Network(args) => network::of_project(context, &args).await,
         ProjectCommand::Rm { name } => {
             context.client.delete_project(&name).await?;
             context.screen.answer(&serde_json::json!({}), |_| format!("{name}  deleted\n"))

@@ -27,7 +27,7 @@ use super::reserved::{self, HOST_V4, Place};
 use crate::model::AddressRule;
 
 /// What an operator says about the network outside.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OutsideSettings {
     /// Addresses that may be reached although they are always refused; policies still apply.
     pub except: Vec<AddressRule>,
