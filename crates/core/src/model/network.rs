@@ -137,7 +137,7 @@ pub enum Action {
         url: String,
         /// How the headers begin that tell where it was meant to go: `<prefix>host`, `<prefix>scheme`,
         /// `<prefix>port`, `<prefix>path` (with the query). If absent, `x-forwarded-host`,
-        /// `x-forwarded-proto` and `x-forwarded-port` do. Headers of these names that the sandbox sent are dropped.
+        /// `x-forwarded-proto`, `x-forwarded-port` and `x-forwarded-path` do. Headers of these names that the sandbox sent are dropped.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         prefix: Option<String>,
     },
