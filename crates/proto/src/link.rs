@@ -15,8 +15,10 @@
 //! dropped; on a terminal they are hung up.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
 
 /// The version both sides must speak. Raised when an old peer would misunderstand.
 pub const VERSION: u32 = 1;
@@ -201,6 +203,48 @@ pub struct Spawn {
     /// SUDO_COMMAND, and HOME, USER and LOGNAME of `user` whatever `env` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sudo_from: Option<String>,
+    /// More of the environment, which the agent forgets as soon as the process has it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub secret_env: BTreeMap<String, Hidden>,
+    /// Files in memory that only the command's user can read. They are there when the process starts and
+    /// removed when it has exited.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secret_files: Vec<SecretFile>,
+}
+
+/// A file that is there for one command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SecretFile {
+    /// Where: below `/run` or `/dev/shm`. Nothing may be there; missing directories are made.
+    pub path: String,
+    /// What it holds.
+    pub value: Hidden,
+}
+
+/// A text that is not shown, and wiped from memory when it is dropped.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Hidden(Zeroizing<String>);
+
+impl Hidden {
+    /// Hides a text.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        Self(Zeroizing::new(text.to_owned()))
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(hidden)")
+    }
 }
 
 /// The size of a terminal.

@@ -373,6 +373,7 @@ fn session(of: &Sandbox) -> Session {
         hooks: Vec::new(),
         valid: None,
         services: Default::default(),
+        secrets: Vec::new(),
     }
 }
 

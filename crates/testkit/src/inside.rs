@@ -144,6 +144,8 @@ impl Inside {
             tty: None,
             stdin: false,
             sudo_from: None,
+            secret_env: BTreeMap::new(),
+            secret_files: Vec::new(),
         };
         self.guest.spawn(spawn).await.expect("it starts").output
     }

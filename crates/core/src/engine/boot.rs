@@ -43,6 +43,9 @@ impl Inner {
             self.settle(slot, &mut sandbox, ending).await?;
         }
         let driver = self.driver(&sandbox.config.driver)?;
+        // Nothing is on record yet: a sandbox whose secrets are gone stays as it was.
+        self.check_secret_uses(&sandbox.project, &sandbox.config)?;
+        self.brokered(&sandbox)?;
         let session = fresh_session(&sandbox);
         {
             // From reading what it stands on until that is on record, none of it may be collected.
@@ -111,6 +114,7 @@ impl Inner {
         sandbox.enter(phase);
         sandbox.debt = None;
         live.set_sandbox(sandbox.clone());
+        self.give_brokered(&live).await?;
         self.run_start_hooks(&live, created).await;
         self.keep_session(&live.session()).await?;
         // A new name is acknowledged with the answer to this, so it must last; a resume changes
@@ -371,6 +375,7 @@ fn fresh_session(sandbox: &Sandbox) -> Session {
         hooks: Vec::new(),
         valid: None,
         services: Default::default(),
+        secrets: Vec::new(),
     }
 }
 

@@ -120,6 +120,7 @@ impl Inner {
             self.check_policy(project, &config.tags, policy)?;
         }
         self.check_drives(project, &config.mounts).await?;
+        self.check_secret_uses(project, &config)?;
         self.driver(&config.driver)?;
         let ground = match snapshot {
             Some(snapshot) => self.ground_of(config, Some(&source), snapshot),

@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::live::Live;
 use super::log::{LogReader, Piece, Stream};
+use super::secrets::{Given, check_inject};
 use super::slot::lock;
 use super::stdin::StdinHandle;
 use super::track::Tracked;
@@ -19,8 +20,8 @@ use super::{Engine, Error, ErrorKind, Inner, Result, WakeMode};
 use crate::db::{Page, Paged};
 use crate::guest::GuestError;
 use crate::model::{
-    BadName, Command, CommandId, CommandState, FORMAT, Name, Sandbox, SandboxId, Session,
-    SessionId, Span, check_env_name, now,
+    BadName, Command, CommandId, CommandState, FORMAT, Inject, InjectInto, Name, Sandbox,
+    SandboxId, Session, SessionId, Span, check_env_name, now,
 };
 use crate::store::Durability;
 
@@ -47,6 +48,8 @@ pub struct Exec {
     pub timeout: Option<Span>,
     /// Whether a sleeping sandbox may be woken.
     pub wake: WakeMode,
+    /// Secrets it is given.
+    pub inject: Vec<Inject>,
 }
 
 /// A command that was started.
@@ -336,7 +339,7 @@ fn check(exec: &Exec) -> Result<()> {
     if exec.timeout.is_some_and(|span| span.0 == 0) {
         return Err(Error::invalid("timeout", "must not be 0"));
     }
-    Ok(())
+    check_inject(exec)
 }
 
 impl Inner {
@@ -432,7 +435,10 @@ impl Inner {
         let (hold, _gate) = live.enter().await?;
         let guest = live.guest().await?;
         let sandbox = live.sandbox();
-        let (spawn, mut record) = prepare(&sandbox, &live.session(), live.trust(), exec);
+        let mut env = live.trust();
+        env.extend(self.placeholders(&sandbox)?);
+        let given = self.inject(live, exec).await?;
+        let (spawn, mut record) = prepare(&sandbox, &live.session(), env, exec, given);
         record.service = service.cloned();
         // On record before it runs: a daemon that dies now finds out from the agent what became of it.
         self.note_command(&record).await?;
@@ -456,7 +462,7 @@ impl Inner {
         let caller = (!exec.detach).then_some(sender);
         let with_stdin = exec.stdin || exec.tty.is_some();
         let hold = service.is_none().then_some(hold);
-        let tracked = self.track(live, record, process, log, caller, with_stdin, hold);
+        let tracked = self.track(live, record, process, log, None, caller, with_stdin, hold);
         let log = self.store.log_path(&sandbox.id, &tracked.id());
         let events = if exec.detach {
             let follow = Follow::Running(Arc::clone(&tracked), tracked.progress.subscribe());
@@ -471,11 +477,11 @@ impl Inner {
 fn prepare(
     sandbox: &Sandbox,
     session: &Session,
-    trust: BTreeMap<String, String>,
+    mut env: BTreeMap<String, String>,
     exec: &Exec,
+    given: Given,
 ) -> (Spawn, Command) {
     let (config, image) = (&sandbox.config, &sandbox.image_config);
-    let mut env = trust;
     env.extend(image.env.clone());
     env.extend(config.env.clone());
     env.extend(exec.env.clone());
@@ -494,7 +500,7 @@ fn prepare(
         argv: exec.argv.clone(),
         cwd: cwd.clone(),
         user: user.clone(),
-        env_names: exec.env.keys().cloned().collect(),
+        env_names: env_names(exec),
         tty: exec.tty.is_some(),
         detached: exec.detach,
         timeout: exec.timeout,
@@ -515,6 +521,18 @@ fn prepare(
         tty: exec.tty,
         stdin: exec.stdin || exec.tty.is_some(),
         sudo_from,
+        secret_env: given.env,
+        secret_files: given.files,
     };
     (spawn, record)
+}
+
+fn env_names(exec: &Exec) -> Vec<String> {
+    let injected = exec.inject.iter().filter_map(|inject| match &inject.into {
+        InjectInto::Env(name) => Some(name),
+        InjectInto::File(_) => None,
+    });
+    let mut names: Vec<String> = exec.env.keys().chain(injected).cloned().collect();
+    names.sort();
+    names
 }

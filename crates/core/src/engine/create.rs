@@ -47,6 +47,7 @@ impl Inner {
             self.check_policy(project, &config.tags, policy)?;
         }
         self.check_drives(project, &config.mounts).await?;
+        self.check_secret_uses(project, &config)?;
         let ground = match &request.from {
             Some(id) => {
                 let snapshot = self.find_snapshot(project, id).await?;

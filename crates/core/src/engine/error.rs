@@ -104,6 +104,10 @@ pub enum Error {
     ShuttingDown,
     #[error("the secret that tokens are signed with cannot be had")]
     Secret(#[source] std::io::Error),
+    #[error("there is no secret `{0}`")]
+    NoSecret(String),
+    #[error("secret `{secret}` is only for sandboxes with the tags {}", .tags.join(", "))]
+    SecretTags { secret: String, tags: Vec<String> },
     #[error(transparent)]
     SecretsKey(#[from] BadKey),
     #[error("{what} cannot be read: {reason}")]
@@ -172,6 +176,7 @@ impl Error {
             | Self::NoService { .. }
             | Self::NoProject(_)
             | Self::NoDrive(_)
+            | Self::NoSecret(_)
             | Self::NoKey(_) => ErrorKind::NotFound,
             Self::NameTaken(_)
             | Self::ProjectTaken(_)
@@ -187,6 +192,7 @@ impl Error {
             | Self::SnapshotInUse { .. }
             | Self::Unresumable { .. }
             | Self::Sealed { .. }
+            | Self::SecretTags { .. }
             | Self::KeyReused(_) => ErrorKind::Conflict,
             Self::Gone(_)
             | Self::SessionEnded { .. }
@@ -264,6 +270,8 @@ impl Error {
             Self::Guest(error) => guest_code(error),
             Self::Store(_) if self.kind() == ErrorKind::Exhausted => "no_room",
             Self::Sealed { .. } => "sealed",
+            Self::NoSecret(_) => "secret_not_found",
+            Self::SecretTags { .. } => "secret_not_allowed",
             Self::Store(_)
             | Self::Driver(_)
             | Self::Db(_)
@@ -304,6 +312,7 @@ impl Error {
             Self::Sealed { reason: SealError::OtherKey { .. }, .. } => {
                 "start the server with the key it was sealed with, or set it again".to_owned()
             }
+            Self::NoSecret(_) => "`keep secret ls` lists what there is; `keep secret set` makes one".to_owned(),
             Self::Sealed { .. } => "set it again".to_owned(),
             Self::KeyReused(_) => "use a new key for a new request".to_owned(),
             Self::StartFailed { .. } => "its last snapshot is safe; see the daemon's log and `keep doctor`".to_owned(),

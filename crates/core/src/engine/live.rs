@@ -20,6 +20,7 @@ use tokio::sync::{OwnedRwLockReadGuard, watch};
 use crate::driver::{Driver, Link};
 use crate::guest::Guest;
 use crate::model::{CommandId, MachineKey, Sandbox, Session};
+use crate::secret::Mask;
 use crate::store::LiveCopy;
 
 pub(crate) struct Live {
@@ -37,6 +38,8 @@ pub(crate) struct Live {
     pub(super) copied: tokio::sync::Mutex<Option<LiveCopy>>,
     /// Its network, while it is online.
     pub(super) uplink: Mutex<Option<Uplink>>,
+    /// What is masked in what its commands print.
+    mask: RwLock<Option<Arc<Mask>>>,
     /// The session is being ended: nobody new comes in.
     closed: watch::Sender<bool>,
     pub(super) services: Services,
@@ -70,6 +73,7 @@ impl Live {
             commands: Mutex::default(),
             copied: tokio::sync::Mutex::default(),
             uplink: Mutex::default(),
+            mask: RwLock::default(),
             closed: watch::Sender::new(false),
             services: Services::default(),
             holders: AtomicUsize::new(0),
@@ -97,6 +101,15 @@ impl Live {
         let mut session = lock(&self.session);
         change(&mut session);
         session.clone()
+    }
+
+    /// What is masked in what its commands print, if anything.
+    pub(super) fn mask(&self) -> Option<Arc<Mask>> {
+        self.mask.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_mask(&self, mask: Option<Mask>) {
+        *self.mask.write().unwrap_or_else(PoisonError::into_inner) = mask.map(Arc::new);
     }
 
     /// Lets nobody in any more.

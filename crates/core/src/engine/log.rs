@@ -179,6 +179,18 @@ impl LogWriter {
     }
 }
 
+/// The newest records of a log that ends at `offset`: at least as much as any value is long, in any shape.
+pub(super) fn last_records(head: PathBuf, offset: u64) -> Vec<(Stream, Bytes)> {
+    let mut reader = LogReader::new(head, offset.saturating_sub(1 << 20));
+    let mut records = Vec::new();
+    while let Ok(Some(piece)) = reader.next() {
+        if let Piece::Record(record) = piece {
+            records.push((record.stream, record.bytes));
+        }
+    }
+    records
+}
+
 fn last_offset(path: &Path) -> io::Result<u64> {
     let Ok(file) = File::open(path) else { return Ok(0) };
     let mut reader = Reader::new(file);

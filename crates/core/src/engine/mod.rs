@@ -27,6 +27,7 @@
 //! - `network` is what sandboxes may reach and what they reached; `journal` keeps the latter.
 //! - `uplink` is a session's network, `network` what callers ask of it, `journal` what is on record of it.
 //! - `reaper` ends what is idle, over its time or over its disk, and what has expired.
+//! - `secrets` keeps values of projects and gives them to sessions.
 //! - `tenant` knows projects and keys, `token` what speaks for a key; `once` makes retries harmless.
 //!
 //! *Acknowledged is durable*: an answer that names a snapshot or a new sandbox is given after its
@@ -56,6 +57,7 @@ mod reaper;
 mod recover;
 mod sandbox;
 mod seal;
+mod secrets;
 mod services;
 mod session;
 mod slot;
@@ -95,6 +97,7 @@ pub use live::Hold;
 pub use network::{ConnectionFilter, Destination, Host};
 pub use ports::{Connected, Whose};
 pub use services::{ServiceState, ServiceStatus};
+pub use secrets::SetSecret;
 pub use space::{Sized, SpaceReport};
 pub use stdin::{StdinHandle, StdinProgress};
 pub use tenant::Caller;
@@ -185,6 +188,7 @@ pub(crate) struct Inner {
     signer: token::Signer,
     keyring: Keyring,
     outside: Arc<Outside>,
+    secrets: secrets::Secrets,
     once: once::Once,
     books: Mutex<Books>,
     uids: Mutex<BTreeSet<u32>>,
@@ -226,6 +230,7 @@ impl Engine {
             signer,
             keyring,
             outside: Arc::new(outside),
+            secrets: secrets::Secrets::default(),
             once: once::Once::default(),
             books: Mutex::default(),
             uids: Mutex::default(),

@@ -141,6 +141,7 @@ impl Inner {
             tracing::error!(error = chain_of(&error), "snapshots that have expired are left");
         }
         self.free_stale_drives().await;
+        self.forget_secrets().await?;
         let day = jiff::SignedDuration::from_hours(24);
         self.db.forget_answers(now().checked_sub(day).unwrap_or_else(|_| now())).await?;
         self.collect().await

@@ -30,13 +30,14 @@ use crate::driver::Link;
 use crate::guest::{Guest, GuestError};
 use crate::model::{
     Command, CommandState, Drive, Ending, Image, Layer, OnDelete, Project, Sandbox, SandboxId,
-    SessionEnd, Snapshot, SnapshotKind, Timestamp, now,
+    Secret, SessionEnd, Snapshot, SnapshotKind, Timestamp, now,
 };
 use crate::store::{Damaged, Durability};
 
 impl Inner {
     pub(super) async fn recover(self: &Arc<Self>) -> Result<()> {
         let sandboxes = self.reindex().await?;
+        self.check_secrets_key(&sandboxes).await?;
         let mut alive = self.survivors().await?;
         for sandbox in sandboxes {
             let link = alive.remove(&sandbox.id);
@@ -53,6 +54,7 @@ impl Inner {
             }
         }
         self.free_stale_drives().await;
+        self.forget_secrets().await?;
         self.collect().await
     }
 
@@ -79,6 +81,9 @@ impl Inner {
             self.db.put_project(&project).await?;
             self.tenants.put(project);
         }
+        let secrets = self.store.scan::<Secret>().await?;
+        tell(&secrets.damaged);
+        secrets.good.into_iter().for_each(|secret| self.learn_secret(secret));
         layers.good.iter().for_each(|layer| self.book(layer));
         self.reindex_drives().await?;
         let known: HashSet<_> = snapshots.good.iter().map(|snapshot| snapshot.id.clone()).collect();
@@ -240,6 +245,7 @@ impl Inner {
         let key = crate::model::MachineKey::from(&sandbox.id);
         let live = Live::new(driver, key, link, guest, sandbox.clone(), session.clone());
         self.go_online_again(&live).await;
+        self.mask_again(&live);
         let running = self.db.commands(&sandbox.id, &Page::all()).await?.items;
         for mut command in running.iter().cloned() {
             if command.session != session.id || command.state != CommandState::Running {

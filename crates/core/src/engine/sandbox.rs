@@ -480,15 +480,23 @@ impl Inner {
         let (policy_changed, at_once) = (patch.network.is_some(), !patch.next_session);
         self.seal_patch(&sandbox.project, &mut patch)?;
         let services = sandbox.config.services.clone();
+        let secrets_changed = patch.secrets.is_some() || patch.tags.is_some();
         sandbox.config = patch.apply(sandbox.config)?.with_defaults_for(&sandbox.project);
         if mounts_changed {
             self.check_drives(&sandbox.project, &sandbox.config.mounts).await?;
         }
+        if secrets_changed {
+            self.check_secret_uses(&sandbox.project, &sandbox.config)?;
+        }
         // Whatever does not hold is told before anything has changed.
-        let rules = if policy_changed { Some(self.rules(&sandbox)?) } else { None };
+        let rules_changed = policy_changed || secrets_changed;
+        let rules = if rules_changed { Some(self.rules(&sandbox)?) } else { None };
         self.record(&mut sandbox, Durability::Synced).await?;
         if let Some(live) = slot.live() {
             live.set_sandbox(sandbox.clone());
+            if secrets_changed {
+                self.give_brokered(&live).await?;
+            }
             if let Some(rules) = rules.filter(|_| at_once) {
                 self.put_in_force(&live, rules).await;
             }

@@ -141,6 +141,7 @@ impl Engine {
             self.inner.db.remove_snapshot(&snapshot.id).await?;
             self.inner.books().drop_snapshot(&snapshot.id);
         }
+        self.inner.drop_secrets(name).await?;
         self.inner.store.remove::<Project>(name).await?;
         self.inner.db.remove_project(name).await?;
         self.inner.tenants.projects.write().unwrap_or_else(PoisonError::into_inner).remove(name);

@@ -7,24 +7,47 @@
 //! be; everybody else reads the log and never slows the command down. Two things do not wait for a
 //! slow caller: the command's timeout and the end of its session. Then the caller is left behind and
 //! finds the rest in the log.
+//!
+//! Secrets that the session was given are masked on the way ([`Masker`]). What is held back meanwhile
+//! is neither in the log nor credited, so a daemon that comes back gets it again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
+use sandkeep_proto::frame::WINDOW;
 use sandkeep_proto::link::Exit;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::command::Event;
 use super::live::{Hold, Live};
-use super::log::{LogWriter, Stream};
+use super::log::{LogWriter, Stream, last_records};
 use super::slot::lock;
 use super::stdin::Input;
 use super::{Inner, Result};
 use crate::guest::{Output, OutputEvent, Process};
 use crate::model::{Command, CommandId, CommandState, now};
+use crate::secret::{Masker, Side};
+
+impl From<Stream> for Side {
+    fn from(stream: Stream) -> Self {
+        match stream {
+            Stream::Out => Self::Out,
+            Stream::Err => Self::Err,
+        }
+    }
+}
+
+impl From<Side> for Stream {
+    fn from(side: Side) -> Self {
+        match side {
+            Side::Out => Self::Out,
+            Side::Err => Self::Err,
+        }
+    }
+}
 
 /// A command that is alive, as the daemon sees it.
 #[derive(Debug)]
@@ -64,8 +87,17 @@ impl Inner {
         // A service keeps nothing awake.
         let hold = record.service.is_none().then(|| live.hold());
         let log = self.open_log(&record);
+        let masker = live.mask().map(|mask| {
+            // What was let go before may have been the beginning of a value.
+            let mut masker = Masker::new(mask);
+            let path = self.store.log_path(&record.sandbox, &record.id);
+            for (stream, bytes) in last_records(path, log.offset()) {
+                masker.recall(stream.into(), &bytes);
+            }
+            masker
+        });
         let process = live.guest().await?.attach(record.id.as_str(), log.offset(), 0).await?;
-        self.track(live, record, process, log, None, true, hold);
+        self.track(live, record, process, log, masker, None, true, hold);
         Ok(())
     }
 
@@ -84,6 +116,7 @@ impl Inner {
         record: Command,
         process: Process,
         log: LogWriter,
+        masker: Option<Masker>,
         caller: Option<mpsc::Sender<Event>>,
         with_stdin: bool,
         hold: Option<Hold>,
@@ -107,6 +140,9 @@ impl Inner {
             live: Arc::clone(live),
             tracked: Arc::clone(&tracked),
             log,
+            masker,
+            held_until: None,
+            seen: 0,
             caller,
             deadline,
         };
@@ -118,11 +154,19 @@ impl Inner {
     }
 }
 
+/// How long a possible beginning of a secret is held back.
+const HELD_BACK: Duration = Duration::from_millis(200);
+
 struct Tracker {
     inner: Arc<Inner>,
     live: Arc<Live>,
     tracked: Arc<Tracked>,
     log: LogWriter,
+    masker: Option<Masker>,
+    /// When what the masker holds back is let go.
+    held_until: Option<Instant>,
+    /// How much comes again on a new connection that the masker has already.
+    seen: usize,
     caller: Option<mpsc::Sender<Event>>,
     /// When it is to be killed, unless it was.
     deadline: Option<Instant>,
@@ -138,6 +182,13 @@ async fn due(deadline: Option<Instant>) {
 impl Tracker {
     async fn run(mut self, output: Output) {
         let exit = self.follow(output).await;
+        if let Some(masker) = &mut self.masker {
+            // The session ended under it, and nobody is there any more to send it again.
+            masker.decide();
+            while let Some((side, bytes)) = masker.pop() {
+                self.log.append(side.into(), &bytes);
+            }
+        }
         let ended = {
             let mut record = lock(&self.tracked.record);
             record.ended_at = Some(now());
@@ -185,12 +236,19 @@ impl Tracker {
                     }
                     continue;
                 }
+                () = due(self.held_until), if self.seen == 0 => {
+                    self.decide(&output).await;
+                    continue;
+                }
                 event = output.next() => event,
             };
             match event {
                 Ok(OutputEvent::Stdout(bytes)) => self.take(Stream::Out, bytes, &output).await,
                 Ok(OutputEvent::Stderr(bytes)) => self.take(Stream::Err, bytes, &output).await,
-                Ok(OutputEvent::Exited(exit)) => return Some(exit),
+                Ok(OutputEvent::Exited(exit)) => {
+                    self.decide(&output).await;
+                    return Some(exit);
+                }
                 Err(error) => {
                     // The connection broke, not the command: take it up again, unless the machine is gone.
                     tracing::debug!(command = %id, %error, "lost sight of a command");
@@ -198,12 +256,57 @@ impl Tracker {
                     let process = guest.attach(id.as_str(), self.log.offset(), 0).await.ok()?;
                     self.tracked.stdin.renew(process.stdin).await;
                     output = process.output;
+                    self.seen = self.masker.as_ref().map_or(0, Masker::waiting);
                 }
             }
         }
     }
 
-    async fn take(&mut self, stream: Stream, bytes: Bytes, output: &Output) {
+    /// Takes what came, masks it and keeps what is not held back.
+    async fn take(&mut self, stream: Stream, mut bytes: Bytes, output: &Output) {
+        let again = bytes.len().min(self.seen);
+        self.seen -= again;
+        bytes.advance(again);
+        match (&mut self.masker, self.live.mask()) {
+            (None, None) => return self.keep(stream, bytes, output).await,
+            (None, Some(mask)) => self.masker.insert(Masker::new(mask)),
+            (Some(masker), mask) => {
+                mask.inspect(|mask| masker.renew(mask));
+                masker
+            }
+        }
+        .push(stream.into(), &bytes);
+        if self.seen == 0 {
+            self.let_go(output).await;
+        }
+    }
+
+    /// Holds nothing back any longer.
+    async fn decide(&mut self, output: &Output) {
+        if let Some(masker) = &mut self.masker {
+            masker.decide();
+            self.let_go(output).await;
+        }
+    }
+
+    /// Keeps what the masker does not hold back.
+    async fn let_go(&mut self, output: &Output) {
+        let mut went = false;
+        while let Some((side, bytes)) = self.masker.as_mut().and_then(Masker::pop) {
+            went = true;
+            self.keep(side.into(), bytes.into(), output).await;
+        }
+        let waiting = self.masker.as_ref().map_or(0, Masker::waiting);
+        self.held_until = match self.held_until {
+            _ if waiting == 0 => None,
+            // The agent sends no more than a window of what is not credited.
+            _ if waiting > WINDOW / 2 => Some(Instant::now()),
+            Some(until) if !went => Some(until),
+            _ => Some(Instant::now() + HELD_BACK),
+        };
+    }
+
+    async fn keep(&mut self, stream: Stream, bytes: Bytes, output: &Output) {
         self.log.append(stream, &bytes);
         output.keep(bytes.len());
         self.tracked.progress.send_replace(self.log.offset());

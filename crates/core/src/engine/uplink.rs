@@ -282,14 +282,6 @@ impl Inner {
         Ok(())
     }
 
-    fn brokered(&self, _sandbox: &Sandbox) -> Result<Vec<crate::net::Brokered>> {
-        Ok(Vec::new())
-    }
-
-    fn secret_value(&self, _project: &Name, _tags: &Tags, name: &str) -> Result<Zeroizing<String>> {
-        Err(Error::invalid("secret", format!("there is no secret `{name}`")))
-    }
-
     fn reveal(
         &self,
         project: &Name,

@@ -13,6 +13,7 @@ mod port;
 mod quantity;
 mod record;
 mod root;
+mod secret;
 mod service;
 mod snapshot;
 mod spec;
@@ -40,6 +41,9 @@ pub use record::{
     LayerKind, Lineage, OnDelete, Project, Sandbox, Scope, Session, SessionEnd, Usage, Validation,
 };
 pub use root::{Limits, MachineKey, RootFs, UidRange};
+pub use secret::{
+    Inject, InjectInto, Secret, SecretGiven, SecretHow, SecretName, SecretUse, SecretVersion,
+};
 pub use service::{Restart, Service};
 pub use snapshot::{Expiry, Method, Snapshot, SnapshotKind};
 pub use spec::{BadConfig, Class, Config, Hook, Hooks, Patch, Resources, Retention};

@@ -20,6 +20,9 @@ pub enum BadName {
     /// More tags than a sandbox may carry.
     #[error("{0} tags are too many: a sandbox carries at most 32")]
     TooManyTags(usize),
+    /// Not the name of a secret.
+    #[error("`{0}` cannot name a secret: use 1 to 128 letters, digits and `_`, no digit first")]
+    Secret(String),
     /// Not the name of an environment variable.
     #[error(
         "`{0}` cannot name an environment variable: use 1 to 1024 characters without `=` and NUL"

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     CommandId, Config, Decision, Expiry, Finding, KeyId, LayerId, Method, Mounted, Name,
-    ProjectNetwork, SandboxId, SessionId, Size, SnapshotId, SnapshotKind, Span, Timestamp,
-    UidRange, now,
+    ProjectNetwork, SandboxId, SecretGiven, SessionId, Size, SnapshotId, SnapshotKind, Span,
+    Timestamp, UidRange, now,
 };
 use crate::engine::lifecycle::{Effect, Phase};
 
@@ -247,6 +247,9 @@ pub struct Session {
     /// Services that somebody started or stopped by hand, and which of the two.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub services: BTreeMap<Name, bool>,
+    /// The secrets it was given.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<SecretGiven>,
 }
 
 /// Why a session ended.

@@ -1,13 +1,13 @@
 //! What a sandbox is asked to be.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use super::service::check_services;
 use super::{
-    BadName, Guard, GuardPatch, Mounts, Name, Policy, Port, Service, Size, Span, Tags,
+    BadName, Guard, GuardPatch, Mounts, Name, Policy, Port, SecretUse, Service, Size, Span, Tags,
     check_env_name, check_mounts, check_tag,
 };
 
@@ -167,6 +167,9 @@ pub struct Config {
     /// What must not enter a snapshot unseen.
     #[serde(default)]
     pub guard: Guard,
+    /// Secrets that its commands have a placeholder of, and that the network puts in its place.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<SecretUse>,
     /// What a front remembers about the sandbox. The engine never looks.
     #[serde(default)]
     pub notes: BTreeMap<String, String>,
@@ -199,6 +202,7 @@ impl Default for Config {
             services: Vec::new(),
             network: None,
             guard: Guard::default(),
+            secrets: Vec::new(),
             notes: BTreeMap::new(),
         }
     }
@@ -249,6 +253,7 @@ pub struct Patch {
     pub drop_services: Vec<Name>,
     pub network: Option<Option<Policy>>,
     pub guard: GuardPatch,
+    pub secrets: Option<Vec<SecretUse>>,
     /// Notes to make, and with `None` to take away; the others stay.
     pub notes: BTreeMap<String, Option<String>>,
     /// Whether the session under way goes on as it is: the patch is for those to come.
@@ -332,6 +337,7 @@ impl Patch {
         }
         set(&mut config.network, self.network);
         self.guard.apply(&mut config.guard);
+        set(&mut config.secrets, self.secrets);
         for (name, note) in self.notes {
             match note {
                 Some(text) => config.notes.insert(name, text),
@@ -391,6 +397,7 @@ impl Config {
         }
         self.check_numbers()?;
         self.check_hooks()?;
+        self.check_secrets()?;
         self.check_ports()?;
         if let Some(network) = &self.network {
             network.check("network")?;
@@ -453,6 +460,20 @@ impl Config {
         ports.dedup();
         if self.ports.len() > 64 || ports.len() < self.ports.len() || ports.first() == Some(&0) {
             return Err(refuse("ports", "at most 64, between 1 and 65535, none of them twice"));
+        }
+        Ok(())
+    }
+
+    fn check_secrets(&self) -> Result<(), BadConfig> {
+        if self.secrets.len() > 64 {
+            return Err(refuse("secrets", "at most 64"));
+        }
+        let mut taken = BTreeSet::new();
+        for SecretUse { env, .. } in &self.secrets {
+            check_env_name(env).map_err(|error| refuse("secrets", error.to_string()))?;
+            if self.env.contains_key(env) || !taken.insert(env) {
+                return Err(refuse("secrets", format!("the variable `{env}` is set twice")));
+            }
         }
         Ok(())
     }

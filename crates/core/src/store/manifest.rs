@@ -22,7 +22,7 @@ use super::{Result, Store, StoreError, blocking, io_error};
 use crate::failpoint;
 use crate::model::{
     Command, CommandId, Drive, DriveId, FORMAT, Image, KeptAuthority, Layer, LayerId, Name,
-    Project, Sandbox, SandboxId, Session, SessionId, Snapshot, SnapshotId,
+    Project, Sandbox, SandboxId, Secret, SecretName, Session, SessionId, Snapshot, SnapshotId,
 };
 
 /// A document with a place of its own in the data directory.
@@ -580,6 +580,21 @@ impl Manifest for Drive {
     }
     fn places() -> &'static [&'static str] {
         &["drives/*.json"]
+    }
+}
+
+impl Manifest for Secret {
+    type Key = (Name, SecretName);
+    const KIND: &'static str = "secret";
+    const KEEP_LAST: bool = true;
+    fn key(&self) -> Self::Key {
+        (self.project.clone(), self.name.clone())
+    }
+    fn place((project, name): &Self::Key) -> PathBuf {
+        PathBuf::from(format!("secrets/{project}/{name}.json"))
+    }
+    fn places() -> &'static [&'static str] {
+        &["secrets/*/*.json"]
     }
 }
 

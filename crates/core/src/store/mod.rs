@@ -109,9 +109,17 @@ impl Store {
             .map_err(io_error("restrict", &data))?;
         let lock = take_lock(&data.join("keep.lock"))?;
         manifest::check_directory_format(&data)?;
-        for part in
-            ["projects", "sandboxes", "snapshots", "drives", "layers", "images", "bin", "tmp"]
-        {
+        for part in [
+            "projects",
+            "sandboxes",
+            "snapshots",
+            "drives",
+            "secrets",
+            "layers",
+            "images",
+            "bin",
+            "tmp",
+        ] {
             let path = data.join(part);
             match fs::create_dir(&path) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {

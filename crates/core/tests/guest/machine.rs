@@ -74,6 +74,8 @@ pub(crate) fn spawn(command: &str, argv: &[&str]) -> Spawn {
         tty: None,
         stdin: false,
         sudo_from: None,
+        secret_env: BTreeMap::new(),
+        secret_files: Vec::new(),
     }
 }
 

@@ -142,6 +142,7 @@ pub(super) fn never_started(sandbox: &Sandbox) -> Session {
         hooks: Vec::new(),
         valid: None,
         services: Default::default(),
+        secrets: Vec::new(),
     }
 }
 
