@@ -154,6 +154,7 @@ fn wanted(request: ExecRequest, wake: WakeMode) -> Result<(Exec, Option<Bytes>),
         detach: request.detach,
         timeout: request.timeout.map(|value| span("timeout", value)).transpose()?,
         wake: if request.if_running { WakeMode::IfRunning } else { wake },
+        inject: Vec::new(),
     };
     Ok((exec, input))
 }
