@@ -207,9 +207,7 @@ async fn a_daemon_that_is_gone_leaves_sandboxes_running_and_the_next_adopts_them
         ..Exec::default()
     };
     let command = engine.exec(&project(), &name("app"), exec).await.unwrap().command;
-    engine.shutdown().await;
-    drop(engine);
-    let engine = reopen(&house).await;
+    let engine = house.reopen(engine).await;
     let ended = engine.wait(&project(), &name("app"), &command.id).await.unwrap();
     assert_eq!(ended.exit_code, Some(0));
     let mut events = engine.logs(&project(), &name("app"), &command.id, true).await.unwrap();
@@ -225,16 +223,6 @@ async fn a_daemon_that_is_gone_leaves_sandboxes_running_and_the_next_adopts_them
 }
 
 /// The old engine's tasks let go of the data directory's lock a moment after it is dropped.
-async fn reopen(house: &House) -> sandkeep_core::engine::Engine {
-    for _ in 0..200 {
-        if sandkeep_core::store::Store::open(&house.data()).is_ok() {
-            break;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
-    house.open().await
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn hooks_run_and_what_they_did_is_told() {
     let house = house!();

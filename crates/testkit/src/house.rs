@@ -144,6 +144,24 @@ impl House {
         ContainerDriver::new(self.config.clone()).expect("the host took a driver before")
     }
 
+    /// Lets an engine end and opens the next on the same data: a daemon that was restarted.
+    ///
+    /// # Panics
+    ///
+    /// When it does not open.
+    pub async fn reopen(&self, engine: Engine) -> Engine {
+        engine.shutdown().await;
+        drop(engine);
+        // Its last tasks let go of the data directory when they have seen the end.
+        for _ in 0..500 {
+            if Store::open(&self.data()).is_ok() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        self.open().await
+    }
+
     /// Opens an engine, with the image `small` and the project `default`.
     ///
     /// # Panics
