@@ -160,6 +160,7 @@ impl Server {
 
     /// Serves until `shutdown`.
     pub async fn run(self, engine: Engine, shutdown: impl Future<Output = ()> + Send) {
+        crate::compat::vercel::network::adopt_notes(&engine).await;
         let drain = self.limits.drain;
         let local = self.addresses().first().copied();
         let app = App::new(engine, self.limits, self.scratch, self.gateway, self.vercel);

@@ -30,12 +30,13 @@ mod input;
 mod interactive;
 mod machine;
 mod ndjson;
-mod network;
+pub(crate) mod network;
 pub(crate) mod races;
 mod sandboxes;
 mod sessions;
 mod settings;
 mod snapshots;
+mod source;
 mod wire;
 mod within;
 

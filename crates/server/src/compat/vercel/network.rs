@@ -1,114 +1,572 @@
-//! Network policies: what can be asked for, what is answered.
+//! Network policies: theirs as ours, and back.
 //!
-//! A sandbox has no network beyond itself yet. `deny-all`, and a policy that allows nothing, are just
-//! that. `allow-all` is what every client asks for unless told otherwise; it restricts nothing, so it
-//! is accepted and told back, and the page for users says that there is no way out yet. Anything that
-//! asks for a *rule* is refused: it could not be kept.
+//! What is asked and what is answered differ in shape: a client sends `{allow, subnets}`, with rules under each
+//! domain, and reads `{mode: "custom", allowedDomains, injectionRules, …}`, in which values of headers do not occur.
 //!
-//! What is asked and what is answered differ in shape: a client sends `{allow, subnets}` and reads
-//! `{mode: "custom", allowedDomains, …}`.
+//! Two of their rules are about the same request when their domains overlap. Ours are one list whose first match
+//! decides, so the rules of a more exact domain come first.
 
-use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+use sandkeep_core::db::{Filter, Page};
+use sandkeep_core::engine::Engine;
+use sandkeep_core::model::{
+    Action, AddressRule, Answer, Credential, DomainPattern, DomainRule, Mode, PairMatch, Patch,
+    Policy, RequestMatch, RequestRule, Sandbox, TextMatch,
+};
+use serde_json::{Map, Value, json};
 
 use super::error::VercelError;
 use super::input::Fields;
+use crate::api::App;
 
-/// Where the policy is noted.
+/// Where earlier versions noted the policy, when there was no network to keep it in.
 pub(super) const NOTE: &str = "vercel.network";
+/// How the headers begin that tell a proxy of theirs where a request was meant to go.
+const FORWARDED: &str = "vercel-forwarded-";
 
-/// Reads a request's policy as what will be answered.
-pub(super) fn read(value: Value) -> Result<Value, VercelError> {
+/// Reads a request's policy.
+pub(super) fn read(value: Value) -> Result<Policy, VercelError> {
     let mut fields = Fields::of("networkPolicy", value)?;
-    match fields.text("mode")?.as_deref() {
-        Some(mode @ ("allow-all" | "deny-all")) => {
-            fields.end()?;
-            Ok(json!({ "mode": mode }))
+    let mode = match fields.text("mode")?.as_deref() {
+        Some("allow-all") => return plain(&fields, Mode::AllowAll),
+        Some("deny-all") => return plain(&fields, Mode::DenyAll),
+        Some("default-allow") => Mode::AllowAll,
+        Some("custom" | "default-deny") | None => Mode::Custom,
+        Some(_) => {
+            return Err(VercelError::bad(
+                "`networkPolicy.mode` should be equal to one of the allowed values [\"allow-all\", \"deny-all\", \"custom\"].",
+            ));
         }
-        Some("default-allow") => {
-            nothing_else(fields)?;
-            Ok(json!({ "mode": "allow-all" }))
-        }
-        Some("custom" | "default-deny") | None => {
-            nothing_else(fields)?;
-            Ok(json!({ "mode": "custom", "allowedDomains": [] }))
-        }
-        Some(_) => Err(VercelError::bad(
-            "`networkPolicy.mode` should be equal to one of the allowed values [\"allow-all\", \"deny-all\", \"custom\"].",
-        )),
-    }
-}
-
-/// Accepts a policy without a single rule.
-fn nothing_else(mut fields: Fields) -> Result<(), VercelError> {
+    };
+    let mut policy = Policy { mode, ..Policy::default() };
     let mut rules = Vec::new();
-    for name in
-        ["allow", "allowedDomains", "allowedCIDRs", "deniedCIDRs", "injectionRules", "forwardRules"]
-    {
-        rules.extend(fields.any(name).map(|value| (name.to_owned(), value)));
+    match fields.any("allow") {
+        None => {}
+        Some(Value::Array(list)) => {
+            for (index, domain) in list.into_iter().enumerate() {
+                policy.domains.push(domain_in(&format!("allow[{index}]"), &domain)?);
+            }
+        }
+        Some(Value::Object(map)) => {
+            for (domain, list) in map {
+                let place = format!("allow.{domain}");
+                policy.domains.push(domain_in(&place, &Value::String(domain))?);
+                let pattern = &policy.domains[policy.domains.len() - 1].pattern;
+                let Value::Array(list) = list else {
+                    return Err(VercelError::bad(format!(
+                        "`networkPolicy.{place}` should be array."
+                    )));
+                };
+                for (index, rule) in list.into_iter().enumerate() {
+                    rules.push(rule_in(&format!("networkPolicy.{place}[{index}]"), pattern, rule)?);
+                }
+            }
+        }
+        Some(_) => {
+            return Err(VercelError::bad("`networkPolicy.allow` should be array or object."));
+        }
     }
     if let Some(mut subnets) = fields.object("subnets")? {
-        for name in ["allow", "deny"] {
-            rules.extend(subnets.any(name).map(|value| (format!("subnets.{name}"), value)));
-        }
+        policy.allow = addresses(&mut subnets, "subnets.", "allow")?;
+        policy.deny = addresses(&mut subnets, "subnets.", "deny")?;
         subnets.end()?;
     }
+    legacy(&mut fields, &mut policy, &mut rules)?;
     fields.end()?;
-    for (name, value) in rules {
-        let empty = match &value {
-            Value::Array(list) => list.is_empty(),
-            Value::Object(map) => map.is_empty(),
-            _ => {
-                return Err(VercelError::bad(format!(
-                    "`networkPolicy.{name}` should be array or object."
-                )));
+    // A stable sort: rules of one domain stay in the order they were written.
+    rules.sort_by_key(|rule| std::cmp::Reverse(exactness(&rule.domain)));
+    policy.requests = rules;
+    policy
+        .check("networkPolicy")
+        .map_err(|error| VercelError::bad(format!("`{}`: {}.", error.field, error.reason)))?;
+    Ok(policy)
+}
+
+fn plain(fields: &Fields, mode: Mode) -> Result<Policy, VercelError> {
+    fields.end()?;
+    Ok(Policy { mode, ..Policy::default() })
+}
+
+/// What the older form of a policy says.
+fn legacy(
+    fields: &mut Fields,
+    policy: &mut Policy,
+    rules: &mut Vec<RequestRule>,
+) -> Result<(), VercelError> {
+    for (index, domain) in fields.list("allowedDomains")?.unwrap_or_default().iter().enumerate() {
+        policy.domains.push(domain_in(&format!("allowedDomains[{index}]"), domain)?);
+    }
+    policy.allow.extend(addresses(fields, "", "allowedCIDRs")?);
+    policy.deny.extend(addresses(fields, "", "deniedCIDRs")?);
+    for name in ["injectionRules", "forwardRules", "responseRules"] {
+        for (index, rule) in fields.list(name)?.unwrap_or_default().into_iter().enumerate() {
+            let at = format!("networkPolicy.{name}[{index}]");
+            let mut rule = Fields::of(&at, rule)?;
+            let domain = rule.needed("domain")?;
+            let place = format!("{name}[{index}].domain");
+            let domain = domain_in(&place, &Value::String(domain))?.pattern;
+            let mut said = Map::new();
+            said.extend(rule.any("match").map(|it| ("match".to_owned(), it)));
+            match name {
+                "injectionRules" => {
+                    let headers = rule.any("headers").unwrap_or_else(|| json!({}));
+                    said.insert("transform".to_owned(), json!([{ "headers": headers }]));
+                    rule.end()?;
+                }
+                "forwardRules" => {
+                    said.insert("forwardURL".to_owned(), json!(rule.needed("forwardURL")?));
+                    rule.end()?;
+                }
+                _ => {
+                    said.insert("response".to_owned(), rule.into_value());
+                }
             }
-        };
-        if !empty {
-            return Err(VercelError::refused(format!(
-                "`networkPolicy.{name}`: rules cannot be kept yet, sandboxes have no network beyond themselves; use `allow-all` or `deny-all`."
-            )));
+            rules.push(rule_in(&at, &domain, Value::Object(said))?);
         }
     }
     Ok(())
 }
 
-/// The policy that is noted; what a sandbox that was told nothing has.
-pub(super) fn noted(note: Option<&String>) -> Value {
-    note.and_then(|text| serde_json::from_str(text).ok())
-        .unwrap_or_else(|| json!({ "mode": "allow-all" }))
+fn domain_in(place: &str, value: &Value) -> Result<DomainRule, VercelError> {
+    let wrong = |problem: &str| VercelError::bad(format!("`networkPolicy.{place}` {problem}."));
+    let text = value.as_str().ok_or_else(|| wrong("should be string"))?;
+    let pattern: DomainPattern =
+        text.parse().map_err(|error| wrong(&format!("should be a domain: {error}")))?;
+    Ok(DomainRule { pattern, ports: Vec::new() })
+}
+
+fn addresses(fields: &mut Fields, at: &str, name: &str) -> Result<Vec<AddressRule>, VercelError> {
+    let texts = fields.texts(name)?.unwrap_or_default();
+    let read = |(index, text): (usize, String)| match text.parse::<AddressRule>() {
+        Ok(rule) if rule.ports.is_empty() => Ok(rule),
+        _ => Err(VercelError::bad(format!(
+            "`networkPolicy.{at}{name}[{index}]` should be a CIDR, like `10.0.0.0/8`."
+        ))),
+    };
+    texts.into_iter().enumerate().map(read).collect()
+}
+
+/// Whole names are more exact than patterns, and of those the longer ones.
+fn exactness(domain: &DomainPattern) -> (bool, usize) {
+    let text = domain.as_str();
+    (!text.contains('*'), if text == "*" { 0 } else { text.split('.').count() })
+}
+
+fn rule_in(at: &str, domain: &DomainPattern, value: Value) -> Result<RequestRule, VercelError> {
+    let mut rule = Fields::of(at, value)?;
+    let matches = rule.object("match")?.map(match_in).transpose()?.unwrap_or_default();
+    let actions = [rule.any("transform"), rule.any("forwardURL"), rule.any("response")];
+    rule.end()?;
+    let action = match actions {
+        [Some(Value::Array(list)), None, None] => transform_in(at, list)?,
+        [Some(_), None, None] => {
+            return Err(VercelError::bad(format!("`{at}.transform` should be array.")));
+        }
+        [None, Some(Value::String(url)), None] => {
+            if url.contains(['?', '#']) {
+                return Err(VercelError::bad(format!(
+                    "`{at}.forwardURL` should have no query string and no fragment."
+                )));
+            }
+            Action::Forward { url, prefix: Some(FORWARDED.to_owned()) }
+        }
+        [None, Some(_), None] => {
+            return Err(VercelError::bad(format!("`{at}.forwardURL` should be string.")));
+        }
+        [None, None, Some(response)] => response_in(&format!("{at}.response"), response)?,
+        _ => {
+            return Err(VercelError::bad(format!(
+                "`{at}` should have exactly one of `transform`, `forwardURL` and `response`."
+            )));
+        }
+    };
+    let rule = RequestRule { domain: domain.clone(), matches, action };
+    // Alone, so that what is wrong is told in the words it was written in.
+    let alone = Policy { mode: Mode::Custom, requests: vec![rule.clone()], ..Policy::default() };
+    alone.check(at).map_err(|error| {
+        let mut field = error.field.replacen(".requests[0]", "", 1);
+        for (ours, theirs) in [
+            (".action.forward.url", ".forwardURL"),
+            (".action.headers", ".transform.headers"),
+            (".action.answer.status", ".response.statusCode"),
+            (".action.answer", ".response"),
+            (".match.methods", ".match.method"),
+            (".match.query", ".match.queryString"),
+        ] {
+            field = field.replacen(ours, theirs, 1);
+        }
+        VercelError::bad(format!("`{field}`: {}.", error.reason))
+    })?;
+    Ok(rule)
+}
+
+fn match_in(mut fields: Fields) -> Result<RequestMatch, VercelError> {
+    let matches = RequestMatch {
+        methods: fields.texts("method")?.unwrap_or_default(),
+        path: fields.object("path")?.map(text_in).transpose()?.flatten(),
+        query: pairs_in(&mut fields, "queryString")?,
+        headers: pairs_in(&mut fields, "headers")?,
+    };
+    fields.end()?;
+    Ok(matches)
+}
+
+fn pairs_in(fields: &mut Fields, name: &str) -> Result<Vec<PairMatch>, VercelError> {
+    let list = fields.list(name)?.unwrap_or_default();
+    let pair = |value| {
+        let mut pair = Fields::of(name, value)?;
+        let (key, value) = (pair.object("key")?, pair.object("value")?);
+        pair.end()?;
+        Ok(PairMatch {
+            key: key.map(text_in).transpose()?.flatten(),
+            value: value.map(text_in).transpose()?.flatten(),
+        })
+    };
+    list.into_iter().map(pair).collect()
+}
+
+fn text_in(mut fields: Fields) -> Result<Option<TextMatch>, VercelError> {
+    let said = [fields.text("exact")?, fields.text("startsWith")?, fields.text("regex")?];
+    fields.end()?;
+    match said {
+        [Some(text), None, None] => Ok(Some(TextMatch::Exact(text))),
+        [None, Some(text), None] => Ok(Some(TextMatch::Prefix(text))),
+        [None, None, Some(text)] => Ok(Some(TextMatch::Regex(text))),
+        [None, None, None] => Ok(None),
+        _ => {
+            Err(VercelError::bad("a matcher should have one of `exact`, `startsWith` and `regex`."))
+        }
+    }
+}
+
+fn transform_in(at: &str, list: Vec<Value>) -> Result<Action, VercelError> {
+    let mut headers = BTreeMap::new();
+    for (index, transform) in list.into_iter().enumerate() {
+        let mut transform = Fields::of(&format!("{at}.transform[{index}]"), transform)?;
+        for (name, value) in transform.words("headers")?.unwrap_or_default() {
+            headers.insert(name.to_ascii_lowercase(), Credential::Plain(value.into()));
+        }
+        transform.end()?;
+    }
+    // A rule that changes nothing still claims its requests: those after it are not asked.
+    Ok(if headers.is_empty() { Action::Allow } else { Action::Headers(headers) })
+}
+
+fn response_in(at: &str, value: Value) -> Result<Action, VercelError> {
+    let mut response = Fields::of(at, value)?;
+    let status = response.number("statusCode", 200..=599)?;
+    let status = status.and_then(|status| u16::try_from(status).ok());
+    let Some(status) = status else {
+        return Err(VercelError::bad(format!("missing required property `{at}.statusCode`.")));
+    };
+    let mut headers = BTreeMap::new();
+    for (name, value) in response.words("headers")?.unwrap_or_default() {
+        if headers.insert(name.to_ascii_lowercase(), value).is_some() {
+            return Err(VercelError::bad(format!("`{at}.headers` should NOT have duplicates.")));
+        }
+    }
+    let (body, kind) = (response.text("body")?, response.text("contentType")?);
+    response.end()?;
+    if body.is_some() && kind.is_none() {
+        return Err(VercelError::bad(format!("`{at}.contentType` should be given with a body.")));
+    }
+    if body.is_some() && matches!(status, 204 | 205 | 304) {
+        return Err(VercelError::bad(format!("`{at}.body` is not allowed with {status}.")));
+    }
+    headers.extend(kind.map(|kind| ("content-type".to_owned(), kind)));
+    Ok(Action::Answer(Answer { status, headers, body: body.unwrap_or_default() }))
+}
+
+/// What a sandbox may reach, as it is told: its own policy, or its project's.
+pub(super) fn of(app: &App, sandbox: &Sandbox) -> Value {
+    match &sandbox.config.network {
+        Some(policy) => told(policy),
+        None => app
+            .engine
+            .project_network(&sandbox.project)
+            .map_or_else(|_| told(&Policy::default()), |project| told(&project.default)),
+    }
+}
+
+fn told(policy: &Policy) -> Value {
+    let mut said = Map::new();
+    let mode = match policy.mode {
+        Mode::AllowAll => "allow-all",
+        Mode::DenyAll => "deny-all",
+        Mode::Custom => "custom",
+    };
+    said.insert("mode".to_owned(), json!(mode));
+    if policy.mode == Mode::Custom {
+        let domains: Vec<String> = policy.domains.iter().map(ToString::to_string).collect();
+        said.insert("allowedDomains".to_owned(), json!(domains));
+    }
+    for (name, list) in [("allowedCIDRs", &policy.allow), ("deniedCIDRs", &policy.deny)] {
+        if !list.is_empty() {
+            let list: Vec<String> = list.iter().map(ToString::to_string).collect();
+            said.insert(name.to_owned(), json!(list));
+        }
+    }
+    let mut add = |name: &str, rule: Value| {
+        let list = said.entry(name).or_insert_with(|| json!([]));
+        list.as_array_mut().into_iter().for_each(|list| list.push(rule.clone()));
+    };
+    for rule in &policy.requests {
+        let mut one = rule_out(rule);
+        match &rule.action {
+            Action::Headers(headers) => {
+                let names: Vec<&String> = headers.keys().collect();
+                one["headerNames"] = json!(names);
+                add("injectionRules", one);
+            }
+            Action::Allow => {
+                one["headerNames"] = json!([]);
+                add("injectionRules", one);
+            }
+            Action::Forward { url, .. } => {
+                one["forwardURL"] = json!(url);
+                add("forwardRules", one);
+            }
+            Action::Answer(answer) => {
+                one["statusCode"] = json!(answer.status);
+                add("responseRules", one);
+            }
+            Action::Deny => {
+                one["statusCode"] = json!(403);
+                add("responseRules", one);
+            }
+        }
+    }
+    Value::Object(said)
+}
+
+fn rule_out(rule: &RequestRule) -> Value {
+    let RequestMatch { methods, path, query, headers } = &rule.matches;
+    let mut looks = Map::new();
+    let mut insert = |name: &str, value: Option<Value>| {
+        looks.extend(value.map(|value| (name.to_owned(), value)));
+    };
+    let pairs = |list: &[PairMatch]| {
+        let pair = |pair: &PairMatch| {
+            let mut said = Map::new();
+            said.extend(pair.key.as_ref().map(|it| ("key".to_owned(), text_out(it))));
+            said.extend(pair.value.as_ref().map(|it| ("value".to_owned(), text_out(it))));
+            Value::Object(said)
+        };
+        (!list.is_empty()).then(|| list.iter().map(pair).collect())
+    };
+    insert("path", path.as_ref().map(text_out));
+    insert("method", (!methods.is_empty()).then(|| json!(methods)));
+    insert("queryString", pairs(query));
+    insert("headers", pairs(headers));
+    let mut said = json!({ "domain": rule.domain.as_str() });
+    if !looks.is_empty() {
+        said["matchDimensions"] = json!(looks.keys().collect::<Vec<_>>());
+        said["match"] = Value::Object(looks);
+    }
+    said
+}
+
+fn text_out(text: &TextMatch) -> Value {
+    match text {
+        TextMatch::Exact(text) => json!({ "exact": text }),
+        TextMatch::Prefix(text) => json!({ "startsWith": text }),
+        TextMatch::Regex(text) => json!({ "regex": text }),
+    }
+}
+
+/// Turns policies that earlier versions only noted into what sandboxes really have. `deny-all` was easy to keep
+/// while there was no network; it is kept now.
+pub(crate) async fn adopt_notes(engine: &Engine) {
+    for project in engine.projects() {
+        let found = engine.list(&project.name, &Filter::default(), &Page::all()).await;
+        let sandboxes = match found {
+            Ok(found) => found.items,
+            Err(error) => {
+                tracing::error!(project = %project.name, %error, "cannot look for noted policies");
+                continue;
+            }
+        };
+        for sandbox in sandboxes {
+            let Some(note) = sandbox.config.notes.get(NOTE) else { continue };
+            let own = sandbox.config.network.clone();
+            let network = own.or_else(|| serde_json::from_str(note).ok().map(noted));
+            let notes = [(NOTE.to_owned(), None)].into();
+            let patch = Patch { network: Some(network), notes, ..Patch::default() };
+            if let Err(error) = engine.update(&project.name, &sandbox.name, patch).await {
+                tracing::error!(sandbox = %sandbox.name, %error, "a noted policy is not in force");
+            }
+        }
+    }
+}
+
+/// What a note says. One that does not read allows nothing.
+fn noted(note: Value) -> Policy {
+    let mode = match note["mode"].as_str() {
+        Some("allow-all") => Mode::AllowAll,
+        Some("custom") => Mode::Custom,
+        _ => Mode::DenyAll,
+    };
+    Policy { mode, ..Policy::default() }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
-    use super::read;
+    use super::{noted, read, told};
+
+    fn again(asked: Value) -> Value {
+        match read(asked.clone()) {
+            Ok(policy) => told(&policy),
+            Err(error) => panic!("{asked}: {}", error.message()),
+        }
+    }
 
     #[test]
-    fn modes_are_kept_and_rules_refused() {
+    fn modes_and_lists() {
+        let empty = json!({ "mode": "custom", "allowedDomains": [] });
         for (asked, answered) in [
             (json!({ "mode": "allow-all" }), json!({ "mode": "allow-all" })),
             (json!({ "mode": "deny-all" }), json!({ "mode": "deny-all" })),
-            (json!({}), json!({ "mode": "custom", "allowedDomains": [] })),
-            (json!({ "allow": [] }), json!({ "mode": "custom", "allowedDomains": [] })),
+            (json!({}), empty.clone()),
+            (json!({ "allow": {}, "subnets": { "deny": [] } }), empty),
             (
-                json!({ "allow": {}, "subnets": { "deny": [] } }),
-                json!({ "mode": "custom", "allowedDomains": [] }),
+                json!({ "allow": ["*.npmjs.org", "github.com"], "subnets": { "allow": ["10.0.0.0/8"], "deny": ["10.1.0.0/16"] } }),
+                json!({ "mode": "custom", "allowedDomains": ["*.npmjs.org", "github.com"], "allowedCIDRs": ["10.0.0.0/8"], "deniedCIDRs": ["10.1.0.0/16"] }),
+            ),
+            (
+                json!({ "mode": "default-allow", "deniedCIDRs": ["10.0.0.0/8"] }),
+                json!({ "mode": "allow-all", "deniedCIDRs": ["10.0.0.0/8"] }),
+            ),
+            (
+                json!({ "mode": "default-deny", "allowedDomains": ["a.com"] }),
+                json!({ "mode": "custom", "allowedDomains": ["a.com"] }),
             ),
         ] {
-            assert_eq!(read(asked.clone()).unwrap(), answered, "{asked}");
+            assert_eq!(again(asked.clone()), answered, "{asked}");
         }
-        for refused in [
-            json!({ "allow": ["example.com"] }),
-            json!({ "allow": { "example.com": [{ "transform": [] }] } }),
-            json!({ "subnets": { "deny": ["10.0.0.0/8"] } }),
-            json!({ "mode": "custom", "allowedDomains": ["a.b"] }),
-            json!({ "mode": "sometimes" }),
-            json!({ "mode": 7 }),
-            json!({ "alow": [] }),
-            json!("allow-all"),
+    }
+
+    #[test]
+    fn rules_are_told_back_without_values() {
+        let told = again(json!({ "allow": {
+            "*": [],
+            "ai.example.com": [
+                {
+                    "match": { "method": ["POST"], "path": { "startsWith": "/v1/" }, "headers": [{ "key": { "exact": "x-api-key" } }] },
+                    "transform": [{ "headers": { "Authorization": "Bearer s3cret" } }, { "headers": { "x": "y" } }],
+                },
+                { "response": { "statusCode": 403, "body": "no", "contentType": "text/plain" } },
+            ],
+            "*.example.com": [{ "forwardURL": "https://proxy.example.org/in" }],
+        }}));
+        let text = told.to_string();
+        assert!(!text.contains("s3cret"), "{text}");
+        assert_eq!(
+            told["injectionRules"],
+            json!([{
+                "domain": "ai.example.com",
+                "headerNames": ["authorization", "x"],
+                "match": { "method": ["POST"], "path": { "startsWith": "/v1/" }, "headers": [{ "key": { "exact": "x-api-key" } }] },
+                "matchDimensions": ["headers", "method", "path"],
+            }])
+        );
+        assert_eq!(
+            told["forwardRules"],
+            json!([{ "domain": "*.example.com", "forwardURL": "https://proxy.example.org/in" }])
+        );
+        assert_eq!(
+            told["responseRules"],
+            json!([{ "domain": "ai.example.com", "statusCode": 403 }])
+        );
+        // What was told in their older form reads too, but for values, which were never told.
+        let old = again(json!({ "mode": "custom", "allowedDomains": ["a.com"],
+            "injectionRules": [{ "domain": "a.com", "headers": { "a": "b" } }],
+            "forwardRules": [{ "domain": "a.com", "forwardURL": "https://b.com" }] }));
+        assert_eq!(old["injectionRules"], json!([{ "domain": "a.com", "headerNames": ["a"] }]));
+        assert_eq!(old["forwardRules"][0]["forwardURL"], "https://b.com");
+    }
+
+    #[test]
+    fn the_more_exact_domain_is_asked_first() {
+        let policy = read(json!({ "allow": {
+            "*": [{ "response": { "statusCode": 404 } }],
+            "*.example.com": [{ "response": { "statusCode": 403 } }],
+            "a.example.com": [{ "transform": [] }, { "response": { "statusCode": 200 } }],
+        }}))
+        .unwrap();
+        let order: Vec<&str> = policy.requests.iter().map(|rule| rule.domain.as_str()).collect();
+        assert_eq!(order, ["a.example.com", "a.example.com", "*.example.com", "*"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_in_their_words() {
+        let rule = |rule: Value| json!({ "allow": { "a.com": [rule] } });
+        for (asked, named) in [
+            (json!({ "mode": "sometimes" }), "networkPolicy.mode"),
+            (json!({ "mode": 7 }), "networkPolicy.mode"),
+            (json!({ "mode": "allow-all", "allow": [] }), "networkPolicy.allow"),
+            (json!({ "alow": [] }), "networkPolicy.alow"),
+            (json!("allow-all"), "networkPolicy"),
+            (json!({ "allow": "a.com" }), "networkPolicy.allow"),
+            (json!({ "allow": ["a.com", 7] }), "networkPolicy.allow[1]"),
+            (json!({ "allow": ["10.0.0.1"] }), "networkPolicy.allow[0]"),
+            (json!({ "allow": ["a.com:443"] }), "networkPolicy.allow[0]"),
+            (json!({ "allow": { "a.com": {} } }), "networkPolicy.allow.a.com"),
+            (json!({ "subnets": { "deny": ["x"] } }), "networkPolicy.subnets.deny[0]"),
+            (json!({ "subnets": { "allow": ["10.0.0.1:80"] } }), "networkPolicy.subnets.allow[0]"),
+            (rule(json!({})), "networkPolicy.allow.a.com[0]"),
+            (rule(json!({ "transform": [], "forwardURL": "https://b.com" })), "exactly one"),
+            (
+                rule(json!({ "transform": [{ "headers": { "a b": "c" } }] })),
+                "transform.headers.a b",
+            ),
+            (
+                rule(json!({ "transform": [{ "headers": { "host": "c" } }] })),
+                "transform.headers.host",
+            ),
+            (rule(json!({ "transform": [{ "header": {} }] })), "transform[0].header"),
+            (
+                rule(json!({ "forwardURL": "ftp://b.com" })),
+                "networkPolicy.allow.a.com[0].forwardURL",
+            ),
+            (rule(json!({ "forwardURL": "https://b.com/?x" })), "forwardURL"),
+            (rule(json!({ "response": {} })), "response.statusCode"),
+            (rule(json!({ "response": { "statusCode": 199 } })), "response.statusCode"),
+            (rule(json!({ "response": { "statusCode": 200, "body": "x" } })), "contentType"),
+            (
+                rule(
+                    json!({ "response": { "statusCode": 204, "body": "x", "contentType": "a/b" } }),
+                ),
+                "response.body",
+            ),
+            (
+                rule(json!({ "match": { "path": { "regex": "(" } }, "transform": [] })),
+                "networkPolicy.allow.a.com[0].match.path",
+            ),
+            (
+                rule(
+                    json!({ "match": { "path": { "regex": "a", "exact": "b" } }, "transform": [] }),
+                ),
+                "one of `exact`",
+            ),
+            (rule(json!({ "match": { "query": [] }, "transform": [] })), "match.query"),
         ] {
-            assert!(read(refused.clone()).is_err(), "{refused}");
+            let error = read(asked.clone()).expect_err(&asked.to_string());
+            assert!(error.message().contains(named), "{asked}: {}", error.message());
+        }
+    }
+
+    #[test]
+    fn what_was_noted_is_kept() {
+        for (note, mode) in [
+            (json!({ "mode": "allow-all" }), "allow-all"),
+            (json!({ "mode": "deny-all" }), "deny-all"),
+            (json!({ "mode": "custom", "allowedDomains": [] }), "custom"),
+            (json!(7), "deny-all"),
+        ] {
+            assert_eq!(told(&noted(note))["mode"], mode);
         }
     }
 }

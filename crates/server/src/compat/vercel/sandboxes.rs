@@ -72,7 +72,7 @@ async fn create(
         wishes.patch.keep_last = Some(Some(count));
     }
     let from = match &source {
-        Source::Image => {
+        Source::Image | Source::Fetched(_) => {
             let ground = machine::choose(&app, runtime.as_deref(), image.as_deref()).await?;
             wishes.patch.image = Some(ground.image);
             wishes.note(RUNTIME, Some(ground.runtime));
@@ -91,6 +91,11 @@ async fn create(
     let patch = wishes.patch;
     let create = Create { name, patch, if_exists: IfExists::Fail, start: true, from };
     let made = make(&app, &caller, create).await?;
+    if let Source::Fetched(fetched) = source
+        && made.created
+    {
+        fetched.into(&app, &caller, &made).await?;
+    }
     Ok(Json(wire::opened(&app, host.as_deref(), &made)))
 }
 
@@ -261,7 +266,7 @@ async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -
             },
             _ => None,
         };
-        sandboxes.push(wire::sandbox(sandbox, session.as_ref()));
+        sandboxes.push(wire::sandbox(&app, sandbox, session.as_ref()));
     }
     let pagination = pagination(sandboxes.len(), found.next);
     Ok(Json(json!({ "sandboxes": sandboxes, "pagination": pagination })))
@@ -318,7 +323,7 @@ async fn update(
         sandbox = resume(&app, &caller, &name).await?.sandbox;
     }
     let session = app.engine.get(&caller.project, &name).await?.session;
-    let mut answer = json!({ "sandbox": wire::sandbox(&sandbox, session.as_ref()) });
+    let mut answer = json!({ "sandbox": wire::sandbox(&app, &sandbox, session.as_ref()) });
     // What was taken away is told: absent would mean as before to a client that keeps what it knew.
     if tagged && sandbox.config.tags.is_empty() {
         answer["sandbox"]["tags"] = json!({});
@@ -380,7 +385,7 @@ async fn remove(
     .await?;
     let mut sandbox = gone.sandbox;
     sandbox.phase = Phase::Stopped;
-    Ok(Json(json!({ "sandbox": wire::sandbox(&sandbox, gone.session.as_ref()) })))
+    Ok(Json(json!({ "sandbox": wire::sandbox(&app, &sandbox, gone.session.as_ref()) })))
 }
 
 async fn fork(

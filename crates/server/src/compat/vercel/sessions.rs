@@ -12,7 +12,7 @@ use axum::{Json, Router};
 use sandkeep_core::db::{By, Direction};
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::engine::{Caller, Checkpoint, Error, Stop, Wish};
-use sandkeep_core::model::{Method, Patch, Sandbox, Session, SessionId, Span};
+use sandkeep_core::model::{Method, Sandbox, Session, SessionId, Span};
 use serde_json::{Value, json};
 
 use super::auth::{Acts, Looks};
@@ -84,7 +84,7 @@ async fn look(
 ) -> Answer {
     let (sandbox, session) = find(&app, &caller, &id).await?;
     let routes = wire::routes(&app, host.as_deref(), &sandbox);
-    Ok(Json(json!({ "session": wire::session(&sandbox, &session), "routes": routes })))
+    Ok(Json(json!({ "session": wire::session(&app, &sandbox, &session), "routes": routes })))
 }
 
 async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -> Answer {
@@ -94,7 +94,7 @@ async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -
     let mut sessions = Vec::with_capacity(found.items.len());
     for session in &found.items {
         match app.engine.session(&caller.project, &session.id).await {
-            Ok((sandbox, session)) => sessions.push(wire::session(&sandbox, &session)),
+            Ok((sandbox, session)) => sessions.push(wire::session(&app, &sandbox, &session)),
             // Deleted since the list was made.
             Err(Error::NoSession(_)) => {}
             Err(error) => return Err(error.into()),
@@ -115,9 +115,9 @@ async fn stop(
     let (engine, project, name) = (app.engine.clone(), caller.project.clone(), sandbox.name);
     let stopped = done(async move { engine.stop(&project, &name, ask, None).await }).await?;
     let session = stopped.session.as_ref();
-    let mut answer = json!({ "sandbox": wire::sandbox(&stopped.sandbox, session) });
+    let mut answer = json!({ "sandbox": wire::sandbox(&app, &stopped.sandbox, session) });
     if let Some(session) = session {
-        answer["session"] = json!(wire::session(&stopped.sandbox, session));
+        answer["session"] = json!(wire::session(&app, &stopped.sandbox, session));
     }
     if let Some(snapshot) = &stopped.snapshot {
         answer["snapshot"] = json!(wire::snapshot(snapshot));
@@ -151,7 +151,7 @@ async fn extend(
         // It has all the time there is.
         session
     };
-    Ok(Json(json!({ "session": wire::session(&sandbox, &session) })))
+    Ok(Json(json!({ "session": wire::session(&app, &sandbox, &session) })))
 }
 
 async fn network_policy(
@@ -162,10 +162,10 @@ async fn network_policy(
 ) -> Answer {
     let policy = network::read(fields.into_value())?;
     let (sandbox, session) = running(&app, &caller, &id).await?;
-    let notes = [(network::NOTE.to_owned(), Some(policy.to_string()))].into();
-    let patch = Patch { notes, ..Patch::default() };
-    let sandbox = app.engine.update(&caller.project, &sandbox.name, patch).await?;
-    Ok(Json(json!({ "session": wire::session(&sandbox, &session) })))
+    let (engine, project, name) = (app.engine.clone(), caller.project.clone(), sandbox.name);
+    let sandbox =
+        done(async move { engine.set_network(&project, &name, Some(policy)).await }).await?;
+    Ok(Json(json!({ "session": wire::session(&app, &sandbox, &session) })))
 }
 
 async fn snapshot_2(
@@ -235,7 +235,7 @@ async fn snapshot(
     };
     let answer = json!({
         "snapshot": wire::snapshot(&snapshot),
-        "session": wire::session(&sandbox, &session),
+        "session": wire::session(&app, &sandbox, &session),
     });
     Ok((StatusCode::CREATED, Json(answer)))
 }

@@ -7,6 +7,7 @@ use sandkeep_core::model::{Patch, Port, Size, Span};
 
 use super::error::VercelError;
 use super::input::Fields;
+use super::source::{self, Fetched};
 use super::{Settings, drives, network};
 
 pub(super) const DAY: u64 = 24 * 3600 * 1000;
@@ -43,8 +44,7 @@ impl Wishes {
         wishes.tags(fields)?;
         wishes.patch.env = fields.words("env")?;
         if let Some(policy) = fields.any("networkPolicy") {
-            let policy = network::read(policy)?;
-            wishes.note(network::NOTE, Some(policy.to_string()));
+            wishes.patch.network = Some(Some(network::read(policy)?));
         }
         if fields.any("networkId").is_some_and(|id| !id.is_null()) {
             return Err(VercelError::refused("`networkId`: there are no private networks here."));
@@ -213,6 +213,8 @@ pub(super) fn short(name: &str, text: String) -> Result<String, VercelError> {
 pub(super) enum Source {
     Image,
     Snapshot(String),
+    /// An image, and what is fetched into it.
+    Fetched(Fetched),
 }
 
 pub(super) fn source(fields: &mut Fields) -> Result<Source, VercelError> {
@@ -223,9 +225,14 @@ pub(super) fn source(fields: &mut Fields) -> Result<Source, VercelError> {
             source.end()?;
             Ok(Source::Snapshot(id))
         }
-        kind @ ("git" | "tarball") => Err(VercelError::refused(format!(
-            "`source.type` `{kind}`: it is fetched from inside the sandbox, and sandboxes have no network beyond themselves yet; create the sandbox without a source and write the files."
-        ))),
+        kind @ ("git" | "tarball") => {
+            let fetched = match kind {
+                "git" => source::repository(&mut source)?,
+                _ => source::archive(&mut source)?,
+            };
+            source.end()?;
+            Ok(Source::Fetched(fetched))
+        }
         _ => Err(VercelError::bad(
             "`source.type` should be equal to one of the allowed values [\"git\", \"tarball\", \"snapshot\"].",
         )),

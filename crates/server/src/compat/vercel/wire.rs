@@ -50,7 +50,7 @@ pub(super) struct SessionOut {
 }
 
 /// A session as their clients see it, with the configuration of its sandbox.
-pub(super) fn session(sandbox: &Sandbox, session: &Session) -> SessionOut {
+pub(super) fn session(app: &App, sandbox: &Sandbox, session: &Session) -> SessionOut {
     let started = session.started_at.as_millisecond();
     let current = sandbox.session.as_ref() == Some(&session.id);
     let timeout = match (session.deadline, sandbox.config.session_timeout) {
@@ -75,7 +75,7 @@ pub(super) fn session(sandbox: &Sandbox, session: &Session) -> SessionOut {
         updated_at: session.ended_at.map_or(started, Timestamp::as_millisecond),
         cwd: cwd(sandbox),
         interactive_port: INTERACTIVE_PORT,
-        network_policy: network::noted(sandbox.config.notes.get(network::NOTE)),
+        network_policy: network::of(app, sandbox),
         ended: how_it_ended(session),
     }
 }
@@ -207,7 +207,7 @@ pub(super) struct SandboxOut {
 }
 
 /// A sandbox as their clients see it.
-pub(super) fn sandbox(sandbox: &Sandbox, session: Option<&Session>) -> SandboxOut {
+pub(super) fn sandbox(app: &App, sandbox: &Sandbox, session: Option<&Session>) -> SandboxOut {
     let (config, notes) = (&sandbox.config, &sandbox.config.notes);
     let number = |name: &str| notes.get(name).and_then(|text| text.parse::<u64>().ok());
     let running = sandbox.phase == Phase::Running;
@@ -221,7 +221,7 @@ pub(super) fn sandbox(sandbox: &Sandbox, session: Option<&Session>) -> SandboxOu
         vcpus: config.resources.millicpus.div_ceil(1000),
         memory: config.resources.memory.0 >> 20,
         runtime: runtime(sandbox),
-        network_policy: network::noted(notes.get(network::NOTE)),
+        network_policy: network::of(app, sandbox),
         total_egress_bytes: network_out,
         total_ingress_bytes: network_in,
         total_active_cpu_duration_ms: active_cpu_ms,
@@ -284,8 +284,8 @@ pub(super) fn opened(app: &App, host: Option<&str>, opened: &Opened) -> Value {
         }
     };
     json!({
-        "sandbox": sandbox(it, Some(current)),
-        "session": session(it, current),
+        "sandbox": sandbox(app, it, Some(current)),
+        "session": session(app, it, current),
         "routes": routes(app, host, it),
         "resumed": opened.resumed,
     })
