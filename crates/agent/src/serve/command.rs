@@ -32,6 +32,7 @@ use super::backlog::Backlog;
 use super::launch::waiting;
 use super::outbound::Outbound;
 use super::problem::Problem;
+use super::secrets::SecretFiles;
 
 /// How long output must be silent after the exit.
 const QUIET: Duration = Duration::from_millis(200);
@@ -70,6 +71,8 @@ struct State {
     forgotten: bool,
     attached: Option<Attached>,
     input: Input,
+    /// What goes when the process has exited.
+    secret_files: SecretFiles,
 }
 
 /// Who listens.
@@ -107,6 +110,11 @@ impl Command {
         Rc::new(command)
     }
 
+    /// Keeps files for as long as the process lives.
+    pub(super) fn hold(&self, files: SecretFiles) {
+        self.state.borrow_mut().secret_files = files;
+    }
+
     pub(super) fn known(&self) -> Known {
         let exit = self.state.borrow().exit;
         Known { command: self.id.clone(), pid: self.pid.unsigned_abs(), exit }
@@ -118,7 +126,10 @@ impl Command {
 
     /// Takes note that the process was reaped.
     pub(super) fn exited(&self, exit: Exit) {
-        self.state.borrow_mut().exit = Some(exit);
+        let mut state = self.state.borrow_mut();
+        state.exit = Some(exit);
+        state.secret_files = SecretFiles::default();
+        drop(state);
         self.wake.notify_one();
     }
 

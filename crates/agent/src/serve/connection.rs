@@ -1,5 +1,6 @@
 //! One connection: reads frames, and hands each to the stream it is for.
 
+use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use sandkeep_proto::frame::{HEADER, Header, Kind};
 use sandkeep_proto::link::{Failure, Reply, Request, VERSION};
 use tokio::net::UnixStream;
 use tokio::task::AbortHandle;
+use zeroize::Zeroize as _;
 
 use super::command::Command;
 use super::outbound::Outbound;
@@ -59,7 +61,8 @@ struct Violation;
 pub(super) async fn serve(agent: Rc<Agent>, socket: UnixStream) {
     let out = Outbound::new(socket);
     let writer = tokio::task::spawn_local(Rc::clone(&out).write());
-    let mut connection = Connection { agent, out: Rc::clone(&out), greeted: false };
+    let mut connection =
+        Connection { agent, out: Rc::clone(&out), greeted: false, held_secrets: Cell::new(false) };
     connection.read().await;
     connection.close();
     writer.abort();
@@ -69,6 +72,8 @@ struct Connection {
     agent: Rc<Agent>,
     out: Rc<Outbound>,
     greeted: bool,
+    /// A request that was just read held secrets.
+    held_secrets: Cell<bool>,
 }
 
 impl Connection {
@@ -91,6 +96,12 @@ impl Connection {
                 Err(_) => return,
             }
             let Ok(used) = self.frames(&buffer) else { return };
+            if self.held_secrets.take() {
+                // What was read is not left lying.
+                scratch.zeroize();
+                scratch.resize(READ, 0);
+                buffer.get_mut(..used).unwrap_or_default().zeroize();
+            }
             buffer.drain(..used);
         }
     }
@@ -212,8 +223,12 @@ impl Connection {
         let answer = match request {
             // Answered before.
             Request::Hello { .. } => return,
-            Request::Spawn(spawn) => start(&self.agent, &self.out, stream, spawn)
-                .map(|command| self.attached(stream, command)),
+            Request::Spawn(spawn) => {
+                let secrets = !spawn.secret_env.is_empty() || !spawn.secret_files.is_empty();
+                self.held_secrets.set(self.held_secrets.get() || secrets);
+                start(&self.agent, &self.out, stream, spawn)
+                    .map(|command| self.attached(stream, command))
+            }
             Request::Attach { command, from, stdin_from } => {
                 return self.attach(stream, &command, from, stdin_from);
             }

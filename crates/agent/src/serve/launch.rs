@@ -7,15 +7,17 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::ptr;
 
-use sandkeep_proto::link::Failure;
+use sandkeep_proto::link::{Failure, Hidden};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use zeroize::Zeroizing;
 
 use super::problem::{Problem, kind_of, say};
 use super::user::Identity;
@@ -33,6 +35,8 @@ const SIGSET: usize = 8;
 pub(super) struct Plan<'a> {
     pub(super) argv: &'a [String],
     pub(super) env: &'a [(String, String)],
+    /// More of it, of which nothing stays here.
+    pub(super) secret_env: &'a BTreeMap<String, Hidden>,
     pub(super) identity: &'a Identity,
     /// The working directory that was asked for.
     pub(super) cwd: Option<&'a str>,
@@ -85,8 +89,15 @@ pub(super) fn launch(plan: &Plan<'_>) -> Result<i32, Problem> {
         return Err(Problem::new(Failure::Invalid, "there is no program to run"));
     };
     let argv = plan.argv.iter().map(|arg| text(arg)).collect::<Result<Vec<_>, _>>()?;
-    let env = plan.env.iter().map(|(name, value)| text(&format!("{name}={value}")));
+    let hidden = |name: &str| plan.secret_env.contains_key(name);
+    let env = plan.env.iter().filter(|(name, _)| !hidden(name));
+    let env = env.map(|(name, value)| text(&format!("{name}={value}")));
     let env = env.collect::<Result<Vec<_>, _>>()?;
+    let secret_env = plan.secret_env.iter().map(|(name, value)| {
+        let whole = Zeroizing::new(format!("{name}={}", value.reveal()));
+        text(&whole).map(Zeroizing::new)
+    });
+    let secret_env = secret_env.collect::<Result<Vec<_>, _>>()?;
     let path = plan.env.iter().find(|(name, _)| name == "PATH").map_or("", |(_, path)| path);
     let programs = candidates(program, path);
     let programs = programs.iter().map(|program| text(program)).collect::<Result<Vec<_>, _>>()?;
@@ -95,13 +106,15 @@ pub(super) fn launch(plan: &Plan<'_>) -> Result<i32, Problem> {
     let pointers = |list: &[CString]| -> Vec<*const c_char> {
         list.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect()
     };
+    let secret_pointers = secret_env.iter().map(|text| text.as_ptr());
+    let all_env = secret_pointers.chain(pointers(&env)).collect();
     // Its second place is for whichever program turns out to be a script.
     let script = [SHELL, ptr::null()].into_iter().chain(pointers(&argv).into_iter().skip(1));
     let mut child = Child {
         programs: pointers(&programs),
         script: script.collect(),
         argv: pointers(&argv),
-        env: pointers(&env),
+        env: all_env,
         groups: plan.identity.groups.clone(),
         uid: plan.identity.uid,
         gid: plan.identity.gid,

@@ -17,6 +17,7 @@ mod outbound;
 mod port;
 mod problem;
 mod reap;
+mod secrets;
 mod start;
 mod tar_in;
 mod tar_out;

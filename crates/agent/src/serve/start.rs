@@ -16,6 +16,7 @@ use super::command::{Command, Ends, winsize};
 use super::launch::{Plan, launch, watch};
 use super::outbound::Outbound;
 use super::problem::{Problem, kind_of, say};
+use super::secrets::SecretFiles;
 use super::user::{Identity, lookup};
 use super::{Agent, COMMANDS};
 
@@ -49,6 +50,7 @@ pub(super) fn start(
         on_behalf(&mut env, &lookup(Some(from))?, &spawn.argv);
     }
     let env = environment(env, &identity);
+    let secret_files = SecretFiles::write(&spawn.secret_files, &identity)?;
     let (mut ends, theirs) = match spawn.tty {
         Some(size) => terminal(size, &identity),
         None => pipes(spawn.stdin),
@@ -62,6 +64,7 @@ pub(super) fn start(
     let pid = launch(&Plan {
         argv: &spawn.argv,
         env: &env,
+        secret_env: &spawn.secret_env,
         identity: &identity,
         cwd: spawn.cwd.as_deref(),
         stdio: [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()],
@@ -75,6 +78,7 @@ pub(super) fn start(
     let number = agent.started.get();
     agent.started.set(number + 1);
     let command = Command::new(spawn.command, pid, number, &ends, spawn.tty.is_some());
+    command.hold(secret_files);
     command.begin(out, stream);
     agent.commands.borrow_mut().insert(command.id.clone(), Rc::clone(&command));
     agent.running.borrow_mut().insert(pid, Rc::clone(&command));
