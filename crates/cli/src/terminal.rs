@@ -4,7 +4,7 @@ use std::io;
 use std::io::{IsTerminal as _, Read as _};
 
 use bytes::Bytes;
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use sandkeep_client::types::TermSize;
 use tokio::sync::mpsc;
 
@@ -30,6 +30,24 @@ impl Drop for Raw {
     fn drop(&mut self) {
         // If the terminal is gone there is nothing to restore.
         let _ = tcsetattr(io::stdin(), OptionalActions::Drain, &self.before);
+    }
+}
+
+/// Keeps the terminal from showing what is typed while it lives.
+#[derive(Debug)]
+pub(crate) struct Silent {
+    _restored: Raw,
+}
+
+impl Silent {
+    /// Silences standard input, if it is a terminal.
+    pub(crate) fn enter() -> Option<Self> {
+        let input = io::stdin();
+        let before = tcgetattr(&input).ok()?;
+        let mut silent = before.clone();
+        silent.local_modes.remove(LocalModes::ECHO);
+        tcsetattr(&input, OptionalActions::Drain, &silent).ok()?;
+        Some(Self { _restored: Raw { before } })
     }
 }
 

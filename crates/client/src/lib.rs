@@ -38,6 +38,7 @@ mod paging;
 mod ports;
 mod query;
 mod sandboxes;
+mod secrets;
 mod services;
 mod snapshots;
 mod tenants;

@@ -10,7 +10,8 @@ use utoipa::openapi::{Content, OpenApi as Document, Ref, RefOr, Response, Respon
 use utoipa::{Modify, OpenApi, ToSchema};
 
 use crate::api::{
-    commands, drives, exec, files, images, network, ports, sandboxes, services, snapshots, tenants,
+    commands, drives, exec, files, images, network, ports, sandboxes, secrets, services, snapshots,
+    tenants,
 };
 
 #[derive(OpenApi)]
@@ -74,6 +75,10 @@ use crate::api::{
         snapshots::get,
         snapshots::remove,
         snapshots::export,
+        secrets::list,
+        secrets::set,
+        secrets::get,
+        secrets::remove,
         drives::list,
         drives::create,
         drives::get,

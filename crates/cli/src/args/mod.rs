@@ -23,7 +23,8 @@ pub(crate) use sandbox::{
 };
 pub(crate) use server::{
     ClientsArg, CompletionsArgs, DoctorArgs, DriveCommand, EnvArgs, FsckArgs, ImageCommand,
-    KeyCommand, ProjectCommand, ProjectNetworkArgs, ScopeArg, ServeArgs, SnapshotCommand,
+    KeyCommand, ProjectCommand, ProjectNetworkArgs, ScopeArg, SecretCommand, ServeArgs,
+    SnapshotCommand,
 };
 
 const EXIT_CODES: &str = "\
@@ -150,6 +151,9 @@ pub(crate) enum Command {
     /// Look after snapshots
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
+    /// Look after secrets: values that sandboxes use and nobody sees
+    #[command(subcommand)]
+    Secret(SecretCommand),
     /// Look after drives: volumes that outlive sandboxes
     #[command(subcommand)]
     Drive(DriveCommand),

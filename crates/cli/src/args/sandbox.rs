@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use sandkeep_client::types::{Mount, MountMode, Port};
+use sandkeep_client::types::{Inject, Mount, MountMode, Port, SecretUse};
 use sandkeep_core::model::{Size, Span};
 
 use super::NetworkSettings;
@@ -108,6 +108,13 @@ pub(crate) struct Settings {
     /// Mount no drives
     #[arg(long, conflicts_with = "mounts")]
     pub(crate) no_mounts: bool,
+    /// A secret to use: its commands find a placeholder in the variable ENV, and the network puts the value
+    /// in its place, towards the hosts of the secret; may be repeated, and replaces all there were
+    #[arg(long = "secret", value_name = "NAME[=ENV]", value_parser = secret_use)]
+    pub(crate) secrets: Vec<SecretUse>,
+    /// Use no secrets
+    #[arg(long, conflicts_with = "secrets")]
+    pub(crate) no_secrets: bool,
     /// A port to reach from outside, by everybody or with a token only; may be repeated
     #[arg(long = "publish", value_name = "PORT[:private]", value_parser = published)]
     pub(crate) publish: Vec<Port>,
@@ -224,6 +231,33 @@ pub(crate) struct ExecOptions {
     /// Kill it after this long
     #[arg(long, value_name = "SPAN")]
     pub(crate) timeout: Option<Span>,
+    /// A secret to give it, in the variable ENV; may be repeated
+    #[arg(long, value_name = "NAME[=ENV]", value_parser = inject)]
+    pub(crate) inject: Vec<Inject>,
+    /// A secret to give it, in a file below /run or /dev/shm that is gone when it ends; may be repeated
+    #[arg(long, value_name = "NAME=PATH", value_parser = inject_file)]
+    pub(crate) inject_file: Vec<Inject>,
+}
+
+fn secret_use(text: &str) -> Result<SecretUse, String> {
+    let (secret, env) = text.split_once('=').map_or((text, None), |(name, env)| (name, Some(env)));
+    if secret.is_empty() || env == Some("") {
+        return Err("write NAME or NAME=VARIABLE".to_owned());
+    }
+    Ok(SecretUse { secret: secret.to_owned(), env: env.map(str::to_owned) })
+}
+
+fn inject(text: &str) -> Result<Inject, String> {
+    secret_use(text).map(|used| Inject { secret: used.secret, env: used.env, file: None })
+}
+
+fn inject_file(text: &str) -> Result<Inject, String> {
+    match text.split_once('=') {
+        Some((secret, path)) if !secret.is_empty() && path.starts_with('/') => {
+            Ok(Inject { secret: secret.to_owned(), env: None, file: Some(path.to_owned()) })
+        }
+        _ => Err("write NAME=PATH, with a PATH that begins with `/`".to_owned()),
+    }
 }
 
 /// Arguments of `run`.

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use sandkeep_core::model::{Size, Span};
 
+use super::sandbox::pair;
+
 pub(super) const SERVE_HELP: &str = "\
 Needs root: building the walls around a sandbox (mounts, cgroups, ranges of user ids) is root's work.
 Sandboxes go on running when the server ends, and are found again when it starts.
@@ -105,6 +107,40 @@ pub(crate) enum SnapshotCommand {
         /// Where to; standard output if absent or `-`
         #[arg(short = 'o', long, value_name = "FILE")]
         output: Option<PathBuf>,
+    },
+}
+
+/// What can be done with secrets.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SecretCommand {
+    /// Set a secret to what comes by standard input, or is typed unseen
+    Set {
+        /// Its name: letters, digits and `_`
+        name: String,
+        /// A host that may have it when it is brokered, like `api.example.com` or `*.example.com`; may be
+        /// repeated, and replaces all there were
+        #[arg(long = "host", value_name = "HOST")]
+        hosts: Vec<String>,
+        /// A tag that sandboxes must have to use it; may be repeated, and replaces all there were
+        #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = pair)]
+        tags: Vec<(String, String)>,
+        /// Keep the newline at the end, if there is one
+        #[arg(long)]
+        keep_newline: bool,
+    },
+    /// List secrets; values are not told
+    Ls,
+    /// Show everything about a secret but its value
+    #[command(visible_alias = "get")]
+    Show {
+        /// The secret
+        name: String,
+    },
+    /// Delete secrets
+    Rm {
+        /// The secrets
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
     },
 }
 

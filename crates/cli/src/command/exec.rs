@@ -45,7 +45,7 @@ pub(super) async fn exec(context: &Context, args: ExecArgs) -> Result<ExitCode, 
 pub(super) async fn shell(context: &Context, args: ShellArgs) -> Result<ExitCode, Failure> {
     let ShellArgs { env, cwd, user, name } = args;
     let tty = terminal::is_interactive();
-    let how = ExecOptions { interactive: true, tty, env, cwd, user, timeout: None };
+    let how = ExecOptions { interactive: true, tty, env, cwd, user, ..Default::default() };
     let argv = ["/bin/sh", "-c", LOGIN_SHELL].map(str::to_owned).to_vec();
     relay(context, &name, ExecRequest { argv, ..asked(how) }, Signals::listen()?).await
 }
@@ -78,7 +78,8 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<ExitCode, Fa
 }
 
 fn asked(how: ExecOptions) -> ExecRequest {
-    let ExecOptions { interactive, tty, env, cwd, user, timeout } = how;
+    let ExecOptions { interactive, tty, env, cwd, user, timeout, mut inject, inject_file } = how;
+    inject.extend(inject_file);
     let mut env: std::collections::BTreeMap<String, String> = env.into_iter().collect();
     if tty && !env.contains_key("TERM") {
         let term = std::env::var("TERM").unwrap_or_else(|_| "xterm".to_owned());
@@ -91,6 +92,7 @@ fn asked(how: ExecOptions) -> ExecRequest {
         tty: tty.then(terminal::size),
         stdin: interactive,
         timeout: timeout.map(|span| Span::Number(span.0)),
+        inject,
         ..ExecRequest::default()
     }
 }

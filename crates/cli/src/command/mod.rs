@@ -10,6 +10,7 @@ mod image;
 mod network;
 mod port;
 mod sandbox;
+mod secret;
 mod service;
 mod settings;
 mod snapshot;
@@ -87,6 +88,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Network(args) => network::network(&context()?, &args).await?,
         Command::Net(args) => network::net(&context()?, &args).await?,
         Command::Snapshot(command) => snapshot::snapshot(&context()?, command).await?,
+        Command::Secret(command) => secret::secret(&context()?, command).await?,
         Command::Drive(command) => drive::drive(&context()?, command).await?,
         Command::Image(command) => image::image(&context()?, command).await?,
         Command::Project(command) => tenant::project(&context()?, command).await?,

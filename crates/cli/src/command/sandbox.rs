@@ -281,6 +281,7 @@ fn described(paint: Paint, sandbox: &Sandbox) -> String {
         ("snapshots kept", kept + &age),
         ("excluded", sandbox.exclude.join(" ")),
         ("drives", mounts(sandbox)),
+        ("secrets", secrets(sandbox)),
         ("ports", ports(sandbox)),
         ("services", services(sandbox)),
         ("network", sandbox.network.as_ref().map_or("the project's default".to_owned(), in_short)),
@@ -296,6 +297,14 @@ fn described(paint: Paint, sandbox: &Sandbox) -> String {
         lines.extend(hooks.iter().map(|hook| (name, hook.argv.join(" "))));
     }
     facts(paint, &lines)
+}
+
+fn secrets(sandbox: &Sandbox) -> String {
+    let said = sandbox.secrets.iter().map(|used| match &used.env {
+        Some(env) if *env != used.secret => format!("{}={env}", used.secret),
+        _ => used.secret.clone(),
+    });
+    said.collect::<Vec<_>>().join(" ")
 }
 
 fn mounts(sandbox: &Sandbox) -> String {

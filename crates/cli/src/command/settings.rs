@@ -72,6 +72,8 @@ pub(super) fn change(settings: Settings) -> Result<UpdateSandbox, Failure> {
         mounts: Some(settings.mounts.into_iter().collect::<BTreeMap<_, _>>())
             .filter(|mounts| settings.no_mounts || !mounts.is_empty()),
         network: wished(&settings.network)?,
+        secrets: Some(settings.secrets)
+            .filter(|secrets| settings.no_secrets || !secrets.is_empty()),
         ports: Some(settings.publish).filter(|ports| !ports.is_empty()),
         wake_on_request: match (settings.wake_on_request, settings.no_wake_on_request) {
             (true, _) => Some(true),
@@ -111,6 +113,7 @@ macro_rules! request_with {
             exclude: change.exclude,
             mounts: change.mounts,
             network: change.network,
+            secrets: change.secrets,
             ports: change.ports,
             wake_on_request: change.wake_on_request,
             services: change.services,

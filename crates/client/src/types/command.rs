@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{ErrorBody, Session, Span};
+use super::{ErrorBody, Inject, Session, Span};
 
 /// The size of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -62,6 +62,9 @@ pub struct ExecRequest {
     /// Refuse with 409 `not_running` instead of waking the sandbox.
     #[serde(default)]
     pub if_running: bool,
+    /// Secrets it is given.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inject: Vec<Inject>,
 }
 
 /// How a command stands.

@@ -18,6 +18,7 @@ mod network;
 mod port;
 mod quantity;
 mod sandbox;
+mod secret;
 mod service;
 mod snapshot;
 mod tenant;
@@ -42,6 +43,7 @@ pub use sandbox::{
     Lineage, Opened, Resources, Rollback, RolledBack, Sandbox, Session, SessionEnd, Start, State,
     Stopped, Tree, UpdateSandbox, Usage,
 };
+pub use secret::{Inject, Secret, SecretGiven, SecretHow, SecretUse, SecretVersion, SetSecret};
 pub use service::{Restart, Service, ServiceState, ServiceStatus, SetService};
 pub use snapshot::{Snapshot, SnapshotDeleted, SnapshotKind, SnapshotSize};
 pub use tenant::{

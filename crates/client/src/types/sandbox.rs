@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::quantity::given;
-use super::{Mount, Network, Port, Service, Size, Snapshot, Span};
+use super::{Mount, Network, Port, SecretGiven, SecretUse, Service, Size, Snapshot, Span};
 
 /// How long a sandbox is meant to live, and how it is governed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -161,6 +161,10 @@ macro_rules! with_settings {
             #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
             #[schema(value_type = Option<Network>)]
             pub network: Option<Option<Network>>,
+            /// Secrets that its commands have a placeholder of, which the network puts in its place; replaces
+            /// all there were.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub secrets: Option<Vec<SecretUse>>,
             /// Ports that may be reached from outside; replaces all there were.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub ports: Option<Vec<Port>>,
@@ -200,6 +204,7 @@ macro_rules! with_settings {
                     exclude: self.exclude.take(),
                     mounts: self.mounts.take(),
                     network: self.network.take(),
+                    secrets: self.secrets.take(),
                     ports: self.ports.take(),
                     wake_on_request: self.wake_on_request.take(),
                     services: self.services.take(),
@@ -374,6 +379,9 @@ pub struct Sandbox {
     /// What it may reach; what its project says if null. Values of headers are not told.
     #[serde(default)]
     pub network: Option<Network>,
+    /// Secrets that its commands have a placeholder of.
+    #[serde(default)]
+    pub secrets: Vec<SecretUse>,
     /// Ports that may be reached from outside.
     #[serde(default)]
     pub ports: Vec<Port>,
@@ -479,6 +487,9 @@ pub struct Session {
     pub hooks: Vec<HookRun>,
     /// Whether `validate` found things as they were; absent without such a hook.
     pub valid: Option<bool>,
+    /// The secrets it was given.
+    #[serde(default)]
+    pub secrets: Vec<SecretGiven>,
 }
 
 /// The answer to create, start and fork.

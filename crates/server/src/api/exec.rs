@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 
 use super::commands::signal_number;
 use super::input::{Body, Params, Seg, Upgrade, parse_json, span};
+use super::secrets::inject_in;
 use super::{App, stream, wire};
 use crate::auth::Writer;
 use crate::error::ApiError;
@@ -154,7 +155,7 @@ fn wanted(request: ExecRequest, wake: WakeMode) -> Result<(Exec, Option<Bytes>),
         detach: request.detach,
         timeout: request.timeout.map(|value| span("timeout", value)).transpose()?,
         wake: if request.if_running { WakeMode::IfRunning } else { wake },
-        inject: Vec::new(),
+        inject: inject_in(request.inject)?,
     };
     Ok((exec, input))
 }

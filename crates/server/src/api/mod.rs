@@ -17,6 +17,7 @@ pub(crate) mod network;
 pub(crate) mod policy;
 pub(crate) mod ports;
 pub(crate) mod sandboxes;
+pub(crate) mod secrets;
 pub(crate) mod services;
 pub(crate) mod snapshots;
 mod stream;
@@ -129,6 +130,8 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/images/{*name}", get(images::get).delete(images::remove))
         .route("/v1/snapshots", get(snapshots::list))
         .route("/v1/snapshots/{id}", get(snapshots::get).delete(snapshots::remove))
+        .route("/v1/secrets", get(secrets::list))
+        .route("/v1/secrets/{name}", get(secrets::get).put(secrets::set).delete(secrets::remove))
         .route("/v1/drives", get(drives::list).post(drives::create))
         .route("/v1/drives/{name}", get(drives::get).delete(drives::remove))
         .route("/v1/drives/{name}/fork", post(drives::fork))

@@ -11,6 +11,7 @@ use sandkeep_proto::link;
 use super::input::{parsed, size, span};
 use super::policy::{policy_in, policy_out};
 use super::ports::{port_out, ports_in};
+use super::secrets::{given_out, use_out, uses_in};
 use super::services::{service_in, service_out};
 use crate::error::ApiError;
 use sandkeep_core::engine;
@@ -161,6 +162,7 @@ pub(super) fn patch(
         exclude: change.exclude,
         mounts: change.mounts.map(mounts_in).transpose()?,
         network: change.network.map(|given| given.map(policy).transpose()).transpose()?,
+        secrets: change.secrets.map(uses_in).transpose()?,
         ports: change.ports.map(ports_in).transpose()?,
         wake_on_request: change.wake_on_request,
         services: change
@@ -213,6 +215,7 @@ pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
         exclude: config.exclude,
         mounts: config.mounts.into_iter().map(|(path, mount)| (path, mount_out(mount))).collect(),
         network: config.network.map(policy_out),
+        secrets: config.secrets.into_iter().map(use_out).collect(),
         ports: config.ports.into_iter().map(port_out).collect(),
         wake_on_request: config.wake_on_request,
         services: config.services.into_iter().map(service_out).collect(),
@@ -267,6 +270,7 @@ pub(super) fn session(session: model::Session) -> types::Session {
         deadline: session.deadline.map(|time| time.to_string()),
         hooks: session.hooks.into_iter().map(hook_run).collect(),
         valid: session.valid,
+        secrets: session.secrets.into_iter().map(given_out).collect(),
     }
 }
 

@@ -1,0 +1,153 @@
+//! Secrets. Values come in and never go out.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use sandkeep_client::types;
+use sandkeep_core::engine::SetSecret;
+use sandkeep_core::model::{
+    Inject, InjectInto, Secret, SecretGiven, SecretHow, SecretName, SecretUse,
+};
+use zeroize::Zeroizing;
+
+use super::input::{Body, Params, Seg, parsed};
+use super::{Answer, App, finish};
+use crate::auth::{Reader, Writer};
+use crate::error::ApiError;
+
+fn out(secret: Secret) -> types::Secret {
+    types::Secret {
+        version: secret.version(),
+        versions: secret
+            .versions
+            .iter()
+            .map(|version| types::SecretVersion {
+                version: version.version,
+                created_at: version.created_at.to_string(),
+            })
+            .collect(),
+        name: secret.name.into(),
+        project: secret.project.into(),
+        hosts: secret.hosts.iter().map(ToString::to_string).collect(),
+        tags: secret.tags,
+        created_at: secret.created_at.to_string(),
+        updated_at: secret.updated_at.to_string(),
+    }
+}
+
+/// What a sandbox uses, as the model checks it.
+pub(super) fn uses_in(uses: Vec<types::SecretUse>) -> Result<Vec<SecretUse>, ApiError> {
+    let used = |used: types::SecretUse| {
+        let secret: SecretName = parsed("secrets", &used.secret)?;
+        Ok(SecretUse { env: used.env.unwrap_or_else(|| secret.to_string()), secret })
+    };
+    uses.into_iter().map(used).collect()
+}
+
+pub(super) fn use_out(used: SecretUse) -> types::SecretUse {
+    types::SecretUse { secret: used.secret.into(), env: Some(used.env) }
+}
+
+pub(super) fn given_out(given: SecretGiven) -> types::SecretGiven {
+    let how = match given.how {
+        SecretHow::Brokered => types::SecretHow::Brokered,
+        SecretHow::Env => types::SecretHow::Env,
+        SecretHow::File => types::SecretHow::File,
+    };
+    types::SecretGiven { name: given.name.into(), version: given.version, how }
+}
+
+/// What a command is given, as the engine checks it.
+pub(super) fn inject_in(inject: Vec<types::Inject>) -> Result<Vec<Inject>, ApiError> {
+    let one = |inject: types::Inject| {
+        let secret: SecretName = parsed("inject", &inject.secret)?;
+        let into = match (inject.env, inject.file) {
+            (Some(_), Some(_)) => {
+                let reason = format!("inject: `{secret}` goes into `env` or into a `file`");
+                return Err(ApiError::invalid(reason));
+            }
+            (None, Some(path)) => InjectInto::File(path),
+            (env, None) => InjectInto::Env(env.unwrap_or_else(|| secret.to_string())),
+        };
+        Ok(Inject { secret, into })
+    };
+    inject.into_iter().map(one).collect()
+}
+
+/// Lists the secrets of a project, by name. Values are not told.
+#[utoipa::path(get, path = "/v1/secrets", tag = "secrets", operation_id = "list_secrets",
+    responses((status = 200, description = "All of them.", body = Vec<types::Secret>)))]
+pub(crate) async fn list(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    params: Params,
+) -> Answer<Vec<types::Secret>> {
+    params.end()?;
+    Ok(Json(app.engine.secrets(&caller.project).into_iter().map(out).collect()))
+}
+
+/// Sets a secret: a new one, or another value of one that is there, which is used from then on.
+#[utoipa::path(put, path = "/v1/secrets/{name}", tag = "secrets", operation_id = "set_secret",
+    params(("name" = String, Path, description = "Its name: letters, digits and `_`, no digit first.")),
+    request_body = types::SetSecret,
+    responses(
+        (status = 201, description = "It is new.", body = types::Secret),
+        (status = 200, description = "It has another value now.", body = types::Secret),
+    ))]
+pub(crate) async fn set(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<SecretName>,
+    params: Params,
+    Body(request): Body<types::SetSecret>,
+) -> Result<(StatusCode, Json<types::Secret>), ApiError> {
+    params.end()?;
+    let types::SetSecret { value, hosts, tags } = request;
+    let value = Zeroizing::new(value);
+    let host = |(at, host): (usize, &String)| {
+        host.parse().map_err(|error| ApiError::invalid(format!("hosts[{at}]: {error}")))
+    };
+    let hosts = hosts.map(|hosts| hosts.iter().enumerate().map(host).collect()).transpose()?;
+    let engine = app.engine.clone();
+    let set = SetSecret { value, hosts, tags };
+    let work = async move { engine.set_secret(&caller.project, name, set).await };
+    let secret = finish(work).await?;
+    let new = secret.created_at == secret.updated_at;
+    Ok((if new { StatusCode::CREATED } else { StatusCode::OK }, Json(out(secret))))
+}
+
+/// Tells about a secret, but not its value.
+#[utoipa::path(get, path = "/v1/secrets/{name}", tag = "secrets", operation_id = "get_secret",
+    params(("name" = String, Path, description = "Its name.")),
+    responses((status = 200, description = "It.", body = types::Secret)))]
+pub(crate) async fn get(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<SecretName>,
+    params: Params,
+) -> Answer<types::Secret> {
+    params.end()?;
+    Ok(Json(out(app.engine.secret(&caller.project, &name)?)))
+}
+
+/// Deletes a secret, with all its values.
+#[utoipa::path(delete, path = "/v1/secrets/{name}", tag = "secrets", operation_id = "delete_secret",
+    params(("name" = String, Path, description = "Its name.")),
+    responses((status = 200, description = "What it was.", body = types::Secret)))]
+pub(crate) async fn remove(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<SecretName>,
+    params: Params,
+) -> Answer<types::Secret> {
+    params.end()?;
+    let engine = app.engine.clone();
+    let work = async move {
+        let was = engine.secret(&caller.project, &name)?;
+        engine.delete_secret(&caller.project, &name).await?;
+        Ok(was)
+    };
+    Ok(Json(out(finish(work).await?)))
+}
