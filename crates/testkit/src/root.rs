@@ -110,7 +110,7 @@ pub fn small_root_tar(path: &Path) -> io::Result<()> {
     directory(&mut builder, "home/user", 0o755, 1000)?;
     text(&mut builder, "etc/passwd", PASSWD)?;
     text(&mut builder, "etc/group", GROUP)?;
-    text(&mut builder, "etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")?;
+    text(&mut builder, "etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n")?;
     let mut libraries = BTreeSet::new();
     for program in PROGRAMS {
         let Some(found) = on_path(program) else { continue };
