@@ -147,11 +147,6 @@ impl Open {
         self.ledger.sent.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// What is known of it.
-    pub(super) fn facts(&self) -> Facts {
-        self.told().facts.clone()
-    }
-
     /// More is known of it now: the name it told, and the rule that follows.
     pub(super) fn learn(&self, name: Option<String>, rule: String) {
         let mut told = self.told();

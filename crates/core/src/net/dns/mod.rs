@@ -164,10 +164,7 @@ impl Names {
 
     async fn answer(&self, question: &[u8], via: Via) -> Option<Vec<u8>> {
         let _heard = self.heard.try_acquire().ok()?;
-        let message = match Message::from_vec(question) {
-            Ok(message) => message,
-            Err(_) => return malformed(question),
-        };
+        let Ok(message) = Message::from_vec(question) else { return malformed(question) };
         if message.metadata.message_type != MessageType::Query {
             return None;
         }
