@@ -19,9 +19,9 @@ use crate::fixture::{Answer, Served, pieces, read};
 
 /// A small HTTP server. `/echo` gives back the request's head and how long its body was, `/stream`
 /// says a line and waits for a file before it says another, `/raw` upgrades to an echo, `/silent`
-/// hangs up, `/hang` says nothing any more, and `/stuck` neither, after the beginning of an answer or an
+/// hangs up, `/move` sends elsewhere with a cookie, `/hang` says nothing any more, and `/stuck` neither, after the beginning of an answer or an
 /// upgrade.
-const SERVER: &str = r##"
+pub(crate) const SERVER: &str = r##"
 $SIG{CHLD} = 'IGNORE';
 socket(L, 2, 1, 0); setsockopt(L, 1, 2, 1); bind(L, pack('S n a4 x8', 2, $ARGV[0], "\0\0\0\0")) or die;
 listen(L, 50); $| = 1; print "up\n";
@@ -41,6 +41,7 @@ while (1) {
   if ($path =~ m{^/raw}) {
     print "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: raw\r\n\r\n";
     while (sysread(C, my $b, 4096)) { print uc $b; } exit; }
+  if ($path =~ m{^/move}) { print "HTTP/1.1 302 Found\r\nLocation: /there\r\nSet-Cookie: a=b; Path=/\r\nContent-Length: 0\r\n\r\n"; exit; }
   exit if $path =~ m{^/silent};
   if ($path =~ m{^/hang}) { sleep 1000; exit; }
   if ($path =~ m{^/stuck}) {
@@ -52,7 +53,7 @@ while (1) {
 "##;
 
 /// A server with machines in which something can listen.
-async fn with_ports(test: &str) -> Option<Served> {
+pub(crate) async fn with_ports(test: &str) -> Option<Served> {
     let perl = ["/usr/bin/perl", "/bin/perl"];
     if !perl.iter().any(|path| std::path::Path::new(path).exists()) {
         skipped(test, "there is no perl to listen on a port with");
@@ -85,7 +86,7 @@ fn sub(opened: &Opened, port: u16) -> String {
     format!("sb-{}-{port}", &opened.sandbox.id.as_str()[4..])
 }
 
-async fn get(served: &Served, host: &str, path: &str) -> Answer {
+pub(crate) async fn get(served: &Served, host: &str, path: &str) -> Answer {
     let request = Request::get(path).header("host", host).body(Full::new(Bytes::new())).unwrap();
     read(served.send(request).await).await
 }

@@ -9,6 +9,7 @@ mod fixture;
 mod gateway;
 mod limits;
 mod lists;
+mod ports;
 mod routes;
 mod streams;
 mod tenants;
