@@ -98,25 +98,29 @@ impl Engine {
         let until = Instant::now() + wait;
         let mut pause = FIRST_PAUSE;
         loop {
-            let live = match self.inner.live(&sandbox.id) {
-                Some(live) => live,
-                None if wake => {
-                    let slow = || Error::StartSlow { name: sandbox.name.clone(), waited: wait };
-                    let woken = timeout_at(until, self.inner.wake_together(sandbox)).await;
-                    woken.map_err(|_| slow())??;
-                    self.inner.live(&sandbox.id).ok_or(Error::SessionOver)?
+            let mut live = self.inner.live(&sandbox.id);
+            if live.is_none() {
+                if !wake {
+                    return Err(Error::NotRunning(sandbox.name.clone()).into());
                 }
-                None => return Err(Error::NotRunning(sandbox.name.clone()).into()),
-            };
+                let slow = || Error::StartSlow { name: sandbox.name.clone(), waited: wait };
+                let woken = timeout_at(until, self.inner.wake_together(sandbox)).await;
+                woken.map_err(|_| slow())??;
+                live = self.inner.live(&sandbox.id);
+            }
             // Held also while nothing listens: somebody waits.
-            let (error, _hold) = match self.inner.try_port(&live, port, until).await {
-                Ok(connected) => return Ok(connected),
-                Err((error, hold)) => (error, hold),
+            let (error, _hold) = match &live {
+                // It is asleep again already.
+                None => (Error::SessionOver, None),
+                Some(live) => match self.inner.try_port(live, port, until).await {
+                    Ok(connected) => return Ok(connected),
+                    Err((error, hold)) => (error, hold),
+                },
             };
             let worth_it = match &error {
                 Error::SessionOver | Error::Guest(GuestError::Lost) => wake,
                 Error::Guest(GuestError::Refused { kind: Failure::Refused, .. }) => {
-                    self.inner.may_open(&live, port, wait)
+                    live.as_ref().is_some_and(|live| may_open(live, port, wait))
                 }
                 _ => false,
             };
@@ -153,17 +157,6 @@ impl Inner {
         }
     }
 
-    /// Whether there is reason to believe that something will listen.
-    fn may_open(&self, live: &Live, port: u16, wait: Duration) -> bool {
-        let young = |since: Timestamp| {
-            let age = now().as_millisecond() - since.as_millisecond();
-            u64::try_from(age).is_ok_and(|age| Duration::from_millis(age) < wait)
-        };
-        young(live.session().started_at)
-            || live.services.expects(port)
-            || lock(&live.commands).values().any(|command| young(command.record().started_at))
-    }
-
     /// Wakes a sandbox together with all who want that now.
     async fn wake_together(self: &Arc<Self>, sandbox: &Sandbox) -> Result<(), Arc<Error>> {
         let mut attempt = self.attempt(sandbox);
@@ -195,4 +188,15 @@ impl Inner {
         });
         heard
     }
+}
+
+/// Whether there is reason to believe that something will listen.
+fn may_open(live: &Live, port: u16, wait: Duration) -> bool {
+    let young = |since: Timestamp| {
+        let age = now().as_millisecond() - since.as_millisecond();
+        u64::try_from(age).is_ok_and(|age| Duration::from_millis(age) < wait)
+    };
+    young(live.session().started_at)
+        || live.services.expects(port)
+        || lock(&live.commands).values().any(|command| young(command.record().started_at))
 }

@@ -213,9 +213,10 @@ impl Engine {
     ) -> Result<ServiceStatus> {
         let sandbox = self.inner.find(project, name).await?;
         declared(&sandbox, service)?;
-        let (live, _) = self.inner.awake(project, name, &WakeMode::Wake).await?;
+        self.inner.awake(project, name, &WakeMode::Wake).await?;
+        let noted = self.inner.note_wish(&sandbox, service, true).await?;
+        let live = noted.ok_or(Error::SessionOver)?;
         let sandbox = live.sandbox();
-        self.inner.note_wish(&live, service, true).await?;
         self.inner.run_service(&live, declared(&sandbox, service)?, None, false);
         self.inner.service_status(&sandbox, service).await
     }
@@ -233,13 +234,11 @@ impl Engine {
     ) -> Result<ServiceStatus> {
         let sandbox = self.inner.find(project, name).await?;
         declared(&sandbox, service)?;
-        if let Some(live) = self.inner.live(&sandbox.id) {
-            self.inner.note_wish(&live, service, false).await?;
-            if let Some(running) = live.services.get(service) {
-                running.unwanted.send_replace(true);
-                running.ended().await;
-                running.set(ServiceState::Stopped);
-            }
+        let live = self.inner.note_wish(&sandbox, service, false).await?;
+        if let Some(running) = live.and_then(|live| live.services.get(service)) {
+            running.unwanted.send_replace(true);
+            running.ended().await;
+            running.set(ServiceState::Stopped);
         }
         self.inner.service_status(&sandbox, service).await
     }
@@ -349,12 +348,24 @@ impl Inner {
         });
     }
 
-    /// Remembers what somebody wants of a service for as long as the session lasts.
-    async fn note_wish(&self, live: &Arc<Live>, service: &Name, wanted: bool) -> Result<()> {
-        let session = live.change_session(|session| {
-            session.services.insert(service.clone(), wanted);
-        });
-        self.keep_session(&session).await
+    /// Remembers what somebody wants of a service for as long as the session lasts, in its turn: a
+    /// session that has ended stays as it ended.
+    async fn note_wish(
+        self: &Arc<Self>,
+        sandbox: &Sandbox,
+        service: &Name,
+        wanted: bool,
+    ) -> Result<Option<Arc<Live>>> {
+        let service = service.clone();
+        self.turn(sandbox.id.clone(), move |inner, slot| async move {
+            let Some(live) = slot.live() else { return Ok(None) };
+            let session = live.change_session(|session| {
+                session.services.insert(service, wanted);
+            });
+            inner.keep_session(&session).await?;
+            Ok(Some(live))
+        })
+        .await
     }
 
     async fn service_status(&self, sandbox: &Sandbox, name: &Name) -> Result<ServiceStatus> {
