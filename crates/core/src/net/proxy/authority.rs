@@ -17,6 +17,7 @@ use rcgen::{
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{RootCertStore, ServerConfig};
+use tokio::sync::Semaphore;
 use zeroize::Zeroizing;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -26,6 +27,8 @@ const LEAF_LASTS: Duration = DAY.saturating_mul(30);
 const LEAF_IS_USED: Duration = DAY.saturating_mul(15);
 /// How many names have their leaf kept. Making one takes less than a millisecond.
 const KEPT: usize = 256;
+/// How many connections of one sandbox are opened at the same time.
+const PLACES: usize = 512;
 /// How long a common name may be.
 const LONGEST_NAME: usize = 64;
 const TITLE: &str = "Sandkeep authority of ";
@@ -37,6 +40,8 @@ pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     leaf_key: KeyPair,
     leaves: Mutex<HashMap<String, Leaf>>,
+    /// Taken by connections of the sandbox that are opened, one each.
+    pub(super) places: Arc<Semaphore>,
 }
 
 struct Leaf {
@@ -103,7 +108,8 @@ impl Authority {
         issuer: Issuer<'static, KeyPair>,
     ) -> Result<Self, BadAuthority> {
         let leaf_key = KeyPair::generate()?;
-        Ok(Self { certificate, der, issuer, leaf_key, leaves: Mutex::default() })
+        let places = Arc::new(Semaphore::new(PLACES));
+        Ok(Self { certificate, der, issuer, leaf_key, leaves: Mutex::default(), places })
     }
 
     /// Its certificate and its key, to be kept. The key is the daemon's own: no sandbox may see it.

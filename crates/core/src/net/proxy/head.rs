@@ -1,7 +1,7 @@
 //! The heads of requests and answers: what is asked of them before they pass, and what does not pass.
 
 use hyper::header::{
-    ALT_SVC, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue,
+    ALT_SVC, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue,
     PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::http::request::Parts;
@@ -71,8 +71,21 @@ pub(super) fn strip_request(parts: &mut Parts) {
     parts.headers.remove(HOST);
     // Our side asks for the body when it is wanted.
     parts.headers.remove(EXPECT);
+    if parts.version == Version::HTTP_2 {
+        join_cookies(&mut parts.headers);
+    }
     if trailers {
         parts.headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+}
+
+/// HTTP/2 may send cookies one by one, HTTP/1.1 may not.
+fn join_cookies(headers: &mut HeaderMap) {
+    let cookies: Vec<_> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if cookies.len() > 1
+        && let Ok(joined) = HeaderValue::from_bytes(&cookies.join(&b"; "[..]))
+    {
+        headers.insert(COOKIE, joined);
     }
 }
 
@@ -264,6 +277,15 @@ mod tests {
         strip_request(&mut sent);
         let names: Vec<_> = sent.headers.keys().map(hyper::header::HeaderName::as_str).collect();
         assert_eq!(names, ["accept"]);
+    }
+
+    #[test]
+    fn cookies_of_http2_are_sent_together() {
+        let mut sent = parts("GET", "https://a.example/", &[("cookie", "a=1"), ("cookie", "b=2")]);
+        sent.version = hyper::Version::HTTP_2;
+        strip_request(&mut sent);
+        let cookies: Vec<_> = sent.headers.get_all("cookie").iter().collect();
+        assert_eq!(cookies, ["a=1; b=2"]);
     }
 
     #[test]

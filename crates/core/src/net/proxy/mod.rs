@@ -72,9 +72,11 @@ const PATIENCE: Patience =
 const LARGEST_HEAD: u32 = 64 << 10;
 /// How many requests a connection may have under way.
 const MOST_STREAMS: u32 = 128;
-/// How much of a stream, and of a whole connection, may be on its way.
-const STREAM_WINDOW: u32 = 1 << 20;
-const CONNECTION_WINDOW: u32 = 4 << 20;
+/// How much of a stream, and of a whole connection, may be on its way. A sandbox is near: little is enough.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 512 << 10;
+/// How much of an answer is kept for a sandbox that does not read it.
+const LARGEST_UNREAD: usize = 128 << 10;
 /// How often an HTTP/2 connection is asked whether anybody is there.
 const ASK_EVERY: Duration = Duration::from_secs(60);
 /// How an HTTP/2 connection begins.
@@ -118,6 +120,8 @@ async fn receive<S>(guest: S, first: Bytes, intercept: Intercept, patience: Pati
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
+    // Each may hold some megabytes: who opens more waits.
+    let Ok(_place) = intercept.authority.places.clone().acquire_owned().await else { return };
     let is_http2 = first.starts_with(HTTP2_PREFACE);
     let guest = Rewound { first, guest };
     if !intercept.tls {
@@ -191,6 +195,7 @@ fn builder(tasks: &Tasks, is_http2: bool, patience: Patience) -> auto::Builder<T
         .max_concurrent_streams(MOST_STREAMS)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buf_size(LARGEST_UNREAD)
         .keep_alive_interval(ASK_EVERY);
     if is_http2 { builder.http2_only() } else { builder.http1_only() }
 }

@@ -31,7 +31,7 @@ use super::super::ledger::Open;
 use super::super::outside::Outside;
 use super::super::reserved::Place;
 use super::super::rules::Rules;
-use super::LARGEST_HEAD;
+use super::{LARGEST_HEAD, LARGEST_UNREAD};
 
 /// A body on its way.
 pub(super) type Body = UnsyncBoxBody<Bytes, Broken>;
@@ -45,7 +45,7 @@ const HANDSHAKE_WITHIN: Duration = Duration::from_secs(20);
 const IDLE_FOR: Duration = Duration::from_secs(60);
 /// How much of a stream, and of a whole connection, may be on its way.
 const STREAM_WINDOW: u32 = 1 << 20;
-const CONNECTION_WINDOW: u32 = 4 << 20;
+const CONNECTION_WINDOW: u32 = 2 << 20;
 
 /// Tasks that end when the last holder lets go.
 #[derive(Debug, Clone, Default)]
@@ -153,6 +153,7 @@ impl Dialler {
             .http2_initial_stream_window_size(STREAM_WINDOW)
             .http2_initial_connection_window_size(CONNECTION_WINDOW)
             .http2_max_header_list_size(LARGEST_HEAD)
+            .http2_max_send_buf_size(LARGEST_UNREAD)
             .build(self.speaking(speaks))
     }
 

@@ -141,6 +141,20 @@ async fn who_dawdles_is_left() {
 }
 
 #[tokio::test]
+async fn who_opens_too_many_waits() {
+    let sandbox = Sandbox::allow_all(Vec::new());
+    let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
+    let all = u32::try_from(sandbox.authority.places.available_permits()).unwrap();
+    let taken = sandbox.authority.places.acquire_many(all).await.unwrap();
+    let mut fetch = std::pin::pin!(sandbox.fetch(&server, get("/")));
+    let early = tokio::time::timeout(Duration::from_millis(300), fetch.as_mut()).await;
+    assert!(early.is_err(), "there was no place for it");
+    drop(taken);
+    let late = tokio::time::timeout(Duration::from_secs(5), fetch).await.unwrap();
+    assert_eq!(late.status, 200);
+}
+
+#[tokio::test]
 async fn servers_that_do_not_prove_their_name_are_refused() {
     let sandbox = Sandbox::allow_all(Vec::new());
     for proof in [Proof::Expired, Proof::SelfSigned, Proof::OtherName] {
