@@ -25,8 +25,6 @@ pub struct Guard {
 impl Default for Guard {
     fn default() -> Self {
         let globs = [
-            "core",
-            "core.[0-9]*",
             ".cache",
             "**/.npm/_cacache",
             "**/.gradle/caches",
@@ -293,8 +291,10 @@ impl Quarantine {
 /// One file that is kept aside.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Aside {
-    /// Where it was, as in `docs/formats/layer.md`: text, with bytes that are none escaped.
+    /// Where it was in the layer: text, with bytes that are none escaped.
     pub path: String,
+    /// Where it was in the sandbox, as it may be shown: a value in a name is masked.
+    pub shown: String,
     /// Its name in the quarantine's directory.
     pub kept_as: String,
     /// How large it is.

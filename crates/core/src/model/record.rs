@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     CommandId, Config, Decision, Expiry, Finding, KeyId, LayerId, Method, Mounted, Name,
-    ProjectNetwork, SandboxId, SecretGiven, SessionId, Size, SnapshotId, SnapshotKind, Span,
-    Timestamp, UidRange, now,
+    ProjectNetwork, SandboxId, SecretGiven, SecretName, SessionId, Size, SnapshotId, SnapshotKind,
+    Span, Timestamp, UidRange, now,
 };
 use crate::engine::lifecycle::{Effect, Phase};
 
@@ -364,6 +364,9 @@ pub struct Command {
     /// The service it is of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<Name>,
+    /// The secrets it was given.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<SecretName>,
 }
 
 /// How a command stands.

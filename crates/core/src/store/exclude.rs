@@ -13,17 +13,22 @@ use rustix::fs::{AtFlags, FileType};
 
 use super::remove;
 use super::text::as_path;
-use super::tree::Place;
+use super::tree::{Place, join};
 use super::{Result, StoreError};
 
 /// Patterns, ready to be matched.
 #[derive(Debug)]
-pub(super) struct Exclusions {
+pub struct Globs {
     globs: GlobSet,
 }
 
-impl Exclusions {
-    pub(super) fn parse(patterns: &[String]) -> Result<Self> {
+impl Globs {
+    /// Reads patterns.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::BadGlob`] for the first that is none.
+    pub fn parse(patterns: &[String]) -> Result<Self> {
         let mut builder = GlobSetBuilder::new();
         for pattern in patterns {
             let bad = |source| StoreError::BadGlob { glob: pattern.clone(), source };
@@ -44,12 +49,20 @@ impl Exclusions {
         Ok(Self { globs: builder.build().map_err(bad)? })
     }
 
-    fn matches(&self, path: &[u8]) -> bool {
+    /// Whether a path, without a leading slash, matches.
+    pub(super) fn matches(&self, path: &[u8]) -> bool {
         self.globs.is_match(as_path(path))
     }
 
-    /// Removes from the tree under `root` all that matches.
-    pub(super) fn apply(&self, root: &Path) -> Result<()> {
+    /// Whether a path or a directory it is in matches.
+    #[must_use]
+    pub fn covers(&self, path: &[u8]) -> bool {
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+        !self.globs.is_empty() && ends.chain([path.len()]).any(|end| self.matches(&path[..end]))
+    }
+
+    /// Removes from the tree under `root`, which the sandbox has at `prefix`, all that matches.
+    pub(super) fn apply(&self, root: &Path, prefix: &[u8]) -> Result<()> {
         if self.globs.is_empty() {
             return Ok(());
         }
@@ -58,7 +71,7 @@ impl Exclusions {
             let dir = place.open()?;
             for entry in dir.entries()? {
                 let is_dir = entry.kind == FileType::Directory;
-                if !self.matches(&dir.path_of(&entry.name)) {
+                if !self.matches(&join(prefix, &dir.path_of(&entry.name))) {
                     if is_dir {
                         places.push(dir.child(&entry.name));
                     }
@@ -80,12 +93,12 @@ impl Exclusions {
 
 #[cfg(test)]
 mod tests {
-    use super::Exclusions;
+    use super::Globs;
 
     #[test]
     fn patterns() {
         let matches = |pattern: &str, path: &str| {
-            Exclusions::parse(&[pattern.to_owned()]).expect("a glob").matches(path.as_bytes())
+            Globs::parse(&[pattern.to_owned()]).expect("a glob").matches(path.as_bytes())
         };
         assert!(matches("node_modules", "work/a/node_modules"));
         assert!(matches("*.log", "x.log"));

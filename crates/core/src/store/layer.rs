@@ -19,9 +19,10 @@ use std::thread;
 
 use serde::{Deserialize, Serialize};
 
-use super::exclude::Exclusions;
+use super::exclude::Globs;
+use super::junk::{Junk, JunkRules};
 use super::manifest::{self, Durability, Manifest, id_of, list};
-use super::walk::{Measure, measure};
+use super::walk::{Measure, measure_looking};
 use super::{Result, Store, StoreError, blocking, io_error};
 use crate::failpoint;
 use crate::model::{FORMAT, Layer, LayerId, LayerKind, RootFs, Timestamp, now};
@@ -131,13 +132,52 @@ impl Store {
     /// Returns [`StoreError::NoRoom`] before anything is touched; after any other error the layer is
     /// still open and can be sealed again.
     pub async fn seal(&self, open: &LayerId, options: &SealOptions) -> Result<Option<Layer>> {
-        let (store, id, options) = (self.clone(), open.clone(), options.clone());
-        blocking(move || store.seal_now(&id, &options)).await
+        Ok(self.seal_looking(open, options, None).await?.0)
     }
 
-    fn seal_now(&self, id: &LayerId, options: &SealOptions) -> Result<Option<Layer>> {
+    /// Seals a layer as [`seal`](Self::seal) does, and tells what is in it that may not be meant to be.
+    ///
+    /// # Errors
+    ///
+    /// As [`seal`](Self::seal).
+    pub async fn seal_looking(
+        &self,
+        open: &LayerId,
+        options: &SealOptions,
+        rules: Option<JunkRules>,
+    ) -> Result<(Option<Layer>, Vec<Junk>)> {
+        let (store, id, options) = (self.clone(), open.clone(), options.clone());
+        blocking(move || store.seal_now(&id, &options, rules.as_ref())).await
+    }
+
+    /// What is in an open layer that may not be meant to be. It may be written to meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`].
+    pub async fn junk_in(&self, open: &LayerId, rules: JunkRules) -> Result<Vec<Junk>> {
+        let diff = self.diff_dir(open);
+        blocking(move || Ok(measure_looking(&diff, true, Some(&rules))?.1)).await
+    }
+
+    /// Takes out of an open layer all that matches; the sandbox has the layer at `prefix`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::BadGlob`] or [`StoreError::Io`].
+    pub async fn exclude(&self, open: &LayerId, globs: &[String], prefix: &[u8]) -> Result<()> {
+        let (diff, globs, prefix) = (self.diff_dir(open), Globs::parse(globs)?, prefix.to_vec());
+        blocking(move || globs.apply(&diff, &prefix)).await
+    }
+
+    fn seal_now(
+        &self,
+        id: &LayerId,
+        options: &SealOptions,
+        rules: Option<&JunkRules>,
+    ) -> Result<(Option<Layer>, Vec<Junk>)> {
         match self.get::<Layer>(id) {
-            Ok(sealed) => return Ok(Some(sealed)),
+            Ok(sealed) => return Ok((Some(sealed), Vec::new())),
             Err(StoreError::NotFound { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -148,19 +188,19 @@ impl Store {
         }
         // The reserve is kept by `check_room` for just this moment, so only real fullness refuses.
         self.check_room_to_seal()?;
-        let exclusions = Exclusions::parse(&options.exclude)?;
+        let exclusions = Globs::parse(&options.exclude)?;
         failpoint::pass("store.seal.admitted");
-        exclusions.apply(&diff)?;
+        exclusions.apply(&diff, &[])?;
         failpoint::pass("store.seal.excluded");
         if self.is_untouched(id)? {
-            return Ok(None);
+            return Ok((None, Vec::new()));
         }
         // The kernel's room, and the mount points a driver may have put there for the session.
         for scratch in ["work", "base"] {
             self.discard_dir(&dir.join(scratch), scratch)?;
         }
         failpoint::pass("store.seal.before_sync");
-        let Measure { bytes, files } = self.sync_and_measure(&diff)?;
+        let (Measure { bytes, files }, junk) = self.sync_and_look(&diff, rules)?;
         let layer = Layer {
             format: FORMAT,
             id: id.clone(),
@@ -177,7 +217,7 @@ impl Store {
         for leftover in ["open.json", "copies.json"] {
             let _ = fs::remove_file(dir.join(leftover));
         }
-        Ok(Some(layer))
+        Ok((Some(layer), junk))
     }
 
     /// Whether nothing was written to an open layer.
@@ -219,9 +259,17 @@ impl Store {
 
     /// Brings everything to stable storage and measures `tree` meanwhile.
     pub(super) fn sync_and_measure(&self, tree: &Path) -> Result<Measure> {
+        Ok(self.sync_and_look(tree, None)?.0)
+    }
+
+    fn sync_and_look(
+        &self,
+        tree: &Path,
+        rules: Option<&JunkRules>,
+    ) -> Result<(Measure, Vec<Junk>)> {
         thread::scope(|scope| {
             let syncing = scope.spawn(|| self.sync_now());
-            let measured = measure(tree);
+            let measured = measure_looking(tree, false, rules);
             match syncing.join() {
                 Ok(synced) => synced.and(measured),
                 Err(panic) => std::panic::resume_unwind(panic),

@@ -27,9 +27,11 @@ mod exclude;
 mod export;
 mod fsck;
 pub mod image;
+mod junk;
 mod layer;
 mod live;
 mod manifest;
+mod quarantine;
 mod remove;
 pub mod search;
 mod text;
@@ -49,11 +51,14 @@ use crate::model::{LayerId, Size};
 
 pub use compact::Linked;
 pub use digest::{Difference, Verdict};
+pub use exclude::Globs;
 pub use export::Exported;
 pub use fsck::{Problem, Report};
+pub use junk::{Junk, JunkRules};
 pub use layer::{Collected, SealOptions};
 pub use live::LiveCopy;
 pub use manifest::{Damaged, Durability, Manifest, Scan};
+pub use quarantine::Leaving;
 
 /// What the store answers.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
@@ -109,7 +114,7 @@ impl Store {
             .map_err(io_error("restrict", &data))?;
         let lock = take_lock(&data.join("keep.lock"))?;
         manifest::check_directory_format(&data)?;
-        for part in [
+        let parts = [
             "projects",
             "sandboxes",
             "snapshots",
@@ -117,9 +122,11 @@ impl Store {
             "secrets",
             "layers",
             "images",
+            "quarantine",
             "bin",
             "tmp",
-        ] {
+        ];
+        for part in parts {
             let path = data.join(part);
             match fs::create_dir(&path) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {

@@ -4,12 +4,13 @@ use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
+use super::junk::{Heap, Junk, JunkLook, JunkRules};
 use super::tree::{Place, file_type};
 use super::{Result, StoreError};
 
@@ -24,20 +25,26 @@ pub(super) struct Measure {
 
 /// Measures the tree under `root`, which nobody changes.
 pub(super) fn measure(root: &Path) -> Result<Measure> {
-    measure_tree(root, false)
+    Ok(measure_looking(root, false, None)?.0)
 }
 
 /// Measures the tree under `root` while it may change: what vanishes meanwhile does not count.
 pub(super) fn measure_moving(root: &Path) -> Result<Measure> {
-    measure_tree(root, true)
+    Ok(measure_looking(root, true, None)?.0)
 }
 
-fn measure_tree(root: &Path, moving: bool) -> Result<Measure> {
+/// Measures the tree under `root`, and looks for junk in it on the way.
+pub(super) fn measure_looking(
+    root: &Path,
+    moving: bool,
+    rules: Option<&JunkRules>,
+) -> Result<(Measure, Vec<Junk>)> {
+    let look = rules.map(JunkLook::new);
     let (bytes, files) = (AtomicU64::new(0), AtomicU64::new(0));
     let linked = Mutex::new(HashSet::new());
     let root = Place::root(root)?;
     bytes.fetch_add(root.open()?.own_stat()?.stx_blocks * 512, Ordering::Relaxed);
-    visit(root, |place, more| {
+    visit((root, None::<Arc<Heap>>), |(place, heap), more| {
         let dir = match place.open() {
             Err(error) if moving && vanished(&error) => return Ok(()),
             opened => opened?,
@@ -53,11 +60,20 @@ fn measure_tree(root: &Path, moving: bool) -> Result<Measure> {
             if is_dir || stat.stx_nlink == 1 || lock(&linked).insert(stat.stx_ino) {
                 here.bytes += stat.stx_blocks * 512;
             }
+            let look = look.as_ref().filter(|_| heap.is_none());
             if is_dir {
-                more.push(dir.child(name));
+                let heap = heap.clone().or_else(|| look?.dir(&dir, name, &stat));
+                more.push((dir.child(name), heap));
+            } else if let Some(look) = look
+                && file_type(&stat) == FileType::RegularFile
+            {
+                look.file(&dir, name, &stat);
             }
             Ok(())
         });
+        if let Some(heap) = &heap {
+            heap.add(here.bytes);
+        }
         match listed {
             Err(error) if moving && vanished(&error) => {}
             listed => listed?,
@@ -66,7 +82,8 @@ fn measure_tree(root: &Path, moving: bool) -> Result<Measure> {
         files.fetch_add(here.files, Ordering::Relaxed);
         Ok(())
     })?;
-    Ok(Measure { bytes: bytes.into_inner(), files: files.into_inner() })
+    let measure = Measure { bytes: bytes.into_inner(), files: files.into_inner() };
+    Ok((measure, look.map(JunkLook::finish).unwrap_or_default()))
 }
 
 /// Whether something was gone, or something else, when it was looked at.

@@ -32,6 +32,7 @@ use super::walk::{lock, vanished, visit};
 use super::{Result, Store, blocking};
 use crate::model::{Encoding, LayerId, Place, Timestamp};
 
+pub(super) use mask::parent;
 pub use needles::Needles;
 
 /// How long before a sync a change may lie and still be in doubt: twice the slowest kernel tick.
