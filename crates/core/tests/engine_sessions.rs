@@ -27,6 +27,7 @@ async fn a_stop_means_one_session_and_takes_a_snapshot_if_it_must() {
         snapshot: Wish::Always,
         method: Method::Manual,
         expires: Some(None),
+        ..Stop::default()
     };
     let stop = async |stop: Stop| engine.stop(&project(), &name("app"), stop, None).await;
     let one = stop(always(&first)).await.unwrap();

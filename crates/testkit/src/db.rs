@@ -397,6 +397,7 @@ fn command(session: &Session) -> Command {
         output_bytes: 0,
         truncated: false,
         service: None,
+        secrets: Vec::new(),
     }
 }
 

@@ -125,7 +125,11 @@ impl Inner {
                 self.store.discard(&mounted.layer).await?;
                 continue;
             }
-            let sealed = self.seal_open(&mounted.layer, &SealOptions::default()).await?;
+            let sealed = match sandbox.decision.discard {
+                // Given up, with all else the session wrote.
+                true => None,
+                false => self.seal_open(&mounted.layer, &SealOptions::default()).await?,
+            };
             failpoint::pass("drive.sealed");
             let _drives = self.drives.lock().await;
             let empty = sealed.is_none();
@@ -181,6 +185,18 @@ impl Inner {
             return Ok(());
         }
         tracing::warn!(drive = %drive.name, sandbox = %attached.name, "was left attached; what was written to it is kept");
+        if let Some(sandbox) = &sandbox
+            && let Some(session) = self.db.session(&attached.session).await?
+        {
+            let mounted = Mounted {
+                path: String::new(),
+                drive: drive.id.clone(),
+                mode: MountMode::ReadWrite,
+                layer: attached.layer.clone(),
+                chain: drive.layers.clone(),
+            };
+            self.guard_drive(sandbox, Some(session), &mounted).await?;
+        }
         let sealed = self.seal_open(&attached.layer, &SealOptions::default()).await?;
         drive.layers.splice(..0, sealed);
         drive.attached = None;

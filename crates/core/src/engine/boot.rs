@@ -16,8 +16,8 @@ use crate::driver::{Driver, DriverError, Machine};
 use crate::failpoint;
 use crate::guest::Guest;
 use crate::model::{
-    Ending, FORMAT, LayerId, Limits, MachineKey, Sandbox, Session, SessionEnd, SessionId, UidRange,
-    Usage, now,
+    Decision, Ending, FORMAT, LayerId, Limits, MachineKey, Sandbox, Session, SessionEnd, SessionId,
+    UidRange, Usage, now,
 };
 use crate::store::Durability;
 
@@ -55,6 +55,7 @@ impl Inner {
             sandbox.open_layer = Some(open.clone());
             sandbox.enter(phase);
             sandbox.ending = None;
+            sandbox.decision = Decision::default();
             sandbox.debt = Some(lifecycle::Effect::Boot);
             sandbox.session = Some(session.id.clone());
             sandbox.failure = None;

@@ -12,6 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::guard::Looked;
 use super::live::Live;
 use super::seal::Wanted;
 use super::{Error, Inner, Result};
@@ -19,6 +20,7 @@ use crate::driver::{DriverError, Relayer};
 use crate::failpoint;
 use crate::model::{LayerId, Sandbox, Snapshot, SnapshotId, SnapshotKind};
 use crate::store::Durability;
+use crate::store::search::Writers;
 
 impl Inner {
     /// Takes a snapshot of a running sandbox in its turn.
@@ -27,7 +29,7 @@ impl Inner {
         live: &Arc<Live>,
         sandbox: &mut Sandbox,
         kind: SnapshotKind,
-        wanted: Wanted,
+        mut wanted: Wanted,
     ) -> Result<Snapshot> {
         let open =
             sandbox.open_layer.clone().ok_or_else(|| Error::NotRunning(sandbox.name.clone()))?;
@@ -52,12 +54,14 @@ impl Inner {
                 )
                 .await;
         }
-        if let Some(snapshot) =
-            self.exchange(live, relayer, sandbox, &open, kind, wanted.clone()).await?
-        {
+        let mut looked = Looked::default();
+        wanted.findings = self.guard_checkpoint(live, sandbox, Writers::Busy, &mut looked).await?;
+        let exchanged =
+            self.exchange(live, relayer, sandbox, kind, wanted.clone(), &mut looked).await?;
+        if let Some(snapshot) = exchanged {
             return Ok(snapshot);
         }
-        self.copy(live, relayer, sandbox, &open, kind, wanted).await
+        self.copy(live, relayer, sandbox, kind, wanted, looked).await
     }
 
     /// Exchanges the root; `None` when processes are alive.
@@ -66,10 +70,12 @@ impl Inner {
         live: &Arc<Live>,
         relayer: &dyn Relayer,
         sandbox: &mut Sandbox,
-        open: &LayerId,
         kind: SnapshotKind,
-        wanted: Wanted,
+        mut wanted: Wanted,
+        looked: &mut Looked,
     ) -> Result<Option<Snapshot>> {
+        let Some(open) = sandbox.open_layer.clone() else { return Ok(None) };
+        let open = &open;
         let Ok(_gate) = tokio::time::timeout(Duration::from_millis(200), live.gate.write()).await
         else {
             return Ok(None);
@@ -77,6 +83,7 @@ impl Inner {
         if !relayer.alone(&live.key).await? {
             return Ok(None);
         }
+        wanted.findings.extend(self.guard_checkpoint(live, sandbox, Writers::None, looked).await?);
         let before = sandbox.clone();
         let chain: Vec<LayerId> =
             std::iter::once(open.clone()).chain(sandbox.open_chain.iter().cloned()).collect();
@@ -115,25 +122,36 @@ impl Inner {
         live: &Arc<Live>,
         relayer: &dyn Relayer,
         sandbox: &mut Sandbox,
-        open: &LayerId,
         kind: SnapshotKind,
-        wanted: Wanted,
+        mut wanted: Wanted,
+        mut looked: Looked,
     ) -> Result<Snapshot> {
+        let open =
+            &sandbox.open_layer.clone().ok_or_else(|| Error::NotRunning(sandbox.name.clone()))?;
         let mut copied = live.copied.lock().await;
         if copied.is_none() {
             // A checkpoint of an earlier daemon is as good as one of ours.
             *copied = self.store.live_copy(open).await;
         }
-        if copied.is_none()
-            && let Some((layer, ahead)) = self.store.copy_ahead(open).await?
-        {
+        let first = copied.is_none();
+        if first && let Some((layer, ahead)) = self.store.copy_ahead(open).await? {
             self.book(&layer);
             *copied = Some(ahead);
         }
         relayer.freeze(&live.key).await?;
-        let outcome = self.store.copy_live(open, copied.as_ref()).await;
+        let outcome = match self.guard_checkpoint(live, sandbox, Writers::None, &mut looked).await {
+            Ok(findings) => {
+                wanted.findings.extend(findings);
+                self.store.copy_live(open, copied.as_ref()).await.map_err(Error::from)
+            }
+            Err(error) => Err(error),
+        };
         relayer.thaw(&live.key).await?;
         failpoint::pass("checkpoint.copied");
+        if first && outcome.is_err() {
+            // What was copied ahead may hold what was found since. Nothing is to stand on it.
+            *copied = None;
+        }
         let (layer, copy) = outcome?;
         let id = layer.as_ref().map_or_else(LayerId::fresh, |layer| layer.id.clone());
         if let Some(layer) = &layer {

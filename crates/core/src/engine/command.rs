@@ -511,6 +511,7 @@ fn prepare(
         output_bytes: 0,
         truncated: false,
         service: None,
+        secrets: exec.inject.iter().map(|inject| inject.secret.clone()).collect(),
     };
     let spawn = Spawn {
         command: id.to_string(),

@@ -14,7 +14,7 @@ use super::slot::Slot;
 use super::{Deleted, Inner, Result};
 use crate::db::{Owner, Page, Tombstones, Unless};
 use crate::failpoint;
-use crate::model::{MachineKey, OnDelete, Sandbox, SnapshotId};
+use crate::model::{MachineKey, MountMode, OnDelete, Sandbox, SnapshotId};
 use crate::store::Durability;
 
 impl Inner {
@@ -48,6 +48,7 @@ impl Inner {
         }
         // What was written to drives is theirs. One that cannot be freed now is freed when the sandbox is
         // gone, by housekeeping or by the next who comes for it.
+        self.guard_drives(&sandbox).await?;
         if let Err(error) = self.detach(&sandbox).await {
             tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "drives are not detached yet");
         }
@@ -57,11 +58,24 @@ impl Inner {
         self.give_uids(sandbox.uids.take());
         let snapshots_kept = self.let_go_of_snapshots(&sandbox).await?;
         failpoint::pass("erase.snapshots");
+        self.drop_quarantines(&sandbox.id).await?;
         self.store.remove_sandbox_dir(&sandbox.id).await?;
         self.db.remove_sandbox(&sandbox.id).await?;
         self.books().drop_sandbox(&sandbox.id);
         failpoint::pass("erase.done");
         Ok(Deleted { snapshots_kept })
+    }
+
+    /// Looks at what the last session wrote to drives: their files outlive the sandbox.
+    async fn guard_drives(&self, sandbox: &Sandbox) -> Result<()> {
+        let session = match &sandbox.session {
+            Some(id) if !sandbox.mounted.is_empty() => self.db.session(id).await?,
+            _ => return Ok(()),
+        };
+        for mounted in sandbox.mounted.iter().filter(|one| one.mode == MountMode::ReadWrite) {
+            self.guard_drive(sandbox, session.clone(), mounted).await?;
+        }
+        Ok(())
     }
 
     async fn let_go_of_snapshots(&self, sandbox: &Sandbox) -> Result<Vec<SnapshotId>> {

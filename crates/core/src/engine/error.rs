@@ -5,7 +5,9 @@ use std::time::Duration;
 use crate::db::DbError;
 use crate::driver::DriverError;
 use crate::guest::GuestError;
-use crate::model::{BadConfig, CommandId, KeyId, Name, SandboxId, SessionId, SnapshotId};
+use crate::model::{
+    BadConfig, CommandId, Finding, FindingKind, KeyId, Name, SandboxId, SessionId, SnapshotId,
+};
 use crate::net::BadAuthority;
 use crate::secret::{BadKey, SealError};
 use crate::store::StoreError;
@@ -88,6 +90,10 @@ pub enum Error {
     SnapshotInUse { snapshot: SnapshotId, holders: Vec<String> },
     #[error("snapshot `{snapshot}` of sandbox `{name}` cannot be resumed: {reason}")]
     Unresumable { name: Name, snapshot: SnapshotId, reason: String, offers: Vec<SnapshotId> },
+    #[error("{}", guarded_message(.name, *.files, .findings, *.goes_on))]
+    Guarded { name: Name, files: usize, findings: Vec<Finding>, goes_on: bool },
+    #[error("nothing is kept aside as `{0}`")]
+    NoQuarantine(SnapshotId),
     #[error("idempotency key `{0}` was used for another request")]
     KeyReused(String),
     #[error("there is no driver `{asked}` here; there is {}", .have.join(", "))]
@@ -177,6 +183,7 @@ impl Error {
             | Self::NoProject(_)
             | Self::NoDrive(_)
             | Self::NoSecret(_)
+            | Self::NoQuarantine(_)
             | Self::NoKey(_) => ErrorKind::NotFound,
             Self::NameTaken(_)
             | Self::ProjectTaken(_)
@@ -193,6 +200,7 @@ impl Error {
             | Self::Unresumable { .. }
             | Self::Sealed { .. }
             | Self::SecretTags { .. }
+            | Self::Guarded { .. }
             | Self::KeyReused(_) => ErrorKind::Conflict,
             Self::Gone(_)
             | Self::SessionEnded { .. }
@@ -256,6 +264,14 @@ impl Error {
             Self::CommandEnded(_) => "command_ended",
             Self::SnapshotInUse { .. } => "snapshot_in_use",
             Self::Unresumable { .. } => "unresumable",
+            Self::Guarded { findings, .. } => {
+                if findings.iter().any(|found| found.kind == FindingKind::Secret) {
+                    "secret_found"
+                } else {
+                    "decision_needed"
+                }
+            }
+            Self::NoQuarantine(_) => "quarantine_not_found",
             Self::KeyReused(_) => "idempotency_key_reused",
             Self::Gone(_) => "deleted",
             Self::NothingKept(_) => "nothing_kept",
@@ -314,6 +330,7 @@ impl Error {
             }
             Self::NoSecret(_) => "`keep secret ls` lists what there is; `keep secret set` makes one".to_owned(),
             Self::Sealed { .. } => "set it again".to_owned(),
+            Self::Guarded { name, findings, .. } => guarded_hint(name, findings),
             Self::KeyReused(_) => "use a new key for a new request".to_owned(),
             Self::StartFailed { .. } => "its last snapshot is safe; see the daemon's log and `keep doctor`".to_owned(),
             Self::BadKey => "set SANDKEEP_KEY; `keep key create` makes a new one".to_owned(),
@@ -331,6 +348,38 @@ impl Error {
             }
             _ => return None,
         })
+    }
+}
+
+/// What was found, in a line: what it is, and the first files.
+fn guarded_message(name: &Name, files: usize, findings: &[Finding], goes_on: bool) -> String {
+    let what = if findings.iter().any(|found| found.kind == FindingKind::Secret) {
+        "values of secrets are in what sandbox"
+    } else {
+        "large files or junk are in what sandbox"
+    };
+    let mut paths: Vec<String> = Vec::new();
+    for found in findings {
+        let secret = found.secret.as_ref().map(|secret| format!(" ({secret})")).unwrap_or_default();
+        let path = format!("{}{secret}", found.path);
+        if !paths.contains(&path) {
+            paths.push(path);
+        }
+    }
+    let more = if paths.len() > 3 || files > findings.len() { ", ..." } else { "" };
+    paths.truncate(3);
+    let then = if goes_on { "its session goes on" } else { "it is down, and nothing is sealed" };
+    format!("{what} `{name}` wrote: {}{more}; {then}", paths.join(", "))
+}
+
+fn guarded_hint(name: &Name, findings: &[Finding]) -> String {
+    if findings.iter().any(|found| found.kind == FindingKind::Secret) {
+        format!(
+            "`keep stop {name} --redact` masks them, `--drop GLOB` leaves files out (archives cannot be masked), \
+             `--discard` gives up what the session wrote"
+        )
+    } else {
+        format!("`keep stop {name} --promote GLOB` keeps them, `--drop GLOB` leaves them out")
     }
 }
 

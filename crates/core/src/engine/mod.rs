@@ -17,6 +17,7 @@
 //! - `drive` are volumes that outlive sandboxes; `attach` is how a session comes to have them and what
 //!   becomes of what it wrote.
 //! - `live` is a running sandbox: its agent, its session, who is using it.
+//! - `guard` looks at what a session wrote before it is sealed.
 //! - `hooks` are the commands the server runs by itself at a start and a stop.
 //! - `command` runs processes, `track` follows them and keeps what they print (`log`), `stdin` feeds
 //!   them; `files` moves files; `export` makes an OCI image of a snapshot.
@@ -45,6 +46,7 @@ mod erase;
 mod error;
 mod export;
 mod files;
+mod guard;
 mod hooks;
 mod journal;
 pub mod lifecycle;
@@ -80,8 +82,8 @@ use tokio::sync::watch;
 use crate::db::Db;
 use crate::driver::Driver;
 use crate::model::{
-    Name, Patch, Sandbox, SandboxId, Session, SessionId, Size, Snapshot, SnapshotId, Span,
-    Timestamp,
+    Decision, Finding, Name, Patch, Sandbox, SandboxId, Session, SessionId, Size, Snapshot,
+    SnapshotId, Span, Timestamp,
 };
 use crate::net::{Outside, OutsideSettings};
 use crate::secret::{KeySource, Keyring};
@@ -347,6 +349,8 @@ pub struct Stop {
     /// How long after its last use that snapshot goes, `Some(None)` for never; as the sandbox's retention
     /// says if absent.
     pub expires: Option<Option<Span>>,
+    /// What was decided about what the guard finds.
+    pub decision: Decision,
 }
 
 /// Whether the end of a session makes a snapshot.
@@ -398,6 +402,9 @@ pub struct Stopped {
     pub session: Option<Session>,
     /// What it is resumed from.
     pub snapshot: Option<Sized<Snapshot>>,
+    /// What the guard found and let pass, or kept aside.
+    #[serde(default)]
+    pub findings: Vec<Finding>,
 }
 
 /// A sandbox that was deleted.

@@ -220,7 +220,8 @@ impl Engine {
         {
             return Err(Error::invalid("label", "at most 256 characters, on one line"));
         }
-        let wanted = Wanted { label, method, expiry: checked_expiry(expires)? };
+        let expiry = checked_expiry(expires)?;
+        let wanted = Wanted { label, method, expiry, findings: Vec::new() };
         let id = self.inner.find(project, name).await?.id;
         let name = name.clone();
         let work = self.inner.turn(id.clone(), move |inner, slot| async move {
@@ -404,6 +405,7 @@ impl Inner {
 
     async fn stop(self: &Arc<Self>, project: &Name, name: &Name, request: Stop) -> Result<Stopped> {
         let expiry = checked_expiry(request.expires)?;
+        request.decision.check()?;
         let id = self.find(project, name).await?.id;
         let name = name.clone();
         self.turn(id.clone(), move |inner, slot| async move {
@@ -416,11 +418,18 @@ impl Inner {
                     None => None,
                 };
                 let snapshot = snapshot.map(|snapshot| inner.sized(snapshot));
-                return Ok(Stopped { sandbox, session: Some(over), snapshot });
+                return Ok(Stopped {
+                    sandbox,
+                    session: Some(over),
+                    snapshot,
+                    findings: Vec::new(),
+                });
             }
             let wish = lifecycle::command(sandbox.phase, Asked::Stop)
                 .map_err(|_| Error::Gone(name.clone()))?;
+            let before = sandbox.current.clone();
             let snapshot = if wish.1.is_some() {
+                sandbox.decision = request.decision;
                 let broken = sandbox.phase == Phase::Failed;
                 let (kind, end) = if broken {
                     (SnapshotKind::Recovered, SessionEnd::Interrupted)
@@ -436,8 +445,10 @@ impl Inner {
                 inner.current_snapshot(&sandbox).await?
             };
             let session = inner.session_of(&sandbox).await?;
+            let new = snapshot.as_ref().filter(|snapshot| before.as_ref() != Some(&snapshot.id));
+            let findings = new.map(|snapshot| snapshot.findings.clone()).unwrap_or_default();
             let snapshot = snapshot.map(|snapshot| inner.sized(snapshot));
-            Ok(Stopped { sandbox, session, snapshot })
+            Ok(Stopped { sandbox, session, snapshot, findings })
         })
         .await
     }

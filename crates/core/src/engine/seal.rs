@@ -3,7 +3,9 @@
 //! ```text
 //! room?  ── no ──> the session goes on, the caller is told
 //!   │ yes
-//! record "stopping"  →  processes end  →  machine gone  →  drives detached (`attach`)
+//! found something? ── yes ──> the same (`guard`)
+//!   │ no
+//! record "stopping"  →  processes end  →  machine gone  →  looked at once more (`guard`)  →  drives detached (`attach`)
 //!                                         →  layer sealed and synced  →  snapshot manifest  →  sandbox manifest  →  answer
 //! ```
 //!
@@ -17,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::boot::chain_of;
+use super::guard::{Looked, junk_finding};
 use super::lifecycle::{self, Effect, Phase, Report};
 use super::live::Live;
 use super::slot::{Slot, lock};
@@ -24,10 +27,11 @@ use super::{Error, Inner, Result};
 use crate::driver::MachineUsage;
 use crate::failpoint;
 use crate::model::{
-    Ending, Expiry, FORMAT, LayerId, LayerKind, MachineKey, Method, MountMode, Mounted, Sandbox,
-    Session, SessionEnd, SessionId, Snapshot, SnapshotId, SnapshotKind, now,
+    Decision, Ending, Expiry, FORMAT, Finding, LayerId, LayerKind, MachineKey, Method, MountMode,
+    Mounted, OnJunk, Sandbox, Session, SessionEnd, SessionId, Snapshot, SnapshotId, SnapshotKind,
+    now,
 };
-use crate::store::{Durability, SealOptions};
+use crate::store::{Durability, JunkRules, SealOptions};
 
 impl Inner {
     /// Ends the session under way, or what is left of one, in the sandbox's turn.
@@ -48,6 +52,12 @@ impl Inner {
             // Before anything is touched: is there room for what sealing writes?
             self.store.wait_for_room_to_seal().await?;
         }
+        let looked = match &live {
+            Some(live) if seals && ending.is_asked_for() => {
+                self.look_ahead(live, sandbox, keep).await?
+            }
+            _ => Looked::default(),
+        };
         if let Some(live) = &live {
             sandbox.validated = self.validate_before_stop(live).await.or(sandbox.validated.take());
         }
@@ -81,10 +91,7 @@ impl Inner {
             Ok(usage) => {
                 self.note_usage(session.as_mut(), usage).await;
                 failpoint::pass("seal.down");
-                match self.detach(sandbox).await {
-                    Ok(()) => self.seal_session(sandbox, session.as_mut(), keep, ending).await,
-                    Err(error) => Err(error),
-                }
+                self.keep_what_it_wrote(sandbox, session.as_mut(), keep, ending, looked).await
             }
             Err(error) => Err(error),
         };
@@ -105,6 +112,10 @@ impl Inner {
                 sandbox.enter(phase);
                 sandbox.debt = None;
                 sandbox.failure = Some(chain_of(&error));
+                sandbox.decision = Decision::default();
+                if let Error::Guarded { findings, .. } = &error {
+                    sandbox.guarded.clone_from(findings);
+                }
                 if let Err(error) = self.record(sandbox, Durability::Soon).await {
                     tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "a failed stop is not on record");
                 }
@@ -163,6 +174,20 @@ impl Inner {
         Ok(driver.stop(&MachineKey::from(&sandbox.id)).await?)
     }
 
+    /// What comes after the machine is gone: a last look, then drives, then the sandbox's own layer.
+    async fn keep_what_it_wrote(
+        self: &Arc<Self>,
+        sandbox: &mut Sandbox,
+        session: Option<&mut Session>,
+        keep: bool,
+        ending: Ending,
+        looked: Looked,
+    ) -> Result<Option<Snapshot>> {
+        let findings = self.guard(sandbox, keep, looked).await?;
+        self.detach(sandbox).await?;
+        self.seal_session(sandbox, session, keep, ending, findings).await
+    }
+
     /// Seals and commits. Until that has succeeded `sandbox` still names its open layers, so that a
     /// failure on the way leaves them to be sealed again.
     async fn seal_session(
@@ -171,6 +196,7 @@ impl Inner {
         session: Option<&mut Session>,
         keep: bool,
         ending: Ending,
+        findings: Vec<Finding>,
     ) -> Result<Option<Snapshot>> {
         let mut after = sandbox.clone();
         self.close_session(&mut after, session, ending.end);
@@ -181,7 +207,7 @@ impl Inner {
         };
         let _space = self.space.read().await;
         let snapshot = if keep {
-            self.keep_layers(sandbox, &mut after, &open, ending).await?
+            self.keep_layers(sandbox, &mut after, &open, ending, findings).await?
         } else {
             self.record(&mut after, Durability::Synced).await?;
             for layer in [Some(&open), sandbox.unsealed.as_ref()].into_iter().flatten() {
@@ -200,16 +226,17 @@ impl Inner {
         after: &mut Sandbox,
         open: &LayerId,
         ending: Ending,
+        mut findings: Vec<Finding>,
     ) -> Result<Option<Snapshot>> {
         let mut layers = sandbox.open_chain.clone();
         let mut empty = Vec::new();
         if let Some(under) = &sandbox.unsealed
-            && self.seal_layer(under, sandbox).await?.is_none()
+            && self.seal_layer(under, sandbox, &mut findings).await?.is_none()
         {
             layers.retain(|layer| layer != under);
             empty.push(under);
         }
-        match self.seal_layer(open, sandbox).await? {
+        match self.seal_layer(open, sandbox, &mut findings).await? {
             Some(layer) => layers.insert(0, layer),
             None => empty.push(open),
         }
@@ -223,7 +250,8 @@ impl Inner {
             }
             None => {
                 let id = SnapshotId::of_layer(open);
-                let snapshot = self.new_snapshot(after, id, layers, ending.kind, ending.into());
+                let wanted = Wanted { findings, ..ending.into() };
+                let snapshot = self.new_snapshot(after, id, layers, ending.kind, wanted);
                 self.commit(after, &snapshot).await?;
                 snapshot
             }
@@ -241,14 +269,25 @@ impl Inner {
         }
     }
 
-    async fn seal_layer(&self, layer: &LayerId, sandbox: &Sandbox) -> Result<Option<LayerId>> {
+    async fn seal_layer(
+        &self,
+        layer: &LayerId,
+        sandbox: &Sandbox,
+        findings: &mut Vec<Finding>,
+    ) -> Result<Option<LayerId>> {
         let options = SealOptions {
             exclude: sandbox.config.exclude.clone(),
             kind: LayerKind::Session,
             ..SealOptions::default()
         };
         // One that is not there is lost, not empty: an empty one stays until no record names it.
-        let sealed = self.store.seal(layer, &options).await?;
+        // Where each had to be decided about, nothing is left to tell.
+        let rules = match sandbox.config.guard.junk {
+            OnJunk::Warn => JunkRules::of(&sandbox.config.guard)?,
+            OnJunk::Off | OnJunk::PromoteOrDrop => None,
+        };
+        let (sealed, junk) = self.store.seal_looking(layer, &options, rules).await?;
+        findings.extend(junk.iter().take(20).map(|junk| junk_finding(junk, None)));
         sealed.iter().for_each(|layer| self.book(layer));
         Ok(sealed.map(|layer| layer.id))
     }
@@ -280,6 +319,7 @@ impl Inner {
         sandbox.enter(phase);
         sandbox.debt = None;
         sandbox.failure = None;
+        sandbox.guarded.clear();
         sandbox.open_layer = None;
         sandbox.open_chain.clear();
         sandbox.unsealed = None;
@@ -327,7 +367,7 @@ impl Inner {
             expires_on: None,
             outlives: false,
             deleted_at: None,
-            findings: Vec::new(),
+            findings: wanted.findings,
             image_config: sandbox.image_config.clone(),
         }
     }
@@ -387,6 +427,8 @@ pub(super) struct Wanted {
     pub(super) label: Option<String>,
     pub(super) method: Method,
     pub(super) expiry: Expiry,
+    /// What the guard found in it and let pass.
+    pub(super) findings: Vec<Finding>,
 }
 
 impl Wanted {
@@ -398,7 +440,7 @@ impl Wanted {
 
 impl From<Ending> for Wanted {
     fn from(ending: Ending) -> Self {
-        Self { label: None, method: ending.method, expiry: ending.expiry }
+        Self { label: None, method: ending.method, expiry: ending.expiry, findings: Vec::new() }
     }
 }
 
@@ -415,7 +457,13 @@ impl Ending {
 
     /// Whether what the session wrote is kept.
     pub(super) fn keeps(&self, sandbox: &Sandbox) -> bool {
-        self.always || sandbox.config.persistent || self.kind == SnapshotKind::BeforeRollback
+        let kept = self.always || sandbox.config.persistent;
+        (kept || self.kind == SnapshotKind::BeforeRollback) && !sandbox.decision.discard
+    }
+
+    /// Whether somebody waits who can be told that it cannot be.
+    fn is_asked_for(&self) -> bool {
+        matches!(self.end, SessionEnd::Stopped | SessionEnd::RolledBack)
     }
 }
 

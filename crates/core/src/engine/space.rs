@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::boot::chain_of;
 use super::slot::lock;
 use super::{Engine, Inner, Result};
-use crate::model::{Image, Layer, LayerId, Sandbox, Snapshot, now};
+use crate::model::{Image, Layer, LayerId, Quarantine, Sandbox, Snapshot, now};
 use crate::store::Durability;
 use crate::store::accounting::{Books, Sizes};
 
@@ -43,6 +43,8 @@ pub struct SpaceReport {
     pub images: u64,
     /// Sealed layers of drives.
     pub drives: u64,
+    /// What is kept aside by the guard.
+    pub quarantine: u64,
     /// What sessions under way have written so far.
     pub open: u64,
 }
@@ -70,6 +72,8 @@ impl Engine {
         report.images = totals.images;
         report.drives = totals.drives;
         report.snapshots = totals.bytes.saturating_sub(totals.images + totals.drives);
+        let aside = self.inner.store.scan::<Quarantine>().await?.good;
+        report.quarantine = aside.iter().map(Quarantine::bytes).sum();
         for live in self.inner.all_live() {
             let sandbox = live.sandbox();
             let drives = sandbox.mounted.iter().map(|mounted| &mounted.layer);
