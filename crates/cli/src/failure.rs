@@ -9,6 +9,7 @@ use std::io::Write as _;
 
 use sandkeep_client::Error as ClientError;
 
+use crate::command::guard::findings_text;
 use crate::screen::Paint;
 
 /// Why `keep` did not do what it was asked.
@@ -144,6 +145,9 @@ impl Failure {
             cause = error.source();
         }
         text.push('\n');
+        if let Self::Client(error) = self {
+            text.push_str(&findings_text(error.findings()));
+        }
         if let Some(hint) = self.hint() {
             text.push_str(&format!("{} {hint}\n", paint.cyan("hint:")));
         }
@@ -179,7 +183,13 @@ mod tests {
 
     fn api(status: u16, code: &str) -> Failure {
         let (code, message) = (code.to_owned(), "no".to_owned());
-        Failure::Client(ClientError::Api { status, code, message, hint: Some("do".to_owned()) })
+        Failure::Client(ClientError::Api {
+            status,
+            code,
+            message,
+            hint: Some("do".to_owned()),
+            findings: Vec::new(),
+        })
     }
 
     fn unreachable_server() -> Failure {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::types::{ErrorAnswer, ErrorBody};
+use crate::types::{ErrorAnswer, ErrorBody, Finding};
 
 /// Why a call failed, sorted by what a caller can do about it.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +19,8 @@ pub enum Error {
         message: String,
         /// What to do about it, if the server knows.
         hint: Option<String>,
+        /// What the guard found, when that is why.
+        findings: Vec<Finding>,
     },
     /// Nobody answers at the address.
     #[error("cannot reach the server at {url}")]
@@ -87,6 +89,19 @@ impl Error {
         }
     }
 
+    /// What the guard found, if that is why.
+    #[must_use]
+    pub fn findings(&self) -> &[Finding] {
+        match self {
+            Self::Api { findings, .. } => findings,
+            Self::Connect { .. }
+            | Self::Broken { .. }
+            | Self::Protocol { .. }
+            | Self::BadUrl { .. }
+            | Self::Local { .. } => &[],
+        }
+    }
+
     pub(crate) fn broken(
         doing: &'static str,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -99,8 +114,8 @@ impl Error {
     }
 
     pub(crate) fn told(status: u16, error: ErrorBody) -> Self {
-        let ErrorBody { code, message, hint } = error;
-        Self::Api { status, code, message, hint }
+        let ErrorBody { code, message, hint, findings } = error;
+        Self::Api { status, code, message, hint, findings }
     }
 
     /// Reads an error answer; a body that is none of ours (a proxy's page) is quoted in short.

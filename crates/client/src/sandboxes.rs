@@ -4,8 +4,8 @@ use crate::paging::Pages;
 use crate::query::Target;
 use crate::transport::Call;
 use crate::types::{
-    Checkpoint, Class, CreateSandbox, Deleted, Extend, Fork, Opened, Rollback, RolledBack, Sandbox,
-    Session, Snapshot, Start, State, Stopped, Tree, UpdateSandbox,
+    Checkpoint, Class, CreateSandbox, Deleted, Extend, Fork, Opened, Paged, Quarantine, Rollback,
+    RolledBack, Sandbox, Session, Snapshot, Start, State, Stop, Stopped, Tree, UpdateSandbox,
 };
 use crate::{Client, Error};
 
@@ -71,6 +71,30 @@ impl Client {
     pub async fn stop(&self, name: &str, idempotency: Option<&str>) -> Result<Stopped, Error> {
         let call = Call::post(sandbox(name, &["stop"])).header(IDEMPOTENCY, idempotency);
         self.transport.json(call).await
+    }
+
+    /// Stops a sandbox, with a decision about what the guard finds.
+    pub async fn stop_deciding(
+        &self,
+        name: &str,
+        request: &Stop,
+        idempotency: Option<&str>,
+    ) -> Result<Stopped, Error> {
+        let call = Call::post(sandbox(name, &["stop"])).header(IDEMPOTENCY, idempotency);
+        self.transport.json(call.json(request)?).await
+    }
+
+    /// Lists what the guard keeps aside, newest first. For operators.
+    pub async fn quarantine(&self) -> Result<Vec<Quarantine>, Error> {
+        let page: Paged<Quarantine> =
+            self.transport.json(Call::get(Target::new(&["quarantine"]))).await?;
+        Ok(page.items)
+    }
+
+    /// Removes what the guard keeps aside, for good. For operators.
+    pub async fn delete_quarantine(&self, id: &str) -> Result<Quarantine, Error> {
+        let target = Target::new(&["quarantine", id]);
+        self.transport.json(Call::new(hyper::Method::DELETE, target)).await
     }
 
     /// Changes settings.

@@ -19,7 +19,12 @@ pub(crate) struct ApiError {
 
 impl ApiError {
     pub(crate) fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
-        let body = ErrorBody { code: code.to_owned(), message: message.into(), hint: None };
+        let body = ErrorBody {
+            code: code.to_owned(),
+            message: message.into(),
+            hint: None,
+            findings: Vec::new(),
+        };
         Self { status, body, retry_after: None }
     }
 
@@ -103,6 +108,9 @@ impl From<&engine::Error> for ApiError {
         };
         let mut answer = Self::new(status, error.code(), message);
         answer.body.hint = error.hint();
+        if let engine::Error::Guarded { findings, .. } = error {
+            answer.body.findings = crate::api::guard::findings(findings.clone());
+        }
         if error.kind() == ErrorKind::Unavailable {
             answer.retry_after = Some(1);
         }

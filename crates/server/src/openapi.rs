@@ -10,8 +10,8 @@ use utoipa::openapi::{Content, OpenApi as Document, Ref, RefOr, Response, Respon
 use utoipa::{Modify, OpenApi, ToSchema};
 
 use crate::api::{
-    commands, drives, exec, files, images, network, ports, sandboxes, secrets, services, snapshots,
-    tenants,
+    commands, drives, exec, files, guard, images, network, ports, sandboxes, secrets, services,
+    snapshots, tenants,
 };
 
 #[derive(OpenApi)]
@@ -79,6 +79,8 @@ use crate::api::{
         secrets::set,
         secrets::get,
         secrets::remove,
+        guard::list,
+        guard::remove,
         drives::list,
         drives::create,
         drives::get,

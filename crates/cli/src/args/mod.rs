@@ -18,8 +18,9 @@ pub(crate) use port::{
 };
 pub(crate) use sandbox::{
     CheckpointArgs, ClassArg, CopyArgs, Count, CreateArgs, ExecArgs, ExecOptions, ForkArgs,
-    IfExistsArg, KillArgs, Limit, ListArgs, LogsArgs, NameArgs, PhaseArg, PsArgs, RemoveArgs,
-    RollbackArgs, RunArgs, Settings, ShellArgs, StartArgs, UpdateArgs,
+    GuardArg, GuardCommand, IfExistsArg, KillArgs, LargeFilesArg, Limit, ListArgs, LogsArgs,
+    NameArgs, PhaseArg, PsArgs, RemoveArgs, RollbackArgs, RunArgs, Settings, ShellArgs, StartArgs,
+    StopArgs, UpdateArgs,
 };
 pub(crate) use server::{
     ClientsArg, CompletionsArgs, DoctorArgs, DriveCommand, EnvArgs, FsckArgs, ImageCommand,
@@ -105,7 +106,7 @@ pub(crate) enum Command {
     /// Wake a sandbox
     Start(StartArgs),
     /// Stop a sandbox and keep what it wrote as a snapshot
-    Stop(NameArgs),
+    Stop(StopArgs),
     /// Make a new sandbox from the present state of another
     Fork(Box<ForkArgs>),
     /// Take a snapshot without stopping anything
@@ -148,6 +149,9 @@ pub(crate) enum Command {
     Network(Box<NetworkArgs>),
     /// Show what went over a sandbox's network, and what was refused
     Net(NetArgs),
+    /// Look after what the guard keeps aside; needs a key that may do everything
+    #[command(subcommand)]
+    Guard(GuardCommand),
     /// Look after snapshots
     #[command(subcommand)]
     Snapshot(SnapshotCommand),

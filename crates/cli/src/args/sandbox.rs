@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use sandkeep_client::types::{Inject, Mount, MountMode, Port, SecretUse};
 use sandkeep_core::model::{Size, Span};
 
@@ -15,6 +15,39 @@ pub(crate) struct NameArgs {
     /// Names of sandboxes
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
+}
+
+/// Sandboxes to be stopped, and what was decided about what the guard finds.
+#[derive(Debug, Args)]
+pub(crate) struct StopArgs {
+    /// Names of sandboxes
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// Mask the values of secrets in the files that hold them
+    #[arg(long)]
+    pub(crate) redact: bool,
+    /// Give up all that the session wrote
+    #[arg(long, conflicts_with_all = ["redact", "promote", "drop"])]
+    pub(crate) discard: bool,
+    /// Keep large files and junk that match; may be repeated
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) promote: Vec<String>,
+    /// Leave files that match out of the snapshot; may be repeated
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) drop: Vec<String>,
+}
+
+/// What the guard keeps aside.
+#[derive(Debug, Subcommand)]
+pub(crate) enum GuardCommand {
+    /// List files that were taken out of snapshots because they hold secrets
+    Ls,
+    /// Remove such files for good
+    Rm {
+        /// Ids as `keep guard ls` shows them
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+    },
 }
 
 /// Sandboxes to be deleted.
@@ -101,6 +134,19 @@ pub(crate) struct Settings {
     /// A glob of paths that never enter a snapshot, like `tmp/**`; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<String>,
+    /// What a secret in a file means when a session ends: block (nothing is kept until somebody decides),
+    /// quarantine (the file is kept aside) or warn
+    #[arg(long, value_enum, value_name = "POLICY")]
+    pub(crate) guard: Option<GuardArg>,
+    /// What a large file or junk means when a session ends
+    #[arg(long, value_enum, value_name = "POLICY")]
+    pub(crate) large_files: Option<LargeFilesArg>,
+    /// From what size on a file is large, like 256M
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) large_size: Option<Size>,
+    /// A glob of what is junk, like `.cache`; may be repeated, and replaces all there were
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) junk: Vec<String>,
     /// A drive to mount, from the next session on; MODE is read-write or snapshot (read-only, as it
     /// was when the session started); may be repeated, and replaces all there were
     #[arg(long = "mount", value_name = "DRIVE:/PATH[:MODE]", value_parser = mount)]
@@ -126,6 +172,22 @@ pub(crate) struct Settings {
     pub(crate) no_wake_on_request: bool,
     #[command(flatten)]
     pub(crate) network: NetworkSettings,
+}
+
+/// What a secret in a file means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GuardArg {
+    Block,
+    Quarantine,
+    Warn,
+}
+
+/// What a large file or junk means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LargeFilesArg {
+    Off,
+    Warn,
+    PromoteOrDrop,
 }
 
 /// How a sandbox is governed.

@@ -6,6 +6,7 @@ mod drive;
 mod env;
 mod exec;
 mod fsck;
+pub(crate) mod guard;
 mod image;
 mod network;
 mod port;
@@ -67,7 +68,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Run(args) => return exec::run(&context()?, *args).await,
         Command::Sh(args) => return exec::shell(&context()?, args).await,
         Command::Start(args) => sandbox::start(&context()?, &args).await?,
-        Command::Stop(args) => sandbox::stop(&context()?, &args.names).await?,
+        Command::Stop(args) => sandbox::stop(&context()?, args).await?,
         Command::Fork(args) => sandbox::fork(&context()?, *args).await?,
         Command::Checkpoint(args) => sandbox::checkpoint(&context()?, args).await?,
         Command::Rollback(args) => sandbox::rollback(&context()?, args).await?,
@@ -87,6 +88,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Service(command) => service::service(&context()?, command).await?,
         Command::Network(args) => network::network(&context()?, &args).await?,
         Command::Net(args) => network::net(&context()?, &args).await?,
+        Command::Guard(command) => guard::guard(&context()?, command).await?,
         Command::Snapshot(command) => snapshot::snapshot(&context()?, command).await?,
         Command::Secret(command) => secret::secret(&context()?, command).await?,
         Command::Drive(command) => drive::drive(&context()?, command).await?,

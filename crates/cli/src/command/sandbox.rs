@@ -5,15 +5,16 @@ use std::collections::BTreeMap;
 use sandkeep_client::ListSandboxes;
 use sandkeep_client::types::{
     Checkpoint, CreateSandbox, Extend, Fork, HookRun, IfExists, Mount, Opened, Rollback, Sandbox,
-    Session, Snapshot, Span, Start, State, Stopped, UpdateSandbox,
+    Session, Snapshot, Span, Start, State, Stop, Stopped, UpdateSandbox,
 };
 
+use super::guard::findings_text;
 use super::network::in_short;
 use super::settings::{change, class, request_with};
 use super::{Context, bytes, facts, for_each, or_dash, pairs, patiently, word};
 use crate::args::{
     CheckpointArgs, CreateArgs, ForkArgs, IfExistsArg, ListArgs, PhaseArg, PsArgs, RemoveArgs,
-    RollbackArgs, StartArgs, UpdateArgs,
+    RollbackArgs, StartArgs, StopArgs, UpdateArgs,
 };
 use crate::failure::Failure;
 use crate::screen::{Paint, Table, note, state_colour};
@@ -85,9 +86,11 @@ pub(super) async fn start(context: &Context, args: &StartArgs) -> Result<(), Fai
     })
 }
 
-pub(super) async fn stop(context: &Context, names: &[String]) -> Result<(), Failure> {
-    for_each(names, async |name| {
-        let stopped = context.client.stop(&name, None).await?;
+pub(super) async fn stop(context: &Context, args: StopArgs) -> Result<(), Failure> {
+    let StopArgs { names, redact, discard, promote, drop } = args;
+    let request = Stop { redact, discard, promote, drop };
+    for_each(&names, async |name| {
+        let stopped = context.client.stop_deciding(&name, &request, None).await?;
         context.screen.answer(&stopped, |stopped| stopped_text(context.screen.paint, stopped))
     })
     .await
@@ -106,6 +109,10 @@ fn stopped_text(paint: Paint, stopped: &Stopped) -> String {
     let network =
         format!("{} in, {} out", bytes(usage.network_in_bytes), bytes(usage.network_out_bytes));
     let heading = format!("{name}  stopped, generation {}\n", stopped.sandbox.generation);
+    let found = match &stopped.findings[..] {
+        [] => String::new(),
+        found => format!("  found\n{}", findings_text(found)),
+    };
     heading
         + &facts(
             paint,
@@ -117,6 +124,7 @@ fn stopped_text(paint: Paint, stopped: &Stopped) -> String {
                 ("  wall time", when::exact(usage.wall_ms)),
             ],
         )
+        + &found
 }
 
 pub(super) fn own_size(snapshot: &Snapshot) -> String {
@@ -285,6 +293,7 @@ fn described(paint: Paint, sandbox: &Sandbox) -> String {
         ("ports", ports(sandbox)),
         ("services", services(sandbox)),
         ("network", sandbox.network.as_ref().map_or("the project's default".to_owned(), in_short)),
+        ("guard", guard(sandbox)),
         ("created", when::ago(&sandbox.created_at)),
         ("used", when::ago(&sandbox.used_at)),
         ("expires", when::ago(&sandbox.expires_at)),
@@ -305,6 +314,12 @@ fn secrets(sandbox: &Sandbox) -> String {
         _ => used.secret.clone(),
     });
     said.collect::<Vec<_>>().join(" ")
+}
+
+fn guard(sandbox: &Sandbox) -> String {
+    let guard = &sandbox.guard;
+    let (secrets, junk) = (word(guard.secrets), word(guard.junk));
+    format!("secrets {secrets}, large files {junk} from {}", bytes(guard.large_bytes))
 }
 
 fn mounts(sandbox: &Sandbox) -> String {

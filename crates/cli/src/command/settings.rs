@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use sandkeep_client::types::{Class, Hook, Hooks, Size, Span, UpdateSandbox};
+use sandkeep_client::types::{
+    Class, Hook, Hooks, OnJunk, OnSecret, SetGuard, Size, Span, UpdateSandbox,
+};
 
 use super::network::wished;
-use crate::args::{ClassArg, Count, Limit, Settings};
+use crate::args::{ClassArg, Count, GuardArg, LargeFilesArg, Limit, Settings};
 use crate::failure::Failure;
 
 /// Shell strings become `sh -c`: hooks are argument vectors, people write shell.
@@ -81,6 +83,21 @@ pub(super) fn change(settings: Settings) -> Result<UpdateSandbox, Failure> {
             (false, false) => None,
         },
         services: None,
+        guard: Some(SetGuard {
+            secrets: settings.guard.map(|policy| match policy {
+                GuardArg::Block => OnSecret::Block,
+                GuardArg::Quarantine => OnSecret::Quarantine,
+                GuardArg::Warn => OnSecret::Warn,
+            }),
+            junk: settings.large_files.map(|policy| match policy {
+                LargeFilesArg::Off => OnJunk::Off,
+                LargeFilesArg::Warn => OnJunk::Warn,
+                LargeFilesArg::PromoteOrDrop => OnJunk::PromoteOrDrop,
+            }),
+            large: settings.large_size.map(size),
+            globs: Some(settings.junk).filter(|globs| !globs.is_empty()),
+        })
+        .filter(|guard| *guard != SetGuard::default()),
     })
 }
 
@@ -117,6 +134,7 @@ macro_rules! request_with {
             ports: change.ports,
             wake_on_request: change.wake_on_request,
             services: change.services,
+            guard: change.guard,
         }
     }};
 }

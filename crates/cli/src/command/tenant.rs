@@ -104,6 +104,7 @@ pub(super) async fn usage(context: &Context) -> Result<(), Failure> {
                 ("snapshots", bytes(usage.snapshots_bytes)),
                 ("drives", bytes(usage.drives_bytes)),
                 ("images", bytes(usage.images_bytes)),
+                ("kept aside", bytes(usage.quarantine_bytes)),
                 ("sessions under way", bytes(usage.open_bytes)),
             ],
         )

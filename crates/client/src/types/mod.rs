@@ -13,6 +13,7 @@ mod command;
 mod drive;
 mod error;
 mod file;
+mod guard;
 mod image;
 mod network;
 mod port;
@@ -30,6 +31,10 @@ pub use command::{
 pub use drive::{Attached, CreateDrive, Drive, ForkDrive, Mount, MountMode};
 pub use error::{ErrorAnswer, ErrorBody};
 pub use file::{Entry, EntryKind, Listing, MakeDir, Move, Moved};
+pub use guard::{
+    Because, Finding, FindingKind, FindingPlace, Guard, OnJunk, OnSecret, Quarantine,
+    QuarantinedFile, SetGuard, Stop, Suspect, ValueEncoding,
+};
 pub use image::{AddDirectory, DressRequest, Image, ImageProgress, ImportRequest, PullRequest};
 pub use network::{
     Connection, Destination, DirectAnswer, Forward, Network, NetworkMode, NetworkSummary,

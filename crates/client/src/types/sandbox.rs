@@ -6,7 +6,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::quantity::given;
-use super::{Mount, Network, Port, SecretGiven, SecretUse, Service, Size, Snapshot, Span};
+use super::{
+    Finding, Guard, Mount, Network, Port, SecretGiven, SecretUse, Service, SetGuard, Size,
+    Snapshot, Span,
+};
 
 /// How long a sandbox is meant to live, and how it is governed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -174,6 +177,9 @@ macro_rules! with_settings {
             /// Commands that are there again after every resume; replaces all there were.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub services: Option<Vec<Service>>,
+            /// What must not enter a snapshot unseen.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub guard: Option<SetGuard>,
         }
 
         impl $name {
@@ -208,6 +214,7 @@ macro_rules! with_settings {
                     ports: self.ports.take(),
                     wake_on_request: self.wake_on_request.take(),
                     services: self.services.take(),
+                    guard: self.guard.take(),
                 }
             }
         }
@@ -391,6 +398,12 @@ pub struct Sandbox {
     /// Commands that are there again after every resume.
     #[serde(default)]
     pub services: Vec<Service>,
+    /// What must not enter a snapshot unseen.
+    pub guard: Guard,
+    /// What the guard found in what the last session wrote, when nothing of it is sealed until somebody
+    /// decides.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub findings: Vec<Finding>,
     /// How long after its last use it goes away.
     pub expires_ms: u64,
     /// When that is, as things stand.
@@ -516,6 +529,9 @@ pub struct Stopped {
     pub snapshot: Option<Snapshot>,
     /// What the session used; absent if none was under way.
     pub usage: Option<Usage>,
+    /// What the guard found and let pass, or kept aside.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub findings: Vec<Finding>,
 }
 
 /// The answer to a delete.

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::Finding;
+
 /// How a snapshot came about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -53,6 +55,9 @@ pub struct Snapshot {
     pub layers: u64,
     /// What it takes on the disk; absent where that was not worked out (lineage, rollback).
     pub size: Option<SnapshotSize>,
+    /// What the guard found in it and let pass, or took out of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub findings: Vec<Finding>,
     /// When it was made.
     #[schema(format = DateTime)]
     pub created_at: String,

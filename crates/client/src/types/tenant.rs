@@ -138,6 +138,9 @@ pub struct SpaceUsage {
     pub drives_bytes: u64,
     /// What images take.
     pub images_bytes: u64,
+    /// What is kept aside by the guard.
+    #[serde(default)]
+    pub quarantine_bytes: u64,
     /// What sessions under way have written.
     pub open_bytes: u64,
 }

@@ -118,6 +118,7 @@ fn broke_off() -> ExecEvent {
         code: "session_ended".to_owned(),
         message: "the sandbox stopped while the command ran".to_owned(),
         hint: Some("its log has what it printed".to_owned()),
+        findings: Vec::new(),
     };
     ExecEvent::Error { error }
 }

@@ -11,6 +11,7 @@ pub(crate) mod commands;
 pub(crate) mod drives;
 pub(crate) mod exec;
 pub(crate) mod files;
+pub(crate) mod guard;
 pub(crate) mod images;
 pub(crate) mod input;
 pub(crate) mod network;
@@ -132,6 +133,8 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/snapshots/{id}", get(snapshots::get).delete(snapshots::remove))
         .route("/v1/secrets", get(secrets::list))
         .route("/v1/secrets/{name}", get(secrets::get).put(secrets::set).delete(secrets::remove))
+        .route("/v1/quarantine", get(guard::list))
+        .route("/v1/quarantine/{id}", delete(guard::remove))
         .route("/v1/drives", get(drives::list).post(drives::create))
         .route("/v1/drives/{name}", get(drives::get).delete(drives::remove))
         .route("/v1/drives/{name}/fork", post(drives::fork))

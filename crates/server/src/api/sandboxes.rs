@@ -8,6 +8,7 @@ use axum::http::StatusCode;
 use sandkeep_client::types;
 use sandkeep_core::model::{Name, Policy, Tags};
 
+use super::guard;
 use super::input::{Body, MaybeBody, Once, Params, Seg, parsed, span};
 use super::{Answer, App, finish, wire};
 use crate::auth::{Reader, Writer};
@@ -182,6 +183,7 @@ pub(crate) async fn start(
         ("name" = String, Path, description = "Its name."),
         ("Idempotency-Key" = Option<String>, Header, description = "Makes retries harmless."),
     ),
+    request_body = Option<types::Stop>,
     responses((status = 200, description = "What was kept and used.", body = types::Stopped)))]
 pub(crate) async fn stop(
     Writer(caller): Writer,
@@ -189,10 +191,12 @@ pub(crate) async fn stop(
     Seg(name): Seg<Name>,
     params: Params,
     Once(key): Once,
+    MaybeBody(request): MaybeBody<types::Stop>,
 ) -> Answer<types::Stopped> {
     params.end()?;
     let engine = app.engine.clone();
-    let work = async move { engine.stop(&caller.project, &name, Stop::default(), key).await };
+    let stop = Stop { decision: guard::decision(request), ..Stop::default() };
+    let work = async move { engine.stop(&caller.project, &name, stop, key).await };
     Ok(Json(wire::stopped(finish(work).await?)))
 }
 

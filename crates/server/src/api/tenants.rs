@@ -78,6 +78,7 @@ pub(crate) async fn usage(
         snapshots_bytes: space.snapshots,
         drives_bytes: space.drives,
         images_bytes: space.images,
+        quarantine_bytes: space.quarantine,
         open_bytes: space.open,
     }))
 }

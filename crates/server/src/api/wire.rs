@@ -8,6 +8,7 @@ use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::model;
 use sandkeep_proto::link;
 
+use super::guard;
 use super::input::{parsed, size, span};
 use super::policy::{policy_in, policy_out};
 use super::ports::{port_out, ports_in};
@@ -161,6 +162,7 @@ pub(super) fn patch(
         keep_last: change.keep_last,
         exclude: change.exclude,
         mounts: change.mounts.map(mounts_in).transpose()?,
+        guard: change.guard.map(guard::patch).transpose()?.unwrap_or_default(),
         network: change.network.map(|given| given.map(policy).transpose()).transpose()?,
         secrets: change.secrets.map(uses_in).transpose()?,
         ports: change.ports.map(ports_in).transpose()?,
@@ -219,6 +221,8 @@ pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
         ports: config.ports.into_iter().map(port_out).collect(),
         wake_on_request: config.wake_on_request,
         services: config.services.into_iter().map(service_out).collect(),
+        guard: guard::guard(config.guard),
+        findings: guard::findings(sandbox.guarded),
         expires_ms: config.expires.0,
         expires_at,
         created_at: sandbox.created_at.to_string(),
@@ -290,6 +294,7 @@ pub(super) fn stopped(stopped: engine::Stopped) -> types::Stopped {
         session: stopped.session.map(session),
         snapshot: stopped.snapshot.map(sized_snapshot),
         usage: used,
+        findings: guard::findings(stopped.findings),
     }
 }
 
@@ -316,6 +321,7 @@ pub(super) fn snapshot(snapshot: model::Snapshot) -> types::Snapshot {
         label: snapshot.label,
         layers: snapshot.layers.len() as u64,
         size: None,
+        findings: guard::findings(snapshot.findings),
         created_at: snapshot.created_at.to_string(),
         expires_at,
     }

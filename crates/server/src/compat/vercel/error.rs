@@ -115,7 +115,11 @@ impl From<ApiError> for VercelError {
             Some(hint) => format!("{} ({hint})", body.message),
             None => body.message,
         };
-        Self { status, code, message, more: Map::new(), retry_after }
+        let mut more = Map::new();
+        if !body.findings.is_empty() {
+            more.insert("findings".to_owned(), json!(body.findings));
+        }
+        Self { status, code, message, more, retry_after }
     }
 }
 

@@ -224,7 +224,8 @@ async fn snapshot(
             let now = engine.get(&project, &name).await?;
             return Ok((now.sandbox, now.session, Some(taken)));
         }
-        let ask = Stop { session, snapshot: Wish::Always, method, expires };
+        let decision = Default::default();
+        let ask = Stop { session, snapshot: Wish::Always, method, expires, decision };
         let stopped = engine.stop(&project, &name, ask, None).await?;
         Ok((stopped.sandbox, stopped.session, stopped.snapshot))
     });
