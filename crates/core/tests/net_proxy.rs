@@ -18,7 +18,7 @@ use hyper_util::server::conn::auto;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::ServerConfig;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
-use sandkeep_core::engine::{ConnectionFilter, Create, Engine};
+use sandkeep_core::engine::{ConnectionFilter, Create, Engine, SetSecret};
 use sandkeep_core::model::{
     Action, Answer, Connection, Credential, Mode, Patch, Policy, Protocol, RequestMatch,
     RequestRule, TextMatch, Verdict,
@@ -33,6 +33,7 @@ use tokio_rustls::TlsAcceptor;
 use zeroize::Zeroizing;
 
 const HOST: &str = "api.internal";
+const VALUE: &str = "a \"short\" value";
 const CREDENTIAL: &str = "Bearer a-credential-of-the-rule";
 
 /// A server with TLS that tells what it was sent.
@@ -226,8 +227,15 @@ async fn programs_trust_the_authority_and_rules_judge_their_requests() {
     let packed = Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(&tar).arg(".").output();
     assert!(packed.unwrap().status.success());
     engine.images().import("clients", &tar, &Reporter::silent()).await.unwrap();
+    let set = SetSecret {
+        value: Zeroizing::new(VALUE.to_owned()),
+        hosts: Some(vec![HOST.parse().unwrap()]),
+        tags: None,
+    };
+    engine.set_secret(&project(), "API_KEY".parse().unwrap(), set).await.unwrap();
     let patch = Patch {
         image: Some("clients".to_owned()),
+        secrets: Some(vec!["API_KEY".parse().unwrap()]),
         network: Some(Some(policy())),
         ..Patch::default()
     };
@@ -276,6 +284,20 @@ async fn programs_trust_the_authority_and_rules_judge_their_requests() {
     .await;
     assert!(ran.out.is_empty(), "{ran:?}");
 
+    // The server hears the value; what it repeats is the placeholder again when it is inside.
+    let sent = format!(
+        "curl -sS -m 20 -H \"x-api-key: $API_KEY\" -H 'content-type: application/json' -d '{{\"k\":\"'$API_KEY'\"}}' {url}/brokered"
+    );
+    let ran = run(format!(
+        "out=$({sent}); echo \"$out\"; case \"$out\" in *\"$API_KEY\"*) echo masked;; esac"
+    ))
+    .await;
+    assert!(ran.out.contains("POST /brokered") && ran.out.ends_with("masked\n"), "{ran:?}");
+    assert!(!ran.out.contains("short"), "{ran:?}");
+    let heard = server.last();
+    assert!(heard.contains(r#"{"k":"a \"short\" value"}"#), "{heard}");
+    assert_eq!(heard.matches("short").count(), 2, "{heard}");
+
     if programs.contains(&"python3") {
         let script = format!(
             "import urllib.request as r; print(r.urlopen('{url}/python', timeout=20).read().decode())"
@@ -291,14 +313,17 @@ async fn programs_trust_the_authority_and_rules_judge_their_requests() {
         assert!(ran.out.contains("POST /node") && ran.out.contains("of node"), "{ran:?}");
     }
 
-    let lines = requests(&engine, 6).await;
+    let lines = requests(&engine, 7).await;
     let told = |index: usize| (lines[index].verdict, lines[index].detail.as_deref().unwrap());
     assert_eq!(told(0), (Verdict::Allowed, "GET /hello 200"));
     assert_eq!(told(2), (Verdict::Denied, "GET /private/x 403"));
     assert_eq!(told(3), (Verdict::Allowed, "GET /canned 201"));
     assert_eq!(told(4), (Verdict::Denied, "GET / 421"));
     assert_eq!(told(5), (Verdict::Allowed, "PUT /upload 200"));
-    assert!(!format!("{lines:?}").contains("a-credential"));
+    assert_eq!(told(6).1, "POST /brokered 200");
+    assert!(
+        !format!("{lines:?}").contains("a-credential") && !format!("{lines:?}").contains("short")
+    );
 
     // A policy that is now against it applies to what is under way.
     let deny =
