@@ -21,8 +21,8 @@ struct Server {
 
 impl Server {
     async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port to listen on");
+        let port = listener.local_addr().expect("it is bound").port();
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
@@ -55,10 +55,10 @@ async fn converse(mut stream: TcpStream) {
 
 /// An engine on whose host `a.test`, `b.test` and `held.test` lead to the server, and nobody else is asked.
 async fn open(house: &mut House, server: &Server) -> Engine {
-    let here = vec!["127.0.0.1".parse().unwrap()];
+    let here = vec!["127.0.0.1".parse().expect("an address")];
     let names = ["a.test", "b.test", "held.test"].map(|name| (name.to_owned(), here.clone()));
     house.settings.network = OutsideSettings {
-        except: vec![format!("127.0.0.1:{}", server.port).parse().unwrap()],
+        except: vec![format!("127.0.0.1:{}", server.port).parse().expect("an address")],
         resolvers: vec![SocketAddr::from(([127, 0, 0, 1], 9))],
         hosts: BTreeMap::from(names),
         ca: None,
@@ -67,7 +67,7 @@ async fn open(house: &mut House, server: &Server) -> Engine {
 }
 
 fn policy(json: &str, server: &Server) -> Policy {
-    serde_json::from_str(&json.replace("PORT", &server.port.to_string())).unwrap()
+    serde_json::from_str(&json.replace("PORT", &server.port.to_string())).expect("a policy")
 }
 
 fn with(sandbox: &str, policy: Policy) -> Create {
@@ -87,7 +87,11 @@ async fn get(engine: &Engine, to: &str, port: u16, host: &str) -> Ran {
 
 async fn journal(engine: &Engine) -> Vec<Connection> {
     let filter = ConnectionFilter::default();
-    engine.connections(&project(), &name("app"), &filter, 100, None).await.unwrap().items
+    engine
+        .connections(&project(), &name("app"), &filter, 100, None)
+        .await
+        .expect("the journal reads")
+        .items
 }
 
 /// Waits, so long at the most, until something like this is on record.
