@@ -98,7 +98,7 @@ async fn the_token_decides_the_project() {
 }
 
 /// A body for create, and what the refusal must name.
-const BAD_CREATES: [(&str, &str); 24] = [
+const BAD_CREATES: [(&str, &str); 29] = [
     (r#"{"name":"a b"}"#, "name"),
     (r#"{"name":7}"#, "name"),
     (r#"{"ports":[80]}"#, "ports"),
@@ -117,9 +117,14 @@ const BAD_CREATES: [(&str, &str); 24] = [
     (r#"{"snapshotExpiration":1000}"#, "snapshotExpiration"),
     (r#"{"keepLastSnapshots":{"count":0}}"#, "keepLastSnapshots.count"),
     (r#"{"keepLastSnapshots":{}}"#, "keepLastSnapshots.count"),
-    (r#"{"networkPolicy":{"allow":["example.com"]}}"#, "networkPolicy.allow"),
+    (r#"{"networkPolicy":{"allow":["exam ple.com"]}}"#, "networkPolicy.allow[0]"),
+    (r#"{"networkPolicy":{"allow":{"a.com":[{}]}}}"#, "networkPolicy.allow.a.com[0]"),
     (r#"{"networkId":"net_1"}"#, "networkId"),
-    (r#"{"source":{"type":"git","url":"https://x"}}"#, "source.type"),
+    (r#"{"source":{"type":"svn","url":"https://x"}}"#, "source.type"),
+    (r#"{"source":{"type":"git","url":"git@x:y"}}"#, "source.url"),
+    (r#"{"source":{"type":"git","url":"https://u:p@x/y"}}"#, "source.url"),
+    (r#"{"source":{"type":"git","url":"https://x/y","password":"p"}}"#, "source.username"),
+    (r#"{"source":{"type":"tarball","url":"https://x/y","depth":1}}"#, "source.depth"),
     (r#"{"mounts":{"relative":{"drive":"d"}}}"#, "mounts"),
     (r#"{"surprise":1}"#, "surprise"),
     (r#"[1]"#, "object"),
