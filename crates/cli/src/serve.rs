@@ -40,6 +40,7 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
     let config = config::resolve(global, args)?;
     host::need_root("keep serve")?;
     start_logging(&config.log)?;
+    raise_file_limit();
     // Listened for from the start: a stop that comes early must not be lost.
     let ended = told_to_end()?;
     let store = open_store(&config.data)?;
@@ -69,6 +70,16 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
     // Leaves what sandboxes still use.
     driver.retire();
     Ok(())
+}
+
+/// Every connection of every sandbox is a descriptor of this process, and the usual limit is for programs that have few.
+fn raise_file_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "the limit of open files stays where it is");
+    }
 }
 
 /// Opens the store, which locks the data directory.

@@ -94,6 +94,8 @@ impl Inner {
         match up {
             Ok(live) => {
                 slot.set_live(Some(Arc::clone(&live)));
+                // What a project or a secret became while it started did not find it yet.
+                self.rules_changed(&live).await;
                 self.watch_death(&live);
                 self.start_services(&live);
                 Ok(live)

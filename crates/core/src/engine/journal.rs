@@ -15,8 +15,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::model::{Connection, SessionId};
 use crate::net::Journal;
@@ -25,6 +26,8 @@ use crate::net::Journal;
 const SESSION_BYTES: u64 = 16 << 20;
 /// How much is kept of one sandbox's sessions that are over.
 const SANDBOX_BYTES: u64 = 64 << 20;
+/// How long the end of a session waits for its journal.
+const FINISH_WITHIN: Duration = Duration::from_secs(2);
 /// How many lines may wait to be written.
 const QUEUE: usize = 4096;
 /// A line that is longer is none of ours.
@@ -33,8 +36,15 @@ const LONGEST: u64 = 64 << 10;
 /// The journal of one session, being written. What is in its queue when it is dropped is still written.
 #[derive(Debug)]
 pub(super) struct FileJournal {
-    queue: mpsc::Sender<Connection>,
+    queue: mpsc::Sender<Entry>,
     lost: AtomicU64,
+}
+
+#[derive(Debug)]
+enum Entry {
+    Line(Box<Connection>),
+    /// All before this is written: whoever waits for that is told, and no more comes.
+    End(oneshot::Sender<()>),
 }
 
 impl FileJournal {
@@ -44,11 +54,24 @@ impl FileJournal {
         tokio::spawn(write_all(dir, session, waiting));
         Self { queue, lost: AtomicU64::new(0) }
     }
+
+    /// Waits, but not for long, until all that came is written, and takes no more.
+    pub(super) async fn finish(&self) {
+        let (told, written) = oneshot::channel();
+        let end = async {
+            if self.queue.send(Entry::End(told)).await.is_ok() {
+                let _ = written.await;
+            }
+        };
+        if tokio::time::timeout(FINISH_WITHIN, end).await.is_err() {
+            tracing::warn!("the end of a network journal is not written");
+        }
+    }
 }
 
 impl Journal for FileJournal {
     fn write(&self, connection: Connection) {
-        if self.queue.try_send(connection).is_err() {
+        if self.queue.try_send(Entry::Line(Box::new(connection))).is_err() {
             let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
             if lost.is_power_of_two() {
                 tracing::warn!(lost, "connections come faster than they can be written down");
@@ -57,10 +80,20 @@ impl Journal for FileJournal {
     }
 }
 
-async fn write_all(dir: PathBuf, session: SessionId, mut waiting: mpsc::Receiver<Connection>) {
-    let (mut batch, mut file) = (Vec::new(), None);
-    while waiting.recv_many(&mut batch, 256).await > 0 {
-        let lines = std::mem::take(&mut batch);
+async fn write_all(dir: PathBuf, session: SessionId, mut waiting: mpsc::Receiver<Entry>) {
+    let (mut batch, mut file, mut end) = (Vec::new(), None, None);
+    while end.is_none() && waiting.recv_many(&mut batch, 256).await > 0 {
+        let mut lines = Vec::with_capacity(batch.len());
+        for entry in batch.drain(..) {
+            match entry {
+                Entry::Line(line) if end.is_none() => lines.push(*line),
+                Entry::Line(_) => {}
+                Entry::End(told) => end = Some(told),
+            }
+        }
+        if lines.is_empty() {
+            break;
+        }
         let (dir, session, open) = (dir.clone(), session.clone(), file.take());
         let written = tokio::task::spawn_blocking(move || {
             let mut file = match open {
@@ -77,6 +110,9 @@ async fn write_all(dir: PathBuf, session: SessionId, mut waiting: mpsc::Receiver
             // The daemon goes down.
             Err(_) => return,
         }
+    }
+    if let Some(told) = end {
+        let _ = told.send(());
     }
 }
 

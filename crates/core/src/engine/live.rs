@@ -122,6 +122,11 @@ impl Live {
         self.closed.subscribe()
     }
 
+    /// Whether the session is being ended.
+    pub(super) fn is_closed(&self) -> bool {
+        *self.closed.borrow()
+    }
+
     /// Holds the root still while the agent is asked to touch it; refused when the session is over.
     pub(super) async fn enter(self: &Arc<Self>) -> Result<(Hold, OwnedRwLockReadGuard<()>)> {
         let hold = self.hold();

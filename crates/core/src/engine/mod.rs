@@ -257,6 +257,7 @@ impl Engine {
         for slot in slots {
             let _ = tokio::time::timeout(Duration::from_secs(30), slot.idle()).await;
         }
+        self.inner.all_offline().await;
         let _ = self.inner.store.sync().await;
     }
 

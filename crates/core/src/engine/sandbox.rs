@@ -501,15 +501,19 @@ impl Inner {
         }
         // Whatever does not hold is told before anything has changed.
         let rules_changed = policy_changed || secrets_changed;
-        let rules = if rules_changed { Some(self.rules(&sandbox)?) } else { None };
+        if rules_changed {
+            self.rules(&sandbox)?;
+        }
         self.record(&mut sandbox, Durability::Synced).await?;
         if let Some(live) = slot.live() {
             live.set_sandbox(sandbox.clone());
             if secrets_changed {
                 self.give_brokered(&live).await?;
             }
-            if let Some(rules) = rules.filter(|_| at_once) {
-                self.put_in_force(&live, rules).await;
+            if policy_changed && at_once {
+                self.policy_changed(&live, sandbox.config.network.clone()).await;
+            } else if secrets_changed {
+                self.rules_changed(&live).await;
             }
             if timeout_changed {
                 let timeout = sandbox.config.session_timeout;

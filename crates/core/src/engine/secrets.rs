@@ -16,6 +16,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sandkeep_proto::link::{Hidden, SecretFile};
 use zeroize::Zeroizing;
 
+use super::boot::chain_of;
 use super::live::Live;
 use super::{Engine, Error, Exec, Inner, Result};
 use crate::db::{Filter, Page};
@@ -568,7 +569,10 @@ impl Inner {
             if sandbox.project != secret.project || !uses {
                 continue;
             }
-            self.give_brokered(&live).await?;
+            // The others must hear of it all the same, and the network of this one.
+            if let Err(error) = self.give_brokered(&live).await {
+                tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "what it was given is not on record");
+            }
         }
         // Headers of policies may name it too.
         self.project_rules_changed(&secret.project).await;

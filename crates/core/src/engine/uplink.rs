@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use sandkeep_proto::link::At;
 use zeroize::Zeroizing;
 
@@ -32,7 +33,7 @@ use crate::model::{
     Action, BadPolicy, Credential, FORMAT, KeptAuthority, Name, Patch, Policy, Sandbox, Session,
     Tags,
 };
-use crate::net::{Authority, BadAuthority, Network, Rules, Start, Traffic};
+use crate::net::{Authority, BadAuthority, Journal, Network, Rules, Start, Traffic};
 use crate::store::Durability;
 
 /// Where the authority's certificate is inside.
@@ -66,6 +67,9 @@ const TRUST: [(&str, &str); 12] = [
 
 const AUTHORITY: &str = "the sandbox's certificate authority";
 
+/// How long it may take to have the authority trusted inside a sandbox that runs.
+const TRUST_WITHIN: Duration = Duration::from_secs(10);
+
 /// How often what was counted is put on record while a session runs.
 pub(super) const COUNTED_EVERY: Duration = Duration::from_secs(5);
 
@@ -73,6 +77,9 @@ pub(super) const COUNTED_EVERY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct Uplink {
     network: Network,
+    journal: Arc<FileJournal>,
+    /// The sandbox's own policy in this session; its record may have another for the next.
+    policy: Option<Policy>,
     trust: Arc<Trust>,
 }
 
@@ -108,8 +115,12 @@ impl Live {
 impl Inner {
     /// What a sandbox may reach: its own policy or its project's, within the project's bound.
     pub(super) fn rules(&self, sandbox: &Sandbox) -> Result<Arc<Rules>> {
+        self.rules_by(sandbox, sandbox.config.network.as_ref())
+    }
+
+    fn rules_by(&self, sandbox: &Sandbox, policy: Option<&Policy>) -> Result<Arc<Rules>> {
         let project = self.project_network(&sandbox.project)?;
-        let policy = sandbox.config.network.as_ref().unwrap_or(&project.default);
+        let policy = policy.unwrap_or(&project.default);
         let tags = &sandbox.config.tags;
         let reveal = |credential: &Credential| self.reveal(&sandbox.project, tags, credential);
         let rules = Rules::new(policy, project.bound.as_ref(), self.brokered(sandbox)?, &reveal);
@@ -135,12 +146,13 @@ impl Inner {
         let (sandbox, session) = (live.sandbox(), live.session());
         let (authority, kept) = self.authority(&sandbox).await?;
         let journal = FileJournal::new(self.store.network_dir(&sandbox.id), session.id.clone());
+        let journal = Arc::new(journal);
         let Device::Tun(device) = device;
         let opens = rules.opens();
         let network = Network::start(Start {
             device,
             session: session.id.clone(),
-            journal: Arc::new(journal),
+            journal: Arc::clone(&journal) as Arc<dyn Journal>,
             before: Traffic { received: session.usage.network_in, sent: session.usage.network_out },
             rules,
             outside: Arc::clone(&self.outside),
@@ -148,7 +160,8 @@ impl Inner {
         })
         .map_err(Error::NetworkDevice)?;
         let trust = Arc::new(Trust { authority, established: AtomicBool::new(false) });
-        *lock(&live.uplink) = Some(Uplink { network, trust: Arc::clone(&trust) });
+        let policy = sandbox.config.network.clone();
+        *lock(&live.uplink) = Some(Uplink { network, journal, policy, trust: Arc::clone(&trust) });
         if opens || kept {
             self.establish_trust(live, &trust).await?;
         }
@@ -175,45 +188,76 @@ impl Inner {
     /// Takes the session offline and adds what was counted to its record.
     pub(super) async fn go_offline(&self, live: &Live, session: Option<&mut Session>) {
         let Some(uplink) = lock(&live.uplink).take() else { return };
+        let traffic = uplink.network.close().await;
         if let Some(session) = session {
-            session.usage.count(uplink.network.traffic());
+            session.usage.count(traffic);
         }
-        uplink.network.close().await;
+        uplink.journal.finish().await;
     }
 
-    /// Puts the rules in force that now follow from the sandbox's record, its project's and its secrets.
+    /// Takes all sessions offline, for the next daemon to find what was counted.
+    pub(super) async fn all_offline(&self) {
+        let offline = self.all_live().into_iter().map(|live| async move {
+            let mut session = live.session();
+            self.go_offline(&live, Some(&mut session)).await;
+            let counted = live.change_session(|kept| kept.usage = session.usage);
+            if let Err(error) = self.keep_session(&counted).await {
+                tracing::warn!(session = %counted.id, error = chain_of(&error), "its traffic is not on record");
+            }
+        });
+        join_all(offline).await;
+    }
+
+    /// Puts another policy of the sandbox's own in force, at once.
+    pub(super) async fn policy_changed(&self, live: &Arc<Live>, policy: Option<Policy>) {
+        if let Some(uplink) = &mut *lock(&live.uplink) {
+            uplink.policy = policy;
+        }
+        self.rules_changed(live).await;
+    }
+
+    /// Puts the rules in force that now follow from the session's policy, its project's and its secrets, and sees to it
+    /// that they can work inside.
     pub(super) async fn rules_changed(&self, live: &Arc<Live>) {
+        if let Some(trust) = self.put_in_force(live) {
+            self.try_to_establish_trust(live, &trust).await;
+        }
+    }
+
+    /// The same for all that run in a project. No sandbox waits for another to be restricted.
+    pub(super) async fn project_rules_changed(&self, project: &Name) {
+        let concerned =
+            self.all_live().into_iter().filter(|live| live.sandbox().project == *project);
+        let opened: Vec<_> = concerned
+            .filter_map(|live| self.put_in_force(&live).map(|trust| (live, trust)))
+            .collect();
+        join_all(opened.iter().map(|(live, trust)| self.try_to_establish_trust(live, trust))).await;
+    }
+
+    /// Puts rules in force, at once. They are made while nobody else can put others there, so that the last to come
+    /// has the last word. Answers with the authority if it must be trusted.
+    fn put_in_force(&self, live: &Arc<Live>) -> Option<Arc<Trust>> {
         let sandbox = live.sandbox();
-        let rules = self.rules(&sandbox).unwrap_or_else(|error| {
+        let uplink = lock(&live.uplink);
+        let uplink = uplink.as_ref()?;
+        let rules = self.rules_by(&sandbox, uplink.policy.as_ref()).unwrap_or_else(|error| {
             tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "its network policy does not hold; everything is denied");
             Arc::new(Rules::deny_all())
         });
-        self.put_in_force(live, rules).await;
-    }
-
-    /// The same for all that run in a project.
-    pub(super) async fn project_rules_changed(&self, project: &Name) {
-        for live in self.all_live() {
-            if live.sandbox().project == *project {
-                self.rules_changed(&live).await;
-            }
-        }
-    }
-
-    /// Puts rules in force, at once.
-    pub(super) async fn put_in_force(&self, live: &Arc<Live>, rules: Arc<Rules>) {
         let opens = rules.opens();
-        let trust = match &*lock(&live.uplink) {
-            Some(uplink) => {
-                uplink.network.set_rules(rules);
-                Arc::clone(&uplink.trust)
-            }
-            None => return,
+        uplink.network.set_rules(rules);
+        opens.then(|| Arc::clone(&uplink.trust))
+    }
+
+    /// A sandbox can keep its agent from answering, and loses by it: requests that rules look at fail inside.
+    async fn try_to_establish_trust(&self, live: &Live, trust: &Trust) {
+        let established = tokio::time::timeout(TRUST_WITHIN, self.establish_trust(live, trust));
+        let problem = match established.await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => chain_of(&error),
+            Err(_) => "its agent does not answer".to_owned(),
         };
-        if opens && let Err(error) = self.establish_trust(live, &trust).await {
-            let sandbox = live.sandbox();
-            tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "does not trust its authority; requests that rules look at fail inside");
-        }
+        tracing::error!(sandbox = %live.sandbox().name, problem, "does not trust its authority");
     }
 
     /// The authority that was kept, or a new one.
@@ -308,7 +352,9 @@ impl Inner {
     /// Puts on record what sessions under way have sent and received, so that a daemon that dies forgets little of it.
     pub(super) async fn count_traffic(&self) {
         for live in self.all_live() {
-            let Some(traffic) = live.traffic() else { continue };
+            // One that is being ended writes its own record.
+            let Ok(_gate) = live.gate.try_read() else { continue };
+            let Some(traffic) = live.traffic().filter(|_| !live.is_closed()) else { continue };
             let mut changed = false;
             let session = live.change_session(|session| {
                 let before = session.usage;

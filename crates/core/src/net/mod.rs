@@ -116,9 +116,10 @@ impl Network {
         self.switch.open_now()
     }
 
-    /// Ends it: every connection is gone when this returns, and in the journal.
-    pub async fn close(self) {
+    /// Ends it: every connection is gone when this returns, and in the journal. Answers with how much went each way.
+    pub async fn close(self) -> Traffic {
         self.stack.close().await;
         self.switch.finish();
+        self.switch.traffic()
     }
 }
