@@ -113,8 +113,10 @@ impl Inner {
         )?;
         spotted.retain(|one| !left_out.covers(&one.full_path(&parts)));
         let promoted = Globs::parse(&sandbox.decision.promote)?;
+        let aside = sandbox.config.guard.secrets == OnSecret::Quarantine;
         let redact = sandbox.decision.redact;
-        let (refused, _) = watch.split(spotted, &parts, &promoted, |one| redact && one.maskable);
+        let settled = |one: &Spotted| redact && one.maskable || aside && one.can_leave();
+        let (refused, _) = watch.split(spotted, &parts, &promoted, settled);
         self.refuse(&watch, refused, true).await?;
         Ok(looked)
     }
@@ -155,7 +157,7 @@ impl Inner {
         }
         if sandbox.config.guard.secrets == OnSecret::Quarantine {
             let (secrets, others): (Vec<_>, Vec<_>) =
-                spotted.into_iter().partition(|one| one.told.kind == FindingKind::Secret);
+                spotted.into_iter().partition(Spotted::can_leave);
             spotted = others;
             findings.extend(self.set_aside(&watch, &parts, secrets).await?);
         }
@@ -202,8 +204,7 @@ impl Inner {
         let parts = [Part::of_drive(mounted)];
         self.store.finish_setting_aside(&mounted.layer).await?;
         let found = watch.search(self, &parts, Writers::None, &mut Looked::default()).await?;
-        let secrets =
-            found.into_iter().filter(|one| one.told.kind == FindingKind::Secret).collect();
+        let secrets = found.into_iter().filter(Spotted::can_leave).collect();
         self.set_aside(&watch, &parts, secrets).await?;
         Ok(())
     }
@@ -324,6 +325,11 @@ impl Part {
 }
 
 impl Spotted {
+    /// Whether it can be kept aside: all but the root of a layer.
+    fn can_leave(&self) -> bool {
+        self.told.kind == FindingKind::Secret && !self.path.is_empty()
+    }
+
     /// The path in the sandbox, without a leading slash.
     fn full_path(&self, parts: &[Part]) -> Vec<u8> {
         let prefix = &parts[self.part].prefix;
