@@ -89,7 +89,8 @@ fn a_dev_server_is_there_again_after_every_resume() {
     // It is supervised still.
     keep.ok(["kill", "my-app", before.as_str().unwrap(), "-s", "KILL"]);
     assert!(ask(&keep, "here", path, "").contains("it works"), "the request waits for the next");
-    let log = keep.ok(["service", "logs", "my-app", "web"]);
+    let log = keep.keep(["service", "logs", "my-app", "web"]).stderr;
+    let log = String::from_utf8_lossy(&log);
     assert!(log.contains("GET / HTTP/1.1"), "{log}");
     keep.ok(["service", "stop", "my-app", "web"]);
     assert_eq!(keep.json(["service", "ls", "my-app"])[0]["state"], "stopped");
