@@ -194,11 +194,6 @@ impl Connection {
         self.turn(&mut inner, |machine, _| act(machine))
     }
 
-    /// Looks at the machine, without anything to settle afterwards.
-    pub(super) fn look<R>(&self, look: impl FnOnce(&mut Machine) -> R) -> Option<R> {
-        self.inner().machine.as_mut().map(look)
-    }
-
     /// Has the lane carry what it can, and says what is on the lane afterwards.
     pub(super) fn carry<R>(&self, look: impl FnOnce(&mut Lane) -> R) -> Option<R> {
         let mut inner = self.inner();

@@ -127,6 +127,7 @@ impl Flows {
         });
     }
 
+    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.flows.len()
     }

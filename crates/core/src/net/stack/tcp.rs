@@ -187,6 +187,7 @@ impl Table {
         }
     }
 
+    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.connections().len()
     }

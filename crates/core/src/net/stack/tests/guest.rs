@@ -254,7 +254,6 @@ pub(super) struct Seen {
     pub(super) control: TcpControl,
     pub(super) seq: i32,
     pub(super) ack: Option<i32>,
-    pub(super) window: u16,
     pub(super) payload: Vec<u8>,
 }
 
@@ -275,7 +274,6 @@ pub(super) fn seen(packet: &[u8]) -> Seen {
         control: repr.control,
         seq: repr.seq_number.0,
         ack: repr.ack_number.map(|number| number.0),
-        window: repr.window_len,
         payload: repr.payload.to_vec(),
     }
 }
