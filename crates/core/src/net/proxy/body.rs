@@ -93,14 +93,17 @@ impl HttpBody for Swapped {
 /// The body of an answer, while its request is on record as open. Ends when the request is cut.
 pub(super) struct Carried {
     inner: Body,
+    /// What is taken out of its trailers.
+    masks: Swap,
     cut: Pin<Box<dyn Future<Output = ()> + Send>>,
     _flight: Flight,
 }
 
 impl Carried {
-    pub(super) fn new(inner: Body, flight: Flight) -> Self {
+    pub(super) fn new(inner: Body, flight: Flight, masks: &Swap) -> Self {
         let open = Arc::clone(&flight.record.open);
-        Self { inner, cut: Box::pin(async move { open.is_cut().await }), _flight: flight }
+        let cut = Box::pin(async move { open.is_cut().await });
+        Self { inner, masks: masks.clone(), cut, _flight: flight }
     }
 }
 
@@ -115,7 +118,13 @@ impl HttpBody for Carried {
         if self.cut.as_mut().poll(context).is_ready() {
             return Poll::Ready(Some(Err("the policy changed".into())));
         }
-        Pin::new(&mut self.inner).poll_frame(context)
+        let mut polled = Pin::new(&mut self.inner).poll_frame(context);
+        if let Poll::Ready(Some(Ok(frame))) = &mut polled
+            && let Some(trailers) = frame.trailers_mut()
+        {
+            self.masks.headers(trailers);
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

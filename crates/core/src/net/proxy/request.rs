@@ -11,7 +11,7 @@ use hyper::header::{
     ACCEPT, ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue,
     UPGRADE,
 };
-use hyper::http::{request, response};
+use hyper::http::request;
 use hyper::rt::Executor as _;
 use hyper::upgrade::OnUpgrade;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
@@ -53,7 +53,8 @@ pub(super) struct Door {
     pub(super) flights: Arc<Flights>,
     /// Connections that speak something else than HTTP by now.
     pub(super) tunnels: Tasks,
-    /// What is taken out of answers, since it was put into requests.
+    /// What is taken out of answers, since it was put into requests. Grows with the secrets there are, not with
+    /// the requests.
     masks: Mutex<Swap>,
 }
 
@@ -300,11 +301,12 @@ async fn prepare(
             body = remeasured(&mut parts.headers, body).await?;
         }
     }
-    let masks = {
+    let mut masks = {
         let mut all = door.masks.lock().unwrap_or_else(PoisonError::into_inner);
         all.extend(&masks);
         all.clone()
     };
+    masks.extend(&put.once);
     if !masks.is_empty() {
         parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     }
@@ -353,7 +355,7 @@ async fn remeasured(headers: &mut HeaderMap, body: Body) -> Result<Body, Broken>
 fn carry(answer: Response<Incoming>, flight: Flight, masks: &Swap) -> Response<Body> {
     let (mut parts, body) = answer.into_parts();
     head::strip_answer(&mut parts.headers);
-    mask(&mut parts, masks);
+    masks.headers(&mut parts.headers);
     let mut body = body.map_err(Broken::from).boxed_unsync();
     if !masks.is_empty() && !body.is_end_stream() && secrets::is_readable(&parts.headers) {
         if !masks.keeps_length() {
@@ -363,20 +365,7 @@ fn carry(answer: Response<Incoming>, flight: Flight, masks: &Swap) -> Response<B
     }
     // The sandbox's side tells its own version.
     parts.version = hyper::Version::HTTP_11;
-    Response::from_parts(parts, Carried::new(body, flight).boxed_unsync())
-}
-
-fn mask(parts: &mut response::Parts, masks: &Swap) {
-    if masks.is_empty() {
-        return;
-    }
-    for value in parts.headers.values_mut() {
-        if let Some(masked) = masks.whole(value.as_bytes())
-            && let Ok(masked) = HeaderValue::from_bytes(&masked)
-        {
-            *value = masked;
-        }
-    }
+    Response::from_parts(parts, Carried::new(body, flight, masks).boxed_unsync())
 }
 
 /// A connection that speaks something else from here on.
@@ -392,7 +381,7 @@ fn tunnel(
     let (mut parts, _) = answer.into_parts();
     let protocol = parts.headers.get(UPGRADE).cloned();
     head::strip_answer(&mut parts.headers);
-    mask(&mut parts, masks);
+    masks.headers(&mut parts.headers);
     parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     if let Some(protocol) = protocol {
         parts.headers.insert(UPGRADE, protocol);

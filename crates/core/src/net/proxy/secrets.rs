@@ -36,8 +36,11 @@ pub(super) struct Secrets {
 /// What was done to the head of a request.
 #[derive(Debug, Default)]
 pub(super) struct Put {
-    /// What is to be taken out of the answer.
+    /// What is to be taken out of the answer, and of later ones.
     pub(super) masks: Swap,
+    /// What is to be taken out of this answer only. A sandbox can write `Basic` credentials in any number of ways:
+    /// what is kept of them must not outlive their request.
+    pub(super) once: Swap,
     /// What is worth telling.
     pub(super) notes: Vec<String>,
 }
@@ -56,16 +59,19 @@ impl Secrets {
                 put.notes.push(withheld(&secret.name));
             }
         }
+        // Who sends more than one means no good; their base64 is left alone.
+        let basic = sole_basic(headers);
         for secret in &self.given {
             let mut found = false;
             let plain = placed(secret, secret.value.as_bytes());
             for (name, value) in headers.iter_mut() {
-                let Some((text, mask)) = in_value(name, value, &plain) else { continue };
+                let text = plain.whole(value.as_bytes());
+                let inside = || basic.as_ref().and_then(|_| in_basic(name, value, &plain));
+                let Some(text) = text.or_else(inside) else { continue };
                 match HeaderValue::from_bytes(&text) {
                     Ok(mut text) => {
                         text.set_sensitive(true);
                         *value = text;
-                        mask.into_iter().for_each(|mask| put.masks.add(mask));
                         found = true;
                     }
                     Err(_) => {
@@ -81,6 +87,11 @@ impl Secrets {
             if found {
                 put.masks.extend(&masks(secret));
             }
+        }
+        if let (Some(before), Some(after)) = (basic, sole_basic(headers))
+            && before != after
+        {
+            put.once.extend(&Pair::new(after.as_bytes(), before.as_bytes()).into_iter().collect());
         }
         if !put.masks.is_empty() {
             headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -168,30 +179,29 @@ fn masks(secret: &Brokered) -> Swap {
     long.filter_map(|form| Pair::new(form.as_bytes(), secret.placeholder.as_bytes())).collect()
 }
 
-/// A header's value with values put in, and what takes it out of an answer beside the value itself.
-type InValue = (Zeroizing<Vec<u8>>, Option<Pair>);
-
-fn in_value(name: &HeaderName, value: &HeaderValue, swap: &Swap) -> Option<InValue> {
-    match swap.whole(value.as_bytes()) {
-        Some(text) => Some((text, None)),
-        None => in_basic(name, value, swap),
-    }
+/// What follows `Basic`, if there is one `Authorization` and it is that.
+fn sole_basic(headers: &HeaderMap) -> Option<Zeroizing<String>> {
+    let mut all = headers.get_all(AUTHORIZATION).iter();
+    let (Some(only), None) = (all.next(), all.next()) else { return None };
+    token(only).map(|(_, token)| Zeroizing::new(token.to_owned()))
 }
 
-/// The same, inside the base64 of `Basic` credentials.
-fn in_basic(name: &HeaderName, value: &HeaderValue, swap: &Swap) -> Option<InValue> {
+/// The scheme as it was written, and what follows it.
+fn token(value: &HeaderValue) -> Option<(&str, &str)> {
+    let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("basic").then(|| (scheme, token.trim()))
+}
+
+/// A header's value with values put in inside the base64 of `Basic` credentials.
+fn in_basic(name: &HeaderName, value: &HeaderValue, swap: &Swap) -> Option<Zeroizing<Vec<u8>>> {
     const LENIENT: GeneralPurpose = GeneralPurpose::new(
         &alphabet::STANDARD,
         GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
     );
-    let (scheme, sent) = value.to_str().ok().filter(|_| *name == AUTHORIZATION)?.split_once(' ')?;
-    if !scheme.eq_ignore_ascii_case("basic") {
-        return None;
-    }
-    let plain = swap.whole(&LENIENT.decode(sent.trim()).ok()?)?;
+    let (scheme, sent) = token(value).filter(|_| *name == AUTHORIZATION)?;
+    let plain = swap.whole(&LENIENT.decode(sent).ok()?)?;
     let encoded = Zeroizing::new(STANDARD.encode(plain.as_slice()));
-    let text = Zeroizing::new(format!("{scheme} {}", *encoded).into_bytes());
-    Some((text, Pair::new(encoded.as_bytes(), sent.trim().as_bytes())))
+    Some(Zeroizing::new(format!("{scheme} {}", *encoded).into_bytes()))
 }
 
 fn is_encoded(headers: &HeaderMap) -> bool {
@@ -289,8 +299,39 @@ mod tests {
         let put = secrets("hunter2!").put(&mut sent, &mut None);
         let wanted = STANDARD.encode("user:hunter2!");
         assert_eq!(sent[AUTHORIZATION], format!("basic {wanted}"));
-        assert_eq!(put.masks.whole(wanted.as_bytes()).unwrap().as_slice(), token.as_bytes());
+        assert_eq!(put.once.whole(wanted.as_bytes()).unwrap().as_slice(), token.as_bytes());
+        assert!(put.masks.whole(wanted.as_bytes()).is_none(), "later answers do not pay for it");
         assert_eq!(put.masks.whole(b"hunter2!").unwrap().as_slice(), PLACEHOLDER.as_bytes());
+    }
+
+    #[test]
+    fn two_secrets_in_basic_credentials_are_both_taken_out_again() {
+        let mut both = secrets("first-value");
+        both.given.push(Brokered {
+            value: Zeroizing::new("second-value".to_owned()),
+            ..both.withheld.remove(0)
+        });
+        let token =
+            STANDARD.encode(format!("{PLACEHOLDER}:{}", "skp_other_other_other_other_othe"));
+        let mut sent = headers(&[("authorization", &format!("Basic {token}"))]);
+        let put = both.put(&mut sent, &mut None);
+        let wanted = STANDARD.encode("first-value:second-value");
+        assert_eq!(sent[AUTHORIZATION], format!("Basic {wanted}"));
+        assert_eq!(put.once.whole(wanted.as_bytes()).unwrap().as_slice(), token.as_bytes());
+    }
+
+    #[test]
+    fn of_many_basic_credentials_none_has_the_value() {
+        let one =
+            |user: &str| format!("Basic {}", STANDARD.encode(format!("{user}:{PLACEHOLDER}")));
+        let mut sent = headers(&[]);
+        for user in ["a", "b"] {
+            sent.append(AUTHORIZATION, HeaderValue::from_str(&one(user)).unwrap());
+        }
+        let put = secrets("hunter2!").put(&mut sent, &mut None);
+        let kept: Vec<_> = sent.get_all(AUTHORIZATION).iter().collect();
+        assert_eq!(kept, [one("a").as_str(), one("b").as_str()]);
+        assert!(put.once.is_empty() && put.masks.is_empty());
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use hyper::HeaderMap;
+use hyper::header::HeaderValue;
 use zeroize::Zeroizing;
 
 /// A text, and what is put in its place. Neither is ever shown: one of them is a secret.
@@ -67,6 +69,20 @@ impl Swap {
         let mut out = Zeroizing::new(stream.push(Bytes::copy_from_slice(text)).to_vec());
         out.extend_from_slice(&stream.finish());
         (stream.hits() > 0).then_some(out)
+    }
+
+    /// Replaces in the values of headers, or of trailers.
+    pub(super) fn headers(&self, headers: &mut HeaderMap) {
+        if self.is_empty() {
+            return;
+        }
+        for value in headers.values_mut() {
+            if let Some(swapped) = self.whole(value.as_bytes())
+                && let Ok(swapped) = HeaderValue::from_bytes(&swapped)
+            {
+                *value = swapped;
+            }
+        }
     }
 
     /// Begins a text that comes in pieces.

@@ -31,7 +31,7 @@ use super::super::outside::{Outside, OutsideSettings};
 use super::super::reserved::{Place, alias};
 use super::super::rules::{Brokered, Rules};
 use super::{Authority, Intercept, PATIENCE, Patience, receive, serve};
-use crate::model::{Connection, Credential, Policy, Protocol, SessionId, Verdict};
+use crate::model::{Connection, Credential, Policy, Protocol, SessionId};
 
 const NAME: &str = "api.example";
 const PLACEHOLDER: &str = "skp_0123456789abcdef0123456789ab";

@@ -4,7 +4,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures_util::stream;
-use http_body_util::StreamBody;
+use http_body_util::{BodyExt, StreamBody};
 use hyper::Request;
 use hyper::body::Frame;
 use hyper::client::conn::http1;
@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::json;
 
 use super::server::Server;
-use super::{Answered, NAME, PLACEHOLDER, SHORT, Sandbox, VALUE, get, secret, with};
+use super::{Answered, NAME, PLACEHOLDER, SHORT, Sandbox, VALUE, get, over_http2, secret, with};
 
 #[tokio::test]
 async fn the_host_hears_the_value_and_the_sandbox_does_not() {
@@ -163,4 +163,34 @@ async fn a_value_once_told_is_masked_in_later_answers_of_the_connection() {
     let later = get(&format!("/{VALUE}"));
     let answer = Answered::read(client.send_request(later).await.unwrap()).await;
     assert_eq!(answer.sent()["uri"], format!("/{PLACEHOLDER}"));
+}
+
+#[tokio::test]
+async fn trailers_do_not_tell_the_value_either() {
+    let sandbox = Sandbox::allow_all(vec![secret("KEY", VALUE, NAME)]);
+    let server = Server::start(&sandbox.authorities, &["h2"]).await;
+    let mut client = sandbox.http2(&server).await;
+    let mut request = over_http2(&server, "/trailers", "");
+    request.headers_mut().insert("x-api-key", PLACEHOLDER.parse().unwrap());
+    let answer = client.send_request(request).await.unwrap().into_body().collect().await.unwrap();
+    assert_eq!(answer.trailers().unwrap()["x-sum"], PLACEHOLDER);
+}
+
+#[tokio::test]
+async fn basic_credentials_of_each_request_are_masked_in_its_own_answer() {
+    let sandbox = Sandbox::allow_all(vec![secret("KEY", VALUE, NAME)]);
+    let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
+    let mut client = sandbox.http1(&server).await;
+    let basic = |user: u32, key: &str| STANDARD.encode(format!("user{user}:{key}"));
+    for user in 0..3 {
+        let sent = format!("Basic {}", basic(user, PLACEHOLDER));
+        let request = with("/", "", &[("authorization", &sent)]);
+        let answer = Answered::read(client.send_request(request).await.unwrap()).await;
+        assert_eq!(answer.sent()["headers"]["authorization"], sent);
+        assert!(server.seen().last().unwrap().contains(&basic(user, VALUE)));
+    }
+    // What was kept for the first is gone: who knows it sees it as it is.
+    let later = get(&format!("/{}", basic(0, VALUE)));
+    let answer = Answered::read(client.send_request(later).await.unwrap()).await;
+    assert_eq!(answer.sent()["uri"], format!("/{}", basic(0, VALUE)));
 }
