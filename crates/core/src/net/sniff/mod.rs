@@ -2,6 +2,10 @@
 //!
 //! Nothing is trusted and nothing is kept: [`look`] is given all bytes so far and says what they are, or that it takes
 //! more to tell. It looks at no more than [`MOST`] bytes; whatever has not told its name by then tells none.
+//!
+//! Servers read more than the standards allow: two spaces in a request line, HTTP/0.9, records of versions that never
+//! were. So what looks like TLS or HTTP to anybody is called that, without a name; [`Told::Other`] is what no such
+//! server would answer.
 
 use std::net::IpAddr;
 
@@ -27,13 +31,26 @@ pub(super) enum Told {
 pub(super) fn look(bytes: &[u8]) -> Told {
     let told = match bytes.first() {
         None => Told::More,
-        Some(22) => tls(bytes),
+        Some(20..=23) => tls(bytes),
+        Some(0x80..) => old_tls(bytes),
         Some(_) => http(bytes),
     };
     match told {
         // Whoever says so much without a name has none.
         Told::More if bytes.len() >= MOST && bytes[0] == 22 => Told::Tls(None),
         Told::More if bytes.len() >= MOST => Told::Http(None),
+        told => told,
+    }
+}
+
+/// What the first bytes of a connection tell when no more will come. A head may lack its end: some server answers it.
+pub(super) fn look_at_all(bytes: &[u8]) -> Told {
+    match look(bytes) {
+        Told::More if matches!(bytes.first(), Some(20..=23 | 0x80..)) => Told::Tls(None),
+        Told::More => match look(&[bytes, b"\n\n"].concat()) {
+            Told::Other => Told::Other,
+            _ => Told::Http(None),
+        },
         told => told,
     }
 }
@@ -69,24 +86,22 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// The handshake may be cut into records at any byte, so their contents are joined first.
+/// The handshake may be cut into records at any byte, so their contents are joined first. Of a record's version servers
+/// look at the first byte, if at all, and some pass over empty records and alerts.
 fn tls(bytes: &[u8]) -> Told {
     let mut handshake = Vec::new();
     let mut rest = bytes;
     loop {
-        // What cannot be a record of a handshake is told from its first bytes, not when the record is whole.
+        // What is odd is told from its first bytes, not when the record is whole.
         let header = &rest[..rest.len().min(5)];
-        let fits = |index: usize, fine: fn(u8) -> bool| header.get(index).is_none_or(|b| fine(*b));
-        if !(fits(0, |kind| kind == 22)
-            && fits(1, |major| major == 3)
-            && fits(2, |minor| minor <= 4))
-        {
-            return Told::Other;
+        let fits = |index: usize, fine: u8| header.get(index).is_none_or(|byte| *byte == fine);
+        if !(fits(0, 22) && fits(1, 3)) {
+            return Told::Tls(None);
         }
         let &[_, _, _, high, low] = header else { return Told::More };
         let length = usize::from(u16::from_be_bytes([high, low]));
         if length == 0 || length > (1 << 14) + 256 {
-            return Told::Other;
+            return Told::Tls(None);
         }
         let end = rest.len().min(5 + length);
         handshake.extend_from_slice(&rest[5..end]);
@@ -98,9 +113,18 @@ fn tls(bytes: &[u8]) -> Told {
     }
 }
 
+/// A greeting in the form of SSL 2, which has no name: two bytes of length, then its kind and a version.
+fn old_tls(bytes: &[u8]) -> Told {
+    match bytes {
+        [_] | [_, _] | [_, _, 1] => Told::More,
+        [_, _, 1, 0 | 2 | 3, ..] => Told::Tls(None),
+        _ => http(bytes),
+    }
+}
+
 fn greeting(handshake: &[u8]) -> Told {
     if handshake.first().is_some_and(|kind| *kind != 1) {
-        return Told::Other;
+        return Told::Tls(None);
     }
     let mut bytes = Bytes(handshake);
     let Some(length) = bytes.take(1).and_then(|_| bytes.number(3)) else { return Told::More };
@@ -142,18 +166,22 @@ fn server_name(mut hello: Bytes<'_>) -> Option<String> {
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n";
 
 fn http(bytes: &[u8]) -> Told {
-    // Servers pass over empty lines before a request.
-    let begin = bytes.iter().position(|byte| !b"\r\n".contains(byte)).unwrap_or(bytes.len());
-    let bytes = &bytes[begin..];
+    // Servers pass over empty lines before a request, and some over any space.
+    let begin = bytes.iter().position(|byte| !is_gap(*byte) && *byte != b'\n');
+    let (before, bytes) = bytes.split_at(begin.unwrap_or(bytes.len()));
     let common = bytes.len().min(PREFACE.len());
     if bytes[..common] == PREFACE[..common] {
         return if common == PREFACE.len() { Told::Http2 } else { Told::More };
     }
-    let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else {
-        return if may_begin_request(bytes) { Told::More } else { Told::Other };
-    };
+    match is_request(bytes) {
+        None => return Told::More,
+        Some(false) => return Told::Other,
+        Some(true) => {}
+    }
+    let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else { return Told::More };
     let line = bytes[..end].strip_suffix(b"\r").unwrap_or(&bytes[..end]);
-    let Some(target) = request_target(line) else { return Told::Other };
+    let plain = before.iter().all(|byte| b"\r\n".contains(byte));
+    let Some(target) = request_target(line).filter(|_| plain) else { return Told::Http(None) };
     let Some(host) = host(&bytes[end + 1..]) else { return Told::More };
     Told::Http(match (absolute(target), host) {
         // A proxy goes by the target, a server by the header: they must not differ.
@@ -163,20 +191,48 @@ fn http(bytes: &[u8]) -> Told {
     })
 }
 
-/// Whether bytes without an end of line can be the beginning of a request line.
-fn may_begin_request(bytes: &[u8]) -> bool {
-    let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
-    let method = bytes.iter().position(|byte| *byte == b' ').unwrap_or(bytes.len());
-    let letter = |byte: &u8| byte.is_ascii_alphabetic() || matches!(byte, b'-' | b'_');
-    method <= 20 && bytes[..method].iter().all(letter) && bytes[method..].iter().all(|b| *b >= b' ')
+/// What some server takes for the space between two words.
+fn is_gap(byte: u8) -> bool {
+    matches!(byte, b'\t' | 0x0b | 0x0c | b'\r' | 0x1c..=0x20 | 0x85 | 0xa0)
 }
 
-/// The target of a request line, if it is one of HTTP/1.
+/// What a method may consist of.
+fn is_word(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
+/// Whether some server would take this for a request: a word, then a path, a URL, or anything on a line that speaks of
+/// HTTP. `None` if it takes more to tell.
+fn is_request(bytes: &[u8]) -> Option<bool> {
+    let word = bytes.iter().position(|byte| !is_word(*byte))?;
+    let (method, rest) = bytes.split_at(word);
+    if method.is_empty() || !is_gap(rest[0]) {
+        return Some(false);
+    }
+    let rest = &rest[rest.iter().position(|byte| !is_gap(*byte))?..];
+    if rest[0] == b'/' {
+        // Git's own protocol has a length and a service before the path, and a NUL after it.
+        let is_git = method.get(4..).is_some_and(|service| service.starts_with(b"git-"));
+        return if !is_git {
+            Some(true)
+        } else {
+            rest.iter().find(|byte| b"\0\n".contains(byte)).map(|byte| *byte == b'\n')
+        };
+    }
+    let end = rest.iter().position(|byte| *byte == b'\n' || (*byte < b' ' && !is_gap(*byte)));
+    let lower = rest[..end.unwrap_or(rest.len())].to_ascii_lowercase();
+    let speaks_of_it = lower.windows(5).any(|window| window == b"http/")
+        || [&b"http://"[..], b"https://"].iter().any(|scheme| lower.starts_with(scheme));
+    if speaks_of_it { Some(true) } else { end.map(|_| false) }
+}
+
+/// The target of a request line, if it is one of HTTP/1 to the letter.
 fn request_target(line: &[u8]) -> Option<&[u8]> {
     let mut parts = line.split(|byte| *byte == b' ');
-    let (method, target, version) = (parts.next()?, parts.next()?, parts.next()?);
-    let fine = may_begin_request(line) && !method.is_empty() && !target.is_empty();
-    (fine && parts.next().is_none() && version.starts_with(b"HTTP/1.")).then_some(target)
+    let (_, target, version) = (parts.next()?, parts.next()?, parts.next()?);
+    let fine = !target.is_empty() && line.iter().all(|byte| *byte >= b' ');
+    let known = matches!(version, b"HTTP/1.0" | b"HTTP/1.1");
+    (fine && known && parts.next().is_none()).then_some(target)
 }
 
 /// The host of a target that is a whole URL.

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
-use super::{MOST, Told, look};
+use super::{MOST, Told, look, look_at_all};
 
 /// What a real client says first.
 pub(in crate::net) fn hello(server: &str) -> Vec<u8> {
@@ -107,7 +107,24 @@ fn a_host_is_read_off_a_request() {
         ("EHLO a.example\r\n", Told::Other),
         ("*1\r\n$4\r\nPING\r\n", Told::Other),
         ("\0\0\0\u{8}\u{4}", Told::Other),
-        ("GET /\r\n", Told::Other),
+        ("PING\r\n", Told::Other),
+        ("get key\r\n", Told::Other),
+        ("SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n", Told::Other),
+        ("0032git-upload-pack /project.git\0host=a.example\0", Told::Other),
+        ("AMQP\0\0\u{9}\u{1}", Told::Other),
+        // What a server may take for a request all the same.
+        ("GET /\r\n", Told::Http(None)),
+        ("DELETE  /x HTTP/1.1\r\n", Told::Http(None)),
+        ("DELETE\t/x\tHTTP/1.1\r\n", Told::Http(None)),
+        (" GET / HTTP/1.1\r\n", Told::Http(None)),
+        ("GET x HTTP/1.1 \r\n", Told::Http(None)),
+        ("GET HTTP://a.example\r\n", Told::Http(None)),
+        ("GET / HTTP/1.1\rHost: a.example\r\n", Told::Http(None)),
+        ("GET /\u{1} HTTP/1.1\r\n", Told::Http(None)),
+        (
+            "M3!THOD-THAT-IS-LONGER-THAN-ANY / HTTP/1.1\r\nHost: a.example\r\n\r\n",
+            http("a.example"),
+        ),
     ] {
         assert_eq!(look(head.as_bytes()), told, "{head:?}");
         // However it is cut, there is no other answer on the way.
@@ -116,10 +133,35 @@ fn a_host_is_read_off_a_request() {
             assert!(early == Told::More || early == told, "{count} bytes of {head:?}: {early:?}");
         }
     }
-    assert_eq!(look(&[22, 3, 9]), Told::Other);
-    assert_eq!(look(&[22, 2]), Told::Other);
-    assert_eq!(look(&[22, 3, 1, 0, 0]), Told::Other);
-    assert_eq!(look(&[22, 3, 1, 0, 4, 2]), Told::Other);
+}
+
+#[test]
+fn odd_tls_is_tls() {
+    let good = hello("www.example.com");
+    let mut odd = good.clone();
+    odd[2] = 5;
+    assert_eq!(look(&odd), tls("www.example.com"));
+    for before in [&[22, 3, 1, 0, 0][..], &[21, 3, 1, 0, 2, 1, 0], &[20, 3, 3, 0, 1, 1], &[23, 3]] {
+        assert_eq!(look(&[before, &good].concat()), Told::Tls(None), "{before:?}");
+    }
+    for odd in [&[22, 2][..], &[22, 3, 1, 0, 4, 2], &[0x80, 0x2e, 1, 3, 1], &[0x81, 0, 1, 0, 2]] {
+        assert_eq!(look(odd), Told::Tls(None), "{odd:?}");
+    }
+    assert_eq!(look(&[0xf9, 0xbe, 0xb4, 0xd9]), Told::Other);
+}
+
+#[test]
+fn a_head_without_its_end_is_one() {
+    for (all, told) in [
+        ("DELETE /x HTTP/1.1\r\nHost: a.example\r\n", Told::Http(None)),
+        ("DELETE /x HTTP/1.1", Told::Http(None)),
+        ("GET /x", Told::Http(None)),
+        ("ruok", Told::Other),
+        ("PRI * HTTP/2.0\r\n", Told::Http2),
+    ] {
+        assert_eq!(look_at_all(all.as_bytes()), told, "{all:?}");
+    }
+    assert_eq!(look_at_all(&hello("a.example")[..50]), Told::Tls(None));
 }
 
 fn first_bytes() -> impl Strategy<Value = Vec<u8>> {
