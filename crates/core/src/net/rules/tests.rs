@@ -139,13 +139,11 @@ fn datagrams_need_an_address() {
 #[test]
 fn connections_are_looked_at_only_where_it_matters() {
     let web = place("198.51.100.1:443");
-    let ssh = place("198.51.100.1:22");
-    let api = ["api.example".to_owned()];
-    assert!(!rules(r#"{"mode": "allow-all"}"#).looks(web, &api));
+    assert!(!rules(r#"{"mode": "allow-all"}"#).looks());
     let judged = rules(
         r#"{"mode": "allow-all", "requests": [{"domain": "api.example", "action": "deny"}]}"#,
     );
-    assert!(judged.looks(web, &[]) && judged.looks(ssh, &api) && !judged.looks(ssh, &[]));
+    assert!(judged.looks());
     let secret = Brokered {
         name: "KEY".to_owned(),
         placeholder: "placeholder".to_owned(),
@@ -154,7 +152,7 @@ fn connections_are_looked_at_only_where_it_matters() {
     };
     assert!(!format!("{secret:?}").contains("\"value\""));
     let brokered = Rules::new(&Policy::default(), None, vec![secret], &reveal).unwrap();
-    assert!(brokered.looks(web, &[]) && brokered.looks(ssh, &api) && !brokered.looks(ssh, &[]));
+    assert!(brokered.looks());
     assert!(brokered.intercepts("api.example") && !brokered.intercepts("x.api.example"));
     assert_eq!(brokered.named(web, "api.example", Seen::Tls), Named::Open("allow-all".to_owned()));
     assert_eq!(brokered.named(web, "b.example", Seen::Tls), Named::Pass("allow-all".to_owned()));

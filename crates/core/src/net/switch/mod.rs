@@ -12,8 +12,8 @@
 //! ```
 //!
 //! A connection that may go on without a name, and says nothing for a moment, is dialled: in some protocols the server speaks
-//! first. If it does, what follows is neither TLS nor HTTP, and goes on unread. If the sandbox speaks first after all, its
-//! bytes are looked at then: waiting is no way around a rule.
+//! first. The sandbox's first bytes are looked at all the same, whenever they come: waiting is no way around a rule, and
+//! servers of HTTP/2 greet without being asked.
 //!
 //! Every decision to let something through is taken, and the [`Open`] that stands for it listed, while the rules
 //! cannot change ([`InForce::during`]). So a change of rules finds everything that the old ones let through, judges it again, and
@@ -31,7 +31,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::dns::Names;
 use super::flow::{Datagrams, Opening, Switch};
@@ -75,17 +75,24 @@ impl fmt::Debug for Switchboard {
 /// What something was let through for. `names` are those that its address had been given out for.
 #[derive(Debug, Clone)]
 enum Basis {
-    /// A connection without a name; `looked` if its first bytes were read and tell none.
-    Plain {
+    /// A connection that nobody looked at.
+    Unseen {
         to: Place,
         names: Vec<String>,
-        looked: bool,
     },
-    /// A connection that told its name; `opened` if its requests are judged.
+    /// A connection without a name.
+    Unnamed {
+        to: Place,
+        names: Vec<String>,
+        kind: Kind,
+    },
+    /// A connection that told its name; `given` if its address was given out for it, `opened` if its requests are
+    /// judged.
     Named {
         to: Place,
         name: String,
         seen: Seen,
+        given: bool,
         opened: bool,
     },
     Datagrams {
@@ -93,6 +100,17 @@ enum Basis {
         to: Place,
         names: Vec<String>,
     },
+}
+
+/// What a connection without a name is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// The sandbox has not said anything; when it does, that is looked at.
+    Silent,
+    /// Neither TLS nor HTTP.
+    Other,
+    /// TLS or HTTP, or on the way to be, that keeps its name to itself.
+    Nameless,
 }
 
 /// The sandbox's end of a connection.
@@ -126,7 +144,9 @@ enum Heard {
     Silence,
     /// Too little, for too long.
     Stalled,
-    /// It ended before it said anything.
+    /// All of it, which is nothing: it may still listen.
+    Nothing,
+    /// It broke off before it said anything.
     Gone,
 }
 
@@ -187,7 +207,9 @@ impl Switchboard {
     /// Lists something that is let through. Called only while the rules cannot change.
     fn begin(&self, rule: String, name: Option<String>, basis: Basis) -> Arc<Open> {
         let (protocol, to) = match &basis {
-            Basis::Plain { to, .. } | Basis::Named { to, .. } => (Protocol::Tcp, to.asked),
+            Basis::Unseen { to, .. } | Basis::Unnamed { to, .. } | Basis::Named { to, .. } => {
+                (Protocol::Tcp, to.asked)
+            }
             Basis::Datagrams { protocol, to, .. } => (*protocol, to.asked),
         };
         let open = self.ledger.begin(Facts { protocol, to: Some(to), name, rule });
@@ -223,7 +245,7 @@ impl Switchboard {
         let quiet = self.rules.now().unnamed(to, &names).is_ok();
         let mut first = Vec::new();
         let heard = hear(&mut guest, &mut first, quiet.then_some(QUIET)).await;
-        if heard == Heard::Gone {
+        if heard == Heard::Gone || (heard == Heard::Nothing && !quiet) {
             let told_nothing = "it ended before it told a name".to_owned();
             return self.refuse(Protocol::Tcp, to, None, told_nothing);
         }
@@ -244,29 +266,23 @@ impl Switchboard {
         let begun = self.rules.during(|rules| {
             let (rule, name) = rules.unnamed(to, &names)?;
             let name = name.or_else(|| names.first().cloned());
-            let basis = Basis::Plain { to, names: names.clone(), looked: true };
+            let basis = Basis::Unnamed { to, names: names.clone(), kind: Kind::Silent };
             Ok(self.begin(rule, name, basis))
         });
         let open = match begun {
             Ok(open) => open,
             Err(rule) => return self.end_refused(guest, to, None, rule),
         };
-        let Some(outside) = self.dial(&open, to).await else { return guest.reset() };
-        let mut first = vec![0; 4096];
-        let mut served = [0];
-        let said = tokio::select! {
-            () = open.is_cut() => return guest.reset(),
-            // Whatever is there to be read, the end included, was not waited for.
-            _ = outside.peek(&mut served) => 0,
-            said = guest.read(&mut first) => said.unwrap_or(0),
-        };
-        first.truncate(said);
-        if said == 0 {
-            return relay(guest, &[], outside, open).await;
-        }
+        let Some(mut outside) = self.dial(&open, to).await else { return guest.reset() };
+        let mut first = Vec::new();
         let heard = tokio::select! {
             () = open.is_cut() => return guest.reset(),
-            heard = hear(&mut guest, &mut first, None) => heard,
+            heard = hear_both(&mut guest, &mut outside, &mut first, &open) => heard,
+        };
+        let heard = match heard {
+            Ok(Some(heard)) => heard,
+            Ok(None) => return relay(guest, &[], outside, open).await,
+            Err(_) => return guest.reset(),
         };
         match self.decide(to, &names, heard, Some(open)).await {
             Course::Relay(open) => relay(guest, &first, outside, open).await,
@@ -297,15 +313,11 @@ impl Switchboard {
         }
         let given = self.names.gave(to.asked.ip(), &name).await;
         self.rules.during(|rules| {
-            let (rule, opened) = match rules.named(to, &name, seen) {
-                Named::Deny(rule) => return refuse(rule),
-                Named::Open(rule) => (rule, true),
-                Named::Pass(rule) => (rule, false),
+            let (rule, opened) = match fits_named(rules, to, &name, seen, given) {
+                Ok(fits) => fits,
+                Err(rule) => return refuse(rule),
             };
-            if !given && !matches!(rules.address(to), Ruling::Allow(_)) {
-                return refuse(format!("{} was not given out for this name", to.asked.ip()));
-            }
-            let basis = Basis::Named { to, name: name.clone(), seen, opened };
+            let basis = Basis::Named { to, name: name.clone(), seen, given, opened };
             let told = Some(name.clone());
             let open = match open {
                 Some(open) => {
@@ -329,24 +341,25 @@ impl Switchboard {
         heard: &Heard,
         open: Option<Arc<Open>>,
     ) -> Course {
-        let refuse = |rule: String| Course::Refuse { name: None, rule };
+        let kind = match heard {
+            Heard::Nothing => Kind::Silent,
+            Heard::Told(Told::Other) => Kind::Other,
+            _ => Kind::Nameless,
+        };
         self.rules.during(|rules| {
-            let (rule, name) = match rules.unnamed(to, names) {
+            let (rule, name) = match fits_unnamed(rules, to, names, kind) {
                 Ok(allowed) => allowed,
-                Err(rule) => return refuse(rule),
+                Err(rule) => return Course::Refuse { name: None, rule },
             };
-            if !matches!(heard, Heard::Told(Told::Other)) {
-                // It is TLS or HTTP, or was on the way to be, and keeps its name to itself.
-                if !matches!(rules.address(to), Ruling::Allow(_)) {
-                    return refuse("no rule allows it; it told no name".to_owned());
-                }
-                if let Some(judged) = names.iter().find(|name| rules.intercepts(name)) {
-                    return refuse(format!("requests to {judged} are judged; it told no name"));
-                }
-            }
             let name = name.or_else(|| names.first().cloned());
-            let basis = Basis::Plain { to, names: names.to_vec(), looked: true };
-            Course::Relay(open.unwrap_or_else(|| self.begin(rule, name, basis)))
+            let basis = Basis::Unnamed { to, names: names.to_vec(), kind };
+            Course::Relay(match open {
+                Some(open) => {
+                    self.learn(&open, rule, name, basis);
+                    open
+                }
+                None => self.begin(rule, name, basis),
+            })
         })
     }
 
@@ -420,11 +433,100 @@ async fn hear<G: Guest>(guest: &mut G, first: &mut Vec<u8>, quiet: Option<Durati
         match timeout_at(until, guest.read(&mut piece[..room])).await {
             Err(_) if silent && quiet.is_some() => return Heard::Silence,
             Err(_) => return Heard::Stalled,
-            Ok(Ok(0) | Err(_)) if silent => return Heard::Gone,
-            // All it had to say, and neither TLS nor HTTP.
-            Ok(Ok(0) | Err(_)) => return Heard::Told(Told::Other),
+            Ok(Ok(0)) if silent => return Heard::Nothing,
+            Ok(Err(_)) if silent => return Heard::Gone,
+            // All it had to say.
+            Ok(Ok(0) | Err(_)) => return Heard::Told(sniff::look_at_all(first)),
             Ok(Ok(count)) => first.extend_from_slice(&piece[..count]),
         }
+    }
+}
+
+/// As [`hear`], of a connection that was dialled: what the server says meanwhile is passed on. `None` if there is nothing
+/// to wait for, because one of them will say no more.
+async fn hear_both<G: Guest>(
+    guest: &mut G,
+    outside: &mut TcpStream,
+    first: &mut Vec<u8>,
+    open: &Open,
+) -> io::Result<Option<Heard>> {
+    let mut served = vec![0; 16 << 10];
+    let mut piece = [0; 4096];
+    let (mut spoke, mut ended) = (false, false);
+    let mut until = Instant::now();
+    loop {
+        match sniff::look(first) {
+            Told::More => {}
+            told => return Ok(Some(Heard::Told(after(told, spoke)))),
+        }
+        let room = piece.len().min(sniff::MOST - first.len());
+        tokio::select! {
+            () = sleep_until(until), if !first.is_empty() => return Ok(Some(Heard::Stalled)),
+            count = outside.read(&mut served), if !ended => match count? {
+                0 if first.is_empty() => return Ok(None),
+                0 => ended = true,
+                count => {
+                    spoke = true;
+                    open.received(count as u64);
+                    guest.write_all(&served[..count]).await?;
+                }
+            },
+            count = guest.read(&mut piece[..room]) => match count? {
+                0 if first.is_empty() => return Ok(None),
+                0 => return Ok(Some(Heard::Told(after(sniff::look_at_all(first), spoke)))),
+                count => {
+                    if first.is_empty() {
+                        until = Instant::now() + TELL_WITHIN;
+                    }
+                    first.extend_from_slice(&piece[..count]);
+                }
+            },
+        }
+    }
+}
+
+/// What first bytes are after the server `spoke`: no server of TLS does so before it is greeted, and in other protocols
+/// the same bytes are a length.
+fn after(told: Told, spoke: bool) -> Told {
+    if spoke && told == Told::Tls(None) { Told::Other } else { told }
+}
+
+/// Whether rules let a connection through that told its name: the rule, and whether its requests are judged.
+fn fits_named(
+    rules: &Rules,
+    to: Place,
+    name: &str,
+    seen: Seen,
+    given: bool,
+) -> Result<(String, bool), String> {
+    let fits = match rules.named(to, name, seen) {
+        Named::Deny(rule) => return Err(rule),
+        Named::Open(rule) => (rule, true),
+        Named::Pass(rule) => (rule, false),
+    };
+    if !given && !matches!(rules.address(to), Ruling::Allow(_)) {
+        return Err(format!("{} was not given out for this name", to.asked.ip()));
+    }
+    Ok(fits)
+}
+
+/// Whether rules let a connection through that has no name: the rule, and the name it speaks of.
+fn fits_unnamed(
+    rules: &Rules,
+    to: Place,
+    names: &[String],
+    kind: Kind,
+) -> Result<(String, Option<String>), String> {
+    let fits = rules.unnamed(to, names)?;
+    if kind == Kind::Nameless && !matches!(rules.address(to), Ruling::Allow(_)) {
+        return Err("no rule allows it; it told no name".to_owned());
+    }
+    // Where HTTP is at home, what is none is taken for a form of it that only the server knows.
+    let is_http =
+        kind == Kind::Nameless || (kind == Kind::Other && matches!(to.asked.port(), 80 | 443));
+    match names.iter().find(|name| rules.intercepts(name)) {
+        Some(judged) if is_http => Err(format!("requests to {judged} are judged; it told no name")),
+        _ => Ok(fits),
     }
 }
 
@@ -437,18 +539,22 @@ impl Basis {
     fn holds(&self, rules: &Rules) -> Result<(), String> {
         let judged = |name: &str| Err(format!("requests to {name} are judged now"));
         match self {
-            Self::Plain { to, names, looked } => {
-                rules.unnamed(*to, names)?;
-                match names.iter().find(|name| rules.intercepts(name)) {
-                    Some(name) if !looked => judged(name),
+            Self::Unseen { to, names } => match rules.address(*to) {
+                Ruling::Deny(rule) => Err(rule),
+                Ruling::ByName => Err("no rule allows it; nobody looked at its name".to_owned()),
+                Ruling::Allow(_) if !rules.looks() => Ok(()),
+                Ruling::Allow(_) => match names.iter().find(|name| rules.intercepts(name)) {
+                    Some(name) => judged(name),
+                    None => Err("requests are judged now; it was not looked at".to_owned()),
+                },
+            },
+            Self::Unnamed { to, names, kind } => fits_unnamed(rules, *to, names, *kind).map(drop),
+            Self::Named { to, name, seen, given, opened } => {
+                match fits_named(rules, *to, name, *seen, *given)? {
+                    (_, true) if !opened => judged(name),
                     _ => Ok(()),
                 }
             }
-            Self::Named { to, name, seen, opened } => match rules.named(*to, name, *seen) {
-                Named::Deny(rule) => Err(rule),
-                Named::Open(_) if !opened => judged(name),
-                Named::Open(_) | Named::Pass(_) => Ok(()),
-            },
             Self::Datagrams { protocol, to, names } => {
                 rules.datagrams(*protocol, *to, names).map(drop)
             }
@@ -473,9 +579,9 @@ impl Switch for Switchboard {
                 self.refuse(Protocol::Tcp, to, names.first().cloned(), rule);
                 Opening::Refuse
             }
-            Ruling::Allow(rule) if !rules.looks(to, &names) => {
+            Ruling::Allow(rule) if !rules.looks() => {
                 let name = names.first().cloned();
-                let basis = Basis::Plain { to, names, looked: false };
+                let basis = Basis::Unseen { to, names };
                 Opening::Dial(to.real, self.begin(rule, name, basis))
             }
             Ruling::Allow(_) | Ruling::ByName => Opening::Serve,

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use super::{Guest, Open, Opening, Switch, Switchboard};
+use super::{Guest, Kind, Open, Opening, Place, Switch, Switchboard, fits_unnamed};
 use crate::model::{Protocol, Verdict};
 use crate::net::proxy::Authority;
 use crate::net::sniff::tests::hello;
@@ -161,10 +161,106 @@ async fn a_server_may_speak_first() {
     let mut heard = [0; 11];
     guest.read_exact(&mut heard).await.unwrap();
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
-    // Whatever is said after the server spoke is its protocol's, even if it looks like another's.
     guest.write_all(b"QUIT\r\n").await.unwrap();
     let mut quit = [0; 6];
     server.read_exact(&mut quit).await.unwrap();
+    server.write_all(b"221").await.unwrap();
+    guest.read_exact(&mut [0; 3]).await.unwrap();
+    drop((guest, server));
+    let allowed = world.notes.wait_for(Verdict::Allowed).await;
+    assert_eq!(allowed.name.as_deref(), Some("git.test"));
+}
+
+#[tokio::test]
+async fn a_server_that_speaks_first_is_no_way_around_a_rule() {
+    let world = world(BY_NAME).await;
+    assert!(world.switch.names.gave(world.to.ip(), "git.test").await);
+    for said in [&b"PRI * HTTP/2.0\r\n\r\n"[..], b"GET / HTTP/1.1\r\nHost: b.test\r\n\r\n"] {
+        let mut guest = world.connect();
+        let mut server = world.accept().await;
+        server.write_all(b"settings").await.unwrap();
+        guest.read_exact(&mut [0; 8]).await.unwrap();
+        guest.write_all(said).await.unwrap();
+        ends(&mut guest).await;
+        assert_eq!(server.read(&mut [0; 16]).await.unwrap_or(0), 0, "the server heard it");
+    }
+}
+
+#[tokio::test]
+async fn odd_forms_of_http_and_tls_are_no_way_around_a_rule() {
+    let world = world(BY_NAME).await;
+    assert!(world.switch.names.gave(world.to.ip(), "git.test").await);
+    for said in [
+        &b"DELETE  /x HTTP/1.1\r\nHost: b.test\r\n\r\n"[..],
+        b"GET /admin\r\n",
+        &[&[22, 3, 1, 0, 0], &hello("b.test")[..]].concat(),
+        &[&[21, 3, 1, 0, 2, 1, 0], &hello("b.test")[..]].concat(),
+    ] {
+        world.refused(said).await;
+    }
+    let mut guest = world.connect();
+    guest.write_all(b"DELETE /x HTTP/1.1\r\nHost: b.test\r\n").await.unwrap();
+    guest.shutdown().await.unwrap();
+    ends(&mut guest).await;
+    world.nobody_came().await;
+}
+
+#[test]
+fn where_http_is_at_home_judged_names_speak_nothing_else() {
+    let rules = testing::rules(JUDGED);
+    let fits = |to: &str, name: &str, kind| {
+        let to = Place::new(to.parse().unwrap());
+        fits_unnamed(&rules, to, &[name.to_owned()], kind).is_ok()
+    };
+    for web in ["192.0.2.1:80", "192.0.2.1:443"] {
+        assert!(!fits(web, "a.test", Kind::Other) && fits(web, "b.test", Kind::Other));
+    }
+    assert!(fits("192.0.2.1:22", "a.test", Kind::Other));
+    assert!(!fits("192.0.2.1:22", "a.test", Kind::Nameless));
+}
+
+#[tokio::test]
+async fn one_that_only_listens_is_served() {
+    let world = world(BY_NAME).await;
+    assert!(world.switch.names.gave(world.to.ip(), "git.test").await);
+    let mut guest = world.connect();
+    guest.shutdown().await.unwrap();
+    let mut server = world.accept().await;
+    server.write_all(b"news").await.unwrap();
+    let mut heard = [0; 4];
+    timeout(Duration::from_secs(5), guest.read_exact(&mut heard)).await.unwrap().unwrap();
+    drop((guest, server));
+    assert_eq!(world.notes.wait_for(Verdict::Allowed).await.name.as_deref(), Some("git.test"));
+}
+
+const JUDGED: &str =
+    r#"{"mode": "allow-all", "requests": [{"domain": "a.test", "action": "deny"}]}"#;
+
+#[tokio::test]
+async fn a_change_of_policy_asks_what_was_asked_before() {
+    // It says that it is for c.test, which is elsewhere.
+    let world = world(JUDGED).await;
+    assert!(world.switch.names.gave(world.to.ip(), "a.test").await);
+    let (mut elsewhere, _first) = world.passes(&hello("c.test")).await;
+    world.set(r#"{"mode": "custom", "domains": ["c.test"]}"#);
+    ends(&mut elsewhere).await;
+    let last = world.notes.lines().pop().unwrap();
+    assert_eq!(last, "Cut c.test 100.97.0.1 was not given out for this name");
+
+    // It keeps its name to itself, and may be for one that is judged now.
+    world.set(&JUDGED.replace("a.test", "z.test"));
+    let (mut nameless, _second) = world.passes(&hello("127.0.0.1")).await;
+    let (mut other, mut third) = world.passes(b"SSH-2.0-test\r\n").await;
+    world.set(JUDGED);
+    ends(&mut nameless).await;
+    other.write_all(b"still").await.unwrap();
+    third.read_exact(&mut [0; 5]).await.unwrap();
+
+    // Nobody looked at it.
+    world.set(r#"{"mode": "allow-all"}"#);
+    let Opening::Dial(_, unseen) = world.switch.open(world.to) else { panic!("it is not dialled") };
+    world.set(JUDGED);
+    timeout(Duration::from_secs(1), unseen.is_cut()).await.unwrap();
 }
 
 #[tokio::test]
@@ -245,13 +341,12 @@ async fn some_addresses_are_refused_whatever_the_policy() {
 }
 
 #[tokio::test]
-async fn allow_all_looks_only_where_requests_are_judged() {
-    let policy = r#"{"mode": "allow-all", "requests": [{"domain": "a.test", "action": "deny"}]}"#;
-    let world = world(policy).await;
-    // Nothing leads to a name that is judged: it is dialled unseen.
-    assert!(matches!(world.switch.open(world.to), Opening::Dial(..)));
+async fn allow_all_looks_at_everything_where_requests_are_judged() {
+    let world = world(JUDGED).await;
+    // Nothing is known to lead to a name that is judged, but its address may be written down somewhere.
+    drop(world.passes(&hello("127.0.0.1")).await);
     assert!(world.switch.names.gave(world.to.ip(), "a.test").await);
-    // Now it may be: others pass all the same, and so does what tells no name and is no HTTP.
+    // Others pass all the same, and so does what tells no name and is no HTTP.
     drop(world.passes(&hello("b.test")).await);
     drop(world.passes(b"SSH-2.0-test\r\n").await);
     world.refused(&hello("127.0.0.1")).await;
