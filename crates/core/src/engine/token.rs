@@ -101,7 +101,7 @@ impl Signer {
 }
 
 fn expired(claims: &Value) -> bool {
-    !claims.get("exp").and_then(Value::as_i64).is_some_and(|exp| exp > now().as_second())
+    claims.get("exp").and_then(Value::as_i64).is_none_or(|exp| exp <= now().as_second())
 }
 
 /// What a token for a port says.
