@@ -140,13 +140,22 @@ impl Door {
     }
 
     fn judge(&self, rules: &Rules, method: &Method, uri: &Uri, headers: &HeaderMap) -> Judged {
-        let Intercept { name, to, .. } = &self.intercept;
+        let Intercept { name, to, tls, .. } = &self.intercept;
         let verdict = rules.request(name, *to, method, uri, headers);
         let way = match verdict.course {
             Course::Deny => Way::Deny,
             Course::Pass => Way::Pass,
             Course::Answer(answer) => Way::Answer(answer.clone()),
             Course::Forward { url, prefix } => {
+                let target = Target::own(*tls, name, to.asked.port(), uri).forwarded(url);
+                // The bound has a word about what its own rule did not send there.
+                if let Some(target) = target.filter(|_| !verdict.by_bound)
+                    && let Some(uri) = target.uri()
+                    && let Err(rule) =
+                        rules.forwarded(&target.host, target.port, method, &uri, headers)
+                {
+                    return Judged { rule, way: Way::Deny, set: Vec::new() };
+                }
                 Way::Forward { url: url.to_owned(), prefix: prefix.map(str::to_owned) }
             }
         };

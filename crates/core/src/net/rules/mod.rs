@@ -12,7 +12,7 @@
 //! | [`Rules::datagrams`] | a flow of datagrams or echo requests begins | yes, no |
 //! | [`Rules::lookup`] | a name is looked up | yes, no |
 //! | [`Rules::request`] | an HTTP request was read from an opened connection | what becomes of it |
-//! | [`Rules::forward`] | such a request is to go elsewhere | yes, no |
+//! | [`Rules::forwarded`], [`Rules::forward`] | such a request is to go elsewhere | yes, no |
 //!
 //! What is refused whatever the policy says is not here but in `reserved`: it is the operator's, not the policy's.
 
@@ -291,12 +291,32 @@ impl Rules {
         }
     }
 
+    /// Whether a request that the sandbox's own rule forwards may go on as what it became: the bound's request rules
+    /// for where it goes must let it pass. What they leave to addresses is asked when those are known, by
+    /// [`Rules::forward`].
+    pub(super) fn forwarded(
+        &self,
+        host: &str,
+        port: u16,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<(), String> {
+        match &self.bound {
+            None => Ok(()),
+            Some(bound) => {
+                bound.forwarded(host.trim_end_matches('.'), port, &Look::new(method, uri, headers))
+            }
+        }
+    }
+
     /// Whether a request may be forwarded to `host` at `to`: the sandbox's own rule said so, what remains is the
     /// bound and whatever is denied.
     pub(super) fn forward(&self, host: &str, to: Place) -> Result<(), String> {
         if let Some(rule) = self.own.denied(to) {
             return Err(rule);
         }
+        let host = host.trim_end_matches('.');
         match self.bound.as_ref().map(|bound| bound.named(to, host, Seen::Http)) {
             Some(Named::Deny(rule)) => Err(rule),
             _ => Ok(()),
@@ -437,6 +457,21 @@ impl Side {
         match self.allowed(to).or_else(domain) {
             Some(rule) => RequestVerdict::pass(rule),
             None => RequestVerdict::deny(self.rule(NO_RULE)),
+        }
+    }
+
+    fn forwarded(&self, host: &str, port: u16, look: &Look<'_>) -> Result<(), String> {
+        if let Some(rule) = self.requests.iter().find(|rule| rule.matches(host, look)) {
+            let RequestVerdict { rule, course, .. } = rule.verdict();
+            return if course == Course::Pass { Ok(()) } else { Err(rule) };
+        }
+        let spoken_of = self.requests.iter().any(|rule| rule.domain.matches(host));
+        match self.mode {
+            Mode::DenyAll => Err(self.rule("deny-all")),
+            Mode::Custom if spoken_of && self.domain(host, port).is_none() => {
+                Err(self.rule(NO_RULE))
+            }
+            Mode::AllowAll | Mode::Custom => Ok(()),
         }
     }
 

@@ -18,6 +18,8 @@ use crate::model::{
 pub(in crate::net) struct RequestVerdict<'a> {
     pub(in crate::net) rule: String,
     pub(in crate::net) course: Course<'a>,
+    /// Whether the course is the bound's own.
+    pub(in crate::net) by_bound: bool,
     /// Headers that are set on the way; later ones replace earlier ones of the same name.
     pub(in crate::net) set: Vec<(&'a HeaderName, &'a Zeroizing<String>)>,
 }
@@ -42,11 +44,11 @@ pub(in crate::net) enum Course<'a> {
 
 impl<'a> RequestVerdict<'a> {
     pub(super) fn pass(rule: String) -> Self {
-        Self { rule, course: Course::Pass, set: Vec::new() }
+        Self { rule, course: Course::Pass, by_bound: false, set: Vec::new() }
     }
 
     pub(super) fn deny(rule: String) -> Self {
-        Self { rule, course: Course::Deny, set: Vec::new() }
+        Self { rule, course: Course::Deny, by_bound: false, set: Vec::new() }
     }
 
     /// The verdict under a bound: whatever keeps the request from going on wins, then the bound's own course.
@@ -61,6 +63,7 @@ impl<'a> RequestVerdict<'a> {
         if stricter > 0 && weight(&bound.course) == stricter {
             self.rule = bound.rule;
             self.course = bound.course;
+            self.by_bound = true;
         }
         self.set.extend(bound.set);
         self
@@ -187,8 +190,13 @@ impl Ordered {
                 pair.matches(key.as_str(), &String::from_utf8_lossy(value.as_bytes()))
             })
         };
+        // Some servers take `delete` for `DELETE`.
+        let method = |method: &String| match self.act {
+            Act::Deny => method.eq_ignore_ascii_case(look.method),
+            _ => method == look.method,
+        };
         self.domain.matches(name)
-            && (self.methods.is_empty() || self.methods.iter().any(|method| method == look.method))
+            && (self.methods.is_empty() || self.methods.iter().any(method))
             && self.path.as_ref().is_none_or(path)
             && self.query.iter().all(in_query)
             && self.headers.iter().all(in_headers)
@@ -206,7 +214,7 @@ impl Ordered {
                 Course::Pass
             }
         };
-        RequestVerdict { rule: self.rule.clone(), course, set }
+        RequestVerdict { rule: self.rule.clone(), course, by_bound: false, set }
     }
 }
 

@@ -243,6 +243,49 @@ fn a_bound_has_the_last_word_on_requests() {
     assert!(compiled(&own, None).forward("far.example", to).is_ok());
 }
 
+#[test]
+fn what_is_forwarded_is_judged_by_the_bound_as_what_it_became() {
+    let own = policy(r#"{"mode": "allow-all"}"#);
+    let open = r#"{"mode": "allow-all", "requests": [
+        {"domain": "api.example", "match": {"methods": ["DELETE"]}, "action": "deny"},
+        {"domain": "api.example", "match": {"path": {"prefix": "/far"}}, "action": {"forward": {"url": "http://far.example"}}}]}"#;
+    let custom = r#"{"mode": "custom", "domains": ["b.example:443"], "requests": [
+        {"domain": "*.example", "match": {"methods": ["GET"]}, "action": "allow"}]}"#;
+    for (bound, method, url, rule) in [
+        (open, "DELETE", "https://api.example/x", Some("requests[0]: deny api.example")),
+        (open, "DELETE", "https://api.example./x", Some("requests[0]: deny api.example")),
+        (open, "GET", "https://api.example/far", Some("requests[1]: forward api.example")),
+        (open, "GET", "https://api.example/x", None),
+        (open, "DELETE", "https://b.example/x", None),
+        (custom, "GET", "https://a.example/", None),
+        (custom, "PUT", "https://a.example/", Some("no rule allows it")),
+        (custom, "PUT", "https://b.example/", None),
+        (custom, "PUT", "https://b.example:8443/", Some("no rule allows it")),
+        (r#"{"mode": "deny-all"}"#, "GET", "https://a.example/", Some("deny-all")),
+    ] {
+        let rules = compiled(&own, Some(&policy(bound)));
+        let uri: Uri = url.parse().unwrap();
+        let port = uri.port_u16().unwrap_or(443);
+        let method: Method = method.parse().unwrap();
+        let said =
+            rules.forwarded(uri.host().unwrap(), port, &method, &uri, &HeaderMap::new()).err();
+        assert_eq!(said, rule.map(|rule| format!("project bound: {rule}")), "{method} {url}");
+    }
+}
+
+#[test]
+fn a_method_is_denied_however_it_is_written() {
+    let rules = rules(
+        r#"{"mode": "allow-all", "requests": [
+            {"domain": "a.example", "match": {"methods": ["DELETE"]}, "action": "deny"},
+            {"domain": "a.example", "match": {"methods": ["PUT"]}, "action": "allow"}]}"#,
+    );
+    let said = |method| ask(&rules, method, "https://a.example/", &[]).1;
+    assert_eq!(said("delete"), "requests[0]: deny a.example");
+    assert_eq!(said("DELETE"), "requests[0]: deny a.example");
+    assert_eq!(said("put"), "allow-all");
+}
+
 fn domain() -> impl Strategy<Value = String> {
     let ports = prop_oneof![Just(""), Just(":443"), Just(":22,443")];
     let names = prop_oneof![

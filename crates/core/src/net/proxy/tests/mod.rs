@@ -61,13 +61,22 @@ struct Sandbox {
 }
 
 fn rules(policy: serde_json::Value, brokered: Vec<Brokered>) -> Arc<Rules> {
+    bounded(policy, None, brokered)
+}
+
+fn bounded(
+    policy: serde_json::Value,
+    bound: Option<serde_json::Value>,
+    brokered: Vec<Brokered>,
+) -> Arc<Rules> {
     let policy: Policy = serde_json::from_value(policy).unwrap();
+    let bound: Option<Policy> = bound.map(|bound| serde_json::from_value(bound).unwrap());
     // In a test what is kept is what was said.
     let reveal = |credential: &Credential| match credential {
         Credential::Plain(text) => Ok(text.clone()),
         Credential::Sealed(text) => Ok(Zeroizing::new(text.clone())),
     };
-    Arc::new(Rules::new(&policy, None, brokered, &reveal).unwrap())
+    Arc::new(Rules::new(&policy, bound.as_ref(), brokered, &reveal).unwrap())
 }
 
 fn secret(name: &str, value: &str, host: &str) -> Brokered {

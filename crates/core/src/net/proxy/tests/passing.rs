@@ -61,6 +61,37 @@ async fn plain_http_passes_too() {
 }
 
 #[tokio::test]
+async fn a_forwarded_request_does_not_escape_the_bound() {
+    let sandbox = Sandbox::new(json!({"mode": "allow-all"}), Vec::new());
+    let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
+    let plain = Server::start(&sandbox.authorities, &[]).await;
+    let url = format!("http://other.example:{}/base", plain.address.port());
+    let forward = json!({"mode": "allow-all",
+        "requests": [{"domain": NAME, "action": {"forward": {"url": url}}}]});
+    let bound = json!({"mode": "allow-all", "requests": [
+        {"domain": "other.example", "match": {"path": {"prefix": "/base/admin"}}, "action": "deny"}]});
+    sandbox.rules.send_replace(super::bounded(forward.clone(), Some(bound), Vec::new()));
+    let mut client = sandbox.http1(&server).await;
+    let mut fetch =
+        async |request| Answered::read(client.send_request(request).await.unwrap()).await;
+    assert_eq!(fetch(get("/fine")).await.sent()["uri"], "/base/fine");
+    let denied = fetch(get("/admin")).await;
+    assert_eq!(denied.status, 403);
+    let rule = "project bound: requests[0]: deny other.example";
+    assert!(denied.body.contains(rule), "{}", denied.body);
+    assert_eq!(plain.seen().len(), 1);
+
+    // What the bound itself sends there goes there.
+    let own = json!({"mode": "allow-all"});
+    let mut bound = forward;
+    bound["requests"][0]["domain"] = "*.example".into();
+    sandbox.rules.send_replace(super::bounded(own, Some(bound), Vec::new()));
+    let mut client = sandbox.http1(&server).await;
+    let answer = Answered::read(client.send_request(get("/admin")).await.unwrap()).await;
+    assert_eq!(answer.sent()["uri"], "/base/admin");
+}
+
+#[tokio::test]
 async fn rules_deny_answer_forward_and_set() {
     let other = "https://other.example";
     let sandbox = Sandbox::new(json!({"mode": "allow-all"}), Vec::new());
