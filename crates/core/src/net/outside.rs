@@ -21,7 +21,9 @@ use ipnet::IpNet;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
+use tokio::runtime::Handle;
 
 use super::reserved::{self, HOST_V4, Place};
 use crate::model::AddressRule;
@@ -47,7 +49,7 @@ pub struct Outside {
     extra: Vec<CertificateDer<'static>>,
     tls: OnceLock<Arc<ClientConfig>>,
     resolver: Mutex<Resolver>,
-    own: Mutex<Own>,
+    own: Arc<Mutex<Own>>,
 }
 
 impl fmt::Debug for Outside {
@@ -61,6 +63,9 @@ const HOST_NAME: &str = "host.sandkeep.internal";
 
 /// How long somebody outside may take to answer.
 const DIAL_WITHIN: Duration = Duration::from_secs(20);
+
+/// How long somebody outside may be silent before it is asked whether it is there.
+const ASK_AFTER: Duration = Duration::from_secs(60);
 
 /// How long a name server may take, its repeats included.
 const RESOLVE_WITHIN: Duration = Duration::from_secs(12);
@@ -84,7 +89,7 @@ impl Outside {
             hosts: settings.hosts.into_iter().map(|(name, ips)| (plain(name), ips)).collect(),
             extra,
             tls: OnceLock::new(),
-            own: Mutex::new(Own::read()),
+            own: Arc::new(Mutex::new(Own::read())),
         })
     }
 
@@ -175,6 +180,9 @@ impl Outside {
             .await
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "nobody answered"))??;
         stream.set_nodelay(true)?;
+        // Who is gone without a word would otherwise be waited for, for ever.
+        let keepalive = TcpKeepalive::new().with_time(ASK_AFTER).with_interval(ASK_AFTER);
+        SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
         Ok(stream)
     }
 
@@ -212,7 +220,16 @@ impl Outside {
     fn is_own(&self, to: Place) -> bool {
         let mut own = lock(&self.own);
         if own.looked.elapsed() > FRESH {
-            *own = Own::read();
+            // Asked for every packet that begins something: nobody waits for files here.
+            own.looked = Instant::now();
+            let shared = Arc::clone(&self.own);
+            match Handle::try_current() {
+                Ok(runtime) => drop(runtime.spawn_blocking(move || {
+                    let read = Own::read();
+                    *lock(&shared) = read;
+                })),
+                Err(_) => *own = Own::read(),
+            }
         }
         to.disguises().any(|form| own.nets.iter().any(|net| net.contains(&form.ip())))
     }
@@ -388,6 +405,31 @@ mod tests {
         assert_eq!(outside.refused(place(80)), None);
         assert_eq!(outside.refused(place(81)), Some("the host's own address"));
         assert_eq!(outside.heard(own), Some(own));
+    }
+
+    #[tokio::test]
+    async fn the_list_of_own_addresses_is_refreshed_aside() {
+        let outside = Outside::new(OutsideSettings::default()).unwrap();
+        let gone = "203.0.113.7".parse::<IpAddr>().unwrap();
+        let looked = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
+        *lock(&outside.own) = Own { nets: vec![gone.into()], looked };
+        let place = Place::new((gone, 80).into());
+        assert!(outside.refused(place).is_some(), "the old list was not asked");
+        for _ in 0..500 {
+            if outside.refused(place).is_none() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("the list is never read again");
+    }
+
+    #[tokio::test]
+    async fn who_is_gone_without_a_word_is_noticed() {
+        let outside = Outside::new(OutsideSettings::default()).unwrap();
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = outside.dial(server.local_addr().unwrap()).await.unwrap();
+        assert!(socket2::SockRef::from(&stream).keepalive().unwrap());
     }
 
     #[test]
