@@ -47,6 +47,10 @@ export const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 export const control = process.env.CONFORMANCE_CONTROL;
 export const without_control = control ? false : "CONFORMANCE_CONTROL is not set";
 
+/** A port of this host's loopback that sandboxes may reach, for a server of the suite's own. */
+export const outside_port = Number(process.env.CONFORMANCE_OUTSIDE ?? 0);
+export const without_outside = outside_port ? false : "CONFORMANCE_OUTSIDE is not set";
+
 export function tell_server(word) {
   return new Promise((resolve, reject) => {
     const socket = net.connect(control, () => socket.write(`${word}\n`));

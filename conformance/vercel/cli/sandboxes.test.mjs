@@ -3,7 +3,7 @@ import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
 
-import { fresh, remove, url } from "../support.mjs";
+import { ask, fresh, project, remove, team, url } from "../support.mjs";
 import { cli, cli_with, created, home, made, ok, table } from "./cli.mjs";
 
 test("create prints the name to scripts and a summary to people", async (t) => {
@@ -192,4 +192,18 @@ test("only a key is enough: the account is asked for team and project", async (t
 test("a token nobody gave out is refused", async () => {
   const done = await cli_with({ VERCEL_OIDC_TOKEN: "", VERCEL_AUTH_TOKEN: "nonsense" }, "ls");
   assert.notEqual(done.code, 0);
+});
+
+test("policies are given and changed", async (t) => {
+  const name = await created(t, "--allowed-domain", "*.example.com", "--denied-cidr", "10.0.0.0/8");
+  const policy = async () => {
+    const { text } = await ask("GET", `/api/v2/sandboxes/${name}`, { query: { teamId: team, projectId: project } });
+    return JSON.parse(text).sandbox.networkPolicy;
+  };
+  assert.deepEqual(await policy(), { mode: "custom", allowedDomains: ["*.example.com"], deniedCIDRs: ["10.0.0.0/8"] });
+  await ok("config", "network-policy", name, "--network-policy", "deny-all");
+  assert.deepEqual(await policy(), { mode: "deny-all" });
+  const bad = await cli("config", "network-policy", name, "--allowed-cidr", "10.0.0.0/99");
+  assert.notEqual(bad.code, 0);
+  assert.match(bad.all, /networkPolicy\.subnets\.allow\[0\]/);
 });

@@ -1,8 +1,11 @@
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import http from "node:http";
 import { test } from "node:test";
+import { fileURLToPath } from "node:url";
 
-import { fresh, remove } from "../support.mjs";
-import { Sandbox, refused, sandbox, sh } from "./sdk.mjs";
+import { fresh, outside_port, remove, without_outside } from "../support.mjs";
+import { Sandbox, refused, sandbox, sh, since } from "./sdk.mjs";
 
 for (const mode of ["allow-all", "deny-all"]) {
   test(`the policy ${mode} is taken and told back`, async (t) => {
@@ -30,9 +33,8 @@ test("deny-all leaves the machine's own network alone", async (t) => {
 test("what all went to and fro is told when a session ends", async (t) => {
   const box = await sandbox(t);
   await box.stop();
-  const { session } = await Sandbox.get({ name: box.name }).then((got) => ({ session: got.currentSession() }));
-  assert.equal(session.networkTransfer?.ingress, 0);
-  assert.equal(session.networkTransfer?.egress, 0);
+  const session = (await Sandbox.get({ name: box.name })).currentSession();
+  assert.deepEqual(session.networkTransfer, { ingress: 0, egress: 0 });
 });
 
 for (const [what, networkPolicy, told] of [
@@ -72,14 +74,68 @@ for (const [what, networkPolicy] of [
   });
 }
 
-test("a policy holds at once", async (t) => {
-  const box = await sandbox(t, { networkPolicy: "allow-all" });
-  const lookup = "getent hosts example.invalid >/dev/null; grep -c nameserver /etc/resolv.conf";
-  assert.equal(await sh(box, lookup), "1");
+/** A server outside, which sandboxes reach as `host.sandkeep.internal`; it tells what it was asked. */
+async function outside(t, answer) {
+  const asked = [];
+  const server = http.createServer((request, response) => {
+    asked.push({ url: request.url, ...request.headers });
+    response.end(answer ?? "outside");
+  });
+  await new Promise((resolve) => server.listen(outside_port, "127.0.0.1", resolve));
+  t.after(() => server.close());
+  return asked;
+}
+const origin = `http://host.sandkeep.internal:${outside_port}`;
+const get = (path) => `curl -s -m 5 ${origin}${path} || echo unreachable`;
+
+test("a policy holds at once", { skip: without_outside }, async (t) => {
+  await outside(t);
+  const box = await sandbox(t, { networkPolicy: { allow: ["host.sandkeep.internal"] } });
+  assert.equal(await sh(box, get("/")), "outside");
   await box.updateNetworkPolicy({ allow: ["example.com"] });
-  const refusedNow = "(exec 3<>/dev/tcp/192.0.2.1/443) 2>/dev/null && echo open || echo closed";
+  assert.equal(await sh(box, get("/")), "unreachable");
+  await box.updateNetworkPolicy("allow-all");
+  assert.equal(await sh(box, get("/")), "outside");
   await box.updateNetworkPolicy("deny-all");
-  assert.equal(await sh(box, refusedNow), "closed");
+  assert.equal(await sh(box, get("/")), "unreachable");
+  await box.stop();
+  const { ingress, egress } = (await Sandbox.get({ name: box.name })).currentSession().networkTransfer;
+  assert.ok(ingress > 0 && egress > 0, `${ingress} ${egress}`);
+});
+
+test("headers are set on the way and requests forwarded", { skip: without_outside }, async (t) => {
+  const asked = await outside(t);
+  const rules = [
+    { match: { path: { startsWith: "/away" } }, forwardURL: `${origin}/proxy` },
+    { match: { method: ["GET"], queryString: [{ key: { exact: "k" } }] }, transform: [{ headers: { "x-key": "s3cret" } }] },
+  ];
+  const box = await sandbox(t, { networkPolicy: { allow: { "host.sandkeep.internal": rules } } });
+  assert.equal(await sh(box, `${get("/plain")}; ${get("/with?k=v")}; ${get("/away/a?b=c")}`), "outsideoutsideoutside");
+  assert.deepEqual(asked.map((one) => one.url), ["/plain", "/with?k=v", "/proxy/away/a?b=c"]);
+  assert.deepEqual(asked.map((one) => one["x-key"]), [undefined, "s3cret", undefined]);
+  const told = Object.fromEntries(Object.entries(asked[2]).filter(([name]) => name.startsWith("vercel-forwarded-")));
+  assert.deepEqual(told, {
+    "vercel-forwarded-host": "host.sandkeep.internal",
+    "vercel-forwarded-scheme": "http",
+    "vercel-forwarded-port": String(outside_port),
+    "vercel-forwarded-path": "/away/a?b=c",
+  });
+});
+
+test("requests are answered on the way", { skip: without_outside || since(3, "`response`") }, async (t) => {
+  const asked = await outside(t);
+  const response = { statusCode: 403, body: "not that", contentType: "text/plain" };
+  const rules = [{ match: { path: { exact: "/fine" } }, transform: [] }, { response }];
+  const box = await sandbox(t, { networkPolicy: { allow: { "host.sandkeep.internal": rules } } });
+  assert.equal(await sh(box, `${get("/fine")}; ${get("/other")}`), "outsidenot that");
+  assert.equal(asked.length, 1);
+});
+
+test("a sandbox begins with an archive", { skip: without_outside }, async (t) => {
+  const archive = execFileSync("tar", ["-cz", "--transform=s/.*/from-outside/", fileURLToPath(import.meta.url)]);
+  await outside(t, archive);
+  const box = await sandbox(t, { source: { type: "tarball", url: `${origin}/a.tgz` } });
+  assert.equal(await sh(box, "ls"), "from-outside");
 });
 
 test("a source that cannot be fetched leaves no sandbox", async () => {

@@ -5,6 +5,8 @@ import vercel.sandbox
 from vercel.sandbox import (
     DriveMount,
     NetworkPolicy,
+    NetworkPolicyRequestMatcher,
+    NetworkPolicyResponse,
     NetworkPolicyRule,
     NetworkPolicyTransform,
     SandboxApiError,
@@ -218,9 +220,25 @@ class Sandboxes(Case):
         self.assertEqual(box.network_policy.mode, "deny-all")
         box.update(network_policy=NetworkPolicy.allow_all())
         self.assertEqual(box.network_policy.mode, "allow-all")
-        rule = NetworkPolicyRule(transform=(NetworkPolicyTransform(headers={"x": "y"}),))
+        rule = NetworkPolicyRule(
+            transform=(NetworkPolicyTransform(headers={"x": "y"}),),
+            match=NetworkPolicyRequestMatcher(method=("POST",)),
+        )
+        answer = NetworkPolicyRule(response=NetworkPolicyResponse(status_code=403))
+        away = NetworkPolicyRule(forward_url="https://proxy.example.com")
+        rules = {"example.com": [rule, answer], "other.com": [away]}
+        box.update(network_policy=NetworkPolicy.custom(rules))
+        policy = box.network_policy
+        self.assertEqual(policy.mode, "custom")
+        self.assertEqual(sorted(policy.allowed_domains), ["example.com", "other.com"])
+        injected = policy.injection_rules[0]
+        self.assertEqual((injected.domain, injected.header_names), ("example.com", ("x",)))
+        self.assertEqual(injected.match_dimensions, ("method",))
+        self.assertEqual(policy.forward_rules[0].forward_url, "https://proxy.example.com")
+        self.assertEqual(policy.response_rules[0].status_code, 403)
+        wrong = NetworkPolicyRule(transform=(NetworkPolicyTransform(headers={"a b": "y"}),))
         with self.assertRaises(SandboxApiError) as caught:
-            box.update(network_policy=NetworkPolicy.custom({"example.com": [rule]}))
+            box.update(network_policy=NetworkPolicy.custom({"example.com": [wrong]}))
         self.assertIn(caught.exception.status_code, range(400, 500))
         self.assertIn("networkPolicy", str(caught.exception))
 

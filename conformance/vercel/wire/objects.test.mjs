@@ -326,3 +326,25 @@ test("a snapshot need not stop the session, if asked that way", async (t) => {
   const { json } = await answered(201, "POST", `${session_path}/snapshot`, { query });
   assert.equal(json.session.status, "stopped", "by itself it stops, as their clients expect");
 });
+
+test("policies are asked in one form and told in another, without values", async (t) => {
+  const networkPolicy = {
+    allow: { "a.com": [{ match: { path: { regex: "^/x" } }, transform: [{ headers: { Authorization: "s3cret" } }] }, { response: { statusCode: 404 } }] },
+    subnets: { allow: ["10.0.0.0/8"] },
+  };
+  const { sandbox: made, session, session_path } = await sandbox(t, { networkPolicy });
+  const told = {
+    mode: "custom",
+    allowedDomains: ["a.com"],
+    allowedCIDRs: ["10.0.0.0/8"],
+    injectionRules: [{ domain: "a.com", headerNames: ["authorization"], match: { path: { regex: "^/x" } }, matchDimensions: ["path"] }],
+    responseRules: [{ domain: "a.com", statusCode: 404 }],
+  };
+  assert.deepEqual(made.networkPolicy, told);
+  assert.deepEqual(session.networkPolicy, told);
+  const legacy = { mode: "default-deny", allowedDomains: ["b.com"] };
+  const { json } = await answered(200, "POST", `${session_path}/network-policy`, { query, body: legacy });
+  assert.deepEqual(json.session.networkPolicy, { mode: "custom", allowedDomains: ["b.com"] });
+  const wrong = { allow: { "a.com": [{ forwardURL: "https://b.com", transform: [] }] } };
+  await refused(400, "bad_request", "POST", `${session_path}/network-policy`, { query, body: wrong });
+});

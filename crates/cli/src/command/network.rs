@@ -344,7 +344,11 @@ fn line(one: &Connection) -> String {
     else {
         return String::new();
     };
-    let host = if name == "-" { address.clone() } else { format!("{name} ({address})") };
+    let host = match (name.as_str(), address.as_str()) {
+        ("-", address) => address.to_owned(),
+        (name, "-") => name.to_owned(),
+        (name, address) => format!("{name} ({address})"),
+    };
     let mut line = format!(
         "{time}  {verdict:7}  {kind:4}  {host}  {received} in, {sent} out, {took}  [{rule}]"
     );

@@ -4,6 +4,7 @@ mod control;
 mod table;
 
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -56,7 +57,9 @@ impl Suite {
     /// Runs all of it: what can share a daemon first, then what kills it.
     pub(crate) fn run(&self, test: &str) {
         let Some(packages) = packages(test) else { return };
-        let mut daemon = Daemon::start(env!("CARGO_BIN_EXE_keep"));
+        let outside = Outside::new();
+        let settings = [("SANDKEEP_CONFIG", outside.settings.to_str().unwrap())];
+        let mut daemon = Daemon::start_with(env!("CARGO_BIN_EXE_keep"), &settings);
         daemon.keep_address();
         let scratch = daemon.scratch().to_path_buf();
         let environment = environment(&daemon);
@@ -71,6 +74,7 @@ impl Suite {
             command.envs(environment.iter().cloned());
             command.env("CONFORMANCE_PACKAGES", &packages);
             command.env("TMPDIR", &scratch);
+            command.env("CONFORMANCE_OUTSIDE", outside.port.to_string());
             command.env("CONFORMANCE_CONTROL", &control.path);
             problems.extend(finish(command, &scratch.join("output")).err());
             results += &fs::read_to_string(&told).unwrap_or_default();
@@ -148,6 +152,24 @@ impl Suite {
             (Language::Node, _) => format!("`{package}`, the command line"),
         };
         Row::of(what, results)
+    }
+}
+
+/// A port of this host's loopback that sandboxes may reach, for a server of the suite's own.
+struct Outside {
+    port: u16,
+    settings: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Outside {
+    fn new() -> Self {
+        // Free now; suites start their server soon, and nobody else is given it meanwhile as a rule.
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let dir = tempfile::TempDir::with_prefix("keep-e2e-").unwrap();
+        let settings = dir.path().join("keep.toml");
+        fs::write(&settings, format!("[network]\nexcept = [\"127.0.0.1:{port}\"]\n")).unwrap();
+        Self { port, settings, _dir: dir }
     }
 }
 
