@@ -213,10 +213,10 @@ fn is_request(bytes: &[u8]) -> Option<bool> {
     if rest[0] == b'/' {
         // Git's own protocol has a length and a service before the path, and a NUL after it.
         let is_git = method.get(4..).is_some_and(|service| service.starts_with(b"git-"));
-        return if !is_git {
-            Some(true)
-        } else {
+        return if is_git {
             rest.iter().find(|byte| b"\0\n".contains(byte)).map(|byte| *byte == b'\n')
+        } else {
+            Some(true)
         };
     }
     let end = rest.iter().position(|byte| *byte == b'\n' || (*byte < b' ' && !is_gap(*byte)));
