@@ -27,7 +27,7 @@ use super::device::Device;
 use super::machine::{Machine, Manner};
 use super::packet::{Bad, Flow, Packet, Segment, parse, reset};
 use super::relay::Lane;
-use super::tcp::Table;
+use super::tcp::{SYN, Table};
 
 /// How much of what nobody wants is thrown away before the connection is reset.
 const DISCARD: usize = 1 << 20;
@@ -112,6 +112,8 @@ impl Connection {
             self.turn(&mut inner, |machine, device| machine.receive(device, segment.raw));
         } else if segment.rst {
             self.end(&mut inner);
+        } else if segment.syn && segment.raw.len() > SYN {
+            self.device.drop_packet(Bad::Full);
         } else if segment.syn {
             inner.syn = segment.raw.to_vec();
         }

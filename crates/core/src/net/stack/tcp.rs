@@ -31,7 +31,7 @@ use crate::net::flow::{Opening, Switch};
 use crate::net::ledger::Open;
 
 /// The largest packet that is kept until outside has answered.
-const SYN: usize = 1500;
+pub(super) const SYN: usize = 1500;
 
 /// Has a socket end with a reset when it is dropped: who is outside must not take half of it for the whole.
 pub(super) fn end_abruptly(outside: &TcpStream) {

@@ -198,6 +198,18 @@ async fn a_repeated_question_is_asked_once() {
 }
 
 #[tokio::test]
+async fn a_question_that_is_repeated_at_length_is_not_kept() {
+    let (_stack, device, end, listener, _switch) = dialled(Limits::default()).await;
+    let payload = [b'x'; 2000];
+    // Both are taken in before the dial has a turn.
+    write(&end, &segment(5000, outside(true, 443), SYN));
+    write(&end, &segment(5000, outside(true, 443), Fields { payload: &payload, ..SYN }));
+    assert_eq!(seen(&next(&end).await).control, TcpControl::Syn);
+    listener.accept().await.unwrap();
+    assert_eq!(device.dropped(Bad::Full), 1);
+}
+
+#[tokio::test]
 async fn half_open_connections_are_bounded_and_end() {
     let limits = Limits { half_open: 8, handshake: Duration::from_secs(3), ..Limits::default() };
     let (_stack, device, end, _listener, switch) = dialled(limits).await;
