@@ -8,9 +8,11 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use tokio::sync::watch;
 
+use super::fold::{Fold, WINDOW};
 use crate::model::{Connection, Protocol, SessionId, Timestamp, Verdict, now};
 
 /// Where connections are written down. Must not block: called where packets are handled.
@@ -37,6 +39,8 @@ pub(super) struct Ledger {
     received: AtomicU64,
     sent: AtomicU64,
     open: Mutex<HashMap<u64, Weak<Open>>>,
+    /// Requests, which a sandbox can make any number of.
+    requests: Fold,
 }
 
 /// What is known of a flow when it begins.
@@ -59,6 +63,7 @@ impl Ledger {
             received: AtomicU64::new(before.received),
             sent: AtomicU64::new(before.sent),
             open: Mutex::default(),
+            requests: Fold::default(),
         })
     }
 
@@ -79,9 +84,9 @@ impl Ledger {
     }
 
     /// Something is refused.
-    pub(super) fn refused(&self, facts: Facts, detail: Option<String>) {
+    pub(super) fn refused(self: &Arc<Self>, facts: Facts, detail: Option<String>) {
         let at = now();
-        self.journal.write(Connection {
+        self.write(Connection {
             session: self.session.clone(),
             id: self.next.fetch_add(1, Ordering::Relaxed),
             at,
@@ -110,8 +115,37 @@ impl Ledger {
         self.opens().values().filter_map(Weak::upgrade).collect()
     }
 
+    /// Tells what was counted and not told yet.
+    pub(super) fn flush(&self) {
+        self.requests.over(Duration::ZERO).into_iter().for_each(|line| self.journal.write(line));
+    }
+
+    fn write(self: &Arc<Self>, line: Connection) {
+        if line.protocol != Protocol::Http {
+            return self.journal.write(line);
+        }
+        let (lines, more) = self.requests.add(line);
+        lines.into_iter().for_each(|line| self.journal.write(line));
+        if more && let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let this = Arc::downgrade(self);
+            runtime.spawn(async move {
+                tokio::time::sleep(WINDOW).await;
+                if let Some(this) = this.upgrade() {
+                    let over = this.requests.over(WINDOW);
+                    over.into_iter().for_each(|line| this.journal.write(line));
+                }
+            });
+        }
+    }
+
     fn opens(&self) -> MutexGuard<'_, HashMap<u64, Weak<Open>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        self.flush();
     }
 }
 
@@ -159,9 +193,12 @@ impl Open {
         self.told().detail = Some(detail.into());
     }
 
-    /// Nobody answered outside.
+    /// Nobody answered outside. What was cut stays that: the cut is why it failed.
     pub(super) fn failed(&self, reason: impl Into<String>) {
         let mut told = self.told();
+        if told.verdict == Verdict::Cut {
+            return;
+        }
         told.verdict = Verdict::Failed;
         told.detail = Some(reason.into());
     }
@@ -169,6 +206,9 @@ impl Open {
     /// A rule was against it after all.
     pub(super) fn denied(&self, rule: impl Into<String>, detail: impl Into<String>) {
         let mut told = self.told();
+        if told.verdict == Verdict::Cut {
+            return;
+        }
         told.verdict = Verdict::Denied;
         told.facts.rule = rule.into();
         told.detail = Some(detail.into());
@@ -217,6 +257,26 @@ impl Open {
 impl Drop for Open {
     fn drop(&mut self) {
         self.ledger.opens().remove(&self.id);
-        self.ledger.journal.write(Connection { ended_at: Some(now()), ..self.record() });
+        self.ledger.write(Connection { ended_at: Some(now()), ..self.record() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Facts;
+    use crate::model::{Protocol, Verdict};
+    use crate::net::testing;
+
+    #[test]
+    fn what_was_cut_did_not_fail() {
+        let (ledger, _notes) = testing::ledger();
+        let facts =
+            Facts { protocol: Protocol::Tcp, to: None, name: None, rule: "allow-all".to_owned() };
+        let open = ledger.begin(facts);
+        open.cut("deny-all".to_owned());
+        open.failed("connection aborted");
+        open.denied("another", "detail");
+        let record = open.record();
+        assert_eq!((record.verdict, record.rule.as_str()), (Verdict::Cut, "deny-all"));
     }
 }

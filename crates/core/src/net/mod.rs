@@ -22,6 +22,7 @@
 
 mod dns;
 mod flow;
+mod fold;
 mod ledger;
 mod outside;
 mod proxy;

@@ -202,6 +202,7 @@ impl Switchboard {
     /// Tells what is counted and not told yet.
     pub(super) fn finish(&self) {
         self.refusals.flush();
+        self.ledger.flush();
     }
 
     /// Lists something that is let through. Called only while the rules cannot change.
