@@ -29,6 +29,10 @@ const LEAF_IS_USED: Duration = DAY.saturating_mul(15);
 const KEPT: usize = 256;
 /// How many connections of one sandbox are opened at the same time.
 const PLACES: usize = 512;
+/// How many connections outward they have together.
+const OUTWARD: usize = 256;
+/// How many bodies of one sandbox are read whole at the same time. Others go without their length told.
+const READ_WHOLE: usize = 16;
 /// How long a common name may be.
 const LONGEST_NAME: usize = 64;
 const TITLE: &str = "Sandkeep authority of ";
@@ -42,6 +46,10 @@ pub struct Authority {
     leaves: Mutex<HashMap<String, Leaf>>,
     /// Taken by connections of the sandbox that are opened, one each.
     pub(super) places: Arc<Semaphore>,
+    /// Taken by connections outward of those, one each: a sandbox must not use up the host's descriptors.
+    pub(super) outward: Arc<Semaphore>,
+    /// Taken by bodies while they are read whole.
+    pub(super) read_whole: Semaphore,
 }
 
 struct Leaf {
@@ -109,7 +117,16 @@ impl Authority {
     ) -> Result<Self, BadAuthority> {
         let leaf_key = KeyPair::generate()?;
         let places = Arc::new(Semaphore::new(PLACES));
-        Ok(Self { certificate, der, issuer, leaf_key, leaves: Mutex::default(), places })
+        Ok(Self {
+            certificate,
+            der,
+            issuer,
+            leaf_key,
+            leaves: Mutex::default(),
+            places,
+            outward: Arc::new(Semaphore::new(OUTWARD)),
+            read_whole: Semaphore::new(READ_WHOLE),
+        })
     }
 
     /// Its certificate and its key, to be kept. The key is the daemon's own: no sandbox may see it.

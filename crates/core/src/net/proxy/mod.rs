@@ -64,10 +64,18 @@ struct Patience {
     handshake: Duration,
     /// For the head of a request, from the end of the one before.
     head: Duration,
+    /// For a body that is read whole.
+    body: Duration,
+    /// And how long a request waits for one of the sandbox's other connections outward to end.
+    outward: Duration,
 }
 
-const PATIENCE: Patience =
-    Patience { handshake: Duration::from_secs(15), head: Duration::from_secs(60) };
+const PATIENCE: Patience = Patience {
+    handshake: Duration::from_secs(15),
+    head: Duration::from_secs(60),
+    body: Duration::from_secs(30),
+    outward: Duration::from_secs(30),
+};
 /// How large a head may be, on either side.
 const LARGEST_HEAD: u32 = 64 << 10;
 /// How many requests a connection may have under way.
@@ -152,7 +160,7 @@ where
     let mut rules = intercept.rules.clone();
     rules.mark_unchanged();
     let tasks = Tasks::default();
-    let door = Arc::new(Door::new(intercept, is_http2, &tasks));
+    let door = Arc::new(Door::new(intercept, is_http2, patience, &tasks));
     // They hold the door, and the door holds them: somebody has to let go first.
     let _ends = (tasks.leash(), door.tunnels.leash());
     let builder = builder(&tasks, is_http2, patience);

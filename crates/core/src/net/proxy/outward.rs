@@ -22,14 +22,14 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 use tower_service::Service;
 
 use super::super::ledger::Open;
 use super::super::outside::Outside;
-use super::super::reserved::Place;
+use super::super::reserved::{self, Place};
 use super::super::rules::Rules;
 use super::{LARGEST_HEAD, LARGEST_UNREAD};
 
@@ -43,6 +43,8 @@ pub(super) type Broken = Box<dyn Error + Send + Sync>;
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(20);
 /// How long a connection outward is kept for the next request.
 const IDLE_FOR: Duration = Duration::from_secs(60);
+/// And how many of them.
+const MOST_IDLE: usize = 4;
 /// How much of a stream, and of a whole connection, may be on its way.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 2 << 20;
@@ -92,6 +94,18 @@ pub(super) enum Speaks {
     Http2,
 }
 
+/// Which addresses are dialled.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Reach {
+    /// The one that the sandbox dialled: it was decided about. Never for what is forwarded: who wrote that rule named a
+    /// host, and the sandbox must not choose where that is.
+    Own(Place),
+    /// Those of the host, as far as rules let it.
+    Host,
+    /// Those of them that are inside: what goes there in the clear does not cross other networks.
+    Inside,
+}
+
 /// What makes connections outward.
 #[derive(Clone)]
 pub(super) struct Dialler {
@@ -99,8 +113,11 @@ pub(super) struct Dialler {
     rules: watch::Receiver<Arc<Rules>>,
     /// Where the sandbox's connection goes: whether by TLS, host, port.
     own: (bool, String, u16),
-    /// And at which address.
-    to: Place,
+    reach: Reach,
+    /// Where requests were forwarded to.
+    forwarded: Arc<Mutex<Vec<(String, Place)>>>,
+    /// One for each connection there may be, and how long one is waited for.
+    room: (Arc<Semaphore>, Duration),
     /// What counts the bytes.
     open: Arc<Open>,
     tls: Arc<ClientConfig>,
@@ -116,12 +133,26 @@ impl Dialler {
         own: (bool, String, u16),
         to: Place,
         open: &Arc<Open>,
+        room: (Arc<Semaphore>, Duration),
     ) -> Self {
         let (outside, rules, open) = (Arc::clone(outside), rules.clone(), Arc::clone(open));
         let tls = outside.tls();
-        let ready = Arc::default();
-        Self { outside, rules, own, to, open, tls, speaks: Speaks::Any, ready }
+        let (reach, speaks) = (Reach::Own(to), Speaks::Any);
+        let (forwarded, ready) = (Arc::default(), Arc::default());
+        Self { outside, rules, own, reach, forwarded, room, open, tls, speaks, ready }
             .speaking(Speaks::Any)
+    }
+
+    /// The same, for what is forwarded.
+    pub(super) fn reaching(&self, reach: Reach) -> Self {
+        Self { reach, ..self.clone() }
+    }
+
+    /// The rule against an address of `host` that requests were forwarded to, if there is one now.
+    pub(super) fn against(&self, rules: &Rules, host: &str) -> Option<String> {
+        let forwarded = self.forwarded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = forwarded.iter().filter(|(known, _)| known == host);
+        places.find_map(|(host, place)| rules.forward(host, *place).err())
     }
 
     fn speaking(&self, speaks: Speaks) -> Self {
@@ -149,6 +180,7 @@ impl Dialler {
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_FOR)
+            .pool_max_idle_per_host(MOST_IDLE)
             .http2_only(speaks == Speaks::Http2)
             .http2_initial_stream_window_size(STREAM_WINDOW)
             .http2_initial_connection_window_size(CONNECTION_WINDOW)
@@ -161,8 +193,9 @@ impl Dialler {
         let secure = to.scheme_str() == Some("https");
         let host = to.host().unwrap_or_default().to_owned();
         let port = to.port_u16().unwrap_or(if secure { 443 } else { 80 });
-        let own = (secure, host.as_str(), port) == (self.own.0, self.own.1.as_str(), self.own.2);
-        if own && let Some(wire) = self.take_ready() {
+        if let Reach::Own(_) = self.reach
+            && let Some(wire) = self.take_ready()
+        {
             return Ok(wire);
         }
         self.connect(secure, host, port).await
@@ -174,15 +207,18 @@ impl Dialler {
     }
 
     async fn connect(self, secure: bool, host: String, port: u16) -> io::Result<Wire> {
-        let own = (self.own.0, self.own.1.as_str(), self.own.2);
-        let stream = if (secure, host.as_str(), port) == own {
-            self.outside.dial(self.to.real).await
-        } else {
-            let rules = Arc::clone(&self.rules.borrow());
-            self.outside.connect(&host, port, |place| rules.forward(&host, place)).await
+        let (room, within) = &self.room;
+        let room = tokio::time::timeout(*within, Arc::clone(room).acquire_owned());
+        let Ok(Ok(room)) = room.await else {
+            return Err(io::Error::other("the sandbox has too many connections outward"));
+        };
+        let stream = match self.reach {
+            Reach::Own(to) => self.outside.dial(to.real).await,
+            Reach::Host => self.forward(&host, port, false).await,
+            Reach::Inside => self.forward(&host, port, true).await,
         };
         let stream = stream.map_err(|error| told(&error, &host, "cannot be reached"))?;
-        let counted = Counted { stream, open: Arc::clone(&self.open) };
+        let counted = Counted { stream, open: Arc::clone(&self.open), _room: room };
         if !secure {
             return Ok(Wire { io: TokioIo::new(Box::new(counted)), is_http2: false });
         }
@@ -196,6 +232,29 @@ impl Dialler {
             .map_err(|error| told(&error, &host, "is not trusted over TLS"))?;
         let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         Ok(Wire { io: TokioIo::new(Box::new(stream)), is_http2 })
+    }
+
+    /// Connects to where a rule forwards to.
+    async fn forward(&self, host: &str, port: u16, inside: bool) -> io::Result<TcpStream> {
+        let rules = Arc::clone(&self.rules.borrow());
+        let asked = Mutex::new(None);
+        let may = |place: Place| {
+            if inside && reserved::inside(place.real.ip()).is_none() {
+                return Err("credentials go there over TLS only".to_owned());
+            }
+            rules.forward(host, place)?;
+            *asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
+            Ok(())
+        };
+        let stream = self.outside.connect(host, port, may).await?;
+        let asked = asked.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut forwarded = self.forwarded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = asked
+            && !forwarded.iter().any(|(known, at)| known == host && at.asked == place.asked)
+        {
+            forwarded.push((host.to_owned(), place));
+        }
+        Ok(stream)
     }
 }
 
@@ -265,6 +324,7 @@ impl Write for Wire {
 struct Counted {
     stream: TcpStream,
     open: Arc<Open>,
+    _room: OwnedSemaphorePermit,
 }
 
 impl AsyncRead for Counted {

@@ -8,6 +8,7 @@ use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Uri};
 
 use super::super::ledger::Open;
+use super::request::Way;
 
 /// How much of a path is told.
 const LONGEST_PATH: usize = 200;
@@ -94,7 +95,7 @@ pub(super) struct Sent {
     pub(super) headers: HeaderMap,
     pub(super) open: Arc<Open>,
     /// What became of it.
-    pub(super) went: std::mem::Discriminant<super::request::Way>,
+    pub(super) went: Way,
 }
 
 impl Flights {
@@ -102,7 +103,7 @@ impl Flights {
         self: &Arc<Self>,
         parts: &Parts,
         record: Arc<Record>,
-        went: &super::request::Way,
+        went: &Way,
     ) -> Flight {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let sent = Sent {
@@ -110,7 +111,7 @@ impl Flights {
             uri: parts.uri.clone(),
             headers: parts.headers.clone(),
             open: Arc::clone(&record.open),
-            went: std::mem::discriminant(went),
+            went: went.clone(),
         };
         lock(&self.under_way).insert(id, sent);
         Flight { id, flights: Arc::clone(self), record }

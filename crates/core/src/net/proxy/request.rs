@@ -1,8 +1,9 @@
 //! One request: judged, sent on, answered.
 
 use std::convert::Infallible;
+use std::error::Error;
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::{io, mem};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -18,26 +19,23 @@ use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
-use tokio::sync::{OnceCell, Semaphore};
+use tokio::sync::OnceCell;
 use zeroize::Zeroizing;
 
 use super::super::ledger::Facts;
-use super::super::reserved;
+use super::super::reserved::{self, Place};
 use super::super::rules::{Course, Rules};
-use super::Intercept;
 use super::body::{Carried, Swapped};
 use super::head::{self, Target};
-use super::outward::{Body, Broken, Dialler, Speaks, Tasks, explain};
+use super::outward::{Body, Broken, Dialler, Reach, Speaks, Tasks, explain};
 use super::record::{Flight, Flights, Record, line};
 use super::secrets::{self, Secrets};
 use super::swap::Swap;
+use super::{Intercept, Patience};
 use crate::model::{Answer, Protocol};
 
 /// Up to this length a body whose length changes is read whole, so that its new length can be told.
 const LARGEST_READ: u64 = 1 << 20;
-
-/// How many bodies are read whole at the same time, in all sandboxes. Others go without their length told.
-static READ_WHOLE: Semaphore = Semaphore::const_new(64);
 
 /// What the requests of one connection share.
 pub(super) struct Door {
@@ -46,10 +44,15 @@ pub(super) struct Door {
     is_http2: bool,
     /// Whether the other side does, once somebody had to know.
     outside_is_http2: OnceCell<bool>,
+    patience: Patience,
     dialler: Dialler,
-    any: Client<Dialler, Body>,
     http1: Client<Dialler, Body>,
     http2: Client<Dialler, Body>,
+    /// What is forwarded never shares a connection with what is not.
+    forward: Client<Dialler, Body>,
+    forward_http1: Client<Dialler, Body>,
+    /// For credentials in the clear.
+    forward_inside: Client<Dialler, Body>,
     pub(super) flights: Arc<Flights>,
     /// Connections that speak something else than HTTP by now.
     pub(super) tunnels: Tasks,
@@ -59,7 +62,7 @@ pub(super) struct Door {
 }
 
 /// What becomes of a request.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Way {
     Deny,
     Answer(Answer),
@@ -74,16 +77,26 @@ struct Judged {
 }
 
 impl Door {
-    pub(super) fn new(intercept: Intercept, is_http2: bool, tasks: &Tasks) -> Self {
+    pub(super) fn new(
+        intercept: Intercept,
+        is_http2: bool,
+        patience: Patience,
+        tasks: &Tasks,
+    ) -> Self {
         let own = (intercept.tls, intercept.name.clone(), intercept.to.asked.port());
         let Intercept { outside, rules, open, to, .. } = &intercept;
-        let dialler = Dialler::new(outside, rules, own, *to, open);
+        let room = (Arc::clone(&intercept.authority.outward), patience.outward);
+        let dialler = Dialler::new(outside, rules, own, *to, open, room);
+        let forwarder = dialler.reaching(Reach::Host);
         Self {
             is_http2,
             outside_is_http2: OnceCell::new(),
-            any: dialler.client(Speaks::Any, tasks),
+            patience,
             http1: dialler.client(Speaks::Http1, tasks),
             http2: dialler.client(Speaks::Http2, tasks),
+            forward: forwarder.client(Speaks::Any, tasks),
+            forward_http1: forwarder.client(Speaks::Http1, tasks),
+            forward_inside: dialler.reaching(Reach::Inside).client(Speaks::Http1, tasks),
             dialler,
             intercept,
             flights: Arc::default(),
@@ -97,19 +110,38 @@ impl Door {
         let rules = self.rules();
         for sent in self.flights.all() {
             let judged = self.judge(&rules, &sent.method, &sent.uri, &sent.headers);
-            if mem::discriminant(&judged.way) != sent.went {
-                sent.open.cut(judged.rule);
-            }
+            let against = if judged.way == sent.went {
+                self.against(&rules, &judged.way)
+            } else {
+                Some(judged.rule)
+            };
+            against.into_iter().for_each(|rule| sent.open.cut(rule));
         }
     }
 
+    /// The rule against where requests were forwarded to, if there is one now.
+    fn against(&self, rules: &Rules, way: &Way) -> Option<String> {
+        let Way::Forward { url, .. } = way else { return None };
+        let host = url.parse::<Uri>().ok()?.host()?.to_ascii_lowercase();
+        self.dialler.against(rules, &host)
+    }
+
     /// What a request goes out by.
-    async fn client(&self, way: &Way, upgrade: bool) -> io::Result<&Client<Dialler, Body>> {
+    async fn client(
+        &self,
+        way: &Way,
+        upgrade: bool,
+        inside: bool,
+    ) -> io::Result<&Client<Dialler, Body>> {
+        if let Way::Forward { .. } = way {
+            return Ok(match (inside, upgrade) {
+                (true, _) => &self.forward_inside,
+                (false, true) => &self.forward_http1,
+                (false, false) => &self.forward,
+            });
+        }
         if upgrade {
             return Ok(&self.http1);
-        }
-        if let Way::Forward { .. } = way {
-            return Ok(&self.any);
         }
         // Without TLS nobody asks what the other side speaks: it is spoken to as we are.
         let is_http2 = if self.intercept.tls {
@@ -120,19 +152,23 @@ impl Door {
         Ok(if is_http2 { &self.http2 } else { &self.http1 })
     }
 
-    /// Sends a request; what went wrong is told in words, and whether a rule was against it.
+    /// Sends a request.
     async fn send(
         &self,
         way: &Way,
         upgrade: Option<&HeaderValue>,
-        mut request: Request<Body>,
-    ) -> Result<Response<Incoming>, (String, bool)> {
+        Prepared { mut request, inside, .. }: Prepared,
+    ) -> Result<Response<Incoming>, Lost> {
         if let Some(protocol) = upgrade {
             request.headers_mut().insert(UPGRADE, protocol.clone());
             request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
         }
-        let client = self.client(way, upgrade.is_some()).await.map_err(|error| explain(&error))?;
-        client.request(request).await.map_err(|error| explain(&error))
+        let lost = |error: &(dyn Error + 'static)| {
+            let (why, refused) = explain(error);
+            Lost::Outside { why, refused }
+        };
+        let client = self.client(way, upgrade.is_some(), inside).await.map_err(|e| lost(&e))?;
+        client.request(request).await.map_err(|error| lost(&error))
     }
 
     fn rules(&self) -> Arc<Rules> {
@@ -196,6 +232,9 @@ pub(super) async fn handle(
     if let Way::Deny = judged.way {
         return Ok(door.refuse(&parts, StatusCode::FORBIDDEN, judged.rule));
     }
+    if let Some(rule) = door.against(&rules, &judged.way) {
+        return Ok(door.refuse(&parts, StatusCode::FORBIDDEN, rule));
+    }
     let open = door.intercept.ledger.begin(door.facts(judged.rule.clone()));
     let record = Record::new(open, line(&parts.method, &parts.uri));
     if let Way::Answer(answer) = &judged.way {
@@ -203,6 +242,10 @@ pub(super) async fn handle(
         return Ok(answered(answer));
     }
     let flight = door.flights.begin(&parts, record, &judged.way);
+    // They may have changed before it was listed, and nobody would have looked at it again.
+    if !Arc::ptr_eq(&rules, &door.rules()) {
+        door.judge_again();
+    }
     Ok(pass(&door, &rules, judged, parts, body, asked, flight).await)
 }
 
@@ -223,39 +266,69 @@ async fn pass(
         record.failed("the rule forwards to no URL");
         return reply(StatusCode::BAD_GATEWAY, "Sandkeep cannot forward this request.", json);
     };
-    let sent = prepare(door, rules, &judged, target, parts, body, &record).await;
-    let Ok((outgoing, masks)) = sent else {
-        record.failed("its body ended early");
-        return reply(StatusCode::BAD_REQUEST, "The body ended early.", json);
+    let going = async {
+        let prepared = prepare(door, rules, &judged, target, parts, body, &record).await?;
+        let masks = prepared.masks.clone();
+        let answer = door.send(&judged.way, upgrade.as_ref(), prepared).await?;
+        Ok::<_, Lost>((answer, masks))
     };
-    let answer = tokio::select! {
-        answer = door.send(&judged.way, upgrade.as_ref(), outgoing) => answer,
+    let gone = tokio::select! {
+        // What is cut already is not sent.
+        biased;
         () = record.open.is_cut() => {
             return reply(StatusCode::FORBIDDEN, "Sandkeep cut this request: the policy changed.", json);
         }
+        gone = going => gone,
     };
-    match answer {
-        Ok(answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => match upgrade {
-            Some(_) => tunnel(door, answer, asked, flight, &masks),
-            None => {
-                record.failed("it was answered with a protocol that nobody asked for");
-                reply(StatusCode::BAD_GATEWAY, "The server switched protocols unasked.", json)
+    match gone {
+        Ok((answer, masks)) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
+            match upgrade {
+                Some(_) => tunnel(door, answer, asked, flight, &masks),
+                None => {
+                    record.failed("it was answered with a protocol that nobody asked for");
+                    reply(StatusCode::BAD_GATEWAY, "The server switched protocols unasked.", json)
+                }
             }
-        },
-        Ok(answer) => {
+        }
+        Ok((answer, masks)) => {
             record.status(answer.status().as_u16());
             carry(answer, flight, &masks)
         }
-        Err((why, refused)) => {
-            let status = if refused {
-                record.denied(&why);
-                StatusCode::FORBIDDEN
-            } else {
-                record.failed(&why);
-                StatusCode::BAD_GATEWAY
-            };
-            reply(status, format!("Sandkeep could not pass this request on: {why}."), json)
-        }
+        Err(lost) => lost.told(&record, json),
+    }
+}
+
+/// Why a request was not answered.
+enum Lost {
+    /// The sandbox did not send all of its body.
+    Early,
+    /// Not soon enough.
+    Late,
+    /// It could not be passed on; `refused` if a rule was against it.
+    Outside { why: String, refused: bool },
+}
+
+impl Lost {
+    fn told(self, record: &Record, json: bool) -> Response<Body> {
+        let (why, refused) = match self {
+            Self::Early => {
+                record.failed("its body ended early");
+                return reply(StatusCode::BAD_REQUEST, "The body ended early.", json);
+            }
+            Self::Late => {
+                record.failed("its body did not come");
+                return reply(StatusCode::REQUEST_TIMEOUT, "The body did not come.", json);
+            }
+            Self::Outside { why, refused } => (why, refused),
+        };
+        let status = if refused {
+            record.denied(&why);
+            StatusCode::FORBIDDEN
+        } else {
+            record.failed(&why);
+            StatusCode::BAD_GATEWAY
+        };
+        reply(status, format!("Sandkeep could not pass this request on: {why}."), json)
     }
 }
 
@@ -272,7 +345,15 @@ fn aim(door: &Door, way: &Way, parts: &mut request::Parts) -> Option<Target> {
     }
 }
 
-/// The request as it goes out, and what is taken out of its answer.
+/// A request as it goes out.
+struct Prepared {
+    request: Request<Body>,
+    /// Whether it may go to addresses inside only.
+    inside: bool,
+    /// What is taken out of its answer.
+    masks: Swap,
+}
+
 async fn prepare(
     door: &Door,
     rules: &Rules,
@@ -281,8 +362,9 @@ async fn prepare(
     mut parts: request::Parts,
     body: Incoming,
     record: &Arc<Record>,
-) -> Result<(Request<Body>, Swap), Broken> {
-    let trusted = is_trusted(door, &judged.way);
+) -> Result<Prepared, Lost> {
+    let gives = !judged.set.is_empty() || rules.brokered(&target.host).next().is_some();
+    let trusted = gives && is_trusted(door, &judged.way, &target).await;
     let secrets = allotted(rules, &target.host, trusted);
     let put = secrets.put(&mut parts.headers, &mut target.query);
     put.notes.iter().for_each(|note| record.note(note));
@@ -307,7 +389,7 @@ async fn prepare(
         }
         body = Swapped::new(body, &swap).watching(&watched, record).boxed_unsync();
         if !swap.keeps_length() {
-            body = remeasured(&mut parts.headers, body).await?;
+            body = remeasured(door, &mut parts.headers, body).await?;
         }
     }
     let mut masks = {
@@ -319,21 +401,27 @@ async fn prepare(
     if !masks.is_empty() {
         parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     }
-    let mut outgoing = Request::new(body);
-    *outgoing.method_mut() = parts.method;
-    *outgoing.uri_mut() = target.uri().ok_or("its target is no URL")?;
-    *outgoing.headers_mut() = parts.headers;
-    Ok((outgoing, masks))
+    let lost = || Lost::Outside { why: "its target is no URL".to_owned(), refused: false };
+    let mut request = Request::new(body);
+    *request.method_mut() = parts.method;
+    *request.uri_mut() = target.uri().ok_or_else(lost)?;
+    *request.headers_mut() = parts.headers;
+    Ok(Prepared { request, inside: trusted && !target.secure, masks })
 }
 
 /// Whether credentials may go this way. TLS proves who is there. In the clear anybody could be: a sandbox may dial any
 /// address and call it by the name that is trusted. So the name server must have given out that address, and it must be near.
-fn is_trusted(door: &Door, way: &Way) -> bool {
-    let Intercept { tls, given, to, .. } = &door.intercept;
+async fn is_trusted(door: &Door, way: &Way, target: &Target) -> bool {
+    let Intercept { tls, given, to, outside, .. } = &door.intercept;
+    let is_inside = |place: &Place| reserved::inside(place.real.ip()).is_some();
     match way {
-        // Its rule's owner wrote down where it goes.
-        Way::Forward { .. } => true,
-        _ => *tls || (*given && reserved::inside(to.real.ip()).is_some()),
+        Way::Forward { .. } if target.secure => true,
+        // Its rule's owner wrote down where it goes; the dialler holds it to what is found here.
+        Way::Forward { .. } => {
+            let places = outside.places(&target.host, target.port).await.unwrap_or_default();
+            !places.is_empty() && places.iter().all(is_inside)
+        }
+        _ => *tls || (*given && is_inside(to)),
     }
 }
 
@@ -348,14 +436,16 @@ fn allotted(rules: &Rules, host: &str, trusted: bool) -> Secrets {
 }
 
 /// A body whose length changes: read whole if it is short, or else sent without telling its length.
-async fn remeasured(headers: &mut HeaderMap, body: Body) -> Result<Body, Broken> {
+async fn remeasured(door: &Door, headers: &mut HeaderMap, body: Body) -> Result<Body, Lost> {
     let Some(length) = headers.remove(CONTENT_LENGTH) else { return Ok(body) };
     let length = length.to_str().ok().and_then(|text| text.parse::<u64>().ok());
     let short = length.is_some_and(|length| length <= LARGEST_READ);
-    let Some(_permit) = short.then(|| READ_WHOLE.try_acquire().ok()).flatten() else {
+    let room = &door.intercept.authority.read_whole;
+    let Some(_permit) = short.then(|| room.try_acquire().ok()).flatten() else {
         return Ok(body);
     };
-    let whole = body.collect().await?.to_bytes();
+    let whole = tokio::time::timeout(door.patience.body, body.collect()).await;
+    let whole = whole.map_err(|_| Lost::Late)?.map_err(|_| Lost::Early)?.to_bytes();
     headers.insert(CONTENT_LENGTH, HeaderValue::from(whole.len()));
     Ok(full(whole))
 }

@@ -119,7 +119,7 @@ async fn giant_heads_are_refused() {
 async fn who_dawdles_is_left() {
     let mut sandbox = Sandbox::allow_all(Vec::new());
     let short = Duration::from_millis(200);
-    sandbox.patience = Patience { handshake: short, head: short };
+    sandbox.patience = Patience { handshake: short, head: short, ..sandbox.patience };
     let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
     let within = Duration::from_secs(5);
 

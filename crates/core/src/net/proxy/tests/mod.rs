@@ -1,5 +1,6 @@
 //! Real servers with TLS on loopback, real clients that trust the sandbox's authority, and the proxy between them.
 
+mod greedy;
 mod hostile;
 mod passing;
 mod server;
@@ -96,7 +97,16 @@ impl Sandbox {
         let settings = OutsideSettings {
             except: vec!["127.0.0.1".parse().unwrap()],
             ca: Some(file.path().to_owned()),
-            hosts: [("other.example".to_owned(), vec!["127.0.0.1".parse().unwrap()])].into(),
+            hosts: [
+                (NAME, &["127.0.0.1"][..]),
+                ("other.example", &["127.0.0.1"]),
+                // The first answers: the second, which is not inside, is never dialled.
+                ("mixed.example", &["127.0.0.1", "93.184.215.14"]),
+            ]
+            .map(|(name, ips)| {
+                (name.to_owned(), ips.iter().map(|ip| ip.parse().unwrap()).collect())
+            })
+            .into(),
             ..OutsideSettings::default()
         };
         let lines = Arc::<Lines>::default();
@@ -168,6 +178,14 @@ impl Sandbox {
         let (inside, _) = self.dial(server.address, true);
         let connector = TlsConnector::from(Arc::new(self.tls(protocol)));
         connector.connect(ServerName::try_from(NAME).unwrap(), inside).await.unwrap()
+    }
+
+    /// One in the clear.
+    async fn plain(&self, to: SocketAddr) -> http1::SendRequest<Full<Bytes>> {
+        let (inside, _) = self.dial(to, false);
+        let (sender, connection) = http1::handshake(TokioIo::new(inside)).await.unwrap();
+        tokio::spawn(connection.with_upgrades());
+        sender
     }
 
     async fn http1(&self, server: &Server) -> http1::SendRequest<Full<Bytes>> {
