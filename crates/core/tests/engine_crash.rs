@@ -14,12 +14,17 @@ use std::time::Duration;
 use sandkeep_core::db::Page;
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::engine::{
-    Create, Delete, Engine, Error, Fork, Method, OnDelete, SnapshotFilter, Stop, Wish,
+    Create, Delete, Engine, Error, Exec, Fork, Method, OnDelete, SetSecret, SnapshotFilter, Stop,
+    Wish,
 };
-use sandkeep_core::model::{Patch, SessionEnd, Snapshot, SnapshotId, Span};
+use sandkeep_core::model::{
+    Decision, GuardPatch, Inject, InjectInto, OnSecret, Patch, SecretName, SessionEnd, Snapshot,
+    SnapshotId, Span,
+};
 use sandkeep_core::store::Store;
 use sandkeep_testkit::house;
-use sandkeep_testkit::house::{House, name, of, project, sh, small};
+use sandkeep_testkit::house::{House, holding, name, of, project, sh, small};
+use zeroize::Zeroizing;
 
 /// What the process that dies does. Without a house it is not that process and does nothing.
 #[tokio::test(flavor = "multi_thread")]
@@ -35,6 +40,14 @@ async fn victim() {
                 expires: Some(Some(Span::days(3))),
                 ..Stop::default()
             };
+            engine.stop(&project(), &app, stop, None).await.unwrap();
+        }
+        "stop as usual" => {
+            engine.stop(&project(), &app, Stop::default(), None).await.unwrap();
+        }
+        "redact" => {
+            let decision = Decision { redact: true, ..Decision::default() };
+            let stop = Stop { decision, ..Stop::default() };
             engine.stop(&project(), &app, stop, None).await.unwrap();
         }
         "delete" => {
@@ -195,5 +208,63 @@ async fn a_snapshot_that_is_deleted_under_sandboxes_is_gone_for_all_of_them() {
         let all = engine.snapshots(&project(), filter, &Page::all()).await.unwrap().items;
         let record = all.into_iter().find(|sized| sized.item.id == id).unwrap().item;
         assert!(record.deleted_at.is_some() || !gone, "{point}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_guard_began_with_a_layer_is_finished() {
+    const VALUE: &str = "tok_1234567890abcdef-XYZ";
+    let house = house!();
+    let mut engine = house.open().await;
+    let secret: SecretName = "TOKEN".parse().unwrap();
+    let set = SetSecret { value: Zeroizing::new(VALUE.to_owned()), hosts: None, tags: None };
+    engine.set_secret(&project(), secret.clone(), set).await.unwrap();
+    let aside = [
+        "guard.recorded",
+        "guard.moved",
+        "guard.moved:2",
+        "guard.aside",
+        "guard.done",
+        "seal.sealed",
+        "commit.snapshot",
+    ];
+    let masked = ["seal.recorded", "guard.masked", "guard.redacted", "guard.done", "seal.sealed"];
+    let cases = aside.map(|point| (point, OnSecret::Quarantine, "stop as usual")).into_iter();
+    for (point, policy, deed) in cases.chain(masked.map(|point| (point, OnSecret::Block, "redact")))
+    {
+        let guard = GuardPatch { secrets: Some(policy), ..GuardPatch::default() };
+        let patch = Patch { guard, ..small("app").patch };
+        engine.create(&project(), Create { patch, ..small("app") }, None).await.unwrap();
+        sh(&engine, "app", "echo old > /work/a").await;
+        engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
+        let script = "echo $TOKEN > /work/a; echo $TOKEN > /work/b; echo new > /work/c";
+        let into = InjectInto::Env("TOKEN".to_owned());
+        let exec = Exec {
+            argv: ["sh", "-c", script].map(str::to_owned).to_vec(),
+            inject: vec![Inject { secret: secret.clone(), into }],
+            ..Exec::default()
+        };
+        let mut started = engine.exec(&project(), &name("app"), exec).await.unwrap();
+        while started.events.next().await.is_some() {}
+        engine = cut(&house, engine, deed, point).await;
+        let sandbox = engine.get(&project(), &name("app")).await.unwrap().sandbox;
+        let (phase, generation) = (sandbox.phase, sandbox.generation);
+        assert_eq!((phase, generation), (Phase::Stopped, 2), "{point}: {:?}", sandbox.failure);
+        let leaks = holding(&house.data().join("layers"), VALUE);
+        assert!(leaks.is_empty(), "{point}: {leaks:?}");
+        let kept = engine.quarantines().await.unwrap();
+        let seen = sh(&engine, "app", "cd /work; ls; cat c").await.out;
+        if policy == OnSecret::Quarantine {
+            assert_eq!(seen, "c\nnew\n", "{point}: neither the value nor what was there before");
+            assert_eq!((kept.len(), kept[0].files.len()), (1, 2), "{point}");
+            let files = holding(&house.data().join("quarantine"), VALUE);
+            assert_eq!(files.len(), 2, "{point}: {files:?}");
+            assert_eq!(snapshots(&engine).await[0].findings.len(), 2, "{point}: on record");
+        } else {
+            assert_eq!(seen, "a\nb\nc\nnew\n", "{point}");
+            assert!(kept.is_empty(), "{point}");
+        }
+        engine.delete(&project(), &name("app"), Delete::default(), None).await.unwrap();
+        assert!(engine.quarantines().await.unwrap().is_empty(), "{point}");
     }
 }

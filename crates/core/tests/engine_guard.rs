@@ -1,7 +1,6 @@
 //! What a session wrote is looked at before it is sealed, on the real driver: what is refused, what goes
 //! on, and what a decision does.
 
-use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
@@ -19,7 +18,7 @@ use sandkeep_core::model::{
     OnJunk, OnSecret, Patch, Place, SessionEnd, Size, Span,
 };
 use sandkeep_testkit::house;
-use sandkeep_testkit::house::{House, name, project, sh, small};
+use sandkeep_testkit::house::{House, holding, name, project, sh, small};
 use zeroize::Zeroizing;
 
 const VALUE: &str = "tok_1234567890abcdef-XYZ";
@@ -47,6 +46,8 @@ async fn with_secret(engine: &Engine, script: &str) {
     };
     let mut started = engine.exec(&project(), &name("app"), exec).await.expect("it starts");
     while started.events.next().await.is_some() {}
+    // Long enough ago for a look at the running session to be believed.
+    tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
 fn policy(secrets: OnSecret) -> Patch {
@@ -69,22 +70,9 @@ fn guarded<T: std::fmt::Debug>(outcome: Result<T, Error>) -> (Vec<Finding>, bool
     }
 }
 
-/// Whether the value is anywhere under a directory, secrets' own store aside.
+/// Where the value is under a directory.
 fn leaks(dir: &Path) -> Vec<String> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let path = entry.path();
-        let kind = entry.file_type().unwrap();
-        if kind.is_dir() {
-            found.extend(leaks(&path));
-        } else if kind.is_file()
-            && fs::read(&path)
-                .is_ok_and(|bytes| bytes.windows(VALUE.len()).any(|part| part == VALUE.as_bytes()))
-        {
-            found.push(path.display().to_string());
-        }
-    }
-    found
+    holding(dir, VALUE)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -281,4 +269,27 @@ async fn large_files_and_junk_are_told_or_decided_about() {
     stop(&engine, whole).await.unwrap();
     let seen = sh(&engine, "app", "ls -A /two; ls /work/.cache").await.out;
     assert_eq!(seen, "big\nx\n", "what was sealed before is not dropped");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_comes_back_knows_what_a_session_was_given() {
+    let house = house!();
+    let engine = given(&house, Patch::default(), "echo $TOKEN > /work/a").await;
+    let engine = house.reopen(engine).await;
+    let now = engine.get(&project(), &name("app")).await.unwrap();
+    assert_eq!(now.sandbox.phase, Phase::Running, "adopted");
+    assert_eq!(now.session.unwrap().secrets.len(), 1);
+    assert!(guarded(stop(&engine, Decision::default()).await).1);
+    // Of a running sandbox a rollback is refused as well; a machine that dies is not sealed.
+    use sandkeep_core::driver::Driver as _;
+    let key = sandkeep_core::model::MachineKey::from(&now.sandbox.id);
+    house.driver().stop(&key).await.unwrap();
+    let dead = async {
+        while engine.get(&project(), &name("app")).await.unwrap().sandbox.phase != Phase::Failed {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), dead).await.unwrap();
+    assert!(!guarded(engine.start(&project(), &name("app"), None).await).1);
+    engine.delete(&project(), &name("app"), Delete::default(), None).await.unwrap();
 }

@@ -295,3 +295,23 @@ pub async fn sh(engine: &Engine, sandbox: &str, line: &str) -> Ran {
     }
     panic!("a command whose end was not told");
 }
+
+/// The files under a directory that hold `text`.
+#[must_use]
+pub fn holding(dir: &Path, text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => found.extend(holding(&path, text)),
+            Ok(kind) if kind.is_file() => {
+                let bytes = fs::read(&path).unwrap_or_default();
+                if bytes.windows(text.len()).any(|part| part == text.as_bytes()) {
+                    found.push(path.display().to_string());
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}

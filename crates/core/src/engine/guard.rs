@@ -35,6 +35,9 @@ use crate::store::{Globs, Junk, JunkRules, Leaving};
 /// How many findings are told and kept on record; the others are like them.
 const TOLD: usize = 100;
 
+/// How far files' times may be behind those of commands, in milliseconds: twice the slowest kernel tick.
+const TICK: i64 = 20;
+
 /// What a look at a running session remembers for the one after its end.
 #[derive(Debug, Default)]
 pub(super) struct Looked(HashMap<LayerId, Seen>);
@@ -442,16 +445,15 @@ impl Watch<'_> {
     /// Commands that were given the secret, or ran when the file last changed.
     fn suspects(&self, commands: &[Command], one: &Spotted) -> Vec<Suspect> {
         let mut suspects = Vec::new();
+        let changed = one.changed.as_millisecond();
         for command in commands {
             let given = one
                 .told
                 .secret
                 .as_ref()
                 .is_some_and(|name| command.secrets.iter().any(|given| given.as_str() == name));
-            let ran = command.started_at <= one.changed
-                && command
-                    .ended_at
-                    .is_none_or(|ended| one.changed.as_millisecond() <= ended.as_millisecond() + 1);
+            let ran = command.started_at.as_millisecond() - TICK <= changed
+                && command.ended_at.is_none_or(|ended| changed <= ended.as_millisecond() + TICK);
             let because = match (given, ran) {
                 (true, true) => Because::GivenAndRunning,
                 (true, false) => Because::Given,

@@ -15,7 +15,7 @@ mod needles;
 mod scan;
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -149,6 +149,8 @@ struct Walk<'a> {
     /// Files that changed before this may be remembered.
     trusted: Option<Timestamp>,
     finds: Mutex<Vec<Find>>,
+    /// Inodes something was found in: they are looked at again, whatever was decided about them.
+    stained: Mutex<HashSet<u64>>,
     seen: Mutex<Seen>,
     files: AtomicU64,
     bytes: AtomicU64,
@@ -170,6 +172,7 @@ fn search_tree(
         before,
         trusted,
         finds: Mutex::default(),
+        stained: Mutex::default(),
         seen: Mutex::default(),
         files: AtomicU64::new(0),
         bytes: AtomicU64::new(0),
@@ -188,7 +191,10 @@ fn search_tree(
     })?;
     let mut finds = walk.finds.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     finds.sort_by(|a, b| a.path.cmp(&b.path));
-    let seen = walk.seen.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut seen = walk.seen.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    for inode in lock(&walk.stained).iter() {
+        seen.0.remove(inode);
+    }
     Ok(Searched { finds, files: walk.files.into_inner(), bytes: walk.bytes.into_inner(), seen })
 }
 
@@ -454,6 +460,7 @@ impl Finder<'_, '_> {
             changed: changed.unwrap_or(Timestamp::UNIX_EPOCH),
             what,
         };
+        lock(&self.walk.stained).insert(self.stat.stx_ino);
         let mut finds = lock(&self.walk.finds);
         // A value that is found by several pieces of a form is one find.
         if !finds.iter().rev().take(16).any(|known| *known == find) {
