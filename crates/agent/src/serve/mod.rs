@@ -132,7 +132,7 @@ async fn hand_over_network(listener: tokio::net::UnixListener, device: OwnedFd) 
         match listener.accept().await {
             // One that has hung up again has no use for it.
             Ok((socket, _)) => {
-                drop(socket.into_std().map(|socket| hand_over(device.as_fd(), &socket)))
+                drop(socket.into_std().map(|socket| hand_over(device.as_fd(), &socket)));
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
         }

@@ -44,7 +44,7 @@ fn percent_encoded(value: &str, plus: bool, digits: &[u8; 16]) -> Vec<u8> {
             b' ' if plus => text.push(b'+'),
             _ if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) => text.push(byte),
             _ => {
-                text.extend([b'%', digits[usize::from(byte >> 4)], digits[usize::from(byte & 15)]])
+                text.extend([b'%', digits[usize::from(byte >> 4)], digits[usize::from(byte & 15)]]);
             }
         }
     }

@@ -277,6 +277,9 @@ mod tests {
             assert_eq!(first, if cut < 4 { head } else { "" });
             m.push(Side::Out, tail.as_bytes());
             assert_eq!(out(&mut m), "*".repeat(14 - first.len()), "{cut}");
+            // The second half of this value begins another: a line's end parts them.
+            m.push(Side::Out, b"\n");
+            assert_eq!(out(&mut m), "\n");
         }
         // A value at the very end waits for nothing.
         assert_eq!(m.waiting(), 0);
@@ -325,6 +328,8 @@ mod tests {
         assert_eq!(out(&mut m), "*************", "more than half");
         m.push(Side::Out, b"2");
         assert_eq!(out(&mut m), "*");
+        m.push(Side::Out, b"\n");
+        assert_eq!(out(&mut m), "\n");
         // One byte at a time, each waited for: no more than half is seen.
         let slowly: String = "hunter2hunter2"
             .bytes()

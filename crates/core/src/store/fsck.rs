@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::manifest::{Damaged, Manifest, Scan, id_of, list, sync_parent};
 use super::{Result, Store, blocking, io_error};
 use crate::model::{
-    Command, Drive, Image, Layer, LayerId, Project, Sandbox, SandboxId, Session, Snapshot,
+    Command, Drive, Image, Layer, LayerId, Project, Sandbox, SandboxId, Secret, Session, Snapshot,
     SnapshotId,
 };
 
@@ -122,6 +122,7 @@ impl Store {
             commands: self.scan().await?,
             snapshots: self.scan().await?,
             drives: self.scan().await?,
+            secrets: self.scan().await?,
             images: self.scan().await?,
             layers: self.scan().await?,
         };
@@ -227,6 +228,7 @@ struct Everything {
     commands: Scan<Command>,
     snapshots: Scan<Snapshot>,
     drives: Scan<Drive>,
+    secrets: Scan<Secret>,
     images: Scan<Image>,
     layers: Scan<Layer>,
 }
@@ -242,13 +244,14 @@ impl Everything {
             images: self.images.good.len(),
             layers: self.layers.good.len(),
         };
-        let damaged: [&[Damaged]; 8] = [
+        let damaged: [&[Damaged]; 9] = [
             &self.projects.damaged,
             &self.sandboxes.damaged,
             &self.sessions.damaged,
             &self.commands.damaged,
             &self.snapshots.damaged,
             &self.drives.damaged,
+            &self.secrets.damaged,
             &self.images.damaged,
             &self.layers.damaged,
         ];
