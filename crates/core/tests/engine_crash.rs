@@ -257,7 +257,7 @@ async fn what_a_guard_began_with_a_layer_is_finished() {
         if policy == OnSecret::Quarantine {
             assert_eq!(seen, "c\nnew\n", "{point}: neither the value nor what was there before");
             assert_eq!((kept.len(), kept[0].files.len()), (1, 2), "{point}");
-            let files = holding(&house.data().join("quarantine"), VALUE);
+            let files = holding(&house.data().join("aside"), VALUE);
             assert_eq!(files.len(), 2, "{point}: {files:?}");
             assert_eq!(snapshots(&engine).await[0].findings.len(), 2, "{point}: on record");
         } else {

@@ -122,7 +122,7 @@ impl Store {
             "secrets",
             "layers",
             "images",
-            "quarantine",
+            "aside",
             "bin",
             "tmp",
         ];

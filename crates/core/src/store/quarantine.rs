@@ -1,7 +1,7 @@
 //! Files that are kept aside.
 //!
-//! `quarantine/<snapshot>/` in the data directory holds files that were taken out of a layer before it
-//! was sealed, and `quarantine.json`, which says what each was. That document is written first: a daemon
+//! `aside/<snapshot>/` in the data directory holds files that were taken out of a layer before it
+//! was sealed, and `aside.json`, which says what each was. That document is written first: a daemon
 //! that dies while it moves files finds in it what is left to do, and doing it twice changes nothing.
 //! Where something older lies below a file that is moved, a whiteout takes its place, so that what is
 //! sealed shows neither.
@@ -28,10 +28,10 @@ impl Manifest for Quarantine {
         self.id.clone()
     }
     fn place(key: &SnapshotId) -> PathBuf {
-        PathBuf::from(format!("quarantine/{key}/quarantine.json"))
+        PathBuf::from(format!("aside/{key}/aside.json"))
     }
     fn places() -> &'static [&'static str] {
-        &["quarantine/*/quarantine.json"]
+        &["aside/*/aside.json"]
     }
 }
 
@@ -158,6 +158,6 @@ impl Store {
     }
 
     fn quarantine_dir(&self, id: &SnapshotId) -> PathBuf {
-        self.data_dir().join(format!("quarantine/{id}"))
+        self.data_dir().join(format!("aside/{id}"))
     }
 }

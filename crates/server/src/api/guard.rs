@@ -43,7 +43,7 @@ fn quarantine(quarantine: model::Quarantine) -> types::Quarantine {
     let id = quarantine.id;
     let file = |file: model::Aside| types::QuarantinedFile {
         path: file.shown,
-        kept_at: format!("quarantine/{id}/{}", file.kept_as),
+        kept_at: format!("aside/{id}/{}", file.kept_as),
         size_bytes: file.size,
     };
     types::Quarantine {
