@@ -1,12 +1,14 @@
 //! The benchmark: the released binary, driven over HTTP, beside its yardsticks in the same run.
 //!
-//! `./dev bench [--quick] [--no-peers]` builds and runs it. Every figure is a whole round trip as a client
+//! `./dev bench [--quick] [--no-peers] [--net]` builds and runs it; `--net` measures the network alone. Every figure is a whole round trip as a client
 //! sees it, on a data directory of its own. Absolute times depend on the machine; the ratio to the
 //! yardstick is what counts.
 
+mod net;
 mod peers;
 mod stats;
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -38,16 +40,29 @@ async fn main() -> Outcome<()> {
     };
     let built = std::env::current_exe()?;
     let release = built.ancestors().nth(2).map(Path::to_owned).unwrap_or_default();
-    let daemon = Daemon::with_small_image(release.join("keep"));
+    let server = net::Server::start()?;
+    let settings = tempfile::NamedTempFile::new()?;
+    std::fs::write(&settings, format!("[network]\nexcept = [\"127.0.0.1:{}\"]\n", server.port))?;
+    let config = settings.path().to_string_lossy().into_owned();
+    let daemon = Daemon::start_with(release.join("keep"), &[("SANDKEEP_CONFIG", &config)]);
+    daemon.import_small();
     let (url, key) = daemon.url_and_key();
     let client = Client::new(url.parse()?, Some(&key))?;
     let tree = daemon.scratch().join("tree.tar");
+    let peers = !has("--no-peers");
+    if has("--net") {
+        let bench = Bench { client, tree, rounds };
+        let table =
+            net::run(&bench, &server, daemon.scratch(), peers, bench.rounds.heavy.max(3)).await?;
+        writeln!(std::io::stdout(), "{table}")?;
+        return Ok(());
+    }
     make_tree(&tree, 30_000, 344 << 20)?;
     // Written back before anything is timed: it is no part of what is measured.
     rustix::fs::sync();
 
     let mut table = Table::default();
-    if !has("--no-peers") {
+    if peers {
         peers::run(&mut table, &release.join("yardstick"), daemon.scratch(), &tree, rounds.slow)
             .await?;
     }
@@ -56,7 +71,10 @@ async fn main() -> Outcome<()> {
     bench.large(&mut table).await?;
     bench.crowd(&mut table).await?;
     bench.sleepers(&mut table, daemon.pid().unwrap_or(0)).await?;
+    let network =
+        net::run(&bench, &server, daemon.scratch(), peers, bench.rounds.heavy.max(3)).await?;
     table.print();
+    writeln!(std::io::stdout(), "\n{network}")?;
     Ok(())
 }
 
