@@ -88,6 +88,12 @@ fn a_dev_server_is_there_again_after_every_resume() {
 
     // It is supervised still.
     keep.ok(["kill", "my-app", before.as_str().unwrap(), "-s", "KILL"]);
+    // Until it is seen to be gone, a request may still reach the one that is dying.
+    let ended = |keep: &Daemon| keep.json(["service", "ls", "my-app"])[0]["command"] != before;
+    let patience = Instant::now();
+    while !ended(&keep) && patience.elapsed() < Duration::from_secs(30) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
     assert!(ask(&keep, "here", path, "").contains("it works"), "the request waits for the next");
     let log = keep.keep(["service", "logs", "my-app", "web"]).stderr;
     let log = String::from_utf8_lossy(&log);

@@ -280,7 +280,7 @@ async fn a_daemon_that_comes_back_knows_what_a_session_was_given() {
     assert_eq!(now.sandbox.phase, Phase::Running, "adopted");
     assert_eq!(now.session.unwrap().secrets.len(), 1);
     assert!(guarded(stop(&engine, Decision::default()).await).1);
-    // Of a running sandbox a rollback is refused as well; a machine that dies is not sealed.
+    // A machine that dies is not sealed.
     use sandkeep_core::driver::Driver as _;
     let key = sandkeep_core::model::MachineKey::from(&now.sandbox.id);
     house.driver().stop(&key).await.unwrap();

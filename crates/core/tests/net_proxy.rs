@@ -1,5 +1,7 @@
 //! Programs in a real sandbox, whose requests to a server on this host are judged and given credentials.
 
+#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
+
 use std::convert::Infallible;
 use std::fs;
 use std::net::SocketAddr;

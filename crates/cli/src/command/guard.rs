@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(
             findings_text(&[found, large]),
             "  /work/a.tar.gz  holds API_KEY inside, in x/.env, in base64\n      \
-             cmd-1  tar czf  (ran when the file changed)\n  /big  is large: 2 KiB\n"
+             cmd-1  tar czf  (ran when the file changed)\n  /big  is large: 2.0 KiB\n"
         );
     }
 }
