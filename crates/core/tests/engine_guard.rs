@@ -1,6 +1,8 @@
 //! What a session wrote is looked at before it is sealed, on the real driver: what is refused, what goes
 //! on, and what a decision does.
 
+#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
+
 use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;

@@ -121,7 +121,7 @@ fn moves() -> impl Strategy<Value = Move> {
 }
 
 fn good(which: usize) -> Vec<u8> {
-    let v4 = which % 2 == 0;
+    let v4 = which.is_multiple_of(2);
     match which / 2 {
         0 => segment(5000, outside(v4, 7), SYN),
         1 => segment(5000, outside(v4, 7), Fields { ack: Some(1), payload: b"data", ..SYN }),
