@@ -62,7 +62,7 @@ const NETWORK_HELP: &str = "\
 Without options it shows what the sandbox may reach. A change holds at once: connections that no longer fit are cut.
 
   keep network my-app --network deny-all
-  keep network my-app --allow-domain '*.npmjs.org' --allow-domain github.com:22,443
+  keep network my-app --allow-domain '*.example.com' --allow-domain github.com:22,443
   keep network my-app --add --allow-cidr 10.1.0.0/16
   keep network my-app --json >policy.json     # its field `network` may be edited and given back
   keep network my-app --network-file policy.json";

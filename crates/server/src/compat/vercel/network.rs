@@ -432,8 +432,8 @@ mod tests {
             (json!({}), empty.clone()),
             (json!({ "allow": {}, "subnets": { "deny": [] } }), empty),
             (
-                json!({ "allow": ["*.npmjs.org", "github.com"], "subnets": { "allow": ["10.0.0.0/8"], "deny": ["10.1.0.0/16"] } }),
-                json!({ "mode": "custom", "allowedDomains": ["*.npmjs.org", "github.com"], "allowedCIDRs": ["10.0.0.0/8"], "deniedCIDRs": ["10.1.0.0/16"] }),
+                json!({ "allow": ["*.example.com", "github.com"], "subnets": { "allow": ["10.0.0.0/8"], "deny": ["10.1.0.0/16"] } }),
+                json!({ "mode": "custom", "allowedDomains": ["*.example.com", "github.com"], "allowedCIDRs": ["10.0.0.0/8"], "deniedCIDRs": ["10.1.0.0/16"] }),
             ),
             (
                 json!({ "mode": "default-allow", "deniedCIDRs": ["10.0.0.0/8"] }),
