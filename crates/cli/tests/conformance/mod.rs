@@ -164,13 +164,20 @@ struct Outside {
 
 impl Outside {
     fn new() -> Self {
-        // Free now; suites start their server soon, and nobody else is given it meanwhile as a rule.
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = port_for_later();
         let dir = tempfile::TempDir::with_prefix("keep-e2e-").unwrap();
         let settings = dir.path().join("keep.toml");
         fs::write(&settings, format!("[network]\nexcept = [\"127.0.0.1:{port}\"]\n")).unwrap();
         Self { port, settings, _dir: dir }
     }
+}
+
+/// A port of the loopback that is free and stays so until a suite listens on it: below those the kernel
+/// deals out to whoever asks for any, and apart from what suites in other processes begin with.
+fn port_for_later() -> u16 {
+    let first = std::process::id() % 10_000;
+    let mut ports = (0..10_000).map(|step| 20_000 + ((first + step) % 10_000) as u16);
+    ports.find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok()).unwrap()
 }
 
 /// Where the suites are.
