@@ -29,6 +29,7 @@ fn snapshot(layers: &[LayerId]) -> Snapshot {
         kind: SnapshotKind::Stop,
         label: None,
         layers: layers.to_vec(),
+        memory: Vec::new(),
         created_at: now(),
         method: Method::Automatic,
         used_at: None,

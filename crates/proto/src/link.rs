@@ -153,6 +153,22 @@ pub enum Request {
         /// What to pack.
         at: At,
     },
+    /// Makes this machine the sandbox's: mounts its root and enters it. Of a machine of its own, once, before anything else
+    /// but `Hello`. Replies [`Reply::Ok`].
+    Assemble(Assemble),
+    /// Tells a machine that was restored from memory what changed meanwhile. Replies [`Reply::Hello`], with the new run's
+    /// generation.
+    Renew(Renew),
+    /// Writes everything to the machine's disks and lets nothing more be written until [`Request::Thaw`], or for ten
+    /// seconds. Replies [`Reply::Ok`].
+    Freeze,
+    /// Ends that. Of one that is not frozen: does nothing. Replies [`Reply::Ok`].
+    Thaw,
+    /// Packs what was written to a disk: see `docs/MICROVM.md`. Replies [`Reply::Ok`], then Data; Done is [`Done::Moved`].
+    Export {
+        /// 0 is the root; others are [`Assemble::mounts`], counted from 1.
+        part: u32,
+    },
     /// Connects to a TCP port on the sandbox's loopback. Replies [`Reply::Ok`], then Data both
     /// ways; Done is [`Done::Moved`].
     Connect {
@@ -163,6 +179,72 @@ pub enum Request {
 
 fn is_false(flag: &bool) -> bool {
     !flag
+}
+
+/// What a machine of its own is to be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Assemble {
+    /// How many of the devices `lower-0`, `lower-1`, ... make the root; the first is the topmost.
+    pub lower: u32,
+    /// Drives, in the order of their devices.
+    pub mounts: Vec<AssembleMount>,
+    /// Who it is.
+    pub identity: Identity,
+    /// What time it is.
+    pub now: Moment,
+    /// The largest file a process may write, in bytes.
+    pub file_size: u64,
+    /// How many processes there may be.
+    pub pids: u32,
+    /// Mounts disks that may not be clean and starts nothing: what was written is to be exported, nothing else.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub rescue: bool,
+}
+
+/// A drive: devices `mount-N-lower` and `mount-N-disk`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AssembleMount {
+    /// Where, made if it is missing; links are not followed.
+    pub target: String,
+    /// Whether there is anything in the lower device.
+    pub lower: bool,
+    /// Whether nothing can be written to it; there is no disk then.
+    pub read_only: bool,
+    /// Who is given its topmost directory.
+    pub owner: Option<String>,
+}
+
+/// What is told to a machine that was restored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Renew {
+    /// What time it is.
+    pub now: Moment,
+    /// Who it is from now on, if that is another sandbox than the one whose memory this is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<Identity>,
+}
+
+/// Who a machine is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    /// What it calls itself.
+    pub hostname: String,
+    /// The address of its network device.
+    pub mac: [u8; 6],
+}
+
+/// The time, and randomness that nobody else has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Moment {
+    /// Nanoseconds since 1970.
+    pub unix_ns: u64,
+    /// 64 bytes, base64.
+    pub entropy: Hidden,
 }
 
 /// A path inside the sandbox and as whom it is touched.

@@ -102,6 +102,7 @@ impl ContainerHost {
             writable_dir,
             upper: PathBuf::from("upper"),
             work: PathBuf::from("work"),
+            image: 0,
         }
     }
 
@@ -220,7 +221,9 @@ pub async fn driver_contract<D: Driver>(
 async fn network_contract<D: Driver>(driver: &D, live: &MachineKey) {
     let absent = driver.network(&key("absent")).await;
     assert!(matches!(absent, Err(DriverError::Absent { .. })), "{absent:?}");
-    let Device::Tun(device) = driver.network(live).await.expect("it has a network");
+    let Device::Tun(device) = driver.network(live).await.expect("it has a network") else {
+        panic!("this contract is about packets");
+    };
     let mut packet = vec![0; 65_536];
     let answered = (0..200).any(|_| {
         rustix::io::write(&device, &ECHO).expect("a packet is taken");

@@ -80,9 +80,12 @@ impl Inside {
     ///
     /// When it does not answer.
     pub async fn reach(link: &Link) -> Self {
-        let Link::Unix(socket) = link;
-        let guest =
-            Guest::connect(socket, Duration::from_secs(10)).await.expect("the agent answers");
+        let patience = Duration::from_secs(10);
+        let guest = match link {
+            Link::Unix(socket) => Guest::connect(socket, patience).await,
+            Link::Serial(socket) => Guest::connect_serial(socket, patience).await,
+        };
+        let guest = guest.expect("the agent answers");
         Self { guest, count: AtomicU32::new(0) }
     }
 

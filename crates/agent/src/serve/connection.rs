@@ -242,6 +242,13 @@ impl Connection {
                 return self.quiesce(stream, Duration::from_millis(grace_ms));
             }
             Request::Connect { port } => return port::connect(&self.out, stream, port),
+            Request::Assemble(_)
+            | Request::Renew(_)
+            | Request::Freeze
+            | Request::Thaw
+            | Request::Export { .. } => {
+                Err(Problem::new(Failure::Invalid, "this sandbox shares its host's kernel"))
+            }
             request => return self.files(stream, request),
         };
         self.out.reply(stream, &answer.unwrap_or_else(Problem::reply));

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use sandkeep_core::driver::container::{Check, probe};
+use sandkeep_core::driver::Check;
+use sandkeep_core::driver::container::probe;
 use serde::Serialize;
 
 use super::bytes;

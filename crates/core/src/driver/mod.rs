@@ -5,13 +5,13 @@ pub mod container;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Limits, MachineKey, RootFs, Size, UidRange};
+use crate::model::{Fingerprint, Limits, MachineKey, RootFs, Size, UidRange};
 
 /// The agent, a static program: build.rs made it, `keep serve` writes it into the data directory.
 pub const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/keep-agent"));
@@ -85,6 +85,93 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn relayer(&self) -> Option<&dyn Relayer> {
         None
     }
+
+    /// The power to keep a machine's memory, if this driver has it.
+    fn keeper(&self) -> Option<&dyn Keeper> {
+        None
+    }
+}
+
+/// Keeps and restores the memory of machines that have a kernel and disks of their own.
+///
+/// Such a machine is not the sandbox's when it has started: the agent waits for `assemble`, which the engine sends
+/// (`docs/MICROVM.md`), unless the machine was restored from an image that was captured after that.
+///
+/// *images* are chains of memory layers, as directories, the topmost first; what is in one is `docs/formats/memory.md`.
+/// [`Driver::start`] boots on a blank disk.
+///
+/// What was written is on the disk in [`RootFs::disk_dir`], not in `upper`, until the agent has exported it.
+#[async_trait]
+pub trait Keeper: Send + Sync {
+    /// What an image must have been made with to be of use for this machine, here and now.
+    async fn fingerprint(&self, machine: &Machine) -> DriverResult<Fingerprint>;
+
+    /// Boots a machine on the disks of an image, which may be none, and on what [`RootFs::disk_dir`] has already: what a session
+    /// that broke off left.
+    async fn boot(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Link>;
+
+    /// Starts a machine where an image was captured: memory, devices, disks. The image is not changed, however many
+    /// machines are started from it.
+    async fn restore(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Link>;
+
+    /// How many devices make the root of a machine that was started.
+    async fn lower(&self, key: &MachineKey) -> DriverResult<u32>;
+
+    /// Captures a live machine into an empty directory, which becomes the topmost layer of its image. All that was captured is on
+    /// stable storage when this returns. All or nothing: after an error the machine goes on and nothing counts of what is in `into`.
+    async fn capture(&self, key: &MachineKey, into: &Path, then: Then) -> DriverResult<Captured>;
+
+    /// Lets a machine that was held, or that a daemon left held, go on. Of one that runs: does nothing.
+    async fn go_on(&self, key: &MachineKey) -> DriverResult<()>;
+
+    /// Whether this host can run machines, with what, and why not otherwise.
+    async fn probe(&self) -> Vec<Check>;
+}
+
+/// What becomes of a machine that was captured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// It goes on at once.
+    Continue,
+    /// It stays where it is, for [`Driver::stop`] or [`Keeper::go_on`].
+    Hold,
+}
+
+/// What a capture wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Captured {
+    /// What the image was made with.
+    pub fingerprint: Fingerprint,
+    /// The machine's RAM.
+    pub ram: Size,
+    /// Pages written.
+    pub pages: u64,
+    /// How long the machine stood still.
+    pub stood: Duration,
+    /// Images of roots that are needed to restore it, by file name in the driver's cache.
+    pub roots: Vec<String>,
+}
+
+/// One thing a host must be able to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Check {
+    /// What it is.
+    pub name: &'static str,
+    /// Whether this host can do it.
+    pub ok: bool,
+    /// What was found.
+    pub detail: String,
+    /// What to do about it.
+    pub fix: Option<String>,
+}
+
+/// The address of a machine's network device, which follows from its key.
+#[must_use]
+pub fn mac_of(key: &MachineKey) -> [u8; 6] {
+    use sha2::Digest as _;
+    let digest = sha2::Sha256::digest(key.as_str());
+    // Locally administered, for one receiver.
+    [0x02, digest[0], digest[1], digest[2], digest[3], digest[4]]
 }
 
 /// Lets the engine take a filesystem snapshot of a machine without ending it.
@@ -144,6 +231,8 @@ pub struct MachineMount {
 pub enum Link {
     /// A socket file on the host.
     Unix(PathBuf),
+    /// A socket file on the host that leads to a machine's serial port: see `docs/formats/agent-link.md`.
+    Serial(PathBuf),
 }
 
 /// A machine's network device, seen from outside.
@@ -151,6 +240,13 @@ pub enum Link {
 pub enum Device {
     /// A TUN device: each read and each write is one IP packet. Does not block.
     Tun(OwnedFd),
+    /// A datagram socket to a network card: each read and each write is one Ethernet frame. Does not block.
+    Ethernet {
+        /// The socket.
+        socket: OwnedFd,
+        /// The card's address.
+        mac: [u8; 6],
+    },
 }
 
 /// What a machine has used.

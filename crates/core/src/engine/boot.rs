@@ -8,16 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::lifecycle::{self, Command as Wish, Phase, Report};
-use super::live::{Live, socket};
+use super::live::{Live, reach};
 use super::slot::{Slot, lock};
 use super::{Error, ErrorKind, Inner, Result, after};
 use crate::db::{Owner, Page, Tombstones};
 use crate::driver::{Driver, DriverError, Machine};
 use crate::failpoint;
-use crate::guest::Guest;
 use crate::model::{
-    Decision, Ending, FORMAT, LayerId, Limits, MachineKey, Sandbox, Session, SessionEnd, SessionId,
-    UidRange, Usage, now,
+    Decision, Ending, FORMAT, LayerId, Limits, MachineKey, RootFs, Sandbox, Session, SessionEnd,
+    SessionId, UidRange, Usage, now,
 };
 use crate::store::Durability;
 
@@ -139,11 +138,8 @@ impl Inner {
         let rules = self.rules(sandbox)?;
         let link = driver.start(&machine).await?;
         failpoint::pass("boot.started");
-        let socket = socket(&link);
-        let (guest, device) = tokio::join!(
-            Guest::connect(&socket, self.settings.patience),
-            driver.network(&machine.key)
-        );
+        let (guest, device) =
+            tokio::join!(reach(&link, self.settings.patience), driver.network(&machine.key));
         let live =
             Live::new(Arc::clone(driver), machine.key, link, guest?, sandbox.clone(), session);
         self.go_online(&live, device?, rules).await?;
@@ -154,10 +150,14 @@ impl Inner {
         let missing = || Error::invalid("sandbox", "its record names no open layer");
         let open = sandbox.open_layer.as_ref().ok_or_else(missing)?;
         let resources = sandbox.config.resources;
+        let image = match sandbox.open_chain.ends_with(&sandbox.image_layers) {
+            true => sandbox.image_layers.len(),
+            false => 0,
+        };
         Ok(Machine {
             key: MachineKey::from(&sandbox.id),
             hostname: hostname(sandbox.name.as_str()),
-            root: self.store.root(open, &sandbox.open_chain),
+            root: RootFs { image, ..self.store.root(open, &sandbox.open_chain) },
             uids: sandbox.uids.ok_or_else(missing)?,
             limits: Limits {
                 millicpus: resources.millicpus,

@@ -185,6 +185,7 @@ impl Inner {
             totals: Usage::default(),
             open_layer: None,
             open_chain: Vec::new(),
+            open_memory: Vec::new(),
             unsealed: None,
             mounted: Vec::new(),
             uids: None,

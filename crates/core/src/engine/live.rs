@@ -5,7 +5,6 @@
 //! nothing inside the sandbox can add to the count or take from it.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -18,7 +17,7 @@ use super::{Error, Result};
 use tokio::sync::{OwnedRwLockReadGuard, watch};
 
 use crate::driver::{Driver, Link};
-use crate::guest::Guest;
+use crate::guest::{Guest, GuestError};
 use crate::model::{CommandId, MachineKey, Sandbox, Session};
 use crate::secret::Mask;
 use crate::store::LiveCopy;
@@ -148,7 +147,7 @@ impl Live {
         }
         let mut place = self.guest.write().await;
         if place.is_lost() {
-            *place = Guest::connect(&socket(&self.link), Duration::from_secs(2)).await?;
+            *place = reach(&self.link, Duration::from_secs(2)).await?;
         }
         Ok(place.clone())
     }
@@ -166,10 +165,11 @@ impl Live {
     }
 }
 
-/// Where the agent listens.
-pub(super) fn socket(link: &Link) -> PathBuf {
+/// Dials the agent, wherever it is.
+pub(super) async fn reach(link: &Link, patience: Duration) -> Result<Guest, GuestError> {
     match link {
-        Link::Unix(path) => path.clone(),
+        Link::Unix(socket) => Guest::connect(socket, patience).await,
+        Link::Serial(socket) => Guest::connect_serial(socket, patience).await,
     }
 }
 

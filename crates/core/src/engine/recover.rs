@@ -23,11 +23,11 @@ use std::sync::atomic::Ordering;
 
 use super::boot::chain_of;
 use super::lifecycle::Phase;
-use super::live::{Live, socket};
+use super::live::{Live, reach};
 use super::{Error, Inner, Result};
 use crate::db::{Filter, Owner, Page, Tombstones};
 use crate::driver::Link;
-use crate::guest::{Guest, GuestError};
+use crate::guest::GuestError;
 use crate::model::{
     Command, CommandState, Drive, Ending, Image, Layer, OnDelete, Project, Sandbox, SandboxId,
     Secret, SessionEnd, Snapshot, SnapshotKind, Timestamp, now,
@@ -233,7 +233,7 @@ impl Inner {
             // A daemon that died during a checkpoint may have left it frozen.
             relayer.thaw(&crate::model::MachineKey::from(&sandbox.id)).await?;
         }
-        let guest = Guest::connect(&socket(&link), self.settings.patience).await?;
+        let guest = reach(&link, self.settings.patience).await?;
         let known = guest.commands().await?;
         let session = match &sandbox.session {
             Some(id) => self.db.session(id).await?,

@@ -353,6 +353,7 @@ impl Inner {
             kind,
             label: wanted.label,
             layers,
+            memory: Vec::new(),
             created_at: now(),
             method: wanted.method,
             used_at: None,

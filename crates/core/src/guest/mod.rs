@@ -69,6 +69,15 @@ impl Guest {
         }
     }
 
+    /// Dials the agent of a machine of its own, through the socket of its serial port.
+    ///
+    /// # Errors
+    ///
+    /// As [`Guest::connect`].
+    pub async fn connect_serial(socket: &Path, patience: Duration) -> Result<Self, GuestError> {
+        Self::connect(socket, patience).await
+    }
+
     /// What the agent calls this run of the machine; another after every start, restore or fork.
     #[must_use]
     pub fn generation(&self) -> &str {

@@ -97,6 +97,10 @@ id_type!(
     LayerId, "lay", "layer"
 );
 id_type!(
+    /// Names a layer of a memory image.
+    MemoryId, "mem", "memory layer"
+);
+id_type!(
     /// Names a drive for the machine; people use its [`super::Name`].
     DriveId, "drv", "drive"
 );
@@ -111,6 +115,12 @@ impl SnapshotId {
     #[must_use]
     pub fn of_layer(layer: &LayerId) -> Self {
         Self(format!("snp-{}", &layer.0[4..]))
+    }
+
+    /// The same of a layer of memory.
+    #[must_use]
+    pub fn of_memory(memory: &MemoryId) -> Self {
+        Self(format!("snp-{}", &memory.0[4..]))
     }
 }
 

@@ -6,6 +6,7 @@
 mod drive;
 mod guard;
 mod id;
+mod memory;
 mod name;
 mod network;
 mod policy;
@@ -26,7 +27,10 @@ pub use guard::{
     Aside, Because, Decision, Encoding, Finding, FindingKind, Guard, GuardPatch, OnJunk, OnSecret,
     Place, Quarantine, Suspect,
 };
-pub use id::{BadId, CommandId, DriveId, KeyId, LayerId, SandboxId, SessionId, SnapshotId};
+pub use id::{
+    BadId, CommandId, DriveId, KeyId, LayerId, MemoryId, SandboxId, SessionId, SnapshotId,
+};
+pub use memory::{Fingerprint, MemoryLayer, OnIdle, Template};
 pub use name::{BadName, Name, Tags, check_env_name, check_tag};
 pub use network::{
     Action, AddressRule, Answer, BadPolicy, Connection, Credential, DomainPattern, DomainRule,

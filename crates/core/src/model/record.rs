@@ -8,15 +8,15 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CommandId, Config, Decision, Expiry, Finding, KeyId, LayerId, Method, Mounted, Name,
+    CommandId, Config, Decision, Expiry, Finding, KeyId, LayerId, MemoryId, Method, Mounted, Name,
     ProjectNetwork, SandboxId, SecretGiven, SecretName, SessionId, Size, SnapshotId, SnapshotKind,
     Span, Timestamp, UidRange, now,
 };
 use crate::engine::lifecycle::{Effect, Phase};
 
 /// The version of all documents, and of the data directory. 2: drives, tombstones of snapshots. 3: network policies,
-/// secrets, guards, services.
-pub const FORMAT: u32 = 3;
+/// secrets, guards, services. 4: memory images.
+pub const FORMAT: u32 = 4;
 
 /// A tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,6 +114,9 @@ pub struct Sandbox {
     pub open_chain: Vec<LayerId>,
     /// The layer right under the open one, while it is being sealed under a session that goes on.
     pub unsealed: Option<LayerId>,
+    /// The memory image that the session under way was started from, or whose disks it was booted on, topmost first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub open_memory: Vec<MemoryId>,
     /// The drives that the session under way has.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounted: Vec<Mounted>,

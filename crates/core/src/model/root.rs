@@ -55,12 +55,23 @@ pub struct RootFs {
     pub layers_dir: PathBuf,
     /// Directories that are never written, relative to `layers_dir`; the first is the topmost.
     pub lower: Vec<PathBuf>,
-    /// A directory that holds `upper` and `work` and nothing else of worth.
+    /// A directory that holds `upper`, `work` and a driver's `disk`.
     pub writable_dir: PathBuf,
     /// Where writes go, relative to `writable_dir`.
     pub upper: PathBuf,
     /// Room for the kernel, relative to `writable_dir`.
     pub work: PathBuf,
+    /// How many of the lowest of `lower` are an image's, which many roots have in common.
+    pub image: usize,
+}
+
+impl RootFs {
+    /// Where a driver whose machines have disks keeps this root's. As long as it is there, the disk is the truth about what
+    /// was written, and `upper` is not: see `docs/MICROVM.md`.
+    #[must_use]
+    pub fn disk_dir(&self) -> PathBuf {
+        self.writable_dir.join("disk")
+    }
 }
 
 /// A range of user and group ids on the host that belongs to one sandbox while it lives.

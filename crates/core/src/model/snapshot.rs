@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::record::{ImageConfig, after};
-use super::{Finding, LayerId, Name, SandboxId, SessionId, SnapshotId, Span, Timestamp};
+use super::{Finding, LayerId, MemoryId, Name, SandboxId, SessionId, SnapshotId, Span, Timestamp};
 
 /// A point a sandbox can be resumed or forked from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +30,9 @@ pub struct Snapshot {
     pub label: Option<String>,
     /// All layers, the image's included; the first is the topmost.
     pub layers: Vec<LayerId>,
+    /// The memory image, topmost first; empty if it has none. Its disks then hold what was written on top of `layers`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<MemoryId>,
     /// When it was made.
     pub created_at: Timestamp,
     /// Who wanted it.

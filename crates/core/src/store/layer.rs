@@ -114,6 +114,7 @@ impl Store {
             writable_dir: self.layer_dir(open),
             upper: PathBuf::from("diff"),
             work: PathBuf::from("work"),
+            image: 0,
         }
     }
 

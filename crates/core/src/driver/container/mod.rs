@@ -58,7 +58,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use self::cgroup::Groups;
-pub use self::probe::{Check, probe};
+pub use self::probe::probe;
 use super::{
     Device, Driver, DriverError, DriverResult, Link, Machine, MachineMount, MachineUsage, Relayer,
 };

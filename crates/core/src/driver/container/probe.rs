@@ -11,21 +11,8 @@ use std::process::id;
 use sandkeep_proto::cage::TUN;
 
 use super::{ContainerConfig, ContainerDriver, Driver, DriverError, DriverResult, NAME};
-use crate::driver::Machine;
+use crate::driver::{Check, Machine};
 use crate::model::{Limits, MachineKey, RootFs, Size, UidRange};
-
-/// One thing a host must be able to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Check {
-    /// What it is.
-    pub name: &'static str,
-    /// Whether this host can do it.
-    pub ok: bool,
-    /// What was found.
-    pub detail: String,
-    /// What to do about it.
-    pub fix: Option<String>,
-}
 
 /// What a machine's start needs, in the order it needs it: the check's name, how the step is called
 /// that fails without it, and what to do.
@@ -112,6 +99,7 @@ async fn try_a_machine(driver: &ContainerDriver, key: &str, scratch: &Path) -> D
             writable_dir: scratch.join("writable"),
             upper: "upper".into(),
             work: "work".into(),
+            image: 0,
         },
         uids: UidRange { base: 2_000_000_000, count: 65_536 },
         limits: Limits {

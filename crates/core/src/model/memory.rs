@@ -1,0 +1,105 @@
+//! Memory images on record.
+//!
+//! `docs/formats/memory.md` tells what lies beside these records, `docs/MICROVM.md` how images come about.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{MemoryId, Size, Timestamp};
+
+/// A layer of a memory image: what a capture wrote.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryLayer {
+    /// [`super::FORMAT`].
+    pub format: u32,
+    /// Its id.
+    pub id: MemoryId,
+    /// What it was made with; it is of use only where that is the same.
+    pub fingerprint: Fingerprint,
+    /// RAM of the machine.
+    pub ram: Size,
+    /// Disk space of its files, each inode once.
+    pub bytes: u64,
+    /// Bytes of each file. Checked before every use.
+    pub sizes: BTreeMap<String, u64>,
+    /// SHA-256 of files, in hex. Those of `devices` and `index` are always there, and checked before every use.
+    pub digests: BTreeMap<String, String>,
+    /// Packed layers that its root is mounted from, by their names in the driver's cache.
+    pub roots: Vec<String>,
+    /// When it was made.
+    pub sealed_at: Timestamp,
+}
+
+/// The memory image that machines of one fingerprint begin with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Template {
+    /// [`super::FORMAT`].
+    pub format: u32,
+    /// [`Fingerprint::key`].
+    pub key: String,
+    /// The image, a single layer.
+    pub memory: MemoryId,
+    /// When a machine was last started from it, to the day.
+    pub used_at: Timestamp,
+}
+
+/// What decides whether a memory image is of use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fingerprint {
+    /// The driver.
+    pub driver: String,
+    /// Program and version.
+    pub hypervisor: String,
+    /// `kvm` or `tcg`.
+    pub accelerator: String,
+    /// The processor the guest sees.
+    pub cpu: String,
+    /// Digest of the kernel and of its first filesystem.
+    pub kernel: String,
+    /// RAM.
+    pub memory: Size,
+    /// Processors.
+    pub cpus: u32,
+    /// Its disk.
+    pub disk: Size,
+}
+
+impl Fingerprint {
+    /// A short name for all of it, safe as a file name.
+    #[must_use]
+    pub fn key(&self) -> String {
+        use sha2::Digest as _;
+        let text = format!("{self:?}");
+        sha2::Sha256::digest(text).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The first thing in which an image differs from what is here, as a sentence for people.
+    #[must_use]
+    pub fn difference(&self, here: &Self) -> Option<String> {
+        let parts = [
+            ("driver", self.driver.clone(), here.driver.clone()),
+            ("hypervisor", self.hypervisor.clone(), here.hypervisor.clone()),
+            ("accelerator", self.accelerator.clone(), here.accelerator.clone()),
+            ("processor", self.cpu.clone(), here.cpu.clone()),
+            ("kernel", self.kernel.clone(), here.kernel.clone()),
+            ("memory", self.memory.to_string(), here.memory.to_string()),
+            ("number of processors", self.cpus.to_string(), here.cpus.to_string()),
+            ("disk size", self.disk.to_string(), here.disk.to_string()),
+        ];
+        let (what, then, now) = parts.into_iter().find(|(_, then, now)| then != now)?;
+        Some(format!("the {what} was {then} and is {now} now"))
+    }
+}
+
+/// What becomes of a sandbox that nobody uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnIdle {
+    /// It goes on running.
+    Run,
+    /// It is paused: memory, processes and files are kept.
+    Pause,
+    /// It is stopped: files are kept.
+    Stop,
+}
