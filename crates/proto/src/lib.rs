@@ -1,9 +1,10 @@
 //! The words the daemon and the agent agree on.
 //!
-//! Two conversations, both versioned from the first byte:
+//! Three conversations, all versioned from the first byte:
 //!
 //! - [`cage`]: what the container driver tells `keep-agent` to build before it becomes PID 1.
 //!   One JSON document on standard input, one JSON document back on standard output.
+//! - [`machine`]: what the microvm driver tells `keep-agent` to start, in the same way, and what its devices are called.
 //! - [`link`]: what daemon and agent say to each other while a sandbox lives, in the frames of
 //!   [`frame`], over a Unix socket or a virtio serial port.
 //!
@@ -15,3 +16,4 @@
 pub mod cage;
 pub mod frame;
 pub mod link;
+pub mod machine;

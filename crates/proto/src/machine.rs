@@ -1,0 +1,149 @@
+//! What the microvm driver, its launcher and the agent in a machine of its own agree on.
+//!
+//! `keep-agent vmm` reads one [`Vmm`] on standard input, confines itself, answers with one line, a
+//! [`crate::cage::Outcome`], on standard output, and becomes the hypervisor. What the machine then shows to the agent
+//! inside is known by the names here: devices are found by their serials, never by their order.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cage::Cgroup;
+
+/// The version both sides must speak.
+pub const VERSION: u32 = 1;
+
+/// How many read-only devices there are for the root's layers, in every machine.
+pub const LOWER_SLOTS: u32 = 8;
+/// How many drives a machine has room for.
+pub const MOUNT_SLOTS: u32 = 4;
+/// How large every device seems but the root's disk, in bytes. Machines are restored onto other files than they were
+/// captured with, and a device cannot change its size on the way.
+pub const SLOT: u64 = 256 << 30;
+
+/// The name of the virtio serial port that the link goes through.
+pub const PORT: &str = "link";
+/// The serial of the disk that the root's upper directory is on.
+pub const DISK: &str = "disk";
+/// The directory of a disk that is the upper one of its overlay.
+pub const UPPER: &str = "upper";
+/// The directory of a disk that is the kernel's, beside [`UPPER`].
+pub const WORK: &str = "work";
+
+/// The serial of a device of the root's layers; 0 is the topmost.
+#[must_use]
+pub fn lower(number: u32) -> String {
+    format!("lower-{number}")
+}
+
+/// The serial of the device with a drive's layers.
+#[must_use]
+pub fn mount_lower(number: u32) -> String {
+    format!("mount-{number}-lower")
+}
+
+/// The serial of the disk that a drive's upper directory is on.
+#[must_use]
+pub fn mount_disk(number: u32) -> String {
+    format!("mount-{number}-disk")
+}
+
+/// The socket of the serial port, in the machine's runtime directory.
+pub const SOCKET: &str = crate::cage::SOCKET;
+/// The hypervisor's control socket, in the same directory.
+pub const QMP_SOCKET: &str = "qmp.sock";
+/// Where the hypervisor takes Ethernet frames for the machine, in the same directory.
+pub const NIC_SOCKET: &str = "nic.sock";
+/// Where it sends those that the machine sends: bound by the daemon, in the same directory.
+pub const HOST_SOCKET: &str = "host.sock";
+/// Where `ram.so` tells at which address it put the machine's memory, in the same directory.
+pub const RAM_AT: &str = "ram.at";
+
+/// The file that the hypervisor believes its machine's memory is in: empty, in the confined root.
+pub const RAM_FILE: &str = "/ram";
+/// Where the confined root has [`Vmm::ram_so`].
+pub const RAM_SO: &str = "/ram.so";
+/// The variable with the number of the descriptor of the memory's map; absent: all memory is new.
+pub const RAM_MAP_FD: &str = "SANDKEEP_RAM_MAP";
+/// The variable with the number of the descriptor that `ram.so` writes the address to, as 16 hexadecimal digits.
+pub const RAM_AT_FD: &str = "SANDKEEP_RAM_AT";
+
+/// A hypervisor to be confined and started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Vmm {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The machine's own runtime directory, made by the driver; `machine.json` goes there.
+    pub run_dir: PathBuf,
+    /// What the machine calls itself, for the record.
+    pub hostname: String,
+    /// The program, by its absolute path, and its arguments, the program's name first.
+    pub program: PathBuf,
+    /// See `program`.
+    pub argv: Vec<String>,
+    /// The whole environment.
+    pub env: BTreeMap<String, String>,
+    /// What is opened for it before it is confined.
+    pub files: Vec<VmmFile>,
+    /// Sockets that are bound for it before it is confined.
+    pub sockets: Vec<VmmSocket>,
+    /// Device nodes of the host that the confined root has too, besides `/dev/null`, `/dev/zero` and `/dev/urandom`.
+    pub devices: Vec<PathBuf>,
+    /// The library that is put at [`RAM_SO`].
+    pub ram_so: PathBuf,
+    /// Whose it is on the host.
+    pub uid: u32,
+    /// Its only group.
+    pub gid: u32,
+    /// Where it is counted and limited.
+    pub cgroup: Cgroup,
+}
+
+/// A file that is open when the hypervisor starts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmmFile {
+    /// The number of its descriptor. 1 and 2 are where the hypervisor's own messages go.
+    pub fd: u32,
+    /// Which file. One that is opened for writing is made if it is missing, and belongs to the hypervisor then.
+    pub path: PathBuf,
+    /// For reading and writing, instead of reading alone.
+    pub write: bool,
+}
+
+/// A Unix socket that is bound when the hypervisor starts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmmSocket {
+    /// The number of its descriptor.
+    pub fd: u32,
+    /// Where; what is there is removed before.
+    pub path: PathBuf,
+    /// Which kind.
+    pub kind: VmmSocketKind,
+}
+
+/// What kind of socket a [`VmmSocket`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VmmSocketKind {
+    /// A stream socket that listens.
+    Listen,
+    /// A datagram socket.
+    Datagram,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{lower, mount_disk, mount_lower};
+
+    #[test]
+    fn serials_fit_a_device() {
+        // virtio-blk has room for twenty bytes.
+        for serial in [lower(99), mount_lower(99), mount_disk(99)] {
+            assert!(serial.len() <= 20, "{serial}");
+        }
+    }
+}
