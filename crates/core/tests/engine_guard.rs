@@ -245,6 +245,27 @@ async fn drives_are_guarded_and_a_delete_loses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_secret_that_is_gone_holds_up_no_delete() {
+    let house = house!();
+    let engine = house.open().await;
+    let drive = CreateDrive { name: name("data"), max_size: None, notes: Default::default() };
+    engine.create_drive(&project(), drive).await.unwrap();
+    engine.shutdown().await;
+    drop(engine);
+    let mount = Mount { drive: name("data"), mode: MountMode::ReadWrite };
+    let mounts = Some([("/data".to_owned(), mount)].into());
+    let patch = Patch { mounts, ..Patch::default() };
+    let engine = given(&house, patch, "echo kept-on-the-drive > /data/f").await;
+    engine.delete_secret(&project(), &"TOKEN".parse().unwrap()).await.unwrap();
+    engine.delete(&project(), &name("app"), Delete::default(), None).await.unwrap();
+    assert_eq!(
+        holding(&house.data().join("layers"), "kept-on-the-drive").len(),
+        1,
+        "the drive has its file"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn large_files_and_junk_are_told_or_decided_about() {
     let house = house!();
     let engine = house.open().await;

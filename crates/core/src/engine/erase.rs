@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::boot::chain_of;
 use super::lifecycle::{Effect, Phase};
 use super::slot::Slot;
-use super::{Deleted, Inner, Result};
+use super::{Deleted, Error, Inner, Result};
 use crate::db::{Owner, Page, Tombstones, Unless};
 use crate::failpoint;
 use crate::model::{MachineKey, MountMode, OnDelete, Sandbox, SnapshotId};
@@ -48,7 +48,13 @@ impl Inner {
         }
         // What was written to drives is theirs. One that cannot be freed now is freed when the sandbox is
         // gone, by housekeeping or by the next who comes for it.
-        self.guard_drives(&sandbox).await?;
+        match self.guard_drives(&sandbox).await {
+            // Nobody can say any more what to look for, and a sandbox must be deletable all the same.
+            Err(error @ (Error::NoSecret(_) | Error::Sealed { .. })) => {
+                tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "what it wrote to drives is kept and was not searched for secrets");
+            }
+            looked => looked?,
+        }
         if let Err(error) = self.detach(&sandbox).await {
             tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "drives are not detached yet");
         }
