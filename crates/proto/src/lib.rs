@@ -6,7 +6,7 @@
 //!   One JSON document on standard input, one JSON document back on standard output.
 //! - [`machine`]: what the microvm driver tells `keep-agent` to start, in the same way, and what its devices are called.
 //! - [`link`]: what daemon and agent say to each other while a sandbox lives, in the frames of
-//!   [`frame`], over a Unix socket or a virtio serial port.
+//!   [`frame`], over a Unix socket, or in the marks of [`serial`] over a virtio serial port.
 //!
 //! `docs/formats/agent-link.md` tells the same story with a worked example. Only serde lives here:
 //! the daemon brings its own I/O and so does the agent.
@@ -17,3 +17,4 @@ pub mod cage;
 pub mod frame;
 pub mod link;
 pub mod machine;
+pub mod serial;
