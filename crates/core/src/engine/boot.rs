@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::lifecycle::{self, Command as Wish, Phase, Report};
 use super::live::{Live, reach};
 use super::slot::{Slot, lock};
-use super::{Error, ErrorKind, Inner, Result, after};
+use super::{Absent, Error, ErrorKind, Inner, Result, after};
 use crate::db::{Owner, Page, Tombstones};
 use crate::driver::{Driver, DriverError, Machine};
 use crate::failpoint;
@@ -315,9 +315,14 @@ impl Inner {
     }
 
     pub(super) fn driver(&self, name: &str) -> Result<Arc<dyn Driver>> {
-        let missing = || Error::NoDriver {
-            asked: name.to_owned(),
-            have: self.drivers.keys().copied().collect(),
+        let missing = || match self.settings.absent_drivers.get(name).cloned() {
+            Some(Absent { reason, fix }) => {
+                Error::AbsentDriver { asked: name.to_owned(), reason, fix }
+            }
+            None => Error::NoDriver {
+                asked: name.to_owned(),
+                have: self.drivers.keys().copied().collect(),
+            },
         };
         self.drivers.get(name).cloned().ok_or_else(missing)
     }

@@ -42,7 +42,9 @@ impl Inner {
         }
         let mut patch = request.patch;
         self.seal_patch(project, &mut patch)?;
-        let config = patch.apply(Config::default())?.with_defaults_for(project);
+        let driver = self.settings.default_driver.clone();
+        let fresh = Config { driver, ..Config::default() };
+        let config = patch.apply(fresh)?.with_defaults_for(project);
         if let Some(policy) = &config.network {
             self.check_policy(project, &config.tags, policy)?;
         }

@@ -98,6 +98,8 @@ pub enum Error {
     KeyReused(String),
     #[error("there is no driver `{asked}` here; there is {}", .have.join(", "))]
     NoDriver { asked: String, have: Vec<&'static str> },
+    #[error("the driver `{asked}` cannot be used on this host: {reason}")]
+    AbsentDriver { asked: String, reason: String, fix: Option<String> },
     #[error("sandbox `{name}` did not start: {reason}")]
     StartFailed { name: Name, reason: String },
     #[error("all uid ranges of this host are taken")]
@@ -171,6 +173,7 @@ impl Error {
             Self::Config(_)
             | Self::Invalid { .. }
             | Self::NoDriver { .. }
+            | Self::AbsentDriver { .. }
             | Self::NoStdin(_)
             | Self::StdinGap { .. } => ErrorKind::Invalid,
             Self::BadKey => ErrorKind::Unauthorized,
@@ -237,6 +240,7 @@ impl Error {
                 "invalid"
             }
             Self::NoDriver { .. } => "unknown_driver",
+            Self::AbsentDriver { .. } => "driver_not_available",
             Self::NoStdin(_) => "no_stdin",
             Self::StdinClosed(_) => "stdin_closed",
             Self::StdinGap { .. } => "stdin_gap",
@@ -306,6 +310,7 @@ impl Error {
             Self::NameTaken(name) => {
                 format!("choose another name, or ask to get `{name}` if it exists (`keep create {name} --get`)")
             }
+            Self::AbsentDriver { fix, .. } => fix.clone()?,
             Self::NoSandbox(_) => "`keep ls` lists what there is".to_owned(),
             Self::NoService { sandbox, .. } => format!("`keep service ls {sandbox}` lists what there is"),
             Self::NoSnapshot(_) => "`keep snapshot ls` lists what there is".to_owned(),

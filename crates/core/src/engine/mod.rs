@@ -82,7 +82,7 @@ use tokio::sync::watch;
 use crate::db::Db;
 use crate::driver::Driver;
 use crate::model::{
-    Decision, Finding, Name, Patch, Sandbox, SandboxId, Session, SessionId, Size, Snapshot,
+    Config, Decision, Finding, Name, Patch, Sandbox, SandboxId, Session, SessionId, Size, Snapshot,
     SnapshotId, Span, Timestamp,
 };
 use crate::net::{Outside, OutsideSettings};
@@ -147,6 +147,19 @@ pub struct Settings {
     pub secrets_key: KeySource,
     /// What an operator says about the network outside.
     pub network: OutsideSettings,
+    /// The driver of sandboxes that ask for none.
+    pub default_driver: String,
+    /// Drivers that this version has and this host cannot use.
+    pub absent_drivers: BTreeMap<&'static str, Absent>,
+}
+
+/// Why a driver cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Absent {
+    /// What is missing.
+    pub reason: String,
+    /// What to do about it.
+    pub fix: Option<String>,
 }
 
 impl Default for Settings {
@@ -163,6 +176,8 @@ impl Default for Settings {
             housekeeping: Duration::from_secs(30),
             secrets_key: KeySource::default(),
             network: OutsideSettings::default(),
+            default_driver: Config::default().driver,
+            absent_drivers: BTreeMap::new(),
         }
     }
 }

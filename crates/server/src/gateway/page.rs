@@ -174,7 +174,8 @@ impl Refusal {
             | Error::Unresumable { .. }
             | Error::SnapshotGone { .. }
             | Error::NothingKept(_)
-            | Error::NoDriver { .. } => Self::FAILED,
+            | Error::NoDriver { .. }
+            | Error::AbsentDriver { .. } => Self::FAILED,
             error if error.kind() != ErrorKind::Fault => Self::FAILED,
             error => {
                 tracing::error!(error = crate::error::chain(error), "a published port failed");
