@@ -376,6 +376,7 @@ fn session(of: &Sandbox) -> Session {
         valid: None,
         services: Default::default(),
         secrets: Vec::new(),
+        fallback: None,
     }
 }
 

@@ -33,6 +33,8 @@ pub enum State {
     Starting,
     /// It takes commands.
     Running,
+    /// Memory, processes and files are kept; it wakes where it was on the next call that needs it.
+    Paused,
     /// It is being ended and its files kept.
     Stopping,
     /// Something broke. The last good snapshot is safe; start it again or delete it.
@@ -441,6 +443,8 @@ pub struct Usage {
 pub enum SessionEnd {
     /// Somebody asked.
     Stopped,
+    /// Somebody asked, and memory was kept: processes go on in the next session.
+    Paused,
     /// Nothing was alive in it for the idle timeout.
     Idle,
     /// Its time was up.

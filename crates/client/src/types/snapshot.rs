@@ -19,6 +19,8 @@ pub enum SnapshotKind {
     BeforeRollback,
     /// From what a session that broke off had written.
     Recovered,
+    /// At a pause: with memory.
+    Pause,
 }
 
 /// What a snapshot takes on the disk.

@@ -384,6 +384,7 @@ fn fresh_session(sandbox: &Sandbox) -> Session {
         valid: None,
         services: Default::default(),
         secrets: Vec::new(),
+        fallback: None,
     }
 }
 

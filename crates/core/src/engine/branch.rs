@@ -14,13 +14,18 @@ use super::lifecycle::Phase;
 use super::sandbox::expect_generation;
 use super::seal::Wanted;
 use super::slot::Slot;
-use super::{Error, Fork, ForkFrom, Inner, Opened, Result, RolledBack};
+use super::{Error, Fork, ForkFailed, ForkFrom, Forks, Inner, Opened, Result, RolledBack};
 use crate::failpoint;
 use crate::model::{
-    Ending, Expiry, LayerId, Lineage, Name, Patch, Sandbox, SandboxId, SessionEnd, Snapshot,
-    SnapshotId, SnapshotKind,
+    Config, Ending, Expiry, LayerId, Lineage, Name, OnIdle, Patch, Sandbox, SandboxId, SessionEnd,
+    Snapshot, SnapshotId, SnapshotKind,
 };
 use crate::store::Durability;
+
+/// How many forks one capture makes at the most.
+const MOST_FORKS: u32 = 1000;
+/// How many of them start at the same time.
+const FORKS_AT_ONCE: usize = 8;
 
 impl Inner {
     /// What the sandbox is at this moment, as a snapshot, in its turn. `None`: it is its image.
@@ -78,6 +83,9 @@ impl Inner {
         request: Fork,
         key: Option<String>,
     ) -> Result<Opened> {
+        if request.count.is_some_and(|count| count != 1) {
+            return Err(Error::invalid("count", "one fork at a time is made here"));
+        }
         if let Some(made) = self.made_under(project, key.as_deref()).await? {
             return self.open_again(made, request.start).await;
         }
@@ -86,6 +94,83 @@ impl Inner {
         {
             return Err(Error::NameTaken(new.clone()));
         }
+        let (name_of_it, start) = (request.name.clone(), request.start);
+        let ground = self.fork_ground(project, name, request).await?;
+        self.found(project, name_of_it, ground, key, start).await
+    }
+
+    /// Makes several forks from one capture, a few at a time.
+    pub(super) async fn fork_many(
+        self: &Arc<Self>,
+        project: &Name,
+        name: &Name,
+        request: Fork,
+        key: Option<String>,
+    ) -> Result<Forks> {
+        let count = request.count.unwrap_or(1);
+        if !(1..=MOST_FORKS).contains(&count) {
+            return Err(Error::invalid("count", format!("between 1 and {MOST_FORKS}")));
+        }
+        let stem = request.name.clone().unwrap_or_else(Name::generate);
+        let names = (1..=count)
+            .map(|n| format!("{stem}-{n}").parse::<Name>())
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| Error::invalid("name", error.to_string()))?;
+        let keys: Vec<_> =
+            (1..=count).map(|n| key.as_ref().map(|key| format!("{key}/{n}"))).collect();
+        // A retry finds what the first attempt made, and captures nothing again for those.
+        let mut made = Vec::new();
+        let mut wanted = Vec::new();
+        for (place, (new, key)) in names.into_iter().zip(keys).enumerate() {
+            match self.made_under(project, key.as_deref()).await? {
+                Some(there) => made.push((place, self.open_again(there, request.start).await)),
+                None if self.find(project, &new).await.is_ok() => {
+                    return Err(Error::NameTaken(new));
+                }
+                None => wanted.push((place, new, key)),
+            }
+        }
+        let start = request.start;
+        if !wanted.is_empty() {
+            let ground = self.fork_ground(project, name, request).await?;
+            let gate = Arc::new(tokio::sync::Semaphore::new(FORKS_AT_ONCE));
+            let mut under_way = tokio::task::JoinSet::new();
+            for (place, new, key) in wanted {
+                let (inner, gate, ground) = (Arc::clone(self), Arc::clone(&gate), ground.clone());
+                let project = project.clone();
+                under_way.spawn(async move {
+                    let _pass = gate.acquire_owned().await;
+                    let opened = inner.found(&project, Some(new.clone()), ground, key, start).await;
+                    (place, new, opened)
+                });
+            }
+            let mut failed = Vec::new();
+            while let Some(done) = under_way.join_next().await {
+                match done {
+                    Ok((place, _, Ok(opened))) => made.push((place, Ok(opened))),
+                    Ok((place, new, Err(error))) => failed.push((place, new, error)),
+                    Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                    Err(_) => return Err(Error::ShuttingDown),
+                }
+            }
+            failed.sort_by_key(|(place, ..)| *place);
+            let failed = failed.into_iter().map(|(_, name, error)| ForkFailed {
+                name,
+                code: error.code().to_owned(),
+                reason: chain_of(&error),
+            });
+            return in_order(made, failed.collect());
+        }
+        in_order(made, Vec::new())
+    }
+
+    /// What a fork stands on: the source as it is now, or as it was asked for.
+    async fn fork_ground(
+        self: &Arc<Self>,
+        project: &Name,
+        name: &Name,
+        request: Fork,
+    ) -> Result<Ground> {
         let id = self.find(project, name).await?.id;
         let (source_name, from, expect) =
             (name.clone(), request.from.clone(), request.expect_generation);
@@ -121,8 +206,8 @@ impl Inner {
         }
         self.check_drives(project, &config.mounts).await?;
         self.check_secret_uses(project, &config)?;
-        self.driver(&config.driver)?;
-        let ground = match snapshot {
+        self.check_driver(&config, snapshot.as_ref())?;
+        Ok(match snapshot {
             Some(snapshot) => self.ground_of(config, Some(&source), snapshot),
             None => Ground {
                 config,
@@ -136,8 +221,26 @@ impl Inner {
                     generation: source.generation,
                 }),
             },
-        };
-        self.found(project, request.name, ground, key, request.start).await
+        })
+    }
+
+    /// Refuses a driver that is not here, one that cannot use the memory a snapshot has, and a wish to be paused of one that
+    /// keeps no memory.
+    pub(super) fn check_driver(&self, config: &Config, snapshot: Option<&Snapshot>) -> Result<()> {
+        let driver = self.driver(&config.driver)?;
+        if config.on_idle == Some(OnIdle::Pause) && driver.keeper().is_none() {
+            return Err(Error::invalid(
+                "on_idle",
+                format!("the driver `{}` keeps no memory; use `stop` or `run`", config.driver),
+            ));
+        }
+        match snapshot.filter(|snapshot| snapshot.has_memory()) {
+            Some(snapshot) if driver.keeper().is_none() => Err(Error::HoldsMemory {
+                name: snapshot.sandbox_name.clone(),
+                what: format!("the driver `{}` cannot use", config.driver),
+            }),
+            _ => Ok(()),
+        }
     }
 
     pub(super) async fn rollback(
@@ -188,4 +291,11 @@ impl Inner {
         self.try_to_retain(&sandbox).await;
         Ok(RolledBack { sandbox, before })
     }
+}
+
+/// The answer of a call that made several, in the order they were asked for.
+fn in_order(mut made: Vec<(usize, Result<Opened>)>, failed: Vec<ForkFailed>) -> Result<Forks> {
+    made.sort_by_key(|(place, _)| *place);
+    let made = made.into_iter().map(|(_, opened)| opened).collect::<Result<Vec<_>>>()?;
+    Ok(Forks { made, failed })
 }

@@ -17,6 +17,7 @@ use crate::store::Durability;
 use crate::store::image::{HOST, Reporter};
 
 /// What a new sandbox stands on.
+#[derive(Debug, Clone)]
 pub(super) struct Ground {
     pub(super) config: Config,
     pub(super) layers: Vec<LayerId>,
@@ -54,6 +55,7 @@ impl Inner {
             Some(id) => {
                 let snapshot = self.find_snapshot(project, id).await?;
                 let source = self.db.sandbox_by_id(&snapshot.sandbox).await?;
+                self.check_driver(&config, Some(&snapshot))?;
                 self.ground_of(config, source.as_ref(), snapshot)
             }
             None => {
@@ -67,7 +69,7 @@ impl Inner {
                 }
             }
         };
-        self.driver(&ground.config.driver)?;
+        self.check_driver(&ground.config, None)?;
         self.store.check_room(1).await?;
         match self.found(project, request.name.clone(), ground, key, request.start).await {
             Err(Error::NameTaken(name)) if request.if_exists == IfExists::Get => {

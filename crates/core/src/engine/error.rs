@@ -102,6 +102,10 @@ pub enum Error {
     AbsentDriver { asked: String, reason: String, fix: Option<String> },
     #[error("sandbox `{name}` did not start: {reason}")]
     StartFailed { name: Name, reason: String },
+    #[error("sandbox `{name}` has the driver `{driver}`, which keeps no memory")]
+    NoMemory { name: Name, driver: String },
+    #[error("sandbox `{name}` is kept with its memory, which {what}")]
+    HoldsMemory { name: Name, what: String },
     #[error("all uid ranges of this host are taken")]
     NoUids,
     #[error("the session has just ended")]
@@ -204,6 +208,8 @@ impl Error {
             | Self::Sealed { .. }
             | Self::SecretTags { .. }
             | Self::Guarded { .. }
+            | Self::NoMemory { .. }
+            | Self::HoldsMemory { .. }
             | Self::KeyReused(_) => ErrorKind::Conflict,
             Self::Gone(_)
             | Self::SessionEnded { .. }
@@ -282,6 +288,8 @@ impl Error {
             Self::SnapshotDeleted(_) => "snapshot_deleted",
             Self::SnapshotGone { .. } => "snapshot_gone",
             Self::Generation { .. } => "generation_mismatch",
+            Self::NoMemory { .. } => "keeps_no_memory",
+            Self::HoldsMemory { .. } => "holds_memory",
             Self::NoUids => "no_uid_ranges",
             Self::SessionOver | Self::SessionEnded { .. } => "session_ended",
             Self::ShuttingDown => "shutting_down",
@@ -316,6 +324,12 @@ impl Error {
             Self::NoSnapshot(_) => "`keep snapshot ls` lists what there is".to_owned(),
             Self::NoCommand { sandbox, .. } => format!("`keep commands {sandbox}` lists what was run"),
             Self::NotRunning(name) => format!("start it with `keep start {name}`, or leave out the wish not to wake it"),
+            Self::NoMemory { name, .. } => {
+                format!("`keep stop {name}` keeps its files; stopped, it can change with `keep update {name} --driver microvm`")
+            }
+            Self::HoldsMemory { name, .. } => {
+                format!("`keep stop {name}` first: that keeps its files and lets go of its memory")
+            }
             Self::Generation { .. } => "somebody changed it meanwhile: look again, then decide".to_owned(),
             Self::NoDrive(_) => "`keep drive ls` lists what there is; `keep drive create` makes one".to_owned(),
             Self::DriveAttached { sandbox, .. } => {

@@ -7,6 +7,9 @@
 //! Running ---------Died----> Stopping
 //!                            Stopping --Broke--> Failed
 //!                            Stopping --Kept---> Running      (no room to seal: it goes on)
+//! Running ---------Pause---> Running --Captured-> Paused      (a pause that fails changes nothing)
+//! Paused ----------Start---> Starting
+//! Paused ----------Stop----> Starting, and then as if it had run
 //! every phase ----Delete---> Deleted
 //! ```
 //!
@@ -20,11 +23,13 @@
 //!
 //! - A command that asks for the phase a sandbox is already in, or on its way to, succeeds and does
 //!   nothing. Callers retry; retries must be harmless.
+//! - *There is no phase between running and paused.* A capture touches nothing of the machine but to hold it still, so until
+//!   the memory is on record the sandbox runs: a daemon that dies in between finds `running`, lets the machine go
+//!   on, and owes nothing. After that it finds `paused`, and a machine that is still there is only ended.
+//! - The files of a paused sandbox are on a disk that only its own kernel reads, so it is woken to be stopped.
 //! - Delete is accepted in every phase. Nothing is stuck.
 //! - `Failed` keeps the last good snapshot and what the broken session wrote: it can be started
 //!   (which seals what was left first), stopped (which seals it and stays down) or deleted.
-//!
-//! Pausing with memory is not here: it arrives with the first driver that can keep memory.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +43,8 @@ pub enum Phase {
     Starting,
     /// The agent inside answers.
     Running,
+    /// Memory, processes and files are kept; nothing of it is on the host's CPUs or in its memory.
+    Paused,
     /// It is being ended and its files sealed.
     Stopping,
     /// Something broke. The last good snapshot is safe; start it again or delete it.
@@ -51,7 +58,9 @@ pub enum Phase {
 pub enum Command {
     /// Be running.
     Start,
-    /// Be stopped, with everything kept.
+    /// Be paused, with memory and processes kept.
+    Pause,
+    /// Be stopped, with all files kept.
     Stop,
     /// Be gone.
     Delete,
@@ -63,6 +72,8 @@ pub enum Command {
 pub enum Effect {
     /// Boot it from its current snapshot.
     Boot,
+    /// Keep its memory, then end it. Never a debt: until it is done the sandbox runs.
+    Capture,
     /// End its processes and seal what it wrote.
     Seal,
     /// Remove all that is its own.
@@ -76,6 +87,8 @@ pub enum Report {
     Up,
     /// It is down and sealed.
     Down,
+    /// Its memory is on record.
+    Captured,
     /// Sealing was refused before anything was touched; it still runs.
     Kept,
     /// The effect failed.
@@ -90,6 +103,9 @@ pub enum Refused {
     /// Another transition is under way; asking again later may work.
     #[error("the sandbox is {0:?} just now")]
     Busy(Phase),
+    /// There is no memory to keep.
+    #[error("the sandbox is not running")]
+    NotRunning,
     /// The sandbox is gone.
     #[error("the sandbox was deleted")]
     Gone,
@@ -102,26 +118,32 @@ pub enum Refused {
 /// Returns [`Refused`] and leaves the sandbox as it was.
 pub fn command(phase: Phase, command: Command) -> Result<(Phase, Option<Effect>), Refused> {
     match (phase, command) {
-        (Phase::Stopped | Phase::Failed, Command::Start) => {
-            Ok((Phase::Starting, Some(Effect::Boot)))
-        }
+        (Phase::Stopped | Phase::Paused | Phase::Failed, Command::Start)
+        | (Phase::Paused, Command::Stop) => Ok((Phase::Starting, Some(Effect::Boot))),
+        (Phase::Running, Command::Pause) => Ok((Phase::Running, Some(Effect::Capture))),
         (Phase::Running | Phase::Failed, Command::Stop) => {
             Ok((Phase::Stopping, Some(Effect::Seal)))
         }
         (
-            Phase::Stopped | Phase::Starting | Phase::Running | Phase::Stopping | Phase::Failed,
+            Phase::Stopped
+            | Phase::Starting
+            | Phase::Running
+            | Phase::Paused
+            | Phase::Stopping
+            | Phase::Failed,
             Command::Delete,
         ) => Ok((Phase::Deleted, Some(Effect::Erase))),
 
         // Already there, or on the way.
         (Phase::Starting | Phase::Running, Command::Start)
+        | (Phase::Paused, Command::Pause)
         | (Phase::Stopping | Phase::Stopped, Command::Stop)
         | (Phase::Deleted, Command::Delete) => Ok((phase, None)),
 
-        (Phase::Stopping, Command::Start) | (Phase::Starting, Command::Stop) => {
-            Err(Refused::Busy(phase))
-        }
-        (Phase::Deleted, Command::Start | Command::Stop) => Err(Refused::Gone),
+        (Phase::Stopping, Command::Start | Command::Pause)
+        | (Phase::Starting, Command::Stop | Command::Pause) => Err(Refused::Busy(phase)),
+        (Phase::Stopped | Phase::Failed, Command::Pause) => Err(Refused::NotRunning),
+        (Phase::Deleted, Command::Start | Command::Pause | Command::Stop) => Err(Refused::Gone),
     }
 }
 
@@ -131,12 +153,14 @@ pub fn report(phase: Phase, report: Report) -> (Phase, Option<Effect>) {
     match (phase, report) {
         (Phase::Starting, Report::Up) | (Phase::Stopping, Report::Kept) => (Phase::Running, None),
         (Phase::Stopping, Report::Down) => (Phase::Stopped, None),
+        (Phase::Running, Report::Captured) => (Phase::Paused, None),
         (Phase::Starting | Phase::Stopping, Report::Broke) => (Phase::Failed, None),
         (Phase::Running, Report::Died) => (Phase::Stopping, Some(Effect::Seal)),
         (
             Phase::Stopped
             | Phase::Starting
             | Phase::Running
+            | Phase::Paused
             | Phase::Stopping
             | Phase::Failed
             | Phase::Deleted,
@@ -153,17 +177,18 @@ mod tests {
 
     use super::{Command, Effect, Phase, Refused, Report, command, report};
 
-    const PHASES: [Phase; 6] = [
+    const PHASES: [Phase; 7] = [
         Phase::Stopped,
         Phase::Starting,
         Phase::Running,
+        Phase::Paused,
         Phase::Stopping,
         Phase::Failed,
         Phase::Deleted,
     ];
-    const COMMANDS: [Command; 3] = [Command::Start, Command::Stop, Command::Delete];
-    const REPORTS: [Report; 5] =
-        [Report::Up, Report::Down, Report::Kept, Report::Broke, Report::Died];
+    const COMMANDS: [Command; 4] = [Command::Start, Command::Pause, Command::Stop, Command::Delete];
+    const REPORTS: [Report; 6] =
+        [Report::Up, Report::Down, Report::Captured, Report::Kept, Report::Broke, Report::Died];
 
     fn row(next: Phase, effect: Option<Effect>) -> String {
         effect.map_or(format!("{next:?}"), |effect| format!("{next:?}, {effect:?}"))
@@ -191,27 +216,38 @@ mod tests {
         }
         insta::assert_snapshot!(table, @r"
         Stopped + Start -> Starting, Boot
+        Stopped + Pause -> refused: the sandbox is not running
         Stopped + Stop -> Stopped
         Stopped + Delete -> Deleted, Erase
         Starting + Start -> Starting
+        Starting + Pause -> refused: the sandbox is Starting just now
         Starting + Stop -> refused: the sandbox is Starting just now
         Starting + Delete -> Deleted, Erase
         Starting + Up -> Running
         Starting + Broke -> Failed
         Running + Start -> Running
+        Running + Pause -> Running, Capture
         Running + Stop -> Stopping, Seal
         Running + Delete -> Deleted, Erase
+        Running + Captured -> Paused
         Running + Died -> Stopping, Seal
+        Paused + Start -> Starting, Boot
+        Paused + Pause -> Paused
+        Paused + Stop -> Starting, Boot
+        Paused + Delete -> Deleted, Erase
         Stopping + Start -> refused: the sandbox is Stopping just now
+        Stopping + Pause -> refused: the sandbox is Stopping just now
         Stopping + Stop -> Stopping
         Stopping + Delete -> Deleted, Erase
         Stopping + Down -> Stopped
         Stopping + Kept -> Running
         Stopping + Broke -> Failed
         Failed + Start -> Starting, Boot
+        Failed + Pause -> refused: the sandbox is not running
         Failed + Stop -> Stopping, Seal
         Failed + Delete -> Deleted, Erase
         Deleted + Start -> refused: the sandbox was deleted
+        Deleted + Pause -> refused: the sandbox was deleted
         Deleted + Stop -> refused: the sandbox was deleted
         Deleted + Delete -> Deleted
         ");
@@ -221,7 +257,18 @@ mod tests {
     fn repeating_an_accepted_command_changes_nothing() {
         for phase in PHASES {
             for asked in COMMANDS {
-                let Ok((next, _)) = command(phase, asked) else { continue };
+                let Ok((next, effect)) = command(phase, asked) else { continue };
+                // These two are on their way only when the effect has been carried out.
+                if effect == Some(Effect::Capture) {
+                    let paused = report(next, Report::Captured).0;
+                    assert_eq!(command(paused, asked), Ok((paused, None)));
+                    continue;
+                }
+                if (phase, asked) == (Phase::Paused, Command::Stop) {
+                    let running = report(next, Report::Up).0;
+                    assert_eq!(command(running, asked), Ok((Phase::Stopping, Some(Effect::Seal))));
+                    continue;
+                }
                 assert_eq!(command(next, asked), Ok((next, None)), "{phase:?} + {asked:?} twice");
             }
         }
@@ -255,26 +302,28 @@ mod tests {
             let mut phase = Phase::Stopped;
             let mut machine = false;
             for step in steps {
-                // Only a machine that lives can be kept; the task reports nothing else.
-                if matches!(step, Step::Hear(Report::Kept)) && !machine {
+                // Only a machine that lives can be kept or captured; the task reports nothing else.
+                if matches!(step, Step::Hear(Report::Kept | Report::Captured)) && !machine {
                     continue;
                 }
                 let effect = match step {
                     Step::Ask(asked) => match command(phase, asked) {
                         Ok((next, effect)) => { phase = next; effect }
                         Err(Refused::Busy(at)) => { assert!(matches!(at, Phase::Starting | Phase::Stopping)); None }
+                        Err(Refused::NotRunning) => { assert!(!machine); None }
                         Err(Refused::Gone) => { assert_eq!(phase, Phase::Deleted); None }
                     },
                     Step::Hear(heard) => { let (next, effect) = report(phase, heard); phase = next; effect }
                 };
                 match effect {
                     Some(Effect::Boot) => { assert!(!machine, "booted over a machine that lives"); machine = true; }
+                    Some(Effect::Capture) => assert!(machine, "captured nothing"),
                     Some(Effect::Seal) => assert_eq!(phase, Phase::Stopping),
                     Some(Effect::Erase) => machine = false,
                     None => {}
                 }
                 match phase {
-                    Phase::Stopped | Phase::Failed | Phase::Deleted => machine = false,
+                    Phase::Stopped | Phase::Paused | Phase::Failed | Phase::Deleted => machine = false,
                     Phase::Running => assert!(machine, "running without a machine"),
                     Phase::Starting | Phase::Stopping => {}
                 }

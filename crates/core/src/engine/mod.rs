@@ -18,6 +18,7 @@
 //!   becomes of what it wrote.
 //! - `live` is a running sandbox: its agent, its session, who is using it.
 //! - `guard` looks at what a session wrote before it is sealed.
+//! - `pause` keeps the memory of a machine, `why` explains where a sandbox is and what would change that.
 //! - `hooks` are the commands the server runs by itself at a start and a stop.
 //! - `command` runs processes, `track` follows them and keeps what they print (`log`), `stdin` feeds
 //!   them; `files` moves files; `export` makes an OCI image of a snapshot.
@@ -54,6 +55,7 @@ mod live;
 mod log;
 mod network;
 mod once;
+mod pause;
 mod ports;
 mod reaper;
 mod recover;
@@ -70,6 +72,7 @@ mod tenant;
 mod token;
 mod track;
 mod uplink;
+mod why;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::AtomicBool;
@@ -104,6 +107,7 @@ pub use space::{Sized, SpaceReport};
 pub use stdin::{StdinHandle, StdinProgress};
 pub use tenant::Caller;
 pub use token::PortPass;
+pub use why::Why;
 
 pub use crate::model::{Method, OnDelete};
 
@@ -443,6 +447,39 @@ pub struct Fork {
     pub expect_generation: Option<u64>,
     /// Whether to start it at once.
     pub start: bool,
+    /// How many, for [`Engine::fork_many`]: they are called `<name>-1` and so on.
+    pub count: Option<u32>,
+}
+
+/// Forks that were made from one capture.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forks {
+    /// Those that are there, in order.
+    pub made: Vec<Opened>,
+    /// Those that are not, and why.
+    pub failed: Vec<ForkFailed>,
+}
+
+/// A fork that was not made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForkFailed {
+    /// What it was to be called.
+    pub name: Name,
+    /// [`Error::code`].
+    pub code: String,
+    /// Why not, for people.
+    pub reason: String,
+}
+
+/// A sandbox that was paused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Paused {
+    /// The sandbox.
+    pub sandbox: Sandbox,
+    /// The session that ended, or the last one.
+    pub session: Option<Session>,
+    /// What it wakes from.
+    pub snapshot: Option<Sized<Snapshot>>,
 }
 
 /// What of its source a fork starts from.

@@ -200,7 +200,7 @@ impl Inner {
             (Phase::Deleted, _) => {
                 self.erase(&slot, sandbox, OnDelete::Drop).await?;
             }
-            (Phase::Stopped | Phase::Failed, link) => {
+            (Phase::Stopped | Phase::Paused | Phase::Failed, link) => {
                 if link.is_some() {
                     let driver = self.driver(&sandbox.config.driver)?;
                     driver.stop(&crate::model::MachineKey::from(&sandbox.id)).await?;

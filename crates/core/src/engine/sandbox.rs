@@ -12,8 +12,8 @@ use super::slot::Slot;
 use super::snapshots::checked_expiry;
 use super::space::Sized;
 use super::{
-    Checkpoint, Create, Delete, Deleted, Engine, Error, Fork, Inner, Opened, Result, RolledBack,
-    Stop, Stopped, Tree, WakeMode, Wish, after,
+    Checkpoint, Create, Delete, Deleted, Engine, Error, Fork, Forks, Inner, Opened, Result,
+    RolledBack, Stop, Stopped, Tree, WakeMode, Wish, after,
 };
 use tokio::sync::OwnedRwLockReadGuard;
 
@@ -202,6 +202,26 @@ impl Engine {
             .await
     }
 
+    /// Makes [`Fork::count`] sandboxes that all start where another one is, from one capture of it. What of them
+    /// could not be made is told by name; the others are there.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error`] when the source could not be captured, and makes nothing.
+    pub async fn fork_many(
+        &self,
+        project: &Name,
+        name: &Name,
+        request: Fork,
+        idempotency: Option<String>,
+    ) -> Result<Forks> {
+        let asked = format!("fork {name} {request:?}");
+        let key = idempotency.clone();
+        self.inner
+            .once(project, idempotency, asked, self.inner.fork_many(project, name, request, key))
+            .await
+    }
+
     /// Takes a snapshot without ending the session. Of a stopped sandbox: its current one.
     ///
     /// # Errors
@@ -321,7 +341,7 @@ impl Inner {
         let mut sandbox = found
             .filter(|sandbox| sandbox.phase != Phase::Deleted)
             .ok_or_else(|| Error::NoSandbox(name.clone()))?;
-        if slot.live().is_none() && sandbox.phase != Phase::Stopped {
+        if slot.live().is_none() && !matches!(sandbox.phase, Phase::Stopped | Phase::Paused) {
             sandbox.enter(Phase::Failed);
         }
         Ok(sandbox)

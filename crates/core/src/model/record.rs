@@ -253,6 +253,9 @@ pub struct Session {
     /// The secrets it was given.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<SecretGiven>,
+    /// Why the memory that was kept could not be used, so that the session began with the files of the same snapshot alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<String>,
 }
 
 /// Why a session ended.
@@ -261,7 +264,9 @@ pub struct Session {
 pub enum SessionEnd {
     /// Somebody asked.
     Stopped,
-    /// Nothing was alive in it for the idle timeout.
+    /// Somebody asked, and memory was kept: processes go on in the next one.
+    Paused,
+    /// Nothing was alive in it for the idle timeout. The phase tells whether it was paused or stopped for that.
     Idle,
     /// Its time was up.
     Timeout,

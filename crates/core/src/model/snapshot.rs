@@ -68,6 +68,12 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// Whether it holds the memory of a machine, and not its files alone.
+    #[must_use]
+    pub fn has_memory(&self) -> bool {
+        !self.memory.is_empty()
+    }
+
     /// When it goes away, unless it is some sandbox's current one.
     #[must_use]
     pub fn expires_at(&self) -> Option<Timestamp> {
@@ -92,6 +98,8 @@ pub enum SnapshotKind {
     BeforeRollback,
     /// From what a session that broke off had written.
     Recovered,
+    /// At a pause: with memory.
+    Pause,
 }
 
 /// Who wanted a snapshot.

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::service::check_services;
 use super::{
-    BadName, Guard, GuardPatch, Mounts, Name, Policy, Port, SecretUse, Service, Size, Span, Tags,
-    check_env_name, check_mounts, check_tag,
+    BadName, Guard, GuardPatch, Mounts, Name, OnIdle, Policy, Port, SecretUse, Service, Size, Span,
+    Tags, check_env_name, check_mounts, check_tag,
 };
 
 /// How long a sandbox is meant to live, and how it is governed.
@@ -139,6 +139,9 @@ pub struct Config {
     pub session_timeout: Option<Span>,
     /// How long a session lasts with no command alive and no connection open.
     pub idle_timeout: Option<Span>,
+    /// What becomes of it then; if absent it is paused where its driver keeps memory, and stopped elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_idle: Option<OnIdle>,
     /// Commands at turning points.
     pub hooks: Hooks,
     /// How long snapshots are kept.
@@ -192,6 +195,7 @@ impl Default for Config {
             resources: Resources::default(),
             session_timeout: None,
             idle_timeout: Some(Span::seconds(15 * 60)),
+            on_idle: None,
             hooks: Hooks::default(),
             retention: Retention { keep_last: Some(10), ..Retention::default() },
             exclude: Vec::new(),
@@ -232,6 +236,7 @@ pub struct Patch {
     pub disk: Option<Size>,
     pub session_timeout: Option<Option<Span>>,
     pub idle_timeout: Option<Option<Span>>,
+    pub on_idle: Option<Option<OnIdle>>,
     pub hooks: Option<Hooks>,
     pub snapshot_expires: Option<Option<Span>>,
     pub keep_last: Option<Option<u32>>,
@@ -310,6 +315,7 @@ impl Patch {
         set(&mut config.resources.disk, self.disk);
         set(&mut config.session_timeout, self.session_timeout);
         set(&mut config.idle_timeout, self.idle_timeout);
+        set(&mut config.on_idle, self.on_idle);
         set(&mut config.hooks, self.hooks);
         set(&mut config.retention.expires, self.snapshot_expires);
         set(&mut config.retention.keep_last, self.keep_last);

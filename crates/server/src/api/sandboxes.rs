@@ -228,6 +228,7 @@ pub(crate) async fn fork(
         },
         expect_generation: request.expect_generation,
         start: request.start,
+        count: None,
     };
     let engine = app.engine.clone();
     let work = async move { engine.fork(&caller.project, &name, fork, key).await };

@@ -43,6 +43,7 @@ pub(super) fn state(phase: Phase) -> types::State {
         Phase::Stopped => types::State::Stopped,
         Phase::Starting => types::State::Starting,
         Phase::Running => types::State::Running,
+        Phase::Paused => types::State::Paused,
         Phase::Stopping => types::State::Stopping,
         Phase::Failed => types::State::Failed,
         Phase::Deleted => types::State::Deleted,
@@ -54,6 +55,7 @@ pub(super) fn state_in(state: types::State) -> Phase {
         types::State::Stopped => Phase::Stopped,
         types::State::Starting => Phase::Starting,
         types::State::Running => Phase::Running,
+        types::State::Paused => Phase::Paused,
         types::State::Stopping => Phase::Stopping,
         types::State::Failed => Phase::Failed,
         types::State::Deleted => Phase::Deleted,
@@ -244,6 +246,7 @@ fn usage(usage: model::Usage) -> types::Usage {
 fn session_end(end: model::SessionEnd) -> types::SessionEnd {
     match end {
         model::SessionEnd::Stopped => types::SessionEnd::Stopped,
+        model::SessionEnd::Paused => types::SessionEnd::Paused,
         model::SessionEnd::Idle => types::SessionEnd::Idle,
         model::SessionEnd::Timeout => types::SessionEnd::Timeout,
         model::SessionEnd::RolledBack => types::SessionEnd::RolledBack,
@@ -305,6 +308,7 @@ fn snapshot_kind(kind: model::SnapshotKind) -> types::SnapshotKind {
         model::SnapshotKind::Fork => types::SnapshotKind::Fork,
         model::SnapshotKind::BeforeRollback => types::SnapshotKind::BeforeRollback,
         model::SnapshotKind::Recovered => types::SnapshotKind::Recovered,
+        model::SnapshotKind::Pause => types::SnapshotKind::Pause,
     }
 }
 

@@ -241,7 +241,7 @@ async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -
     let states: [(&str, &[Phase]); 3] = [
         ("running", &[Phase::Running]),
         ("stopping", &[Phase::Stopping]),
-        ("stopped", &[Phase::Stopped, Phase::Failed]),
+        ("stopped", &[Phase::Stopped, Phase::Paused, Phase::Failed]),
     ];
     let phases = asked.word("status", &states)?;
     if phases.is_some() && by != By::Created {
@@ -413,7 +413,14 @@ async fn fork(
         patch.expires = Some(settings::lifetime(persistent));
     }
     // Their command line tells who forks a running sandbox that the last snapshot is taken.
-    let fork = Fork { name, patch, from: ForkFrom::Kept, expect_generation: None, start: true };
+    let fork = Fork {
+        name,
+        patch,
+        from: ForkFrom::Kept,
+        expect_generation: None,
+        start: true,
+        count: None,
+    };
     let (engine, project) = (app.engine.clone(), caller.project.clone());
     let made = done(async move { engine.fork(&project, &source, fork, None).await }).await?;
     Ok(Json(wire::opened(&app, host.as_deref(), &made)))

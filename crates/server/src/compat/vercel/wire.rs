@@ -119,7 +119,7 @@ fn session_status(sandbox: &Sandbox, current: bool, session: &Session) -> &'stat
             Phase::Stopping if is_snapshotting(sandbox) => "snapshotting",
             Phase::Stopping => "stopping",
             Phase::Failed => "failed",
-            Phase::Stopped | Phase::Deleted => "stopped",
+            Phase::Stopped | Phase::Paused | Phase::Deleted => "stopped",
         },
     }
 }
@@ -143,6 +143,7 @@ pub(super) fn never_started(sandbox: &Sandbox) -> Session {
         valid: None,
         services: Default::default(),
         secrets: Vec::new(),
+        fallback: None,
     }
 }
 
@@ -234,7 +235,7 @@ pub(super) fn sandbox(app: &App, sandbox: &Sandbox, session: Option<&Session>) -
             Phase::Starting => "pending",
             Phase::Running => "running",
             Phase::Stopping => "stopping",
-            Phase::Stopped | Phase::Failed | Phase::Deleted => "stopped",
+            Phase::Stopped | Phase::Paused | Phase::Failed | Phase::Deleted => "stopped",
         },
         cwd: cwd(sandbox),
         timeout: config.session_timeout.map(|span| span.0),
