@@ -14,6 +14,7 @@
 
 mod error;
 mod inbox;
+mod serial;
 mod stream;
 mod wire;
 
@@ -23,7 +24,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandkeep_proto::frame::WINDOW;
-use sandkeep_proto::link::{At, Entry, Known, Reply, Request, Spawn, TermSize, VERSION};
+use sandkeep_proto::link::{
+    Assemble, At, Entry, Known, Renew, Reply, Request, Spawn, TermSize, VERSION,
+};
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -50,7 +53,30 @@ impl Guest {
     pub async fn connect(socket: &Path, patience: Duration) -> Result<Self, GuestError> {
         let deadline = Instant::now() + patience;
         let stream = dial(socket, deadline).await?;
-        let owner = Wire::start(stream);
+        Self::greet(Wire::start(stream, None), deadline).await
+    }
+
+    /// Dials the agent of a machine of its own, through the socket of its serial port, until it answers, and greets it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Guest::connect`].
+    pub async fn connect_serial(socket: &Path, patience: Duration) -> Result<Self, GuestError> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let stream = dial(socket, deadline).await?;
+            // One that is closed before anything was said belongs to a hypervisor that was just ending, or had somebody else.
+            if let Some(port) = serial::begin(&stream, deadline).await? {
+                return Self::greet(Wire::start(stream, Some(port)), deadline).await;
+            }
+            if Instant::now() + serial::AGAIN > deadline {
+                return Err(GuestError::Timeout);
+            }
+            sleep(serial::AGAIN / 10).await;
+        }
+    }
+
+    async fn greet(owner: Arc<Owner>, deadline: Instant) -> Result<Self, GuestError> {
         let greeting = async {
             let handle = Wire::open(&owner, &Request::Hello { version: VERSION }, 0).await?;
             let reply = handle.reply().await?;
@@ -67,15 +93,6 @@ impl Guest {
             }
             _ => Err(unexpected()),
         }
-    }
-
-    /// Dials the agent of a machine of its own, through the socket of its serial port.
-    ///
-    /// # Errors
-    ///
-    /// As [`Guest::connect`].
-    pub async fn connect_serial(socket: &Path, patience: Duration) -> Result<Self, GuestError> {
-        Self::connect(socket, patience).await
     }
 
     /// What the agent calls this run of the machine; another after every start, restore or fork.
@@ -299,6 +316,56 @@ impl Guest {
     /// Fails with [`GuestError::Refused`] when nothing is there.
     pub async fn tar_out(&self, at: At) -> Result<(Entry, Incoming), GuestError> {
         self.incoming(Request::TarOut { at }).await
+    }
+
+    /// Makes a machine of its own the sandbox's.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when it was done before, or cannot be done: then the machine is of no use.
+    pub async fn assemble(&self, assemble: Assemble) -> Result<(), GuestError> {
+        self.ask_ok(&Request::Assemble(assemble)).await
+    }
+
+    /// Tells a machine that was restored what changed, and gets what the agent calls this run of it from now on.
+    /// [`Guest::generation`] of connections that were greeted before stays what it was.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when something of it did not work.
+    pub async fn renew(&self, renew: Renew) -> Result<String, GuestError> {
+        match self.ask(&Request::Renew(renew)).await? {
+            Reply::Hello { generation, .. } => Ok(generation),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Writes everything to the machine's disks and keeps it from writing more, for ten seconds at the most.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when that is not possible; then nothing is frozen.
+    pub async fn freeze(&self) -> Result<(), GuestError> {
+        self.ask_ok(&Request::Freeze).await
+    }
+
+    /// Lets a machine write again; fine when it does.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when that is not possible.
+    pub async fn thaw(&self) -> Result<(), GuestError> {
+        self.ask_ok(&Request::Thaw).await
+    }
+
+    /// Packs what was written to a machine's root (0) or to one of its drives (from 1) as a tar stream.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] when there is no such part, or nothing can be written to it.
+    pub async fn export(&self, part: u32) -> Result<Incoming, GuestError> {
+        let handle = self.ready(&Request::Export { part }).await?;
+        Ok(Incoming { handle, verdict: true })
     }
 
     /// Connects to a TCP port on the sandbox's loopback.

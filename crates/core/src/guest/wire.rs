@@ -15,11 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::{Buf, BytesMut};
 use sandkeep_proto::frame::{CHUNK, HEADER, Header, Kind, MAX_PAYLOAD, WINDOW};
 use sandkeep_proto::link::{Done, Failure, Reply, Request};
+use sandkeep_proto::serial::escaped;
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, watch};
 
 use super::GuestError;
 use super::inbox::{Inbox, Source};
+use super::serial::Port;
 
 /// How many bytes may wait for the socket before callers that send data or requests wait too.
 const OUT_LIMIT: usize = 4 << 20;
@@ -28,6 +30,8 @@ const OUT_LIMIT: usize = 4 << 20;
 #[derive(Debug)]
 pub(super) struct Wire {
     socket: UnixStream,
+    /// Whether bytes go through a serial port.
+    serial: bool,
     state: Mutex<State>,
     /// There is something to write that the socket did not take at once.
     unsent: Notify,
@@ -86,10 +90,11 @@ impl Drop for Owner {
 }
 
 impl Wire {
-    /// Takes over a connected socket and starts its tasks.
-    pub(super) fn start(socket: UnixStream) -> Arc<Owner> {
+    /// Takes over a connected socket and starts its tasks. On a serial port a connection has begun.
+    pub(super) fn start(socket: UnixStream, port: Option<Port>) -> Arc<Owner> {
         let wire = Arc::new(Self {
             socket,
+            serial: port.is_some(),
             state: Mutex::new(State {
                 streams: HashMap::new(),
                 next: 1,
@@ -101,7 +106,7 @@ impl Wire {
             room: Notify::new(),
             lost: watch::Sender::new(false),
         });
-        tokio::spawn(Self::read(Arc::clone(&wire)));
+        tokio::spawn(Self::read(Arc::clone(&wire), port));
         tokio::spawn(Self::write(Arc::clone(&wire)));
         Arc::new(Owner(wire))
     }
@@ -145,8 +150,14 @@ impl Wire {
         }
         let idle = state.out.is_empty();
         state.out.reserve(HEADER + payload.len());
-        state.out.extend_from_slice(&Header { length: payload.len(), stream, kind }.encode());
-        state.out.extend_from_slice(payload);
+        let header = Header { length: payload.len(), stream, kind }.encode();
+        for bytes in [&header, payload] {
+            if self.serial {
+                escaped(bytes).for_each(|piece| state.out.extend_from_slice(piece));
+            } else {
+                state.out.extend_from_slice(bytes);
+            }
+        }
         if idle {
             // An error here shows again, and is dealt with, in the writing task.
             if let Ok(written) = self.socket.try_write(&state.out) {
@@ -191,19 +202,27 @@ impl Wire {
         }
     }
 
-    async fn read(wire: Arc<Self>) {
+    async fn read(wire: Arc<Self>, mut port: Option<Port>) {
         let mut buffer = BytesMut::new();
+        let mut raw = BytesMut::new();
         loop {
             tokio::select! {
                 ready = wire.socket.readable() => if ready.is_err() { return wire.lose(None) },
                 () = wire.lost() => return,
             }
-            buffer.reserve(64 << 10);
-            match wire.socket.try_read_buf(&mut buffer) {
+            let into = if port.is_some() { &mut raw } else { &mut buffer };
+            into.reserve(64 << 10);
+            match wire.socket.try_read_buf(into) {
                 Ok(0) => return wire.lose(None),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(_) => return wire.lose(None),
+            }
+            if let Some(port) = &mut port {
+                if !port.take(&raw, &mut buffer) {
+                    return wire.lose(None);
+                }
+                raw.clear();
             }
             if let Err(reason) = wire.take_frames(&mut buffer) {
                 return wire.lose(Some(reason));
