@@ -1,6 +1,7 @@
 //! Isolation backends.
 
 pub mod container;
+pub mod microvm;
 
 use std::fmt;
 use std::io;

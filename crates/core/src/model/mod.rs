@@ -9,6 +9,7 @@ mod id;
 mod memory;
 mod name;
 mod network;
+mod pages;
 mod policy;
 mod port;
 mod quantity;
@@ -37,6 +38,7 @@ pub use network::{
     KeptAuthority, Mode, PairMatch, Policy, ProjectNetwork, Protocol, RequestMatch, RequestRule,
     TextMatch, Verdict,
 };
+pub use pages::{PAGE, PageIndex, PageRun};
 pub(crate) use policy::regex;
 pub use port::{Access, Port};
 pub use quantity::{BadQuantity, Size, Span};

@@ -346,7 +346,7 @@ impl Store {
                 }
                 let (since, bytes) = match store.get::<Layer>(&id) {
                     Ok(layer) => (layer.sealed_at, layer.bytes),
-                    Err(StoreError::NotFound { .. }) => (begun_at(&id), 0),
+                    Err(StoreError::NotFound { .. }) => (time_of(id.as_str()), 0),
                     Err(_) => continue,
                 };
                 if since >= begun_before {
@@ -367,9 +367,9 @@ impl Store {
 }
 
 /// The time that is part of every id.
-fn begun_at(id: &LayerId) -> Timestamp {
+pub(super) fn time_of(id: &str) -> Timestamp {
     const ALPHABET: &[u8] = b"0123456789abcdefghjkmnpqrstvwxyz";
-    let digits = id.as_str().bytes().skip("lay-".len()).take(10);
+    let digits = id.bytes().skip("lay-".len()).take(10);
     let value = |byte| ALPHABET.iter().position(|known| *known == byte).unwrap_or(0) as i64;
     let millis = digits.fold(0, |sum, byte| sum * 32 + value(byte));
     Timestamp::from_millisecond(millis).unwrap_or(Timestamp::MIN)

@@ -25,12 +25,14 @@ mod compact;
 mod digest;
 mod exclude;
 mod export;
+mod fill;
 mod fsck;
 pub mod image;
 mod junk;
 mod layer;
 mod live;
 mod manifest;
+mod memory;
 mod quarantine;
 mod remove;
 pub mod search;
@@ -38,26 +40,29 @@ mod text;
 mod tree;
 mod walk;
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 
-use crate::model::{LayerId, Size};
+use crate::model::{LayerId, MemoryId, Size};
 
 pub use compact::Linked;
 pub use digest::{Difference, Verdict};
 pub use exclude::Globs;
 pub use export::Exported;
+pub use fill::Filled;
 pub use fsck::{Problem, Report};
 pub use junk::{Junk, JunkRules};
 pub use layer::{Collected, SealOptions};
 pub use live::LiveCopy;
 pub use manifest::{Damaged, Durability, Manifest, Scan};
+pub use memory::{CollectedMemory, NewMemory};
 pub use quarantine::Leaving;
 
 /// What the store answers.
@@ -76,6 +81,8 @@ struct Inner {
     dir: File,
     reserve: Option<u64>,
     chores: remove::Chores,
+    /// Memory layers that are being written.
+    capturing: Mutex<HashSet<MemoryId>>,
     /// Held for its lock, and given up last.
     _lock: File,
 }
@@ -121,6 +128,8 @@ impl Store {
             "drives",
             "secrets",
             "layers",
+            "memory",
+            "templates",
             "images",
             "aside",
             "bin",
@@ -139,7 +148,14 @@ impl Store {
         let dir = File::open(&data).map_err(io_error("open", &data))?;
         dir.sync_all().map_err(io_error("sync", &data))?;
         let chores = remove::Chores::start().map_err(io_error("start a thread for", &data))?;
-        let inner = Inner { data, dir, _lock: lock, reserve: options.reserve, chores };
+        let inner = Inner {
+            data,
+            dir,
+            _lock: lock,
+            reserve: options.reserve,
+            chores,
+            capturing: Mutex::default(),
+        };
         let store = Self { inner: Arc::new(inner) };
         store.empty_tmp()?;
         Ok(store)
@@ -334,6 +350,28 @@ pub enum StoreError {
     NotSealed {
         /// The layer.
         id: LayerId,
+    },
+    /// A memory image cannot be used.
+    #[error("memory layer {id} cannot be used: {reason}")]
+    BadMemory {
+        /// The layer.
+        id: MemoryId,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// What was written to the layer is on a machine's disk, and was not exported yet.
+    #[error("what was written to layer {id} is still on its disk")]
+    OnDisk {
+        /// The layer.
+        id: LayerId,
+    },
+    /// What a machine exported cannot be taken over.
+    #[error("what was exported for layer {id} is refused")]
+    BadExport {
+        /// The layer.
+        id: LayerId,
+        /// What is wrong with it.
+        source: Box<image::ImageError>,
     },
     /// The filesystem has not enough space left.
     #[error("{need} are needed and {free} are free: {hint}", need = Size(*need), free = Size(*free))]

@@ -1,0 +1,3 @@
+//! Machines with a kernel of their own. `docs/MICROVM.md` is their design.
+
+pub mod memory;

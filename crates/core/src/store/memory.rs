@@ -1,0 +1,350 @@
+//! The life of a memory layer: begun, captured into, sealed, collected. `docs/formats/memory.md` is what lies there.
+//!
+//! ```text
+//!   begin ----> being written ----> sealed ----> gone
+//!                     |       seal        collect
+//!                     +-- discard ---------> gone
+//! ```
+//!
+//! A driver writes into the directory; `memory.json` is the seal. One without it is of no use, and goes with the next
+//! collection, unless it is being written just now.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::digest::hex;
+use super::layer::time_of;
+use super::manifest::{Durability, Manifest, id_of, list, sync_parent, to_json};
+use super::walk::lock;
+use super::{Result, Store, StoreError, blocking, io_error};
+use crate::failpoint;
+use crate::model::{FORMAT, Fingerprint, MemoryId, MemoryLayer, Size, Template, Timestamp, now};
+
+/// The files of a memory layer.
+const FILES: [&str; 4] = ["devices", "index", "pages", "disk.qcow2"];
+/// Those whose digests are known from the beginning and checked before every use.
+const SMALL: [&str; 2] = ["devices", "index"];
+/// How long a template that no machine was started from stays, in days.
+const TEMPLATE_DAYS: i64 = 30;
+
+/// What a capture tells about the layer it wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewMemory {
+    /// What it was made with.
+    pub fingerprint: Fingerprint,
+    /// The machine's RAM.
+    pub ram: Size,
+    /// Packed layers that its root is mounted from.
+    pub roots: Vec<String>,
+}
+
+/// What a collection of memory removed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CollectedMemory {
+    /// The layers.
+    pub layers: Vec<MemoryId>,
+    /// The space they took.
+    pub bytes: u64,
+    /// Templates that nobody had used for long, by their keys.
+    pub templates: Vec<String>,
+}
+
+impl Manifest for MemoryLayer {
+    type Key = MemoryId;
+    const KIND: &'static str = "memory";
+    fn key(&self) -> MemoryId {
+        self.id.clone()
+    }
+    fn place(key: &MemoryId) -> PathBuf {
+        PathBuf::from(format!("memory/{key}/memory.json"))
+    }
+    fn places() -> &'static [&'static str] {
+        &["memory/*/memory.json"]
+    }
+}
+
+impl Manifest for Template {
+    type Key = String;
+    const KIND: &'static str = "template";
+    fn key(&self) -> String {
+        self.key.clone()
+    }
+    fn place(key: &String) -> PathBuf {
+        PathBuf::from(format!("templates/{key}.json"))
+    }
+    fn places() -> &'static [&'static str] {
+        &["templates/*.json"]
+    }
+}
+
+impl Store {
+    /// Begins a memory layer, and says in which directory it is to be written.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`].
+    pub async fn begin_memory(&self) -> Result<(MemoryId, PathBuf)> {
+        let store = self.clone();
+        blocking(move || {
+            let id = MemoryId::fresh();
+            let dir = store.memory_dir(&id);
+            lock(&store.inner.capturing).insert(id.clone());
+            let made = fs::DirBuilder::new().mode(0o700).create(&dir);
+            if let Err(error) = made {
+                lock(&store.inner.capturing).remove(&id);
+                return Err(io_error("create", &dir)(error));
+            }
+            failpoint::pass("store.begin_memory.done");
+            Ok((id, dir))
+        })
+        .await
+    }
+
+    /// Where a memory layer's files lie.
+    #[must_use]
+    pub fn memory_dir(&self, id: &MemoryId) -> PathBuf {
+        self.memories_dir().join(id.as_str())
+    }
+
+    pub(super) fn memories_dir(&self) -> PathBuf {
+        self.inner.data.join("memory")
+    }
+
+    /// Seals a memory layer that nothing writes to any more. Sealing a sealed one answers with what it is.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::BadMemory`] when a file is missing, else [`StoreError::Io`]. It is not sealed then, and can
+    /// be sealed again or discarded.
+    pub async fn seal_memory(&self, id: &MemoryId, new: NewMemory) -> Result<MemoryLayer> {
+        let (store, id) = (self.clone(), id.clone());
+        blocking(move || {
+            let layer = match store.get::<MemoryLayer>(&id) {
+                Err(StoreError::NotFound { .. }) => store.seal_memory_now(&id, new)?,
+                outcome => outcome?,
+            };
+            lock(&store.inner.capturing).remove(&id);
+            Ok(layer)
+        })
+        .await
+    }
+
+    fn seal_memory_now(&self, id: &MemoryId, new: NewMemory) -> Result<MemoryLayer> {
+        let dir = self.memory_dir(id);
+        let (mut sizes, mut digests, mut bytes) = (BTreeMap::new(), BTreeMap::new(), 0);
+        for name in FILES {
+            let path = dir.join(name);
+            let file = match File::open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Err(unusable(id, format!("`{name}` is missing")));
+                }
+                opened => opened.map_err(io_error("open", &path))?,
+            };
+            file.sync_all().map_err(io_error("sync", &path))?;
+            let found = file.metadata().map_err(io_error("stat", &path))?;
+            sizes.insert(name.to_owned(), found.len());
+            bytes += found.blocks() * 512;
+            if SMALL.contains(&name) {
+                digests.insert(name.to_owned(), digest_of(&path)?);
+            }
+        }
+        failpoint::pass("store.seal_memory.before_manifest");
+        let layer = MemoryLayer {
+            format: FORMAT,
+            id: id.clone(),
+            fingerprint: new.fingerprint,
+            ram: new.ram,
+            bytes,
+            sizes,
+            digests,
+            roots: new.roots,
+            sealed_at: now(),
+        };
+        let place = MemoryLayer::place(id);
+        // The directory's own entry comes first: with the seal the layer is there whole.
+        sync_parent(&dir)?;
+        self.put(&place, &to_json(&layer, &place)?, Durability::Synced, false)?;
+        failpoint::pass("store.seal_memory.sealed");
+        Ok(layer)
+    }
+
+    /// Checks that an image, whose first layer is the topmost, can be used, and says where its layers lie. Large files are only
+    /// measured. Whether it suits this host is for its fingerprint to tell.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::BadMemory`], which names the layer and what is wrong with it.
+    pub async fn check_memory(&self, chain: &[MemoryId]) -> Result<Vec<PathBuf>> {
+        let (store, chain) = (self.clone(), chain.to_vec());
+        blocking(move || {
+            for id in &chain {
+                let layer = match store.get::<MemoryLayer>(id) {
+                    Ok(layer) => layer,
+                    Err(StoreError::NotFound { .. }) if store.memory_dir(id).is_dir() => {
+                        return Err(unusable(id, "it was never finished".to_owned()));
+                    }
+                    Err(StoreError::NotFound { .. }) => {
+                        return Err(unusable(id, "it is not there".to_owned()));
+                    }
+                    Err(error) => return Err(unusable(id, error.to_string())),
+                };
+                if let Some(reason) = store.memory_trouble(&layer, &SMALL)?.into_iter().next() {
+                    return Err(unusable(id, reason));
+                }
+            }
+            Ok(chain.iter().map(|id| store.memory_dir(id)).collect())
+        })
+        .await
+    }
+
+    /// What is wrong with a sealed memory layer: files that are missing or of another size, and of those named in `hashed` the
+    /// ones whose digest is another than the one on record.
+    pub(super) fn memory_trouble(
+        &self,
+        layer: &MemoryLayer,
+        hashed: &[&str],
+    ) -> Result<Vec<String>> {
+        let mut wrong = Vec::new();
+        for name in FILES {
+            let path = self.memory_dir(&layer.id).join(name);
+            let Some(size) = layer.sizes.get(name) else {
+                wrong.push(format!("the size of `{name}` is not on record"));
+                continue;
+            };
+            let found = match fs::symlink_metadata(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    wrong.push(format!("`{name}` is missing"));
+                    continue;
+                }
+                found => found.map_err(io_error("stat", &path))?,
+            };
+            if !found.is_file() || found.len() != *size {
+                let (is, was) = (found.len(), size);
+                wrong.push(format!("`{name}` has {is} bytes and had {was}"));
+                continue;
+            }
+            if !hashed.contains(&name) {
+                continue;
+            }
+            match layer.digests.get(name) {
+                Some(digest) if *digest != digest_of(&path)? => {
+                    wrong.push(format!("`{name}` is not what was sealed"));
+                }
+                None if SMALL.contains(&name) => {
+                    wrong.push(format!("the digest of `{name}` is not on record"));
+                }
+                _ => {}
+            }
+        }
+        Ok(wrong)
+    }
+
+    /// Throws a memory layer away that was not sealed. One that is not there is no error; a sealed one is left alone.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`].
+    pub async fn discard_memory(&self, id: &MemoryId) -> Result<()> {
+        let (store, id) = (self.clone(), id.clone());
+        blocking(move || {
+            let dir = store.memory_dir(&id);
+            if !dir.join("memory.json").exists() {
+                failpoint::pass("store.discard_memory.before");
+                store.discard_dir(&dir, id.as_str())?;
+            }
+            lock(&store.inner.capturing).remove(&id);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Removes memory layers that are neither in `live` nor being written, and are older than `begun_before`: sealed ones by when they
+    /// were sealed, others by when they were begun. Templates that nobody used for a month go first, with their layers.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`]. A layer whose manifest cannot be read is left for `fsck`.
+    pub async fn collect_memory(
+        &self,
+        live: &HashSet<MemoryId>,
+        begun_before: Timestamp,
+    ) -> Result<CollectedMemory> {
+        let mut collected = CollectedMemory::default();
+        let mut held = live.clone();
+        let span = jiff::SignedDuration::from_hours(24 * TEMPLATE_DAYS);
+        let oldest = now().checked_sub(span).unwrap_or(Timestamp::MIN);
+        let templates = self.scan::<Template>().await?;
+        for template in templates.good {
+            if template.used_at >= oldest {
+                held.insert(template.memory);
+            } else {
+                self.remove::<Template>(&template.key).await?;
+                collected.templates.push(template.key);
+            }
+        }
+        if !templates.damaged.is_empty() {
+            // Nobody knows which layers those hold.
+            return Ok(collected);
+        }
+        let store = self.clone();
+        blocking(move || {
+            for path in list(&store.memories_dir())? {
+                let Ok(id) = id_of(&path).parse::<MemoryId>() else { continue };
+                if held.contains(&id) || lock(&store.inner.capturing).contains(&id) {
+                    continue;
+                }
+                let (since, bytes) = match store.get::<MemoryLayer>(&id) {
+                    Ok(layer) => (layer.sealed_at, layer.bytes),
+                    Err(StoreError::NotFound { .. }) => (time_of(id.as_str()), 0),
+                    Err(_) => continue,
+                };
+                if since >= begun_before {
+                    continue;
+                }
+                failpoint::pass("store.collect_memory.before");
+                store.discard_dir(&path, id.as_str())?;
+                collected.bytes += bytes;
+                collected.layers.push(id);
+            }
+            if !collected.layers.is_empty() {
+                store.await_chores();
+            }
+            Ok(collected)
+        })
+        .await
+    }
+
+    /// The packed layers that some memory layer needs, by their names in the driver's cache. All others can be made again.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Damaged`] when a memory layer's manifest cannot be read: nobody knows what that one needs.
+    pub async fn needed_roots(&self) -> Result<HashSet<String>> {
+        let layers = self.scan::<MemoryLayer>().await?;
+        if let Some(damaged) = layers.damaged.into_iter().next() {
+            return Err(StoreError::Damaged { path: damaged.path, reason: damaged.reason });
+        }
+        Ok(layers.good.into_iter().flat_map(|layer| layer.roots).collect())
+    }
+}
+
+fn unusable(id: &MemoryId, reason: String) -> StoreError {
+    StoreError::BadMemory { id: id.clone(), reason }
+}
+
+pub(super) fn digest_of(path: &Path) -> Result<String> {
+    let mut file = File::open(path).map_err(io_error("open", path))?;
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0u8; 256 << 10];
+    loop {
+        match file.read(&mut buffer).map_err(io_error("read", path))? {
+            0 => return Ok(hex(&hash.finalize())),
+            read => hash.update(&buffer[..read]),
+        }
+    }
+}
