@@ -1,6 +1,8 @@
 //! Isolation backends.
 
+mod cgroup;
 pub mod container;
+mod host;
 pub mod microvm;
 
 use std::fmt;

@@ -11,6 +11,7 @@ use std::process::id;
 use sandkeep_proto::cage::TUN;
 
 use super::{ContainerConfig, ContainerDriver, Driver, DriverError, DriverResult, NAME};
+use crate::driver::host::failed;
 use crate::driver::{Check, Machine};
 use crate::model::{Limits, MachineKey, RootFs, Size, UidRange};
 
@@ -88,7 +89,7 @@ async fn try_a_machine(driver: &ContainerDriver, key: &str, scratch: &Path) -> D
     };
     for part in ["layers/empty", "writable/upper", "writable/work"] {
         let path = scratch.join(part);
-        fs::create_dir_all(&path).map_err(super::failed("create", &path))?;
+        fs::create_dir_all(&path).map_err(failed("create", &path))?;
     }
     let machine = Machine {
         key: key.clone(),

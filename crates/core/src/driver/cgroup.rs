@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 
 use sandkeep_proto::cage::Cgroup;
 
-use super::{DriverError, DriverResult, MachineUsage, failed};
+use super::host::failed;
+use super::{DriverError, DriverResult, MachineUsage};
 use crate::model::{Limits, MachineKey, Size};
 
 /// The version 1 trees a machine has a group in.
@@ -45,16 +46,16 @@ enum Trees {
 }
 
 impl Groups {
-    /// Finds out what this host has.
-    pub(super) fn find(parent: &str) -> DriverResult<Self> {
+    /// Finds out what this host has for `driver`.
+    pub(super) fn find(driver: &'static str, parent: &str) -> DriverResult<Self> {
         let mounts = Path::new("/proc/self/mountinfo");
         let text = fs::read_to_string(mounts).map_err(failed("read", mounts))?;
         let has = |root: &Path| {
             let listed = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
             V2.iter().all(|wanted| listed.split_whitespace().any(|name| name == *wanted))
         };
-        let trees = trees(&text, has)
-            .map_err(|reason| DriverError::Unsupported { driver: super::NAME, reason })?;
+        let trees =
+            trees(&text, has).map_err(|reason| DriverError::Unsupported { driver, reason })?;
         Ok(Self { trees, parent: parent.to_owned() })
     }
 
