@@ -40,6 +40,7 @@ pub fn sandbox(project: &str, name: &str) -> Sandbox {
         open_layer: None,
         open_chain: Vec::new(),
         open_memory: Vec::new(),
+        captured: Vec::new(),
         unsealed: None,
         mounted: Vec::new(),
         uids: None,

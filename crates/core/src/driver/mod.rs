@@ -120,9 +120,22 @@ pub trait Keeper: Send + Sync {
     /// How many devices make the root of a machine that was started.
     async fn lower(&self, key: &MachineKey) -> DriverResult<u32>;
 
-    /// Captures a live machine into an empty directory, which becomes the topmost layer of its image. All that was captured is on
-    /// stable storage when this returns. All or nothing: after an error the machine goes on and nothing counts of what is in `into`.
-    async fn capture(&self, key: &MachineKey, into: &Path, then: Then) -> DriverResult<Captured>;
+    /// Captures a live machine into an empty directory, which is to be the topmost layer of an image whose others are `below`:
+    /// what the machine was started from, and on top of it what was captured of it since. Only pages that differ from those of
+    /// `below` are written, as they are there now; the disk that is linked into it is the topmost, and the machine goes on with
+    /// a fresh one on top. All that was captured is on stable storage when this returns. All or nothing: after an error the
+    /// machine goes on and nothing counts of what is in `into`.
+    ///
+    /// The driver remembers no captures: the engine says what is below, and keeps at least the disk of every capture that
+    /// succeeded in `below`. [`boot`](Self::boot) after a crash is given what the machine was *started* from, and finds all
+    /// disks of the session in [`RootFs::disk_dir`].
+    async fn capture(
+        &self,
+        key: &MachineKey,
+        into: &Path,
+        below: &[PathBuf],
+        then: Then,
+    ) -> DriverResult<Captured>;
 
     /// Lets a machine that was held, or that a daemon left held, go on. Of one that runs: does nothing.
     async fn go_on(&self, key: &MachineKey) -> DriverResult<()>;

@@ -190,6 +190,7 @@ impl Inner {
             open_layer: None,
             open_chain: Vec::new(),
             open_memory: Vec::new(),
+            captured: Vec::new(),
             unsealed: None,
             mounted: Vec::new(),
             uids: None,

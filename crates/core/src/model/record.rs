@@ -117,6 +117,10 @@ pub struct Sandbox {
     /// The memory image that the session under way was started from, or whose disks it was booted on, topmost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub open_memory: Vec<MemoryId>,
+    /// What was captured of the session under way, topmost first. Written down before a capture begins, so that none is
+    /// forgotten: what a capture took of the disk is part of every image of this session from then on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub captured: Vec<MemoryId>,
     /// The drives that the session under way has.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounted: Vec<Mounted>,
