@@ -4,11 +4,13 @@
 //!   on standard output and leaves the sandbox's first process behind. That process is this same
 //!   program, which then serves the link and never returns.
 //! - `keep-agent swap-root`: puts another root under a sandbox that lives.
+//! - `keep-agent vmm`: reads a [`sandkeep_proto::machine::Vmm`] in the same way, and leaves a confined hypervisor behind.
 //! - `keep-agent serve <socket>`: serves the link without any cage; the way the link is tested.
 
 mod accounts;
 mod cage;
 mod serve;
+mod vmm;
 
 use std::process::ExitCode;
 
@@ -20,6 +22,7 @@ fn main() -> ExitCode {
             cage::Built::First(doors) => serve::run(doors),
         },
         (Some("swap-root"), None) => cage::swap_root(),
+        (Some("vmm"), None) => vmm::launch(),
         (Some("serve"), Some(path)) => match std::os::unix::net::UnixListener::bind(&path) {
             Ok(link) => serve::run(cage::Doors { link, network: None }),
             Err(error) => {
@@ -28,7 +31,7 @@ fn main() -> ExitCode {
             }
         },
         _ => {
-            eprintln!("keep-agent is started by `keep serve`, with `cage` or `swap-root`");
+            eprintln!("keep-agent is started by `keep serve`, with `cage`, `swap-root` or `vmm`");
             ExitCode::from(2)
         }
     }

@@ -53,9 +53,12 @@ pub fn mount_disk(number: u32) -> String {
 pub const SOCKET: &str = crate::cage::SOCKET;
 /// The hypervisor's control socket, in the same directory.
 pub const QMP_SOCKET: &str = "qmp.sock";
-/// Where the hypervisor takes Ethernet frames for the machine, in the same directory.
+/// A directory in the same directory, which the confined root has as `/net`. Until the machine runs for the first time it is the
+/// hypervisor's, which binds its socket there.
+pub const NET_DIR: &str = "net";
+/// Where the hypervisor takes Ethernet frames for the machine, in [`NET_DIR`].
 pub const NIC_SOCKET: &str = "nic.sock";
-/// Where it sends those that the machine sends: bound by the daemon, in the same directory.
+/// Where it sends those that the machine sends: bound by the daemon, in [`NET_DIR`].
 pub const HOST_SOCKET: &str = "host.sock";
 /// Where `ram.so` tells at which address it put the machine's memory, in the same directory.
 pub const RAM_AT: &str = "ram.at";
@@ -107,13 +110,13 @@ pub struct Vmm {
 pub struct VmmFile {
     /// The number of its descriptor. 1 and 2 are where the hypervisor's own messages go.
     pub fd: u32,
-    /// Which file. One that is opened for writing is made if it is missing, and belongs to the hypervisor then.
+    /// Which file. One that is opened for writing is made if it is missing; a pipe does not block.
     pub path: PathBuf,
     /// For reading and writing, instead of reading alone.
     pub write: bool,
 }
 
-/// A Unix socket that is bound when the hypervisor starts.
+/// A Unix stream socket that listens when the hypervisor starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmmSocket {
@@ -121,18 +124,6 @@ pub struct VmmSocket {
     pub fd: u32,
     /// Where; what is there is removed before.
     pub path: PathBuf,
-    /// Which kind.
-    pub kind: VmmSocketKind,
-}
-
-/// What kind of socket a [`VmmSocket`] is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum VmmSocketKind {
-    /// A stream socket that listens.
-    Listen,
-    /// A datagram socket.
-    Datagram,
 }
 
 #[cfg(test)]

@@ -84,7 +84,7 @@ const DEV_LINKS: [(&str, &str); 5] = [
 
 /// The control groups to join, opened by host root: the kernel asks who opened the file, not who
 /// writes to it.
-pub(super) enum Groups {
+pub(crate) enum Groups {
     /// The `tasks` files.
     V1(Vec<OwnedFd>),
     /// The directory; joined by being born there.
@@ -92,7 +92,7 @@ pub(super) enum Groups {
 }
 
 impl Groups {
-    pub(super) fn open(cgroup: &Cgroup) -> Result<Self, Trouble> {
+    pub(crate) fn open(cgroup: &Cgroup) -> Result<Self, Trouble> {
         let open = |path: &std::path::Path, flags| {
             rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
                 .step(&format!("open the control group `{}`", path.display()))
@@ -109,14 +109,14 @@ impl Groups {
     }
 
     /// The directory to be born in, where there is one.
-    pub(super) fn directory(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn directory(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::V1(_) => None,
             Self::V2(directory) => Some(directory.as_fd()),
         }
     }
 
-    fn join(self) -> Result<(), Trouble> {
+    pub(crate) fn join(self) -> Result<(), Trouble> {
         if let Self::V1(tasks) = self {
             for file in tasks {
                 // Zero into `tasks` moves one thread, the writer. A number, or `cgroup.procs`, takes
@@ -214,7 +214,7 @@ fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<OwnedFd, Trouble> {
 }
 
 /// Waits until the maps are written. When the builder dies before that, so does this process.
-fn wait_for(gate: OwnedFd) -> Result<(), Trouble> {
+pub(crate) fn wait_for(gate: OwnedFd) -> Result<(), Trouble> {
     let mut byte = [0];
     File::from(gate).read_exact(&mut byte).step("wait for the builder")
 }

@@ -55,24 +55,26 @@ use sandkeep_proto::cage::{
 };
 use serde::de::DeserializeOwned;
 
+pub(crate) use inside::{Groups, wait_for};
 pub(crate) use network::hand_over;
 pub(crate) use swap::swap_root;
+pub(crate) use sys::{Side, leave, split};
 
 /// A step that failed, for the driver.
 #[derive(Debug)]
 pub(crate) struct Trouble {
-    step: String,
-    reason: String,
+    pub(crate) step: String,
+    pub(crate) reason: String,
 }
 
 impl Trouble {
-    fn new(step: impl Into<String>, reason: impl Display) -> Self {
+    pub(crate) fn new(step: impl Into<String>, reason: impl Display) -> Self {
         Self { step: step.into(), reason: reason.to_string() }
     }
 }
 
 /// Says which step an error belongs to.
-trait Step<T> {
+pub(crate) trait Step<T> {
     fn step(self, step: &str) -> Result<T, Trouble>;
 }
 
@@ -163,7 +165,7 @@ fn raise(cage: &Cage) -> Result<Raised, Trouble> {
         Cgroup::V1(_) => None,
         Cgroup::V2(_) => groups.directory(),
     };
-    match sys::split(into).step("make the namespaces")? {
+    match sys::split(sys::NAMESPACES, into).step("make the namespaces")? {
         sys::Side::Child => {
             drop((lock, gate_key, news));
             let prepared = inside::Prepared { cage, mounts, drives, groups };
@@ -181,14 +183,14 @@ fn raise(cage: &Cage) -> Result<Raised, Trouble> {
                 (Err(trouble), _) => Err(trouble),
             };
             if outcome.is_err() {
-                abandon(cage, child);
+                abandon(&cage.run_dir, child);
             }
             outcome.map(Raised::Outside)
         }
     }
 }
 
-const OPEN_THE_GATE: &str = "open the gate";
+pub(crate) const OPEN_THE_GATE: &str = "open the gate";
 
 /// Does for the waiting child what only the host's root can do, then lets it go on.
 fn admit(
@@ -224,7 +226,7 @@ fn map_ids(proc: &Path, ids: Ids) -> Result<(), Trouble> {
     Ok(())
 }
 
-fn record(proc: &Path, pid: u32, hostname: &str) -> Result<Record, Trouble> {
+pub(crate) fn record(proc: &Path, pid: u32, hostname: &str) -> Result<Record, Trouble> {
     let stat = fs::read_to_string(proc.join("stat")).step("read the first process's start time")?;
     let started = start_time(&stat)
         .ok_or_else(|| Trouble::new("read the first process's start time", "it has none"))?;
@@ -232,7 +234,7 @@ fn record(proc: &Path, pid: u32, hostname: &str) -> Result<Record, Trouble> {
 }
 
 /// Writes `machine.json`. The runtime directory does not outlive a reboot, so nothing is synced.
-fn save(run_dir: &Path, record: &Record) -> Result<(), Trouble> {
+pub(crate) fn save(run_dir: &Path, record: &Record) -> Result<(), Trouble> {
     let text = serde_json::to_vec(record).step("write the machine's record")?;
     let draft = run_dir.join("machine.json.new");
     fs::write(&draft, text).step("write the machine's record")?;
@@ -251,15 +253,15 @@ fn hear(news: OwnedFd) -> Result<(), Trouble> {
 }
 
 /// Ends a first process that never came up, and takes back its record.
-fn abandon(cage: &Cage, child: u32) {
+pub(crate) fn abandon(run_dir: &Path, child: u32) {
     if let Some(pid) = i32::try_from(child).ok().and_then(rustix::process::Pid::from_raw) {
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
     }
-    let _ = fs::remove_file(cage.run_dir.join(RECORD));
+    let _ = fs::remove_file(run_dir.join(RECORD));
 }
 
-fn lock(run_dir: &Path) -> Result<File, Trouble> {
+pub(crate) fn lock(run_dir: &Path) -> Result<File, Trouble> {
     let directory = File::open(run_dir).step("open the runtime directory")?;
     rustix::fs::flock(&directory, FlockOperation::LockShared).step("lock the runtime directory")?;
     Ok(directory)
@@ -273,19 +275,19 @@ fn listen(run_dir: &Path) -> Result<UnixListener, Trouble> {
     UnixListener::bind(SOCKET).step("listen on the agent's socket")
 }
 
-fn read_plan<T: DeserializeOwned>() -> Result<T, Trouble> {
+pub(crate) fn read_plan<T: DeserializeOwned>() -> Result<T, Trouble> {
     let mut text = Vec::new();
     io::stdin().lock().read_to_end(&mut text).step("read what to build")?;
     serde_json::from_slice(&text).step("read what to build")
 }
 
-fn wrong_version(version: u32) -> Trouble {
+pub(crate) fn wrong_version(version: u32) -> Trouble {
     let reason = format!("the driver speaks version {version}, this agent {VERSION}");
     Trouble::new("read what to build", reason)
 }
 
 /// Tells the driver, in one line.
-fn answer(outcome: &Outcome) -> ExitCode {
+pub(crate) fn answer(outcome: &Outcome) -> ExitCode {
     let mut line = serde_json::to_vec(outcome).unwrap_or_default();
     line.push(b'\n');
     match io::stdout().lock().write_all(&line) {

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use seccompiler::BpfProgram;
 
 /// Which side of [`split`] this is.
-pub(super) enum Side {
+pub(crate) enum Side {
     /// The process that called.
     Parent {
         /// The new process, as this side numbers it.
@@ -19,16 +19,18 @@ pub(super) enum Side {
     Child,
 }
 
+/// What a sandbox's processes have of their own.
+pub(super) const NAMESPACES: i32 = libc::CLONE_NEWUSER
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS;
+
 /// Makes a process in namespaces of its own, and in the version 2 control group `cgroup` if given.
-pub(super) fn split(cgroup: Option<BorrowedFd<'_>>) -> io::Result<Side> {
+pub(crate) fn split(namespaces: i32, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Side> {
     // `libc` has the constant in a type it does not fit.
     const INTO_CGROUP: u64 = 0x2_0000_0000;
-    let namespaces = libc::CLONE_NEWUSER
-        | libc::CLONE_NEWNS
-        | libc::CLONE_NEWPID
-        | libc::CLONE_NEWNET
-        | libc::CLONE_NEWIPC
-        | libc::CLONE_NEWUTS;
     let mut flags = namespaces as u64;
     if cgroup.is_some() {
         flags |= INTO_CGROUP;
@@ -251,7 +253,7 @@ pub(super) fn keep_only<const N: usize>(kept: [OwnedFd; N]) -> io::Result<[Owned
 }
 
 /// Ends this process at once, running nothing of its parent's on the way out.
-pub(super) fn leave(code: i32) -> ! {
+pub(crate) fn leave(code: i32) -> ! {
     // SAFETY: never returns.
     unsafe { libc::_exit(code) }
 }
