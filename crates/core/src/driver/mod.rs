@@ -19,6 +19,9 @@ use crate::model::{Fingerprint, Limits, MachineKey, RootFs, Size, UidRange};
 /// The agent, a static program: build.rs made it, `keep serve` writes it into the data directory.
 pub const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/keep-agent"));
 
+/// What a hypervisor is given its RAM by: a library that is loaded into it. build.rs made it.
+pub const RAM_SO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ram.so"));
+
 /// Keeps sandboxes apart from the host and from each other.
 ///
 /// A driver turns a root filesystem into running processes and back. It knows nothing of users,

@@ -5,8 +5,6 @@
 
 mod capture;
 mod map;
-#[cfg(test)]
-mod tests;
 
 use std::fs;
 use std::io;
