@@ -399,14 +399,14 @@ fn is_empty(diff: &Path) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::begun_at;
+    use super::time_of;
     use crate::model::{LayerId, now};
 
     #[test]
     fn an_id_tells_when_it_was_made() {
         let before = now();
         let id = LayerId::fresh();
-        let at = begun_at(&id);
+        let at = time_of(id.as_str());
         assert!(before <= at && at <= now(), "{at}");
     }
 }
