@@ -51,6 +51,45 @@ struct File {
     /// What sandboxes share of the world outside.
     #[serde(default)]
     network: NetworkFile,
+    /// What sandboxes are that do not say.
+    #[serde(default)]
+    defaults: DefaultsFile,
+    /// Machines of their own.
+    #[serde(default)]
+    microvm: MicrovmFile,
+}
+
+/// What a settings file says about sandboxes that do not say themselves.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DefaultsFile {
+    /// The driver.
+    driver: Option<String>,
+}
+
+/// What a settings file says about machines of their own.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MicrovmFile {
+    /// Whether the driver is offered, where this host has what it needs.
+    enabled: Option<bool>,
+    /// The hypervisor.
+    qemu: Option<PathBuf>,
+}
+
+/// How machines of their own are run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MicrovmSettings {
+    /// Whether the driver is offered, where this host has what it needs.
+    pub(crate) enabled: bool,
+    /// The hypervisor.
+    pub(crate) qemu: PathBuf,
+}
+
+impl Default for MicrovmSettings {
+    fn default() -> Self {
+        Self { enabled: true, qemu: PathBuf::from("/usr/bin/qemu-system-x86_64") }
+    }
 }
 
 /// What a settings file says about the network outside.
@@ -131,6 +170,10 @@ pub(crate) struct Resolved {
     pub(crate) secrets_key: KeySource,
     /// What sandboxes share of the world outside.
     pub(crate) network: OutsideSettings,
+    /// The driver of sandboxes that ask for none.
+    pub(crate) driver: Option<String>,
+    /// How machines of their own are run.
+    pub(crate) microvm: MicrovmSettings,
 }
 
 /// Works out how to serve.
@@ -168,7 +211,32 @@ pub(crate) fn resolve(global: &Global, args: ServeArgs) -> Result<Resolved, Fail
         vercel,
         secrets_key: secrets_key(std::env::var_os(SECRETS_KEY), file.secrets)?,
         network: network(file.network)?,
+        driver: default_driver(file.defaults)?,
+        microvm: microvm(file.microvm)?,
     })
+}
+
+fn default_driver(file: DefaultsFile) -> Result<Option<String>, Failure> {
+    const DRIVERS: [&str; 2] = ["container", "microvm"];
+    if let Some(name) = &file.driver
+        && !DRIVERS.contains(&name.as_str())
+    {
+        let hint = "write `container` or `microvm`";
+        return Err(Failure::here(format!("[defaults] driver: there is no driver `{name}`"))
+            .with_hint(hint));
+    }
+    Ok(file.driver)
+}
+
+fn microvm(file: MicrovmFile) -> Result<MicrovmSettings, Failure> {
+    let usual = MicrovmSettings::default();
+    let qemu = file.qemu.unwrap_or(usual.qemu);
+    if !qemu.is_absolute() {
+        let hint = "write it from the root: `/usr/bin/qemu-system-x86_64`";
+        let told = format!("[microvm] qemu: `{}` is no absolute path", qemu.display());
+        return Err(Failure::here(told).with_hint(hint));
+    }
+    Ok(MicrovmSettings { enabled: file.enabled.unwrap_or(usual.enabled), qemu })
 }
 
 fn network(file: NetworkFile) -> Result<OutsideSettings, Failure> {
@@ -324,7 +392,7 @@ mod tests {
     use std::net::IpAddr;
     use std::path::Path;
 
-    use super::{KeySource, Resolved, SecretsFile, resolve, secrets_key};
+    use super::{KeySource, MicrovmSettings, Resolved, SecretsFile, resolve, secrets_key};
     use crate::args::{Global, ServeArgs};
     use crate::failure::Failure;
 
@@ -427,6 +495,16 @@ mod tests {
     }
 
     #[test]
+    fn machines_and_their_being_the_default_are_settings() {
+        let usual = with("", ServeArgs::default(), None).unwrap();
+        assert_eq!((usual.driver, usual.microvm), (None, MicrovmSettings::default()));
+        let toml = "[defaults]\ndriver = 'microvm'\n[microvm]\nenabled = false\nqemu = '/opt/qemu'";
+        let told = with(toml, ServeArgs::default(), None).unwrap();
+        assert_eq!(told.driver.as_deref(), Some("microvm"));
+        assert_eq!(told.microvm, MicrovmSettings { enabled: false, qemu: "/opt/qemu".into() });
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused_with_a_hint() {
         for toml in [
             "lisen = '127.0.0.1:1'",
@@ -443,6 +521,11 @@ mod tests {
             "[gateway]\npublic_url = 'a.test'",
             "[gateway]\nwait = 'long'",
             "[gateway]\nwait = '2h'",
+            "[defaults]\ndriver = 'docker'",
+            "[defaults]\nimage = 'host'",
+            "[microvm]\nqemu = 'qemu-system-x86_64'",
+            "[microvm]\nenabled = 'yes'",
+            "[microvm]\nkernel = '/boot/vmlinuz'",
         ] {
             let failure = with(toml, ServeArgs::default(), None).unwrap_err();
             assert!(failure.hint().is_some(), "{toml}: {failure:?}");

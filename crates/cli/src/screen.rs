@@ -222,6 +222,7 @@ pub(crate) fn state_colour(paint: Paint, state: &str) -> String {
     match state {
         "running" => paint.green(state),
         "failed" | "lost" => paint.red(state),
+        "paused" => paint.cyan(state),
         "starting" | "stopping" => paint.yellow(state),
         _ => paint.dim(state),
     }

@@ -4,8 +4,9 @@ use crate::paging::Pages;
 use crate::query::Target;
 use crate::transport::Call;
 use crate::types::{
-    Checkpoint, Class, CreateSandbox, Deleted, Extend, Fork, Opened, Paged, Quarantine, Rollback,
-    RolledBack, Sandbox, Session, Snapshot, Start, State, Stop, Stopped, Tree, UpdateSandbox,
+    Checkpoint, Class, CreateSandbox, Deleted, Extend, Fork, Forks, Opened, Paged, Pause, Paused,
+    Quarantine, Rollback, RolledBack, Sandbox, Session, Snapshot, Start, State, Stop, Stopped,
+    Tree, UpdateSandbox, Why,
 };
 use crate::{Client, Error};
 
@@ -129,6 +130,27 @@ impl Client {
     ) -> Result<Opened, Error> {
         let call = Call::post(sandbox(name, &["fork"])).header(IDEMPOTENCY, idempotency);
         self.transport.json(call.json(request)?).await
+    }
+
+    /// Makes `count` new sandboxes from one snapshot of another; those that could not be made are told.
+    pub async fn fork_many(
+        &self,
+        name: &str,
+        request: &Fork,
+        idempotency: Option<&str>,
+    ) -> Result<Forks, Error> {
+        let call = Call::post(sandbox(name, &["fork"])).header(IDEMPOTENCY, idempotency);
+        self.transport.json(call.json(request)?).await
+    }
+
+    /// Pauses a sandbox, and answers when its memory and files are safe.
+    pub async fn pause(&self, name: &str, request: &Pause) -> Result<Paused, Error> {
+        self.transport.json(Call::post(sandbox(name, &["pause"])).json(request)?).await
+    }
+
+    /// Tells why a sandbox is where it is. Never wakes it.
+    pub async fn why(&self, name: &str) -> Result<Why, Error> {
+        self.transport.json(Call::get(sandbox(name, &["why"]))).await
     }
 
     /// Takes a snapshot without stopping anything.

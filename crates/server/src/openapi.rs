@@ -33,6 +33,8 @@ use crate::api::{
         sandboxes::remove,
         sandboxes::start,
         sandboxes::stop,
+        sandboxes::pause,
+        sandboxes::why,
         sandboxes::fork,
         sandboxes::checkpoint,
         sandboxes::rollback,

@@ -19,8 +19,8 @@ pub(crate) use port::{
 pub(crate) use sandbox::{
     CheckpointArgs, ClassArg, CopyArgs, Count, CreateArgs, ExecArgs, ExecOptions, ForkArgs,
     GuardArg, GuardCommand, IfExistsArg, KillArgs, LargeFilesArg, Limit, ListArgs, LogsArgs,
-    NameArgs, PhaseArg, PsArgs, RemoveArgs, RollbackArgs, RunArgs, Settings, ShellArgs, StartArgs,
-    StopArgs, UpdateArgs,
+    NameArgs, OnIdleArg, PauseArgs, PhaseArg, PsArgs, RemoveArgs, RollbackArgs, RunArgs, Settings,
+    ShellArgs, StartArgs, StopArgs, UpdateArgs,
 };
 pub(crate) use server::{
     ClientsArg, CompletionsArgs, DoctorArgs, DriveCommand, EnvArgs, FsckArgs, ImageCommand,
@@ -107,7 +107,9 @@ pub(crate) enum Command {
     Start(StartArgs),
     /// Stop a sandbox and keep what it wrote as a snapshot
     Stop(StopArgs),
-    /// Make a new sandbox from the present state of another
+    /// Pause a sandbox and keep its memory: processes go on where they were on the next call that needs it
+    Pause(PauseArgs),
+    /// Make a new sandbox from the present state of another, or several
     Fork(Box<ForkArgs>),
     /// Take a snapshot without stopping anything
     Checkpoint(CheckpointArgs),
@@ -118,6 +120,8 @@ pub(crate) enum Command {
     Ls(ListArgs),
     /// Show everything about a sandbox
     Show(NameArgs),
+    /// Tell why a sandbox is in the state it is in, what keeps it awake and what would wake it
+    Why(NameArgs),
     /// Draw the lineage of a sandbox: snapshots, forks and what they stand on
     Tree(NameArgs),
     /// List the commands of a sandbox

@@ -65,7 +65,7 @@ pub(crate) struct RemoveArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Settings")]
 pub(crate) struct Settings {
-    /// Isolation backend
+    /// Isolation backend: container, or microvm for a machine of its own that keeps its memory
     #[arg(long, value_name = "DRIVER")]
     pub(crate) driver: Option<String>,
     /// ephemeral (never snapshotted), resumable (kept for days) or workspace (kept on purpose)
@@ -116,6 +116,9 @@ pub(crate) struct Settings {
     /// How long a session lasts with no command alive and no connection open, or `never`
     #[arg(long, value_name = "SPAN", value_parser = span_or_never)]
     pub(crate) idle_timeout: Option<Limit>,
+    /// What happens after that; `auto` is pause where the driver keeps memory, else stop
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) on_idle: Option<OnIdleArg>,
     /// Shell command to run once, after creation; may be repeated
     #[arg(long, value_name = "COMMAND")]
     pub(crate) on_create: Vec<String>,
@@ -188,6 +191,19 @@ pub(crate) enum LargeFilesArg {
     Off,
     Warn,
     PromoteOrDrop,
+}
+
+/// What becomes of a sandbox that nobody uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnIdleArg {
+    /// It goes on running
+    Run,
+    /// Memory, processes and files are kept
+    Pause,
+    /// Files are kept
+    Stop,
+    /// What the driver does best
+    Auto,
 }
 
 /// How a sandbox is governed.
@@ -378,6 +394,17 @@ pub(crate) struct StartArgs {
     pub(crate) expect_generation: Option<u64>,
 }
 
+/// Sandboxes to be paused.
+#[derive(Debug, Args)]
+pub(crate) struct PauseArgs {
+    /// Names of sandboxes
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// Fail unless this is its generation
+    #[arg(long, value_name = "GENERATION")]
+    pub(crate) expect_generation: Option<u64>,
+}
+
 /// Arguments of `fork`.
 #[derive(Debug, Args)]
 pub(crate) struct ForkArgs {
@@ -385,6 +412,9 @@ pub(crate) struct ForkArgs {
     pub(crate) source: String,
     /// Name of the new one; readable words are chosen if absent
     pub(crate) name: Option<String>,
+    /// Make so many, all from one snapshot: NAME-1, NAME-2 and so on
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) count: Option<u32>,
     /// Fork from this snapshot rather than from the present state
     #[arg(long, value_name = "SNAPSHOT")]
     pub(crate) from: Option<String>,
@@ -448,6 +478,7 @@ pub(crate) enum PhaseArg {
     Stopped,
     Starting,
     Running,
+    Paused,
     Stopping,
     Failed,
 }

@@ -30,6 +30,13 @@ Settings may also stand in a TOML file given by --config; options and variables 
   hosts.\"git.internal\" = [\"10.0.0.5\"]  # names that are answered here
   ca = \"/etc/ssl/corp.pem\"        # trusted outward, beside the host's own store
 
+  [defaults]                      # what sandboxes are that do not say
+  driver = \"container\"            # or \"microvm\"
+
+  [microvm]                       # machines of their own; `keep microvm setup` prepares this host
+  enabled = true                  # offered where this host has what they need
+  qemu = \"/usr/bin/qemu-system-x86_64\"
+
   [vercel]                        # what Vercel's clients get; of domain and public_url, the gateway's if absent
   default_image = \"host\"          # what their default machine is made of
   max_timeout = \"24h\"             # the longest a session may last

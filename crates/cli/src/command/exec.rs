@@ -16,7 +16,7 @@ use sandkeep_client::types::{
 use sandkeep_client::{Attached, Input, Output};
 use tokio::signal::unix::{Signal as Listener, SignalKind, signal};
 
-use super::sandbox::tell_hooks;
+use super::sandbox::tell_session;
 use super::settings::{change, request_with};
 use super::{Context, or_dash, patiently, word};
 use crate::args::{ExecArgs, ExecOptions, KillArgs, LogsArgs, PsArgs, RunArgs, ShellArgs};
@@ -65,7 +65,7 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<ExitCode, Fa
         settings
     );
     let opened = patiently(context.client.create(&request, None)).await?;
-    tell_hooks(&opened.sandbox.name, opened.session.as_ref());
+    tell_session(&opened.sandbox.name, opened.session.as_ref());
     let name = opened.sandbox.name;
     let how = ExecOptions { interactive: args.interactive, tty: args.tty, ..Default::default() };
     let ended = relay(context, &name, ExecRequest { argv: args.argv, ..asked(how) }, signals).await;
@@ -107,7 +107,7 @@ async fn relay(
     let (input, mut attached) = context.client.attach(name, &request).await?;
     let first = attached.next().await?;
     if let Some(Output::Started(started)) = &first {
-        tell_hooks(name, Some(&started.session).filter(|_| started.resumed));
+        tell_session(name, Some(&started.session).filter(|_| started.resumed));
     }
     if let Some(first) = &first {
         show(&context.screen, first)?;

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use sandkeep_client::ListSandboxes;
 use sandkeep_client::types::{
-    Checkpoint, CreateSandbox, Extend, Fork, HookRun, IfExists, Mount, Opened, Rollback, Sandbox,
-    Session, Snapshot, Span, Start, State, Stop, Stopped, UpdateSandbox,
+    Checkpoint, CreateSandbox, Extend, Fork, ForkFailed, Forks, HookRun, IfExists, Mount, Opened,
+    Pause, Paused, Rollback, Sandbox, Session, Snapshot, Span, Start, State, Stop, Stopped,
+    UpdateSandbox, Why,
 };
 
 use super::guard::findings_text;
@@ -13,8 +14,8 @@ use super::network::in_short;
 use super::settings::{change, class, request_with};
 use super::{Context, bytes, facts, for_each, or_dash, pairs, patiently, word};
 use crate::args::{
-    CheckpointArgs, CreateArgs, ForkArgs, IfExistsArg, ListArgs, PhaseArg, PsArgs, RemoveArgs,
-    RollbackArgs, StartArgs, StopArgs, UpdateArgs,
+    CheckpointArgs, CreateArgs, ForkArgs, IfExistsArg, ListArgs, PauseArgs, PhaseArg, PsArgs,
+    RemoveArgs, RollbackArgs, StartArgs, StopArgs, UpdateArgs,
 };
 use crate::failure::Failure;
 use crate::screen::{Paint, Table, note, state_colour};
@@ -37,7 +38,7 @@ pub(super) async fn create(context: &Context, args: CreateArgs) -> Result<(), Fa
     );
     let creating = context.client.create(&request, args.idempotency_key.as_deref());
     let opened = patiently(creating).await?;
-    tell_hooks(&opened.sandbox.name, opened.session.as_ref());
+    tell_session(&opened.sandbox.name, opened.session.as_ref());
     context.screen.answer(&opened, |opened| {
         let done = if opened.created { "created" } else { "exists" };
         opened_line(opened, done)
@@ -49,10 +50,16 @@ fn opened_line(opened: &Opened, done: &str) -> String {
     format!("{name}  {done}, {}, generation {generation}\n", word(state))
 }
 
-/// Says on standard error which hooks went wrong and whether `validate` was content.
-pub(super) fn tell_hooks(name: &str, session: Option<&Session>) {
+/// Says on standard error that memory was lost, which hooks went wrong and whether `validate` was content.
+pub(super) fn tell_session(name: &str, session: Option<&Session>) {
     let Some(session) = session else { return };
     let paint = Paint::for_errors();
+    if let Some(why) = &session.fallback {
+        let (warning, generation) = (paint.yellow("warning:"), session.generation);
+        note(&format!(
+            "{warning} {name} started from its files, at the same generation {generation}; what ran in it is gone: {why}"
+        ));
+    }
     for HookRun { hook, argv, exit_code, problem, command } in &session.hooks {
         if *exit_code == Some(0) && problem.is_none() {
             continue;
@@ -80,7 +87,7 @@ pub(super) fn tell_hooks(name: &str, session: Option<&Session>) {
 pub(super) async fn start(context: &Context, args: &StartArgs) -> Result<(), Failure> {
     let request = Start { expect_generation: args.expect_generation };
     let opened = context.client.start(&args.name, &request).await?;
-    tell_hooks(&opened.sandbox.name, opened.session.as_ref());
+    tell_session(&opened.sandbox.name, opened.session.as_ref());
     context.screen.answer(&opened, |opened| {
         opened_line(opened, if opened.resumed { "woken" } else { "awake already" })
     })
@@ -142,6 +149,7 @@ pub(super) async fn fork(context: &Context, args: ForkArgs) -> Result<(), Failur
     let request = request_with!(
         Fork {
             name: args.name,
+            count: args.count,
             from: args.from,
             expect_generation: args.expect_generation,
             start: args.start,
@@ -149,13 +157,92 @@ pub(super) async fn fork(context: &Context, args: ForkArgs) -> Result<(), Failur
         settings
     );
     let key = args.idempotency_key.as_deref();
+    if args.count.is_some() {
+        let forks = context.client.fork_many(&args.source, &request, key).await?;
+        return many_forks(context, &args.source, &forks);
+    }
     let opened = context.client.fork(&args.source, &request, key).await?;
-    tell_hooks(&opened.sandbox.name, opened.session.as_ref());
-    context.screen.answer(&opened, |opened| {
-        let from = opened.sandbox.forked_from.as_ref();
-        let at = from.map_or(String::new(), |from| format!(" at generation {}", from.generation));
-        opened_line(opened, &format!("forked from {}{at}", args.source))
+    tell_session(&opened.sandbox.name, opened.session.as_ref());
+    context.screen.answer(&opened, |opened| forked_line(opened, &args.source))
+}
+
+fn many_forks(context: &Context, source: &str, forks: &Forks) -> Result<(), Failure> {
+    for opened in &forks.made {
+        tell_session(&opened.sandbox.name, opened.session.as_ref());
+    }
+    context.screen.answer(forks, |forks| {
+        forks.made.iter().map(|opened| forked_line(opened, source)).collect()
+    })?;
+    if forks.failed.is_empty() {
+        return Ok(());
+    }
+    let paint = Paint::for_errors();
+    for ForkFailed { name, reason, .. } in &forks.failed {
+        note(&format!("{} {name}: {reason}", paint.red("error:")));
+    }
+    let (failed, made) = (forks.failed.len(), forks.made.len());
+    Err(Failure::Some { failed, all: failed + made, code: 1 })
+}
+
+fn forked_line(opened: &Opened, source: &str) -> String {
+    let from = opened.sandbox.forked_from.as_ref();
+    let at = from.map_or(String::new(), |from| format!(" at generation {}", from.generation));
+    opened_line(opened, &format!("forked from {source}{at}"))
+}
+
+pub(super) async fn pause(context: &Context, args: &PauseArgs) -> Result<(), Failure> {
+    let request = Pause { expect_generation: args.expect_generation };
+    for_each(&args.names, async |name| {
+        let paused = context.client.pause(&name, &request).await?;
+        context.screen.answer(&paused, |paused| paused_text(context.screen.paint, paused))
     })
+    .await
+}
+
+fn paused_text(paint: Paint, paused: &Paused) -> String {
+    let Sandbox { name, generation, .. } = &paused.sandbox;
+    let kept = paused.snapshot.as_ref();
+    let memory = kept.and_then(|snapshot| snapshot.memory).and_then(|memory| memory.bytes);
+    let mut lines = vec![
+        ("  snapshot", or_dash(kept.map(|snapshot| snapshot.id.clone()))),
+        ("  memory", or_dash(memory.map(bytes))),
+    ];
+    if let Some(session) = &paused.session {
+        lines.extend([
+            ("  active CPU", when::exact(session.usage.active_cpu_ms)),
+            ("  wall time", when::exact(session.usage.wall_ms)),
+        ]);
+    }
+    format!("{name}  paused, generation {generation}\n") + &facts(paint, &lines)
+}
+
+pub(super) async fn why(context: &Context, names: &[String]) -> Result<(), Failure> {
+    for_each(names, async |name| {
+        let why = context.client.why(&name).await?;
+        context.screen.answer(&why, |why| why_text(context.screen.paint, &name, why))
+    })
+    .await
+}
+
+fn why_text(paint: Paint, name: &str, why: &Why) -> String {
+    let state = state_colour(paint, &word(why.state));
+    let mut text = format!("{name}  {state} since {}: {}\n", when::ago(&why.since), why.reason);
+    let next = match why.state {
+        State::Running | State::Starting => "until",
+        _ => "woken by",
+    };
+    for (heading, lines) in [("kept awake by", &why.holding), (next, &why.waking)] {
+        if !lines.is_empty() {
+            text.push_str(&format!("  {}\n", paint.bold(heading)));
+        }
+        for line in lines {
+            text.push_str(&format!("    {line}\n"));
+        }
+    }
+    for notice in &why.notices {
+        text.push_str(&format!("  {} {notice}\n", paint.yellow("note:")));
+    }
+    text
 }
 
 /// Lays `more` over what is there and takes `gone` away; nothing if that changes nothing.
@@ -202,6 +289,7 @@ pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failur
             PhaseArg::Stopped => State::Stopped,
             PhaseArg::Starting => State::Starting,
             PhaseArg::Running => State::Running,
+            PhaseArg::Paused => State::Paused,
             PhaseArg::Stopping => State::Stopping,
             PhaseArg::Failed => State::Failed,
         }),
@@ -286,6 +374,7 @@ fn described(paint: Paint, sandbox: &Sandbox) -> String {
         ("disk", bytes(resources.disk_bytes)),
         ("timeout", limit(sandbox.session_timeout_ms)),
         ("idle timeout", limit(sandbox.idle_timeout_ms)),
+        ("on idle", sandbox.on_idle.map_or("what the driver does best".to_owned(), word)),
         ("snapshots kept", kept + &age),
         ("excluded", sandbox.exclude.join(" ")),
         ("drives", mounts(sandbox)),

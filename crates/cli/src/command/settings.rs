@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use sandkeep_client::types::{
-    Class, Hook, Hooks, OnJunk, OnSecret, SetGuard, Size, Span, UpdateSandbox,
+    Class, Hook, Hooks, OnIdle, OnJunk, OnSecret, SetGuard, Size, Span, UpdateSandbox,
 };
 
 use super::network::wished;
-use crate::args::{ClassArg, Count, GuardArg, LargeFilesArg, Limit, Settings};
+use crate::args::{ClassArg, Count, GuardArg, LargeFilesArg, Limit, OnIdleArg, Settings};
 use crate::failure::Failure;
 
 /// Shell strings become `sh -c`: hooks are argument vectors, people write shell.
@@ -64,6 +64,12 @@ pub(super) fn change(settings: Settings) -> Result<UpdateSandbox, Failure> {
         disk: settings.disk.map(size),
         session_timeout: settings.timeout.map(limit),
         idle_timeout: settings.idle_timeout.map(limit),
+        on_idle: settings.on_idle.map(|what| match what {
+            OnIdleArg::Run => Some(OnIdle::Run),
+            OnIdleArg::Pause => Some(OnIdle::Pause),
+            OnIdleArg::Stop => Some(OnIdle::Stop),
+            OnIdleArg::Auto => None,
+        }),
         hooks: Some(hooks).filter(|hooks| *hooks != Hooks::default()),
         snapshot_expires: settings.snapshot_expires.map(limit),
         keep_last: settings.keep_last.map(|count| match count {
@@ -124,6 +130,7 @@ macro_rules! request_with {
             disk: change.disk,
             session_timeout: change.session_timeout,
             idle_timeout: change.idle_timeout,
+            on_idle: change.on_idle,
             hooks: change.hooks,
             snapshot_expires: change.snapshot_expires,
             keep_last: change.keep_last,

@@ -35,7 +35,8 @@ async fn list(context: &Context, name: Option<&str>) -> Result<(), Failure> {
     let all = context.client.snapshots(name).collect(None).await?;
     context.screen.answer(&all, |all| {
         let mut table = Table::new(&[
-            "SNAPSHOT", "SANDBOX", ">GEN", "KIND", ">OWN", ">SHARED", "CREATED", "EXPIRES", "LABEL",
+            "SNAPSHOT", "SANDBOX", ">GEN", "KIND", ">OWN", ">SHARED", ">MEMORY", "CREATED",
+            "EXPIRES", "LABEL",
         ]);
         for snapshot in all {
             table.row(vec![
@@ -45,6 +46,7 @@ async fn list(context: &Context, name: Option<&str>) -> Result<(), Failure> {
                 word(snapshot.kind),
                 own_size(snapshot),
                 or_dash(snapshot.size.map(|size| bytes(size.shared_bytes))),
+                or_dash(snapshot.memory.and_then(|memory| memory.bytes).map(bytes)),
                 when::ago(&snapshot.created_at),
                 when::until(snapshot.expires_at.as_deref()),
                 snapshot.label.clone().unwrap_or_default(),
@@ -70,6 +72,12 @@ fn described(paint: Paint, snapshot: &Snapshot) -> String {
             ("own size", bytes(size.own_bytes)),
             ("shared size", bytes(size.shared_bytes)),
             ("freed if deleted", bytes(size.freed_if_deleted_bytes)),
+        ]);
+    }
+    if let Some(memory) = snapshot.memory {
+        lines.extend([
+            ("memory size", or_dash(memory.bytes.map(bytes))),
+            ("memory layers", memory.layers.to_string()),
         ]);
     }
     lines.extend([

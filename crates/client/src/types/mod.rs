@@ -44,13 +44,14 @@ pub use network::{
 pub use port::{Access, IssuePortToken, Port, PortStatus, PortToken, PublishPort};
 pub use quantity::{Size, Span};
 pub use sandbox::{
-    Checkpoint, Class, CreateSandbox, Deleted, Extend, Fork, Hook, HookRun, Hooks, IfExists,
-    Lineage, Opened, Resources, Rollback, RolledBack, Sandbox, Session, SessionEnd, Start, State,
-    Stopped, Tree, UpdateSandbox, Usage,
+    Checkpoint, Class, CreateSandbox, Deleted, Extend, Fork, ForkFailed, Forked, Forks, Hook,
+    HookRun, Hooks, IfExists, Lineage, OnIdle, Opened, Pause, Paused, Resources, Rollback,
+    RolledBack, Sandbox, Session, SessionEnd, Start, State, Stopped, Tree, UpdateSandbox, Usage,
+    Why,
 };
 pub use secret::{Inject, Secret, SecretGiven, SecretHow, SecretUse, SecretVersion, SetSecret};
 pub use service::{Restart, Service, ServiceState, ServiceStatus, SetService};
-pub use snapshot::{Snapshot, SnapshotDeleted, SnapshotKind, SnapshotSize};
+pub use snapshot::{Snapshot, SnapshotDeleted, SnapshotKind, SnapshotMemory, SnapshotSize};
 pub use tenant::{
     Audience, CreateKey, CreateProject, Health, IssueToken, Key, NewKey, Project, Scope,
     SpaceUsage, Token, WhoAmI,

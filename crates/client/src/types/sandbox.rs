@@ -43,6 +43,18 @@ pub enum State {
     Deleted,
 }
 
+/// What becomes of a sandbox that nobody uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnIdle {
+    /// It goes on running.
+    Run,
+    /// It is paused: memory, processes and files are kept. For drivers that keep memory.
+    Pause,
+    /// It is stopped: files are kept.
+    Stop,
+}
+
 /// What to do when the name is taken.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -92,7 +104,8 @@ macro_rules! with_settings {
             /// What it starts from when it has no snapshot: `host`, a name, a registry reference.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub image: Option<String>,
-            /// The isolation backend: `container`.
+            /// The isolation backend: `container` or `microvm`. Changed from the next session on; a sandbox that is
+            /// paused has to be stopped first.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub driver: Option<String>,
             /// How it is governed.
@@ -144,6 +157,10 @@ macro_rules! with_settings {
             #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
             #[schema(value_type = Option<Span>)]
             pub idle_timeout: Option<Option<Span>>,
+            /// What happens after that; null for what the driver does best: pause where memory is kept, else stop.
+            #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+            #[schema(value_type = Option<OnIdle>)]
+            pub on_idle: Option<Option<OnIdle>>,
             /// Commands at turning points; replaces all there were.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub hooks: Option<Hooks>,
@@ -206,6 +223,7 @@ macro_rules! with_settings {
                     disk: self.disk.take(),
                     session_timeout: self.session_timeout.take(),
                     idle_timeout: self.idle_timeout.take(),
+                    on_idle: self.on_idle.take(),
                     hooks: self.hooks.take(),
                     snapshot_expires: self.snapshot_expires.take(),
                     keep_last: self.keep_last.take(),
@@ -247,11 +265,16 @@ with_settings! {
 }
 
 with_settings! {
-    /// A fork: a new sandbox on the same files. Absent settings are the source's.
+    /// A fork: a new sandbox on the same files, and of a machine that keeps memory and is awake or paused, with the
+    /// same memory and processes. Absent settings are the source's.
     Fork {
         /// The new sandbox's name; made up if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub name: Option<String>,
+        /// How many, all from one snapshot: `name-1`, `name-2` and so on. The answer is a list then.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(minimum = 1, maximum = 100)]
+        pub count: Option<u32>,
         /// A snapshot of the source; its present state if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub from: Option<String>,
@@ -268,6 +291,15 @@ with_settings! {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Start {
+    /// Refuse with 412 unless the sandbox is at this generation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expect_generation: Option<u64>,
+}
+
+/// A pause. An empty body will do.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Pause {
     /// Refuse with 412 unless the sandbox is at this generation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expect_generation: Option<u64>,
@@ -374,6 +406,9 @@ pub struct Sandbox {
     pub session_timeout_ms: Option<u64>,
     /// How long a session lasts with no command alive and no connection open.
     pub idle_timeout_ms: Option<u64>,
+    /// What happens after that; what the driver does best if null: pause where memory is kept, else stop.
+    #[serde(default)]
+    pub on_idle: Option<OnIdle>,
     /// Commands at turning points.
     pub hooks: Hooks,
     /// How long after it was made a snapshot goes.
@@ -507,6 +542,9 @@ pub struct Session {
     /// The secrets it was given.
     #[serde(default)]
     pub secrets: Vec<SecretGiven>,
+    /// Why it started from files although memory was kept: files are as of the same generation, processes are gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<String>,
 }
 
 /// The answer to create, start and fork.
@@ -520,6 +558,65 @@ pub struct Opened {
     pub created: bool,
     /// Whether this call woke it.
     pub resumed: bool,
+}
+
+/// The answer to a fork.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum Forked {
+    /// Of one with a `count`.
+    Many(Forks),
+    /// Of one without.
+    One(Box<Opened>),
+}
+
+/// Forks from one snapshot.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Forks {
+    /// Those that are there, in the order of their numbers.
+    pub made: Vec<Opened>,
+    /// Those that are not, and why.
+    pub failed: Vec<ForkFailed>,
+}
+
+/// A fork that was not made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ForkFailed {
+    /// What it was to be called.
+    pub name: String,
+    /// What kind of failure, as in errors.
+    pub code: String,
+    /// Why not, for people.
+    pub reason: String,
+}
+
+/// The answer to a pause.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Paused {
+    /// The sandbox.
+    pub sandbox: Sandbox,
+    /// The session that ended by it, or before.
+    pub session: Option<Session>,
+    /// What it wakes from.
+    pub snapshot: Option<Snapshot>,
+}
+
+/// Why a sandbox is where it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Why {
+    /// Where it is.
+    pub state: State,
+    /// Since when.
+    #[schema(format = DateTime)]
+    pub since: String,
+    /// How it came there, in words for people, as all that follows.
+    pub reason: String,
+    /// What would wake it, or, while it runs, what would put it to sleep and when.
+    pub waking: Vec<String>,
+    /// What keeps it awake now.
+    pub holding: Vec<String>,
+    /// What somebody should know: memory that could not be used, a pause that was refused, a failure.
+    pub notices: Vec<String>,
 }
 
 /// The answer to a stop.

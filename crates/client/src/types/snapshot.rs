@@ -34,6 +34,15 @@ pub struct SnapshotSize {
     pub freed_if_deleted_bytes: u64,
 }
 
+/// Memory of a machine, as part of a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SnapshotMemory {
+    /// How many captures it stands on, its own included.
+    pub layers: u64,
+    /// What it takes on the disk beside files: pages, devices and disks, those of captures it stands on included.
+    pub bytes: Option<u64>,
+}
+
 /// A point a sandbox can be resumed or forked from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Snapshot {
@@ -57,6 +66,9 @@ pub struct Snapshot {
     pub layers: u64,
     /// What it takes on the disk; absent where that was not worked out (lineage, rollback).
     pub size: Option<SnapshotSize>,
+    /// The memory that is part of it; absent if it has files only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<SnapshotMemory>,
     /// What the guard found in it and let pass, or took out of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<Finding>,

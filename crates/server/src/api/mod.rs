@@ -145,6 +145,8 @@ fn short_routes() -> Router<Arc<App>> {
         )
         .route("/v1/sandboxes/{name}/start", post(sandboxes::start))
         .route("/v1/sandboxes/{name}/stop", post(sandboxes::stop))
+        .route("/v1/sandboxes/{name}/pause", post(sandboxes::pause))
+        .route("/v1/sandboxes/{name}/why", get(sandboxes::why))
         .route("/v1/sandboxes/{name}/fork", post(sandboxes::fork))
         .route("/v1/sandboxes/{name}/checkpoint", post(sandboxes::checkpoint))
         .route("/v1/sandboxes/{name}/rollback", post(sandboxes::rollback))

@@ -18,6 +18,9 @@ use sandkeep_core::engine::{
     Caller, Checkpoint, Create, Delete, Fork, ForkFrom, IfExists, Method, OnDelete, Stop,
 };
 
+/// How many forks may be asked for at once.
+const MOST_FORKS: u32 = 100;
+
 /// Creates a sandbox, or gets the one that has its name.
 #[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", operation_id = "create_sandbox",
     params(("Idempotency-Key" = Option<String>, Header, description = "Makes retries harmless.")),
@@ -207,7 +210,7 @@ pub(crate) async fn stop(
         ("Idempotency-Key" = Option<String>, Header, description = "Makes retries harmless."),
     ),
     request_body = Option<types::Fork>,
-    responses((status = 201, description = "The new sandbox.", body = types::Opened)))]
+    responses((status = 201, description = "The new sandbox, or with `count` a list of them.", body = types::Forked)))]
 pub(crate) async fn fork(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
@@ -215,8 +218,11 @@ pub(crate) async fn fork(
     params: Params,
     Once(key): Once,
     MaybeBody(mut request): MaybeBody<types::Fork>,
-) -> Result<(StatusCode, Json<types::Opened>), ApiError> {
+) -> Result<(StatusCode, Json<types::Forked>), ApiError> {
     params.end()?;
+    if request.count.is_some_and(|count| !(1..=MOST_FORKS).contains(&count)) {
+        return Err(ApiError::invalid(format!("count: between 1 and {MOST_FORKS}")));
+    }
     let settings = request.take_settings();
     let before = policy_of(&app, &caller, &name, settings.network.is_some()).await?;
     let fork = Fork {
@@ -228,11 +234,49 @@ pub(crate) async fn fork(
         },
         expect_generation: request.expect_generation,
         start: request.start,
-        count: None,
+        count: request.count,
     };
     let engine = app.engine.clone();
-    let work = async move { engine.fork(&caller.project, &name, fork, key).await };
-    Ok((StatusCode::CREATED, Json(wire::opened(finish(work).await?))))
+    let forked = if fork.count.is_some() {
+        let work = async move { engine.fork_many(&caller.project, &name, fork, key).await };
+        types::Forked::Many(wire::forks(finish(work).await?))
+    } else {
+        let work = async move { engine.fork(&caller.project, &name, fork, key).await };
+        types::Forked::One(Box::new(wire::opened(finish(work).await?)))
+    };
+    Ok((StatusCode::CREATED, Json(forked)))
+}
+
+/// Pauses a sandbox: keeps its memory, processes and files. Answers when they are on stable storage.
+#[utoipa::path(post, path = "/v1/sandboxes/{name}/pause", tag = "sandboxes", operation_id = "pause_sandbox",
+    params(("name" = String, Path, description = "Its name.")),
+    request_body = Option<types::Pause>,
+    responses((status = 200, description = "What was kept.", body = types::Paused)))]
+pub(crate) async fn pause(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    params: Params,
+    MaybeBody(request): MaybeBody<types::Pause>,
+) -> Answer<types::Paused> {
+    params.end()?;
+    let engine = app.engine.clone();
+    let work = async move { engine.pause(&caller.project, &name, request.expect_generation).await };
+    Ok(Json(wire::paused(finish(work).await?)))
+}
+
+/// Tells why a sandbox is in the state it is in, and what would change that. Never wakes it.
+#[utoipa::path(get, path = "/v1/sandboxes/{name}/why", tag = "sandboxes", operation_id = "why_sandbox",
+    params(("name" = String, Path, description = "Its name.")),
+    responses((status = 200, description = "Why.", body = types::Why)))]
+pub(crate) async fn why(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    Seg(name): Seg<Name>,
+    params: Params,
+) -> Answer<types::Why> {
+    params.end()?;
+    Ok(Json(wire::why(app.engine.why(&caller.project, &name).await?)))
 }
 
 /// Takes a snapshot without ending the session.

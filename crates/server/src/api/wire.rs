@@ -62,6 +62,22 @@ pub(super) fn state_in(state: types::State) -> Phase {
     }
 }
 
+fn on_idle(what: model::OnIdle) -> types::OnIdle {
+    match what {
+        model::OnIdle::Run => types::OnIdle::Run,
+        model::OnIdle::Pause => types::OnIdle::Pause,
+        model::OnIdle::Stop => types::OnIdle::Stop,
+    }
+}
+
+fn on_idle_in(what: types::OnIdle) -> model::OnIdle {
+    match what {
+        types::OnIdle::Run => model::OnIdle::Run,
+        types::OnIdle::Pause => model::OnIdle::Pause,
+        types::OnIdle::Stop => model::OnIdle::Stop,
+    }
+}
+
 pub(super) fn scope(scope: model::Scope) -> types::Scope {
     match scope {
         model::Scope::Read => types::Scope::Read,
@@ -159,6 +175,7 @@ pub(super) fn patch(
         disk: change.disk.map(|value| size("disk", value)).transpose()?,
         session_timeout: maybe_span("session_timeout", change.session_timeout)?,
         idle_timeout: maybe_span("idle_timeout", change.idle_timeout)?,
+        on_idle: change.on_idle.map(|given| given.map(on_idle_in)),
         hooks: change.hooks.map(hooks_in).transpose()?,
         snapshot_expires: maybe_span("snapshot_expires", change.snapshot_expires)?,
         keep_last: change.keep_last,
@@ -213,6 +230,7 @@ pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
         },
         session_timeout_ms: config.session_timeout.map(|span| span.0),
         idle_timeout_ms: config.idle_timeout.map(|span| span.0),
+        on_idle: config.on_idle.map(on_idle),
         hooks: hooks(config.hooks),
         snapshot_expires_ms: config.retention.expires.map(|span| span.0),
         keep_last: config.retention.keep_last,
@@ -278,6 +296,7 @@ pub(super) fn session(session: model::Session) -> types::Session {
         hooks: session.hooks.into_iter().map(hook_run).collect(),
         valid: session.valid,
         secrets: session.secrets.into_iter().map(given_out).collect(),
+        fallback: session.fallback,
     }
 }
 
@@ -287,6 +306,37 @@ pub(super) fn opened(opened: engine::Opened) -> types::Opened {
         session: opened.session.map(session),
         created: opened.created,
         resumed: opened.resumed,
+    }
+}
+
+pub(super) fn forks(forks: engine::Forks) -> types::Forks {
+    let failed = |failed: engine::ForkFailed| types::ForkFailed {
+        name: failed.name.into(),
+        code: failed.code,
+        reason: failed.reason,
+    };
+    types::Forks {
+        made: forks.made.into_iter().map(opened).collect(),
+        failed: forks.failed.into_iter().map(failed).collect(),
+    }
+}
+
+pub(super) fn paused(paused: engine::Paused) -> types::Paused {
+    types::Paused {
+        sandbox: sandbox(paused.sandbox),
+        session: paused.session.map(session),
+        snapshot: paused.snapshot.map(sized_snapshot),
+    }
+}
+
+pub(super) fn why(why: engine::Why) -> types::Why {
+    types::Why {
+        state: state(why.phase),
+        since: why.since.to_string(),
+        reason: why.reason,
+        waking: why.waking,
+        holding: why.holding,
+        notices: why.notices,
     }
 }
 
@@ -314,6 +364,9 @@ fn snapshot_kind(kind: model::SnapshotKind) -> types::SnapshotKind {
 
 pub(super) fn snapshot(snapshot: model::Snapshot) -> types::Snapshot {
     let expires_at = snapshot.expires_at().map(|time| time.to_string());
+    let memory = snapshot
+        .has_memory()
+        .then(|| types::SnapshotMemory { layers: snapshot.memory.len() as u64, bytes: None });
     types::Snapshot {
         id: snapshot.id.into(),
         sandbox: snapshot.sandbox_name.into(),
@@ -325,6 +378,7 @@ pub(super) fn snapshot(snapshot: model::Snapshot) -> types::Snapshot {
         label: snapshot.label,
         layers: snapshot.layers.len() as u64,
         size: None,
+        memory,
         findings: guard::findings(snapshot.findings),
         created_at: snapshot.created_at.to_string(),
         expires_at,

@@ -108,6 +108,11 @@ impl Served {
         Self::with(Limits::default(), Settings::default(), None).await
     }
 
+    /// A server whose sandboxes cannot be started, with an engine that behaves as `settings` has it.
+    pub(crate) async fn settled(settings: Settings) -> Self {
+        Self::with(Limits::default(), settings, None).await
+    }
+
     /// A server whose sandboxes cannot be started, with limits of its own.
     pub(crate) async fn limited(limits: Limits) -> Self {
         Self::with(limits, Settings::default(), None).await

@@ -9,6 +9,7 @@ mod fixture;
 mod gateway;
 mod limits;
 mod lists;
+mod memory;
 mod network;
 mod ports;
 mod routes;
