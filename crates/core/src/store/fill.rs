@@ -1,9 +1,27 @@
 //! Taking over what a machine wrote to a disk of its own.
+//!
+//! While `layers/<id>/disk/` is there it is the truth about an open layer. What the machine exports is unpacked into `filling/`,
+//! synced, and put in the place of `diff/` in one step; then the disk goes. Killed in between, a layer has its disk still, and
+//! the next export is taken instead.
 
-use tokio::io::AsyncRead;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 
+use rustix::fs::{CWD, RenameFlags};
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::sync::mpsc::{self, Receiver};
+
+use super::image::{Form, ImageError, Room, Unpacked, unpack_layer};
+use super::manifest::{list, sync_parent};
 use super::{Result, Store, StoreError, blocking, io_error};
+use crate::failpoint;
 use crate::model::LayerId;
+
+/// How much is read of a stream at a time, and how many of these may wait to be unpacked.
+const CHUNK: usize = 256 << 10;
+const WAITING: usize = 8;
 
 /// What was taken over.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -12,6 +30,8 @@ pub struct Filled {
     pub files: u64,
     /// Bytes of their contents.
     pub bytes: u64,
+    /// Device nodes and extended attributes that a layer on this host cannot have.
+    pub left_out: u64,
 }
 
 impl Store {
@@ -25,8 +45,9 @@ impl Store {
         disk.try_exists().map_err(io_error("look at", &disk))
     }
 
-    /// Fills an open layer with what a machine exports, in place of whatever is in it, and removes its disk. What was taken over is on
-    /// stable storage before that. After an error the disk is still there, and another export can be taken.
+    /// Fills an open layer with what a machine exports, in place of whatever is in it, and removes its disk. What was taken over
+    /// is on stable storage before that. After an error the layer is as it was, disk included, and another export can be
+    /// taken. Nothing may write to the disk any more.
     ///
     /// # Errors
     ///
@@ -35,9 +56,108 @@ impl Store {
     pub async fn fill(
         &self,
         open: &LayerId,
-        export: impl AsyncRead + Unpin + Send + 'static,
+        mut export: impl AsyncRead + Unpin + Send,
     ) -> Result<Filled> {
-        let _ = (open, export);
-        blocking(|| Err(StoreError::ShuttingDown)).await
+        let (store, id) = (self.clone(), open.clone());
+        let (pieces, waiting) = mpsc::channel(WAITING);
+        let unpacking = tokio::spawn(blocking(move || store.fill_now(&id, waiting)));
+        loop {
+            let mut piece = Vec::with_capacity(CHUNK);
+            let piece = match export.read_buf(&mut piece).await {
+                Ok(0) => break,
+                Ok(_) => Ok(piece),
+                Err(error) => Err(error),
+            };
+            let failed = piece.is_err();
+            // Who does not take any more has an answer already.
+            if pieces.send(piece).await.is_err() || failed {
+                break;
+            }
+        }
+        drop(pieces);
+        unpacking.await.unwrap_or(Err(StoreError::ShuttingDown))
+    }
+
+    fn fill_now(&self, id: &LayerId, export: Receiver<io::Result<Vec<u8>>>) -> Result<Filled> {
+        let dir = self.layer_dir(id);
+        let (diff, filling) = (dir.join("diff"), dir.join("filling"));
+        self.discard_dir(&filling, "filling")?;
+        fs::create_dir(&filling).map_err(io_error("create", &filling))?;
+        fs::set_permissions(&filling, fs::Permissions::from_mode(0o700))
+            .map_err(io_error("restrict", &filling))?;
+        failpoint::pass("store.fill.begun");
+        let unpacked = self.unpack(id, Pieces { export, rest: Vec::new(), at: 0 }, &filling);
+        let Unpacked { files, bytes, devices, attributes, .. } = match unpacked {
+            Ok(unpacked) => unpacked,
+            Err(error) => {
+                self.discard_dir(&filling, "filling")?;
+                return Err(error);
+            }
+        };
+        failpoint::pass("store.fill.unpacked");
+        self.sync_now()?;
+        failpoint::pass("store.fill.synced");
+        rustix::fs::renameat_with(CWD, &filling, CWD, &diff, RenameFlags::EXCHANGE)
+            .map_err(|error| io_error("replace", &diff)(error.into()))?;
+        sync_parent(&diff)?;
+        failpoint::pass("store.fill.replaced");
+        self.discard_dir(&dir.join("disk"), "disk")?;
+        sync_parent(&diff)?;
+        failpoint::pass("store.fill.done");
+        // What `diff` was before.
+        self.discard_dir(&filling, "filling")?;
+        Ok(Filled { files, bytes, left_out: devices + attributes })
+    }
+
+    fn unpack(&self, id: &LayerId, export: Pieces, into: &Path) -> Result<Unpacked> {
+        let free = self.free_space()?.0;
+        let room = Room { bytes: free, why: "that the disk has left" };
+        unpack_layer("what the machine wrote", export, Form::Upper, into, &[], room).map_err(
+            |error| match error {
+                ImageError::TooLarge { .. } => match self.refuse_beyond(free, u64::MAX) {
+                    Err(error) => error,
+                    Ok(()) => StoreError::BadExport { id: id.clone(), source: Box::new(error) },
+                },
+                ImageError::Io { action, path, source } => StoreError::Io { action, path, source },
+                error => StoreError::BadExport { id: id.clone(), source: Box::new(error) },
+            },
+        )
+    }
+
+    /// What the disk of an open layer takes: files that a memory layer has as well are that one's.
+    pub(super) fn usage_of_disk(&self, open: &LayerId) -> Result<u64> {
+        let mut bytes = 0;
+        for path in list(&self.layer_dir(open).join("disk"))? {
+            match fs::symlink_metadata(&path) {
+                Ok(found) if found.nlink() == 1 => bytes += found.blocks() * 512,
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(io_error("stat", &path)(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+/// The stream, where it may be waited for.
+struct Pieces {
+    export: Receiver<io::Result<Vec<u8>>>,
+    rest: Vec<u8>,
+    at: usize,
+}
+
+impl Read for Pieces {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.rest.len() {
+            match self.export.blocking_recv() {
+                Some(piece) => (self.rest, self.at) = (piece?, 0),
+                None => return Ok(0),
+            }
+        }
+        let most = into.len().min(self.rest.len() - self.at);
+        into[..most].copy_from_slice(&self.rest[self.at..self.at + most]);
+        self.at += most;
+        Ok(most)
     }
 }

@@ -130,7 +130,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Returns [`StoreError::NoRoom`] before anything is touched; after any other error the layer is
+    /// Returns [`StoreError::NoRoom`] or [`StoreError::OnDisk`] before anything is touched; after any other error the layer is
     /// still open and can be sealed again.
     pub async fn seal(&self, open: &LayerId, options: &SealOptions) -> Result<Option<Layer>> {
         Ok(self.seal_looking(open, options, None).await?.0)
@@ -187,6 +187,9 @@ impl Store {
         if !diff.is_dir() {
             return Err(StoreError::NotFound { kind: Layer::KIND, key: id.to_string() });
         }
+        if self.has_disk(id)? {
+            return Err(StoreError::OnDisk { id: id.clone() });
+        }
         // The reserve is kept by `check_room` for just this moment, so only real fullness refuses.
         self.check_room_to_seal()?;
         let exclusions = Globs::parse(&options.exclude)?;
@@ -197,7 +200,7 @@ impl Store {
             return Ok((None, Vec::new()));
         }
         // The kernel's room, and the mount points a driver may have put there for the session.
-        for scratch in ["work", "base"] {
+        for scratch in ["work", "base", "filling"] {
             self.discard_dir(&dir.join(scratch), scratch)?;
         }
         failpoint::pass("store.seal.before_sync");
@@ -221,12 +224,15 @@ impl Store {
         Ok((Some(layer), junk))
     }
 
-    /// Whether nothing was written to an open layer.
+    /// Whether nothing was written to an open layer. Nobody knows what is on a machine's disk.
     ///
     /// # Errors
     ///
     /// Returns [`StoreError::Io`] when it cannot be looked at.
     pub fn is_untouched(&self, open: &LayerId) -> Result<bool> {
+        if self.has_disk(open)? {
+            return Ok(false);
+        }
         let (dir, diff) = (self.layer_dir(open), self.diff_dir(open));
         Ok(is_empty(&diff)? && root_of(&diff)? == begun_as(&dir))
     }
@@ -321,8 +327,12 @@ impl Store {
     ///
     /// Returns [`StoreError::Io`]. What the sandbox removes during the count is no error.
     pub async fn usage_of_open(&self, open: &LayerId) -> Result<u64> {
-        let diff = self.diff_dir(open);
-        blocking(move || Ok(super::walk::measure_moving(&diff)?.bytes)).await
+        let (store, open) = (self.clone(), open.clone());
+        blocking(move || {
+            let files = super::walk::measure_moving(&store.diff_dir(&open))?.bytes;
+            Ok(files + store.usage_of_disk(&open)?)
+        })
+        .await
     }
 
     /// Removes all layers that are not in `live` and are older than `begun_before`: sealed ones by

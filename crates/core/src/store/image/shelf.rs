@@ -259,7 +259,7 @@ impl Shelf {
         let key = match form {
             Form::Root => only_on(&unpacked.diff_id, ROOT),
             Form::Layer if unpacked.borrowed => only_on(&unpacked.diff_id, &stack.chain),
-            Form::Layer => unpacked.diff_id.clone(),
+            Form::Layer | Form::Upper => unpacked.diff_id.clone(),
         };
         if self.reuse_key(stack, &key).await? {
             self.discard(open).await;

@@ -16,6 +16,7 @@
 //!   are kept as they are: they are followed in the sandbox, where the image's top is the top, and
 //!   while unpacking by [`tree`], where it is too.
 //! - Device nodes are left out, and counted: a sandbox has its own /dev, and could not open others.
+//! - What a machine exports of its own upper directory is kept as it is ([`Form::Upper`]). Its names lead through no link.
 //! - What does not fit the room it is given stops the unpacking.
 //!
 //! A failed unpacking leaves a directory that is of no use; the caller removes it.
@@ -27,10 +28,11 @@ mod stream;
 mod tree;
 
 use std::io::{self, Read, Seek as _, Write as _};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, XattrFlags};
+use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
 use self::stream::{Entry, Kind, TarStream};
@@ -74,6 +76,9 @@ pub enum Form {
     Layer,
     /// As a whole root filesystem: all names are just names, and the archive must have an end.
     Root,
+    /// As an upper directory of overlayfs, as it is: devices 0:0 are whiteouts, all attributes are kept, the first entry is the
+    /// directory itself, and the archive must have an end. What counts against the room is what is not a hole.
+    Upper,
 }
 
 /// What was unpacked.
@@ -89,6 +94,8 @@ pub struct Unpacked {
     pub borrowed: bool,
     /// How many device nodes were left out.
     pub devices: u64,
+    /// How many extended attributes were, because this host does not have their like.
+    pub attributes: u64,
 }
 
 /// Unpacks `archive`, compressed or not, into the empty directory `diff`, which will lie on top of
@@ -105,14 +112,21 @@ pub fn unpack_layer(
     below: &[PathBuf],
     room: Room,
 ) -> ImageResult<Unpacked> {
-    let plain = compression::open(what, archive)?;
+    let plain: Box<dyn Read + '_> = match form {
+        Form::Upper => Box::new(archive),
+        Form::Layer | Form::Root => Box::new(compression::open(what, archive)?),
+    };
     let too_large =
         || ImageError::TooLarge { what: what.to_owned(), limit: Size(room.bytes), why: room.why };
     let top = below.first().and_then(|top| std::fs::metadata(top).ok());
     let top = top.map_or(Attributes::DIRECTORY, |metadata| attributes_of(&metadata));
-    let mut stream = TarStream::new(Hashed::new(plain, &room));
+    let mut stream = TarStream::new(Hashed::new(plain, &room, form));
+    let tree = match form {
+        Form::Upper => Tree::open_plain(diff),
+        Form::Layer | Form::Root => Tree::open(diff),
+    };
     let mut unpacker = Unpacker {
-        tree: Tree::open(diff).map_err(ImageError::io("open", diff))?,
+        tree: tree.map_err(ImageError::io("open", diff))?,
         below: Below(below),
         diff,
         form,
@@ -122,19 +136,20 @@ pub fn unpack_layer(
         files: 0,
         bytes: 0,
         devices: 0,
+        attributes: 0,
+        first: true,
     };
     let damaged = |source: io::Error| match source.kind() {
         io::ErrorKind::FileTooLarge => too_large(),
         _ => ImageError::Damaged { what: what.to_owned(), source },
     };
     while let Some(entry) = stream.next().map_err(damaged)? {
-        unpacker.left = unpacker
-            .left
-            .checked_sub(entry.size.saturating_add(ENTRY_COST))
-            .ok_or_else(too_large)?;
+        let size = if form == Form::Upper { 0 } else { entry.size };
+        let left = unpacker.left.checked_sub(size.saturating_add(ENTRY_COST));
+        unpacker.left = left.ok_or_else(too_large)?;
         unpacker.take(entry, &mut stream).map_err(|trouble| trouble.told(diff, damaged))?;
     }
-    if form == Form::Root && !stream.ended() {
+    if form != Form::Layer && !stream.ended() {
         return Err(damaged(stream::cut_short()));
     }
     let mut rest = stream.into_inner();
@@ -146,6 +161,7 @@ pub fn unpack_layer(
         diff_id: rest.digest(),
         borrowed: unpacker.borrowed,
         devices: unpacker.devices,
+        attributes: unpacker.attributes,
     })
 }
 
@@ -186,6 +202,9 @@ struct Unpacker<'a> {
     files: u64,
     bytes: u64,
     devices: u64,
+    attributes: u64,
+    /// Whether no entry was taken yet.
+    first: bool,
 }
 
 impl Unpacker<'_> {
@@ -196,7 +215,7 @@ impl Unpacker<'_> {
         }
         let climbs = |path: &[u8]| path.split(|b| *b == b'/').any(|part| part == b"..");
         let deep = entry.path.split(|b| *b == b'/').count() > DEEPEST;
-        if deep || entry.path.len() > LONGEST_PATH {
+        if self.form != Form::Upper && (deep || entry.path.len() > LONGEST_PATH) {
             return Err(refused("its name is too long"));
         }
         if climbs(&entry.path) {
@@ -211,10 +230,20 @@ impl Unpacker<'_> {
             if entry.kind != Kind::Directory {
                 return Err(refused("it would replace the top of the image"));
             }
+            self.first = false;
             self.dirs.push((Vec::new(), entry.attributes));
+            if self.form == Form::Upper {
+                let xattrs = wanted(&entry, self.form);
+                self.attributes += give_xattrs(self.tree.top(), xattrs).map_err(host)?;
+            }
             return Ok(());
         }
-        if entry.kind == Kind::Device {
+        if self.first && self.form == Form::Upper {
+            return Err(refused("it comes before the directory it is in"));
+        }
+        self.first = false;
+        let is_whiteout = entry.kind == Kind::Whiteout && self.form == Form::Upper;
+        if matches!(entry.kind, Kind::Device | Kind::Whiteout) && !is_whiteout {
             self.devices += 1;
             return Ok(());
         }
@@ -229,6 +258,7 @@ impl Unpacker<'_> {
             Kind::Symlink => self.symlink(&place, &name, &entry).map_err(host),
             Kind::Fifo => self.fifo(&place, &name, &entry).map_err(host),
             Kind::HardLink => self.hard_link(&place, &name, &entry).map_err(host)?.map_err(refused),
+            Kind::Whiteout => self.hidden(&place, &name, &entry).map_err(host),
             Kind::Device | Kind::Unknown => Err(refused("it is of no kind that is known")),
         }
     }
@@ -289,14 +319,20 @@ impl Unpacker<'_> {
                 if read == 0 {
                     return Err(Trouble::Content(stream::cut_short()));
                 }
-                write_with_holes(&mut file, &buffer[..read]).map_err(host)?;
+                let written = write_with_holes(&mut file, &buffer[..read]).map_err(host)?;
                 left -= read as u64;
+                if self.form == Form::Upper {
+                    let full = || Trouble::Content(io::ErrorKind::FileTooLarge.into());
+                    self.left = self.left.checked_sub(written).ok_or_else(full)?;
+                }
             }
         }
         file.set_len(entry.size).map_err(host)?;
         self.bytes += entry.size;
         entry.attributes.give(&file).map_err(host)?;
-        give_xattrs(&file, entry).map_err(host)
+        let xattrs = wanted(entry, self.form);
+        self.attributes += give_xattrs(file.as_fd(), xattrs).map_err(host)?;
+        Ok(())
     }
 
     fn directory(&mut self, place: &Place, name: &[u8], entry: &Entry) -> io::Result<()> {
@@ -315,7 +351,7 @@ impl Unpacker<'_> {
             tree::hide_below(&dir)?;
         }
         entry.attributes.give(&dir)?;
-        give_xattrs(&dir, entry)?;
+        self.attributes += give_xattrs(dir.as_fd(), wanted(entry, self.form))?;
         let mut path = place.path.clone();
         path.push(name.to_vec());
         self.dirs.push((path, entry.attributes));
@@ -325,13 +361,36 @@ impl Unpacker<'_> {
     fn symlink(&mut self, place: &Place, name: &[u8], entry: &Entry) -> io::Result<()> {
         self.clear(place, name)?;
         rustix::fs::symlinkat(entry.link.as_slice(), place.fd(), name)?;
-        entry.attributes.give_at(place.fd(), name, true)
+        self.special(place, name, entry)
+    }
+
+    /// A name that is no more, as overlayfs wrote it.
+    fn hidden(&mut self, place: &Place, name: &[u8], entry: &Entry) -> io::Result<()> {
+        self.clear(place, name)?;
+        tree::make_whiteout(place.fd(), name)?;
+        self.special(place, name, entry)
+    }
+
+    /// Gives its attributes to what cannot be opened.
+    fn special(&mut self, place: &Place, name: &[u8], entry: &Entry) -> io::Result<()> {
+        entry.attributes.give_at(place.fd(), name, entry.kind == Kind::Symlink)?;
+        if self.form != Form::Upper || entry.xattrs.is_empty() {
+            return Ok(());
+        }
+        let dir = format!("/proc/self/fd/{}/", place.fd().as_raw_fd());
+        let path = [dir.as_bytes(), name].concat();
+        for (key, value) in wanted(entry, self.form) {
+            let outcome =
+                rustix::fs::lsetxattr(path.as_slice(), key.as_str(), value, XattrFlags::empty());
+            self.attributes += u64::from(!taken(outcome)?);
+        }
+        Ok(())
     }
 
     fn fifo(&mut self, place: &Place, name: &[u8], entry: &Entry) -> io::Result<()> {
         self.clear(place, name)?;
         rustix::fs::mkfifoat(place.fd(), name, Mode::from_raw_mode(0o600))?;
-        entry.attributes.give_at(place.fd(), name, false)
+        self.special(place, name, entry)
     }
 
     fn hard_link(
@@ -351,7 +410,9 @@ impl Unpacker<'_> {
         };
         let source = match (here, found) {
             (Some(at), Some(stat)) => {
-                if tree::is_whiteout(&stat) || FileType::from_raw_mode(stat.st_mode).is_dir() {
+                // The kernel makes many whiteouts of one.
+                let hidden = tree::is_whiteout(&stat) && self.form != Form::Upper;
+                if hidden || FileType::from_raw_mode(stat.st_mode).is_dir() {
                     return Ok(Err("it is a hard link to something that is no file"));
                 }
                 at
@@ -426,23 +487,45 @@ fn split(path: &[u8]) -> (Vec<u8>, Vec<u8>) {
     (parts.join(&b'/'), name)
 }
 
-/// Writes bytes, but passes over blocks of zeros: they become holes.
-fn write_with_holes(file: &mut std::fs::File, bytes: &[u8]) -> io::Result<()> {
+/// Writes bytes, but passes over blocks of zeros: they become holes. Tells how many were written.
+fn write_with_holes(file: &mut std::fs::File, bytes: &[u8]) -> io::Result<u64> {
+    let mut written = 0;
     for block in bytes.chunks(HOLE) {
         if block.iter().all(|b| *b == 0) {
             file.seek(io::SeekFrom::Current(i64::try_from(block.len()).unwrap_or(0)))?;
         } else {
             file.write_all(block)?;
+            written += block.len() as u64;
         }
     }
-    Ok(())
+    Ok(written)
 }
 
-fn give_xattrs(file: &impl std::os::fd::AsFd, entry: &Entry) -> io::Result<()> {
-    for (name, value) in entry.xattrs.iter().filter(|(name, _)| keeps_xattr(name)) {
-        rustix::fs::fsetxattr(file, name.as_str(), value, XattrFlags::empty())?;
+/// The extended attributes that are kept of an entry.
+fn wanted(entry: &Entry, form: Form) -> impl Iterator<Item = &(String, Vec<u8>)> {
+    entry.xattrs.iter().filter(move |(name, _)| form == Form::Upper || keeps_xattr(name))
+}
+
+/// Gives them to a file, and tells how many this host does not have the like of.
+fn give_xattrs<'a>(
+    file: BorrowedFd<'_>,
+    xattrs: impl Iterator<Item = &'a (String, Vec<u8>)>,
+) -> io::Result<u64> {
+    let mut refused = 0;
+    for (name, value) in xattrs {
+        let outcome = rustix::fs::fsetxattr(file, name.as_str(), value, XattrFlags::empty());
+        refused += u64::from(!taken(outcome)?);
     }
-    Ok(())
+    Ok(refused)
+}
+
+/// Whether an attribute was taken; `false` if it is of a sort that the kernel or the filesystem here does not know.
+fn taken(outcome: rustix::io::Result<()>) -> io::Result<bool> {
+    match outcome {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP | Errno::PERM | Errno::INVAL) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn attributes_of(metadata: &std::fs::Metadata) -> Attributes {
@@ -458,20 +541,24 @@ fn attributes_of(metadata: &std::fs::Metadata) -> Attributes {
 /// Computes the digest of what is read through it, and bounds it.
 struct Hashed<R> {
     inner: R,
-    hash: Sha256,
+    /// Nobody asks for the digest of what a machine exports, and its zeros take no room.
+    hash: Option<Sha256>,
     left: u64,
 }
 
 impl<R: Read> Hashed<R> {
-    fn new(inner: R, room: &Room) -> Self {
+    fn new(inner: R, room: &Room, form: Form) -> Self {
+        if form == Form::Upper {
+            return Self { inner, hash: None, left: u64::MAX };
+        }
         // Headers and padding come on top of what is unpacked; an archive has few bytes behind its
         // end, a bomb has many.
         let left = room.bytes.saturating_mul(2).saturating_add(64 << 20);
-        Self { inner, hash: Sha256::new(), left }
+        Self { inner, hash: Some(Sha256::new()), left }
     }
 
     fn digest(self) -> String {
-        super::digest::text(&self.hash.finalize())
+        self.hash.map(|hash| super::digest::text(&hash.finalize())).unwrap_or_default()
     }
 }
 
@@ -482,7 +569,9 @@ impl<R: Read> Read for Hashed<R> {
             .left
             .checked_sub(read as u64)
             .ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
-        self.hash.update(&into[..read]);
+        if let Some(hash) = &mut self.hash {
+            hash.update(&into[..read]);
+        }
         Ok(read)
     }
 }

@@ -24,6 +24,8 @@ pub(super) enum Kind {
     Fifo,
     /// A device node.
     Device,
+    /// The device that stands for a name that is no more, in what overlayfs wrote.
+    Whiteout,
     Unknown,
 }
 
@@ -134,12 +136,14 @@ impl<R: Read> TarStream<R> {
             kind if kind.is_symlink() => Kind::Symlink,
             kind if kind.is_hard_link() => Kind::HardLink,
             kind if kind.is_fifo() => Kind::Fifo,
+            kind if kind.is_character_special() && is_null(header) => Kind::Whiteout,
             kind if kind.is_character_special() || kind.is_block_special() => Kind::Device,
             _ => Kind::Unknown,
         };
         let stored = match (kind, extended.size) {
             // Whatever size is written there, nothing follows these.
-            (Kind::Directory | Kind::Symlink | Kind::HardLink | Kind::Fifo | Kind::Device, _) => 0,
+            (Kind::Directory | Kind::Symlink | Kind::HardLink | Kind::Fifo, _) => 0,
+            (Kind::Device | Kind::Whiteout, _) => 0,
             (_, Some(size)) => size,
             (_, None) => number(header.entry_size(), "size")?,
         };
@@ -325,6 +329,12 @@ fn time(text: &[u8]) -> Option<(i64, i64)> {
         return Some((seconds.checked_sub(1)?, 1_000_000_000 - nanos));
     }
     Some((seconds, nanos))
+}
+
+/// Whether a device's numbers are both zero, and written down.
+fn is_null(header: &Header) -> bool {
+    let is_zero = |number: io::Result<Option<u32>>| matches!(number, Ok(Some(0)));
+    is_zero(header.device_major()) && is_zero(header.device_minor())
 }
 
 fn padding(size: u64) -> u64 {

@@ -26,6 +26,8 @@ pub(super) struct Tree {
     root: Rc<OwnedFd>,
     /// The last directory walked to: archives list a directory's files one after another.
     last: Option<(Vec<u8>, Rc<OwnedFd>, Resolved)>,
+    /// Whether symlinks lead somewhere. Where they do not, no depth is too deep.
+    links: bool,
 }
 
 /// A directory of the tree, open.
@@ -47,7 +49,17 @@ impl Tree {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
-        Ok(Self { root: Rc::new(root), last: None })
+        Ok(Self { root: Rc::new(root), last: None, links: true })
+    }
+
+    /// The same for an archive whose names lead through no link.
+    pub(super) fn open_plain(path: &Path) -> io::Result<Self> {
+        Ok(Self { links: false, ..Self::open(path)? })
+    }
+
+    /// The top.
+    pub(super) fn top(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
     }
 
     /// Must be called when a directory or link was removed or made: what was walked may have moved.
@@ -96,6 +108,9 @@ impl Tree {
                     path.push(name.clone());
                     make_dir(here.as_fd(), &name, &missing(&path))?
                 }
+                Err(error @ (Errno::NOTDIR | Errno::LOOP)) if !self.links => {
+                    return Err(error.into());
+                }
                 Err(Errno::NOTDIR | Errno::LOOP) => match read_link(here.as_fd(), &name)? {
                     Some(target) => {
                         links += 1;
@@ -115,6 +130,10 @@ impl Tree {
                 },
                 Err(error) => return Err(error.into()),
             };
+            if !self.links {
+                // Nothing leads up again: no descriptor is needed but the last.
+                dirs.clear();
+            }
             dirs.push(Rc::new(opened));
             resolved.push(name);
         }
