@@ -70,6 +70,7 @@ fn snapshot(of: &Sandbox, generation: u64) -> Snapshot {
         label: None,
         layers: vec![LayerId::fresh()],
         memory: Vec::new(),
+        commands: Vec::new(),
         created_at: now(),
         method: Method::Automatic,
         used_at: None,
@@ -402,6 +403,8 @@ fn command(session: &Session) -> Command {
         truncated: false,
         service: None,
         secrets: Vec::new(),
+        slept_ms: 0,
+        carried: None,
     }
 }
 

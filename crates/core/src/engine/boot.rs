@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::lifecycle::{self, Command as Wish, Phase, Report};
 use super::live::{Live, reach};
+use super::machine::{Begin, How};
 use super::slot::{Slot, lock};
 use super::{Absent, Error, ErrorKind, Inner, Result, after};
 use crate::db::{Owner, Page, Tombstones};
@@ -16,7 +17,7 @@ use crate::driver::{Driver, DriverError, Machine};
 use crate::failpoint;
 use crate::model::{
     Decision, Ending, FORMAT, LayerId, Limits, MachineKey, RootFs, Sandbox, Session, SessionEnd,
-    SessionId, UidRange, Usage, now,
+    SessionId, Snapshot, UidRange, Usage, now,
 };
 use crate::store::Durability;
 
@@ -45,13 +46,21 @@ impl Inner {
         // Nothing is on record yet: a sandbox whose secrets are gone stays as it was.
         self.check_secret_uses(&sandbox.project, &sandbox.config)?;
         self.brokered(&sandbox)?;
-        let session = fresh_session(&sandbox);
+        let mut session = fresh_session(&sandbox);
+        self.require_ground(&sandbox).await?;
+        let begin = self.begin(&driver, &sandbox).await?;
+        if let Some(begin) = &begin {
+            self.carry_over(begin, &sandbox, &mut session).await?;
+        }
         {
             // From reading what it stands on until that is on record, none of it may be collected.
             let _space = self.space.read().await;
             sandbox.open_chain = self.chain(&sandbox).await?;
             let open = self.store.begin(&sandbox.open_chain).await?;
             sandbox.open_layer = Some(open.clone());
+            sandbox.open_memory =
+                begin.as_ref().map(|begin| begin.memory.clone()).unwrap_or_default();
+            sandbox.captured.clear();
             sandbox.enter(phase);
             sandbox.ending = None;
             sandbox.decision = Decision::default();
@@ -87,16 +96,21 @@ impl Inner {
         failpoint::pass("boot.recorded");
         let from = sandbox.current.clone();
         let (up, ()) = tokio::join!(
-            self.bring_up(&driver, &mut sandbox, session.clone(), created),
+            self.bring_up(&driver, &mut sandbox, session.clone(), begin, created),
             self.note_use(from.as_ref())
         );
         match up {
-            Ok(live) => {
+            Ok((live, restored)) => {
                 slot.set_live(Some(Arc::clone(&live)));
                 // What a project or a secret became while it started did not find it yet.
                 self.rules_changed(&live).await;
                 self.watch_death(&live);
-                self.start_services(&live);
+                // Services that go on in memory are there already.
+                if restored {
+                    self.adopt_services(&live, &[]);
+                } else {
+                    self.start_services(&live);
+                }
                 Ok(live)
             }
             Err(error) => Err(self.start_failed(&driver, sandbox, session, error).await),
@@ -108,14 +122,19 @@ impl Inner {
         driver: &Arc<dyn Driver>,
         sandbox: &mut Sandbox,
         session: Session,
+        begin: Option<Begin>,
         created: bool,
-    ) -> Result<Arc<Live>> {
-        let live = self.power_up(driver, sandbox, session).await?;
+    ) -> Result<(Arc<Live>, bool)> {
+        let (live, restored) = self.power_up(driver, sandbox, session, begin).await?;
         failpoint::pass("boot.up");
         let (phase, _) = lifecycle::report(sandbox.phase, Report::Up);
         sandbox.enter(phase);
         sandbox.debt = None;
         live.set_sandbox(sandbox.clone());
+        if let Some(snapshot) = &restored {
+            self.mask_again(&live);
+            self.take_up(&live, snapshot).await?;
+        }
         self.give_brokered(&live).await?;
         self.run_start_hooks(&live, created).await;
         self.keep_session(&live.session()).await?;
@@ -125,31 +144,69 @@ impl Inner {
         self.record(sandbox, durability).await?;
         failpoint::pass("boot.done");
         live.set_sandbox(sandbox.clone());
-        Ok(live)
+        Ok((live, restored.is_some()))
+    }
+
+    /// What a session knows from the one whose memory it goes on with: which secrets may be in there, and which services
+    /// somebody started or stopped by hand.
+    async fn carry_over(
+        &self,
+        begin: &Begin,
+        sandbox: &Sandbox,
+        session: &mut Session,
+    ) -> Result<()> {
+        let How::Memory(snapshot) = &begin.how else { return Ok(()) };
+        let Some(before) = self.db.session(&snapshot.session).await? else { return Ok(()) };
+        session.secrets = before.secrets;
+        if snapshot.sandbox == sandbox.id {
+            session.services = before.services;
+        }
+        Ok(())
     }
 
     async fn power_up(
         &self,
         driver: &Arc<dyn Driver>,
-        sandbox: &Sandbox,
-        session: Session,
-    ) -> Result<Arc<Live>> {
-        let machine = self.machine(sandbox)?;
+        sandbox: &mut Sandbox,
+        mut session: Session,
+        begin: Option<Begin>,
+    ) -> Result<(Arc<Live>, Option<Box<Snapshot>>)> {
+        let key = MachineKey::from(&sandbox.id);
         let rules = self.rules(sandbox)?;
-        let link = driver.start(&machine).await?;
-        failpoint::pass("boot.started");
-        let (guest, device) =
-            tokio::join!(reach(&link, self.settings.patience), driver.network(&machine.key));
-        let live =
-            Live::new(Arc::clone(driver), machine.key, link, guest?, sandbox.clone(), session);
+        let (link, guest, device, restored) = match begin {
+            Some(begin) => {
+                let up = self.bring_up_machine(driver, sandbox, &mut session, begin).await?;
+                failpoint::pass("boot.started");
+                (up.link, Ok(up.guest), driver.network(&key).await, up.restored)
+            }
+            None => {
+                let link = driver.start(&self.machine(sandbox)?).await?;
+                failpoint::pass("boot.started");
+                let (guest, device) =
+                    tokio::join!(reach(&link, self.settings.patience), driver.network(&key));
+                (link, guest, device, None)
+            }
+        };
+        let live = Live::new(Arc::clone(driver), key, link, guest?, sandbox.clone(), session);
         self.go_online(&live, device?, rules).await?;
-        Ok(live)
+        Ok((live, restored))
     }
 
-    fn machine(&self, sandbox: &Sandbox) -> Result<Machine> {
+    /// A machine of a sandbox as it would be, wherever its files are.
+    pub(super) fn unplaced(&self, sandbox: &Sandbox) -> Machine {
+        Machine {
+            key: MachineKey::from(&sandbox.id),
+            hostname: hostname(sandbox.name.as_str()),
+            root: self.store.root(&LayerId::fresh(), &[]),
+            uids: UidRange { base: self.settings.uid_base, count: IDS },
+            limits: limits(sandbox),
+            mounts: Vec::new(),
+        }
+    }
+
+    pub(super) fn machine(&self, sandbox: &Sandbox) -> Result<Machine> {
         let missing = || Error::invalid("sandbox", "its record names no open layer");
         let open = sandbox.open_layer.as_ref().ok_or_else(missing)?;
-        let resources = sandbox.config.resources;
         let image = match sandbox.open_chain.ends_with(&sandbox.image_layers) {
             true => sandbox.image_layers.len(),
             false => 0,
@@ -159,12 +216,7 @@ impl Inner {
             hostname: hostname(sandbox.name.as_str()),
             root: RootFs { image, ..self.store.root(open, &sandbox.open_chain) },
             uids: sandbox.uids.ok_or_else(missing)?,
-            limits: Limits {
-                millicpus: resources.millicpus,
-                memory: resources.memory,
-                pids: resources.pids,
-                file_size: resources.disk,
-            },
+            limits: limits(sandbox),
             mounts: self.machine_mounts(sandbox),
         })
     }
@@ -184,6 +236,8 @@ impl Inner {
             Ok(_) => {
                 sandbox.open_layer = None;
                 sandbox.open_chain.clear();
+                sandbox.open_memory.clear();
+                sandbox.captured.clear();
                 sandbox.mounted.clear();
                 sandbox.uids = None;
                 true
@@ -226,6 +280,12 @@ impl Inner {
             && let Err(error) = self.store.discard(open).await
         {
             tracing::warn!(%error, "an unused layer is left to the collector");
+        }
+        for mounted in &held.mounted {
+            // A session that never began wrote nothing that anybody was told of.
+            if let Err(error) = self.store.clear_disk(&mounted.layer).await {
+                tracing::warn!(%error, "the disk of a drive is left");
+            }
         }
         // A drive that cannot be freed now is freed when the next comes for it.
         if let Err(error) = self.detach(held).await {
@@ -327,7 +387,7 @@ impl Inner {
         self.drivers.get(name).cloned().ok_or_else(missing)
     }
 
-    fn take_uids(&self) -> Result<UidRange> {
+    pub(super) fn take_uids(&self) -> Result<UidRange> {
         let mut taken = lock(&self.uids);
         let free = (0..self.settings.uid_ranges)
             .find(|range| !taken.contains(range))
@@ -362,6 +422,16 @@ impl Inner {
         self.store.write(session, Durability::Soon).await?;
         self.db.put_session(session).await?;
         Ok(())
+    }
+}
+
+fn limits(sandbox: &Sandbox) -> Limits {
+    let resources = sandbox.config.resources;
+    Limits {
+        millicpus: resources.millicpus,
+        memory: resources.memory,
+        pids: resources.pids,
+        file_size: resources.disk,
     }
 }
 

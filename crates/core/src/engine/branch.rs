@@ -71,7 +71,9 @@ impl Inner {
         }
         // A fork that never ran stands on its source's snapshot, which is not its to name or to keep.
         let id = SnapshotId::of_layer(&LayerId::fresh());
-        let own = self.new_snapshot(sandbox, id, current.layers, kind, wanted);
+        let mut own = self.new_snapshot(sandbox, id, current.layers, kind, wanted);
+        own.memory = current.memory;
+        own.commands = current.commands;
         self.commit(sandbox, &own).await?;
         Ok(Some(own))
     }
@@ -214,6 +216,7 @@ impl Inner {
                 layers: source.image_layers.clone(),
                 image_config: source.image_config.clone(),
                 current: None,
+                memory: false,
                 forked_from: Some(Lineage {
                     sandbox: source.id.clone(),
                     name: source.name.clone(),
@@ -253,6 +256,7 @@ impl Inner {
     ) -> Result<RolledBack> {
         let mut sandbox = self.reread(slot, id, name).await?;
         expect_generation(&sandbox, expect)?;
+        self.check_driver(&sandbox.config, Some(target))?;
         let mut before = None;
         if slot.live().is_some() || sandbox.open_layer.is_some() {
             let ending = Ending::by_itself(SnapshotKind::BeforeRollback, SessionEnd::RolledBack);
@@ -264,6 +268,8 @@ impl Inner {
                     sandbox.open_layer = None;
                     sandbox.unsealed = None;
                     sandbox.open_chain.clear();
+                    sandbox.open_memory.clear();
+                    sandbox.captured.clear();
                     sandbox.mounted.clear();
                     None
                 }
@@ -277,7 +283,7 @@ impl Inner {
         sandbox.image_config = target.image_config.clone();
         sandbox.generation += 1;
         sandbox.validated = None;
-        sandbox.enter(Phase::Stopped);
+        sandbox.enter(if target.has_memory() { Phase::Paused } else { Phase::Stopped });
         sandbox.failure = None;
         self.record(&mut sandbox, Durability::Synced).await?;
         if self.db.snapshot(&target.id).await?.is_none() {
@@ -287,6 +293,8 @@ impl Inner {
             return Err(Error::SnapshotDeleted(target.id.clone()));
         }
         failpoint::pass("rollback.done");
+        // What slept with the memory it leaves does not wake in the other; what is alive there is carried over.
+        self.commands_lost(&sandbox.id).await?;
         self.note_use(Some(&target.id)).await;
         self.try_to_retain(&sandbox).await;
         Ok(RolledBack { sandbox, before })

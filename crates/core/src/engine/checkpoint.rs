@@ -5,6 +5,8 @@
 //! processes are alive they may have files open for writing, so they are frozen, what changed since
 //! the last checkpoint is *copied*, and they go on.
 //!
+//! Of a machine that keeps its memory it is neither: memory and disk are captured together (`pause`).
+//!
 //! While the root is exchanged the manifest names both layers: the new one as `open_layer`, the one
 //! under it as `unsealed`. A daemon that dies in between need not know how far it got: sealing both,
 //! in that order, is right either way, because the new one is empty until the exchange.
@@ -33,6 +35,9 @@ impl Inner {
     ) -> Result<Snapshot> {
         let open =
             sandbox.open_layer.clone().ok_or_else(|| Error::NotRunning(sandbox.name.clone()))?;
+        if live.driver.keeper().is_some() {
+            return self.snap_memory(live, sandbox, kind, wanted).await;
+        }
         self.store.wait_for_room_to_seal().await?;
         let relayer = live.driver.relayer().ok_or_else(|| {
             Error::invalid(

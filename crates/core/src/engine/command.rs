@@ -10,6 +10,7 @@ use bytes::Bytes;
 use sandkeep_proto::link::{Spawn, TermSize};
 use tokio::sync::{mpsc, watch};
 
+use super::lifecycle::Phase;
 use super::live::Live;
 use super::log::{LogReader, Piece, Stream};
 use super::secrets::{Given, check_inject};
@@ -21,7 +22,7 @@ use crate::db::{Page, Paged};
 use crate::guest::GuestError;
 use crate::model::{
     BadName, Command, CommandId, CommandState, FORMAT, Inject, InjectInto, Name, Sandbox,
-    SandboxId, Session, SessionId, Span, check_env_name, now,
+    SandboxId, Session, Span, check_env_name, now,
 };
 use crate::store::Durability;
 
@@ -278,7 +279,7 @@ impl Engine {
             return Err(Error::invalid("signal", "a number from 1 to 64"));
         }
         let (live, tracked) = self.inner.alive(project, name, id).await?;
-        live.guest().await?.signal(id.as_str(), signal).await?;
+        live.guest().await?.signal(tracked.record().inside(), signal).await?;
         Ok(tracked.record())
     }
 
@@ -294,8 +295,8 @@ impl Engine {
         id: &CommandId,
         size: TermSize,
     ) -> Result<()> {
-        let (live, _) = self.inner.alive(project, name, id).await?;
-        Ok(live.guest().await?.resize(id.as_str(), size).await?)
+        let (live, tracked) = self.inner.alive(project, name, id).await?;
+        Ok(live.guest().await?.resize(tracked.record().inside(), size).await?)
     }
 
     /// The standard input of a command that was started with one.
@@ -344,12 +345,15 @@ fn check(exec: &Exec) -> Result<()> {
 
 impl Inner {
     pub(super) fn tracked(&self, sandbox: &SandboxId, id: &CommandId) -> Option<Arc<Tracked>> {
-        let live = self.live(sandbox)?;
-        lock(&live.commands).get(id).cloned()
+        let live = self.live(sandbox);
+        let alive = live.and_then(|live| lock(&live.commands).get(id).cloned());
+        // Of a paused machine: whoever waits for it waits on.
+        alive.or_else(|| self.asleep.get(id).filter(|one| one.record().sandbox == *sandbox))
     }
 
+    /// A command that is alive; one that sleeps with its machine is woken for whoever wants something of it.
     async fn alive(
-        &self,
+        self: &Arc<Self>,
         project: &Name,
         name: &Name,
         id: &CommandId,
@@ -362,6 +366,11 @@ impl Inner {
             }
         }
         let command = self.find_command(&sandbox, id).await?;
+        if sandbox.phase == Phase::Paused && command.state == CommandState::Running {
+            let (live, _) = self.awake(project, name, &WakeMode::Wake).await?;
+            let tracked = lock(&live.commands).get(id).cloned();
+            return tracked.map(|tracked| (live, tracked)).ok_or(Error::CommandEnded(command.id));
+        }
         Err(Error::CommandEnded(command.id))
     }
 
@@ -388,23 +397,6 @@ impl Inner {
             }
             other => other,
         }
-    }
-
-    /// Marks what a session that broke off had left running.
-    pub(super) async fn commands_lost(
-        &self,
-        sandbox: &SandboxId,
-        session: &SessionId,
-    ) -> Result<()> {
-        let all = self.db.commands(sandbox, &Page::all()).await?.items;
-        for mut command in all {
-            if command.session == *session && command.state == CommandState::Running {
-                command.state = CommandState::Lost;
-                command.ended_at = Some(now());
-                self.keep_command(&command).await?;
-            }
-        }
-        Ok(())
     }
 
     /// Starts a process in a running sandbox.
@@ -512,6 +504,8 @@ fn prepare(
         truncated: false,
         service: None,
         secrets: exec.inject.iter().map(|inject| inject.secret.clone()).collect(),
+        slept_ms: 0,
+        carried: None,
     };
     let spawn = Spawn {
         command: id.to_string(),

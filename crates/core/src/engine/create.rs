@@ -23,6 +23,8 @@ pub(super) struct Ground {
     pub(super) layers: Vec<LayerId>,
     pub(super) image_config: ImageConfig,
     pub(super) current: Option<SnapshotId>,
+    /// Whether that has memory.
+    pub(super) memory: bool,
     pub(super) forked_from: Option<Lineage>,
 }
 
@@ -65,6 +67,7 @@ impl Inner {
                     layers: image.layers,
                     image_config: image.config,
                     current: None,
+                    memory: false,
                     forked_from: None,
                 }
             }
@@ -153,6 +156,7 @@ impl Inner {
             config,
             layers,
             image_config: snapshot.image_config,
+            memory: !snapshot.memory.is_empty(),
             current: Some(snapshot.id),
             forked_from: Some(forked_from),
         }
@@ -167,7 +171,7 @@ impl Inner {
         created_with: Option<String>,
         start: bool,
     ) -> Result<Opened> {
-        let Ground { config, layers, image_config, current, forked_from } = ground;
+        let Ground { config, layers, image_config, current, memory, forked_from } = ground;
         let made_up = name.is_none();
         let mut sandbox = Sandbox {
             format: FORMAT,
@@ -175,7 +179,7 @@ impl Inner {
             project: project.clone(),
             name: name.unwrap_or_else(Name::generate),
             config,
-            phase: Phase::Stopped,
+            phase: if memory { Phase::Paused } else { Phase::Stopped },
             debt: None,
             generation: 0,
             current,

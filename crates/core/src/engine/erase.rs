@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::boot::chain_of;
 use super::lifecycle::{Effect, Phase};
+use super::live::Live;
 use super::slot::Slot;
 use super::{Deleted, Error, Inner, Result};
 use crate::db::{Owner, Page, Tombstones, Unless};
@@ -37,6 +38,7 @@ impl Inner {
             live.close();
         }
         slot.set_live(None);
+        self.save_drives(live.as_deref(), &sandbox).await;
         // A driver this host does not have any more has nothing running here either.
         if let Ok(driver) = self.driver(&sandbox.config.driver) {
             driver.stop(&MachineKey::from(&sandbox.id)).await?;
@@ -45,6 +47,10 @@ impl Inner {
         if let Some(live) = live {
             // What becomes of its commands is written before its directory goes, not after.
             live.commands_settled(Duration::from_secs(2)).await;
+        }
+        self.rescue_drives(&sandbox).await;
+        if let Err(error) = self.commands_lost(&sandbox.id).await {
+            tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "whoever waits for its commands may wait on");
         }
         // What was written to drives is theirs. One that cannot be freed now is freed when the sandbox is
         // gone, by housekeeping or by the next who comes for it.
@@ -70,6 +76,32 @@ impl Inner {
         self.books().drop_sandbox(&sandbox.id);
         failpoint::pass("erase.done");
         Ok(Deleted { snapshots_kept })
+    }
+
+    /// Has a machine that lives hand over what it wrote to drives.
+    async fn save_drives(&self, live: Option<&Live>, sandbox: &Sandbox) {
+        let Some(live) = live.filter(|live| live.driver.keeper().is_some()) else { return };
+        if sandbox.mounted.is_empty() {
+            return;
+        }
+        let handed_over = async {
+            live.guest().await?.quiesce(self.settings.grace).await?;
+            self.hand_over(live, sandbox, false).await
+        };
+        if let Err(error) = handed_over.await {
+            tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "did not hand over what it wrote to drives");
+        }
+    }
+
+    /// Takes what was written to drives out of the disks of a machine that is gone. A sandbox must be deletable all the same.
+    async fn rescue_drives(&self, sandbox: &Sandbox) {
+        let Err(error) = self.rescue(sandbox, false).await else { return };
+        tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "what it wrote to drives is lost");
+        for mounted in &sandbox.mounted {
+            if let Err(error) = self.store.clear_disk(&mounted.layer).await {
+                tracing::error!(layer = %mounted.layer, error = chain_of(&error), "the disk of a drive is left");
+            }
+        }
     }
 
     /// Looks at what the last session wrote to drives: their files outlive the sandbox.

@@ -104,6 +104,10 @@ pub enum Error {
     StartFailed { name: Name, reason: String },
     #[error("sandbox `{name}` has the driver `{driver}`, which keeps no memory")]
     NoMemory { name: Name, driver: String },
+    #[error("sandbox `{0}` cannot change its driver while it runs")]
+    DriverInUse(Name),
+    #[error("sandbox `{0}` has drives, which are part of no memory image")]
+    HasDrives(Name),
     #[error("sandbox `{name}` is kept with its memory, which {what}")]
     HoldsMemory { name: Name, what: String },
     #[error("all uid ranges of this host are taken")]
@@ -210,6 +214,8 @@ impl Error {
             | Self::Guarded { .. }
             | Self::NoMemory { .. }
             | Self::HoldsMemory { .. }
+            | Self::HasDrives(_)
+            | Self::DriverInUse(_)
             | Self::KeyReused(_) => ErrorKind::Conflict,
             Self::Gone(_)
             | Self::SessionEnded { .. }
@@ -290,6 +296,8 @@ impl Error {
             Self::Generation { .. } => "generation_mismatch",
             Self::NoMemory { .. } => "keeps_no_memory",
             Self::HoldsMemory { .. } => "holds_memory",
+            Self::HasDrives(_) => "has_drives",
+            Self::DriverInUse(_) => "driver_in_use",
             Self::NoUids => "no_uid_ranges",
             Self::SessionOver | Self::SessionEnded { .. } => "session_ended",
             Self::ShuttingDown => "shutting_down",
@@ -326,6 +334,10 @@ impl Error {
             Self::NotRunning(name) => format!("start it with `keep start {name}`, or leave out the wish not to wake it"),
             Self::NoMemory { name, .. } => {
                 format!("`keep stop {name}` keeps its files; stopped, it can change with `keep update {name} --driver microvm`")
+            }
+            Self::DriverInUse(name) => format!("`keep stop {name}` first"),
+            Self::HasDrives(name) => {
+                format!("`keep stop {name}` keeps its files, and those of its drives")
             }
             Self::HoldsMemory { name, .. } => {
                 format!("`keep stop {name}` first: that keeps its files and lets go of its memory")

@@ -26,8 +26,9 @@ use super::{Engine, Error, Inner, Result};
 use crate::db::Page;
 use crate::failpoint;
 use crate::model::{
-    Because, Command, DriveId, FORMAT, Finding, FindingKind, LayerId, MountMode, Mounted, OnJunk,
-    OnSecret, Quarantine, Sandbox, SandboxId, Session, SnapshotId, Suspect, Timestamp, now,
+    Because, Command, DriveId, FORMAT, Finding, FindingKind, LayerId, MemoryId, MountMode, Mounted,
+    OnJunk, OnSecret, Place, Quarantine, Sandbox, SandboxId, Session, SnapshotId, Suspect,
+    Timestamp, now,
 };
 use crate::store::search::{Find, Needles, Seen, What, Writers};
 use crate::store::{Globs, Junk, JunkRules, Leaving};
@@ -191,6 +192,41 @@ impl Inner {
             spotted.extend(watch.junk(self, &parts).await?);
         }
         let (refused, passed) = watch.split(spotted, &parts, &Globs::parse(&[])?, |_| false);
+        self.refuse(&watch, refused, true).await?;
+        self.told(&watch, passed).await
+    }
+
+    /// Looks at memory that was captured of a running session. It goes on with it, so nothing can be masked or kept aside.
+    pub(super) async fn guard_memory(
+        &self,
+        live: &Live,
+        sandbox: &Sandbox,
+        memory: &MemoryId,
+    ) -> Result<Vec<Finding>> {
+        let watch = self.watch(sandbox, Some(live.session()), true)?;
+        let Some(needles) = &watch.needles else { return Ok(Vec::new()) };
+        let found = self.store.search_memory(memory, needles).await?;
+        let spotted = found.into_iter().map(|one| Spotted {
+            part: 0,
+            path: Vec::new(),
+            changed: now(),
+            maskable: false,
+            told: Finding {
+                kind: FindingKind::Secret,
+                path: format!("(memory: {})", one.file),
+                size: 0,
+                secret: Some(one.name),
+                place: Some(Place::Contents),
+                encoding: Some(one.encoding),
+                offset: Some(one.offset),
+                detail: Some(
+                    "what was in memory, or on the machine's disk, when it was captured".to_owned(),
+                ),
+                commands: Vec::new(),
+            },
+        });
+        let (refused, passed) =
+            watch.split(spotted.collect(), &watch.parts(), &Globs::parse(&[])?, |_| false);
         self.refuse(&watch, refused, true).await?;
         self.told(&watch, passed).await
     }

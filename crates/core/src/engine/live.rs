@@ -5,7 +5,7 @@
 //! nothing inside the sandbox can add to the count or take from it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -18,9 +18,18 @@ use tokio::sync::{OwnedRwLockReadGuard, watch};
 
 use crate::driver::{Driver, Link};
 use crate::guest::{Guest, GuestError};
-use crate::model::{CommandId, MachineKey, Sandbox, Session};
+use crate::model::{CommandId, MachineKey, Sandbox, Session, Timestamp};
 use crate::secret::Mask;
 use crate::store::LiveCopy;
+
+/// A pause that nobody asked for and that was refused.
+#[derive(Debug, Clone)]
+pub(super) struct RefusedPause {
+    pub(super) at: Timestamp,
+    pub(super) not_before: Instant,
+    pub(super) times: u32,
+    pub(super) reason: String,
+}
 
 pub(crate) struct Live {
     pub(super) key: MachineKey,
@@ -33,6 +42,11 @@ pub(crate) struct Live {
     /// exchanged under it.
     pub(super) gate: Arc<tokio::sync::RwLock<()>>,
     pub(super) commands: Mutex<HashMap<CommandId, Arc<Tracked>>>,
+    /// Held for reading while output is kept and credited, for writing while memory is captured: what the daemon has of a
+    /// command's output is then what the agent in that memory thinks it has, or less.
+    pub(super) still: tokio::sync::RwLock<()>,
+    /// The last pause that nobody asked for and that was refused: when, how often, and why.
+    pub(super) refused: Mutex<Option<RefusedPause>>,
     /// What the last checkpoint of this session copied, so that the next copies only what changed.
     pub(super) copied: tokio::sync::Mutex<Option<LiveCopy>>,
     /// Its network, while it is online.
@@ -41,6 +55,8 @@ pub(crate) struct Live {
     mask: RwLock<Option<Arc<Mask>>>,
     /// The session is being ended: nobody new comes in.
     closed: watch::Sender<bool>,
+    /// It ends with its memory kept: commands go on in the next one.
+    paused: AtomicBool,
     pub(super) services: Services,
     holders: AtomicUsize,
     quiet_since: Mutex<Instant>,
@@ -70,10 +86,13 @@ impl Live {
             guest: tokio::sync::RwLock::new(guest),
             gate: Arc::default(),
             commands: Mutex::default(),
+            still: tokio::sync::RwLock::default(),
+            refused: Mutex::default(),
             copied: tokio::sync::Mutex::default(),
             uplink: Mutex::default(),
             mask: RwLock::default(),
             closed: watch::Sender::new(false),
+            paused: AtomicBool::new(false),
             services: Services::default(),
             holders: AtomicUsize::new(0),
             quiet_since: Mutex::new(Instant::now()),
@@ -116,6 +135,17 @@ impl Live {
         self.closed.send_replace(true);
     }
 
+    /// Lets nobody in any more, because its memory is kept.
+    pub(super) fn close_paused(&self) {
+        self.paused.store(true, Ordering::SeqCst);
+        self.close();
+    }
+
+    /// Whether its memory was kept, and commands are not at their end.
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::SeqCst)
+    }
+
     /// Turns true when nobody is let in any more.
     pub(super) fn closing(&self) -> watch::Receiver<bool> {
         self.closed.subscribe()
@@ -156,6 +186,11 @@ impl Live {
     pub(super) fn hold(self: &Arc<Self>) -> Hold {
         self.holders.fetch_add(1, Ordering::SeqCst);
         Hold { live: Arc::clone(self) }
+    }
+
+    /// How many hold it: commands, transfers, connections.
+    pub(super) fn holders(&self) -> usize {
+        self.holders.load(Ordering::SeqCst)
     }
 
     /// How long nobody has been using it; `None` while somebody is.

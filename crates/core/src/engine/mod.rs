@@ -18,6 +18,8 @@
 //!   becomes of what it wrote.
 //! - `live` is a running sandbox: its agent, its session, who is using it.
 //! - `guard` looks at what a session wrote before it is sealed.
+//! - `machine` starts machines that keep their memory: from what was kept, from a template, or by booting. `rescue`
+//!   takes files out of their disks, `carry` has their commands go on.
 //! - `pause` keeps the memory of a machine, `why` explains where a sandbox is and what would change that.
 //! - `hooks` are the commands the server runs by itself at a start and a stop.
 //! - `command` runs processes, `track` follows them and keeps what they print (`log`), `stdin` feeds
@@ -39,6 +41,7 @@
 mod attach;
 mod boot;
 mod branch;
+mod carry;
 mod checkpoint;
 mod command;
 mod create;
@@ -53,12 +56,14 @@ mod journal;
 pub mod lifecycle;
 mod live;
 mod log;
+mod machine;
 mod network;
 mod once;
 mod pause;
 mod ports;
 mod reaper;
 mod recover;
+mod rescue;
 mod sandbox;
 mod seal;
 mod secrets;
@@ -222,6 +227,10 @@ pub(crate) struct Inner {
     unsynced_tombstones: AtomicBool,
     /// Some manifests did not read: what nobody seems to hold may be theirs, so nothing is collected.
     uncertain: AtomicBool,
+    /// Commands of paused machines that somebody waits for.
+    asleep: carry::Asleep,
+    /// One at a time makes the template of a kind of machine; the others wait for it.
+    templates: machine::Templates,
     /// Attempts to wake a sandbox that those who want its ports share.
     wakes: Mutex<HashMap<SandboxId, ports::Attempt>>,
     shutdown: watch::Sender<bool>,
@@ -260,6 +269,8 @@ impl Engine {
             uncertain: AtomicBool::new(false),
             snapshot_locks: snapshots::Locks::default(),
             unsynced_tombstones: AtomicBool::default(),
+            asleep: carry::Asleep::default(),
+            templates: machine::Templates::default(),
             wakes: Mutex::default(),
             shutdown: watch::channel(false).0,
         });

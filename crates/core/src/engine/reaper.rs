@@ -7,11 +7,16 @@ use std::time::{Duration, Instant};
 
 use super::boot::chain_of;
 use super::lifecycle::Phase;
-use super::live::Live;
+use super::live::{Live, RefusedPause};
+use super::slot::lock;
 use super::uplink::COUNTED_EVERY;
 use super::{Error, Inner, Result};
 use crate::db::{Filter, Page};
-use crate::model::{Ending, LayerId, MountMode, OnDelete, SessionEnd, SnapshotKind, now};
+use crate::model::{Ending, LayerId, MountMode, OnDelete, OnIdle, SessionEnd, SnapshotKind, now};
+
+/// How long after a pause that was refused it is tried again; twice as long every time.
+const AGAIN: Duration = Duration::from_secs(30);
+const AGAIN_AT_LATEST: Duration = Duration::from_secs(3600);
 
 /// Starts the engine's own work, which ends with the engine.
 pub(super) fn run(inner: &Arc<Inner>) {
@@ -58,7 +63,7 @@ impl Inner {
     async fn reap(self: &Arc<Self>) {
         self.tidy_slots();
         for live in self.all_live() {
-            let Some(end) = verdict(&live) else { continue };
+            let Some(end) = self.verdict(&live) else { continue };
             let inner = Arc::clone(self);
             tokio::spawn(async move {
                 let name = live.sandbox().name.clone();
@@ -78,10 +83,20 @@ impl Inner {
         self.turn(id.clone(), move |inner, slot| async move {
             let same = slot.live().is_some_and(|now| Arc::ptr_eq(&now, &live));
             // Asked again in its turn: somebody may have come in the meantime.
-            if !same || verdict(&live) != Some(end) {
+            if !same || inner.verdict(&live) != Some(end) {
                 return Ok(());
             }
             let mut sandbox = (*live.sandbox()).clone();
+            if end == SessionEnd::Idle && inner.on_idle(&sandbox) == OnIdle::Pause {
+                return match inner.put_away(&slot, &mut sandbox, end).await {
+                    Ok(_) => Ok(()),
+                    Err(Error::SessionOver) => Ok(()),
+                    Err(error) => {
+                        live.pause_refused(&error);
+                        Err(error)
+                    }
+                };
+            }
             let ending = Ending::by_itself(SnapshotKind::Stop, end);
             inner.settle(&slot, &mut sandbox, ending).await?;
             inner.after_stop(&sandbox);
@@ -148,13 +163,33 @@ impl Inner {
     }
 }
 
-/// Whether a session is to be ended, and why.
-fn verdict(live: &Arc<Live>) -> Option<SessionEnd> {
-    if live.session().deadline.is_some_and(|at| at <= now()) {
-        return Some(SessionEnd::Timeout);
+impl Inner {
+    /// Whether a session is to be ended, and why.
+    fn verdict(&self, live: &Arc<Live>) -> Option<SessionEnd> {
+        if live.session().deadline.is_some_and(|at| at <= now()) {
+            return Some(SessionEnd::Timeout);
+        }
+        let sandbox = live.sandbox();
+        let idle = sandbox.config.idle_timeout?;
+        let refused = lock(&live.refused).as_ref().is_some_and(|it| Instant::now() < it.not_before);
+        let quiet = live.quiet_for().is_some_and(|quiet| quiet >= idle.duration());
+        (quiet && !refused && self.on_idle(&sandbox) != OnIdle::Run).then_some(SessionEnd::Idle)
     }
-    let idle = live.sandbox().config.idle_timeout?;
-    live.quiet_for().is_some_and(|quiet| quiet >= idle.duration()).then_some(SessionEnd::Idle)
+}
+
+impl Live {
+    /// Remembers that it could not be paused, for `why`, and not to be tried again at once.
+    fn pause_refused(&self, error: &Error) {
+        let mut refused = lock(&self.refused);
+        let times = refused.as_ref().map_or(0, |before| before.times).saturating_add(1);
+        let pause = AGAIN.saturating_mul(2u32.saturating_pow(times - 1)).min(AGAIN_AT_LATEST);
+        *refused = Some(RefusedPause {
+            at: now(),
+            not_before: Instant::now() + pause,
+            times,
+            reason: chain_of(error),
+        });
+    }
 }
 
 /// Holds sandboxes to their disk, and drives to their size.
@@ -204,9 +239,9 @@ impl Inner {
     ) -> Result<Vec<(LayerId, u64)>> {
         let sandbox = live.sandbox();
         let mut bounds = Vec::new();
-        bounds.extend(
-            sandbox.open_layer.clone().map(|open| (open, 0, sandbox.config.resources.disk)),
-        );
+        // The disk of a machine of its own is as large as it may be; its kernel holds it to that.
+        let root = sandbox.open_layer.clone().filter(|_| live.driver.keeper().is_none());
+        bounds.extend(root.map(|open| (open, 0, sandbox.config.resources.disk)));
         for mounted in sandbox.mounted.iter().filter(|one| one.mode == MountMode::ReadWrite) {
             let Some(drive) = self.db.drive_by_id(&mounted.drive).await? else { continue };
             let held = self.books().bytes_of(&drive.layers);

@@ -11,9 +11,14 @@
 //! | `running` | gone | what it wrote is sealed as `recovered`; the session was `interrupted` |
 //! | `running`, root being exchanged | alive | ended and both layers sealed: only the agent was alive |
 //! | `starting` | any | ended; what hooks may have written is sealed |
+//! | `running`, being captured | alive | let go on, thawed, adopted: until the capture is on record it runs |
+//! | `paused` | alive | ended: all of it is kept |
 //! | `stopping` | any | the stop is finished |
 //! | `deleted` | any | the delete is finished |
 //! | none | alive | ended: nobody owns it |
+//!
+//! A machine with disks of its own that is gone is booted once more for what it wrote (`rescue`), after this, in its
+//! sandbox's turn.
 //!
 //! Drives follow their sandboxes; one that is attached to a session nobody knows is freed last.
 
@@ -24,6 +29,8 @@ use std::sync::atomic::Ordering;
 use super::boot::chain_of;
 use super::lifecycle::Phase;
 use super::live::{Live, reach};
+use super::machine::TEMPLATE;
+use super::slot::Slot;
 use super::{Error, Inner, Result};
 use crate::db::{Filter, Owner, Page, Tombstones};
 use crate::driver::Link;
@@ -108,7 +115,7 @@ impl Inner {
         for sandbox in &sandboxes.good {
             self.db.put_sandbox(sandbox).await?;
             self.books().hold_sandbox(sandbox);
-            if fresh || sandbox.phase != Phase::Stopped {
+            if fresh || !matches!(sandbox.phase, Phase::Stopped) {
                 self.reindex_history(&sandbox.id).await?;
             }
         }
@@ -156,6 +163,10 @@ impl Inner {
             for (key, link) in driver.survivors().await? {
                 match key.sandbox() {
                     Ok(id) => drop(alive.insert(id, link)),
+                    Err(_) if key.as_str().starts_with(TEMPLATE) => {
+                        tracing::warn!(machine = %key, "was to become a template; it is ended");
+                        driver.stop(&key).await?;
+                    }
                     Err(error) => {
                         tracing::warn!(%error, "a machine that is not ours is left alone");
                     }
@@ -177,7 +188,7 @@ impl Inner {
         }
         match (sandbox.phase, link) {
             (Phase::Running, Some(link)) if sandbox.unsealed.is_none() => {
-                match self.adopt_machine(&sandbox, link).await {
+                match self.adopt_machine(&mut sandbox, link).await {
                     Ok(live) => {
                         slot.set_live(Some(Arc::clone(&live)));
                         self.watch_death(&live);
@@ -187,15 +198,15 @@ impl Inner {
                         tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "its agent does not answer; it is ended and what it wrote is kept");
                     }
                 }
-                self.settle(&slot, &mut sandbox, Ending::broken()).await?;
+                self.bring_to_rest(&slot, sandbox, Ending::broken()).await?;
             }
             (Phase::Stopping, _) => {
                 let stop = || Ending::by_itself(SnapshotKind::Stop, SessionEnd::Stopped);
                 let ending = sandbox.ending.unwrap_or_else(stop);
-                self.settle(&slot, &mut sandbox, ending).await?;
+                self.bring_to_rest(&slot, sandbox, ending).await?;
             }
             (Phase::Running | Phase::Starting, _) => {
-                self.settle(&slot, &mut sandbox, Ending::broken()).await?;
+                self.bring_to_rest(&slot, sandbox, Ending::broken()).await?;
             }
             (Phase::Deleted, _) => {
                 self.erase(&slot, sandbox, OnDelete::Drop).await?;
@@ -211,29 +222,67 @@ impl Inner {
         Ok(())
     }
 
+    /// Ends what is left of a session. What is on the disks of a machine takes a boot to have, and nobody waits for that but who
+    /// wants this sandbox: it is done in its turn, which is taken now.
+    async fn bring_to_rest(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        mut sandbox: Sandbox,
+        ending: Ending,
+    ) -> Result<()> {
+        let layers = sandbox.open_layer.iter().chain(sandbox.mounted.iter().map(|one| &one.layer));
+        let mut on_disk = false;
+        for layer in layers {
+            on_disk |= self.store.has_disk(layer)?;
+        }
+        if !on_disk {
+            return self.settle(slot, &mut sandbox, ending).await.map(drop);
+        }
+        let (inner, slot, turn) = (Arc::clone(self), Arc::clone(slot), slot.take_turn().await);
+        tokio::spawn(async move {
+            let _turn = turn;
+            if let Err(error) = inner.settle(&slot, &mut sandbox, ending).await {
+                tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "could not be brought to rest; it can be started again or deleted");
+            }
+        });
+        Ok(())
+    }
+
     /// Writes down how the last session ended, if the daemon died after the sandbox's record said so
     /// and before the session's did. The sandbox's totals have it already.
     async fn finish_session(&self, sandbox: &Sandbox) -> Result<()> {
-        let (Phase::Stopped, Some(ending), Some(id)) =
+        let (Phase::Stopped | Phase::Paused, Some(ending), Some(id)) =
             (sandbox.phase, sandbox.ending, &sandbox.session)
         else {
             return Ok(());
         };
+        let paused = sandbox.phase == Phase::Paused;
         let session = self.db.session(id).await?;
         let Some(mut session) = session.filter(|session| session.ended_at.is_none()) else {
             return Ok(());
         };
         session.close(sandbox.used_at, ending.end);
-        self.session_over(sandbox, session, ending.keeps(sandbox), true).await
+        self.session_over(sandbox, session, paused || ending.keeps(sandbox), !paused).await
     }
 
-    async fn adopt_machine(self: &Arc<Self>, sandbox: &Sandbox, link: Link) -> Result<Arc<Live>> {
+    async fn adopt_machine(
+        self: &Arc<Self>,
+        sandbox: &mut Sandbox,
+        link: Link,
+    ) -> Result<Arc<Live>> {
         let driver = self.driver(&sandbox.config.driver)?;
+        if let Some(keeper) = driver.keeper() {
+            // A daemon that died over a capture may have left it held.
+            self.finish_captures(keeper, sandbox).await?;
+        }
         if let Some(relayer) = driver.relayer() {
             // A daemon that died during a checkpoint may have left it frozen.
             relayer.thaw(&crate::model::MachineKey::from(&sandbox.id)).await?;
         }
         let guest = reach(&link, self.settings.patience).await?;
+        if driver.keeper().is_some() {
+            guest.thaw().await?;
+        }
         let known = guest.commands().await?;
         let session = match &sandbox.session {
             Some(id) => self.db.session(id).await?,
@@ -248,10 +297,11 @@ impl Inner {
         self.mask_again(&live);
         let running = self.db.commands(&sandbox.id, &Page::all()).await?.items;
         for mut command in running.iter().cloned() {
-            if command.session != session.id || command.state != CommandState::Running {
+            // Of an earlier session: it slept, and goes on in this one.
+            if command.state != CommandState::Running {
                 continue;
             }
-            if known.iter().any(|known| known.command == command.id.as_str()) {
+            if known.iter().any(|known| known.command == command.inside()) {
                 self.adopt_or_lose(&live, command).await?;
             } else {
                 // It was written down and never started.
@@ -264,14 +314,18 @@ impl Inner {
     }
 
     /// Takes a command up again. One that cannot be is lost; the machine and the others are not.
-    async fn adopt_or_lose(self: &Arc<Self>, live: &Arc<Live>, mut command: Command) -> Result<()> {
+    pub(super) async fn adopt_or_lose(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        mut command: Command,
+    ) -> Result<()> {
         let id = command.id.clone();
         match self.adopt(live, command.clone()).await {
             Err(Error::Guest(error @ GuestError::Refused { .. })) => {
                 tracing::warn!(command = %id, %error, "a command cannot be taken up again; it is ended");
                 let guest = live.guest().await?;
-                let _ = guest.signal(id.as_str(), 9).await;
-                let _ = guest.forget(id.as_str()).await;
+                let _ = guest.signal(command.inside(), 9).await;
+                let _ = guest.forget(command.inside()).await;
                 command.state = CommandState::Lost;
                 command.ended_at = Some(now());
                 self.keep_command(&command).await

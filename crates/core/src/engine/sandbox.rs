@@ -448,6 +448,11 @@ impl Inner {
             let wish = lifecycle::command(sandbox.phase, Asked::Stop)
                 .map_err(|_| Error::Gone(name.clone()))?;
             let before = sandbox.current.clone();
+            if sandbox.phase == Phase::Paused {
+                // Its files are on a disk that only its own kernel reads, and its processes may want to end well.
+                let live = inner.boot(&slot, sandbox, false).await?;
+                sandbox = (*live.sandbox()).clone();
+            }
             let snapshot = if wish.1.is_some() {
                 sandbox.decision = request.decision;
                 let broken = sandbox.phase == Phase::Failed;
@@ -499,13 +504,7 @@ impl Inner {
                 "a sandbox stays on the image it was created from; create another one",
             ));
         }
-        if patch.driver.is_some() {
-            let driver = patch.driver.as_deref().unwrap_or_default();
-            self.driver(driver)?;
-            if slot.live().is_some() && driver != sandbox.config.driver {
-                return Err(Error::invalid("driver", "stop the sandbox first"));
-            }
-        }
+        self.check_machine(slot, &sandbox, &patch).await?;
         let timeout_changed = patch.session_timeout.is_some() && !patch.next_session;
         let mounts_changed = patch.mounts.is_some();
         let (policy_changed, at_once) = (patch.network.is_some(), !patch.next_session);
@@ -513,6 +512,7 @@ impl Inner {
         let services = sandbox.config.services.clone();
         let secrets_changed = patch.secrets.is_some() || patch.tags.is_some();
         sandbox.config = patch.apply(sandbox.config)?.with_defaults_for(&sandbox.project);
+        self.check_driver(&sandbox.config, None)?;
         if mounts_changed {
             self.check_drives(&sandbox.project, &sandbox.config.mounts).await?;
         }
@@ -548,6 +548,34 @@ impl Inner {
         }
         self.retain(&sandbox).await?;
         Ok(sandbox)
+    }
+}
+
+impl Inner {
+    /// Refuses changes that what a sandbox is kept as cannot follow.
+    async fn check_machine(&self, slot: &Slot, sandbox: &Sandbox, patch: &Patch) -> Result<()> {
+        let config = &sandbox.config;
+        let other_driver = patch.driver.as_ref().is_some_and(|driver| *driver != config.driver);
+        if other_driver && (slot.live().is_some() || sandbox.open_layer.is_some()) {
+            return Err(Error::DriverInUse(sandbox.name.clone()));
+        }
+        let current = self.current_snapshot(sandbox).await?;
+        let kept = slot.live().is_none() && current.is_some_and(|current| current.has_memory());
+        if !kept {
+            return Ok(());
+        }
+        let sizes = config.resources;
+        let other_size = patch.memory.is_some_and(|memory| memory != sizes.memory)
+            || patch.millicpus.is_some_and(|millicpus| millicpus != sizes.millicpus)
+            || patch.disk.is_some_and(|disk| disk != sizes.disk);
+        let drives = patch.mounts.as_ref().is_some_and(|mounts| !mounts.is_empty());
+        let what = match (other_driver, other_size, drives) {
+            (true, ..) => "is of use to its own driver alone",
+            (_, true, _) => "is of a machine of this size",
+            (.., true) => "has no place for drives",
+            _ => return Ok(()),
+        };
+        Err(Error::HoldsMemory { name: sandbox.name.clone(), what: what.to_owned() })
     }
 }
 

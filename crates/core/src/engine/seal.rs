@@ -82,7 +82,7 @@ impl Inner {
             live.close();
         }
         slot.set_live(None);
-        let down = self.power_down(live.as_deref(), sandbox).await;
+        let down = self.power_down(live.as_deref(), sandbox, keep).await;
         if let Some(live) = &live {
             self.go_offline(live, session.as_mut()).await;
         }
@@ -91,7 +91,13 @@ impl Inner {
             Ok(usage) => {
                 self.note_usage(session.as_mut(), usage).await;
                 failpoint::pass("seal.down");
-                self.keep_what_it_wrote(sandbox, session.as_mut(), keep, ending, looked).await
+                match self.rescue(sandbox, keep).await {
+                    Ok(()) => {
+                        self.keep_what_it_wrote(sandbox, session.as_mut(), keep, ending, looked)
+                            .await
+                    }
+                    Err(error) => Err(error),
+                }
             }
             Err(error) => Err(error),
         };
@@ -146,7 +152,7 @@ impl Inner {
     }
 
     /// Puts on record what the machine used; what it used before a daemon died is there already.
-    async fn note_usage(&self, session: Option<&mut Session>, usage: MachineUsage) {
+    pub(super) async fn note_usage(&self, session: Option<&mut Session>, usage: MachineUsage) {
         let Some(session) = session else { return };
         let cpu = u64::try_from(usage.cpu.as_millis()).unwrap_or(u64::MAX);
         session.usage.active_cpu_ms = session.usage.active_cpu_ms.max(cpu);
@@ -163,12 +169,20 @@ impl Inner {
     }
 
     /// Ends all processes, politely first, and frees what the machine held.
-    async fn power_down(&self, live: Option<&Live>, sandbox: &Sandbox) -> Result<MachineUsage> {
+    async fn power_down(
+        &self,
+        live: Option<&Live>,
+        sandbox: &Sandbox,
+        keep: bool,
+    ) -> Result<MachineUsage> {
         if let Some(live) = live
             && let Ok(guest) = live.guest().await
             && guest.quiesce(self.settings.grace).await.is_ok()
         {
             live.commands_settled(Duration::from_secs(1)).await;
+            if let Err(error) = self.hand_over(live, sandbox, keep).await {
+                tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "did not hand over what it wrote");
+            }
         }
         let driver = self.driver(&sandbox.config.driver)?;
         Ok(driver.stop(&MachineKey::from(&sandbox.id)).await?)
@@ -242,7 +256,9 @@ impl Inner {
         }
         failpoint::pass("seal.sealed");
         let current = self.current_snapshot(after).await?;
-        let snapshot = match current.filter(|current| current.layers == layers && !ending.always) {
+        // One with memory is more than these files: nothing is to be restored after a stop.
+        let same = |current: &Snapshot| current.layers == layers && !current.has_memory();
+        let snapshot = match current.filter(|current| same(current) && !ending.always) {
             Some(current) => {
                 // Nothing was written: what it stood on is still what it stands on.
                 self.record(after, Durability::Synced).await?;
@@ -263,7 +279,7 @@ impl Inner {
     }
 
     /// Removes a layer that no record names any more.
-    async fn try_to_discard(&self, layer: &LayerId) {
+    pub(super) async fn try_to_discard(&self, layer: &LayerId) {
         if let Err(error) = self.store.discard(layer).await {
             tracing::warn!(%layer, error = chain_of(&error), "an unused layer is left to the collector");
         }
@@ -322,6 +338,8 @@ impl Inner {
         sandbox.guarded.clear();
         sandbox.open_layer = None;
         sandbox.open_chain.clear();
+        sandbox.open_memory.clear();
+        sandbox.captured.clear();
         sandbox.unsealed = None;
         sandbox.mounted.clear();
         sandbox.uids = None;
@@ -354,6 +372,7 @@ impl Inner {
             label: wanted.label,
             layers,
             memory: Vec::new(),
+            commands: Vec::new(),
             created_at: now(),
             method: wanted.method,
             used_at: None,
@@ -407,7 +426,7 @@ impl Inner {
         session.snapshot = sandbox.current.clone().filter(|_| kept);
         self.keep_session(&session).await?;
         if broken {
-            self.commands_lost(&sandbox.id, &session.id).await?;
+            self.commands_lost(&sandbox.id).await?;
         }
         Ok(())
     }

@@ -511,6 +511,8 @@ impl Supervisor {
         tokio::select! {
             () = tracked.ended() => {}
             _ = unwanted.wait_for(|unwanted| *unwanted) => {}
+            // The session is over, and how its processes end is not a service's business; or they sleep, and go on.
+            _ = self.closed.wait_for(|closed| *closed) => return Came::ToRest,
             // The next daemon takes it up.
             _ = self.shutdown.wait_for(|over| *over) => return Came::ToRest,
         }
@@ -534,7 +536,7 @@ impl Supervisor {
         for signal in [15, 9] {
             let Some(live) = self.live.upgrade() else { return };
             if let Ok(guest) = live.guest().await {
-                let _ = guest.signal(tracked.id().as_str(), signal).await;
+                let _ = guest.signal(tracked.record().inside(), signal).await;
             }
             if tokio::time::timeout(GRACE, tracked.ended()).await.is_ok() {
                 return;

@@ -27,6 +27,11 @@ impl Slot {
         *self.live.write().unwrap_or_else(PoisonError::into_inner) = live;
     }
 
+    /// Takes the turn, for work that is done in another way than by [`Inner::turn`].
+    pub(super) async fn take_turn(&self) -> tokio::sync::OwnedMutexGuard<()> {
+        Arc::clone(&self.turn).lock_owned().await
+    }
+
     /// Waits until no work is under way.
     pub(super) async fn idle(&self) {
         drop(self.turn.lock().await);

@@ -156,8 +156,13 @@ impl Inner {
     ) -> Result<bool> {
         let _record = self.snapshot_locks.lock(id).await;
         let Some(snapshot) = self.db.snapshot(id).await? else { return Ok(false) };
-        let tombstone =
-            Snapshot { layers: Vec::new(), deleted_at: Some(now()), ..snapshot.clone() };
+        let tombstone = Snapshot {
+            layers: Vec::new(),
+            memory: Vec::new(),
+            commands: Vec::new(),
+            deleted_at: Some(now()),
+            ..snapshot.clone()
+        };
         if !self.db.bury_snapshot(&tombstone, unless).await? {
             return Ok(false);
         }

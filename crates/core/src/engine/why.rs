@@ -3,8 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::lifecycle::Phase;
-use super::{Engine, Result};
-use crate::model::{Name, Timestamp};
+use super::live::Live;
+use super::slot::lock;
+use super::{Engine, Inner, Result, after};
+use crate::model::{Name, OnIdle, Sandbox, Session, SessionEnd, Snapshot, Timestamp};
 
 /// Where a sandbox is and why, in sentences for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,13 +33,160 @@ impl Engine {
     /// Returns [`Error::NoSandbox`](super::Error::NoSandbox) when there is none of that name.
     pub async fn why(&self, project: &Name, name: &Name) -> Result<Why> {
         let sandbox = self.inner.find(project, name).await?;
+        let session = self.inner.session_of(&sandbox).await?;
+        let snapshot = self.inner.current_snapshot(&sandbox).await?;
+        let live = self.inner.live(&sandbox.id);
+        let (waking, holding) = match &live {
+            Some(live) => (self.inner.sleeping(live, &sandbox), holding(live)),
+            None => (waking(&sandbox), Vec::new()),
+        };
         Ok(Why {
             phase: sandbox.phase,
             since: sandbox.phase_at,
-            reason: String::new(),
-            waking: Vec::new(),
-            holding: Vec::new(),
-            notices: sandbox.failure.into_iter().collect(),
+            reason: reason(&sandbox, session.as_ref(), snapshot.as_ref()),
+            waking,
+            holding,
+            notices: notices(&sandbox, session.as_ref(), live.as_deref()),
         })
     }
+}
+
+impl Inner {
+    /// What would put a running sandbox to sleep.
+    fn sleeping(&self, live: &Live, sandbox: &Sandbox) -> Vec<String> {
+        let mut all = Vec::new();
+        let becomes = match self.on_idle(sandbox) {
+            OnIdle::Run => None,
+            OnIdle::Pause => Some("paused, with its memory"),
+            OnIdle::Stop => Some("stopped, with its files"),
+        };
+        match (sandbox.config.idle_timeout, becomes) {
+            (Some(span), Some(becomes)) => {
+                all.push(format!("it is {becomes}, when nobody has used it for {span}"));
+            }
+            (_, None) => all.push("it runs on when nobody uses it: `on_idle` is `run`".to_owned()),
+            (None, Some(_)) => {
+                all.push("it runs on when nobody uses it: it has no idle timeout".to_owned())
+            }
+        }
+        if let Some(deadline) = live.session().deadline {
+            all.push(format!("its session ends at {deadline}, and it is stopped then"));
+        }
+        all
+    }
+}
+
+fn reason(sandbox: &Sandbox, session: Option<&Session>, snapshot: Option<&Snapshot>) -> String {
+    let ended = session.and_then(|session| session.end);
+    match sandbox.phase {
+        Phase::Starting => "somebody asked for it".to_owned(),
+        Phase::Running => match session {
+            Some(Session { from: Some(from), fallback: Some(_), .. }) => {
+                format!(
+                    "it was booted on the files of snapshot {from}: its memory could not be used"
+                )
+            }
+            Some(Session { from: Some(from), .. }) => format!("it was woken from snapshot {from}"),
+            _ => "it was started from its image".to_owned(),
+        },
+        Phase::Stopping => "its session is being ended and its files kept".to_owned(),
+        Phase::Failed => sandbox.failure.clone().unwrap_or_else(|| "something broke".to_owned()),
+        Phase::Deleted => "somebody deleted it".to_owned(),
+        Phase::Paused | Phase::Stopped => {
+            let kept = if sandbox.phase == Phase::Paused { "paused" } else { "stopped" };
+            match (ended, sandbox.config.idle_timeout) {
+                (None, _) if snapshot.is_some_and(|snapshot| snapshot.sandbox != sandbox.id) => {
+                    "it was forked and has not been started yet".to_owned()
+                }
+                (None, _) => "it has not been started yet".to_owned(),
+                (Some(SessionEnd::Stopped), _) => "somebody stopped it".to_owned(),
+                (Some(SessionEnd::Paused), _) => "somebody paused it".to_owned(),
+                (Some(SessionEnd::Idle), Some(span)) => {
+                    format!("it was {kept} because nobody had used it for {span}")
+                }
+                (Some(SessionEnd::Idle), None) => {
+                    format!("it was {kept} because nobody used it")
+                }
+                (Some(SessionEnd::Timeout), _) => "its session's time was up".to_owned(),
+                (Some(SessionEnd::RolledBack), _) => "it was rolled back to a snapshot".to_owned(),
+                (Some(SessionEnd::Interrupted), _) => {
+                    "its machine died, or the host went down; what it had written was kept"
+                        .to_owned()
+                }
+                (Some(SessionEnd::StartFailed), _) => "it did not start".to_owned(),
+                (Some(SessionEnd::Deleted), _) => "it was deleted".to_owned(),
+            }
+        }
+    }
+}
+
+/// What would wake a sandbox that sleeps.
+fn waking(sandbox: &Sandbox) -> Vec<String> {
+    if !matches!(sandbox.phase, Phase::Stopped | Phase::Paused | Phase::Failed) {
+        return Vec::new();
+    }
+    let mut all = vec!["a command, a file, a connection, or `start`".to_owned()];
+    let ports: Vec<String> =
+        sandbox.config.ports.iter().map(|port| port.number.to_string()).collect();
+    if !ports.is_empty() && sandbox.config.wake_on_request {
+        all.push(format!("a request for port {}", ports.join(", ")));
+    } else if !ports.is_empty() {
+        all.push("not a request for a port: `wake_on_request` is off".to_owned());
+    }
+    all.push(match sandbox.phase {
+        Phase::Paused => "it wakes where it was: memory, processes, files".to_owned(),
+        _ => "it starts with its files; processes of before are gone".to_owned(),
+    });
+    if let Some(expires) = after(sandbox.used_at, sandbox.config.expires) {
+        all.push(format!("if nothing does, it is deleted at {expires}"));
+    }
+    all
+}
+
+/// What keeps a running sandbox awake.
+fn holding(live: &Live) -> Vec<String> {
+    let mut all = Vec::new();
+    let mut commands = 0;
+    for tracked in lock(&live.commands).values().filter(|one| one.outcome().is_none()) {
+        let record = tracked.record();
+        let words = record.argv.join(" ");
+        let shown: String = words.chars().take(60).collect();
+        match &record.service {
+            Some(service) => {
+                all.push(format!("service `{service}` runs, which keeps nothing awake by itself"));
+            }
+            None => {
+                commands += 1;
+                all.push(format!("command {} runs: {shown}", record.id));
+            }
+        }
+    }
+    let others = live.holders().saturating_sub(commands);
+    if others > 0 {
+        all.push(format!("{others} connections or transfers are open"));
+    }
+    if let Some(quiet) = live.quiet_for() {
+        all.push(format!("nobody has used it for {} s", quiet.as_secs()));
+    }
+    all
+}
+
+fn notices(sandbox: &Sandbox, session: Option<&Session>, live: Option<&Live>) -> Vec<String> {
+    let mut all = Vec::new();
+    if let Some(reason) = session.and_then(|session| session.fallback.as_ref()) {
+        all.push(format!("its memory could not be used: {reason}; its files are of the same generation, processes were lost"));
+    }
+    if let Some(refused) = live.and_then(|live| lock(&live.refused).clone()) {
+        all.push(format!(
+            "it was to be paused at {} and was not: {}; tried {} times, again later",
+            refused.at, refused.reason, refused.times
+        ));
+    }
+    if let Some(missing) = &sandbox.missing {
+        all.push(format!("snapshot {missing}, which it stood on, was deleted"));
+    }
+    if sandbox.phase != Phase::Failed {
+        all.extend(sandbox.failure.clone());
+    }
+    all
 }

@@ -43,8 +43,9 @@ pub(crate) use policy::regex;
 pub use port::{Access, Port};
 pub use quantity::{BadQuantity, Size, Span};
 pub use record::{
-    Command, CommandState, Dressed, Ending, FORMAT, HookRun, Image, ImageConfig, Key, Layer,
-    LayerKind, Lineage, OnDelete, Project, Sandbox, Scope, Session, SessionEnd, Usage, Validation,
+    Carried, Command, CommandState, Dressed, Ending, FORMAT, HookRun, Image, ImageConfig, Key,
+    Layer, LayerKind, Lineage, OnDelete, Project, Sandbox, Scope, Session, SessionEnd, Usage,
+    Validation,
 };
 pub use root::{Limits, MachineKey, RootFs, UidRange};
 pub use secret::{

@@ -379,6 +379,42 @@ pub struct Command {
     /// The secrets it was given.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<SecretName>,
+    /// For how long its machine was paused, or lay in a snapshot, while it was alive.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub slept_ms: u64,
+    /// What it was before the memory it lives in became this sandbox's, or was gone back to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub carried: Option<Carried>,
+}
+
+impl Command {
+    /// What the agent knows it by.
+    #[must_use]
+    pub fn inside(&self) -> &str {
+        self.carried.as_ref().map_or(self.id.as_str(), |carried| carried.inside.as_str())
+    }
+
+    /// How much it had printed before this record's log begins.
+    #[must_use]
+    pub fn printed_before(&self) -> u64 {
+        self.carried.as_ref().map_or(0, |carried| carried.printed)
+    }
+}
+
+/// Where a command comes from that was alive in memory that was captured elsewhere or before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carried {
+    /// The command it was when its memory was captured.
+    pub from: CommandId,
+    /// What the agent knows it by: its first id.
+    pub inside: CommandId,
+    /// How much it had printed by then, all of which is in that command's log.
+    pub printed: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde asks for it
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// How a command stands.

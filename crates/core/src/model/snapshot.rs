@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::record::{ImageConfig, after};
+use super::record::{Command, ImageConfig, after};
 use super::{Finding, LayerId, MemoryId, Name, SandboxId, SessionId, SnapshotId, Span, Timestamp};
 
 /// A point a sandbox can be resumed or forked from.
@@ -33,6 +33,9 @@ pub struct Snapshot {
     /// The memory image, topmost first; empty if it has none. Its disks then hold what was written on top of `layers`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<MemoryId>,
+    /// The commands that were alive in that memory, each with what it had printed by then.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub commands: Vec<Command>,
     /// When it was made.
     pub created_at: Timestamp,
     /// Who wanted it.

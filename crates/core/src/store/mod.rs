@@ -23,6 +23,7 @@
 pub mod accounting;
 mod compact;
 mod digest;
+mod disks;
 mod exclude;
 mod export;
 mod fill;

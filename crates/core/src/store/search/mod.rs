@@ -11,6 +11,7 @@
 
 mod inside;
 mod mask;
+mod memory;
 mod needles;
 mod scan;
 
@@ -33,6 +34,7 @@ use super::{Result, Store, blocking};
 use crate::model::{Encoding, LayerId, Place, Timestamp};
 
 pub(super) use mask::parent;
+pub use memory::InMemory;
 pub use needles::Needles;
 
 /// How long before a sync a change may lie and still be in doubt: twice the slowest kernel tick.

@@ -1,0 +1,149 @@
+//! Commands that go on where memory does.
+//!
+//! - *Pause and resume.* A command that runs when its machine is paused stays `running` on record. When the machine wakes it is
+//!   attached to from the byte the log has, under the same id; whoever waits for it goes on waiting meanwhile.
+//! - *Forks, and snapshots that are gone back to.* The process is alive in memory that was captured, and what it is on record as
+//!   belongs to another sandbox, or has ended long since. It gets a record of its own with a fresh id, which says what it
+//!   was ([`Carried`]); its log begins where the capture was made. Nobody reads its output otherwise, and it would
+//!   stand still as soon as its pipe is full.
+//!
+//! So a snapshot with memory names the commands that were alive, and how much of their output the daemon had. That number must
+//! fit what the captured agent thinks the daemon has: nothing is credited while memory is captured (`Live::still`).
+//!
+//! A command the agent knows and no record does was being started in that very moment. It is ended.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, Weak};
+
+use super::boot::chain_of;
+use super::live::Live;
+use super::slot::lock;
+use super::track::Tracked;
+use super::{Inner, Result};
+use crate::db::Page;
+use crate::model::{
+    Carried, Command, CommandId, CommandState, Sandbox, SandboxId, Session, Snapshot, now,
+};
+
+/// Commands of paused machines that somebody waits for.
+#[derive(Debug, Default)]
+pub(super) struct Asleep(Mutex<HashMap<CommandId, Weak<Tracked>>>);
+
+impl Asleep {
+    pub(super) fn put(&self, tracked: &Arc<Tracked>) {
+        let mut all = lock(&self.0);
+        all.retain(|_, waited_for| waited_for.strong_count() > 0);
+        all.insert(tracked.id(), Arc::downgrade(tracked));
+    }
+
+    pub(super) fn get(&self, id: &CommandId) -> Option<Arc<Tracked>> {
+        lock(&self.0).get(id).and_then(Weak::upgrade)
+    }
+
+    pub(super) fn take(&self, id: &CommandId) -> Option<Arc<Tracked>> {
+        lock(&self.0).remove(id).and_then(|waited_for| waited_for.upgrade())
+    }
+}
+
+impl Live {
+    /// The commands that are alive, each with all that was taken of its output. While [`Live::still`] is held.
+    pub(super) fn running(&self) -> Vec<Command> {
+        let alive = lock(&self.commands);
+        let alive = alive.values().filter(|tracked| tracked.outcome().is_none());
+        let mut all: Vec<Command> = alive
+            .map(|tracked| {
+                let record = tracked.record();
+                let output_bytes = record.printed_before() + tracked.printed.load(Ordering::SeqCst);
+                Command { output_bytes, ..record }
+            })
+            .collect();
+        all.sort_by(|a, b| a.id.cmp(&b.id));
+        all
+    }
+}
+
+impl Inner {
+    /// Takes up what is alive in memory that was restored.
+    pub(super) async fn take_up(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        snapshot: &Snapshot,
+    ) -> Result<()> {
+        let (sandbox, session) = (live.sandbox(), live.session());
+        let guest = live.guest().await?;
+        let known = guest.commands().await?;
+        let all = self.db.commands(&sandbox.id, &Page::all()).await?.items;
+        let mut own: HashMap<String, Command> = all
+            .into_iter()
+            .filter(|command| command.state == CommandState::Running)
+            .map(|command| (command.inside().to_owned(), command))
+            .collect();
+        let slept = now().as_millisecond() - snapshot.created_at.as_millisecond();
+        let slept = u64::try_from(slept).unwrap_or(0);
+        for known in known {
+            let then = snapshot.commands.iter().find(|then| then.inside() == known.command);
+            let record = match (own.remove(&known.command), then) {
+                (Some(own), _) => Command { slept_ms: own.slept_ms + slept, ..own },
+                (None, Some(then)) => carried(then, &sandbox, &session, slept),
+                (None, None) => {
+                    let _ = guest.signal(&known.command, 9).await;
+                    let _ = guest.forget(&known.command).await;
+                    continue;
+                }
+            };
+            self.keep_command(&record).await?;
+            let id = record.id.clone();
+            if let Err(error) = self.adopt_or_lose(live, record).await {
+                tracing::warn!(command = %id, error = chain_of(&error), "was not taken up again");
+            }
+        }
+        for gone in own.into_values() {
+            self.lose(gone).await?;
+        }
+        Ok(())
+    }
+
+    /// Marks all that is on record as alive in a sandbox whose machine is gone.
+    pub(super) async fn commands_lost(&self, sandbox: &SandboxId) -> Result<()> {
+        let all = self.db.commands(sandbox, &Page::all()).await?.items;
+        for command in all.into_iter().filter(|one| one.state == CommandState::Running) {
+            self.lose(command).await?;
+        }
+        Ok(())
+    }
+
+    /// Marks a command whose process is gone, and tells whoever waits for it.
+    async fn lose(&self, mut command: Command) -> Result<()> {
+        command.state = CommandState::Lost;
+        command.ended_at = Some(now());
+        self.keep_command(&command).await?;
+        if let Some(waited_for) = self.asleep.take(&command.id) {
+            waited_for.lose(command);
+        }
+        Ok(())
+    }
+}
+
+/// The record of a command in memory that was captured elsewhere, or before.
+fn carried(then: &Command, sandbox: &Sandbox, session: &Session, slept: u64) -> Command {
+    let inside = then.carried.as_ref().map_or(&then.id, |carried| &carried.inside);
+    Command {
+        id: CommandId::fresh(),
+        sandbox: sandbox.id.clone(),
+        session: session.id.clone(),
+        state: CommandState::Running,
+        detached: true,
+        exit_code: None,
+        ended_at: None,
+        output_bytes: 0,
+        truncated: false,
+        slept_ms: then.slept_ms + slept,
+        carried: Some(Carried {
+            from: then.id.clone(),
+            inside: inside.clone(),
+            printed: then.output_bytes,
+        }),
+        ..then.clone()
+    }
+}

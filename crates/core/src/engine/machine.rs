@@ -1,0 +1,417 @@
+//! Starting machines that keep their memory.
+//!
+//! ```text
+//! snapshot has memory ── it can be used ──> restored, told what changed, thawed; its commands go on
+//!        │                    └── no, or that failed ──> booted on the disks of the same image (*fallback*)
+//!        └── none ──> restored from the template of its size, assembled
+//!                          └── there is none and none can be made ──> booted on a blank disk, assembled
+//! ```
+//!
+//! A fallback is never to anything older, and it is said: in the session, in the log, by `why`. What ran is lost then, and
+//! marked so.
+//!
+//! *Templates.* A machine that waits to be assembled is the same for all images. The first start of a size boots one,
+//! captures it and keeps that for good; one at a time does so for each size, and the others wait.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base64::Engine as _;
+use sandkeep_proto::link::{Assemble, AssembleMount, Hidden, Identity, Moment, Renew};
+
+use super::boot::chain_of;
+use super::live::reach;
+use super::slot::lock;
+use super::{Error, Inner, Result};
+use crate::driver::{Driver, DriverError, Keeper, Link, Machine, Then, mac_of};
+use crate::failpoint;
+use crate::guest::{Guest, GuestError};
+use crate::model::{
+    FORMAT, Fingerprint, MachineKey, MemoryId, MemoryLayer, RootFs, Sandbox, Session, Snapshot,
+    Template, now,
+};
+use crate::store::{Durability, NewMemory};
+
+/// How long a kernel may take to boot, where it is emulated and the host is busy.
+pub(super) const BOOT_WITHIN: Duration = Duration::from_secs(120);
+/// How long an agent may take to mount its root.
+pub(super) const ASSEMBLE_WITHIN: Duration = Duration::from_secs(60);
+/// How long an agent may take to find out that it was restored.
+const RENEW_WITHIN: Duration = Duration::from_secs(20);
+/// What the keys of machines begin with that become templates.
+pub(super) const TEMPLATE: &str = "template-";
+
+/// Who makes which template just now.
+#[derive(Debug, Default)]
+pub(super) struct Templates(Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>);
+
+/// What a machine begins with.
+#[derive(Debug)]
+pub(super) struct Begin {
+    /// The image, topmost first.
+    pub(super) memory: Vec<MemoryId>,
+    pub(super) how: How,
+}
+
+#[derive(Debug)]
+pub(super) enum How {
+    /// Its memory, as it was captured with this snapshot.
+    Memory(Box<Snapshot>),
+    /// The image's disks alone; this is why.
+    Disks(String),
+    /// Memory that belongs to nobody.
+    Template,
+    /// Nothing.
+    Blank,
+}
+
+/// A machine that is up.
+pub(super) struct Up {
+    pub(super) link: Link,
+    pub(super) guest: Guest,
+    /// The snapshot whose memory goes on in it.
+    pub(super) restored: Option<Box<Snapshot>>,
+}
+
+impl Inner {
+    /// What the next session of a sandbox begins with, checked to be of use; nothing for drivers without memory.
+    pub(super) async fn begin(
+        &self,
+        driver: &Arc<dyn Driver>,
+        sandbox: &Sandbox,
+    ) -> Result<Option<Begin>> {
+        let Some(keeper) = driver.keeper() else { return Ok(None) };
+        // Only what decides about images is asked of it: where its files are does not.
+        let machine = self.unplaced(sandbox);
+        let here = keeper.fingerprint(&machine).await?;
+        let current = self.current_snapshot(sandbox).await?;
+        if let Some(snapshot) = current.filter(Snapshot::has_memory) {
+            let memory = snapshot.memory.clone();
+            let how = match self.use_of(&snapshot, sandbox, &here).await {
+                Ok(()) => How::Memory(Box::new(snapshot)),
+                Err(reason) => {
+                    if let Err(error) = self.store.check_disks(&memory).await {
+                        let (name, snapshot) = (sandbox.name.clone(), snapshot.id);
+                        let (reason, offers) = (chain_of(&error), Vec::new());
+                        return Err(Error::Unresumable { name, snapshot, reason, offers });
+                    }
+                    How::Disks(reason)
+                }
+            };
+            return Ok(Some(Begin { memory, how }));
+        }
+        Ok(Some(match self.template(driver, keeper, machine, &here).await {
+            Ok(memory) => Begin { memory: vec![memory], how: How::Template },
+            Err(error) => {
+                tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "there is no template of its size; it is booted");
+                Begin { memory: Vec::new(), how: How::Blank }
+            }
+        }))
+    }
+
+    /// Whether a snapshot's memory can be used here and now, or why not.
+    async fn use_of(
+        &self,
+        snapshot: &Snapshot,
+        sandbox: &Sandbox,
+        here: &Fingerprint,
+    ) -> Result<(), String> {
+        if !sandbox.config.mounts.is_empty() {
+            return Err("it was given drives, which its memory does not know".to_owned());
+        }
+        self.store.check_memory(&snapshot.memory).await.map_err(|error| chain_of(&error))?;
+        let Some(top) = snapshot.memory.first() else { return Err("it is empty".to_owned()) };
+        let top = self.store.read::<MemoryLayer>(top).await.map_err(|error| chain_of(&error))?;
+        match top.fingerprint.difference(here) {
+            Some(difference) => Err(difference),
+            None => Ok(()),
+        }
+    }
+
+    /// Brings a machine up, by what it begins with or by what comes after that.
+    pub(super) async fn bring_up_machine(
+        &self,
+        driver: &Arc<dyn Driver>,
+        sandbox: &mut Sandbox,
+        session: &mut Session,
+        begin: Begin,
+    ) -> Result<Up> {
+        let keeper = driver.keeper().ok_or_else(|| no_memory(sandbox))?;
+        let machine = self.machine(sandbox)?;
+        let image = self.dirs(&begin.memory);
+        let reason = match begin.how {
+            How::Memory(snapshot) => {
+                match self.restore(driver, keeper, &machine, &image, &snapshot, sandbox).await {
+                    Ok((link, guest)) => {
+                        return Ok(Up { link, guest, restored: Some(snapshot) });
+                    }
+                    Err(error) => chain_of(&error),
+                }
+            }
+            How::Template => match self.from_template(driver, keeper, &machine, &image).await {
+                Ok((link, guest)) => return Ok(Up { link, guest, restored: None }),
+                // It has to do with the drive, not with the template.
+                Err(error @ Error::Driver(DriverError::MountPoint { .. })) => return Err(error),
+                Err(error) => {
+                    tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "could not be started from a template; it is booted");
+                    self.start_over(driver, &machine, sandbox).await?;
+                    sandbox.open_memory.clear();
+                    self.record(sandbox, Durability::Soon).await?;
+                    let (link, guest) = self.boot_machine(driver, keeper, &machine, &[]).await?;
+                    return Ok(Up { link, guest, restored: None });
+                }
+            },
+            How::Blank => {
+                let (link, guest) = self.boot_machine(driver, keeper, &machine, &[]).await?;
+                return Ok(Up { link, guest, restored: None });
+            }
+            How::Disks(reason) => reason,
+        };
+        tracing::error!(sandbox = %sandbox.name, reason, "its memory cannot be used; it is booted on its files, of the same generation");
+        self.start_over(driver, &machine, sandbox).await?;
+        session.fallback = Some(reason);
+        self.keep_session(session).await?;
+        failpoint::pass("boot.fallback");
+        let image = self.store.check_disks(&begin.memory).await?;
+        let (link, guest) = self.boot_machine(driver, keeper, &machine, &image).await?;
+        self.commands_lost(&sandbox.id).await?;
+        Ok(Up { link, guest, restored: None })
+    }
+
+    /// Leaves nothing of an attempt: nobody has been told of anything it did.
+    async fn start_over(
+        &self,
+        driver: &Arc<dyn Driver>,
+        machine: &Machine,
+        sandbox: &Sandbox,
+    ) -> Result<()> {
+        driver.stop(&machine.key).await?;
+        let drives = sandbox.mounted.iter().map(|mounted| &mounted.layer);
+        for layer in sandbox.open_layer.iter().chain(drives) {
+            self.store.clear_disk(layer).await?;
+        }
+        Ok(())
+    }
+
+    async fn restore(
+        &self,
+        driver: &Arc<dyn Driver>,
+        keeper: &dyn Keeper,
+        machine: &Machine,
+        image: &[PathBuf],
+        snapshot: &Snapshot,
+        sandbox: &Sandbox,
+    ) -> Result<(Link, Guest)> {
+        let link = self.afresh(driver, machine, || keeper.restore(machine, image)).await?;
+        failpoint::pass("boot.restored");
+        let guest = reach(&link, self.settings.patience).await?;
+        let identity = (snapshot.sandbox != sandbox.id).then(|| identity(machine));
+        let renewed = async {
+            guest.renew(Renew { now: moment(), identity }).await?;
+            guest.thaw().await
+        };
+        let renewed = tokio::time::timeout(RENEW_WITHIN, renewed).await;
+        renewed.map_err(|_| GuestError::Timeout)??;
+        Ok((link, guest))
+    }
+
+    async fn from_template(
+        &self,
+        driver: &Arc<dyn Driver>,
+        keeper: &dyn Keeper,
+        machine: &Machine,
+        image: &[PathBuf],
+    ) -> Result<(Link, Guest)> {
+        let link = self.afresh(driver, machine, || keeper.restore(machine, image)).await?;
+        failpoint::pass("boot.restored");
+        let guest = reach(&link, self.settings.patience).await?;
+        self.assemble(keeper, machine, &guest).await?;
+        Ok((link, guest))
+    }
+
+    async fn boot_machine(
+        &self,
+        driver: &Arc<dyn Driver>,
+        keeper: &dyn Keeper,
+        machine: &Machine,
+        image: &[PathBuf],
+    ) -> Result<(Link, Guest)> {
+        let link = self.afresh(driver, machine, || keeper.boot(machine, image)).await?;
+        let guest = reach(&link, BOOT_WITHIN).await?;
+        self.assemble(keeper, machine, &guest).await?;
+        Ok((link, guest))
+    }
+
+    /// Starts a machine, and one that a pause left behind is ended first.
+    async fn afresh<F>(
+        &self,
+        driver: &Arc<dyn Driver>,
+        machine: &Machine,
+        start: impl Fn() -> F + Send + Sync,
+    ) -> Result<Link>
+    where
+        F: Future<Output = Result<Link, DriverError>> + Send,
+    {
+        match start().await {
+            Err(DriverError::Alive { .. }) => {
+                driver.stop(&machine.key).await?;
+                Ok(start().await?)
+            }
+            outcome => Ok(outcome?),
+        }
+    }
+
+    async fn assemble(&self, keeper: &dyn Keeper, machine: &Machine, guest: &Guest) -> Result<()> {
+        let assemble = self.assembly(keeper, machine, false).await?;
+        let assembled = tokio::time::timeout(ASSEMBLE_WITHIN, guest.assemble(assemble)).await;
+        assembled.map_err(|_| GuestError::Timeout)??;
+        failpoint::pass("boot.assembled");
+        Ok(())
+    }
+
+    /// What a machine is to be.
+    pub(super) async fn assembly(
+        &self,
+        keeper: &dyn Keeper,
+        machine: &Machine,
+        rescue: bool,
+    ) -> Result<Assemble> {
+        let mounts = machine.mounts.iter().map(|mount| AssembleMount {
+            target: mount.target.to_string_lossy().into_owned(),
+            lower: !mount.root.lower.is_empty(),
+            read_only: mount.read_only,
+            owner: mount.owner.clone(),
+        });
+        Ok(Assemble {
+            lower: keeper.lower(&machine.key).await?,
+            mounts: mounts.collect(),
+            identity: identity(machine),
+            now: moment(),
+            file_size: machine.limits.file_size.0,
+            pids: machine.limits.pids,
+            rescue,
+        })
+    }
+
+    /// Where the layers of an image lie.
+    pub(super) fn dirs(&self, memory: &[MemoryId]) -> Vec<PathBuf> {
+        memory.iter().map(|id| self.store.memory_dir(id)).collect()
+    }
+
+    /// The template of a kind of machine, which is made if there is none.
+    async fn template(
+        &self,
+        driver: &Arc<dyn Driver>,
+        keeper: &dyn Keeper,
+        machine: Machine,
+        here: &Fingerprint,
+    ) -> Result<MemoryId> {
+        let key = here.key();
+        if let Some(found) = self.template_on_record(&key).await? {
+            return Ok(found);
+        }
+        let door = lock(&self.templates.0).entry(key.clone()).or_default().clone();
+        let _one = door.lock().await;
+        if let Some(found) = self.template_on_record(&key).await? {
+            return Ok(found);
+        }
+        tracing::info!(key, "a machine of this size is booted for the first time");
+        let layer = self.make_template(driver, keeper, machine, &key).await?;
+        self.book_memory(&layer);
+        let template = Template { format: FORMAT, key, memory: layer.id.clone(), used_at: now() };
+        self.store.write(&template, Durability::Synced).await?;
+        Ok(layer.id)
+    }
+
+    async fn template_on_record(&self, key: &str) -> Result<Option<MemoryId>> {
+        let mut found = match self.store.read::<Template>(&key.to_owned()).await {
+            Ok(found) => found,
+            Err(error) if error.is_not_found() => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        if let Err(error) = self.store.check_memory(std::slice::from_ref(&found.memory)).await {
+            tracing::error!(
+                key,
+                error = chain_of(&error),
+                "a template is damaged; another one is made"
+            );
+            self.store.remove::<Template>(&key.to_owned()).await?;
+            return Ok(None);
+        }
+        if now().duration_since(found.used_at) > jiff::SignedDuration::from_hours(24) {
+            found.used_at = now();
+            self.store.write(&found, Durability::Soon).await?;
+        }
+        Ok(Some(found.memory))
+    }
+
+    async fn make_template(
+        &self,
+        driver: &Arc<dyn Driver>,
+        keeper: &dyn Keeper,
+        machine: Machine,
+        key: &str,
+    ) -> Result<MemoryLayer> {
+        let short: String = key.chars().take(24).collect();
+        let named = MachineKey::parse(&format!("{TEMPLATE}{short}"));
+        let named = named.ok_or_else(|| Error::invalid("template", "its key is no machine's"))?;
+        // Nobody names what it writes, so it is not a layer: what is left of it goes when a daemon starts.
+        let place = self.store.data_dir().join("tmp").join(named.as_str());
+        let io = |error| Error::invalid("template", format!("{}: {error}", place.display()));
+        for dir in [&place, &place.join("diff"), &place.join("work")] {
+            tokio::fs::create_dir_all(dir).await.map_err(io)?;
+        }
+        let uids = self.take_uids()?;
+        let root = RootFs { writable_dir: place.clone(), ..machine.root };
+        let machine = Machine { key: named, uids, root, mounts: Vec::new(), ..machine };
+        let made = self.capture_template(driver, keeper, &machine).await;
+        let down = driver.stop(&machine.key).await;
+        self.give_uids(Some(uids));
+        let _ = tokio::fs::remove_dir_all(&place).await;
+        let layer = made?;
+        down?;
+        Ok(layer)
+    }
+
+    async fn capture_template(
+        &self,
+        driver: &Arc<dyn Driver>,
+        keeper: &dyn Keeper,
+        machine: &Machine,
+    ) -> Result<MemoryLayer> {
+        let link = self.afresh(driver, machine, || keeper.boot(machine, &[])).await?;
+        let _guest = reach(&link, BOOT_WITHIN).await?;
+        let (id, dir) = self.store.begin_memory().await?;
+        let sealed = async {
+            let captured = keeper.capture(&machine.key, &dir, &[], Then::Hold).await?;
+            let (fingerprint, ram, roots) = (captured.fingerprint, captured.ram, captured.roots);
+            let new = NewMemory { fingerprint, ram, roots };
+            Ok::<_, Error>(self.store.seal_memory(&id, new).await?)
+        };
+        let sealed = sealed.await;
+        if sealed.is_err() {
+            self.store.discard_memory(&id).await?;
+        }
+        sealed
+    }
+}
+
+pub(super) fn no_memory(sandbox: &Sandbox) -> Error {
+    Error::NoMemory { name: sandbox.name.clone(), driver: sandbox.config.driver.clone() }
+}
+
+fn identity(machine: &Machine) -> Identity {
+    Identity { hostname: machine.hostname.clone(), mac: mac_of(&machine.key) }
+}
+
+/// The time, and randomness that nobody else has.
+fn moment() -> Moment {
+    let mut entropy = zeroize::Zeroizing::new([0u8; 64]);
+    // The kernel's random source does not fail once the machine is up.
+    getrandom::fill(&mut entropy[..]).expect("the kernel gives random bytes");
+    let text = zeroize::Zeroizing::new(base64::engine::general_purpose::STANDARD.encode(*entropy));
+    let unix_ns = jiff::Timestamp::now().as_nanosecond();
+    Moment { unix_ns: u64::try_from(unix_ns).unwrap_or(0), entropy: Hidden::new(&text) }
+}

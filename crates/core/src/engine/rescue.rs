@@ -1,0 +1,173 @@
+//! Taking what a machine wrote out of its disks.
+//!
+//! What a machine of its own writes is on a disk that only its own kernel may read (`docs/MICROVM.md`). At the end of a
+//! session the agent hands it over, and from there on it is a layer like any other. A machine that is gone or does not
+//! answer is booted once more on its disks, for that alone.
+//!
+//! The store seals no layer whose disk is still there, and removes the disk only when all of it is in the layer: a daemon that
+//! dies at any point finds one or the other, and comes this way again.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes};
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::sync::mpsc;
+
+use super::live::{Live, reach};
+use super::machine::{ASSEMBLE_WITHIN, BOOT_WITHIN};
+use super::{Inner, Result};
+use crate::failpoint;
+use crate::guest::{Guest, GuestError, Incoming};
+use crate::model::{LayerId, MountMode, Sandbox};
+use crate::store::StoreError;
+
+/// How long an agent that hands over may say nothing.
+const SILENCE: Duration = Duration::from_secs(60);
+
+impl Inner {
+    /// What is on disks and is to be kept: the part's number and its layer.
+    fn on_disks(&self, sandbox: &Sandbox, keep: bool) -> Result<Vec<(u32, LayerId)>> {
+        let root = sandbox.open_layer.iter().filter(|_| keep).map(|open| (0, open.clone()));
+        let drives = (1..).zip(&sandbox.mounted);
+        let drives = drives.filter(|(_, mounted)| mounted.mode == MountMode::ReadWrite);
+        let mut parts = Vec::new();
+        for (part, layer) in root.chain(drives.map(|(n, mounted)| (n, mounted.layer.clone()))) {
+            if self.store.has_disk(&layer)? {
+                parts.push((part, layer));
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Takes it out of a machine that lives and in which only the agent does.
+    pub(super) async fn hand_over(&self, live: &Live, sandbox: &Sandbox, keep: bool) -> Result<()> {
+        let parts = self.on_disks(sandbox, keep)?;
+        if !parts.is_empty() {
+            self.export(&live.guest().await?, parts).await?;
+        }
+        Ok(())
+    }
+
+    async fn export(&self, guest: &Guest, parts: Vec<(u32, LayerId)>) -> Result<()> {
+        for (part, layer) in parts {
+            let incoming = guest.export(part).await?;
+            self.store.fill(&layer, Export::of(incoming)).await?;
+            failpoint::pass("export.filled");
+        }
+        Ok(())
+    }
+
+    /// Takes it out of the disks of a machine that is gone.
+    pub(super) async fn rescue(&self, sandbox: &Sandbox, keep: bool) -> Result<()> {
+        let parts = self.on_disks(sandbox, keep)?;
+        let Some((_, layer)) = parts.first() else { return Ok(()) };
+        let driver = self.driver(&sandbox.config.driver)?;
+        let Some(keeper) = driver.keeper() else {
+            return Err(StoreError::OnDisk { id: layer.clone() }.into());
+        };
+        tracing::warn!(sandbox = %sandbox.name, "is booted once more, for what it wrote");
+        let image = self.store.check_disks(&sandbox.open_memory).await?;
+        let machine = self.machine(sandbox)?;
+        let work = async {
+            let link = keeper.boot(&machine, &image).await?;
+            failpoint::pass("rescue.booted");
+            let guest = reach(&link, BOOT_WITHIN).await?;
+            let assemble = self.assembly(keeper, &machine, true).await?;
+            let assembled = tokio::time::timeout(ASSEMBLE_WITHIN, guest.assemble(assemble)).await;
+            assembled.map_err(|_| GuestError::Timeout)??;
+            self.export(&guest, parts).await
+        };
+        let outcome = work.await;
+        let down = driver.stop(&machine.key).await;
+        outcome?;
+        down?;
+        Ok(())
+    }
+}
+
+/// What an agent hands over, to be read. It ends where the agent says so and nowhere else.
+struct Export {
+    pieces: mpsc::Receiver<io::Result<Bytes>>,
+    rest: Bytes,
+    over: bool,
+}
+
+impl Export {
+    fn of(mut incoming: Incoming) -> Self {
+        let (sender, pieces) = mpsc::channel(16);
+        tokio::spawn(async move {
+            loop {
+                let piece = match tokio::time::timeout(SILENCE, incoming.next()).await {
+                    Ok(Ok(Some(bytes))) if bytes.is_empty() => continue,
+                    Ok(Ok(Some(bytes))) => Ok(bytes),
+                    // No bytes: that was all.
+                    Ok(Ok(None)) => Ok(Bytes::new()),
+                    Ok(Err(error)) => Err(io::Error::other(error.to_string())),
+                    Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut)),
+                };
+                let last = piece.as_ref().map_or(true, Bytes::is_empty);
+                if sender.send(piece).await.is_err() || last {
+                    return;
+                }
+            }
+        });
+        Self { pieces, rest: Bytes::new(), over: false }
+    }
+}
+
+impl AsyncRead for Export {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        while self.rest.is_empty() && !self.over {
+            match self.pieces.poll_recv(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Ok(bytes))) => {
+                    self.over = bytes.is_empty();
+                    self.rest = bytes;
+                }
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error)),
+                Poll::Ready(None) => {
+                    return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+                }
+            }
+        }
+        let count = self.rest.len().min(into.remaining());
+        into.put_slice(&self.rest[..count]);
+        self.rest.advance(count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use tokio::io::AsyncReadExt as _;
+    use tokio::sync::mpsc;
+
+    use super::Export;
+
+    fn export(pieces: Vec<std::io::Result<&'static [u8]>>) -> Export {
+        let (sender, receiver) = mpsc::channel(8);
+        for piece in pieces {
+            sender.try_send(piece.map(Bytes::from_static)).unwrap();
+        }
+        Export { pieces: receiver, rest: Bytes::new(), over: false }
+    }
+
+    #[tokio::test]
+    async fn what_breaks_off_is_not_taken_for_all() {
+        let mut all = Vec::new();
+        export(vec![Ok(b"ab"), Ok(b"c"), Ok(b"")]).read_to_end(&mut all).await.unwrap();
+        assert_eq!(all, b"abc");
+        let cut = export(vec![Ok(b"ab")]).read_to_end(&mut all).await.unwrap_err();
+        assert_eq!(cut.kind(), std::io::ErrorKind::UnexpectedEof);
+        let lost = vec![Ok(&b"ab"[..]), Err(std::io::ErrorKind::TimedOut.into())];
+        assert!(export(lost).read_to_end(&mut all).await.is_err());
+    }
+}
