@@ -17,6 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::machine::TestKernel;
 use crate::root::small_root_tar;
 
 /// How long a daemon may take to come up or go down. Far longer than it takes.
@@ -60,15 +61,36 @@ impl Daemon {
     /// Starts it with more variables in its environment.
     #[must_use]
     pub fn start_with(keep: impl AsRef<Path>, environment: &[(&str, &str)]) -> Self {
+        let mut daemon = Self::not_yet(keep, environment);
+        daemon.launch();
+        daemon
+    }
+
+    fn not_yet(keep: impl AsRef<Path>, environment: &[(&str, &str)]) -> Self {
         let home = TempDir::with_prefix("keep-e2e-").expect("a temporary directory");
         let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-        let mut daemon = Self {
+        Self {
             keep: keep.as_ref().to_path_buf(),
             child: None,
             listen: "127.0.0.1:0".to_owned(),
             home,
             environment: environment.iter().map(own).collect(),
-        };
+        }
+    }
+
+    /// Starts it on a host that was prepared for machines of their own, with `kernel`.
+    #[must_use]
+    pub fn with_machines(
+        keep: impl AsRef<Path>,
+        kernel: &TestKernel,
+        environment: &[(&str, &str)],
+    ) -> Self {
+        let mut daemon = Self::not_yet(keep, environment);
+        let mut setup = daemon.command(["microvm", "setup", "--kernel"]);
+        setup.arg(&kernel.vmlinuz).arg("--modules").arg(&kernel.modules);
+        let done = setup.output().expect("keep starts");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "a kernel for machines: {said}");
         daemon.launch();
         daemon
     }

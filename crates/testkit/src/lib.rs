@@ -5,5 +5,6 @@ pub mod db;
 pub mod driver;
 pub mod house;
 pub mod inside;
+pub mod machine;
 pub mod root;
 pub mod tree;

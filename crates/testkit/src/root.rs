@@ -88,6 +88,15 @@ const GROUP: &str = "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n";
 ///
 /// Returns what the system says when `path` cannot be written or a program cannot be read.
 pub fn small_root_tar(path: &Path) -> io::Result<()> {
+    small_root_with(path, &[])
+}
+
+/// The same with more programs, those that the host has.
+///
+/// # Errors
+///
+/// As [`small_root_tar`].
+pub fn small_root_with(path: &Path, more: &[&str]) -> io::Result<()> {
     let mut builder = tar::Builder::new(io::BufWriter::new(fs::File::create(path)?));
     for (name, mode) in [
         ("bin", 0o755),
@@ -112,7 +121,7 @@ pub fn small_root_tar(path: &Path) -> io::Result<()> {
     text(&mut builder, "etc/group", GROUP)?;
     text(&mut builder, "etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n")?;
     let mut libraries = BTreeSet::new();
-    for program in PROGRAMS {
+    for program in PROGRAMS.iter().chain(more) {
         let Some(found) = on_path(program) else { continue };
         libraries.extend(needed_libraries(&found)?);
         copy(&mut builder, &found, &Path::new("bin").join(program), 0o755)?;

@@ -1,9 +1,11 @@
 //! The benchmark: the released binary, driven over HTTP, beside its yardsticks in the same run.
 //!
-//! `./dev bench [--quick] [--no-peers] [--net]` builds and runs it; `--net` measures the network alone. Every figure is a whole round trip as a client
+//! `./dev bench [--quick] [--no-peers] [--net] [--microvm]` builds and runs it; `--net` measures the network alone, `--microvm`
+//! machines with memory alone. Every figure is a whole round trip as a client
 //! sees it, on a data directory of its own. Absolute times depend on the machine; the ratio to the
 //! yardstick is what counts.
 
+mod microvm;
 mod net;
 mod peers;
 mod stats;
@@ -40,6 +42,9 @@ async fn main() -> Outcome<()> {
     };
     let built = std::env::current_exe()?;
     let release = built.ancestors().nth(2).map(Path::to_owned).unwrap_or_default();
+    if has("--microvm") {
+        return microvm::run(&release.join("keep"), has("--quick")).await;
+    }
     let server = net::Server::start()?;
     let settings = tempfile::NamedTempFile::new()?;
     std::fs::write(&settings, format!("[network]\nexcept = [\"127.0.0.1:{}\"]\n", server.port))?;
