@@ -1,3 +1,4 @@
 //! Machines with a kernel of their own. `docs/MICROVM.md` is their design.
 
+pub mod kernel;
 pub mod memory;
