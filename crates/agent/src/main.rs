@@ -5,11 +5,16 @@
 //!   program, which then serves the link and never returns.
 //! - `keep-agent swap-root`: puts another root under a sandbox that lives.
 //! - `keep-agent vmm`: reads a [`sandkeep_proto::machine::Vmm`] in the same way, and leaves a confined hypervisor behind.
+//! - `keep-agent tsc`: prints how fast the host's time stamp counter runs, in kHz.
+//! - As the first process of a machine of its own it is told nothing: it serves the link on the machine's serial port, and becomes the
+//!   sandbox's when it is told which.
 //! - `keep-agent serve <socket>`: serves the link without any cage; the way the link is tested.
 
 mod accounts;
 mod cage;
+mod machine;
 mod serve;
+mod tsc;
 mod vmm;
 
 use std::process::ExitCode;
@@ -21,7 +26,9 @@ fn main() -> ExitCode {
             cage::Built::Builder(code) => code,
             cage::Built::First(doors) => serve::run(doors),
         },
+        (None, None) if rustix::process::getpid().is_init() => machine::init(),
         (Some("swap-root"), None) => cage::swap_root(),
+        (Some("tsc"), None) => tsc::print(),
         (Some("vmm"), None) => vmm::launch(),
         (Some("serve"), Some(path)) => match std::os::unix::net::UnixListener::bind(&path) {
             Ok(link) => serve::run(cage::Doors { link, network: None }),

@@ -73,30 +73,34 @@ pub(super) fn furnish(mounts: &[Mount]) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Gives drives that are new to whom they are for. Expects to be in the sandbox's root, because its
-/// own `/etc/passwd` says who that is.
+/// Gives drives that are new to whom they are for.
 pub(super) fn hand_over(mounts: &[Mount]) -> Result<(), Trouble> {
     for mount in mounts.iter().filter(|mount| !mount.read_only) {
-        let Some(owner) = &mount.owner else { continue };
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let place = rustix::fs::open(&mount.target, flags, Mode::empty());
-        let place = place.step("hand over a drive")?;
-        if let Some((uid, gid)) = crate::serve::ids_of(owner) {
-            let ids = (Uid::from_raw(uid), Gid::from_raw(gid));
-            match rustix::fs::fchown(&place, Some(ids.0), Some(ids.1)) {
-                // A number outside the sandbox's range is nobody's.
-                Ok(()) | Err(Errno::INVAL) => {}
-                Err(error) => return Err(Trouble::new("hand over a drive", error)),
-            }
+        if let Some(owner) = &mount.owner {
+            give(&mount.target, owner)?;
         }
-        // The next sandbox's user may have another number.
-        rustix::fs::fchmod(&place, Mode::from_raw_mode(0o777)).step("hand over a drive")?;
     }
     Ok(())
 }
 
+/// Gives a drive to someone. Expects to be in the sandbox's root, because its own `/etc/passwd` says who that is.
+pub(crate) fn give(target: &Path, owner: &str) -> Result<(), Trouble> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let place = rustix::fs::open(target, flags, Mode::empty()).step("hand over a drive")?;
+    if let Some((uid, gid)) = crate::serve::ids_of(owner) {
+        let ids = (Uid::from_raw(uid), Gid::from_raw(gid));
+        match rustix::fs::fchown(&place, Some(ids.0), Some(ids.1)) {
+            // A number outside the sandbox's range is nobody's.
+            Ok(()) | Err(Errno::INVAL) => {}
+            Err(error) => return Err(Trouble::new("hand over a drive", error)),
+        }
+    }
+    // The next sandbox's user may have another number.
+    rustix::fs::fchmod(&place, Mode::from_raw_mode(0o777)).step("hand over a drive")
+}
+
 /// Finds a place below the current directory, making directories that are missing.
-pub(super) fn place(target: &Path) -> Result<OwnedFd, Trouble> {
+pub(crate) fn place(target: &Path) -> Result<OwnedFd, Trouble> {
     let refuse = |reason: &str| {
         Trouble::new(MOUNT_POINT, format!("`{}` {reason}", Path::new("/").join(target).display()))
     };

@@ -74,12 +74,11 @@ const READ_ONLY_DIRS: [&str; 4] = ["proc/sys", "proc/irq", "proc/bus", "proc/fs"
 /// The host's devices that do no harm in anyone's hands.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
-const DEV_LINKS: [(&str, &str); 5] = [
+const DEV_LINKS: [(&str, &str); 4] = [
     ("/proc/self/fd", "dev/fd"),
     ("/proc/self/fd/0", "dev/stdin"),
     ("/proc/self/fd/1", "dev/stdout"),
     ("/proc/self/fd/2", "dev/stderr"),
-    ("pts/ptmx", "dev/ptmx"),
 ];
 
 /// The control groups to join, opened by host root: the kernel asks who opened the file, not who
@@ -199,10 +198,7 @@ fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<OwnedFd, Trouble> {
     pivot()?;
     drives::hand_over(&cage.mounts)?;
 
-    let null = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()).step("open /dev/null")?;
-    rustix::stdio::dup2_stdin(&null).step("let go of standard input")?;
-    rustix::stdio::dup2_stdout(&null).step("let go of standard output")?;
-    rustix::stdio::dup2_stderr(&null).step("let go of standard error")?;
+    let_go_of_stdio()?;
     limit(cage.file_size)?;
     // Last of what touches this: a change of ids sets it to what the host prefers.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
@@ -211,6 +207,14 @@ fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<OwnedFd, Trouble> {
     sys::install_filter(&filter).step("install the system call filter")?;
     drop_capabilities()?;
     Ok(device)
+}
+
+/// Puts `/dev/null` in place of standard input, output and error.
+pub(crate) fn let_go_of_stdio() -> Result<(), Trouble> {
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()).step("open /dev/null")?;
+    rustix::stdio::dup2_stdin(&null).step("let go of standard input")?;
+    rustix::stdio::dup2_stdout(&null).step("let go of standard output")?;
+    rustix::stdio::dup2_stderr(&null).step("let go of standard error")
 }
 
 /// Waits until the maps are written. When the builder dies before that, so does this process.
@@ -230,7 +234,7 @@ pub(super) fn become_root() -> Result<(), Trouble> {
 
 /// Makes sure that mounts go where they should. The layers were written by whoever used the sandbox
 /// before: a link in place of `/proc` would lead the mount, by its absolute name, into the host's tree.
-pub(super) fn check_mount_points() -> Result<(), Trouble> {
+pub(crate) fn check_mount_points() -> Result<(), Trouble> {
     for name in root::MOUNT_POINTS {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
         if let Err(error) = rustix::fs::open(name, flags, Mode::empty()) {
@@ -287,10 +291,8 @@ fn present(mounted: rustix::io::Result<()>, path: &str) -> Result<bool, Trouble>
 }
 
 fn mount_dev() -> Result<(), Trouble> {
-    let tmpfs = |path: &str, flags, options: &CStr| {
-        rustix::mount::mount("tmpfs", path, "tmpfs", flags, options).step(&format!("mount /{path}"))
-    };
-    tmpfs("dev", MountFlags::NOSUID | MountFlags::NOEXEC, c"mode=755,size=64k")?;
+    let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+    mount_tmpfs("dev", flags, c"mode=755,size=64k")?;
     for name in DEVICES {
         let place = format!("dev/{name}");
         let flags = OFlags::CREATE | OFlags::CLOEXEC;
@@ -299,11 +301,27 @@ fn mount_dev() -> Result<(), Trouble> {
         rustix::mount::mount_bind(format!("/dev/{name}"), &place)
             .step(&format!("mount /dev/{name}"))?;
     }
+    rustix::fs::symlink("pts/ptmx", "dev/ptmx").step("make the links in /dev")?;
+    link_dev()?;
+    mount_in_dev()
+}
+
+fn mount_tmpfs(path: &str, flags: MountFlags, options: &CStr) -> Result<(), Trouble> {
+    rustix::mount::mount("tmpfs", path, "tmpfs", flags, options).step(&format!("mount /{path}"))
+}
+
+/// Makes the links that every `/dev` has.
+pub(crate) fn link_dev() -> Result<(), Trouble> {
     for (target, link) in DEV_LINKS {
         rustix::fs::symlink(target, link).step("make the links in /dev")?;
     }
+    Ok(())
+}
+
+/// Mounts what is mounted in every `/dev`.
+pub(crate) fn mount_in_dev() -> Result<(), Trouble> {
     rustix::fs::mkdir("dev/shm", Mode::RWXU).step("make /dev/shm")?;
-    tmpfs("dev/shm", MountFlags::NOSUID | MountFlags::NODEV, c"mode=1777")?;
+    mount_tmpfs("dev/shm", MountFlags::NOSUID | MountFlags::NODEV, c"mode=1777")?;
     rustix::fs::mkdir("dev/pts", Mode::RWXU).step("make /dev/pts")?;
     // Group 5 is `tty` everywhere.
     rustix::mount::mount(
@@ -316,7 +334,8 @@ fn mount_dev() -> Result<(), Trouble> {
     .step("mount /dev/pts")
 }
 
-fn mount_run() -> Result<(), Trouble> {
+/// Mounts an empty `/run`.
+pub(crate) fn mount_run() -> Result<(), Trouble> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     rustix::mount::mount("tmpfs", "run", "tmpfs", flags, c"mode=755").step("mount /run")?;
     rustix::fs::mkdir("run/lock", Mode::RWXU).step("make /run/lock")?;
@@ -324,7 +343,7 @@ fn mount_run() -> Result<(), Trouble> {
 }
 
 /// Makes the current directory the root and lets go of the old one, with everything on it.
-pub(super) fn pivot() -> Result<(), Trouble> {
+pub(crate) fn pivot() -> Result<(), Trouble> {
     // Old and new root in one place: the old one ends up on top of the new, where `.` still is it.
     rustix::process::pivot_root(".", ".").step("change the root")?;
     // Detached and not just unmounted: this process stands in it.

@@ -31,13 +31,13 @@
 //! Nothing here runs in more than one thread: `clone3` without a thread library's knowledge is only
 //! sound that way. [`crate::serve`] starts its runtime after the cage is built.
 
-mod drives;
+pub(crate) mod drives;
 mod filter;
-mod inside;
-mod network;
-mod root;
+pub(crate) mod inside;
+pub(crate) mod network;
+pub(crate) mod root;
 mod swap;
-mod sys;
+pub(crate) mod sys;
 
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -133,6 +133,12 @@ impl Drop for Expendable {
     fn drop(&mut self) {
         score(b"0");
     }
+}
+
+/// Takes what the mark is written to.
+pub(crate) fn set_oom_score(file: OwnedFd) {
+    // Once: the first is as good as any other.
+    let _ = OOM_SCORE.set(file);
 }
 
 fn score(value: &[u8]) {

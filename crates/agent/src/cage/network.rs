@@ -35,7 +35,7 @@ const V4_MASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 252);
 const V6: Ipv6Addr = Ipv6Addr::new(0xfd73, 0x616e, 0x646b, 0, 0, 0, 0, 2);
 
 /// What `/etc/resolv.conf` says.
-pub(super) const RESOLV: &str = "nameserver 100.96.0.1\noptions timeout:5 attempts:2\n";
+pub(crate) const RESOLV: &str = "nameserver 100.96.0.1\noptions timeout:5 attempts:2\n";
 /// Where the covering file is, below `/run`.
 const COVER: &str = "sandkeep/resolv.conf";
 
@@ -44,14 +44,34 @@ pub(super) fn make_device() -> Result<OwnedFd, Trouble> {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let device = rustix::fs::open("/dev/net/tun", flags, Mode::empty()).step(TUN)?;
     sys::make_tun(device.as_fd(), DEVICE).step("make the network device")?;
-    sys::raise_v4(DEVICE, MTU, V4, V4_MASK).step("raise the network device")?;
-    match sys::raise_v6(DEVICE, V6, 64) {
-        Ok(()) => {}
-        // A host that was booted without IPv6, or has it switched off for new namespaces.
-        Err(error) if no_v6(&error) => {}
-        Err(error) => return Err(Trouble::new("raise the network device for IPv6", error)),
-    }
+    sys::raise_v4(DEVICE, MTU, V4, V4_MASK, 0).step("raise the network device")?;
+    raise_v6(DEVICE)?;
     Ok(device)
+}
+
+fn raise_v6(device: &CStr) -> Result<(), Trouble> {
+    match sys::raise_v6(device, V6, 64) {
+        Ok(()) => Ok(()),
+        // A kernel that was booted without IPv6, or has it switched off for new namespaces.
+        Err(error) if no_v6(&error) => Ok(()),
+        Err(error) => Err(Trouble::new("raise the network device for IPv6", error)),
+    }
+}
+
+/// Raises a network card with the addresses that every sandbox has. Nobody is asked for the address of anyone: all that is sent goes
+/// to the one at the other end.
+pub(crate) fn raise_ethernet(device: &CStr) -> Result<(), Trouble> {
+    let step = "raise the network device";
+    let mut raised = Ok(());
+    for mtu in [MTU, 9000, 1500] {
+        raised = sys::raise_v4(device, mtu, V4, V4_MASK, libc::IFF_NOARP);
+        // A card that takes no packets of that size.
+        if !matches!(&raised, Err(error) if error.raw_os_error() == Some(libc::EINVAL)) {
+            break;
+        }
+    }
+    raised.step(step)?;
+    raise_v6(device)
 }
 
 fn no_v6(error: &io::Error) -> bool {
@@ -62,7 +82,7 @@ fn no_v6(error: &io::Error) -> bool {
 
 /// Lets everybody inside send echo requests and listen on low ports: there is nobody to protect from that.
 /// Not every kernel has these; without them root still can.
-pub(super) fn relax() {
+pub(crate) fn relax() {
     let _ = fs::write("/proc/sys/net/ipv4/ping_group_range", "0 65535");
     let _ = fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
 }
@@ -84,7 +104,7 @@ pub(super) fn listen() -> Result<UnixListener, Trouble> {
 
 /// Sees to it that names are looked up at the gateway. Expects the sandbox's root as the current directory, with
 /// `/run` mounted and empty.
-pub(super) fn cover_resolv_conf() -> Result<(), Trouble> {
+pub(crate) fn cover_resolv_conf() -> Result<(), Trouble> {
     let step = "cover /etc/resolv.conf";
     rustix::fs::mkdir("run/sandkeep", Mode::from_raw_mode(0o755)).step(step)?;
     let cover = Path::new("run").join(COVER);

@@ -67,7 +67,11 @@ impl Mounts {
 
 /// Lays out `base`, as host root.
 pub(super) fn furnish(root: &Root, hostname: &str) -> Result<(), Trouble> {
-    let base = root.writable_dir.join("base");
+    furnish_base(&root.writable_dir.join("base"), hostname)
+}
+
+/// Lays out the lowest layer of a root.
+pub(crate) fn furnish_base(base: &Path, hostname: &str) -> Result<(), Trouble> {
     let make = |name: &str, mode: u32| match DirBuilder::new().mode(mode).create(base.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         made => made,
@@ -78,12 +82,19 @@ pub(super) fn furnish(root: &Root, hostname: &str) -> Result<(), Trouble> {
     }
     fs::set_permissions(base.join("tmp"), Permissions::from_mode(0o1777))
         .step("make the base layer")?;
+    fs::write(base.join("etc/resolv.conf"), network::RESOLV).step("make the base layer")?;
+    for (path, text) in named_files(hostname) {
+        fs::write(base.join(path), text).step("make the base layer")?;
+    }
+    Ok(())
+}
+
+/// The files of the lowest layer that tell what the machine calls itself.
+pub(crate) fn named_files(hostname: &str) -> [(&'static str, String); 2] {
     let hosts = format!(
         "127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost ip6-localhost ip6-loopback {hostname}\n"
     );
-    fs::write(base.join("etc/hosts"), hosts).step("make the base layer")?;
-    fs::write(base.join("etc/resolv.conf"), network::RESOLV).step("make the base layer")?;
-    fs::write(base.join("etc/hostname"), format!("{hostname}\n")).step("make the base layer")
+    [("etc/hosts", hosts), ("etc/hostname", format!("{hostname}\n"))]
 }
 
 /// Stacks the layers and makes the result the current directory.

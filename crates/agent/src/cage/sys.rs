@@ -59,7 +59,7 @@ pub(crate) fn split(namespaces: i32, cgroup: Option<BorrowedFd<'_>>) -> io::Resu
 }
 
 /// Leaves a namespace for a new one of the same kind: `CLONE_NEWCGROUP` or `CLONE_NEWNS`.
-pub(super) fn unshare(kind: i32) -> io::Result<()> {
+pub(crate) fn unshare(kind: i32) -> io::Result<()> {
     // SAFETY: takes a number, touches no memory.
     check(unsafe { libc::unshare(kind) }.into())
 }
@@ -99,7 +99,7 @@ pub(super) fn shift_owners(
 }
 
 /// Brings up the loopback interface of the network namespace this process is in.
-pub(super) fn raise_loopback() -> io::Result<()> {
+pub(crate) fn raise_loopback() -> io::Result<()> {
     let socket = socket(libc::AF_INET)?;
     let mut request = request_for(c"lo");
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
@@ -113,8 +113,14 @@ pub(super) fn make_tun(device: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     ask(&device, libc::TUNSETIFF, &raw mut request)
 }
 
-/// Gives a device its size of packet and its IPv4 address, brings it up, and sends everything to it.
-pub(super) fn raise_v4(name: &CStr, mtu: i32, address: Ipv4Addr, mask: Ipv4Addr) -> io::Result<()> {
+/// Gives a device its size of packet and its IPv4 address, brings it up with `flags`, and sends everything to it.
+pub(super) fn raise_v4(
+    name: &CStr,
+    mtu: i32,
+    address: Ipv4Addr,
+    mask: Ipv4Addr,
+    flags: i32,
+) -> io::Result<()> {
     let socket = socket(libc::AF_INET)?;
     let mut request = request_for(name);
     request.ifr_ifru.ifru_mtu = mtu;
@@ -123,7 +129,7 @@ pub(super) fn raise_v4(name: &CStr, mtu: i32, address: Ipv4Addr, mask: Ipv4Addr)
     ask(&socket, libc::SIOCSIFADDR, &raw mut request)?;
     request.ifr_ifru.ifru_netmask = plain(mask);
     ask(&socket, libc::SIOCSIFNETMASK, &raw mut request)?;
-    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING | flags) as libc::c_short;
     ask(&socket, libc::SIOCSIFFLAGS, &raw mut request)?;
     // SAFETY: all zeros is a valid route: numbers and empty addresses.
     let mut route: libc::rtentry = unsafe { std::mem::zeroed() };
@@ -181,7 +187,7 @@ pub(super) fn raise_v6(name: &CStr, address: Ipv6Addr, prefix: u32) -> io::Resul
     ask(&socket, libc::SIOCADDRT, &raw mut route)
 }
 
-fn socket(family: libc::c_int) -> io::Result<OwnedFd> {
+pub(crate) fn socket(family: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: makes a descriptor, touches no memory.
     let socket = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     check(socket.into())?;
@@ -190,7 +196,7 @@ fn socket(family: libc::c_int) -> io::Result<OwnedFd> {
 }
 
 /// A request about a device. Its name is shorter than a request's room for it.
-fn request_for(name: &CStr) -> libc::ifreq {
+pub(crate) fn request_for(name: &CStr) -> libc::ifreq {
     // SAFETY: all zeros is a valid request: an empty name and a union of plain numbers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (place, byte) in request.ifr_name.iter_mut().zip(name.to_bytes()) {
@@ -209,7 +215,7 @@ fn plain(address: Ipv4Addr) -> libc::sockaddr {
     libc::sockaddr { sa_family: libc::AF_INET as libc::sa_family_t, sa_data: data }
 }
 
-fn ask<T>(to: &impl AsRawFd, what: libc::Ioctl, request: *mut T) -> io::Result<()> {
+pub(crate) fn ask<T>(to: &impl AsRawFd, what: libc::Ioctl, request: *mut T) -> io::Result<()> {
     // SAFETY: `request` is what the kernel reads and writes for `what`, as the callers here pair them, and
     // lives for the call.
     check(unsafe { libc::ioctl(to.as_raw_fd(), what, request) }.into())
@@ -258,6 +264,6 @@ pub(crate) fn leave(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-fn check(answer: i64) -> io::Result<()> {
+pub(crate) fn check(answer: i64) -> io::Result<()> {
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use sandkeep_proto::frame::{HEADER, Header, Kind};
 use sandkeep_proto::link::{Failure, Reply, Request, VERSION};
-use tokio::net::UnixStream;
 use tokio::task::AbortHandle;
 use zeroize::Zeroize as _;
 
@@ -15,8 +14,9 @@ use super::command::Command;
 use super::outbound::Outbound;
 use super::problem::Problem;
 use super::start::start;
+use super::transport::Transport;
 use super::work::Transfer;
-use super::{Agent, files, port, reap, tar_in, tar_out, work};
+use super::{Agent, files, own, port, reap, tar_in, tar_out, work};
 
 /// How many streams may be open on a connection.
 const STREAMS: usize = 1024;
@@ -57,9 +57,9 @@ impl Drop for Task {
 #[derive(Debug)]
 struct Violation;
 
-/// Serves a connection until it ends, by itself or because a newer one was greeted.
-pub(super) async fn serve(agent: Rc<Agent>, socket: UnixStream) {
-    let out = Outbound::new(socket);
+/// Serves a connection until it ends, by itself or because a newer one was greeted. What is said begins with `first`.
+pub(super) async fn serve(agent: Rc<Agent>, transport: Transport, first: &[u8]) {
+    let out = Outbound::new(transport, first);
     let writer = tokio::task::spawn_local(Rc::clone(&out).write());
     let mut connection =
         Connection { agent, out: Rc::clone(&out), greeted: false, held_secrets: Cell::new(false) };
@@ -83,13 +83,13 @@ impl Connection {
         let mut buffer = Vec::new();
         loop {
             let ready = tokio::select! {
-                ready = out.socket().readable() => ready,
+                ready = out.transport().readable() => ready,
                 () = out.closed() => return,
             };
             if ready.is_err() {
                 return;
             }
-            match out.socket().try_read(&mut scratch) {
+            match out.transport().try_read(&mut scratch) {
                 Ok(0) => return,
                 Ok(count) => buffer.extend_from_slice(scratch.get(..count).unwrap_or_default()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
@@ -196,7 +196,10 @@ impl Connection {
                 let message = format!("{STREAMS} streams are open already");
                 self.refuse(stream, Problem::new(Failure::Exhausted, message));
             }
-            request => self.act(stream, request),
+            request => match own::allowed(&self.agent, &request) {
+                Ok(()) => self.act(stream, request),
+                Err(problem) => self.refuse(stream, problem),
+            },
         }
         Ok(())
     }
@@ -206,7 +209,7 @@ impl Connection {
     }
 
     fn hello(&mut self, stream: u32, version: u32) {
-        let generation = self.agent.generation.clone();
+        let generation = self.agent.generation.borrow().clone();
         self.out.reply(stream, &Reply::Hello { version: VERSION, generation });
         // A daemon of another version reads this and leaves; the daemon we have stays.
         if version != VERSION || self.greeted {
@@ -247,7 +250,7 @@ impl Connection {
             | Request::Freeze
             | Request::Thaw
             | Request::Export { .. } => {
-                Err(Problem::new(Failure::Invalid, "this sandbox shares its host's kernel"))
+                return own::act(&self.agent, &self.out, stream, request);
             }
             request => return self.files(stream, request),
         };

@@ -14,6 +14,7 @@ mod connection;
 mod files;
 mod launch;
 mod outbound;
+mod own;
 mod port;
 mod problem;
 mod reap;
@@ -21,14 +22,17 @@ mod secrets;
 mod start;
 mod tar_in;
 mod tar_out;
+mod transport;
 mod user;
 mod work;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sandkeep_proto::frame::CHUNK;
@@ -36,8 +40,12 @@ use tokio::sync::Semaphore;
 use tokio::task::LocalSet;
 
 use crate::cage::{Doors, hand_over};
+use crate::machine::Machine;
 use command::Command;
 use outbound::Outbound;
+pub(crate) use problem::Problem;
+use transport::{Port, Transport};
+pub(crate) use work::Desk;
 
 /// The numbers of a user and its group, if the sandbox knows who that is.
 pub(crate) fn ids_of(user: &str) -> Option<(u32, u32)> {
@@ -55,7 +63,10 @@ const LONG_WORK: usize = 64;
 /// What the one thread knows.
 #[derive(Debug)]
 struct Agent {
-    generation: String,
+    /// What this run of the machine is called.
+    generation: RefCell<String>,
+    /// The machine, where it is one of its own.
+    machine: Option<Arc<Machine>>,
     commands: RefCell<HashMap<String, Rc<Command>>>,
     /// Commands whose process was not reaped yet.
     running: RefCell<HashMap<i32, Rc<Command>>>,
@@ -72,20 +83,29 @@ struct Agent {
 
 /// Serves until the machine ends.
 pub(crate) fn run(doors: Doors) -> ! {
+    again(|| serve(&doors))
+}
+
+/// Serves on the port of a machine of its own, until it ends.
+pub(crate) fn run_machine(machine: &Arc<Machine>) -> ! {
+    again(|| serve_machine(machine))
+}
+
+fn again(serve: impl Fn() -> std::io::Result<Infallible>) -> ! {
     loop {
-        let served = serve(&doors);
         // Only the runtime's own setup can fail, for want of descriptors or memory: try again.
-        let Err(error) = served;
+        let Err(error) = serve();
         eprintln!("keep-agent: could not serve: {error}");
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
-fn serve(doors: &Doors) -> std::io::Result<std::convert::Infallible> {
+fn agent(machine: Option<Arc<Machine>>) -> std::io::Result<Rc<Agent>> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let files = launch::raise_file_limit();
-    let agent = Rc::new(Agent {
-        generation: generation()?,
+    Ok(Rc::new(Agent {
+        generation: RefCell::new(generation()?),
+        machine,
         commands: RefCell::default(),
         running: RefCell::default(),
         started: Cell::new(0),
@@ -94,7 +114,11 @@ fn serve(doors: &Doors) -> std::io::Result<std::convert::Infallible> {
         long_work: Semaphore::new(LONG_WORK),
         scratch: Rc::new(RefCell::new(vec![0; CHUNK])),
         files,
-    });
+    }))
+}
+
+fn serve(doors: &Doors) -> std::io::Result<Infallible> {
+    let agent = agent(None)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let listener = copy(&doors.link)?;
     let network = match &doors.network {
@@ -112,11 +136,30 @@ fn serve(doors: &Doors) -> std::io::Result<std::convert::Infallible> {
         loop {
             match listener.accept().await {
                 Ok((socket, _)) => {
-                    tokio::task::spawn_local(connection::serve(Rc::clone(&agent), socket));
+                    let (agent, transport) = (Rc::clone(&agent), Transport::Socket(socket));
+                    tokio::task::spawn_local(connection::serve(agent, transport, &[]));
                 }
                 // Out of descriptors, most likely: they come back.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
+        }
+    })
+}
+
+fn serve_machine(machine: &Arc<Machine>) -> std::io::Result<Infallible> {
+    let agent = agent(Some(Arc::clone(machine)))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let device = machine.port()?;
+    LocalSet::new().block_on(&runtime, async move {
+        let children = reap::Children::watch()?;
+        tokio::task::spawn_local(children.reap(Rc::clone(&agent)));
+        let port = Port::new(device)?;
+        tokio::task::spawn_local(Rc::clone(&port).watch());
+        loop {
+            let nonce = port.begin().await;
+            let transport = Transport::Port(Rc::clone(&port));
+            connection::serve(Rc::clone(&agent), transport, &nonce.mark()).await;
+            port.give_up();
         }
     })
 }

@@ -12,10 +12,10 @@ use std::rc::Rc;
 use sandkeep_proto::frame::{HEADER, Header, Kind, MAX_PAYLOAD};
 use sandkeep_proto::link::{Done, Failure, Reply};
 use serde::Serialize;
-use tokio::net::UnixStream;
 use tokio::sync::Notify;
 
 use super::connection::Stream;
+use super::transport::Transport;
 
 /// How much may wait for the socket before senders of Data wait too.
 const LIMIT: usize = 1 << 20;
@@ -23,7 +23,7 @@ const LIMIT: usize = 1 << 20;
 /// Frames on their way to one daemon, and the streams it has open.
 #[derive(Debug)]
 pub(super) struct Outbound {
-    socket: UnixStream,
+    transport: Transport,
     queue: RefCell<Vec<u8>>,
     pub(super) streams: RefCell<HashMap<u32, Stream>>,
     closed: Cell<bool>,
@@ -32,19 +32,24 @@ pub(super) struct Outbound {
 }
 
 impl Outbound {
-    pub(super) fn new(socket: UnixStream) -> Rc<Self> {
+    /// Starts with `first`, bytes that are no frame.
+    pub(super) fn new(transport: Transport, first: &[u8]) -> Rc<Self> {
+        let unsent = Notify::new();
+        if !first.is_empty() {
+            unsent.notify_one();
+        }
         Rc::new(Self {
-            socket,
-            queue: RefCell::default(),
+            transport,
+            queue: RefCell::new(first.to_vec()),
             streams: RefCell::default(),
             closed: Cell::new(false),
-            unsent: Notify::new(),
+            unsent,
             changed: Notify::new(),
         })
     }
 
-    pub(super) fn socket(&self) -> &UnixStream {
-        &self.socket
+    pub(super) fn transport(&self) -> &Transport {
+        &self.transport
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -92,11 +97,12 @@ impl Outbound {
         let mut queue = self.queue.borrow_mut();
         let idle = queue.is_empty();
         queue.reserve(HEADER + payload.len());
-        queue.extend_from_slice(&Header { length: payload.len(), stream, kind }.encode());
-        queue.extend_from_slice(payload);
+        let header = Header { length: payload.len(), stream, kind }.encode();
+        self.transport.add(&mut queue, &header);
+        self.transport.add(&mut queue, payload);
         if idle {
             // An error shows again, and is dealt with, in `write`.
-            if let Ok(written) = self.socket.try_write(&queue) {
+            if let Ok(written) = self.transport.try_write(&queue) {
                 queue.drain(..written);
             }
         }
@@ -148,13 +154,13 @@ impl Outbound {
             self.unsent.notified().await;
             while !self.closed.get() && !self.queue.borrow().is_empty() {
                 let ready = tokio::select! {
-                    ready = self.socket.writable() => ready,
+                    ready = self.transport.writable() => ready,
                     () = self.closed() => return,
                 };
                 if ready.is_err() {
                     return self.close();
                 }
-                let result = self.socket.try_write(&self.queue.borrow());
+                let result = self.transport.try_write(&self.queue.borrow());
                 match result {
                     Ok(written) => {
                         self.queue.borrow_mut().drain(..written);

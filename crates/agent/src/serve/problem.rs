@@ -8,13 +8,13 @@ use sandkeep_proto::link::{Done, Failure, Reply};
 
 /// A failure, in the words of the link.
 #[derive(Debug, Clone)]
-pub(super) struct Problem {
+pub(crate) struct Problem {
     pub(super) kind: Failure,
     pub(super) message: String,
 }
 
 impl Problem {
-    pub(super) fn new(kind: Failure, message: impl Into<String>) -> Self {
+    pub(crate) fn new(kind: Failure, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }
 

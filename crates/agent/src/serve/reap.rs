@@ -85,7 +85,8 @@ pub(super) async fn quiesce(agent: &Agent, grace: Duration) -> Result<(), Proble
         let elapsed = start.elapsed();
         // Again each time: who forks faster than this is caught in the end.
         let signal = if elapsed >= grace { Signal::KILL.as_raw() } else { NONE };
-        if signal_all(signal) {
+        let nobody = signal_all(signal);
+        if nobody || agent.machine.as_ref().is_some_and(|machine| machine.is_alone()) {
             return Ok(());
         }
         if elapsed >= grace + STUBBORN {

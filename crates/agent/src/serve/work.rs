@@ -144,7 +144,7 @@ enum Event {
 }
 
 /// A thread's end of its stream: reads what the host sends, writes what it is to get.
-pub(super) struct Desk {
+pub(crate) struct Desk {
     events: mpsc::Sender<Event>,
     input: mpsc::UnboundedReceiver<Input>,
     chunk: Vec<u8>,
@@ -161,10 +161,15 @@ impl Desk {
     }
 
     /// Gives the answer to the request, after which bytes may flow.
-    pub(super) fn reply(&mut self, reply: Reply) -> Result<(), Problem> {
+    pub(crate) fn reply(&mut self, reply: Reply) -> Result<(), Problem> {
         self.replied = true;
         self.tell(Event::Reply(reply))
             .map_err(|error| Problem::new(Failure::Fault, error.to_string()))
+    }
+
+    /// How many bytes were sent so far.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent
     }
 
     fn finish(self, outcome: Result<Done, Problem>) {
@@ -224,12 +229,22 @@ pub(super) fn short(
     at: At,
     job: impl FnOnce(Place) -> Result<Reply, Problem> + Send + 'static,
 ) {
+    answer(agent, out, stream, move || Place::enter(&at).and_then(job));
+}
+
+/// The same, of no particular place.
+pub(super) fn answer(
+    agent: &Rc<Agent>,
+    out: &Rc<Outbound>,
+    stream: u32,
+    job: impl FnOnce() -> Result<Reply, Problem> + Send + 'static,
+) {
     let (agent, mine) = (Rc::clone(agent), Rc::clone(out));
     let task = tokio::task::spawn_local(async move {
         let _permit = agent.short_work.acquire().await;
         let (answer, answered) = oneshot::channel();
         let started = thread(move || {
-            let _ = answer.send(Place::enter(&at).and_then(job));
+            let _ = answer.send(job());
         });
         let outcome = match started {
             Ok(()) => answered.await.unwrap_or_else(|_| Err(broken())),
@@ -248,6 +263,16 @@ pub(super) fn long(
     at: At,
     job: impl FnOnce(Place, &mut Desk) -> Result<Done, Problem> + Send + 'static,
 ) {
+    moving(agent, out, stream, move |desk| Place::enter(&at).and_then(|place| job(place, desk)));
+}
+
+/// The same, of no particular place.
+pub(super) fn moving(
+    agent: &Rc<Agent>,
+    out: &Rc<Outbound>,
+    stream: u32,
+    job: impl FnOnce(&mut Desk) -> Result<Done, Problem> + Send + 'static,
+) {
     let (agent, mine) = (Rc::clone(agent), Rc::clone(out));
     let (transfer, input) = Transfer::new();
     let carried = Rc::clone(&transfer);
@@ -265,7 +290,7 @@ pub(super) fn long(
                 received: 0,
                 sent: 0,
             };
-            let outcome = Place::enter(&at).and_then(|place| job(place, &mut desk));
+            let outcome = job(&mut desk);
             desk.finish(outcome);
         });
         if let Err(problem) = started {
@@ -298,7 +323,8 @@ fn broken() -> Problem {
     Problem::new(Failure::Fault, "the work broke off")
 }
 
-fn thread(work: impl FnOnce() + Send + 'static) -> Result<(), Problem> {
+/// Does work on a thread of its own.
+pub(super) fn thread(work: impl FnOnce() + Send + 'static) -> Result<(), Problem> {
     std::thread::Builder::new().stack_size(STACK).spawn(work).map(drop).map_err(|error| {
         Problem::new(Failure::Exhausted, format!("could not start a thread: {}", say(&error)))
     })

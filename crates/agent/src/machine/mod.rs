@@ -1,0 +1,271 @@
+//! The first process of a machine of its own: a kernel, its devices, and this program as `/init`.
+//!
+//! ```text
+//! init          mount /proc, /sys, /dev; load modules; open the port; let go of the initramfs; serve the link
+//! assemble      mount the root and the drives, furnish it, enter it, become who the machine is to be
+//! renew         after a restore: the time, randomness, and who it is if that has changed
+//! freeze, thaw  before and after a capture
+//! export        what was written, at the end
+//! ```
+//!
+//! Root inside is root of its own kernel: nothing is kept from it that a machine's root has, and all that keeps it from the host is
+//! the machine. What this program holds (directories that are mounted nowhere) is out of sight, not out of reach.
+//!
+//! The first process must not end: then the kernel panics, and the machine is gone.
+
+mod assemble;
+mod disks;
+mod early;
+mod export;
+mod identity;
+mod sys;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{Dir, Mode, OFlags};
+use sandkeep_proto::link::{Assemble, Failure, Identity, Moment, Request};
+
+use crate::cage::{Step as _, Trouble};
+use crate::serve::{self, Desk, Problem};
+
+pub(crate) use identity::take_in;
+
+/// What the kernel calls processes of its own.
+const KERNEL_THREAD: u64 = 0x0020_0000;
+
+/// Starts the machine and serves it.
+pub(crate) fn init() -> ! {
+    match early::prepare() {
+        Ok(machine) => serve::run_machine(&Arc::new(machine)),
+        Err(trouble) => {
+            // Nobody can be reached; the console may be looked at.
+            eprintln!("keep-agent: could not {}: {}", trouble.step, trouble.reason);
+            // The kernel panics, and is told to end the machine then.
+            std::process::exit(1)
+        }
+    }
+}
+
+/// The machine, as this program holds it.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    port: OwnedFd,
+    /// `/proc`, whatever is mounted there later.
+    proc: OwnedFd,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Nobody's.
+    Waiting,
+    /// Becoming a sandbox's. Stays if that fails: what was mounted on the way is not taken back.
+    Assembling,
+    /// A sandbox's.
+    Whole(Arc<Whole>),
+}
+
+/// What is kept of a root once it stands.
+#[derive(Debug)]
+struct Whole {
+    /// The root first, then the drives.
+    parts: Vec<Part>,
+    /// The lowest layer of the root, which is furnished here; absent in a rescue.
+    base: Option<OwnedFd>,
+    /// What is seen as the kernel's `boot_id`; absent in a rescue.
+    boot_id: Option<File>,
+    disks: disks::Disks,
+}
+
+/// What was written to one disk.
+#[derive(Debug)]
+struct Part {
+    /// Absent where nothing can be written.
+    upper: Option<OwnedFd>,
+}
+
+impl Machine {
+    /// The port, for the link.
+    pub(crate) fn port(&self) -> io::Result<OwnedFd> {
+        self.port.try_clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn whole(&self) -> Option<Arc<Whole>> {
+        match &*self.state() {
+            State::Whole(whole) => Some(Arc::clone(whole)),
+            State::Waiting | State::Assembling => None,
+        }
+    }
+
+    /// Whether a request can be carried out as the machine is.
+    pub(crate) fn allows(&self, request: &Request) -> Result<(), Problem> {
+        let always = matches!(
+            request,
+            Request::Hello { .. }
+                | Request::Assemble(_)
+                | Request::Renew(_)
+                | Request::Freeze
+                | Request::Thaw
+        );
+        match self.whole() {
+            _ if always => Ok(()),
+            None => Err(Problem::new(Failure::Invalid, "the machine is nobody's yet")),
+            Some(whole) if whole.base.is_some() => Ok(()),
+            Some(_) => match request {
+                Request::Export { .. } | Request::Quiesce { .. } | Request::Commands => Ok(()),
+                _ => Err(Problem::new(
+                    Failure::Invalid,
+                    "the machine was only started for what is on its disks",
+                )),
+            },
+        }
+    }
+
+    /// Makes it the sandbox's.
+    pub(crate) fn assemble(&self, plan: &Assemble) -> Result<(), Problem> {
+        {
+            let mut state = self.state();
+            if !matches!(*state, State::Waiting) {
+                return Err(Problem::new(Failure::Exists, "the machine is a sandbox's already"));
+            }
+            *state = State::Assembling;
+        }
+        let whole = if plan.rescue {
+            assemble::rescue(plan).map_err(problem)?
+        } else {
+            let whole = assemble::assemble(plan).map_err(problem)?;
+            identity::take_on(&plan.identity).map_err(problem)?;
+            whole
+        };
+        *self.state() = State::Whole(Arc::new(whole));
+        Ok(())
+    }
+
+    /// Makes it another sandbox's than the one whose memory it has.
+    pub(crate) fn become_another(&self, identity: &Identity) -> Result<(), Problem> {
+        // What follows is written to disks that were frozen for the capture.
+        self.thaw()?;
+        identity::take_on(identity).map_err(problem)?;
+        match self.whole() {
+            Some(whole) => whole.renew(&identity.hostname).map_err(problem),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes everything to the disks and lets nothing more be written. Whoever calls must see to it that
+    /// [`Machine::thaw_after`] is called with what this answers.
+    pub(crate) fn freeze(&self) -> Result<u64, Problem> {
+        match self.whole() {
+            Some(whole) => whole.disks.freeze().step("freeze the disks").map_err(problem),
+            None => {
+                rustix::fs::sync();
+                Ok(0)
+            }
+        }
+    }
+
+    /// Lets disks be written again.
+    pub(crate) fn thaw(&self) -> Result<(), Problem> {
+        match self.whole() {
+            Some(whole) => whole.disks.thaw(None).step("thaw the disks").map_err(problem),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets disks be written again ten seconds after they were frozen, as this machine counts them: the time it is not
+    /// there does not pass.
+    pub(crate) fn thaw_after(&self, freeze: u64) {
+        std::thread::sleep(disks::AT_MOST);
+        if let Some(whole) = self.whole() {
+            // Who cannot be thawed now cannot be thawed later.
+            let _ = whole.disks.thaw(Some(freeze));
+        }
+    }
+
+    /// Packs what was written to the root, or to a drive.
+    pub(crate) fn export(
+        &self,
+        part: u32,
+        desk: &mut Desk,
+    ) -> Result<sandkeep_proto::link::Done, Problem> {
+        let whole = self.whole();
+        let parts = whole.as_ref().map(|whole| whole.parts.as_slice()).unwrap_or_default();
+        let found = parts.get(part as usize).and_then(|part| part.upper.as_ref());
+        let Some(upper) = found else {
+            let message = format!("the machine has no part {part} that can be written");
+            return Err(Problem::new(Failure::NotFound, message));
+        };
+        export::pack(upper.as_fd(), desk)
+    }
+
+    /// Whether no process but this one is alive. The kernel's own do not count, which a signal to everybody also reaches.
+    pub(crate) fn is_alone(&self) -> bool {
+        let Ok(listed) = Dir::read_from(&self.proc) else { return false };
+        for entry in listed {
+            let Ok(entry) = entry else { return false };
+            let name = entry.file_name();
+            if name == c"1" || !name.to_bytes().iter().all(u8::is_ascii_digit) {
+                continue;
+            }
+            let path = [name.to_bytes(), b"/stat"].concat();
+            // One that has ended meanwhile.
+            let Some(stat) = self.read(&path) else { continue };
+            if !is_kernel_thread(&stat) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn read(&self, path: &[u8]) -> Option<String> {
+        use std::io::Read as _;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.proc, path, flags, Mode::empty()).ok()?;
+        let mut bytes = Vec::new();
+        File::from(file).read_to_end(&mut bytes).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+/// Whether a line of `/proc/<pid>/stat` is about one of the kernel's own.
+fn is_kernel_thread(stat: &str) -> bool {
+    // The second field is the program's name in parentheses and may hold anything, even `) `.
+    let flags = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(6));
+    flags
+        .and_then(|flags| flags.parse::<u64>().ok())
+        .is_some_and(|flags| flags & KERNEL_THREAD != 0)
+}
+
+fn problem(trouble: Trouble) -> Problem {
+    let kind = if trouble.step == sandkeep_proto::cage::MOUNT_POINT {
+        Failure::Invalid
+    } else {
+        Failure::Fault
+    };
+    Problem::new(kind, format!("could not {}: {}", trouble.step, trouble.reason))
+}
+
+/// Takes in what time it is, and randomness.
+pub(crate) fn now(moment: &Moment) -> Result<(), Problem> {
+    take_in(moment).map_err(problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_kernel_thread;
+
+    #[test]
+    fn the_kernels_own_are_told_from_others() {
+        assert!(is_kernel_thread("2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0"));
+        assert!(!is_kernel_thread("7 (sh) S 1 7 7 0 -1 4194304 1 0 0 0"));
+        assert!(!is_kernel_thread("7 (x) S 0 0 0 0 -1 2129984) S 1 7 7 0 -1 4194304 1"));
+        assert!(!is_kernel_thread("") && !is_kernel_thread("7 (sh) S"));
+    }
+}

@@ -1,0 +1,68 @@
+//! What only a machine of its own is asked.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use sandkeep_proto::link::{Failure, Renew, Reply, Request, VERSION};
+
+use super::outbound::Outbound;
+use super::problem::Problem;
+use super::{Agent, work};
+use crate::machine::{self, Machine};
+
+/// Whether a request can be carried out now.
+pub(super) fn allowed(agent: &Agent, request: &Request) -> Result<(), Problem> {
+    agent.machine.as_ref().map_or(Ok(()), |machine| machine.allows(request))
+}
+
+/// Carries it out.
+pub(super) fn act(agent: &Rc<Agent>, out: &Rc<Outbound>, stream: u32, request: Request) {
+    let Some(machine) = agent.machine.clone() else {
+        let problem = Problem::new(Failure::Invalid, "this sandbox shares its host's kernel");
+        return out.reply(stream, &problem.reply());
+    };
+    match request {
+        Request::Assemble(plan) => {
+            work::answer(agent, out, stream, move || machine.assemble(&plan).map(|()| Reply::Ok));
+        }
+        Request::Renew(renew) => match begin_again(agent, &renew) {
+            Ok(reply) => work::answer(agent, out, stream, move || {
+                if let Some(identity) = &renew.identity {
+                    machine.become_another(identity)?;
+                }
+                Ok(reply)
+            }),
+            Err(problem) => out.reply(stream, &problem.reply()),
+        },
+        Request::Freeze => freeze(agent, out, stream, machine),
+        Request::Thaw => {
+            work::answer(agent, out, stream, move || machine.thaw().map(|()| Reply::Ok));
+        }
+        Request::Export { part } => {
+            work::moving(agent, out, stream, move |desk| machine.export(part, desk));
+        }
+        _ => {
+            let problem = Problem::new(Failure::Fault, "the request is not for machines");
+            out.reply(stream, &problem.reply());
+        }
+    }
+}
+
+/// Takes in the time and randomness, and only then draws a name for this run.
+fn begin_again(agent: &Agent, renew: &Renew) -> Result<Reply, Problem> {
+    machine::now(&renew.now)?;
+    let generation = super::generation()
+        .map_err(|error| Problem::new(Failure::Fault, format!("no random bytes: {error}")))?;
+    agent.generation.replace(generation.clone());
+    Ok(Reply::Hello { version: VERSION, generation })
+}
+
+fn freeze(agent: &Rc<Agent>, out: &Rc<Outbound>, stream: u32, machine: Arc<Machine>) {
+    work::answer(agent, out, stream, move || {
+        let freeze = machine.freeze()?;
+        // Whether or not anybody still listens to the answer.
+        let waiting = Arc::clone(&machine);
+        work::thread(move || waiting.thaw_after(freeze)).inspect_err(|_| drop(machine.thaw()))?;
+        Ok(Reply::Ok)
+    });
+}
