@@ -85,7 +85,12 @@ impl Inside {
             Link::Unix(socket) => Guest::connect(socket, patience).await,
             Link::Serial(socket) => Guest::connect_serial(socket, patience).await,
         };
-        let guest = guest.expect("the agent answers");
+        Self::over(guest.expect("the agent answers"))
+    }
+
+    /// Uses a link that stands.
+    #[must_use]
+    pub fn over(guest: Guest) -> Self {
         Self { guest, count: AtomicU32::new(0) }
     }
 

@@ -6,5 +6,6 @@ pub mod driver;
 pub mod house;
 pub mod inside;
 pub mod machine;
+pub mod microvm;
 pub mod root;
 pub mod tree;
