@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use sandkeep_core::model::Layer;
+use sandkeep_core::model::{Layer, MemoryLayer};
 use sandkeep_core::store::{Problem, Report, Store, Verdict};
 use serde::Serialize;
 
@@ -88,14 +88,29 @@ async fn verify(store: &Store) -> Result<Verified, Failure> {
             }
         }
     }
+    for layer in store.scan::<MemoryLayer>().await.map_err(cannot)?.good {
+        match store.verify_memory(&layer.id).await.map_err(cannot)? {
+            Verdict::Intact => found.intact += 1,
+            Verdict::Unknown => {
+                store.fingerprint_memory(&layer.id).await.map_err(cannot)?;
+                found.recorded += 1;
+            }
+            Verdict::Damaged(differences) => {
+                let told = differences
+                    .iter()
+                    .map(|difference| format!("memory layer {}: {difference}", layer.id));
+                found.damaged.extend(told);
+            }
+        }
+    }
     Ok(found)
 }
 
 fn written(paint: Paint, answer: &Answer) -> String {
-    let Report { problems, projects, sandboxes, snapshots, drives, images, layers } =
+    let Report { problems, projects, sandboxes, snapshots, drives, images, layers, memory } =
         &answer.report;
     let mut text = format!(
-        "{}: {projects} projects, {sandboxes} sandboxes, {snapshots} snapshots, {drives} drives, {images} images, {layers} layers\n",
+        "{}: {projects} projects, {sandboxes} sandboxes, {snapshots} snapshots, {drives} drives, {images} images, {layers} layers, {memory} memory layers\n",
         answer.data.display()
     );
     for problem in problems {
@@ -136,6 +151,16 @@ fn told(problem: &Problem) -> String {
         }
         Problem::MissingSnapshot { sandbox, snapshot } => {
             format!("snapshot {snapshot} is gone, and sandbox {sandbox} stands on it")
+        }
+        Problem::MissingMemory { needed_by, memory } => {
+            format!("memory layer {memory} is gone, and {needed_by} needs it")
+        }
+        Problem::DamagedMemory { memory, reason } => format!("memory layer {memory}: {reason}"),
+        Problem::AbandonedMemory { memory } => {
+            format!("memory layer {memory} was begun and never finished")
+        }
+        Problem::UnheldMemory { memory, bytes: size } => {
+            format!("memory layer {memory}, {}, is needed by nobody", bytes(*size))
         }
         Problem::MissingFiles { layer } => format!("layer {layer} has lost its files"),
         Problem::NotASandbox { path } => format!("`{}` holds no sandbox", path.display()),

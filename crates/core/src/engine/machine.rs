@@ -322,6 +322,7 @@ impl Inner {
         self.book_memory(&layer);
         let template = Template { format: FORMAT, key, memory: layer.id.clone(), used_at: now() };
         self.store.write(&template, Durability::Synced).await?;
+        self.books().hold_template(&template);
         Ok(layer.id)
     }
 

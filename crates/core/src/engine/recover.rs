@@ -36,8 +36,8 @@ use crate::db::{Filter, Owner, Page, Tombstones};
 use crate::driver::Link;
 use crate::guest::GuestError;
 use crate::model::{
-    Command, CommandState, Drive, Ending, Image, Layer, OnDelete, Project, Sandbox, SandboxId,
-    Secret, SessionEnd, Snapshot, SnapshotKind, Timestamp, now,
+    Command, CommandState, Drive, Ending, Image, Layer, MemoryLayer, OnDelete, Project, Sandbox,
+    SandboxId, Secret, SessionEnd, Snapshot, SnapshotKind, Template, Timestamp, now,
 };
 use crate::store::{Damaged, Durability};
 
@@ -92,6 +92,7 @@ impl Inner {
         tell(&secrets.damaged);
         secrets.good.into_iter().for_each(|secret| self.learn_secret(secret));
         layers.good.iter().for_each(|layer| self.book(layer));
+        self.reindex_memory().await?;
         self.reindex_drives().await?;
         let known: HashSet<_> = snapshots.good.iter().map(|snapshot| snapshot.id.clone()).collect();
         let (everybody, tombstones) = (Owner::Anybody, Tombstones::With);
@@ -120,6 +121,17 @@ impl Inner {
             }
         }
         Ok(sandboxes.good)
+    }
+
+    /// Enters memory layers, and the templates that hold some.
+    async fn reindex_memory(&self) -> Result<()> {
+        let layers = self.store.scan::<MemoryLayer>().await?;
+        tell(&layers.damaged);
+        layers.good.iter().for_each(|layer| self.book_memory(layer));
+        let templates = self.store.scan::<Template>().await?;
+        tell(&templates.damaged);
+        self.books().hold_templates(&templates.good);
+        Ok(())
     }
 
     /// Tells of manifests that do not read. What they name is held by nobody in the books, and must not

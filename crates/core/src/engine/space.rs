@@ -13,9 +13,11 @@ use serde::{Deserialize, Serialize};
 use super::boot::chain_of;
 use super::slot::lock;
 use super::{Engine, Inner, Result};
-use crate::model::{Image, Layer, LayerId, MemoryLayer, Quarantine, Sandbox, Snapshot, now};
-use crate::store::Durability;
+use crate::model::{
+    Image, Layer, LayerId, MemoryLayer, Quarantine, Sandbox, Snapshot, Timestamp, now,
+};
 use crate::store::accounting::{Books, Sizes};
+use crate::store::{CollectedMemory, Durability};
 
 /// Something that takes up room.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +45,8 @@ pub struct SpaceReport {
     pub images: u64,
     /// Sealed layers of drives.
     pub drives: u64,
+    /// Memory of machines: of snapshots that have it, and of templates.
+    pub memory: u64,
     /// What is kept aside by the guard.
     pub quarantine: u64,
     /// What sessions under way have written so far.
@@ -71,6 +75,7 @@ impl Engine {
         let totals = self.inner.books().totals();
         report.images = totals.images;
         report.drives = totals.drives;
+        report.memory = totals.memory;
         report.snapshots = totals.bytes.saturating_sub(totals.images + totals.drives);
         let aside = self.inner.store.scan::<Quarantine>().await?.good;
         report.quarantine = aside.iter().map(Quarantine::bytes).sum();
@@ -98,7 +103,7 @@ impl Inner {
 
     /// Enters a memory layer that was sealed.
     pub(super) fn book_memory(&self, layer: &MemoryLayer) {
-        let _ = layer;
+        self.books().add_memory(layer);
     }
 
     pub(super) fn sized(&self, snapshot: Snapshot) -> Sized<Snapshot> {
@@ -162,6 +167,21 @@ impl Inner {
             tracing::info!(layers = collected.layers.len(), bytes = collected.bytes, "collected");
         }
         self.books().remove(&collected.layers);
+        self.collect_memory(begun_before).await
+    }
+
+    /// Removes the memory layers that nobody holds, and templates that nobody used for long.
+    async fn collect_memory(&self, begun_before: Timestamp) -> Result<()> {
+        let live = self.books().held_memory();
+        let collected = self.store.collect_memory(&live, begun_before).await?;
+        let CollectedMemory { layers, bytes, templates, kept } = collected;
+        if !layers.is_empty() || !templates.is_empty() {
+            let (layers, templates) = (layers.len(), templates.len());
+            tracing::info!(layers, bytes, templates, "collected memory");
+        }
+        let mut books = self.books();
+        books.remove_memory(&layers);
+        books.hold_templates(&kept);
         Ok(())
     }
 

@@ -14,12 +14,17 @@
 //! counted once in totals, and count as freed only when the last layer that may keep them goes. Where
 //! a layer shares with several others at once it is not known which bytes with which; then the sums
 //! promise too little rather than too much.
+//!
+//! Memory layers are entered in the same way, and count in the same numbers. A template holds its own, so what machines of a
+//! kind have in common is no snapshot's own.
 
 use std::collections::{HashMap, HashSet};
 
+use super::ledger::Ledger;
 use super::{Linked, Result, Store};
 use crate::model::{
-    Drive, DriveId, Image, Layer, LayerId, LayerKind, Sandbox, SandboxId, Snapshot, SnapshotId,
+    Drive, DriveId, Image, Layer, LayerId, LayerKind, MemoryId, MemoryLayer, Sandbox, SandboxId,
+    Snapshot, SnapshotId, Template,
 };
 
 /// What a layer weighs.
@@ -53,7 +58,9 @@ pub struct Totals {
     pub images: u64,
     /// Of these, layers of drives.
     pub drives: u64,
-    /// Of these, layers nobody holds, which a collection would free.
+    /// Memory layers, which are not part of `bytes`.
+    pub memory: u64,
+    /// Layers of both sorts that nobody holds, which a collection would free.
     pub unheld: u64,
 }
 
@@ -62,9 +69,10 @@ pub struct Totals {
 pub struct Books {
     weights: HashMap<LayerId, Weight>,
     chains: HashMap<SnapshotId, Chain>,
-    held: HashMap<Holder, Vec<LayerId>>,
-    /// How many holders each layer has.
-    holders: HashMap<LayerId, usize>,
+    layers: Ledger<Holder, LayerId>,
+    /// What memory layers weigh.
+    memory_weights: HashMap<MemoryId, u64>,
+    memory: Ledger<Holder, MemoryId>,
     /// Bytes that several layers keep, and for each layer those it is part of.
     extents: Vec<Extent>,
     extents_of: HashMap<LayerId, Vec<usize>>,
@@ -76,12 +84,14 @@ enum Holder {
     Image(String),
     Sandbox(SandboxId),
     Drive(DriveId),
+    Template(String),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Chain {
     parent: Option<SnapshotId>,
     layers: Vec<LayerId>,
+    memory: Vec<MemoryId>,
 }
 
 /// Bytes that any of several layers keeps.
@@ -107,6 +117,11 @@ impl Books {
         if links {
             self.find_extents();
         }
+    }
+
+    /// Enters a sealed memory layer.
+    pub fn add_memory(&mut self, layer: &MemoryLayer) {
+        self.memory_weights.insert(layer.id.clone(), layer.bytes);
     }
 
     /// Whether a layer was entered.
@@ -141,69 +156,91 @@ impl Books {
 
     /// Enters a snapshot, or what has become of it.
     pub fn hold_snapshot(&mut self, snapshot: &Snapshot) {
-        self.hold(Holder::Snapshot(snapshot.id.clone()), &snapshot.layers);
-        let chain = Chain { parent: snapshot.parent.clone(), layers: snapshot.layers.clone() };
-        self.chains.insert(snapshot.id.clone(), chain);
+        let holder = Holder::Snapshot(snapshot.id.clone());
+        self.layers.hold(holder.clone(), &snapshot.layers);
+        self.memory.hold(holder, &snapshot.memory);
+        let Snapshot { parent, layers, memory, .. } = snapshot.clone();
+        self.chains.insert(snapshot.id.clone(), Chain { parent, layers, memory });
     }
 
     /// Strikes out a snapshot.
     pub fn drop_snapshot(&mut self, id: &SnapshotId) {
-        self.hold(Holder::Snapshot(id.clone()), &[]);
+        self.layers.hold(Holder::Snapshot(id.clone()), []);
+        self.memory.hold(Holder::Snapshot(id.clone()), []);
         self.chains.remove(id);
     }
 
     /// Enters all images there are, in place of those there were.
     pub fn hold_images(&mut self, images: &[Image]) {
-        let before: Vec<Holder> =
-            self.held.keys().filter(|holder| matches!(holder, Holder::Image(_))).cloned().collect();
-        for image in images {
-            self.hold_image(image);
-        }
-        for gone in before {
-            let there = |image: &Image| Holder::Image(image.name.clone()) == gone;
-            if !images.iter().any(there) {
-                self.hold(gone, &[]);
-            }
-        }
+        let now = |image: &Image| Holder::Image(image.name.clone());
+        let images = images.iter().map(|image| (now(image), &image.layers[..])).collect();
+        self.layers.hold_only(|holder| matches!(holder, Holder::Image(_)), images);
+    }
+
+    /// Enters all templates there are, in place of those there were.
+    pub fn hold_templates(&mut self, templates: &[Template]) {
+        let now = |template: &Template| Holder::Template(template.key.clone());
+        let held = templates.iter().map(|one| (now(one), std::slice::from_ref(&one.memory)));
+        let held = held.collect();
+        self.memory.hold_only(|holder| matches!(holder, Holder::Template(_)), held);
+    }
+
+    /// Enters a template.
+    pub fn hold_template(&mut self, template: &Template) {
+        self.memory.hold(Holder::Template(template.key.clone()), [&template.memory]);
     }
 
     /// Enters an image.
     pub fn hold_image(&mut self, image: &Image) {
-        self.hold(Holder::Image(image.name.clone()), &image.layers);
+        self.layers.hold(Holder::Image(image.name.clone()), &image.layers);
     }
 
     /// Enters a sandbox: it holds its image's layers even when the image is gone, and what its session
-    /// writes to and stands on, drives included.
+    /// writes to and stands on, drives and memory included.
     pub fn hold_sandbox(&mut self, sandbox: &Sandbox) {
         let session = sandbox.open_layer.iter().chain(&sandbox.unsealed).chain(&sandbox.open_chain);
         let drives = sandbox.mounted.iter().flat_map(|mounted| mounted.chain.iter());
         let open = sandbox.mounted.iter().map(|mounted| &mounted.layer);
-        let layers: Vec<LayerId> =
-            session.chain(&sandbox.image_layers).chain(drives).chain(open).cloned().collect();
-        self.hold(Holder::Sandbox(sandbox.id.clone()), &layers);
+        let layers = session.chain(&sandbox.image_layers).chain(drives).chain(open);
+        let holder = Holder::Sandbox(sandbox.id.clone());
+        self.layers.hold(holder.clone(), layers);
+        self.memory.hold(holder, &sandbox.open_memory);
     }
 
     /// Strikes out a sandbox.
     pub fn drop_sandbox(&mut self, id: &SandboxId) {
-        self.hold(Holder::Sandbox(id.clone()), &[]);
+        self.layers.hold(Holder::Sandbox(id.clone()), []);
+        self.memory.hold(Holder::Sandbox(id.clone()), []);
     }
 
     /// Enters a drive, or what has become of it.
     pub fn hold_drive(&mut self, drive: &Drive) {
         let open = drive.attached.as_ref().map(|attached| &attached.layer);
-        let layers: Vec<LayerId> = drive.layers.iter().chain(open).cloned().collect();
-        self.hold(Holder::Drive(drive.id.clone()), &layers);
+        self.layers.hold(Holder::Drive(drive.id.clone()), drive.layers.iter().chain(open));
     }
 
     /// Strikes out a drive.
     pub fn drop_drive(&mut self, id: &DriveId) {
-        self.hold(Holder::Drive(id.clone()), &[]);
+        self.layers.hold(Holder::Drive(id.clone()), []);
     }
 
     /// All layers that somebody holds, sealed or not.
     #[must_use]
     pub fn held(&self) -> HashSet<LayerId> {
-        self.holders.keys().cloned().collect()
+        self.layers.held()
+    }
+
+    /// All memory layers that somebody holds.
+    #[must_use]
+    pub fn held_memory(&self) -> HashSet<MemoryId> {
+        self.memory.held()
+    }
+
+    /// Strikes out memory layers that were removed.
+    pub fn remove_memory(&mut self, layers: &[MemoryId]) {
+        for layer in layers {
+            self.memory_weights.remove(layer);
+        }
     }
 
     /// Strikes out layers that were removed.
@@ -213,26 +250,6 @@ impl Books {
         }
         if !layers.is_empty() {
             self.find_extents();
-        }
-    }
-
-    fn hold(&mut self, holder: Holder, layers: &[LayerId]) {
-        let now: HashSet<LayerId> = layers.iter().cloned().collect();
-        for layer in &now {
-            *self.holders.entry(layer.clone()).or_default() += 1;
-        }
-        let before = if now.is_empty() {
-            self.held.remove(&holder)
-        } else {
-            self.held.insert(holder, now.into_iter().collect())
-        };
-        for layer in before.into_iter().flatten() {
-            if let Some(count) = self.holders.get_mut(&layer) {
-                *count -= 1;
-                if *count == 0 {
-                    self.holders.remove(&layer);
-                }
-            }
         }
     }
 
@@ -251,9 +268,29 @@ impl Books {
                 own += weight.bytes;
             }
         }
-        let alone = chain.layers.iter().filter(|layer| self.holders.get(layer) == Some(&1));
+        let alone = chain.layers.iter().filter(|layer| self.layers.is_held_once(layer));
         let freed = self.weigh(&alone.collect());
-        Some(Sizes { own, shared: all - own, freed })
+        let memory = self.sizes_of_memory(chain, parent);
+        let shared = all - own + memory.shared;
+        Some(Sizes { own: own + memory.own, shared, freed: freed + memory.freed })
+    }
+
+    fn sizes_of_memory(&self, chain: &Chain, parent: Option<&Chain>) -> Sizes {
+        let of_templates = self.memory.held_by(|holder| matches!(holder, Holder::Template(_)));
+        let mut sizes = Sizes::default();
+        for layer in chain.memory.iter().collect::<HashSet<_>>() {
+            let Some(bytes) = self.memory_weights.get(layer) else { continue };
+            let below = parent.is_some_and(|parent| parent.memory.contains(layer));
+            if below || of_templates.contains(layer) {
+                sizes.shared += bytes;
+            } else {
+                sizes.own += bytes;
+            }
+            if self.memory.is_held_once(layer) {
+                sizes.freed += bytes;
+            }
+        }
+        sizes
     }
 
     /// The space everything takes together.
@@ -263,13 +300,15 @@ impl Books {
             let chosen = self.weights.iter().filter(|(id, weight)| keep(id, weight));
             chosen.map(|(id, _)| id).collect::<HashSet<_>>()
         };
-        let drives = self.held.iter().filter(|(holder, _)| matches!(holder, Holder::Drive(_)));
-        let of_drives: HashSet<&LayerId> = drives.flat_map(|(_, layers)| layers).collect();
+        let of_drives = self.layers.held_by(|holder| matches!(holder, Holder::Drive(_)));
+        let free = self.memory_weights.iter().filter(|(id, _)| !self.memory.is_held(id));
+        let free: u64 = free.map(|(_, bytes)| bytes).sum();
         Totals {
             bytes: self.weigh(&of(&|_, _| true)),
             images: self.weigh(&of(&|_, weight| weight.image)),
             drives: self.weigh(&of(&|id, _| of_drives.contains(id))),
-            unheld: self.weigh(&of(&|id, _| !self.holders.contains_key(id))),
+            memory: self.memory_weights.values().sum(),
+            unheld: free + self.weigh(&of(&|id, _| !self.layers.is_held(id))),
         }
     }
 
@@ -325,7 +364,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{Books, Chain, Holder, Sizes, Totals, Weight};
-    use crate::model::{LayerId, SnapshotId};
+    use crate::model::{LayerId, MemoryId, SnapshotId, Template};
     use crate::store::Linked;
 
     fn weight(bytes: u64) -> Weight {
@@ -335,8 +374,9 @@ mod tests {
     fn enter(books: &mut Books, parent: Option<&SnapshotId>, layers: &[&LayerId]) -> SnapshotId {
         let id = SnapshotId::fresh();
         let layers: Vec<LayerId> = layers.iter().map(|id| (*id).clone()).collect();
-        books.hold(Holder::Snapshot(id.clone()), &layers);
-        books.chains.insert(id.clone(), Chain { parent: parent.cloned(), layers });
+        books.layers.hold(Holder::Snapshot(id.clone()), &layers);
+        let chain = Chain { parent: parent.cloned(), layers, ..Chain::default() };
+        books.chains.insert(id.clone(), chain);
         id
     }
 
@@ -350,7 +390,7 @@ mod tests {
             (c.clone(), weight(3)),
         ]);
         let mut books = Books::new(weights);
-        books.hold(Holder::Image("i".to_owned()), std::slice::from_ref(&image));
+        books.layers.hold(Holder::Image("i".to_owned()), [&image]);
         let first = enter(&mut books, None, &[&a, &image]);
         let second = enter(&mut books, Some(&first), &[&b, &a, &image]);
         let fork = enter(&mut books, Some(&first), &[&c, &a, &image]);
@@ -358,8 +398,49 @@ mod tests {
         assert_eq!(sizes(&first), Sizes { own: 100, shared: 1000, freed: 0 });
         assert_eq!(sizes(&second), Sizes { own: 20, shared: 1100, freed: 20 });
         assert_eq!(sizes(&fork), Sizes { own: 3, shared: 1100, freed: 3 });
-        assert_eq!(books.totals(), Totals { bytes: 1123, images: 1000, drives: 0, unheld: 0 });
+        let totals = Totals { bytes: 1123, images: 1000, ..Totals::default() };
+        assert_eq!(books.totals(), totals);
         assert_eq!(books.sizes(&SnapshotId::fresh()), None);
+    }
+
+    #[test]
+    fn memory_counts_like_layers() {
+        let [template, pause, fork] = [0; 3].map(|_| MemoryId::fresh());
+        let layer = LayerId::fresh();
+        let mut books = Books::new(HashMap::from([(layer.clone(), weight(7))]));
+        for (id, bytes) in [(&template, 1000), (&pause, 100), (&fork, 20)] {
+            books.memory_weights.insert(id.clone(), bytes);
+        }
+        assert_eq!(books.totals().unheld, 1127);
+        let on_record = Template {
+            format: crate::model::FORMAT,
+            key: "k".to_owned(),
+            memory: template.clone(),
+            used_at: crate::model::now(),
+        };
+        books.hold_template(&on_record);
+        let mut enter_both = |parent: Option<&SnapshotId>, memory: &[&MemoryId]| {
+            let id = enter(&mut books, parent, &[&layer]);
+            let memory: Vec<MemoryId> = memory.iter().map(|id| (*id).clone()).collect();
+            books.memory.hold(Holder::Snapshot(id.clone()), &memory);
+            books.chains.entry(id.clone()).or_default().memory = memory;
+            id
+        };
+        let first = enter_both(None, &[&pause, &template]);
+        let second = enter_both(Some(&first), &[&fork, &pause, &template]);
+        let sizes = |books: &Books, id| books.sizes(id).expect("entered");
+        assert_eq!(sizes(&books, &first), Sizes { own: 107, shared: 1000, freed: 0 });
+        assert_eq!(sizes(&books, &second), Sizes { own: 20, shared: 1107, freed: 20 });
+        let totals = Totals { bytes: 7, memory: 1120, ..Totals::default() };
+        assert_eq!(books.totals(), totals);
+        books.drop_snapshot(&second);
+        assert_eq!(sizes(&books, &first), Sizes { own: 107, shared: 1000, freed: 107 });
+        assert_eq!(books.held_memory(), HashSet::from([template.clone(), pause.clone()]));
+        assert_eq!(books.totals().unheld, 20);
+        books.remove_memory(std::slice::from_ref(&fork));
+        assert_eq!(books.totals().unheld, 0);
+        books.hold_templates(&[]);
+        assert_eq!(sizes(&books, &first), Sizes { own: 1107, shared: 0, freed: 1107 });
     }
 
     #[test]

@@ -44,6 +44,8 @@ pub enum Difference {
     Extra(String),
     /// It is another, or has other attributes or another content.
     Changed(String),
+    /// Something about a memory layer, as a sentence.
+    Told(String),
 }
 
 impl std::fmt::Display for Difference {
@@ -52,6 +54,7 @@ impl std::fmt::Display for Difference {
             Self::Missing(path) => write!(f, "`{path}` is gone"),
             Self::Extra(path) => write!(f, "`{path}` was not there"),
             Self::Changed(path) => write!(f, "`{path}` is not what was sealed"),
+            Self::Told(what) => f.write_str(what),
         }
     }
 }

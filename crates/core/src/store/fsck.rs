@@ -9,8 +9,8 @@ use serde::Serialize;
 use super::manifest::{Damaged, Manifest, Scan, id_of, list, sync_parent};
 use super::{Result, Store, blocking, io_error};
 use crate::model::{
-    Command, Drive, Image, Layer, LayerId, Project, Sandbox, SandboxId, Secret, Session, Snapshot,
-    SnapshotId,
+    Command, Drive, Image, Layer, LayerId, MemoryId, MemoryLayer, Project, Sandbox, SandboxId,
+    Secret, Session, Snapshot, SnapshotId, Template,
 };
 
 /// What was found.
@@ -30,6 +30,8 @@ pub struct Report {
     pub images: usize,
     /// How many sealed layers there are.
     pub layers: usize,
+    /// How many sealed memory layers there are.
+    pub memory: usize,
 }
 
 impl Report {
@@ -92,6 +94,32 @@ pub enum Problem {
         /// The space it takes.
         bytes: u64,
     },
+    /// A memory layer that is needed is not there, or not sealed.
+    MissingMemory {
+        /// Who needs it: `snapshot …` or `sandbox …`.
+        needed_by: String,
+        /// The layer.
+        memory: MemoryId,
+    },
+    /// A memory layer that is needed is not what was sealed. Sandboxes that stand on it fall back to its disk, if that is whole.
+    DamagedMemory {
+        /// The layer.
+        memory: MemoryId,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A memory layer that was begun and not sealed.
+    AbandonedMemory {
+        /// The layer.
+        memory: MemoryId,
+    },
+    /// A sealed memory layer nobody needs.
+    UnheldMemory {
+        /// The layer.
+        memory: MemoryId,
+        /// The space it takes.
+        bytes: u64,
+    },
     /// Something else that does not belong there.
     Stray {
         /// The file or directory.
@@ -103,7 +131,11 @@ impl Problem {
     /// Whether it is merely in the way; a collection removes it.
     #[must_use]
     pub fn is_leftover(&self) -> bool {
-        matches!(self, Self::AbandonedLayer { .. } | Self::UnheldLayer { .. } | Self::Stray { .. })
+        match self {
+            Self::AbandonedLayer { .. } | Self::UnheldLayer { .. } | Self::Stray { .. } => true,
+            Self::AbandonedMemory { .. } | Self::UnheldMemory { .. } => true,
+            _ => false,
+        }
     }
 }
 
@@ -125,11 +157,14 @@ impl Store {
             secrets: self.scan().await?,
             images: self.scan().await?,
             layers: self.scan().await?,
+            memory: self.scan().await?,
+            templates: self.scan().await?,
         };
         let store = self.clone();
         blocking(move || {
             let mut report = everything.judge();
             store.judge_layers(&everything, &mut report)?;
+            store.judge_memory(&everything, &mut report)?;
             for dir in list(&store.data_dir().join("sandboxes"))? {
                 if !dir.join("sandbox.json").exists() && !dir.join("sandbox.json.last").exists() {
                     report.problems.push(Problem::NotASandbox { path: dir });
@@ -218,6 +253,53 @@ impl Store {
         }
         Ok(())
     }
+
+    fn judge_memory(&self, everything: &Everything, report: &mut Report) -> Result<()> {
+        let sealed: HashMap<&MemoryId, &MemoryLayer> =
+            everything.memory.good.iter().map(|layer| (&layer.id, layer)).collect();
+        let mut needed = HashSet::new();
+        for (holder, chain) in everything.memory_holdings() {
+            for memory in chain {
+                if !sealed.contains_key(memory) {
+                    let (needed_by, memory) = (holder.clone(), memory.clone());
+                    report.problems.push(Problem::MissingMemory { needed_by, memory });
+                } else if needed.insert(memory) {
+                    for reason in self.trouble_of(sealed[memory])? {
+                        let memory = memory.clone();
+                        report.problems.push(Problem::DamagedMemory { memory, reason });
+                    }
+                }
+            }
+        }
+        // Templates are made again when they are needed: what is wrong with one is merely in the way.
+        let good = everything.templates.good.iter();
+        let (kept, stale): (Vec<_>, Vec<_>) =
+            good.partition(|template| sealed.contains_key(&template.memory));
+        needed.extend(kept.iter().map(|template| &template.memory));
+        for template in stale {
+            let path = self.data_dir().join(Template::place(&template.key));
+            report.problems.push(Problem::Stray { path });
+        }
+        let damaged: HashSet<&Path> =
+            everything.memory.damaged.iter().map(|damaged| damaged.path.as_path()).collect();
+        for dir in list(&self.memories_dir())? {
+            let Ok(id) = id_of(&dir).parse::<MemoryId>() else {
+                report.problems.push(Problem::Stray { path: dir });
+                continue;
+            };
+            match sealed.get(&id) {
+                Some(layer) if !needed.contains(&id) => {
+                    let bytes = layer.bytes;
+                    report.problems.push(Problem::UnheldMemory { memory: id, bytes });
+                }
+                None if !damaged.contains(&*dir.join("memory.json")) => {
+                    report.problems.push(Problem::AbandonedMemory { memory: id });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
 }
 
 /// All manifests.
@@ -231,6 +313,8 @@ struct Everything {
     secrets: Scan<Secret>,
     images: Scan<Image>,
     layers: Scan<Layer>,
+    memory: Scan<MemoryLayer>,
+    templates: Scan<Template>,
 }
 
 impl Everything {
@@ -243,8 +327,9 @@ impl Everything {
             drives: self.drives.good.len(),
             images: self.images.good.len(),
             layers: self.layers.good.len(),
+            memory: self.memory.good.len(),
         };
-        let damaged: [&[Damaged]; 9] = [
+        let damaged: [&[Damaged]; 10] = [
             &self.projects.damaged,
             &self.sandboxes.damaged,
             &self.sessions.damaged,
@@ -254,11 +339,18 @@ impl Everything {
             &self.secrets.damaged,
             &self.images.damaged,
             &self.layers.damaged,
+            &self.memory.damaged,
         ];
         for Damaged { path, reason, too_new } in damaged.into_iter().flatten().cloned() {
             report.problems.push(match too_new {
                 true => Problem::TooNew { path },
                 false => Problem::DamagedManifest { path, reason },
+            });
+        }
+        for Damaged { path, too_new, .. } in self.templates.damaged.iter().cloned() {
+            report.problems.push(match too_new {
+                true => Problem::TooNew { path },
+                false => Problem::Stray { path },
             });
         }
         // A tombstone is known too: a sandbox that still names one is told at the next start.
@@ -294,5 +386,18 @@ impl Everything {
             holdings.push((holder, &sandbox.open_chain));
         }
         holdings
+    }
+
+    /// Who needs which memory layers; templates are another matter.
+    fn memory_holdings(&self) -> Vec<(String, &[MemoryId])> {
+        let snapshots =
+            self.snapshots.good.iter().map(|snapshot| {
+                (format!("{} {}", Snapshot::KIND, snapshot.id), &snapshot.memory[..])
+            });
+        let sandboxes =
+            self.sandboxes.good.iter().map(|sandbox| {
+                (format!("{} {}", Sandbox::KIND, sandbox.id), &sandbox.open_memory[..])
+            });
+        snapshots.chain(sandboxes).collect()
     }
 }

@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::digest::hex;
+use super::digest::{Difference, Verdict, hex};
 use super::layer::time_of;
-use super::manifest::{Durability, Manifest, id_of, list, sync_parent, to_json};
+use super::manifest::{Damaged, Durability, Manifest, id_of, list, sync_parent, to_json};
 use super::walk::lock;
 use super::{Result, Store, StoreError, blocking, io_error};
 use crate::failpoint;
@@ -52,6 +52,8 @@ pub struct CollectedMemory {
     pub bytes: u64,
     /// Templates that nobody had used for long, by their keys.
     pub templates: Vec<String>,
+    /// Templates that are still there.
+    pub kept: Vec<Template>,
 }
 
 impl Manifest for MemoryLayer {
@@ -71,6 +73,7 @@ impl Manifest for MemoryLayer {
 impl Manifest for Template {
     type Key = String;
     const KIND: &'static str = "template";
+    const KEEP_LAST: bool = true;
     fn key(&self) -> String {
         self.key.clone()
     }
@@ -244,6 +247,54 @@ impl Store {
         Ok(wrong)
     }
 
+    /// What is wrong with a sealed memory layer, without reading large files.
+    pub(super) fn trouble_of(&self, layer: &MemoryLayer) -> Result<Vec<String>> {
+        self.memory_trouble(layer, &SMALL)
+    }
+
+    /// Reads all of a sealed memory layer and compares it with its digests.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read); damage is no error but the answer. [`Verdict::Unknown`] is that of a layer of which not all
+    /// digests were made yet, and that has nothing wrong with it otherwise.
+    pub async fn verify_memory(&self, id: &MemoryId) -> Result<Verdict> {
+        let (store, id) = (self.clone(), id.clone());
+        blocking(move || {
+            let layer = store.get::<MemoryLayer>(&id)?;
+            let wrong = store.memory_trouble(&layer, &FILES)?;
+            Ok(match wrong.is_empty() {
+                false => Verdict::Damaged(wrong.into_iter().map(Difference::Told).collect()),
+                true if FILES.iter().all(|name| layer.digests.contains_key(*name)) => {
+                    Verdict::Intact
+                }
+                true => Verdict::Unknown,
+            })
+        })
+        .await
+    }
+
+    /// Reads all of a sealed memory layer and keeps its digests. Those that are known are not made again.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError`] when it is not sealed or cannot be read.
+    pub async fn fingerprint_memory(&self, id: &MemoryId) -> Result<()> {
+        let (store, id) = (self.clone(), id.clone());
+        blocking(move || {
+            let mut layer = store.get::<MemoryLayer>(&id)?;
+            for name in FILES {
+                if !layer.digests.contains_key(name) {
+                    let digest = digest_of(&store.memory_dir(&id).join(name))?;
+                    layer.digests.insert(name.to_owned(), digest);
+                }
+            }
+            let place = MemoryLayer::place(&id);
+            store.put(&place, &to_json(&layer, &place)?, Durability::Synced, false)
+        })
+        .await
+    }
+
     /// Throws a memory layer away that was not sealed. One that is not there is no error; a sealed one is left alone.
     ///
     /// # Errors
@@ -281,15 +332,20 @@ impl Store {
         let templates = self.scan::<Template>().await?;
         for template in templates.good {
             if template.used_at >= oldest {
-                held.insert(template.memory);
+                held.insert(template.memory.clone());
+                collected.kept.push(template);
             } else {
                 self.remove::<Template>(&template.key).await?;
                 collected.templates.push(template.key);
             }
         }
-        if !templates.damaged.is_empty() {
-            // Nobody knows which layers those hold.
+        if templates.damaged.iter().any(|damaged| damaged.too_new) {
+            // Nobody here knows which layers those hold.
             return Ok(collected);
+        }
+        for Damaged { path, .. } in templates.damaged {
+            // Another one is made when it is needed.
+            fs::remove_file(&path).map_err(io_error("remove", &path))?;
         }
         let store = self.clone();
         blocking(move || {

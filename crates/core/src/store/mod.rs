@@ -31,6 +31,7 @@ mod fsck;
 pub mod image;
 mod junk;
 mod layer;
+mod ledger;
 mod live;
 mod manifest;
 mod memory;
