@@ -1,20 +1,24 @@
 //! Looking for values in memory that was captured, before it is kept.
 //!
 //! Pages, devices and the disk are searched as the bytes they are: a file that was written to the disk is there as it was
-//! written. What lies in several pieces is found if one of them holds most of it.
+//! written. What lies in several pieces is found if one of them holds most of it. Pages are searched in the order they have
+//! in RAM, and what is not beside each other there is not taken for one text.
 
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::Needles;
-use super::scan::Scan;
-use crate::model::{Encoding, MemoryId};
+use super::scan::{Found, Scan};
+use super::{Needles, scan_file};
+use crate::model::{Encoding, MemoryId, PAGE, PageIndex};
+use crate::store::tree::stat_of;
 use crate::store::{Result, Store, blocking, io_error};
 
 /// Where else than in pages a machine's state is.
-const SEARCHED: [&str; 3] = ["pages", "devices", "disk.qcow2"];
+const OTHERS: [&str; 2] = ["devices", "disk.qcow2"];
 
 /// A value in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +29,7 @@ pub struct InMemory {
     pub encoding: Encoding,
     /// The file of the memory layer.
     pub file: &'static str,
-    /// How far into it.
+    /// How far into it; of pages, how far into RAM.
     pub offset: u64,
 }
 
@@ -44,9 +48,16 @@ impl Store {
         let (dir, needles) = (self.memory_dir(id), Arc::clone(needles));
         blocking(move || {
             let mut all = Vec::new();
-            for file in SEARCHED {
+            let pages = dir.join("pages");
+            let mut found = |one| add(&mut all, &needles, "pages", &one);
+            search_pages(&dir, &needles, &mut found).map_err(io_error("search", &pages))?;
+            for file in OTHERS {
                 let path = dir.join(file);
-                search_file(&path, file, &needles, &mut all).map_err(io_error("search", &path))?;
+                let mut keep = |one| {
+                    add(&mut all, &needles, file, &one);
+                    false
+                };
+                search_file(&path, &needles, &mut keep).map_err(io_error("search", &path))?;
             }
             Ok(all)
         })
@@ -54,30 +65,52 @@ impl Store {
     }
 }
 
+fn add(all: &mut Vec<InMemory>, needles: &Needles, file: &'static str, one: &Found) {
+    let (name, encoding) = (needles.name(one.hit.secret), one.hit.encoding);
+    let known = |one: &InMemory| one.name == name && one.encoding == encoding && one.file == file;
+    if !all.iter().any(known) {
+        all.push(InMemory { name: name.to_owned(), encoding, file, offset: one.offset() });
+    }
+}
+
 fn search_file(
     path: &Path,
-    file: &'static str,
     needles: &Needles,
-    all: &mut Vec<InMemory>,
+    keep: &mut dyn FnMut(Found) -> bool,
 ) -> io::Result<()> {
-    let mut from = File::open(path)?;
+    let file = OwnedFd::from(File::open(path)?);
+    let stat = stat_of(&file)?;
+    scan_file(&file, &stat, &mut Scan::new(needles), keep)?;
+    Ok(())
+}
+
+fn search_pages(dir: &Path, needles: &Needles, found: &mut dyn FnMut(Found)) -> io::Result<()> {
+    let index = PageIndex::parse(&fs::read(dir.join("index"))?)?;
+    let pages = File::open(dir.join("pages"))?;
     let mut scan = Scan::new(needles);
-    let mut found = |hit: super::scan::Found| {
-        let (name, encoding) = (needles.name(hit.hit.secret).to_owned(), hit.hit.encoding);
-        let known =
-            |one: &InMemory| one.name == name && one.encoding == encoding && one.file == file;
-        if !all.iter().any(known) {
-            all.push(InMemory { name: name.clone(), encoding, file, offset: hit.offset() });
+    let mut last = None;
+    for run in index.runs {
+        let Some(at) = run.at else { continue };
+        if last != Some(run.first) {
+            scan.finish(found);
+            scan.restart(run.first * PAGE);
         }
-    };
-    loop {
-        match scan.fill(|room| from.read(room), &mut found) {
-            Ok(0) => break,
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+        last = Some(run.end());
+        let mut done = 0;
+        while done < run.count * PAGE {
+            let most = usize::try_from(run.count * PAGE - done).unwrap_or(usize::MAX);
+            let read = |room: &mut [u8]| {
+                let most = most.min(room.len());
+                pages.read_at(&mut room[..most], at + done)
+            };
+            match scan.fill(read, found) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(got) => done += got as u64,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
         }
     }
-    scan.finish(&mut found);
+    scan.finish(found);
     Ok(())
 }
