@@ -4,6 +4,7 @@
 //! on a busy host, and then it stands still for ever. So it is told.
 #![allow(unsafe_code)]
 
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -15,10 +16,10 @@ const TRIES: usize = 50;
 /// Prints the counter's frequency in kHz.
 pub(crate) fn print() -> ExitCode {
     match measure() {
-        Some(khz) => {
-            println!("{khz}");
-            ExitCode::SUCCESS
-        }
+        Some(khz) => match writeln!(io::stdout(), "{khz}") {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        },
         None => {
             eprintln!("keep-agent: this processor has no time stamp counter that can be used");
             ExitCode::FAILURE

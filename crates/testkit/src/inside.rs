@@ -70,8 +70,10 @@ pub struct Ran {
 /// A way to run commands inside a machine.
 pub struct Inside {
     guest: Guest,
-    count: AtomicU32,
 }
+
+/// How many commands were started, on whatever link: a machine knows each by its own name.
+static STARTED: AtomicU32 = AtomicU32::new(0);
 
 impl Inside {
     /// Reaches the agent of a machine that was just started.
@@ -91,7 +93,7 @@ impl Inside {
     /// Uses a link that stands.
     #[must_use]
     pub fn over(guest: Guest) -> Self {
-        Self { guest, count: AtomicU32::new(0) }
+        Self { guest }
     }
 
     /// The agent's link itself.
@@ -142,7 +144,7 @@ impl Inside {
     ///
     /// When the agent cannot start it.
     pub async fn start(&self, argv: &[&str], user: Option<&str>) -> sandkeep_core::guest::Output {
-        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let spawn = Spawn {
             command: format!("cmd-{number}"),
             argv: argv.iter().map(ToString::to_string).collect(),

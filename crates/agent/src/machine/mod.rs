@@ -23,6 +23,7 @@ mod sys;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{Dir, Mode, OFlags};
@@ -37,14 +38,14 @@ pub(crate) use identity::take_in;
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
 /// Starts the machine and serves it.
-pub(crate) fn init() -> ! {
+pub(crate) fn init() -> ExitCode {
     match early::prepare() {
         Ok(machine) => serve::run_machine(&Arc::new(machine)),
         Err(trouble) => {
             // Nobody can be reached; the console may be looked at.
             eprintln!("keep-agent: could not {}: {}", trouble.step, trouble.reason);
             // The kernel panics, and is told to end the machine then.
-            std::process::exit(1)
+            ExitCode::FAILURE
         }
     }
 }

@@ -1,8 +1,10 @@
 //! What was written in a machine comes out of it as a layer.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -40,8 +42,10 @@ const UPSET: &str = "set -e
     echo more >> setuid
     mkdir /made; chown 1000:3000000 /made; chmod 1770 /made; mknod /made/pipe p; ln -s nowhere /made/link
     ln /made/link /made/again
-    perl -e 'use Socket; socket(S, AF_UNIX, SOCK_STREAM, 0); bind(S, pack_sockaddr_un(\"/made/socket\")) or die $!'
+    perl -e 'socket(S, 1, 1, 0) or die $!; bind(S, pack(\"Sa*\", 1, \"/made/socket\")) or die $!'
     dd if=/dev/zero of=/made/holes bs=1 count=1 seek=300000000 2>/dev/null
+    perl -e 'for (\"n\", \"\\xe9\") { open F, \">\", \"/made/\" . ($_ x 255) or die $!; print F \"long\" }'
+    d=/made; for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18; do d=$d/$(perl -e 'print \"d\" x 250'); mkdir $d || break; done
     touch -d 1969-12-31T23:59:58.25Z /made/old
     touch -d 2001-02-03T04:05:06.789012345Z /made";
 
@@ -94,6 +98,12 @@ fn prepared(test: &str) -> Option<Files> {
     let odd = dir.join("odd-layer");
     fs::create_dir_all(odd.join("odd")).expect("room");
     nasty(&odd.join("odd"));
+    // Old packers of images cannot do with these; the machine can, and makes some of its own.
+    for entry in fs::read_dir(odd.join("odd/odd")).expect("a directory").flatten() {
+        if entry.file_name().len() == 255 {
+            fs::remove_file(entry.path()).expect("our own");
+        }
+    }
     // What was the topmost is below it now.
     files.rename("lower-0", "lower-1");
     files.lower("lower-0", &odd);
@@ -126,9 +136,10 @@ async fn what_was_written_comes_out() {
     unpack(inside.guest(), 3, &books).await;
     assert!(inside.guest().export(2).await.is_err() && inside.guest().export(4).await.is_err());
     drives_as_written(&data, &books);
+    assert_eq!(inside.sh("sync").await.code, 0);
     drop((inside, machine));
 
-    // The machine was ended without a word. What is on its disks is found by another.
+    // The machine was ended without a word. What it had written to its disks is found by another.
     let mut machine = files.boot();
     let guest = machine.connect().await;
     guest.assemble(with_drives(true)).await.expect("mounted");
@@ -177,6 +188,10 @@ fn as_written(dir: &Path, out: &Path) {
     assert!(meta("made/holes").blocks() < 1000);
     assert_eq!((meta("made/old").mtime(), meta("made/old").mtime_nsec()), (-2, 250_000_000));
     assert_eq!((meta("made").mtime(), meta("made").mtime_nsec()), (981_173_106, 789_012_345));
+    let long = [vec![b'n'; 255], vec![0xe9; 255]].map(OsString::from_vec);
+    for name in long {
+        assert_eq!(fs::read(out.join("made").join(name)).expect("there"), b"long");
+    }
     assert!(!out.join("made/socket").exists());
     assert!(!out.join("base").exists() && !out.join("proc").exists());
     // On the layers it was written on, it shows the same files.
