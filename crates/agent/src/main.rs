@@ -8,6 +8,7 @@
 //! - `keep-agent tsc`: prints how fast the host's time stamp counter runs, in kHz.
 //! - As the first process of a machine of its own it is told nothing: it serves the link on the machine's serial port, and becomes the
 //!   sandbox's when it is told which.
+//! - `keep-agent pack`: runs a program on layers that are stacked for it alone.
 //! - `keep-agent serve <socket>`: serves the link without any cage; the way the link is tested.
 
 mod accounts;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         (Some("swap-root"), None) => cage::swap_root(),
         (Some("tsc"), None) => tsc::print(),
         (Some("vmm"), None) => vmm::launch(),
+        (Some("pack"), None) => vmm::pack(),
         (Some("serve"), Some(path)) => match std::os::unix::net::UnixListener::bind(&path) {
             Ok(link) => serve::run(cage::Doors { link, network: None }),
             Err(error) => {

@@ -94,6 +94,8 @@ pub struct Vmm {
     pub sockets: Vec<VmmSocket>,
     /// Device nodes of the host that the confined root has too, besides `/dev/null`, `/dev/zero` and `/dev/urandom`.
     pub devices: Vec<PathBuf>,
+    /// Files of the host that the confined root has too, to be read.
+    pub shown: Vec<VmmShown>,
     /// The library that is put at [`RAM_SO`].
     pub ram_so: PathBuf,
     /// Whose it is on the host.
@@ -114,6 +116,32 @@ pub struct VmmFile {
     pub path: PathBuf,
     /// For reading and writing, instead of reading alone.
     pub write: bool,
+}
+
+/// A file that the hypervisor can only be told by a path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmmShown {
+    /// Which file.
+    pub path: PathBuf,
+    /// Where it is seen.
+    pub at: PathBuf,
+}
+
+/// Layers to be packed as one: `keep-agent pack` shows them stacked, to nobody else, and runs a program on that.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pack {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The directory all of `lower` are in.
+    pub layers_dir: PathBuf,
+    /// Relative to `layers_dir`; the first is the topmost.
+    pub lower: Vec<PathBuf>,
+    /// The program, by its absolute path.
+    pub program: PathBuf,
+    /// Its arguments, the program's name first. The directory to pack is added as the last.
+    pub argv: Vec<String>,
 }
 
 /// A Unix stream socket that listens when the hypervisor starts.

@@ -1,39 +1,44 @@
 //! The contract every driver is held to, and a host of its own for each test.
 
 use std::fs;
+use std::ops::Deref;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sandkeep_core::driver::container::{ContainerConfig, ContainerDriver};
+use sandkeep_core::driver::microvm::{Accelerator, MicrovmConfig, MicrovmDriver, kernel};
 use sandkeep_core::driver::{
-    AGENT, Device, Driver, DriverError, Machine, MachineMount, MachineUsage, Relayer,
+    AGENT, Device, Driver, DriverError, Link, Machine, MachineMount, MachineUsage, Relayer, mac_of,
 };
+use sandkeep_core::guest::Guest;
 use sandkeep_core::model::{Limits, MachineKey, RootFs, Size, UidRange};
+use sandkeep_proto::link::{Assemble, AssembleMount, At, Hidden, Identity, Moment};
 use tempfile::TempDir;
+
+use crate::machine::test_kernel;
 
 /// Limits no test should reach by accident.
 pub const AMPLE: Limits =
     Limits { millicpus: 2000, memory: Size(256 << 20), pids: 200, file_size: Size(64 << 20) };
 
-/// A part of this machine for one test: directories and control groups that go away with it, and
-/// whatever machine the test left running, also when it failed.
-pub struct ContainerHost {
+/// How long a machine may take for anything: it may be emulated, on a busy host.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A directory for the machines of one test, and what they are described with.
+pub struct Ground {
     dir: TempDir,
-    config: ContainerConfig,
+    agent: PathBuf,
+    /// Nobody else's, for control groups.
+    name: String,
 }
 
-impl ContainerHost {
-    /// Sets one up, or says why this machine cannot.
-    ///
-    /// # Errors
-    ///
-    /// Returns the reason, to be printed as `SKIPPED`.
-    pub fn new() -> Result<Self, String> {
+impl Ground {
+    fn new() -> Result<Self, String> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         if !rustix::process::geteuid().is_root() {
-            return Err("containers need root".to_owned());
+            return Err("machines need root".to_owned());
         }
         let dir = TempDir::with_prefix("keep-host-").map_err(|e| e.to_string())?;
         let agent = dir.path().join("keep-agent");
@@ -41,27 +46,8 @@ impl ContainerHost {
         fs::set_permissions(&agent, fs::Permissions::from_mode(0o755))
             .map_err(|e| e.to_string())?;
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let cgroup_parent = format!("sandkeep-test-{}-{count}", std::process::id());
-        let config = ContainerConfig { agent, run_dir: dir.path().join("run"), cgroup_parent };
-        let host = Self { dir, config };
-        ContainerDriver::new(host.config.clone()).map_err(|e| e.to_string())?;
-        Ok(host)
-    }
-
-    /// A driver for this host; another one is what a restarted daemon would have.
-    ///
-    /// # Panics
-    ///
-    /// When the host, which had a driver before, no longer takes one.
-    #[must_use]
-    pub fn driver(&self) -> ContainerDriver {
-        ContainerDriver::new(self.config.clone()).expect("the host took a driver before")
-    }
-
-    /// Where the driver keeps things.
-    #[must_use]
-    pub fn config(&self) -> &ContainerConfig {
-        &self.config
+        let name = format!("sandkeep-test-{}-{count}", std::process::id());
+        Ok(Self { dir, agent, name })
     }
 
     /// The directory everything of the test is in.
@@ -128,21 +114,218 @@ impl ContainerHost {
     }
 }
 
+/// A part of this machine for one test: directories and control groups that go away with it, and
+/// whatever machine the test left running, also when it failed.
+pub struct ContainerHost {
+    ground: Ground,
+    config: ContainerConfig,
+}
+
+impl ContainerHost {
+    /// Sets one up, or says why this machine cannot.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason, to be printed as `SKIPPED`.
+    pub fn new() -> Result<Self, String> {
+        let ground = Ground::new()?;
+        let config = ContainerConfig {
+            agent: ground.agent.clone(),
+            run_dir: ground.path().join("run"),
+            cgroup_parent: ground.name.clone(),
+        };
+        ContainerDriver::new(config.clone()).map_err(|e| e.to_string())?;
+        Ok(Self { ground, config })
+    }
+
+    /// A driver for this host; another one is what a restarted daemon would have.
+    ///
+    /// # Panics
+    ///
+    /// When the host, which had a driver before, no longer takes one.
+    #[must_use]
+    pub fn driver(&self) -> ContainerDriver {
+        ContainerDriver::new(self.config.clone()).expect("the host took a driver before")
+    }
+
+    /// Where the driver keeps things.
+    #[must_use]
+    pub fn config(&self) -> &ContainerConfig {
+        &self.config
+    }
+}
+
+impl Deref for ContainerHost {
+    type Target = Ground;
+
+    fn deref(&self) -> &Ground {
+        &self.ground
+    }
+}
+
 impl Drop for ContainerHost {
     fn drop(&mut self) {
-        let driver = self.driver();
-        // A thread of its own: a runtime cannot be started inside the test's.
-        let cleaned = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let Ok(runtime) = runtime else { return };
-            runtime.block_on(async {
-                for (key, _) in driver.survivors().await.unwrap_or_default() {
-                    let _ = driver.stop(&key).await;
-                }
-            });
-        });
-        let _ = cleaned.join();
+        end_all(self.driver());
     }
+}
+
+/// The same for machines with a kernel of their own. They are emulated: what tests find does not depend on the host.
+pub struct MicrovmHost {
+    ground: Ground,
+    config: MicrovmConfig,
+}
+
+impl MicrovmHost {
+    /// Sets one up, or says why this machine cannot.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason, to be printed as `SKIPPED`.
+    pub fn new() -> Result<Self, String> {
+        let found = test_kernel()?;
+        let ground = Ground::new()?;
+        let config = MicrovmConfig {
+            agent: ground.agent.clone(),
+            run_dir: ground.path().join("run"),
+            cgroup_parent: ground.name.clone(),
+            cache_dir: ground.path().join("microvm"),
+            qemu: PathBuf::from("/usr/bin/qemu-system-x86_64"),
+        };
+        MicrovmDriver::new(config.clone()).map_err(|e| e.to_string())?;
+        let into = config.cache_dir.join("kernel");
+        kernel::prepare(&found.vmlinuz, &found.modules, AGENT, &into).map_err(|e| e.to_string())?;
+        Ok(Self { ground, config })
+    }
+
+    /// A driver for this host; another one is what a restarted daemon would have.
+    ///
+    /// # Panics
+    ///
+    /// When the host, which had a driver before, no longer takes one.
+    #[must_use]
+    pub fn driver(&self) -> MicrovmDriver {
+        self.any_driver().accelerated_by(Accelerator::Tcg)
+    }
+
+    /// A driver that finds out by itself what machines are run by.
+    ///
+    /// # Panics
+    ///
+    /// When the host, which had a driver before, no longer takes one.
+    #[must_use]
+    pub fn any_driver(&self) -> MicrovmDriver {
+        MicrovmDriver::new(self.config.clone()).expect("the host took a driver before")
+    }
+
+    /// Where the driver keeps things.
+    #[must_use]
+    pub fn config(&self) -> &MicrovmConfig {
+        &self.config
+    }
+}
+
+impl Deref for MicrovmHost {
+    type Target = Ground;
+
+    fn deref(&self) -> &Ground {
+        &self.ground
+    }
+}
+
+impl Drop for MicrovmHost {
+    fn drop(&mut self) {
+        end_all(self.driver());
+    }
+}
+
+/// Ends what a test left running.
+fn end_all(driver: impl Driver + 'static) {
+    // A thread of its own: a runtime cannot be started inside the test's.
+    let cleaned = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let Ok(runtime) = runtime else { return };
+        runtime.block_on(async {
+            for (key, _) in driver.survivors().await.unwrap_or_default() {
+                let _ = driver.stop(&key).await;
+            }
+        });
+    });
+    let _ = cleaned.join();
+}
+
+/// Reaches the agent of a machine.
+///
+/// # Panics
+///
+/// When it does not answer.
+pub async fn reach(link: &Link) -> Guest {
+    let guest = match link {
+        Link::Unix(socket) => Guest::connect(socket, PATIENCE).await,
+        Link::Serial(socket) => Guest::connect_serial(socket, PATIENCE).await,
+    };
+    guest.expect("the agent answers")
+}
+
+/// Starts a machine and makes it the sandbox's, as the engine does.
+///
+/// # Panics
+///
+/// When that does not work.
+pub async fn bring_up(driver: &dyn Driver, machine: &Machine) -> Guest {
+    let link = driver.start(machine).await.expect("it starts");
+    let guest = reach(&link).await;
+    if driver.keeper().is_some() {
+        guest.assemble(assembly(driver, machine).await).await.expect("it is assembled");
+    }
+    guest
+}
+
+/// Sees to it that what was written outlives the machine, as the engine does before it ends one.
+///
+/// # Panics
+///
+/// When that does not work.
+pub async fn settle(driver: &dyn Driver, guest: &Guest) {
+    guest.quiesce(Duration::ZERO).await.expect("commands end");
+    if driver.keeper().is_some() {
+        guest.freeze().await.expect("all is on the disk");
+    }
+}
+
+/// What a machine with a kernel of its own is told to be.
+///
+/// # Panics
+///
+/// When the driver does not know it.
+pub async fn assembly(driver: &dyn Driver, machine: &Machine) -> Assemble {
+    let keeper = driver.keeper().expect("its machines have kernels of their own");
+    let mounts = machine.mounts.iter().map(|mount| AssembleMount {
+        target: mount.target.to_string_lossy().into_owned(),
+        lower: !mount.root.lower.is_empty(),
+        read_only: mount.read_only,
+        owner: mount.owner.clone(),
+    });
+    Assemble {
+        lower: keeper.lower(&machine.key).await.expect("it was started"),
+        mounts: mounts.collect(),
+        identity: Identity { hostname: machine.hostname.clone(), mac: mac_of(&machine.key) },
+        now: moment(),
+        file_size: machine.limits.file_size.0,
+        pids: machine.limits.pids,
+        rescue: false,
+    }
+}
+
+/// The time, and what must do as randomness in a test.
+///
+/// # Panics
+///
+/// When this host's clock is before 1970.
+#[must_use]
+pub fn moment() -> Moment {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    let unix_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+    Moment { unix_ns, entropy: Hidden::new(&"QUJD".repeat(22)) }
 }
 
 /// A machine's key out of a text that is fit to be one.
@@ -172,7 +355,8 @@ pub async fn driver_contract<D: Driver>(
     assert_eq!(alive(&driver).await, [""; 0], "a fresh host is empty");
 
     let (one, two) = (machine("one"), machine("two"));
-    driver.start(&one).await.expect("one starts");
+    let inside = bring_up(&driver, &one).await;
+    write(&inside, "/kept", "by one").await;
     driver.start(&two).await.expect("two starts");
     assert_eq!(alive(&driver).await, ["one", "two"]);
 
@@ -186,10 +370,15 @@ pub async fn driver_contract<D: Driver>(
 
     network_contract(&driver, &one.key).await;
     // The daemon dies; another comes.
-    drop(driver);
+    drop((driver, inside));
     let driver = make();
     assert_eq!(alive(&driver).await, ["one", "two"], "machines outlive the daemon");
     network_contract(&driver, &one.key).await;
+    let link = survivor(&driver, &one.key).await;
+    let inside = reach(&link).await;
+    assert_eq!(read(&inside, "/kept").await, "by one", "and their agents are where they were");
+    settle(&driver, &inside).await;
+    drop(inside);
 
     let (died, stopped) = tokio::join!(
         tokio::time::timeout(Duration::from_secs(60), driver.died(&one.key)),
@@ -205,7 +394,9 @@ pub async fn driver_contract<D: Driver>(
     assert_eq!(driver.usage(&key("one")).await.expect("zeros"), MachineUsage::default());
     assert!(driver.usage(&key("two")).await.expect("accounts").cpu > Duration::ZERO);
 
-    driver.start(&one).await.expect("one starts again, on what it wrote before");
+    let inside = bring_up(&driver, &one).await;
+    assert_eq!(read(&inside, "/kept").await, "by one", "it stands on what it wrote before");
+    drop(inside);
     if let Some(relayer) = driver.relayer() {
         relayer_contract(relayer, &one.key, &machine("other").root).await;
     }
@@ -221,15 +412,22 @@ pub async fn driver_contract<D: Driver>(
 async fn network_contract<D: Driver>(driver: &D, live: &MachineKey) {
     let absent = driver.network(&key("absent")).await;
     assert!(matches!(absent, Err(DriverError::Absent { .. })), "{absent:?}");
-    let Device::Tun(device) = driver.network(live).await.expect("it has a network") else {
-        panic!("this contract is about packets");
+    let (device, header) = match driver.network(live).await.expect("it has a network") {
+        Device::Tun(device) => (device, Vec::new()),
+        // To the card, from anybody, with IPv4 in it.
+        Device::Ethernet { socket, mac } => {
+            (socket, [&mac[..], &[2, 0, 0, 0, 0, 1, 8, 0]].concat())
+        }
     };
+    let echo = [&header[..], &ECHO].concat();
     let mut packet = vec![0; 65_536];
-    let answered = (0..200).any(|_| {
-        rustix::io::write(&device, &ECHO).expect("a packet is taken");
+    let answered = (0..400).any(|_| {
+        // One that has no room for more has the first ones.
+        let _ = rustix::io::write(&device, &echo);
         std::thread::sleep(Duration::from_millis(10));
         std::iter::from_fn(|| {
-            rustix::io::read(&device, &mut packet[..]).ok().map(|n| packet[..n].to_vec())
+            let read = rustix::io::read(&device, &mut packet[..]).ok()?;
+            Some(packet[..read].get(header.len()..).unwrap_or_default().to_vec())
         })
         // IPv4, ICMP, an echo's answer, with what was sent along.
         .any(|packet| {
@@ -288,7 +486,10 @@ async fn mounts_contract<D: Driver>(
     }
     let mounts = vec![mount("/data", "data"), mount("/some/where", "where")];
     let with = Machine { mounts, ..machine("with") };
-    driver.start(&with).await.expect("it starts with its mounts");
+    let inside = bring_up(driver, &with).await;
+    write(&inside, "/some/where/file", "on a drive").await;
+    assert_eq!(read(&inside, "/some/where/file").await, "on a drive");
+    drop(inside);
     if let Some(relayer) = driver.relayer() {
         relayer.swap_root(&with.key, &machine("after").root).await.expect("they come along");
         assert!(relayer.alone(&with.key).await.expect("it lives on"));
@@ -327,6 +528,30 @@ async fn join_all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> 
     })
     .await;
     pending.into_iter().filter_map(|(_, outcome)| outcome).collect()
+}
+
+async fn survivor(driver: &impl Driver, key: &MachineKey) -> Link {
+    let survivors = driver.survivors().await.expect("survivors are listed");
+    survivors.into_iter().find(|(found, _)| found == key).expect("it is one").1
+}
+
+fn at(path: &str) -> At {
+    At { path: path.to_owned(), cwd: None, user: None }
+}
+
+async fn write(guest: &Guest, path: &str, text: &str) {
+    let mut file = guest.write_file(at(path), None, true, false).await.expect("it is opened");
+    file.send(text.to_owned().into()).await.expect("it is taken");
+    file.finish().await.expect("it is written");
+}
+
+async fn read(guest: &Guest, path: &str) -> String {
+    let (_, mut file) = guest.read_file(at(path), 0, None).await.expect("it is there");
+    let mut bytes = Vec::new();
+    while let Some(part) = file.next().await.expect("it is read") {
+        bytes.extend_from_slice(&part);
+    }
+    String::from_utf8(bytes).expect("text")
 }
 
 async fn alive(driver: &impl Driver) -> Vec<String> {

@@ -57,8 +57,9 @@ use serde::de::DeserializeOwned;
 
 pub(crate) use inside::{Groups, wait_for};
 pub(crate) use network::hand_over;
+pub(crate) use root::plain;
 pub(crate) use swap::swap_root;
-pub(crate) use sys::{Side, leave, split};
+pub(crate) use sys::{Side, leave, split, unshare};
 
 /// A step that failed, for the driver.
 #[derive(Debug)]

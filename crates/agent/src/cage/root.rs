@@ -149,7 +149,7 @@ fn options(root: &Root) -> Result<CString, Trouble> {
 }
 
 /// Refuses names the kernel would read as something else than one path below the directory.
-fn plain(path: &Path) -> Result<&str, Trouble> {
+pub(crate) fn plain(path: &Path) -> Result<&str, Trouble> {
     let fine = |b: &u8| b.is_ascii_alphanumeric() || b"-_./".contains(b);
     let ordinary = path.components().all(|part| matches!(part, std::path::Component::Normal(_)));
     match path.to_str() {

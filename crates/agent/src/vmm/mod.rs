@@ -18,6 +18,7 @@
 //!
 //! It is the first process of its pid namespace and nobody's child of the daemon's: the daemon may die and come back.
 
+mod pack;
 mod root;
 mod sys;
 
@@ -36,6 +37,8 @@ use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 use sandkeep_proto::cage::{Cgroup, Outcome, RECORD, Record};
 use sandkeep_proto::machine::{NET_DIR, VERSION, Vmm, VmmFile, VmmSocket};
+
+pub(crate) use pack::pack;
 
 use crate::cage::{
     self, Groups, OPEN_THE_GATE, Side, Step, Trouble, abandon, answer, lock, read_plan, record,

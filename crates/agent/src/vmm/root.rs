@@ -7,13 +7,13 @@ use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
-use sandkeep_proto::machine::{NET_DIR, RAM_FILE, RAM_SO, Vmm};
+use sandkeep_proto::machine::{NET_DIR, RAM_FILE, RAM_SO, Vmm, VmmShown};
 
 use super::sys;
 use crate::cage::{Step, Trouble};
 
 /// Where it is built: a directory every host has, and which is not needed any more.
-const STAGE: &str = "/proc";
+pub(super) const STAGE: &str = "/proc";
 /// Where programs, libraries and firmware are. What is a link on the host is one here.
 const SYSTEM: [&str; 4] = ["usr", "lib", "lib64", "lib32"];
 /// What the program loader reads, where it is there.
@@ -39,6 +39,9 @@ pub(super) fn enter(vmm: &Vmm) -> Result<(), Trouble> {
         }
     }
     make_dev(vmm)?;
+    for VmmShown { path, at } in &vmm.shown {
+        show(path, inside(at)).step(&format!("show `{}`", path.display()))?;
+    }
     show(&vmm.ram_so, inside(Path::new(RAM_SO))).step("show the memory's library")?;
     let net = Path::new(NET_DIR);
     bind(&vmm.run_dir.join(NET_DIR), net).step("show the sockets' directory")?;

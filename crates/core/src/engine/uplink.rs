@@ -147,12 +147,6 @@ impl Inner {
         let (authority, kept) = self.authority(&sandbox).await?;
         let journal = FileJournal::new(self.store.network_dir(&sandbox.id), session.id.clone());
         let journal = Arc::new(journal);
-        let device = match device {
-            Device::Tun(device) => device,
-            Device::Ethernet { .. } => {
-                return Err(Error::NetworkDevice(std::io::ErrorKind::Unsupported.into()));
-            }
-        };
         let opens = rules.opens();
         let network = Network::start(Start {
             device,

@@ -36,13 +36,13 @@ mod testing;
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use self::flow::Switch;
 use self::ledger::Ledger;
 use self::stack::Stack;
 use self::switch::Switchboard;
+use crate::driver::Device;
 use crate::model::{Connection, SessionId};
 
 pub use ledger::{Journal, Traffic};
@@ -64,8 +64,8 @@ pub const MTU: usize = 65_520;
 /// What a sandbox's network is made of.
 #[derive(Debug)]
 pub struct Start {
-    /// The TUN device: raw IP packets, nothing before them, and reads that do not block.
-    pub device: OwnedFd,
+    /// The machine's device.
+    pub device: Device,
     /// The session it is for.
     pub session: SessionId,
     /// Where connections are written down.

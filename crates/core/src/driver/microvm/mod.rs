@@ -1,4 +1,314 @@
-//! Machines with a kernel of their own. `docs/MICROVM.md` is their design.
+//! The `microvm` driver: a kernel of its own for every machine, in QEMU's `microvm` machine.
+//!
+//! `docs/MICROVM.md` is the design; this is how the driver goes about its part.
+//!
+//! ```text
+//! <run_dir>/<key>/            0700, made by start, gone after stop
+//!   agent.sock                the machine's serial port: the agent's link
+//!   qmp.sock                  the hypervisor's control socket
+//!   net/nic.sock, host.sock   Ethernet frames, in and out
+//!   log                       a pipe: what the hypervisor says on its standard error
+//!   ram.at, ram.map           where its RAM is, and what is mapped there
+//!   machine.json              who the hypervisor is: proto::cage::Record
+//!   plan.json                 what it runs: `Plan`
+//! <cgroup>/<parent>/<key>     its limits and accounts
+//! <cache>/kernel, blank, roots, probe.json
+//! ```
+//!
+//! *Who may touch a machine's directory, who is alive*: as in the container driver, see `driver/host.rs`. A machine that
+//! was launched but never set going has no `plan.json`, and is ended by whoever finds it.
+//!
+//! *A machine stands still until the driver has looked at it*, whether it boots (`-S`) or is restored (`-incoming defer`): by then the
+//! hypervisor has bound its network socket, and the directory it did that in is taken away from it. It never runs guest
+//! code with a place to write in.
+//!
+//! *Nothing a guest does fills the host's disk*: its serial port goes to a ring of 64 KiB in the hypervisor, the hypervisor's messages
+//! go to a pipe that drops what does not fit, its disks are as large as they may be.
+//!
+//! *Locks of the hypervisor on its disks are off*: forks share the lower ones, and the driver sees to it that the topmost is written
+//! to by one machine (`disks`).
+//!
+//! *KVM is believed when a machine has booted under it* (`probe`), not when `/dev/kvm` opens.
+//!
+//! Calls are plain blocking code on the runtime's blocking threads, as in the container driver.
 
+mod blank;
+mod capture;
+mod disks;
 pub mod kernel;
+mod life;
 pub mod memory;
+mod probe;
+mod qcow2;
+mod qemu;
+mod qmp;
+mod roots;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+use self::life::Start;
+use self::probe::Facts;
+pub use self::qemu::Accelerator;
+use self::qemu::Shape;
+use self::roots::Roots;
+use super::host::{Host, died, failed, lock, on_thread};
+use super::{
+    Captured, Check, Device, Driver, DriverError, DriverResult, Keeper, Link, Machine,
+    MachineUsage, RAM_SO, Then,
+};
+use crate::model::{Fingerprint, Limits, MachineKey, Size};
+
+const NAME: &str = "microvm";
+/// The least RAM that a kernel boots in.
+const LEAST_RAM: u64 = 128 << 20;
+/// The most processors a machine has. More would only wait for each other.
+const MOST_CPUS: u32 = 4;
+/// Threads of a hypervisor: processors, and those that wait for its disks.
+const THREADS: u32 = 256;
+/// What a machine's directory has the description of what runs in.
+const PLAN: &str = "plan.json";
+
+/// Where the driver keeps things on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MicrovmConfig {
+    /// The `keep-agent` program on disk, written by nobody but root.
+    pub agent: PathBuf,
+    /// Where running machines have their directories. Made if absent, closed to all but root.
+    pub run_dir: PathBuf,
+    /// The control group all machines are in.
+    pub cgroup_parent: String,
+    /// Where the kernel, packed layers and blank disks are: `<data>/microvm`.
+    pub cache_dir: PathBuf,
+    /// The hypervisor, below `/usr`.
+    pub qemu: PathBuf,
+}
+
+/// Runs machines with a kernel of their own. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct MicrovmDriver {
+    inner: Arc<Microvm>,
+}
+
+#[derive(Debug)]
+struct Microvm {
+    config: MicrovmConfig,
+    host: Arc<Host>,
+    roots: Roots,
+    facts: Facts,
+    /// `ram.so`, where hypervisors can be shown it.
+    ram_so: PathBuf,
+}
+
+/// What a machine is, for the driver that finds it running.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Plan {
+    fingerprint: Fingerprint,
+    /// How many devices make its root.
+    lower: u32,
+    /// Packed layers its root is mounted from, by name.
+    roots: Vec<String>,
+    /// Where the session's disks are.
+    disk_dir: PathBuf,
+    /// How many layers the image had that it was started from.
+    image: usize,
+    /// Whether it began with the image's memory, or only with its disk.
+    restored: bool,
+}
+
+impl MicrovmDriver {
+    /// Prepares this host.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DriverError::Unsupported`] when the host lacks control groups or a hypervisor, and [`DriverError::Io`] when a
+    /// directory cannot be made.
+    pub fn new(config: MicrovmConfig) -> DriverResult<Self> {
+        if !config.qemu.is_file() {
+            let reason = format!(
+                "there is no hypervisor at `{}`; install qemu-system-x86",
+                config.qemu.display()
+            );
+            return Err(DriverError::Unsupported { driver: NAME, reason });
+        }
+        let (agent, run_dir) = (config.agent.clone(), config.run_dir.clone());
+        let host = Host::prepare(NAME, agent.clone(), run_dir, &config.cgroup_parent)?;
+        let cache = &config.cache_dir;
+        fs::create_dir_all(cache).map_err(failed("create", cache))?;
+        let ram_so = cache.join("ram.so");
+        install(RAM_SO, &ram_so)?;
+        let inner = Microvm {
+            host: Arc::new(host),
+            roots: Roots::new(agent, cache),
+            facts: Facts::new(cache),
+            ram_so,
+            config,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Has machines run by this from now on, whatever the host could do. For tests, and for those who know better.
+    #[must_use]
+    pub fn accelerated_by(self, accelerator: Accelerator) -> Self {
+        self.inner.facts.force(accelerator);
+        self
+    }
+
+    /// Removes the runtime directory, if no machine is left in it. Control groups go with the last
+    /// machine by themselves.
+    pub fn retire(self) {
+        let _ = fs::remove_dir(self.inner.host.run_dir());
+    }
+
+    /// Does something with the host on a thread where it may block.
+    async fn with<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Microvm) -> DriverResult<T> + Send + 'static,
+    ) -> DriverResult<T> {
+        on_thread(&self.inner, self.inner.host.run_dir(), work).await
+    }
+
+    async fn launch(&self, machine: &Machine, image: &[PathBuf], how: Start) -> DriverResult<Link> {
+        let accelerator = self.accelerator().await?;
+        let (machine, image) = (machine.clone(), image.to_vec());
+        self.with(move |microvm| microvm.start(&machine, &image, how, accelerator)).await
+    }
+}
+
+#[async_trait]
+impl Driver for MicrovmDriver {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn start(&self, machine: &Machine) -> DriverResult<Link> {
+        self.launch(machine, &[], Start::Boot).await
+    }
+
+    async fn stop(&self, key: &MachineKey) -> DriverResult<MachineUsage> {
+        let key = key.clone();
+        self.with(move |microvm| microvm.stop(&key)).await
+    }
+
+    async fn usage(&self, key: &MachineKey) -> DriverResult<MachineUsage> {
+        let key = key.clone();
+        self.with(move |microvm| Ok(microvm.host.groups.usage(&key))).await
+    }
+
+    async fn survivors(&self) -> DriverResult<Vec<(MachineKey, Link)>> {
+        self.with(Microvm::survivors).await
+    }
+
+    async fn died(&self, key: &MachineKey) {
+        died(&self.inner.host, key).await;
+    }
+
+    async fn network(&self, key: &MachineKey) -> DriverResult<Device> {
+        let key = key.clone();
+        self.with(move |microvm| microvm.network(&key)).await
+    }
+
+    fn keeper(&self) -> Option<&dyn Keeper> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Keeper for MicrovmDriver {
+    async fn fingerprint(&self, machine: &Machine) -> DriverResult<Fingerprint> {
+        let accelerator = self.accelerator().await?;
+        let limits = machine.limits;
+        self.with(move |microvm| microvm.fingerprint(&limits, accelerator)).await
+    }
+
+    async fn boot(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Link> {
+        self.launch(machine, image, Start::Boot).await
+    }
+
+    async fn restore(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Link> {
+        self.launch(machine, image, Start::Restore).await
+    }
+
+    async fn lower(&self, key: &MachineKey) -> DriverResult<u32> {
+        let key = key.clone();
+        self.with(move |microvm| Ok(microvm.demand(&key)?.1.lower)).await
+    }
+
+    async fn capture(
+        &self,
+        key: &MachineKey,
+        into: &Path,
+        below: &[PathBuf],
+        then: Then,
+    ) -> DriverResult<Captured> {
+        let (key, into, below) = (key.clone(), into.to_owned(), below.to_vec());
+        self.with(move |microvm| microvm.capture(&key, &into, &below, then)).await
+    }
+
+    async fn go_on(&self, key: &MachineKey) -> DriverResult<()> {
+        let key = key.clone();
+        self.with(move |microvm| {
+            let _lock = lock(&microvm.host.directory(&key), FlockOperation::LockShared)?;
+            microvm.demand(&key)?;
+            microvm.go_on(&key)
+        })
+        .await
+    }
+
+    async fn probe(&self) -> Vec<Check> {
+        self.check_host().await
+    }
+}
+
+impl Microvm {
+    /// What a machine with these limits is like.
+    fn shape(limits: &Limits, accelerator: Accelerator) -> Shape {
+        let ram = limits.memory.0.max(LEAST_RAM).next_multiple_of(1 << 20);
+        Shape { accelerator, cpus: limits.millicpus.div_ceil(1000).clamp(1, MOST_CPUS), ram }
+    }
+
+    /// What the hypervisor may use: the machine's RAM, and what it takes to run it.
+    fn limits(limits: &Limits, shape: &Shape) -> Limits {
+        let memory = Size(shape.ram + shape.ram / 4 + (192 << 20));
+        Limits { memory, pids: THREADS, ..*limits }
+    }
+
+    fn disk_size(limits: &Limits) -> u64 {
+        // The least that an ext4 with a journal goes into, with room for something.
+        limits.file_size.0.max(16 << 20).next_multiple_of(1 << 20)
+    }
+
+    fn fingerprint(&self, limits: &Limits, accelerator: Accelerator) -> DriverResult<Fingerprint> {
+        let shape = Self::shape(limits, accelerator);
+        Ok(Fingerprint {
+            driver: NAME.to_owned(),
+            hypervisor: self.hypervisor()?,
+            accelerator: accelerator.name().to_owned(),
+            cpu: probe::processor(accelerator),
+            kernel: self.kernel()?.digest,
+            memory: Size(shape.ram),
+            cpus: shape.cpus,
+            disk: Size(Self::disk_size(limits)),
+        })
+    }
+}
+
+/// Puts a program's part on disk, unless it is there.
+fn install(bytes: &[u8], path: &Path) -> DriverResult<()> {
+    if fs::read(path).is_ok_and(|there| there == bytes) {
+        return Ok(());
+    }
+    let directory = path.parent().unwrap_or(path);
+    let installed = tempfile::NamedTempFile::new_in(directory).and_then(|draft| {
+        fs::write(draft.path(), bytes)?;
+        fs::set_permissions(draft.path(), Permissions::from_mode(0o755))?;
+        draft.persist(path).map_err(|error| error.error)
+    });
+    installed.map(drop).map_err(failed("write", path))
+}

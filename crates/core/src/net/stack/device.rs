@@ -1,7 +1,10 @@
 //! The descriptor that packets come from and go to: one read, one packet; one write, one packet.
+//!
+//! A machine with a network card sends Ethernet frames instead. All that is between it and us is one card and no wire, so the
+//! header is taken off and put on here, and nothing else knows of it.
 
 use std::cell::RefCell;
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,6 +16,7 @@ use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::time::Instant;
 
 use super::packet::Bad;
+use crate::driver::Device as Outlet;
 use crate::net::MTU;
 
 thread_local! {
@@ -21,16 +25,29 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; MTU]);
 }
 
+/// The address that frames to a card come from.
+const GATEWAY_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 1];
+/// Bytes of an Ethernet header: to whom, from whom, what.
+const HEADER: usize = 14;
+const IPV4: [u8; 2] = [0x08, 0x00];
+const IPV6: [u8; 2] = [0x86, 0xdd];
+
 /// A sandbox's device.
 #[derive(Debug)]
 pub(super) struct Device {
     descriptor: AsyncFd<OwnedFd>,
+    /// The card's address, if packets come in Ethernet frames.
+    card: Option<[u8; 6]>,
     began: Instant,
     dropped: [AtomicU64; Bad::COUNT],
 }
 
 impl Device {
-    pub(super) fn new(descriptor: OwnedFd) -> io::Result<Self> {
+    pub(super) fn new(device: Outlet) -> io::Result<Self> {
+        let (descriptor, card) = match device {
+            Outlet::Tun(descriptor) => (descriptor, None),
+            Outlet::Ethernet { socket, mac } => (socket, Some(mac)),
+        };
         let flags = fcntl_getfl(&descriptor)?;
         fcntl_setfl(&descriptor, flags | OFlags::NONBLOCK)?;
         #[expect(
@@ -40,6 +57,7 @@ impl Device {
         let descriptor = AsyncFd::new(descriptor)?;
         Ok(Self {
             descriptor,
+            card,
             began: Instant::now(),
             dropped: std::array::from_fn(|_| AtomicU64::new(0)),
         })
@@ -49,16 +67,37 @@ impl Device {
         self.descriptor.readable().await
     }
 
-    /// Reads one packet.
+    /// Reads one packet. A frame that has none in it is [`io::ErrorKind::Interrupted`]: go on with the next.
     pub(super) fn read(&self, into: &mut [u8]) -> io::Result<usize> {
-        Ok(rustix::io::read(self.descriptor.get_ref(), into)?)
+        let descriptor = self.descriptor.get_ref();
+        if self.card.is_none() {
+            return Ok(rustix::io::read(descriptor, into)?);
+        }
+        let mut header = [0; HEADER];
+        let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(into)];
+        let length = rustix::io::readv(descriptor, &mut parts)?;
+        let kind = [header[12], header[13]];
+        if length <= HEADER || (kind != IPV4 && kind != IPV6) {
+            self.drop_packet(Bad::NotIp);
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        Ok(length - HEADER)
     }
 
     /// Writes one packet. `false` when there is no room for it now; what the device does not take for another reason
     /// is lost, as packets may be.
     pub(super) fn write(&self, packet: &[u8]) -> bool {
+        let descriptor = self.descriptor.get_ref();
         loop {
-            match rustix::io::write(self.descriptor.get_ref(), packet) {
+            let written = match self.card {
+                None => rustix::io::write(descriptor, packet),
+                Some(card) => {
+                    let header = header(card, packet);
+                    let parts = [IoSlice::new(&header), IoSlice::new(packet)];
+                    rustix::io::writev(descriptor, &parts)
+                }
+            };
+            match written {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => return false,
                 Ok(_) | Err(_) => return true,
@@ -105,6 +144,16 @@ impl Device {
     pub(super) fn at(&self, time: MachineTime) -> Instant {
         self.began + Duration::from_micros(u64::try_from(time.total_micros()).unwrap_or(0))
     }
+}
+
+/// What is before a packet in a frame for a card.
+fn header(card: [u8; 6], packet: &[u8]) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[..6].copy_from_slice(&card);
+    header[6..12].copy_from_slice(&GATEWAY_MAC);
+    let is_v6 = packet.first().is_some_and(|first| first >> 4 == 6);
+    header[12..].copy_from_slice(if is_v6 { &IPV6 } else { &IPV4 });
+    header
 }
 
 /// What a connection's machine takes for its device, for one turn: at most one packet comes in, and what goes out is
@@ -190,5 +239,53 @@ impl phy::TxToken for Outgoing<'_> {
             }
             result
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixDatagram;
+
+    use super::{Bad, Device, Outlet};
+
+    const CARD: [u8; 6] = [2, 1, 2, 3, 4, 5];
+
+    #[tokio::test]
+    async fn frames_are_unwrapped_and_wrapped() {
+        let (ours, card) = UnixDatagram::pair().unwrap();
+        card.set_nonblocking(true).unwrap();
+        let device = Device::new(Outlet::Ethernet { socket: ours.into(), mac: CARD }).unwrap();
+        let mut frame = [0; 100];
+        for (first, kind) in [(0x45, [0x08, 0x00]), (0x60, [0x86, 0xdd])] {
+            assert!(device.write(&[first, 1, 2, 3]));
+            let length = card.recv(&mut frame).unwrap();
+            assert_eq!(frame[..6], CARD);
+            assert_eq!((&frame[12..14], &frame[14..length]), (&kind[..], &[first, 1, 2, 3][..]));
+            card.send(&frame[..length]).unwrap();
+            let mut packet = [0; 100];
+            assert_eq!(device.read(&mut packet).unwrap(), 4);
+            assert_eq!(packet[..4], [first, 1, 2, 3]);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_packet_is_skipped_and_never_the_end() {
+        let (ours, card) = UnixDatagram::pair().unwrap();
+        let device = Device::new(Outlet::Ethernet { socket: ours.into(), mac: CARD }).unwrap();
+        let mut arp = [0; 42];
+        arp[12..14].copy_from_slice(&[0x08, 0x06]);
+        let mut bare = [0; 14];
+        bare[12] = 0x08;
+        let odd: [&[u8]; 4] = [&[], &[1, 2, 3], &arp, &bare];
+        let mut packet = [0; 100];
+        for frame in odd {
+            rustix::net::send(card.as_fd(), frame, rustix::net::SendFlags::empty()).unwrap();
+            let error = device.read(&mut packet).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::Interrupted, "{frame:?}");
+        }
+        assert_eq!(device.dropped(Bad::NotIp), odd.len() as u64);
+        assert_eq!(device.read(&mut packet).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 }

@@ -30,7 +30,6 @@ mod tests;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,6 +45,7 @@ pub(super) use self::stream::Stream;
 use self::tcp::Table;
 use super::flow::Switch;
 use super::{GATEWAY_V4, GATEWAY_V6, MTU};
+use crate::driver::Device as Outlet;
 
 /// How many packets are taken in before others get their turn.
 const BATCH: usize = 64;
@@ -105,7 +105,7 @@ pub(super) struct Stack {
 
 impl Stack {
     /// Answers the packets of `device`, and asks `switch` about every new flow.
-    pub(super) fn start(device: OwnedFd, switch: Arc<dyn Switch>) -> io::Result<Self> {
+    pub(super) fn start(device: Outlet, switch: Arc<dyn Switch>) -> io::Result<Self> {
         Ok(Self::with(Limits::default(), Arc::new(Device::new(device)?), switch))
     }
 

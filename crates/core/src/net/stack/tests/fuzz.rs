@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 
 use super::guest::{Fields, SYN, datagram, read, seen, segment};
 use super::{Limits, Say, Told, device, outside};
+use crate::driver::Device as Outlet;
 use crate::net::flow::Switch;
 use crate::net::stack::datagrams::Flows;
 use crate::net::stack::device::Device;
@@ -26,7 +27,7 @@ fn carrier(switch: &Arc<Told>) -> (Carrier, std::os::fd::OwnedFd) {
     let (connections, half_open, datagrams) = LIMITS;
     let limits = Limits { connections, half_open, datagrams, ..Limits::default() };
     let carrier = Carrier {
-        device: Arc::new(Device::new(ours).unwrap()),
+        device: Arc::new(Device::new(Outlet::Tun(ours)).unwrap()),
         switch: Arc::clone(switch) as Arc<dyn Switch>,
         table: Arc::new(Table::new(limits)),
         flows: Flows::new(limits),

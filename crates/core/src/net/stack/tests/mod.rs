@@ -23,6 +23,7 @@ use tokio::net::TcpStream;
 
 use super::device::Device;
 use super::{Limits, Stack, Stream, relay};
+use crate::driver::Device as Outlet;
 use crate::model::{Connection, Protocol, SessionId};
 use crate::net::flow::{Datagrams, Opening, Switch};
 use crate::net::ledger::{Facts, Journal, Ledger, Open, Traffic};
@@ -148,7 +149,7 @@ impl Switch for Told {
 /// A stack with its device's other end.
 fn start(limits: Limits, switch: &Arc<Told>) -> (Stack, Arc<Device>, OwnedFd) {
     let (ours, theirs) = device();
-    let device = Arc::new(Device::new(ours).unwrap());
+    let device = Arc::new(Device::new(Outlet::Tun(ours)).unwrap());
     let switch: Arc<dyn Switch> = Arc::clone(switch) as Arc<dyn Switch>;
     (Stack::with(limits, Arc::clone(&device), switch), device, theirs)
 }

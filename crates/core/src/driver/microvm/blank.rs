@@ -1,0 +1,49 @@
+//! Blank disks: an empty ext4, made once per size, that every disk of that size stands on.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::driver::DriverResult;
+use crate::driver::host::{broken, failed};
+
+/// The blank disk of a size; made if it is not there yet.
+pub(super) fn blank(cache: &Path, bytes: u64) -> DriverResult<PathBuf> {
+    let directory = cache.join("blank");
+    let path = directory.join(format!("{bytes}.raw"));
+    if path.exists() {
+        return Ok(path);
+    }
+    fs::create_dir_all(&directory).map_err(failed("create", &directory))?;
+    // Two that make the same at once make two; the later one takes the place, and both are right.
+    let draft = tempfile::Builder::new()
+        .prefix(".blank-")
+        .tempfile_in(&directory)
+        .map_err(failed("write to", &directory))?;
+    draft.as_file().set_len(bytes).map_err(failed("make room for", &path))?;
+    format(draft.path())?;
+    draft.as_file().sync_all().map_err(failed("sync", &path))?;
+    fs::set_permissions(draft.path(), Permissions::from_mode(0o444))
+        .map_err(failed("close", &path))?;
+    draft.persist(&path).map_err(|error| failed("rename", &path)(error.error))?;
+    File::open(&directory).and_then(|dir| dir.sync_all()).map_err(failed("sync", &directory))?;
+    Ok(path)
+}
+
+fn format(path: &Path) -> DriverResult<()> {
+    let made = Command::new("mkfs.ext4")
+        // The file is all zeros already: tables need not be written, and the guest need not do it later either
+        // (it mounts with `noinit_itable`).
+        .args(["-q", "-F", "-m", "0", "-E"])
+        .arg("lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0")
+        .args(["-L", "sandkeep"])
+        .arg(path)
+        .env("MKE2FS_CONFIG", "/dev/null")
+        .output()
+        .map_err(failed("run", Path::new("mkfs.ext4")))?;
+    if made.status.success() {
+        return Ok(());
+    }
+    Err(broken("make a blank disk", &String::from_utf8_lossy(&made.stderr).trim()))
+}

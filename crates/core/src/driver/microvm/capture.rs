@@ -1,0 +1,196 @@
+//! Captures: a machine's memory, devices and disk at one moment.
+//!
+//! ```text
+//! sync the topmost disk                while it runs, so that there is less to do when it stands
+//! stop
+//! pages and index                      what differs from the layers below
+//! link the topmost disk, then put a fresh one on top
+//! devices
+//! cont, or hold
+//! sync everything
+//! ```
+//!
+//! The fresh disk is the one step that cannot be taken back. What can fail for want of room comes before it: pages are
+//! written, the link is made, and room for the devices is set aside. If something fails after it all the same, the machine
+//! goes on, on two disks that no image has; one layer has room for one of them, so later captures are refused until it was stopped.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FallocateFlags, FlockOperation};
+use sandkeep_proto::machine::{DISK, RAM_AT};
+use serde_json::{Value, json};
+
+use super::memory::{PagesWritten, capture_pages};
+use super::qmp::Qmp;
+use super::{Microvm, Plan, disks, qcow2};
+use crate::driver::host::{broken, lock};
+use crate::driver::{Captured, DriverResult, Then};
+use crate::model::{MachineKey, Size};
+
+/// Far more than devices take.
+const DEVICES: u64 = 4 << 20;
+
+/// A machine that is being captured.
+struct Subject<'a> {
+    pid: u32,
+    run_dir: PathBuf,
+    plan: &'a Plan,
+    below: &'a [PathBuf],
+    into: &'a Path,
+}
+
+impl Microvm {
+    pub(super) fn capture(
+        &self,
+        key: &MachineKey,
+        into: &Path,
+        below: &[PathBuf],
+        then: Then,
+    ) -> DriverResult<Captured> {
+        let run_dir = self.host.directory(key);
+        let _lock = lock(&run_dir, FlockOperation::LockShared)?;
+        let (record, plan, _process) = self.demand(key)?;
+        let subject = Subject { pid: record.pid, run_dir, plan: &plan, below, into };
+        let taken = subject.take(then).map_err(|error| broken("capture the machine", &error));
+        let (pages, stood) = taken?;
+        Ok(Captured {
+            ram: plan.fingerprint.memory,
+            fingerprint: plan.fingerprint,
+            pages,
+            stood,
+            roots: plan.roots,
+        })
+    }
+}
+
+impl Subject<'_> {
+    fn take(&self, then: Then) -> io::Result<(u64, Duration)> {
+        let devices = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(self.into.join("devices"))?;
+        // Where the filesystem cannot set room aside, the capture may fail later.
+        let _ = rustix::fs::fallocate(&devices, FallocateFlags::KEEP_SIZE, 0, DEVICES);
+        let mut qmp = Qmp::connect(&self.run_dir)?;
+        let top = self.top(&mut qmp)?;
+        File::open(&top.path)?.sync_data()?;
+        let ran = qmp.is_running()?;
+        let began = Instant::now();
+        qmp.ask("stop", json!({}))?;
+        let captured = self.standing(&mut qmp, &top, &devices);
+        let goes_on = ran && (then == Then::Continue || captured.is_err());
+        let resumed = if goes_on { qmp.ask("cont", json!({})).map(drop) } else { Ok(()) };
+        let stood = began.elapsed();
+        let pages = captured?;
+        resumed?;
+        pages.sync()?;
+        // What was set aside and not used is given back.
+        devices.set_len(devices.metadata()?.len())?;
+        devices.sync_all()?;
+        File::open(self.into.join(disks::OF_LAYER))?.sync_all()?;
+        File::open(&self.plan.disk_dir)?.sync_all()?;
+        File::open(self.into)?.sync_all()?;
+        Ok((pages.pages, stood))
+    }
+
+    /// What is done while the machine stands still.
+    fn standing(&self, qmp: &mut Qmp, top: &Top, devices: &File) -> io::Result<PagesWritten> {
+        let at = fs::read_to_string(self.run_dir.join(RAM_AT))?;
+        let at = u64::from_str_radix(at.trim(), 16).map_err(io::Error::other)?;
+        // A machine that was booted has nothing in common with the memory of the image whose disk it was booted on.
+        let of_memory = match self.plan.restored {
+            true => self.below,
+            false => &self.below[..self.below.len().saturating_sub(self.plan.image)],
+        };
+        let Size(ram) = self.plan.fingerprint.memory;
+        let pages = capture_pages(self.pid, at, ram, of_memory, self.into)?;
+        fs::hard_link(&top.path, self.into.join(disks::OF_LAYER))?;
+        self.put_on_top(qmp, top)?;
+        qmp.leave_ram()?;
+        qmp.ask_with("getfd", json!({"fdname": "devices"}), devices.as_fd())?;
+        qmp.ask("migrate", json!({"uri": "fd:devices"}))?;
+        qmp.migrated()?;
+        Ok(pages)
+    }
+
+    /// The disk that the machine writes to now, if it can be captured.
+    fn top(&self, qmp: &mut Qmp) -> io::Result<Top> {
+        let listed = qmp.ask("query-block", json!({}))?;
+        let ours = |entry: &&Value| {
+            let owner = entry["qdev"].as_str().unwrap_or_default();
+            owner == DISK || owner.split('/').any(|part| part == DISK)
+        };
+        let entry = listed.as_array().and_then(|list| list.iter().find(ours));
+        let node = entry.and_then(|entry| entry["inserted"]["node-name"].as_str());
+        let number = node.and_then(|node| node.strip_prefix("disk-")?.parse().ok());
+        let number = number.ok_or_else(|| io::Error::other("its disk is not known"))?;
+        let mut captured = Vec::new();
+        for layer in self.below {
+            captured.push(disks::inode(&layer.join(disks::OF_LAYER))?);
+        }
+        for (other, path) in disks::session(&self.plan.disk_dir)? {
+            if other < number && !captured.contains(&disks::inode(&path)?) {
+                let why = "an earlier capture broke off, or the session it goes on with did: \
+                           it can be captured again after a stop";
+                return Err(io::Error::other(why));
+            }
+        }
+        let path = self.plan.disk_dir.join(disks::file(number));
+        Ok(Top { number, size: qcow2::size(&path)?, path })
+    }
+
+    /// Has the machine write to a fresh disk from now on.
+    fn put_on_top(&self, qmp: &mut Qmp, top: &Top) -> io::Result<()> {
+        let (number, below) = (top.number + 1, disks::node("disk", top.number));
+        let path = self.plan.disk_dir.join(disks::file(number));
+        // One that a daemon made, and did not live to put there.
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        qcow2::create(&path, top.size)?;
+        let put = self.attach(qmp, &path, &disks::node("disk", number), &below);
+        if put.is_err() {
+            let _ = fs::remove_file(&path);
+        }
+        put
+    }
+
+    fn attach(&self, qmp: &mut Qmp, path: &Path, node: &str, below: &str) -> io::Result<()> {
+        let file = File::options().read(true).write(true).open(path)?;
+        let set = qmp.ask_with("add-fd", json!({}), file.as_fd())?["fdset-id"].clone();
+        let set = set.as_u64().ok_or_else(|| io::Error::other("a descriptor was not taken"))?;
+        let (name, below_it) = (format!("{node}-file"), json!(null));
+        qmp.ask(
+            "blockdev-add",
+            json!({"driver": "file", "node-name": name, "filename": format!("/dev/fdset/{set}"),
+                   "locking": "off", "discard": "unmap"}),
+        )?;
+        let added = qmp.ask(
+            "blockdev-add",
+            json!({"driver": "qcow2", "node-name": node, "file": name, "backing": below_it,
+                   "discard": "unmap"}),
+        );
+        let put = added
+            .and_then(|_| qmp.ask("blockdev-snapshot", json!({"node": below, "overlay": node})));
+        if put.is_err() {
+            let _ = qmp.ask("blockdev-del", json!({"node-name": node}));
+            let _ = qmp.ask("blockdev-del", json!({"node-name": name}));
+        }
+        put.map(drop)
+    }
+}
+
+/// The disk that a machine writes to.
+struct Top {
+    number: u32,
+    size: u64,
+    path: PathBuf,
+}

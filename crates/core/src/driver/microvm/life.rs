@@ -1,0 +1,357 @@
+//! The life of a machine: start, stop, and what is between them but captures.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
+use sandkeep_proto::cage::Record;
+use sandkeep_proto::machine::{
+    HOST_SOCKET, MOUNT_SLOTS, NET_DIR, NIC_SOCKET, QMP_SOCKET, RAM_AT, SLOT, SOCKET, VERSION, Vmm,
+    VmmFile, VmmShown, VmmSocket,
+};
+use serde_json::json;
+
+use super::disks::{self, Source};
+use super::memory;
+use super::qemu::{
+    self, Accelerator, FIRST_PAGES_FD, INITRAMFS, KERNEL, LINK_FD, Layout, MountDevices, QMP_FD,
+};
+use super::qmp::Qmp;
+use super::{Microvm, NAME, PLAN, Plan};
+use crate::driver::host::{broken, failed, lock};
+use crate::driver::{
+    Device, DriverError, DriverResult, Link, Machine, MachineMount, MachineUsage, mac_of,
+};
+use crate::model::MachineKey;
+
+/// Where a hypervisor's own messages go: a pipe, which holds the first of them and drops the rest.
+const LOG: &str = "log";
+/// The map of the RAM of a machine that was restored.
+const MAP: &str = "ram.map";
+/// Directories of the root in which every machine has something mounted.
+const OWN: [&str; 4] = ["proc", "sys", "dev", "run"];
+
+/// How a machine begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Start {
+    /// With its kernel.
+    Boot,
+    /// Where an image was captured.
+    Restore,
+}
+
+/// What was prepared for a machine.
+struct Prepared {
+    layout: Layout,
+    plan: Plan,
+}
+
+impl Microvm {
+    pub(super) fn start(
+        &self,
+        machine: &Machine,
+        image: &[PathBuf],
+        how: Start,
+        accelerator: Accelerator,
+    ) -> DriverResult<Link> {
+        let key = &machine.key;
+        check_mounts(&machine.mounts)?;
+        let lock = self.host.claim(key)?;
+        let mut made = Vec::new();
+        let started = self
+            .prepare(machine, image, how, accelerator, &mut made)
+            .and_then(|prepared| self.run(machine, image, &prepared));
+        match started {
+            Ok(()) => Ok(self.link(key)),
+            Err(error) => {
+                // The cause is what the caller needs to hear; what is left over now, if anything,
+                // is cleared by the next start, stop or survivors.
+                let _ = self.end(key);
+                for disk in made {
+                    let _ = fs::remove_file(&disk);
+                    let _ = disk.parent().map(fs::remove_dir);
+                }
+                drop(lock);
+                Err(error)
+            }
+        }
+    }
+
+    fn prepare(
+        &self,
+        machine: &Machine,
+        image: &[PathBuf],
+        how: Start,
+        accelerator: Accelerator,
+        made: &mut Vec<PathBuf>,
+    ) -> DriverResult<Prepared> {
+        let run_dir = self.host.directory(&machine.key);
+        let limits = &machine.limits;
+        let fingerprint = self.fingerprint(limits, accelerator)?;
+        let lower = self.roots.of_root(&machine.root)?;
+        let disk = disks::assemble(&Source {
+            cache: &self.config.cache_dir,
+            directory: &machine.root.disk_dir(),
+            image,
+            size: Self::disk_size(limits),
+            as_captured: how == Start::Restore,
+            name: "disk",
+        })?;
+        made.extend(disk.made.iter().cloned());
+        let mut mounts = Vec::new();
+        for (number, mount) in machine.mounts.iter().enumerate() {
+            mounts.push(self.mount(number, mount, made)?);
+        }
+        let memory = match how {
+            Start::Boot => None,
+            Start::Restore => {
+                let map =
+                    memory::map_of(image).map_err(|error| broken("read the image", &error))?;
+                let path = run_dir.join(MAP);
+                fs::write(&path, map.write(FIRST_PAGES_FD)).map_err(failed("write", &path))?;
+                Some((path, map.files))
+            }
+        };
+        let names = lower.iter().chain(mounts.iter().filter_map(|mount| mount.lower.as_ref()));
+        let names = names.filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()));
+        let plan = Plan {
+            fingerprint,
+            lower: u32::try_from(lower.len()).unwrap_or(u32::MAX),
+            roots: names.collect(),
+            disk_dir: machine.root.disk_dir(),
+            image: image.len(),
+            restored: how == Start::Restore,
+        };
+        let layout = Layout {
+            shape: Self::shape(limits, accelerator),
+            tsc_khz: (accelerator == Accelerator::Tcg).then(|| self.tsc_khz()).flatten(),
+            mac: mac_of(&machine.key),
+            disk: disk.chain,
+            lower,
+            mounts,
+            ram_at: run_dir.join(RAM_AT),
+            memory,
+        };
+        Ok(Prepared { layout, plan })
+    }
+
+    fn mount(
+        &self,
+        number: usize,
+        mount: &MachineMount,
+        made: &mut Vec<PathBuf>,
+    ) -> DriverResult<MountDevices> {
+        let lower = self.roots.of_drive(&mount.root)?;
+        if mount.read_only {
+            return Ok(MountDevices { lower, disk: None });
+        }
+        let disk = disks::assemble(&Source {
+            cache: &self.config.cache_dir,
+            directory: &mount.root.disk_dir(),
+            image: &[],
+            size: SLOT,
+            as_captured: false,
+            name: &format!("mount-{number}"),
+        })?;
+        made.extend(disk.made);
+        Ok(MountDevices { lower, disk: Some(disk.chain) })
+    }
+
+    /// Launches the hypervisor and sets the machine going.
+    fn run(&self, machine: &Machine, image: &[PathBuf], prepared: &Prepared) -> DriverResult<()> {
+        let key = &machine.key;
+        let run_dir = self.host.directory(key);
+        let log = open_log(&run_dir.join(LOG))?;
+        self.host.agent("vmm", || self.describe(machine, prepared))?;
+        let going = Qmp::connect(&run_dir).and_then(|mut qmp| {
+            // It has bound its socket by now, and has no business in there any more.
+            let net = run_dir.join(NET_DIR);
+            chown(&net, Some(0), Some(0))?;
+            fs::set_permissions(&net, Permissions::from_mode(0o711))?;
+            if let (true, Some(top)) = (prepared.plan.restored, image.first()) {
+                load(&mut qmp, &top.join("devices"))?;
+            }
+            let text = serde_json::to_vec(&prepared.plan)?;
+            fs::write(run_dir.join(PLAN), text)?;
+            qmp.ask("cont", json!({})).map(drop)
+        });
+        going.map_err(|error| {
+            let step =
+                if prepared.plan.restored { "restore the machine" } else { "boot the machine" };
+            broken(step, &said(log, &error))
+        })
+    }
+
+    fn describe(&self, machine: &Machine, prepared: &Prepared) -> DriverResult<Vmm> {
+        let run_dir = self.host.directory(&machine.key);
+        let kernel = self.kernel()?;
+        let mut line = qemu::command_line(&prepared.layout);
+        line.files.push(VmmFile { fd: 2, path: run_dir.join(LOG), write: true });
+        let shown = [(kernel.vmlinuz, KERNEL), (kernel.initramfs, INITRAMFS)];
+        let sockets = [(QMP_FD, QMP_SOCKET), (LINK_FD, SOCKET)];
+        let limits = Self::limits(&machine.limits, &prepared.layout.shape);
+        Ok(Vmm {
+            version: VERSION,
+            hostname: machine.hostname.clone(),
+            program: self.config.qemu.clone(),
+            argv: line.argv,
+            env: line.env,
+            files: line.files,
+            sockets: sockets.map(|(fd, name)| VmmSocket { fd, path: run_dir.join(name) }).to_vec(),
+            devices: match prepared.layout.shape.accelerator {
+                Accelerator::Kvm => vec![PathBuf::from("/dev/kvm")],
+                Accelerator::Tcg => Vec::new(),
+            },
+            shown: shown.map(|(path, at)| VmmShown { path, at: PathBuf::from(at) }).to_vec(),
+            ram_so: self.ram_so.clone(),
+            uid: machine.uids.base,
+            gid: machine.uids.base,
+            cgroup: self.host.groups.create(&machine.key, &limits)?,
+            run_dir,
+        })
+    }
+
+    pub(super) fn link(&self, key: &MachineKey) -> Link {
+        Link::Serial(self.host.directory(key).join(SOCKET))
+    }
+
+    /// The machine, if it lives.
+    pub(super) fn demand(&self, key: &MachineKey) -> DriverResult<(Record, Plan, OwnedFd)> {
+        let absent = || DriverError::Absent { key: key.clone() };
+        let (record, process) = self.host.alive(key).ok_or_else(absent)?;
+        let path = self.host.directory(key).join(PLAN);
+        let plan = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        Ok((record, plan.ok_or_else(absent)?, process))
+    }
+
+    pub(super) fn stop(&self, key: &MachineKey) -> DriverResult<MachineUsage> {
+        let _lock = lock(&self.host.directory(key), FlockOperation::LockExclusive)?;
+        self.end(key)
+    }
+
+    /// Ends whatever there is of a machine.
+    fn end(&self, key: &MachineKey) -> DriverResult<MachineUsage> {
+        if let Some((_, process)) = self.host.alive(key) {
+            self.host.kill(key, &process)?;
+        }
+        let usage = self.host.groups.usage(key);
+        self.host.clear(key)?;
+        Ok(usage)
+    }
+
+    pub(super) fn survivors(&self) -> DriverResult<Vec<(MachineKey, Link)>> {
+        let mut alive = Vec::new();
+        for key in self.host.survivors()? {
+            let Some(_lock) = lock(&self.host.directory(&key), FlockOperation::LockExclusive)?
+            else {
+                continue;
+            };
+            if self.demand(&key).is_ok() {
+                let link = self.link(&key);
+                alive.push((key, link));
+            } else {
+                // Launched by a daemon that did not live to set it going.
+                self.end(&key)?;
+            }
+        }
+        Ok(alive)
+    }
+
+    pub(super) fn network(&self, key: &MachineKey) -> DriverResult<Device> {
+        self.demand(key)?;
+        let path = self.host.directory(key).join(NET_DIR);
+        let socket = dial(&path).map_err(failed("reach the network card at", &path))?;
+        Ok(Device::Ethernet { socket: socket.into(), mac: mac_of(key) })
+    }
+
+    pub(super) fn go_on(&self, key: &MachineKey) -> DriverResult<()> {
+        let run_dir = self.host.directory(key);
+        let going = Qmp::connect(&run_dir).and_then(|mut qmp| {
+            if !qmp.is_running()? {
+                qmp.ask("cont", json!({}))?;
+            }
+            Ok(())
+        });
+        going.map_err(|error| broken("let the machine go on", &error))
+    }
+}
+
+/// Loads the state of the devices, onto RAM that is there already.
+fn load(qmp: &mut Qmp, devices: &Path) -> io::Result<()> {
+    use std::os::fd::AsFd as _;
+    qmp.leave_ram()?;
+    let file = File::open(devices)?;
+    qmp.ask_with("getfd", json!({"fdname": "devices"}), file.as_fd())?;
+    qmp.ask("migrate-incoming", json!({"uri": "fd:devices"}))?;
+    qmp.migrated()
+}
+
+/// Binds the host's end of the network, which the hypervisor sends to by its name, and connects it to the card's.
+fn dial(net: &Path) -> io::Result<UnixDatagram> {
+    // Not by the path itself: it may be longer than a socket's address can be.
+    let directory = File::open(net)?;
+    let short = |name: &str| format!("/proc/self/fd/{}/{name}", directory.as_raw_fd());
+    match fs::remove_file(short(HOST_SOCKET)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let socket = UnixDatagram::bind(short(HOST_SOCKET))?;
+    // Nobody but the hypervisor has a way to it: the directory above is closed.
+    fs::set_permissions(short(HOST_SOCKET), Permissions::from_mode(0o666))?;
+    socket.connect(short(NIC_SOCKET))?;
+    socket.set_nonblocking(true)?;
+    // Best effort: a few of the largest frames at once.
+    let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, 1 << 20);
+    Ok(socket)
+}
+
+/// Makes the pipe for the hypervisor's messages and opens its other end, so that what it says survives it.
+fn open_log(path: &Path) -> DriverResult<File> {
+    rustix::fs::mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0)
+        .map_err(|error| failed("make", path)(error.into()))?;
+    fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(path)
+        .map_err(failed("open", path))
+}
+
+/// Why a machine did not start: what the hypervisor said, or else what was noticed.
+fn said(log: File, error: &io::Error) -> String {
+    let mut text = Vec::new();
+    let _ = log.take(8192).read_to_end(&mut text);
+    let text = String::from_utf8_lossy(&text);
+    let text = text.trim();
+    if text.is_empty() {
+        error.to_string()
+    } else {
+        format!("{error}; the hypervisor said: {text}")
+    }
+}
+
+/// What can be told about drives before the machine knows its root. The agent looks at the rest.
+fn check_mounts(mounts: &[MachineMount]) -> DriverResult<()> {
+    let refuse = |reason: String| Err(DriverError::MountPoint { reason });
+    if mounts.len() > MOUNT_SLOTS as usize {
+        return refuse(format!("a machine of the {NAME} driver has room for {MOUNT_SLOTS}"));
+    }
+    for MachineMount { target, .. } in mounts {
+        let shown = target.display();
+        let mut parts = target.components().filter(|part| !matches!(part, Component::RootDir));
+        if parts.clone().any(|part| !matches!(part, Component::Normal(_))) {
+            return refuse(format!("`{shown}` is not a plain path"));
+        }
+        match parts.next() {
+            None => return refuse(format!("`{shown}` is the root itself")),
+            Some(first) if OWN.iter().any(|own| first.as_os_str() == *own) => {
+                return refuse(format!("`{shown}` is the machine's own"));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}

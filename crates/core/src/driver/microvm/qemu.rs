@@ -1,0 +1,340 @@
+//! The hypervisor's command line: pure, so that it can be read in a test.
+//!
+//! What is fixed here is part of what a memory image was made with: a machine is restored by a command line that makes the same
+//! devices in the same order. So every machine has all slots, and those with nothing to show are empty.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use sandkeep_proto::machine::{
+    self, DISK, HOST_SOCKET, LOWER_SLOTS, MOUNT_SLOTS, NET_DIR, NIC_SOCKET, PORT, RAM_AT_FD,
+    RAM_FILE, RAM_MAP_FD, RAM_SO, SLOT, VmmFile,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::net::MTU;
+
+/// Where the confined root has the kernel.
+pub(super) const KERNEL: &str = "/kernel";
+/// Where it has the kernel's first filesystem.
+pub(super) const INITRAMFS: &str = "/initramfs";
+/// The descriptor of the control socket.
+pub(super) const QMP_FD: u32 = 3;
+/// The descriptor of the socket behind the serial port.
+pub(super) const LINK_FD: u32 = 4;
+/// What `ram.so` tells where it put the RAM.
+const AT_FD: u32 = 5;
+/// The map of the RAM.
+const MAP_FD: u32 = 6;
+/// The first of the others.
+const FIRST_FD: u32 = 10;
+/// How much of what the guest writes to its serial port is kept, the last of it.
+const CONSOLE: u32 = 64 << 10;
+/// Translated code, in MiB. The hypervisor would take a gigabyte.
+const TRANSLATED: u32 = 64;
+
+/// No messages but grave ones; a kernel that panics ends its machine at once; the time stamp counter is the hypervisor's and
+/// needs no watching, which would be fooled by a machine that stood still; one name for the network card.
+const KERNEL_LINE: &str = "console=ttyS0 quiet loglevel=3 panic=-1 reboot=t tsc=reliable \
+     no_timer_check random.trust_cpu=on net.ifnames=0 rdinit=/init";
+
+/// What runs the guest's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accelerator {
+    /// The processor.
+    Kvm,
+    /// A translator.
+    Tcg,
+}
+
+impl Accelerator {
+    /// Its name on record.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        }
+    }
+}
+
+/// How large a machine is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) accelerator: Accelerator,
+    pub(super) cpus: u32,
+    /// Bytes, whole MiB.
+    pub(super) ram: u64,
+}
+
+/// A disk: a blank one, and what was written to it, the last on top. Only the last is written to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Chain {
+    pub(super) blank: PathBuf,
+    /// Names of their nodes, and files. Never empty.
+    pub(super) written: Vec<(String, PathBuf)>,
+}
+
+/// A drive's devices.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct MountDevices {
+    pub(super) lower: Option<PathBuf>,
+    pub(super) disk: Option<Chain>,
+}
+
+/// Everything a machine is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub(super) shape: Shape,
+    /// How fast the time stamp counter runs. An emulated machine has the host's, and measures it badly.
+    pub(super) tsc_khz: Option<u64>,
+    pub(super) mac: [u8; 6],
+    pub(super) disk: Chain,
+    /// Packed layers, the topmost first.
+    pub(super) lower: Vec<PathBuf>,
+    pub(super) mounts: Vec<MountDevices>,
+    /// Where `ram.so` writes the address.
+    pub(super) ram_at: PathBuf,
+    /// The map of the RAM, if the machine is to be restored, and the files it names.
+    pub(super) memory: Option<(PathBuf, Vec<PathBuf>)>,
+}
+
+/// What to run, and what is to be open for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct CommandLine {
+    pub(super) argv: Vec<String>,
+    pub(super) env: BTreeMap<String, String>,
+    pub(super) files: Vec<VmmFile>,
+}
+
+/// At which descriptor the first of the RAM's files is.
+pub(super) const FIRST_PAGES_FD: u32 = 1000;
+
+/// Spells it.
+pub(super) fn command_line(layout: &Layout) -> CommandLine {
+    let mut line = Line::default();
+    line.machine(&layout.shape, layout.tsc_khz, layout.memory.is_some());
+    line.sockets(layout.mac);
+    line.disk(DISK, Some(&layout.disk));
+    for number in 0..LOWER_SLOTS {
+        line.lower(&machine::lower(number), layout.lower.get(number as usize));
+    }
+    for number in 0..MOUNT_SLOTS {
+        let empty = MountDevices::default();
+        let mount = layout.mounts.get(number as usize).unwrap_or(&empty);
+        line.lower(&machine::mount_lower(number), mount.lower.as_ref());
+        line.disk(&machine::mount_disk(number), mount.disk.as_ref());
+    }
+    line.files.push(VmmFile { fd: AT_FD, path: layout.ram_at.clone(), write: true });
+    let mut env = BTreeMap::from([
+        ("LD_PRELOAD".to_owned(), RAM_SO.to_owned()),
+        (RAM_AT_FD.to_owned(), AT_FD.to_string()),
+    ]);
+    if let Some((map, pages)) = &layout.memory {
+        env.insert(RAM_MAP_FD.to_owned(), MAP_FD.to_string());
+        line.files.push(VmmFile { fd: MAP_FD, path: map.clone(), write: false });
+        for (fd, path) in (FIRST_PAGES_FD..).zip(pages) {
+            line.files.push(VmmFile { fd, path: path.clone(), write: false });
+        }
+    }
+    CommandLine { argv: line.argv, env, files: line.files }
+}
+
+#[derive(Default)]
+struct Line {
+    argv: Vec<String>,
+    files: Vec<VmmFile>,
+}
+
+impl Line {
+    fn put(&mut self, words: &[&str]) {
+        self.argv.extend(words.iter().map(|word| (*word).to_owned()));
+    }
+
+    fn machine(&mut self, shape: &Shape, tsc_khz: Option<u64>, restore: bool) {
+        let Shape { accelerator, cpus, ram } = shape;
+        let (accel, cpu) = match accelerator {
+            Accelerator::Kvm => ("kvm".to_owned(), "host"),
+            Accelerator::Tcg => (format!("tcg,thread=multi,tb-size={TRANSLATED}"), "max"),
+        };
+        self.put(&["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-nographic"]);
+        self.put(&["-no-reboot", "-sandbox"]);
+        self.put(&["on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]);
+        // The second interrupt controller is for the devices: one has room for eight.
+        self.put(&[
+            "-M",
+            "microvm,acpi=on,ioapic2=on,rtc=on,pit=on,pic=on,isa-serial=on,memory-backend=ram",
+        ]);
+        self.put(&["-accel", &accel, "-cpu", cpu, "-smp", &cpus.to_string()]);
+        self.put(&["-m", &format!("{}M", ram >> 20), "-object"]);
+        self.put(&[&format!("memory-backend-file,id=ram,mem-path={RAM_FILE},size={ram},share=on")]);
+        self.put(&["-kernel", KERNEL, "-initrd", INITRAMFS, "-append"]);
+        let tsc = tsc_khz.map_or_else(String::new, |khz| format!(" tsc_early_khz={khz}"));
+        self.put(&[&format!("{KERNEL_LINE}{tsc}")]);
+        // Either way it stands still until the driver has looked at it.
+        if restore { self.put(&["-incoming", "defer"]) } else { self.put(&["-S"]) }
+    }
+
+    fn sockets(&mut self, mac: [u8; 6]) {
+        let socket = |id: &str, fd: u32| format!("socket,id={id},fd={fd},server=on,wait=off");
+        self.put(&["-chardev", &socket("qmp", QMP_FD), "-mon", "chardev=qmp,mode=control"]);
+        self.put(&["-chardev", &format!("ringbuf,id=console,size={CONSOLE}")]);
+        self.put(&["-serial", "chardev:console", "-chardev", &socket("link", LINK_FD)]);
+        self.put(&["-device", "virtio-serial-device,max_ports=2"]);
+        self.put(&["-device", &format!("virtserialport,nr=1,chardev=link,name={PORT}")]);
+        let (local, remote) =
+            (format!("/{NET_DIR}/{NIC_SOCKET}"), format!("/{NET_DIR}/{HOST_SOCKET}"));
+        self.put(&["-netdev"]);
+        self.put(&[&format!(
+            "dgram,id=net,local.type=unix,local.path={local},remote.type=unix,remote.path={remote}"
+        )]);
+        let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+        self.put(&["-device", &format!("virtio-net-device,netdev=net,mac={mac},host_mtu={MTU}")]);
+        self.put(&["-device", "virtio-rng-device"]);
+    }
+
+    /// A read-only device.
+    fn lower(&mut self, serial: &str, file: Option<&PathBuf>) {
+        match file {
+            Some(path) => self.file(serial, path, false),
+            None => self.nothing(serial, true),
+        }
+        self.device(serial, serial);
+    }
+
+    /// A device that can be written to, or that could be.
+    fn disk(&mut self, serial: &str, chain: Option<&Chain>) {
+        let Some(Chain { blank, written }) = chain else {
+            self.nothing(serial, false);
+            return self.device(serial, serial);
+        };
+        let mut below = format!("{serial}-blank");
+        self.file(&below, blank, false);
+        for (place, (node, path)) in written.iter().enumerate() {
+            let (last, file) = (place + 1 == written.len(), format!("{node}-file"));
+            self.file(&file, path, last);
+            self.node(&json!({
+                "driver": "qcow2", "node-name": node, "file": file, "backing": below, "read-only": !last,
+                "discard": "unmap",
+            }));
+            below.clone_from(node);
+        }
+        self.device(serial, &below);
+    }
+
+    /// A file, by a descriptor: the hypervisor has no path to it.
+    fn file(&mut self, node: &str, path: &std::path::Path, write: bool) {
+        let fd = FIRST_FD + u32::try_from(self.files.len()).unwrap_or(u32::MAX);
+        self.files.push(VmmFile { fd, path: path.to_owned(), write });
+        self.put(&["-add-fd", &format!("fd={fd},set={fd}")]);
+        // The driver sees to it that nobody else writes to it; locks would be in the way of forks.
+        self.node(&json!({
+            "driver": "file", "node-name": node, "filename": format!("/dev/fdset/{fd}"), "read-only": !write,
+            "locking": "off", "discard": "unmap",
+        }));
+    }
+
+    fn nothing(&mut self, node: &str, read_only: bool) {
+        self.node(&json!({
+            "driver": "null-co", "node-name": node, "size": SLOT, "read-zeroes": true, "read-only": read_only,
+        }));
+    }
+
+    fn node(&mut self, options: &Value) {
+        self.put(&["-blockdev", &options.to_string()]);
+    }
+
+    fn device(&mut self, serial: &str, node: &str) {
+        self.put(&[
+            "-device",
+            &format!("virtio-blk-device,id={serial},drive={node},serial={serial}"),
+        ]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::PathBuf;
+
+    use super::{Accelerator, Chain, CommandLine, Layout, MountDevices, Shape, command_line};
+
+    fn layout() -> Layout {
+        let chain = |name: &str| Chain {
+            blank: PathBuf::from("/cache/blank"),
+            written: vec![
+                (format!("{name}-0"), PathBuf::from("/image/disk.qcow2")),
+                (format!("{name}-1"), PathBuf::from("/session/0.qcow2")),
+            ],
+        };
+        Layout {
+            shape: Shape { accelerator: Accelerator::Tcg, cpus: 2, ram: 256 << 20 },
+            tsc_khz: Some(2_000_000),
+            mac: [2, 0, 0, 0, 0, 9],
+            disk: chain("s"),
+            lower: vec![PathBuf::from("/cache/a.erofs"), PathBuf::from("/cache/b.erofs")],
+            mounts: vec![
+                MountDevices {
+                    lower: Some(PathBuf::from("/cache/c.erofs")),
+                    disk: Some(chain("m")),
+                },
+                MountDevices { lower: Some(PathBuf::from("/cache/d.erofs")), disk: None },
+            ],
+            ram_at: PathBuf::from("/run/ram.at"),
+            memory: None,
+        }
+    }
+
+    fn shape_of(line: &CommandLine) -> Vec<&String> {
+        line.argv
+            .iter()
+            .filter(|word| word.starts_with("virtio-") || word.starts_with("virtser"))
+            .collect()
+    }
+
+    #[test]
+    fn every_machine_has_the_same_devices() {
+        let full = layout();
+        let mut empty = layout();
+        empty.lower.clear();
+        empty.mounts.clear();
+        let names = |line: &CommandLine| -> Vec<String> {
+            shape_of(line)
+                .into_iter()
+                .map(|word| word.split(",drive=").next().unwrap().to_owned())
+                .collect()
+        };
+        let (full, empty) = (command_line(&full), command_line(&empty));
+        assert_eq!(names(&full), names(&empty));
+        assert_eq!(names(&full).len(), 1 + 8 + 8 + 4, "{:?}", names(&full));
+    }
+
+    #[test]
+    fn only_the_top_of_a_disk_can_be_written() {
+        let line = command_line(&layout());
+        let writable: Vec<_> =
+            line.files.iter().filter(|file| file.write).map(|file| &file.path).collect();
+        assert_eq!(
+            writable.iter().filter(|path| !path.ends_with("ram.at")).collect::<Vec<_>>(),
+            [&&PathBuf::from("/session/0.qcow2"), &&PathBuf::from("/session/0.qcow2")]
+        );
+        let numbers: BTreeSet<_> = line.files.iter().map(|file| file.fd).collect();
+        assert_eq!(numbers.len(), line.files.len(), "no descriptor is given twice");
+        assert!(
+            line.argv.iter().all(|word| !word.contains("/cache") && !word.contains("/session"))
+        );
+    }
+
+    #[test]
+    fn a_machine_waits_for_the_driver_whether_it_boots_or_is_restored() {
+        let mut layout = layout();
+        assert!(command_line(&layout).argv.contains(&"-S".to_owned()));
+        layout.memory = Some((PathBuf::from("/run/map"), vec![PathBuf::from("/image/pages")]));
+        let line = command_line(&layout);
+        assert!(line.argv.contains(&"defer".to_owned()) && !line.argv.contains(&"-S".to_owned()));
+        assert_eq!(line.files.last().map(|file| file.fd), Some(1000));
+        assert_eq!(line.env["SANDKEEP_RAM_MAP"], "6");
+    }
+}

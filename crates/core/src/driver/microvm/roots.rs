@@ -1,0 +1,267 @@
+//! Layers, packed as erofs images for machines to mount.
+//!
+//! ```text
+//! <cache>/roots/<name>.erofs    the image, seemingly SLOT bytes long
+//! <cache>/roots/<name>.json     which layers are in it
+//! ```
+//!
+//! Layers never change, so a packed one is good for ever, and its name says what is in it. An image's layers, which
+//! many sandboxes have in common, are packed together; layers above it each by itself, so that one session's work is what the
+//! next start has to pack. When there are more than there are devices, the lower ones go with the image; how many is rounded up, so
+//! that this happens once in a while and not at every start.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sandkeep_proto::machine::{LOWER_SLOTS, Pack, SLOT, VERSION};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::driver::host::{broken, failed};
+use crate::driver::{DriverError, DriverResult};
+use crate::model::RootFs;
+
+/// How many layers above the image are packed with it at a time, once there are too many.
+const STEP: usize = 4;
+/// The program that packs.
+const PACKER: &str = "mkfs.erofs";
+
+/// The packed layers of a data directory.
+#[derive(Debug)]
+pub(super) struct Roots {
+    agent: PathBuf,
+    directory: PathBuf,
+    /// One lock for each that is being packed, so that it is packed once.
+    packing: Mutex<HashMap<String, Arc<Mutex<()>>>>,
+}
+
+/// `<name>.json`.
+#[derive(Debug, Serialize, Deserialize)]
+struct Contents {
+    layers_dir: PathBuf,
+    layers: Vec<PathBuf>,
+}
+
+impl Roots {
+    pub(super) fn new(agent: PathBuf, cache: &Path) -> Self {
+        Self { agent, directory: cache.join("roots"), packing: Mutex::default() }
+    }
+
+    /// A root's layers, packed, the topmost first. None for a root without layers.
+    pub(super) fn of_root(&self, root: &RootFs) -> DriverResult<Vec<PathBuf>> {
+        split(&root.lower, root.image).map(|layers| self.packed(&root.layers_dir, layers)).collect()
+    }
+
+    /// A drive's layers, packed as one, if there are any.
+    pub(super) fn of_drive(&self, root: &RootFs) -> DriverResult<Option<PathBuf>> {
+        if root.lower.is_empty() {
+            return Ok(None);
+        }
+        self.packed(&root.layers_dir, &root.lower).map(Some)
+    }
+
+    /// Removes those whose layers are gone: nothing can be mounted from them any more.
+    pub(super) fn sweep(&self) {
+        let Ok(listed) = fs::read_dir(&self.directory) else { return };
+        for path in listed.filter_map(|entry| Some(entry.ok()?.path())) {
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let contents = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+            let Some(Contents { layers_dir, layers }) = contents else { continue };
+            let gone = |layer: &PathBuf| {
+                matches!(layers_dir.join(layer).try_exists(), Ok(false)) && layers_dir.exists()
+            };
+            if layers.iter().any(gone) {
+                let _ = fs::remove_file(path.with_extension("erofs"));
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+
+    fn packed(&self, layers_dir: &Path, layers: &[PathBuf]) -> DriverResult<PathBuf> {
+        let name = name_of(layers);
+        let path = self.directory.join(format!("{name}.erofs"));
+        if path.exists() {
+            return Ok(path);
+        }
+        let turn = Arc::clone(lock(&self.packing).entry(name.clone()).or_default());
+        let packed = {
+            let _turn = lock(&turn);
+            if path.exists() { Ok(()) } else { self.pack(layers_dir, layers, &path) }
+        };
+        lock(&self.packing).remove(&name);
+        packed.map(|()| path)
+    }
+
+    fn pack(&self, layers_dir: &Path, layers: &[PathBuf], path: &Path) -> DriverResult<()> {
+        for layer in layers.iter().map(|layer| layers_dir.join(layer)) {
+            // Before anything else, so that what is missing is named.
+            fs::read_dir(&layer).map_err(failed("open the layer", &layer))?;
+        }
+        fs::create_dir_all(&self.directory).map_err(failed("create", &self.directory))?;
+        self.sweep();
+        let draft = tempfile::Builder::new()
+            .prefix(".packing-")
+            .tempfile_in(&self.directory)
+            .map_err(failed("write to", &self.directory))?;
+        self.run(layers_dir, layers, draft.path())?;
+        let length = draft.as_file().metadata().map_err(failed("look at", path))?.len();
+        if length > SLOT {
+            return Err(broken("pack the layers", &"they are larger than a device can be"));
+        }
+        draft.as_file().set_len(SLOT).map_err(failed("make room for", path))?;
+        draft.as_file().sync_all().map_err(failed("sync", path))?;
+        let contents = Contents { layers_dir: layers_dir.to_owned(), layers: layers.to_vec() };
+        let text = serde_json::to_vec(&contents)
+            .map_err(|error| broken("describe the packed layers", &error))?;
+        let listed = path.with_extension("json");
+        fs::write(&listed, text).map_err(failed("write", &listed))?;
+        draft.persist(path).map_err(|error| failed("rename", path)(error.error))?;
+        File::open(&self.directory)
+            .and_then(|dir| dir.sync_all())
+            .map_err(failed("sync", &self.directory))
+    }
+
+    fn run(&self, layers_dir: &Path, layers: &[PathBuf], into: &Path) -> DriverResult<()> {
+        let program = find(PACKER).ok_or_else(|| DriverError::Unsupported {
+            driver: super::NAME,
+            reason: format!("`{PACKER}` is missing; install erofs-utils"),
+        })?;
+        // Every file with its own times and any owner; nothing in it that is not from the layers.
+        let argv = ["-E", "force-inode-extended", "-U", "00000000-0000-0000-0000-000000000000"];
+        let run = if let [layer] = layers {
+            Command::new(&program)
+                .args(argv)
+                .args([into, &layers_dir.join(layer)])
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+        } else {
+            let argv = [PACKER].into_iter().chain(argv).map(str::to_owned);
+            let plan = Pack {
+                version: VERSION,
+                layers_dir: layers_dir.to_owned(),
+                lower: layers.to_vec(),
+                program,
+                argv: argv.chain([into.to_string_lossy().into_owned()]).collect(),
+            };
+            let text =
+                serde_json::to_vec(&plan).map_err(|error| broken("describe the layers", &error))?;
+            let spawned = Command::new(&self.agent)
+                .arg("pack")
+                .env_clear()
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn();
+            spawned.map(|mut child| {
+                // One that cannot be told fails, and says why.
+                let _ = child.stdin.take().map(|mut stdin| stdin.write_all(&text));
+                child
+            })
+        };
+        let ended = run
+            .and_then(std::process::Child::wait_with_output)
+            .map_err(failed("run", Path::new(PACKER)))?;
+        if ended.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&ended.stderr);
+        let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+        Err(broken("pack the layers", &format!("{}: {last}", ended.status)))
+    }
+}
+
+/// Which layers go together, the topmost first.
+fn split(lower: &[PathBuf], image: usize) -> impl Iterator<Item = &[PathBuf]> {
+    let slots = LOWER_SLOTS as usize;
+    let above = lower.len().saturating_sub(image);
+    let room = if image > 0 { slots - 1 } else { slots };
+    let (alone, together) = if above <= room {
+        lower.split_at(above)
+    } else {
+        let with_image = (above - (slots - 1)).next_multiple_of(STEP).min(above);
+        lower.split_at(above - with_image)
+    };
+    alone.chunks(1).chain([together].into_iter().filter(|layers| !layers.is_empty()))
+}
+
+fn name_of(layers: &[PathBuf]) -> String {
+    let mut digest = Sha256::new();
+    for layer in layers {
+        digest.update(layer.as_os_str().as_encoded_bytes());
+        digest.update([0]);
+    }
+    digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A program, where programs for administrators are.
+pub(super) fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let standard = ["/usr/bin", "/usr/sbin", "/sbin", "/bin"].map(PathBuf::from);
+    std::env::split_paths(&path)
+        .filter(|place| place.is_absolute())
+        .chain(standard)
+        .map(|place| place.join(name))
+        .find(|path| path.is_file())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::{name_of, split};
+
+    fn layers(count: usize) -> Vec<PathBuf> {
+        (0..count).map(|n| PathBuf::from(format!("lay-{n}/diff"))).collect()
+    }
+
+    #[test]
+    fn layers_fit_the_devices_and_keep_their_order() {
+        for image in 0..4 {
+            for above in 0..40 {
+                let all = layers(above + image);
+                let parts: Vec<_> = split(&all, image).collect();
+                assert!(parts.len() <= 8, "{above} on {image}");
+                assert!(parts.iter().all(|part| !part.is_empty()));
+                assert_eq!(parts.concat(), all);
+            }
+        }
+        let all = layers(5);
+        let parts: Vec<usize> = split(&all, 3).map(<[_]>::len).collect();
+        assert_eq!(parts, [1, 1, 3], "the image's are one");
+    }
+
+    #[test]
+    fn many_layers_are_packed_anew_once_in_a_while() {
+        let mut last = Vec::new();
+        let mut anew = 0;
+        for above in 8..40 {
+            // As sessions go: a new one on top.
+            let all: Vec<PathBuf> =
+                (0..above).rev().map(|n| PathBuf::from(format!("{n}"))).collect();
+            let lowest = split(&all, 1).last().unwrap().to_vec();
+            anew += usize::from(name_of(&lowest) != name_of(&last));
+            last = lowest;
+        }
+        assert!(anew <= 9, "{anew}");
+    }
+
+    #[test]
+    fn names_tell_stacks_apart() {
+        let named = |names: &[&str]| name_of(&names.iter().map(PathBuf::from).collect::<Vec<_>>());
+        assert_ne!(named(&["a", "b"]), named(&["b", "a"]));
+        assert_ne!(named(&["ab"]), named(&["a", "b"]));
+        assert_eq!(named(&["a"]), named(&["a"]));
+    }
+}
