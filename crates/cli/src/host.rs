@@ -48,6 +48,11 @@ pub(crate) fn container_config(agent: PathBuf, data: &Path) -> ContainerConfig {
     }
 }
 
+/// Where the kernel of machines is, which `keep microvm setup` prepares.
+pub(crate) fn kernel_dir(data: &Path) -> PathBuf {
+    data.join("microvm").join("kernel")
+}
+
 fn short_hash(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().take(6).map(|byte| format!("{byte:02x}")).collect()
 }

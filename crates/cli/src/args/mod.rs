@@ -24,8 +24,8 @@ pub(crate) use sandbox::{
 };
 pub(crate) use server::{
     ClientsArg, CompletionsArgs, DoctorArgs, DriveCommand, EnvArgs, FsckArgs, ImageCommand,
-    KeyCommand, ProjectCommand, ProjectNetworkArgs, ScopeArg, SecretCommand, ServeArgs,
-    SnapshotCommand,
+    KeyCommand, MicrovmCommand, ProjectCommand, ProjectNetworkArgs, ScopeArg, SecretCommand,
+    ServeArgs, SetupArgs, SnapshotCommand,
 };
 
 const EXIT_CODES: &str = "\
@@ -179,6 +179,9 @@ pub(crate) enum Command {
     /// Show what takes up the disk
     #[command(visible_alias = "df")]
     Usage,
+    /// Prepare this host for machines of their own: the microvm driver
+    #[command(subcommand)]
+    Microvm(MicrovmCommand),
     /// Explain what this host can and cannot do, and how to fix it
     Doctor(DoctorArgs),
     /// Check the data directory, with the server stopped

@@ -45,6 +45,12 @@ Settings may also stand in a TOML file given by --config; options and variables 
   runtimes.node24 = \"node:24\"     # which image a runtime stands for
   images.\"team/project/repo\" = \"my-image:1\"  # and an image";
 
+const SETUP_HELP: &str = "\
+Run it on the server's host, as root. It takes the newest kernel in /boot whose name ends in `-cloud-amd64`; if there is
+none, the package that `linux-image-cloud-amd64` stands for is downloaded with apt-get and unpacked into a temporary
+directory. Nothing is installed, and this host's own kernel stays what it is. What machines need of it is written to
+`microvm/kernel` in the data directory; `keep serve` takes it from there when it is started the next time.";
+
 const DRESS_HELP: &str = "\
 The user is `ubuntu`, its home /vercel, and commands begin in /vercel/sandbox. A runtime for Vercel's clients is
 an image called vercel/RUNTIME:
@@ -83,6 +89,25 @@ pub(crate) struct ServeArgs {
     /// Do not make the image `host` at the start; the first sandbox that wants it does
     #[arg(long)]
     pub(crate) no_host_image: bool,
+}
+
+/// What can be done about machines of their own.
+#[derive(Debug, Subcommand)]
+pub(crate) enum MicrovmCommand {
+    /// Prepare the kernel that machines run, from what the distribution has
+    #[command(after_help = SETUP_HELP)]
+    Setup(SetupArgs),
+}
+
+/// Arguments of `microvm setup`. The data directory is the global option `--data`.
+#[derive(Debug, Args)]
+pub(crate) struct SetupArgs {
+    /// A kernel to take instead, as a bzImage
+    #[arg(long, value_name = "VMLINUZ", requires = "modules")]
+    pub(crate) kernel: Option<PathBuf>,
+    /// The directory with its modules, like /lib/modules/6.1.0-13-cloud-amd64
+    #[arg(long, value_name = "DIR", requires = "kernel")]
+    pub(crate) modules: Option<PathBuf>,
 }
 
 /// What can be done with snapshots.

@@ -8,6 +8,7 @@ mod exec;
 mod fsck;
 pub(crate) mod guard;
 mod image;
+mod microvm;
 mod network;
 mod port;
 mod sandbox;
@@ -26,7 +27,7 @@ use clap::CommandFactory as _;
 use sandkeep_client::Client;
 use serde::Serialize;
 
-use crate::args::{Command, Global, Keep};
+use crate::args::{Command, Global, Keep, MicrovmCommand};
 use crate::failure::Failure;
 use crate::locate;
 use crate::screen::{Paint, Screen, note};
@@ -56,6 +57,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
     match command {
         Command::Serve(args) => serve::serve(&global, args).await?,
         Command::Doctor(args) => doctor::doctor(&global, &args).await?,
+        Command::Microvm(MicrovmCommand::Setup(args)) => microvm::setup(&global, &args)?,
         Command::Fsck(args) => fsck::fsck(&global, &args).await?,
         Command::Completions(args) => {
             let mut script = Vec::new();

@@ -10,11 +10,14 @@ use super::sandbox::Ground as WakeGround;
 use super::{Create, Error, IfExists, Inner, Opened, Result};
 use crate::failpoint;
 use crate::model::{
-    Config, FORMAT, Image, ImageConfig, LayerId, Lineage, Name, OnDelete, Sandbox, SandboxId,
+    Config, FORMAT, Image, ImageConfig, LayerId, Lineage, Name, OnDelete, Sandbox, SandboxId, Size,
     Snapshot, SnapshotId, Usage, now,
 };
 use crate::store::Durability;
 use crate::store::image::{HOST, Reporter};
+
+/// The memory of sandboxes that do not say, where a driver keeps it.
+const KEPT_MEMORY: Size = Size(1 << 30);
 
 /// What a new sandbox stands on.
 #[derive(Debug, Clone)]
@@ -45,8 +48,7 @@ impl Inner {
         }
         let mut patch = request.patch;
         self.seal_patch(project, &mut patch)?;
-        let driver = self.settings.default_driver.clone();
-        let fresh = Config { driver, ..Config::default() };
+        let fresh = self.fresh_config(patch.driver.as_deref());
         let config = patch.apply(fresh)?.with_defaults_for(project);
         if let Some(policy) = &config.network {
             self.check_policy(project, &config.tags, policy)?;
@@ -83,6 +85,18 @@ impl Inner {
             }
             other => other,
         }
+    }
+
+    /// What a sandbox is that asks for nothing, or for no more than a driver.
+    fn fresh_config(&self, driver: Option<&str>) -> Config {
+        let driver = driver.unwrap_or(&self.settings.default_driver).to_owned();
+        let keeps = self.drivers.get(driver.as_str()).is_some_and(|found| found.keeper().is_some());
+        let mut config = Config { driver, ..Config::default() };
+        if keeps {
+            // All of it may have to be kept one day.
+            config.resources.memory = KEPT_MEMORY;
+        }
+        config
     }
 
     /// What an earlier call under this key made that never got to answer.
