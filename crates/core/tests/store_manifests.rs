@@ -30,6 +30,7 @@ fn snapshot(layers: &[LayerId]) -> Snapshot {
         label: None,
         layers: layers.to_vec(),
         memory: Vec::new(),
+        image: None,
         commands: Vec::new(),
         created_at: now(),
         method: Method::Automatic,

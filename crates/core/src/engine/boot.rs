@@ -61,6 +61,7 @@ impl Inner {
             sandbox.open_memory =
                 begin.as_ref().map(|begin| begin.memory.clone()).unwrap_or_default();
             sandbox.captured.clear();
+            sandbox.open_image = begin.as_ref().and_then(Begin::image);
             sandbox.enter(phase);
             sandbox.ending = None;
             sandbox.decision = Decision::default();
@@ -207,14 +208,10 @@ impl Inner {
     pub(super) fn machine(&self, sandbox: &Sandbox) -> Result<Machine> {
         let missing = || Error::invalid("sandbox", "its record names no open layer");
         let open = sandbox.open_layer.as_ref().ok_or_else(missing)?;
-        let image = match sandbox.open_chain.ends_with(&sandbox.image_layers) {
-            true => sandbox.image_layers.len(),
-            false => 0,
-        };
         Ok(Machine {
             key: MachineKey::from(&sandbox.id),
             hostname: hostname(sandbox.name.as_str()),
-            root: RootFs { image, ..self.store.root(open, &sandbox.open_chain) },
+            root: RootFs { image: image_layers(sandbox), ..self.store.root(open, &sandbox.open_chain) },
             uids: sandbox.uids.ok_or_else(missing)?,
             limits: limits(sandbox),
             mounts: self.machine_mounts(sandbox),
@@ -423,6 +420,15 @@ impl Inner {
         self.db.put_session(session).await?;
         Ok(())
     }
+}
+
+/// How many of the lowest layers of its chain are an image's.
+pub(super) fn image_layers(sandbox: &Sandbox) -> usize {
+    let own = match sandbox.open_chain.ends_with(&sandbox.image_layers) {
+        true => sandbox.image_layers.len(),
+        false => 0,
+    };
+    sandbox.open_image.unwrap_or(own)
 }
 
 fn limits(sandbox: &Sandbox) -> Limits {

@@ -208,6 +208,7 @@ impl Inner {
             open_layer: None,
             open_chain: Vec::new(),
             open_memory: Vec::new(),
+            open_image: None,
             captured: Vec::new(),
             unsealed: None,
             mounted: Vec::new(),

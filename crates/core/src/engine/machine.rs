@@ -67,6 +67,16 @@ pub(super) enum How {
     Blank,
 }
 
+impl Begin {
+    /// How many layers were an image's for the machine that was captured.
+    pub(super) fn image(&self) -> Option<usize> {
+        match &self.how {
+            How::Memory(snapshot) => snapshot.image,
+            How::Disks(_) | How::Template | How::Blank => None,
+        }
+    }
+}
+
 /// A machine that is up.
 pub(super) struct Up {
     pub(super) link: Link,

@@ -21,7 +21,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::boot::chain_of;
+use super::boot::{chain_of, image_layers};
 use super::lifecycle::{self, Command as Asked, Phase, Report};
 use super::live::Live;
 use super::machine::no_memory;
@@ -259,7 +259,8 @@ impl Inner {
         then: Then,
     ) -> Result<Taken> {
         let (id, dir) = self.store.begin_memory().await?;
-        let below = self.dirs(&self.below(live, sandbox));
+        let below: Vec<_> = sandbox.captured.iter().chain(&sandbox.open_memory).cloned().collect();
+        let below = self.dirs(&below);
         sandbox.captured.insert(0, id.clone());
         self.record(sandbox, Durability::Soon).await?;
         live.set_sandbox(sandbox.clone());
@@ -285,13 +286,6 @@ impl Inner {
                 Err(error.into())
             }
         }
-    }
-
-    /// What a capture of a session stands on. Of a machine that was booted no page is one of an image's.
-    fn below(&self, live: &Live, sandbox: &Sandbox) -> Vec<MemoryId> {
-        let booted = live.session().fallback.is_some();
-        let started = sandbox.open_memory.iter().filter(|_| !booted);
-        sandbox.captured.iter().chain(started).cloned().collect()
     }
 
     async fn freeze(&self, live: &Live, sandbox: &Sandbox) -> bool {
@@ -385,6 +379,7 @@ impl Inner {
         let mut snapshot = self.new_snapshot(sandbox, id, sandbox.open_chain.clone(), kind, wanted);
         snapshot.memory = sandbox.captured.iter().chain(&sandbox.open_memory).cloned().collect();
         snapshot.commands.clone_from(&taken.commands);
+        snapshot.image = Some(image_layers(sandbox));
         snapshot
     }
 }

@@ -372,6 +372,7 @@ impl Inner {
             label: wanted.label,
             layers,
             memory: Vec::new(),
+            image: None,
             commands: Vec::new(),
             created_at: now(),
             method: wanted.method,

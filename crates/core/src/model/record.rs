@@ -117,6 +117,9 @@ pub struct Sandbox {
     /// The memory image that the session under way was started from, or whose disks it was booted on, topmost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub open_memory: Vec<MemoryId>,
+    /// How many of the lowest layers are an image's, if the memory that the session began with says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open_image: Option<usize>,
     /// What was captured of the session under way, topmost first. Written down before a capture begins, so that none is
     /// forgotten: what a capture took of the disk is part of every image of this session from then on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

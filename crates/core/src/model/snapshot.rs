@@ -33,6 +33,10 @@ pub struct Snapshot {
     /// The memory image, topmost first; empty if it has none. Its disks then hold what was written on top of `layers`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<MemoryId>,
+    /// How many of the lowest layers were an image's for the machine whose memory this is: its root is mounted from them
+    /// together, and another machine must have it the same way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<usize>,
     /// The commands that were alive in that memory, each with what it had printed by then.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub commands: Vec<Command>,
