@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use sandkeep_core::db::SqliteDb;
 use sandkeep_core::driver::container::{ContainerConfig, ContainerDriver};
+use sandkeep_core::driver::microvm::{Accelerator, MicrovmConfig, MicrovmDriver, kernel};
 use sandkeep_core::driver::{AGENT, Driver};
 use sandkeep_core::engine::{
     Checkpoint, Create, Engine, Event, Exec, Parts, Settings, SnapshotFilter,
 };
-use sandkeep_core::model::{Command, Name, Patch};
+use sandkeep_core::model::{Command, MachineKey, Name, Patch};
 use sandkeep_core::store::Store;
 use sandkeep_core::store::image::{ImageSettings, Images, Reporter};
 use tempfile::TempDir;
@@ -31,6 +32,7 @@ pub struct House {
     config: ContainerConfig,
     /// How engines opened here behave.
     pub settings: Settings,
+    machines: Option<MicrovmConfig>,
 }
 
 /// A [`House`] for the test that asks, which ends here, and says so by name, where there can be none.
@@ -83,7 +85,71 @@ impl House {
         let uid_base = 0x7000_0000 + (id % 0x400) * 0x20_0000;
         let settings = Settings { uid_base, uid_ranges: 32, ..Settings::default() };
         let data = dir.path().join("data");
-        Ok(Self { dir: dir.path().to_owned(), owned: Some(dir), data, config, settings })
+        Ok(Self {
+            dir: dir.path().to_owned(),
+            owned: Some(dir),
+            data,
+            config,
+            settings,
+            machines: None,
+        })
+    }
+
+    /// Gives it machines of their own, emulated, or says why this host has none.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason, to be printed as `SKIPPED`.
+    pub fn with_machines(mut self) -> Result<Self, String> {
+        let found = crate::machine::test_kernel()?;
+        let cache_dir = self.data.join("microvm");
+        let into = cache_dir.join("kernel");
+        kernel::prepare(&found.vmlinuz, &found.modules, AGENT, &into)
+            .map_err(|error| error.to_string())?;
+        self.machines = Some(MicrovmConfig {
+            agent: self.config.agent.clone(),
+            run_dir: self.dir.join("machines"),
+            cgroup_parent: format!("{}-m", self.config.cgroup_parent),
+            cache_dir,
+            qemu: "/usr/bin/qemu-system-x86_64".into(),
+        });
+        // Boots are emulated, and the host is busy with other tests.
+        self.settings.patience = Duration::from_secs(60);
+        Ok(self)
+    }
+
+    fn machine_driver(&self) -> Option<MicrovmDriver> {
+        let driver = MicrovmDriver::new(self.machines.clone()?);
+        let driver = driver.expect("the host took a driver before");
+        Some(driver.accelerated_by(Accelerator::Tcg))
+    }
+
+    /// The machines of their own that are alive.
+    ///
+    /// # Panics
+    ///
+    /// When there can be none.
+    pub async fn machines_alive(&self) -> Vec<MachineKey> {
+        let driver = self.machine_driver().expect("a house with machines");
+        let alive = driver.survivors().await.expect("machines are found");
+        alive.into_iter().map(|(key, _)| key).collect()
+    }
+
+    /// Kills every hypervisor, as a host that runs out of memory would.
+    ///
+    /// # Panics
+    ///
+    /// When one cannot be found.
+    pub async fn kill_machines(&self) {
+        let run_dir = self.machines.clone().expect("a house with machines").run_dir;
+        for key in self.machines_alive().await {
+            let path = run_dir.join(key.as_str()).join("machine.json");
+            let text = fs::read(&path).expect("a record of the machine");
+            let record: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+            let pid = record["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+            let pid = pid.and_then(rustix::process::Pid::from_raw).expect("a process");
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it ends");
+        }
     }
 
     /// What a process is to have in its environment so that [`lent`](Self::lent) is this house.
@@ -112,7 +178,7 @@ impl House {
         };
         let uid_base = of("SANDKEEP_HOUSE_UIDS").parse().expect("a number");
         let settings = Settings { uid_base, uid_ranges: 32, ..Settings::default() };
-        Some(Self { data: dir.join("data"), dir, owned: None, config, settings })
+        Some(Self { data: dir.join("data"), dir, owned: None, config, settings, machines: None })
     }
 
     /// The data directory.
@@ -171,7 +237,8 @@ impl House {
         let store = Store::open(&self.data()).expect("the data directory opens");
         let db = SqliteDb::open(&self.data().join("index.db")).await.expect("the index opens");
         let images = Images::new(store.clone(), ImageSettings::default());
-        let drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(self.driver())];
+        let mut drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(self.driver())];
+        drivers.extend(self.machine_driver().map(|driver| Arc::new(driver) as Arc<dyn Driver>));
         let parts =
             Parts { store, images, db: Arc::new(db), drivers, settings: self.settings.clone() };
         let engine = Engine::open(parts).await.expect("the engine opens");
@@ -197,6 +264,9 @@ impl Drop for House {
             return;
         }
         let driver = self.driver();
+        let mut drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(driver.clone())];
+        let machines = self.machine_driver();
+        drivers.extend(machines.clone().map(|driver| Arc::new(driver) as Arc<dyn Driver>));
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
             return;
         };
@@ -205,18 +275,23 @@ impl Drop for House {
             scope.spawn(move || {
                 runtime.block_on(async {
                     // Asked until the answer is "nobody": a start that was under way may just have ended.
-                    for _ in 0..10 {
-                        let alive = driver.survivors().await;
-                        if alive.as_ref().is_ok_and(Vec::is_empty) {
-                            break;
+                    for driver in drivers {
+                        for _ in 0..10 {
+                            let alive = driver.survivors().await;
+                            if alive.as_ref().is_ok_and(Vec::is_empty) {
+                                break;
+                            }
+                            for (key, _) in alive.unwrap_or_default() {
+                                let _ = driver.stop(&key).await;
+                            }
+                            tokio::time::sleep(Duration::from_millis(20)).await;
                         }
-                        for (key, _) in alive.unwrap_or_default() {
-                            let _ = driver.stop(&key).await;
-                        }
-                        tokio::time::sleep(Duration::from_millis(20)).await;
                     }
                 });
                 driver.retire();
+                if let Some(machines) = machines {
+                    machines.retire();
+                }
             });
         });
         // Tasks of an engine that was dropped with machines alive may still be sealing what those

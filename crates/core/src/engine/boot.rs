@@ -211,7 +211,10 @@ impl Inner {
         Ok(Machine {
             key: MachineKey::from(&sandbox.id),
             hostname: hostname(sandbox.name.as_str()),
-            root: RootFs { image: image_layers(sandbox), ..self.store.root(open, &sandbox.open_chain) },
+            root: RootFs {
+                image: image_layers(sandbox),
+                ..self.store.root(open, &sandbox.open_chain)
+            },
             uids: sandbox.uids.ok_or_else(missing)?,
             limits: limits(sandbox),
             mounts: self.machine_mounts(sandbox),

@@ -181,6 +181,7 @@ impl Inner {
             seen: 0,
             caller,
             deadline,
+            shutdown: self.shutdown.subscribe(),
         };
         tokio::spawn(async move {
             tracker.run(output).await;
@@ -205,6 +206,8 @@ struct Tracker {
     caller: Option<mpsc::Sender<Event>>,
     /// When it is to be killed, unless it was.
     deadline: Option<Instant>,
+    /// Turns true when the daemon ends.
+    shutdown: watch::Receiver<bool>,
 }
 
 async fn due(deadline: Option<Instant>) {
@@ -214,11 +217,17 @@ async fn due(deadline: Option<Instant>) {
     }
 }
 
+/// Waits until the daemon ends.
+async fn turned(shutdown: &mut watch::Receiver<bool>) {
+    let _ = shutdown.wait_for(|over| *over).await;
+}
+
 impl Tracker {
     async fn run(mut self, output: Output) {
         let exit = self.follow(output).await;
-        if exit.is_none() && self.live.is_paused() {
-            // It goes on when its machine does, and so does whoever waits for it. What is held back comes again.
+        if exit.is_none() && (self.live.is_paused() || *self.shutdown.borrow()) {
+            // It goes on when its machine does, and so does whoever waits for it; or the next daemon takes it up. What is held
+            // back comes again.
             return;
         }
         if let Some(masker) = &mut self.masker {
@@ -266,6 +275,7 @@ impl Tracker {
     async fn follow(&mut self, mut output: Output) -> Option<Exit> {
         let record = self.tracked.record();
         let (id, inside) = (&record.id, record.inside());
+        let mut shutdown = self.shutdown.clone();
         loop {
             let event = tokio::select! {
                 biased;
@@ -280,6 +290,7 @@ impl Tracker {
                     self.decide(&output).await;
                     continue;
                 }
+                () = turned(&mut shutdown) => return None,
                 event = output.next() => event,
             };
             match event {

@@ -204,7 +204,7 @@ impl Books {
         let layers = session.chain(&sandbox.image_layers).chain(drives).chain(open);
         let holder = Holder::Sandbox(sandbox.id.clone());
         self.layers.hold(holder.clone(), layers);
-        self.memory.hold(holder, &sandbox.open_memory);
+        self.memory.hold(holder, sandbox.open_memory.iter().chain(&sandbox.captured));
     }
 
     /// Strikes out a sandbox.

@@ -8,6 +8,10 @@ use std::process::Command;
 use crate::driver::DriverResult;
 use crate::driver::host::{broken, failed};
 
+/// What makes it an ext4, with a journal and times to the nanosecond, whatever the host's `mke2fs.conf` says.
+const FEATURES: &str =
+    "has_journal,extent,huge_file,flex_bg,uninit_bg,64bit,dir_nlink,extra_isize,ext_attr";
+
 /// The blank disk of a size; made if it is not there yet.
 pub(super) fn blank(cache: &Path, bytes: u64) -> DriverResult<PathBuf> {
     let directory = cache.join("blank");
@@ -35,7 +39,7 @@ fn format(path: &Path) -> DriverResult<()> {
     let made = Command::new("mkfs.ext4")
         // The file is all zeros already: tables need not be written, and the guest need not do it later either
         // (it mounts with `noinit_itable`).
-        .args(["-q", "-F", "-m", "0", "-E"])
+        .args(["-q", "-F", "-m", "0", "-I", "256", "-O", FEATURES, "-E"])
         .arg("lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0")
         .args(["-L", "sandkeep"])
         .arg(path)
