@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use sandkeep_core::driver::AGENT;
 use sandkeep_core::driver::container::ContainerConfig;
+use sandkeep_core::driver::microvm::MicrovmConfig;
 use sha2::{Digest as _, Sha256};
 
 use crate::failure::Failure;
@@ -45,6 +46,19 @@ pub(crate) fn container_config(agent: PathBuf, data: &Path) -> ContainerConfig {
         agent,
         run_dir: Path::new(RUN).join(&mark),
         cgroup_parent: format!("sandkeep-{mark}"),
+    }
+}
+
+/// Where the microvm driver of the server on `data` keeps things.
+pub(crate) fn microvm_config(agent: PathBuf, data: &Path, qemu: PathBuf) -> MicrovmConfig {
+    let container = container_config(agent, data);
+    let beside = |name: &str| format!("{name}-microvm");
+    MicrovmConfig {
+        agent: container.agent,
+        run_dir: PathBuf::from(beside(&container.run_dir.to_string_lossy())),
+        cgroup_parent: beside(&container.cgroup_parent),
+        cache_dir: data.join("microvm"),
+        qemu,
     }
 }
 

@@ -9,6 +9,7 @@ mod config;
 mod failure;
 mod host;
 mod locate;
+mod machines;
 mod screen;
 mod serve;
 mod terminal;

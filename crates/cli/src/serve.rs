@@ -13,10 +13,9 @@ use std::time::Instant;
 use sandkeep_core::db::SqliteDb;
 use sandkeep_core::driver::Driver;
 use sandkeep_core::driver::container::ContainerDriver;
+use sandkeep_core::driver::microvm::MicrovmDriver;
 use sandkeep_core::engine::{Engine, Parts, Settings};
 use sandkeep_core::model::{Name, Scope};
-use sandkeep_core::net::OutsideSettings;
-use sandkeep_core::secret::KeySource;
 use sandkeep_core::store::Store;
 use sandkeep_core::store::image::{HOST, ImageSettings, Images, Reporter};
 use sandkeep_server::{Limits, ServeConfig, Server};
@@ -24,10 +23,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Global, ServeArgs};
-use crate::config::{self, Resolved};
+use crate::config::{self, MicrovmSettings, Resolved};
 use crate::failure::Failure;
 use crate::host;
 use crate::locate::ClientFile;
+use crate::machines;
 use crate::screen::{Paint, Screen};
 
 /// The project of the first key.
@@ -57,8 +57,15 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
         let hint = "another server may have it; choose another with --listen or --unix-socket";
         Failure::caused("cannot listen", error).with_hint(hint)
     })?;
-    let (engine, driver) =
-        open_engine(store, config.secrets_key.clone(), config.network.clone()).await?;
+    let mut settings = Settings {
+        secrets_key: config.secrets_key.clone(),
+        network: config.network.clone(),
+        ..Settings::default()
+    };
+    if let Some(driver) = &config.driver {
+        settings.default_driver.clone_from(driver);
+    }
+    let (engine, drivers) = open_engine(store, settings, &config.microvm).await?;
     let file = introduce(&engine, &config, &server).await?;
     greet(global, &config, &file)?;
     if config.host_image {
@@ -67,8 +74,7 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
     server.run(engine.clone(), ended).await;
     tracing::info!("shutting down; sandboxes go on running");
     engine.shutdown().await;
-    // Leaves what sandboxes still use.
-    driver.retire();
+    drivers.retire();
     Ok(())
 }
 
@@ -93,32 +99,57 @@ pub(crate) fn open_store(data: &Path) -> Result<Store, Failure> {
     })
 }
 
+/// The drivers of an engine.
+pub(crate) struct Drivers {
+    container: ContainerDriver,
+    microvm: Option<MicrovmDriver>,
+}
+
+impl Drivers {
+    /// Removes what they need on the host; leaves what sandboxes still use.
+    pub(crate) fn retire(self) {
+        self.container.retire();
+        if let Some(microvm) = self.microvm {
+            microvm.retire();
+        }
+    }
+}
+
 /// Opens the engine on everything this host has.
 pub(crate) async fn open_engine(
     store: Store,
-    secrets_key: KeySource,
-    network: OutsideSettings,
-) -> Result<(Engine, ContainerDriver), Failure> {
+    mut settings: Settings,
+    machines: &MicrovmSettings,
+) -> Result<(Engine, Drivers), Failure> {
     let data = store.data_dir().to_path_buf();
     let agent = host::install_agent(&data.join("bin"))
         .map_err(|error| Failure::caused("cannot write the agent program", error))?;
-    let driver = ContainerDriver::new(host::container_config(agent, &data)).map_err(|error| {
+    let config = host::container_config(agent.clone(), &data);
+    let container = ContainerDriver::new(config).map_err(|error| {
         Failure::caused("cannot run sandboxes on this host", error)
             .with_hint("`keep doctor` tells what is missing and how to fix it")
     })?;
+    let microvm = match machines::driver(&agent, &data, machines) {
+        Ok(driver) => Some(driver),
+        Err(absent) => {
+            tracing::info!(reason = absent.reason, "no machines of their own");
+            settings.absent_drivers.insert(machines::NAME, absent);
+            None
+        }
+    };
     let db = SqliteDb::open(&data.join(INDEX)).await.map_err(|error| {
         Failure::caused("cannot open the index", error)
             .with_hint("`keep fsck --rebuild` makes it again from the disk")
     })?;
-    let settings = ImageSettings { docker_config: docker_config(), ..ImageSettings::default() };
-    let images = Images::new(store.clone(), settings);
-    let drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(driver.clone())];
-    let settings = Settings { secrets_key, network, ..Settings::default() };
+    let from = ImageSettings { docker_config: docker_config(), ..ImageSettings::default() };
+    let images = Images::new(store.clone(), from);
+    let mut drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(container.clone())];
+    drivers.extend(microvm.clone().map(|driver| Arc::new(driver) as Arc<dyn Driver>));
     let parts = Parts { store, images, db: Arc::new(db), drivers, settings };
     let engine = Engine::open(parts)
         .await
         .map_err(|error| Failure::caused("cannot read what is on the disk", error))?;
-    Ok((engine, driver))
+    Ok((engine, Drivers { container, microvm }))
 }
 
 /// Removes the index; opening the engine makes it again.

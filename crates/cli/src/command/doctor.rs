@@ -2,15 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use sandkeep_core::driver::Check;
 use sandkeep_core::driver::container::probe;
+use sandkeep_core::driver::microvm::{MicrovmConfig, MicrovmDriver};
+use sandkeep_core::driver::{Check, Driver as _};
 use serde::Serialize;
 
 use super::bytes;
 use crate::args::{DoctorArgs, Global};
+use crate::config::MicrovmSettings;
 use crate::failure::Failure;
 use crate::host;
 use crate::locate;
+use crate::machines;
 use crate::screen::{Paint, Screen};
 
 /// How a check came out.
@@ -59,7 +62,8 @@ pub(super) async fn doctor(global: &Global, args: &DoctorArgs) -> Result<(), Fai
     let mut findings = vec![user(), kernel(), control_groups()];
     findings.extend(filesystem(&data));
     findings.extend(container(&data).await);
-    findings.extend([resolver(), machine(), kvm(), gvisor(), server(global).await]);
+    findings.extend(microvm(&data).await);
+    findings.extend([resolver(), machine(), gvisor(), server(global).await]);
     let fit = findings.iter().all(|finding| finding.verdict != Verdict::Missing);
     let report = Report { data, fit, findings };
     let screen = Screen::new(global.json);
@@ -270,12 +274,52 @@ fn filesystem(data: &Path) -> Vec<Finding> {
     vec![kind, space]
 }
 
-fn kvm() -> Finding {
-    let detail = match Path::new("/dev/kvm").exists() {
-        true => "/dev/kvm is there; this version has no microvm driver yet",
-        false => "no /dev/kvm; this version has no microvm driver yet",
+/// Looks at what machines of their own need, and boots one to see whether guests run under KVM. None of it is needed by
+/// whoever uses containers alone.
+async fn microvm(data: &Path) -> Vec<Finding> {
+    let settings = MicrovmSettings::default();
+    let finding = |check: Check| Finding {
+        name: format!("microvm: {}", check.name),
+        verdict: match (check.ok, &check.fix) {
+            (true, None) => Verdict::Ok,
+            // It works, and would work better otherwise: machines that are emulated.
+            (true, Some(_)) => Verdict::Weak,
+            (false, _) => Verdict::Absent,
+        },
+        detail: check.detail,
+        fix: check.fix,
     };
-    Finding::new("microvm driver", Verdict::Absent, detail, None)
+    let needs = machines::needs(data, &settings);
+    if !needs.iter().all(|check| check.ok) || !rustix::process::geteuid().is_root() {
+        return needs.into_iter().map(finding).collect();
+    }
+    let scratch = Scratch(data.join(format!(".keep-doctor-microvm-{}", std::process::id())));
+    let driver = host::install_agent(&scratch.0)
+        .map_err(|error| error.to_string())
+        .and_then(|agent| trial(agent, data, &scratch.0, &settings));
+    match driver {
+        Ok(driver) => {
+            let checks = match driver.keeper() {
+                Some(keeper) => keeper.probe().await,
+                None => Vec::new(),
+            };
+            driver.retire();
+            checks.into_iter().map(finding).collect()
+        }
+        Err(problem) => vec![Finding::new("microvm driver", Verdict::Absent, problem, None)],
+    }
+}
+
+/// A driver beside the server's own, which may be running: only the cache is the same, so that what it finds is known to both.
+fn trial(
+    agent: PathBuf,
+    data: &Path,
+    scratch: &Path,
+    settings: &MicrovmSettings,
+) -> Result<MicrovmDriver, String> {
+    let config = host::microvm_config(agent, scratch, settings.qemu.clone());
+    let config = MicrovmConfig { cache_dir: data.join("microvm"), ..config };
+    MicrovmDriver::new(config).map_err(|error| error.to_string())
 }
 
 fn gvisor() -> Finding {

@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
+use sandkeep_core::engine::Settings;
 use sandkeep_core::model::{Layer, MemoryLayer};
 use sandkeep_core::store::{Problem, Report, Store, Verdict};
 use serde::Serialize;
 
 use super::bytes;
 use crate::args::{FsckArgs, Global};
-use crate::config::{self, SecretsFile};
+use crate::config::{self, MicrovmSettings, SecretsFile};
 use crate::failure::Failure;
 use crate::locate;
 use crate::screen::{Paint, Screen};
@@ -55,9 +56,11 @@ pub(super) async fn fsck(global: &Global, args: &FsckArgs) -> Result<(), Failure
         // Opening the engine reads everything into a new index; running sandboxes are let run.
         let key =
             config::secrets_key(std::env::var_os(config::SECRETS_KEY), SecretsFile::default())?;
-        let (engine, driver) = serve::open_engine(store, key, Default::default()).await?;
+        let settings = Settings { secrets_key: key, ..Settings::default() };
+        let (engine, drivers) =
+            serve::open_engine(store, settings, &MicrovmSettings::default()).await?;
         engine.shutdown().await;
-        driver.retire();
+        drivers.retire();
     }
     let broken =
         report.is_broken() || verified.as_ref().is_some_and(|found| !found.damaged.is_empty());

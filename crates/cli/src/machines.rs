@@ -1,0 +1,121 @@
+//! Whether this host has what machines of their own need. `keep serve` offers the driver if so; `keep doctor` tells all of it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sandkeep_core::driver::microvm::{MicrovmDriver, kernel};
+use sandkeep_core::driver::{AGENT, Check};
+use sandkeep_core::engine::Absent;
+
+use crate::config::MicrovmSettings;
+use crate::host;
+
+/// What the driver is called.
+pub(crate) const NAME: &str = "microvm";
+
+/// Looks at everything that must be there before a machine can be tried.
+pub(crate) fn needs(data: &Path, settings: &MicrovmSettings) -> Vec<Check> {
+    vec![
+        processor(),
+        program("hypervisor", &settings.qemu, "qemu-system-x86"),
+        program("packing of layers", &found("mkfs.erofs"), "erofs-utils"),
+        program("disks", &found("mkfs.ext4"), "e2fsprogs"),
+        prepared(data),
+    ]
+}
+
+/// Why the driver cannot be offered, if it cannot.
+pub(crate) fn absent(data: &Path, settings: &MicrovmSettings) -> Option<Absent> {
+    if !settings.enabled {
+        let reason = "it is turned off in the server's settings".to_owned();
+        let fix = "set `enabled = true` under [microvm] and start the server again".to_owned();
+        return Some(Absent { reason, fix: Some(fix) });
+    }
+    let lacking: Vec<Check> = needs(data, settings).into_iter().filter(|check| !check.ok).collect();
+    if lacking.is_empty() {
+        return None;
+    }
+    let told: Vec<&str> = lacking.iter().map(|check| check.detail.as_str()).collect();
+    let fixes: Vec<&str> = lacking.iter().filter_map(|check| check.fix.as_deref()).collect();
+    let fix = match fixes.is_empty() {
+        true => None,
+        false => Some(format!("on the server, as root: {}; then start it again", fixes.join("; "))),
+    };
+    Some(Absent { reason: told.join("; "), fix })
+}
+
+/// The driver, or why it cannot be offered.
+pub(crate) fn driver(
+    agent: &Path,
+    data: &Path,
+    settings: &MicrovmSettings,
+) -> Result<MicrovmDriver, Absent> {
+    if let Some(absent) = absent(data, settings) {
+        return Err(absent);
+    }
+    let config = host::microvm_config(agent.to_path_buf(), data, settings.qemu.clone());
+    MicrovmDriver::new(config).map_err(|error| {
+        let fix = Some("`keep doctor` on the server tells what is missing".to_owned());
+        Absent { reason: error.to_string(), fix }
+    })
+}
+
+fn processor() -> Check {
+    let ok = cfg!(target_arch = "x86_64");
+    let detail = format!("{}: machines are made for x86_64", std::env::consts::ARCH);
+    Check { name: "processor", ok, detail, fix: None }
+}
+
+fn program(name: &'static str, path: &Path, package: &str) -> Check {
+    let (ok, detail) = match path.is_file() {
+        true => (true, path.display().to_string()),
+        false => (false, format!("there is no {}", path.display())),
+    };
+    let install = || format!("`apt-get install --no-install-recommends {package}`");
+    Check { name, ok, detail, fix: (!ok).then(install) }
+}
+
+/// Where a program is, or where it would be.
+fn found(program: &str) -> PathBuf {
+    let places = ["/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin"];
+    let paths = places.map(|place| Path::new(place).join(program));
+    let first = paths[0].clone();
+    paths.into_iter().find(|path| path.is_file()).unwrap_or(first)
+}
+
+fn prepared(data: &Path) -> Check {
+    let setup = match data == crate::locate::default_data() {
+        true => "`keep microvm setup`".to_owned(),
+        false => format!("`keep microvm setup --data {}`", data.display()),
+    };
+    let (ok, detail) = match kernel::open(&host::kernel_dir(data), AGENT) {
+        Ok(kernel) => (true, kernel.vmlinuz.display().to_string()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            (false, "no kernel is prepared for machines".to_owned())
+        }
+        Err(error) => (false, format!("the kernel for machines cannot be read: {error}")),
+    };
+    Check { name: "kernel", ok, detail, fix: (!ok).then_some(setup) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{absent, needs};
+    use crate::config::MicrovmSettings;
+
+    #[test]
+    fn what_is_missing_is_told_with_what_fixes_it() {
+        let data = tempfile::tempdir().unwrap();
+        let settings = MicrovmSettings { enabled: true, qemu: "/no/such/qemu".into() };
+        let told = absent(data.path(), &settings).unwrap();
+        assert!(told.reason.contains("/no/such/qemu"), "{told:?}");
+        assert!(told.reason.contains("no kernel is prepared"), "{told:?}");
+        let fix = told.fix.unwrap();
+        let setup = format!("keep microvm setup --data {}", data.path().display());
+        assert!(fix.contains("qemu-system-x86") && fix.contains(&setup), "{fix}");
+        let lacking = needs(data.path(), &settings).into_iter().filter(|check| !check.ok);
+        assert!(lacking.into_iter().all(|check| check.fix.is_some()));
+        let off = MicrovmSettings { enabled: false, ..settings };
+        assert!(absent(data.path(), &off).unwrap().reason.contains("turned off"));
+    }
+}
