@@ -65,19 +65,32 @@ pub fn capture_pages(
     image: &[PathBuf],
     into: &Path,
 ) -> io::Result<PagesWritten> {
+    capture_within(MOST_ENTRIES, pid, at, ram, image, into)
+}
+
+/// The same, with RAM in at most so many pieces.
+pub(super) fn capture_within(
+    most: usize,
+    pid: u32,
+    at: u64,
+    ram: u64,
+    image: &[PathBuf],
+    into: &Path,
+) -> io::Result<PagesWritten> {
     if !at.is_multiple_of(PAGE) || !ram.is_multiple_of(PAGE) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "RAM does not begin at a page"));
     }
     let pages = ram / PAGE;
     let process = Process::open(pid, at)?;
+    process.check(pages)?;
     let below = Below::open(image, pages)?;
     let out = Out { file: create(&into.join("pages"))?, end: AtomicU64::new(0) };
     let changed = process.changed(pages)?;
     let whole = below.files.is_empty() || below.files.len() >= DEEPEST;
-    let kept = if whole { None } else { capture_part(&process, &below, &changed, &out)? };
+    let kept = if whole { None } else { capture_part(most, &process, &below, &changed, &out)? };
     let (whole, runs) = match kept {
         Some(runs) => (false, runs),
-        None => (true, capture_whole(&process, &below, &changed, &out)?),
+        None => (true, capture_whole(most, &process, &below, &changed, &out)?),
     };
     let end = out.end.into_inner();
     out.file.set_len(end)?;
@@ -101,6 +114,7 @@ fn create(path: &Path) -> io::Result<File> {
 
 /// Writes what differs; nothing if that would leave RAM in too many pieces.
 fn capture_part(
+    most: usize,
     process: &Process,
     below: &Below,
     changed: &[Range<u64>],
@@ -108,16 +122,19 @@ fn capture_part(
 ) -> io::Result<Option<Vec<PageRun>>> {
     let runs = write_all(process, Some(below), &join(changed, GAP), out)?;
     let pieces = |runs: &[PageRun]| overlay(&below.extents, usize::MAX, runs).len();
-    if pieces(&runs) <= MOST_ENTRIES {
+    if pieces(&runs) <= most {
         return Ok(Some(runs));
     }
-    let Some(wider) = widen(&runs, WIDEST_GAP, pieces) else { return Ok(None) };
+    let Some(wider) = widen(&runs, WIDEST_GAP, |runs| pieces(runs) <= most) else {
+        return Ok(None);
+    };
     out.empty()?;
     write_exactly(process, &wider, out).map(Some)
 }
 
 /// Writes all that is not zero.
 fn capture_whole(
+    most: usize,
     process: &Process,
     below: &Below,
     changed: &[Range<u64>],
@@ -128,10 +145,10 @@ fn capture_whole(
     all.extend(below.extents.iter().map(|extent| extent.first..extent.end()));
     all.sort_by_key(|range| range.start);
     let runs = write_all(process, None, &join(&all, GAP), out)?;
-    if runs.len() <= MOST_ENTRIES {
+    if runs.len() <= most {
         return Ok(runs);
     }
-    let Some(wider) = widen(&runs, u64::MAX, <[PageRun]>::len) else { return Ok(runs) };
+    let Some(wider) = widen(&runs, u64::MAX, |runs| runs.len() <= most) else { return Ok(runs) };
     out.empty()?;
     write_exactly(process, &wider, out)
 }
@@ -150,12 +167,12 @@ fn join(ranges: &[Range<u64>], gap: u64) -> Vec<Range<u64>> {
     joined
 }
 
-/// Joins runs over ever wider gaps until they make few enough pieces. What is between is written too; runs of zeros that
+/// Joins runs over ever wider gaps until they are few enough. What is between is written too; runs of zeros that
 /// are not between stay what they are.
 fn widen(
     runs: &[PageRun],
     widest: u64,
-    pieces: impl Fn(&[PageRun]) -> usize,
+    is_few: impl Fn(&[PageRun]) -> bool,
 ) -> Option<Vec<PageRun>> {
     let mut gap = GAP;
     while gap < widest {
@@ -179,7 +196,7 @@ fn widen(
                 }
             }
         }
-        if pieces(&joined) <= MOST_ENTRIES {
+        if is_few(&joined) {
             return Some(joined);
         }
     }
@@ -356,6 +373,17 @@ impl Process {
             File::open(&path).map_err(|error| trouble(&path, error))
         };
         Ok(Self { mem: open("mem")?, pagemap: open("pagemap")?, at })
+    }
+
+    /// Refuses where RAM is not: what is not mapped would look like a machine that never wrote anything.
+    fn check(&self, pages: u64) -> io::Result<()> {
+        for page in [0, pages.saturating_sub(1)] {
+            self.read(page, &mut [0]).map_err(|error| {
+                let text = format!("there is no RAM at {:x}, page {page}: {error}", self.at);
+                io::Error::new(error.kind(), text)
+            })?;
+        }
+        Ok(())
     }
 
     fn read(&self, page: u64, into: &mut [u8]) -> io::Result<()> {

@@ -5,6 +5,8 @@
 
 mod capture;
 mod map;
+#[cfg(test)]
+mod tests;
 
 use std::fs;
 use std::io;
