@@ -14,7 +14,7 @@ use sandkeep_core::driver::{Driver, DriverError, Keeper, Machine, Then, mac_of};
 use sandkeep_core::model::RootFs;
 use sandkeep_proto::link::{Identity, Renew};
 use sandkeep_testkit::driver::{
-    MicrovmHost, bring_up, driver_contract, key, moment, reach, settle,
+    MicrovmHost, bring_up, driver_contract, key, moment, network_contract, reach, settle,
 };
 use sandkeep_testkit::inside::{Inside, userland};
 use tokio::time::{sleep, timeout};
@@ -242,8 +242,11 @@ async fn capture(
 
 /// What the engine does to start a machine from an image.
 async fn restore(driver: &MicrovmDriver, machine: &Machine, image: &[PathBuf]) -> Inside {
+    let began = std::time::Instant::now();
     let link = driver.restore(machine, image).await.expect("it is restored");
+    let restored = began.elapsed();
     let guest = reach(&link).await;
+    eprintln!("restored after {restored:?}, answered after {:?}", began.elapsed());
     let identity = Identity { hostname: machine.hostname.clone(), mac: mac_of(&machine.key) };
     guest.renew(Renew { now: moment(), identity: Some(identity) }).await.expect("it is renewed");
     guest.thaw().await.expect("it thaws");
@@ -291,6 +294,7 @@ async fn memory_outlives_the_machine_and_is_many_machines_at_once() {
             sleep(Duration::from_millis(200)).await;
             assert!(count(&fork).await > there, "the process goes on");
             assert_eq!(fork.sh("cat /written").await.out, format!("{}\n", machine.key));
+            network_contract(&driver, &machine.key).await;
             driver.stop(&machine.key).await.expect("it stops");
         }
     }

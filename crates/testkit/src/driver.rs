@@ -409,7 +409,11 @@ pub async fn driver_contract<D: Driver>(
 }
 
 /// An echo request that arrives from outside is answered by the machine's own kernel.
-async fn network_contract<D: Driver>(driver: &D, live: &MachineKey) {
+///
+/// # Panics
+///
+/// When it is not.
+pub async fn network_contract<D: Driver>(driver: &D, live: &MachineKey) {
     let absent = driver.network(&key("absent")).await;
     assert!(matches!(absent, Err(DriverError::Absent { .. })), "{absent:?}");
     let (device, header) = match driver.network(live).await.expect("it has a network") {

@@ -288,7 +288,7 @@ impl Microvm {
         let shape = Self::shape(limits, accelerator);
         Ok(Fingerprint {
             driver: NAME.to_owned(),
-            hypervisor: self.hypervisor()?,
+            hypervisor: format!("{}, layout {}", self.hypervisor()?, qemu::LAYOUT),
             accelerator: accelerator.name().to_owned(),
             cpu: probe::processor(accelerator),
             kernel: self.kernel()?.digest,

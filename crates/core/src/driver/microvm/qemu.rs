@@ -15,6 +15,8 @@ use serde_json::{Value, json};
 
 use crate::net::MTU;
 
+/// Counts changes of the devices made here: memory captured with other ones is of no use.
+pub(super) const LAYOUT: u32 = 1;
 /// Where the confined root has the kernel.
 pub(super) const KERNEL: &str = "/kernel";
 /// Where it has the kernel's first filesystem.
