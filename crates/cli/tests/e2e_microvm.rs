@@ -169,7 +169,8 @@ fn vercels_clients(keep: &Daemon, name: &str, requests: u64) {
     let woken = vercel(keep, "GET", &format!("{path}?resume=true"), "");
     assert_eq!(status(&woken), "running", "{woken}");
     assert_eq!(asked(keep, name).0, requests + 1, "it went on where it was");
-    let session = format!("/api/v2/sandboxes/sessions/{}", woken["session"]["id"].as_str().unwrap());
+    let session =
+        format!("/api/v2/sandboxes/sessions/{}", woken["session"]["id"].as_str().unwrap());
     let run = r#"{"command":"cat","args":["/proc/loadavg"]}"#;
     let ran = vercel(keep, "POST", &format!("{session}/cmd"), run);
     assert!(ran["command"]["id"].is_string(), "{ran}");

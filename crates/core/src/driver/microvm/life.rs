@@ -128,7 +128,11 @@ impl Microvm {
         };
         let layout = Layout {
             shape: Self::shape(limits, accelerator),
-            tsc_khz: (accelerator == Accelerator::Tcg).then(|| self.tsc_khz()).flatten(),
+            // A kernel that runs already knows it.
+            tsc_khz: match (how, accelerator) {
+                (Start::Boot, Accelerator::Tcg) => self.tsc_khz(),
+                _ => None,
+            },
             mac: mac_of(&machine.key),
             disk: disk.chain,
             lower,
