@@ -12,6 +12,9 @@ use crate::driver::host::{broken, failed};
 const FEATURES: &str =
     "has_journal,extent,huge_file,flex_bg,uninit_bg,64bit,dir_nlink,extra_isize,ext_attr";
 
+/// What chance would decide otherwise. Everything that was written stands on a blank disk: one that is made again must be the same.
+const ID: &str = "5a4d6b65-6570-4000-8000-000000000001";
+
 /// The blank disk of a size; made if it is not there yet.
 pub(super) fn blank(cache: &Path, bytes: u64) -> DriverResult<PathBuf> {
     let directory = cache.join("blank");
@@ -20,7 +23,7 @@ pub(super) fn blank(cache: &Path, bytes: u64) -> DriverResult<PathBuf> {
         return Ok(path);
     }
     fs::create_dir_all(&directory).map_err(failed("create", &directory))?;
-    // Two that make the same at once make two; the later one takes the place, and both are right.
+    // Two that make the same at once make two that are the same; the first takes the place.
     let draft = tempfile::Builder::new()
         .prefix(".blank-")
         .tempfile_in(&directory)
@@ -30,7 +33,12 @@ pub(super) fn blank(cache: &Path, bytes: u64) -> DriverResult<PathBuf> {
     draft.as_file().sync_all().map_err(failed("sync", &path))?;
     fs::set_permissions(draft.path(), Permissions::from_mode(0o444))
         .map_err(failed("close", &path))?;
-    draft.persist(&path).map_err(|error| failed("rename", &path)(error.error))?;
+    match draft.persist_noclobber(&path) {
+        Err(error) if error.error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(failed("rename", &path)(error.error));
+        }
+        _ => {}
+    }
     File::open(&directory).and_then(|dir| dir.sync_all()).map_err(failed("sync", &directory))?;
     Ok(path)
 }
@@ -40,14 +48,34 @@ fn format(path: &Path) -> DriverResult<()> {
         // The file is all zeros already: tables need not be written, and the guest need not do it later either
         // (it mounts with `noinit_itable`).
         .args(["-q", "-F", "-m", "0", "-I", "256", "-O", FEATURES, "-E"])
-        .arg("lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0")
-        .args(["-L", "sandkeep"])
+        .arg(format!(
+            "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0,hash_seed={ID}"
+        ))
+        .args(["-L", "sandkeep", "-U", ID])
         .arg(path)
         .env("MKE2FS_CONFIG", "/dev/null")
+        .env("E2FSPROGS_FAKE_TIME", "1000000000")
         .output()
         .map_err(failed("run", Path::new("mkfs.ext4")))?;
     if made.status.success() {
         return Ok(());
     }
     Err(broken("make a blank disk", &String::from_utf8_lossy(&made.stderr).trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::blank;
+
+    #[test]
+    fn one_that_is_made_again_is_the_same() {
+        let dir = tempfile::TempDir::with_prefix("keep-blank-").unwrap();
+        let first = blank(dir.path(), 64 << 20).unwrap();
+        let bytes = fs::read(&first).unwrap();
+        assert!(bytes.iter().any(|byte| *byte != 0));
+        fs::remove_file(&first).unwrap();
+        assert!(fs::read(blank(dir.path(), 64 << 20).unwrap()).unwrap() == bytes);
+    }
 }

@@ -4,18 +4,19 @@
 //! sync the topmost disk                while it runs, so that there is less to do when it stands
 //! stop
 //! pages and index                      what differs from the layers below
-//! link the topmost disk, then put a fresh one on top
+//! put a fresh disk on top, then link the one below it
 //! devices
 //! cont, or hold
 //! sync everything
 //! ```
 //!
 //! The fresh disk is the one step that cannot be taken back. What can fail for want of room comes before it: pages are
-//! written, the link is made, and room for the devices is set aside. If something fails after it all the same, the machine
+//! written, and room for the devices is set aside. Only then is the disk linked into the layer: one that has two names is never
+//! written again. If something fails after it all the same, the machine
 //! goes on, on two disks that no image has; one layer has room for one of them, so later captures are refused until it was stopped.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ use rustix::fs::{FallocateFlags, FlockOperation};
 use sandkeep_proto::machine::{DISK, RAM_AT};
 use serde_json::{Value, json};
 
-use super::memory::{PagesWritten, capture_pages};
+use super::memory::{PagesWritten, capture_pages, is_whole};
 use super::qmp::Qmp;
 use super::{Microvm, Plan, disks, qcow2};
 use crate::driver::host::{broken, lock};
@@ -102,17 +103,20 @@ impl Subject<'_> {
 
     /// What is done while the machine stands still.
     fn standing(&self, qmp: &mut Qmp, top: &Top, devices: &File) -> io::Result<PagesWritten> {
-        let at = fs::read_to_string(self.run_dir.join(RAM_AT))?;
+        let mut at = String::new();
+        // The hypervisor can write to it, so no more is believed of it than it should hold.
+        File::open(self.run_dir.join(RAM_AT))?.take(32).read_to_string(&mut at)?;
         let at = u64::from_str_radix(at.trim(), 16).map_err(io::Error::other)?;
         // A machine that was booted has nothing in common with the memory of the image whose disk it was booted on.
+        let own = self.below.len().saturating_sub(self.plan.image);
         let of_memory = match self.plan.restored {
             true => self.below,
-            false => &self.below[..self.below.len().saturating_sub(self.plan.image)],
+            false => whole(&self.below[..own])?,
         };
         let Size(ram) = self.plan.fingerprint.memory;
         let pages = capture_pages(self.pid, at, ram, of_memory, self.into)?;
-        fs::hard_link(&top.path, self.into.join(disks::OF_LAYER))?;
         self.put_on_top(qmp, top)?;
+        fs::hard_link(&top.path, self.into.join(disks::OF_LAYER))?;
         qmp.leave_ram()?;
         qmp.ask_with("getfd", json!({"fdname": "devices"}), devices.as_fd())?;
         qmp.ask("migrate", json!({"uri": "fd:devices"}))?;
@@ -156,11 +160,8 @@ impl Subject<'_> {
             _ => {}
         }
         qcow2::create(&path, top.size)?;
-        let put = self.attach(qmp, &path, &disks::node("disk", number), &below);
-        if put.is_err() {
-            let _ = fs::remove_file(&path);
-        }
-        put
+        // After an error it stays: the hypervisor may have it in use, and an empty one is in nobody's way.
+        self.attach(qmp, &path, &disks::node("disk", number), &below)
     }
 
     fn attach(&self, qmp: &mut Qmp, path: &Path, node: &str, below: &str) -> io::Result<()> {
@@ -186,6 +187,17 @@ impl Subject<'_> {
         }
         put.map(drop)
     }
+}
+
+/// The layers, if all pages of theirs are in them. Of a machine that was booted the first capture has everything; until there is one
+/// that was kept, the next has to have it.
+fn whole(layers: &[PathBuf]) -> io::Result<&[PathBuf]> {
+    for layer in layers {
+        if is_whole(layer)? {
+            return Ok(layers);
+        }
+    }
+    Ok(&[])
 }
 
 /// The disk that a machine writes to.

@@ -55,7 +55,15 @@ pub(super) fn assemble(source: &Source<'_>) -> DriverResult<Disk> {
         inodes.push(inode(&path).map_err(failed("open the disk", &path))?);
         written.push((format!("{name}-image-{number}"), path));
     }
-    let session = session(directory).map_err(failed("list", directory))?;
+    let mut session = session(directory).map_err(failed("list", directory))?;
+    // The host lost power before anything was flushed to it: nothing that anybody was told of is on it.
+    if let Some((_, path)) = session.last()
+        && fs::metadata(path).is_ok_and(|about| about.nlink() == 1)
+        && qcow2::is_lost(path).map_err(failed("read the disk", path))?
+    {
+        fs::remove_file(path).map_err(failed("remove", path))?;
+        session.pop();
+    }
     let next = session.last().map_or(0, |(number, _)| number + 1);
     for (number, path) in session {
         let there = inode(&path).map_err(failed("open the disk", &path))?;
@@ -167,6 +175,20 @@ mod tests {
         assert_eq!(names(&forked), ["d-image-0", "d-0"]);
         assert_eq!(session(&theirs).unwrap().len(), 1);
         assert_ne!(inode(&theirs.join("0.qcow2")).unwrap(), inode(&ours.join("0.qcow2")).unwrap());
+    }
+
+    #[test]
+    fn a_disk_that_never_came_to_stable_storage_is_made_again() {
+        let dir = tempfile::TempDir::with_prefix("keep-disks-").unwrap();
+        let dir = dir.path();
+        let ours = dir.join("session");
+        assert_eq!(names(&source(dir, &ours, &[])), ["d-0"]);
+        let disk = ours.join("0.qcow2");
+        let length = fs::metadata(&disk).unwrap().len();
+        fs::write(&disk, []).unwrap();
+        fs::OpenOptions::new().write(true).open(&disk).unwrap().set_len(length).unwrap();
+        assert_eq!(names(&source(dir, &ours, &[])), ["d-0"]);
+        assert_eq!(qcow2::size(&disk).unwrap(), SIZE);
     }
 
     #[test]

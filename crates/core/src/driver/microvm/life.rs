@@ -250,6 +250,14 @@ impl Microvm {
     pub(super) fn survivors(&self) -> DriverResult<Vec<(MachineKey, Link)>> {
         let mut alive = Vec::new();
         for key in self.host.survivors()? {
+            if let Some(prober) = super::probe::prober(&key) {
+                // Tried out by a program that did not live to end it.
+                if !Path::new("/proc").join(prober).exists() {
+                    self.stop(&key)?;
+                    let _ = fs::remove_dir_all(self.config.cache_dir.join(format!(".{key}")));
+                }
+                continue;
+            }
             let Some(_lock) = lock(&self.host.directory(&key), FlockOperation::LockExclusive)?
             else {
                 continue;

@@ -167,6 +167,11 @@ impl MicrovmDriver {
     }
 }
 
+/// The process that tries a machine out, if it is one of those.
+pub(super) fn prober(key: &MachineKey) -> Option<&str> {
+    key.as_str().strip_prefix("probe-")?.split('-').next()
+}
+
 impl Microvm {
     /// The kernel for machines.
     pub(super) fn kernel(&self) -> DriverResult<Kernel> {

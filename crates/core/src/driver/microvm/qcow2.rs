@@ -5,7 +5,7 @@
 //! descriptors, and files are linked into memory layers under other names.
 
 use std::fs::OpenOptions;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -39,9 +39,21 @@ pub(super) fn is_empty(path: &Path) -> io::Result<bool> {
     file.read_exact_at(&mut head, 0)?;
     let word = |at: usize| head[at..at + 8].try_into().map_or(0, u64::from_be_bytes);
     let entries = u64::from(head[36..40].try_into().map_or(0, u32::from_be_bytes));
+    // The hypervisor can write to it: a table that is not the one made here was written by it.
+    if entries * 8 > file.metadata()?.len() {
+        return Ok(false);
+    }
     let mut table = vec![0; usize::try_from(entries * 8).map_err(io::Error::other)?];
     file.read_exact_at(&mut table, word(40))?;
     Ok(table.iter().all(|byte| *byte == 0))
+}
+
+/// Whether it never came to stable storage: the first flush of its machine would have brought all of it there.
+pub(super) fn is_lost(path: &Path) -> io::Result<bool> {
+    let file = std::fs::File::open(path)?;
+    let mut head = Vec::new();
+    file.take(112).read_to_end(&mut head)?;
+    Ok(head.iter().all(|byte| *byte == 0))
 }
 
 /// How large the disk is.

@@ -251,7 +251,10 @@ impl Line {
     fn device(&mut self, serial: &str, node: &str) {
         self.put(&[
             "-device",
-            &format!("virtio-blk-device,id={serial},drive={node},serial={serial}"),
+            // A guest is told when the host's disk is full. It would stand still otherwise, and nobody would know why.
+            &format!(
+                "virtio-blk-device,id={serial},drive={node},serial={serial},werror=report,rerror=report"
+            ),
         ]);
     }
 }

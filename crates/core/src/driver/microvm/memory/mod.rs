@@ -40,6 +40,15 @@ fn layers_of(image: &[PathBuf]) -> io::Result<Vec<(PathBuf, PageIndex)>> {
     Ok(layers)
 }
 
+/// Whether nothing below a layer counts for its pages.
+///
+/// # Errors
+///
+/// Returns an error that names the file which is missing or damaged.
+pub fn is_whole(layer: &Path) -> io::Result<bool> {
+    Ok(read_index(layer)?.whole)
+}
+
 fn read_index(dir: &Path) -> io::Result<PageIndex> {
     let path = dir.join("index");
     let bytes = fs::read(&path).map_err(|error| trouble(&path, error))?;
