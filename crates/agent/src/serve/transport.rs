@@ -21,8 +21,8 @@ use tokio::sync::Notify;
 
 use super::launch;
 
-/// How much is read from a port at one time; it gives a page.
-const READ: usize = 16 << 10;
+/// How much is read from a port at one time; it gives no more than a page.
+const READ: usize = 4 << 10;
 
 /// Where a connection's bytes come from and go to.
 #[derive(Debug)]
@@ -242,6 +242,8 @@ impl Port {
 impl Incoming {
     /// Reads more, when all was looked at. False when nobody is at the other end.
     fn fill(&mut self, device: &OwnedFd, can_read: &Cell<bool>) -> io::Result<bool> {
+        // It may have held secrets, and memory may be kept.
+        self.raw.fill(0);
         self.used = 0;
         self.raw.resize(READ, 0);
         let read = rustix::io::read(device, self.raw.as_mut_slice());

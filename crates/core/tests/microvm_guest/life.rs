@@ -48,13 +48,9 @@ fn failure<T: std::fmt::Debug>(result: Result<T, sandkeep_core::guest::GuestErro
 async fn a_machine_lives() {
     let Some(files) = files("a_machine_lives") else { return };
     let mut machine = files.boot();
-    let booted = Instant::now();
     let guest = machine.connect().await;
-    println!("the agent answered after {:?}", booted.elapsed());
     nobodys(&guest).await;
-    let assembling = Instant::now();
     guest.assemble(assemble(1)).await.expect("assembled");
-    println!("assembled in {:?}", assembling.elapsed());
     assert_eq!(failure(guest.assemble(assemble(1)).await), Failure::Exists);
     let first = Inside::over(guest);
     its_own(&first).await;
