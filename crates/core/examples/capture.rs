@@ -42,39 +42,38 @@ fn say(line: &str) -> Result<(), Box<dyn Error>> {
     Ok(writeln!(std::io::stdout(), "{line}")?)
 }
 
-/// Captures RAM of which ever more was changed: in one piece, and every second page.
+/// Captures RAM of which ever more was changed: in one piece, and every eighth page.
 fn measure(directory: &Path) -> Result<(), Box<dyn Error>> {
     let home = tempfile::Builder::new().prefix("keep-capture-").tempdir_in(directory)?;
-    let mut room = vec![0u8; RAM + PAGE];
-    let start = room.as_ptr().align_offset(PAGE);
-    let ram = &mut room[start..start + RAM];
-    let at = ram.as_ptr() as u64;
-    // What a booted machine has.
-    fill(ram, 0..(96 << 20) / PAGE, 1, 1);
     let below = home.path().join("below");
-    fs::create_dir(&below)?;
-    capture_pages(std::process::id(), at, RAM as u64, &[], &below)?.sync()?;
-    for (megabytes, every) in [(0, 1), (16, 1), (64, 1), (64, 2), (256, 1), (256, 8), (512, 1)] {
-        let pages = (megabytes << 20) / PAGE;
-        fill(ram, 0..pages * every, every, 3 + every as u64);
-        let into = home.path().join("layer");
+    for (megabytes, every) in [(0, 1), (0, 1), (16, 1), (64, 1), (64, 8), (256, 1), (512, 1)] {
+        let mut room = vec![0u8; RAM + PAGE];
+        let start = room.as_ptr().align_offset(PAGE);
+        let ram = &mut room[start..start + RAM];
+        let at = ram.as_ptr() as u64;
+        // What a booted machine has.
+        fill(ram, 0..(96 << 20) / PAGE, 1, 1);
+        fill(ram, 0..((megabytes << 20) / PAGE) * every, every, 3);
+        let first = !below.exists();
+        let image = if first { Vec::new() } else { vec![below.clone()] };
+        let into = if first { below.clone() } else { home.path().join("layer") };
         fs::create_dir(&into)?;
         let began = Instant::now();
-        let image = [below.clone()];
         let written = capture_pages(std::process::id(), at, RAM as u64, &image, &into)?;
         let stood = began.elapsed();
         written.sync()?;
         let all = began.elapsed();
         let size = fs::metadata(into.join("pages"))?.len() >> 20;
-        let rate = size as f64 / stood.as_secs_f64();
+        let changed = if first { "all".to_owned() } else { format!("{megabytes} MiB") };
         say(&format!(
-            "{megabytes:4} MiB changed, every {every}. page: stood {:7.1} ms, stable {:7.1} ms; {size} MiB in {} runs, {rate:.0} MiB/s",
+            "{changed:>7} changed, every {every}. page: stood {:6.1} ms, stable {:6.1} ms; {size} MiB in {} runs",
             stood.as_secs_f64() * 1e3,
             all.as_secs_f64() * 1e3,
             written.runs
         ))?;
-        fs::remove_dir_all(&into)?;
-        fill(ram, 0..pages * every, every, 1);
+        if !first {
+            fs::remove_dir_all(&into)?;
+        }
     }
     Ok(())
 }

@@ -131,11 +131,14 @@ impl Problem {
     /// Whether it is merely in the way; a collection removes it.
     #[must_use]
     pub fn is_leftover(&self) -> bool {
-        match self {
-            Self::AbandonedLayer { .. } | Self::UnheldLayer { .. } | Self::Stray { .. } => true,
-            Self::AbandonedMemory { .. } | Self::UnheldMemory { .. } => true,
-            _ => false,
-        }
+        matches!(
+            self,
+            Self::AbandonedLayer { .. }
+                | Self::UnheldLayer { .. }
+                | Self::AbandonedMemory { .. }
+                | Self::UnheldMemory { .. }
+                | Self::Stray { .. }
+        )
     }
 }
 
