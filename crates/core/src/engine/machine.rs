@@ -160,7 +160,8 @@ impl Inner {
                     Err(error) => chain_of(&error),
                 }
             }
-            How::Template => match self.from_template(driver, keeper, &machine, &image).await {
+            How::Template => match self.begin_from_template(driver, keeper, &machine, &image).await
+            {
                 Ok((link, guest)) => return Ok(Up { link, guest, restored: None }),
                 // It has to do with the drive, not with the template.
                 Err(error @ Error::Driver(DriverError::MountPoint { .. })) => return Err(error),
@@ -227,7 +228,7 @@ impl Inner {
         Ok((link, guest))
     }
 
-    async fn from_template(
+    async fn begin_from_template(
         &self,
         driver: &Arc<dyn Driver>,
         keeper: &dyn Keeper,

@@ -66,7 +66,7 @@ impl Inner {
             }
             (_, None) => all.push("it runs on when nobody uses it: `on_idle` is `run`".to_owned()),
             (None, Some(_)) => {
-                all.push("it runs on when nobody uses it: it has no idle timeout".to_owned())
+                all.push("it runs on when nobody uses it: it has no idle timeout".to_owned());
             }
         }
         if let Some(deadline) = live.session().deadline {

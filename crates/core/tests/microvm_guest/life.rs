@@ -219,7 +219,7 @@ async fn over_broken_links(machine: &mut crate::machine::Machine) {
 /// Says things on the port that are no link.
 async fn rubbish(link: &std::path::Path) {
     let nonce = sandkeep_proto::serial::Nonce::new([3; 16]);
-    let mut noise: Vec<u8> = (0..5000_u32).map(|n| (n * n >> 3) as u8).collect();
+    let mut noise: Vec<u8> = (0..5000_u32).map(|n| ((n * n) >> 3) as u8).collect();
     noise.extend_from_slice(&nonce.mark());
     // A connection that breaks the rules at once, and one that is cut off in its mark.
     noise.extend_from_slice(&[0xff; 64]);
