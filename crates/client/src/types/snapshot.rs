@@ -39,7 +39,7 @@ pub struct SnapshotSize {
 pub struct SnapshotMemory {
     /// How many captures it stands on, its own included.
     pub layers: u64,
-    /// What it takes on the disk beside files: pages, devices and disks, those of captures it stands on included.
+    /// What of its size is memory: pages, devices and disks, those of captures it stands on included.
     pub bytes: Option<u64>,
 }
 

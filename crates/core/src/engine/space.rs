@@ -30,6 +30,8 @@ pub struct Sized<T> {
     pub shared: u64,
     /// What the disk would have back if it were deleted now.
     pub freed_if_deleted: u64,
+    /// What of all that is memory, whoever else stands on it.
+    pub memory: u64,
 }
 
 /// What takes up room on this host.
@@ -107,8 +109,10 @@ impl Inner {
     }
 
     pub(super) fn sized(&self, snapshot: Snapshot) -> Sized<Snapshot> {
-        let Sizes { own, shared, freed } = self.books().sizes(&snapshot.id).unwrap_or_default();
-        Sized { item: snapshot, own, shared, freed_if_deleted: freed }
+        let books = self.books();
+        let Sizes { own, shared, freed } = books.sizes(&snapshot.id).unwrap_or_default();
+        let memory = books.memory_of(&snapshot.id);
+        Sized { item: snapshot, own, shared, freed_if_deleted: freed, memory }
     }
 
     pub(super) fn collect_soon(self: &Arc<Self>) {

@@ -275,6 +275,14 @@ impl Books {
         Some(Sizes { own: own + memory.own, shared, freed: freed + memory.freed })
     }
 
+    /// What the memory of a snapshot takes on the disk, whoever else stands on it.
+    #[must_use]
+    pub fn memory_of(&self, snapshot: &SnapshotId) -> u64 {
+        let layers =
+            self.chains.get(snapshot).map(|chain| chain.memory.as_slice()).unwrap_or_default();
+        layers.iter().filter_map(|layer| self.memory_weights.get(layer)).sum()
+    }
+
     fn sizes_of_memory(&self, chain: &Chain, parent: Option<&Chain>) -> Sizes {
         let of_templates = self.memory.held_by(|holder| matches!(holder, Holder::Template(_)));
         let mut sizes = Sizes::default();

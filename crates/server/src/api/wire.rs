@@ -391,7 +391,10 @@ pub(super) fn sized_snapshot(sized: engine::Sized<model::Snapshot>) -> types::Sn
         shared_bytes: sized.shared,
         freed_if_deleted_bytes: sized.freed_if_deleted,
     };
-    types::Snapshot { size: Some(size), ..snapshot(sized.item) }
+    let plain = snapshot(sized.item);
+    let memory =
+        plain.memory.map(|memory| types::SnapshotMemory { bytes: Some(sized.memory), ..memory });
+    types::Snapshot { size: Some(size), memory, ..plain }
 }
 
 pub(super) fn command(command: model::Command) -> types::Command {
