@@ -221,7 +221,7 @@ fn who_they_are(keep: &Daemon, names: &[&str]) {
 fn refused(keep: &Daemon) {
     for (args, told) in [
         (&["update", "m", "--driver", "container"][..], "stop"),
-        (&["update", "m", "--driver", "warp"], "warp"),
+        (&["update", "try-1", "--driver", "warp"], "warp"),
         (&["fork", "m", "try", "--count", "0"], "count"),
         (&["pause", "nobody"], "nobody"),
         (&["pause", "m", "--expect-generation", "999"], "999"),
