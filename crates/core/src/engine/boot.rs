@@ -158,7 +158,13 @@ impl Inner {
     ) -> Result<()> {
         let How::Memory(snapshot) = &begin.how else { return Ok(()) };
         let Some(before) = self.db.session(&snapshot.session).await? else { return Ok(()) };
-        session.secrets = before.secrets;
+        for given in before.secrets {
+            session.secrets.push(given);
+            if let Err(error) = self.given_values(&sandbox.project, session) {
+                session.secrets.pop();
+                tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "its memory may hold a value that nobody can look for any more");
+            }
+        }
         if snapshot.sandbox == sandbox.id {
             session.services = before.services;
         }

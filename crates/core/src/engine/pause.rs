@@ -358,6 +358,12 @@ impl Inner {
         let machine = self.machine(sandbox)?;
         keeper.go_on(&machine.key).await?;
         for id in sandbox.captured.clone() {
+            let snapshot = SnapshotId::of_memory(&id);
+            let written = self.db.snapshot(&snapshot).await?;
+            if written.is_some_and(|written| written.generation > sandbox.generation) {
+                // Nobody was told of it, and the next one has its number.
+                self.bury_snapshot(&snapshot, Unless::Held, Durability::Soon).await?;
+            }
             if self.store.check_disks(std::slice::from_ref(&id)).await.is_err() {
                 let fingerprint = keeper.fingerprint(&machine).await?;
                 let ram = fingerprint.memory;

@@ -17,6 +17,7 @@ use sandkeep_proto::link::{Hidden, SecretFile};
 use zeroize::Zeroizing;
 
 use super::boot::chain_of;
+use super::lifecycle::Phase;
 use super::live::Live;
 use super::{Engine, Error, Exec, Inner, Result};
 use crate::db::{Filter, Page};
@@ -306,7 +307,10 @@ impl Inner {
     async fn given_in(&self, project: &Name) -> Result<BTreeSet<(SecretName, u64)>> {
         let mut given = BTreeSet::new();
         let all = self.db.sandboxes(Some(project), &Filter::default(), &Page::all()).await?.items;
-        for sandbox in all.into_iter().filter(|sandbox| sandbox.open_layer.is_some()) {
+        // What sleeps with its memory has what it was given in there.
+        let has =
+            |sandbox: &Sandbox| sandbox.open_layer.is_some() || sandbox.phase == Phase::Paused;
+        for sandbox in all.into_iter().filter(has) {
             let session = match (self.live(&sandbox.id), &sandbox.session) {
                 (Some(live), _) => Some(live.session()),
                 (None, Some(id)) => self.db.session(id).await?,
