@@ -231,7 +231,7 @@ fn why_text(paint: Paint, name: &str, why: &Why) -> String {
         State::Running | State::Starting => "until",
         _ => "woken by",
     };
-    for (heading, lines) in [("kept awake by", &why.holding), (next, &why.waking)] {
+    for (heading, lines) in [("what goes on in it", &why.holding), (next, &why.waking)] {
         if !lines.is_empty() {
             text.push_str(&format!("  {}\n", paint.bold(heading)));
         }
