@@ -211,7 +211,8 @@ async fn memory_that_cannot_be_used_is_told_and_files_are_never_older() {
     let Some(house) = house(test) else { return };
     let engine = house.open().await;
     engine.create(&project(), machine("m"), None).await.expect("a machine");
-    let damages: [(&str, &dyn Fn(&Path)); 2] = [
+    type Damage<'a> = (&'a str, &'a dyn Fn(&Path));
+    let damages: [Damage<'_>; 2] = [
         ("hypervisor", &|dir| {
             edit(&dir.join("memory.json"), |layer| {
                 layer["fingerprint"]["hypervisor"] = "another one".into();
