@@ -32,6 +32,8 @@ fn snapshot(layers: &[LayerId]) -> Snapshot {
         memory: Vec::new(),
         image: None,
         commands: Vec::new(),
+        secrets: Vec::new(),
+        identity_of: None,
         created_at: now(),
         method: Method::Automatic,
         used_at: None,

@@ -71,6 +71,8 @@ fn snapshot(of: &Sandbox, generation: u64) -> Snapshot {
         label: None,
         layers: vec![LayerId::fresh()],
         memory: Vec::new(),
+        secrets: Vec::new(),
+        identity_of: None,
         image: None,
         commands: Vec::new(),
         created_at: now(),

@@ -157,15 +157,16 @@ impl Inner {
         session: &mut Session,
     ) -> Result<()> {
         let How::Memory(snapshot) = &begin.how else { return Ok(()) };
-        let Some(before) = self.db.session(&snapshot.session).await? else { return Ok(()) };
-        for given in before.secrets {
+        for given in snapshot.secrets.clone() {
             session.secrets.push(given);
             if let Err(error) = self.given_values(&sandbox.project, session) {
                 session.secrets.pop();
                 tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "its memory may hold a value that nobody can look for any more");
             }
         }
-        if snapshot.sandbox == sandbox.id {
+        if snapshot.sandbox == sandbox.id
+            && let Some(before) = self.db.session(&snapshot.session).await?
+        {
             session.services = before.services;
         }
         Ok(())
@@ -256,7 +257,8 @@ impl Inner {
         };
         let (phase, _) = lifecycle::report(Phase::Starting, Report::Broke);
         sandbox.enter(phase);
-        sandbox.debt = None;
+        // What is left of it is of a session that never began.
+        sandbox.debt = (!down).then_some(lifecycle::Effect::Boot);
         sandbox.failure = Some(reason.clone());
         session.ended_at = Some(now());
         session.end = Some(SessionEnd::StartFailed);
@@ -281,7 +283,7 @@ impl Inner {
     }
 
     /// Frees what a start that failed had taken.
-    async fn clear_away(self: &Arc<Self>, held: &Sandbox) {
+    pub(super) async fn clear_away(self: &Arc<Self>, held: &Sandbox) {
         if let Some(open) = &held.open_layer
             && let Err(error) = self.store.discard(open).await
         {

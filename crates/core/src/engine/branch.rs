@@ -74,6 +74,9 @@ impl Inner {
         let mut own = self.new_snapshot(sandbox, id, current.layers, kind, wanted);
         own.memory = current.memory;
         own.commands = current.commands;
+        own.image = current.image;
+        own.secrets = current.secrets;
+        own.identity_of = Some(current.identity_of.unwrap_or(current.sandbox));
         self.commit(sandbox, &own).await?;
         Ok(Some(own))
     }

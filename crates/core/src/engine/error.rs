@@ -108,6 +108,8 @@ pub enum Error {
     DriverInUse(Name),
     #[error("sandbox `{0}` has drives, which are part of no memory image")]
     HasDrives(Name),
+    #[error("sandbox `{0}` was captured too often since its files were last a layer")]
+    MemoryTooDeep(Name),
     #[error("sandbox `{name}` is kept with its memory, which {what}")]
     HoldsMemory { name: Name, what: String },
     #[error("all uid ranges of this host are taken")]
@@ -215,6 +217,7 @@ impl Error {
             | Self::NoMemory { .. }
             | Self::HoldsMemory { .. }
             | Self::HasDrives(_)
+            | Self::MemoryTooDeep(_)
             | Self::DriverInUse(_)
             | Self::KeyReused(_) => ErrorKind::Conflict,
             Self::Gone(_)
@@ -297,6 +300,7 @@ impl Error {
             Self::NoMemory { .. } => "keeps_no_memory",
             Self::HoldsMemory { .. } => "holds_memory",
             Self::HasDrives(_) => "has_drives",
+            Self::MemoryTooDeep(_) => "memory_too_deep",
             Self::DriverInUse(_) => "driver_in_use",
             Self::NoUids => "no_uid_ranges",
             Self::SessionOver | Self::SessionEnded { .. } => "session_ended",
@@ -336,6 +340,7 @@ impl Error {
                 format!("`keep stop {name}` keeps its files; stopped, it can change with `keep update {name} --driver microvm`")
             }
             Self::DriverInUse(name) => format!("`keep stop {name}` first"),
+            Self::MemoryTooDeep(name) => format!("`keep stop {name}` once: that makes its files one layer"),
             Self::HasDrives(name) => {
                 format!("`keep stop {name}` keeps its files, and those of its drives")
             }

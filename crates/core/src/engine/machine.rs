@@ -153,11 +153,24 @@ impl Inner {
         let image = self.dirs(&begin.memory);
         let reason = match begin.how {
             How::Memory(snapshot) => {
-                match self.restore(driver, keeper, &machine, &image, &snapshot, sandbox).await {
+                let mut tried =
+                    self.restore(driver, keeper, &machine, &image, &snapshot, sandbox).await;
+                if let Err(Error::Guest(error)) = &tried {
+                    // A host that is overloaded for a moment is no reason to give memory up.
+                    tracing::warn!(sandbox = %sandbox.name, error = chain_of(error), "does not answer; it is restored once more");
+                    self.start_over(driver, &machine, sandbox).await?;
+                    tried =
+                        self.restore(driver, keeper, &machine, &image, &snapshot, sandbox).await;
+                }
+                match tried {
                     Ok((link, guest)) => {
                         return Ok(Up { link, guest, restored: Some(snapshot) });
                     }
-                    Err(error) => chain_of(&error),
+                    Err(error @ (Error::Guest(_) | Error::Driver(DriverError::Build { .. }))) => {
+                        chain_of(&error)
+                    }
+                    // It has to do with the host, not with the image, which stays what the sandbox stands on.
+                    Err(error) => return Err(error),
                 }
             }
             How::Template => match self.begin_from_template(driver, keeper, &machine, &image).await
@@ -218,7 +231,8 @@ impl Inner {
         let link = self.afresh(driver, machine, || keeper.restore(machine, image)).await?;
         failpoint::pass("boot.restored");
         let guest = reach(&link, self.settings.patience).await?;
-        let identity = (snapshot.sandbox != sandbox.id).then(|| identity(machine));
+        let whose = snapshot.identity_of.as_ref().unwrap_or(&snapshot.sandbox);
+        let identity = (*whose != sandbox.id).then(|| identity(machine));
         let renewed = async {
             guest.renew(Renew { now: moment(), identity }).await?;
             guest.thaw().await
@@ -393,6 +407,7 @@ impl Inner {
         keeper: &dyn Keeper,
         machine: &Machine,
     ) -> Result<MemoryLayer> {
+        let _few = self.boots.acquire().await;
         let link = self.afresh(driver, machine, || keeper.boot(machine, &[])).await?;
         let _guest = reach(&link, BOOT_WITHIN).await?;
         let (id, dir) = self.store.begin_memory().await?;

@@ -231,6 +231,8 @@ pub(crate) struct Inner {
     asleep: carry::Asleep,
     /// One at a time makes the template of a kind of machine; the others wait for it.
     templates: machine::Templates,
+    /// How many boot at one time that nobody may be waiting for: after a power cut it could be all there are.
+    boots: tokio::sync::Semaphore,
     /// Attempts to wake a sandbox that those who want its ports share.
     wakes: Mutex<HashMap<SandboxId, ports::Attempt>>,
     shutdown: watch::Sender<bool>,
@@ -271,6 +273,9 @@ impl Engine {
             unsynced_tombstones: AtomicBool::default(),
             asleep: carry::Asleep::default(),
             templates: machine::Templates::default(),
+            boots: tokio::sync::Semaphore::new(
+                std::thread::available_parallelism().map_or(2, std::num::NonZero::get),
+            ),
             wakes: Mutex::default(),
             shutdown: watch::channel(false).0,
         });

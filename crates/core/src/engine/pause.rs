@@ -40,6 +40,8 @@ use crate::store::{Durability, NewMemory};
 
 /// How long filesystems may take to be frozen. One that does not answer is captured all the same: its kernel keeps a journal.
 const FREEZE_WITHIN: Duration = Duration::from_secs(2);
+/// How many captures a disk may stand on. Each is a file that every later machine has open; a stop makes them one.
+pub(super) const DEEPEST_DISKS: usize = 64;
 /// How long a checkpoint waits for those who are touching the root.
 const GATE_WITHIN: Duration = Duration::from_millis(200);
 
@@ -99,7 +101,8 @@ impl Inner {
         let keeps = || {
             let driver = self.driver(&sandbox.config.driver);
             let keeps = driver.is_ok_and(|driver| driver.keeper().is_some());
-            keeps && sandbox.config.persistent && sandbox.mounted.is_empty()
+            let deep = sandbox.captured.len() + sandbox.open_memory.len() >= DEEPEST_DISKS;
+            keeps && !deep && sandbox.config.persistent && sandbox.mounted.is_empty()
         };
         let best = || if keeps() { OnIdle::Pause } else { OnIdle::Stop };
         sandbox.config.on_idle.unwrap_or_else(best)
@@ -123,11 +126,19 @@ impl Inner {
             return Err(Error::SessionOver);
         }
         let still = live.still.write().await;
-        let _space = self.space.read().await;
-        let taken = self.take(&live, keeper, sandbox, Then::Hold).await?;
+        let taken = match self.take(&live, keeper, sandbox, Then::Hold).await {
+            Ok(taken) => taken,
+            Err(error) => {
+                self.let_go_on(&live, keeper).await;
+                return Err(error);
+            }
+        };
+        // Not before: whoever starts meanwhile would wait for this machine.
+        let space = self.space.read().await;
+        let before;
         let snapshot = match self.commit_pause(&live, sandbox, taken, end).await {
             Ok((after, snapshot)) => {
-                let before = std::mem::replace(sandbox, after);
+                before = std::mem::replace(sandbox, after);
                 self.away(slot, &live, sandbox, &before);
                 snapshot
             }
@@ -136,13 +147,16 @@ impl Inner {
                 return Err(error);
             }
         };
-        drop((still, gate, _space));
+        drop((still, gate, space));
         let mut session = live.session();
         self.go_offline(&live, Some(&mut session)).await;
         session.requested_stop_at.get_or_insert(sandbox.used_at);
         session.close(sandbox.used_at, end);
         match driver.stop(&live.key).await {
-            Ok(usage) => self.note_usage(Some(&mut session), usage).await,
+            Ok(usage) => {
+                self.give_uids(before.uids);
+                self.note_usage(Some(&mut session), usage).await;
+            }
             // What it holds is in nobody's way but the host's: the next start ends it first, and so does the next daemon.
             Err(error) => {
                 tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "a machine that was paused is not gone");
@@ -164,7 +178,8 @@ impl Inner {
     ) -> Result<(Sandbox, Snapshot)> {
         let findings = self.keep(live, sandbox, &taken).await?;
         let wanted = Wanted { findings, ..Wanted::default() };
-        let snapshot = self.memory_snapshot(sandbox, &taken, SnapshotKind::Pause, wanted);
+        let snapshot = self.memory_snapshot(live, sandbox, &taken, SnapshotKind::Pause, wanted);
+        self.store.check_disks(&snapshot.memory).await?;
         let mut after = sandbox.clone();
         let (phase, _) = lifecycle::report(Phase::Running, Report::Captured);
         after.enter(phase);
@@ -204,7 +219,6 @@ impl Inner {
         live.close_paused();
         live.set_sandbox(after.clone());
         slot.set_live(None);
-        self.give_uids(before.uids);
         let (inner, open) = (Arc::clone(self), before.open_layer.clone());
         let (driver, key) = (Arc::clone(&live.driver), live.key.clone());
         tokio::spawn(async move {
@@ -225,16 +239,17 @@ impl Inner {
         wanted: Wanted,
     ) -> Result<Snapshot> {
         let keeper = self.can_capture(live, sandbox).await?;
-        let _space = self.space.read().await;
         let taken = {
             // One that is being started meanwhile would be in memory and on no record.
             let _gate = tokio::time::timeout(GATE_WITHIN, live.gate.write()).await.ok();
             let _still = live.still.write().await;
             self.take(live, keeper, sandbox, Then::Continue).await?
         };
+        let _space = self.space.read().await;
         let findings = self.keep(live, sandbox, &taken).await?;
         let wanted = Wanted { findings, ..wanted };
-        let snapshot = self.memory_snapshot(sandbox, &taken, kind, wanted);
+        let snapshot = self.memory_snapshot(live, sandbox, &taken, kind, wanted);
+        self.store.check_disks(&snapshot.memory).await?;
         self.commit(sandbox, &snapshot).await?;
         live.set_sandbox(sandbox.clone());
         Ok(snapshot)
@@ -245,6 +260,9 @@ impl Inner {
         let keeper = live.driver.keeper().ok_or_else(|| no_memory(sandbox))?;
         if !sandbox.mounted.is_empty() {
             return Err(Error::HasDrives(sandbox.name.clone()));
+        }
+        if sandbox.captured.len() + sandbox.open_memory.len() >= DEEPEST_DISKS {
+            return Err(Error::MemoryTooDeep(sandbox.name.clone()));
         }
         self.store.check_room(1).await?;
         Ok(keeper)
@@ -258,11 +276,16 @@ impl Inner {
         sandbox: &mut Sandbox,
         then: Then,
     ) -> Result<Taken> {
+        self.see_to_captures(live, keeper, sandbox).await?;
         let (id, dir) = self.store.begin_memory().await?;
         let below: Vec<_> = sandbox.captured.iter().chain(&sandbox.open_memory).cloned().collect();
         let below = self.dirs(&below);
         sandbox.captured.insert(0, id.clone());
-        self.record(sandbox, Durability::Soon).await?;
+        if let Err(error) = self.record(sandbox, Durability::Soon).await {
+            sandbox.captured.remove(0);
+            self.store.discard_memory(&id).await?;
+            return Err(error);
+        }
         live.set_sandbox(sandbox.clone());
         failpoint::pass("capture.recorded");
         let frozen = self.freeze(live, sandbox).await;
@@ -280,15 +303,15 @@ impl Inner {
             Err(error) => {
                 // All or nothing: nothing was taken.
                 sandbox.captured.retain(|taken| *taken != id);
-                self.record(sandbox, Durability::Soon).await?;
                 live.set_sandbox(sandbox.clone());
                 self.store.discard_memory(&id).await?;
+                self.record(sandbox, Durability::Soon).await?;
                 Err(error.into())
             }
         }
     }
 
-    async fn freeze(&self, live: &Live, sandbox: &Sandbox) -> bool {
+    pub(super) async fn freeze(&self, live: &Live, sandbox: &Sandbox) -> bool {
         let frozen = async { live.guest().await?.freeze().await.map_err(Error::from) };
         let problem = match tokio::time::timeout(FREEZE_WITHIN, frozen).await {
             Ok(Ok(())) => return true,
@@ -349,14 +372,27 @@ impl Inner {
         Ok(())
     }
 
-    /// Sees to a capture that a daemon died over, of a machine that is alive.
+    /// Sees to what earlier captures of this session left unfinished, for want of room say: nothing may stand on those.
+    async fn see_to_captures(
+        &self,
+        live: &Live,
+        keeper: &dyn Keeper,
+        sandbox: &mut Sandbox,
+    ) -> Result<()> {
+        if self.store.check_disks(&sandbox.captured).await.is_err() {
+            self.finish_captures(keeper, sandbox).await?;
+            live.set_sandbox(sandbox.clone());
+        }
+        Ok(())
+    }
+
+    /// Sees to a capture that a daemon died over, of a machine that is alive and goes on.
     pub(super) async fn finish_captures(
         &self,
         keeper: &dyn Keeper,
         sandbox: &mut Sandbox,
     ) -> Result<()> {
         let machine = self.machine(sandbox)?;
-        keeper.go_on(&machine.key).await?;
         for id in sandbox.captured.clone() {
             let snapshot = SnapshotId::of_memory(&id);
             let written = self.db.snapshot(&snapshot).await?;
@@ -376,6 +412,7 @@ impl Inner {
 
     fn memory_snapshot(
         &self,
+        live: &Live,
         sandbox: &Sandbox,
         taken: &Taken,
         kind: SnapshotKind,
@@ -386,6 +423,7 @@ impl Inner {
         snapshot.memory = sandbox.captured.iter().chain(&sandbox.open_memory).cloned().collect();
         snapshot.commands.clone_from(&taken.commands);
         snapshot.image = Some(image_layers(sandbox));
+        snapshot.secrets = live.session().secrets;
         snapshot
     }
 }

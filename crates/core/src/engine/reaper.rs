@@ -14,6 +14,8 @@ use super::{Error, Inner, Result};
 use crate::db::{Filter, Page};
 use crate::model::{Ending, LayerId, MountMode, OnDelete, OnIdle, SessionEnd, SnapshotKind, now};
 
+/// How often a pause may fail for the machine's own sake before it is stopped instead.
+const GIVE_UP: u32 = 3;
 /// How long after a pause that was refused it is tried again; twice as long every time.
 const AGAIN: Duration = Duration::from_secs(30);
 const AGAIN_AT_LATEST: Duration = Duration::from_secs(3600);
@@ -91,6 +93,14 @@ impl Inner {
                 return match inner.put_away(&slot, &mut sandbox, end).await {
                     Ok(_) => Ok(()),
                     Err(Error::SessionOver) => Ok(()),
+                    // It will not be otherwise next time: then its files at least are kept, and the host has its memory back.
+                    Err(error @ (Error::Driver(_) | Error::MemoryTooDeep(_)))
+                        if live.pause_refused(&error) >= GIVE_UP =>
+                    {
+                        tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "cannot be paused; it is stopped");
+                        let ending = Ending::by_itself(SnapshotKind::Stop, end);
+                        inner.settle(&slot, &mut sandbox, ending).await.map(drop)
+                    }
                     Err(error) => {
                         live.pause_refused(&error);
                         Err(error)
@@ -179,7 +189,7 @@ impl Inner {
 
 impl Live {
     /// Remembers that it could not be paused, for `why`, and not to be tried again at once.
-    fn pause_refused(&self, error: &Error) {
+    fn pause_refused(&self, error: &Error) -> u32 {
         let mut refused = lock(&self.refused);
         let times = refused.as_ref().map_or(0, |before| before.times).saturating_add(1);
         let pause = AGAIN.saturating_mul(2u32.saturating_pow(times - 1)).min(AGAIN_AT_LATEST);
@@ -189,6 +199,7 @@ impl Live {
             times,
             reason: chain_of(error),
         });
+        times
     }
 }
 

@@ -285,6 +285,7 @@ impl Inner {
         let driver = self.driver(&sandbox.config.driver)?;
         if let Some(keeper) = driver.keeper() {
             // A daemon that died over a capture may have left it held.
+            keeper.go_on(&crate::model::MachineKey::from(&sandbox.id)).await?;
             self.finish_captures(keeper, sandbox).await?;
         }
         if let Some(relayer) = driver.relayer() {

@@ -71,6 +71,7 @@ impl Inner {
         tracing::warn!(sandbox = %sandbox.name, "is booted once more, for what it wrote");
         let image = self.store.check_disks(&sandbox.open_memory).await?;
         let machine = self.machine(sandbox)?;
+        let _few = self.boots.acquire().await;
         let work = async {
             let link = keeper.boot(&machine, &image).await?;
             failpoint::pass("rescue.booted");

@@ -44,6 +44,9 @@ impl Inner {
         mut ending: Ending,
     ) -> Result<Option<Snapshot>> {
         let live = slot.live();
+        if live.is_none() && self.never_began(sandbox).await? {
+            return self.take_back(sandbox).await;
+        }
         ending.always |= sandbox.config.snapshot_always && sandbox.config.persistent;
         let keep = ending.keeps(sandbox);
         let writes = |mounted: &Mounted| mounted.mode == MountMode::ReadWrite;
@@ -130,6 +133,40 @@ impl Inner {
         }
     }
 
+    /// Whether what is left is of a start that did not come to its end, of a sandbox that goes on from memory. Its open layer is
+    /// nothing then but a way to that memory: sealed, it would stand for files that it does not have.
+    async fn never_began(&self, sandbox: &Sandbox) -> Result<bool> {
+        let begun = sandbox.debt == Some(Effect::Boot) && sandbox.open_layer.is_some();
+        if !begun || self.driver(&sandbox.config.driver)?.keeper().is_none() {
+            return Ok(false);
+        }
+        let current = self.current_snapshot(sandbox).await?;
+        Ok(current.is_some_and(|current| current.has_memory()))
+    }
+
+    /// Undoes such a start: nobody was told of anything in it.
+    async fn take_back(self: &Arc<Self>, sandbox: &mut Sandbox) -> Result<Option<Snapshot>> {
+        let driver = self.driver(&sandbox.config.driver)?;
+        driver.stop(&MachineKey::from(&sandbox.id)).await?;
+        let mut session = self.session_to_end(None, sandbox).await?;
+        let held = sandbox.clone();
+        self.close_session(sandbox, session.as_mut(), SessionEnd::StartFailed);
+        let current = self.current_snapshot(sandbox).await?;
+        let paused = |current: &Snapshot| {
+            current.sandbox == sandbox.id && current.kind == SnapshotKind::Pause
+        };
+        if current.as_ref().is_some_and(paused) {
+            sandbox.enter(Phase::Paused);
+        }
+        self.record(sandbox, Durability::Synced).await?;
+        tracing::warn!(sandbox = %sandbox.name, "a start broke off; it is what it was before");
+        if let Some(session) = session {
+            self.try_to_keep(&session).await;
+        }
+        self.clear_away(&held).await;
+        Ok(current)
+    }
+
     /// The session that is to end, with the time it began to: `None` when it never began, or has ended.
     async fn session_to_end(
         &self,
@@ -175,13 +212,18 @@ impl Inner {
         sandbox: &Sandbox,
         keep: bool,
     ) -> Result<MachineUsage> {
-        if let Some(live) = live
-            && let Ok(guest) = live.guest().await
-            && guest.quiesce(self.settings.grace).await.is_ok()
-        {
-            live.commands_settled(Duration::from_secs(1)).await;
-            if let Err(error) = self.hand_over(live, sandbox, keep).await {
-                tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "did not hand over what it wrote");
+        if let Some(live) = live {
+            let handed = async {
+                live.guest().await?.quiesce(self.settings.grace).await?;
+                live.commands_settled(Duration::from_secs(1)).await;
+                self.hand_over(live, sandbox, keep).await
+            };
+            if let Err(error) = handed.await {
+                tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "did not end politely, or did not hand over what it wrote");
+                if live.driver.keeper().is_some() {
+                    // What is in its cache and not on its disk would be lost.
+                    self.freeze(live, sandbox).await;
+                }
             }
         }
         let driver = self.driver(&sandbox.config.driver)?;
@@ -374,6 +416,8 @@ impl Inner {
             memory: Vec::new(),
             image: None,
             commands: Vec::new(),
+            secrets: Vec::new(),
+            identity_of: None,
             created_at: now(),
             method: wanted.method,
             used_at: None,

@@ -35,6 +35,10 @@ use stream::unexpected;
 pub use stream::{Incoming, Moved, Outgoing, Output, OutputEvent, Process, Stdin, StdinCount};
 use wire::{Handle, Owner, Wire};
 
+/// How long an answer may take that moves nothing. A command that starts on a loaded host, a directory of ten thousand names and a disk
+/// that is frozen come well within it.
+const ANSWER: Duration = Duration::from_secs(30);
+
 /// A connection to an agent. Clones share it; it closes when the last of them and of the streams
 /// opened through them is dropped.
 #[derive(Debug, Clone)]
@@ -394,7 +398,7 @@ impl Guest {
     /// Opens a stream that takes Data once the agent has said [`Reply::Ok`].
     async fn ready(&self, request: &Request) -> Result<Arc<Handle>, GuestError> {
         let handle = Wire::open(&self.owner, request, WINDOW).await?;
-        match handle.reply().await? {
+        match within(ANSWER, handle.reply()).await? {
             Reply::Ok => Ok(Arc::new(handle)),
             _ => Err(unexpected()),
         }
@@ -402,8 +406,12 @@ impl Guest {
 
     /// Asks something that has an answer and nothing else.
     async fn ask(&self, request: &Request) -> Result<Reply, GuestError> {
+        let patience = match request {
+            Request::Quiesce { grace_ms } => ANSWER + Duration::from_millis(*grace_ms),
+            _ => ANSWER,
+        };
         let handle = Wire::open(&self.owner, request, 0).await?;
-        let reply = handle.reply().await?;
+        let reply = within(patience, handle.reply()).await?;
         handle.forget();
         Ok(reply)
     }
@@ -414,6 +422,14 @@ impl Guest {
             _ => Err(unexpected()),
         }
     }
+}
+
+/// A guest is not trusted to answer at all.
+async fn within<T>(
+    patience: Duration,
+    answer: impl Future<Output = Result<T, GuestError>>,
+) -> Result<T, GuestError> {
+    tokio::time::timeout(patience, answer).await.map_err(|_| GuestError::Timeout)?
 }
 
 /// Connects as soon as something listens.

@@ -81,6 +81,8 @@ async fn write(socket: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
 async fn answer(socket: &UnixStream, port: &mut Port) -> io::Result<()> {
     let mut raw = vec![0; 4096];
     loop {
+        // A port that always has something would keep whoever waits for the time from being asked.
+        tokio::task::consume_budget().await;
         socket.readable().await?;
         let count = match socket.try_read(&mut raw) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),

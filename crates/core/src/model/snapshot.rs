@@ -3,7 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::record::{Command, ImageConfig, after};
-use super::{Finding, LayerId, MemoryId, Name, SandboxId, SessionId, SnapshotId, Span, Timestamp};
+use super::{
+    Finding, LayerId, MemoryId, Name, SandboxId, SecretGiven, SessionId, SnapshotId, Span,
+    Timestamp,
+};
 
 /// A point a sandbox can be resumed or forked from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +43,12 @@ pub struct Snapshot {
     /// The commands that were alive in that memory, each with what it had printed by then.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub commands: Vec<Command>,
+    /// The secrets that may be in its memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<SecretGiven>,
+    /// Which sandbox its memory takes itself for; the one it was made of if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity_of: Option<SandboxId>,
     /// When it was made.
     pub created_at: Timestamp,
     /// Who wanted it.
