@@ -13,6 +13,11 @@ use super::GuestError;
 /// How long the agent may take to begin a connection before it is asked again.
 pub(super) const AGAIN: Duration = Duration::from_millis(250);
 
+/// How long one socket is tried. A machine that printed in the very moment in which a daemon died, or while it was held, finds its
+/// port *throttled*: QEMU stopped reading it when a write to the dead daemon failed, and forgets that only when another connection
+/// is closed. So one that stays silent is given up and dialled again.
+const ONE_SOCKET: Duration = Duration::from_secs(2);
+
 /// What comes out of a port on which a connection has begun.
 #[derive(Debug)]
 pub(super) struct Port {
@@ -40,7 +45,7 @@ impl Port {
     }
 }
 
-/// Begins a connection, as often as it takes. None when the socket was closed.
+/// Begins a connection, as often as it takes. None when the socket was closed, or nothing came for a while: dial again.
 pub(super) async fn begin(
     socket: &UnixStream,
     deadline: Instant,
@@ -50,6 +55,7 @@ pub(super) async fn begin(
         .map_err(|error| GuestError::Protocol { reason: format!("no random bytes: {error}") })?;
     let nonce = Nonce::new(random);
     let mut port = Port { decoder: Decoder::new(), nonce, started: false };
+    let given_up = Instant::now() + ONE_SOCKET;
     loop {
         let asked = timeout_at(deadline, write(socket, &nonce.mark())).await;
         if asked.map_err(|_| GuestError::Timeout)?.is_err() {
@@ -60,6 +66,7 @@ pub(super) async fn begin(
             Ok(Ok(())) => return Ok(Some(port)),
             Ok(Err(_)) => return Ok(None),
             Err(_) if again == deadline => return Err(GuestError::Timeout),
+            Err(_) if Instant::now() >= given_up => return Ok(None),
             Err(_) => {}
         }
     }

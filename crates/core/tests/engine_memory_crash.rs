@@ -1,0 +1,138 @@
+//! The daemon dies in the middle of a capture, a pause, a resume or an export of a real machine, and the next one goes on as
+//! if it had not begun, or had ended.
+//!
+//! Each place is tried in a process of its own, as in `engine_crash.rs`.
+
+#![cfg(feature = "failpoints")]
+#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
+
+use std::process::Command;
+use std::time::Duration;
+
+use sandkeep_core::engine::lifecycle::Phase;
+use sandkeep_core::engine::{Checkpoint, Engine, Event, Exec, Stop};
+use sandkeep_core::model::{CommandId, CommandState, Size};
+use sandkeep_core::store::Store;
+use sandkeep_testkit::daemon::skipped;
+use sandkeep_testkit::house::{House, name, project, sh, small};
+
+/// What the process that dies does. Without a house it is not that process and does nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn victim() {
+    let Some(house) = House::lent() else { return };
+    let house = house.with_machines().unwrap();
+    let engine = house.open().await;
+    let app = name("app");
+    match std::env::var("SANDKEEP_TEST_DEED").unwrap().as_str() {
+        "pause" => drop(engine.pause(&project(), &app, None).await.unwrap()),
+        "checkpoint" => {
+            drop(engine.checkpoint(&project(), &app, Checkpoint::default()).await.unwrap());
+        }
+        "start" => drop(engine.start(&project(), &app, None).await.unwrap()),
+        "stop" => drop(engine.stop(&project(), &app, Stop::default(), None).await.unwrap()),
+        other => panic!("{other}"),
+    }
+    engine.shutdown().await;
+}
+
+/// Hands the house to a process that dies at `point` while doing `deed`, and opens it again.
+async fn cut(house: &House, engine: Engine, deed: &str, point: &str) -> Engine {
+    engine.shutdown().await;
+    drop(engine);
+    for _ in 0..400 {
+        if Store::open(&house.data()).is_ok() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "victim", "--nocapture"])
+        .envs(house.lend())
+        .env("SANDKEEP_TEST_DEED", deed)
+        .env("SANDKEEP_FAILPOINT", point)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{point} is never passed: {text}");
+    assert!(!text.contains("panicked"), "{point}: {text}");
+    house.open().await
+}
+
+async fn told(engine: &Engine, command: &CommandId) -> Vec<u64> {
+    let mut events = engine.logs(&project(), &name("app"), command, false).await.unwrap();
+    let mut text = Vec::new();
+    while let Some(event) = events.next().await {
+        if let Event::Stdout(bytes) = event {
+            text.extend_from_slice(&bytes);
+        }
+    }
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole).to_owned();
+    whole.lines().map(|line| line.parse().unwrap()).collect()
+}
+
+/// Sees that it counts on, with no number missing or doubled.
+async fn goes_on(engine: &Engine, counter: &CommandId, point: &str) {
+    assert_eq!(sh(engine, "app", "cat /root/file").await.out, "kept\n", "{point}");
+    let now = engine.get_settled(&project(), &name("app")).await.unwrap();
+    assert_eq!(now.session.and_then(|session| session.fallback), None, "{point}");
+    let before = told(engine, counter).await.len();
+    for _ in 0..300 {
+        if told(engine, counter).await.len() > before + 2 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let all = told(engine, counter).await;
+    assert!(all.len() > before + 2, "{point}: it stands still at {before}");
+    let expected: Vec<u64> = (1..=all.len() as u64).collect();
+    assert_eq!(all, expected, "{point}");
+    let record = engine.command(&project(), &name("app"), counter).await.unwrap();
+    assert_eq!(record.state, CommandState::Running, "{point}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_breaks_off_in_a_pause_or_a_checkpoint_costs_nothing() {
+    let house = match House::new().and_then(House::with_machines) {
+        Ok(house) => house,
+        Err(why) => {
+            skipped("what_breaks_off_in_a_pause_or_a_checkpoint_costs_nothing", &why);
+            return;
+        }
+    };
+    let mut engine = house.open().await;
+    let mut request = small("app");
+    request.patch.driver = Some("microvm".to_owned());
+    request.patch.memory = Some(Size(256 << 20));
+    request.patch.disk = Some(Size(1 << 30));
+    engine.create(&project(), request, None).await.unwrap();
+    sh(&engine, "app", "echo kept > /root/file").await;
+    let line = "n=0; while :; do n=$((n+1)); echo $n; sleep 0.1; done";
+    let argv = ["sh", "-c", line].map(str::to_owned).to_vec();
+    let exec = Exec { argv, detach: true, ..Exec::default() };
+    let counter = engine.exec(&project(), &name("app"), exec).await.unwrap().command.id;
+    for (deed, point) in [
+        ("checkpoint", "capture.recorded"),
+        ("checkpoint", "capture.taken"),
+        ("checkpoint", "commit.snapshot"),
+        ("pause", "capture.recorded"),
+        ("pause", "capture.taken"),
+        ("pause", "pause.sealed"),
+        ("pause", "commit.snapshot"),
+        ("pause", "pause.committed"),
+        ("pause", "pause.down"),
+    ] {
+        engine = cut(&house, engine, deed, point).await;
+        goes_on(&engine, &counter, &format!("{deed}, {point}")).await;
+    }
+    // One that dies over an export is booted once more, or not, as need be.
+    for point in ["export.filled", "seal.recorded"] {
+        sh(&engine, "app", &format!("echo {point} > /root/point; sync")).await;
+        engine = cut(&house, engine, "stop", point).await;
+        let now = engine.get_settled(&project(), &name("app")).await.unwrap();
+        assert_eq!(now.sandbox.phase, Phase::Stopped, "{point}");
+        let seen = sh(&engine, "app", "cat /root/file /root/point").await.out;
+        assert_eq!(seen, format!("kept\n{point}\n"), "{point}");
+    }
+    engine.delete(&project(), &name("app"), Default::default(), None).await.unwrap();
+}
