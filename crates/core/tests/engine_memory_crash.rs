@@ -92,11 +92,11 @@ async fn goes_on(engine: &Engine, counter: &CommandId, point: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_breaks_off_in_a_pause_or_a_checkpoint_costs_nothing() {
+async fn what_breaks_off_costs_nothing() {
     let house = match House::new().and_then(House::with_machines) {
         Ok(house) => house,
         Err(why) => {
-            skipped("what_breaks_off_in_a_pause_or_a_checkpoint_costs_nothing", &why);
+            skipped("what_breaks_off_costs_nothing", &why);
             return;
         }
     };
@@ -124,6 +124,14 @@ async fn what_breaks_off_in_a_pause_or_a_checkpoint_costs_nothing() {
     ] {
         engine = cut(&house, engine, deed, point).await;
         goes_on(&engine, &counter, &format!("{deed}, {point}")).await;
+    }
+    // A start that breaks off is taken back: what it would have gone on from is still there.
+    for point in ["boot.recorded", "boot.restored", "boot.up"] {
+        engine.pause(&project(), &name("app"), None).await.unwrap();
+        engine = cut(&house, engine, "start", point).await;
+        let now = engine.get_settled(&project(), &name("app")).await.unwrap();
+        assert_eq!(now.sandbox.phase, Phase::Paused, "{point}");
+        goes_on(&engine, &counter, &format!("start, {point}")).await;
     }
     // One that dies over an export is booted once more, or not, as need be.
     for point in ["export.filled", "seal.recorded"] {

@@ -74,6 +74,9 @@ impl Engine {
         let work = self.inner.turn(id.clone(), move |inner, slot| async move {
             let mut sandbox = inner.reread(&slot, &id, &name).await?;
             expect_generation(&sandbox, expect)?;
+            if inner.driver(&sandbox.config.driver)?.keeper().is_none() {
+                return Err(no_memory(&sandbox));
+            }
             let refused = |refused| match refused {
                 lifecycle::Refused::Gone => Error::Gone(name.clone()),
                 _ => Error::NotRunning(name.clone()),

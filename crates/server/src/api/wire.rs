@@ -366,7 +366,7 @@ pub(super) fn snapshot(snapshot: model::Snapshot) -> types::Snapshot {
     let expires_at = snapshot.expires_at().map(|time| time.to_string());
     let memory = snapshot
         .has_memory()
-        .then(|| types::SnapshotMemory { layers: snapshot.memory.len() as u64, bytes: None });
+        .then_some(types::SnapshotMemory { layers: snapshot.memory.len() as u64, bytes: None });
     types::Snapshot {
         id: snapshot.id.into(),
         sandbox: snapshot.sandbox_name.into(),

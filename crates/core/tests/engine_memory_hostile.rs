@@ -1,0 +1,83 @@
+//! Machines whose insides do what they should not: nothing of the host's is lost or waits for them.
+
+#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
+
+use std::time::{Duration, Instant};
+
+use sandkeep_core::engine::lifecycle::Phase;
+use sandkeep_core::engine::{Create, Engine, Error, Exec, SetSecret, Stop};
+use sandkeep_core::model::{Inject, InjectInto, Size};
+use sandkeep_testkit::daemon::skipped;
+use sandkeep_testkit::house::{House, name, project, sh, small};
+use zeroize::Zeroizing;
+
+const VALUE: &str = "tok_0123456789abcdef-QRS";
+
+/// Freezes the agent for good: a machine's root may do that to its own first process.
+const HANG: &str = "mkdir /sys/fs/cgroup/x; echo 1 > /sys/fs/cgroup/x/cgroup.procs; echo 1 > /sys/fs/cgroup/x/cgroup.freeze";
+
+fn machine() -> Create {
+    let mut request = small("m");
+    request.patch.driver = Some("microvm".to_owned());
+    request.patch.memory = Some(Size(256 << 20));
+    request.patch.millicpus = Some(1000);
+    request.patch.disk = Some(Size(128 << 20));
+    request
+}
+
+async fn detached(engine: &Engine, argv: &[&str], inject: Vec<Inject>) {
+    let argv = argv.iter().map(|word| (*word).to_owned()).collect();
+    let exec = Exec { argv, detach: true, inject, ..Exec::default() };
+    engine.exec(&project(), &name("m"), exec).await.unwrap();
+}
+
+async fn out(engine: &Engine, line: &str) -> String {
+    sh(engine, "m", line).await.out
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_that_misbehaves_harms_itself_alone() {
+    let house = match House::new().and_then(House::with_machines) {
+        Ok(house) => house,
+        Err(why) => return skipped("a_machine_that_misbehaves_harms_itself_alone", &why),
+    };
+    let engine = house.open().await;
+    let set = SetSecret { value: Zeroizing::new(VALUE.to_owned()), hosts: None, tags: None };
+    engine.set_secret(&project(), "TOKEN".parse().unwrap(), set).await.unwrap();
+    engine.create(&project(), machine(), None).await.unwrap();
+
+    // A disk that is full is the guest's own matter.
+    let full =
+        out(&engine, "dd if=/dev/zero of=/root/big bs=1M count=400 2>&1; df -k / | tail -1").await;
+    assert!(full.to_lowercase().contains("no space"), "{full}");
+    assert_eq!(
+        out(&engine, "rm /root/big; echo kept > /root/file; sync; cat /root/file").await,
+        "kept\n"
+    );
+
+    // What a process was given is in its memory: that is not kept, and the machine goes on.
+    let into = InjectInto::Env("TOKEN".to_owned());
+    let inject = vec![Inject { secret: "TOKEN".parse().unwrap(), into }];
+    detached(&engine, &["sh", "-c", "while :; do sleep 1; done"], inject).await;
+    let refused = engine.pause(&project(), &name("m"), None).await.unwrap_err();
+    assert!(matches!(refused, Error::Guarded { goes_on: true, .. }), "{refused:?}");
+    assert!(!format!("{refused:?}").contains(VALUE));
+    assert_eq!(out(&engine, "cat /root/file").await, "kept\n");
+    assert_eq!(
+        sandkeep_testkit::house::holding(&house.data().join("memory"), VALUE),
+        Vec::<String>::new()
+    );
+
+    // One that never answers again is ended, and its files are kept all the same.
+    detached(&engine, &["sh", "-c", HANG], Vec::new()).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let silent = tokio::time::timeout(Duration::from_secs(3), out(&engine, "echo here")).await;
+    assert!(silent.is_err(), "it answers: {silent:?}");
+    let began = Instant::now();
+    let stopped = engine.stop(&project(), &name("m"), Stop::default(), None).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(300), "{:?}", began.elapsed());
+    assert_eq!(stopped.sandbox.phase, Phase::Stopped);
+    assert_eq!(out(&engine, "cat /root/file").await, "kept\n");
+    engine.delete(&project(), &name("m"), Default::default(), None).await.unwrap();
+    assert_eq!(house.machines_alive().await, []);
+}
