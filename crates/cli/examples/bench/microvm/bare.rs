@@ -48,21 +48,24 @@ pub(super) async fn run(
     table.add("(bare QEMU) stop and save devices", &[began.elapsed()]);
     drop(machine);
 
+    let (ram, kept) = (scratch.join("bare-ram"), scratch.join("bare-ram-kept"));
+    fs::rename(&ram, &kept)?;
     let mut restores = Vec::new();
     for _ in 0..rounds.restores {
+        // A machine writes to its memory: each has a copy, which is made before the clock starts.
+        let copied = Command::new("cp").arg("--sparse=always").arg(&kept).arg(&ram).status()?;
+        if !copied.success() {
+            return Err("the memory could not be copied".into());
+        }
         let began = Instant::now();
         let machine = template.spawn(&["-incoming", "defer"])?;
-        let mut control = machine.control()?;
-        control.leave_memory_out()?;
-        let from = format!("exec:cat {}", state.display());
-        control.ask("migrate-incoming", json!({ "uri": from }))?;
-        control.migrated()?;
-        control.ask("cont", json!({}))?;
+        machine.restore(&state).map_err(|error| format!("{error}\n{}", machine.said()))?;
         machine.hello().await?;
         restores.push(began.elapsed());
     }
     table.add("(bare QEMU) restore → the agent answers", &restores);
-    fs::remove_file(scratch.join("bare-ram"))?;
+    fs::remove_file(ram)?;
+    fs::remove_file(kept)?;
     Ok(())
 }
 
@@ -91,9 +94,12 @@ impl Template {
         let mut argv = ["-nodefaults", "-no-user-config", "-nographic", "-no-reboot"]
             .map(str::to_owned)
             .to_vec();
-        for flag in ["-M", "-accel", "-cpu", "-smp", "-m", "-append"] {
+        for flag in ["-M", "-accel", "-cpu", "-smp", "-m"] {
             argv.extend([flag.to_owned(), value(flag)?]);
         }
+        // What boots is told how fast its clock is; what is restored, as ours was, knows.
+        let khz = sandkeep_testkit::microvm::kernel()?.tsc_khz;
+        argv.extend(["-append".to_owned(), format!("{} tsc_early_khz={khz}", value("-append")?)]);
         let memory = value("-object")?
             .replace("mem-path=/ram,", &format!("mem-path={},", path(scratch.join("bare-ram"))));
         argv.extend(["-object".to_owned(), memory]);
@@ -160,11 +166,22 @@ impl Bare {
         let socket = self.scratch.join("bare-link.sock");
         match Guest::connect_serial(&socket, PATIENCE).await {
             Ok(_) => Ok(()),
-            Err(error) => {
-                let said = fs::read_to_string(self.scratch.join("bare.log")).unwrap_or_default();
-                Err(format!("bare QEMU: {error}\n{said}").into())
-            }
+            Err(error) => Err(format!("bare QEMU: {error}\n{}", self.said()).into()),
         }
+    }
+
+    /// Loads devices and goes on.
+    fn restore(&self, state: &Path) -> Outcome<()> {
+        let mut control = self.control()?;
+        control.leave_memory_out()?;
+        let from = format!("exec:cat {}", state.display());
+        control.ask("migrate-incoming", json!({ "uri": from }))?;
+        control.migrated()?;
+        control.ask("cont", json!({})).map(drop)
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(self.scratch.join("bare.log")).unwrap_or_default()
     }
 
     fn control(&self) -> Outcome<Control> {
