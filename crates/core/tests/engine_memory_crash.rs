@@ -10,8 +10,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use sandkeep_core::engine::lifecycle::Phase;
-use sandkeep_core::engine::{Checkpoint, Engine, Event, Exec, Stop};
-use sandkeep_core::model::{CommandId, CommandState, Size};
+use sandkeep_core::engine::{Checkpoint, Create, CreateDrive, Engine, Event, Exec, Stop};
+use sandkeep_core::model::{CommandId, CommandState, Mount, MountMode, Size};
 use sandkeep_core::store::Store;
 use sandkeep_testkit::daemon::skipped;
 use sandkeep_testkit::house::{House, name, project, sh, small};
@@ -91,6 +91,54 @@ async fn goes_on(engine: &Engine, counter: &CommandId, point: &str) {
     assert_eq!(record.state, CommandState::Running, "{point}");
 }
 
+fn machine() -> Create {
+    let mut request = small("app");
+    request.patch.driver = Some("microvm".to_owned());
+    request.patch.memory = Some(Size(256 << 20));
+    request.patch.disk = Some(Size(1 << 30));
+    request
+}
+
+/// The root was handed over and the drive was not: the machine is booted once more for the drive alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_that_breaks_off_between_root_and_drive_keeps_both() {
+    let house = match House::new().and_then(House::with_machines) {
+        Ok(house) => house,
+        Err(why) => {
+            return skipped("a_stop_that_breaks_off_between_root_and_drive_keeps_both", &why);
+        }
+    };
+    let mut engine = house.open().await;
+    let drive = CreateDrive { name: name("data"), max_size: None, notes: Default::default() };
+    engine.create_drive(&project(), drive).await.unwrap();
+    let mut request = machine();
+    let mount = Mount { drive: name("data"), mode: MountMode::ReadWrite };
+    request.patch.mounts = Some([("/data".to_owned(), mount)].into());
+    engine.create(&project(), request, None).await.unwrap();
+    for (point, told) in [("export.filled", "one"), ("seal.recorded", "two"), ("", "three")] {
+        let write = format!("echo {told} > /root/file; echo {told} > /data/file; sync");
+        assert_eq!(sh(&engine, "app", &write).await.command.exit_code, Some(0), "{point}");
+        if point.is_empty() {
+            engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
+        } else {
+            engine = cut(&house, engine, "stop", point).await;
+        }
+        let now = engine.get_settled(&project(), &name("app")).await.unwrap();
+        assert_eq!(now.sandbox.phase, Phase::Stopped, "{point}");
+        let seen = sh(&engine, "app", "cat /root/file /data/file").await.out;
+        assert_eq!(seen, format!("{told}\n{told}\n"), "{point}");
+    }
+    // What was written to the drive outlives the sandbox, also when its machine is gone before it.
+    sh(&engine, "app", "echo last > /data/file; sync").await;
+    house.kill_machines().await;
+    engine.delete(&project(), &name("app"), Default::default(), None).await.unwrap();
+    let mut reader = small("reader");
+    let mount = Mount { drive: name("data"), mode: MountMode::ReadWrite };
+    reader.patch.mounts = Some([("/data".to_owned(), mount)].into());
+    engine.create(&project(), reader, None).await.unwrap();
+    assert_eq!(sh(&engine, "reader", "cat /data/file").await.out, "last\n");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_breaks_off_costs_nothing() {
     let house = match House::new().and_then(House::with_machines) {
@@ -101,11 +149,7 @@ async fn what_breaks_off_costs_nothing() {
         }
     };
     let mut engine = house.open().await;
-    let mut request = small("app");
-    request.patch.driver = Some("microvm".to_owned());
-    request.patch.memory = Some(Size(256 << 20));
-    request.patch.disk = Some(Size(1 << 30));
-    engine.create(&project(), request, None).await.unwrap();
+    engine.create(&project(), machine(), None).await.unwrap();
     sh(&engine, "app", "echo kept > /root/file").await;
     let line = "n=0; while :; do n=$((n+1)); echo $n; sleep 0.1; done";
     let argv = ["sh", "-c", line].map(str::to_owned).to_vec();

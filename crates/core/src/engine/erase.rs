@@ -12,7 +12,7 @@ use super::boot::chain_of;
 use super::lifecycle::{Effect, Phase};
 use super::live::Live;
 use super::slot::Slot;
-use super::{Deleted, Error, Inner, Result};
+use super::{Deleted, Error, ErrorKind, Inner, Result};
 use crate::db::{Owner, Page, Tombstones, Unless};
 use crate::failpoint;
 use crate::model::{MachineKey, MountMode, OnDelete, Sandbox, SnapshotId};
@@ -48,7 +48,7 @@ impl Inner {
             // What becomes of its commands is written before its directory goes, not after.
             live.commands_settled(Duration::from_secs(2)).await;
         }
-        self.rescue_drives(&sandbox).await;
+        self.rescue_drives(&sandbox).await?;
         if let Err(error) = self.commands_lost(&sandbox.id).await {
             tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "whoever waits for its commands may wait on");
         }
@@ -93,15 +93,20 @@ impl Inner {
         }
     }
 
-    /// Takes what was written to drives out of the disks of a machine that is gone. A sandbox must be deletable all the same.
-    async fn rescue_drives(&self, sandbox: &Sandbox) {
-        let Err(error) = self.rescue(sandbox, false).await else { return };
+    /// Takes what was written to drives out of the disks of a machine that is gone. A sandbox must be deletable all the same, but
+    /// for want of room nothing is given up: room can be made.
+    async fn rescue_drives(&self, sandbox: &Sandbox) -> Result<()> {
+        let Err(error) = self.rescue(sandbox, false).await else { return Ok(()) };
+        if error.kind() == ErrorKind::Exhausted {
+            return Err(error);
+        }
         tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "what it wrote to drives is lost");
         for mounted in &sandbox.mounted {
             if let Err(error) = self.store.clear_disk(&mounted.layer).await {
                 tracing::error!(layer = %mounted.layer, error = chain_of(&error), "the disk of a drive is left");
             }
         }
+        Ok(())
     }
 
     /// Looks at what the last session wrote to drives: their files outlive the sandbox.

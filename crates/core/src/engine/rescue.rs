@@ -8,6 +8,7 @@
 //! dies at any point finds one or the other, and comes this way again.
 
 use std::io;
+use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -19,6 +20,7 @@ use tokio::sync::mpsc;
 use super::live::{Live, reach};
 use super::machine::{ASSEMBLE_WITHIN, BOOT_WITHIN};
 use super::{Inner, Result};
+use crate::driver::Machine;
 use crate::failpoint;
 use crate::guest::{Guest, GuestError, Incoming};
 use crate::model::{LayerId, MountMode, Sandbox};
@@ -70,7 +72,8 @@ impl Inner {
         };
         tracing::warn!(sandbox = %sandbox.name, "is booted once more, for what it wrote");
         let image = self.store.check_disks(&sandbox.open_memory).await?;
-        let machine = self.machine(sandbox)?;
+        let scratch = self.store.data_dir().join("tmp").join(format!("rescue-{}", sandbox.id));
+        let machine = only(self.machine(sandbox)?, &parts, &scratch);
         let _few = self.boots.acquire().await;
         let work = async {
             let link = keeper.boot(&machine, &image).await?;
@@ -83,10 +86,26 @@ impl Inner {
         };
         let outcome = work.await;
         let down = driver.stop(&machine.key).await;
+        // What is left of it goes when a daemon starts.
+        let _ = tokio::fs::remove_dir_all(&scratch).await;
         outcome?;
         down?;
         Ok(())
     }
+}
+
+/// The machine for a rescue of these parts. Others were handed over before, or are given up: none of them gets a disk in its layer
+/// again, which the next rescue would take for what was written.
+fn only(machine: Machine, parts: &[(u32, LayerId)], scratch: &Path) -> Machine {
+    let wanted = |part: u32| parts.iter().any(|(wanted, _)| *wanted == part);
+    let Machine { mut root, mut mounts, .. } = machine.clone();
+    if !wanted(0) {
+        root.writable_dir = scratch.to_owned();
+    }
+    for (part, mount) in (1..).zip(&mut mounts) {
+        mount.read_only |= !wanted(part);
+    }
+    Machine { root, mounts, ..machine }
 }
 
 /// What an agent hands over, to be read. It ends where the agent says so and nowhere else.

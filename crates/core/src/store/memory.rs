@@ -374,19 +374,6 @@ impl Store {
         })
         .await
     }
-
-    /// The packed layers that some memory layer needs, by their names in the driver's cache. All others can be made again.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`StoreError::Damaged`] when a memory layer's manifest cannot be read: nobody knows what that one needs.
-    pub async fn needed_roots(&self) -> Result<HashSet<String>> {
-        let layers = self.scan::<MemoryLayer>().await?;
-        if let Some(damaged) = layers.damaged.into_iter().next() {
-            return Err(StoreError::Damaged { path: damaged.path, reason: damaged.reason });
-        }
-        Ok(layers.good.into_iter().flat_map(|layer| layer.roots).collect())
-    }
 }
 
 fn unusable(id: &MemoryId, reason: String) -> StoreError {
