@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use sandkeep_proto::link::{Assemble, AssembleMount, Hidden, Identity, Moment, Renew};
+use sha2::Digest as _;
 
 use super::boot::chain_of;
 use super::live::reach;
@@ -29,8 +30,8 @@ use crate::driver::{Driver, DriverError, Keeper, Link, Machine, Then, mac_of};
 use crate::failpoint;
 use crate::guest::{Guest, GuestError};
 use crate::model::{
-    FORMAT, Fingerprint, MachineKey, MemoryId, MemoryLayer, RootFs, Sandbox, Session, Snapshot,
-    Template, now,
+    FORMAT, Fingerprint, LayerId, MachineKey, MemoryId, MemoryLayer, RootFs, Sandbox, Session,
+    Snapshot, Template, now,
 };
 use crate::store::{Durability, NewMemory};
 
@@ -63,6 +64,8 @@ pub(super) enum How {
     Disks(String),
     /// Memory that belongs to nobody.
     Template,
+    /// The same, with the root of an image mounted already: only who it is has to be told.
+    Furnished,
     /// Nothing.
     Blank,
 }
@@ -72,7 +75,7 @@ impl Begin {
     pub(super) fn image(&self) -> Option<usize> {
         match &self.how {
             How::Memory(snapshot) => snapshot.image,
-            How::Disks(_) | How::Template | How::Blank => None,
+            How::Disks(_) | How::Template | How::Furnished | How::Blank => None,
         }
     }
 }
@@ -112,11 +115,19 @@ impl Inner {
             };
             return Ok(Some(Begin { memory, how }));
         }
-        Ok(Some(match self.template(driver, keeper, machine, &here).await {
-            Ok(memory) => Begin { memory: vec![memory], how: How::Template },
+        let memory = match self.template(driver, keeper, machine.clone(), &here).await {
+            Ok(memory) => memory,
             Err(error) => {
                 tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "there is no template of its size; it is booted");
-                Begin { memory: Vec::new(), how: How::Blank }
+                return Ok(Some(Begin { memory: Vec::new(), how: How::Blank }));
+            }
+        };
+        Ok(Some(match self.furnished(driver, keeper, sandbox, machine, &here, &memory).await {
+            Ok(Some(furnished)) => Begin { memory: vec![furnished, memory], how: How::Furnished },
+            Ok(None) => Begin { memory: vec![memory], how: How::Template },
+            Err(error) => {
+                tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "there is no template with its image's root");
+                Begin { memory: vec![memory], how: How::Template }
             }
         }))
     }
@@ -150,6 +161,20 @@ impl Inner {
     ) -> Result<Up> {
         let keeper = driver.keeper().ok_or_else(|| no_memory(sandbox))?;
         let machine = self.machine(sandbox)?;
+        let mut begin = begin;
+        if let How::Furnished = begin.how {
+            let (image, who) = (self.dirs(&begin.memory), Some(identity(&machine)));
+            match self.restore_as(driver, keeper, &machine, &image, who).await {
+                Ok((link, guest)) => return Ok(Up { link, guest, restored: None }),
+                Err(error) => {
+                    tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "could not be started with its image's root; it is mounted");
+                    self.start_over(driver, &machine, sandbox).await?;
+                    begin = Begin { memory: begin.memory.split_off(1), how: How::Template };
+                    sandbox.open_memory.clone_from(&begin.memory);
+                    self.record(sandbox, Durability::Soon).await?;
+                }
+            }
+        }
         let image = self.dirs(&begin.memory);
         let reason = match begin.how {
             How::Memory(snapshot) => {
@@ -173,7 +198,9 @@ impl Inner {
                     Err(error) => return Err(error),
                 }
             }
-            How::Template => match self.begin_from_template(driver, keeper, &machine, &image).await
+            How::Template | How::Furnished => match self
+                .begin_from_template(driver, keeper, &machine, &image)
+                .await
             {
                 Ok((link, guest)) => return Ok(Up { link, guest, restored: None }),
                 // It has to do with the drive, not with the template.
@@ -228,11 +255,23 @@ impl Inner {
         snapshot: &Snapshot,
         sandbox: &Sandbox,
     ) -> Result<(Link, Guest)> {
+        let whose = snapshot.identity_of.as_ref().unwrap_or(&snapshot.sandbox);
+        let identity = (*whose != sandbox.id).then(|| identity(machine));
+        self.restore_as(driver, keeper, machine, image, identity).await
+    }
+
+    /// Starts a machine from memory in which its root is mounted, and tells it who it is if that is another.
+    async fn restore_as(
+        &self,
+        driver: &Arc<dyn Driver>,
+        keeper: &dyn Keeper,
+        machine: &Machine,
+        image: &[PathBuf],
+        identity: Option<Identity>,
+    ) -> Result<(Link, Guest)> {
         let link = self.afresh(driver, machine, || keeper.restore(machine, image)).await?;
         failpoint::pass("boot.restored");
         let guest = reach(&link, self.settings.patience).await?;
-        let whose = snapshot.identity_of.as_ref().unwrap_or(&snapshot.sandbox);
-        let identity = (*whose != sandbox.id).then(|| identity(machine));
         let renewed = async {
             guest.renew(Renew { now: moment(), identity }).await?;
             guest.thaw().await
@@ -334,16 +373,55 @@ impl Inner {
         here: &Fingerprint,
     ) -> Result<MemoryId> {
         let key = here.key();
-        if let Some(found) = self.template_on_record(&key).await? {
+        self.template_of(driver, keeper, machine, key, None).await
+    }
+
+    /// A template in which the root of a sandbox's image is mounted. Of one that has files of its own, or drives, the root is
+    /// another each time.
+    async fn furnished(
+        &self,
+        driver: &Arc<dyn Driver>,
+        keeper: &dyn Keeper,
+        sandbox: &Sandbox,
+        machine: Machine,
+        here: &Fingerprint,
+        base: &MemoryId,
+    ) -> Result<Option<MemoryId>> {
+        if sandbox.current.is_some() || !sandbox.config.mounts.is_empty() {
+            return Ok(None);
+        }
+        let layers = &sandbox.image_layers;
+        let root = RootFs { image: layers.len(), ..self.store.root(&LayerId::fresh(), layers) };
+        let machine = Machine { root, hostname: "sandkeep".to_owned(), ..machine };
+        let parts = format!("{} {base} {layers:?} {}", here.key(), machine.limits.pids);
+        let digest = sha2::Sha256::digest(parts);
+        let key: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        self.template_of(driver, keeper, machine, key, Some(base)).await.map(Some)
+    }
+
+    /// The template of a name: the one on record, or one that is made now, by whoever comes first.
+    async fn template_of(
+        &self,
+        driver: &Arc<dyn Driver>,
+        keeper: &dyn Keeper,
+        machine: Machine,
+        key: String,
+        base: Option<&MemoryId>,
+    ) -> Result<MemoryId> {
+        if let Some(found) = self.template_on_record(&key, base).await? {
             return Ok(found);
         }
         let door = lock(&self.templates.0).entry(key.clone()).or_default().clone();
         let _one = door.lock().await;
-        if let Some(found) = self.template_on_record(&key).await? {
+        if let Some(found) = self.template_on_record(&key, base).await? {
             return Ok(found);
         }
-        tracing::info!(key, "a machine of this size is booted for the first time");
-        let layer = self.make_template(driver, keeper, machine, &key).await?;
+        tracing::info!(
+            key,
+            furnished = base.is_some(),
+            "a machine of this kind is made for the first time"
+        );
+        let layer = self.make_template(driver, keeper, machine, &key, base).await?;
         self.book_memory(&layer);
         let template = Template { format: FORMAT, key, memory: layer.id.clone(), used_at: now() };
         self.store.write(&template, Durability::Synced).await?;
@@ -351,13 +429,18 @@ impl Inner {
         Ok(layer.id)
     }
 
-    async fn template_on_record(&self, key: &str) -> Result<Option<MemoryId>> {
+    async fn template_on_record(
+        &self,
+        key: &str,
+        base: Option<&MemoryId>,
+    ) -> Result<Option<MemoryId>> {
         let mut found = match self.store.read::<Template>(&key.to_owned()).await {
             Ok(found) => found,
             Err(error) if error.is_not_found() => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        if let Err(error) = self.store.check_memory(std::slice::from_ref(&found.memory)).await {
+        let chain: Vec<_> = std::iter::once(&found.memory).chain(base).cloned().collect();
+        if let Err(error) = self.store.check_memory(&chain).await {
             tracing::error!(
                 key,
                 error = chain_of(&error),
@@ -379,6 +462,7 @@ impl Inner {
         keeper: &dyn Keeper,
         machine: Machine,
         key: &str,
+        base: Option<&MemoryId>,
     ) -> Result<MemoryLayer> {
         let short: String = key.chars().take(24).collect();
         let named = MachineKey::parse(&format!("{TEMPLATE}{short}"));
@@ -392,7 +476,7 @@ impl Inner {
         let uids = self.take_uids()?;
         let root = RootFs { writable_dir: place.clone(), ..machine.root };
         let machine = Machine { key: named, uids, root, mounts: Vec::new(), ..machine };
-        let made = self.capture_template(driver, keeper, &machine).await;
+        let made = self.capture_template(driver, keeper, &machine, base).await;
         let down = driver.stop(&machine.key).await;
         self.give_uids(Some(uids));
         let _ = tokio::fs::remove_dir_all(&place).await;
@@ -406,13 +490,24 @@ impl Inner {
         driver: &Arc<dyn Driver>,
         keeper: &dyn Keeper,
         machine: &Machine,
+        base: Option<&MemoryId>,
     ) -> Result<MemoryLayer> {
-        let _few = self.boots.acquire().await;
-        let link = self.afresh(driver, machine, || keeper.boot(machine, &[])).await?;
-        let _guest = reach(&link, BOOT_WITHIN).await?;
+        let below = self.dirs(base.map_or(&[], std::slice::from_ref));
+        let _guest = match base {
+            Some(_) => {
+                let (_, guest) = self.begin_from_template(driver, keeper, machine, &below).await?;
+                guest.freeze().await?;
+                guest
+            }
+            None => {
+                let _few = self.boots.acquire().await;
+                let link = self.afresh(driver, machine, || keeper.boot(machine, &[])).await?;
+                reach(&link, BOOT_WITHIN).await?
+            }
+        };
         let (id, dir) = self.store.begin_memory().await?;
         let sealed = async {
-            let captured = keeper.capture(&machine.key, &dir, &[], Then::Hold).await?;
+            let captured = keeper.capture(&machine.key, &dir, &below, Then::Hold).await?;
             let (fingerprint, ram, roots) = (captured.fingerprint, captured.ram, captured.roots);
             let new = NewMemory { fingerprint, ram, roots };
             Ok::<_, Error>(self.store.seal_memory(&id, new).await?)
