@@ -75,7 +75,12 @@ struct MicrovmFile {
     enabled: Option<bool>,
     /// The hypervisor.
     qemu: Option<PathBuf>,
+    /// How many hypervisors wait for the next machine.
+    spares: Option<usize>,
 }
+
+/// The most hypervisors that wait for a machine, of each kind.
+const MOST_SPARES: usize = 64;
 
 /// How machines of their own are run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,11 +89,13 @@ pub(crate) struct MicrovmSettings {
     pub(crate) enabled: bool,
     /// The hypervisor.
     pub(crate) qemu: PathBuf,
+    /// How many hypervisors wait for the next machine, of each kind that was restored lately.
+    pub(crate) spares: usize,
 }
 
 impl Default for MicrovmSettings {
     fn default() -> Self {
-        Self { enabled: true, qemu: PathBuf::from("/usr/bin/qemu-system-x86_64") }
+        Self { enabled: true, qemu: PathBuf::from("/usr/bin/qemu-system-x86_64"), spares: 1 }
     }
 }
 
@@ -236,7 +243,14 @@ fn microvm(file: MicrovmFile) -> Result<MicrovmSettings, Failure> {
         let told = format!("[microvm] qemu: `{}` is no absolute path", qemu.display());
         return Err(Failure::here(told).with_hint(hint));
     }
-    Ok(MicrovmSettings { enabled: file.enabled.unwrap_or(usual.enabled), qemu })
+    let spares = file.spares.unwrap_or(usual.spares);
+    if spares > MOST_SPARES {
+        let hint = format!("write a number up to {MOST_SPARES}; 0 for none");
+        return Err(
+            Failure::here(format!("[microvm] spares: {spares} are too many")).with_hint(hint)
+        );
+    }
+    Ok(MicrovmSettings { enabled: file.enabled.unwrap_or(usual.enabled), qemu, spares })
 }
 
 fn network(file: NetworkFile) -> Result<OutsideSettings, Failure> {
@@ -498,10 +512,11 @@ mod tests {
     fn machines_and_their_being_the_default_are_settings() {
         let usual = with("", ServeArgs::default(), None).unwrap();
         assert_eq!((usual.driver, usual.microvm), (None, MicrovmSettings::default()));
-        let toml = "[defaults]\ndriver = 'microvm'\n[microvm]\nenabled = false\nqemu = '/opt/qemu'";
+        let toml = "[defaults]\ndriver = 'microvm'\n[microvm]\nenabled = false\nqemu = '/opt/qemu'\nspares = 3";
         let told = with(toml, ServeArgs::default(), None).unwrap();
         assert_eq!(told.driver.as_deref(), Some("microvm"));
-        assert_eq!(told.microvm, MicrovmSettings { enabled: false, qemu: "/opt/qemu".into() });
+        let wanted = MicrovmSettings { enabled: false, qemu: "/opt/qemu".into(), spares: 3 };
+        assert_eq!(told.microvm, wanted);
     }
 
     #[test]
@@ -525,6 +540,8 @@ mod tests {
             "[defaults]\nimage = 'host'",
             "[microvm]\nqemu = 'qemu-system-x86_64'",
             "[microvm]\nenabled = 'yes'",
+            "[microvm]\nspares = 1000",
+            "[microvm]\nspares = -1",
             "[microvm]\nkernel = '/boot/vmlinuz'",
         ] {
             let failure = with(toml, ServeArgs::default(), None).unwrap_err();

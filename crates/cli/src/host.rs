@@ -14,6 +14,7 @@ use sandkeep_core::driver::container::ContainerConfig;
 use sandkeep_core::driver::microvm::MicrovmConfig;
 use sha2::{Digest as _, Sha256};
 
+use crate::config::MicrovmSettings;
 use crate::failure::Failure;
 
 /// Where runtime directories lie; gone after a reboot, as the machines are.
@@ -38,6 +39,9 @@ pub(crate) fn install_agent(bin: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
+/// The first of the uids of hypervisors that are no machine's yet: behind all that sandboxes may have.
+const SPARE_UIDS: u32 = 0xE000_0000;
+
 /// Where the container driver of the server on `data` keeps things.
 pub(crate) fn container_config(agent: PathBuf, data: &Path) -> ContainerConfig {
     let data = data.canonicalize().unwrap_or_else(|_| data.to_path_buf());
@@ -50,7 +54,11 @@ pub(crate) fn container_config(agent: PathBuf, data: &Path) -> ContainerConfig {
 }
 
 /// Where the microvm driver of the server on `data` keeps things.
-pub(crate) fn microvm_config(agent: PathBuf, data: &Path, qemu: PathBuf) -> MicrovmConfig {
+pub(crate) fn microvm_config(
+    agent: PathBuf,
+    data: &Path,
+    settings: &MicrovmSettings,
+) -> MicrovmConfig {
     let container = container_config(agent, data);
     let beside = |name: &str| format!("{name}-microvm");
     MicrovmConfig {
@@ -58,7 +66,9 @@ pub(crate) fn microvm_config(agent: PathBuf, data: &Path, qemu: PathBuf) -> Micr
         run_dir: PathBuf::from(beside(&container.run_dir.to_string_lossy())),
         cgroup_parent: beside(&container.cgroup_parent),
         cache_dir: data.join("microvm"),
-        qemu,
+        qemu: settings.qemu.clone(),
+        spares: settings.spares,
+        spare_uids: SPARE_UIDS,
     }
 }
 

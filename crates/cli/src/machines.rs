@@ -53,7 +53,7 @@ pub(crate) fn driver(
     if let Some(absent) = absent(data, settings) {
         return Err(absent);
     }
-    let config = host::microvm_config(agent.to_path_buf(), data, settings.qemu.clone());
+    let config = host::microvm_config(agent.to_path_buf(), data, settings);
     MicrovmDriver::new(config).map_err(|error| {
         let fix = Some("`keep doctor` on the server tells what is missing".to_owned());
         Absent { reason: error.to_string(), fix }
@@ -106,7 +106,8 @@ mod tests {
     #[test]
     fn what_is_missing_is_told_with_what_fixes_it() {
         let data = tempfile::tempdir().unwrap();
-        let settings = MicrovmSettings { enabled: true, qemu: "/no/such/qemu".into() };
+        let settings =
+            MicrovmSettings { qemu: "/no/such/qemu".into(), ..MicrovmSettings::default() };
         let told = absent(data.path(), &settings).unwrap();
         assert!(told.reason.contains("/no/such/qemu"), "{told:?}");
         assert!(told.reason.contains("no kernel is prepared"), "{told:?}");

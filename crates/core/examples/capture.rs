@@ -28,9 +28,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             written.sync()?;
             say(&format!("{written:?}"))
         }
-        ["map", first, out, image @ ..] => {
+        ["map", out, image @ ..] => {
             let map = map_of(&paths(image))?;
-            fs::write(out, map.write(first.parse()?))?;
+            fs::write(out, map.write())?;
             say(&map.files.iter().map(|path| format!("{}\n", path.display())).collect::<String>())
         }
         [directory] => measure(Path::new(directory)),

@@ -243,12 +243,13 @@ async fn capture(
 /// What the engine does to start a machine from an image.
 async fn restore(driver: &MicrovmDriver, machine: &Machine, image: &[PathBuf]) -> Inside {
     let began = std::time::Instant::now();
-    let link = driver.restore(machine, image).await.expect("it is restored");
+    let link = driver.restore(machine, image).await.expect("it is restored").link;
     let restored = began.elapsed();
     let guest = reach(&link).await;
     eprintln!("restored after {restored:?}, answered after {:?}", began.elapsed());
     let identity = Identity { hostname: machine.hostname.clone(), mac: mac_of(&machine.key) };
-    guest.renew(Renew { now: moment(), identity: Some(identity) }).await.expect("it is renewed");
+    let renew = Renew { now: moment(), identity: Some(identity), machine_id: true };
+    guest.renew(renew).await.expect("it is renewed");
     guest.thaw().await.expect("it thaws");
     Inside::over(guest)
 }

@@ -16,6 +16,8 @@ use tempfile::TempDir;
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 600;
+/// The descriptor of the first file of pages.
+const FIRST_PAGES: i32 = 200;
 
 /// A process that has RAM.
 struct Machine {
@@ -58,6 +60,7 @@ fn command(dir: &Path, files: &mut Vec<File>, map: Option<&[u8]>) -> (Command, P
         fs::write(&path, map).expect("a map");
         let file = inherited(&path);
         command.env("SANDKEEP_RAM_MAP", file.as_raw_fd().to_string());
+        command.env("SANDKEEP_RAM_PAGES", FIRST_PAGES.to_string());
         files.push(file);
     }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -66,16 +69,15 @@ fn command(dir: &Path, files: &mut Vec<File>, map: Option<&[u8]>) -> (Command, P
 
 /// Opens the page files of a map at descriptors that follow each other, and writes the map for them.
 fn opened(map: &RamMap, files: &mut Vec<File>) -> Vec<u8> {
-    let first = 200;
     for (number, path) in map.files.iter().enumerate() {
         let file = File::open(path).expect("a file of pages");
-        let target = first + i32::try_from(number).expect("a small number");
+        let target = FIRST_PAGES + i32::try_from(number).expect("a small number");
         let copy = rustix::io::fcntl_dupfd_cloexec(&file, target).expect("a descriptor");
         assert_eq!(copy.as_raw_fd(), target, "the descriptor is free");
         rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty()).expect("a flag");
         files.push(File::from(copy));
     }
-    map.write(first.unsigned_abs())
+    map.write()
 }
 
 impl Machine {

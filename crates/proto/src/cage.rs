@@ -138,6 +138,12 @@ pub struct Record {
     pub started: u64,
     /// What the machine calls itself.
     pub hostname: String,
+    /// The key by which its control group is known, if that is not its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// Whose its first process is on the host, where that was not for the machine to say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
 }
 
 /// Reads a process's start time out of `/proc/<pid>/stat`.

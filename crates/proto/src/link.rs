@@ -225,6 +225,9 @@ pub struct Renew {
     /// Who it is from now on, if that is another sandbox than the one whose memory this is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<Identity>,
+    /// Whether its `/etc/machine-id` becomes another with that, where there is one: not if nobody has had this memory yet.
+    #[serde(default)]
+    pub machine_id: bool,
 }
 
 /// Who a machine is.

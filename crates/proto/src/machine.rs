@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::cage::Cgroup;
 
 /// The version both sides must speak.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// How many read-only devices there are for the root's layers, in every machine.
 pub const LOWER_SLOTS: u32 = 8;
@@ -69,6 +69,12 @@ pub const RAM_FILE: &str = "/ram";
 pub const RAM_SO: &str = "/ram.so";
 /// The variable with the number of the descriptor of the memory's map; absent: all memory is new.
 pub const RAM_MAP_FD: &str = "SANDKEEP_RAM_MAP";
+/// The variable with the number of the descriptor of the map's first file; the others come after it.
+pub const RAM_PAGES_FD: &str = "SANDKEEP_RAM_PAGES";
+/// The variable with the number of the descriptor of a socket that a map comes over, later than the hypervisor starts.
+pub const RAM_LATER_FD: &str = "SANDKEEP_RAM_LATER";
+/// Where the driver listens for that socket, in the machine's runtime directory.
+pub const RAM_SOCKET: &str = "ram.sock";
 /// The variable with the number of the descriptor that `ram.so` writes the address to, as 16 hexadecimal digits.
 pub const RAM_AT_FD: &str = "SANDKEEP_RAM_AT";
 
@@ -92,6 +98,8 @@ pub struct Vmm {
     pub files: Vec<VmmFile>,
     /// Sockets that are bound for it before it is confined.
     pub sockets: Vec<VmmSocket>,
+    /// Sockets that others listen on and that are connected to for it.
+    pub calls: Vec<VmmSocket>,
     /// Device nodes of the host that the confined root has too, besides `/dev/null`, `/dev/zero` and `/dev/urandom`.
     pub devices: Vec<PathBuf>,
     /// Files of the host that the confined root has too, to be read.
@@ -104,6 +112,8 @@ pub struct Vmm {
     pub gid: u32,
     /// Where it is counted and limited.
     pub cgroup: Cgroup,
+    /// By which key, where that is not the machine's: for the record.
+    pub group: Option<String>,
 }
 
 /// A file that is open when the hypervisor starts.
@@ -144,13 +154,13 @@ pub struct Pack {
     pub argv: Vec<String>,
 }
 
-/// A Unix stream socket that listens when the hypervisor starts.
+/// A Unix stream socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmmSocket {
     /// The number of its descriptor.
     pub fd: u32,
-    /// Where; what is there is removed before.
+    /// Where. What is there is removed before one is bound.
     pub path: PathBuf,
 }
 

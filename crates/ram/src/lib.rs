@@ -8,20 +8,26 @@
 //!
 //! - `SANDKEEP_RAM`: the placeholder's path; `/ram` if absent.
 //! - `SANDKEEP_RAM_MAP`: the descriptor of a map; if absent, all RAM is empty. It and the page files are closed after use.
+//! - `SANDKEEP_RAM_PAGES`: the descriptor of the map's first file; the others have the next ones.
+//! - `SANDKEEP_RAM_LATER`: the descriptor of a socket that a map will come over, see `later`.
 //! - `SANDKEEP_RAM_AT`: a descriptor that the address is written to, as 16 hexadecimal digits.
 //!
 //! A machine must never run on other memory than it was told: whatever cannot be done ends the process, with a line on its standard
 //! error. Nothing here allocates, and all other calls of `mmap` go straight to the kernel.
 
+mod later;
 mod map;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use libc::{off_t, size_t};
 
 /// Whether RAM is mapped: it is, once.
 static DONE: AtomicBool = AtomicBool::new(false);
+
+/// Where it is, and where it ends.
+static RAM: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
 const FAILED: *mut c_void = libc::MAP_FAILED;
 
@@ -63,6 +69,23 @@ pub unsafe extern "C" fn mmap64(
     unsafe { either(address, length, protection, flags, file, offset) }
 }
 
+/// The C library's `madvise`, but for a wish to have RAM in large pages: each page that a machine writes is to be one of its own.
+///
+/// # Safety
+///
+/// As the C library's.
+#[cfg(not(test))]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -> c_int {
+    let [start, end] = &RAM;
+    let ram = start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed);
+    if advice == libc::MADV_HUGEPAGE && ram.contains(&(address as usize)) {
+        return 0;
+    }
+    // SAFETY: the caller's own request; what it answers is an int.
+    unsafe { libc::syscall(libc::SYS_madvise, address, length, advice as libc::c_long) as c_int }
+}
+
 #[cfg_attr(test, allow(dead_code))]
 unsafe fn either(
     address: *mut c_void,
@@ -85,11 +108,17 @@ unsafe fn either(
     if ram == FAILED {
         fail("RAM cannot be mapped", errno());
     }
-    if let Some(descriptor) = descriptor(c"SANDKEEP_RAM_MAP") {
-        map::apply(descriptor, ram, length, protection);
+    RAM[0].store(ram as usize, Ordering::Relaxed);
+    RAM[1].store(ram as usize + length, Ordering::Relaxed);
+    if let Some(map) = descriptor(c"SANDKEEP_RAM_MAP") {
+        let first = descriptor(c"SANDKEEP_RAM_PAGES").unwrap_or(map + 1);
+        map::apply(map, map::Given::From(first), ram, length, protection);
     }
     if let Some(descriptor) = descriptor(c"SANDKEEP_RAM_AT") {
         tell(descriptor, ram as u64);
+    }
+    if let Some(socket) = descriptor(c"SANDKEEP_RAM_LATER") {
+        later::expect(socket, ram, length, protection);
     }
     ram
 }

@@ -10,20 +10,44 @@ const ZERO: u64 = u64::MAX;
 /// Entries that are read at a time.
 const BATCH: usize = 512;
 /// The most page files.
-const FILES: usize = 64;
+pub(crate) const FILES: usize = 64;
 
 /// A piece of RAM, as the map has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Entry {
     offset: u64,
     length: u64,
-    descriptor: u64,
+    file: u64,
     at: u64,
 }
 
+/// Which descriptors the files of a map have.
+#[derive(Clone, Copy)]
+pub(crate) enum Given<'a> {
+    /// From this one on.
+    From(c_int),
+    /// These.
+    These(&'a [c_int]),
+}
+
+impl Given<'_> {
+    fn get(self, file: u64) -> Option<c_int> {
+        match self {
+            Self::From(first) => first.checked_add(c_int::try_from(file).ok()?),
+            Self::These(list) => list.get(usize::try_from(file).ok()?).copied(),
+        }
+    }
+}
+
 /// Maps what `descriptor` says over `length` bytes at `ram`, which are mapped and empty.
-pub(crate) fn apply(descriptor: c_int, ram: *mut c_void, length: usize, protection: c_int) {
-    let mut files = Files { known: [(0, 0); FILES], count: 0 };
+pub(crate) fn apply(
+    descriptor: c_int,
+    given: Given<'_>,
+    ram: *mut c_void,
+    length: usize,
+    protection: c_int,
+) {
+    let mut files = Files { given, known: [(0, 0, 0); FILES], count: 0 };
     let mut words = [0u64; 4 * BATCH];
     if !read(descriptor, &mut words[..3], 0) || words[0] != MAGIC {
         fail("the map of RAM cannot be read", errno());
@@ -43,14 +67,13 @@ pub(crate) fn apply(descriptor: c_int, ram: *mut c_void, length: usize, protecti
             fail("the map of RAM cannot be read", errno());
         }
         for entry in words[..4 * now].chunks_exact(4) {
-            let entry =
-                Entry { offset: entry[0], length: entry[1], descriptor: entry[2], at: entry[3] };
+            let entry = Entry { offset: entry[0], length: entry[1], file: entry[2], at: entry[3] };
             last = match check(&entry, last, length as u64) {
                 Some(end) => end,
                 None => fail("the map of RAM is wrong", 0),
             };
-            if entry.descriptor != ZERO {
-                put(&entry, files.get(entry.descriptor), ram, protection);
+            if entry.file != ZERO {
+                put(&entry, files.get(entry.file), ram, protection);
             }
         }
         done += now as u64;
@@ -65,7 +88,7 @@ fn check(entry: &Entry, last: u64, ram: u64) -> Option<u64> {
     let Entry { offset, length, at, .. } = *entry;
     let end = offset.checked_add(length).filter(|end| *end <= ram)?;
     let pages = [offset, length, at].iter().all(|number| number % PAGE == 0);
-    let in_file = entry.descriptor == ZERO || at.checked_add(length).is_some();
+    let in_file = entry.file == ZERO || at.checked_add(length).is_some();
     (offset >= last && length > 0 && pages && in_file).then_some(end)
 }
 
@@ -85,37 +108,38 @@ fn put(entry: &Entry, (file, size): (c_int, u64), ram: *mut c_void, protection: 
     }
 }
 
-/// The page files met so far, and their sizes.
-struct Files {
-    known: [(c_int, u64); FILES],
+/// The page files met so far: their places in the map, descriptors and sizes.
+struct Files<'a> {
+    given: Given<'a>,
+    known: [(u64, c_int, u64); FILES],
     count: usize,
 }
 
-impl Files {
-    fn get(&mut self, descriptor: u64) -> (c_int, u64) {
-        let Ok(number) = c_int::try_from(descriptor) else {
+impl Files<'_> {
+    fn get(&mut self, file: u64) -> (c_int, u64) {
+        let mut known = self.known[..self.count].iter().rev();
+        if let Some((_, descriptor, size)) = known.find(|(place, ..)| *place == file) {
+            return (*descriptor, *size);
+        }
+        let Some(descriptor) = self.given.get(file) else {
             fail("the map of RAM is wrong", 0);
         };
-        let known = self.known[..self.count].iter().rev();
-        if let Some(found) = known.copied().find(|(file, _)| *file == number) {
-            return found;
-        }
-        let Some(found) = status_of(number) else {
+        let Some(found) = status_of(descriptor) else {
             fail("a file of pages is not open", errno());
         };
         if self.count == FILES {
             fail("the map has too many files", 0);
         }
-        self.known[self.count] = (number, found.st_size as u64);
+        self.known[self.count] = (file, descriptor, found.st_size as u64);
         self.count += 1;
-        self.known[self.count - 1]
+        (descriptor, found.st_size as u64)
     }
 
     /// Closes them: what is mapped stays.
     fn close(&self) {
-        for (file, _) in &self.known[..self.count] {
+        for (_, descriptor, _) in &self.known[..self.count] {
             // SAFETY: nobody else was given these descriptors.
-            unsafe { libc::close(*file) };
+            unsafe { libc::close(*descriptor) };
         }
     }
 }
@@ -147,9 +171,9 @@ mod tests {
 
     #[test]
     fn entries_that_are_none() {
-        let good = Entry { offset: 4096, length: 8192, descriptor: 3, at: 0 };
+        let good = Entry { offset: 4096, length: 8192, file: 3, at: 0 };
         assert_eq!(check(&good, 4096, 12288), Some(12288));
-        assert_eq!(check(&Entry { descriptor: ZERO, ..good }, 0, 12288), Some(12288));
+        assert_eq!(check(&Entry { file: ZERO, ..good }, 0, 12288), Some(12288));
         for bad in [
             Entry { offset: 0, ..good },
             Entry { offset: 8192, ..good },

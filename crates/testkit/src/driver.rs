@@ -190,6 +190,8 @@ impl MicrovmHost {
             cgroup_parent: ground.name.clone(),
             cache_dir: ground.path().join("microvm"),
             qemu: PathBuf::from("/usr/bin/qemu-system-x86_64"),
+            spares: 0,
+            spare_uids: 0xE000_0000,
         };
         MicrovmDriver::new(config.clone()).map_err(|e| e.to_string())?;
         let into = config.cache_dir.join("kernel");

@@ -83,7 +83,7 @@ impl House {
         ContainerDriver::new(config.clone()).map_err(|error| error.to_string())?;
         // Tests run side by side: each takes uids of its own.
         let uid_base = 0x7000_0000 + (id % 0x400) * 0x20_0000;
-        let settings = Settings { uid_base, uid_ranges: 32, ..Settings::default() };
+        let settings = Settings { uid_base, uid_ranges: 31, ..Settings::default() };
         let data = dir.path().join("data");
         Ok(Self {
             dir: dir.path().to_owned(),
@@ -112,6 +112,8 @@ impl House {
             cgroup_parent: format!("{}-m", self.config.cgroup_parent),
             cache_dir,
             qemu: "/usr/bin/qemu-system-x86_64".into(),
+            spares: 0,
+            spare_uids: self.settings.uid_base + self.settings.uid_ranges * 0x1_0000,
         });
         // Boots are emulated, and the host is busy with other tests.
         self.settings.patience = Duration::from_secs(60);
@@ -177,7 +179,7 @@ impl House {
             cgroup_parent: of("SANDKEEP_HOUSE_CGROUP"),
         };
         let uid_base = of("SANDKEEP_HOUSE_UIDS").parse().expect("a number");
-        let settings = Settings { uid_base, uid_ranges: 32, ..Settings::default() };
+        let settings = Settings { uid_base, uid_ranges: 31, ..Settings::default() };
         Some(Self { data: dir.join("data"), dir, owned: None, config, settings, machines: None })
     }
 

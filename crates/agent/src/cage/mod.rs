@@ -237,7 +237,8 @@ pub(crate) fn record(proc: &Path, pid: u32, hostname: &str) -> Result<Record, Tr
     let stat = fs::read_to_string(proc.join("stat")).step("read the first process's start time")?;
     let started = start_time(&stat)
         .ok_or_else(|| Trouble::new("read the first process's start time", "it has none"))?;
-    Ok(Record { version: VERSION, pid, started, hostname: hostname.to_owned() })
+    let hostname = hostname.to_owned();
+    Ok(Record { version: VERSION, pid, started, hostname, group: None, uid: None })
 }
 
 /// Writes `machine.json`. The runtime directory does not outlive a reboot, so nothing is synced.

@@ -32,14 +32,14 @@ pub(super) fn take_on(identity: &Identity) -> Result<(), Trouble> {
 
 impl Whole {
     /// What the kernel does not know: other ids than the machine had whose memory this was.
-    pub(super) fn renew(&self, hostname: &str) -> Result<(), Trouble> {
+    pub(super) fn renew(&self, hostname: &str, machine_id: bool) -> Result<(), Trouble> {
         if let Some(base) = &self.base {
             assemble::name_in(base.as_fd(), hostname)?;
         }
         if let Some(boot_id) = &self.boot_id {
             boot_id.write_all_at(uuid()?.as_bytes(), 0).step("change the boot id")?;
         }
-        change_machine_id()
+        if machine_id { change_machine_id() } else { Ok(()) }
     }
 }
 

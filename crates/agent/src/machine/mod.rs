@@ -150,12 +150,16 @@ impl Machine {
     }
 
     /// Makes it another sandbox's than the one whose memory it has.
-    pub(crate) fn become_another(&self, identity: &Identity) -> Result<(), Problem> {
+    pub(crate) fn become_another(
+        &self,
+        identity: &Identity,
+        machine_id: bool,
+    ) -> Result<(), Problem> {
         // What follows is written to disks that were frozen for the capture.
         self.thaw()?;
         identity::take_on(identity).map_err(problem)?;
         match self.whole() {
-            Some(whole) => whole.renew(&identity.hostname).map_err(problem),
+            Some(whole) => whole.renew(&identity.hostname, machine_id).map_err(problem),
             None => Ok(()),
         }
     }

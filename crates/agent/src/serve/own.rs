@@ -28,7 +28,7 @@ pub(super) fn act(agent: &Rc<Agent>, out: &Rc<Outbound>, stream: u32, request: R
         Request::Renew(renew) => match begin_again(agent, &renew) {
             Ok(reply) => work::answer(agent, out, stream, move || {
                 if let Some(identity) = &renew.identity {
-                    machine.become_another(identity)?;
+                    machine.become_another(identity, renew.machine_id)?;
                 }
                 Ok(reply)
             }),

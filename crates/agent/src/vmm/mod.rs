@@ -26,7 +26,7 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -141,29 +141,51 @@ fn open_all(vmm: &Vmm) -> Result<Vec<(RawFd, OwnedFd)>, Trouble> {
         let bound = listen(path).step(&format!("listen on `{}`", path.display()))?;
         given.push((number(*fd)?, bound.into()));
     }
+    for VmmSocket { fd, path } in &vmm.calls {
+        let connected = call(path).step(&format!("connect to `{}`", path.display()))?;
+        given.push((number(*fd)?, connected.into()));
+    }
     Ok(given)
 }
 
 fn listen(path: &Path) -> std::io::Result<UnixListener> {
-    // A socket's address holds 107 bytes, a path may be longer: go through the directory.
+    in_its_directory(path, |name| {
+        match fs::remove_file(name) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(name)?;
+        fs::set_permissions(name, Permissions::from_mode(0o600))?;
+        Ok(listener)
+    })
+}
+
+fn call(path: &Path) -> std::io::Result<UnixStream> {
+    in_its_directory(path, |name| UnixStream::connect(name))
+}
+
+/// A socket's address holds 107 bytes, a path may be longer: goes through the directory.
+fn in_its_directory<T>(
+    path: &Path,
+    work: impl FnOnce(&Path) -> std::io::Result<T>,
+) -> std::io::Result<T> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(std::io::ErrorKind::InvalidInput.into());
     };
     std::env::set_current_dir(parent)?;
-    match fs::remove_file(name) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let listener = UnixListener::bind(name)?;
-    fs::set_permissions(name, Permissions::from_mode(0o600))?;
+    let done = work(Path::new(name))?;
     std::env::set_current_dir("/")?;
-    Ok(listener)
+    Ok(done)
 }
 
 /// Puts the child on record, then lets it go on.
 fn admit(vmm: &Vmm, child: u32, gate: OwnedFd) -> Result<Record, Trouble> {
     let proc = Path::new("/proc").join(child.to_string());
-    let record = record(&proc, child, &vmm.hostname)?;
+    let mut record = record(&proc, child, &vmm.hostname)?;
+    if vmm.group.is_some() {
+        record.group.clone_from(&vmm.group);
+        record.uid = Some(vmm.uid);
+    }
     save(&vmm.run_dir, &record)?;
     File::from(gate).write_all(b"g").step(OPEN_THE_GATE)?;
     Ok(record)

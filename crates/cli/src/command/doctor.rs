@@ -317,8 +317,8 @@ fn trial(
     scratch: &Path,
     settings: &MicrovmSettings,
 ) -> Result<MicrovmDriver, String> {
-    let config = host::microvm_config(agent, scratch, settings.qemu.clone());
-    let config = MicrovmConfig { cache_dir: data.join("microvm"), ..config };
+    let config = host::microvm_config(agent, scratch, settings);
+    let config = MicrovmConfig { cache_dir: data.join("microvm"), spares: 0, ..config };
     MicrovmDriver::new(config).map_err(|error| error.to_string())
 }
 

@@ -7,6 +7,9 @@
 //!
 //! *Who is alive.* Process numbers are reused, so a record counts only if the process has the start
 //! time it names. From then on the process is held by a pidfd, which cannot mean another.
+//!
+//! *Whose control group.* A machine's own, by its key; but a process that was started before it was any machine's (a *spare*)
+//! brings the group it was started in, and its record names it.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufRead, BufReader, Write};
@@ -26,11 +29,14 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::cgroup::Groups;
-use super::{DriverError, DriverResult};
+use super::{DriverError, DriverResult, MachineUsage};
 use crate::model::MachineKey;
 
 /// How long a killed machine may take to be gone. Only a process stuck in the kernel takes long.
 const DEATH: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
+
+/// What the keys begin with of what was started and is no machine's yet.
+pub(super) const SPARE: &str = "spare-";
 
 /// A driver's part of this host.
 #[derive(Debug)]
@@ -101,7 +107,7 @@ impl Host {
             Ok(()) | Err(rustix::io::Errno::SRCH) => {}
             Err(error) => return Err(failed("kill the machine of", &directory)(error.into())),
         }
-        self.groups.kill(key)?;
+        self.groups.kill(&self.group(key))?;
         if ended(process, Some(&DEATH)) {
             return Ok(());
         }
@@ -129,13 +135,38 @@ impl Host {
             }
         }
         // A directory is made before its group and removed after it, so a group without one belongs
-        // to nobody.
+        // to nobody, unless a machine has brought it along.
+        let brought: Vec<MachineKey> = alive.iter().map(|key| self.group(key)).collect();
         for key in self.groups.keys() {
-            if !self.directory(&key).exists() {
+            if !self.directory(&key).exists() && !brought.contains(&key) {
                 self.groups.remove(&key)?;
             }
         }
         Ok(alive)
+    }
+
+    /// The key by which a machine's control group is known.
+    fn group(&self, key: &MachineKey) -> MachineKey {
+        let brought = self.record(key).and_then(|record| MachineKey::parse(&record.group?));
+        brought.unwrap_or_else(|| key.clone())
+    }
+
+    /// What a machine has used.
+    pub(super) fn usage(&self, key: &MachineKey) -> MachineUsage {
+        self.groups.usage(&self.group(key))
+    }
+
+    /// What is on record of everything that has a directory here.
+    pub(super) fn records(&self) -> Vec<Record> {
+        let listed = fs::read_dir(&self.run_dir).into_iter().flatten().flatten();
+        let keys =
+            listed.filter_map(|entry| MachineKey::parse(entry.file_name().to_str().unwrap_or("")));
+        keys.filter_map(|key| self.record(&key)).collect()
+    }
+
+    fn record(&self, key: &MachineKey) -> Option<Record> {
+        let text = fs::read(self.directory(key).join(RECORD)).ok()?;
+        serde_json::from_slice(&text).ok()
     }
 
     /// Runs `keep-agent`, gives it what `plan` makes, and hears what came of it.
@@ -191,8 +222,7 @@ impl Host {
 
     /// The machine's record and a hold on its first process, if it lives.
     pub(super) fn alive(&self, key: &MachineKey) -> Option<(Record, OwnedFd)> {
-        let text = fs::read(self.directory(key).join(RECORD)).ok()?;
-        let record: Record = serde_json::from_slice(&text).ok()?;
+        let record = self.record(key)?;
         let pid = i32::try_from(record.pid).ok().and_then(Pid::from_raw)?;
         let process = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
         // Read after opening: if the times agree now, the descriptor is that process.
@@ -207,8 +237,12 @@ impl Host {
 
     /// Removes what a machine that is not alive has left.
     pub(super) fn clear(&self, key: &MachineKey) -> DriverResult<()> {
-        self.groups.remove(key)?;
         let directory = self.directory(key);
+        let is_spare = key.as_str().starts_with(SPARE);
+        // What a spare without a record had may be a machine's by now.
+        if !is_spare || directory.join(RECORD).exists() {
+            self.groups.remove(&self.group(key))?;
+        }
         match fs::remove_dir_all(&directory) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(failed("remove", &directory)(error))

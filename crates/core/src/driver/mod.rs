@@ -8,6 +8,7 @@ pub mod microvm;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -118,7 +119,7 @@ pub trait Keeper: Send + Sync {
 
     /// Starts a machine where an image was captured: memory, devices, disks. The image is not changed, however many
     /// machines are started from it.
-    async fn restore(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Link>;
+    async fn restore(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Restored>;
 
     /// How many devices make the root of a machine that was started.
     async fn lower(&self, key: &MachineKey) -> DriverResult<u32>;
@@ -252,6 +253,16 @@ pub enum Link {
     Unix(PathBuf),
     /// A socket file on the host that leads to a machine's serial port: see `docs/formats/agent-link.md`.
     Serial(PathBuf),
+}
+
+/// A machine that goes on where an image was captured.
+#[derive(Debug)]
+pub struct Restored {
+    /// Where its agent is reached.
+    pub link: Link,
+    /// A connection to its serial port from before it went on. When it was captured somebody listened there; a machine that is told that
+    /// nobody does, and a moment later that somebody does, may hear the first while it answers to the second.
+    pub line: UnixStream,
 }
 
 /// A machine's network device, seen from outside.

@@ -16,7 +16,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use sandkeep_proto::link::{Assemble, AssembleMount, Hidden, Identity, Moment, Renew};
@@ -26,7 +26,7 @@ use super::boot::chain_of;
 use super::live::reach;
 use super::slot::lock;
 use super::{Error, Inner, Result};
-use crate::driver::{Driver, DriverError, Keeper, Link, Machine, Then, mac_of};
+use crate::driver::{Driver, DriverError, Keeper, Link, Machine, Restored, Then, mac_of};
 use crate::failpoint;
 use crate::guest::{Guest, GuestError};
 use crate::model::{
@@ -78,6 +78,14 @@ impl Begin {
             How::Disks(_) | How::Template | How::Furnished | How::Blank => None,
         }
     }
+}
+
+/// Who a machine becomes that is restored.
+struct Who {
+    /// Absent if it is who it was.
+    identity: Option<Identity>,
+    /// Whether its `/etc/machine-id` is another, too.
+    machine_id: bool,
 }
 
 /// A machine that is up.
@@ -163,7 +171,9 @@ impl Inner {
         let machine = self.machine(sandbox)?;
         let mut begin = begin;
         if let How::Furnished = begin.how {
-            let (image, who) = (self.dirs(&begin.memory), Some(identity(&machine)));
+            // It has been nobody's: what the image calls the machine is as good for this one as for any.
+            let who = Who { identity: Some(identity(&machine)), machine_id: false };
+            let image = self.dirs(&begin.memory);
             match self.restore_as(driver, keeper, &machine, &image, who).await {
                 Ok((link, guest)) => return Ok(Up { link, guest, restored: None }),
                 Err(error) => {
@@ -257,7 +267,8 @@ impl Inner {
     ) -> Result<(Link, Guest)> {
         let whose = snapshot.identity_of.as_ref().unwrap_or(&snapshot.sandbox);
         let identity = (*whose != sandbox.id).then(|| identity(machine));
-        self.restore_as(driver, keeper, machine, image, identity).await
+        let who = Who { machine_id: identity.is_some(), identity };
+        self.restore_as(driver, keeper, machine, image, who).await
     }
 
     /// Starts a machine from memory in which its root is mounted, and tells it who it is if that is another.
@@ -267,17 +278,48 @@ impl Inner {
         keeper: &dyn Keeper,
         machine: &Machine,
         image: &[PathBuf],
-        identity: Option<Identity>,
+        Who { identity, machine_id }: Who,
     ) -> Result<(Link, Guest)> {
-        let link = self.afresh(driver, machine, || keeper.restore(machine, image)).await?;
-        failpoint::pass("boot.restored");
-        let guest = reach(&link, self.settings.patience).await?;
-        let renewed = async {
-            guest.renew(Renew { now: moment(), identity }).await?;
-            guest.thaw().await
-        };
+        let began = Instant::now();
+        let (link, guest) = self.restored(driver, keeper, machine, image).await?;
+        let renewed = guest.renew(Renew { now: moment(), identity, machine_id });
         let renewed = tokio::time::timeout(RENEW_WITHIN, renewed).await;
         renewed.map_err(|_| GuestError::Timeout)??;
+        tracing::debug!(machine = %machine.key, renewed = ?began.elapsed(), "renewed");
+        self.thaw_soon(machine, guest.clone());
+        Ok((link, guest))
+    }
+
+    /// Lets a machine write again. Nobody waits for it: whoever writes does, for a moment. If it is not heard, the machine thaws itself ten
+    /// seconds after it was frozen.
+    fn thaw_soon(&self, machine: &Machine, guest: Guest) {
+        let key = machine.key.clone();
+        tokio::spawn(async move {
+            if let Err(error) = guest.thaw().await {
+                tracing::error!(machine = %key, error = chain_of(&error), "could not be told to write again; it will by itself");
+            }
+        });
+    }
+
+    /// Starts a machine from memory and reaches its agent.
+    async fn restored(
+        &self,
+        driver: &Arc<dyn Driver>,
+        keeper: &dyn Keeper,
+        machine: &Machine,
+        image: &[PathBuf],
+    ) -> Result<(Link, Guest)> {
+        let began = Instant::now();
+        let started = self.afresh(driver, machine, || keeper.restore(machine, image)).await?;
+        failpoint::pass("boot.restored");
+        let going = began.elapsed();
+        let Restored { link, line } = started;
+        let patience = self.settings.patience;
+        let guest = match &link {
+            Link::Unix(_) => reach(&link, patience).await?,
+            Link::Serial(socket) => Guest::over_serial(line, socket, patience).await?,
+        };
+        tracing::debug!(machine = %machine.key, ?going, reached = ?began.elapsed(), "restored");
         Ok((link, guest))
     }
 
@@ -288,9 +330,7 @@ impl Inner {
         machine: &Machine,
         image: &[PathBuf],
     ) -> Result<(Link, Guest)> {
-        let link = self.afresh(driver, machine, || keeper.restore(machine, image)).await?;
-        failpoint::pass("boot.restored");
-        let guest = reach(&link, self.settings.patience).await?;
+        let (link, guest) = self.restored(driver, keeper, machine, image).await?;
         self.assemble(keeper, machine, &guest).await?;
         Ok((link, guest))
     }
@@ -309,14 +349,14 @@ impl Inner {
     }
 
     /// Starts a machine, and one that a pause left behind is ended first.
-    async fn afresh<F>(
+    async fn afresh<F, T>(
         &self,
         driver: &Arc<dyn Driver>,
         machine: &Machine,
         start: impl Fn() -> F + Send + Sync,
-    ) -> Result<Link>
+    ) -> Result<T>
     where
-        F: Future<Output = Result<Link, DriverError>> + Send,
+        F: Future<Output = Result<T, DriverError>> + Send,
     {
         match start().await {
             Err(DriverError::Alive { .. }) => {
@@ -494,11 +534,8 @@ impl Inner {
     ) -> Result<MemoryLayer> {
         let below = self.dirs(base.map_or(&[], std::slice::from_ref));
         let _guest = match base {
-            Some(_) => {
-                let (_, guest) = self.begin_from_template(driver, keeper, machine, &below).await?;
-                guest.freeze().await?;
-                guest
-            }
+            // Its disk is not frozen: it is of no use without its memory.
+            Some(_) => self.begin_from_template(driver, keeper, machine, &below).await?.1,
             None => {
                 let _few = self.boots.acquire().await;
                 let link = self.afresh(driver, machine, || keeper.boot(machine, &[])).await?;

@@ -39,6 +39,9 @@ use wire::{Handle, Owner, Wire};
 /// that is frozen come well within it.
 const ANSWER: Duration = Duration::from_secs(30);
 
+/// How long an agent may take to answer the first greeting over a serial port before it is dialled again; twice as long each time.
+const HELLO: Duration = Duration::from_secs(2);
+
 /// A connection to an agent. Clones share it; it closes when the last of them and of the streams
 /// opened through them is dropped.
 #[derive(Debug, Clone)]
@@ -66,12 +69,46 @@ impl Guest {
     ///
     /// As [`Guest::connect`].
     pub async fn connect_serial(socket: &Path, patience: Duration) -> Result<Self, GuestError> {
-        let deadline = Instant::now() + patience;
+        Self::begin_serial(None, socket, Instant::now() + patience).await
+    }
+
+    /// The same, over a connection to the port that is there already, as long as that is good.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect_serial`](Self::connect_serial).
+    pub async fn over_serial(
+        line: std::os::unix::net::UnixStream,
+        socket: &Path,
+        patience: Duration,
+    ) -> Result<Self, GuestError> {
+        let failed = |source| GuestError::Io { path: socket.to_owned(), source };
+        line.set_nonblocking(true).map_err(failed)?;
+        let line = UnixStream::from_std(line).map_err(failed)?;
+        Self::begin_serial(Some(line), socket, Instant::now() + patience).await
+    }
+
+    async fn begin_serial(
+        mut line: Option<UnixStream>,
+        socket: &Path,
+        deadline: Instant,
+    ) -> Result<Self, GuestError> {
+        let mut hello = HELLO;
         loop {
-            let stream = dial(socket, deadline).await?;
+            let stream = match line.take() {
+                Some(line) => line,
+                None => dial(socket, deadline).await?,
+            };
             // One that is closed before anything was said belongs to a hypervisor that was just ending, or had somebody else.
             if let Some(port) = serial::begin(&stream, deadline).await? {
-                return Self::greet(Wire::start(stream, Some(port)), deadline).await;
+                let until = deadline.min(Instant::now() + hello);
+                match Self::greet(Wire::start(stream, Some(port)), until).await {
+                    // An agent that took note late of who is at its port has given this connection up.
+                    Err(GuestError::Timeout | GuestError::Lost) if Instant::now() < deadline => {
+                        hello *= 2;
+                    }
+                    greeted => return greeted,
+                }
             }
             if Instant::now() + serial::AGAIN > deadline {
                 return Err(GuestError::Timeout);

@@ -162,5 +162,5 @@ pub(crate) fn assemble(lower: u32) -> Assemble {
 }
 
 pub(crate) fn renew(identity: Option<Identity>) -> Renew {
-    Renew { now: now(), identity }
+    Renew { now: now(), identity, machine_id: true }
 }

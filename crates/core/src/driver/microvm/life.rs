@@ -4,32 +4,33 @@ use std::fs::{self, File, Permissions};
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
 use sandkeep_proto::cage::Record;
 use sandkeep_proto::machine::{
-    HOST_SOCKET, MOUNT_SLOTS, NET_DIR, NIC_SOCKET, QMP_SOCKET, RAM_AT, SLOT, SOCKET, VERSION, Vmm,
-    VmmFile, VmmShown, VmmSocket,
+    HOST_SOCKET, MOUNT_SLOTS, NET_DIR, NIC_SOCKET, QMP_SOCKET, RAM_AT, RAM_SOCKET, SLOT, SOCKET,
+    VERSION, Vmm, VmmFile, VmmShown, VmmSocket,
 };
 use serde_json::json;
 
 use super::disks::{self, Source};
 use super::memory;
 use super::qemu::{
-    self, Accelerator, FIRST_PAGES_FD, INITRAMFS, KERNEL, LINK_FD, Layout, MountDevices, QMP_FD,
+    self, Accelerator, Beginning, INITRAMFS, KERNEL, LATER_FD, LINK_FD, Layout, MountDevices,
+    QMP_FD,
 };
 use super::qmp::Qmp;
 use super::{Microvm, NAME, PLAN, Plan};
-use crate::driver::host::{broken, failed, lock};
+use crate::driver::host::{SPARE, broken, failed, lock};
 use crate::driver::{
-    Device, DriverError, DriverResult, Link, Machine, MachineMount, MachineUsage, mac_of,
+    Device, DriverError, DriverResult, Link, Machine, MachineMount, MachineUsage, Restored, mac_of,
 };
-use crate::model::MachineKey;
+use crate::model::{Limits, MachineKey};
 
 /// Where a hypervisor's own messages go: a pipe, which holds the first of them and drops the rest.
-const LOG: &str = "log";
+pub(super) const LOG: &str = "log";
 /// The map of the RAM of a machine that was restored.
 const MAP: &str = "ram.map";
 /// Directories of the root in which every machine has something mounted.
@@ -45,9 +46,17 @@ pub(super) enum Start {
 }
 
 /// What was prepared for a machine.
-struct Prepared {
-    layout: Layout,
-    plan: Plan,
+pub(super) struct Prepared {
+    pub(super) layout: Layout,
+    pub(super) plan: Plan,
+}
+
+/// Whose a hypervisor is.
+pub(super) struct Owner<'a> {
+    pub(super) key: &'a MachineKey,
+    pub(super) hostname: &'a str,
+    pub(super) uid: u32,
+    pub(super) limits: &'a Limits,
 }
 
 impl Microvm {
@@ -57,16 +66,19 @@ impl Microvm {
         image: &[PathBuf],
         how: Start,
         accelerator: Accelerator,
-    ) -> DriverResult<Link> {
+    ) -> DriverResult<Restored> {
         let key = &machine.key;
         check_mounts(&machine.mounts)?;
         let lock = self.host.claim(key)?;
         let mut made = Vec::new();
-        let started = self
-            .prepare(machine, image, how, accelerator, &mut made)
-            .and_then(|prepared| self.run(machine, image, &prepared));
+        let started = self.prepare(machine, image, how, accelerator, &mut made).and_then(
+            |prepared| match self.take_over(machine, image, &prepared)? {
+                Some(line) => Ok(line),
+                None => self.run(machine, image, &prepared),
+            },
+        );
         match started {
-            Ok(()) => Ok(self.link(key)),
+            Ok(line) => Ok(Restored { link: self.link(key), line }),
             Err(error) => {
                 // The cause is what the caller needs to hear; what is left over now, if anything,
                 // is cleared by the next start, stop or survivors.
@@ -106,14 +118,19 @@ impl Microvm {
         for (number, mount) in machine.mounts.iter().enumerate() {
             mounts.push(self.mount(number, mount, made)?);
         }
-        let memory = match how {
-            Start::Boot => None,
+        let beginning = match how {
+            Start::Boot => Beginning::Boot {
+                tsc_khz: match accelerator {
+                    Accelerator::Tcg => self.tsc_khz(),
+                    Accelerator::Kvm => None,
+                },
+            },
             Start::Restore => {
-                let map =
+                let read =
                     memory::map_of(image).map_err(|error| broken("read the image", &error))?;
-                let path = run_dir.join(MAP);
-                fs::write(&path, map.write(FIRST_PAGES_FD)).map_err(failed("write", &path))?;
-                Some((path, map.files))
+                let map = run_dir.join(MAP);
+                fs::write(&map, read.write()).map_err(failed("write", &map))?;
+                Beginning::Memory { map, pages: read.files }
             }
         };
         let names = lower.iter().chain(mounts.iter().filter_map(|mount| mount.lower.as_ref()));
@@ -128,17 +145,12 @@ impl Microvm {
         };
         let layout = Layout {
             shape: Self::shape(limits, accelerator),
-            // A kernel that runs already knows it.
-            tsc_khz: match (how, accelerator) {
-                (Start::Boot, Accelerator::Tcg) => self.tsc_khz(),
-                _ => None,
-            },
             mac: mac_of(&machine.key),
-            disk: disk.chain,
+            disk: Some(disk.chain),
             lower,
             mounts,
             ram_at: run_dir.join(RAM_AT),
-            memory,
+            beginning,
         };
         Ok(Prepared { layout, plan })
     }
@@ -166,22 +178,23 @@ impl Microvm {
     }
 
     /// Launches the hypervisor and sets the machine going.
-    fn run(&self, machine: &Machine, image: &[PathBuf], prepared: &Prepared) -> DriverResult<()> {
-        let key = &machine.key;
+    fn run(
+        &self,
+        machine: &Machine,
+        image: &[PathBuf],
+        prepared: &Prepared,
+    ) -> DriverResult<UnixStream> {
+        let Machine { key, hostname, uids, limits, .. } = machine;
         let run_dir = self.host.directory(key);
-        let log = open_log(&run_dir.join(LOG))?;
-        self.host.agent("vmm", || self.describe(machine, prepared))?;
-        let going = Qmp::connect(&run_dir).and_then(|mut qmp| {
-            // It has bound its socket by now, and has no business in there any more.
-            let net = run_dir.join(NET_DIR);
-            chown(&net, Some(0), Some(0))?;
-            fs::set_permissions(&net, Permissions::from_mode(0o711))?;
+        let owner = Owner { key, hostname, uid: uids.base, limits };
+        let (log, launched) = self.hypervisor_of(&owner, &prepared.layout)?;
+        let going = launched.and_then(|(mut qmp, line)| {
             if let (true, Some(top)) = (prepared.plan.restored, image.first()) {
+                qmp.leave_ram()?;
                 load(&mut qmp, &top.join("devices"))?;
             }
-            let text = serde_json::to_vec(&prepared.plan)?;
-            fs::write(run_dir.join(PLAN), text)?;
-            qmp.ask("cont", json!({})).map(drop)
+            set_going(&mut qmp, &run_dir, &prepared.plan)?;
+            Ok(line)
         });
         going.map_err(|error| {
             let step =
@@ -190,31 +203,59 @@ impl Microvm {
         })
     }
 
-    fn describe(&self, machine: &Machine, prepared: &Prepared) -> DriverResult<Vmm> {
-        let run_dir = self.host.directory(&machine.key);
+    /// Launches a hypervisor, and takes away from it what it needed to start. Answers with its messages, and with
+    /// connections to its control socket and to the machine's serial port.
+    pub(super) fn hypervisor_of(
+        &self,
+        owner: &Owner<'_>,
+        layout: &Layout,
+    ) -> DriverResult<(File, io::Result<(Qmp, UnixStream)>)> {
+        let run_dir = self.host.directory(owner.key);
+        let log = open_log(&run_dir.join(LOG))?;
+        self.host.agent("vmm", || self.describe(owner, layout))?;
+        let launched = Qmp::connect(&run_dir).and_then(|qmp| {
+            // It has bound its socket by now, and has no business in there any more.
+            let net = run_dir.join(NET_DIR);
+            chown(&net, Some(0), Some(0))?;
+            fs::set_permissions(&net, Permissions::from_mode(0o711))?;
+            let directory = File::open(&run_dir)?;
+            let short = format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd());
+            Ok((qmp, UnixStream::connect(short)?))
+        });
+        Ok((log, launched))
+    }
+
+    fn describe(&self, owner: &Owner<'_>, layout: &Layout) -> DriverResult<Vmm> {
+        let run_dir = self.host.directory(owner.key);
         let kernel = self.kernel()?;
-        let mut line = qemu::command_line(&prepared.layout);
+        let mut line = qemu::command_line(layout);
         line.files.push(VmmFile { fd: 2, path: run_dir.join(LOG), write: true });
-        let shown = [(kernel.vmlinuz, KERNEL), (kernel.initramfs, INITRAMFS)];
-        let sockets = [(QMP_FD, QMP_SOCKET), (LINK_FD, SOCKET)];
-        let limits = Self::limits(&machine.limits, &prepared.layout.shape);
+        let shown = match layout.beginning {
+            Beginning::Boot { .. } => vec![(kernel.vmlinuz, KERNEL), (kernel.initramfs, INITRAMFS)],
+            Beginning::Memory { .. } | Beginning::Later => vec![(kernel.head, KERNEL)],
+        };
+        let socket = |(fd, name)| VmmSocket { fd, path: run_dir.join(name) };
+        let is_spare = layout.beginning == Beginning::Later;
+        let limits = Self::limits(owner.limits, &layout.shape);
         Ok(Vmm {
             version: VERSION,
-            hostname: machine.hostname.clone(),
+            hostname: owner.hostname.to_owned(),
             program: self.config.qemu.clone(),
             argv: line.argv,
             env: line.env,
             files: line.files,
-            sockets: sockets.map(|(fd, name)| VmmSocket { fd, path: run_dir.join(name) }).to_vec(),
-            devices: match prepared.layout.shape.accelerator {
+            sockets: [(QMP_FD, QMP_SOCKET), (LINK_FD, SOCKET)].map(socket).to_vec(),
+            calls: is_spare.then(|| socket((LATER_FD, RAM_SOCKET))).into_iter().collect(),
+            devices: match layout.shape.accelerator {
                 Accelerator::Kvm => vec![PathBuf::from("/dev/kvm")],
                 Accelerator::Tcg => Vec::new(),
             },
-            shown: shown.map(|(path, at)| VmmShown { path, at: PathBuf::from(at) }).to_vec(),
+            shown: shown.into_iter().map(|(path, at)| VmmShown { path, at: at.into() }).collect(),
             ram_so: self.ram_so.clone(),
-            uid: machine.uids.base,
-            gid: machine.uids.base,
-            cgroup: self.host.groups.create(&machine.key, &limits)?,
+            uid: owner.uid,
+            gid: owner.uid,
+            cgroup: self.host.groups.create(owner.key, &limits)?,
+            group: is_spare.then(|| owner.key.as_str().to_owned()),
             run_dir,
         })
     }
@@ -242,7 +283,7 @@ impl Microvm {
         if let Some((_, process)) = self.host.alive(key) {
             self.host.kill(key, &process)?;
         }
-        let usage = self.host.groups.usage(key);
+        let usage = self.host.usage(key);
         self.host.clear(key)?;
         Ok(usage)
     }
@@ -255,6 +296,13 @@ impl Microvm {
                 if !Path::new("/proc").join(prober).exists() {
                     self.stop(&key)?;
                     let _ = fs::remove_dir_all(self.config.cache_dir.join(format!(".{key}")));
+                }
+                continue;
+            }
+            if key.as_str().starts_with(SPARE) {
+                // Another driver's, which is gone: there is one for a directory.
+                if !self.spares.is_ours(&key) {
+                    self.stop(&key)?;
                 }
                 continue;
             }
@@ -292,10 +340,15 @@ impl Microvm {
     }
 }
 
+/// Lets a machine run, after it was put down what it is.
+pub(super) fn set_going(qmp: &mut Qmp, run_dir: &Path, plan: &Plan) -> io::Result<()> {
+    fs::write(run_dir.join(PLAN), serde_json::to_vec(plan)?)?;
+    qmp.ask("cont", json!({})).map(drop)
+}
+
 /// Loads the state of the devices, onto RAM that is there already.
-fn load(qmp: &mut Qmp, devices: &Path) -> io::Result<()> {
+pub(super) fn load(qmp: &mut Qmp, devices: &Path) -> io::Result<()> {
     use std::os::fd::AsFd as _;
-    qmp.leave_ram()?;
     let file = File::open(devices)?;
     qmp.ask_with("getfd", json!({"fdname": "devices"}), file.as_fd())?;
     qmp.ask("migrate-incoming", json!({"uri": "fd:devices"}))?;

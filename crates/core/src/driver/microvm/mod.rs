@@ -9,6 +9,7 @@
 //!   net/nic.sock, host.sock   Ethernet frames, in and out
 //!   log                       a pipe: what the hypervisor says on its standard error
 //!   ram.at, ram.map           where its RAM is, and what is mapped there
+//!   ram.sock                  of a spare: where it is told what its RAM is
 //!   machine.json              who the hypervisor is: proto::cage::Record
 //!   plan.json                 what it runs: `Plan`
 //! <cgroup>/<parent>/<key>     its limits and accounts
@@ -30,6 +31,8 @@
 //!
 //! *KVM is believed when a machine has booted under it* (`probe`), not when `/dev/kvm` opens.
 //!
+//! *A machine that is restored takes over a hypervisor that waits already*, if there is one (`spares`).
+//!
 //! Calls are plain blocking code on the runtime's blocking threads, as in the container driver.
 
 mod blank;
@@ -43,6 +46,7 @@ mod qcow2;
 mod qemu;
 mod qmp;
 mod roots;
+mod spares;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -58,10 +62,11 @@ use self::probe::Facts;
 pub use self::qemu::Accelerator;
 use self::qemu::Shape;
 use self::roots::Roots;
+use self::spares::{Kind, Spares};
 use super::host::{Host, died, failed, lock, on_thread};
 use super::{
     Captured, Check, Device, Driver, DriverError, DriverResult, Keeper, Link, Machine,
-    MachineUsage, RAM_SO, Then,
+    MachineUsage, RAM_SO, Restored, Then,
 };
 use crate::model::{Fingerprint, Limits, MachineKey, Size};
 
@@ -88,6 +93,10 @@ pub struct MicrovmConfig {
     pub cache_dir: PathBuf,
     /// The hypervisor, below `/usr`.
     pub qemu: PathBuf,
+    /// How many hypervisors wait for the next machine, of each kind that was restored lately.
+    pub spares: usize,
+    /// The first of 65,536 uids for those, which are no machine's yet.
+    pub spare_uids: u32,
 }
 
 /// Runs machines with a kernel of their own. Cheap to clone.
@@ -104,6 +113,7 @@ struct Microvm {
     facts: Facts,
     /// `ram.so`, where hypervisors can be shown it.
     ram_so: PathBuf,
+    spares: Spares,
 }
 
 /// What a machine is, for the driver that finds it running.
@@ -148,6 +158,7 @@ impl MicrovmDriver {
             roots: Roots::new(agent, cache),
             facts: Facts::new(cache),
             ram_so,
+            spares: Spares::default(),
             config,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -174,10 +185,23 @@ impl MicrovmDriver {
         on_thread(&self.inner, self.inner.host.run_dir(), work).await
     }
 
-    async fn launch(&self, machine: &Machine, image: &[PathBuf], how: Start) -> DriverResult<Link> {
+    async fn launch(
+        &self,
+        machine: &Machine,
+        image: &[PathBuf],
+        how: Start,
+    ) -> DriverResult<Restored> {
         let accelerator = self.accelerator().await?;
         let (machine, image) = (machine.clone(), image.to_vec());
-        self.with(move |microvm| microvm.start(&machine, &image, how, accelerator)).await
+        let kind = Kind::of(&machine.limits, accelerator);
+        let started = {
+            let _under_way = self.inner.spares.starting();
+            self.with(move |microvm| microvm.start(&machine, &image, how, accelerator)).await
+        };
+        if how == Start::Restore && started.is_ok() {
+            self.restock(kind);
+        }
+        started
     }
 }
 
@@ -188,7 +212,7 @@ impl Driver for MicrovmDriver {
     }
 
     async fn start(&self, machine: &Machine) -> DriverResult<Link> {
-        self.launch(machine, &[], Start::Boot).await
+        Ok(self.launch(machine, &[], Start::Boot).await?.link)
     }
 
     async fn stop(&self, key: &MachineKey) -> DriverResult<MachineUsage> {
@@ -198,7 +222,7 @@ impl Driver for MicrovmDriver {
 
     async fn usage(&self, key: &MachineKey) -> DriverResult<MachineUsage> {
         let key = key.clone();
-        self.with(move |microvm| Ok(microvm.host.groups.usage(&key))).await
+        self.with(move |microvm| Ok(microvm.host.usage(&key))).await
     }
 
     async fn survivors(&self) -> DriverResult<Vec<(MachineKey, Link)>> {
@@ -228,10 +252,10 @@ impl Keeper for MicrovmDriver {
     }
 
     async fn boot(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Link> {
-        self.launch(machine, image, Start::Boot).await
+        Ok(self.launch(machine, image, Start::Boot).await?.link)
     }
 
-    async fn restore(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Link> {
+    async fn restore(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Restored> {
         self.launch(machine, image, Start::Restore).await
     }
 

@@ -119,6 +119,7 @@ impl MicrovmDriver {
             let started = self
                 .with(move |microvm| microvm.start(&machine, &[], Start::Boot, by))
                 .await
+                .map(|started| started.link)
                 .map_err(|error| error.to_string())?;
             let Link::Serial(socket) = started else { return Err("a bad link".to_owned()) };
             Guest::connect_serial(&socket, patience)

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use sandkeep_proto::machine::{
     self, DISK, HOST_SOCKET, LOWER_SLOTS, MOUNT_SLOTS, NET_DIR, NIC_SOCKET, PORT, RAM_AT_FD,
-    RAM_FILE, RAM_MAP_FD, RAM_SO, SLOT, VmmFile,
+    RAM_FILE, RAM_LATER_FD, RAM_MAP_FD, RAM_PAGES_FD, RAM_SO, SLOT, VmmFile,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -29,6 +29,8 @@ pub(super) const LINK_FD: u32 = 4;
 const AT_FD: u32 = 5;
 /// The map of the RAM.
 const MAP_FD: u32 = 6;
+/// The socket that the map of the RAM comes over, of one that was started before there was any.
+pub(super) const LATER_FD: u32 = 7;
 /// The first of the others.
 const FIRST_FD: u32 = 10;
 /// How much of what the guest writes to its serial port is kept, the last of it.
@@ -42,7 +44,7 @@ const KERNEL_LINE: &str = "console=ttyS0 quiet loglevel=3 panic=-1 reboot=t tsc=
      no_timer_check random.trust_cpu=on net.ifnames=0 rdinit=/init";
 
 /// What runs the guest's instructions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accelerator {
     /// The processor.
@@ -86,21 +88,30 @@ pub(super) struct MountDevices {
     pub(super) disk: Option<Chain>,
 }
 
+/// How a machine begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Beginning {
+    /// With its kernel. An emulated one is told how fast the time stamp counter runs: it has the host's, and measures it badly.
+    Boot { tsc_khz: Option<u64> },
+    /// With memory: a map of the RAM, and the files it names.
+    Memory { map: PathBuf, pages: Vec<PathBuf> },
+    /// With memory that it is told later, like its disks.
+    Later,
+}
+
 /// Everything a machine is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) shape: Shape,
-    /// How fast the time stamp counter runs. An emulated machine has the host's, and measures it badly.
-    pub(super) tsc_khz: Option<u64>,
     pub(super) mac: [u8; 6],
-    pub(super) disk: Chain,
+    /// Absent until it is told.
+    pub(super) disk: Option<Chain>,
     /// Packed layers, the topmost first.
     pub(super) lower: Vec<PathBuf>,
     pub(super) mounts: Vec<MountDevices>,
     /// Where `ram.so` writes the address.
     pub(super) ram_at: PathBuf,
-    /// The map of the RAM, if the machine is to be restored, and the files it names.
-    pub(super) memory: Option<(PathBuf, Vec<PathBuf>)>,
+    pub(super) beginning: Beginning,
 }
 
 /// What to run, and what is to be open for it.
@@ -112,14 +123,14 @@ pub(super) struct CommandLine {
 }
 
 /// At which descriptor the first of the RAM's files is.
-pub(super) const FIRST_PAGES_FD: u32 = 1000;
+const FIRST_PAGES_FD: u32 = 1000;
 
 /// Spells it.
 pub(super) fn command_line(layout: &Layout) -> CommandLine {
     let mut line = Line::default();
-    line.machine(&layout.shape, layout.tsc_khz, layout.memory.is_some());
+    line.machine(&layout.shape, &layout.beginning);
     line.sockets(layout.mac);
-    line.disk(DISK, Some(&layout.disk));
+    line.disk(DISK, layout.disk.as_ref());
     for number in 0..LOWER_SLOTS {
         line.lower(&machine::lower(number), layout.lower.get(number as usize));
     }
@@ -134,14 +145,104 @@ pub(super) fn command_line(layout: &Layout) -> CommandLine {
         ("LD_PRELOAD".to_owned(), RAM_SO.to_owned()),
         (RAM_AT_FD.to_owned(), AT_FD.to_string()),
     ]);
-    if let Some((map, pages)) = &layout.memory {
-        env.insert(RAM_MAP_FD.to_owned(), MAP_FD.to_string());
-        line.files.push(VmmFile { fd: MAP_FD, path: map.clone(), write: false });
-        for (fd, path) in (FIRST_PAGES_FD..).zip(pages) {
-            line.files.push(VmmFile { fd, path: path.clone(), write: false });
+    match &layout.beginning {
+        Beginning::Boot { .. } => {}
+        Beginning::Memory { map, pages } => {
+            env.insert(RAM_MAP_FD.to_owned(), MAP_FD.to_string());
+            env.insert(RAM_PAGES_FD.to_owned(), FIRST_PAGES_FD.to_string());
+            line.files.push(VmmFile { fd: MAP_FD, path: map.clone(), write: false });
+            for (fd, path) in (FIRST_PAGES_FD..).zip(pages) {
+                line.files.push(VmmFile { fd, path: path.clone(), write: false });
+            }
+        }
+        Beginning::Later => {
+            env.insert(RAM_LATER_FD.to_owned(), LATER_FD.to_string());
         }
     }
     CommandLine { argv: line.argv, env, files: line.files }
+}
+
+/// What a device of a machine shows that was started without it, told in this order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Slot {
+    /// The device.
+    pub(super) serial: String,
+    /// Files, the lowest first, each with what is made of it. The last is what the device shows.
+    pub(super) nodes: Vec<(PathBuf, bool, Node)>,
+}
+
+/// A file that becomes part of a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Node {
+    /// Its bytes, by this name.
+    Plain(String),
+    /// What was written to the node `below`.
+    Written { node: String, below: String },
+}
+
+impl Node {
+    /// How it is described, with the file in the set of descriptors `set`.
+    pub(super) fn options(&self, set: u64, write: bool) -> Value {
+        let filename = format!("/dev/fdset/{set}");
+        match self {
+            Self::Plain(node) => file_options(node, &filename, write),
+            Self::Written { node, below } => {
+                let file = file_options(&format!("{node}-file"), &filename, write);
+                written_options(node, &file, below, write)
+            }
+        }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::Plain(node) | Self::Written { node, .. } => node,
+        }
+    }
+}
+
+/// What is to be told to a machine that was started without disks; one with drives is never.
+pub(super) fn slots(layout: &Layout) -> Vec<Slot> {
+    let mut slots = Vec::new();
+    if let Some(Chain { blank, written }) = &layout.disk {
+        let mut below = format!("{DISK}-blank");
+        let mut nodes = vec![(blank.clone(), false, Node::Plain(below.clone()))];
+        for (place, (node, path)) in written.iter().enumerate() {
+            let last = place + 1 == written.len();
+            let over = std::mem::replace(&mut below, node.clone());
+            let node = Node::Written { node: node.clone(), below: over };
+            nodes.push((path.clone(), last, node));
+        }
+        slots.push(Slot { serial: DISK.to_owned(), nodes });
+    }
+    for (number, path) in (0..LOWER_SLOTS).zip(&layout.lower) {
+        let serial = machine::lower(number);
+        let nodes = vec![(path.clone(), false, Node::Plain(serial.clone()))];
+        slots.push(Slot { serial, nodes });
+    }
+    slots
+}
+
+/// A file, by a descriptor: the hypervisor has no path to it.
+fn file_options(node: &str, filename: &str, write: bool) -> Value {
+    // The driver sees to it that nobody else writes to it; locks would be in the way of forks.
+    let mut options = json!({
+        "driver": "file", "node-name": node, "filename": filename, "read-only": !write,
+        "locking": "off",
+    });
+    if write {
+        options["discard"] = json!("unmap");
+    }
+    options
+}
+
+fn written_options(node: &str, file: &Value, below: &str, write: bool) -> Value {
+    let mut options = json!({
+        "driver": "qcow2", "node-name": node, "file": file, "backing": below, "read-only": !write,
+    });
+    if write {
+        options["discard"] = json!("unmap");
+    }
+    options
 }
 
 #[derive(Default)]
@@ -155,7 +256,7 @@ impl Line {
         self.argv.extend(words.iter().map(|word| (*word).to_owned()));
     }
 
-    fn machine(&mut self, shape: &Shape, tsc_khz: Option<u64>, restore: bool) {
+    fn machine(&mut self, shape: &Shape, beginning: &Beginning) {
         let Shape { accelerator, cpus, ram } = shape;
         let (accel, cpu) = match accelerator {
             Accelerator::Kvm => ("kvm".to_owned(), "host"),
@@ -172,11 +273,16 @@ impl Line {
         self.put(&["-accel", &accel, "-cpu", cpu, "-smp", &cpus.to_string()]);
         self.put(&["-m", &format!("{}M", ram >> 20), "-object"]);
         self.put(&[&format!("memory-backend-file,id=ram,mem-path={RAM_FILE},size={ram},share=on")]);
-        self.put(&["-kernel", KERNEL, "-initrd", INITRAMFS, "-append"]);
-        let tsc = tsc_khz.map_or_else(String::new, |khz| format!(" tsc_early_khz={khz}"));
-        self.put(&[&format!("{KERNEL_LINE}{tsc}")]);
         // Either way it stands still until the driver has looked at it.
-        if restore { self.put(&["-incoming", "defer"]) } else { self.put(&["-S"]) }
+        if let Beginning::Boot { tsc_khz } = beginning {
+            self.put(&["-kernel", KERNEL, "-initrd", INITRAMFS, "-append"]);
+            let tsc = tsc_khz.map_or_else(String::new, |khz| format!(" tsc_early_khz={khz}"));
+            self.put(&[&format!("{KERNEL_LINE}{tsc}"), "-S"]);
+        } else {
+            // A kernel has to be named, or a part of the firmware would be missing that the captured machine had. It is in
+            // memory already.
+            self.put(&["-kernel", KERNEL, "-incoming", "defer"]);
+        }
     }
 
     fn sockets(&mut self, mac: [u8; 6]) {
@@ -199,49 +305,47 @@ impl Line {
 
     /// A read-only device.
     fn lower(&mut self, serial: &str, file: Option<&PathBuf>) {
-        match file {
-            Some(path) => self.file(serial, path, false),
+        let node = match file {
+            Some(path) => {
+                self.file(serial, path, false);
+                serial.to_owned()
+            }
             None => self.nothing(serial, true),
-        }
-        self.device(serial, serial);
+        };
+        self.device(serial, &node);
     }
 
     /// A device that can be written to, or that could be.
     fn disk(&mut self, serial: &str, chain: Option<&Chain>) {
         let Some(Chain { blank, written }) = chain else {
-            self.nothing(serial, false);
-            return self.device(serial, serial);
+            let node = self.nothing(serial, false);
+            return self.device(serial, &node);
         };
         let mut below = format!("{serial}-blank");
         self.file(&below, blank, false);
         for (place, (node, path)) in written.iter().enumerate() {
             let (last, file) = (place + 1 == written.len(), format!("{node}-file"));
             self.file(&file, path, last);
-            self.node(&json!({
-                "driver": "qcow2", "node-name": node, "file": file, "backing": below, "read-only": !last,
-                "discard": "unmap",
-            }));
+            self.node(&written_options(node, &json!(file), &below, last));
             below.clone_from(node);
         }
         self.device(serial, &below);
     }
 
-    /// A file, by a descriptor: the hypervisor has no path to it.
     fn file(&mut self, node: &str, path: &std::path::Path, write: bool) {
         let fd = FIRST_FD + u32::try_from(self.files.len()).unwrap_or(u32::MAX);
         self.files.push(VmmFile { fd, path: path.to_owned(), write });
         self.put(&["-add-fd", &format!("fd={fd},set={fd}")]);
-        // The driver sees to it that nobody else writes to it; locks would be in the way of forks.
-        self.node(&json!({
-            "driver": "file", "node-name": node, "filename": format!("/dev/fdset/{fd}"), "read-only": !write,
-            "locking": "off", "discard": "unmap",
-        }));
+        self.node(&file_options(node, &format!("/dev/fdset/{fd}"), write));
     }
 
-    fn nothing(&mut self, node: &str, read_only: bool) {
+    /// What a slot shows that has nothing to show.
+    fn nothing(&mut self, serial: &str, read_only: bool) -> String {
+        let node = format!("no-{serial}");
         self.node(&json!({
             "driver": "null-co", "node-name": node, "size": SLOT, "read-zeroes": true, "read-only": read_only,
         }));
+        node
     }
 
     fn node(&mut self, options: &Value) {
@@ -264,7 +368,10 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::PathBuf;
 
-    use super::{Accelerator, Chain, CommandLine, Layout, MountDevices, Shape, command_line};
+    use super::{
+        Accelerator, Beginning, Chain, CommandLine, Layout, MountDevices, Shape, command_line,
+        slots,
+    };
 
     fn layout() -> Layout {
         let chain = |name: &str| Chain {
@@ -276,9 +383,8 @@ mod tests {
         };
         Layout {
             shape: Shape { accelerator: Accelerator::Tcg, cpus: 2, ram: 256 << 20 },
-            tsc_khz: Some(2_000_000),
             mac: [2, 0, 0, 0, 0, 9],
-            disk: chain("s"),
+            disk: Some(chain("s")),
             lower: vec![PathBuf::from("/cache/a.erofs"), PathBuf::from("/cache/b.erofs")],
             mounts: vec![
                 MountDevices {
@@ -288,7 +394,7 @@ mod tests {
                 MountDevices { lower: Some(PathBuf::from("/cache/d.erofs")), disk: None },
             ],
             ram_at: PathBuf::from("/run/ram.at"),
-            memory: None,
+            beginning: Beginning::Boot { tsc_khz: Some(2_000_000) },
         }
     }
 
@@ -336,10 +442,42 @@ mod tests {
     fn a_machine_waits_for_the_driver_whether_it_boots_or_is_restored() {
         let mut layout = layout();
         assert!(command_line(&layout).argv.contains(&"-S".to_owned()));
-        layout.memory = Some((PathBuf::from("/run/map"), vec![PathBuf::from("/image/pages")]));
+        let pages = vec![PathBuf::from("/image/pages")];
+        layout.beginning = Beginning::Memory { map: PathBuf::from("/run/map"), pages };
         let line = command_line(&layout);
         assert!(line.argv.contains(&"defer".to_owned()) && !line.argv.contains(&"-S".to_owned()));
         assert_eq!(line.files.last().map(|file| file.fd), Some(1000));
         assert_eq!(line.env["SANDKEEP_RAM_MAP"], "6");
+        assert_eq!(line.env["SANDKEEP_RAM_PAGES"], "1000");
+    }
+
+    #[test]
+    fn one_that_is_told_later_has_the_same_devices_and_is_told_the_same_disks() {
+        let mut known = layout();
+        known.mounts.clear();
+        let later =
+            Layout { disk: None, lower: Vec::new(), beginning: Beginning::Later, ..known.clone() };
+        let devices = |layout: &Layout| -> Vec<String> {
+            let line = command_line(layout);
+            let bare = |word: &&String| word.split(",drive=").next().unwrap().to_owned();
+            shape_of(&line).iter().map(bare).collect()
+        };
+        assert_eq!(devices(&later), devices(&known));
+        let files = command_line(&later).files;
+        assert_eq!(files.len(), 1, "nothing is open but where its RAM is told: {files:?}");
+        let nodes = |word: &String| -> Option<String> {
+            let node: serde_json::Value = serde_json::from_str(word).ok()?;
+            let null = node["driver"] == "null-co";
+            (!null).then(|| node["node-name"].as_str().unwrap().to_owned())
+        };
+        let from_the_start: BTreeSet<_> =
+            command_line(&known).argv.iter().filter_map(nodes).collect();
+        let mut told = BTreeSet::new();
+        for (place, (_, write, node)) in slots(&known).iter().flat_map(|s| &s.nodes).enumerate() {
+            let options = node.options(place as u64, *write);
+            told.insert(options["node-name"].as_str().unwrap().to_owned());
+            told.extend(options["file"]["node-name"].as_str().map(str::to_owned));
+        }
+        assert_eq!(told, from_the_start);
     }
 }

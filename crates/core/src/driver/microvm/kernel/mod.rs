@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! kernel/vmlinuz        as it was given
+//! kernel/head           the beginning of it, which is all that the hypervisor of a restored machine looks at
 //! kernel/modules.cpio   the modules that a machine needs, and the order in which they are loaded
 //! kernel/initramfs      modules.cpio, then the agent: the kernel unpacks one after the other
 //! kernel/kernel.json    what they are
@@ -29,6 +30,8 @@ const MODULES: &str = "modules.cpio";
 pub struct Kernel {
     /// The kernel.
     pub vmlinuz: PathBuf,
+    /// The first part of it: enough to be taken for a kernel where none is started.
+    pub head: PathBuf,
     /// What it starts.
     pub initramfs: PathBuf,
     /// SHA-256 of both, in hexadecimal: a machine's memory is of no use with another kernel or agent.
@@ -92,7 +95,7 @@ pub fn open(dir: &Path, agent: &[u8]) -> io::Result<Kernel> {
         return Err(at(&path, &io::Error::new(io::ErrorKind::InvalidData, error)));
     }
     if record.agent == hex(&Sha256::digest(agent)) {
-        return Ok(kernel(dir, record.digest));
+        return kernel(dir, record.digest);
     }
     dress(dir, agent, record.modules)
 }
@@ -115,11 +118,32 @@ fn dress(dir: &Path, agent: &[u8], modules: Vec<String>) -> io::Result<Kernel> {
     let record = Record { format: FORMAT, digest: digest.clone(), agent, modules };
     let text = serde_json::to_vec_pretty(&record).map_err(io::Error::other)?;
     save(&dir.join(RECORD), &text)?;
-    Ok(kernel(dir, digest))
+    kernel(dir, digest)
 }
 
-fn kernel(dir: &Path, digest: String) -> Kernel {
-    Kernel { vmlinuz: dir.join("vmlinuz"), initramfs: dir.join("initramfs"), digest }
+fn kernel(dir: &Path, digest: String) -> io::Result<Kernel> {
+    let (vmlinuz, head) = (dir.join("vmlinuz"), dir.join("head"));
+    let bytes = head_of(&vmlinuz).map_err(|error| at(&vmlinuz, &error))?;
+    if fs::read(&head).ok().as_ref() != Some(&bytes) {
+        save(&head, &bytes)?;
+    }
+    Ok(Kernel { vmlinuz, head, initramfs: dir.join("initramfs"), digest })
+}
+
+/// The part of a bzImage that is run in real mode, whose length its header tells, and a page of what follows.
+fn head_of(vmlinuz: &Path) -> io::Result<Vec<u8>> {
+    const SECTOR: u64 = 512;
+    const SETUP_SECTORS: usize = 0x1f1;
+    use std::io::Read as _;
+    let mut file = fs::File::open(vmlinuz)?;
+    let mut bytes = Vec::new();
+    file.by_ref().take(2 * SECTOR).read_to_end(&mut bytes)?;
+    // None said is four, by the oldest of its protocols.
+    let sectors = bytes.get(SETUP_SECTORS).copied().filter(|sectors| *sectors > 0).unwrap_or(4);
+    let length = (u64::from(sectors) + 1) * SECTOR + 4096;
+    let rest = length.max(16 << 10).saturating_sub(bytes.len() as u64);
+    file.take(rest).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -59,15 +59,15 @@ pub fn map_of(image: &[PathBuf]) -> io::Result<RamMap> {
 }
 
 impl RamMap {
-    /// The map as `ram.so` reads it. [`files`](Self::files) are open as descriptors from `first` on.
+    /// The map as `ram.so` reads it, which is given [`files`](Self::files) in their order.
     #[must_use]
-    pub fn write(&self, first: u32) -> Vec<u8> {
+    pub fn write(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(24 + 32 * self.entries.len());
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&self.ram.to_le_bytes());
         bytes.extend_from_slice(&(self.entries.len() as u64).to_le_bytes());
         for MapEntry { offset, length, file, at } in &self.entries {
-            for word in [*offset, *length, u64::from(first) + *file as u64, *at] {
+            for word in [*offset, *length, *file as u64, *at] {
                 bytes.extend_from_slice(&word.to_le_bytes());
             }
         }

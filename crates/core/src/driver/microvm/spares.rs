@@ -1,0 +1,376 @@
+//! Hypervisors that wait for a machine.
+//!
+//! Most of the time it takes to restore a machine is its hypervisor's: a large program is loaded, confined, and makes its
+//! devices. None of that depends on the machine, only on its *kind*: its size, and what it is run by. So after a machine was
+//! restored another hypervisor of its kind is started, with empty devices and no memory, and the next one takes it over:
+//!
+//! ```text
+//! spare                                   what it is told, over its sockets
+//!   devices with nothing in them   <---   descriptors of the disks, and which device shows which (QMP `qom-set`)
+//!   RAM that is empty              <---   a map and the files of pages (`ram.so`, thread `later`)
+//!   devices' state                 <---   the image's, as always
+//! its sockets and its record       --->   are moved to the machine's directory; the record last
+//! ```
+//!
+//! It is confined as all hypervisors are, as a user of its own from a range that no sandbox has, in a control group with the limits of its
+//! kind, which it keeps. Until the record has moved it is nobody's; from then on it is the machine's, and one that was not set
+//! going is ended by whoever finds it. If anything fails before, it is ended and the machine starts as if there had been none.
+//!
+//! *What they cost.* A spare holds about 20 MB. There are as many of a kind as the configuration says, made when no machine is
+//! being started; one that nobody took for a while is ended, and all of them end with the daemon, however that ends: their memory's
+//! socket is closed then.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, IoSlice, Read as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use sandkeep_proto::cage::RECORD;
+use sandkeep_proto::machine::{NET_DIR, QMP_SOCKET, RAM_AT, RAM_SOCKET, SOCKET};
+use serde_json::json;
+
+use super::life::{self, LOG, Owner, Prepared};
+use super::qemu::{Accelerator, Beginning, Layout, Slot, slots};
+use super::qmp::Qmp;
+use super::{Microvm, MicrovmDriver};
+use crate::driver::host::{SPARE, broken, failed, lock, on_thread};
+use crate::driver::{DriverResult, Machine};
+use crate::model::{Limits, MachineKey, Size};
+
+/// How long after the last start spares are made: whoever started a machine wants to use it first.
+const AFTER: Duration = Duration::from_millis(200);
+/// How long one waits for a machine.
+const AT_MOST: Duration = Duration::from_mins(15);
+/// How many uids there are for them.
+const UIDS: u32 = 1 << 16;
+/// How long a spare may take to map its RAM.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The most descriptors in one message.
+const DESCRIPTORS: usize = 65;
+
+/// Which machines a hypervisor could be for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Kind {
+    accelerator: Accelerator,
+    millicpus: u32,
+    memory: Size,
+    disk: u64,
+}
+
+impl Kind {
+    pub(super) fn of(limits: &Limits, accelerator: Accelerator) -> Self {
+        let disk = Microvm::disk_size(limits);
+        Self { accelerator, millicpus: limits.millicpus, memory: limits.memory, disk }
+    }
+
+    fn limits(self) -> Limits {
+        let Self { millicpus, memory, disk, .. } = self;
+        Limits { millicpus, memory, pids: 0, file_size: Size(disk) }
+    }
+}
+
+/// A hypervisor that is nobody's.
+#[derive(Debug)]
+struct Spare {
+    key: MachineKey,
+    qmp: Qmp,
+    /// The serial port of the machine to be.
+    line: UnixStream,
+    /// What tells it its RAM, and keeps it alive until then.
+    ram: UnixStream,
+    made: Instant,
+}
+
+/// Those of a driver.
+#[derive(Debug)]
+pub(super) struct Spares {
+    /// What the keys of ours begin with.
+    mark: String,
+    count: AtomicUsize,
+    starting: AtomicUsize,
+    last_start: Mutex<Option<Instant>>,
+    shelves: Mutex<HashMap<Kind, Shelf>>,
+}
+
+#[derive(Debug, Default)]
+struct Shelf {
+    ready: Vec<Spare>,
+    /// How many are being made, or about to be.
+    coming: usize,
+}
+
+impl Default for Spares {
+    fn default() -> Self {
+        static DRIVERS: AtomicUsize = AtomicUsize::new(0);
+        let driver = DRIVERS.fetch_add(1, Ordering::Relaxed);
+        Self {
+            mark: format!("{SPARE}{}-{driver}-", std::process::id()),
+            count: AtomicUsize::default(),
+            starting: AtomicUsize::default(),
+            last_start: Mutex::default(),
+            shelves: Mutex::default(),
+        }
+    }
+}
+
+impl Spares {
+    /// Whether one was made by this driver.
+    pub(super) fn is_ours(&self, key: &MachineKey) -> bool {
+        key.as_str().starts_with(&self.mark)
+    }
+
+    /// To be held while a machine is started.
+    pub(super) fn starting(&self) -> impl Drop {
+        self.starting.fetch_add(1, Ordering::Relaxed);
+        UnderWay(self)
+    }
+
+    /// Whether somebody waits for a machine, or has just got one.
+    fn is_busy(&self) -> bool {
+        self.starting.load(Ordering::Relaxed) > 0
+            || locked(&self.last_start).is_some_and(|at| at.elapsed() < AFTER)
+    }
+
+    fn take(&self, kind: Kind) -> Option<Spare> {
+        locked(&self.shelves).get_mut(&kind)?.ready.pop()
+    }
+
+    /// Whether another should be made; if so it counts as coming.
+    fn wants(&self, kind: Kind, most: usize) -> bool {
+        let mut shelves = locked(&self.shelves);
+        let shelf = shelves.entry(kind).or_default();
+        let wanted = shelf.ready.len() + shelf.coming < most;
+        shelf.coming += usize::from(wanted);
+        wanted
+    }
+
+    fn put(&self, kind: Kind, made: Option<Spare>) {
+        let mut shelves = locked(&self.shelves);
+        let shelf = shelves.entry(kind).or_default();
+        shelf.coming = shelf.coming.saturating_sub(1);
+        shelf.ready.extend(made);
+    }
+
+    /// Takes away those that have waited for so long.
+    fn older_than(&self, age: Duration) -> Vec<Spare> {
+        let mut shelves = locked(&self.shelves);
+        let all = shelves.values_mut();
+        all.flat_map(|shelf| shelf.ready.extract_if(.., |spare| spare.made.elapsed() >= age))
+            .collect()
+    }
+}
+
+struct UnderWay<'a>(&'a Spares);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        *locked(&self.0.last_start) = Some(Instant::now());
+        self.0.starting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl MicrovmDriver {
+    /// How many hypervisors wait for a machine.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        locked(&self.inner.spares.shelves).values().map(|shelf| shelf.ready.len()).sum()
+    }
+
+    /// Sees to it that the next machine of a kind finds a spare, when there is nothing better to do.
+    pub(super) fn restock(&self, kind: Kind) {
+        while self.inner.spares.wants(kind, self.inner.config.spares) {
+            let driver = Arc::downgrade(&self.inner);
+            tokio::spawn(async move {
+                loop {
+                    tokio::time::sleep(AFTER / 2).await;
+                    match driver.upgrade() {
+                        None => return,
+                        Some(microvm) if microvm.spares.is_busy() => {}
+                        Some(microvm) => {
+                            let run_dir = microvm.host.run_dir().to_owned();
+                            let work = move |microvm: &Microvm| microvm.stock(kind);
+                            let _ = on_thread(&microvm, &run_dir, work).await;
+                            break;
+                        }
+                    }
+                }
+                tokio::time::sleep(AT_MOST).await;
+                if let Some(microvm) = driver.upgrade() {
+                    let run_dir = microvm.host.run_dir().to_owned();
+                    let work = |microvm: &Microvm| microvm.end_spares(AT_MOST);
+                    let _ = on_thread(&microvm, &run_dir, work).await;
+                }
+            });
+        }
+    }
+}
+
+impl Microvm {
+    /// Makes one, and puts it where it is found.
+    fn stock(&self, kind: Kind) -> DriverResult<()> {
+        let made = self.make_spare(kind);
+        if let Err(error) = &made {
+            tracing::warn!(error = %error, "no hypervisor can be kept ready for the next machine");
+        }
+        self.spares.put(kind, made.ok());
+        Ok(())
+    }
+
+    fn end_spares(&self, age: Duration) -> DriverResult<()> {
+        for Spare { key, .. } in self.spares.older_than(age) {
+            self.stop(&key)?;
+        }
+        Ok(())
+    }
+
+    fn make_spare(&self, kind: Kind) -> DriverResult<Spare> {
+        let number = self.spares.count.fetch_add(1, Ordering::Relaxed);
+        let key = MachineKey::parse(&format!("{}{number}", self.spares.mark));
+        let key = key.ok_or_else(|| broken("name a spare", &"it has no name"))?;
+        let lock = self.host.claim(&key)?;
+        let made = self.launch_spare(&key, kind);
+        if made.is_err() {
+            drop(lock);
+            let _ = self.stop(&key);
+        }
+        made
+    }
+
+    fn launch_spare(&self, key: &MachineKey, kind: Kind) -> DriverResult<Spare> {
+        let (run_dir, limits) = (self.host.directory(key), kind.limits());
+        let calls = listen(&run_dir).map_err(failed("listen in", &run_dir))?;
+        let layout = Layout {
+            shape: Self::shape(&limits, kind.accelerator),
+            // What a machine's address is comes with its memory.
+            mac: [2, 0, 0, 0, 0, 0],
+            disk: None,
+            lower: Vec::new(),
+            mounts: Vec::new(),
+            ram_at: run_dir.join(RAM_AT),
+            beginning: Beginning::Later,
+        };
+        let uid = self.spare_uid()?;
+        let owner = Owner { key, hostname: "spare", uid, limits: &limits };
+        let (_log, launched) = self.hypervisor_of(&owner, &layout)?;
+        let ready = launched.and_then(|(mut qmp, line)| {
+            qmp.leave_ram()?;
+            // It connected before it was confined.
+            let (ram, _) = calls.accept()?;
+            ram.set_read_timeout(Some(PATIENCE))?;
+            Ok(Spare { key: key.clone(), qmp, line, ram, made: Instant::now() })
+        });
+        ready.map_err(|error| broken("start a spare", &error))
+    }
+
+    /// A uid that no hypervisor has.
+    fn spare_uid(&self) -> DriverResult<u32> {
+        let taken: Vec<u32> =
+            self.host.records().into_iter().filter_map(|record| record.uid).collect();
+        let first = self.config.spare_uids;
+        let free = (first..first.saturating_add(UIDS)).find(|uid| !taken.contains(uid));
+        free.ok_or_else(|| broken("start a spare", &"all uids for spares are taken"))
+    }
+
+    /// Makes a spare the machine, if there is one, and answers with its serial port. An error means that the machine cannot start; what only the spare failed at is no
+    /// error.
+    pub(super) fn take_over(
+        &self,
+        machine: &Machine,
+        image: &[PathBuf],
+        prepared: &Prepared,
+    ) -> DriverResult<Option<UnixStream>> {
+        let Beginning::Memory { map, pages } = &prepared.layout.beginning else { return Ok(None) };
+        let (Some(top), true) = (image.first(), machine.mounts.is_empty()) else {
+            return Ok(None);
+        };
+        let kind = Kind::of(&machine.limits, prepared.layout.shape.accelerator);
+        let Some(mut spare) = self.spares.take(kind) else { return Ok(None) };
+        let began = Instant::now();
+        let theirs = self.host.directory(&spare.key);
+        let Some(held) = lock(&theirs, FlockOperation::LockShared)? else { return Ok(None) };
+        let (mut disks, mut ram) = (Duration::ZERO, Duration::ZERO);
+        let furnished = furnish(&mut spare.qmp, &slots(&prepared.layout))
+            .inspect(|()| disks = began.elapsed())
+            .and_then(|()| tell_ram(&spare.ram, map, pages))
+            .inspect(|()| ram = began.elapsed())
+            .and_then(|()| life::load(&mut spare.qmp, &top.join("devices")));
+        let loaded = began.elapsed();
+        if let Err(error) = furnished {
+            tracing::warn!(machine = %machine.key, error = %error, "a spare hypervisor could not be used");
+            drop(held);
+            self.stop(&spare.key)?;
+            return Ok(None);
+        }
+        let ours = self.host.directory(&machine.key);
+        let going = hand_over(&theirs, &ours)
+            .and_then(|()| life::set_going(&mut spare.qmp, &ours, &prepared.plan));
+        tracing::debug!(machine = %machine.key, spare = %spare.key, ?disks, ?ram, ?loaded, going = ?began.elapsed(), "a hypervisor that waited is a machine's");
+        going.map(|()| Some(spare.line)).map_err(failed("hand a hypervisor over to", &ours))
+    }
+}
+
+impl Drop for Microvm {
+    fn drop(&mut self) {
+        let _ = self.end_spares(Duration::ZERO);
+    }
+}
+
+/// Gives devices what they are to show.
+fn furnish(qmp: &mut Qmp, slots: &[Slot]) -> io::Result<()> {
+    for Slot { serial, nodes } in slots {
+        for (path, write, node) in nodes {
+            let file = File::options().read(true).write(*write).open(path)?;
+            let set = qmp.ask_with("add-fd", json!({}), file.as_fd())?["fdset-id"].as_u64();
+            let set = set.ok_or_else(|| io::Error::other("a descriptor was not taken"))?;
+            qmp.ask("blockdev-add", node.options(set, *write))?;
+        }
+        let shown = nodes.last().map(|(_, _, node)| node.name()).unwrap_or_default();
+        let path = format!("/machine/peripheral/{serial}");
+        qmp.ask("qom-set", json!({"path": path, "property": "drive", "value": shown}))?;
+    }
+    Ok(())
+}
+
+/// Has a spare's RAM be what a map says.
+fn tell_ram(mut ram: &UnixStream, map: &Path, pages: &[PathBuf]) -> io::Result<()> {
+    let mut files = vec![File::open(map)?];
+    for path in pages {
+        files.push(File::open(path)?);
+    }
+    let descriptors: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        return Err(io::Error::other("the image has too many layers"));
+    }
+    rustix::net::sendmsg(ram, &[IoSlice::new(b"m")], &mut control, SendFlags::NOSIGNAL)?;
+    let mut answer = [0];
+    ram.read_exact(&mut answer)
+}
+
+/// Makes what is in a spare's directory the machine's. It is the machine's when its record has moved.
+fn hand_over(theirs: &Path, ours: &Path) -> io::Result<()> {
+    for name in [LOG, RAM_AT, QMP_SOCKET, SOCKET, NET_DIR, RECORD] {
+        fs::rename(theirs.join(name), ours.join(name))?;
+    }
+    fs::remove_dir_all(theirs)
+}
+
+/// Listens for a spare's memory.
+fn listen(run_dir: &Path) -> io::Result<UnixListener> {
+    // Not by the path itself: it may be longer than a socket's address can be.
+    let directory = File::open(run_dir)?;
+    UnixListener::bind(format!("/proc/self/fd/{}/{RAM_SOCKET}", directory.as_raw_fd()))
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
