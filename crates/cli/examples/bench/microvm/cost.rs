@@ -9,7 +9,6 @@ use super::Outcome;
 
 /// The machines of one daemon.
 pub(super) struct Machines {
-    run_dir: PathBuf,
     data: PathBuf,
 }
 
@@ -25,14 +24,10 @@ pub(super) struct Memory {
 impl Machines {
     /// Those of the daemon on this data directory.
     pub(super) fn new(data: &Path) -> Self {
-        use sha2::Digest as _;
-        let data = data.canonicalize().unwrap_or_else(|_| data.to_path_buf());
-        let digest = sha2::Sha256::digest(data.as_os_str().as_encoded_bytes());
-        let mark: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-        Self { run_dir: Path::new("/run/sandkeep").join(mark), data }
+        Self { data: data.canonicalize().unwrap_or_else(|_| data.to_path_buf()) }
     }
 
-    /// The hypervisors that run now: those with a descriptor below the daemon's runtime directory.
+    /// The hypervisors that run a machine now: those with a file of the daemon's data open. One that waits for a machine has none.
     pub(super) fn pids(&self) -> BTreeSet<u32> {
         let Ok(entries) = fs::read_dir("/proc") else { return BTreeSet::new() };
         let names = entries.flatten().map(|entry| entry.file_name());
@@ -42,10 +37,8 @@ impl Machines {
 
     fn is_ours(&self, pid: u32) -> bool {
         let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-        let targets = open.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
-        let mut ours = targets
-            .filter(|target| target.starts_with(&self.run_dir) || target.starts_with(&self.data));
-        ours.next().is_some()
+        let mut targets = open.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+        targets.any(|target| target.starts_with(&self.data))
     }
 
     /// Disk space of everything in the data directory, each inode once.

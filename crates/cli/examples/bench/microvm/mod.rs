@@ -14,19 +14,23 @@ use std::time::{Duration, Instant};
 use sandkeep_client::Client;
 use sandkeep_client::types::{Checkpoint, CreateSandbox, ExecRequest, Fork, Pause, Start};
 use sandkeep_testkit::daemon::{Daemon, SMALL};
-use sandkeep_testkit::machine::test_kernel;
+use sandkeep_testkit::machine::{TestKernel, test_kernel};
 
 use super::Outcome;
 use super::stats::{Table, millis};
 use cost::Machines;
 
 /// How often each thing is done, and how many forks are made at once.
+#[derive(Clone)]
 struct Rounds {
     boots: usize,
     restores: usize,
     forks: &'static [u32],
     dirty: &'static [u32],
 }
+
+/// How long nobody asks for anything before a machine is created or resumed, as those do who are not in a loop.
+const BREATH: Duration = Duration::from_secs(1);
 
 /// Overwrites so many MB of memory with what was not there before.
 const DIRTY: &str = r#"my ($mb, $salt) = @ARGV; open my $f, '>', '/dev/shm/dirty' or die;
@@ -50,13 +54,36 @@ pub(crate) async fn run(keep: &Path, quick: bool) -> Outcome<()> {
     bench.cold(&mut table).await?;
     bare::run(&mut table, &bench.machines, &daemon.data(), daemon.scratch(), &bench.rounds).await?;
     bench.client.delete("first", None).await?;
-    bench.creates(&mut table).await?;
-    bench.pauses(&mut table).await?;
+    bench.creates(&mut table, "").await?;
+    bench.pauses(&mut table, "").await?;
     bench.captures(&mut table).await?;
     let forks = bench.forks().await?;
+    without_spares(keep, &kernel, &bench.rounds, &mut table).await?;
     table.print();
     writeln!(std::io::stdout(), "\n{forks}")?;
     Ok(())
+}
+
+/// The same when no hypervisor waits for the next machine.
+async fn without_spares(
+    keep: &Path,
+    kernel: &TestKernel,
+    rounds: &Rounds,
+    table: &mut Table,
+) -> Outcome<()> {
+    let settings = tempfile::NamedTempFile::with_prefix("keep-bench-")?;
+    std::fs::write(settings.path(), "[microvm]\nspares = 0\n")?;
+    let path = settings.path().to_str().ok_or("a path that is no text")?;
+    let daemon = Daemon::with_machines(keep, kernel, &[("SANDKEEP_CONFIG", path)]);
+    daemon.import_small();
+    let (url, key) = daemon.url_and_key();
+    let client = Client::new(url.parse()?, Some(&key))?;
+    let machines = Machines::new(&daemon.data());
+    let bench = Bench { client, machines, rounds: rounds.clone() };
+    bench.create("first").await?;
+    bench.client.delete("first", None).await?;
+    bench.creates(table, ", no hypervisor waits").await?;
+    bench.pauses(table, ", no hypervisor waits").await
 }
 
 struct Bench {
@@ -97,9 +124,10 @@ impl Bench {
         Ok(())
     }
 
-    async fn creates(&self, table: &mut Table) -> Outcome<()> {
+    async fn creates(&self, table: &mut Table, when: &str) -> Outcome<()> {
         let (mut whole, mut starts) = (Vec::new(), Vec::new());
         for round in 0..self.rounds.restores {
+            tokio::time::sleep(BREATH).await;
             let name = format!("create-{round}");
             let began = Instant::now();
             self.create(&name).await?;
@@ -108,12 +136,12 @@ impl Bench {
             whole.push(began.elapsed());
             self.client.delete(&name, None).await?;
         }
-        table.add("create (it runs)", &starts);
-        table.add("create → first command", &whole);
+        table.add(&format!("create (it runs){when}"), &starts);
+        table.add(&format!("create → first command{when}"), &whole);
         Ok(())
     }
 
-    async fn pauses(&self, table: &mut Table) -> Outcome<()> {
+    async fn pauses(&self, table: &mut Table, when: &str) -> Outcome<()> {
         self.create("app").await?;
         let mut commands = Vec::new();
         for _ in 0..self.rounds.restores {
@@ -121,21 +149,22 @@ impl Bench {
             self.run("app", &["/bin/true"]).await?;
             commands.push(began.elapsed());
         }
-        table.add("command in a running machine", &commands);
+        table.add(&format!("command in a running machine{when}"), &commands);
         let (mut pauses, mut starts, mut resumes) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.rounds.restores {
             let began = Instant::now();
             self.client.pause("app", &Pause::default()).await?;
             pauses.push(began.elapsed());
+            tokio::time::sleep(BREATH).await;
             let began = Instant::now();
             self.client.start("app", &Start::default()).await?;
             starts.push(began.elapsed());
             self.run("app", &["/bin/true"]).await?;
             resumes.push(began.elapsed());
         }
-        table.add("pause", &pauses);
-        table.add("resume (it runs)", &starts);
-        table.add("resume → first command", &resumes);
+        table.add(&format!("pause{when}"), &pauses);
+        table.add(&format!("resume (it runs){when}"), &starts);
+        table.add(&format!("resume → first command{when}"), &resumes);
         self.client.delete("app", None).await?;
         Ok(())
     }

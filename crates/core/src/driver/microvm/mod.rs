@@ -171,9 +171,10 @@ impl MicrovmDriver {
         self
     }
 
-    /// Removes the runtime directory, if no machine is left in it. Control groups go with the last
-    /// machine by themselves.
+    /// Ends the hypervisors that wait for a machine, and removes the runtime directory, if no machine is left in it. Control
+    /// groups go with the last machine by themselves.
     pub fn retire(self) {
+        self.inner.close_spares();
         let _ = fs::remove_dir(self.inner.host.run_dir());
     }
 

@@ -273,15 +273,15 @@ impl Line {
         self.put(&["-accel", &accel, "-cpu", cpu, "-smp", &cpus.to_string()]);
         self.put(&["-m", &format!("{}M", ram >> 20), "-object"]);
         self.put(&[&format!("memory-backend-file,id=ram,mem-path={RAM_FILE},size={ram},share=on")]);
+        // For one that is restored a kernel has to be named, too, or a part of the firmware would be missing that the captured
+        // machine had. It is in memory already.
+        self.put(&["-kernel", KERNEL, "-append"]);
         // Either way it stands still until the driver has looked at it.
         if let Beginning::Boot { tsc_khz } = beginning {
-            self.put(&["-kernel", KERNEL, "-initrd", INITRAMFS, "-append"]);
             let tsc = tsc_khz.map_or_else(String::new, |khz| format!(" tsc_early_khz={khz}"));
-            self.put(&[&format!("{KERNEL_LINE}{tsc}"), "-S"]);
+            self.put(&[&format!("{KERNEL_LINE}{tsc}"), "-initrd", INITRAMFS, "-S"]);
         } else {
-            // A kernel has to be named, or a part of the firmware would be missing that the captured machine had. It is in
-            // memory already.
-            self.put(&["-kernel", KERNEL, "-incoming", "defer"]);
+            self.put(&[KERNEL_LINE, "-incoming", "defer"]);
         }
     }
 

@@ -27,7 +27,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -95,6 +95,10 @@ pub(super) struct Spares {
     /// What the keys of ours begin with.
     mark: String,
     count: AtomicUsize,
+    /// No more are wanted.
+    closed: AtomicBool,
+    /// Held while one is being made.
+    making: Mutex<()>,
     starting: AtomicUsize,
     last_start: Mutex<Option<Instant>>,
     shelves: Mutex<HashMap<Kind, Shelf>>,
@@ -114,6 +118,8 @@ impl Default for Spares {
         Self {
             mark: format!("{SPARE}{}-{driver}-", std::process::id()),
             count: AtomicUsize::default(),
+            closed: AtomicBool::default(),
+            making: Mutex::default(),
             starting: AtomicUsize::default(),
             last_start: Mutex::default(),
             shelves: Mutex::default(),
@@ -216,12 +222,26 @@ impl MicrovmDriver {
 impl Microvm {
     /// Makes one, and puts it where it is found.
     fn stock(&self, kind: Kind) -> DriverResult<()> {
+        let _one = locked(&self.spares.making);
+        if self.spares.closed.load(Ordering::SeqCst) {
+            return Ok(());
+        }
         let made = self.make_spare(kind);
         if let Err(error) = &made {
             tracing::warn!(error = %error, "no hypervisor can be kept ready for the next machine");
         }
         self.spares.put(kind, made.ok());
         Ok(())
+    }
+
+    /// Ends all of them, for good.
+    pub(super) fn close_spares(&self) {
+        self.spares.closed.store(true, Ordering::SeqCst);
+        // One that is being made is waited for: it would be left behind.
+        let _none = locked(&self.spares.making);
+        if let Err(error) = self.end_spares(Duration::ZERO) {
+            tracing::warn!(error = %error, "a hypervisor that waited for a machine is left");
+        }
     }
 
     fn end_spares(&self, age: Duration) -> DriverResult<()> {
@@ -319,7 +339,7 @@ impl Microvm {
 
 impl Drop for Microvm {
     fn drop(&mut self) {
-        let _ = self.end_spares(Duration::ZERO);
+        self.close_spares();
     }
 }
 
