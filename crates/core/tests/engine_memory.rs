@@ -5,16 +5,16 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 use sandkeep_core::engine::lifecycle::Phase;
-use sandkeep_core::engine::{Engine, Error, Event, Exec, Fork, Opened, Stop};
+use sandkeep_core::engine::{Engine, Error, Fork, Opened, Stop};
 use sandkeep_core::model::{
-    CommandId, CommandState, OnIdle, Patch, SessionEnd, Size, SnapshotKind, Span,
+    CommandId, CommandState, OnIdle, Patch, SessionEnd, SnapshotKind, Span,
 };
 use sandkeep_testkit::daemon::skipped;
-use sandkeep_testkit::house::{House, name, project, sh};
-use sandkeep_testkit::house::{of, small};
+use sandkeep_testkit::house::{
+    House, detached, machine, name, of, ok, printed, project, sh, small, until,
+};
 
 /// Counts in memory alone, tells every number, and answers with it on a port.
 const COUNTER: &str = r#"
@@ -41,29 +41,8 @@ fn house(test: &str) -> Option<House> {
     house.map_err(|why| skipped(test, &why)).ok()
 }
 
-fn machine(text: &str) -> sandkeep_core::engine::Create {
-    let mut request = small(text);
-    request.patch.driver = Some("microvm".to_owned());
-    request.patch.memory = Some(Size(256 << 20));
-    request.patch.millicpus = Some(1000);
-    request.patch.disk = Some(Size(1 << 30));
-    request
-}
-
-async fn ok(engine: &Engine, sandbox: &str, line: &str) -> String {
-    let ran = sh(engine, sandbox, line).await;
-    assert_eq!(ran.command.exit_code, Some(0), "{line}: {} {}", ran.out, ran.err);
-    ran.out
-}
-
 async fn get(engine: &Engine, sandbox: &str) -> Opened {
     engine.get_settled(&project(), &name(sandbox)).await.expect("it is there")
-}
-
-async fn detached(engine: &Engine, sandbox: &str, program: &[&str]) -> CommandId {
-    let argv = program.iter().map(|word| (*word).to_owned()).collect();
-    let exec = Exec { argv, detach: true, ..Exec::default() };
-    engine.exec(&project(), &name(sandbox), exec).await.expect("it starts").command.id
 }
 
 /// What the counter in a sandbox is at, asked through its port.
@@ -81,15 +60,7 @@ async fn count(engine: &Engine, sandbox: &str) -> u64 {
 
 /// All numbers a counter told so far.
 async fn told(engine: &Engine, sandbox: &str, command: &CommandId) -> Vec<u64> {
-    let mut events = engine.logs(&project(), &name(sandbox), command, false).await.expect("a log");
-    let mut text = Vec::new();
-    while let Some(event) = events.next().await {
-        match event {
-            Event::Stdout(bytes) => text.extend_from_slice(&bytes),
-            Event::Gap(bytes) => panic!("{bytes} bytes are missing"),
-            Event::Stderr(_) | Event::Exited(_) => {}
-        }
-    }
+    let text = printed(engine, sandbox, command).await;
     let text = String::from_utf8_lossy(&text).into_owned();
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     whole.lines().map(|line| line.parse().expect("a number to a line")).collect()
@@ -97,16 +68,6 @@ async fn told(engine: &Engine, sandbox: &str, command: &CommandId) -> Vec<u64> {
 
 fn no_gaps(numbers: &[u64]) {
     assert!(numbers.windows(2).all(|two| two[0] + 1 == two[1]), "{numbers:?}");
-}
-
-async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
-    for _ in 0..600 {
-        if let Some(answer) = ask().await {
-            return answer;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    panic!("{what} did not come about");
 }
 
 async fn counts(engine: &Engine, sandbox: &str, command: &CommandId, more_than: usize) {

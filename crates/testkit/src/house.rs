@@ -14,7 +14,7 @@ use sandkeep_core::driver::{AGENT, Driver};
 use sandkeep_core::engine::{
     Checkpoint, Create, Engine, Event, Exec, Parts, Settings, SnapshotFilter,
 };
-use sandkeep_core::model::{Command, MachineKey, Name, Patch};
+use sandkeep_core::model::{Command, CommandId, MachineKey, Name, Patch, Size};
 use sandkeep_core::store::Store;
 use sandkeep_core::store::image::{ImageSettings, Images, Reporter};
 use tempfile::TempDir;
@@ -337,6 +337,17 @@ pub fn small(text: &str) -> Create {
     Create { name: Some(name(text)), patch, start: true, ..Create::default() }
 }
 
+/// The same as a small machine of its own.
+#[must_use]
+pub fn machine(text: &str) -> Create {
+    let mut request = small(text);
+    request.patch.driver = Some("microvm".to_owned());
+    request.patch.memory = Some(Size(256 << 20));
+    request.patch.millicpus = Some(1000);
+    request.patch.disk = Some(Size(1 << 30));
+    request
+}
+
 /// A checkpoint with a label.
 #[must_use]
 pub fn labelled(label: &str) -> Checkpoint {
@@ -371,6 +382,61 @@ pub async fn sh(engine: &Engine, sandbox: &str, line: &str) -> Ran {
         }
     }
     panic!("a command whose end was not told");
+}
+
+/// Runs a shell line that must succeed, and returns what it printed.
+///
+/// # Panics
+///
+/// When it does not.
+pub async fn ok(engine: &Engine, sandbox: &str, line: &str) -> String {
+    let ran = sh(engine, sandbox, line).await;
+    assert_eq!(ran.command.exit_code, Some(0), "{line}: {} {}", ran.out, ran.err);
+    ran.out
+}
+
+/// Starts a program that nobody waits for.
+///
+/// # Panics
+///
+/// When it does not start.
+pub async fn detached(engine: &Engine, sandbox: &str, program: &[&str]) -> CommandId {
+    let argv = program.iter().map(|word| (*word).to_owned()).collect();
+    let exec = Exec { argv, detach: true, ..Exec::default() };
+    engine.exec(&project(), &name(sandbox), exec).await.expect("it starts").command.id
+}
+
+/// All that a command has printed so far.
+///
+/// # Panics
+///
+/// When some of it is missing.
+pub async fn printed(engine: &Engine, sandbox: &str, command: &CommandId) -> Vec<u8> {
+    let mut events = engine.logs(&project(), &name(sandbox), command, false).await.expect("a log");
+    let mut text = Vec::new();
+    while let Some(event) = events.next().await {
+        match event {
+            Event::Stdout(bytes) => text.extend_from_slice(&bytes),
+            Event::Gap(bytes) => panic!("{bytes} bytes are missing"),
+            Event::Stderr(_) | Event::Exited(_) => {}
+        }
+    }
+    text
+}
+
+/// Asks until there is an answer, for a minute or so.
+///
+/// # Panics
+///
+/// When there is none by then.
+pub async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    for _ in 0..600 {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("{what} did not come about");
 }
 
 /// The files under a directory that hold `text`.
