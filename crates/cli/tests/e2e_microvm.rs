@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -239,8 +240,8 @@ fn refused(keep: &Daemon) {
 }
 
 #[test]
-fn memory_outlives_the_daemon() {
-    const TEST: &str = "memory_outlives_the_daemon";
+fn memory_outlives_the_daemon_and_where_it_does_not_that_is_told() {
+    const TEST: &str = "memory_outlives_the_daemon_and_where_it_does_not_that_is_told";
     let Some(mut keep) = daemon(TEST) else { return };
     create(&keep, "m");
     counting(&keep, "m");
@@ -281,6 +282,104 @@ fn memory_outlives_the_daemon() {
     assert!(count(&keep, "m") >= before, "{before}");
     keep.ok(["rm", "m"]);
     assert_eq!(hypervisors(&keep), 0);
+
+    is_not_used(&keep);
+    is_not_kept(&keep);
+}
+
+/// Makes the memory of a snapshot one of another host's.
+fn spoil(keep: &Daemon, snapshot: &str) {
+    let read = |path: &std::path::Path| -> Value {
+        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    };
+    let record = read(&keep.data().join(format!("snapshots/{snapshot}.json")));
+    let layer = record["memory"][0].as_str().unwrap();
+    let path = keep.data().join(format!("memory/{layer}/memory.json"));
+    let mut layer = read(&path);
+    layer["fingerprint"]["hypervisor"] = "another hypervisor".into();
+    std::fs::write(&path, layer.to_string()).unwrap();
+}
+
+/// Memory that cannot be used is said to be lost wherever somebody may look, and files are those of that very moment.
+fn is_not_used(keep: &Daemon) {
+    create(keep, "m");
+    keep.sh("m", "echo old > /work/file");
+    keep.ok(["checkpoint", "m"]);
+    keep.sh("m", "echo new > /work/file; echo ram > /dev/shm/file");
+    keep.ok(["exec", "--detach", "m", "--", "sleep", "1000"]);
+    keep.ok(["pause", "m"]);
+    let before = keep.json(["show", "m"]);
+    assert!(before["fallback"].is_null(), "{before}");
+    spoil(keep, before["current_snapshot"].as_str().unwrap());
+
+    let woken = keep.keep(["exec", "m", "--", "sh", "-c", "cat /work/file; ls /dev/shm"]);
+    let (out, said) =
+        (String::from_utf8(woken.stdout).unwrap(), String::from_utf8(woken.stderr).unwrap());
+    assert!(woken.status.success() && out == "new\n", "{out} {said}");
+    let generation = before["generation"].as_u64().unwrap();
+    let loud = format!("warning: m started from its files, at the same generation {generation}");
+    assert!(said.contains(&loud) && said.contains("another hypervisor"), "{said}");
+    let shown = keep.json(["show", "m"]);
+    assert_eq!(shown["generation"], before["generation"]);
+    assert!(shown["fallback"].as_str().unwrap().contains("another hypervisor"), "{shown}");
+    for command in ["show", "why"] {
+        let told = keep.ok([command, "m"]);
+        assert!(
+            told.contains("could not be used") && told.contains("another hypervisor"),
+            "{told}"
+        );
+    }
+    assert!(keep.log().contains("its memory cannot be used"), "{}", keep.log());
+    assert!(keep.ok(["ps", "m"]).contains("lost"), "what ran is not said to have ended well");
+    let again = keep.keep(["exec", "m", "--", "cat", "/work/file"]);
+    assert!(
+        again.status.success() && again.stderr.is_empty(),
+        "it is told to whoever woke it: {again:?}"
+    );
+}
+
+/// What a process was given is in its machine's memory: that is not kept, by whatever name it is asked for.
+fn is_not_kept(keep: &Daemon) {
+    const VALUE: &str = "s3cr3t-0123456789-in-memory";
+    let mut set = keep.command(["secret", "set", "TOKEN"]);
+    let mut set = set.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    set.stdin.take().unwrap().write_all(VALUE.as_bytes()).unwrap();
+    assert!(set.wait().unwrap().success());
+    let hold = ["exec", "--detach", "m", "--inject", "TOKEN", "--", "sleep", "1000"];
+    keep.ok(hold);
+    let snapshots = || keep.json(["snapshot", "ls", "m"]);
+    let before = snapshots();
+    for args in [
+        &["pause", "m"][..],
+        &["checkpoint", "m"],
+        &["fork", "m", "f", "--start"],
+        &["fork", "m", "f", "--count", "2"],
+    ] {
+        let (code, said) = keep.fails(args);
+        assert_eq!(code, 5, "{args:?}: {said}");
+        assert!(said.contains("TOKEN") && said.contains("memory"), "{args:?}: {said}");
+        assert!(said.contains("hint:") && !said.contains(VALUE), "{args:?}: {said}");
+        assert_eq!(state(keep, "m"), "running", "{args:?}");
+        assert_eq!(snapshots(), before, "{args:?}");
+        assert_eq!(keep.ok(["ls", "-q"]), "m\n", "{args:?}");
+        assert_eq!(holding(keep, VALUE), "", "{args:?}");
+    }
+    assert_eq!(keep.sh("m", "cat /work/file"), "new\n", "it goes on");
+    // Whoever says that it does not matter is told.
+    keep.ok(["update", "m", "--guard", "warn"]);
+    let told = keep.ok(["pause", "m"]);
+    assert!(told.contains("TOKEN"), "{told}");
+    assert_eq!(keep.sh("m", "cat /work/file"), "new\n");
+    assert_ne!(holding(keep, VALUE), "", "it is where it was to be looked for");
+    keep.ok(["rm", "m"]);
+}
+
+/// The files of sandboxes, their disks and memory that hold a text.
+fn holding(keep: &Daemon, text: &str) -> String {
+    let kept = ["index.db", "layers", "memory", "sandboxes", "snapshots"];
+    let kept = kept.map(|name| keep.data().join(name));
+    let found = Command::new("grep").args(["-rlaF", "--", text]).args(kept).output().unwrap();
+    String::from_utf8(found.stdout).unwrap()
 }
 
 #[test]

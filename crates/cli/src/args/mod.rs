@@ -114,6 +114,9 @@ pub(crate) enum Command {
     /// Take a snapshot without stopping anything
     Checkpoint(CheckpointArgs),
     /// Go back to a snapshot; the present state is kept as a snapshot first
+    ///
+    /// A snapshot that has memory is gone back to with its processes. What is kept of a machine that runs are its files: pause
+    /// it first if its memory is to be kept too.
     Rollback(RollbackArgs),
     /// List sandboxes
     #[command(visible_alias = "list")]

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use sandkeep_client::ListSandboxes;
 use sandkeep_client::types::{
-    Checkpoint, CreateSandbox, Extend, Fork, ForkFailed, Forks, HookRun, IfExists, Mount, Opened,
-    Pause, Paused, Rollback, Sandbox, Session, Snapshot, Span, Start, State, Stop, Stopped,
+    Checkpoint, CreateSandbox, Extend, Finding, Fork, ForkFailed, Forks, HookRun, IfExists, Mount,
+    Opened, Pause, Paused, Rollback, Sandbox, Session, Snapshot, Span, Start, State, Stop, Stopped,
     UpdateSandbox, Why,
 };
 
@@ -116,10 +116,7 @@ fn stopped_text(paint: Paint, stopped: &Stopped) -> String {
     let network =
         format!("{} in, {} out", bytes(usage.network_in_bytes), bytes(usage.network_out_bytes));
     let heading = format!("{name}  stopped, generation {}\n", stopped.sandbox.generation);
-    let found = match &stopped.findings[..] {
-        [] => String::new(),
-        found => format!("  found\n{}", findings_text(found)),
-    };
+    let found = found_text(&stopped.findings);
     heading
         + &facts(
             paint,
@@ -213,7 +210,16 @@ fn paused_text(paint: Paint, paused: &Paused) -> String {
             ("  wall time", when::exact(session.usage.wall_ms)),
         ]);
     }
-    format!("{name}  paused, generation {generation}\n") + &facts(paint, &lines)
+    let found = kept.map_or_else(String::new, |snapshot| found_text(&snapshot.findings));
+    format!("{name}  paused, generation {generation}\n") + &facts(paint, &lines) + &found
+}
+
+/// What the guard found and let pass.
+fn found_text(findings: &[Finding]) -> String {
+    match findings {
+        [] => String::new(),
+        found => format!("  found\n{}", findings_text(found)),
+    }
 }
 
 pub(super) async fn why(context: &Context, names: &[String]) -> Result<(), Failure> {
@@ -265,7 +271,8 @@ pub(super) async fn checkpoint(context: &Context, args: CheckpointArgs) -> Resul
     let snapshot = context.client.checkpoint(&args.name, &request).await?;
     context.screen.answer(&snapshot, |snapshot| {
         let Snapshot { id, generation, .. } = snapshot;
-        format!("{id}  generation {generation}, {}\n", own_size(snapshot))
+        let found = found_text(&snapshot.findings);
+        format!("{id}  generation {generation}, {}\n{found}", own_size(snapshot))
     })
 }
 
@@ -349,6 +356,11 @@ fn described(paint: Paint, sandbox: &Sandbox) -> String {
         ("state", state_colour(paint, &word(sandbox.state))),
     ];
     lines.extend(sandbox.failure.clone().map(|failure| ("failure", paint.red(&failure))));
+    let lost = sandbox
+        .fallback
+        .as_ref()
+        .map(|why| paint.yellow(&format!("could not be used; it started from its files: {why}")));
+    lines.extend(lost.map(|lost| ("memory", lost)));
     lines.extend([
         ("class", word(sandbox.class)),
         ("persistent", sandbox.persistent.to_string()),

@@ -372,6 +372,9 @@ pub struct Sandbox {
     pub state: State,
     /// Why it is in the state `failed`.
     pub failure: Option<String>,
+    /// Why its last session began from its files though it had memory to go on with. Told of one sandbox, not in lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<String>,
     /// How many snapshots were acknowledged.
     pub generation: u64,
     /// What the next session starts from; the image if absent.

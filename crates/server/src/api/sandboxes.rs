@@ -101,7 +101,9 @@ pub(crate) async fn get(
     params: Params,
 ) -> Answer<types::Sandbox> {
     params.end()?;
-    Ok(Json(wire::sandbox(app.engine.get(&caller.project, &name).await?.sandbox)))
+    let found = app.engine.get(&caller.project, &name).await?;
+    let fallback = found.session.and_then(|session| session.fallback);
+    Ok(Json(types::Sandbox { fallback, ..wire::sandbox(found.sandbox) }))
 }
 
 /// Changes a sandbox's settings.

@@ -203,6 +203,7 @@ pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
         project: sandbox.project.into(),
         state: state(sandbox.phase),
         failure: sandbox.failure,
+        fallback: None,
         generation: sandbox.generation,
         current_snapshot: sandbox.current.map(Into::into),
         forked_from: sandbox.forked_from.map(|from| types::Lineage {
