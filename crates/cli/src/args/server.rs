@@ -36,7 +36,7 @@ Settings may also stand in a TOML file given by --config; options and variables 
   [microvm]                       # machines of their own; `keep microvm setup` prepares this host
   enabled = true                  # offered where this host has what they need
   qemu = \"/usr/bin/qemu-system-x86_64\"
-  spares = 1                      # hypervisors kept ready for the next machine to be restored; about 20 MB each
+  spares = 1                      # hypervisors that wait for the next machine; 20 MB each
 
   [vercel]                        # what Vercel's clients get; of domain and public_url, the gateway's if absent
   default_image = \"host\"          # what their default machine is made of
