@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use sandkeep_core::engine::Engine;
+use sandkeep_core::engine::{Engine, Exec};
 use sandkeep_core::model::MachineKey;
 use sandkeep_testkit::daemon::skipped;
-use sandkeep_testkit::house::{House, machine, name, ok, project};
+use sandkeep_testkit::house::{House, machine, name, ok, project, until};
 use tokio::time::timeout;
 
 /// Somebody on the host, whom no machine may reach.
@@ -132,7 +132,7 @@ async fn there_is_no_way_out_of_a_machine() {
     for sandbox in ["m", "other"] {
         let (project, name) = (project(), name(sandbox));
         let gone = engine.delete(&project, &name, Default::default(), None);
-        timeout(Duration::from_secs(120), gone).await.expect("nobody waits for a guest").unwrap();
+        timeout(Duration::from_secs(120), gone).await.expect("it goes").unwrap();
     }
     assert!(house.machines_alive().await.is_empty());
     bystander.undisturbed("somebody");
@@ -418,8 +418,8 @@ fn confined(pid: u32) {
     }
 }
 
-/// The agent's own port, in the hands of the guest's root: what it says there is heard as this machine's and nobody else's. It may
-/// have talked itself out of being reached; it can be ended all the same.
+/// The agent's own port, in the hands of the guest's root: what it says there is heard as this machine's and nobody else's, and
+/// when it is done the machine is reached as before.
 async fn over_the_link(engine: &Engine) {
     const SCRIPT: &str = r#"
 my $port;
@@ -441,8 +441,16 @@ for my $part (@parts) { syswrite($link, $part); select undef, undef, undef, 0.1 
     let line = format!("perl <<'END_OF_SCRIPT'\n{SCRIPT}\nEND_OF_SCRIPT");
     // Its answer may be lost among what it says.
     let argv = ["sh", "-c", &line].map(str::to_owned).to_vec();
-    let exec = sandkeep_core::engine::Exec { argv, detach: true, ..Default::default() };
+    let exec = Exec { argv, detach: true, ..Default::default() };
     engine.exec(&project(), &name("m"), exec).await.unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(ok(engine, "other", "cat /root/file").await, "mine\n", "the neighbour is as it was");
+    let reached = until("a machine that is reached again", async || {
+        let argv = ["hostname"].map(str::to_owned).to_vec();
+        let exec = Exec { argv, ..Exec::default() };
+        let mut started = engine.exec(&project(), &name("m"), exec).await.ok()?;
+        started.events.next().await
+    });
+    assert!(timeout(Duration::from_secs(120), reached).await.is_ok());
+    assert_eq!(ok(engine, "m", "hostname").await, "m\n");
 }

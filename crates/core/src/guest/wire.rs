@@ -138,6 +138,9 @@ impl Wire {
             stream.wake.notify_waiters();
         }
         drop(state);
+        // Whoever still holds a part of it would keep it open, and a port has room for one connection only: the next would wait
+        // behind this one for ever.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         self.lost.send_replace(true);
         self.room.notify_waiters();
         self.unsent.notify_one();
