@@ -88,6 +88,18 @@ async fn the_hypervisor_is_confined() {
         let of = |proc: &Path| fs::read_link(proc.join("ns").join(name)).unwrap();
         assert_ne!(of(&proc), of(Path::new("/proc/self")), "{name}");
     }
+    let limits = fs::read_to_string(proc.join("limits")).unwrap();
+    let limit = |name: &str| -> [u64; 2] {
+        let line = limits.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        let mut words = line.split_whitespace().map(|word| word.parse().unwrap_or(u64::MAX));
+        [words.next().unwrap(), words.next().unwrap()]
+    };
+    let (disk, memory) = (machine.limits.file_size.0, machine.limits.memory.0);
+    let [soft, hard] = limit("Max file size");
+    assert!(soft == hard && hard >= disk, "{limits}");
+    assert!(hard <= (disk + disk / 8 + (64 << 20)).max(memory), "{limits}");
+    assert_eq!(limit("Max core file size"), [0, 0]);
+    assert!(limit("Max open files")[1] <= 4096, "{limits}");
     let routes = fs::read_to_string(proc.join("net/dev")).unwrap();
     let devices: Vec<_> =
         routes.lines().skip(2).map(|line| line.split(':').next().unwrap().trim()).collect();

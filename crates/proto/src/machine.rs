@@ -106,6 +106,8 @@ pub struct Vmm {
     pub shown: Vec<VmmShown>,
     /// The library that is put at [`RAM_SO`].
     pub ram_so: PathBuf,
+    /// How large a file may become by its hand.
+    pub file_size: u64,
     /// Whose it is on the host.
     pub uid: u32,
     /// Its only group.

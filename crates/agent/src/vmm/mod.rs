@@ -215,7 +215,7 @@ fn confine(vmm: &Vmm, gate: OwnedFd, groups: Groups) -> Result<(), Trouble> {
     wait_for(gate)?;
     rustix::system::sethostname(b"machine").step("set the host name")?;
     root::enter(vmm)?;
-    limit()?;
+    limit(vmm)?;
     drop_capabilities()?;
     become_user(vmm)?;
     rustix::thread::set_no_new_privs(true).step("forgo new privileges")
@@ -244,8 +244,13 @@ fn become_it(
     (teller, Trouble::new("run the hypervisor", error))
 }
 
-fn limit() -> Result<(), Trouble> {
-    for (resource, most) in [(Resource::Nofile, FILES), (Resource::Core, 0)] {
+/// Bounds what is not bounded by control groups. Its guest decides how much it writes, and a fault in its disks' format must not
+/// make a file that fills the host.
+fn limit(vmm: &Vmm) -> Result<(), Trouble> {
+    // Who gets there is told by the write that fails, and not ended by a signal.
+    sys::ignore_too_large_files().step("set the resource limits")?;
+    let limits = [(Resource::Nofile, FILES), (Resource::Core, 0), (Resource::Fsize, vmm.file_size)];
+    for (resource, most) in limits {
         let most = rustix::process::getrlimit(resource).maximum.map_or(most, |host| most.min(host));
         let limit = Rlimit { current: Some(most), maximum: Some(most) };
         rustix::process::setrlimit(resource, limit).step("set the resource limits")?;

@@ -46,6 +46,15 @@ impl Command {
     }
 }
 
+/// Has writes beyond the limit of a file's size fail, also in the program that this one becomes.
+pub(super) fn ignore_too_large_files() -> io::Result<()> {
+    // SAFETY: no handler is installed, and no memory is touched.
+    match unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) } {
+        libc::SIG_ERR => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
 /// A copy of a descriptor at `above` or higher, closed on exec.
 pub(super) fn out_of_the_way(fd: BorrowedFd<'_>, above: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: makes a descriptor, touches no memory.

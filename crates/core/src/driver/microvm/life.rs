@@ -17,6 +17,7 @@ use serde_json::json;
 
 use super::disks::{self, Source};
 use super::memory;
+use super::qcow2;
 use super::qemu::{
     self, Accelerator, Beginning, INITRAMFS, KERNEL, LATER_FD, LINK_FD, Layout, MountDevices,
     QMP_FD,
@@ -252,6 +253,7 @@ impl Microvm {
             },
             shown: shown.into_iter().map(|(path, at)| VmmShown { path, at: at.into() }).collect(),
             ram_so: self.ram_so.clone(),
+            file_size: largest_file(owner.limits, layout),
             uid: owner.uid,
             gid: owner.uid,
             cgroup: self.host.groups.create(owner.key, &limits)?,
@@ -396,6 +398,22 @@ fn said(log: File, error: &io::Error) -> String {
     } else {
         format!("{error}; the hypervisor said: {text}")
     }
+}
+
+/// How large a file may become by a hypervisor's hand: the largest disk it writes to, with its tables and what a crash may have left
+/// unused in it; or as large as the RAM, which it believes to be in a file. One that is not told its disks yet is told none
+/// that is larger than its limits say.
+fn largest_file(limits: &Limits, layout: &Layout) -> u64 {
+    let disk = largest_disk(layout).max(Microvm::disk_size(limits));
+    (disk + disk / 16 + (64 << 20)).max(layout.shape.ram)
+}
+
+/// How large the largest disk is that a machine writes to.
+pub(super) fn largest_disk(layout: &Layout) -> u64 {
+    let drives = layout.mounts.iter().filter_map(|mount| mount.disk.as_ref());
+    let tops = drives.chain(&layout.disk).filter_map(|chain| chain.written.last());
+    // One that does not read is refused by the hypervisor.
+    tops.filter_map(|(_, top)| qcow2::size(top).ok()).max().unwrap_or(0)
 }
 
 /// What can be told about drives before the machine knows its root. The agent looks at the rest.

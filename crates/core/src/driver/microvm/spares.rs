@@ -312,6 +312,10 @@ impl Microvm {
             return Ok(None);
         };
         let kind = Kind::of(&machine.limits, prepared.layout.shape.accelerator);
+        if life::largest_disk(&prepared.layout) > kind.disk {
+            // It was larger once, and no spare may write as much.
+            return Ok(None);
+        }
         let Some(mut spare) = self.spares.take(kind) else { return Ok(None) };
         let began = Instant::now();
         let theirs = self.host.directory(&spare.key);
