@@ -4,9 +4,9 @@ use crate::paging::Pages;
 use crate::query::Target;
 use crate::transport::Call;
 use crate::types::{
-    Checkpoint, Class, CreateSandbox, Deleted, Extend, Fork, Forks, Opened, Paged, Pause, Paused,
-    Quarantine, Rollback, RolledBack, Sandbox, Session, Snapshot, Start, State, Stop, Stopped,
-    Tree, UpdateSandbox, Why,
+    Checkpoint, Class, CreateSandbox, Delete, Deleted, Extend, Fork, Forks, Opened, Paged, Pause,
+    Paused, Quarantine, Rollback, RolledBack, Sandbox, Session, Snapshot, Start, State, Stop,
+    Stopped, Tree, UpdateSandbox, Why,
 };
 use crate::{Client, Error};
 
@@ -110,13 +110,15 @@ impl Client {
         self.transport.json(call.header(IDEMPOTENCY, idempotency)).await
     }
 
-    /// Deletes a sandbox, in whatever state it is, and leaves its snapshots.
-    pub async fn delete_but_snapshots(
+    /// Deletes a sandbox, in whatever state it is, as it is wished.
+    pub async fn delete_as(
         &self,
         name: &str,
+        wish: Delete,
         idempotency: Option<&str>,
     ) -> Result<Deleted, Error> {
-        let target = sandbox(name, &[]).flag("keep_snapshots", true);
+        let target = sandbox(name, &[]);
+        let target = target.flag("keep_snapshots", wish.keep_snapshots).flag("force", wish.force);
         let call = Call::new(hyper::Method::DELETE, target);
         self.transport.json(call.header(IDEMPOTENCY, idempotency)).await
     }

@@ -8,7 +8,6 @@
 #![cfg(feature = "failpoints")]
 #![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
 
-use std::process::Command;
 use std::time::Duration;
 
 use sandkeep_core::db::Page;
@@ -21,7 +20,6 @@ use sandkeep_core::model::{
     Decision, GuardPatch, Inject, InjectInto, OnSecret, Patch, SecretName, SessionEnd, Snapshot,
     SnapshotId, Span,
 };
-use sandkeep_core::store::Store;
 use sandkeep_testkit::house;
 use sandkeep_testkit::house::{House, holding, name, of, project, sh, small};
 use zeroize::Zeroizing;
@@ -51,7 +49,7 @@ async fn victim() {
             engine.stop(&project(), &app, stop, None).await.unwrap();
         }
         "delete" => {
-            let delete = Delete { snapshots: OnDelete::Keep };
+            let delete = Delete { snapshots: OnDelete::Keep, force: false };
             engine.delete(&project(), &app, delete, None).await.unwrap();
         }
         force => {
@@ -60,30 +58,6 @@ async fn victim() {
         }
     }
     engine.shutdown().await;
-}
-
-/// Hands the house to a process that dies at `point` while doing `deed`, and opens it again.
-async fn cut(house: &House, engine: Engine, deed: &str, point: &str) -> Engine {
-    engine.shutdown().await;
-    drop(engine);
-    // What the engine does by itself holds the directory until it notices.
-    for _ in 0..200 {
-        if Store::open(&house.data()).is_ok() {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(25)).await;
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "victim", "--nocapture"])
-        .envs(house.lend())
-        .env("SANDKEEP_TEST_DEED", deed)
-        .env("SANDKEEP_FAILPOINT", point)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success(), "{point} is never passed: {text}");
-    assert!(!text.contains("panicked"), "{point}: {text}");
-    house.open().await
 }
 
 async fn snapshots(engine: &Engine) -> Vec<Snapshot> {
@@ -108,7 +82,7 @@ async fn a_stop_ends_the_way_it_was_asked_for_and_is_counted_once() {
     ] {
         let session = engine.start(&project(), &name("app"), None).await.unwrap().session.unwrap();
         sh(&engine, "app", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done").await;
-        engine = cut(&house, engine, "stop", point).await;
+        engine = house.cut(engine, "stop", point).await;
         made += 1;
         let all = snapshots(&engine).await;
         assert_eq!(all.len(), made, "{point}: one snapshot for one stop");
@@ -154,7 +128,7 @@ async fn snapshots_that_were_to_be_kept_are_kept() {
             engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
         }
         engine.start(&project(), &name("app"), None).await.unwrap();
-        engine = cut(&house, engine, "delete", point).await;
+        engine = house.cut(engine, "delete", point).await;
         assert!(engine.get(&project(), &name("app")).await.is_err(), "{point}: begun is finished");
         // Long enough for what goes by itself to have gone.
         tokio::time::sleep(Duration::from_millis(400)).await;
@@ -188,7 +162,7 @@ async fn a_snapshot_that_is_deleted_under_sandboxes_is_gone_for_all_of_them() {
         let id = stopped.snapshot.unwrap().item.id;
         let fork = Fork { name: Some(name("fork")), ..Fork::default() };
         engine.fork(&project(), &name("app"), fork, None).await.unwrap();
-        engine = cut(&house, engine, id.as_str(), point).await;
+        engine = house.cut(engine, id.as_str(), point).await;
         for sandbox in ["app", "fork"] {
             let started = engine.start(&project(), &name(sandbox), None).await;
             if gone {
@@ -246,7 +220,7 @@ async fn what_a_guard_began_with_a_layer_is_finished() {
         };
         let mut started = engine.exec(&project(), &name("app"), exec).await.unwrap();
         while started.events.next().await.is_some() {}
-        engine = cut(&house, engine, deed, point).await;
+        engine = house.cut(engine, deed, point).await;
         let sandbox = engine.get(&project(), &name("app")).await.unwrap().sandbox;
         let (phase, generation) = (sandbox.phase, sandbox.generation);
         assert_eq!((phase, generation), (Phase::Stopped, 2), "{point}: {:?}", sandbox.failure);

@@ -6,13 +6,11 @@
 #![cfg(feature = "failpoints")]
 #![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
 
-use std::process::Command;
 use std::time::Duration;
 
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::engine::{Checkpoint, Create, CreateDrive, Engine, Event, Exec, Stop};
 use sandkeep_core::model::{CommandId, CommandState, Mount, MountMode, Size};
-use sandkeep_core::store::Store;
 use sandkeep_testkit::daemon::skipped;
 use sandkeep_testkit::house::{House, name, project, sh, small};
 
@@ -33,29 +31,6 @@ async fn victim() {
         other => panic!("{other}"),
     }
     engine.shutdown().await;
-}
-
-/// Hands the house to a process that dies at `point` while doing `deed`, and opens it again.
-async fn cut(house: &House, engine: Engine, deed: &str, point: &str) -> Engine {
-    engine.shutdown().await;
-    drop(engine);
-    for _ in 0..400 {
-        if Store::open(&house.data()).is_ok() {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(25)).await;
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "victim", "--nocapture"])
-        .envs(house.lend())
-        .env("SANDKEEP_TEST_DEED", deed)
-        .env("SANDKEEP_FAILPOINT", point)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success(), "{point} is never passed: {text}");
-    assert!(!text.contains("panicked"), "{point}: {text}");
-    house.open().await
 }
 
 async fn told(engine: &Engine, command: &CommandId) -> Vec<u64> {
@@ -121,7 +96,7 @@ async fn a_stop_that_breaks_off_between_root_and_drive_keeps_both() {
         if point.is_empty() {
             engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
         } else {
-            engine = cut(&house, engine, "stop", point).await;
+            engine = house.cut(engine, "stop", point).await;
         }
         let now = engine.get_settled(&project(), &name("app")).await.unwrap();
         assert_eq!(now.sandbox.phase, Phase::Stopped, "{point}");
@@ -166,13 +141,13 @@ async fn what_breaks_off_costs_nothing() {
         ("pause", "pause.committed"),
         ("pause", "pause.down"),
     ] {
-        engine = cut(&house, engine, deed, point).await;
+        engine = house.cut(engine, deed, point).await;
         goes_on(&engine, &counter, &format!("{deed}, {point}")).await;
     }
     // A start that breaks off is taken back: what it would have gone on from is still there.
     for point in ["boot.recorded", "boot.restored", "boot.up"] {
         engine.pause(&project(), &name("app"), None).await.unwrap();
-        engine = cut(&house, engine, "start", point).await;
+        engine = house.cut(engine, "start", point).await;
         let now = engine.get_settled(&project(), &name("app")).await.unwrap();
         assert_eq!(now.sandbox.phase, Phase::Paused, "{point}");
         goes_on(&engine, &counter, &format!("start, {point}")).await;
@@ -180,7 +155,7 @@ async fn what_breaks_off_costs_nothing() {
     // One that dies over an export is booted once more, or not, as need be.
     for point in ["export.filled", "seal.recorded"] {
         sh(&engine, "app", &format!("echo {point} > /root/point; sync")).await;
-        engine = cut(&house, engine, "stop", point).await;
+        engine = house.cut(engine, "stop", point).await;
         let now = engine.get_settled(&project(), &name("app")).await.unwrap();
         assert_eq!(now.sandbox.phase, Phase::Stopped, "{point}");
         let seen = sh(&engine, "app", "cat /root/file /root/point").await.out;

@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
 
+use std::fs;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use sandkeep_core::engine::lifecycle::Phase;
-use sandkeep_core::engine::{Create, Engine, Error, Exec, SetSecret, Stop};
-use sandkeep_core::model::{Inject, InjectInto, Size};
+use sandkeep_core::engine::{Create, CreateDrive, Delete, Engine, Error, Exec, SetSecret, Stop};
+use sandkeep_core::model::{Inject, InjectInto, Mount, MountMode, Name, Size};
 use sandkeep_testkit::daemon::skipped;
 use sandkeep_testkit::house::{House, name, project, sh, small};
 use zeroize::Zeroizing;
@@ -79,5 +82,68 @@ async fn a_machine_that_misbehaves_harms_itself_alone() {
     assert_eq!(stopped.sandbox.phase, Phase::Stopped);
     assert_eq!(out(&engine, "cat /root/file").await, "kept\n");
     engine.delete(&project(), &name("m"), Default::default(), None).await.unwrap();
+    assert_eq!(house.machines_alive().await, []);
+}
+
+fn with_drive(mut request: Create) -> Create {
+    let mount = Mount { drive: name("data"), mode: MountMode::ReadWrite };
+    request.patch.mounts = Some([("/data".to_owned(), mount)].into());
+    request
+}
+
+/// The disk that what is written to the drive is on just now.
+async fn disk_of_drive(house: &House, engine: &Engine) -> PathBuf {
+    let drive = engine.drive(&project(), &name("data")).await.unwrap();
+    let layer = drive.attached.unwrap().layer;
+    house.data().join("layers").join(layer.as_str()).join("disk/0.qcow2")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_written_to_a_drive_is_given_up_by_force_alone() {
+    let house = match House::new().and_then(House::with_machines) {
+        Ok(house) => house,
+        Err(why) => {
+            return skipped("what_was_written_to_a_drive_is_given_up_by_force_alone", &why);
+        }
+    };
+    let engine = house.open().await;
+    let drive = CreateDrive { name: name("data"), max_size: None, notes: Default::default() };
+    engine.create_drive(&project(), drive).await.unwrap();
+    engine.create(&project(), with_drive(machine()), None).await.unwrap();
+    assert_eq!(out(&engine, "echo one > /data/file; sync; cat /data/file").await, "one\n");
+
+    // No machine can be booted on this disk.
+    let disk = disk_of_drive(&house, &engine).await;
+    let file = fs::File::options().read(true).write(true).open(&disk).unwrap();
+    let mut head = [0; 512];
+    file.read_exact_at(&mut head, 0).unwrap();
+    file.write_all_at(&[0xff; 512], 0).unwrap();
+    house.kill_machines().await;
+    let refused = engine.delete(&project(), &name("m"), Delete::default(), None).await.unwrap_err();
+    assert_eq!(refused.code(), "drives_unsaved", "{refused}");
+    assert!(refused.to_string().contains("drive `data`"), "{refused}");
+    assert!(refused.hint().unwrap().contains("keep rm m --force"), "{:?}", refused.hint());
+    let now = engine.get(&project(), &name("m")).await.unwrap().sandbox;
+    assert_eq!(now.phase, Phase::Failed);
+    assert!(now.failure.unwrap().contains("drive `data`"));
+    // Nor is it lost by a daemon that comes back, and nothing else was.
+    let engine = house.reopen(engine).await;
+    assert!(disk.exists());
+    file.write_all_at(&head, 0).unwrap();
+    let deleted = engine.delete(&project(), &name("m"), Delete::default(), None).await.unwrap();
+    assert_eq!(deleted.drives_lost, Vec::<Name>::new());
+
+    engine.create(&project(), with_drive(machine()), None).await.unwrap();
+    let seen = out(&engine, "cat /data/file; echo two > /data/file; sync").await;
+    assert_eq!(seen, "one\n");
+    let disk = disk_of_drive(&house, &engine).await;
+    let file = fs::File::options().write(true).open(&disk).unwrap();
+    file.write_all_at(&[0xff; 512], 0).unwrap();
+    house.kill_machines().await;
+    let force = Delete { force: true, ..Delete::default() };
+    let deleted = engine.delete(&project(), &name("m"), force, None).await.unwrap();
+    assert_eq!(deleted.drives_lost, [name("data")]);
+    engine.create(&project(), with_drive(small("m")), None).await.unwrap();
+    assert_eq!(out(&engine, "cat /data/file").await, "one\n");
     assert_eq!(house.machines_alive().await, []);
 }

@@ -249,3 +249,29 @@ async fn sessions_and_commands_are_found_by_id_and_in_order() {
         engine.snapshots(&project(), of("other"), &Page::all()).await.unwrap().items.is_empty()
     );
 }
+
+/// A host that froze under load has many machines that do not answer, and the daemon is to be there before it has waited for each of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn machines_that_do_not_answer_are_waited_for_together() {
+    let mut house = house!();
+    house.settings.patience = Duration::from_secs(6);
+    let engine = house.open().await;
+    let names = ["one", "two", "three", "four", "five"];
+    for sandbox in names {
+        engine.create(&project(), small(sandbox), None).await.unwrap();
+        sh(&engine, sandbox, "echo kept > /work/file").await;
+    }
+    engine.shutdown().await;
+    drop(engine);
+    house.hang_agents().await;
+    let began = std::time::Instant::now();
+    let engine = house.open_when_free().await;
+    let took = began.elapsed();
+    assert!(took >= house.settings.patience, "they answered: {took:?}");
+    assert!(took < house.settings.patience * 4, "one after the other: {took:?}");
+    for sandbox in names {
+        let now = engine.get_settled(&project(), &name(sandbox)).await.unwrap().sandbox;
+        assert_eq!(now.phase, Phase::Stopped, "{sandbox}");
+        assert_eq!(sh(&engine, sandbox, "cat /work/file").await.out, "kept\n", "{sandbox}");
+    }
+}

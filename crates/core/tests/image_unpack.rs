@@ -13,7 +13,7 @@ use sandkeep_core::store::image::{Form, ImageError, Room, Unpacked, unpack_layer
 use tar::EntryType;
 use tempfile::TempDir;
 
-const AMPLE: Room = Room { bytes: 1 << 30, why: "in tests" };
+const AMPLE: Room = Room { bytes: 1 << 30, entries: u64::MAX, why: "in tests" };
 
 /// A place to unpack in, next to which lies something that must stay as it is.
 struct Bench {
@@ -389,7 +389,7 @@ fn what_is_no_archive_is_told_from_what_is_damaged() {
 
 #[test]
 fn what_does_not_fit_is_stopped() {
-    let small = Room { bytes: 10_000, why: "that the disk has left" };
+    let small = Room { bytes: 10_000, entries: u64::MAX, why: "that the disk has left" };
     let many = (0..100).fold(Archive::new(), |archive, n| archive.file(&format!("f{n}"), ""));
     let bomb = gzip(&[Archive::new().file("a", "x").end(), vec![0; 200 << 20]].concat());
     for (case, bytes) in [

@@ -8,10 +8,13 @@ use std::path::Path;
 use std::process::Command;
 
 use sandkeep_core::model::LayerId;
-use sandkeep_core::store::{SealOptions, StoreError};
+use sandkeep_core::store::{SealOptions, StoreError, most_from};
 use sandkeep_testkit::tree::{assert_same, churn, describe, nasty, set_xattr, upset};
 use store_world::World;
 use tar::{EntryType, Header};
+
+/// As much as the disk could hold.
+const AMPLE: u64 = 1 << 30;
 
 /// An upper directory as an archive, as the agent writes it.
 fn exported(upper: &Path) -> Vec<u8> {
@@ -59,7 +62,7 @@ async fn an_export_is_the_layer_byte_for_byte() {
         let sealing = world.store.seal(&open, &SealOptions::default()).await;
         assert!(matches!(sealing, Err(StoreError::OnDisk { .. })), "{sealing:?}");
 
-        let filled = world.store.fill(&open, &archive[..]).await.expect("filled");
+        let filled = world.store.fill(&open, &archive[..], AMPLE).await.expect("filled");
         assert_eq!(filled.left_out, 0);
         assert!(filled.files > 10, "{filled:?}");
         assert!(!world.store.has_disk(&open).expect("looked"));
@@ -107,7 +110,7 @@ async fn nothing_written_is_no_layer() {
     let open = on_disk(&world, std::slice::from_ref(&image)).await;
     let upper = world.store.begin(std::slice::from_ref(&image)).await.expect("begun");
     let archive = exported(&world.store.diff_dir(&upper));
-    world.store.fill(&open, &archive[..]).await.expect("filled");
+    world.store.fill(&open, &archive[..], AMPLE).await.expect("filled");
     assert!(world.store.is_untouched(&open).expect("looked"));
     let sealed = world.store.seal(&open, &SealOptions::default()).await.expect("sealed");
     assert_eq!(sealed, None);
@@ -137,7 +140,7 @@ async fn deep_trees_and_many_whiteouts_pass() {
     }
     let archive = exported(&dir);
     let open = on_disk(&world, &[]).await;
-    let filled = world.store.fill(&open, &archive[..]).await.expect("filled");
+    let filled = world.store.fill(&open, &archive[..], AMPLE).await.expect("filled");
     assert_eq!((filled.files, filled.left_out), (66, 0));
     let found = world.store.diff_dir(&open);
     for number in 0..5 {
@@ -214,7 +217,7 @@ async fn hostile_and_broken_streams_change_nothing() {
             vec![top.clone(), entry("./u", EntryType::new(b'Z'), "", b""), end.clone()],
         ),
     ] {
-        let outcome = world.store.fill(&open, &parts.concat()[..]).await;
+        let outcome = world.store.fill(&open, &parts.concat()[..], AMPLE).await;
         let refused = matches!(outcome, Err(StoreError::BadExport { .. } | StoreError::Io { .. }));
         assert!(refused, "{name}: {outcome:?}");
         assert!(world.store.has_disk(&open).expect("looked"), "{name}: the disk stays");
@@ -226,7 +229,7 @@ async fn hostile_and_broken_streams_change_nothing() {
     // What is merely odd passes: a device is left out, and the good one after all the bad ones is taken.
     let device = entry("./null", EntryType::Char, "", b"");
     let good = [top, device, file, end].concat();
-    let filled = world.store.fill(&open, &good[..]).await.expect("filled");
+    let filled = world.store.fill(&open, &good[..], AMPLE).await.expect("filled");
     assert_eq!((filled.files, filled.bytes, filled.left_out), (1, 7, 1));
     assert!(!world.store.diff_dir(&open).join("stale").exists());
 }
@@ -237,20 +240,20 @@ async fn a_reader_that_fails_or_goes_away_changes_nothing() {
     let open = on_disk(&world, &[]).await;
     let top = entry("./", EntryType::Directory, "", b"");
     let broken = tokio_test_reader(top.clone());
-    let outcome = world.store.fill(&open, broken).await;
+    let outcome = world.store.fill(&open, broken, AMPLE).await;
     assert!(matches!(outcome, Err(StoreError::BadExport { .. })), "{outcome:?}");
     // One that hangs, and is given up.
     let (mut writer, reader) = tokio::io::duplex(1024);
     tokio::io::AsyncWriteExt::write_all(&mut writer, &top).await.expect("written");
     let waiting = tokio::time::timeout(
         std::time::Duration::from_millis(100),
-        world.store.fill(&open, reader),
+        world.store.fill(&open, reader, AMPLE),
     );
     assert!(waiting.await.is_err(), "it waits");
     let archive = [top, vec![0; 1024]].concat();
     let mut tries = 0;
     // The one that was given up may still be putting its things away.
-    while let Err(error) = world.store.fill(&open, &archive[..]).await {
+    while let Err(error) = world.store.fill(&open, &archive[..], AMPLE).await {
         tries += 1;
         assert!(tries < 50, "{error:?}");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
@@ -275,4 +278,61 @@ fn tokio_test_reader(bytes: Vec<u8>) -> impl tokio::io::AsyncRead + Unpin + Send
         }
     }
     Failing(bytes)
+}
+
+/// A stream that begins as it is told and never ends.
+struct Endless {
+    begin: std::io::Cursor<Vec<u8>>,
+    again: Vec<u8>,
+    at: usize,
+}
+
+impl tokio::io::AsyncRead for Endless {
+    fn poll_read(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+        into: &mut tokio::io::ReadBuf<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        let mut piece = vec![0; into.remaining()];
+        let read = std::io::Read::read(&mut self.begin, &mut piece).expect("memory reads");
+        if read > 0 {
+            into.put_slice(&piece[..read]);
+            return std::task::Poll::Ready(Ok(()));
+        }
+        let this = &mut *self;
+        let most = into.remaining().min(this.again.len() - this.at);
+        into.put_slice(&this.again[this.at..this.at + most]);
+        this.at = (this.at + most) % this.again.len();
+        std::task::Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn no_more_comes_out_of_a_disk_than_fits_into_it() {
+    let world = World::new();
+    let open = on_disk(&world, &[]).await;
+    let top = entry("./", EntryType::Directory, "", b"");
+    let end = vec![0; 1024];
+    let mut huge = entry("./f", EntryType::Regular, "", b"");
+    let mut header = Header::from_byte_slice(&huge).clone();
+    header.set_size(1 << 50);
+    header.set_cksum();
+    huge[..512].copy_from_slice(header.as_bytes());
+    let most = most_from(0, world.store.length_of_disk(&open).expect("measured"));
+    for (name, begin, again) in [
+        ("content", [top.clone(), huge.clone()].concat(), vec![7; 4096]),
+        ("zeros, which take no room", [top.clone(), huge].concat(), vec![0; 4096]),
+        ("files", top.clone(), entry("./e", EntryType::Regular, "", b"")),
+        ("after its end", [top.clone(), end.clone()].concat(), vec![0; 512]),
+    ] {
+        let endless = Endless { begin: std::io::Cursor::new(begin), again, at: 0 };
+        let outcome = world.store.fill(&open, endless, most).await;
+        assert!(matches!(outcome, Err(StoreError::BadExport { .. })), "{name}: {outcome:?}");
+        assert!(world.store.has_disk(&open).expect("looked"), "{name}: the disk stays");
+        let diff = world.store.diff_dir(&open);
+        assert_eq!(fs::read_to_string(diff.join("stale")).expect(name), "not the truth");
+        assert!(!diff.with_file_name("filling").exists(), "{name}: nothing is left");
+    }
+    let good = [top, entry("./f", EntryType::Regular, "", b"content"), end].concat();
+    world.store.fill(&open, &good[..], most).await.expect("filled");
 }

@@ -11,6 +11,9 @@ use sandkeep_core::model::{Fingerprint, LayerId, MemoryId, MemoryLayer, Size, Ti
 use sandkeep_core::store::{NewMemory, Store};
 use tempfile::TempDir;
 
+/// As much as the disk could hold.
+const AMPLE: u64 = 1 << 30;
+
 const STEPS: [&str; 10] = [
     "store.begin_memory.done",
     "store.seal_memory.before_manifest",
@@ -74,7 +77,7 @@ async fn victim() {
     let (useless, _) = store.begin_memory().await.expect("begun");
     store.discard_memory(&useless).await.expect("discarded");
     store.collect_memory(&HashSet::from([held]), Timestamp::MAX).await.expect("collected");
-    store.fill(&open, &export()[..]).await.expect("filled");
+    store.fill(&open, &export()[..], AMPLE).await.expect("filled");
 }
 
 #[tokio::test]
@@ -119,7 +122,7 @@ async fn killed_at_every_step() {
             let truth = fs::read_to_string(disk.join("0.qcow2")).expect("the disk is whole");
             assert_eq!(truth, "the truth", "{step}");
             assert_ne!(old, new, "{step}: one or the other");
-            store.fill(&open, &export()[..]).await.expect("filled now");
+            store.fill(&open, &export()[..], AMPLE).await.expect("filled now");
         } else {
             assert!(new && !old, "{step}: the disk goes after it was taken over");
         }

@@ -36,6 +36,7 @@ pub fn sandbox(project: &str, name: &str) -> Sandbox {
         session: None,
         ending: None,
         on_delete: OnDelete::Drop,
+        forced: false,
         totals: Usage::default(),
         open_layer: None,
         open_chain: Vec::new(),

@@ -146,11 +146,19 @@ impl House {
         let run_dir = self.machines.clone().expect("a house with machines").run_dir;
         for key in self.machines_alive().await {
             let path = run_dir.join(key.as_str()).join("machine.json");
-            let text = fs::read(&path).expect("a record of the machine");
-            let record: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
-            let pid = record["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
-            let pid = pid.and_then(rustix::process::Pid::from_raw).expect("a process");
-            rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it ends");
+            send(&path, rustix::process::Signal::KILL);
+        }
+    }
+
+    /// Stops the agent of every sandbox of the container driver where it stands: it lives and does not answer.
+    ///
+    /// # Panics
+    ///
+    /// When one cannot be found.
+    pub async fn hang_agents(&self) {
+        for (key, _) in self.driver().survivors().await.expect("sandboxes are found") {
+            let path = self.config.run_dir.join(key.as_str()).join("machine.json");
+            send(&path, rustix::process::Signal::STOP);
         }
     }
 
@@ -220,13 +228,49 @@ impl House {
     pub async fn reopen(&self, engine: Engine) -> Engine {
         engine.shutdown().await;
         drop(engine);
-        // Its last tasks let go of the data directory when they have seen the end.
+        self.open_when_free().await
+    }
+
+    /// Opens an engine as soon as one before it is gone.
+    ///
+    /// # Panics
+    ///
+    /// When it does not open.
+    pub async fn open_when_free(&self) -> Engine {
+        self.free().await;
+        self.open().await
+    }
+
+    /// Waits until an engine that was shut down has let go of the data directory: its last tasks do when they have seen the end.
+    async fn free(&self) {
         for _ in 0..500 {
             if Store::open(&self.data()).is_ok() {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// Hands the house to a process that dies at `point` while doing `deed`, and opens it again. That process is the test
+    /// `victim` of the same program, which finds its house with [`lent`](Self::lent) and its deed in `SANDKEEP_TEST_DEED`.
+    ///
+    /// # Panics
+    ///
+    /// When it comes to its end, or panics.
+    pub async fn cut(&self, engine: Engine, deed: &str, point: &str) -> Engine {
+        engine.shutdown().await;
+        drop(engine);
+        self.free().await;
+        let output = std::process::Command::new(std::env::current_exe().expect("a program"))
+            .args(["--exact", "victim", "--nocapture"])
+            .envs(self.lend())
+            .env("SANDKEEP_TEST_DEED", deed)
+            .env("SANDKEEP_FAILPOINT", point)
+            .output()
+            .expect("it runs");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{point} is never passed: {text}");
+        assert!(!text.contains("panicked"), "{point}: {text}");
         self.open().await
     }
 
@@ -308,6 +352,15 @@ impl Drop for House {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+/// Sends a signal to the process of a machine that is on record.
+fn send(record: &Path, signal: rustix::process::Signal) {
+    let text = fs::read(record).expect("a record of the machine");
+    let record: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    let pid = record["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+    let pid = pid.and_then(rustix::process::Pid::from_raw).expect("a process");
+    rustix::process::kill_process(pid, signal).expect("it is there");
 }
 
 /// The project tests work in.

@@ -59,6 +59,9 @@ pub(crate) struct RemoveArgs {
     /// Leave their snapshots, until they are deleted or expire
     #[arg(long)]
     pub(crate) keep_snapshots: bool,
+    /// Even if what they wrote to drives cannot be had from their disks any more, and is lost
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// What a sandbox is asked to be; absent means the default, or no change.

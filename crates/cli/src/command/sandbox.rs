@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sandkeep_client::ListSandboxes;
 use sandkeep_client::types::{
-    Checkpoint, CreateSandbox, Extend, Finding, Fork, ForkFailed, Forks, HookRun, IfExists, Mount,
+    Checkpoint, CreateSandbox, Delete, Extend, Finding, Fork, ForkFailed, Forks, HookRun, IfExists, Mount,
     Opened, Pause, Paused, Rollback, Sandbox, Session, Snapshot, Span, Start, State, Stop, Stopped,
     UpdateSandbox, Why,
 };
@@ -446,11 +446,8 @@ fn services(sandbox: &Sandbox) -> String {
 
 pub(super) async fn remove(context: &Context, args: &RemoveArgs) -> Result<(), Failure> {
     for_each(&args.names, async |name| {
-        let deleted = if args.keep_snapshots {
-            context.client.delete_but_snapshots(&name, None).await?
-        } else {
-            context.client.delete(&name, None).await?
-        };
+        let wish = Delete { keep_snapshots: args.keep_snapshots, force: args.force };
+        let deleted = context.client.delete_as(&name, wish, None).await?;
         context.screen.answer(&deleted, |deleted| {
             let kept = match deleted.snapshots_kept.len() {
                 0 => String::new(),
@@ -459,7 +456,11 @@ pub(super) async fn remove(context: &Context, args: &RemoveArgs) -> Result<(), F
                 1 => "; 1 snapshot stays, others stand on it".to_owned(),
                 count => format!("; {count} snapshots stay, others stand on them"),
             };
-            format!("{name}  deleted{kept}\n")
+            let lost = match deleted.drives_lost.as_slice() {
+                [] => String::new(),
+                drives => format!("; what it wrote to {} is lost", drives.join(", ")),
+            };
+            format!("{name}  deleted{kept}{lost}\n")
         })
     })
     .await

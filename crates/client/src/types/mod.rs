@@ -44,8 +44,8 @@ pub use network::{
 pub use port::{Access, IssuePortToken, Port, PortStatus, PortToken, PublishPort};
 pub use quantity::{Size, Span};
 pub use sandbox::{
-    Checkpoint, Class, CreateSandbox, Deleted, Extend, Fork, ForkFailed, Forked, Forks, Hook,
-    HookRun, Hooks, IfExists, Lineage, OnIdle, Opened, Pause, Paused, Resources, Rollback,
+    Checkpoint, Class, CreateSandbox, Delete, Deleted, Extend, Fork, ForkFailed, Forked, Forks,
+    Hook, HookRun, Hooks, IfExists, Lineage, OnIdle, Opened, Pause, Paused, Resources, Rollback,
     RolledBack, Sandbox, Session, SessionEnd, Start, State, Stopped, Tree, UpdateSandbox, Usage,
     Why,
 };

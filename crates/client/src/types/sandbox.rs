@@ -643,6 +643,18 @@ pub struct Stopped {
 pub struct Deleted {
     /// Snapshots that stay because others stand on them.
     pub snapshots_kept: Vec<String>,
+    /// Drives of which what its last session wrote is lost, because the delete was forced.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drives_lost: Vec<String>,
+}
+
+/// How a sandbox is to be deleted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Delete {
+    /// Whether its snapshots stay, until they are deleted or expire.
+    pub keep_snapshots: bool,
+    /// Whether it goes even if what it wrote to drives cannot be had from its disks, and is lost.
+    pub force: bool,
 }
 
 /// The answer to a rollback.

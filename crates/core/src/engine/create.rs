@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::lifecycle::Phase;
 use super::sandbox::Ground as WakeGround;
-use super::{Create, Error, IfExists, Inner, Opened, Result};
+use super::{Create, Delete, Error, IfExists, Inner, Opened, Result};
 use crate::failpoint;
 use crate::model::{
     Config, FORMAT, Image, ImageConfig, LayerId, Lineage, Name, OnDelete, Sandbox, SandboxId, Size,
@@ -204,6 +204,7 @@ impl Inner {
             session: None,
             ending: None,
             on_delete: OnDelete::Drop,
+            forced: false,
             totals: Usage::default(),
             open_layer: None,
             open_chain: Vec::new(),
@@ -258,7 +259,9 @@ impl Inner {
                 }),
                 Err(error) => {
                     // A create that fails leaves no sandbox behind: the name is free again.
-                    if let Err(error) = inner.erase(&slot, sandbox, OnDelete::Drop).await {
+                    // Nobody was told of anything it did.
+                    let wish = Delete { force: true, ..Delete::default() };
+                    if let Err(error) = inner.erase(&slot, sandbox, wish).await {
                         tracing::error!(
                             error = super::boot::chain_of(&error),
                             "a sandbox that was never made is left"

@@ -4,18 +4,25 @@
 //! dies on the way finishes it as it was begun. Snapshots that another sandbox stands on stay; the
 //! rest go with it, or all stay if that was asked for: each then says so itself before the sandbox
 //! goes. Drives are detached and keep what was written to them.
+//!
+//! *What was written to a drive is not the sandbox's to lose.* On a machine with disks of its own it has to be taken out of
+//! them first: by the machine while it lives, by another boot when it does not (`rescue`). If neither works the
+//! sandbox is not deleted. It is `failed`, with the reason, has all it had, and whoever asked is told: the delete can be
+//! tried again, or forced, which gives up what could not be had and says which drives that is true of. For want of room
+//! alone it stays `deleted`, and is tried again by housekeeping: room is made sooner or later. That it was forced is on record
+//! with `deleted`, as all about it is.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::boot::chain_of;
-use super::lifecycle::{Effect, Phase};
+use super::lifecycle::{self, Effect, Phase, Report};
 use super::live::Live;
 use super::slot::Slot;
-use super::{Deleted, Error, ErrorKind, Inner, Result};
+use super::{Delete, Deleted, Error, ErrorKind, Inner, Result};
 use crate::db::{Owner, Page, Tombstones, Unless};
 use crate::failpoint;
-use crate::model::{MachineKey, MountMode, OnDelete, Sandbox, SnapshotId};
+use crate::model::{MachineKey, MountMode, Name, OnDelete, Sandbox, SnapshotId};
 use crate::store::Durability;
 
 impl Inner {
@@ -24,11 +31,13 @@ impl Inner {
         self: &Arc<Self>,
         slot: &Arc<Slot>,
         mut sandbox: Sandbox,
-        on_delete: OnDelete,
+        wish: Delete,
     ) -> Result<Deleted> {
         if sandbox.phase != Phase::Deleted {
-            sandbox.on_delete = on_delete;
+            sandbox.on_delete = wish.snapshots;
+            sandbox.forced = false;
         }
+        sandbox.forced |= wish.force;
         sandbox.enter(Phase::Deleted);
         sandbox.debt = Some(Effect::Erase);
         self.record(&mut sandbox, Durability::Soon).await?;
@@ -48,7 +57,7 @@ impl Inner {
             // What becomes of its commands is written before its directory goes, not after.
             live.commands_settled(Duration::from_secs(2)).await;
         }
-        self.rescue_drives(&sandbox).await?;
+        let drives_lost = self.rescue_drives(&mut sandbox).await?;
         if let Err(error) = self.commands_lost(&sandbox.id).await {
             tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "whoever waits for its commands may wait on");
         }
@@ -75,7 +84,7 @@ impl Inner {
         self.db.remove_sandbox(&sandbox.id).await?;
         self.books().drop_sandbox(&sandbox.id);
         failpoint::pass("erase.done");
-        Ok(Deleted { snapshots_kept })
+        Ok(Deleted { snapshots_kept, drives_lost })
     }
 
     /// Has a machine that lives hand over what it wrote to drives.
@@ -90,23 +99,46 @@ impl Inner {
         };
         if let Err(error) = handed_over.await {
             tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "did not hand over what it wrote to drives");
+            // What is in its cache and not on its disks would be lost.
+            self.freeze(live, sandbox).await;
         }
     }
 
-    /// Takes what was written to drives out of the disks of a machine that is gone. A sandbox must be deletable all the same, but
-    /// for want of room nothing is given up: room can be made.
-    async fn rescue_drives(&self, sandbox: &Sandbox) -> Result<()> {
-        let Err(error) = self.rescue(sandbox, false).await else { return Ok(()) };
-        if error.kind() == ErrorKind::Exhausted {
+    /// Takes what was written to drives out of the disks of a machine that is gone. Answers with the drives of which that was
+    /// given up, if the delete is forced; otherwise the sandbox is not deleted.
+    async fn rescue_drives(&self, sandbox: &mut Sandbox) -> Result<Vec<Name>> {
+        let Err(error) = self.rescue(sandbox, false).await else { return Ok(Vec::new()) };
+        let mut lost = Vec::new();
+        let mut layers = Vec::new();
+        // What was taken out before the rest failed is not lost.
+        for (part, layer) in self.on_disks(sandbox, false)? {
+            let mounted = usize::try_from(part).ok().and_then(|n| sandbox.mounted.get(n - 1));
+            if let Some(mounted) = mounted
+                && let Some(drive) = self.db.drive_by_id(&mounted.drive).await?
+            {
+                lost.push(drive.name);
+            }
+            layers.push(layer);
+        }
+        if sandbox.forced {
+            tracing::error!(sandbox = %sandbox.name, drives = ?lost, error = chain_of(&error), "its delete was forced: what it wrote to drives is lost");
+            for layer in layers {
+                self.store.clear_disk(&layer).await?;
+            }
+            return Ok(lost);
+        }
+        if matches!(error.kind(), ErrorKind::Exhausted) || matches!(error, Error::ShuttingDown) {
             return Err(error);
         }
-        tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "what it wrote to drives is lost");
-        for mounted in &sandbox.mounted {
-            if let Err(error) = self.store.clear_disk(&mounted.layer).await {
-                tracing::error!(layer = %mounted.layer, error = chain_of(&error), "the disk of a drive is left");
-            }
-        }
-        Ok(())
+        let reason = chain_of(&error);
+        let error = Error::DrivesUnsaved { name: sandbox.name.clone(), drives: lost, reason };
+        tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "is not deleted");
+        let (phase, _) = lifecycle::report(Phase::Deleted, Report::Broke);
+        sandbox.enter(phase);
+        sandbox.debt = None;
+        sandbox.failure = Some(chain_of(&error));
+        self.record(sandbox, Durability::Synced).await?;
+        Err(error)
     }
 
     /// Looks at what the last session wrote to drives: their files outlive the sandbox.

@@ -66,6 +66,8 @@ pub enum Error {
     DriveAttached { drive: Name, sandbox: Name },
     #[error("nothing was ever written to drive `{0}`")]
     DriveNotInitialised(Name),
+    #[error("sandbox `{name}` was not deleted: what it wrote to {} could not be had from its disks: {reason}", drives_named(.drives))]
+    DrivesUnsaved { name: Name, drives: Vec<Name>, reason: String },
     #[error("drive `{drive}` cannot be mounted: {reason}")]
     DriveBroken { drive: Name, reason: String },
     #[error("there is a sandbox `{0}` already")]
@@ -206,6 +208,7 @@ impl Error {
             | Self::DriveAttached { .. }
             | Self::DriveNotInitialised(_)
             | Self::DriveBroken { .. }
+            | Self::DrivesUnsaved { .. }
             | Self::NotRunning(_)
             | Self::CommandEnded(_)
             | Self::StdinClosed(_)
@@ -275,6 +278,7 @@ impl Error {
             Self::DriveAttached { .. } => "drive_attached",
             Self::DriveNotInitialised(_) => "drive_not_initialized",
             Self::DriveBroken { .. } => "drive_broken",
+            Self::DrivesUnsaved { .. } => "drives_unsaved",
             Self::Driver(DriverError::MountPoint { .. }) => "bad_mount_point",
             Self::NameTaken(_) => "name_taken",
             Self::ProjectTaken(_) => "project_taken",
@@ -309,6 +313,7 @@ impl Error {
             Self::Image(error) => image_code(error),
             Self::Guest(error) => guest_code(error),
             Self::Store(_) if self.kind() == ErrorKind::Exhausted => "no_room",
+            Self::Store(StoreError::BadExport { .. }) => "export_refused",
             Self::Sealed { .. } => "sealed",
             Self::NoSecret(_) => "secret_not_found",
             Self::SecretTags { .. } => "secret_not_allowed",
@@ -340,6 +345,9 @@ impl Error {
                 format!("`keep stop {name}` keeps its files; stopped, it can change with `keep update {name} --driver microvm`")
             }
             Self::DriverInUse(name) => format!("`keep stop {name}` first"),
+            Self::DrivesUnsaved { name, .. } => {
+                format!("`keep rm {name}` tries again; `keep rm {name} --force` deletes it and gives that up")
+            }
             Self::MemoryTooDeep(name) => format!("`keep stop {name}` once: that makes its files one layer"),
             Self::HasDrives(name) => {
                 format!("`keep stop {name}` keeps its files, and those of its drives")
@@ -373,6 +381,9 @@ impl Error {
             Self::Store(error) if error.is_no_room() => {
                 "delete sandboxes or snapshots (`keep usage` tells what takes up room); nothing was lost".to_owned()
             }
+            Self::Store(StoreError::BadExport { .. }) => {
+                "its disk is kept: `keep stop` tries again, `keep stop --discard` gives up what the session wrote".to_owned()
+            }
             Self::Image(ImageError::NotFound { .. }) => {
                 "`keep image pull <reference>` or `keep image import <name> <file>` brings one here".to_owned()
             }
@@ -385,6 +396,11 @@ impl Error {
             _ => return None,
         })
     }
+}
+
+fn drives_named(drives: &[Name]) -> String {
+    let named: Vec<String> = drives.iter().map(|drive| format!("drive `{drive}`")).collect();
+    if named.is_empty() { "drives".to_owned() } else { named.join(", ") }
 }
 
 /// What was found, in a line: what it is, and the first files.
@@ -466,6 +482,7 @@ fn store_kind(error: &StoreError) -> ErrorKind {
         _ if error.is_no_room() => ErrorKind::Exhausted,
         StoreError::NotFound { .. } => ErrorKind::NotFound,
         StoreError::BadGlob { .. } => ErrorKind::Invalid,
+        StoreError::BadExport { .. } => ErrorKind::Conflict,
         StoreError::ShuttingDown => ErrorKind::Unavailable,
         _ => ErrorKind::Fault,
     }

@@ -11,6 +11,7 @@
 //! Paused ----------Start---> Starting
 //! Paused ----------Stop----> Starting, and then as if it had run
 //! every phase ----Delete---> Deleted
+//!                            Deleted --Broke---> Failed       (what it wrote to drives could not be saved)
 //! ```
 //!
 //! [`command`] and [`report`] take where a sandbox is and what just happened, and say where it goes
@@ -27,7 +28,8 @@
 //!   the memory is on record the sandbox runs: a daemon that dies in between finds `running`, lets the machine go
 //!   on, and owes nothing. After that it finds `paused`, and a machine that is still there is only ended.
 //! - The files of a paused sandbox are on a disk that only its own kernel reads, so it is woken to be stopped.
-//! - Delete is accepted in every phase. Nothing is stuck.
+//! - Delete is accepted in every phase. Nothing is stuck. It is taken back only where going on would lose what was written to
+//!   a drive, which is not the sandbox's own.
 //! - `Failed` keeps the last good snapshot and what the broken session wrote: it can be started
 //!   (which seals what was left first), stopped (which seals it and stays down) or deleted.
 
@@ -154,7 +156,9 @@ pub fn report(phase: Phase, report: Report) -> (Phase, Option<Effect>) {
         (Phase::Starting, Report::Up) | (Phase::Stopping, Report::Kept) => (Phase::Running, None),
         (Phase::Stopping, Report::Down) => (Phase::Stopped, None),
         (Phase::Running, Report::Captured) => (Phase::Paused, None),
-        (Phase::Starting | Phase::Stopping, Report::Broke) => (Phase::Failed, None),
+        (Phase::Starting | Phase::Stopping | Phase::Deleted, Report::Broke) => {
+            (Phase::Failed, None)
+        }
         (Phase::Running, Report::Died) => (Phase::Stopping, Some(Effect::Seal)),
         (
             Phase::Stopped
@@ -250,6 +254,7 @@ mod tests {
         Deleted + Pause -> refused: the sandbox was deleted
         Deleted + Stop -> refused: the sandbox was deleted
         Deleted + Delete -> Deleted
+        Deleted + Broke -> Failed
         ");
     }
 
@@ -275,12 +280,13 @@ mod tests {
     }
 
     #[test]
-    fn delete_is_never_refused_and_the_dead_stay_dead() {
+    fn delete_is_never_refused_and_is_final_unless_it_broke() {
         for phase in PHASES {
             assert_eq!(command(phase, Command::Delete).map(|(next, _)| next), Ok(Phase::Deleted));
         }
         for heard in REPORTS {
-            assert_eq!(report(Phase::Deleted, heard), (Phase::Deleted, None));
+            let next = if heard == Report::Broke { Phase::Failed } else { Phase::Deleted };
+            assert_eq!(report(Phase::Deleted, heard), (next, None));
         }
     }
 

@@ -418,6 +418,8 @@ pub struct Checkpoint {
 pub struct Delete {
     /// What becomes of its snapshots.
     pub snapshots: OnDelete,
+    /// Whether it goes even if what it wrote to drives cannot be had from its disks, and is lost.
+    pub force: bool,
 }
 
 /// Which snapshots are wanted.
@@ -448,6 +450,9 @@ pub struct Stopped {
 pub struct Deleted {
     /// Snapshots of it that were kept: those others stand on, or all if that was asked for.
     pub snapshots_kept: Vec<SnapshotId>,
+    /// Drives of which what its last session wrote is lost, because the delete was forced.
+    #[serde(default)]
+    pub drives_lost: Vec<Name>,
 }
 
 /// A fork to be made.

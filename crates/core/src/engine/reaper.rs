@@ -10,9 +10,9 @@ use super::lifecycle::Phase;
 use super::live::{Live, RefusedPause};
 use super::slot::lock;
 use super::uplink::COUNTED_EVERY;
-use super::{Error, Inner, Result};
+use super::{Delete, Error, Inner, Result};
 use crate::db::{Filter, Page};
-use crate::model::{Ending, LayerId, MountMode, OnDelete, OnIdle, SessionEnd, SnapshotKind, now};
+use crate::model::{Ending, LayerId, MountMode, OnIdle, SessionEnd, SnapshotKind, now};
 
 /// How often a pause may fail for the machine's own sake before it is stopped instead.
 const GIVE_UP: u32 = 3;
@@ -153,7 +153,7 @@ impl Inner {
                 let expired = sandbox.expires_at() <= now() && sandbox.open_layer.is_none();
                 if slot.live().is_none() && (expired || sandbox.phase == Phase::Deleted) {
                     tracing::info!(sandbox = %sandbox.name, "expired, or deleted before and not to the end");
-                    inner.erase(&slot, sandbox, OnDelete::Drop).await?;
+                    inner.erase(&slot, sandbox, Delete::default()).await?;
                 }
                 Ok(())
             });

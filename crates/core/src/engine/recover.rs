@@ -20,40 +20,57 @@
 //! A machine with disks of its own that is gone is booted once more for what it wrote (`rescue`), after this, in its
 //! sandbox's turn.
 //!
+//! Sandboxes are seen to beside each other, as many at a time as [`AT_ONCE`] says: one whose agent does not answer is waited for, and
+//! a host that froze under load has many of them. None of this depends on the order; what all of them need to be known
+//! first, which uids are taken, is.
+//!
 //! Drives follow their sandboxes; one that is attached to a session nobody knows is freed last.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tokio::task::JoinSet;
+
 use super::boot::chain_of;
 use super::lifecycle::Phase;
 use super::live::{Live, reach};
 use super::machine::TEMPLATE;
 use super::slot::Slot;
-use super::{Error, Inner, Result};
+use super::{Delete, Error, Inner, Result};
 use crate::db::{Filter, Owner, Page, Tombstones};
 use crate::driver::Link;
 use crate::guest::GuestError;
 use crate::model::{
-    Command, CommandState, Drive, Ending, Image, Layer, MemoryLayer, OnDelete, Project, Sandbox,
-    SandboxId, Secret, SessionEnd, Snapshot, SnapshotKind, Template, Timestamp, now,
+    Command, CommandState, Drive, Ending, Image, Layer, MemoryLayer, Project, Sandbox, SandboxId,
+    Secret, SessionEnd, Snapshot, SnapshotKind, Template, Timestamp, now,
 };
 use crate::store::{Damaged, Durability};
+
+/// How many sandboxes are seen to at a time.
+const AT_ONCE: usize = 32;
 
 impl Inner {
     pub(super) async fn recover(self: &Arc<Self>) -> Result<()> {
         let sandboxes = self.reindex().await?;
         self.check_secrets_key(&sandboxes).await?;
         let mut alive = self.survivors().await?;
+        sandboxes.iter().for_each(|sandbox| self.adopt_uids(sandbox.uids));
+        let mut under_way = JoinSet::new();
         for sandbox in sandboxes {
             let link = alive.remove(&sandbox.id);
-            self.adopt_uids(sandbox.uids);
-            let name = sandbox.name.clone();
-            if let Err(error) = self.settle_account(sandbox, link).await {
-                tracing::error!(sandbox = %name, error = chain_of(&error), "could not be brought to rest; it can be started again or deleted");
+            if under_way.len() >= AT_ONCE {
+                under_way.join_next().await;
             }
+            let inner = Arc::clone(self);
+            under_way.spawn(async move {
+                let name = sandbox.name.clone();
+                if let Err(error) = inner.settle_account(sandbox, link).await {
+                    tracing::error!(sandbox = %name, error = chain_of(&error), "could not be brought to rest; it can be started again or deleted");
+                }
+            });
         }
+        while under_way.join_next().await.is_some() {}
         for (id, _) in alive {
             tracing::warn!(machine = %id, "a machine that nobody owns is ended");
             for driver in self.drivers.values() {
@@ -221,7 +238,7 @@ impl Inner {
                 self.bring_to_rest(&slot, sandbox, Ending::broken()).await?;
             }
             (Phase::Deleted, _) => {
-                self.erase(&slot, sandbox, OnDelete::Drop).await?;
+                self.finish_erasing(&slot, sandbox).await?;
             }
             (Phase::Stopped | Phase::Paused | Phase::Failed, link) => {
                 if link.is_some() {
@@ -242,12 +259,7 @@ impl Inner {
         mut sandbox: Sandbox,
         ending: Ending,
     ) -> Result<()> {
-        let layers = sandbox.open_layer.iter().chain(sandbox.mounted.iter().map(|one| &one.layer));
-        let mut on_disk = false;
-        for layer in layers {
-            on_disk |= self.store.has_disk(layer)?;
-        }
-        if !on_disk {
+        if !self.is_on_disks(&sandbox)? {
             return self.settle(slot, &mut sandbox, ending).await.map(drop);
         }
         let (inner, slot, turn) = (Arc::clone(self), Arc::clone(slot), slot.take_turn().await);
@@ -258,6 +270,32 @@ impl Inner {
             }
         });
         Ok(())
+    }
+
+    /// Goes on with a delete, in the same way.
+    async fn finish_erasing(self: &Arc<Self>, slot: &Arc<Slot>, sandbox: Sandbox) -> Result<()> {
+        if !self.is_on_disks(&sandbox)? {
+            return self.erase(slot, sandbox, Delete::default()).await.map(drop);
+        }
+        let (inner, slot, turn) = (Arc::clone(self), Arc::clone(slot), slot.take_turn().await);
+        tokio::spawn(async move {
+            let _turn = turn;
+            let name = sandbox.name.clone();
+            if let Err(error) = inner.erase(&slot, sandbox, Delete::default()).await {
+                tracing::error!(sandbox = %name, error = chain_of(&error), "a delete that broke off is not finished");
+            }
+        });
+        Ok(())
+    }
+
+    /// Whether what its session wrote has to be taken out of a machine's disks.
+    fn is_on_disks(&self, sandbox: &Sandbox) -> Result<bool> {
+        let layers = sandbox.open_layer.iter().chain(sandbox.mounted.iter().map(|one| &one.layer));
+        let mut on_disk = false;
+        for layer in layers {
+            on_disk |= self.store.has_disk(layer)?;
+        }
+        Ok(on_disk)
     }
 
     /// Writes down how the last session ended, if the daemon died after the sandbox's record said so

@@ -4,6 +4,12 @@
 //! session the agent hands it over, and from there on it is a layer like any other. A machine that is gone or does not
 //! answer is booted once more on its disks, for that alone.
 //!
+//! *What a guest says is not believed, and not waited for without end.* How much may come is bounded by what its disk can hold
+//! (`store::fill`), and how long that may take by how much has come: it may stand still for a minute, and the time spent waiting
+//! for it may not be more than two minutes and a second for each MiB. What the host itself takes to unpack is not counted.
+//! A live machine that is beyond a bound is ended and booted once more, with an agent it has not touched; if that fails as well the
+//! sandbox is `failed`, with the reason, and its disk stays: the stop can be tried again, or what was written be discarded.
+//!
 //! The store seals no layer whose disk is still there, and removes the disk only when all of it is in the layer: a daemon that
 //! dies at any point finds one or the other, and comes this way again.
 
@@ -16,6 +22,7 @@ use std::time::Duration;
 use bytes::{Buf as _, Bytes};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::live::{Live, reach};
 use super::machine::{ASSEMBLE_WITHIN, BOOT_WITHIN};
@@ -23,18 +30,24 @@ use super::{Inner, Result};
 use crate::driver::Machine;
 use crate::failpoint;
 use crate::guest::{Guest, GuestError, Incoming};
-use crate::model::{LayerId, MountMode, Sandbox};
-use crate::store::StoreError;
+use crate::model::{LayerId, MemoryLayer, MountMode, Sandbox};
+use crate::store::{StoreError, most_from};
 
 /// How long an agent that hands over may say nothing.
 const SILENCE: Duration = Duration::from_secs(60);
+/// How long it may be waited for in all, before anything has come.
+const BEFORE: Duration = Duration::from_secs(120);
+/// How many bytes earn it another second.
+const PER_SECOND: u64 = 1 << 20;
 
 impl Inner {
-    /// What is on disks and is to be kept: the part's number and its layer.
-    fn on_disks(&self, sandbox: &Sandbox, keep: bool) -> Result<Vec<(u32, LayerId)>> {
+    /// What is on disks and is to be kept: the part's number and its layer. Of a session that was to be discarded, nothing is.
+    pub(super) fn on_disks(&self, sandbox: &Sandbox, keep: bool) -> Result<Vec<(u32, LayerId)>> {
         let root = sandbox.open_layer.iter().filter(|_| keep).map(|open| (0, open.clone()));
         let drives = (1..).zip(&sandbox.mounted);
-        let drives = drives.filter(|(_, mounted)| mounted.mode == MountMode::ReadWrite);
+        let drives = drives.filter(|(_, mounted)| {
+            mounted.mode == MountMode::ReadWrite && !sandbox.decision.discard
+        });
         let mut parts = Vec::new();
         for (part, layer) in root.chain(drives.map(|(n, mounted)| (n, mounted.layer.clone()))) {
             if self.store.has_disk(&layer)? {
@@ -48,18 +61,44 @@ impl Inner {
     pub(super) async fn hand_over(&self, live: &Live, sandbox: &Sandbox, keep: bool) -> Result<()> {
         let parts = self.on_disks(sandbox, keep)?;
         if !parts.is_empty() {
-            self.export(&live.guest().await?, parts).await?;
+            self.export(&live.guest().await?, sandbox, parts).await?;
         }
         Ok(())
     }
 
-    async fn export(&self, guest: &Guest, parts: Vec<(u32, LayerId)>) -> Result<()> {
+    async fn export(
+        &self,
+        guest: &Guest,
+        sandbox: &Sandbox,
+        parts: Vec<(u32, LayerId)>,
+    ) -> Result<()> {
         for (part, layer) in parts {
             let incoming = guest.export(part).await?;
-            self.store.fill(&layer, Export::of(incoming)).await?;
+            let most = self.most_of(sandbox, part, &layer).await?;
+            self.store.fill(&layer, Export::of(incoming), most).await?;
             failpoint::pass("export.filled");
         }
         Ok(())
+    }
+
+    /// The most that a part can come to.
+    async fn most_of(&self, sandbox: &Sandbox, part: u32, layer: &LayerId) -> Result<u64> {
+        let mut bytes = self.store.length_of_disk(layer)?;
+        let mounted = usize::try_from(part).ok().and_then(|part| part.checked_sub(1));
+        let limit = match mounted.and_then(|number| sandbox.mounted.get(number)) {
+            Some(mounted) => {
+                self.db.drive_by_id(&mounted.drive).await?.map_or(0, |drive| drive.max_size.0)
+            }
+            None => {
+                for below in &sandbox.open_memory {
+                    let about = self.store.read::<MemoryLayer>(below).await?;
+                    bytes =
+                        bytes.saturating_add(about.sizes.get("disk.qcow2").copied().unwrap_or(0));
+                }
+                sandbox.config.resources.disk.0
+            }
+        };
+        Ok(most_from(limit, bytes))
     }
 
     /// Takes it out of the disks of a machine that is gone.
@@ -82,7 +121,7 @@ impl Inner {
             let assemble = self.assembly(keeper, &machine, true).await?;
             let assembled = tokio::time::timeout(ASSEMBLE_WITHIN, guest.assemble(assemble)).await;
             assembled.map_err(|_| GuestError::Timeout)??;
-            self.export(&guest, parts).await
+            self.export(&guest, sandbox, parts).await
         };
         let outcome = work.await;
         let down = driver.stop(&machine.key).await;
@@ -119,14 +158,21 @@ impl Export {
     fn of(mut incoming: Incoming) -> Self {
         let (sender, pieces) = mpsc::channel(16);
         tokio::spawn(async move {
+            let mut pace = Pace::default();
             loop {
-                let piece = match tokio::time::timeout(SILENCE, incoming.next()).await {
+                let began = Instant::now();
+                let piece = tokio::time::timeout(pace.patience(), incoming.next()).await;
+                pace.waited += began.elapsed();
+                let piece = match piece {
                     Ok(Ok(Some(bytes))) if bytes.is_empty() => continue,
-                    Ok(Ok(Some(bytes))) => Ok(bytes),
+                    Ok(Ok(Some(bytes))) => {
+                        pace.received += bytes.len() as u64;
+                        Ok(bytes)
+                    }
                     // No bytes: that was all.
                     Ok(Ok(None)) => Ok(Bytes::new()),
                     Ok(Err(error)) => Err(io::Error::other(error.to_string())),
-                    Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut)),
+                    Err(_) => Err(pace.lost()),
                 };
                 let last = piece.as_ref().map_or(true, Bytes::is_empty);
                 if sender.send(piece).await.is_err() || last {
@@ -135,6 +181,27 @@ impl Export {
             }
         });
         Self { pieces, rest: Bytes::new(), over: false }
+    }
+}
+
+/// How long somebody who hands over was waited for, and for how much.
+#[derive(Debug, Default)]
+struct Pace {
+    waited: Duration,
+    received: u64,
+}
+
+impl Pace {
+    /// How much longer it may be waited for now.
+    fn patience(&self) -> Duration {
+        let all = BEFORE + Duration::from_secs(self.received / PER_SECOND);
+        all.saturating_sub(self.waited).min(SILENCE)
+    }
+
+    fn lost(&self) -> io::Error {
+        let (waited, received) = (self.waited.as_secs(), self.received);
+        let told = format!("it stands still, or is too slow: {received} bytes in {waited} s");
+        io::Error::new(io::ErrorKind::TimedOut, told)
     }
 }
 
@@ -170,7 +237,25 @@ mod tests {
     use tokio::io::AsyncReadExt as _;
     use tokio::sync::mpsc;
 
-    use super::Export;
+    use super::{BEFORE, Export, PER_SECOND, Pace, SILENCE};
+
+    #[test]
+    fn nobody_is_waited_for_without_end() {
+        let mut pace = Pace::default();
+        let mut rounds = 0;
+        // A byte right before each deadline.
+        while !pace.patience().is_zero() {
+            pace.waited += pace.patience().min(SILENCE);
+            pace.received += 1;
+            rounds += 1;
+            assert!(rounds < 10);
+        }
+        assert_eq!(pace.waited, BEFORE);
+        assert!(pace.lost().to_string().contains("bytes in 120 s"), "{}", pace.lost());
+        // What comes fast enough has all the time it takes, but may not stand still.
+        pace.received = 600 * PER_SECOND;
+        assert_eq!(pace.patience(), SILENCE);
+    }
 
     fn export(pieces: Vec<std::io::Result<&'static [u8]>>) -> Export {
         let (sender, receiver) = mpsc::channel(8);

@@ -157,7 +157,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::NoSandbox`] when there is none of that name.
+    /// Returns [`Error::NoSandbox`] when there is none of that name, and [`Error::DrivesUnsaved`] when it would take with it
+    /// what it wrote to drives and was not forced: it is `failed` then, and has all it had.
     pub async fn delete(
         &self,
         project: &Name,
@@ -173,7 +174,7 @@ impl Engine {
             let gone = name.clone();
             let deleted = self.inner.turn(id.clone(), move |inner, slot| async move {
                 let sandbox = inner.db.sandbox_by_id(&id).await?.ok_or(Error::NoSandbox(gone))?;
-                inner.erase(&slot, sandbox, request.snapshots).await
+                inner.erase(&slot, sandbox, request).await
             });
             let deleted = deleted.await?;
             self.inner.collect_soon();

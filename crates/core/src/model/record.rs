@@ -104,6 +104,9 @@ pub struct Sandbox {
     /// What becomes of its snapshots, once it is `deleted`.
     #[serde(default, skip_serializing_if = "OnDelete::is_drop")]
     pub on_delete: OnDelete,
+    /// Whether it goes, once it is `deleted`, even if what it wrote to drives is lost with it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub forced: bool,
     /// What all sessions that have ended used together.
     #[serde(default)]
     pub totals: Usage,

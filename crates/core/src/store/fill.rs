@@ -3,6 +3,12 @@
 //! While `layers/<id>/disk/` is there it is the truth about an open layer. What the machine exports is unpacked into `filling/`,
 //! synced, and put in the place of `diff/` in one step; then the disk goes. Killed in between, a layer has its disk still, and
 //! the next export is taken instead.
+//!
+//! *No more comes out of a disk than fits into it.* Whoever exports is believed in nothing: a kernel or a filesystem that its guest has
+//! tampered with can send files without end. So there is a most ([`most_from`]): of bytes that take room, of the stream's
+//! bytes, zeros and headers included, and of files. It follows from the limit the disk was made with and from how large its
+//! files are here, twice over, because limits can be changed while a session runs and what is in a guest's cache is not on its disk yet.
+//! An honest disk that is full of the smallest files stays below three quarters of it.
 
 use std::fs;
 use std::io::{self, Read};
@@ -22,6 +28,17 @@ use crate::model::LayerId;
 /// How much is read of a stream at a time, and how many of these may wait to be unpacked.
 const CHUNK: usize = 256 << 10;
 const WAITING: usize = 8;
+
+/// What an export takes in headers and blocks that are not full, however small the disk is.
+const SPARE: u64 = 64 << 20;
+/// There is a file at most for as many bytes. A disk has an inode for every 8 KiB; names of one inode are several.
+const PER_FILE: u64 = 2048;
+
+/// The most that may come out of a disk with this limit whose files have these bytes.
+#[must_use]
+pub fn most_from(limit: u64, bytes: u64) -> u64 {
+    limit.saturating_add(bytes).saturating_mul(2).saturating_add(SPARE)
+}
 
 /// What was taken over.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -47,25 +64,33 @@ impl Store {
 
     /// Fills an open layer with what a machine exports, in place of whatever is in it, and removes its disk. What was taken over
     /// is on stable storage before that. After an error the layer is as it was, disk included, and another export can be
-    /// taken. Nothing may write to the disk any more.
+    /// taken. Nothing may write to the disk any more. More than `most` ([`most_from`]) is refused.
     ///
     /// # Errors
     ///
-    /// Returns [`StoreError::BadExport`] for a stream that breaks off or tries to reach outside, [`StoreError::NoRoom`], or
-    /// [`StoreError::Io`].
+    /// Returns [`StoreError::BadExport`] for a stream that breaks off, tries to reach outside or does not end,
+    /// [`StoreError::NoRoom`], or [`StoreError::Io`].
     pub async fn fill(
         &self,
         open: &LayerId,
         mut export: impl AsyncRead + Unpin + Send,
+        most: u64,
     ) -> Result<Filled> {
         let (store, id) = (self.clone(), open.clone());
         let (pieces, waiting) = mpsc::channel(WAITING);
-        let unpacking = tokio::spawn(blocking(move || store.fill_now(&id, waiting)));
+        let unpacking = tokio::spawn(blocking(move || store.fill_now(&id, waiting, most)));
+        let mut left = most;
         loop {
             let mut piece = Vec::with_capacity(CHUNK);
             let piece = match export.read_buf(&mut piece).await {
                 Ok(0) => break,
-                Ok(_) => Ok(piece),
+                Ok(read) => match left.checked_sub(read as u64) {
+                    Some(rest) => {
+                        left = rest;
+                        Ok(piece)
+                    }
+                    None => Err(io::Error::new(io::ErrorKind::InvalidData, "it does not end")),
+                },
                 Err(error) => Err(error),
             };
             let failed = piece.is_err();
@@ -78,7 +103,12 @@ impl Store {
         unpacking.await.unwrap_or(Err(StoreError::ShuttingDown))
     }
 
-    fn fill_now(&self, id: &LayerId, export: Receiver<io::Result<Vec<u8>>>) -> Result<Filled> {
+    fn fill_now(
+        &self,
+        id: &LayerId,
+        export: Receiver<io::Result<Vec<u8>>>,
+        most: u64,
+    ) -> Result<Filled> {
         let dir = self.layer_dir(id);
         let (diff, filling) = (dir.join("diff"), dir.join("filling"));
         self.discard_dir(&filling, "filling")?;
@@ -86,7 +116,8 @@ impl Store {
         fs::set_permissions(&filling, fs::Permissions::from_mode(0o700))
             .map_err(io_error("restrict", &filling))?;
         failpoint::pass("store.fill.begun");
-        let unpacked = self.unpack(id, Pieces { export, rest: Vec::new(), at: 0 }, &filling);
+        let pieces = Pieces { export, rest: Vec::new(), at: 0 };
+        let unpacked = self.unpack(id, pieces, &filling, most);
         let Unpacked { files, bytes, devices, attributes, .. } = match unpacked {
             Ok(unpacked) => unpacked,
             Err(error) => {
@@ -109,19 +140,39 @@ impl Store {
         Ok(Filled { files, bytes, left_out: devices + attributes })
     }
 
-    fn unpack(&self, id: &LayerId, export: Pieces, into: &Path) -> Result<Unpacked> {
+    fn unpack(&self, id: &LayerId, export: Pieces, into: &Path, most: u64) -> Result<Unpacked> {
         let free = self.free_space()?.0;
-        let room = Room { bytes: free, why: "that the disk has left" };
+        let entries = most / PER_FILE;
+        let room = if free < most {
+            Room { bytes: free, entries, why: "that the disk has left" }
+        } else {
+            Room { bytes: most, entries, why: "that can be on its disk" }
+        };
         unpack_layer("what the machine wrote", export, Form::Upper, into, &[], room).map_err(
             |error| match error {
-                ImageError::TooLarge { .. } => match self.refuse_beyond(free, u64::MAX) {
-                    Err(error) => error,
-                    Ok(()) => StoreError::BadExport { id: id.clone(), source: Box::new(error) },
-                },
+                ImageError::TooLarge { .. } if free < most => {
+                    match self.refuse_beyond(free, u64::MAX) {
+                        Err(error) => error,
+                        Ok(()) => StoreError::BadExport { id: id.clone(), source: Box::new(error) },
+                    }
+                }
                 ImageError::Io { action, path, source } => StoreError::Io { action, path, source },
                 error => StoreError::BadExport { id: id.clone(), source: Box::new(error) },
             },
         )
+    }
+
+    /// How large the disk of an open layer is here, by the lengths of its files, captured ones included.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`] when that cannot be told.
+    pub fn length_of_disk(&self, open: &LayerId) -> Result<u64> {
+        let mut bytes = 0;
+        for path in list(&self.layer_dir(open).join("disk"))? {
+            bytes += fs::symlink_metadata(&path).map_err(io_error("stat", &path))?.len();
+        }
+        Ok(bytes)
     }
 
     /// What the disk of an open layer takes: files that a memory layer has as well are that one's.

@@ -58,7 +58,7 @@ pub use compact::Linked;
 pub use digest::{Difference, Verdict};
 pub use exclude::Globs;
 pub use export::Exported;
-pub use fill::Filled;
+pub use fill::{Filled, most_from};
 pub use fsck::{Problem, Report};
 pub use junk::{Junk, JunkRules};
 pub use layer::{Collected, SealOptions};

@@ -144,6 +144,7 @@ async fn policy_of(
     params(
         ("name" = String, Path, description = "Its name."),
         ("keep_snapshots" = Option<bool>, Query, description = "Whether its snapshots stay, until they are deleted or expire."),
+        ("force" = Option<bool>, Query, description = "Even if what it wrote to drives cannot be had from its disks, and is lost. Otherwise that is refused (409 `drives_unsaved`)."),
         ("Idempotency-Key" = Option<String>, Header, description = "Makes retries harmless."),
     ),
     responses((status = 200, description = "It is gone.", body = types::Deleted)))]
@@ -155,13 +156,16 @@ pub(crate) async fn remove(
     Once(key): Once,
 ) -> Answer<types::Deleted> {
     let keep = params.flag("keep_snapshots")?;
+    let force = params.flag("force")?;
     params.end()?;
     let engine = app.engine.clone();
-    let delete = Delete { snapshots: if keep { OnDelete::Keep } else { OnDelete::Drop } };
+    let snapshots = if keep { OnDelete::Keep } else { OnDelete::Drop };
+    let delete = Delete { snapshots, force };
     let work = async move { engine.delete(&caller.project, &name, delete, key).await };
     let gone = finish(work).await?;
     let snapshots_kept = gone.snapshots_kept.into_iter().map(Into::into).collect();
-    Ok(Json(types::Deleted { snapshots_kept }))
+    let drives_lost = gone.drives_lost.into_iter().map(Into::into).collect();
+    Ok(Json(types::Deleted { snapshots_kept, drives_lost }))
 }
 
 /// Starts a sandbox, or does nothing if it runs.

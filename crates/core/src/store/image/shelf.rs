@@ -359,9 +359,9 @@ impl Shelf {
         let free = stat.f_bavail.saturating_mul(stat.f_frsize).saturating_sub(RESERVE);
         let largest = self.settings.largest_layer.0;
         Ok(if free < largest {
-            Room { bytes: free, why: "that the disk has left" }
+            Room { bytes: free, entries: u64::MAX, why: "that the disk has left" }
         } else {
-            Room { bytes: largest, why: "that a layer may take" }
+            Room { bytes: largest, entries: u64::MAX, why: "that a layer may take" }
         })
     }
 }

@@ -65,6 +65,8 @@ const HOLE: usize = 4096;
 pub struct Room {
     /// Bytes.
     pub bytes: u64,
+    /// Files, directories, links and whiteouts: each takes one of the host's, however small.
+    pub entries: u64,
     /// Where the number comes from, as the end of an error message.
     pub why: &'static str,
 }
@@ -131,6 +133,7 @@ pub fn unpack_layer(
         diff,
         form,
         left: room.bytes,
+        entries: room.entries,
         dirs: vec![(Vec::new(), top)],
         borrowed: false,
         files: 0,
@@ -147,6 +150,7 @@ pub fn unpack_layer(
         let size = if form == Form::Upper { 0 } else { entry.size };
         let left = unpacker.left.checked_sub(size.saturating_add(ENTRY_COST));
         unpacker.left = left.ok_or_else(too_large)?;
+        unpacker.entries = unpacker.entries.checked_sub(1).ok_or_else(too_large)?;
         unpacker.take(entry, &mut stream).map_err(|trouble| trouble.told(diff, damaged))?;
     }
     if form != Form::Layer && !stream.ended() {
@@ -196,6 +200,7 @@ struct Unpacker<'a> {
     form: Form,
     /// Room left.
     left: u64,
+    entries: u64,
     /// Directories that were described, whose times are set when nothing is made in them any more.
     dirs: Vec<(Resolved, Attributes)>,
     borrowed: bool,
