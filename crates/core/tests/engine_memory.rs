@@ -309,3 +309,56 @@ async fn a_writer_forks_clean_and_idle_machines_pause() {
     let wish = Patch { on_idle: Some(Some(OnIdle::Pause)), ..Patch::default() };
     assert_eq!(engine.update(&project(), &name("c"), wish).await.unwrap_err().code(), "invalid");
 }
+
+/// The memory layers of what a sandbox stands on.
+async fn chain(engine: &Engine, sandbox: &str) -> Vec<String> {
+    let current = get(engine, sandbox).await.sandbox.current.expect("a snapshot");
+    let page = sandkeep_core::db::Page::all();
+    let all = engine.snapshots(&project(), of(sandbox), &page).await.expect("snapshots").items;
+    let found = all.into_iter().find(|snapshot| snapshot.item.id == current).expect("it is there");
+    found.item.memory.iter().map(ToString::to_string).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_that_is_paused_often_keeps_a_short_chain() {
+    let Some(mut house) = house("a_machine_that_is_paused_often_keeps_a_short_chain") else {
+        return;
+    };
+    house.settings.memory_limit = 4;
+    let engine = house.open().await;
+    engine.create(&project(), machine("m"), None).await.expect("a machine");
+    let counter = detached(&engine, "m", &["perl", "-e", COUNTER]).await;
+    for round in 0..9 {
+        let write = format!(
+            "seq {round} 30000 > /root/f{round}; rm -f /root/f$(({round} - 3)); echo {round} >> /root/log"
+        );
+        ok(&engine, "m", &write).await;
+        engine.pause(&project(), &name("m"), None).await.expect("it pauses");
+        // Each pause adds one: without merging there were eleven in the end.
+        until("a short chain", async || (chain(&engine, "m").await.len() <= 5).then_some(())).await;
+        let before = told(&engine, "m", &counter).await.len();
+        counts_again(&engine, &counter, before).await;
+    }
+    assert_eq!(ok(&engine, "m", "echo $(cat /root/log)").await, "0 1 2 3 4 5 6 7 8\n");
+    let sums = ok(&engine, "m", "cd /root; sha256sum f? log").await;
+    let fork = Fork { name: Some(name("f")), start: true, ..Fork::default() };
+    engine.fork(&project(), &name("m"), fork, None).await.expect("a fork");
+    assert_eq!(ok(&engine, "f", "cd /root; sha256sum f? log").await, sums);
+    no_gaps(&told(&engine, "m", &counter).await);
+
+    // Without its memory the disks alone are booted on: all of them are there.
+    engine.pause(&project(), &name("m"), None).await.expect("it pauses");
+    until("a short chain", async || (chain(&engine, "m").await.len() <= 5).then_some(())).await;
+    let top = house.data().join("memory").join(&chain(&engine, "m").await[0]);
+    fs::write(top.join("index"), "damaged").expect("damage");
+    assert_eq!(ok(&engine, "m", "cd /root; sha256sum f? log").await, sums);
+    let fallback = get(&engine, "m").await.session.and_then(|session| session.fallback);
+    assert!(fallback.is_some(), "it was restored");
+}
+
+async fn counts_again(engine: &Engine, counter: &CommandId, before: usize) {
+    ok(engine, "m", "true").await;
+    let now = get(engine, "m").await;
+    assert_eq!(now.session.and_then(|session| session.fallback), None);
+    counts(engine, "m", counter, before + 1).await;
+}

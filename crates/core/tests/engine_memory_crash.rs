@@ -18,10 +18,18 @@ use sandkeep_testkit::house::{House, name, project, sh, small};
 #[tokio::test(flavor = "multi_thread")]
 async fn victim() {
     let Some(house) = House::lent() else { return };
-    let house = house.with_machines().unwrap();
+    let mut house = house.with_machines().unwrap();
+    let deed = std::env::var("SANDKEEP_TEST_DEED").unwrap();
+    if deed == "shorten" {
+        house.settings.memory_limit = 4;
+    }
     let engine = house.open().await;
     let app = name("app");
-    match std::env::var("SANDKEEP_TEST_DEED").unwrap().as_str() {
+    match deed.as_str() {
+        "shorten" => {
+            engine.pause(&project(), &app, None).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(60)).await;
+        }
         "pause" => drop(engine.pause(&project(), &app, None).await.unwrap()),
         "checkpoint" => {
             drop(engine.checkpoint(&project(), &app, Checkpoint::default()).await.unwrap());
@@ -140,6 +148,8 @@ async fn what_breaks_off_costs_nothing() {
         ("pause", "commit.snapshot"),
         ("pause", "pause.committed"),
         ("pause", "pause.down"),
+        ("shorten", "shorten.sealed"),
+        ("shorten", "shorten.done"),
     ] {
         engine = house.cut(engine, deed, point).await;
         goes_on(&engine, &counter, &format!("{deed}, {point}")).await;

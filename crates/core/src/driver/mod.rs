@@ -141,6 +141,10 @@ pub trait Keeper: Send + Sync {
         then: Then,
     ) -> DriverResult<Captured>;
 
+    /// Makes one layer of several that follow each other in an image, the topmost first, in an empty directory. In their place it
+    /// is the same image. They are only read; machines may be using them. After an error nothing counts of what is in `into`.
+    async fn merge(&self, run: &[PathBuf], into: &Path) -> DriverResult<()>;
+
     /// Lets a machine that was held, or that a daemon left held, go on. Of one that runs: does nothing.
     async fn go_on(&self, key: &MachineKey) -> DriverResult<()>;
 

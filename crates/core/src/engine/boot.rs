@@ -48,7 +48,7 @@ impl Inner {
         self.brokered(&sandbox)?;
         let mut session = fresh_session(&sandbox);
         self.require_ground(&sandbox).await?;
-        let begin = self.begin(&driver, &sandbox).await?;
+        let mut begin = self.begin(&driver, &sandbox).await?;
         if let Some(begin) = &begin {
             self.carry_over(begin, &sandbox, &mut session).await?;
         }
@@ -58,6 +58,12 @@ impl Inner {
             sandbox.open_chain = self.chain(&sandbox).await?;
             let open = self.store.begin(&sandbox.open_chain).await?;
             sandbox.open_layer = Some(open.clone());
+            if let Some(begin) = begin.as_mut().filter(|begin| begin.is_of_snapshot())
+                && let Some(now) = self.current_snapshot(&sandbox).await?
+            {
+                // It may have been shortened meanwhile.
+                begin.memory = now.memory;
+            }
             sandbox.open_memory =
                 begin.as_ref().map(|begin| begin.memory.clone()).unwrap_or_default();
             sandbox.captured.clear();

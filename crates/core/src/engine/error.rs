@@ -348,7 +348,7 @@ impl Error {
             Self::DrivesUnsaved { name, .. } => {
                 format!("`keep rm {name}` tries again; `keep rm {name} --force` deletes it and gives that up")
             }
-            Self::MemoryTooDeep(name) => format!("`keep stop {name}` once: that makes its files one layer"),
+            Self::MemoryTooDeep(name) => format!("`keep pause {name}` or `keep stop {name}` once: either makes few of what was captured"),
             Self::HasDrives(name) => {
                 format!("`keep stop {name}` keeps its files, and those of its drives")
             }

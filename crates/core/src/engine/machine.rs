@@ -71,6 +71,11 @@ pub(super) enum How {
 }
 
 impl Begin {
+    /// Whether it is what the sandbox's snapshot has.
+    pub(super) fn is_of_snapshot(&self) -> bool {
+        matches!(self.how, How::Memory(_) | How::Disks(_))
+    }
+
     /// How many layers were an image's for the machine that was captured.
     pub(super) fn image(&self) -> Option<usize> {
         match &self.how {

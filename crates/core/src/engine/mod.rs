@@ -69,6 +69,7 @@ mod seal;
 mod secrets;
 mod services;
 mod session;
+mod shorten;
 mod slot;
 mod snapshots;
 mod space;
@@ -146,6 +147,8 @@ pub struct Settings {
     pub patience: Duration,
     /// How many layers a chain may have before it is compacted.
     pub chain_limit: usize,
+    /// How many layers a memory image may have before some of them are merged.
+    pub memory_limit: usize,
     /// How often dirty data is written back while sandboxes run.
     pub write_back: Duration,
     /// How often the reaper looks.
@@ -180,6 +183,7 @@ impl Default for Settings {
             grace: Duration::from_secs(2),
             patience: Duration::from_secs(20),
             chain_limit: 24,
+            memory_limit: 16,
             write_back: Duration::from_millis(500),
             reap: Duration::from_millis(500),
             housekeeping: Duration::from_secs(30),

@@ -40,8 +40,11 @@ use crate::store::{Durability, NewMemory};
 
 /// How long filesystems may take to be frozen. One that does not answer is captured all the same: its kernel keeps a journal.
 const FREEZE_WITHIN: Duration = Duration::from_secs(2);
-/// How many captures a disk may stand on. Each is a file that every later machine has open; a stop makes them one.
+/// How many captures a disk may stand on. Each is a file that every later machine has open. Pauses merge them (`shorten`), a stop makes
+/// them one; what is captured of a machine that runs on is not merged under it.
 pub(super) const DEEPEST_DISKS: usize = 64;
+/// How many it may stand on after a pause, which sees to it that there are fewer when it is woken.
+const DEEPEST_PAUSED: usize = DEEPEST_DISKS + 16;
 /// How long a checkpoint waits for those who are touching the root.
 const GATE_WITHIN: Duration = Duration::from_millis(200);
 
@@ -104,7 +107,7 @@ impl Inner {
         let keeps = || {
             let driver = self.driver(&sandbox.config.driver);
             let keeps = driver.is_ok_and(|driver| driver.keeper().is_some());
-            let deep = sandbox.captured.len() + sandbox.open_memory.len() >= DEEPEST_DISKS;
+            let deep = sandbox.captured.len() + sandbox.open_memory.len() >= DEEPEST_PAUSED;
             keeps && !deep && sandbox.config.persistent && sandbox.mounted.is_empty()
         };
         let best = || if keeps() { OnIdle::Pause } else { OnIdle::Stop };
@@ -120,7 +123,7 @@ impl Inner {
     ) -> Result<Snapshot> {
         let live = slot.live().ok_or_else(|| Error::NotRunning(sandbox.name.clone()))?;
         let driver = Arc::clone(&live.driver);
-        let keeper = self.can_capture(&live, sandbox).await?;
+        let keeper = self.can_capture(&live, sandbox, DEEPEST_PAUSED).await?;
         *sandbox = (*live.sandbox()).clone();
         sandbox.validated = self.validate_before_stop(&live).await.or(sandbox.validated.take());
         // Whoever is touching the root gets to the end of it; nobody new comes in until it is away, or goes on.
@@ -168,6 +171,7 @@ impl Inner {
         failpoint::pass("pause.down");
         self.session_over(sandbox, session, true, false).await?;
         self.try_to_retain(sandbox).await;
+        self.after_pause(sandbox, &snapshot).await;
         Ok(snapshot)
     }
 
@@ -241,7 +245,7 @@ impl Inner {
         kind: SnapshotKind,
         wanted: Wanted,
     ) -> Result<Snapshot> {
-        let keeper = self.can_capture(live, sandbox).await?;
+        let keeper = self.can_capture(live, sandbox, DEEPEST_DISKS).await?;
         let taken = {
             // One that is being started meanwhile would be in memory and on no record.
             let _gate = tokio::time::timeout(GATE_WITHIN, live.gate.write()).await.ok();
@@ -259,12 +263,17 @@ impl Inner {
     }
 
     /// Whether a machine's memory can be kept, and there is room for it.
-    async fn can_capture<'a>(&self, live: &'a Live, sandbox: &Sandbox) -> Result<&'a dyn Keeper> {
+    async fn can_capture<'a>(
+        &self,
+        live: &'a Live,
+        sandbox: &Sandbox,
+        deepest: usize,
+    ) -> Result<&'a dyn Keeper> {
         let keeper = live.driver.keeper().ok_or_else(|| no_memory(sandbox))?;
         if !sandbox.mounted.is_empty() {
             return Err(Error::HasDrives(sandbox.name.clone()));
         }
-        if sandbox.captured.len() + sandbox.open_memory.len() >= DEEPEST_DISKS {
+        if sandbox.captured.len() + sandbox.open_memory.len() >= deepest {
             return Err(Error::MemoryTooDeep(sandbox.name.clone()));
         }
         self.store.check_room(1).await?;

@@ -199,7 +199,7 @@ impl Inner {
         if after != before {
             self.store.write(&after, durability).await?;
             self.db.put_snapshot(&after).await?;
-            if after.layers != before.layers {
+            if after.layers != before.layers || after.memory != before.memory {
                 self.books().hold_snapshot(&after);
             }
         }

@@ -41,6 +41,7 @@ mod disks;
 pub mod kernel;
 mod life;
 pub mod memory;
+mod merge;
 mod probe;
 mod qcow2;
 mod qemu;
@@ -63,7 +64,7 @@ pub use self::qemu::Accelerator;
 use self::qemu::Shape;
 use self::roots::Roots;
 use self::spares::{Kind, Spares};
-use super::host::{Host, died, failed, lock, on_thread};
+use super::host::{Host, broken, died, failed, lock, on_thread};
 use super::{
     Captured, Check, Device, Driver, DriverError, DriverResult, Keeper, Link, Machine,
     MachineUsage, RAM_SO, Restored, Then,
@@ -274,6 +275,13 @@ impl Keeper for MicrovmDriver {
     ) -> DriverResult<Captured> {
         let (key, into, below) = (key.clone(), into.to_owned(), below.to_vec());
         self.with(move |microvm| microvm.capture(&key, &into, &below, then)).await
+    }
+
+    async fn merge(&self, run: &[PathBuf], into: &Path) -> DriverResult<()> {
+        let (run, into) = (run.to_vec(), into.to_owned());
+        let merged = move || merge::merge(&run, &into);
+        self.with(move |_| merged().map_err(|error| broken("merge an image's layers", &error)))
+            .await
     }
 
     async fn go_on(&self, key: &MachineKey) -> DriverResult<()> {

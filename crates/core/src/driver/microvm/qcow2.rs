@@ -9,10 +9,12 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-const CLUSTER_BITS: u32 = 16;
-const CLUSTER: u64 = 1 << CLUSTER_BITS;
+pub(super) const CLUSTER_BITS: u32 = 16;
+pub(super) const CLUSTER: u64 = 1 << CLUSTER_BITS;
+/// Entries of a second table.
+pub(super) const PER_TABLE: usize = 1 << (CLUSTER_BITS - 3);
 /// Bytes of a disk that one entry of the first table stands for.
-const PER_ENTRY: u64 = CLUSTER * (CLUSTER / 8);
+pub(super) const PER_ENTRY: u64 = CLUSTER * (CLUSTER / 8);
 /// The header, the table of tables of reference counts, and the one such table that there is.
 const BEFORE_TABLE: u64 = 3;
 
@@ -26,7 +28,8 @@ pub(super) fn create(path: &Path, size: u64) -> io::Result<()> {
     }
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     file.set_len(clusters * CLUSTER)?;
-    file.write_all_at(&header(size, u32::try_from(entries).unwrap_or(u32::MAX)), 0)?;
+    let entries = u32::try_from(entries).unwrap_or(u32::MAX);
+    file.write_all_at(&header(size, entries, BEFORE_TABLE), 0)?;
     file.write_all_at(&(2 * CLUSTER).to_be_bytes(), CLUSTER)?;
     let counts: Vec<u8> = (0..clusters).flat_map(|_| 1u16.to_be_bytes()).collect();
     file.write_all_at(&counts, 2 * CLUSTER)
@@ -66,8 +69,8 @@ pub(super) fn size(path: &Path) -> io::Result<u64> {
     Ok(head[24..].try_into().map_or(0, u64::from_be_bytes))
 }
 
-/// Version 3, no features, no snapshots, nothing below.
-fn header(size: u64, entries: u32) -> [u8; 112] {
+/// Version 3, no features, no snapshots, nothing below. The table of counts is at cluster 1, the first table at `table`.
+pub(super) fn header(size: u64, entries: u32, table: u64) -> [u8; 112] {
     let mut header = [0; 112];
     let mut at = 0;
     let mut put = |bytes: &[u8]| {
@@ -81,7 +84,7 @@ fn header(size: u64, entries: u32) -> [u8; 112] {
     put(&size.to_be_bytes());
     put(&[0; 4]); // not encrypted
     put(&entries.to_be_bytes());
-    put(&(BEFORE_TABLE * CLUSTER).to_be_bytes());
+    put(&(table * CLUSTER).to_be_bytes());
     put(&CLUSTER.to_be_bytes());
     put(&1u32.to_be_bytes());
     put(&[0; 12]); // snapshots: how many, where

@@ -5,6 +5,7 @@
 
 mod capture;
 mod map;
+mod merge;
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +17,7 @@ use crate::model::PageIndex;
 
 pub use capture::{PagesWritten, capture_pages};
 pub use map::{MapEntry, RamMap, map_of};
+pub use merge::merge_pages;
 
 /// The most mappings that a machine's RAM may take. The kernel allows a process 65,530.
 pub const MOST_ENTRIES: usize = 20_000;

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::capture::{PagesWritten, capture_within};
 use super::map::overlay;
-use super::{DEEPEST, RamMap, capture_pages, map_of};
+use super::{DEEPEST, RamMap, capture_pages, map_of, merge_pages};
 use crate::model::{PAGE, PageIndex, PageRun};
 
 const SIZE: usize = PAGE as usize;
@@ -80,6 +80,7 @@ proptest! {
             1..DEEPEST + 4,
         ),
         most in prop::sample::select(vec![1usize, 5, 20, 20_000]),
+        cuts in prop::collection::vec(0..8u8, 1..6),
     ) {
         let dir = tempfile::Builder::new().prefix("keep-pages-").tempdir().expect("a directory");
         let mut ram = Ram::new();
@@ -98,6 +99,18 @@ proptest! {
             prop_assert!(map.files.len() <= DEEPEST);
             prop_assert!(round > 0 || written.whole);
             same(&resolved(&map), ram.bytes())?;
+            let run = usize::from(cuts[round % cuts.len()]) % image.len();
+            let merged = dir.path().join(format!("{round}-merged"));
+            fs::create_dir(&merged).expect("a directory");
+            merge_pages(&image[..=run], &merged).expect("merged");
+            let shorter: Vec<PathBuf> =
+                std::iter::once(merged).chain(image[run + 1..].iter().cloned()).collect();
+            let map = map_of(&shorter).expect("a map");
+            prop_assert!(map.entries.len() <= most, "{} pieces of {most}", map.entries.len());
+            same(&resolved(&map), ram.bytes())?;
+            if run % 2 == 1 {
+                image = shorter;
+            }
         }
     }
 

@@ -1,0 +1,148 @@
+//! Keeping the chains of memory images short.
+//!
+//! A pause adds a layer to the image it was woken from, and a layer is a disk that every later machine has open. So when a pause has
+//! made a chain longer than [`Settings::memory_limit`](super::Settings), some of its topmost layers are merged into one (`Keeper::merge`),
+//! and the snapshot names that one instead: the same memory and files, under the same id, generation and lineage.
+//!
+//! - *Which.* Half the limit at least, and whatever is below that is no larger than all above it together: so a layer is written again
+//!   only when as much was added, and what is left are layers that each are larger than all above them, which cannot be many. Never the
+//!   lowest, which decides what the disks stand on, and no template, which all machines of a kind share.
+//! - *When.* In the background and not in the sandbox's turn: whoever wakes it meanwhile goes on from the layers as they are, which are only
+//!   read. One that is always woken too soon would never get there, so from [`URGENT`] layers on the pause does it before it
+//!   answers.
+//! - *What if not.* A daemon that dies over it leaves a layer that nobody names. A disk that cannot be merged stays as it is, and
+//!   the chain goes on growing, up to what `pause` allows.
+//!
+//! Other snapshots and machines that stand on the layers hold them; who does not name them any more does not. Nothing is collected between
+//! reading a chain and naming what it became (`space`), and a start reads its chain again where nothing can be collected.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::boot::chain_of;
+use super::pause::DEEPEST_DISKS;
+use super::{Inner, Result};
+use crate::driver::Keeper;
+use crate::failpoint;
+use crate::model::{MemoryId, MemoryLayer, Sandbox, Snapshot, SnapshotId, Template};
+use crate::store::{Durability, NewMemory};
+
+/// From how many layers on it does not wait.
+const URGENT: usize = DEEPEST_DISKS * 3 / 4;
+
+impl Inner {
+    /// Sees to the length of what a pause left.
+    pub(super) async fn after_pause(self: &Arc<Self>, sandbox: &Sandbox, snapshot: &Snapshot) {
+        let length = snapshot.memory.len();
+        if length <= self.settings.memory_limit {
+            return;
+        }
+        let (inner, driver) = (Arc::clone(self), sandbox.config.driver.clone());
+        let id = snapshot.id.clone();
+        let work = async move {
+            if let Err(error) = inner.shorten(&driver, &id).await {
+                tracing::warn!(snapshot = %id, error = chain_of(&error), "its memory was not shortened");
+            }
+        };
+        if length >= URGENT {
+            work.await;
+        } else {
+            tokio::spawn(async move {
+                // Whoever wakes it right away has the host to itself.
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                work.await;
+            });
+        }
+    }
+
+    /// Merges the topmost layers of a snapshot's memory.
+    async fn shorten(&self, driver: &str, id: &SnapshotId) -> Result<()> {
+        let driver = self.driver(driver)?;
+        let Some(keeper) = driver.keeper() else { return Ok(()) };
+        let _space = self.space.read().await;
+        let Some(snapshot) = self.db.snapshot(id).await? else { return Ok(()) };
+        let templates = self.store.scan::<Template>().await?.good;
+        let mut layers = Vec::new();
+        for id in &snapshot.memory {
+            layers.push(self.store.read::<MemoryLayer>(id).await?);
+        }
+        let own = |layer: &&MemoryLayer| templates.iter().all(|one| one.memory != layer.id);
+        let own = layers.iter().take_while(own).count().min(layers.len().saturating_sub(1));
+        let sizes: Vec<u64> = layers[..own].iter().map(|layer| layer.bytes).collect();
+        let run = run_of(&sizes, self.settings.memory_limit / 2);
+        if run < 2 {
+            return Ok(());
+        }
+        let chain: Vec<MemoryId> = snapshot.memory[..run].to_vec();
+        let merged = self.merge(keeper, &chain, &layers[0]).await?;
+        self.book_memory(&merged);
+        failpoint::pass("shorten.sealed");
+        let changed = self.change_snapshot(id, Durability::Synced, |snapshot| {
+            if snapshot.memory.starts_with(&chain) {
+                snapshot.memory.splice(..run, [merged.id.clone()]);
+            }
+        });
+        let length = changed.await?.map_or(0, |snapshot| snapshot.memory.len());
+        failpoint::pass("shorten.done");
+        tracing::info!(snapshot = %id, merged = run, length, "its memory was shortened");
+        Ok(())
+    }
+
+    async fn merge(
+        &self,
+        keeper: &dyn Keeper,
+        run: &[MemoryId],
+        top: &MemoryLayer,
+    ) -> Result<MemoryLayer> {
+        let (id, dir) = self.store.begin_memory().await?;
+        let made = async {
+            self.store.check_room(1).await?;
+            keeper.merge(&self.dirs(run), &dir).await?;
+            let MemoryLayer { fingerprint, ram, roots, .. } = top.clone();
+            Ok(self.store.seal_memory(&id, NewMemory { fingerprint, ram, roots }).await?)
+        };
+        let made = made.await;
+        if made.is_err() {
+            self.store.discard_memory(&id).await?;
+        }
+        made
+    }
+}
+
+/// How many of the topmost layers are merged, by their sizes.
+fn run_of(sizes: &[u64], least: usize) -> usize {
+    let mut run = least.min(sizes.len());
+    let mut together: u64 = sizes[..run].iter().sum();
+    while let Some(below) = sizes.get(run).filter(|below| **below <= together) {
+        together += below;
+        run += 1;
+    }
+    run
+}
+
+#[cfg(test)]
+mod tests {
+    use super::run_of;
+
+    #[test]
+    fn what_is_large_is_written_seldom() {
+        assert_eq!(run_of(&[], 8), 0);
+        assert_eq!(run_of(&[1; 20], 8), 20);
+        assert_eq!(run_of(&[1, 1, 1, 1, 100, 1], 4), 4);
+        assert_eq!(run_of(&[1, 1, 2, 4, 8, 17], 2), 5);
+        // A hundred thousand pauses: the chain stays short, and little is written more than a few times.
+        let (mut chain, mut written, mut longest) = (Vec::new(), 0u64, 0);
+        for _ in 0..100_000 {
+            chain.insert(0, 10u64);
+            if chain.len() > 16 {
+                let run = run_of(&chain, 8);
+                let merged: u64 = chain[..run].iter().sum();
+                written += merged;
+                chain.splice(..run, [merged]);
+            }
+            longest = longest.max(chain.len());
+        }
+        assert!(longest <= 24, "{longest}");
+        assert!(written / 1_000_000 <= 20, "{written}");
+    }
+}
