@@ -249,6 +249,16 @@ fn parse<T: DeserializeOwned>(headers: &HeaderMap, bytes: &[u8]) -> Result<T, Ap
     parse_json(bytes)
 }
 
+/// What is wrong with JSON that is well-formed.
+fn unfit(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError {
+    let path = error.path().to_string();
+    let problem = error.into_inner();
+    match path.as_str() {
+        "." => ApiError::invalid(problem.to_string()),
+        path => ApiError::invalid(format!("{path}: {problem}")),
+    }
+}
+
 /// Reads JSON; an error names the field.
 pub(crate) fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     // A list would be taken for the fields in their order, which nobody means.
@@ -258,14 +268,15 @@ pub(crate) fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiErro
     }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-        let path = error.path().to_string();
-        let problem = error.into_inner();
-        if problem.is_data() && path != "." {
-            ApiError::invalid(format!("{path}: {problem}"))
-        } else if problem.is_data() {
-            ApiError::invalid(problem.to_string())
-        } else {
-            ApiError::invalid(format!("the body is not valid JSON: {problem}"))
+        if error.inner().is_data() {
+            return unfit(error);
+        }
+        // Where a word of a fixed list is wanted and something else is there, the parser takes that for a mistake in the syntax.
+        let fits = serde_json::from_slice::<serde_json::Value>(bytes)
+            .map(serde_path_to_error::deserialize::<_, T>);
+        match fits {
+            Ok(Err(error)) => unfit(error),
+            _ => ApiError::invalid(format!("the body is not valid JSON: {}", error.into_inner())),
         }
     })?;
     reader

@@ -32,6 +32,9 @@ fn rows() -> Vec<Row> {
         (POST, SANDBOXES, r#"{"nmae":"x"}"#, 400, "invalid", "unknown field `nmae`"),
         (POST, SANDBOXES, r#"{"hooks":{"on_creat":[]}}"#, 400, "invalid", "hooks.on_creat"),
         (POST, SANDBOXES, r#"{"name":7}"#, 400, "invalid", "name: invalid type"),
+        (POST, SANDBOXES, r#"{"class":7}"#, 400, "invalid", "class: invalid type"),
+        (POST, SANDBOXES, r#"{"on_idle":[true]}"#, 400, "invalid", "on_idle: invalid type"),
+        (POST, SANDBOXES, r#"{"class":7"#, 400, "invalid", "not valid JSON"),
         // Values that make no sense.
         (
             POST,
