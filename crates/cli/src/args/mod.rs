@@ -3,6 +3,7 @@
 //! These types only say what was written; the modules under `command` say what it means. The help
 //! texts are the reference, `docs/CLI.md` is generated from them and held by a test.
 
+mod exec;
 mod network;
 mod port;
 mod sandbox;
@@ -12,15 +13,15 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+pub(crate) use exec::{ExecArgs, ExecOptions, KillArgs, LogsArgs, PsArgs, RunArgs, ShellArgs};
 pub(crate) use network::{ModeArg, NetArgs, NetworkArgs, NetworkSettings};
 pub(crate) use port::{
     AccessArg, ForwardArgs, OpenArgs, PortsArgs, RestartArg, ServiceCommand, SetServiceArgs,
 };
 pub(crate) use sandbox::{
-    CheckpointArgs, ClassArg, CopyArgs, Count, CreateArgs, ExecArgs, ExecOptions, ForkArgs,
-    GuardArg, GuardCommand, IfExistsArg, KillArgs, LargeFilesArg, Limit, ListArgs, LogsArgs,
-    NameArgs, OnIdleArg, PauseArgs, PhaseArg, PsArgs, RemoveArgs, RollbackArgs, RunArgs, Settings,
-    ShellArgs, StartArgs, StopArgs, UpdateArgs,
+    CheckpointArgs, ClassArg, CopyArgs, Count, CreateArgs, ForkArgs, GuardArg, GuardCommand,
+    IfExistsArg, LargeFilesArg, Limit, ListArgs, NameArgs, OnIdleArg, PauseArgs, PhaseArg,
+    RemoveArgs, RollbackArgs, Settings, StartArgs, StopArgs, UpdateArgs,
 };
 pub(crate) use server::{
     ClientsArg, CompletionsArgs, DoctorArgs, DriveCommand, EnvArgs, FsckArgs, ImageCommand,

@@ -1,9 +1,9 @@
-//! Arguments of the commands about sandboxes and what runs in them.
+//! Arguments of the commands about sandboxes.
 
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use sandkeep_client::types::{Inject, Mount, MountMode, Port, SecretUse};
+use sandkeep_client::types::{Mount, MountMode, Port, SecretUse};
 use sandkeep_core::model::{Size, Span};
 
 use super::NetworkSettings;
@@ -268,123 +268,12 @@ pub(crate) enum IfExistsArg {
     Get,
 }
 
-/// Arguments of `exec`.
-#[derive(Debug, Args)]
-pub(crate) struct ExecArgs {
-    #[command(flatten)]
-    pub(crate) how: ExecOptions,
-    /// Leave it running and print its id
-    #[arg(short = 'd', long, conflicts_with_all = ["interactive", "tty"])]
-    pub(crate) detach: bool,
-    /// Fail if the sandbox sleeps, rather than wake it
-    #[arg(long)]
-    pub(crate) if_running: bool,
-    /// The sandbox
-    pub(crate) name: String,
-    /// Program and arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "ARGV"
-    )]
-    pub(crate) argv: Vec<String>,
-}
-
-/// How a command is run.
-#[derive(Debug, Default, Args)]
-pub(crate) struct ExecOptions {
-    /// Pass standard input on
-    #[arg(short = 'i', long)]
-    pub(crate) interactive: bool,
-    /// Give it a terminal
-    #[arg(short = 't', long)]
-    pub(crate) tty: bool,
-    /// A variable for it; NAME alone takes the value from here; may be repeated
-    #[arg(short = 'e', long = "env", value_name = "NAME=VALUE", value_parser = variable)]
-    pub(crate) env: Vec<(String, String)>,
-    /// Working directory
-    #[arg(short = 'C', long, value_name = "DIR")]
-    pub(crate) cwd: Option<String>,
-    /// User, as USER or USER:GROUP
-    #[arg(short = 'u', long, value_name = "USER")]
-    pub(crate) user: Option<String>,
-    /// Kill it after this long
-    #[arg(long, value_name = "SPAN")]
-    pub(crate) timeout: Option<Span>,
-    /// A secret to give it, in the variable ENV; may be repeated
-    #[arg(long, value_name = "NAME[=ENV]", value_parser = inject)]
-    pub(crate) inject: Vec<Inject>,
-    /// A secret to give it, in a file below /run or /dev/shm that is gone when it ends; may be repeated
-    #[arg(long, value_name = "NAME=PATH", value_parser = inject_file)]
-    pub(crate) inject_file: Vec<Inject>,
-}
-
-fn secret_use(text: &str) -> Result<SecretUse, String> {
+pub(super) fn secret_use(text: &str) -> Result<SecretUse, String> {
     let (secret, env) = text.split_once('=').map_or((text, None), |(name, env)| (name, Some(env)));
     if secret.is_empty() || env == Some("") {
         return Err("write NAME or NAME=VARIABLE".to_owned());
     }
     Ok(SecretUse { secret: secret.to_owned(), env: env.map(str::to_owned) })
-}
-
-fn inject(text: &str) -> Result<Inject, String> {
-    secret_use(text).map(|used| Inject { secret: used.secret, env: used.env, file: None })
-}
-
-fn inject_file(text: &str) -> Result<Inject, String> {
-    match text.split_once('=') {
-        Some((secret, path)) if !secret.is_empty() && path.starts_with('/') => {
-            Ok(Inject { secret: secret.to_owned(), env: None, file: Some(path.to_owned()) })
-        }
-        _ => Err("write NAME=PATH, with a PATH that begins with `/`".to_owned()),
-    }
-}
-
-/// Arguments of `run`.
-#[derive(Debug, Args)]
-pub(crate) struct RunArgs {
-    /// Delete the sandbox when the command has ended
-    #[arg(long)]
-    pub(crate) rm: bool,
-    /// Pass standard input on
-    #[arg(short = 'i', long)]
-    pub(crate) interactive: bool,
-    /// Give it a terminal
-    #[arg(short = 't', long)]
-    pub(crate) tty: bool,
-    /// Name of the sandbox; readable words are chosen if absent
-    #[arg(long, value_name = "NAME")]
-    pub(crate) name: Option<String>,
-    /// Image to start from: `host`, or a name from `keep image ls`
-    #[arg(long, value_name = "IMAGE")]
-    pub(crate) image: Option<String>,
-    #[command(flatten)]
-    pub(crate) settings: Settings,
-    /// Program and arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "ARGV"
-    )]
-    pub(crate) argv: Vec<String>,
-}
-
-/// Arguments of `sh`.
-#[derive(Debug, Args)]
-pub(crate) struct ShellArgs {
-    /// A variable for the shell; may be repeated
-    #[arg(short = 'e', long = "env", value_name = "NAME=VALUE", value_parser = variable)]
-    pub(crate) env: Vec<(String, String)>,
-    /// Working directory
-    #[arg(short = 'C', long, value_name = "DIR")]
-    pub(crate) cwd: Option<String>,
-    /// User, as USER or USER:GROUP
-    #[arg(short = 'u', long, value_name = "USER")]
-    pub(crate) user: Option<String>,
-    /// The sandbox
-    pub(crate) name: String,
 }
 
 /// Arguments of `start`.
@@ -484,40 +373,6 @@ pub(crate) enum PhaseArg {
     Paused,
     Stopping,
     Failed,
-}
-
-/// Arguments of `ps` and `sessions`.
-#[derive(Debug, Args)]
-pub(crate) struct PsArgs {
-    /// The sandbox
-    pub(crate) name: String,
-    /// At most so many, the newest first
-    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 50)]
-    pub(crate) limit: u32,
-}
-
-/// Arguments of `logs`.
-#[derive(Debug, Args)]
-pub(crate) struct LogsArgs {
-    /// The sandbox
-    pub(crate) name: String,
-    /// The command; the newest if absent
-    pub(crate) command: Option<String>,
-    /// Go on until the command ends
-    #[arg(short = 'f', long)]
-    pub(crate) follow: bool,
-}
-
-/// Arguments of `kill`.
-#[derive(Debug, Args)]
-pub(crate) struct KillArgs {
-    /// The sandbox
-    pub(crate) name: String,
-    /// The command
-    pub(crate) command: String,
-    /// Which signal, by name or number
-    #[arg(short = 's', long, default_value = "TERM", value_parser = signal)]
-    pub(crate) signal: i32,
 }
 
 /// Arguments of `cp`.
@@ -621,36 +476,4 @@ fn count_or_all(text: &str) -> Result<Count, String> {
         "all" => Ok(Count::All),
         _ => text.parse().map(Count::Only).map_err(|_| "write a number, or `all`".to_owned()),
     }
-}
-
-/// Signals people send by name, as Linux numbers them.
-const SIGNALS: [(&str, i32); 12] = [
-    ("HUP", 1),
-    ("INT", 2),
-    ("QUIT", 3),
-    ("ABRT", 6),
-    ("KILL", 9),
-    ("USR1", 10),
-    ("USR2", 12),
-    ("TERM", 15),
-    ("CONT", 18),
-    ("STOP", 19),
-    ("TSTP", 20),
-    ("WINCH", 28),
-];
-
-fn signal(text: &str) -> Result<i32, String> {
-    if let Ok(number) = text.parse() {
-        return match number {
-            1..=64 => Ok(number),
-            _ => Err("signals are numbered 1 to 64".to_owned()),
-        };
-    }
-    let upper = text.to_ascii_uppercase();
-    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
-    let found = SIGNALS.iter().find(|(known, _)| *known == name);
-    found.map(|(_, number)| *number).ok_or_else(|| {
-        let known: Vec<&str> = SIGNALS.iter().map(|(name, _)| *name).collect();
-        format!("write a number, or one of {}", known.join(", "))
-    })
 }

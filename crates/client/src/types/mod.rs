@@ -16,11 +16,13 @@ mod file;
 mod guard;
 mod image;
 mod network;
+mod outcome;
 mod port;
 mod quantity;
 mod sandbox;
 mod secret;
 mod service;
+mod session;
 mod snapshot;
 mod tenant;
 
@@ -41,16 +43,18 @@ pub use network::{
     PairMatch, ProjectNetwork, Protocol, RequestAction, RequestMatch, RequestRule, SandboxNetwork,
     SetNetwork, TextMatch, Verdict,
 };
+pub use outcome::{
+    Delete, Deleted, ForkFailed, Forked, Forks, Opened, Paused, RolledBack, Stopped, Tree, Why,
+};
 pub use port::{Access, IssuePortToken, Port, PortStatus, PortToken, PublishPort};
 pub use quantity::{Size, Span};
 pub use sandbox::{
-    Checkpoint, Class, CreateSandbox, Delete, Deleted, Extend, Fork, ForkFailed, Forked, Forks,
-    Hook, HookRun, Hooks, IfExists, Lineage, OnIdle, Opened, Pause, Paused, Resources, Rollback,
-    RolledBack, Sandbox, Session, SessionEnd, Start, State, Stopped, Tree, UpdateSandbox, Usage,
-    Why,
+    Checkpoint, Class, CreateSandbox, Extend, Fork, Hook, Hooks, IfExists, Lineage, OnIdle, Pause,
+    Resources, Rollback, Sandbox, Start, State, UpdateSandbox,
 };
 pub use secret::{Inject, Secret, SecretGiven, SecretHow, SecretUse, SecretVersion, SetSecret};
 pub use service::{Restart, Service, ServiceState, ServiceStatus, SetService};
+pub use session::{HookRun, Session, SessionEnd, Usage};
 pub use snapshot::{Snapshot, SnapshotDeleted, SnapshotKind, SnapshotMemory, SnapshotSize};
 pub use tenant::{
     Audience, CreateKey, CreateProject, Health, IssueToken, Key, NewKey, Project, Scope,
