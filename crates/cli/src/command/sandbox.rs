@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use sandkeep_client::ListSandboxes;
 use sandkeep_client::types::{
-    Checkpoint, CreateSandbox, Delete, Extend, Finding, Fork, ForkFailed, Forks, HookRun, IfExists, Mount,
-    Opened, Pause, Paused, Rollback, Sandbox, Session, Snapshot, Span, Start, State, Stop, Stopped,
-    UpdateSandbox, Why,
+    Checkpoint, CreateSandbox, Delete, Extend, Finding, Fork, ForkFailed, Forks, HookRun, IfExists,
+    Mount, Opened, Pause, Paused, Rollback, Sandbox, Session, Snapshot, Span, Start, State, Stop,
+    Stopped, UpdateSandbox, Why,
 };
 
 use super::guard::findings_text;
