@@ -14,8 +14,9 @@
 //!   the chain goes on growing, up to what `pause` allows.
 //!
 //! Other snapshots and machines that stand on the layers hold them; who does not name them any more does not. Nothing is collected between
-//! reading a chain and naming what it became (`space`), and a start reads its chain again where nothing can be collected.
+//! sealing what a run became and naming it (`space`), and a start reads its chain again where nothing can be collected.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,7 +60,6 @@ impl Inner {
     async fn shorten(&self, driver: &str, id: &SnapshotId) -> Result<()> {
         let driver = self.driver(driver)?;
         let Some(keeper) = driver.keeper() else { return Ok(()) };
-        let _space = self.space.read().await;
         let Some(snapshot) = self.db.snapshot(id).await? else { return Ok(()) };
         let templates = self.store.scan::<Template>().await?.good;
         let mut layers = Vec::new();
@@ -74,38 +74,41 @@ impl Inner {
             return Ok(());
         }
         let chain: Vec<MemoryId> = snapshot.memory[..run].to_vec();
-        let merged = self.merge(keeper, &chain, &layers[0]).await?;
-        self.book_memory(&merged);
-        failpoint::pass("shorten.sealed");
-        let changed = self.change_snapshot(id, Durability::Synced, |snapshot| {
-            if snapshot.memory.starts_with(&chain) {
-                snapshot.memory.splice(..run, [merged.id.clone()]);
-            }
-        });
-        let length = changed.await?.map_or(0, |snapshot| snapshot.memory.len());
-        failpoint::pass("shorten.done");
+        let (merged, dir) = self.store.begin_memory().await?;
+        let named = self.merge(keeper, id, &chain, &layers[0], (&merged, &dir)).await;
+        if named.is_err() {
+            self.store.discard_memory(&merged).await?;
+        }
+        let length = named?.map_or(0, |snapshot| snapshot.memory.len());
         tracing::info!(snapshot = %id, merged = run, length, "its memory was shortened");
         Ok(())
     }
 
+    /// Writes what a run is together, and has the snapshot name it.
     async fn merge(
         &self,
         keeper: &dyn Keeper,
+        snapshot: &SnapshotId,
         run: &[MemoryId],
         top: &MemoryLayer,
-    ) -> Result<MemoryLayer> {
-        let (id, dir) = self.store.begin_memory().await?;
-        let made = async {
-            self.store.check_room(1).await?;
-            keeper.merge(&self.dirs(run), &dir).await?;
-            let MemoryLayer { fingerprint, ram, roots, .. } = top.clone();
-            Ok(self.store.seal_memory(&id, NewMemory { fingerprint, ram, roots }).await?)
-        };
-        let made = made.await;
-        if made.is_err() {
-            self.store.discard_memory(&id).await?;
-        }
-        made
+        (id, dir): (&MemoryId, &Path),
+    ) -> Result<Option<Snapshot>> {
+        self.store.check_room(1).await?;
+        // Not under the lock of the space: that may take long. What is read stays as long as the snapshot does; if that goes, this fails.
+        keeper.merge(&self.dirs(run), dir).await?;
+        let _space = self.space.read().await;
+        let MemoryLayer { fingerprint, ram, roots, .. } = top.clone();
+        let merged = self.store.seal_memory(id, NewMemory { fingerprint, ram, roots }).await?;
+        self.book_memory(&merged);
+        failpoint::pass("shorten.sealed");
+        let changed = self.change_snapshot(snapshot, Durability::Synced, |snapshot| {
+            if snapshot.memory.starts_with(run) {
+                snapshot.memory.splice(..run.len(), [merged.id]);
+            }
+        });
+        let changed = changed.await?;
+        failpoint::pass("shorten.done");
+        Ok(changed)
     }
 }
 
