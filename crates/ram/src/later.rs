@@ -2,9 +2,9 @@
 //!
 //! A thread waits at a socket for one message: a byte, and with it the descriptors of a map and of the map's files, in their order.
 //! It empties RAM, applies the map and answers with a byte. The machine stands still until then: whoever sends the map has not let
-//! it go yet.
+//! it go yet. A second byte says that the hypervisor is on record as a machine's.
 //!
-//! If the other end is closed before, the process ends: a hypervisor that waits for a daemon which is gone waits for nobody.
+//! If the other end is closed before that, the process ends: a hypervisor that waits for a daemon which is gone waits for nobody.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{MaybeUninit, size_of};
@@ -68,9 +68,17 @@ extern "C" fn wait(_: *mut c_void) -> *mut c_void {
         fail("RAM cannot be mapped", errno());
     }
     map::apply(*map, Given::These(files), ram, length, protection);
-    // SAFETY: the byte is there as long as the call takes; nobody else has the descriptor.
+    let mut byte = [1_u8];
+    // SAFETY: the byte is there as long as the calls take; nobody else has the descriptor.
     unsafe {
-        libc::write(socket, [1_u8].as_ptr().cast(), 1);
+        libc::write(socket, byte.as_ptr().cast(), 1);
+        loop {
+            match libc::read(socket, byte.as_mut_ptr().cast(), 1) {
+                1 => break,
+                -1 if errno() == libc::EINTR => {}
+                _ => libc::_exit(0),
+            }
+        }
         libc::close(socket);
     }
     std::ptr::null_mut()

@@ -135,11 +135,15 @@ impl Files<'_> {
         (descriptor, found.st_size as u64)
     }
 
-    /// Closes them: what is mapped stays.
+    /// Closes them, and those that were given and not needed: what is mapped stays.
     fn close(&self) {
-        for (_, descriptor, _) in &self.known[..self.count] {
+        let close = |descriptor: c_int| {
             // SAFETY: nobody else was given these descriptors.
-            unsafe { libc::close(*descriptor) };
+            unsafe { libc::close(descriptor) };
+        };
+        match self.given {
+            Given::These(list) => list.iter().copied().for_each(close),
+            Given::From(_) => self.known[..self.count].iter().for_each(|known| close(known.1)),
         }
     }
 }

@@ -119,6 +119,8 @@ impl Host {
     /// Everything that is alive; what the dead have left is cleared away.
     pub(super) fn survivors(&self) -> DriverResult<Vec<MachineKey>> {
         let run_dir = &self.run_dir;
+        // Before directories, so that none is taken for nobody's whose machine was started meanwhile.
+        let groups = self.groups.keys();
         let listed = fs::read_dir(run_dir)
             .and_then(Iterator::collect::<Result<Vec<_>, _>>)
             .map_err(failed("list", run_dir))?;
@@ -136,9 +138,11 @@ impl Host {
         }
         // A directory is made before its group and removed after it, so a group without one belongs
         // to nobody, unless a machine has brought it along.
-        let brought: Vec<MachineKey> = alive.iter().map(|key| self.group(key)).collect();
-        for key in self.groups.keys() {
-            if !self.directory(&key).exists() && !brought.contains(&key) {
+        let brought: Vec<_> =
+            self.records().into_iter().filter_map(|record| record.group).collect();
+        for key in groups {
+            let is_brought = brought.iter().any(|group| group == key.as_str());
+            if !self.directory(&key).exists() && !is_brought {
                 self.groups.remove(&key)?;
             }
         }

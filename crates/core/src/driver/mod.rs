@@ -113,6 +113,10 @@ pub trait Keeper: Send + Sync {
     /// What an image must have been made with to be of use for this machine, here and now.
     async fn fingerprint(&self, machine: &Machine) -> DriverResult<Fingerprint>;
 
+    /// What a root is made of for a machine, here and now: an image that was captured with anything else is of no use for it, see
+    /// [`Captured::roots`].
+    async fn roots(&self, root: &RootFs) -> DriverResult<Vec<String>>;
+
     /// Boots a machine on the disks of an image, which may be none, and on what [`RootFs::disk_dir`] has already: what a session
     /// that broke off left.
     async fn boot(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Link>;
@@ -172,7 +176,7 @@ pub struct Captured {
     pub pages: u64,
     /// How long the machine stood still.
     pub stood: Duration,
-    /// Images of roots that are needed to restore it, by file name in the driver's cache.
+    /// What its root was made of, as [`Keeper::roots`] tells.
     pub roots: Vec<String>,
 }
 

@@ -120,15 +120,20 @@ impl Inner {
             }
             layers.push(layer);
         }
+        // Reasons that pass: nothing is given up for them, whoever forces it.
+        let passes = matches!(
+            error,
+            Error::ShuttingDown | Error::Store(crate::store::StoreError::ShuttingDown)
+        );
+        if passes || error.kind() == ErrorKind::Exhausted {
+            return Err(error);
+        }
         if sandbox.forced {
             tracing::error!(sandbox = %sandbox.name, drives = ?lost, error = chain_of(&error), "its delete was forced: what it wrote to drives is lost");
             for layer in layers {
                 self.store.clear_disk(&layer).await?;
             }
             return Ok(lost);
-        }
-        if matches!(error.kind(), ErrorKind::Exhausted) || matches!(error, Error::ShuttingDown) {
-            return Err(error);
         }
         let reason = chain_of(&error);
         let error = Error::DrivesUnsaved { name: sandbox.name.clone(), drives: lost, reason };

@@ -30,8 +30,8 @@ use crate::driver::{Driver, DriverError, Keeper, Link, Machine, Restored, Then, 
 use crate::failpoint;
 use crate::guest::{Guest, GuestError};
 use crate::model::{
-    FORMAT, Fingerprint, LayerId, MachineKey, MemoryId, MemoryLayer, RootFs, Sandbox, Session,
-    Snapshot, Template, now,
+    FORMAT, Fingerprint, LayerId, Limits, MachineKey, MemoryId, MemoryLayer, RootFs, Sandbox,
+    Session, Snapshot, Template, now,
 };
 use crate::store::{Durability, NewMemory};
 
@@ -41,12 +41,32 @@ pub(super) const BOOT_WITHIN: Duration = Duration::from_secs(120);
 pub(super) const ASSEMBLE_WITHIN: Duration = Duration::from_secs(60);
 /// How long an agent may take to find out that it was restored.
 const RENEW_WITHIN: Duration = Duration::from_secs(20);
+/// For how long a template that could not be made is done without.
+const NOT_AGAIN: Duration = Duration::from_mins(5);
+/// How many templates are kept: they belong to nobody, and are in nobody's bounds.
+const MOST_TEMPLATES: usize = 128;
 /// What the keys of machines begin with that become templates.
 pub(super) const TEMPLATE: &str = "template-";
 
 /// Who makes which template just now.
 #[derive(Debug, Default)]
-pub(super) struct Templates(Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>);
+pub(super) struct Templates {
+    doors: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    /// Which could not be made, and when: they are not tried again at every start.
+    failed: Mutex<HashMap<String, Instant>>,
+}
+
+impl Templates {
+    fn has_failed(&self, key: &str) -> bool {
+        let mut failed = lock(&self.failed);
+        failed.retain(|_, at| at.elapsed() < NOT_AGAIN);
+        failed.contains_key(key)
+    }
+
+    fn failed(&self, key: String) {
+        lock(&self.failed).insert(key, Instant::now());
+    }
+}
 
 /// What a machine begins with.
 #[derive(Debug)]
@@ -115,7 +135,7 @@ impl Inner {
         let current = self.current_snapshot(sandbox).await?;
         if let Some(snapshot) = current.filter(Snapshot::has_memory) {
             let memory = snapshot.memory.clone();
-            let how = match self.use_of(&snapshot, sandbox, &here).await {
+            let how = match self.use_of(&snapshot, sandbox, keeper, &here).await {
                 Ok(()) => How::Memory(Box::new(snapshot)),
                 Err(reason) => {
                     if let Err(error) = self.store.check_disks(&memory).await {
@@ -150,6 +170,7 @@ impl Inner {
         &self,
         snapshot: &Snapshot,
         sandbox: &Sandbox,
+        keeper: &dyn Keeper,
         here: &Fingerprint,
     ) -> Result<(), String> {
         if !sandbox.config.mounts.is_empty() {
@@ -158,9 +179,15 @@ impl Inner {
         self.store.check_memory(&snapshot.memory).await.map_err(|error| chain_of(&error))?;
         let Some(top) = snapshot.memory.first() else { return Err("it is empty".to_owned()) };
         let top = self.store.read::<MemoryLayer>(top).await.map_err(|error| chain_of(&error))?;
-        match top.fingerprint.difference(here) {
-            Some(difference) => Err(difference),
-            None => Ok(()),
+        if let Some(difference) = top.fingerprint.difference(here) {
+            return Err(difference);
+        }
+        let image = snapshot.image.unwrap_or_default();
+        let root = RootFs { image, ..self.store.root(&LayerId::fresh(), &snapshot.layers) };
+        match keeper.roots(&root).await {
+            Ok(roots) if roots == top.roots => Ok(()),
+            Ok(_) => Err("its files were packed for machines again since then".to_owned()),
+            Err(error) => Err(chain_of(&error)),
         }
     }
 
@@ -438,10 +465,20 @@ impl Inner {
         let layers = &sandbox.image_layers;
         let root = RootFs { image: layers.len(), ..self.store.root(&LayerId::fresh(), layers) };
         let machine = Machine { root, hostname: "sandkeep".to_owned(), ..machine };
-        let parts = format!("{} {base} {layers:?} {}", here.key(), machine.limits.pids);
+        // What it was captured with, and what it was told when its root was mounted.
+        let roots = keeper.roots(&machine.root).await?;
+        let Limits { pids, file_size, .. } = machine.limits;
+        let parts = format!("{} {base} {roots:?} {pids} {}", here.key(), file_size.0);
         let digest = sha2::Sha256::digest(parts);
         let key: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        self.template_of(driver, keeper, machine, key, Some(base)).await.map(Some)
+        if self.templates.has_failed(&key) {
+            return Ok(None);
+        }
+        let made = self.template_of(driver, keeper, machine, key.clone(), Some(base)).await;
+        if made.is_err() {
+            self.templates.failed(key);
+        }
+        made.map(Some)
     }
 
     /// The template of a name: the one on record, or one that is made now, by whoever comes first.
@@ -456,10 +493,14 @@ impl Inner {
         if let Some(found) = self.template_on_record(&key, base).await? {
             return Ok(found);
         }
-        let door = lock(&self.templates.0).entry(key.clone()).or_default().clone();
+        let door = lock(&self.templates.doors).entry(key.clone()).or_default().clone();
         let _one = door.lock().await;
         if let Some(found) = self.template_on_record(&key, base).await? {
             return Ok(found);
+        }
+        if self.store.scan::<Template>().await?.good.len() >= MOST_TEMPLATES {
+            let reason = format!("there are {MOST_TEMPLATES} already");
+            return Err(Error::invalid("template", reason));
         }
         tracing::info!(
             key,
@@ -471,6 +512,7 @@ impl Inner {
         let template = Template { format: FORMAT, key, memory: layer.id.clone(), used_at: now() };
         self.store.write(&template, Durability::Synced).await?;
         self.books().hold_template(&template);
+        lock(&self.templates.doors).remove(&template.key);
         Ok(layer.id)
     }
 

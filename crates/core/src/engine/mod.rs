@@ -237,6 +237,8 @@ pub(crate) struct Inner {
     templates: machine::Templates,
     /// How many boot at one time that nobody may be waiting for: after a power cut it could be all there are.
     boots: tokio::sync::Semaphore,
+    /// Memory is merged for one snapshot at a time.
+    merges: tokio::sync::Semaphore,
     /// Attempts to wake a sandbox that those who want its ports share.
     wakes: Mutex<HashMap<SandboxId, ports::Attempt>>,
     shutdown: watch::Sender<bool>,
@@ -277,6 +279,7 @@ impl Engine {
             unsynced_tombstones: AtomicBool::default(),
             asleep: carry::Asleep::default(),
             templates: machine::Templates::default(),
+            merges: tokio::sync::Semaphore::new(1),
             boots: tokio::sync::Semaphore::new(
                 std::thread::available_parallelism().map_or(2, std::num::NonZero::get),
             ),

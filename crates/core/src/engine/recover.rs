@@ -60,7 +60,7 @@ impl Inner {
         for sandbox in sandboxes {
             let link = alive.remove(&sandbox.id);
             if under_way.len() >= AT_ONCE {
-                under_way.join_next().await;
+                note_panic(under_way.join_next().await);
             }
             let inner = Arc::clone(self);
             under_way.spawn(async move {
@@ -70,7 +70,7 @@ impl Inner {
                 }
             });
         }
-        while under_way.join_next().await.is_some() {}
+        while note_panic(under_way.join_next().await) {}
         for (id, _) in alive {
             tracing::warn!(machine = %id, "a machine that nobody owns is ended");
             for driver in self.drivers.values() {
@@ -384,6 +384,14 @@ impl Inner {
             other => other,
         }
     }
+}
+
+/// Whether there was one whose turn ended; if it panicked, that is said.
+fn note_panic(ended: Option<Result<(), tokio::task::JoinError>>) -> bool {
+    if let Some(Err(error)) = &ended {
+        tracing::error!(%error, "a sandbox was not brought to rest; it can be started again or deleted");
+    }
+    ended.is_some()
 }
 
 fn tell(damaged: &[Damaged]) {

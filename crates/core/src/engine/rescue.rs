@@ -38,7 +38,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// How long it may be waited for in all, before anything has come.
 const BEFORE: Duration = Duration::from_secs(120);
 /// How many bytes earn it another second.
-const PER_SECOND: u64 = 1 << 20;
+const PER_SECOND: u64 = 64 << 10;
 
 impl Inner {
     /// What is on disks and is to be kept: the part's number and its layer. Of a session that was to be discarded, nothing is.
@@ -91,9 +91,10 @@ impl Inner {
             }
             None => {
                 for below in &sandbox.open_memory {
-                    let about = self.store.read::<MemoryLayer>(below).await?;
-                    bytes =
-                        bytes.saturating_add(about.sizes.get("disk.qcow2").copied().unwrap_or(0));
+                    // Of one that cannot be read, what its disk could be: that is no reason to keep files from being had.
+                    let about = self.store.read::<MemoryLayer>(below).await.ok();
+                    let disk = about.and_then(|about| about.sizes.get("disk.qcow2").copied());
+                    bytes = bytes.saturating_add(disk.unwrap_or(sandbox.config.resources.disk.0));
                 }
                 sandbox.config.resources.disk.0
             }

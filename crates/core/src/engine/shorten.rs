@@ -60,6 +60,7 @@ impl Inner {
     async fn shorten(&self, driver: &str, id: &SnapshotId) -> Result<()> {
         let driver = self.driver(driver)?;
         let Some(keeper) = driver.keeper() else { return Ok(()) };
+        let _one = self.merges.acquire().await;
         let Some(snapshot) = self.db.snapshot(id).await? else { return Ok(()) };
         let templates = self.store.scan::<Template>().await?.good;
         let mut layers = Vec::new();
@@ -74,6 +75,8 @@ impl Inner {
             return Ok(());
         }
         let chain: Vec<MemoryId> = snapshot.memory[..run].to_vec();
+        // It may be written once more in full, which nothing that is needed more must have to wait for.
+        self.store.check_room(sizes[..run].iter().sum()).await?;
         let (merged, dir) = self.store.begin_memory().await?;
         let named = self.merge(keeper, id, &chain, &layers[0], (&merged, &dir)).await;
         if named.is_err() {
@@ -93,7 +96,6 @@ impl Inner {
         top: &MemoryLayer,
         (id, dir): (&MemoryId, &Path),
     ) -> Result<Option<Snapshot>> {
-        self.store.check_room(1).await?;
         // Not under the lock of the space: that may take long. What is read stays as long as the snapshot does; if that goes, this fails.
         keeper.merge(&self.dirs(run), dir).await?;
         let _space = self.space.read().await;

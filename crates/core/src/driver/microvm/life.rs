@@ -23,6 +23,7 @@ use super::qemu::{
     QMP_FD,
 };
 use super::qmp::Qmp;
+use super::roots::Roots;
 use super::{Microvm, NAME, PLAN, Plan};
 use crate::driver::host::{SPARE, broken, failed, lock};
 use crate::driver::{
@@ -134,12 +135,12 @@ impl Microvm {
                 Beginning::Memory { map, pages: read.files }
             }
         };
-        let names = lower.iter().chain(mounts.iter().filter_map(|mount| mount.lower.as_ref()));
-        let names = names.filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()));
+        let packed = lower.iter().chain(mounts.iter().filter_map(|mount| mount.lower.as_ref()));
+        let roots = packed.map(|path| Roots::mark(path)).collect::<DriverResult<_>>()?;
         let plan = Plan {
             fingerprint,
             lower: u32::try_from(lower.len()).unwrap_or(u32::MAX),
-            roots: names.collect(),
+            roots,
             disk_dir: machine.root.disk_dir(),
             image: image.len(),
             restored: how == Start::Restore,

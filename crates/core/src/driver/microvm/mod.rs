@@ -69,7 +69,7 @@ use super::{
     Captured, Check, Device, Driver, DriverError, DriverResult, Keeper, Link, Machine,
     MachineUsage, RAM_SO, Restored, Then,
 };
-use crate::model::{Fingerprint, Limits, MachineKey, Size};
+use crate::model::{Fingerprint, Limits, MachineKey, RootFs, Size};
 
 const NAME: &str = "microvm";
 /// The least RAM that a kernel boots in.
@@ -123,7 +123,7 @@ struct Plan {
     fingerprint: Fingerprint,
     /// How many devices make its root.
     lower: u32,
-    /// Packed layers its root is mounted from, by name.
+    /// The marks of the packed layers its root is mounted from.
     roots: Vec<String>,
     /// Where the session's disks are.
     disk_dir: PathBuf,
@@ -195,13 +195,16 @@ impl MicrovmDriver {
     ) -> DriverResult<Restored> {
         let accelerator = self.accelerator().await?;
         let (machine, image) = (machine.clone(), image.to_vec());
-        let kind = Kind::of(&machine.limits, accelerator);
+        let limits = machine.limits;
         let started = {
             let _under_way = self.inner.spares.starting();
             self.with(move |microvm| microvm.start(&machine, &image, how, accelerator)).await
         };
-        if how == Start::Restore && started.is_ok() {
-            self.restock(kind);
+        if how == Start::Restore && started.is_ok() && self.inner.config.spares > 0 {
+            let here = self.with(move |microvm| microvm.fingerprint(&limits, accelerator)).await;
+            if let Ok(here) = here {
+                self.restock(&Kind::of(&limits, accelerator, &here));
+            }
         }
         started
     }
@@ -251,6 +254,14 @@ impl Keeper for MicrovmDriver {
         let accelerator = self.accelerator().await?;
         let limits = machine.limits;
         self.with(move |microvm| microvm.fingerprint(&limits, accelerator)).await
+    }
+
+    async fn roots(&self, root: &RootFs) -> DriverResult<Vec<String>> {
+        let root = root.clone();
+        self.with(move |microvm| {
+            microvm.roots.of_root(&root)?.iter().map(|path| Roots::mark(path)).collect()
+        })
+        .await
     }
 
     async fn boot(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Link> {

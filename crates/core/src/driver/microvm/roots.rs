@@ -2,8 +2,11 @@
 //!
 //! ```text
 //! <cache>/roots/<name>.erofs    the image, seemingly SLOT bytes long
-//! <cache>/roots/<name>.json     which layers are in it
+//! <cache>/roots/<name>.json     which layers are in it, and the mark of this packing
 //! ```
+//!
+//! A machine that was captured knows where in a packed layer everything is. Packed again, by another version of the packer, it is
+//! elsewhere: so each packing has a mark of its own, and memory is only used with those it was captured with.
 //!
 //! Layers never change, so a packed one is good for ever, and its name says what is in it. An image's layers, which
 //! many sandboxes have in common, are packed together; layers above it each by itself, so that one session's work is what the
@@ -44,6 +47,9 @@ pub(super) struct Roots {
 struct Contents {
     layers_dir: PathBuf,
     layers: Vec<PathBuf>,
+    /// The image's id, drawn when it was packed.
+    #[serde(default)]
+    uuid: String,
 }
 
 impl Roots {
@@ -54,6 +60,16 @@ impl Roots {
     /// A root's layers, packed, the topmost first. None for a root without layers.
     pub(super) fn of_root(&self, root: &RootFs) -> DriverResult<Vec<PathBuf>> {
         split(&root.lower, root.image).map(|layers| self.packed(&root.layers_dir, layers)).collect()
+    }
+
+    /// What tells packed layers from any others, their like packed again included.
+    pub(super) fn mark(path: &Path) -> DriverResult<String> {
+        let listed = path.with_extension("json");
+        let text = fs::read(&listed).map_err(failed("read", &listed))?;
+        let Contents { uuid, .. } = serde_json::from_slice(&text)
+            .map_err(|error| broken("read what layers were packed", &error))?;
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        Ok(format!("{name}:{uuid}"))
     }
 
     /// A drive's layers, packed as one, if there are any.
@@ -72,7 +88,7 @@ impl Roots {
                 continue;
             }
             let contents = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
-            let Some(Contents { layers_dir, layers }) = contents else { continue };
+            let Some(Contents { layers_dir, layers, .. }) = contents else { continue };
             let gone = |layer: &PathBuf| {
                 matches!(layers_dir.join(layer).try_exists(), Ok(false)) && layers_dir.exists()
             };
@@ -109,14 +125,16 @@ impl Roots {
             .prefix(".packing-")
             .tempfile_in(&self.directory)
             .map_err(failed("write to", &self.directory))?;
-        self.run(layers_dir, layers, draft.path())?;
+        let uuid = uuid()?;
+        self.run(layers_dir, layers, draft.path(), &uuid)?;
         let length = draft.as_file().metadata().map_err(failed("look at", path))?.len();
         if length > SLOT {
             return Err(broken("pack the layers", &"they are larger than a device can be"));
         }
         draft.as_file().set_len(SLOT).map_err(failed("make room for", path))?;
         draft.as_file().sync_all().map_err(failed("sync", path))?;
-        let contents = Contents { layers_dir: layers_dir.to_owned(), layers: layers.to_vec() };
+        let contents =
+            Contents { layers_dir: layers_dir.to_owned(), layers: layers.to_vec(), uuid };
         let text = serde_json::to_vec(&contents)
             .map_err(|error| broken("describe the packed layers", &error))?;
         let listed = path.with_extension("json");
@@ -127,13 +145,19 @@ impl Roots {
             .map_err(failed("sync", &self.directory))
     }
 
-    fn run(&self, layers_dir: &Path, layers: &[PathBuf], into: &Path) -> DriverResult<()> {
+    fn run(
+        &self,
+        layers_dir: &Path,
+        layers: &[PathBuf],
+        into: &Path,
+        uuid: &str,
+    ) -> DriverResult<()> {
         let program = find(PACKER).ok_or_else(|| DriverError::Unsupported {
             driver: super::NAME,
             reason: format!("`{PACKER}` is missing; install erofs-utils"),
         })?;
         // Every file with its own times and any owner; nothing in it that is not from the layers.
-        let argv = ["-E", "force-inode-extended", "-U", "00000000-0000-0000-0000-000000000000"];
+        let argv = ["-E", "force-inode-extended", "-U", uuid];
         let run = if let [layer] = layers {
             Command::new(&program)
                 .args(argv)
@@ -176,6 +200,14 @@ impl Roots {
         let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
         Err(broken("pack the layers", &format!("{}: {last}", ended.status)))
     }
+}
+
+fn uuid() -> DriverResult<String> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| broken("draw an id", &error))?;
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let parts = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)];
+    Ok(parts.map(|(from, to)| hex.get(from..to).unwrap_or_default()).join("-"))
 }
 
 /// Which layers go together, the topmost first.

@@ -16,19 +16,19 @@
 //! kind, which it keeps. Until the record has moved it is nobody's; from then on it is the machine's, and one that was not set
 //! going is ended by whoever finds it. If anything fails before, it is ended and the machine starts as if there had been none.
 //!
-//! *What they cost.* A spare holds about 20 MB. There are as many of a kind as the configuration says, made when no machine is
-//! being started; one that nobody took for a while is ended, and all of them end with the daemon, however that ends: their memory's
+//! *What they cost.* A spare holds about 20 MB. There are as many of a kind as the configuration says, of the four kinds that were
+//! restored last, made one at a time when no machine is being started; one that nobody took for a while is ended, and all of them end with the daemon, however that ends: their memory's
 //! socket is closed then.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, IoSlice, Read as _};
+use std::io::{self, IoSlice, Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
@@ -43,7 +43,7 @@ use super::qmp::Qmp;
 use super::{Microvm, MicrovmDriver};
 use crate::driver::host::{SPARE, broken, failed, lock, on_thread};
 use crate::driver::{DriverResult, Machine};
-use crate::model::{Limits, MachineKey, Size};
+use crate::model::{Fingerprint, Limits, MachineKey, Size};
 
 /// How long after the last start spares are made: whoever started a machine wants to use it first.
 const AFTER: Duration = Duration::from_millis(200);
@@ -53,12 +53,18 @@ const AT_MOST: Duration = Duration::from_mins(15);
 const UIDS: u32 = 1 << 16;
 /// How long a spare may take to map its RAM.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Of how many kinds there are spares.
+const KINDS: usize = 4;
+/// What moves from a spare's directory to a machine's, before the record does.
+const MOVED: [&str; 5] = [LOG, RAM_AT, QMP_SOCKET, SOCKET, NET_DIR];
 /// The most descriptors in one message.
 const DESCRIPTORS: usize = 65;
 
 /// Which machines a hypervisor could be for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Kind {
+    /// The hypervisor, the kernel, the processor and the size.
+    fingerprint: String,
     accelerator: Accelerator,
     millicpus: u32,
     memory: Size,
@@ -66,13 +72,18 @@ pub(super) struct Kind {
 }
 
 impl Kind {
-    pub(super) fn of(limits: &Limits, accelerator: Accelerator) -> Self {
-        let disk = Microvm::disk_size(limits);
-        Self { accelerator, millicpus: limits.millicpus, memory: limits.memory, disk }
+    pub(super) fn of(limits: &Limits, accelerator: Accelerator, fingerprint: &Fingerprint) -> Self {
+        Self {
+            fingerprint: fingerprint.key(),
+            accelerator,
+            millicpus: limits.millicpus,
+            memory: limits.memory,
+            disk: Microvm::disk_size(limits),
+        }
     }
 
-    fn limits(self) -> Limits {
-        let Self { millicpus, memory, disk, .. } = self;
+    fn limits(&self) -> Limits {
+        let Self { millicpus, memory, disk, .. } = *self;
         Limits { millicpus, memory, pids: 0, file_size: Size(disk) }
     }
 }
@@ -98,7 +109,7 @@ pub(super) struct Spares {
     /// No more are wanted.
     closed: AtomicBool,
     /// Held while one is being made.
-    making: Mutex<()>,
+    making: Arc<tokio::sync::Mutex<()>>,
     starting: AtomicUsize,
     last_start: Mutex<Option<Instant>>,
     shelves: Mutex<HashMap<Kind, Shelf>>,
@@ -113,13 +124,16 @@ struct Shelf {
 
 impl Default for Spares {
     fn default() -> Self {
-        static DRIVERS: AtomicUsize = AtomicUsize::new(0);
-        let driver = DRIVERS.fetch_add(1, Ordering::Relaxed);
+        // Process ids repeat: that of a daemon in a container is always the same.
+        let mut random = [0; 6];
+        getrandom::fill(&mut random).expect("the kernel gives random bytes");
+        let mark: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
         Self {
-            mark: format!("{SPARE}{}-{driver}-", std::process::id()),
-            count: AtomicUsize::default(),
+            mark: format!("{SPARE}{mark}-"),
+            // Their uids go by it: not everybody's begin with the same.
+            count: AtomicUsize::new(usize::from(u16::from_le_bytes([random[0], random[1]]))),
             closed: AtomicBool::default(),
-            making: Mutex::default(),
+            making: Arc::default(),
             starting: AtomicUsize::default(),
             last_start: Mutex::default(),
             shelves: Mutex::default(),
@@ -145,24 +159,39 @@ impl Spares {
             || locked(&self.last_start).is_some_and(|at| at.elapsed() < AFTER)
     }
 
-    fn take(&self, kind: Kind) -> Option<Spare> {
-        locked(&self.shelves).get_mut(&kind)?.ready.pop()
+    fn take(&self, kind: &Kind) -> Option<Spare> {
+        locked(&self.shelves).get_mut(kind)?.ready.pop()
     }
 
     /// Whether another should be made; if so it counts as coming.
-    fn wants(&self, kind: Kind, most: usize) -> bool {
+    fn wants(&self, kind: &Kind, most: usize) -> bool {
         let mut shelves = locked(&self.shelves);
-        let shelf = shelves.entry(kind).or_default();
+        shelves.retain(|_, shelf| shelf.coming > 0 || !shelf.ready.is_empty());
+        let shelf = shelves.entry(kind.clone()).or_default();
         let wanted = shelf.ready.len() + shelf.coming < most;
         shelf.coming += usize::from(wanted);
         wanted
     }
 
-    fn put(&self, kind: Kind, made: Option<Spare>) {
+    fn put(&self, kind: &Kind, made: Option<Spare>) {
         let mut shelves = locked(&self.shelves);
-        let shelf = shelves.entry(kind).or_default();
+        let shelf = shelves.entry(kind.clone()).or_default();
         shelf.coming = shelf.coming.saturating_sub(1);
         shelf.ready.extend(made);
+    }
+
+    /// Takes away the oldest, so that no more than `most` are left.
+    fn more_than(&self, most: usize) -> Vec<Spare> {
+        let mut shelves = locked(&self.shelves);
+        let mut ages: Vec<Instant> =
+            shelves.values().flat_map(|shelf| &shelf.ready).map(|spare| spare.made).collect();
+        ages.sort_unstable();
+        let Some(last) = ages.len().checked_sub(most + 1).and_then(|at| ages.get(at).copied())
+        else {
+            return Vec::new();
+        };
+        let all = shelves.values_mut();
+        all.flat_map(|shelf| shelf.ready.extract_if(.., |spare| spare.made <= last)).collect()
     }
 
     /// Takes away those that have waited for so long.
@@ -191,27 +220,18 @@ impl MicrovmDriver {
     }
 
     /// Sees to it that the next machine of a kind finds a spare, when there is nothing better to do.
-    pub(super) fn restock(&self, kind: Kind) {
+    pub(super) fn restock(&self, kind: &Kind) {
         while self.inner.spares.wants(kind, self.inner.config.spares) {
-            let driver = Arc::downgrade(&self.inner);
+            let (driver, kind) = (Arc::downgrade(&self.inner), kind.clone());
             tokio::spawn(async move {
-                loop {
-                    tokio::time::sleep(AFTER / 2).await;
-                    match driver.upgrade() {
-                        None => return,
-                        Some(microvm) if microvm.spares.is_busy() => {}
-                        Some(microvm) => {
-                            let run_dir = microvm.host.run_dir().to_owned();
-                            let work = move |microvm: &Microvm| microvm.stock(kind);
-                            let _ = on_thread(&microvm, &run_dir, work).await;
-                            break;
-                        }
-                    }
+                if when_quiet(&driver, kind).await.is_none() {
+                    return;
                 }
                 tokio::time::sleep(AT_MOST).await;
                 if let Some(microvm) = driver.upgrade() {
                     let run_dir = microvm.host.run_dir().to_owned();
-                    let work = |microvm: &Microvm| microvm.end_spares(AT_MOST);
+                    let work =
+                        |microvm: &Microvm| microvm.end_all(microvm.spares.older_than(AT_MOST));
                     let _ = on_thread(&microvm, &run_dir, work).await;
                 }
             });
@@ -219,10 +239,27 @@ impl MicrovmDriver {
     }
 }
 
+/// Makes a spare when nobody waits for a machine, one at a time.
+async fn when_quiet(driver: &Weak<Microvm>, kind: Kind) -> Option<()> {
+    loop {
+        tokio::time::sleep(AFTER / 2).await;
+        let turn = Arc::clone(&driver.upgrade()?.spares.making).lock_owned().await;
+        let microvm = driver.upgrade()?;
+        if microvm.spares.is_busy() {
+            continue;
+        }
+        let run_dir = microvm.host.run_dir().to_owned();
+        let work = move |microvm: &Microvm| {
+            let _turn = turn;
+            microvm.stock(&kind)
+        };
+        return on_thread(&microvm, &run_dir, work).await.ok();
+    }
+}
+
 impl Microvm {
-    /// Makes one, and puts it where it is found.
-    fn stock(&self, kind: Kind) -> DriverResult<()> {
-        let _one = locked(&self.spares.making);
+    /// Makes one, and puts it where it is found. Those of many kinds make room for it.
+    fn stock(&self, kind: &Kind) -> DriverResult<()> {
         if self.spares.closed.load(Ordering::SeqCst) {
             return Ok(());
         }
@@ -231,40 +268,43 @@ impl Microvm {
             tracing::warn!(error = %error, "no hypervisor can be kept ready for the next machine");
         }
         self.spares.put(kind, made.ok());
-        Ok(())
+        self.end_all(self.spares.more_than(self.config.spares.saturating_mul(KINDS)))
     }
 
     /// Ends all of them, for good.
     pub(super) fn close_spares(&self) {
         self.spares.closed.store(true, Ordering::SeqCst);
         // One that is being made is waited for: it would be left behind.
-        let _none = locked(&self.spares.making);
-        if let Err(error) = self.end_spares(Duration::ZERO) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.spares.making.try_lock().is_err() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if let Err(error) = self.end_all(self.spares.older_than(Duration::ZERO)) {
             tracing::warn!(error = %error, "a hypervisor that waited for a machine is left");
         }
     }
 
-    fn end_spares(&self, age: Duration) -> DriverResult<()> {
-        for Spare { key, .. } in self.spares.older_than(age) {
-            self.stop(&key)?;
-        }
-        Ok(())
+    fn end_all(&self, spares: Vec<Spare>) -> DriverResult<()> {
+        let ended: Vec<_> = spares.iter().map(|spare| self.stop(&spare.key)).collect();
+        ended.into_iter().try_for_each(|ended| ended.map(drop))
     }
 
-    fn make_spare(&self, kind: Kind) -> DriverResult<Spare> {
+    fn make_spare(&self, kind: &Kind) -> DriverResult<Spare> {
         let number = self.spares.count.fetch_add(1, Ordering::Relaxed);
         let key = MachineKey::parse(&format!("{}{number}", self.spares.mark));
         let key = key.ok_or_else(|| broken("name a spare", &"it has no name"))?;
         let lock = self.host.claim(&key)?;
-        let made = self.launch_spare(&key, kind);
+        let made = self.launch_spare(&key, number, kind);
         if made.is_err() {
             drop(lock);
             let _ = self.stop(&key);
+            // It has not become any machine's.
+            let _ = self.host.groups.remove(&key);
         }
         made
     }
 
-    fn launch_spare(&self, key: &MachineKey, kind: Kind) -> DriverResult<Spare> {
+    fn launch_spare(&self, key: &MachineKey, number: usize, kind: &Kind) -> DriverResult<Spare> {
         let (run_dir, limits) = (self.host.directory(key), kind.limits());
         let calls = listen(&run_dir).map_err(failed("listen in", &run_dir))?;
         let layout = Layout {
@@ -277,7 +317,7 @@ impl Microvm {
             ram_at: run_dir.join(RAM_AT),
             beginning: Beginning::Later,
         };
-        let uid = self.spare_uid()?;
+        let uid = self.spare_uid(number)?;
         let owner = Owner { key, hostname: "spare", uid, limits: &limits };
         let (_log, launched) = self.hypervisor_of(&owner, &layout)?;
         let ready = launched.and_then(|(mut qmp, line)| {
@@ -290,12 +330,13 @@ impl Microvm {
         ready.map_err(|error| broken("start a spare", &error))
     }
 
-    /// A uid that no hypervisor has.
-    fn spare_uid(&self) -> DriverResult<u32> {
+    /// A uid that no hypervisor has, and none had lately.
+    fn spare_uid(&self, number: usize) -> DriverResult<u32> {
         let taken: Vec<u32> =
             self.host.records().into_iter().filter_map(|record| record.uid).collect();
-        let first = self.config.spare_uids;
-        let free = (first..first.saturating_add(UIDS)).find(|uid| !taken.contains(uid));
+        let start = u32::try_from(number % UIDS as usize).unwrap_or_default();
+        let mut all = (0..UIDS).map(|next| self.config.spare_uids + (start + next) % UIDS);
+        let free = all.find(|uid| !taken.contains(uid));
         free.ok_or_else(|| broken("start a spare", &"all uids for spares are taken"))
     }
 
@@ -311,32 +352,32 @@ impl Microvm {
         let (Some(top), true) = (image.first(), machine.mounts.is_empty()) else {
             return Ok(None);
         };
-        let kind = Kind::of(&machine.limits, prepared.layout.shape.accelerator);
-        if life::largest_disk(&prepared.layout) > kind.disk {
-            // It was larger once, and no spare may write as much.
-            return Ok(None);
-        }
-        let Some(mut spare) = self.spares.take(kind) else { return Ok(None) };
+        let accelerator = prepared.layout.shape.accelerator;
+        let kind = Kind::of(&machine.limits, accelerator, &prepared.plan.fingerprint);
+        let Some(mut spare) = self.spares.take(&kind) else { return Ok(None) };
         let began = Instant::now();
         let theirs = self.host.directory(&spare.key);
-        let Some(held) = lock(&theirs, FlockOperation::LockShared)? else { return Ok(None) };
-        let (mut disks, mut ram) = (Duration::ZERO, Duration::ZERO);
+        let Ok(Some(held)) = lock(&theirs, FlockOperation::LockShared) else { return Ok(None) };
         let furnished = furnish(&mut spare.qmp, &slots(&prepared.layout))
-            .inspect(|()| disks = began.elapsed())
             .and_then(|()| tell_ram(&spare.ram, map, pages))
-            .inspect(|()| ram = began.elapsed())
             .and_then(|()| life::load(&mut spare.qmp, &top.join("devices")));
         let loaded = began.elapsed();
-        if let Err(error) = furnished {
+        let ours = self.host.directory(&machine.key);
+        let handed = furnished.and_then(|()| hand_over(&theirs, &ours));
+        if let Err(error) = handed {
             tracing::warn!(machine = %machine.key, error = %error, "a spare hypervisor could not be used");
             drop(held);
-            self.stop(&spare.key)?;
+            if let Err(error) = self.stop(&spare.key) {
+                tracing::error!(spare = %spare.key, error = %error, "it is left");
+            }
+            take_back(&ours);
             return Ok(None);
         }
-        let ours = self.host.directory(&machine.key);
-        let going = hand_over(&theirs, &ours)
+        // From here on it is the machine's.
+        let going = (&spare.ram)
+            .write_all(b"g")
             .and_then(|()| life::set_going(&mut spare.qmp, &ours, &prepared.plan));
-        tracing::debug!(machine = %machine.key, spare = %spare.key, ?disks, ?ram, ?loaded, going = ?began.elapsed(), "a hypervisor that waited is a machine's");
+        tracing::debug!(machine = %machine.key, spare = %spare.key, ?loaded, going = ?began.elapsed(), "a hypervisor that waited is a machine's");
         going.map(|()| Some(spare.line)).map_err(failed("hand a hypervisor over to", &ours))
     }
 }
@@ -382,10 +423,20 @@ fn tell_ram(mut ram: &UnixStream, map: &Path, pages: &[PathBuf]) -> io::Result<(
 
 /// Makes what is in a spare's directory the machine's. It is the machine's when its record has moved.
 fn hand_over(theirs: &Path, ours: &Path) -> io::Result<()> {
-    for name in [LOG, RAM_AT, QMP_SOCKET, SOCKET, NET_DIR, RECORD] {
+    for name in MOVED.iter().chain(&[RECORD]) {
         fs::rename(theirs.join(name), ours.join(name))?;
     }
-    fs::remove_dir_all(theirs)
+    // What is left of it is in nobody's way.
+    let _ = fs::remove_dir_all(theirs);
+    Ok(())
+}
+
+/// Leaves nothing of a spare in a machine's directory that it did not become.
+fn take_back(ours: &Path) {
+    for name in MOVED {
+        let path = ours.join(name);
+        let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
+    }
 }
 
 /// Listens for a spare's memory.
