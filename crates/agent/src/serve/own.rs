@@ -26,12 +26,15 @@ pub(super) fn act(agent: &Rc<Agent>, out: &Rc<Outbound>, stream: u32, request: R
             work::answer(agent, out, stream, move || machine.assemble(&plan).map(|()| Reply::Ok));
         }
         Request::Renew(renew) => match begin_again(agent, &renew) {
-            Ok(reply) => work::answer(agent, out, stream, move || {
-                if let Some(identity) = &renew.identity {
-                    machine.become_another(identity, renew.machine_id)?;
-                }
-                Ok(reply)
-            }),
+            // What is written to disks may have to wait for them.
+            Ok(reply) if renew.machine_id => {
+                work::answer(agent, out, stream, move || become_another(&machine, &renew, reply));
+            }
+            // The rest does not: a thread of its own takes longer than the work, where it is emulated.
+            Ok(reply) => {
+                let done = become_another(&machine, &renew, reply);
+                out.reply(stream, &done.unwrap_or_else(Problem::reply));
+            }
             Err(problem) => out.reply(stream, &problem.reply()),
         },
         Request::Freeze => freeze(agent, out, stream, machine),
@@ -45,6 +48,13 @@ pub(super) fn act(agent: &Rc<Agent>, out: &Rc<Outbound>, stream: u32, request: R
             let problem = Problem::new(Failure::Fault, "the request is not for machines");
             out.reply(stream, &problem.reply());
         }
+    }
+}
+
+fn become_another(machine: &Machine, renew: &Renew, reply: Reply) -> Result<Reply, Problem> {
+    match &renew.identity {
+        Some(identity) => machine.become_another(identity, renew.machine_id).map(|()| reply),
+        None => Ok(reply),
     }
 }
 
