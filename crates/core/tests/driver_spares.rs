@@ -50,8 +50,13 @@ async fn captured(host: &MicrovmHost, driver: &MicrovmDriver) -> (Vec<PathBuf>, 
 }
 
 async fn count(inside: &Inside) -> u64 {
-    let out = inside.sh("cat /dev/shm/n").await.out;
-    out.trim().parse().unwrap_or_else(|_| panic!("no number: {out:?}"))
+    for _ in 0..50 {
+        // Empty for the moment in which it is written again.
+        if let Ok(count) = inside.sh("cat /dev/shm/n").await.out.trim().parse() {
+            return count;
+        }
+    }
+    panic!("nobody counts")
 }
 
 /// What the engine does to start a machine from an image.

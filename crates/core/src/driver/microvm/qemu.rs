@@ -468,7 +468,7 @@ mod tests {
         let nodes = |word: &String| -> Option<String> {
             let node: serde_json::Value = serde_json::from_str(word).ok()?;
             let null = node["driver"] == "null-co";
-            (!null).then(|| node["node-name"].as_str().unwrap().to_owned())
+            node["node-name"].as_str().filter(|_| !null).map(str::to_owned)
         };
         let from_the_start: BTreeSet<_> =
             command_line(&known).argv.iter().filter_map(nodes).collect();
