@@ -3,8 +3,9 @@
 //! ```text
 //! snapshot has memory ── it can be used ──> restored, told what changed, thawed; its commands go on
 //!        │                    └── no, or that failed ──> booted on the disks of the same image (*fallback*)
-//!        └── none ──> restored from the template of its size, assembled
-//!                          └── there is none and none can be made ──> booted on a blank disk, assembled
+//!        └── none ──> restored from the template of its image, told who it is (*furnished*: its root is mounted)
+//!                          └── it has files of its own or drives, or that failed ──> restored from the template of its size, assembled
+//!                                    └── there is none and none can be made ──> booted on a blank disk, assembled
 //! ```
 //!
 //! A fallback is never to anything older, and it is said: in the session, in the log, by `why`. What ran is lost then, and

@@ -17,8 +17,8 @@
 //! going is ended by whoever finds it. If anything fails before, it is ended and the machine starts as if there had been none.
 //!
 //! *What they cost.* A spare holds about 20 MB. There are as many of a kind as the configuration says, of the four kinds that were
-//! restored last, made one at a time when no machine is being started; one that nobody took for a while is ended, and all of them end with the daemon, however that ends: their memory's
-//! socket is closed then.
+//! restored last, made one at a time when no machine is being started; one that nobody took for a while is ended, and all
+//! of them end with the daemon, however that ends: their memory's socket is closed then.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -230,8 +230,10 @@ impl MicrovmDriver {
                 tokio::time::sleep(AT_MOST).await;
                 if let Some(microvm) = driver.upgrade() {
                     let run_dir = microvm.host.run_dir().to_owned();
-                    let work =
-                        |microvm: &Microvm| microvm.end_all(microvm.spares.older_than(AT_MOST));
+                    let work = |microvm: &Microvm| {
+                        microvm.end_all(&microvm.spares.older_than(AT_MOST));
+                        Ok(())
+                    };
                     let _ = on_thread(&microvm, &run_dir, work).await;
                 }
             });
@@ -251,7 +253,8 @@ async fn when_quiet(driver: &Weak<Microvm>, kind: Kind) -> Option<()> {
         let run_dir = microvm.host.run_dir().to_owned();
         let work = move |microvm: &Microvm| {
             let _turn = turn;
-            microvm.stock(&kind)
+            microvm.stock(&kind);
+            Ok(())
         };
         return on_thread(&microvm, &run_dir, work).await.ok();
     }
@@ -259,16 +262,16 @@ async fn when_quiet(driver: &Weak<Microvm>, kind: Kind) -> Option<()> {
 
 impl Microvm {
     /// Makes one, and puts it where it is found. Those of many kinds make room for it.
-    fn stock(&self, kind: &Kind) -> DriverResult<()> {
+    fn stock(&self, kind: &Kind) {
         if self.spares.closed.load(Ordering::SeqCst) {
-            return Ok(());
+            return;
         }
         let made = self.make_spare(kind);
         if let Err(error) = &made {
             tracing::warn!(error = %error, "no hypervisor can be kept ready for the next machine");
         }
         self.spares.put(kind, made.ok());
-        self.end_all(self.spares.more_than(self.config.spares.saturating_mul(KINDS)))
+        self.end_all(&self.spares.more_than(self.config.spares.saturating_mul(KINDS)));
     }
 
     /// Ends all of them, for good.
@@ -279,14 +282,15 @@ impl Microvm {
         while self.spares.making.try_lock().is_err() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
-        if let Err(error) = self.end_all(self.spares.older_than(Duration::ZERO)) {
-            tracing::warn!(error = %error, "a hypervisor that waited for a machine is left");
-        }
+        self.end_all(&self.spares.older_than(Duration::ZERO));
     }
 
-    fn end_all(&self, spares: Vec<Spare>) -> DriverResult<()> {
-        let ended: Vec<_> = spares.iter().map(|spare| self.stop(&spare.key)).collect();
-        ended.into_iter().try_for_each(|ended| ended.map(drop))
+    fn end_all(&self, spares: &[Spare]) {
+        for Spare { key, .. } in spares {
+            if let Err(error) = self.stop(key) {
+                tracing::warn!(spare = %key, error = %error, "a hypervisor that waited for a machine is left");
+            }
+        }
     }
 
     fn make_spare(&self, kind: &Kind) -> DriverResult<Spare> {
@@ -340,8 +344,8 @@ impl Microvm {
         free.ok_or_else(|| broken("start a spare", &"all uids for spares are taken"))
     }
 
-    /// Makes a spare the machine, if there is one, and answers with its serial port. An error means that the machine cannot start; what only the spare failed at is no
-    /// error.
+    /// Makes a spare the machine, if there is one, and answers with its serial port. An error means that the machine cannot
+    /// start; what only the spare failed at is no error.
     pub(super) fn take_over(
         &self,
         machine: &Machine,
