@@ -96,7 +96,6 @@ struct Stacked {
 /// Makes this machine what the plan says. The link is the only thing that was there before.
 pub(super) fn assemble(plan: &Assemble) -> Result<Whole, Trouble> {
     check(plan)?;
-    identity::take_in(&plan.now)?;
     let devices = Devices::find()?;
     DirBuilder::new().mode(0o700).create(PARTS).step("set up the stage")?;
     let furnish = |base: &Path| root::furnish_base(base, &plan.identity.hostname);
@@ -120,7 +119,6 @@ pub(super) fn assemble(plan: &Assemble) -> Result<Whole, Trouble> {
 /// Mounts the disks alone.
 pub(super) fn rescue(plan: &Assemble) -> Result<Whole, Trouble> {
     check(plan)?;
-    identity::take_in(&plan.now)?;
     let devices = Devices::find()?;
     DirBuilder::new().mode(0o700).create(PARTS).step("set up the stage")?;
     let drives = (0..).zip(&plan.mounts).map(|(number, mount)| Stack::of_mount(number, mount));

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
@@ -45,8 +45,10 @@ pub(super) fn prepare() -> Result<Machine, Trouble> {
     rustix::process::setrlimit(Resource::Nproc, none).step("set the resource limits")?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .step("close the agent's memory to others")?;
+    let random = rustix::fs::open("/dev/random", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
+        .step("open the kernel's randomness")?;
     leave_initramfs()?;
-    Ok(Machine { port, proc, state: Mutex::new(State::Waiting) })
+    Ok(Machine { port, proc, random, state: Mutex::new(State::Waiting), jobs: OnceLock::new() })
 }
 
 fn mount(kind: &str, at: &str, flags: MountFlags) -> Result<(), Trouble> {

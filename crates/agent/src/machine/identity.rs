@@ -2,11 +2,10 @@
 
 use std::ffi::CStr;
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
-use std::os::fd::AsFd as _;
+use std::io::Write as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 
-use rustix::fs::{Mode, OFlags};
 use sandkeep_proto::link::{Identity, Moment};
 
 use super::{Whole, assemble, sys};
@@ -15,13 +14,11 @@ use crate::cage::{Step as _, Trouble};
 /// The machine's network device.
 pub(super) const DEVICE: &CStr = c"eth0";
 
-/// Takes in what time it is, and randomness: a machine that was restored has what many others have.
-pub(crate) fn take_in(moment: &Moment) -> Result<(), Trouble> {
+pub(super) fn take_in(moment: &Moment, random: &OwnedFd) -> Result<(), Trouble> {
     sys::set_clock(moment.unix_ns).step("set the clock")?;
-    let step = "take in randomness";
-    let random = rustix::fs::open("/dev/random", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
     // As text it holds as much as the 64 bytes it stands for.
-    sys::add_entropy(&random.step(step)?, moment.entropy.reveal().as_bytes(), 512).step(step)
+    let entropy = moment.entropy.reveal().as_bytes();
+    sys::add_entropy(random, entropy, 512).step("take in randomness")
 }
 
 /// Tells the kernel who it is.
@@ -72,7 +69,7 @@ fn change_machine_id() -> Result<(), Trouble> {
 }
 
 fn random(bytes: &mut [u8]) -> Result<(), Trouble> {
-    File::open("/dev/urandom").and_then(|mut file| file.read_exact(bytes)).step("draw random bytes")
+    crate::serve::random(bytes).step("draw random bytes")
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -14,6 +14,7 @@
 //! The first process must not end: then the kernel panics, and the machine is gone.
 
 mod assemble;
+mod attendant;
 mod disks;
 mod early;
 mod export;
@@ -24,7 +25,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use rustix::fs::{Dir, Mode, OFlags};
 use sandkeep_proto::link::{Assemble, Failure, Identity, Moment, Request};
@@ -32,15 +35,13 @@ use sandkeep_proto::link::{Assemble, Failure, Identity, Moment, Request};
 use crate::cage::{Step as _, Trouble};
 use crate::serve::{self, Desk, Problem};
 
-pub(crate) use identity::take_in;
-
 /// What the kernel calls processes of its own.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
 /// Starts the machine and serves it.
 pub(crate) fn init() -> ExitCode {
-    match early::prepare() {
-        Ok(machine) => serve::run_machine(&Arc::new(machine)),
+    match start() {
+        Ok(machine) => serve::run_machine(&machine),
         Err(trouble) => {
             // Nobody can be reached; the console may be looked at.
             eprintln!("keep-agent: could not {}: {}", trouble.step, trouble.reason);
@@ -50,13 +51,25 @@ pub(crate) fn init() -> ExitCode {
     }
 }
 
+fn start() -> Result<Arc<Machine>, Trouble> {
+    let machine = Arc::new(early::prepare()?);
+    let jobs = attendant::start(&machine).step("start a thread")?;
+    // Nobody else sets it.
+    let _ = machine.jobs.set(jobs);
+    Ok(machine)
+}
+
 /// The machine, as this program holds it.
 #[derive(Debug)]
 pub(crate) struct Machine {
     port: OwnedFd,
     /// `/proc`, whatever is mounted there later.
     proc: OwnedFd,
+    /// `/dev/random`, to be given randomness: looking for it would take longer than that.
+    random: OwnedFd,
     state: Mutex<State>,
+    /// What waits for its turn on the one thread for that.
+    jobs: OnceLock<Sender<attendant::Job>>,
 }
 
 #[derive(Debug)]
@@ -138,6 +151,7 @@ impl Machine {
             }
             *state = State::Assembling;
         }
+        self.take_in(&plan.now)?;
         let whole = if plan.rescue {
             assemble::rescue(plan).map_err(problem)?
         } else {
@@ -147,6 +161,11 @@ impl Machine {
         };
         *self.state() = State::Whole(Arc::new(whole));
         Ok(())
+    }
+
+    /// Takes in what time it is, and randomness: a machine that was restored has what many others have.
+    pub(crate) fn take_in(&self, moment: &Moment) -> Result<(), Problem> {
+        identity::take_in(moment, &self.random).map_err(problem)
     }
 
     /// Makes it another sandbox's than the one whose memory it has.
@@ -164,14 +183,19 @@ impl Machine {
         }
     }
 
-    /// Writes everything to the disks and lets nothing more be written. Whoever calls must see to it that
-    /// [`Machine::thaw_after`] is called with what this answers.
-    pub(crate) fn freeze(&self) -> Result<u64, Problem> {
+    /// Has something done after what was asked before, without holding anybody up.
+    pub(crate) fn in_turn(&self, job: impl FnOnce(&Self) + Send + 'static) -> Result<(), Problem> {
+        let told = self.jobs.get().is_some_and(|jobs| jobs.send(Box::new(job)).is_ok());
+        told.then_some(()).ok_or_else(|| Problem::new(Failure::Fault, "nobody is there to do it"))
+    }
+
+    /// Writes everything to the disks and lets nothing more be written, for ten seconds.
+    pub(crate) fn freeze(&self) -> Result<(), Problem> {
         match self.whole() {
             Some(whole) => whole.disks.freeze().step("freeze the disks").map_err(problem),
             None => {
                 rustix::fs::sync();
-                Ok(0)
+                Ok(())
             }
         }
     }
@@ -179,19 +203,14 @@ impl Machine {
     /// Lets disks be written again.
     pub(crate) fn thaw(&self) -> Result<(), Problem> {
         match self.whole() {
-            Some(whole) => whole.disks.thaw(None).step("thaw the disks").map_err(problem),
+            Some(whole) => whole.disks.thaw().step("thaw the disks").map_err(problem),
             None => Ok(()),
         }
     }
 
-    /// Lets disks be written again ten seconds after they were frozen, as this machine counts them: the time it is not
-    /// there does not pass.
-    pub(crate) fn thaw_after(&self, freeze: u64) {
-        std::thread::sleep(disks::AT_MOST);
-        if let Some(whole) = self.whole() {
-            // Who cannot be thawed now cannot be thawed later.
-            let _ = whole.disks.thaw(Some(freeze));
-        }
+    /// How much longer disks may stay frozen, if they are.
+    fn frozen_for(&self) -> Option<Duration> {
+        self.whole().and_then(|whole| whole.disks.frozen_for())
     }
 
     /// Packs what was written to the root, or to a drive.
@@ -255,11 +274,6 @@ fn problem(trouble: Trouble) -> Problem {
         Failure::Fault
     };
     Problem::new(kind, format!("could not {}: {}", trouble.step, trouble.reason))
-}
-
-/// Takes in what time it is, and randomness.
-pub(crate) fn now(moment: &Moment) -> Result<(), Problem> {
-    take_in(moment).map_err(problem)
 }
 
 #[cfg(test)]

@@ -20,8 +20,6 @@ use super::{Agent, files, own, port, reap, tar_in, tar_out, work};
 
 /// How many streams may be open on a connection.
 const STREAMS: usize = 1024;
-/// How much is read from the socket at one time.
-const READ: usize = 64 << 10;
 
 /// What a stream that is open belongs to.
 #[derive(Debug)]
@@ -79,7 +77,7 @@ struct Connection {
 impl Connection {
     async fn read(&mut self) {
         let out = Rc::clone(&self.out);
-        let mut scratch = vec![0; READ];
+        let scratch = Rc::clone(&self.agent.scratch);
         let mut buffer = Vec::new();
         loop {
             let ready = tokio::select! {
@@ -89,17 +87,19 @@ impl Connection {
             if ready.is_err() {
                 return;
             }
-            match out.transport().try_read(&mut scratch) {
+            let read = out.transport().try_read(&mut scratch.borrow_mut());
+            match read {
                 Ok(0) => return,
-                Ok(count) => buffer.extend_from_slice(scratch.get(..count).unwrap_or_default()),
+                Ok(count) => {
+                    buffer.extend_from_slice(scratch.borrow().get(..count).unwrap_or_default());
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(_) => return,
             }
             let Ok(used) = self.frames(&buffer) else { return };
             if self.held_secrets.take() {
                 // What was read is not left lying.
-                scratch.zeroize();
-                scratch.resize(READ, 0);
+                scratch.borrow_mut().as_mut_slice().zeroize();
                 buffer.get_mut(..used).unwrap_or_default().zeroize();
             }
             buffer.drain(..used);

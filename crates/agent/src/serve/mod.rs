@@ -184,12 +184,13 @@ async fn hand_over_network(listener: tokio::net::UnixListener, device: OwnedFd) 
 
 /// A name for this run of the machine, which no other run has.
 fn generation() -> std::io::Result<String> {
-    use std::io::Read;
     let mut bytes = [0; 16];
-    match std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)) {
-        Ok(()) => {}
-        // A root without devices still has the kernel's own door.
-        Err(_) => std::fs::File::open("/proc/sys/kernel/random/uuid")?.read_exact(&mut bytes)?,
-    }
+    random(&mut bytes)?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Draws random bytes, a few: of the kernel itself, so that no device has to be there.
+pub(crate) fn random(bytes: &mut [u8]) -> std::io::Result<()> {
+    let drawn = rustix::rand::getrandom(&mut *bytes, rustix::rand::GetRandomFlags::INSECURE)?;
+    if drawn == bytes.len() { Ok(()) } else { Err(std::io::ErrorKind::UnexpectedEof.into()) }
 }

@@ -1,14 +1,13 @@
 //! What only a machine of its own is asked.
 
 use std::rc::Rc;
-use std::sync::Arc;
 
 use sandkeep_proto::link::{Failure, Renew, Reply, Request, VERSION};
 
 use super::outbound::Outbound;
 use super::problem::Problem;
 use super::{Agent, work};
-use crate::machine::{self, Machine};
+use crate::machine::Machine;
 
 /// Whether a request can be carried out now.
 pub(super) fn allowed(agent: &Agent, request: &Request) -> Result<(), Problem> {
@@ -25,11 +24,11 @@ pub(super) fn act(agent: &Rc<Agent>, out: &Rc<Outbound>, stream: u32, request: R
         Request::Assemble(plan) => {
             work::answer(agent, out, stream, move || machine.assemble(&plan).map(|()| Reply::Ok));
         }
-        Request::Renew(renew) => match begin_again(agent, &renew) {
+        Request::Renew(renew) => match begin_again(agent, &machine, &renew) {
             // What is written to disks may have to wait for them.
-            Ok(reply) if renew.machine_id => {
-                work::answer(agent, out, stream, move || become_another(&machine, &renew, reply));
-            }
+            Ok(reply) if renew.machine_id => work::in_turn(&machine, out, stream, move |machine| {
+                become_another(machine, &renew, reply)
+            }),
             // The rest does not: a thread of its own takes longer than the work, where it is emulated.
             Ok(reply) => {
                 let done = become_another(&machine, &renew, reply);
@@ -37,9 +36,11 @@ pub(super) fn act(agent: &Rc<Agent>, out: &Rc<Outbound>, stream: u32, request: R
             }
             Err(problem) => out.reply(stream, &problem.reply()),
         },
-        Request::Freeze => freeze(agent, out, stream, machine),
+        Request::Freeze => {
+            work::in_turn(&machine, out, stream, |machine| machine.freeze().map(|()| Reply::Ok));
+        }
         Request::Thaw => {
-            work::answer(agent, out, stream, move || machine.thaw().map(|()| Reply::Ok));
+            work::in_turn(&machine, out, stream, |machine| machine.thaw().map(|()| Reply::Ok));
         }
         Request::Export { part } => {
             work::moving(agent, out, stream, move |desk| machine.export(part, desk));
@@ -59,20 +60,10 @@ fn become_another(machine: &Machine, renew: &Renew, reply: Reply) -> Result<Repl
 }
 
 /// Takes in the time and randomness, and only then draws a name for this run.
-fn begin_again(agent: &Agent, renew: &Renew) -> Result<Reply, Problem> {
-    machine::now(&renew.now)?;
+fn begin_again(agent: &Agent, machine: &Machine, renew: &Renew) -> Result<Reply, Problem> {
+    machine.take_in(&renew.now)?;
     let generation = super::generation()
         .map_err(|error| Problem::new(Failure::Fault, format!("no random bytes: {error}")))?;
     agent.generation.replace(generation.clone());
     Ok(Reply::Hello { version: VERSION, generation })
-}
-
-fn freeze(agent: &Rc<Agent>, out: &Rc<Outbound>, stream: u32, machine: Arc<Machine>) {
-    work::answer(agent, out, stream, move || {
-        let freeze = machine.freeze()?;
-        // Whether or not anybody still listens to the answer.
-        let waiting = Arc::clone(&machine);
-        work::thread(move || waiting.thaw_after(freeze)).inspect_err(|_| drop(machine.thaw()))?;
-        Ok(Reply::Ok)
-    });
 }

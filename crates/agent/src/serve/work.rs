@@ -21,6 +21,7 @@ use super::launch::become_on_this_thread;
 use super::outbound::Outbound;
 use super::problem::{Problem, say};
 use super::user::{Identity, lookup};
+use crate::machine::Machine;
 
 /// How many chunks a thread may be ahead of its stream.
 const AHEAD: usize = 4;
@@ -239,18 +240,39 @@ pub(super) fn answer(
     stream: u32,
     job: impl FnOnce() -> Result<Reply, Problem> + Send + 'static,
 ) {
-    let (agent, mine) = (Rc::clone(agent), Rc::clone(out));
-    let task = tokio::task::spawn_local(async move {
+    let agent = Rc::clone(agent);
+    promise(out, stream, async move {
         let _permit = agent.short_work.acquire().await;
         let (answer, answered) = oneshot::channel();
-        let started = thread(move || {
-            let _ = answer.send(job());
-        });
-        let outcome = match started {
-            Ok(()) => answered.await.unwrap_or_else(|_| Err(broken())),
-            Err(problem) => Err(problem),
-        };
-        mine.finish(stream, &outcome.unwrap_or_else(Problem::reply));
+        thread(move || drop(answer.send(job())))?;
+        answered.await.unwrap_or_else(|_| Err(broken()))
+    });
+}
+
+/// The same, on the machine's own thread for that, after what it was given before.
+pub(super) fn in_turn(
+    machine: &Machine,
+    out: &Rc<Outbound>,
+    stream: u32,
+    job: impl FnOnce(&Machine) -> Result<Reply, Problem> + Send + 'static,
+) {
+    let (answer, answered) = oneshot::channel();
+    let told = machine.in_turn(move |machine| drop(answer.send(job(machine))));
+    promise(out, stream, async move {
+        told?;
+        answered.await.unwrap_or_else(|_| Err(broken()))
+    });
+}
+
+/// Answers a request when there is an answer.
+fn promise(
+    out: &Rc<Outbound>,
+    stream: u32,
+    outcome: impl Future<Output = Result<Reply, Problem>> + 'static,
+) {
+    let mine = Rc::clone(out);
+    let task = tokio::task::spawn_local(async move {
+        mine.finish(stream, &outcome.await.unwrap_or_else(Problem::reply));
     });
     out.streams.borrow_mut().insert(stream, Stream::task(task.abort_handle(), None));
 }
@@ -324,7 +346,7 @@ fn broken() -> Problem {
 }
 
 /// Does work on a thread of its own.
-pub(super) fn thread(work: impl FnOnce() + Send + 'static) -> Result<(), Problem> {
+fn thread(work: impl FnOnce() + Send + 'static) -> Result<(), Problem> {
     std::thread::Builder::new().stack_size(STACK).spawn(work).map(drop).map_err(|error| {
         Problem::new(Failure::Exhausted, format!("could not start a thread: {}", say(&error)))
     })
