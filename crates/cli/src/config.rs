@@ -77,9 +77,11 @@ struct MicrovmFile {
     qemu: Option<PathBuf>,
     /// How many hypervisors wait for the next machine.
     spares: Option<usize>,
+    /// How many machines wait for the next sandbox.
+    ready: Option<usize>,
 }
 
-/// The most hypervisors that wait for a machine, of each kind.
+/// The most hypervisors that wait for a machine, of each kind, and the most machines that wait for a sandbox.
 const MOST_SPARES: usize = 64;
 
 /// How machines of their own are run.
@@ -91,11 +93,18 @@ pub(crate) struct MicrovmSettings {
     pub(crate) qemu: PathBuf,
     /// How many hypervisors wait for the next machine, of each kind that was restored lately.
     pub(crate) spares: usize,
+    /// How many machines wait for the next sandbox, for each of the images that were used last.
+    pub(crate) ready: usize,
 }
 
 impl Default for MicrovmSettings {
     fn default() -> Self {
-        Self { enabled: true, qemu: PathBuf::from("/usr/bin/qemu-system-x86_64"), spares: 1 }
+        Self {
+            enabled: true,
+            qemu: PathBuf::from("/usr/bin/qemu-system-x86_64"),
+            spares: 1,
+            ready: 1,
+        }
     }
 }
 
@@ -243,14 +252,19 @@ fn microvm(file: MicrovmFile) -> Result<MicrovmSettings, Failure> {
         let told = format!("[microvm] qemu: `{}` is no absolute path", qemu.display());
         return Err(Failure::here(told).with_hint(hint));
     }
-    let spares = file.spares.unwrap_or(usual.spares);
-    if spares > MOST_SPARES {
-        let hint = format!("write a number up to {MOST_SPARES}; 0 for none");
-        return Err(
-            Failure::here(format!("[microvm] spares: {spares} are too many")).with_hint(hint)
-        );
-    }
-    Ok(MicrovmSettings { enabled: file.enabled.unwrap_or(usual.enabled), qemu, spares })
+    let some = |name: &str, told: Option<usize>, usual: usize| match told.unwrap_or(usual) {
+        many if many > MOST_SPARES => {
+            let hint = format!("write a number up to {MOST_SPARES}; 0 for none");
+            Err(Failure::here(format!("[microvm] {name}: {many} are too many")).with_hint(hint))
+        }
+        some => Ok(some),
+    };
+    Ok(MicrovmSettings {
+        enabled: file.enabled.unwrap_or(usual.enabled),
+        qemu,
+        spares: some("spares", file.spares, usual.spares)?,
+        ready: some("ready", file.ready, usual.ready)?,
+    })
 }
 
 fn network(file: NetworkFile) -> Result<OutsideSettings, Failure> {
@@ -512,10 +526,11 @@ mod tests {
     fn machines_and_their_being_the_default_are_settings() {
         let usual = with("", ServeArgs::default(), None).unwrap();
         assert_eq!((usual.driver, usual.microvm), (None, MicrovmSettings::default()));
-        let toml = "[defaults]\ndriver = 'microvm'\n[microvm]\nenabled = false\nqemu = '/opt/qemu'\nspares = 3";
+        let toml = "[defaults]\ndriver = 'microvm'\n[microvm]\nenabled = false\nqemu = '/opt/qemu'\nspares = 3\nready = 2";
         let told = with(toml, ServeArgs::default(), None).unwrap();
         assert_eq!(told.driver.as_deref(), Some("microvm"));
-        let wanted = MicrovmSettings { enabled: false, qemu: "/opt/qemu".into(), spares: 3 };
+        let wanted =
+            MicrovmSettings { enabled: false, qemu: "/opt/qemu".into(), spares: 3, ready: 2 };
         assert_eq!(told.microvm, wanted);
     }
 
@@ -542,6 +557,7 @@ mod tests {
             "[microvm]\nenabled = 'yes'",
             "[microvm]\nspares = 1000",
             "[microvm]\nspares = -1",
+            "[microvm]\nready = 65",
             "[microvm]\nkernel = '/boot/vmlinuz'",
         ] {
             let failure = with(toml, ServeArgs::default(), None).unwrap_err();

@@ -60,6 +60,7 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
     let mut settings = Settings {
         secrets_key: config.secrets_key.clone(),
         network: config.network.clone(),
+        ready: config.microvm.ready,
         ..Settings::default()
     };
     if let Some(driver) = &config.driver {

@@ -255,7 +255,7 @@ async fn capture(
 /// What the engine does to start a machine from an image.
 async fn restore(driver: &MicrovmDriver, machine: &Machine, image: &[PathBuf]) -> Inside {
     let began = std::time::Instant::now();
-    let link = driver.restore(machine, image).await.expect("it is restored").link;
+    let link = driver.restore(machine, image, &[]).await.expect("it is restored").link;
     let restored = began.elapsed();
     let guest = reach(&link).await;
     eprintln!("restored after {restored:?}, answered after {:?}", began.elapsed());
@@ -337,7 +337,7 @@ async fn an_image_s_disk_is_booted_without_its_memory() {
     drop(inside);
     driver.stop(&second.key).await.expect("it stops");
     // What the second session wrote is newer than the image: memory does not go with it.
-    let refused = driver.restore(&second, &image).await.unwrap_err().to_string();
+    let refused = driver.restore(&second, &image, &[]).await.unwrap_err().to_string();
     assert!(refused.contains("after the image was captured"), "{refused}");
     assert!(driver.survivors().await.unwrap().is_empty());
 }
@@ -358,7 +358,7 @@ async fn a_damaged_image_starts_nothing() {
         let whole = fs::read(&path).unwrap();
         fs::write(&path, &whole[..keep]).unwrap();
         let second = host.machine("second");
-        let refused = driver.restore(&second, std::slice::from_ref(&one)).await;
+        let refused = driver.restore(&second, std::slice::from_ref(&one), &[]).await;
         fs::write(&path, &whole).unwrap();
         let error = refused.expect_err(file).to_string();
         eprintln!("{file}: {error}");

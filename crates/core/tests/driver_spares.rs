@@ -61,7 +61,8 @@ async fn count(inside: &Inside) -> u64 {
 
 /// What the engine does to start a machine from an image.
 async fn restore(driver: &MicrovmDriver, machine: &Machine, image: &[PathBuf]) -> Inside {
-    let Restored { link, line } = driver.restore(machine, image).await.expect("it is restored");
+    let Restored { link, line } =
+        driver.restore(machine, image, &[]).await.expect("it is restored");
     drop(line);
     let guest = reach(&link).await;
     let identity = Identity { hostname: machine.hostname.clone(), mac: mac_of(&machine.key) };

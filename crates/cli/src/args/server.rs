@@ -37,6 +37,7 @@ Settings may also stand in a TOML file given by --config; options and variables 
   enabled = true                  # offered where this host has what they need
   qemu = \"/usr/bin/qemu-system-x86_64\"
   spares = 1                      # hypervisors that wait for the next machine; 20 MB each
+  ready = 1                       # machines that wait for the next sandbox; 50 MB each
 
   [vercel]                        # what Vercel's clients get; of domain and public_url, the gateway's if absent
   default_image = \"host\"          # what their default machine is made of

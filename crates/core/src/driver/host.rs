@@ -38,6 +38,9 @@ const DEATH: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 /// What the keys begin with of what was started and is no machine's yet.
 pub(super) const SPARE: &str = "spare-";
 
+/// What the keys of machines begin with that are nobody's yet.
+pub const READY: &str = "ready-";
+
 /// A driver's part of this host.
 #[derive(Debug)]
 pub(super) struct Host {
@@ -242,9 +245,9 @@ impl Host {
     /// Removes what a machine that is not alive has left.
     pub(super) fn clear(&self, key: &MachineKey) -> DriverResult<()> {
         let directory = self.directory(key);
-        let is_spare = key.as_str().starts_with(SPARE);
-        // What a spare without a record had may be a machine's by now.
-        if !is_spare || directory.join(RECORD).exists() {
+        let was_for_others = [SPARE, READY].iter().any(|mark| key.as_str().starts_with(mark));
+        // What such a one had may be another's by now, if it has no record.
+        if !was_for_others || directory.join(RECORD).exists() {
             self.groups.remove(&self.group(key))?;
         }
         match fs::remove_dir_all(&directory) {

@@ -15,6 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
+pub use self::host::READY;
 use crate::model::{Fingerprint, Limits, MachineKey, RootFs, Size, UidRange};
 
 /// The agent, a static program: build.rs made it, `keep serve` writes it into the data directory.
@@ -122,8 +123,13 @@ pub trait Keeper: Send + Sync {
     async fn boot(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Link>;
 
     /// Starts a machine where an image was captured: memory, devices, disks. The image is not changed, however many
-    /// machines are started from it.
-    async fn restore(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Restored>;
+    /// machines are started from it. It finds `first` in its serial port when it goes on.
+    async fn restore(
+        &self,
+        machine: &Machine,
+        image: &[PathBuf],
+        first: &[u8],
+    ) -> DriverResult<Restored>;
 
     /// How many devices make the root of a machine that was started.
     async fn lower(&self, key: &MachineKey) -> DriverResult<u32>;
@@ -148,6 +154,14 @@ pub trait Keeper: Send + Sync {
     /// Makes one layer of several that follow each other in an image, the topmost first, in an empty directory. In their place it
     /// is the same image. They are only read; machines may be using them. After an error nothing counts of what is in `into`.
     async fn merge(&self, run: &[PathBuf], into: &Path) -> DriverResult<()>;
+
+    /// Has a machine stand still until it is [let go on](Self::go_on).
+    async fn hold(&self, key: &MachineKey) -> DriverResult<()>;
+
+    /// Makes the live machine `from` the machine `to`, which has the same limits and the same root but for what is written, and lets it
+    /// go on. Its key must begin with [`READY`]. What it wrote moves to `to`'s root; what it used until now counts for nobody. After
+    /// an error there may be something left of both, for [`Driver::stop`].
+    async fn pass_on(&self, from: &MachineKey, to: &Machine) -> DriverResult<Link>;
 
     /// Lets a machine that was held, or that a daemon left held, go on. Of one that runs: does nothing.
     async fn go_on(&self, key: &MachineKey) -> DriverResult<()>;

@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use sandkeep_proto::link::Known;
+
 use super::lifecycle::{self, Command as Wish, Phase, Report};
 use super::live::{Live, reach};
 use super::machine::{Begin, How};
@@ -43,6 +45,7 @@ impl Inner {
             self.settle(slot, &mut sandbox, ending).await?;
         }
         let driver = self.driver(&sandbox.config.driver)?;
+        let _under_way = self.ready.starting();
         // Nothing is on record yet: a sandbox whose secrets are gone stays as it was.
         self.check_secret_uses(&sandbox.project, &sandbox.config)?;
         self.brokered(&sandbox)?;
@@ -101,6 +104,7 @@ impl Inner {
             }
         }
         failpoint::pass("boot.recorded");
+        let template = begin.as_ref().and_then(Begin::template);
         let from = sandbox.current.clone();
         let (up, ()) = tokio::join!(
             self.bring_up(&driver, &mut sandbox, session.clone(), begin, created),
@@ -112,6 +116,9 @@ impl Inner {
                 // What a project or a secret became while it started did not find it yet.
                 self.rules_changed(&live).await;
                 self.watch_death(&live);
+                if let Some(memory) = template {
+                    self.restock(&live.sandbox(), memory);
+                }
                 // Services that go on in memory are there already.
                 if restored {
                     self.adopt_services(&live, &[]);
@@ -138,9 +145,10 @@ impl Inner {
         sandbox.enter(phase);
         sandbox.debt = None;
         live.set_sandbox(sandbox.clone());
-        if let Some(snapshot) = &restored {
+        let goes_on = restored.is_some();
+        if let Some((snapshot, commands)) = restored {
             self.mask_again(&live);
-            self.take_up(&live, snapshot).await?;
+            self.take_up(&live, &snapshot, commands).await?;
         }
         self.give_brokered(&live).await?;
         self.run_start_hooks(&live, created).await;
@@ -151,7 +159,7 @@ impl Inner {
         self.record(sandbox, durability).await?;
         failpoint::pass("boot.done");
         live.set_sandbox(sandbox.clone());
-        Ok((live, restored.is_some()))
+        Ok((live, goes_on))
     }
 
     /// What a session knows from the one whose memory it goes on with: which secrets may be in there, and which services
@@ -184,7 +192,7 @@ impl Inner {
         sandbox: &mut Sandbox,
         mut session: Session,
         begin: Option<Begin>,
-    ) -> Result<(Arc<Live>, Option<Box<Snapshot>>)> {
+    ) -> Result<(Arc<Live>, Option<(Box<Snapshot>, Vec<Known>)>)> {
         let key = MachineKey::from(&sandbox.id);
         let rules = self.rules(sandbox)?;
         let (link, guest, device, restored) = match begin {
@@ -448,7 +456,7 @@ pub(super) fn image_layers(sandbox: &Sandbox) -> usize {
     sandbox.open_image.unwrap_or(own)
 }
 
-fn limits(sandbox: &Sandbox) -> Limits {
+pub(super) fn limits(sandbox: &Sandbox) -> Limits {
     let resources = sandbox.config.resources;
     Limits {
         millicpus: resources.millicpus,

@@ -16,6 +16,8 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
+use sandkeep_proto::link::Known;
+
 use super::boot::chain_of;
 use super::live::Live;
 use super::slot::lock;
@@ -69,10 +71,10 @@ impl Inner {
         self: &Arc<Self>,
         live: &Arc<Live>,
         snapshot: &Snapshot,
+        known: Vec<Known>,
     ) -> Result<()> {
         let (sandbox, session) = (live.sandbox(), live.session());
         let guest = live.guest().await?;
-        let known = guest.commands().await?;
         let all = self.db.commands(&sandbox.id, &Page::all()).await?.items;
         let mut own: HashMap<String, Command> = all
             .into_iter()

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
-use sandkeep_proto::link::{Assemble, AssembleMount, Hidden, Identity, Moment, Renew};
+use sandkeep_proto::link::{Assemble, AssembleMount, Hidden, Identity, Known, Moment, Renew};
 use sha2::Digest as _;
 
 use super::boot::chain_of;
@@ -29,7 +29,7 @@ use super::slot::lock;
 use super::{Error, Inner, Result};
 use crate::driver::{Driver, DriverError, Keeper, Link, Machine, Restored, Then, mac_of};
 use crate::failpoint;
-use crate::guest::{Guest, GuestError};
+use crate::guest::{Guest, GuestError, Opening, Woken};
 use crate::model::{
     FORMAT, Fingerprint, LayerId, Limits, MachineKey, MemoryId, MemoryLayer, RootFs, Sandbox,
     Session, Snapshot, Template, now,
@@ -97,6 +97,11 @@ impl Begin {
         matches!(self.how, How::Memory(_) | How::Disks(_))
     }
 
+    /// The image that a sandbox's like this one would begin with, if that has the root mounted.
+    pub(super) fn template(&self) -> Option<Vec<MemoryId>> {
+        matches!(self.how, How::Furnished).then(|| self.memory.clone())
+    }
+
     /// How many layers were an image's for the machine that was captured.
     pub(super) fn image(&self) -> Option<usize> {
         match &self.how {
@@ -107,19 +112,29 @@ impl Begin {
 }
 
 /// Who a machine becomes that is restored.
-struct Who {
+pub(super) struct Who {
     /// Absent if it is who it was.
-    identity: Option<Identity>,
+    pub(super) identity: Option<Identity>,
     /// Whether its `/etc/machine-id` is another, too.
-    machine_id: bool,
+    pub(super) machine_id: bool,
+    /// Whether its disks were frozen when it was captured.
+    pub(super) frozen: bool,
 }
 
 /// A machine that is up.
 pub(super) struct Up {
     pub(super) link: Link,
     pub(super) guest: Guest,
-    /// The snapshot whose memory goes on in it.
-    pub(super) restored: Option<Box<Snapshot>>,
+    /// The snapshot whose memory goes on in it, and the commands that do.
+    pub(super) restored: Option<(Box<Snapshot>, Vec<Known>)>,
+}
+
+/// A machine that goes on, and knows what changed meanwhile.
+pub(super) struct Awake {
+    link: Link,
+    pub(super) guest: Guest,
+    /// What is alive in it.
+    commands: Vec<Known>,
 }
 
 impl Inner {
@@ -205,10 +220,16 @@ impl Inner {
         let mut begin = begin;
         if let How::Furnished = begin.how {
             // It has been nobody's: what the image calls the machine is as good for this one as for any.
-            let who = Who { identity: Some(identity(&machine)), machine_id: false };
+            let who = Who { identity: Some(identity(&machine)), machine_id: false, frozen: false };
             let image = self.dirs(&begin.memory);
+            if let Some(template) = begin.memory.first()
+                && let Some((link, guest)) =
+                    self.take_ready(keeper, &machine, sandbox, template).await?
+            {
+                return Ok(Up { link, guest, restored: None });
+            }
             match self.restore_as(driver, keeper, &machine, &image, who).await {
-                Ok((link, guest)) => return Ok(Up { link, guest, restored: None }),
+                Ok(Awake { link, guest, .. }) => return Ok(Up { link, guest, restored: None }),
                 Err(error) => {
                     tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "could not be started with its image's root; it is mounted");
                     self.start_over(driver, &machine, sandbox).await?;
@@ -231,8 +252,8 @@ impl Inner {
                         self.restore(driver, keeper, &machine, &image, &snapshot, sandbox).await;
                 }
                 match tried {
-                    Ok((link, guest)) => {
-                        return Ok(Up { link, guest, restored: Some(snapshot) });
+                    Ok(Awake { link, guest, commands }) => {
+                        return Ok(Up { link, guest, restored: Some((snapshot, commands)) });
                     }
                     Err(error @ (Error::Guest(_) | Error::Driver(DriverError::Build { .. }))) => {
                         chain_of(&error)
@@ -275,7 +296,7 @@ impl Inner {
     }
 
     /// Leaves nothing of an attempt: nobody has been told of anything it did.
-    async fn start_over(
+    pub(super) async fn start_over(
         &self,
         driver: &Arc<dyn Driver>,
         machine: &Machine,
@@ -297,30 +318,38 @@ impl Inner {
         image: &[PathBuf],
         snapshot: &Snapshot,
         sandbox: &Sandbox,
-    ) -> Result<(Link, Guest)> {
+    ) -> Result<Awake> {
         let whose = snapshot.identity_of.as_ref().unwrap_or(&snapshot.sandbox);
         let identity = (*whose != sandbox.id).then(|| identity(machine));
-        let who = Who { machine_id: identity.is_some(), identity };
+        let who = Who { machine_id: identity.is_some(), identity, frozen: true };
         self.restore_as(driver, keeper, machine, image, who).await
     }
 
     /// Starts a machine from memory in which its root is mounted, and tells it who it is if that is another.
-    async fn restore_as(
+    pub(super) async fn restore_as(
         &self,
         driver: &Arc<dyn Driver>,
         keeper: &dyn Keeper,
         machine: &Machine,
         image: &[PathBuf],
-        Who { identity, machine_id }: Who,
-    ) -> Result<(Link, Guest)> {
-        let began = Instant::now();
-        let (link, guest) = self.restored(driver, keeper, machine, image).await?;
-        let renewed = guest.renew(Renew { now: moment(), identity, machine_id });
-        let renewed = tokio::time::timeout(RENEW_WITHIN, renewed).await;
-        renewed.map_err(|_| GuestError::Timeout)??;
-        tracing::debug!(machine = %machine.key, renewed = ?began.elapsed(), "renewed");
-        self.thaw_soon(machine, guest.clone());
-        Ok((link, guest))
+        Who { identity, machine_id, frozen }: Who,
+    ) -> Result<Awake> {
+        let renew = || Renew { now: moment(), identity: identity.clone(), machine_id };
+        let (link, woken) = self.restored(driver, keeper, machine, image, Some(renew())).await?;
+        let Woken { guest, commands } = woken;
+        let commands = match commands {
+            Some(commands) => commands,
+            // It did not find what it was to find first.
+            None => {
+                let renewed = tokio::time::timeout(RENEW_WITHIN, guest.renew(renew())).await;
+                renewed.map_err(|_| GuestError::Timeout)??;
+                guest.commands().await?
+            }
+        };
+        if frozen {
+            self.thaw_soon(machine, guest.clone());
+        }
+        Ok(Awake { link, guest, commands })
     }
 
     /// Lets a machine write again. Nobody waits for it: whoever writes does, for a moment. If it is not heard, the machine thaws itself ten
@@ -341,19 +370,23 @@ impl Inner {
         keeper: &dyn Keeper,
         machine: &Machine,
         image: &[PathBuf],
-    ) -> Result<(Link, Guest)> {
+        renew: Option<Renew>,
+    ) -> Result<(Link, Woken)> {
         let began = Instant::now();
-        let started = self.afresh(driver, machine, || keeper.restore(machine, image)).await?;
+        let opening = Opening::new(renew)?;
+        let first = opening.bytes();
+        let started =
+            self.afresh(driver, machine, || keeper.restore(machine, image, first)).await?;
         failpoint::pass("boot.restored");
         let going = began.elapsed();
         let Restored { link, line } = started;
         let patience = self.settings.patience;
-        let guest = match &link {
-            Link::Unix(_) => reach(&link, patience).await?,
-            Link::Serial(socket) => Guest::over_serial(line, socket, patience).await?,
+        let woken = match &link {
+            Link::Unix(_) => Woken { guest: reach(&link, patience).await?, commands: None },
+            Link::Serial(socket) => Guest::wake(line, socket, opening, patience).await?,
         };
-        tracing::debug!(machine = %machine.key, ?going, reached = ?began.elapsed(), "restored");
-        Ok((link, guest))
+        tracing::debug!(machine = %machine.key, ?going, woken = ?began.elapsed(), "restored");
+        Ok((link, woken))
     }
 
     async fn begin_from_template(
@@ -363,7 +396,8 @@ impl Inner {
         machine: &Machine,
         image: &[PathBuf],
     ) -> Result<(Link, Guest)> {
-        let (link, guest) = self.restored(driver, keeper, machine, image).await?;
+        let (link, Woken { guest, .. }) =
+            self.restored(driver, keeper, machine, image, None).await?;
         self.assemble(keeper, machine, &guest).await?;
         Ok((link, guest))
     }
@@ -465,7 +499,7 @@ impl Inner {
         }
         let layers = &sandbox.image_layers;
         let root = RootFs { image: layers.len(), ..self.store.root(&LayerId::fresh(), layers) };
-        let machine = Machine { root, hostname: "sandkeep".to_owned(), ..machine };
+        let machine = Machine { root, ..machine };
         // What it was captured with, and what it was told when its root was mounted.
         let roots = keeper.roots(&machine.root).await?;
         let Limits { pids, file_size, .. } = machine.limits;
@@ -555,22 +589,9 @@ impl Inner {
         let short: String = key.chars().take(24).collect();
         let named = MachineKey::parse(&format!("{TEMPLATE}{short}"));
         let named = named.ok_or_else(|| Error::invalid("template", "its key is no machine's"))?;
-        // Nobody names what it writes, so it is not a layer: what is left of it goes when a daemon starts.
-        let place = self.store.data_dir().join("tmp").join(named.as_str());
-        let io = |error| Error::invalid("template", format!("{}: {error}", place.display()));
-        for dir in [&place, &place.join("diff"), &place.join("work")] {
-            tokio::fs::create_dir_all(dir).await.map_err(io)?;
-        }
-        let uids = self.take_uids()?;
-        let root = RootFs { writable_dir: place.clone(), ..machine.root };
-        let machine = Machine { key: named, uids, root, mounts: Vec::new(), ..machine };
+        let machine = self.nobodys(&named, machine.root, machine.limits).await?;
         let made = self.capture_template(driver, keeper, &machine, base).await;
-        let down = driver.stop(&machine.key).await;
-        self.give_uids(Some(uids));
-        let _ = tokio::fs::remove_dir_all(&place).await;
-        let layer = made?;
-        down?;
-        Ok(layer)
+        self.end_nobodys(driver, machine).await.and(made)
     }
 
     async fn capture_template(
@@ -609,12 +630,12 @@ pub(super) fn no_memory(sandbox: &Sandbox) -> Error {
     Error::NoMemory { name: sandbox.name.clone(), driver: sandbox.config.driver.clone() }
 }
 
-fn identity(machine: &Machine) -> Identity {
+pub(super) fn identity(machine: &Machine) -> Identity {
     Identity { hostname: machine.hostname.clone(), mac: mac_of(&machine.key) }
 }
 
 /// The time, and randomness that nobody else has.
-fn moment() -> Moment {
+pub(super) fn moment() -> Moment {
     let mut entropy = zeroize::Zeroizing::new([0u8; 64]);
     // The kernel's random source does not fail once the machine is up.
     getrandom::fill(&mut entropy[..]).expect("the kernel gives random bytes");

@@ -61,6 +61,7 @@ mod network;
 mod once;
 mod pause;
 mod ports;
+mod ready;
 mod reaper;
 mod recover;
 mod rescue;
@@ -163,6 +164,8 @@ pub struct Settings {
     pub default_driver: String,
     /// Drivers that this version has and this host cannot use.
     pub absent_drivers: BTreeMap<&'static str, Absent>,
+    /// How many machines wait for the next sandbox, for each of the templates that were used last.
+    pub ready: usize,
 }
 
 /// Why a driver cannot be used.
@@ -191,6 +194,7 @@ impl Default for Settings {
             network: OutsideSettings::default(),
             default_driver: Config::default().driver,
             absent_drivers: BTreeMap::new(),
+            ready: 0,
         }
     }
 }
@@ -235,6 +239,7 @@ pub(crate) struct Inner {
     asleep: carry::Asleep,
     /// One at a time makes the template of a kind of machine; the others wait for it.
     templates: machine::Templates,
+    ready: ready::Ready,
     /// How many boot at one time that nobody may be waiting for: after a power cut it could be all there are.
     boots: tokio::sync::Semaphore,
     /// Memory is merged for one snapshot at a time.
@@ -279,6 +284,7 @@ impl Engine {
             unsynced_tombstones: AtomicBool::default(),
             asleep: carry::Asleep::default(),
             templates: machine::Templates::default(),
+            ready: ready::Ready::default(),
             merges: tokio::sync::Semaphore::new(1),
             boots: tokio::sync::Semaphore::new(
                 std::thread::available_parallelism().map_or(2, std::num::NonZero::get),
@@ -299,8 +305,15 @@ impl Engine {
         for slot in slots {
             let _ = tokio::time::timeout(Duration::from_secs(30), slot.idle()).await;
         }
+        self.inner.end_ready_machines().await;
         self.inner.all_offline().await;
         let _ = self.inner.store.sync().await;
+    }
+
+    /// How many machines wait for a sandbox.
+    #[must_use]
+    pub fn ready_machines(&self) -> usize {
+        self.inner.ready_machines()
     }
 
     /// What sandboxes can start from.

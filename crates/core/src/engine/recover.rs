@@ -39,7 +39,7 @@ use super::machine::TEMPLATE;
 use super::slot::Slot;
 use super::{Delete, Error, Inner, Result};
 use crate::db::{Filter, Owner, Page, Tombstones};
-use crate::driver::Link;
+use crate::driver::{Link, READY};
 use crate::guest::GuestError;
 use crate::model::{
     Command, CommandState, Drive, Ending, Image, Layer, MemoryLayer, Project, Sandbox, SandboxId,
@@ -192,8 +192,10 @@ impl Inner {
             for (key, link) in driver.survivors().await? {
                 match key.sandbox() {
                     Ok(id) => drop(alive.insert(id, link)),
-                    Err(_) if key.as_str().starts_with(TEMPLATE) => {
-                        tracing::warn!(machine = %key, "was to become a template; it is ended");
+                    Err(_)
+                        if [TEMPLATE, READY].iter().any(|mark| key.as_str().starts_with(mark)) =>
+                    {
+                        tracing::warn!(machine = %key, "was nobody's yet; it is ended");
                         driver.stop(&key).await?;
                     }
                     Err(error) => {

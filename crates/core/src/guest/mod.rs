@@ -16,6 +16,7 @@ mod error;
 mod inbox;
 mod serial;
 mod stream;
+mod wake;
 mod wire;
 
 use std::io;
@@ -33,6 +34,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 pub use error::GuestError;
 use stream::unexpected;
 pub use stream::{Incoming, Moved, Outgoing, Output, OutputEvent, Process, Stdin, StdinCount};
+pub use wake::{Opening, Woken};
 use wire::{Handle, Owner, Wire};
 
 /// How long an answer may take that moves nothing. A command that starts on a loaded host, a directory of ten thousand names and a disk
@@ -69,36 +71,13 @@ impl Guest {
     ///
     /// As [`Guest::connect`].
     pub async fn connect_serial(socket: &Path, patience: Duration) -> Result<Self, GuestError> {
-        Self::begin_serial(None, socket, Instant::now() + patience).await
+        Self::begin_serial(socket, Instant::now() + patience).await
     }
 
-    /// The same, over a connection to the port that is there already, as long as that is good.
-    ///
-    /// # Errors
-    ///
-    /// As [`connect_serial`](Self::connect_serial).
-    pub async fn over_serial(
-        line: std::os::unix::net::UnixStream,
-        socket: &Path,
-        patience: Duration,
-    ) -> Result<Self, GuestError> {
-        let failed = |source| GuestError::Io { path: socket.to_owned(), source };
-        line.set_nonblocking(true).map_err(failed)?;
-        let line = UnixStream::from_std(line).map_err(failed)?;
-        Self::begin_serial(Some(line), socket, Instant::now() + patience).await
-    }
-
-    async fn begin_serial(
-        mut line: Option<UnixStream>,
-        socket: &Path,
-        deadline: Instant,
-    ) -> Result<Self, GuestError> {
+    async fn begin_serial(socket: &Path, deadline: Instant) -> Result<Self, GuestError> {
         let mut hello = HELLO;
         loop {
-            let stream = match line.take() {
-                Some(line) => line,
-                None => dial(socket, deadline).await?,
-            };
+            let stream = dial(socket, deadline).await?;
             // One that is closed before anything was said belongs to a hypervisor that was just ending, or had somebody else.
             if let Some(port) = serial::begin(&stream, deadline).await? {
                 let until = deadline.min(Instant::now() + hello);
@@ -125,15 +104,7 @@ impl Guest {
             Ok(reply)
         };
         let reply = timeout_at(deadline, greeting).await.map_err(|_| GuestError::Timeout)??;
-        match reply {
-            Reply::Hello { version, generation } if version == VERSION => {
-                Ok(Self { owner, generation: generation.into() })
-            }
-            Reply::Hello { version, .. } => {
-                Err(GuestError::Version { ours: VERSION, theirs: version })
-            }
-            _ => Err(unexpected()),
-        }
+        Ok(Self { owner, generation: greeted(reply)?.into() })
     }
 
     /// What the agent calls this run of the machine; another after every start, restore or fork.
@@ -458,6 +429,15 @@ impl Guest {
             Reply::Ok => Ok(()),
             _ => Err(unexpected()),
         }
+    }
+}
+
+/// What an agent of our version calls this run of its machine.
+fn greeted(reply: Reply) -> Result<String, GuestError> {
+    match reply {
+        Reply::Hello { version, generation } if version == VERSION => Ok(generation),
+        Reply::Hello { version, .. } => Err(GuestError::Version { ours: VERSION, theirs: version }),
+        _ => Err(unexpected()),
     }
 }
 

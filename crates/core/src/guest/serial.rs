@@ -23,26 +23,43 @@ const ONE_SOCKET: Duration = Duration::from_secs(2);
 pub(super) struct Port {
     decoder: Decoder,
     nonce: Nonce,
+    /// Whether the agent has said that the connection begins.
+    begun: bool,
     /// Whether any of the connection's bytes have come.
     started: bool,
 }
 
 impl Port {
+    /// One on which the agent was told that a connection begins, and has not answered yet.
+    pub(super) fn expecting(nonce: Nonce) -> Self {
+        Self { decoder: Decoder::new(), nonce, begun: false, started: false }
+    }
+
     /// Adds what `raw` holds of the connection to `bytes`. False when the connection is over.
     pub(super) fn take(&mut self, mut raw: &[u8], bytes: &mut BytesMut) -> bool {
         while let Some(heard) = self.decoder.next(&mut raw) {
             match heard {
-                Heard::Bytes(more) => {
+                Heard::Bytes(more) if self.begun => {
                     self.started = true;
                     bytes.extend_from_slice(more);
                 }
-                // The answer to one of several times it was asked.
-                Heard::Begin(nonce) if nonce == self.nonce && !self.started => {}
-                Heard::Begin(_) => return false,
+                // The answer, perhaps to one of several times it was asked.
+                Heard::Begin(nonce) if nonce == self.nonce && !self.started => self.begun = true,
+                Heard::Begin(_) if self.begun => return false,
+                // What connections before have left.
+                Heard::Begin(_) | Heard::Bytes(_) => {}
             }
         }
-        !self.decoder.is_lost()
+        !(self.begun && self.decoder.is_lost())
     }
+}
+
+/// What the next connection is known by.
+pub(super) fn nonce() -> Result<Nonce, GuestError> {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random)
+        .map_err(|error| GuestError::Protocol { reason: format!("no random bytes: {error}") })?;
+    Ok(Nonce::new(random))
 }
 
 /// Begins a connection, as often as it takes. None when the socket was closed, or nothing came for a while: dial again.
@@ -50,11 +67,8 @@ pub(super) async fn begin(
     socket: &UnixStream,
     deadline: Instant,
 ) -> Result<Option<Port>, GuestError> {
-    let mut random = [0; 16];
-    getrandom::fill(&mut random)
-        .map_err(|error| GuestError::Protocol { reason: format!("no random bytes: {error}") })?;
-    let nonce = Nonce::new(random);
-    let mut port = Port { decoder: Decoder::new(), nonce, started: false };
+    let nonce = nonce()?;
+    let mut port = Port::expecting(nonce);
     let given_up = Instant::now() + ONE_SOCKET;
     loop {
         let asked = timeout_at(deadline, write(socket, &nonce.mark())).await;
@@ -106,6 +120,7 @@ async fn answer(socket: &UnixStream, port: &mut Port) -> io::Result<()> {
             }
         }
         if begun {
+            port.begun = true;
             return Ok(());
         }
     }

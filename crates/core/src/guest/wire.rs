@@ -92,12 +92,30 @@ impl Drop for Owner {
 impl Wire {
     /// Takes over a connected socket and starts its tasks. On a serial port a connection has begun.
     pub(super) fn start(socket: UnixStream, port: Option<Port>) -> Arc<Owner> {
+        Self::with(socket, port, HashMap::new())
+    }
+
+    /// The same, of a port to which `asked` requests were written already, with the first so many numbers.
+    pub(super) fn go_on(socket: UnixStream, port: Port, asked: u32) -> (Arc<Owner>, Vec<Handle>) {
+        let streams: HashMap<u32, Stream> = (1..=asked).map(|id| (id, Stream::new(0))).collect();
+        let wakes = streams.iter().map(|(id, stream)| (*id, Arc::clone(&stream.wake)));
+        let mut wakes: Vec<_> = wakes.collect();
+        wakes.sort_unstable_by_key(|(id, _)| *id);
+        let owner = Self::with(socket, Some(port), streams);
+        let handle = |(id, wake)| Handle { owner: Arc::clone(&owner), id, wake };
+        let handles = wakes.into_iter().map(handle).collect();
+        (owner, handles)
+    }
+
+    fn with(socket: UnixStream, port: Option<Port>, streams: HashMap<u32, Stream>) -> Arc<Owner> {
+        // As many as are there were numbered from one.
+        let next = u32::try_from(streams.len()).unwrap_or(u32::MAX).saturating_add(1);
         let wire = Arc::new(Self {
             socket,
             serial: port.is_some(),
             state: Mutex::new(State {
-                streams: HashMap::new(),
-                next: 1,
+                streams,
+                next,
                 out: BytesMut::new(),
                 lost: false,
                 broken: None,
@@ -274,19 +292,8 @@ impl Wire {
         let id = state.next;
         // Four billion requests on one connection: start over with a new one.
         state.next = id.checked_add(1).ok_or(GuestError::Lost)?;
-        let wake = Arc::new(Notify::new());
-        let stream = Stream {
-            inbox: Inbox::default(),
-            reply: None,
-            done: None,
-            ended: false,
-            deaf: false,
-            credit,
-            sent: 0,
-            uncredited: 0,
-            replied: false,
-            wake: Arc::clone(&wake),
-        };
+        let stream = Stream::new(credit);
+        let wake = Arc::clone(&stream.wake);
         state.streams.insert(id, stream);
         wire.push(&mut state, id, Kind::Open, &json);
         drop(state);
@@ -325,6 +332,21 @@ impl Wire {
 }
 
 impl Stream {
+    fn new(credit: usize) -> Self {
+        Self {
+            inbox: Inbox::default(),
+            reply: None,
+            done: None,
+            ended: false,
+            deaf: false,
+            credit,
+            sent: 0,
+            uncredited: 0,
+            replied: false,
+            wake: Arc::new(Notify::new()),
+        }
+    }
+
     /// Takes in one frame, or says which rule it breaks.
     fn arrive(&mut self, kind: Kind, payload: &[u8]) -> Result<(), String> {
         let orderly = match kind {

@@ -166,24 +166,15 @@ impl Subject<'_> {
 
     fn attach(&self, qmp: &mut Qmp, path: &Path, node: &str, below: &str) -> io::Result<()> {
         let file = File::options().read(true).write(true).open(path)?;
-        let set = qmp.ask_with("add-fd", json!({}), file.as_fd())?["fdset-id"].clone();
-        let set = set.as_u64().ok_or_else(|| io::Error::other("a descriptor was not taken"))?;
-        let (name, below_it) = (format!("{node}-file"), json!(null));
-        qmp.ask(
-            "blockdev-add",
-            json!({"driver": "file", "node-name": name, "filename": format!("/dev/fdset/{set}"),
-                   "locking": "off", "discard": "unmap"}),
-        )?;
-        let added = qmp.ask(
-            "blockdev-add",
-            json!({"driver": "qcow2", "node-name": node, "file": name, "backing": below_it,
-                   "discard": "unmap"}),
-        );
-        let put = added
-            .and_then(|_| qmp.ask("blockdev-snapshot", json!({"node": below, "overlay": node})));
+        let set = qmp.take(file.as_fd())?;
+        let file =
+            json!({"driver": "file", "filename": format!("/dev/fdset/{set}"), "locking": "off"});
+        let fresh = json!({"driver": "qcow2", "node-name": node, "file": file, "backing": null,
+                           "discard": "unmap"});
+        qmp.ask("blockdev-add", fresh)?;
+        let put = qmp.ask("blockdev-snapshot", json!({"node": below, "overlay": node}));
         if put.is_err() {
             let _ = qmp.ask("blockdev-del", json!({"node-name": node}));
-            let _ = qmp.ask("blockdev-del", json!({"node-name": name}));
         }
         put.map(drop)
     }

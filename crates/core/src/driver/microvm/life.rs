@@ -1,11 +1,12 @@
 //! The life of a machine: start, stop, and what is between them but captures.
 
 use std::fs::{self, File, Permissions};
-use std::io::{self, Read};
+use std::io::{self, Read, Write as _};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
 use sandkeep_proto::cage::Record;
@@ -66,6 +67,7 @@ impl Microvm {
         &self,
         machine: &Machine,
         image: &[PathBuf],
+        first: &[u8],
         how: Start,
         accelerator: Accelerator,
     ) -> DriverResult<Restored> {
@@ -74,9 +76,9 @@ impl Microvm {
         let lock = self.host.claim(key)?;
         let mut made = Vec::new();
         let started = self.prepare(machine, image, how, accelerator, &mut made).and_then(
-            |prepared| match self.take_over(machine, image, &prepared)? {
+            |prepared| match self.take_over(machine, image, first, &prepared)? {
                 Some(line) => Ok(line),
-                None => self.run(machine, image, &prepared),
+                None => self.run(machine, image, first, &prepared),
             },
         );
         match started {
@@ -144,6 +146,7 @@ impl Microvm {
             disk_dir: machine.root.disk_dir(),
             image: image.len(),
             restored: how == Start::Restore,
+            used_before: Duration::ZERO,
         };
         let layout = Layout {
             shape: Self::shape(limits, accelerator),
@@ -184,17 +187,19 @@ impl Microvm {
         &self,
         machine: &Machine,
         image: &[PathBuf],
+        first: &[u8],
         prepared: &Prepared,
     ) -> DriverResult<UnixStream> {
         let Machine { key, hostname, uids, limits, .. } = machine;
         let run_dir = self.host.directory(key);
         let owner = Owner { key, hostname, uid: uids.base, limits };
         let (log, launched) = self.hypervisor_of(&owner, &prepared.layout)?;
-        let going = launched.and_then(|(mut qmp, line)| {
+        let going = launched.and_then(|(mut qmp, mut line)| {
             if let (true, Some(top)) = (prepared.plan.restored, image.first()) {
-                qmp.leave_ram()?;
+                qmp.expect()?;
                 load(&mut qmp, &top.join("devices"))?;
             }
+            line.write_all(first)?;
             set_going(&mut qmp, &run_dir, &prepared.plan)?;
             Ok(line)
         });
@@ -271,9 +276,13 @@ impl Microvm {
     pub(super) fn demand(&self, key: &MachineKey) -> DriverResult<(Record, Plan, OwnedFd)> {
         let absent = || DriverError::Absent { key: key.clone() };
         let (record, process) = self.host.alive(key).ok_or_else(absent)?;
-        let path = self.host.directory(key).join(PLAN);
-        let plan = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
-        Ok((record, plan.ok_or_else(absent)?, process))
+        Ok((record, self.plan(key).ok_or_else(absent)?, process))
+    }
+
+    /// What a machine is, of one that was set going.
+    pub(super) fn plan(&self, key: &MachineKey) -> Option<Plan> {
+        let text = fs::read(self.host.directory(key).join(PLAN)).ok()?;
+        serde_json::from_slice(&text).ok()
     }
 
     pub(super) fn stop(&self, key: &MachineKey) -> DriverResult<MachineUsage> {
@@ -286,7 +295,7 @@ impl Microvm {
         if let Some((_, process)) = self.host.alive(key) {
             self.host.kill(key, &process)?;
         }
-        let usage = self.host.usage(key);
+        let usage = self.usage(key);
         self.host.clear(key)?;
         Ok(usage)
     }

@@ -42,6 +42,7 @@ pub mod kernel;
 mod life;
 pub mod memory;
 mod merge;
+mod pass_on;
 mod probe;
 mod qcow2;
 mod qemu;
@@ -53,10 +54,12 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
 
 use self::life::Start;
 use self::probe::Facts;
@@ -131,6 +134,9 @@ struct Plan {
     image: usize,
     /// Whether it began with the image's memory, or only with its disk.
     restored: bool,
+    /// CPU time it used while it was nobody's.
+    #[serde(default)]
+    used_before: Duration,
 }
 
 impl MicrovmDriver {
@@ -192,13 +198,16 @@ impl MicrovmDriver {
         machine: &Machine,
         image: &[PathBuf],
         how: Start,
+        first: &[u8],
     ) -> DriverResult<Restored> {
         let accelerator = self.accelerator().await?;
         let (machine, image) = (machine.clone(), image.to_vec());
+        let first = Zeroizing::new(first.to_vec());
         let limits = machine.limits;
         let started = {
             let _under_way = self.inner.spares.starting();
-            self.with(move |microvm| microvm.start(&machine, &image, how, accelerator)).await
+            self.with(move |microvm| microvm.start(&machine, &image, &first, how, accelerator))
+                .await
         };
         if how == Start::Restore && started.is_ok() && self.inner.config.spares > 0 {
             let here = self.with(move |microvm| microvm.fingerprint(&limits, accelerator)).await;
@@ -217,7 +226,7 @@ impl Driver for MicrovmDriver {
     }
 
     async fn start(&self, machine: &Machine) -> DriverResult<Link> {
-        Ok(self.launch(machine, &[], Start::Boot).await?.link)
+        Ok(self.launch(machine, &[], Start::Boot, &[]).await?.link)
     }
 
     async fn stop(&self, key: &MachineKey) -> DriverResult<MachineUsage> {
@@ -227,7 +236,7 @@ impl Driver for MicrovmDriver {
 
     async fn usage(&self, key: &MachineKey) -> DriverResult<MachineUsage> {
         let key = key.clone();
-        self.with(move |microvm| Ok(microvm.host.usage(&key))).await
+        self.with(move |microvm| Ok(microvm.usage(&key))).await
     }
 
     async fn survivors(&self) -> DriverResult<Vec<(MachineKey, Link)>> {
@@ -265,11 +274,16 @@ impl Keeper for MicrovmDriver {
     }
 
     async fn boot(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Link> {
-        Ok(self.launch(machine, image, Start::Boot).await?.link)
+        Ok(self.launch(machine, image, Start::Boot, &[]).await?.link)
     }
 
-    async fn restore(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Restored> {
-        self.launch(machine, image, Start::Restore).await
+    async fn restore(
+        &self,
+        machine: &Machine,
+        image: &[PathBuf],
+        first: &[u8],
+    ) -> DriverResult<Restored> {
+        self.launch(machine, image, Start::Restore, first).await
     }
 
     async fn lower(&self, key: &MachineKey) -> DriverResult<u32> {
@@ -286,6 +300,16 @@ impl Keeper for MicrovmDriver {
     ) -> DriverResult<Captured> {
         let (key, into, below) = (key.clone(), into.to_owned(), below.to_vec());
         self.with(move |microvm| microvm.capture(&key, &into, &below, then)).await
+    }
+
+    async fn hold(&self, key: &MachineKey) -> DriverResult<()> {
+        let key = key.clone();
+        self.with(move |microvm| microvm.hold(&key)).await
+    }
+
+    async fn pass_on(&self, from: &MachineKey, to: &Machine) -> DriverResult<Link> {
+        let (from, to) = (from.clone(), to.clone());
+        self.with(move |microvm| microvm.pass_on(&from, &to)).await
     }
 
     async fn merge(&self, run: &[PathBuf], into: &Path) -> DriverResult<()> {

@@ -117,7 +117,7 @@ impl MicrovmDriver {
         let machine = small(key.clone(), &scratch);
         let tried = async {
             let started = self
-                .with(move |microvm| microvm.start(&machine, &[], Start::Boot, by))
+                .with(move |microvm| microvm.start(&machine, &[], &[], Start::Boot, by))
                 .await
                 .map(|started| started.link)
                 .map_err(|error| error.to_string())?;

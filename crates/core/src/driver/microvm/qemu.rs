@@ -162,41 +162,37 @@ pub(super) fn command_line(layout: &Layout) -> CommandLine {
     CommandLine { argv: line.argv, env, files: line.files }
 }
 
-/// What a device of a machine shows that was started without it, told in this order.
+/// What a device of a machine shows that was started without it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Slot {
     /// The device.
     pub(super) serial: String,
-    /// Files, the lowest first, each with what is made of it. The last is what the device shows.
-    pub(super) nodes: Vec<(PathBuf, bool, Node)>,
+    /// What it shows is called.
+    pub(super) node: String,
+    /// Files, the lowest first: bytes as they are, and what was written over them, each over the one before.
+    pub(super) files: Vec<PathBuf>,
+    /// Whether the last of them is written to.
+    pub(super) write: bool,
 }
 
-/// A file that becomes part of a disk.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Node {
-    /// Its bytes, by this name.
-    Plain(String),
-    /// What was written to the node `below`.
-    Written { node: String, below: String },
-}
-
-impl Node {
-    /// How it is described, with the file in the set of descriptors `set`.
-    pub(super) fn options(&self, set: u64, write: bool) -> Value {
-        let filename = format!("/dev/fdset/{set}");
-        match self {
-            Self::Plain(node) => file_options(node, &filename, write),
-            Self::Written { node, below } => {
-                let file = file_options(&format!("{node}-file"), &filename, write);
-                written_options(node, &file, below, write)
-            }
+impl Slot {
+    /// How it is described, with the files in these sets of descriptors. All in one piece and without a word too many: a hypervisor reads what
+    /// it is told byte by byte. What lies below takes over from above that it is not written to.
+    pub(super) fn options(&self, sets: &[u64]) -> Value {
+        let file = |set: &u64| json!({"driver": "file", "filename": format!("/dev/fdset/{set}"), "locking": "off"});
+        let mut shown = Value::Null;
+        for set in sets {
+            shown = match shown {
+                Value::Null => file(set),
+                below => json!({"driver": "qcow2", "file": file(set), "backing": below}),
+            };
         }
-    }
-
-    pub(super) fn name(&self) -> &str {
-        match self {
-            Self::Plain(node) | Self::Written { node, .. } => node,
+        shown["node-name"] = json!(self.node);
+        match self.write {
+            true => shown["discard"] = json!("unmap"),
+            false => shown["read-only"] = json!(true),
         }
+        shown
     }
 }
 
@@ -204,20 +200,14 @@ impl Node {
 pub(super) fn slots(layout: &Layout) -> Vec<Slot> {
     let mut slots = Vec::new();
     if let Some(Chain { blank, written }) = &layout.disk {
-        let mut below = format!("{DISK}-blank");
-        let mut nodes = vec![(blank.clone(), false, Node::Plain(below.clone()))];
-        for (place, (node, path)) in written.iter().enumerate() {
-            let last = place + 1 == written.len();
-            let over = std::mem::replace(&mut below, node.clone());
-            let node = Node::Written { node: node.clone(), below: over };
-            nodes.push((path.clone(), last, node));
-        }
-        slots.push(Slot { serial: DISK.to_owned(), nodes });
+        let node = written.last().map(|(node, _)| node.clone()).unwrap_or_default();
+        let written = written.iter().map(|(_, path)| path.clone());
+        let files = std::iter::once(blank.clone()).chain(written).collect();
+        slots.push(Slot { serial: DISK.to_owned(), node, files, write: true });
     }
     for (number, path) in (0..LOWER_SLOTS).zip(&layout.lower) {
-        let serial = machine::lower(number);
-        let nodes = vec![(path.clone(), false, Node::Plain(serial.clone()))];
-        slots.push(Slot { serial, nodes });
+        let (serial, files) = (machine::lower(number), vec![path.clone()]);
+        slots.push(Slot { node: serial.clone(), serial, files, write: false });
     }
     slots
 }
@@ -465,19 +455,33 @@ mod tests {
         assert_eq!(devices(&later), devices(&known));
         let files = command_line(&later).files;
         assert_eq!(files.len(), 1, "nothing is open but where its RAM is told: {files:?}");
-        let nodes = |word: &String| -> Option<String> {
-            let node: serde_json::Value = serde_json::from_str(word).ok()?;
-            let null = node["driver"] == "null-co";
-            node["node-name"].as_str().filter(|_| !null).map(str::to_owned)
-        };
-        let from_the_start: BTreeSet<_> =
-            command_line(&known).argv.iter().filter_map(nodes).collect();
-        let mut told = BTreeSet::new();
-        for (place, (_, write, node)) in slots(&known).iter().flat_map(|s| &s.nodes).enumerate() {
-            let options = node.options(place as u64, *write);
-            told.insert(options["node-name"].as_str().unwrap().to_owned());
-            told.extend(options["file"]["node-name"].as_str().map(str::to_owned));
-        }
-        assert_eq!(told, from_the_start);
+        let known_files: BTreeSet<_> = command_line(&known)
+            .files
+            .into_iter()
+            .filter(|file| !file.path.ends_with("ram.at"))
+            .map(|file| (file.path, file.write))
+            .collect();
+        let told: BTreeSet<_> = slots(&known)
+            .into_iter()
+            .flat_map(|slot| {
+                let last = slot.files.len() - 1;
+                let files = slot.files.into_iter().enumerate();
+                files.map(move |(at, path)| (path, slot.write && at == last))
+            })
+            .collect();
+        assert_eq!(told, known_files);
+    }
+
+    #[test]
+    fn a_disk_is_told_in_one_piece() {
+        let told = slots(&layout());
+        assert_eq!(
+            told[0].options(&[4, 5, 6]).to_string(),
+            r#"{"backing":{"backing":{"driver":"file","filename":"/dev/fdset/4","locking":"off"},"driver":"qcow2","file":{"driver":"file","filename":"/dev/fdset/5","locking":"off"}},"discard":"unmap","driver":"qcow2","file":{"driver":"file","filename":"/dev/fdset/6","locking":"off"},"node-name":"s-1"}"#
+        );
+        assert_eq!(
+            told[1].options(&[7]).to_string(),
+            r#"{"driver":"file","filename":"/dev/fdset/7","locking":"off","node-name":"lower-0","read-only":true}"#
+        );
     }
 }

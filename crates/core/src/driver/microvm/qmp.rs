@@ -74,7 +74,12 @@ impl Qmp {
         descriptor: Option<BorrowedFd<'_>>,
     ) -> io::Result<Value> {
         let deadline = Instant::now() + PATIENCE;
-        let mut line = serde_json::to_vec(&json!({"execute": command, "arguments": arguments}))?;
+        // The hypervisor reads it byte by byte, and each takes its time.
+        let mut whole = json!({"execute": command});
+        if arguments.as_object().is_some_and(|arguments| !arguments.is_empty()) {
+            whole["arguments"] = arguments.clone();
+        }
+        let mut line = serde_json::to_vec(&whole)?;
         line.push(b'\n');
         let unheard = |error: io::Error| {
             io::Error::new(error.kind(), format!("no answer to `{command}`: {error}"))
@@ -137,6 +142,12 @@ impl Qmp {
         }
     }
 
+    /// Gives it a descriptor, and hears in which set of descriptors it has that.
+    pub(super) fn take(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<u64> {
+        let set = self.ask_with("add-fd", json!({}), descriptor)?["fdset-id"].as_u64();
+        set.ok_or_else(|| io::Error::other("a descriptor was not taken"))
+    }
+
     /// Whether processors run.
     pub(super) fn is_running(&mut self) -> io::Result<bool> {
         Ok(self.ask("query-status", json!({}))?["running"] == true)
@@ -146,6 +157,13 @@ impl Qmp {
     pub(super) fn leave_ram(&mut self) -> io::Result<()> {
         let capabilities = json!([{"capability": "x-ignore-shared", "state": true}]);
         self.ask("migrate-set-capabilities", json!({"capabilities": capabilities})).map(drop)
+    }
+
+    /// The same, for a machine that comes. It is not announced to its network, which is nobody else's: the guest would be told
+    /// to do that before all else.
+    pub(super) fn expect(&mut self) -> io::Result<()> {
+        self.leave_ram()?;
+        self.ask("migrate-set-parameters", json!({"announce-rounds": 0})).map(drop)
     }
 
     /// Waits for the end of a migration, in or out.

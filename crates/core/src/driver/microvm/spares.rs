@@ -325,7 +325,7 @@ impl Microvm {
         let owner = Owner { key, hostname: "spare", uid, limits: &limits };
         let (_log, launched) = self.hypervisor_of(&owner, &layout)?;
         let ready = launched.and_then(|(mut qmp, line)| {
-            qmp.leave_ram()?;
+            qmp.expect()?;
             // It connected before it was confined.
             let (ram, _) = calls.accept()?;
             ram.set_read_timeout(Some(PATIENCE))?;
@@ -350,6 +350,7 @@ impl Microvm {
         &self,
         machine: &Machine,
         image: &[PathBuf],
+        first: &[u8],
         prepared: &Prepared,
     ) -> DriverResult<Option<UnixStream>> {
         let Beginning::Memory { map, pages } = &prepared.layout.beginning else { return Ok(None) };
@@ -362,10 +363,13 @@ impl Microvm {
         let began = Instant::now();
         let theirs = self.host.directory(&spare.key);
         let Ok(Some(held)) = lock(&theirs, FlockOperation::LockShared) else { return Ok(None) };
+        let (mut disks, mut ram) = (Duration::ZERO, Duration::ZERO);
         let furnished = furnish(&mut spare.qmp, &slots(&prepared.layout))
+            .inspect(|()| disks = began.elapsed())
             .and_then(|()| tell_ram(&spare.ram, map, pages))
+            .inspect(|()| ram = began.elapsed())
             .and_then(|()| life::load(&mut spare.qmp, &top.join("devices")));
-        let loaded = began.elapsed();
+        let devices = began.elapsed();
         let ours = self.host.directory(&machine.key);
         let handed = furnished.and_then(|()| hand_over(&theirs, &ours));
         if let Err(error) = handed {
@@ -380,8 +384,9 @@ impl Microvm {
         // From here on it is the machine's.
         let going = (&spare.ram)
             .write_all(b"g")
+            .and_then(|()| (&spare.line).write_all(first))
             .and_then(|()| life::set_going(&mut spare.qmp, &ours, &prepared.plan));
-        tracing::debug!(machine = %machine.key, spare = %spare.key, ?loaded, going = ?began.elapsed(), "a hypervisor that waited is a machine's");
+        tracing::debug!(machine = %machine.key, spare = %spare.key, ?disks, ?ram, ?devices, going = ?began.elapsed(), "a hypervisor that waited is a machine's");
         going.map(|()| Some(spare.line)).map_err(failed("hand a hypervisor over to", &ours))
     }
 }
@@ -394,16 +399,16 @@ impl Drop for Microvm {
 
 /// Gives devices what they are to show.
 fn furnish(qmp: &mut Qmp, slots: &[Slot]) -> io::Result<()> {
-    for Slot { serial, nodes } in slots {
-        for (path, write, node) in nodes {
-            let file = File::options().read(true).write(*write).open(path)?;
-            let set = qmp.ask_with("add-fd", json!({}), file.as_fd())?["fdset-id"].as_u64();
-            let set = set.ok_or_else(|| io::Error::other("a descriptor was not taken"))?;
-            qmp.ask("blockdev-add", node.options(set, *write))?;
+    for slot in slots {
+        let mut sets = Vec::new();
+        for (number, path) in (1..).zip(&slot.files) {
+            let write = slot.write && number == slot.files.len();
+            let file = File::options().read(true).write(write).open(path)?;
+            sets.push(qmp.take(file.as_fd())?);
         }
-        let shown = nodes.last().map(|(_, _, node)| node.name()).unwrap_or_default();
-        let path = format!("/machine/peripheral/{serial}");
-        qmp.ask("qom-set", json!({"path": path, "property": "drive", "value": shown}))?;
+        qmp.ask("blockdev-add", slot.options(&sets))?;
+        let path = format!("/machine/peripheral/{}", slot.serial);
+        qmp.ask("qom-set", json!({"path": path, "property": "drive", "value": slot.node}))?;
     }
     Ok(())
 }
@@ -426,7 +431,7 @@ fn tell_ram(mut ram: &UnixStream, map: &Path, pages: &[PathBuf]) -> io::Result<(
 }
 
 /// Makes what is in a spare's directory the machine's. It is the machine's when its record has moved.
-fn hand_over(theirs: &Path, ours: &Path) -> io::Result<()> {
+pub(super) fn hand_over(theirs: &Path, ours: &Path) -> io::Result<()> {
     for name in MOVED.iter().chain(&[RECORD]) {
         fs::rename(theirs.join(name), ours.join(name))?;
     }

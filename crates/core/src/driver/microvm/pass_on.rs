@@ -1,0 +1,63 @@
+//! A machine that was nobody's becomes somebody's.
+//!
+//! What a machine is on the host lies in two places: its directory (sockets, record, plan) and its disks. Both are moved, the record last;
+//! from then on it is the other's. The process, its user and its control group stay what they are: the record names the group, and the
+//! plan how much of its work was done for nobody. Who takes over what failed on the way ends both.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::fs::FlockOperation;
+use sandkeep_proto::cage::RECORD;
+use serde::Serialize;
+use serde_json::json;
+
+use super::qmp::Qmp;
+use super::{Microvm, PLAN, spares};
+use crate::driver::host::{broken, failed, lock};
+use crate::driver::{DriverError, DriverResult, Link, Machine, MachineUsage};
+use crate::model::MachineKey;
+
+impl Microvm {
+    /// Has a machine stand still.
+    pub(super) fn hold(&self, key: &MachineKey) -> DriverResult<()> {
+        let held =
+            Qmp::connect(&self.host.directory(key)).and_then(|mut qmp| qmp.ask("stop", json!({})));
+        held.map(drop).map_err(|error| broken("hold the machine", &error))
+    }
+
+    /// Makes the machine `from` the machine `to`, and lets it go on.
+    pub(super) fn pass_on(&self, from: &MachineKey, to: &Machine) -> DriverResult<Link> {
+        let _ours_held = self.host.claim(&to.key)?;
+        let (theirs, ours) = (self.host.directory(from), self.host.directory(&to.key));
+        let absent = || DriverError::Absent { key: from.clone() };
+        let held = lock(&theirs, FlockOperation::LockShared)?.ok_or_else(absent)?;
+        let (mut record, mut plan, _process) = self.demand(from)?;
+        plan.used_before += self.usage(from).cpu;
+        let disks = to.root.disk_dir();
+        fs::rename(&plan.disk_dir, &disks).map_err(failed("move disks to", &disks))?;
+        plan.disk_dir = disks;
+        record.group.get_or_insert_with(|| from.as_str().to_owned());
+        replace(&theirs, RECORD, &record)?;
+        replace(&ours, PLAN, &plan)?;
+        spares::hand_over(&theirs, &ours).map_err(failed("move a machine to", &ours))?;
+        drop(held);
+        self.go_on(&to.key)?;
+        Ok(self.link(&to.key))
+    }
+
+    /// What a machine has used since it is somebody's.
+    pub(super) fn usage(&self, key: &MachineKey) -> MachineUsage {
+        let usage = self.host.usage(key);
+        let before = self.plan(key).map(|plan| plan.used_before).unwrap_or_default();
+        MachineUsage { cpu: usage.cpu.saturating_sub(before), ..usage }
+    }
+}
+
+/// Writes a file anew, so that it is either the old or the new one.
+fn replace(directory: &Path, name: &str, what: &impl Serialize) -> DriverResult<()> {
+    let (path, fresh) = (directory.join(name), directory.join(format!("{name}.new")));
+    let text = serde_json::to_vec(what).map_err(|error| broken("describe the machine", &error))?;
+    let written = fs::write(&fresh, text).and_then(|()| fs::rename(&fresh, &path));
+    written.map_err(failed("write", &path))
+}
