@@ -22,6 +22,7 @@ use super::machine::{Who, identity, moment};
 use super::slot::lock;
 use super::{Error, Inner, Result};
 use crate::driver::{Driver, Keeper, Link, Machine, READY};
+use crate::failpoint;
 use crate::guest::{Guest, GuestError, OutputEvent};
 use crate::model::{LayerId, Limits, MachineKey, MemoryId, RootFs, Sandbox};
 
@@ -157,6 +158,7 @@ impl Inner {
         self.forget_place(&waiting.machine).await;
         match taken {
             Ok(link) => {
+                failpoint::pass("ready.taken");
                 tracing::debug!(machine = %machine.key, was = %waiting.machine.key, after = ?began.elapsed(), "a machine that waited is a sandbox's");
                 self.give_uids(sandbox.uids.replace(waiting.machine.uids));
                 Ok(Some((link, waiting.guest)))

@@ -16,6 +16,7 @@ use super::qmp::Qmp;
 use super::{Microvm, PLAN, spares};
 use crate::driver::host::{broken, failed, lock};
 use crate::driver::{DriverError, DriverResult, Link, Machine, MachineUsage};
+use crate::failpoint;
 use crate::model::MachineKey;
 
 impl Microvm {
@@ -37,11 +38,13 @@ impl Microvm {
         let disks = to.root.disk_dir();
         fs::rename(&plan.disk_dir, &disks).map_err(failed("move disks to", &disks))?;
         plan.disk_dir = disks;
+        failpoint::pass("pass_on.disks");
         record.group.get_or_insert_with(|| from.as_str().to_owned());
         replace(&theirs, RECORD, &record)?;
         replace(&ours, PLAN, &plan)?;
         spares::hand_over(&theirs, &ours).map_err(failed("move a machine to", &ours))?;
         drop(held);
+        failpoint::pass("pass_on.moved");
         self.go_on(&to.key)?;
         Ok(self.link(&to.key))
     }
