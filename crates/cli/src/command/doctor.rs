@@ -276,7 +276,7 @@ fn filesystem(data: &Path) -> Vec<Finding> {
 
 /// Looks at what machines of their own need, and boots one to see whether guests run under KVM. None of it is needed by
 /// whoever uses containers alone.
-async fn microvm(data: &Path) -> Vec<Finding> {
+pub(super) async fn microvm(data: &Path) -> Vec<Finding> {
     let settings = MicrovmSettings::default();
     let finding = |check: Check| Finding {
         name: format!("microvm: {}", check.name),

@@ -9,6 +9,7 @@ use sandkeep_core::driver::AGENT;
 use sandkeep_core::driver::microvm::kernel;
 use serde::Serialize;
 
+use super::doctor::{self, Finding};
 use super::{bytes, facts};
 use crate::args::{Global, SetupArgs};
 use crate::failure::Failure;
@@ -24,8 +25,11 @@ const FLAVOUR: &str = "-cloud-amd64";
 const OTHERWISE: &str = "name a kernel of yours with --kernel <vmlinuz> and --modules <dir>";
 
 const NEXT: &str = "
-`keep serve` offers `--driver microvm` from its next start on. `keep doctor` tells whether machines run with KVM here.
+`keep serve` offers `--driver microvm` from its next start on.
 ";
+
+/// What is told of how machines run also when all is well.
+const TOLD: [&str; 2] = ["acceleration", "booting a machine"];
 
 /// A kernel that was found, and the temporary place it lies in, if it does.
 struct Found {
@@ -43,9 +47,11 @@ struct Answer {
     initramfs: PathBuf,
     initramfs_bytes: u64,
     digest: String,
+    /// How machines run here.
+    findings: Vec<Finding>,
 }
 
-pub(super) fn setup(global: &Global, args: &SetupArgs) -> Result<(), Failure> {
+pub(super) async fn setup(global: &Global, args: &SetupArgs) -> Result<(), Failure> {
     host::need_root("keep microvm setup")?;
     if !cfg!(target_arch = "x86_64") {
         return Err(Failure::here("machines of their own need a host with an x86-64 processor"));
@@ -70,6 +76,9 @@ pub(super) fn setup(global: &Global, args: &SetupArgs) -> Result<(), Failure> {
             Failure::caused("cannot prepare the kernel for machines", error).with_hint(OTHERWISE)
         })?;
     let release = found.modules.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    // The first machine would have to wait for it otherwise.
+    note("trying whether machines run here, and under KVM; this takes up to half a minute");
+    let findings = doctor::microvm(&data).await;
     let size = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
     let answer = Answer {
         vmlinuz_bytes: size(&prepared.vmlinuz),
@@ -78,16 +87,25 @@ pub(super) fn setup(global: &Global, args: &SetupArgs) -> Result<(), Failure> {
         vmlinuz: prepared.vmlinuz,
         initramfs: prepared.initramfs,
         digest: prepared.digest,
+        findings,
     };
     let screen = Screen::new(global.json);
     screen.answer(&answer, |answer| {
         let written = |path: &Path, size| format!("{}  {}", path.display(), bytes(size));
-        let lines = [
+        let mut lines = vec![
             ("release", answer.release.clone()),
             ("kernel", written(&answer.vmlinuz, answer.vmlinuz_bytes)),
             ("initramfs", written(&answer.initramfs, answer.initramfs_bytes)),
             ("digest", answer.digest.clone()),
         ];
+        for finding in &answer.findings {
+            let name = finding.name.strip_prefix("microvm: ").unwrap_or(&finding.name);
+            match &finding.fix {
+                Some(fix) => lines.push((name, format!("{}; {fix}", finding.detail))),
+                None if TOLD.contains(&name) => lines.push((name, finding.detail.clone())),
+                None => {}
+            }
+        }
         facts(screen.paint, &lines) + NEXT
     })
 }

@@ -57,7 +57,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
     match command {
         Command::Serve(args) => serve::serve(&global, args).await?,
         Command::Doctor(args) => doctor::doctor(&global, &args).await?,
-        Command::Microvm(MicrovmCommand::Setup(args)) => microvm::setup(&global, &args)?,
+        Command::Microvm(MicrovmCommand::Setup(args)) => microvm::setup(&global, &args).await?,
         Command::Fsck(args) => fsck::fsck(&global, &args).await?,
         Command::Completions(args) => {
             let mut script = Vec::new();

@@ -53,18 +53,18 @@ pub(super) const TEMPLATE: &str = "template-";
 #[derive(Debug, Default)]
 pub(super) struct Templates {
     doors: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
-    /// Which could not be made, and when: they are not tried again at every start.
+    /// Which could not be made, or made machines that did not work, and when: they are not tried again at every start.
     failed: Mutex<HashMap<String, Instant>>,
 }
 
 impl Templates {
-    fn has_failed(&self, key: &str) -> bool {
+    pub(super) fn has_failed(&self, key: &str) -> bool {
         let mut failed = lock(&self.failed);
         failed.retain(|_, at| at.elapsed() < NOT_AGAIN);
         failed.contains_key(key)
     }
 
-    fn failed(&self, key: String) {
+    pub(super) fn failed(&self, key: String) {
         lock(&self.failed).insert(key, Instant::now());
     }
 }

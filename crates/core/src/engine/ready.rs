@@ -176,7 +176,7 @@ impl Inner {
     /// Sees to it that the next create finds a machine that waits, when there is nothing better to do.
     pub(super) fn restock(self: &Arc<Self>, sandbox: &Sandbox, memory: Vec<MemoryId>) {
         let (most, Some(template)) = (self.settings.ready, memory.first().cloned()) else { return };
-        if !self.ready.wants(&template, most) {
+        if self.templates.has_failed(template.as_str()) || !self.ready.wants(&template, most) {
             return;
         }
         let layers = &sandbox.image_layers;
@@ -254,7 +254,9 @@ impl Inner {
                 lock(&self.ready.waiting).push(one);
             }
             (Ok(_), None) => {}
-            (Err::<_, Error>(error), _) => {
+            (Err::<_, Error>(error), template) => {
+                // Not at every create: an image whose `true` never ends would keep the host busy.
+                template.iter().for_each(|id| self.templates.failed(id.as_str().to_owned()));
                 tracing::warn!(
                     error = chain_of(&error),
                     "no machine can be kept ready for the next sandbox"
