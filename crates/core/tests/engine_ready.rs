@@ -130,7 +130,10 @@ async fn a_machine_that_died_waiting_costs_nothing() {
     let next = waiting(&house, &engine).await;
     assert_ne!(next, key);
     assert_eq!(left_in_tmp(&house), [next.as_str()]);
-    // Of another size it is of no use.
+    // Of another size it is of no use, nor for one that may use less of a processor, although that has the same template.
+    let mut slower = machine("slower");
+    slower.patch.millicpus = Some(500);
+    engine.create(&project(), slower, None).await.unwrap();
     let mut larger = machine("larger");
     larger.patch.memory = Some(sandkeep_core::model::Size(320 << 20));
     engine.create(&project(), larger, None).await.unwrap();

@@ -28,8 +28,10 @@ impl Disks {
 
     /// All or none. Disks that are frozen already stay so for as long again.
     pub(super) fn freeze(&self) -> io::Result<()> {
-        // Outside the lock: the most of it, and it takes its time.
-        rustix::fs::sync();
+        if self.frozen_at().is_none() {
+            // Outside the lock: the most of it, and it takes its time.
+            rustix::fs::sync();
+        }
         let mut frozen_at = self.frozen_at();
         if frozen_at.is_none() {
             for (number, disk) in self.disks.iter().enumerate() {

@@ -8,8 +8,8 @@
 //! *Who is alive.* Process numbers are reused, so a record counts only if the process has the start
 //! time it names. From then on the process is held by a pidfd, which cannot mean another.
 //!
-//! *Whose control group.* A machine's own, by its key; but a process that was started before it was any machine's (a *spare*)
-//! brings the group it was started in, and its record names it.
+//! *Whose control group.* A machine's own, by its key; but a process that was started before it was any machine's (a *spare*), or a
+//! machine before it was anybody's (*ready*), brings the group it was started in, and its record names it.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufRead, BufReader, Write};

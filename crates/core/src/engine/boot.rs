@@ -117,7 +117,7 @@ impl Inner {
                 self.rules_changed(&live).await;
                 self.watch_death(&live);
                 if let Some(memory) = template {
-                    self.restock(&live.sandbox(), memory);
+                    self.restock(&live.sandbox(), &memory);
                 }
                 // Services that go on in memory are there already.
                 if restored {

@@ -3,7 +3,8 @@
 //! ```text
 //! snapshot has memory ── it can be used ──> restored, told what changed, thawed; its commands go on
 //!        │                    └── no, or that failed ──> booted on the disks of the same image (*fallback*)
-//!        └── none ──> restored from the template of its image, told who it is (*furnished*: its root is mounted)
+//!        └── none ──> one that waits is taken over (`ready.rs`)
+//!                └── there is none ──> restored from the template of its image, told who it is (*furnished*: its root is mounted)
 //!                          └── it has files of its own or drives, or that failed ──> restored from the template of its size, assembled
 //!                                    └── there is none and none can be made ──> booted on a blank disk, assembled
 //! ```
@@ -42,6 +43,8 @@ pub(super) const BOOT_WITHIN: Duration = Duration::from_secs(120);
 pub(super) const ASSEMBLE_WITHIN: Duration = Duration::from_secs(60);
 /// How long an agent may take to find out that it was restored.
 const RENEW_WITHIN: Duration = Duration::from_secs(20);
+/// By how much a machine's clock may be behind.
+const LATE: Duration = Duration::from_millis(250);
 /// For how long a template that could not be made is done without.
 const NOT_AGAIN: Duration = Duration::from_mins(5);
 /// How many templates are kept: they belong to nobody, and are in nobody's bounds.
@@ -216,7 +219,7 @@ impl Inner {
         begin: Begin,
     ) -> Result<Up> {
         let keeper = driver.keeper().ok_or_else(|| no_memory(sandbox))?;
-        let machine = self.machine(sandbox)?;
+        let mut machine = self.machine(sandbox)?;
         let mut begin = begin;
         if let How::Furnished = begin.how {
             // It has been nobody's: what the image calls the machine is as good for this one as for any.
@@ -228,6 +231,8 @@ impl Inner {
             {
                 return Ok(Up { link, guest, restored: None });
             }
+            // The ids may be others.
+            machine = self.machine(sandbox)?;
             match self.restore_as(driver, keeper, &machine, &image, who).await {
                 Ok(Awake { link, guest, .. }) => return Ok(Up { link, guest, restored: None }),
                 Err(error) => {
@@ -335,21 +340,32 @@ impl Inner {
         Who { identity, machine_id, frozen }: Who,
     ) -> Result<Awake> {
         let renew = || Renew { now: moment(), identity: identity.clone(), machine_id };
+        let mut began = Instant::now();
         let (link, woken) = self.restored(driver, keeper, machine, image, Some(renew())).await?;
         let Woken { guest, commands } = woken;
         let commands = match commands {
             Some(commands) => commands,
             // It did not find what it was to find first.
             None => {
+                began = Instant::now();
                 let renewed = tokio::time::timeout(RENEW_WITHIN, guest.renew(renew())).await;
                 renewed.map_err(|_| GuestError::Timeout)??;
                 guest.commands().await?
             }
         };
+        self.tell_time(&guest, began).await?;
         if frozen {
             self.thaw_soon(machine, guest.clone());
         }
         Ok(Awake { link, guest, commands })
+    }
+
+    /// Tells a machine the time once more, if it was told it long ago: it was on its way for as long as everything took.
+    pub(super) async fn tell_time(&self, guest: &Guest, told: Instant) -> Result<()> {
+        if told.elapsed() > LATE {
+            guest.renew(Renew { now: moment(), identity: None, machine_id: false }).await?;
+        }
+        Ok(())
     }
 
     /// Lets a machine write again. Nobody waits for it: whoever writes does, for a moment. If it is not heard, the machine thaws itself ten
@@ -591,7 +607,9 @@ impl Inner {
         let named = named.ok_or_else(|| Error::invalid("template", "its key is no machine's"))?;
         let machine = self.nobodys(&named, machine.root, machine.limits).await?;
         let made = self.capture_template(driver, keeper, &machine, base).await;
-        self.end_nobodys(driver, machine).await.and(made)
+        let ended = self.end_nobodys(driver, machine).await;
+        let layer = made?;
+        ended.map(|()| layer)
     }
 
     async fn capture_template(

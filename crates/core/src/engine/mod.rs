@@ -305,9 +305,9 @@ impl Engine {
         for slot in slots {
             let _ = tokio::time::timeout(Duration::from_secs(30), slot.idle()).await;
         }
-        self.inner.end_ready_machines().await;
         self.inner.all_offline().await;
         let _ = self.inner.store.sync().await;
+        self.inner.end_ready_machines().await;
     }
 
     /// How many machines wait for a sandbox.

@@ -196,7 +196,9 @@ impl Inner {
                         if [TEMPLATE, READY].iter().any(|mark| key.as_str().starts_with(mark)) =>
                     {
                         tracing::warn!(machine = %key, "was nobody's yet; it is ended");
-                        driver.stop(&key).await?;
+                        if let Err(error) = driver.stop(&key).await {
+                            tracing::error!(machine = %key, error = chain_of(&error), "it is left");
+                        }
                     }
                     Err(error) => {
                         tracing::warn!(%error, "a machine that is not ours is left alone");
@@ -334,7 +336,10 @@ impl Inner {
         }
         let guest = reach(&link, self.settings.patience).await?;
         if driver.keeper().is_some() {
-            guest.thaw().await?;
+            // One that is not thawed now thaws by itself.
+            if let Err(error) = guest.thaw().await {
+                tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "was not thawed");
+            }
         }
         let known = guest.commands().await?;
         let session = match &sandbox.session {

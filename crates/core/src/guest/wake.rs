@@ -18,7 +18,7 @@ use zeroize::Zeroizing;
 use super::serial::{self, Port};
 use super::stream::unexpected;
 use super::wire::{Handle, Wire};
-use super::{Guest, GuestError, HELLO, greeted};
+use super::{ANSWER, Guest, GuestError, HELLO, greeted};
 
 /// What an agent finds when its machine goes on: a connection begins, a greeting, and what is asked of it.
 #[derive(Debug)]
@@ -113,8 +113,10 @@ impl Guest {
         if !opening.renews {
             return Ok(Woken { guest, commands: None });
         }
-        let Reply::Hello { .. } = answer(deadline).await? else { return Err(unexpected()) };
-        let Reply::Commands { commands } = answer(deadline).await? else {
+        // It is there; what it does now may take its time.
+        let until = Instant::now() + ANSWER;
+        let Reply::Hello { .. } = answer(until).await? else { return Err(unexpected()) };
+        let Reply::Commands { commands } = answer(until).await? else {
             return Err(unexpected());
         };
         Ok(Woken { guest, commands: Some(commands) })

@@ -87,6 +87,8 @@ impl Microvm {
                 // The cause is what the caller needs to hear; what is left over now, if anything,
                 // is cleared by the next start, stop or survivors.
                 let _ = self.end(key);
+                // Of one whose hypervisor did not come up.
+                let _ = self.host.groups.remove(key);
                 for disk in made {
                     let _ = fs::remove_file(&disk);
                     let _ = disk.parent().map(fs::remove_dir);
