@@ -83,15 +83,15 @@ fn counting(keep: &Daemon, name: &str) {
     }
 }
 
-/// How many hypervisors have something of this daemon open.
+/// How many hypervisors have a disk of a sandbox of this daemon open. Those that wait for one have none.
 fn hypervisors(keep: &Daemon) -> usize {
-    let data = keep.data().canonicalize().unwrap();
+    let layers = keep.data().canonicalize().unwrap().join("layers");
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let ours = |process: &std::fs::DirEntry| {
         let comm = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
         let Ok(open) = std::fs::read_dir(process.path().join("fd")) else { return false };
         let mut targets = open.flatten().filter_map(|fd| std::fs::read_link(fd.path()).ok());
-        comm.starts_with("qemu") && targets.any(|target| target.starts_with(&data))
+        comm.starts_with("qemu") && targets.any(|target| target.starts_with(&layers))
     };
     processes.filter(ours).count()
 }
