@@ -11,31 +11,24 @@
 //!
 //! A fallback is never to anything older, and it is said: in the session, in the log, by `why`. What ran is lost then, and
 //! marked so.
-//!
-//! *Templates.* A machine that waits to be assembled is the same for all images. The first start of a size boots one,
-//! captures it and keeps that for good; one at a time does so for each size, and the others wait.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use sandkeep_proto::link::{Assemble, AssembleMount, Hidden, Identity, Known, Moment, Renew};
-use sha2::Digest as _;
 
 use super::boot::chain_of;
 use super::live::reach;
-use super::slot::lock;
 use super::{Error, Inner, Result};
-use crate::driver::{Driver, DriverError, Keeper, Link, Machine, Restored, Then, mac_of};
+use crate::driver::{Driver, DriverError, Keeper, Link, Machine, Restored, mac_of};
 use crate::failpoint;
 use crate::guest::{Guest, GuestError, Opening, Woken};
 use crate::model::{
-    FORMAT, Fingerprint, LayerId, Limits, MachineKey, MemoryId, MemoryLayer, RootFs, Sandbox,
-    Session, Snapshot, Template, now,
+    Fingerprint, LayerId, MemoryId, MemoryLayer, RootFs, Sandbox, Session, Snapshot,
 };
-use crate::store::{Durability, NewMemory};
+use crate::store::Durability;
 
 /// How long a kernel may take to boot, where it is emulated and the host is busy.
 pub(super) const BOOT_WITHIN: Duration = Duration::from_secs(120);
@@ -45,32 +38,6 @@ pub(super) const ASSEMBLE_WITHIN: Duration = Duration::from_secs(60);
 const RENEW_WITHIN: Duration = Duration::from_secs(20);
 /// By how much a machine's clock may be behind.
 const LATE: Duration = Duration::from_millis(250);
-/// For how long a template that could not be made is done without.
-const NOT_AGAIN: Duration = Duration::from_mins(5);
-/// How many templates are kept: they belong to nobody, and are in nobody's bounds.
-const MOST_TEMPLATES: usize = 128;
-/// What the keys of machines begin with that become templates.
-pub(super) const TEMPLATE: &str = "template-";
-
-/// Who makes which template just now.
-#[derive(Debug, Default)]
-pub(super) struct Templates {
-    doors: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
-    /// Which could not be made, or made machines that did not work, and when: they are not tried again at every start.
-    failed: Mutex<HashMap<String, Instant>>,
-}
-
-impl Templates {
-    pub(super) fn has_failed(&self, key: &str) -> bool {
-        let mut failed = lock(&self.failed);
-        failed.retain(|_, at| at.elapsed() < NOT_AGAIN);
-        failed.contains_key(key)
-    }
-
-    pub(super) fn failed(&self, key: String) {
-        lock(&self.failed).insert(key, Instant::now());
-    }
-}
 
 /// What a machine begins with.
 #[derive(Debug)]
@@ -405,7 +372,7 @@ impl Inner {
         Ok((link, woken))
     }
 
-    async fn begin_from_template(
+    pub(super) async fn begin_from_template(
         &self,
         driver: &Arc<dyn Driver>,
         keeper: &dyn Keeper,
@@ -432,7 +399,7 @@ impl Inner {
     }
 
     /// Starts a machine, and one that a pause left behind is ended first.
-    async fn afresh<F, T>(
+    pub(super) async fn afresh<F, T>(
         &self,
         driver: &Arc<dyn Driver>,
         machine: &Machine,
@@ -485,162 +452,6 @@ impl Inner {
     /// Where the layers of an image lie.
     pub(super) fn dirs(&self, memory: &[MemoryId]) -> Vec<PathBuf> {
         memory.iter().map(|id| self.store.memory_dir(id)).collect()
-    }
-
-    /// The template of a kind of machine, which is made if there is none.
-    async fn template(
-        &self,
-        driver: &Arc<dyn Driver>,
-        keeper: &dyn Keeper,
-        machine: Machine,
-        here: &Fingerprint,
-    ) -> Result<MemoryId> {
-        let key = here.key();
-        self.template_of(driver, keeper, machine, key, None).await
-    }
-
-    /// A template in which the root of a sandbox's image is mounted. Of one that has files of its own, or drives, the root is
-    /// another each time.
-    async fn furnished(
-        &self,
-        driver: &Arc<dyn Driver>,
-        keeper: &dyn Keeper,
-        sandbox: &Sandbox,
-        machine: Machine,
-        here: &Fingerprint,
-        base: &MemoryId,
-    ) -> Result<Option<MemoryId>> {
-        if sandbox.current.is_some() || !sandbox.config.mounts.is_empty() {
-            return Ok(None);
-        }
-        let layers = &sandbox.image_layers;
-        let root = RootFs { image: layers.len(), ..self.store.root(&LayerId::fresh(), layers) };
-        let machine = Machine { root, ..machine };
-        // What it was captured with, and what it was told when its root was mounted.
-        let roots = keeper.roots(&machine.root).await?;
-        let Limits { pids, file_size, .. } = machine.limits;
-        let parts = format!("{} {base} {roots:?} {pids} {}", here.key(), file_size.0);
-        let digest = sha2::Sha256::digest(parts);
-        let key: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        if self.templates.has_failed(&key) {
-            return Ok(None);
-        }
-        let made = self.template_of(driver, keeper, machine, key.clone(), Some(base)).await;
-        if made.is_err() {
-            self.templates.failed(key);
-        }
-        made.map(Some)
-    }
-
-    /// The template of a name: the one on record, or one that is made now, by whoever comes first.
-    async fn template_of(
-        &self,
-        driver: &Arc<dyn Driver>,
-        keeper: &dyn Keeper,
-        machine: Machine,
-        key: String,
-        base: Option<&MemoryId>,
-    ) -> Result<MemoryId> {
-        if let Some(found) = self.template_on_record(&key, base).await? {
-            return Ok(found);
-        }
-        let door = lock(&self.templates.doors).entry(key.clone()).or_default().clone();
-        let _one = door.lock().await;
-        if let Some(found) = self.template_on_record(&key, base).await? {
-            return Ok(found);
-        }
-        if self.store.scan::<Template>().await?.good.len() >= MOST_TEMPLATES {
-            let reason = format!("there are {MOST_TEMPLATES} already");
-            return Err(Error::invalid("template", reason));
-        }
-        tracing::info!(
-            key,
-            furnished = base.is_some(),
-            "a machine of this kind is made for the first time"
-        );
-        let layer = self.make_template(driver, keeper, machine, &key, base).await?;
-        self.book_memory(&layer);
-        let template = Template { format: FORMAT, key, memory: layer.id.clone(), used_at: now() };
-        self.store.write(&template, Durability::Synced).await?;
-        self.books().hold_template(&template);
-        lock(&self.templates.doors).remove(&template.key);
-        Ok(layer.id)
-    }
-
-    async fn template_on_record(
-        &self,
-        key: &str,
-        base: Option<&MemoryId>,
-    ) -> Result<Option<MemoryId>> {
-        let mut found = match self.store.read::<Template>(&key.to_owned()).await {
-            Ok(found) => found,
-            Err(error) if error.is_not_found() => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
-        let chain: Vec<_> = std::iter::once(&found.memory).chain(base).cloned().collect();
-        if let Err(error) = self.store.check_memory(&chain).await {
-            tracing::error!(
-                key,
-                error = chain_of(&error),
-                "a template is damaged; another one is made"
-            );
-            self.store.remove::<Template>(&key.to_owned()).await?;
-            return Ok(None);
-        }
-        if now().duration_since(found.used_at) > jiff::SignedDuration::from_hours(24) {
-            found.used_at = now();
-            self.store.write(&found, Durability::Soon).await?;
-        }
-        Ok(Some(found.memory))
-    }
-
-    async fn make_template(
-        &self,
-        driver: &Arc<dyn Driver>,
-        keeper: &dyn Keeper,
-        machine: Machine,
-        key: &str,
-        base: Option<&MemoryId>,
-    ) -> Result<MemoryLayer> {
-        let short: String = key.chars().take(24).collect();
-        let named = MachineKey::parse(&format!("{TEMPLATE}{short}"));
-        let named = named.ok_or_else(|| Error::invalid("template", "its key is no machine's"))?;
-        let machine = self.nobodys(&named, machine.root, machine.limits).await?;
-        let made = self.capture_template(driver, keeper, &machine, base).await;
-        let ended = self.end_nobodys(driver, machine).await;
-        let layer = made?;
-        ended.map(|()| layer)
-    }
-
-    async fn capture_template(
-        &self,
-        driver: &Arc<dyn Driver>,
-        keeper: &dyn Keeper,
-        machine: &Machine,
-        base: Option<&MemoryId>,
-    ) -> Result<MemoryLayer> {
-        let below = self.dirs(base.map_or(&[], std::slice::from_ref));
-        let _guest = match base {
-            // Its disk is not frozen: it is of no use without its memory.
-            Some(_) => self.begin_from_template(driver, keeper, machine, &below).await?.1,
-            None => {
-                let _few = self.boots.acquire().await;
-                let link = self.afresh(driver, machine, || keeper.boot(machine, &[])).await?;
-                reach(&link, BOOT_WITHIN).await?
-            }
-        };
-        let (id, dir) = self.store.begin_memory().await?;
-        let sealed = async {
-            let captured = keeper.capture(&machine.key, &dir, &below, Then::Hold).await?;
-            let (fingerprint, ram, roots) = (captured.fingerprint, captured.ram, captured.roots);
-            let new = NewMemory { fingerprint, ram, roots };
-            Ok::<_, Error>(self.store.seal_memory(&id, new).await?)
-        };
-        let sealed = sealed.await;
-        if sealed.is_err() {
-            self.store.discard_memory(&id).await?;
-        }
-        sealed
     }
 }
 

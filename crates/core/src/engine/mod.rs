@@ -75,6 +75,7 @@ mod slot;
 mod snapshots;
 mod space;
 mod stdin;
+mod template;
 mod tenant;
 mod token;
 mod track;
@@ -238,7 +239,7 @@ pub(crate) struct Inner {
     /// Commands of paused machines that somebody waits for.
     asleep: carry::Asleep,
     /// One at a time makes the template of a kind of machine; the others wait for it.
-    templates: machine::Templates,
+    templates: template::Templates,
     ready: ready::Ready,
     /// How many boot at one time that nobody may be waiting for: after a power cut it could be all there are.
     boots: tokio::sync::Semaphore,
@@ -283,7 +284,7 @@ impl Engine {
             snapshot_locks: snapshots::Locks::default(),
             unsynced_tombstones: AtomicBool::default(),
             asleep: carry::Asleep::default(),
-            templates: machine::Templates::default(),
+            templates: template::Templates::default(),
             ready: ready::Ready::default(),
             merges: tokio::sync::Semaphore::new(1),
             boots: tokio::sync::Semaphore::new(
