@@ -218,7 +218,8 @@ impl Inner {
         Ok(link)
     }
 
-    /// Writes down that the disks of a machine have moved. Nobody has been told of anything that is on them: who is, waits for the record.
+    /// Has it on stable storage that the disks of a machine have moved. Nobody waits for it: a create is answered after its record is synced,
+    /// which was written later. A first start that is no create is as exposed to a power cut in this moment as any that just began.
     fn sync_soon(&self, machine: &Machine) {
         let place = machine.root.writable_dir.clone();
         let key = machine.key.clone();

@@ -198,7 +198,7 @@ impl Microvm {
         let (log, launched) = self.hypervisor_of(&owner, &prepared.layout)?;
         let going = launched.and_then(|(mut qmp, mut line)| {
             if let (true, Some(top)) = (prepared.plan.restored, image.first()) {
-                qmp.expect()?;
+                qmp.await_machine()?;
                 load(&mut qmp, &top.join("devices"))?;
             }
             line.write_all(first)?;

@@ -161,7 +161,7 @@ impl Qmp {
 
     /// The same, for a machine that comes. It is not announced to its network, which is nobody else's: the guest would be told
     /// to do that before all else.
-    pub(super) fn expect(&mut self) -> io::Result<()> {
+    pub(super) fn await_machine(&mut self) -> io::Result<()> {
         self.leave_ram()?;
         self.ask("migrate-set-parameters", json!({"announce-rounds": 0})).map(drop)
     }

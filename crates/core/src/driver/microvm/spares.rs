@@ -325,7 +325,7 @@ impl Microvm {
         let owner = Owner { key, hostname: "spare", uid, limits: &limits };
         let (_log, launched) = self.hypervisor_of(&owner, &layout)?;
         let ready = launched.and_then(|(mut qmp, line)| {
-            qmp.expect()?;
+            qmp.await_machine()?;
             // It connected before it was confined.
             let (ram, _) = calls.accept()?;
             ram.set_read_timeout(Some(PATIENCE))?;
