@@ -142,6 +142,28 @@ async fn a_machine_that_died_waiting_costs_nothing() {
     engine.shutdown().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn as_many_wait_as_the_settings_say() {
+    let Some(mut house) = house("as_many_wait_as_the_settings_say") else { return };
+    house.settings.ready = 2;
+    let engine = house.open().await;
+    engine.create(&project(), machine("one"), None).await.unwrap();
+    until("two machines that wait", async || (engine.ready_machines() == 2).then_some(())).await;
+    let project = project();
+    let (two, three) = tokio::join!(
+        engine.create(&project, machine("two"), None),
+        engine.create(&project, machine("three"), None)
+    );
+    two.and(three).unwrap();
+    for sandbox in ["two", "three"] {
+        let (on_host, _) = record(&house, &engine, sandbox).await;
+        assert!(on_host["group"].as_str().unwrap().starts_with("ready-"), "{on_host}");
+        assert_eq!(ok(&engine, sandbox, "hostname").await, format!("{sandbox}\n"));
+    }
+    until("two more", async || (engine.ready_machines() == 2).then_some(())).await;
+    engine.shutdown().await;
+}
+
 /// What the process that dies does. Without a house it is not that process and does nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn victim() {
