@@ -5,8 +5,8 @@ use hyper::Method;
 use crate::query::Target;
 use crate::transport::Call;
 use crate::types::{
-    CreateKey, CreateProject, Health, IssueToken, Key, NewKey, Paged, Project, SpaceUsage, Token,
-    WhoAmI,
+    CreateKey, CreateProject, Damage, Health, IssueToken, Key, NewKey, Paged, Project, SpaceUsage,
+    Token, WhoAmI,
 };
 use crate::{Client, Error};
 
@@ -26,6 +26,12 @@ impl Client {
     /// What lies on the server's disk.
     pub async fn usage(&self) -> Result<SpaceUsage, Error> {
         self.transport.json(Call::get(Target::new(&["usage"]))).await
+    }
+
+    /// Everything the server knows to be wrong with stored data.
+    pub async fn damage(&self) -> Result<Vec<Damage>, Error> {
+        let page: Paged<Damage> = self.transport.json(Call::get(Target::new(&["damage"]))).await?;
+        Ok(page.items)
     }
 
     /// Lists projects.

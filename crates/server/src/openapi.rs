@@ -26,6 +26,7 @@ use crate::api::{
         tenants::who_am_i,
         tenants::issue_token,
         tenants::usage,
+        tenants::damage,
         sandboxes::list,
         sandboxes::create,
         sandboxes::get,

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use sandkeep_client::Error;
+use sandkeep_client::types::Damage;
 use sandkeep_core::driver::container::probe;
 use sandkeep_core::driver::microvm::{MicrovmConfig, MicrovmDriver};
 use sandkeep_core::driver::{Check, Driver as _};
@@ -64,6 +66,7 @@ pub(super) async fn doctor(global: &Global, args: &DoctorArgs) -> Result<(), Fai
     findings.extend(container(&data).await);
     findings.extend(microvm(&data).await);
     findings.extend([resolver(), machine(), gvisor(), server(global).await]);
+    findings.extend(damage(global).await);
     let fit = findings.iter().all(|finding| finding.verdict != Verdict::Missing);
     let report = Report { data, fit, findings };
     let screen = Screen::new(global.json);
@@ -349,6 +352,30 @@ async fn server(global: &Global) -> Finding {
             Err(error) => none(error.to_string()),
         },
     }
+}
+
+/// Lists what the running server knows to be wrong with its data.
+async fn damage(global: &Global) -> Vec<Finding> {
+    let Ok(client) = locate::client(global) else { return Vec::new() };
+    let found = match client.damage().await {
+        Ok(found) => found,
+        // Without a server there is `keep fsck`.
+        Err(Error::Connect { .. }) => return Vec::new(),
+        Err(error) => {
+            let fix = "use a key of scope `admin`";
+            return vec![Finding::new("data", Verdict::Absent, error.to_string(), Some(fix))];
+        }
+    };
+    if found.is_empty() {
+        return vec![Finding::new("data", Verdict::Ok, "no damage known", None)];
+    }
+    let finding = |damage: Damage| Finding {
+        name: format!("data: {}", damage.kind.replace('_', " ")),
+        verdict: Verdict::Weak,
+        detail: format!("{}: {}", damage.subject, damage.detail),
+        fix: Some(damage.consequence),
+    };
+    found.into_iter().map(finding).collect()
 }
 
 /// Starts a machine to see what the container driver can do. As another user than root that would

@@ -57,7 +57,7 @@ pub use service::{Restart, Service, ServiceState, ServiceStatus, SetService};
 pub use session::{HookRun, Session, SessionEnd, Usage};
 pub use snapshot::{Snapshot, SnapshotDeleted, SnapshotKind, SnapshotMemory, SnapshotSize};
 pub use tenant::{
-    Audience, CreateKey, CreateProject, Health, IssueToken, Key, NewKey, Project, Scope,
+    Audience, CreateKey, CreateProject, Damage, Health, IssueToken, Key, NewKey, Project, Scope,
     SpaceUsage, Token, WhoAmI,
 };
 

@@ -145,6 +145,22 @@ pub struct SpaceUsage {
     pub open_bytes: u64,
 }
 
+/// One thing that is wrong with stored data.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Damage {
+    /// What is wrong: `unreadable_manifest`, `missing`, `sync_failed`, `layer_in_doubt`,
+    /// `layer_changed`, `collection_stopped`, `index_rebuilt` or `security_config`.
+    pub kind: String,
+    /// What it is wrong with: a path below the data directory, or an id.
+    pub subject: String,
+    /// What was found.
+    pub detail: String,
+    /// What it means, and what to do.
+    pub consequence: String,
+    /// When it was first found.
+    pub since: String,
+}
+
 /// The server is up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Health {

@@ -31,6 +31,7 @@
 //! - `network` is what sandboxes may reach and what they reached; `journal` keeps the latter.
 //! - `uplink` is a session's network, `network` what callers ask of it, `journal` what is on record of it.
 //! - `reaper` ends what is idle, over its time or over its disk, and what has expired.
+//! - `damage` is the register of everything that is known to be wrong with stored data.
 //! - `secrets` keeps values of projects and gives them to sessions.
 //! - `tenant` knows projects and keys, `token` what speaks for a key; `once` makes retries harmless.
 //!
@@ -45,6 +46,7 @@ mod carry;
 mod checkpoint;
 mod command;
 mod create;
+mod damage;
 mod drive;
 mod erase;
 mod error;
@@ -103,6 +105,7 @@ use crate::store::accounting::Books;
 use crate::store::image::Images;
 
 pub use command::{Event, Events, Exec, Started};
+pub use damage::{Damage, DamageKind};
 pub use drive::CreateDrive;
 pub use error::{Error, ErrorKind, Result};
 pub use files::Files;
@@ -225,6 +228,7 @@ pub(crate) struct Inner {
     outside: Arc<Outside>,
     secrets: secrets::Secrets,
     once: once::Once,
+    damage: damage::DamageRegister,
     books: Mutex<Books>,
     uids: Mutex<BTreeSet<u32>>,
     /// Held while a drive's record is changed. Taken after `space`, by whoever needs both.
@@ -276,6 +280,7 @@ impl Engine {
             outside: Arc::new(outside),
             secrets: secrets::Secrets::default(),
             once: once::Once::default(),
+            damage: damage::DamageRegister::default(),
             books: Mutex::default(),
             uids: Mutex::default(),
             drives: tokio::sync::Mutex::default(),

@@ -33,6 +33,7 @@ use std::sync::atomic::Ordering;
 use tokio::task::JoinSet;
 
 use super::boot::chain_of;
+use super::damage::DamageKind;
 use super::lifecycle::Phase;
 use super::live::{Live, reach};
 use super::slot::Slot;
@@ -96,7 +97,7 @@ impl Inner {
         let layers = self.store.scan::<Layer>().await?;
         let images = self.store.scan::<Image>().await?;
         for damaged in [&projects.damaged, &layers.damaged] {
-            tell(damaged);
+            self.report_unreadable(damaged);
         }
         for holders in [&snapshots.damaged, &sandboxes.damaged, &images.damaged] {
             self.doubt(holders);
@@ -106,7 +107,7 @@ impl Inner {
             self.tenants.put(project);
         }
         let secrets = self.store.scan::<Secret>().await?;
-        tell(&secrets.damaged);
+        self.report_unreadable(&secrets.damaged);
         secrets.good.into_iter().for_each(|secret| self.learn_secret(secret));
         layers.good.iter().for_each(|layer| self.book(layer));
         self.reindex_memory().await?;
@@ -143,10 +144,10 @@ impl Inner {
     /// Enters memory layers, and the templates that hold some.
     async fn reindex_memory(&self) -> Result<()> {
         let layers = self.store.scan::<MemoryLayer>().await?;
-        tell(&layers.damaged);
+        self.report_unreadable(&layers.damaged);
         layers.good.iter().for_each(|layer| self.book_memory(layer));
         let templates = self.store.scan::<Template>().await?;
-        tell(&templates.damaged);
+        self.report_unreadable(&templates.damaged);
         self.books().hold_templates(&templates.good);
         Ok(())
     }
@@ -154,9 +155,21 @@ impl Inner {
     /// Tells of manifests that do not read. What they name is held by nobody in the books, and must not
     /// be collected for that.
     fn doubt(&self, damaged: &[Damaged]) {
-        tell(damaged);
+        self.report_unreadable(damaged);
         if !damaged.is_empty() {
             self.uncertain.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn report_unreadable(&self, damaged: &[Damaged]) {
+        for Damaged { path, reason, .. } in damaged {
+            let path = path.strip_prefix(self.store.data_dir()).unwrap_or(path);
+            self.report_damage(
+                DamageKind::UnreadableManifest,
+                path.display().to_string(),
+                reason,
+                "it is left as it is, and what it describes is not available; `keep fsck` tells more",
+            );
         }
     }
 
@@ -399,10 +412,4 @@ fn note_panic(ended: Option<Result<(), tokio::task::JoinError>>) -> bool {
         tracing::error!(%error, "a sandbox was not brought to rest; it can be started again or deleted");
     }
     ended.is_some()
-}
-
-fn tell(damaged: &[Damaged]) {
-    for Damaged { path, reason, .. } in damaged {
-        tracing::error!(path = %path.display(), %reason, "a manifest does not read; it is left as it is");
-    }
 }

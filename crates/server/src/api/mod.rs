@@ -118,6 +118,7 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/openapi.json", get(crate::openapi::document))
         .route("/v1/whoami", get(tenants::who_am_i))
         .route("/v1/usage", get(tenants::usage))
+        .route("/v1/damage", get(tenants::damage))
         .route("/v1/tokens", post(tenants::issue_token))
         .route("/v1/projects", get(tenants::projects).post(tenants::create_project))
         .route("/v1/projects/{project}", delete(tenants::delete_project))

@@ -83,6 +83,20 @@ pub(crate) async fn usage(
     }))
 }
 
+/// Lists everything the server knows to be wrong with stored data.
+#[utoipa::path(get, path = "/v1/damage", tag = "server", operation_id = "damage",
+    responses((status = 200, description = "All, on one page: at most 1,000.",
+        body = types::Paged<types::Damage>)))]
+pub(crate) async fn damage(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    params: Params,
+) -> Answer<types::Paged<types::Damage>> {
+    params.end()?;
+    let items = app.engine.damage().into_iter().map(wire::damage).collect();
+    Ok(Json(types::Paged { items, next: None }))
+}
+
 /// Lists all projects, with their keys.
 #[utoipa::path(get, path = "/v1/projects", tag = "projects", operation_id = "list_projects",
     responses((status = 200, description = "All, on one page.", body = types::Paged<types::Project>)))]

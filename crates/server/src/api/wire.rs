@@ -22,6 +22,16 @@ pub(super) fn paged<T, U>(page: db::Paged<T>, each: impl Fn(T) -> U) -> types::P
     types::Paged { items: page.items.into_iter().map(each).collect(), next: page.next }
 }
 
+pub(super) fn damage(damage: engine::Damage) -> types::Damage {
+    types::Damage {
+        kind: damage.kind.name().to_owned(),
+        subject: damage.subject,
+        detail: damage.detail,
+        consequence: damage.consequence,
+        since: damage.since.to_string(),
+    }
+}
+
 pub(super) fn class(class: model::Class) -> types::Class {
     match class {
         model::Class::Ephemeral => types::Class::Ephemeral,
