@@ -46,7 +46,9 @@ pub struct Daemon {
     keep: PathBuf,
     child: Option<Child>,
     listen: String,
-    // Last, so that it goes when everything in it is over.
+    /// Its data directory, in `home` or elsewhere.
+    data: PathBuf,
+    // Goes when everything in it is over.
     home: TempDir,
     environment: Vec<(String, String)>,
 }
@@ -73,9 +75,24 @@ impl Daemon {
             keep: keep.as_ref().to_path_buf(),
             child: None,
             listen: "127.0.0.1:0".to_owned(),
+            data: home.path().join("data"),
             home,
             environment: environment.iter().map(own).collect(),
         }
+    }
+
+    /// Starts it on a data directory that lies elsewhere, as on a [`FaultDisk`](crate::fault_disk::FaultDisk). Its log
+    /// does not lie there.
+    #[must_use]
+    pub fn start_at(
+        keep: impl AsRef<Path>,
+        data: impl Into<PathBuf>,
+        environment: &[(&str, &str)],
+    ) -> Self {
+        let mut daemon = Self::not_yet(keep, environment);
+        daemon.data = data.into();
+        daemon.launch();
+        daemon
     }
 
     /// Starts it on a host that was prepared for machines of their own, with `kernel`.
@@ -207,7 +224,7 @@ impl Daemon {
     /// Its data directory.
     #[must_use]
     pub fn data(&self) -> PathBuf {
-        self.home.path().join("data")
+        self.data.clone()
     }
 
     /// A directory beside it, for a test's own files.

@@ -3,9 +3,11 @@
 pub mod daemon;
 pub mod db;
 pub mod driver;
+pub mod fault_disk;
 pub mod house;
 pub mod inside;
 pub mod machine;
 pub mod microvm;
+pub mod random;
 pub mod root;
 pub mod tree;
