@@ -1,8 +1,8 @@
 //! Places where a test can kill the daemon.
 //!
 //! With the feature `failpoints`, [`pass`] ends the process, as abruptly as kill -9 does, when the
-//! variable `SANDKEEP_FAILPOINT` names the place; `name:3` lets two passes go by first. Without the
-//! feature it is nothing at all. `docs/CRASH-MATRIX.md` lists the places and what must hold after
+//! variable `SANDKEEP_FAILPOINT` names the place; `name:3` lets two passes go by first. `panic=name`
+//! panics there instead, and the process goes on. Without the feature it is nothing at all. `docs/CRASH-MATRIX.md` lists the places and what must hold after
 //! each.
 
 /// Dies here, if a test asked for it.
@@ -11,16 +11,21 @@ pub fn pass(name: &str) {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    static ARMED: OnceLock<Option<(String, AtomicU32)>> = OnceLock::new();
+    static ARMED: OnceLock<Option<(String, AtomicU32, bool)>> = OnceLock::new();
     let armed = ARMED.get_or_init(|| {
         let text = std::env::var("SANDKEEP_FAILPOINT").ok()?;
-        let (name, count) = text.split_once(':').unwrap_or((&text, "1"));
-        Some((name.to_owned(), AtomicU32::new(count.parse().unwrap_or(1))))
+        let (text, panics) = match text.strip_prefix("panic=") {
+            Some(rest) => (rest, true),
+            None => (text.as_str(), false),
+        };
+        let (name, count) = text.split_once(':').unwrap_or((text, "1"));
+        Some((name.to_owned(), AtomicU32::new(count.parse().unwrap_or(1)), panics))
     });
-    if let Some((place, left)) = armed
+    if let Some((place, left, panics)) = armed
         && place == name
         && left.fetch_sub(1, Ordering::SeqCst) == 1
     {
+        assert!(!*panics, "the fail point {name} was asked to panic");
         std::process::abort();
     }
 }

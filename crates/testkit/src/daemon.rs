@@ -6,7 +6,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -141,8 +141,32 @@ impl Daemon {
     }
 
     /// Starts the daemon again after [`terminate`](Self::terminate) or [`kill`](Self::kill), and
-    /// waits until it answers.
+    /// waits until it answers and has recovered what the one before it left.
     pub fn launch(&mut self) {
+        self.launch_early();
+        let deadline = Instant::now() + PATIENCE;
+        while self.recovering() != Some(0) {
+            assert!(self.is_alive(), "the daemon ended at its start:\n{}", self.log());
+            assert!(Instant::now() < deadline, "it is still recovering:\n{}", self.log());
+            sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// How many sandboxes the daemon still has to recover, if it answers.
+    #[must_use]
+    pub fn recovering(&self) -> Option<u64> {
+        let (url, _) = self.url_and_key();
+        let mut socket = std::net::TcpStream::connect(url.strip_prefix("http://")?).ok()?;
+        socket.set_read_timeout(Some(PATIENCE)).ok()?;
+        socket.write_all(b"GET /healthz HTTP/1.0\r\nHost: keep\r\n\r\n").ok()?;
+        let mut text = String::new();
+        socket.read_to_string(&mut text).ok()?;
+        let (_, body) = text.split_once("\r\n\r\n")?;
+        serde_json::from_str::<Value>(body).ok()?["recovering"].as_u64()
+    }
+
+    /// Starts the daemon again and waits until it answers. It may still be recovering.
+    pub fn launch_early(&mut self) {
         assert!(self.child.is_none(), "the daemon runs already");
         // What an earlier one wrote must not be taken for this one's.
         let _ = fs::remove_file(self.data().join("keep.sock"));

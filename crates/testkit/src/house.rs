@@ -14,7 +14,7 @@ use sandkeep_core::driver::{AGENT, Driver};
 use sandkeep_core::engine::{
     Checkpoint, Create, Engine, Event, Exec, Parts, Settings, SnapshotFilter,
 };
-use sandkeep_core::model::{Command, CommandId, MachineKey, Name, Patch, Size};
+use sandkeep_core::model::{Command, CommandId, MachineKey, Name, Patch, SandboxId, Size};
 use sandkeep_core::store::Store;
 use sandkeep_core::store::image::{ImageSettings, Images, Reporter};
 use tempfile::TempDir;
@@ -157,9 +157,36 @@ impl House {
     /// When one cannot be found.
     pub async fn hang_agents(&self) {
         for (key, _) in self.driver().survivors().await.expect("sandboxes are found") {
-            let path = self.config.run_dir.join(key.as_str()).join("machine.json");
-            send(&path, rustix::process::Signal::STOP);
+            self.signal_agent(key.as_str(), rustix::process::Signal::STOP);
         }
+    }
+
+    /// Stops the agent of one sandbox of the container driver where it stands.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be found.
+    pub fn hang_agent(&self, sandbox: &SandboxId) {
+        self.signal_agent(sandbox.as_str(), rustix::process::Signal::STOP);
+    }
+
+    /// Lets an agent that was stopped go on.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be found.
+    pub fn wake_agent(&self, sandbox: &SandboxId) {
+        self.signal_agent(sandbox.as_str(), rustix::process::Signal::CONT);
+    }
+
+    /// The socket at which the agent of a sandbox of the container driver listens.
+    #[must_use]
+    pub fn agent_socket(&self, sandbox: &SandboxId) -> PathBuf {
+        self.config.run_dir.join(sandbox.as_str()).join("agent.sock")
+    }
+
+    fn signal_agent(&self, key: &str, signal: rustix::process::Signal) {
+        send(&self.config.run_dir.join(key).join("machine.json"), signal);
     }
 
     /// What a process is to have in its environment so that [`lent`](Self::lent) is this house.
@@ -274,12 +301,24 @@ impl House {
         self.open().await
     }
 
-    /// Opens an engine, with the image `small` and the project `default`.
+    /// Opens an engine, with the image `small` and the project `default`, and waits until it has recovered all that an earlier
+    /// one left.
     ///
     /// # Panics
     ///
     /// When it does not open.
     pub async fn open(&self) -> Engine {
+        let engine = self.open_early().await;
+        engine.recovered().await;
+        engine
+    }
+
+    /// Opens an engine that may still be recovering what an earlier one left.
+    ///
+    /// # Panics
+    ///
+    /// When it does not open.
+    pub async fn open_early(&self) -> Engine {
         let store = Store::open(&self.data()).expect("the data directory opens");
         let db = SqliteDb::open(&self.data().join("index.db")).await.expect("the index opens");
         let images = Images::new(store.clone(), ImageSettings::default());

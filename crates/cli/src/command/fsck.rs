@@ -1,6 +1,7 @@
 //! `keep fsck`: looks at a data directory that no server has open, and makes its index again.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use sandkeep_core::engine::Settings;
 use sandkeep_core::model::{Layer, MemoryLayer};
@@ -14,6 +15,9 @@ use crate::failure::Failure;
 use crate::locate;
 use crate::screen::{Paint, Screen};
 use crate::serve;
+
+/// How long the recovery of sandboxes is waited for after the index was made again.
+const RECOVERED_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Serialize)]
 struct Answer {
@@ -59,6 +63,8 @@ pub(super) async fn fsck(global: &Global, args: &FsckArgs) -> Result<(), Failure
         let settings = Settings { secrets_key: key, ..Settings::default() };
         let (engine, drivers) =
             serve::open_engine(store, settings, &MicrovmSettings::default()).await?;
+        // What is not recovered by then is recovered when the server starts.
+        let _ = tokio::time::timeout(RECOVERED_WITHIN, engine.recovered()).await;
         engine.shutdown().await;
         drivers.retire();
     }

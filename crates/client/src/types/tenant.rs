@@ -168,4 +168,7 @@ pub struct Health {
     pub status: String,
     /// The server's version.
     pub version: String,
+    /// How many sandboxes it still has to recover after a restart. Requests for those wait; all others are served.
+    #[serde(default)]
+    pub recovering: u64,
 }

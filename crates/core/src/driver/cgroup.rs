@@ -167,6 +167,15 @@ impl Groups {
 
     /// Stops a machine's processes where they are; returns when none runs.
     pub(super) fn freeze(&self, key: &MachineKey) -> DriverResult<()> {
+        let frozen = self.try_freeze(key);
+        if frozen.is_err() {
+            // Half frozen is frozen, for whoever is.
+            self.thaw(key)?;
+        }
+        frozen
+    }
+
+    fn try_freeze(&self, key: &MachineKey) -> DriverResult<()> {
         let deadline = Instant::now() + PATIENCE;
         let (order, watched) = self.freezer(key);
         loop {
@@ -177,7 +186,6 @@ impl Groups {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                self.thaw(key)?;
                 return Err(failed("freeze", &watched)(io::ErrorKind::TimedOut.into()));
             }
             sleep(Duration::from_micros(200));

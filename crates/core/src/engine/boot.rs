@@ -204,8 +204,10 @@ impl Inner {
             None => {
                 let link = driver.start(&self.machine(sandbox)?).await?;
                 failpoint::pass("boot.started");
-                let (guest, device) =
-                    tokio::join!(reach(&link, self.settings.patience), driver.network(&key));
+                let (guest, device) = tokio::join!(
+                    reach(&link, self.settings.patience, self.settings.guest),
+                    driver.network(&key)
+                );
                 (link, guest, device, None)
             }
         };

@@ -81,6 +81,21 @@ impl Inner {
         Ok(Some(own))
     }
 
+    /// A snapshot of a sandbox that kept nothing so far, in its turn: it is its image.
+    pub(super) async fn snapshot_image(
+        &self,
+        sandbox: &mut Sandbox,
+        kind: SnapshotKind,
+        wanted: Wanted,
+    ) -> Result<Snapshot> {
+        let _space = self.space.read().await;
+        let id = SnapshotId::of_layer(&LayerId::fresh());
+        let layers = sandbox.image_layers.clone();
+        let snapshot = self.new_snapshot(sandbox, id, layers, kind, wanted);
+        self.commit(sandbox, &snapshot).await?;
+        Ok(snapshot)
+    }
+
     pub(super) async fn fork(
         self: &Arc<Self>,
         project: &Name,

@@ -16,14 +16,15 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
+use futures_util::future::join_all;
 use sandkeep_proto::link::Known;
 
-use super::boot::chain_of;
 use super::live::Live;
 use super::slot::lock;
 use super::track::Tracked;
 use super::{Inner, Result};
 use crate::db::Page;
+use crate::guest::{Guest, GuestError};
 use crate::model::{
     Carried, Command, CommandId, CommandState, Sandbox, SandboxId, Session, Snapshot, now,
 };
@@ -83,23 +84,22 @@ impl Inner {
             .collect();
         let slept = now().as_millisecond() - snapshot.created_at.as_millisecond();
         let slept = u64::try_from(slept).unwrap_or(0);
+        let (mut adopted, mut answers) = (Vec::new(), true);
         for known in known {
             let then = snapshot.commands.iter().find(|then| then.inside() == known.command);
             let record = match (own.remove(&known.command), then) {
                 (Some(own), _) => Command { slept_ms: own.slept_ms + slept, ..own },
                 (None, Some(then)) => carried(then, &sandbox, &session, slept),
                 (None, None) => {
-                    let _ = guest.signal(&known.command, 9).await;
-                    let _ = guest.forget(&known.command).await;
+                    // An agent may list any number of them: one that does not answer is not asked again.
+                    answers = answers && end_unknown(&guest, &known.command).await;
                     continue;
                 }
             };
             self.keep_command(&record).await?;
-            let id = record.id.clone();
-            if let Err(error) = self.adopt_or_lose(live, record).await {
-                tracing::warn!(command = %id, error = chain_of(&error), "was not taken up again");
-            }
+            adopted.push(self.adopt(live, record));
         }
+        join_all(adopted).await;
         for gone in own.into_values() {
             self.lose(gone).await?;
         }
@@ -125,6 +125,12 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+/// Ends a command that is on no record. False when the agent does not answer.
+async fn end_unknown(guest: &Guest, command: &str) -> bool {
+    let _ = guest.signal(command, 9).await;
+    matches!(guest.forget(command).await, Ok(()) | Err(GuestError::Refused { .. }))
 }
 
 /// The record of a command in memory that was captured elsewhere, or before.

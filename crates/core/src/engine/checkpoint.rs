@@ -17,6 +17,7 @@ use std::time::Duration;
 use super::guard::Looked;
 use super::live::Live;
 use super::seal::Wanted;
+use super::standstill::Frozen;
 use super::{Error, Inner, Result};
 use crate::driver::{DriverError, Relayer};
 use crate::failpoint;
@@ -66,7 +67,7 @@ impl Inner {
         if let Some(snapshot) = exchanged {
             return Ok(snapshot);
         }
-        self.copy(live, relayer, sandbox, kind, wanted, looked).await
+        self.copy(live, sandbox, kind, wanted, looked).await
     }
 
     /// Exchanges the root; `None` when processes are alive.
@@ -125,7 +126,6 @@ impl Inner {
     async fn copy(
         self: &Arc<Self>,
         live: &Arc<Live>,
-        relayer: &dyn Relayer,
         sandbox: &mut Sandbox,
         kind: SnapshotKind,
         mut wanted: Wanted,
@@ -143,7 +143,8 @@ impl Inner {
             self.book(&layer);
             *copied = Some(ahead);
         }
-        relayer.freeze(&live.key).await?;
+        let frozen = Frozen::freeze(live).await?;
+        failpoint::pass("checkpoint.frozen");
         let outcome = match self.guard_checkpoint(live, sandbox, Writers::None, &mut looked).await {
             Ok(findings) => {
                 wanted.findings.extend(findings);
@@ -151,7 +152,7 @@ impl Inner {
             }
             Err(error) => Err(error),
         };
-        relayer.thaw(&live.key).await?;
+        frozen.thaw().await?;
         failpoint::pass("checkpoint.copied");
         if first && outcome.is_err() {
             // What was copied ahead may hold what was found since. Nothing is to stand on it.

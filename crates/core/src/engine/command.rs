@@ -217,6 +217,7 @@ impl Engine {
     /// As [`command`](Self::command).
     pub async fn wait(&self, project: &Name, name: &Name, id: &CommandId) -> Result<Command> {
         let sandbox = self.inner.find(project, name).await?;
+        self.inner.recovered(&sandbox.id).await?;
         if let Some(tracked) = self.inner.tracked(&sandbox.id, id) {
             tracked.ended().await;
         }
@@ -251,6 +252,9 @@ impl Engine {
         follow: bool,
     ) -> Result<Events> {
         let sandbox = self.inner.find(project, name).await?;
+        if follow {
+            self.inner.recovered(&sandbox.id).await?;
+        }
         let follow = match self.inner.tracked(&sandbox.id, id) {
             Some(tracked) if follow => {
                 let progress = tracked.progress.subscribe();
@@ -359,6 +363,7 @@ impl Inner {
         id: &CommandId,
     ) -> Result<(Arc<Live>, Arc<Tracked>)> {
         let sandbox = self.find(project, name).await?;
+        self.recovered(&sandbox.id).await?;
         if let Some(live) = self.live(&sandbox.id) {
             let tracked = lock(&live.commands).get(id).cloned();
             if let Some(tracked) = tracked {
@@ -437,15 +442,22 @@ impl Inner {
         crate::failpoint::pass("exec.recorded");
         let process = match guest.spawn(spawn).await {
             Ok(process) => process,
-            Err(error) => {
-                if matches!(error, GuestError::Refused { .. }) {
-                    // It never ran, so it is on no record.
-                    self.db.remove_command(&record.id).await?;
-                    self.store
-                        .remove::<Command>(&(record.sandbox.clone(), record.id.clone()))
-                        .await?;
-                }
+            Err(error @ GuestError::Refused { .. }) => {
+                // It never ran, so it is on no record.
+                self.db.remove_command(&record.id).await?;
+                self.store.remove::<Command>(&(record.sandbox.clone(), record.id.clone())).await?;
                 return Err(error.into());
+            }
+            Err(error) => {
+                // Nobody knows whether it runs. Its tracker finds out when the agent answers.
+                tracing::warn!(command = %record.id, %error, "whether a command was started is not known yet");
+                let hold = service.is_none().then_some(hold);
+                let tracked = self.adopt_held(live, record, hold);
+                if service.is_none() {
+                    return Err(error.into());
+                }
+                // A supervisor that was told of a failure would start a second one.
+                return Ok((tracked, Events(Source::Over)));
             }
         };
         crate::failpoint::pass("exec.spawned");
@@ -454,7 +466,7 @@ impl Inner {
         let caller = (!exec.detach).then_some(sender);
         let with_stdin = exec.stdin || exec.tty.is_some();
         let hold = service.is_none().then_some(hold);
-        let tracked = self.track(live, record, process, log, None, caller, with_stdin, hold);
+        let tracked = self.track(live, record, Some(process), log, None, caller, with_stdin, hold);
         let log = self.store.log_path(&sandbox.id, &tracked.id());
         let events = if exec.detach {
             let follow = Follow::Running(Arc::clone(&tracked), tracked.progress.subscribe());

@@ -120,6 +120,10 @@ pub enum Error {
     SessionOver,
     #[error("session `{session}` has ended")]
     SessionEnded { session: SessionId },
+    #[error(
+        "the sandbox is still being recovered after a restart of the server; try again in a moment"
+    )]
+    Recovering,
     #[error("the daemon is shutting down")]
     ShuttingDown,
     #[error("the secret that tokens are signed with cannot be had")]
@@ -232,6 +236,7 @@ impl Error {
             Self::NoUids => ErrorKind::Exhausted,
             Self::SessionOver
             | Self::ShuttingDown
+            | Self::Recovering
             | Self::StartSlow { .. }
             | Self::PortSlow { .. } => ErrorKind::Unavailable,
             Self::Image(error) => image_kind(error),
@@ -309,6 +314,7 @@ impl Error {
             Self::NoUids => "no_uid_ranges",
             Self::SessionOver | Self::SessionEnded { .. } => "session_ended",
             Self::ShuttingDown => "shutting_down",
+            Self::Recovering => "recovering",
             Self::StartFailed { .. } => "start_failed",
             Self::Image(error) => image_code(error),
             Self::Guest(error) => guest_code(error),

@@ -10,9 +10,11 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
+use super::boot::chain_of;
 use super::command::{Event, Exec};
 use super::live::Live;
-use super::{Inner, Result};
+use super::{Error, Inner, Result};
+use crate::guest::GuestError;
 use crate::model::{CommandId, Hook, HookRun, Span, Validation};
 
 const PATIENCE: Span = Span::seconds(60);
@@ -23,6 +25,14 @@ struct Ran {
     command: CommandId,
     exit_code: Option<i32>,
     output: Vec<u8>,
+}
+
+/// What the `validate` hook said before a stop.
+pub(super) struct BeforeStop {
+    /// Its outcome, if it ran.
+    pub(super) validated: Option<Validation>,
+    /// Whether the agent can be expected to answer to anything else.
+    pub(super) answers: bool,
 }
 
 impl Inner {
@@ -51,18 +61,18 @@ impl Inner {
         }
     }
 
-    /// What `validate` has to say before a stop.
-    pub(super) async fn validate_before_stop(
-        self: &Arc<Self>,
-        live: &Arc<Live>,
-    ) -> Option<Validation> {
+    /// Runs `validate` before a stop. A hook that cannot be run, or does not come to an end, never keeps a session from ending.
+    pub(super) async fn validate_before_stop(self: &Arc<Self>, live: &Arc<Live>) -> BeforeStop {
         let sandbox = live.sandbox();
-        let hook = sandbox.config.hooks.validate.as_ref()?;
+        let Some(hook) = sandbox.config.hooks.validate.as_ref() else {
+            return BeforeStop { validated: None, answers: true };
+        };
         match self.run_hook(live, hook).await {
-            Ok(ran) => Some(verdict(&ran)),
+            Ok(ran) => BeforeStop { validated: Some(verdict(&ran)), answers: true },
             Err(error) => {
-                tracing::warn!(sandbox = %sandbox.name, %error, "the validate hook did not run before a stop");
-                None
+                tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "the validate hook did not run before a stop");
+                let answers = !matches!(error, Error::Guest(GuestError::Timeout));
+                BeforeStop { validated: None, answers }
             }
         }
     }
@@ -107,8 +117,9 @@ impl Inner {
                 }
             }
         });
-        let _ = drained.await;
-        let command = ended.ok_or(crate::guest::GuestError::Lost)?;
+        // It was killed at its timeout: an agent that does not tell of that does not answer.
+        drained.await.map_err(|_| GuestError::Timeout)?;
+        let command = ended.ok_or(GuestError::Lost)?;
         Ok(Ran { command: command.id, exit_code: command.exit_code, output })
     }
 }
@@ -123,7 +134,7 @@ fn report(name: &str, hook: &Hook, outcome: Result<Ran>) -> HookRun {
             };
             (Some(ran.command), ran.exit_code, problem)
         }
-        Err(error) => (None, None, Some(super::boot::chain_of(&error))),
+        Err(error) => (None, None, Some(chain_of(&error))),
     };
     HookRun { hook: name.to_owned(), argv: hook.argv.clone(), command, exit_code, problem }
 }

@@ -94,17 +94,21 @@ async fn write_all(dir: PathBuf, session: SessionId, mut waiting: mpsc::Receiver
         if lines.is_empty() {
             break;
         }
-        let (dir, session, open) = (dir.clone(), session.clone(), file.take());
+        let (dir, of, open) = (dir.clone(), session.clone(), file.take());
         let written = tokio::task::spawn_blocking(move || {
             let mut file = match open {
                 Some(file) => file,
-                None => begin(&dir, &session)?,
+                None => begin(&dir, &of)?,
             };
             file.append(&lines)?;
             Ok::<_, io::Error>(file)
         });
         match written.await {
             Ok(Ok(given_back)) => file = Some(given_back),
+            // The sandbox was deleted meanwhile. Its directory is not made again for what comes late.
+            Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                tracing::debug!(%session, "the end of a network journal comes after its sandbox is gone");
+            }
             // It is opened again for the next lines.
             Ok(Err(error)) => tracing::warn!(%error, "a network journal could not be written"),
             // The daemon goes down.
@@ -117,7 +121,10 @@ async fn write_all(dir: PathBuf, session: SessionId, mut waiting: mpsc::Receiver
 }
 
 fn begin(dir: &Path, session: &SessionId) -> io::Result<Lines> {
-    fs::create_dir_all(dir)?;
+    match fs::create_dir(dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
     prune(dir, session)?;
     Lines::open(dir, session, SESSION_BYTES)
 }
@@ -293,6 +300,27 @@ mod tests {
         }
         assert_eq!(ids(dir.path(), &session), (0..20).collect::<Vec<_>>());
         assert_eq!(sessions(dir.path()).unwrap(), [session]);
+    }
+
+    #[tokio::test]
+    async fn a_deleted_sandbox_stays_deleted() {
+        let home = tempfile::tempdir().unwrap();
+        let (sandbox, session) = (home.path().join("sbx"), SessionId::fresh());
+        for round in 0..2 {
+            fs::create_dir(&sandbox).unwrap();
+            let journal = FileJournal::new(sandbox.join("network"), session.clone());
+            if round > 0 {
+                // One that is being written already.
+                journal.write(line(&session, 0));
+                while ids(&sandbox.join("network"), &session).is_empty() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            }
+            fs::remove_dir_all(&sandbox).unwrap();
+            journal.write(line(&session, 1));
+            journal.finish().await;
+            assert!(!sandbox.exists(), "round {round}");
+        }
     }
 
     #[test]

@@ -17,10 +17,13 @@ use super::{Error, Result};
 use tokio::sync::{OwnedRwLockReadGuard, watch};
 
 use crate::driver::{Driver, Link};
-use crate::guest::{Guest, GuestError};
+use crate::guest::{Deadlines, Guest, GuestError};
 use crate::model::{CommandId, MachineKey, Sandbox, Session, Timestamp};
 use crate::secret::Mask;
 use crate::store::LiveCopy;
+
+/// How long one attempt to connect to an agent again may take. Whoever needs the agent for longer tries again.
+const RECONNECT: Duration = Duration::from_secs(2);
 
 /// A pause that nobody asked for and that was refused.
 #[derive(Debug, Clone)]
@@ -38,6 +41,8 @@ pub(crate) struct Live {
     sandbox: RwLock<Arc<Sandbox>>,
     session: Mutex<Session>,
     guest: tokio::sync::RwLock<Guest>,
+    /// When the last attempt to connect again failed.
+    unreachable: Mutex<Option<Instant>>,
     /// Held for reading while the agent is asked to touch the root, for writing while the root is
     /// exchanged under it.
     pub(super) gate: Arc<tokio::sync::RwLock<()>>,
@@ -84,6 +89,7 @@ impl Live {
             sandbox: RwLock::new(Arc::new(sandbox)),
             session: Mutex::new(session),
             guest: tokio::sync::RwLock::new(guest),
+            unreachable: Mutex::default(),
             gate: Arc::default(),
             commands: Mutex::default(),
             still: tokio::sync::RwLock::default(),
@@ -167,7 +173,11 @@ impl Live {
     }
 
     /// The connection to the agent; a new one if the last was lost while the machine lives.
+    ///
+    /// Callers that wait for the same attempt to connect share its failure: otherwise the last of a
+    /// hundred commands would wait a hundred times as long.
     pub(super) async fn guest(&self) -> Result<Guest> {
+        let asked = Instant::now();
         let guest = self.guest.read().await.clone();
         if !guest.is_lost() {
             return Ok(guest);
@@ -177,7 +187,16 @@ impl Live {
         }
         let mut place = self.guest.write().await;
         if place.is_lost() {
-            *place = reach(&self.link, Duration::from_secs(2)).await?;
+            if lock(&self.unreachable).is_some_and(|failed| failed >= asked) {
+                return Err(GuestError::Timeout.into());
+            }
+            *place = match reach(&self.link, RECONNECT, place.deadlines()).await {
+                Ok(guest) => guest,
+                Err(error) => {
+                    *lock(&self.unreachable) = Some(Instant::now());
+                    return Err(error.into());
+                }
+            };
         }
         Ok(place.clone())
     }
@@ -201,11 +220,16 @@ impl Live {
 }
 
 /// Dials the agent, wherever it is.
-pub(super) async fn reach(link: &Link, patience: Duration) -> Result<Guest, GuestError> {
-    match link {
-        Link::Unix(socket) => Guest::connect(socket, patience).await,
-        Link::Serial(socket) => Guest::connect_serial(socket, patience).await,
-    }
+pub(super) async fn reach(
+    link: &Link,
+    patience: Duration,
+    deadlines: Deadlines,
+) -> Result<Guest, GuestError> {
+    let guest = match link {
+        Link::Unix(socket) => Guest::connect(socket, patience).await?,
+        Link::Serial(socket) => Guest::connect_serial(socket, patience).await?,
+    };
+    Ok(guest.with_deadlines(deadlines))
 }
 
 /// Keeps a sandbox awake while it lives.

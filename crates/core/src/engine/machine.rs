@@ -365,8 +365,14 @@ impl Inner {
         let Restored { link, line } = started;
         let patience = self.settings.patience;
         let woken = match &link {
-            Link::Unix(_) => Woken { guest: reach(&link, patience).await?, commands: None },
-            Link::Serial(socket) => Guest::wake(line, socket, opening, patience).await?,
+            Link::Unix(_) => {
+                Woken { guest: reach(&link, patience, self.settings.guest).await?, commands: None }
+            }
+            Link::Serial(socket) => {
+                let Woken { guest, commands } =
+                    Guest::wake(line, socket, opening, patience).await?;
+                Woken { guest: guest.with_deadlines(self.settings.guest), commands }
+            }
         };
         tracing::debug!(machine = %machine.key, ?going, woken = ?began.elapsed(), "restored");
         Ok((link, woken))
@@ -393,7 +399,7 @@ impl Inner {
         image: &[PathBuf],
     ) -> Result<(Link, Guest)> {
         let link = self.afresh(driver, machine, || keeper.boot(machine, image)).await?;
-        let guest = reach(&link, BOOT_WITHIN).await?;
+        let guest = reach(&link, BOOT_WITHIN, self.settings.guest).await?;
         self.assemble(keeper, machine, &guest).await?;
         Ok((link, guest))
     }

@@ -76,6 +76,7 @@ mod shorten;
 mod slot;
 mod snapshots;
 mod space;
+mod standstill;
 mod stdin;
 mod template;
 mod tenant;
@@ -89,11 +90,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::db::Db;
 use crate::driver::Driver;
+use crate::guest::Deadlines;
 use crate::model::{
     Config, Decision, Finding, Name, Patch, Sandbox, SandboxId, Session, SessionId, Size, Snapshot,
     SnapshotId, Span, Timestamp,
@@ -150,6 +153,10 @@ pub struct Settings {
     pub grace: Duration,
     /// How long a machine may take to come up.
     pub patience: Duration,
+    /// How long the agent inside a machine may take to answer.
+    pub guest: Deadlines,
+    /// How long a request waits for a sandbox that is being recovered after a restart.
+    pub recovery: Duration,
     /// How many layers a chain may have before it is compacted.
     pub chain_limit: usize,
     /// How many layers a memory image may have before some of them are merged.
@@ -189,6 +196,8 @@ impl Default for Settings {
             uid_ranges: 0x7000,
             grace: Duration::from_secs(2),
             patience: Duration::from_secs(20),
+            guest: Deadlines::default(),
+            recovery: Duration::from_secs(60),
             chain_limit: 24,
             memory_limit: 16,
             write_back: Duration::from_millis(500),
@@ -252,11 +261,14 @@ pub(crate) struct Inner {
     /// Attempts to wake a sandbox that those who want its ports share.
     wakes: Mutex<HashMap<SandboxId, ports::Attempt>>,
     shutdown: watch::Sender<bool>,
+    /// How much of the recovery after a restart is left to do: see `recover`.
+    recovery: watch::Sender<usize>,
 }
 
 impl Engine {
-    /// Opens the engine: reads what is on disk, pays what an earlier daemon owed, adopts the
-    /// machines that are still alive, and starts to look after them.
+    /// Opens the engine: reads what is on disk, and starts to recover what an earlier daemon left. Machines that are still alive
+    /// are adopted, sessions that broke off are sealed, in the background and each sandbox in its own turn. So nothing
+    /// here waits for a guest, and a request waits for its own sandbox alone. [`recovered`](Self::recovered) waits for all.
     ///
     /// # Errors
     ///
@@ -297,6 +309,7 @@ impl Engine {
             ),
             wakes: Mutex::default(),
             shutdown: watch::channel(false).0,
+            recovery: watch::channel(0).0,
         });
         inner.recover().await?;
         reaper::run(&inner);
@@ -306,14 +319,25 @@ impl Engine {
     /// Ends the engine's own work. Sandboxes go on running; the next daemon adopts them.
     pub async fn shutdown(&self) {
         self.inner.shutdown.send_replace(true);
-        // Work that has its turn is let to its end, so that no debt is left without need.
+        // Operations that have begun run to completion, but not for longer than this all together.
         let slots: Vec<_> = self.inner.slots().values().cloned().collect();
-        for slot in slots {
-            let _ = tokio::time::timeout(Duration::from_secs(30), slot.idle()).await;
-        }
+        let idle = join_all(slots.iter().map(|slot| slot.idle()));
+        let _ = tokio::time::timeout(Duration::from_secs(30), idle).await;
         self.inner.all_offline().await;
         let _ = self.inner.store.sync().await;
         self.inner.end_ready_machines().await;
+    }
+
+    /// How much is left to recover of what an earlier daemon left: 0 when all of it is done.
+    #[must_use]
+    pub fn recovering(&self) -> usize {
+        *self.inner.recovery.borrow()
+    }
+
+    /// Waits until everything that an earlier daemon left is recovered.
+    pub async fn recovered(&self) {
+        let mut left = self.inner.recovery.subscribe();
+        let _ = left.wait_for(|left| *left == 0).await;
     }
 
     /// How many machines wait for a sandbox.

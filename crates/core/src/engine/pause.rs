@@ -28,6 +28,7 @@ use super::machine::no_memory;
 use super::sandbox::expect_generation;
 use super::seal::Wanted;
 use super::slot::{Slot, lock};
+use super::standstill::Held;
 use super::{Engine, Error, Inner, Paused, Result};
 use crate::db::Unless;
 use crate::driver::{Captured, Keeper, Then};
@@ -125,31 +126,35 @@ impl Inner {
         let driver = Arc::clone(&live.driver);
         let keeper = self.can_capture(&live, sandbox, DEEPEST_PAUSED).await?;
         *sandbox = (*live.sandbox()).clone();
-        sandbox.validated = self.validate_before_stop(&live).await.or(sandbox.validated.take());
+        let before = self.validate_before_stop(&live).await;
+        sandbox.validated = before.validated.or(sandbox.validated.take());
         // Whoever is touching the root gets to the end of it; nobody new comes in until it is away, or goes on.
         let gate = tokio::time::timeout(self.settings.grace, live.gate.write()).await.ok();
         if end == SessionEnd::Idle && live.quiet_for().is_none() {
             return Err(Error::SessionOver);
         }
         let still = live.still.write().await;
+        let held = Held::new(self, &live);
         let taken = match self.take(&live, keeper, sandbox, Then::Hold).await {
             Ok(taken) => taken,
             Err(error) => {
-                self.let_go_on(&live, keeper).await;
+                held.release().await;
                 return Err(error);
             }
         };
+        failpoint::pass("pause.held");
         // Not before: whoever starts meanwhile would wait for this machine.
         let space = self.space.read().await;
         let before;
         let snapshot = match self.commit_pause(&live, sandbox, taken, end).await {
             Ok((after, snapshot)) => {
+                held.keep();
                 before = std::mem::replace(sandbox, after);
                 self.away(slot, &live, sandbox, &before);
                 snapshot
             }
             Err(error) => {
-                self.let_go_on(&live, keeper).await;
+                held.release().await;
                 return Err(error);
             }
         };
@@ -343,8 +348,11 @@ impl Inner {
         }
     }
 
-    async fn let_go_on(&self, live: &Live, keeper: &dyn Keeper) {
-        if let Err(error) = keeper.go_on(&live.key).await {
+    /// Lets a machine go on that was held.
+    pub(super) async fn let_go_on(&self, live: &Live) {
+        if let Some(keeper) = live.driver.keeper()
+            && let Err(error) = keeper.go_on(&live.key).await
+        {
             tracing::error!(machine = %live.key, error = chain_of(&error), "a machine that was held does not go on");
         }
         self.thaw(live).await;

@@ -97,13 +97,15 @@ impl Engine {
     ) -> Result<Connected, Arc<Error>> {
         let until = Instant::now() + wait;
         let mut pause = FIRST_PAUSE;
+        let slow = || Error::StartSlow { name: sandbox.name.clone(), waited: wait };
+        let recovered = timeout_at(until, self.inner.recovered(&sandbox.id)).await;
+        recovered.map_err(|_| slow())??;
         loop {
             let mut live = self.inner.live(&sandbox.id);
             if live.is_none() {
                 if !wake {
                     return Err(Error::NotRunning(sandbox.name.clone()).into());
                 }
-                let slow = || Error::StartSlow { name: sandbox.name.clone(), waited: wait };
                 let woken = timeout_at(until, self.inner.wake_together(sandbox)).await;
                 woken.map_err(|_| slow())??;
                 live = self.inner.live(&sandbox.id);

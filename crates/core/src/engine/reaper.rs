@@ -142,7 +142,8 @@ impl Inner {
         let mut over = self.db.sandboxes(None, &broken_off, &Page::all()).await?.items;
         over.extend(self.db.expired(now()).await?);
         for sandbox in over {
-            if self.live(&sandbox.id).is_some() {
+            // One that is being worked on is looked at next time: no other waits for it.
+            if self.live(&sandbox.id).is_some() || self.slot(&sandbox.id).is_busy() {
                 continue;
             }
             let name = sandbox.name.clone();
@@ -269,9 +270,16 @@ impl Inner {
             written.push((open, used));
         }
         if over {
-            // What is started after this may be what cleans up: it waits until the others are gone.
-            let _gate = tokio::time::timeout(Duration::from_secs(1), live.gate.write()).await;
-            live.guest().await?.quiesce(Duration::ZERO).await?;
+            let live = Arc::clone(live);
+            // Not waited for: its agent may not answer, and the next sandbox is to be looked at.
+            tokio::spawn(async move {
+                // What is started after this may be what cleans up: it waits until the others are gone.
+                let _gate = tokio::time::timeout(Duration::from_secs(1), live.gate.write()).await;
+                let ended = async { Ok(live.guest().await?.quiesce(Duration::ZERO).await?) };
+                if let Err::<(), Error>(error) = ended.await {
+                    tracing::error!(sandbox = %live.sandbox().name, error = chain_of(&error), "is over its disk and its commands were not ended");
+                }
+            });
         }
         Ok(written)
     }

@@ -20,67 +20,133 @@
 //! A machine with disks of its own that is gone is booted once more for what it wrote (`rescue`), after this, in its
 //! sandbox's turn.
 //!
-//! Sandboxes are seen to beside each other, as many at a time as [`AT_ONCE`] says: one whose agent does not answer is waited for, and
-//! a host that froze under load has many of them. None of this depends on the order; what all of them need to be known
-//! first, which uids are taken, is.
+//! *Recovery never delays the start.* [`Inner::recover`] reads the disk, learns which machines are alive, which uids are taken and
+//! who holds which layers, and takes the turn of every sandbox. All else happens in a task per sandbox after the server listens:
+//! an agent that does not answer, or a layer that takes long to seal, is waited for by nobody but whoever wants that
+//! sandbox. Agents are waited for by all these tasks at the same time; what is heavy on the disk is done by [`AT_ONCE`] of
+//! them. Until its task is done a sandbox is listed as it was found: `running` if its machine is alive,
+//! `stopping` if what it wrote is still to be sealed.
+//!
+//! Nothing is collected as garbage until all of them are done.
 //!
 //! Drives follow their sandboxes; one that is attached to a session nobody knows is freed last.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use futures_util::future::join_all;
+use sandkeep_proto::link::Known;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::boot::chain_of;
 use super::damage::DamageKind;
 use super::lifecycle::Phase;
 use super::live::{Live, reach};
-use super::slot::Slot;
+use super::slot::Recovering;
 use super::template::TEMPLATE;
 use super::{Delete, Error, Inner, Result};
 use crate::db::{Filter, Owner, Page, Tombstones};
-use crate::driver::{Link, READY};
-use crate::guest::GuestError;
+use crate::driver::{Driver, Link, READY};
+use crate::guest::Guest;
 use crate::model::{
-    Command, CommandState, Drive, Ending, Image, Layer, MemoryLayer, Project, Sandbox, SandboxId,
-    Secret, SessionEnd, Snapshot, SnapshotKind, Template, Timestamp, now,
+    CommandState, Drive, Ending, Image, Layer, MachineKey, MemoryLayer, Project, Sandbox,
+    SandboxId, Secret, SessionEnd, Snapshot, SnapshotKind, Template, Timestamp,
 };
 use crate::store::{Damaged, Durability};
 
-/// How many sandboxes are seen to at a time.
+/// How many sandboxes are sealed or erased at a time.
 const AT_ONCE: usize = 32;
+/// How long the end of machines without a sandbox is waited for. They may write to drives of other sandboxes.
+const UNOWNED_WITHIN: Duration = Duration::from_secs(10);
+
+/// A sandbox to be recovered, in its turn.
+struct Found {
+    sandbox: Sandbox,
+    link: Option<Link>,
+    recovering: Recovering,
+}
 
 impl Inner {
+    /// Reads what is on disk and begins to recover it. Waits for no guest.
     pub(super) async fn recover(self: &Arc<Self>) -> Result<()> {
         let sandboxes = self.reindex().await?;
         self.check_secrets_key(&sandboxes).await?;
         let mut alive = self.survivors().await?;
         sandboxes.iter().for_each(|sandbox| self.adopt_uids(sandbox.uids));
-        let mut under_way = JoinSet::new();
+        let mut found = Vec::with_capacity(sandboxes.len());
         for sandbox in sandboxes {
             let link = alive.remove(&sandbox.id);
-            if under_way.len() >= AT_ONCE {
-                note_panic(under_way.join_next().await);
+            if link.is_none() && matches!(sandbox.phase, Phase::Running | Phase::Starting) {
+                // In the index alone: what is on disk says what is to be done.
+                let shown = Sandbox { phase: Phase::Stopping, ..sandbox.clone() };
+                self.db.put_sandbox(&shown).await?;
             }
-            let inner = Arc::clone(self);
+            let recovering = self.slot(&sandbox.id).recover().await;
+            found.push(Found { sandbox, link, recovering });
+        }
+        // One is what comes after all sandboxes.
+        self.recovery.send_replace(found.len() + 1);
+        self.end_unowned(alive.into_keys().collect()).await;
+        let inner = Arc::clone(self);
+        tokio::spawn(async move { inner.recover_all(found).await });
+        Ok(())
+    }
+
+    /// Whether some sandbox is not recovered yet.
+    pub(super) fn is_recovering(&self) -> bool {
+        *self.recovery.borrow() > 1
+    }
+
+    async fn recover_all(self: Arc<Self>, found: Vec<Found>) {
+        let heavy = Arc::new(Semaphore::new(AT_ONCE));
+        let mut under_way = JoinSet::new();
+        for one in found {
+            let (inner, heavy) = (Arc::clone(&self), Arc::clone(&heavy));
             under_way.spawn(async move {
-                let name = sandbox.name.clone();
-                if let Err(error) = inner.settle_account(sandbox, link).await {
-                    tracing::error!(sandbox = %name, error = chain_of(&error), "could not be brought to rest; it can be started again or deleted");
+                let name = one.sandbox.name.clone();
+                match inner.recover_one(one, &heavy).await {
+                    // The next daemon finishes it.
+                    Ok(()) | Err(Error::ShuttingDown) => {}
+                    Err(error) => tracing::error!(sandbox = %name, error = chain_of(&error), "could not be recovered; it can be started again or deleted"),
                 }
             });
         }
-        while note_panic(under_way.join_next().await) {}
-        for (id, _) in alive {
-            tracing::warn!(machine = %id, "a machine that nobody owns is ended");
-            for driver in self.drivers.values() {
-                driver.stop(&crate::model::MachineKey::from(&id)).await?;
+        while let Some(ended) = under_way.join_next().await {
+            if let Err(error) = ended {
+                tracing::error!(%error, "a sandbox was not recovered; it can be started again or deleted");
             }
+            self.recovery.send_modify(|left| *left -= 1);
         }
-        self.free_stale_drives().await;
-        self.forget_secrets().await?;
-        self.collect().await
+        if !*self.shutdown.borrow() {
+            self.free_stale_drives().await;
+            let tidied = async {
+                self.forget_secrets().await?;
+                self.collect().await
+            };
+            if let Err(error) = tidied.await {
+                tracing::error!(error = chain_of(&error), "what is not needed any more is left");
+            }
+            tracing::info!("recovery is complete");
+        }
+        self.recovery.send_replace(0);
+    }
+
+    /// Ends machines that belong to no sandbox, side by side.
+    async fn end_unowned(&self, unowned: Vec<SandboxId>) {
+        let ended = unowned.iter().map(|id| async move {
+            tracing::warn!(machine = %id, "a machine that belongs to no sandbox is ended");
+            for driver in self.drivers.values() {
+                if let Err(error) = driver.stop(&MachineKey::from(id)).await {
+                    tracing::error!(machine = %id, error = chain_of(&error), "it is left");
+                }
+            }
+        });
+        if tokio::time::timeout(UNOWNED_WITHIN, join_all(ended)).await.is_err() {
+            tracing::error!("some machines that belong to no sandbox are not gone yet");
+        }
     }
 
     /// Reads the manifests into the index, and answers with the sandboxes.
@@ -208,10 +274,13 @@ impl Inner {
                     Err(_)
                         if [TEMPLATE, READY].iter().any(|mark| key.as_str().starts_with(mark)) =>
                     {
-                        tracing::warn!(machine = %key, "was nobody's yet; it is ended");
-                        if let Err(error) = driver.stop(&key).await {
-                            tracing::error!(machine = %key, error = chain_of(&error), "it is left");
-                        }
+                        tracing::warn!(machine = %key, "was not assigned to a sandbox yet; it is ended");
+                        let driver = Arc::clone(driver);
+                        tokio::spawn(async move {
+                            if let Err(error) = driver.stop(&key).await {
+                                tracing::error!(machine = %key, error = chain_of(&error), "it is left");
+                            }
+                        });
                     }
                     Err(error) => {
                         tracing::warn!(%error, "a machine that is not ours is left alone");
@@ -222,12 +291,8 @@ impl Inner {
         Ok(alive)
     }
 
-    async fn settle_account(
-        self: &Arc<Self>,
-        mut sandbox: Sandbox,
-        link: Option<Link>,
-    ) -> Result<()> {
-        let slot = self.slot(&sandbox.id);
+    async fn recover_one(self: &Arc<Self>, found: Found, heavy: &Semaphore) -> Result<()> {
+        let Found { mut sandbox, link, recovering } = found;
         if self.lost_ground(&sandbox).await? {
             sandbox.lose_ground();
             self.record(&mut sandbox, Durability::Synced).await?;
@@ -236,31 +301,33 @@ impl Inner {
             (Phase::Running, Some(link)) if sandbox.unsealed.is_none() => {
                 match self.adopt_machine(&mut sandbox, link).await {
                     Ok(live) => {
-                        slot.set_live(Some(Arc::clone(&live)));
+                        recovering.slot.set_live(Some(Arc::clone(&live)));
                         self.watch_death(&live);
                         return Ok(());
                     }
+                    // The next daemon adopts it.
+                    Err(Error::ShuttingDown) => return Ok(()),
                     Err(error) => {
                         tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "its agent does not answer; it is ended and what it wrote is kept");
                     }
                 }
-                self.bring_to_rest(&slot, sandbox, Ending::broken()).await?;
+                self.bring_to_rest(recovering, sandbox, Ending::broken(), heavy).await?;
             }
             (Phase::Stopping, _) => {
                 let stop = || Ending::by_itself(SnapshotKind::Stop, SessionEnd::Stopped);
                 let ending = sandbox.ending.unwrap_or_else(stop);
-                self.bring_to_rest(&slot, sandbox, ending).await?;
+                self.bring_to_rest(recovering, sandbox, ending, heavy).await?;
             }
             (Phase::Running | Phase::Starting, _) => {
-                self.bring_to_rest(&slot, sandbox, Ending::broken()).await?;
+                self.bring_to_rest(recovering, sandbox, Ending::broken(), heavy).await?;
             }
             (Phase::Deleted, _) => {
-                self.finish_erasing(&slot, sandbox).await?;
+                self.finish_erasing(recovering, sandbox, heavy).await?;
             }
             (Phase::Stopped | Phase::Paused | Phase::Failed, link) => {
                 if link.is_some() {
                     let driver = self.driver(&sandbox.config.driver)?;
-                    driver.stop(&crate::model::MachineKey::from(&sandbox.id)).await?;
+                    driver.stop(&MachineKey::from(&sandbox.id)).await?;
                 }
                 self.finish_session(&sandbox).await?;
             }
@@ -268,18 +335,22 @@ impl Inner {
         Ok(())
     }
 
-    /// Ends what is left of a session. What is on the disks of a machine takes a boot to have, and nobody waits for that but who
-    /// wants this sandbox: it is done in its turn, which is taken now.
+    /// Ends what is left of a session. What is on the disks of a machine takes a boot to have: the recovery of the others
+    /// is not held up by that, and whoever wants this sandbox waits for its turn.
     async fn bring_to_rest(
         self: &Arc<Self>,
-        slot: &Arc<Slot>,
+        recovering: Recovering,
         mut sandbox: Sandbox,
         ending: Ending,
+        heavy: &Semaphore,
     ) -> Result<()> {
+        let slot = Arc::clone(&recovering.slot);
         if !self.is_on_disks(&sandbox)? {
-            return self.settle(slot, &mut sandbox, ending).await.map(drop);
+            let _few = heavy.acquire().await;
+            self.stop_for_shutdown()?;
+            return self.settle(&slot, &mut sandbox, ending).await.map(drop);
         }
-        let (inner, slot, turn) = (Arc::clone(self), Arc::clone(slot), slot.take_turn().await);
+        let (inner, turn) = (Arc::clone(self), recovering.into_turn());
         tokio::spawn(async move {
             let _turn = turn;
             if let Err(error) = inner.settle(&slot, &mut sandbox, ending).await {
@@ -290,11 +361,19 @@ impl Inner {
     }
 
     /// Goes on with a delete, in the same way.
-    async fn finish_erasing(self: &Arc<Self>, slot: &Arc<Slot>, sandbox: Sandbox) -> Result<()> {
+    async fn finish_erasing(
+        self: &Arc<Self>,
+        recovering: Recovering,
+        sandbox: Sandbox,
+        heavy: &Semaphore,
+    ) -> Result<()> {
+        let slot = Arc::clone(&recovering.slot);
         if !self.is_on_disks(&sandbox)? {
-            return self.erase(slot, sandbox, Delete::default()).await.map(drop);
+            let _few = heavy.acquire().await;
+            self.stop_for_shutdown()?;
+            return self.erase(&slot, sandbox, Delete::default()).await.map(drop);
         }
-        let (inner, slot, turn) = (Arc::clone(self), Arc::clone(slot), slot.take_turn().await);
+        let (inner, turn) = (Arc::clone(self), recovering.into_turn());
         tokio::spawn(async move {
             let _turn = turn;
             let name = sandbox.name.clone();
@@ -303,6 +382,11 @@ impl Inner {
             }
         });
         Ok(())
+    }
+
+    /// Refuses to begin what the next daemon can do as well.
+    fn stop_for_shutdown(&self) -> Result<()> {
+        if *self.shutdown.borrow() { Err(Error::ShuttingDown) } else { Ok(()) }
     }
 
     /// Whether what its session wrote has to be taken out of a machine's disks.
@@ -338,23 +422,21 @@ impl Inner {
         link: Link,
     ) -> Result<Arc<Live>> {
         let driver = self.driver(&sandbox.config.driver)?;
+        let key = MachineKey::from(&sandbox.id);
         if let Some(keeper) = driver.keeper() {
             // A daemon that died over a capture may have left it held.
-            keeper.go_on(&crate::model::MachineKey::from(&sandbox.id)).await?;
+            keeper.go_on(&key).await?;
             self.finish_captures(keeper, sandbox).await?;
         }
         if let Some(relayer) = driver.relayer() {
             // A daemon that died during a checkpoint may have left it frozen.
-            relayer.thaw(&crate::model::MachineKey::from(&sandbox.id)).await?;
+            relayer.thaw(&key).await?;
         }
-        let guest = reach(&link, self.settings.patience).await?;
-        if driver.keeper().is_some() {
-            // One that is not thawed now thaws by itself.
-            if let Err(error) = guest.thaw().await {
-                tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "was not thawed");
-            }
-        }
-        let known = guest.commands().await?;
+        let mut shutdown = self.shutdown.subscribe();
+        let (guest, known) = tokio::select! {
+            found = self.reach_again(&driver, sandbox, &link) => found?,
+            _ = shutdown.wait_for(|over| *over) => return Err(Error::ShuttingDown),
+        };
         let session = match &sandbox.session {
             Some(id) => self.db.session(id).await?,
             None => None,
@@ -362,54 +444,44 @@ impl Inner {
         let missing =
             || super::Error::invalid("session", "the record of the session under way is gone");
         let session = session.ok_or_else(missing)?;
-        let key = crate::model::MachineKey::from(&sandbox.id);
-        let live = Live::new(driver, key, link, guest, sandbox.clone(), session.clone());
+        let all = self.db.commands(&sandbox.id, &Page::all()).await?.items;
+        let live = Live::new(driver, key, link, guest, sandbox.clone(), session);
         self.go_online_again(&live).await;
         self.mask_again(&live);
-        let running = self.db.commands(&sandbox.id, &Page::all()).await?.items;
-        for mut command in running.iter().cloned() {
-            // Of an earlier session: it slept, and goes on in this one.
-            if command.state != CommandState::Running {
+        let mut adopted = Vec::new();
+        // Those of an earlier session slept, and go on in this one.
+        let running = all.iter().filter(|command| command.state == CommandState::Running);
+        for mut command in running.cloned() {
+            if known.iter().any(|known| known.command == command.inside()) {
+                adopted.push(self.adopt(&live, command));
                 continue;
             }
-            if known.iter().any(|known| known.command == command.inside()) {
-                self.adopt_or_lose(&live, command).await?;
-            } else {
-                // It was written down and never started.
-                command.state = CommandState::Lost;
-                self.keep_command(&command).await?;
+            // It was written down and never started.
+            command.state = CommandState::Lost;
+            if let Err(error) = self.keep_command(&command).await {
+                tracing::error!(command = %command.id, error = chain_of(&error), "that a command was never started is not on record");
             }
         }
-        self.adopt_services(&live, &running);
+        join_all(adopted).await;
+        self.adopt_services(&live, &all);
         Ok(live)
     }
 
-    /// Takes a command up again. One that cannot be is lost; the machine and the others are not.
-    pub(super) async fn adopt_or_lose(
-        self: &Arc<Self>,
-        live: &Arc<Live>,
-        mut command: Command,
-    ) -> Result<()> {
-        let id = command.id.clone();
-        match self.adopt(live, command.clone()).await {
-            Err(Error::Guest(error @ GuestError::Refused { .. })) => {
-                tracing::warn!(command = %id, %error, "a command cannot be taken up again; it is ended");
-                let guest = live.guest().await?;
-                let _ = guest.signal(command.inside(), 9).await;
-                let _ = guest.forget(command.inside()).await;
-                command.state = CommandState::Lost;
-                command.ended_at = Some(now());
-                self.keep_command(&command).await
+    /// Connects to the agent of a machine that an earlier daemon started, and asks for its commands.
+    async fn reach_again(
+        &self,
+        driver: &Arc<dyn Driver>,
+        sandbox: &Sandbox,
+        link: &Link,
+    ) -> Result<(Guest, Vec<Known>)> {
+        let guest = reach(link, self.settings.patience, self.settings.guest).await?;
+        if driver.keeper().is_some() {
+            // One that is not thawed now thaws by itself.
+            if let Err(error) = guest.thaw().await {
+                tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "was not thawed");
             }
-            other => other,
         }
+        let known = guest.commands().await?;
+        Ok((guest, known))
     }
-}
-
-/// Whether there was one whose turn ended; if it panicked, that is said.
-fn note_panic(ended: Option<Result<(), tokio::task::JoinError>>) -> bool {
-    if let Some(Err(error)) = &ended {
-        tracing::error!(%error, "a sandbox was not brought to rest; it can be started again or deleted");
-    }
-    ended.is_some()
 }

@@ -118,7 +118,7 @@ impl Inner {
         let work = async {
             let link = keeper.boot(&machine, &image).await?;
             failpoint::pass("rescue.booted");
-            let guest = reach(&link, BOOT_WITHIN).await?;
+            let guest = reach(&link, BOOT_WITHIN, self.settings.guest).await?;
             let assemble = self.assembly(keeper, &machine, true).await?;
             let assembled = tokio::time::timeout(ASSEMBLE_WITHIN, guest.assemble(assemble)).await;
             assembled.map_err(|_| GuestError::Timeout)??;

@@ -223,7 +223,8 @@ impl Engine {
             .await
     }
 
-    /// Takes a snapshot without ending the session. Of a stopped sandbox: its current one.
+    /// Takes a snapshot without ending the session. Of a stopped sandbox: its current one, or one of its image if it kept
+    /// nothing so far.
     ///
     /// # Errors
     ///
@@ -254,11 +255,13 @@ impl Engine {
                 }
             }
             let kind = SnapshotKind::Checkpoint;
-            let snapshot = inner.snapshot_now(&slot, &mut sandbox, kind, wanted).await?;
+            let now = inner.snapshot_now(&slot, &mut sandbox, kind, wanted.clone()).await?;
+            let snapshot = match now {
+                Some(snapshot) => snapshot,
+                None => inner.snapshot_image(&mut sandbox, kind, wanted).await?,
+            };
             inner.try_to_retain(&sandbox).await;
-            snapshot.ok_or_else(|| {
-                Error::invalid("sandbox", "it has never run: there is nothing to keep yet")
-            })
+            Ok(snapshot)
         });
         let snapshot = work.await?;
         Ok(self.inner.sized(snapshot))
@@ -366,6 +369,7 @@ impl Inner {
         wake: &WakeMode,
     ) -> Result<(Arc<Live>, bool)> {
         let sandbox = self.find(project, name).await?;
+        self.recovered(&sandbox.id).await?;
         match (self.live(&sandbox.id), wake) {
             (Some(live), WakeMode::Session(id)) if live.session().id != *id => {
                 Err(Error::SessionEnded { session: id.clone() })

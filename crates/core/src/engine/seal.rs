@@ -26,6 +26,7 @@ use super::slot::{Slot, lock};
 use super::{Error, Inner, Result};
 use crate::driver::MachineUsage;
 use crate::failpoint;
+use crate::guest::GuestError;
 use crate::model::{
     Decision, Ending, Expiry, FORMAT, Finding, LayerId, LayerKind, MachineKey, Method, MountMode,
     Mounted, OnJunk, Sandbox, Session, SessionEnd, SessionId, Snapshot, SnapshotId, SnapshotKind,
@@ -61,8 +62,11 @@ impl Inner {
             }
             _ => Looked::default(),
         };
+        let mut answers = true;
         if let Some(live) = &live {
-            sandbox.validated = self.validate_before_stop(live).await.or(sandbox.validated.take());
+            let before = self.validate_before_stop(live).await;
+            sandbox.validated = before.validated.or(sandbox.validated.take());
+            answers = before.answers;
         }
         // Whoever is touching the root gets to the end of it; nobody new comes in until it is down.
         let gate = match &live {
@@ -85,7 +89,7 @@ impl Inner {
             live.close();
         }
         slot.set_live(None);
-        let down = self.power_down(live.as_deref(), sandbox, keep).await;
+        let down = self.power_down(live.as_deref(), sandbox, keep, answers).await;
         if let Some(live) = &live {
             self.go_offline(live, session.as_mut()).await;
         }
@@ -205,15 +209,19 @@ impl Inner {
         }
     }
 
-    /// Ends all processes, politely first, and frees what the machine held.
+    /// Ends all processes and frees what the machine held: politely first, unless the agent is known not to answer.
     async fn power_down(
         &self,
         live: Option<&Live>,
         sandbox: &Sandbox,
         keep: bool,
+        answers: bool,
     ) -> Result<MachineUsage> {
         if let Some(live) = live {
             let handed = async {
+                if !answers {
+                    return Err(GuestError::Timeout.into());
+                }
                 live.guest().await?.quiesce(self.settings.grace).await?;
                 live.commands_settled(Duration::from_secs(1)).await;
                 self.hand_over(live, sandbox, keep).await

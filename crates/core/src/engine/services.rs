@@ -162,6 +162,7 @@ impl Engine {
     /// Returns [`Error::NoSandbox`] when there is none of that name.
     pub async fn services(&self, project: &Name, name: &Name) -> Result<Vec<ServiceStatus>> {
         let sandbox = self.inner.find(project, name).await?;
+        self.inner.recovered(&sandbox.id).await?;
         self.inner.service_statuses(&sandbox).await
     }
 
@@ -190,6 +191,7 @@ impl Engine {
     pub async fn remove_service(&self, project: &Name, name: &Name, service: &Name) -> Result<()> {
         let sandbox = self.inner.find(project, name).await?;
         declared(&sandbox, service)?;
+        self.inner.recovered(&sandbox.id).await?;
         let live = self.inner.live(&sandbox.id);
         let running = live.and_then(|live| live.services.get(service));
         let patch = Patch { drop_services: vec![service.clone()], ..Patch::default() };
@@ -527,6 +529,7 @@ impl Supervisor {
                 let lasted = u64::try_from(ended - since.as_millisecond()).unwrap_or(0);
                 Came::To { code, lasted: Duration::from_millis(lasted) }
             }
+            None if !self.resting() => Came::ToNothing("the agent does not know it".to_owned()),
             _ => Came::ToRest,
         }
     }

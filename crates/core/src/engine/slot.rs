@@ -3,9 +3,14 @@
 //! A [`Slot`] exists for every sandbox that is alive or being worked on. [`Inner::turn`] runs a piece
 //! of work when all that was asked for before it has ended, in a task of its own: a caller that
 //! hangs up while a sandbox is being sealed takes nothing with it.
+//!
+//! After a restart of the daemon the first turn of every sandbox is its recovery's ([`Recovering`]), taken
+//! before anybody else can. Whoever wants the sandbox meanwhile waits for that, with a deadline.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use tokio::sync::{OwnedMutexGuard, watch};
 
 use super::live::Live;
 use super::{Error, Inner, Result};
@@ -15,9 +20,42 @@ use crate::model::SandboxId;
 pub(super) struct Slot {
     turn: Arc<tokio::sync::Mutex<()>>,
     live: RwLock<Option<Arc<Live>>>,
+    recovering: watch::Sender<bool>,
+}
+
+/// A sandbox's turn while it is being recovered. Dropping it ends both, also when recovery panicked.
+#[derive(Debug)]
+pub(super) struct Recovering {
+    pub(super) slot: Arc<Slot>,
+    turn: Option<OwnedMutexGuard<()>>,
+}
+
+impl Recovering {
+    /// Keeps the turn for work that goes on. Recovery is over for those who wait for it.
+    pub(super) fn into_turn(mut self) -> Option<OwnedMutexGuard<()>> {
+        self.turn.take()
+    }
+}
+
+impl Drop for Recovering {
+    fn drop(&mut self) {
+        self.slot.recovering.send_replace(false);
+    }
 }
 
 impl Slot {
+    /// Takes the first turn after a restart. Nobody else can have it yet.
+    pub(super) async fn recover(self: &Arc<Self>) -> Recovering {
+        let turn = Arc::clone(&self.turn).lock_owned().await;
+        self.recovering.send_replace(true);
+        Recovering { slot: Arc::clone(self), turn: Some(turn) }
+    }
+
+    /// Whether some work is under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.turn.try_lock().is_err()
+    }
+
     /// The running machine, if there is one.
     pub(super) fn live(&self) -> Option<Arc<Live>> {
         self.live.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -25,11 +63,6 @@ impl Slot {
 
     pub(super) fn set_live(&self, live: Option<Arc<Live>>) {
         *self.live.write().unwrap_or_else(PoisonError::into_inner) = live;
-    }
-
-    /// Takes the turn, for work that is done in another way than by [`Inner::turn`].
-    pub(super) async fn take_turn(&self) -> tokio::sync::OwnedMutexGuard<()> {
-        Arc::clone(&self.turn).lock_owned().await
     }
 
     /// Waits until no work is under way.
@@ -61,6 +94,24 @@ impl Inner {
         self.slots().retain(|_, slot| Arc::strong_count(slot) > 1 || slot.live().is_some());
     }
 
+    /// Waits until a sandbox is recovered after a restart; at once for all others.
+    pub(super) async fn recovered(&self, id: &SandboxId) -> Result<()> {
+        let slot = self.slots().get(id).cloned();
+        match slot {
+            Some(slot) => self.recovered_slot(&slot).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn recovered_slot(&self, slot: &Slot) -> Result<()> {
+        let mut recovering = slot.recovering.subscribe();
+        let done = recovering.wait_for(|recovering| !*recovering);
+        match tokio::time::timeout(self.settings.recovery, done).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Error::Recovering),
+        }
+    }
+
     /// Runs `work` when the sandbox has its turn, and to its end whatever becomes of the caller.
     pub(super) async fn turn<T, F, W>(self: &Arc<Self>, id: SandboxId, work: W) -> Result<T>
     where
@@ -72,8 +123,13 @@ impl Inner {
             return Err(Error::ShuttingDown);
         }
         let (inner, slot) = (Arc::clone(self), self.slot(&id));
+        self.recovered_slot(&slot).await?;
         let task = tokio::spawn(async move {
             let _turn = Arc::clone(&slot.turn).lock_owned().await;
+            if *inner.shutdown.borrow() {
+                // It waited, and the daemon does not begin anything any more.
+                return Err(Error::ShuttingDown);
+            }
             work(inner, Arc::clone(&slot)).await
         });
         match task.await {

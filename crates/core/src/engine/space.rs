@@ -140,6 +140,10 @@ impl Inner {
 
     /// Removes the layers that nobody holds.
     pub(super) async fn collect(&self) -> Result<()> {
+        if self.is_recovering() {
+            // What a session that broke off wrote is being sealed. Recovery collects at its end.
+            return Ok(());
+        }
         if self.uncertain.load(Ordering::SeqCst) {
             tracing::warn!(
                 "nothing is collected while manifests do not read; `keep fsck` names them"

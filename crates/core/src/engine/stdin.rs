@@ -26,18 +26,32 @@ use crate::guest::{GuestError, Stdin, StdinCount};
 pub(super) struct Input {
     /// Whether it was started with one.
     pub(super) attached: bool,
-    /// Of the connection the command is followed on; absent when the command is over.
-    now: watch::Sender<Option<Arc<Stdin>>>,
+    now: watch::Sender<Now>,
+    /// How long a caller waits for a command that is not attached to.
+    patience: Duration,
     /// Whoever sends has this, so that bytes of two callers do not mix.
     turn: tokio::sync::Mutex<()>,
     closed: AtomicBool,
 }
 
+/// Where input goes.
+#[derive(Debug, Clone)]
+enum Now {
+    /// The command is not attached to, or not yet.
+    Detached,
+    /// To the connection the command is followed on.
+    Attached(Arc<Stdin>),
+    /// Nowhere: the command is over.
+    Over,
+}
+
 impl Input {
-    pub(super) fn new(stdin: Stdin, attached: bool) -> Self {
+    pub(super) fn new(stdin: Option<Stdin>, attached: bool, patience: Duration) -> Self {
+        let now = stdin.map_or(Now::Detached, |stdin| Now::Attached(Arc::new(stdin)));
         Self {
             attached,
-            now: watch::Sender::new(Some(Arc::new(stdin))),
+            now: watch::Sender::new(now),
+            patience,
             turn: tokio::sync::Mutex::default(),
             closed: AtomicBool::new(false),
         }
@@ -49,24 +63,40 @@ impl Input {
             // The end may not have arrived. A connection that is lost again is renewed again.
             let _ = stdin.close().await;
         }
-        self.now.send_replace(Some(Arc::new(stdin)));
+        self.now.send_replace(Now::Attached(Arc::new(stdin)));
+    }
+
+    /// The command is not followed for the time being.
+    pub(super) fn detach(&self) {
+        self.now.send_replace(Now::Detached);
     }
 
     /// The command has ended.
     pub(super) fn over(&self) {
-        self.now.send_replace(None);
+        self.now.send_replace(Now::Over);
     }
 
-    fn now(&self) -> Option<Arc<Stdin>> {
-        self.now.borrow().clone()
-    }
-
-    /// Waits until another connection has taken the place of one that was lost.
-    async fn instead_of(&self, lost: &Arc<Stdin>) {
+    /// Waits until the command is attached to, or over.
+    pub(super) async fn attached(&self) {
         let mut changes = self.now.subscribe();
         // The sender is in `self`, so this ends by the value alone.
-        let _ =
-            changes.wait_for(|now| now.as_ref().is_none_or(|now| !Arc::ptr_eq(now, lost))).await;
+        let _ = changes.wait_for(|now| !matches!(now, Now::Detached)).await;
+    }
+
+    /// Where input goes; `None` when the command is over. Waits for a command that is not attached to,
+    /// or whose connection `lost` has to be replaced.
+    async fn now(&self, lost: Option<&Arc<Stdin>>) -> Result<Option<Arc<Stdin>>> {
+        let mut changes = self.now.subscribe();
+        let usable = |now: &Now| match now {
+            Now::Detached => false,
+            Now::Attached(stdin) => lost.is_none_or(|lost| !Arc::ptr_eq(stdin, lost)),
+            Now::Over => true,
+        };
+        let found = tokio::time::timeout(self.patience, changes.wait_for(usable)).await;
+        match found.map_err(|_| GuestError::Timeout)?.as_deref() {
+            Ok(Now::Attached(stdin)) => Ok(Some(Arc::clone(stdin))),
+            _ => Ok(None),
+        }
     }
 }
 
@@ -148,7 +178,7 @@ impl StdinHandle {
     pub async fn written(&self) -> Result<u64> {
         let count = self.count().await?;
         if !self.tracked.stdin.closed.load(Ordering::SeqCst)
-            && let Some(stdin) = self.tracked.stdin.now()
+            && let Some(stdin) = self.tracked.stdin.now(None).await?
             && let Err(GuestError::Gone) = stdin.listens().await
         {
             return Err(self.refused(count.ended));
@@ -164,10 +194,11 @@ impl StdinHandle {
     pub async fn close(&self) -> Result<()> {
         let _turn = self.tracked.stdin.turn.lock().await;
         self.tracked.stdin.closed.store(true, Ordering::SeqCst);
-        while let Some(stdin) = self.tracked.stdin.now() {
+        let mut lost = None;
+        while let Some(stdin) = self.tracked.stdin.now(lost.as_ref()).await? {
             match stdin.close().await {
                 Ok(()) | Err(GuestError::Gone) => break,
-                Err(GuestError::Lost) => self.tracked.stdin.instead_of(&stdin).await,
+                Err(GuestError::Lost) => lost = Some(stdin),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -177,8 +208,9 @@ impl StdinHandle {
     /// Sends what of `bytes` was not taken before, in the caller's turn. `start` is where they begin.
     async fn put(&self, start: &mut Option<u64>, bytes: &Bytes, until: Until) -> Result<()> {
         let input = &self.tracked.stdin;
+        let mut lost = None;
         loop {
-            let stdin = input.now().ok_or_else(|| self.refused(true))?;
+            let stdin = input.now(lost.as_ref()).await?.ok_or_else(|| self.refused(true))?;
             let sent = async {
                 let taken = stdin.count().await?.taken;
                 let offset = *start.get_or_insert(taken);
@@ -197,7 +229,7 @@ impl StdinHandle {
                 Ok(Some((taken, offset))) => {
                     return Err(Error::StdinGap { command: self.tracked.id(), taken, offset });
                 }
-                Err(GuestError::Lost) => input.instead_of(&stdin).await,
+                Err(GuestError::Lost) => lost = Some(stdin),
                 Err(GuestError::Gone) => {
                     let ended = stdin.count().await.is_ok_and(|count| count.ended);
                     return Err(self.refused(ended));
@@ -208,11 +240,13 @@ impl StdinHandle {
     }
 
     async fn count(&self) -> Result<StdinCount> {
+        let mut lost = None;
         loop {
-            let stdin = self.tracked.stdin.now().ok_or_else(|| self.refused(true))?;
+            let now = self.tracked.stdin.now(lost.as_ref()).await?;
+            let stdin = now.ok_or_else(|| self.refused(true))?;
             match stdin.count().await {
                 Ok(count) => return Ok(count),
-                Err(GuestError::Lost) => self.tracked.stdin.instead_of(&stdin).await,
+                Err(GuestError::Lost) => lost = Some(stdin),
                 Err(error) => return Err(error.into()),
             }
         }

@@ -189,7 +189,7 @@ impl Inner {
             None => {
                 let _few = self.boots.acquire().await;
                 let link = self.afresh(driver, machine, || keeper.boot(machine, &[])).await?;
-                reach(&link, BOOT_WITHIN).await?
+                reach(&link, BOOT_WITHIN, self.settings.guest).await?
             }
         };
         let (id, dir) = self.store.begin_memory().await?;

@@ -8,6 +8,11 @@
 //! slow caller: the command's timeout and the end of its session. Then the caller is left behind and
 //! finds the rest in the log.
 //!
+//! *A connection that is lost costs no command.* The tracker attaches again, as often as it takes, until
+//! the session ends. A command is `lost` only when its machine is gone or the agent says that it
+//! does not know the command any more. A command whose start was not answered in time is followed in
+//! the same way: whether it runs is found out when the agent answers.
+//!
 //! Secrets that the session was given are masked on the way ([`Masker`]). What is held back meanwhile
 //! is neither in the log nor credited, so a daemon that comes back gets it again.
 
@@ -17,7 +22,7 @@ use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
 use sandkeep_proto::frame::WINDOW;
-use sandkeep_proto::link::Exit;
+use sandkeep_proto::link::{Exit, Failure};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -26,8 +31,8 @@ use super::live::{Hold, Live};
 use super::log::{LogWriter, Stream, last_records};
 use super::slot::lock;
 use super::stdin::Input;
-use super::{Inner, Result};
-use crate::guest::{Output, OutputEvent, Process};
+use super::{Error, Inner};
+use crate::guest::{GuestError, Output, OutputEvent, Process};
 use crate::model::{Command, CommandId, CommandState, now};
 use crate::secret::{Masker, Side};
 
@@ -82,6 +87,11 @@ impl Tracked {
         self.stdin.over();
     }
 
+    /// Waits until the agent has told of it, or it is over, but not for long.
+    async fn attached_soon(&self) {
+        let _ = tokio::time::timeout(ATTACHED_SOON, self.stdin.attached()).await;
+    }
+
     /// Waits until it has ended.
     pub(super) async fn ended(&self) {
         let mut progress = self.progress.subscribe();
@@ -92,10 +102,21 @@ impl Tracked {
 }
 
 impl Inner {
-    /// Takes up a command that an earlier daemon started.
-    pub(super) async fn adopt(self: &Arc<Self>, live: &Arc<Live>, record: Command) -> Result<()> {
+    /// Takes up a command that an earlier daemon started, or that ran when its machine was paused. Its
+    /// tracker attaches to it, however long that takes; this waits for it a moment.
+    pub(super) async fn adopt(self: &Arc<Self>, live: &Arc<Live>, record: Command) {
         // A service keeps nothing awake.
         let hold = record.service.is_none().then(|| live.hold());
+        self.adopt_held(live, record, hold).attached_soon().await;
+    }
+
+    /// The same, without waiting.
+    pub(super) fn adopt_held(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        record: Command,
+        hold: Option<Hold>,
+    ) -> Arc<Tracked> {
         let log = self.open_log(&record);
         let masker = live.mask().map(|mask| {
             // What was let go before may have been the beginning of a value.
@@ -106,18 +127,16 @@ impl Inner {
             }
             masker
         });
-        let from = record.printed_before() + log.offset();
-        let process = live.guest().await?.attach(record.inside(), from, 0).await?;
         match self.asleep.take(&record.id) {
             // Somebody waits for it since before it was paused, and goes on waiting.
             Some(tracked) => {
-                tracked.stdin.renew(process.stdin).await;
+                tracked.stdin.detach();
                 *lock(&tracked.record) = record;
-                self.follow(live, &tracked, process.output, log, masker, None, hold);
+                self.follow(live, &tracked, None, log, masker, None, hold);
+                tracked
             }
-            None => drop(self.track(live, record, process, log, masker, None, true, hold)),
+            None => self.track(live, record, None, log, masker, None, true, hold),
         }
-        Ok(())
     }
 
     /// Opens a command's log; without one, on a full disk, its output goes to the caller only.
@@ -133,20 +152,23 @@ impl Inner {
         self: &Arc<Self>,
         live: &Arc<Live>,
         record: Command,
-        process: Process,
+        process: Option<Process>,
         log: LogWriter,
         masker: Option<Masker>,
         caller: Option<mpsc::Sender<Event>>,
         with_stdin: bool,
         hold: Option<Hold>,
     ) -> Arc<Tracked> {
-        let Process { output, stdin, .. } = process;
+        let (output, stdin) = match process {
+            Some(Process { output, stdin, .. }) => (Some(output), Some(stdin)),
+            None => (None, None),
+        };
         let tracked = Arc::new(Tracked {
             record: Mutex::new(record),
             progress: watch::channel(0).0,
             printed: AtomicU64::new(0),
             over: AtomicBool::new(false),
-            stdin: Input::new(stdin, with_stdin),
+            stdin: Input::new(stdin, with_stdin, self.settings.guest.reply),
         });
         self.follow(live, &tracked, output, log, masker, caller, hold);
         tracked
@@ -157,7 +179,7 @@ impl Inner {
         self: &Arc<Self>,
         live: &Arc<Live>,
         tracked: &Arc<Tracked>,
-        output: Output,
+        output: Option<Output>,
         log: LogWriter,
         masker: Option<Masker>,
         caller: Option<mpsc::Sender<Event>>,
@@ -192,6 +214,13 @@ impl Inner {
 
 /// How long a possible beginning of a secret is held back.
 const HELD_BACK: Duration = Duration::from_millis(200);
+/// How soon an agent that did not answer is asked again; twice as long every time.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How long whoever takes up a command waits for its agent.
+const ATTACHED_SOON: Duration = Duration::from_secs(2);
+/// How soon a command that outlived its timeout is killed again, because the agent did not answer or it did not end.
+const KILL_AGAIN: Duration = Duration::from_secs(10);
 
 struct Tracker {
     inner: Arc<Inner>,
@@ -217,13 +246,18 @@ async fn due(deadline: Option<Instant>) {
     }
 }
 
-/// Waits until the daemon ends.
-async fn turned(shutdown: &mut watch::Receiver<bool>) {
-    let _ = shutdown.wait_for(|over| *over).await;
+/// Waits until the value is true.
+async fn turned(over: &mut watch::Receiver<bool>) {
+    let _ = over.wait_for(|over| *over).await;
+}
+
+/// Whether the agent has said that it cannot continue a command: it does not know the command, or has not got its output any more.
+fn is_final(error: &GuestError) -> bool {
+    matches!(error.failure(), Some(Failure::NotFound | Failure::Invalid))
 }
 
 impl Tracker {
-    async fn run(mut self, output: Output) {
+    async fn run(mut self, output: Option<Output>) {
         let exit = self.follow(output).await;
         if exit.is_none() && (self.live.is_paused() || *self.shutdown.borrow()) {
             // It goes on when its machine does, and so does whoever waits for it; or the next daemon takes it up. What is held
@@ -271,16 +305,20 @@ impl Tracker {
         }
     }
 
-    /// Takes output until the command ends; `None` when its session ended under it.
-    async fn follow(&mut self, mut output: Output) -> Option<Exit> {
+    /// Takes output until the command ends; `None` when its session ended under it, or the agent does not know it.
+    async fn follow(&mut self, output: Option<Output>) -> Option<Exit> {
         let record = self.tracked.record();
         let (id, inside) = (&record.id, record.inside());
         let mut shutdown = self.shutdown.clone();
+        let mut output = match output {
+            Some(output) => output,
+            None => self.attach(&record).await?,
+        };
         loop {
             let event = tokio::select! {
                 biased;
                 () = due(self.deadline) => {
-                    self.deadline = None;
+                    self.deadline = Some(Instant::now() + KILL_AGAIN);
                     if let Ok(guest) = self.live.guest().await {
                         let _ = guest.signal(inside, 9).await;
                     }
@@ -303,14 +341,52 @@ impl Tracker {
                 Err(error) => {
                     // The connection broke, not the command: take it up again, unless the machine is gone.
                     tracing::debug!(command = %id, %error, "lost sight of a command");
-                    let guest = self.live.guest().await.ok()?;
-                    let from = record.printed_before() + self.log.offset();
-                    let process = guest.attach(inside, from, 0).await.ok()?;
-                    self.tracked.stdin.renew(process.stdin).await;
-                    output = process.output;
+                    output = self.attach(&record).await?;
                     self.seen = self.masker.as_ref().map_or(0, Masker::waiting);
                 }
             }
+        }
+    }
+
+    /// Attaches to the command from the first byte that is not in the log, as often as it takes. `None` when the session or
+    /// the daemon ends, and when the agent has no such command.
+    async fn attach(&self, record: &Command) -> Option<Output> {
+        let (mut closing, mut shutdown) = (self.live.closing(), self.shutdown.clone());
+        let from = record.printed_before() + self.log.offset();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let attempt = async {
+                let guest = self.live.guest().await?;
+                guest.attach(record.inside(), from, 0).await.map_err(Error::from)
+            };
+            let attempt = tokio::select! {
+                attempt = attempt => attempt,
+                () = turned(&mut shutdown) => return None,
+            };
+            match attempt {
+                Ok(process) => {
+                    self.tracked.stdin.renew(process.stdin).await;
+                    return Some(process.output);
+                }
+                Err(Error::SessionOver) => return None,
+                Err(Error::Guest(error)) if is_final(&error) => {
+                    tracing::warn!(command = %record.id, %error, "a command cannot be taken up again; it is ended");
+                    if let Ok(guest) = self.live.guest().await {
+                        let _ = guest.signal(record.inside(), 9).await;
+                        let _ = guest.forget(record.inside()).await;
+                    }
+                    return None;
+                }
+                Err(error) => {
+                    tracing::debug!(command = %record.id, %error, "a command is not attached to yet");
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = turned(&mut closing) => return None,
+                () = turned(&mut shutdown) => return None,
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 

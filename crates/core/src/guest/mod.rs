@@ -9,8 +9,14 @@
 //! [`Guest::attach`]es to each from the first byte the daemon has not stored.
 //!
 //! *The agent is not trusted.* It runs inside the sandbox, next to whatever escaped there. What it
-//! says is parsed, counted and bounded before anything is kept (see `wire`); what it never says is
-//! the caller's to time out, and dropping a call is always safe.
+//! says is parsed, counted and bounded before anything is kept (see `wire`).
+//!
+//! *The agent is not trusted to answer.* Every wait for it has a deadline here, so that no caller can
+//! forget one ([`Deadlines`]): a request fails with [`GuestError::Timeout`] when no reply comes, a
+//! transfer when no byte moves. Three waits have none, because silence is normal there: output of a
+//! command, input that a command does not read, and a connection to a port. They end with the
+//! connection. A timeout fails one call; the connection and the other calls on it go on. Dropping a
+//! call is always safe.
 
 mod error;
 mod inbox;
@@ -37,9 +43,22 @@ pub use stream::{Incoming, Moved, Outgoing, Output, OutputEvent, Process, Stdin,
 pub use wake::{Opening, Woken};
 use wire::{Handle, Owner, Wire};
 
-/// How long an answer may take that moves nothing. A command that starts on a loaded host, a directory of ten thousand names and a disk
-/// that is frozen come well within it.
-const ANSWER: Duration = Duration::from_secs(30);
+/// How long the agent may take before a call fails with [`GuestError::Timeout`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deadlines {
+    /// For the reply to a request. A few requests that do more work get a multiple of it.
+    pub reply: Duration,
+    /// For the next byte of a transfer, for credit to send the next, and for its outcome after the last.
+    pub progress: Duration,
+}
+
+impl Default for Deadlines {
+    /// Generous for a loaded host: starting a process, listing ten thousand names and freezing a disk
+    /// take far less.
+    fn default() -> Self {
+        Self { reply: Duration::from_secs(30), progress: Duration::from_secs(60) }
+    }
+}
 
 /// How long an agent may take to answer the first greeting over a serial port before it is dialled again; twice as long each time.
 const HELLO: Duration = Duration::from_secs(2);
@@ -50,6 +69,7 @@ const HELLO: Duration = Duration::from_secs(2);
 pub struct Guest {
     owner: Arc<Owner>,
     generation: Arc<str>,
+    deadlines: Deadlines,
 }
 
 impl Guest {
@@ -104,7 +124,21 @@ impl Guest {
             Ok(reply)
         };
         let reply = timeout_at(deadline, greeting).await.map_err(|_| GuestError::Timeout)??;
-        Ok(Self { owner, generation: greeted(reply)?.into() })
+        let generation = greeted(reply)?.into();
+        Ok(Self { owner, generation, deadlines: Deadlines::default() })
+    }
+
+    /// The same connection with other deadlines, for calls made through it from now on.
+    #[must_use]
+    pub fn with_deadlines(mut self, deadlines: Deadlines) -> Self {
+        self.deadlines = deadlines;
+        self
+    }
+
+    /// The deadlines of calls on it.
+    #[must_use]
+    pub fn deadlines(&self) -> Deadlines {
+        self.deadlines
     }
 
     /// What the agent calls this run of the machine; another after every start, restore or fork.
@@ -157,8 +191,8 @@ impl Guest {
         stdin: bool,
         credit: usize,
     ) -> Result<Process, GuestError> {
-        let handle = Wire::open(&self.owner, &request, credit).await?;
-        let Reply::Spawned { pid, stdin_taken, stdin_written } = handle.reply().await? else {
+        let (handle, reply) = self.call(&request, credit).await?;
+        let Reply::Spawned { pid, stdin_taken, stdin_written } = reply else {
             return Err(unexpected());
         };
         let handle = Arc::new(handle);
@@ -377,7 +411,7 @@ impl Guest {
     /// Fails with [`GuestError::Refused`] when there is no such part, or nothing can be written to it.
     pub async fn export(&self, part: u32) -> Result<Incoming, GuestError> {
         let handle = self.ready(&Request::Export { part }).await?;
-        Ok(Incoming { handle, verdict: true })
+        Ok(Incoming { handle, verdict: true, progress: Some(self.deadlines.progress) })
     }
 
     /// Connects to a TCP port on the sandbox's loopback.
@@ -387,41 +421,60 @@ impl Guest {
     /// Fails with [`GuestError::Refused`] when nothing listens there.
     pub async fn connect_port(&self, port: u16) -> Result<(Outgoing, Incoming), GuestError> {
         let handle = self.ready(&Request::Connect { port }).await?;
-        let outgoing = Outgoing { handle: Arc::clone(&handle) };
-        Ok((outgoing, Incoming { handle, verdict: false }))
+        // A connection may be silent for as long as its two ends like.
+        let outgoing = Outgoing { handle: Arc::clone(&handle), progress: None };
+        Ok((outgoing, Incoming { handle, verdict: false, progress: None }))
     }
 
     async fn incoming(&self, request: Request) -> Result<(Entry, Incoming), GuestError> {
-        let handle = Wire::open(&self.owner, &request, 0).await?;
-        let Reply::Stat { entry } = handle.reply().await? else {
+        let (handle, reply) = self.call(&request, 0).await?;
+        let Reply::Stat { entry } = reply else {
             return Err(unexpected());
         };
-        Ok((entry, Incoming { handle: Arc::new(handle), verdict: true }))
+        let progress = Some(self.deadlines.progress);
+        Ok((entry, Incoming { handle: Arc::new(handle), verdict: true, progress }))
     }
 
     async fn outgoing(&self, request: Request) -> Result<Outgoing, GuestError> {
-        Ok(Outgoing { handle: self.ready(&request).await? })
+        let progress = Some(self.deadlines.progress);
+        Ok(Outgoing { handle: self.ready(&request).await?, progress })
     }
 
     /// Opens a stream that takes Data once the agent has said [`Reply::Ok`].
     async fn ready(&self, request: &Request) -> Result<Arc<Handle>, GuestError> {
-        let handle = Wire::open(&self.owner, request, WINDOW).await?;
-        match within(ANSWER, handle.reply()).await? {
-            Reply::Ok => Ok(Arc::new(handle)),
+        match self.call(request, WINDOW).await? {
+            (handle, Reply::Ok) => Ok(Arc::new(handle)),
             _ => Err(unexpected()),
         }
     }
 
     /// Asks something that has an answer and nothing else.
     async fn ask(&self, request: &Request) -> Result<Reply, GuestError> {
-        let patience = match request {
-            Request::Quiesce { grace_ms } => ANSWER + Duration::from_millis(*grace_ms),
-            _ => ANSWER,
-        };
-        let handle = Wire::open(&self.owner, request, 0).await?;
-        let reply = within(patience, handle.reply()).await?;
+        let (handle, reply) = self.call(request, 0).await?;
         handle.forget();
         Ok(reply)
+    }
+
+    /// Sends a request and waits for the reply. The only way to make a request, so that each has a deadline.
+    async fn call(&self, request: &Request, credit: usize) -> Result<(Handle, Reply), GuestError> {
+        let call = async {
+            let handle = Wire::open(&self.owner, request, credit).await?;
+            let reply = handle.reply().await?;
+            Ok((handle, reply))
+        };
+        within(Some(self.patience(request)), call).await
+    }
+
+    /// How long the reply to a request may take.
+    fn patience(&self, request: &Request) -> Duration {
+        let reply = self.deadlines.reply;
+        match request {
+            Request::Quiesce { grace_ms } => reply + Duration::from_millis(*grace_ms),
+            Request::Assemble(_) => 2 * reply,
+            // A tree of a million files takes a while.
+            Request::Remove { recursive: true, .. } => 10 * reply,
+            _ => reply,
+        }
     }
 
     async fn ask_ok(&self, request: &Request) -> Result<(), GuestError> {
@@ -441,12 +494,17 @@ fn greeted(reply: Reply) -> Result<String, GuestError> {
     }
 }
 
-/// A guest is not trusted to answer at all.
+/// Waits for the agent until the deadline, if there is one.
 async fn within<T>(
-    patience: Duration,
+    patience: Option<Duration>,
     answer: impl Future<Output = Result<T, GuestError>>,
 ) -> Result<T, GuestError> {
-    tokio::time::timeout(patience, answer).await.map_err(|_| GuestError::Timeout)?
+    match patience {
+        Some(patience) => {
+            tokio::time::timeout(patience, answer).await.map_err(|_| GuestError::Timeout)?
+        }
+        None => answer.await,
+    }
 }
 
 /// Connects as soon as something listens.

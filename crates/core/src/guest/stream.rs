@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use sandkeep_proto::frame::{Kind, WINDOW};
 use sandkeep_proto::link::{Done, Exit};
 
-use super::GuestError;
 use super::inbox::Source;
 use super::wire::{Handle, Stream};
+use super::{GuestError, within};
 
 /// A command this connection is attached to.
 ///
@@ -126,7 +127,7 @@ impl Stdin {
         if !self.open.load(Ordering::SeqCst) {
             return Err(GuestError::Gone);
         }
-        self.handle.send(&bytes).await
+        self.handle.send(&bytes, None).await
     }
 
     /// How far the input has come, as far as this connection knows.
@@ -191,6 +192,8 @@ pub struct Incoming {
     pub(super) handle: Arc<Handle>,
     /// Whether the agent's verdict is waited for; a port's bytes just end.
     pub(super) verdict: bool,
+    /// How long the next byte may take.
+    pub(super) progress: Option<Duration>,
 }
 
 impl Incoming {
@@ -198,21 +201,20 @@ impl Incoming {
     ///
     /// # Errors
     ///
-    /// Fails when the agent broke off, with its reason, or when the connection is gone.
+    /// Fails when the agent broke off, with its reason, when the connection is gone, and with
+    /// [`GuestError::Timeout`] when nothing comes. The time the caller takes between calls does not count.
     pub async fn next(&mut self) -> Result<Option<Bytes>, GuestError> {
         let verdict = self.verdict;
-        let bytes = self
-            .handle
-            .wait(|stream: &mut Stream| {
-                if let Some((_, bytes)) = stream.inbox.pop() {
-                    return Some(Ok(Some(bytes)));
-                }
-                if stream.ended && !verdict {
-                    return Some(Ok(None));
-                }
-                outcome(stream.done.as_ref()).map(|moved| moved.map(|_| None))
-            })
-            .await?;
+        let next = self.handle.wait(|stream: &mut Stream| {
+            if let Some((_, bytes)) = stream.inbox.pop() {
+                return Some(Ok(Some(bytes)));
+            }
+            if stream.ended && !verdict {
+                return Some(Ok(None));
+            }
+            outcome(stream.done.as_ref()).map(|moved| moved.map(|_| None))
+        });
+        let bytes = within(self.progress, next).await?;
         if let Some(bytes) = &bytes {
             self.handle.credit(bytes.len());
         }
@@ -224,6 +226,8 @@ impl Incoming {
 #[derive(Debug)]
 pub struct Outgoing {
     pub(super) handle: Arc<Handle>,
+    /// How long the agent may take to accept more, and to finish.
+    pub(super) progress: Option<Duration>,
 }
 
 /// What a finished transfer moved.
@@ -240,9 +244,10 @@ impl Outgoing {
     ///
     /// # Errors
     ///
-    /// Fails when the agent broke off, with its reason, or when the connection is gone.
+    /// Fails when the agent broke off, with its reason, when the connection is gone, and with
+    /// [`GuestError::Timeout`] when the agent takes nothing more.
     pub async fn send(&mut self, bytes: Bytes) -> Result<(), GuestError> {
-        self.handle.send(&bytes).await
+        self.handle.send(&bytes, self.progress).await
     }
 
     /// Says that all was sent, without waiting. For a port: the peer sees the end of its input.
@@ -257,7 +262,7 @@ impl Outgoing {
     /// Fails when the agent broke off, with its reason, or when the connection is gone.
     pub async fn finish(self) -> Result<Moved, GuestError> {
         self.handle.tell(Kind::End, &[]);
-        self.handle.wait(|stream| outcome(stream.done.as_ref())).await
+        within(self.progress, self.handle.wait(|stream| outcome(stream.done.as_ref()))).await
     }
 }
 

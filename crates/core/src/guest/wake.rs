@@ -18,7 +18,7 @@ use zeroize::Zeroizing;
 use super::serial::{self, Port};
 use super::stream::unexpected;
 use super::wire::{Handle, Wire};
-use super::{ANSWER, Guest, GuestError, HELLO, greeted};
+use super::{Deadlines, Guest, GuestError, HELLO, greeted};
 
 /// What an agent finds when its machine goes on: a connection begins, a greeting, and what is asked of it.
 #[derive(Debug)]
@@ -109,12 +109,13 @@ impl Guest {
             reply
         };
         let hello = answer(deadline.min(Instant::now() + HELLO)).await?;
-        let guest = Self { owner, generation: greeted(hello)?.into() };
+        let deadlines = Deadlines::default();
+        let guest = Self { owner, generation: greeted(hello)?.into(), deadlines };
         if !opening.renews {
             return Ok(Woken { guest, commands: None });
         }
         // It is there; what it does now may take its time.
-        let until = Instant::now() + ANSWER;
+        let until = Instant::now() + deadlines.reply;
         let Reply::Hello { .. } = answer(until).await? else { return Err(unexpected()) };
         let Reply::Commands { commands } = answer(until).await? else {
             return Err(unexpected());

@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use sandkeep_proto::frame::{CHUNK, HEADER, Header, Kind, MAX_PAYLOAD, WINDOW};
@@ -19,9 +20,9 @@ use sandkeep_proto::serial::escaped;
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, watch};
 
-use super::GuestError;
 use super::inbox::{Inbox, Source};
 use super::serial::Port;
+use super::{GuestError, within};
 
 /// How many bytes may wait for the socket before callers that send data or requests wait too.
 const OUT_LIMIT: usize = 4 << 20;
@@ -484,11 +485,15 @@ impl Handle {
         }
     }
 
-    /// Sends bytes as credit allows. A caller that gives up half way has sent what
-    /// [`Stream::sent`] says.
-    pub(super) async fn send(&self, mut bytes: &[u8]) -> Result<(), GuestError> {
+    /// Sends bytes as credit allows, which must come within `progress`. A caller that gives up half way
+    /// has sent what [`Stream::sent`] says.
+    pub(super) async fn send(
+        &self,
+        mut bytes: &[u8],
+        progress: Option<Duration>,
+    ) -> Result<(), GuestError> {
         while !bytes.is_empty() {
-            let sent = self.send_some(bytes).await?;
+            let sent = within(progress, self.send_some(bytes)).await?;
             bytes = bytes.get(sent..).unwrap_or_default();
         }
         Ok(())

@@ -33,6 +33,8 @@ pub trait Manifest: Serialize + DeserializeOwned + Send + Sync + 'static {
     const KIND: &'static str;
     /// Whether the last synced version is kept while newer ones are not synced.
     const KEEP_LAST: bool = false;
+    /// Whether it makes the directory it lies in, which others share. Those are refused before it is there, and after it is gone.
+    const FOUNDS_DIRECTORY: bool = false;
 
     /// Its own key.
     fn key(&self) -> Self::Key;
@@ -78,13 +80,17 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Returns [`StoreError::Io`]; the old version is then still there.
+    /// Returns [`StoreError::Io`]; the old version is then still there. What belongs to a sandbox is
+    /// refused with [`StoreError::NotFound`] when the sandbox is gone: a late write does not bring it back.
     pub async fn write<M: Manifest>(&self, manifest: &M, durability: Durability) -> Result<()> {
         let place = M::place(&manifest.key());
         let bytes = to_json(manifest, &place)?;
         let store = self.clone();
         blocking(move || {
-            let made = ensure_parent(&store.data_dir().join(&place))?;
+            if M::FOUNDS_DIRECTORY && !store.data_dir().join(&place).with_file_name("").is_dir() {
+                return store.found(&place, &bytes, durability);
+            }
+            let made = ensure_parent(store.data_dir(), &place)?;
             store.put(&place, &bytes, durability, M::KEEP_LAST)?;
             if durability == Durability::Synced {
                 for dir in made {
@@ -268,6 +274,55 @@ impl Store {
         fs::rename(temporary, path).map_err(io_error("replace", path))
     }
 
+    /// Writes a document together with the directory it lies in. Both come into being by one rename, so that whoever finds
+    /// the directory finds the document in it.
+    fn found(&self, place: &Path, bytes: &[u8], durability: Durability) -> Result<()> {
+        let path = self.data_dir().join(place);
+        let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(io_error("create", &path)(io::ErrorKind::InvalidInput.into()));
+        };
+        let temporary = self.fresh_tmp("found");
+        let made = || {
+            fs::create_dir(&temporary).map_err(io_error("create", &temporary))?;
+            let file_path = temporary.join(name);
+            let mut file = File::options()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&file_path)
+                .map_err(io_error("create", &file_path))?;
+            file.write_all(bytes).map_err(io_error("write", &file_path))?;
+            if durability == Durability::Synced {
+                file.sync_all().map_err(io_error("sync", &file_path))?;
+                sync_parent(&file_path)?;
+            }
+            failpoint::pass("store.found.before_rename");
+            fs::rename(&temporary, dir).map_err(io_error("create", dir))
+        };
+        let outcome = made();
+        if outcome.is_err() {
+            let _ = fs::remove_dir_all(&temporary);
+        }
+        outcome?;
+        if durability == Durability::Synced {
+            failpoint::pass("store.found.renamed");
+            sync_parent(dir)?;
+        }
+        Ok(())
+    }
+
+    /// Removes directories of sandboxes in which nothing is. A create that was cut short by a power cut leaves such a one; nobody
+    /// was told of that sandbox.
+    pub(super) fn remove_empty_sandboxes(&self) -> Result<()> {
+        for dir in list(&self.data_dir().join("sandboxes"))? {
+            // Refused by the kernel if anything is in it.
+            if fs::remove_dir(&dir).is_ok() {
+                tracing::warn!(path = %dir.display(), "removed the empty directory of a sandbox that was never made");
+            }
+        }
+        Ok(())
+    }
+
     /// A name in `tmp/` that nobody else uses.
     pub(super) fn fresh_tmp(&self, what: &str) -> PathBuf {
         static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -442,12 +497,24 @@ pub(super) fn id_of(path: &Path) -> &str {
 }
 
 /// Makes the directory a document goes into, and tells which had to be made: the entry of each is to
-/// be synced as well.
-fn ensure_parent(path: &Path) -> Result<Vec<PathBuf>> {
+/// be synced as well. The directory of a sandbox is never made here: see [`Store::found`].
+fn ensure_parent(data: &Path, place: &Path) -> Result<Vec<PathBuf>> {
+    let path = data.join(place);
     let missing: Vec<PathBuf> =
         path.ancestors().skip(1).take_while(|dir| !dir.is_dir()).map(Path::to_owned).collect();
+    let sandboxes = data.join("sandboxes");
     for dir in missing.iter().rev() {
+        if dir.parent() == Some(&sandboxes) {
+            return Err(StoreError::NotFound { kind: "sandbox", key: id_of(dir).to_owned() });
+        }
         match fs::create_dir(dir) {
+            // Its sandbox was removed just now.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound && dir.starts_with(&sandboxes) =>
+            {
+                let key = dir.parent().map(id_of).unwrap_or_default().to_owned();
+                return Err(StoreError::NotFound { kind: "sandbox", key });
+            }
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(io_error("create", dir)(error));
             }
@@ -486,6 +553,7 @@ impl Manifest for Sandbox {
     type Key = SandboxId;
     const KIND: &'static str = "sandbox";
     const KEEP_LAST: bool = true;
+    const FOUNDS_DIRECTORY: bool = true;
     fn key(&self) -> SandboxId {
         self.id.clone()
     }

@@ -160,6 +160,7 @@ impl Store {
         };
         let store = Self { inner: Arc::new(inner) };
         store.empty_tmp()?;
+        store.remove_empty_sandboxes()?;
         Ok(store)
     }
 

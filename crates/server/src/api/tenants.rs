@@ -19,8 +19,9 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Says that the server is up. Needs no key.
 #[utoipa::path(get, path = "/healthz", tag = "server", operation_id = "health", security(()),
     responses((status = 200, description = "It is.", body = types::Health)))]
-pub(crate) async fn health() -> Json<types::Health> {
-    Json(types::Health { status: "ok".to_owned(), version: VERSION.to_owned() })
+pub(crate) async fn health(State(app): State<Arc<App>>) -> Json<types::Health> {
+    let recovering = app.engine.recovering() as u64;
+    Json(types::Health { status: "ok".to_owned(), version: VERSION.to_owned(), recovering })
 }
 
 /// Says whose key this is.

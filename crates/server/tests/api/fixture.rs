@@ -158,6 +158,7 @@ impl Served {
         };
         let parts = Parts { store, images, db, drivers: vec![driver], settings };
         let engine = Engine::open(parts).await.unwrap();
+        engine.recovered().await;
         let [admin, write, read, foreign] = keys(&engine).await;
         let socket = dir.path().join("keep.sock");
         let server = Server::bind(ServeConfig {

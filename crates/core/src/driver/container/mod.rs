@@ -28,8 +28,7 @@ mod probe;
 use std::fs::{self, File};
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -39,6 +38,7 @@ use async_trait::async_trait;
 use rustix::fs::FlockOperation;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use sandkeep_proto::cage::{self, Cage, Ids, NETWORK_SOCKET, SOCKET, Swap, VERSION};
+use tokio::io::Interest;
 
 pub use self::probe::probe;
 use super::host::{Host, broken, died, failed, lock, on_thread};
@@ -130,8 +130,24 @@ impl Driver for ContainerDriver {
     }
 
     async fn network(&self, key: &MachineKey) -> DriverResult<Device> {
+        let path = self.host.directory(key).join(NETWORK_SOCKET);
         let key = key.clone();
-        self.with_host(move |host| network(host, &key)).await
+        let (pid, directory) = self
+            .with_host(move |host| {
+                let (record, _process) = host.demand(&key)?;
+                let path = host.directory(&key);
+                Ok((record.pid, File::open(&path).map_err(failed("open", &path))?))
+            })
+            .await?;
+        // Not on a thread: an agent that its sandbox keeps from running would hold it for as long as it is waited for.
+        let device = tokio::time::timeout(HAND_OVER, hand_over(&directory)).await;
+        let device = device.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        match device.map_err(failed("be handed a device by", &path))? {
+            Some(device) => Ok(Device::Tun(device)),
+            None => {
+                Err(broken("be handed the network device", &format!("process {pid} sent none")))
+            }
+        }
     }
 
     fn relayer(&self) -> Option<&dyn Relayer> {
@@ -216,28 +232,53 @@ fn stop(host: &Host, key: &MachineKey) -> DriverResult<MachineUsage> {
     Ok(usage)
 }
 
-fn network(host: &Host, key: &MachineKey) -> DriverResult<Device> {
-    let (record, _process) = host.demand(key)?;
-    let path = host.directory(key).join(NETWORK_SOCKET);
+/// Asks the agent for the network device.
+async fn hand_over(directory: &File) -> io::Result<Option<OwnedFd>> {
     // Not by the path itself: it may be longer than a socket's address can be.
-    let directory = File::open(host.directory(key)).map_err(failed("open", &path))?;
     let short = format!("/proc/self/fd/{}/{NETWORK_SOCKET}", directory.as_raw_fd());
-    let socket = UnixStream::connect(short).map_err(failed("connect to", &path))?;
-    // The agent answers at once, unless its sandbox keeps it from running.
-    socket.set_read_timeout(Some(HAND_OVER)).map_err(failed("connect to", &path))?;
-    let device = receive(&socket).map_err(failed("be handed a device by", &path))?;
-    match device {
-        Some(device) => Ok(Device::Tun(device)),
-        None => Err(broken(
-            "be handed the network device",
-            &format!("process {} sent none", record.pid),
-        )),
+    let socket = loop {
+        match tokio::net::UnixStream::connect(&short).await {
+            // As many wait for the agent as can.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            connected => break connected?,
+        }
+    };
+    loop {
+        socket.readable().await?;
+        match socket.try_io(Interest::READABLE, || receive(&socket)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            received => return received,
+        }
+    }
+}
+
+/// Thaws a machine when it goes, however that comes about.
+struct Thaw<'a> {
+    host: &'a Host,
+    key: &'a MachineKey,
+}
+
+impl Thaw<'_> {
+    fn now(self) -> DriverResult<()> {
+        self.host.groups.thaw(self.key)
+    }
+}
+
+impl Drop for Thaw<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.host.groups.thaw(self.key) {
+            tracing::error!(machine = %self.key, %error, "was not thawed");
+        }
     }
 }
 
 fn swap_root(host: &Host, key: &MachineKey, new: &RootFs) -> DriverResult<()> {
     let _lock = lock(&host.directory(key), FlockOperation::LockShared)?;
     let (machine, _process) = host.demand(key)?;
+    // Also when something panics on the way: a frozen machine would stay so until the next daemon comes.
+    let thaw = Thaw { host, key };
     let swapped = host.agent("swap-root", || {
         // Frozen, so that nothing is started between the look and the leap.
         host.groups.freeze(key)?;
@@ -247,12 +288,12 @@ fn swap_root(host: &Host, key: &MachineKey, new: &RootFs) -> DriverResult<()> {
         let run_dir = host.directory(key);
         Ok(Swap { version: VERSION, run_dir, machine, root: root(new) })
     });
-    host.groups.thaw(key)?;
+    thaw.now()?;
     swapped.map(drop)
 }
 
 /// Takes a descriptor that is sent with the next byte.
-fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+fn receive(socket: impl AsFd) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];

@@ -84,10 +84,20 @@ impl Subject<'_> {
         File::open(&top.path)?.sync_data()?;
         let ran = qmp.is_running()?;
         let began = Instant::now();
-        qmp.ask("stop", json!({}))?;
-        let captured = self.standing(&mut qmp, &top, &devices);
-        let goes_on = ran && (then == Then::Continue || captured.is_err());
-        let resumed = if goes_on { qmp.ask("cont", json!({})).map(drop) } else { Ok(()) };
+        let mut stopped = Stopped { qmp: Some(qmp), run_dir: &self.run_dir, resume: ran };
+        let captured = match &mut stopped.qmp {
+            Some(qmp) => {
+                qmp.ask("stop", json!({})).and_then(|_| self.standing(qmp, &top, &devices))
+            }
+            None => Err(io::ErrorKind::NotConnected.into()),
+        };
+        let resumed = match then == Then::Continue || captured.is_err() {
+            true => stopped.resume(),
+            false => {
+                stopped.resume = false;
+                Ok(())
+            }
+        };
         let stood = began.elapsed();
         let pages = captured?;
         resumed?;
@@ -177,6 +187,36 @@ impl Subject<'_> {
             let _ = qmp.ask("blockdev-del", json!({"node-name": node}));
         }
         put.map(drop)
+    }
+}
+
+/// A machine that was stopped to be captured. It goes on when this is dropped, also by a panic: nobody else knows that it stands still.
+struct Stopped<'a> {
+    qmp: Option<Qmp>,
+    run_dir: &'a Path,
+    /// Whether it ran before.
+    resume: bool,
+}
+
+impl Stopped<'_> {
+    fn resume(&mut self) -> io::Result<()> {
+        if !std::mem::take(&mut self.resume) {
+            return Ok(());
+        }
+        let told = self.qmp.take().map(|mut qmp| qmp.ask("cont", json!({})));
+        match told {
+            Some(Ok(_)) => Ok(()),
+            // An answer may be half read. The hypervisor serves one at a time: the first connection is closed by now.
+            _ => Qmp::connect(self.run_dir)?.ask("cont", json!({})).map(drop),
+        }
+    }
+}
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.resume() {
+            tracing::error!(machine = %self.run_dir.display(), %error, "a machine that was being captured stands still");
+        }
     }
 }
 

@@ -26,12 +26,14 @@ use super::qemu::{
 use super::qmp::Qmp;
 use super::roots::Roots;
 use super::{Microvm, NAME, PLAN, Plan};
-use crate::driver::host::{SPARE, broken, failed, lock};
+use crate::driver::host::{SPARE, broken, connect, failed, lock};
 use crate::driver::{
     Device, DriverError, DriverResult, Link, Machine, MachineMount, MachineUsage, Restored, mac_of,
 };
 use crate::model::{Limits, MachineKey};
 
+/// How long a hypervisor may take to accept a connection.
+const CONNECT: Duration = Duration::from_secs(20);
 /// Where a hypervisor's own messages go: a pipe, which holds the first of them and drops the rest.
 pub(super) const LOG: &str = "log";
 /// The map of the RAM of a machine that was restored.
@@ -229,7 +231,7 @@ impl Microvm {
             fs::set_permissions(&net, Permissions::from_mode(0o711))?;
             let directory = File::open(&run_dir)?;
             let short = format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd());
-            Ok((qmp, UnixStream::connect(short)?))
+            Ok((qmp, connect(&short, CONNECT)?))
         });
         Ok((log, launched))
     }

@@ -17,6 +17,8 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use sandkeep_proto::machine::QMP_SOCKET;
 use serde_json::{Value, json};
 
+use crate::driver::host::connect;
+
 /// How long an answer may take. All commands used here only begin something or look something up.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a migration of the devices may take.
@@ -38,7 +40,7 @@ impl Qmp {
         // Not by the path itself: it may be longer than a socket's address can be.
         let directory = File::open(run_dir)?;
         let short = format!("/proc/self/fd/{}/{QMP_SOCKET}", directory.as_raw_fd());
-        Self::over(UnixStream::connect(short)?)
+        Self::over(connect(&short, PATIENCE)?)
     }
 
     fn over(socket: UnixStream) -> io::Result<Self> {
