@@ -297,6 +297,9 @@ fn spoil(keep: &Daemon, snapshot: &str) {
     let path = keep.data().join(format!("memory/{layer}/memory.json"));
     let mut layer = read(&path);
     layer["fingerprint"]["hypervisor"] = "another hypervisor".into();
+    // Without a checksum it is a document of an older format.
+    layer["format"] = 4.into();
+    layer.as_object_mut().unwrap().remove("checksum");
     std::fs::write(&path, layer.to_string()).unwrap();
 }
 

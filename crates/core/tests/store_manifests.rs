@@ -163,7 +163,7 @@ async fn damaged_and_newer_documents_are_named_and_kept() {
     insta::assert_snapshot!(found.join("\n"), @r#"
     cut-off.json false: EOF while parsing a string at line 1 column 34
     empty.json false: it is empty
-    newer.json true: `DATA/projects/newer.json` has format 99, and this keep knows formats up to 4; use a newer keep
+    newer.json true: `DATA/projects/newer.json` has format 99, and this keep knows formats up to 5; use a newer keep
     not-json.json false: expected value at line 1 column 1
     other-name.json false: it is about Name("someone")
     "#);

@@ -15,8 +15,8 @@ use super::{
 use crate::engine::lifecycle::{Effect, Phase};
 
 /// The version of all documents, and of the data directory. 2: drives, tombstones of snapshots. 3: network policies,
-/// secrets, guards, services. 4: memory images.
-pub const FORMAT: u32 = 4;
+/// secrets, guards, services. 4: memory images. 5: checksums.
+pub const FORMAT: u32 = 5;
 
 /// A tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

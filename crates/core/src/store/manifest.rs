@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::document::{check_format, refuse_later};
 use super::text::file_name_of;
 use super::{Result, Store, StoreError, blocking, io_error};
 use crate::failpoint;
@@ -24,6 +25,8 @@ use crate::model::{
     Command, CommandId, Drive, DriveId, FORMAT, Image, KeptAuthority, Layer, LayerId, Name,
     Project, Sandbox, SandboxId, Secret, SecretName, Session, SessionId, Snapshot, SnapshotId,
 };
+
+pub(super) use super::document::{parse, to_json};
 
 /// A document with a place of its own in the data directory.
 pub trait Manifest: Serialize + DeserializeOwned + Send + Sync + 'static {
@@ -122,6 +125,7 @@ impl Store {
         let path = self.data_dir().join(M::place(key));
         blocking(move || {
             failpoint::pass("store.remove.before");
+            refuse_later(&path)?;
             for path in [&path, &last_of(&path)] {
                 match fs::remove_file(path) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -221,6 +225,7 @@ impl Store {
         keep_last: bool,
     ) -> Result<()> {
         let path = self.data_dir().join(place);
+        refuse_later(&path)?;
         let temporary = self.fresh_tmp("manifest");
         let outcome = self.replace(&path, &temporary, bytes, durability, keep_last);
         if outcome.is_err() {
@@ -335,7 +340,7 @@ impl Store {
 pub(super) fn check_directory_format(data: &Path) -> Result<()> {
     let path = data.join("format.json");
     match fs::read(&path) {
-        Ok(bytes) => parse::<Probe>(&path, &bytes).map(|_| ()),
+        Ok(bytes) => check_format(&path, &bytes).map(|_| ()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(io_error("read", &path)(error)),
     }
@@ -356,34 +361,6 @@ pub(super) fn write_directory_format(data: &Path) -> Result<()> {
         .map_err(io_error("write", &temporary))?;
     fs::rename(&temporary, &path).map_err(io_error("create", &path))?;
     sync_parent(&path)
-}
-
-#[derive(serde::Deserialize)]
-struct Probe {
-    format: u32,
-}
-
-pub(super) fn to_json<T: Serialize>(value: &T, place: &Path) -> Result<Vec<u8>> {
-    let mut bytes = serde_json::to_vec_pretty(value).map_err(|error| StoreError::Damaged {
-        path: place.to_owned(),
-        reason: format!("it cannot be written as JSON: {error}"),
-    })?;
-    bytes.push(b'\n');
-    Ok(bytes)
-}
-
-/// Reads a document, format first: one of a later version may look damaged to this one.
-pub(super) fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T> {
-    let damaged = |reason: String| StoreError::Damaged { path: path.to_owned(), reason };
-    if bytes.is_empty() {
-        return Err(damaged("it is empty".to_owned()));
-    }
-    let probe: Probe = serde_json::from_slice(bytes).map_err(|error| damaged(error.to_string()))?;
-    if probe.format > FORMAT {
-        let path = path.to_owned();
-        return Err(StoreError::TooNew { path, found: probe.format, known: FORMAT });
-    }
-    serde_json::from_slice(bytes).map_err(|error| damaged(error.to_string()))
 }
 
 fn read_file<M: Manifest>(path: &Path) -> Result<M> {

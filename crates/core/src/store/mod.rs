@@ -24,6 +24,7 @@ pub mod accounting;
 mod compact;
 mod digest;
 mod disks;
+mod document;
 mod exclude;
 mod export;
 mod fill;
