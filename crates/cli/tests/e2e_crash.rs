@@ -182,6 +182,7 @@ fn while_creating() {
     let Some(mut case) = Case::new("while_creating") else { return };
     for point in [
         "create.claimed",
+        "store.found.before_rename",
         "create.recorded",
         "boot.recorded",
         "boot.started",
@@ -194,6 +195,64 @@ fn while_creating() {
         assert_eq!(case.daemon.sh("new", "echo usable"), "usable\n", "{point}");
         case.daemon.ok(["rm", "new"]);
     }
+}
+
+/// Not by the daemon's death: a bug may panic while processes are frozen, and they go on.
+#[test]
+fn a_panic_in_a_checkpoint_leaves_nothing_frozen() {
+    let Some(mut case) = Case::new("a_panic_in_a_checkpoint_leaves_nothing_frozen") else { return };
+    let line = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done";
+    let started = case.daemon.json(["exec", "--detach", "app", "--", "sh", "-c", line]);
+    let id = started["id"].as_str().unwrap_or_else(|| panic!("{started}")).to_owned();
+    case.restart(&[("SANDKEEP_FAILPOINT", "panic=checkpoint.frozen")]);
+    case.daemon.fails(["checkpoint", "app"]);
+    let lines = |daemon: &Daemon| daemon.ok(["logs", "app", &id]).lines().count();
+    let before = lines(&case.daemon);
+    assert_eq!(case.daemon.sh("app", "echo thawed"), "thawed\n");
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while lines(&case.daemon) < before + 5 {
+        assert!(std::time::Instant::now() < deadline, "it does not go on");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    // And the next checkpoint works.
+    case.daemon.ok(["checkpoint", "app"]);
+    case.daemon.ok(["kill", "app", &id]);
+}
+
+/// One sandbox of several has an agent that does not answer when the next daemon comes.
+#[test]
+fn a_stopped_agent_does_not_hold_up_the_next_daemon() {
+    let Some(mut case) = Case::new("a_stopped_agent_does_not_hold_up_the_next_daemon") else {
+        return;
+    };
+    for sandbox in ["hung", "one", "two"] {
+        case.daemon.ok(["create", sandbox, "--image", SMALL]);
+        case.daemon.sh(sandbox, "echo kept > /work/file");
+    }
+    let restarted = |daemon: &mut Daemon| {
+        let began = std::time::Instant::now();
+        daemon.launch_early();
+        for sandbox in ["one", "two"] {
+            assert_eq!(daemon.sh(sandbox, "cat /work/file"), "kept\n");
+        }
+        began.elapsed()
+    };
+    case.daemon.kill();
+    let undisturbed = restarted(&mut case.daemon);
+    let id = case.daemon.json(["show", "hung"])["id"].as_str().unwrap().to_owned();
+    case.daemon.kill();
+    let agent = case.daemon.agent_of(&id);
+    rustix::process::kill_process(agent, rustix::process::Signal::STOP).unwrap();
+    let disturbed = restarted(&mut case.daemon);
+    assert_ne!(case.daemon.recovering(), Some(0), "the stopped agent is still being waited for");
+    let generous = undisturbed * 10 + std::time::Duration::from_secs(2);
+    assert!(disturbed < generous, "{disturbed:?}, and {undisturbed:?} undisturbed");
+    assert_eq!(case.daemon.json(["show", "hung"])["state"], "running", "its machine is alive");
+    case.daemon.ok(["stop", "hung"]);
+    assert_eq!(case.daemon.sh("hung", "cat /work/file"), "kept\n");
+    let agent = case.daemon.agent_of(&id);
+    rustix::process::kill_process(agent, rustix::process::Signal::STOP).unwrap();
+    case.daemon.ok(["rm", "hung"]);
 }
 
 #[test]

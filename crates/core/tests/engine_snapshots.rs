@@ -309,3 +309,35 @@ async fn nothing_goes_while_a_manifest_does_not_read() {
     let engine = house.open().await;
     assert_eq!(sh(&engine, "app", "cat /work/round").await.out, "1\n");
 }
+
+/// One that keeps nothing by itself, or has never run, is its image. That can be kept as well as anything else.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_of_a_sandbox_that_kept_nothing_is_its_image() {
+    let house = house!();
+    let engine = house.open().await;
+    let patch = Patch { persistent: Some(false), ..small("x").patch };
+    for (sandbox, start) in [("ran", true), ("never", false)] {
+        let request = Create { patch: patch.clone(), start, ..small(sandbox) };
+        let made = engine.create(&project(), request, None).await.unwrap().sandbox;
+        if start {
+            sh(&engine, sandbox, "echo gone > /work/file").await;
+            let stopped =
+                engine.stop(&project(), &name(sandbox), Stop::default(), None).await.unwrap();
+            assert!(stopped.snapshot.is_none(), "it keeps nothing");
+        }
+        let taken = engine.checkpoint(&project(), &name(sandbox), labelled("first")).await.unwrap();
+        let snapshot = taken.item;
+        assert_eq!(snapshot.layers, made.image_layers);
+        assert_eq!(snapshot.label.as_deref(), Some("first"));
+        assert_eq!(snapshot.generation, made.generation + 1);
+        // The same again is the same snapshot.
+        let again = engine.checkpoint(&project(), &name(sandbox), labelled("first")).await.unwrap();
+        assert_eq!(again.item.id, snapshot.id);
+        let from = ForkFrom::Snapshot(snapshot.id);
+        let fork = Fork { name: Some(name(&format!("{sandbox}-fork"))), from, ..Fork::default() };
+        engine.fork(&project(), &name(sandbox), fork, None).await.unwrap();
+        let there = sh(&engine, &format!("{sandbox}-fork"), "test -e /work/file").await;
+        assert_eq!(there.command.exit_code, Some(1));
+        assert_eq!(sh(&engine, sandbox, "true").await.command.exit_code, Some(0));
+    }
+}

@@ -18,7 +18,9 @@ use sandkeep_testkit::tree::{assert_same, describe, nasty, upset};
 use store_world::{name, project, sandbox};
 use tempfile::TempDir;
 
-const STEPS: [&str; 21] = [
+const STEPS: [&str; 23] = [
+    "store.found.before_rename",
+    "store.found.renamed",
     "store.write.before",
     "store.write.before_rename",
     "store.write.renamed",
@@ -62,6 +64,8 @@ async fn victim() {
     for sandbox in store.scan::<Sandbox>().await.expect("scanned").good {
         store.remove_sandbox_dir(&sandbox.id).await.expect("removed");
     }
+    // The directory of a sandbox comes with its manifest, or not at all.
+    store.write(&sandbox(&[]), Durability::Synced).await.expect("written");
     store.write(&project("second"), Durability::Synced).await.expect("written");
     store.remove::<Project>(&name("first")).await.expect("removed");
 }

@@ -119,6 +119,49 @@ async fn the_last_synced_sandbox_outlives_a_torn_write() {
 }
 
 #[tokio::test]
+async fn a_late_write_does_not_bring_a_sandbox_back() {
+    let world = World::new();
+    let sandbox = sandbox(&[]);
+    let session = sandkeep_testkit::db::session(&sandbox);
+    let command = sandkeep_testkit::db::command(&session);
+    let dir = world.data().join(format!("sandboxes/{}", sandbox.id));
+    for round in 0..2 {
+        for late in [
+            world.store.write(&session, Durability::Soon).await,
+            world.store.write(&command, Durability::Synced).await,
+        ] {
+            let error = late.expect_err("there is no such sandbox");
+            assert!(error.is_not_found(), "{error}");
+        }
+        assert!(!dir.exists(), "round {round}");
+        world.store.write(&sandbox, Durability::Soon).await.expect("written");
+        world.store.write(&session, Durability::Soon).await.expect("written");
+        world.store.write(&command, Durability::Soon).await.expect("written");
+        world.store.remove_sandbox_dir(&sandbox.id).await.expect("removed");
+    }
+}
+
+/// What a power cut leaves of a create that nobody was told of.
+#[tokio::test]
+async fn an_empty_directory_is_no_sandbox_and_goes() {
+    let dir = TempDir::with_prefix("keep").expect("a temporary directory");
+    let data = dir.path().join("data");
+    let store = Store::open(&data).expect("a store");
+    store.write(&sandbox(&[]), Durability::Synced).await.expect("written");
+    drop(store);
+    let (empty, full) = (data.join("sandboxes/sbx_empty"), data.join("sandboxes/sbx_full"));
+    fs::create_dir(&empty).expect("our own");
+    fs::create_dir_all(full.join("sessions")).expect("our own");
+    let store = Store::open(&data).expect("a store");
+    assert!(!empty.exists());
+    assert!(full.exists(), "what has something in it may be all that is left of a sandbox");
+    assert_eq!(store.scan::<Sandbox>().await.expect("read").good.len(), 1);
+    fs::remove_dir_all(&full).expect("our own");
+    let report = store.fsck().await.expect("checked");
+    assert!(report.problems.is_empty(), "{report:?}");
+}
+
+#[tokio::test]
 async fn one_daemon_at_a_time() {
     let world = World::new();
     let error = Store::open(&world.data()).expect_err("it is open");

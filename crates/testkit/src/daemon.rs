@@ -251,6 +251,22 @@ impl Daemon {
         self.data.clone()
     }
 
+    /// The agent of a running sandbox of the container driver, by the sandbox's id.
+    ///
+    /// # Panics
+    ///
+    /// When it does not run.
+    #[must_use]
+    pub fn agent_of(&self, sandbox: &str) -> Pid {
+        // The directory between is the server's; ids of sandboxes are unique.
+        let servers = fs::read_dir("/run/sandkeep").into_iter().flatten().flatten();
+        let records = servers.map(|server| server.path().join(sandbox).join("machine.json"));
+        let record = records.filter_map(|path| fs::read(path).ok()).next().expect("it runs");
+        let record: Value = serde_json::from_slice(&record).expect("JSON");
+        let pid = record["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+        pid.and_then(Pid::from_raw).expect("a process")
+    }
+
     /// A directory beside it, for a test's own files.
     #[must_use]
     pub fn scratch(&self) -> &Path {

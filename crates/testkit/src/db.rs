@@ -365,7 +365,9 @@ async fn sessions_and_commands_go_with_their_sandbox(db: &dyn Db) {
     assert_eq!(left, [sessions[1].clone()]);
 }
 
-fn session(of: &Sandbox) -> Session {
+/// A session of a sandbox.
+#[must_use]
+pub fn session(of: &Sandbox) -> Session {
     Session {
         format: FORMAT,
         id: SessionId::fresh(),
@@ -387,7 +389,9 @@ fn session(of: &Sandbox) -> Session {
     }
 }
 
-fn command(session: &Session) -> Command {
+/// A command of a session.
+#[must_use]
+pub fn command(session: &Session) -> Command {
     Command {
         format: FORMAT,
         id: CommandId::fresh(),

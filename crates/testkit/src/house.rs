@@ -268,6 +268,16 @@ impl House {
         self.open().await
     }
 
+    /// The same, of an engine that may still be recovering.
+    ///
+    /// # Panics
+    ///
+    /// When it does not open.
+    pub async fn open_when_free_early(&self) -> Engine {
+        self.free().await;
+        self.open_early().await
+    }
+
     /// Waits until an engine that was shut down has let go of the data directory: its last tasks do when they have seen the end.
     async fn free(&self) {
         for _ in 0..500 {

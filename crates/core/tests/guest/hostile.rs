@@ -6,9 +6,12 @@ use bytes::Bytes;
 use proptest::prelude::{any, prop};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
-use sandkeep_core::guest::{Guest, GuestError};
+use sandkeep_core::guest::{Deadlines, Guest, GuestError};
 use sandkeep_proto::frame::{HEADER, Header, Kind, MAX_PAYLOAD, WINDOW};
-use sandkeep_proto::link::{Done, Exit, Reply, VERSION};
+use sandkeep_proto::link::{
+    Assemble, Done, Entry, EntryKind, Exit, Hidden, Identity, Moment, Renew, Reply, TermSize,
+    VERSION,
+};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -55,6 +58,21 @@ impl Liar {
                 let _request = take(&mut socket).await;
                 let _ = socket.write_all(&lies).await;
                 while take(&mut socket).await.is_some() {}
+            }
+        });
+        Self { dir }
+    }
+
+    /// One that greets and then does not even read.
+    fn deaf() -> Self {
+        let dir = TempDir::new().expect("a temporary directory");
+        let listener = UnixListener::bind(dir.path().join("link")).expect("our own directory");
+        tokio::spawn(async move {
+            let mut held = Vec::new();
+            while let Ok((mut socket, _)) = listener.accept().await {
+                let _hello = take(&mut socket).await;
+                let _ = socket.write_all(&hello()).await;
+                held.push(socket);
             }
         });
         Self { dir }
@@ -146,6 +164,141 @@ async fn an_agent_that_gives_no_credit_is_sent_a_window_and_no_more() {
     let held = tokio::time::timeout(Duration::from_millis(100), flood).await;
     assert!(held.is_err(), "it waits for credit that never comes");
     assert!(!guest.is_lost());
+}
+
+/// Short deadlines: what they bound in these tests is silence.
+const SHORT: Deadlines =
+    Deadlines { reply: Duration::from_millis(100), progress: Duration::from_millis(300) };
+
+/// Fails unless the call ends with a timeout of its own.
+async fn times_out<T>(what: &str, call: impl Future<Output = Result<T, GuestError>>) {
+    let outcome =
+        tokio::time::timeout(PATIENCE, call).await.unwrap_or_else(|_| panic!("{what} waits on"));
+    match outcome {
+        Err(GuestError::Timeout) => {}
+        Err(error) => panic!("{what}: {error:?}"),
+        Ok(_) => panic!("{what} was answered"),
+    }
+}
+
+#[tokio::test]
+async fn no_request_waits_for_an_agent_that_says_nothing() {
+    let liar = Liar::start(hello(), vec![]);
+    let guest = liar.connect().await.expect("it greets").with_deadlines(SHORT);
+    let here = || at(std::path::Path::new("/x"));
+    let size = TermSize { cols: 80, rows: 24 };
+    let moment = || Moment { unix_ns: 0, entropy: Hidden::new("") };
+    let identity = || Identity { hostname: "x".to_owned(), mac: [2, 0, 0, 0, 0, 1] };
+    let assemble = Assemble {
+        lower: 1,
+        mounts: vec![],
+        identity: identity(),
+        now: moment(),
+        file_size: 1,
+        pids: 1,
+        rescue: false,
+    };
+    let renew = Renew { now: moment(), identity: None, machine_id: false };
+    times_out("spawn", guest.spawn(spawn("a", &["x"]))).await;
+    times_out("attach", guest.attach("a", 0, 0)).await;
+    times_out("commands", guest.commands()).await;
+    times_out("forget", guest.forget("a")).await;
+    times_out("signal", guest.signal("a", 9)).await;
+    times_out("resize", guest.resize("a", size)).await;
+    times_out("quiesce", guest.quiesce(Duration::from_millis(10))).await;
+    times_out("read_file", guest.read_file(here(), 0, None)).await;
+    times_out("write_file", guest.write_file(here(), None, false, false)).await;
+    times_out("make_dir", guest.make_dir(here(), None, false)).await;
+    times_out("list_dir", guest.list_dir(here(), None)).await;
+    times_out("stat", guest.stat(here())).await;
+    times_out("rename", guest.rename(here(), "/y".to_owned())).await;
+    times_out("remove", guest.remove(here(), true, false)).await;
+    times_out("tar_in", guest.tar_in(here(), false)).await;
+    times_out("tar_out", guest.tar_out(here())).await;
+    times_out("assemble", guest.assemble(assemble)).await;
+    times_out("renew", guest.renew(renew)).await;
+    times_out("freeze", guest.freeze()).await;
+    times_out("thaw", guest.thaw()).await;
+    times_out("export", guest.export(0)).await;
+    times_out("connect_port", guest.connect_port(80)).await;
+    assert!(!guest.is_lost(), "a timeout costs the call, not the connection");
+}
+
+#[tokio::test]
+async fn no_request_waits_for_an_agent_that_reads_nothing() {
+    let liar = Liar::deaf();
+    let guest = liar.connect().await.expect("it greets").with_deadlines(SHORT);
+    // Until neither the socket nor our own queue takes any more.
+    let long = "x".repeat(MAX_PAYLOAD / 2);
+    for _ in 0..24 {
+        times_out("spawn", guest.spawn(spawn("a", &["echo", &long]))).await;
+    }
+}
+
+fn entry() -> Vec<u8> {
+    let entry = Entry {
+        name: "x".to_owned(),
+        raw_name: None,
+        kind: EntryKind::File,
+        size: 0,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        modified_ms: 0,
+        target: None,
+    };
+    reply(2, &Reply::Stat { entry })
+}
+
+#[tokio::test]
+async fn a_transfer_that_stands_still_ends() {
+    let here = || at(std::path::Path::new("/x"));
+    let liar = Liar::start(hello(), [entry(), frame(2, Kind::Data, b"abc")].concat());
+    let guest = liar.connect().await.expect("it greets").with_deadlines(SHORT);
+    let (_, mut file) = guest.read_file(here(), 0, None).await.expect("it is there");
+    assert_eq!(file.next().await.expect("some bytes").as_deref(), Some(&b"abc"[..]));
+    times_out("read", file.next()).await;
+
+    let liar = Liar::start(hello(), reply(2, &Reply::Ok));
+    let guest = liar.connect().await.expect("it greets").with_deadlines(SHORT);
+    let mut write = guest.write_file(here(), None, false, false).await.expect("it says so");
+    times_out("send", write.send(Bytes::from(vec![0; 2 * WINDOW]))).await;
+    times_out("finish", write.finish()).await;
+    assert!(!guest.is_lost());
+}
+
+#[tokio::test]
+async fn a_slow_transfer_has_all_the_time_it_takes() {
+    let dir = TempDir::new().expect("a temporary directory");
+    let link = dir.path().join("link");
+    let listener = UnixListener::bind(&link).expect("our own directory");
+    tokio::spawn(async move {
+        let (mut socket, _) = listener.accept().await.expect("a daemon");
+        take(&mut socket).await.expect("a greeting");
+        socket.write_all(&hello()).await.expect("it listens");
+        take(&mut socket).await.expect("a request");
+        socket.write_all(&entry()).await.expect("it listens");
+        for _ in 0..8 {
+            tokio::time::sleep(SHORT.progress / 3).await;
+            socket.write_all(&frame(2, Kind::Data, b"x")).await.expect("it listens");
+        }
+        let moved = done(2, &Done::Moved { bytes: 8, files: 1 });
+        socket.write_all(&moved).await.expect("it listens");
+        while take(&mut socket).await.is_some() {}
+    });
+    let guest = Guest::connect(&link, PATIENCE).await.expect("it greets").with_deadlines(SHORT);
+    let here = at(std::path::Path::new("/x"));
+    let (_, mut file) = guest.read_file(here, 0, None).await.expect("it is there");
+    let (mut bytes, mut pieces) = (0, 0);
+    while let Some(more) = file.next().await.expect("it goes on") {
+        bytes += more.len();
+        pieces += 1;
+        if pieces == 1 {
+            // Whoever reads may be as slow as they like.
+            tokio::time::sleep(2 * SHORT.progress).await;
+        }
+    }
+    assert_eq!(bytes, 8);
 }
 
 #[tokio::test]
