@@ -446,7 +446,10 @@ impl Inner {
         let session = session.ok_or_else(missing)?;
         let all = self.db.commands(&sandbox.id, &Page::all()).await?.items;
         let live = Live::new(driver, key, link, guest, sandbox.clone(), session);
-        self.go_online_again(&live).await;
+        tokio::select! {
+            () = self.go_online_again(&live) => {}
+            _ = shutdown.wait_for(|over| *over) => return Err(Error::ShuttingDown),
+        }
         self.mask_again(&live);
         let mut adopted = Vec::new();
         // Those of an earlier session slept, and go on in this one.

@@ -69,6 +69,8 @@ const AUTHORITY: &str = "the sandbox's certificate authority";
 
 /// How long it may take to have the authority trusted inside a sandbox that runs.
 const TRUST_WITHIN: Duration = Duration::from_secs(10);
+/// The same in one that starts, or is adopted. An agent that sends a byte now and then would hold its turn for ever.
+const TRUST_AT_START: Duration = Duration::from_secs(60);
 
 /// How often what was counted is put on record while a session runs.
 pub(super) const COUNTED_EVERY: Duration = Duration::from_secs(5);
@@ -162,7 +164,9 @@ impl Inner {
         let policy = sandbox.config.network.clone();
         *lock(&live.uplink) = Some(Uplink { network, journal, policy, trust: Arc::clone(&trust) });
         if opens || kept {
-            self.establish_trust(live, &trust).await?;
+            let established = self.establish_trust(live, &trust);
+            let established = tokio::time::timeout(TRUST_AT_START, established).await;
+            established.map_err(|_| GuestError::Timeout)??;
         }
         Ok(())
     }
@@ -415,6 +419,10 @@ async fn system_bundle(guest: &Guest) -> Result<Vec<u8>> {
         let mut bundle = Vec::new();
         while let Some(bytes) = incoming.next().await? {
             bundle.extend_from_slice(&bytes);
+            if bundle.len() as u64 > BUNDLE_LIMIT {
+                let reason = "more of a file came than was asked for".to_owned();
+                return Err(GuestError::Protocol { reason }.into());
+            }
         }
         if bundle.last().is_some_and(|last| *last != b'\n') {
             bundle.push(b'\n');
