@@ -387,13 +387,14 @@ impl Inner {
         });
     }
 
-    /// Seals what a machine that ended by itself had written, unless that is done already.
-    async fn bury(self: Arc<Self>, slot: Arc<Slot>, dead: Arc<Live>) -> Result<()> {
+    /// Ends the session of a machine that ended by itself or cannot be controlled, and seals what it had written, unless that is
+    /// done already.
+    pub(super) async fn bury(self: Arc<Self>, slot: Arc<Slot>, dead: Arc<Live>) -> Result<()> {
         if !slot.live().is_some_and(|live| Arc::ptr_eq(&live, &dead)) {
             return Ok(());
         }
         let mut sandbox = (*dead.sandbox()).clone();
-        tracing::warn!(sandbox = %sandbox.name, "a machine ended by itself; what it wrote is kept");
+        tracing::warn!(sandbox = %sandbox.name, "its session breaks off; what it wrote is kept");
         self.settle(&slot, &mut sandbox, Ending::broken()).await?;
         Ok(())
     }

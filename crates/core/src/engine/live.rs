@@ -58,6 +58,8 @@ pub(crate) struct Live {
     pub(super) uplink: Mutex<Option<Uplink>>,
     /// What is masked in what its commands print.
     mask: RwLock<Option<Arc<Mask>>>,
+    /// Its processes are being ended, because it is over its disk.
+    pub(super) clearing: AtomicBool,
     /// The session is being ended: nobody new comes in.
     closed: watch::Sender<bool>,
     /// It ends with its memory kept: commands go on in the next one.
@@ -97,6 +99,7 @@ impl Live {
             copied: tokio::sync::Mutex::default(),
             uplink: Mutex::default(),
             mask: RwLock::default(),
+            clearing: AtomicBool::new(false),
             closed: watch::Sender::new(false),
             paused: AtomicBool::new(false),
             services: Services::default(),

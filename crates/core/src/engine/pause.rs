@@ -227,6 +227,7 @@ impl Inner {
     fn away(self: &Arc<Self>, slot: &Slot, live: &Arc<Live>, after: &Sandbox, before: &Sandbox) {
         for tracked in lock(&live.commands).values() {
             self.asleep.put(tracked);
+            tracked.stdin.sleep();
         }
         live.close_paused();
         live.set_sandbox(after.clone());

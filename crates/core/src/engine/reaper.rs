@@ -2,6 +2,7 @@
 //! their disk; and what is done now and then: writing dirty data back, collecting, compacting.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -245,7 +246,7 @@ async fn watch_disk(inner: Weak<Inner>) {
 
 impl Inner {
     async fn hold_to_disk(
-        &self,
+        self: &Arc<Self>,
         live: &Arc<Live>,
         before: &HashMap<LayerId, u64>,
     ) -> Result<Vec<(LayerId, u64)>> {
@@ -269,18 +270,32 @@ impl Inner {
             }
             written.push((open, used));
         }
-        if over {
-            let live = Arc::clone(live);
+        if over && !live.clearing.swap(true, Ordering::SeqCst) {
             // Not waited for: its agent may not answer, and the next sandbox is to be looked at.
+            let (inner, live) = (Arc::clone(self), Arc::clone(live));
             tokio::spawn(async move {
-                // What is started after this may be what cleans up: it waits until the others are gone.
-                let _gate = tokio::time::timeout(Duration::from_secs(1), live.gate.write()).await;
-                let ended = async { Ok(live.guest().await?.quiesce(Duration::ZERO).await?) };
-                if let Err::<(), Error>(error) = ended.await {
-                    tracing::error!(sandbox = %live.sandbox().name, error = chain_of(&error), "is over its disk and its commands were not ended");
-                }
+                inner.clear(&live).await;
+                live.clearing.store(false, Ordering::SeqCst);
             });
         }
         Ok(written)
+    }
+
+    /// Ends the processes of a sandbox that is over its disk. If its agent does not do that the session is ended: a sandbox that
+    /// keeps its agent from answering must not fill the disk of all.
+    async fn clear(self: &Arc<Self>, live: &Arc<Live>) {
+        let ended = async {
+            // What is started after this may be what cleans up: it waits until the others are gone.
+            let _gate = tokio::time::timeout(Duration::from_secs(1), live.gate.write()).await;
+            Ok::<_, Error>(live.guest().await?.quiesce(Duration::ZERO).await?)
+        };
+        let Err(error) = ended.await else { return };
+        let sandbox = live.sandbox();
+        tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "is over its disk, and its agent did not end its commands; its session is ended");
+        let dead = Arc::clone(live);
+        let ended = self.turn(sandbox.id.clone(), move |inner, slot| inner.bury(slot, dead)).await;
+        if let Err(error) = ended {
+            tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "its session is not ended yet");
+        }
     }
 }

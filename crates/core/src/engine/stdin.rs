@@ -39,6 +39,8 @@ pub(super) struct Input {
 enum Now {
     /// The command is not attached to, or not yet.
     Detached,
+    /// The command sleeps with its machine, for as long as nobody wakes it.
+    Asleep,
     /// To the connection the command is followed on.
     Attached(Arc<Stdin>),
     /// Nowhere: the command is over.
@@ -71,6 +73,11 @@ impl Input {
         self.now.send_replace(Now::Detached);
     }
 
+    /// The command's machine is paused.
+    pub(super) fn sleep(&self) {
+        self.now.send_replace(Now::Asleep);
+    }
+
     /// The command has ended.
     pub(super) fn over(&self) {
         self.now.send_replace(Now::Over);
@@ -84,18 +91,23 @@ impl Input {
     }
 
     /// Where input goes; `None` when the command is over. Waits for a command that is not attached to,
-    /// or whose connection `lost` has to be replaced.
+    /// or whose connection `lost` has to be replaced, until its agent should have answered; for one that sleeps, until it wakes.
     async fn now(&self, lost: Option<&Arc<Stdin>>) -> Result<Option<Arc<Stdin>>> {
         let mut changes = self.now.subscribe();
-        let usable = |now: &Now| match now {
-            Now::Detached => false,
-            Now::Attached(stdin) => lost.is_none_or(|lost| !Arc::ptr_eq(stdin, lost)),
-            Now::Over => true,
+        let waits = |now: &Now| match now {
+            Now::Detached => true,
+            Now::Attached(stdin) => lost.is_some_and(|lost| Arc::ptr_eq(stdin, lost)),
+            Now::Asleep | Now::Over => false,
         };
-        let found = tokio::time::timeout(self.patience, changes.wait_for(usable)).await;
-        match found.map_err(|_| GuestError::Timeout)?.as_deref() {
-            Ok(Now::Attached(stdin)) => Ok(Some(Arc::clone(stdin))),
-            _ => Ok(None),
+        loop {
+            // The sender is in `self`, so these end by the value alone.
+            let _ = changes.wait_for(|now| !matches!(now, Now::Asleep)).await;
+            let found = tokio::time::timeout(self.patience, changes.wait_for(|now| !waits(now)));
+            match found.await.map_err(|_| GuestError::Timeout)?.as_deref() {
+                Ok(Now::Attached(stdin)) => return Ok(Some(Arc::clone(stdin))),
+                Ok(Now::Asleep) => {}
+                _ => return Ok(None),
+            }
         }
     }
 }

@@ -163,7 +163,7 @@ impl Refusal {
             Error::Guest(GuestError::Lost) if by_id => Self::STOPPED,
             Error::NotRunning(_) => Self::ASLEEP,
             Error::SessionOver | Error::SessionEnded { .. } => Self::BUSY,
-            Error::Guest(GuestError::Lost) => Self::BUSY,
+            Error::Guest(GuestError::Lost | GuestError::Timeout) | Error::Recovering => Self::BUSY,
             Error::StartSlow { .. } => Self::START_SLOW,
             Error::PortSlow { .. } => Self::PORT_SLOW,
             Error::Guest(GuestError::Refused { kind: Failure::Refused, .. }) => Self::NOT_LISTENING,
