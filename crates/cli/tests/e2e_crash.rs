@@ -204,6 +204,8 @@ fn a_panic_in_a_checkpoint_leaves_nothing_frozen() {
     let line = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done";
     let started = case.daemon.json(["exec", "--detach", "app", "--", "sh", "-c", line]);
     let id = started["id"].as_str().unwrap_or_else(|| panic!("{started}")).to_owned();
+    // Something to copy; without it nothing has to be frozen.
+    case.daemon.sh("app", "echo written > /work/written");
     case.restart(&[("SANDKEEP_FAILPOINT", "panic=checkpoint.frozen")]);
     case.daemon.fails(["checkpoint", "app"]);
     let lines = |daemon: &Daemon| daemon.ok(["logs", "app", &id]).lines().count();
