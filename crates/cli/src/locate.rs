@@ -38,6 +38,11 @@ impl ClientFile {
         serde_json::from_slice(&text).map_err(io::Error::from)
     }
 
+    /// Whether a server wrote one, readable or not.
+    pub(crate) fn is_in(data: &Path) -> bool {
+        fs::symlink_metadata(data.join(Self::NAME)).is_ok()
+    }
+
     /// Writes it so that only its owner ever can read it, and nobody ever reads half of it.
     pub(crate) fn write(&self, data: &Path) -> io::Result<()> {
         let fresh = data.join(".client.json.new");

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use sandkeep_core::db::SqliteDb;
+use sandkeep_core::db::Index;
 use sandkeep_core::driver::Driver;
 use sandkeep_core::driver::container::ContainerDriver;
 use sandkeep_core::driver::microvm::MicrovmDriver;
@@ -138,10 +138,9 @@ pub(crate) async fn open_engine(
             None
         }
     };
-    let db = SqliteDb::open(&data.join(INDEX)).await.map_err(|error| {
-        Failure::caused("cannot open the index", error)
-            .with_hint("`keep fsck --rebuild` makes it again from the disk")
-    })?;
+    let db = Index::open(&data.join(INDEX), store.clone())
+        .await
+        .map_err(|error| Failure::caused("cannot make an index", error))?;
     let from = ImageSettings { docker_config: docker_config(), ..ImageSettings::default() };
     let images = Images::new(store.clone(), from);
     let mut drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(container.clone())];
@@ -153,17 +152,16 @@ pub(crate) async fn open_engine(
     Ok((engine, Drivers { container, microvm }))
 }
 
-/// Removes the index; opening the engine makes it again.
+/// Has the index made again when the engine is opened.
 pub(crate) fn forget_index(data: &Path) -> Result<(), Failure> {
-    for name in [INDEX.to_owned(), format!("{INDEX}-wal"), format!("{INDEX}-shm")] {
-        match fs::remove_file(data.join(&name)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Failure::caused(format!("cannot remove `{name}`"), error));
-            }
-            _ => {}
+    // An index without its stamp is not used, whatever state its files are in.
+    let stamp = data.join(INDEX).with_extension("stamp");
+    match fs::remove_file(&stamp) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Failure::caused(format!("cannot remove `{}`", stamp.display()), error))
         }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 fn start_logging(filter: &str) -> Result<(), Failure> {
@@ -204,12 +202,23 @@ async fn introduce(
     let project: Name = DEFAULT_PROJECT
         .parse()
         .map_err(|error| Failure::caused("the first project cannot have its name", error))?;
-    if engine.projects().is_empty() {
-        engine.create_project(project.clone()).await.map_err(cannot)?;
+    if engine.projects().is_empty() && engine.locked_projects().is_empty() {
+        if ClientFile::is_in(&config.data) {
+            // Clients were served from here. A new project would not have the bounds of the old one.
+            engine.lock_project(project.clone(), "its manifest is missing");
+        } else {
+            engine.create_project(project.clone()).await.map_err(cannot)?;
+        }
     }
     let known = ClientFile::read(&config.data).ok().map(|file| file.key);
     let key = match known.filter(|key| engine.authenticate(key).is_ok()) {
         Some(key) => key,
+        None if !engine.locked_projects().is_empty() => {
+            tracing::error!(
+                "the key of this machine's operator is in no project that can be read; it has another one until the server ends"
+            );
+            engine.emergency_key(project)
+        }
         None => {
             let project = engine.projects().into_iter().next().map_or(project, |first| first.name);
             let label = "local".to_owned();

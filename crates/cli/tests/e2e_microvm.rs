@@ -379,7 +379,7 @@ fn is_not_kept(keep: &Daemon) {
 
 /// The files of sandboxes, their disks and memory that hold a text.
 fn holding(keep: &Daemon, text: &str) -> String {
-    let kept = ["index.db", "layers", "memory", "sandboxes", "snapshots"];
+    let kept = ["index.sqlite", "layers", "memory", "sandboxes", "snapshots"];
     let kept = kept.map(|name| keep.data().join(name));
     let found = Command::new("grep").args(["-rlaF", "--", text]).args(kept).output().unwrap();
     String::from_utf8(found.stdout).unwrap()

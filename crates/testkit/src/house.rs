@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use sandkeep_core::db::SqliteDb;
+use sandkeep_core::db::Index;
 use sandkeep_core::driver::container::{ContainerConfig, ContainerDriver};
 use sandkeep_core::driver::microvm::{Accelerator, MicrovmConfig, MicrovmDriver, kernel};
 use sandkeep_core::driver::{AGENT, Driver};
@@ -253,9 +253,19 @@ impl House {
     ///
     /// When it does not open.
     pub async fn reopen(&self, engine: Engine) -> Engine {
+        self.close(engine).await;
+        self.open().await
+    }
+
+    /// Lets an engine end, and waits until the data directory is free.
+    ///
+    /// # Panics
+    ///
+    /// Never.
+    pub async fn close(&self, engine: Engine) {
         engine.shutdown().await;
         drop(engine);
-        self.open_when_free().await
+        self.free().await;
     }
 
     /// Opens an engine as soon as one before it is gone.
@@ -330,7 +340,8 @@ impl House {
     /// When it does not open.
     pub async fn open_early(&self) -> Engine {
         let store = Store::open(&self.data()).expect("the data directory opens");
-        let db = SqliteDb::open(&self.data().join("index.db")).await.expect("the index opens");
+        let file = self.data().join("index.sqlite");
+        let db = Index::open(&file, store.clone()).await.expect("the index opens");
         let images = Images::new(store.clone(), ImageSettings::default());
         let mut drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(self.driver())];
         drivers.extend(self.machine_driver().map(|driver| Arc::new(driver) as Arc<dyn Driver>));
@@ -346,7 +357,7 @@ impl House {
                 .await
                 .expect("the small root imports");
         }
-        if engine.projects().is_empty() {
+        if engine.projects().is_empty() && engine.locked_projects().is_empty() {
             engine.create_project(project()).await.expect("a first project");
         }
         engine

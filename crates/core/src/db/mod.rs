@@ -12,8 +12,10 @@
 //! works for the list it came from, in the same order and with the same filter.
 
 mod cursor;
+mod index;
 mod list;
 mod sqlite;
+mod stamp;
 
 use std::fmt;
 
@@ -25,6 +27,7 @@ use crate::model::{
     SessionId, Snapshot, SnapshotId, Tags, Timestamp,
 };
 
+pub use index::Index;
 pub use sqlite::SqliteDb;
 
 /// What a database answers.
@@ -52,6 +55,12 @@ pub enum DbError {
         /// Why not.
         source: serde_json::Error,
     },
+    /// It is being built again from the disk, and that takes long.
+    #[error("the index is being built again from the disk; try again in a minute")]
+    Rebuilding,
+    /// The daemon is ending.
+    #[error("the index is closed")]
+    Closed,
     /// A cursor did not come from this list, this order and this filter.
     #[error("this cursor is not one of this list, in this order and with this filter")]
     Cursor,
@@ -197,6 +206,14 @@ pub struct Remembered {
 pub trait Db: fmt::Debug + Send + Sync {
     /// Whether it was empty, or of another version, when it was opened, and must be filled from the disk.
     fn is_fresh(&self) -> bool;
+    /// Why it was damaged and had to be made again, if it was.
+    fn damage(&self) -> Option<String> {
+        None
+    }
+    /// Tells that everything on disk is in it now, so that the next daemon need not fill it.
+    async fn filled(&self) {}
+    /// Closes it, for the next daemon to use as it is. Nothing may be asked of it afterwards.
+    async fn close(&self) {}
 
     /// Adds a sandbox, unless its project has one of that name: then nothing changes and the answer is false.
     async fn claim(&self, sandbox: &Sandbox) -> DbResult<bool>;

@@ -8,6 +8,7 @@
 //! [`Db::is_fresh`] tells the engine to fill it from the disk.
 
 use std::path::Path;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::Serialize;
@@ -27,7 +28,10 @@ use crate::model::{
 };
 
 /// The version of the tables in `sqlite.sql`.
-const VERSION: i64 = 5;
+const VERSION: i64 = 6;
+
+/// Files up to this size are checked when they are opened.
+const CHECKED_UP_TO: u64 = 64 << 20;
 
 /// [`Db`] in a SQLite file.
 #[derive(Debug)]
@@ -46,16 +50,30 @@ impl SqliteDb {
         let options = SqliteConnectOptions::new()
             .filename(file)
             .create_if_missing(true)
-            .foreign_keys(true)
             .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(SqliteSynchronous::Off)
-            .pragma("cache_size", "-4096");
+            .synchronous(SqliteSynchronous::Off);
+        Self::connect(options).await
+    }
+
+    /// Makes an index that is gone with this process.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DbError::Query`] when there is no memory for it.
+    pub async fn in_memory() -> DbResult<Self> {
+        Self::connect(SqliteConnectOptions::new().in_memory(true)).await
+    }
+
+    async fn connect(options: SqliteConnectOptions) -> DbResult<Self> {
         let opened = SqlitePoolOptions::new()
             .max_connections(1)
             .min_connections(1)
+            // One that is in memory is gone with its connection.
+            .idle_timeout(None)
+            .max_lifetime(None)
             // A file does not hang up; asking costs as much as a statement.
             .test_before_acquire(false)
-            .connect_with(options)
+            .connect_with(options.foreign_keys(true).pragma("cache_size", "-4096"))
             .await;
         let pool = opened.map_err(failed("open its file"))?;
         let version: i64 = sqlx::query_scalar("PRAGMA user_version")
@@ -84,6 +102,57 @@ impl SqliteDb {
             sqlx::raw_sql(sql).execute(&pool).await.map_err(failed("make its tables"))?;
         }
         Ok(Self { pool, fresh })
+    }
+
+    /// Whether the file is whole and has the tables it should have. The pages of a large one are not
+    /// read: that would delay every start, and damage that shows later is repaired then.
+    pub(super) async fn check(&self, file: &Path) -> DbResult<()> {
+        let expected = Self::in_memory().await?;
+        if self.schema().await? != expected.schema().await? {
+            return Err(failed("be used")(std::io::Error::other("it has other tables")));
+        }
+        if std::fs::metadata(file).is_ok_and(|found| found.len() <= CHECKED_UP_TO) {
+            let told: String = sqlx::query_scalar("PRAGMA quick_check(1)")
+                .fetch_one(&self.pool)
+                .await
+                .map_err(failed("be checked"))?;
+            if told != "ok" {
+                return Err(failed("be used")(std::io::Error::other(told)));
+            }
+        }
+        Ok(())
+    }
+
+    async fn schema(&self) -> DbResult<Vec<String>> {
+        let sql = "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY type, name";
+        let rows = sqlx::query_scalar(sql).fetch_all(&self.pool).await;
+        rows.map_err(failed("list its tables"))
+    }
+
+    /// What was last [set](Self::set_epoch).
+    pub(super) async fn epoch(&self) -> DbResult<Option<String>> {
+        let sql = "SELECT value FROM meta WHERE key = 'epoch'";
+        let found = sqlx::query_scalar(sql).fetch_optional(&self.pool).await;
+        found.map_err(failed("tell its epoch"))
+    }
+
+    /// Marks it as filled in this epoch.
+    pub(super) async fn set_epoch(&self, epoch: &str) -> DbResult<()> {
+        let sql = "INSERT OR REPLACE INTO meta (key, value) VALUES ('epoch', ?)";
+        let done = sqlx::query(sql).bind(epoch).execute(&self.pool).await;
+        done.map(drop).map_err(failed("keep its epoch"))
+    }
+
+    /// Brings everything into the file itself and closes it.
+    pub(super) async fn close(&self) -> DbResult<()> {
+        let done = sqlx::raw_sql("PRAGMA wal_checkpoint(TRUNCATE)").execute(&self.pool).await;
+        self.hang_up().await;
+        done.map(drop).map_err(failed("be closed"))
+    }
+
+    /// Closes it, whatever state it is in.
+    pub(super) async fn hang_up(&self) {
+        let _ = tokio::time::timeout(Duration::from_secs(5), self.pool.close()).await;
     }
 
     async fn put(

@@ -47,3 +47,5 @@ CREATE TABLE idempotency (
     project TEXT NOT NULL, key TEXT NOT NULL, request TEXT NOT NULL, answer TEXT NOT NULL, at_ms INTEGER NOT NULL,
     PRIMARY KEY (project, key)
 ) WITHOUT ROWID;
+-- Which opening of the data directory it belongs to.
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;

@@ -39,6 +39,8 @@ impl Inner {
         }
         let (phase, _) = lifecycle::command(sandbox.phase, Wish::Start)
             .map_err(|_| Error::Gone(sandbox.name.clone()))?;
+        // What it may reach is part of its project's manifest.
+        self.require_project(&sandbox.project)?;
         if sandbox.open_layer.is_some() {
             // A broken session left files behind. They are kept before anything new is written.
             let ending = sandbox.ending.unwrap_or_else(Ending::broken);

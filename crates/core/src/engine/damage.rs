@@ -115,6 +115,14 @@ impl Engine {
     /// Everything that is known to be wrong with stored data, at most 1,000 entries.
     #[must_use]
     pub fn damage(&self) -> Vec<Damage> {
+        if let Some(reason) = self.inner.db.damage() {
+            self.inner.report_damage(
+                DamageKind::IndexRebuilt,
+                "index.sqlite",
+                reason,
+                "it was built again from the disk, and nothing is lost; look for a failing disk",
+            );
+        }
         self.inner.damage.all()
     }
 }

@@ -54,6 +54,11 @@ pub enum Error {
     PortSlow { port: u16, waited: Duration },
     #[error("there is no project `{0}`")]
     NoProject(Name),
+    #[error(
+        "project `{project}` is locked: {reason}. Bring its manifest back from a backup and start the \
+         server again; or give its keys and network rules up with `keep fsck --reset-project {project}`"
+    )]
+    ProjectLocked { project: Name, reason: String },
     #[error("there is no key `{0}`")]
     NoKey(KeyId),
     #[error("there is no drive `{0}`")]
@@ -226,6 +231,7 @@ impl Error {
             | Self::HasDrives(_)
             | Self::MemoryTooDeep(_)
             | Self::DriverInUse(_)
+            | Self::ProjectLocked { .. }
             | Self::KeyReused(_) => ErrorKind::Conflict,
             Self::Gone(_)
             | Self::SessionEnded { .. }
@@ -243,6 +249,7 @@ impl Error {
             Self::Store(error) => store_kind(error),
             Self::Guest(error) => guest_kind(error),
             Self::Db(DbError::Cursor | DbError::Order) => ErrorKind::Invalid,
+            Self::Db(DbError::Rebuilding | DbError::Closed) => ErrorKind::Unavailable,
             Self::Driver(DriverError::MountPoint { .. }) => ErrorKind::Invalid,
             Self::StartFailed { .. }
             | Self::Driver(_)
@@ -276,6 +283,7 @@ impl Error {
             Self::NoService { .. } => "service_not_found",
             Self::StartSlow { .. } | Self::PortSlow { .. } => "timeout",
             Self::NoProject(_) => "project_not_found",
+            Self::ProjectLocked { .. } => "project_locked",
             Self::NoKey(_) => "key_not_found",
             Self::NoDrive(_) => "drive_not_found",
             Self::DriveTaken(_) => "drive_taken",
@@ -313,8 +321,9 @@ impl Error {
             Self::DriverInUse(_) => "driver_in_use",
             Self::NoUids => "no_uid_ranges",
             Self::SessionOver | Self::SessionEnded { .. } => "session_ended",
-            Self::ShuttingDown => "shutting_down",
+            Self::ShuttingDown | Self::Db(DbError::Closed) => "shutting_down",
             Self::Recovering => "recovering",
+            Self::Db(DbError::Rebuilding) => "index_rebuilding",
             Self::StartFailed { .. } => "start_failed",
             Self::Image(error) => image_code(error),
             Self::Guest(error) => guest_code(error),

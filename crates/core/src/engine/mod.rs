@@ -275,7 +275,7 @@ impl Engine {
     /// Returns [`Error`] when the data directory or the index cannot be read.
     pub async fn open(parts: Parts) -> Result<Self> {
         let Parts { store, images, db, drivers, settings } = parts;
-        let signer = token::Signer::open(store.data_dir()).map_err(Error::Secret)?;
+        let (signer, bad_signer) = token::Signer::open(store.data_dir()).map_err(Error::Secret)?;
         let keyring = Keyring::open(store.data_dir(), &settings.secrets_key)?;
         let outside = Outside::new(settings.network.clone()).map_err(Error::Outside)?;
         let drivers = drivers.into_iter().map(|driver| (driver.name(), driver)).collect();
@@ -311,6 +311,14 @@ impl Engine {
             shutdown: watch::channel(false).0,
             recovery: watch::channel(0).0,
         });
+        if let Some(aside) = bad_signer {
+            inner.report_damage(
+                DamageKind::SecurityConfig,
+                "token.key",
+                format!("it was not 32 bytes, and is kept as `{aside}`"),
+                "another one was made: tokens from before are refused",
+            );
+        }
         inner.recover().await?;
         reaper::run(&inner);
         Ok(Self { inner })
@@ -326,6 +334,7 @@ impl Engine {
         self.inner.all_offline().await;
         let _ = self.inner.store.sync().await;
         self.inner.end_ready_machines().await;
+        self.inner.db.close().await;
     }
 
     /// How much is left to recover of what an earlier daemon left: 0 when all of it is done.

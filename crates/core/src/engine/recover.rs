@@ -52,7 +52,7 @@ use crate::db::{Filter, Owner, Page, Tombstones};
 use crate::driver::{Driver, Link, READY};
 use crate::guest::Guest;
 use crate::model::{
-    CommandState, Drive, Ending, Image, Layer, MachineKey, MemoryLayer, Project, Sandbox,
+    CommandState, Drive, Ending, Image, Layer, MachineKey, MemoryLayer, Name, Project, Sandbox,
     SandboxId, Secret, SessionEnd, Snapshot, SnapshotKind, Template, Timestamp,
 };
 use crate::store::{Damaged, Durability};
@@ -89,7 +89,14 @@ impl Inner {
         }
         // One is what comes after all sandboxes.
         self.recovery.send_replace(found.len() + 1);
-        self.end_unowned(alive.into_keys().collect()).await;
+        // One whose manifest does not read is left running: what it wrote is nowhere else.
+        let data = self.store.data_dir().join("sandboxes");
+        let (damaged, unowned): (Vec<_>, Vec<_>) =
+            alive.into_keys().partition(|id| data.join(id.as_str()).is_dir());
+        for id in damaged {
+            tracing::error!(machine = %id, "its sandbox's manifest cannot be used; it is left running");
+        }
+        self.end_unowned(unowned).await;
         let inner = Arc::clone(self);
         tokio::spawn(async move { inner.recover_all(found).await });
         Ok(())
@@ -162,9 +169,7 @@ impl Inner {
         }
         let layers = self.store.scan::<Layer>().await?;
         let images = self.store.scan::<Image>().await?;
-        for damaged in [&projects.damaged, &layers.damaged] {
-            self.report_unreadable(damaged);
-        }
+        self.report_unreadable(&layers.damaged);
         for holders in [&snapshots.damaged, &sandboxes.damaged, &images.damaged] {
             self.doubt(holders);
         }
@@ -174,10 +179,18 @@ impl Inner {
         }
         let secrets = self.store.scan::<Secret>().await?;
         self.report_unreadable(&secrets.damaged);
+        let drives = self.reindex_drives().await?;
+        let sandbox_projects = sandboxes.good.iter().map(|sandbox| &sandbox.project);
+        let kept = snapshots.good.iter().filter(|snapshot| snapshot.deleted_at.is_none());
+        let named = sandbox_projects
+            .chain(kept.map(|snapshot| &snapshot.project))
+            .chain(secrets.good.iter().map(|secret| &secret.project))
+            .chain(&drives);
+        self.lock_unknown_projects(&projects.damaged, named.cloned());
+        self.check_keyring(&secrets.good);
         secrets.good.into_iter().for_each(|secret| self.learn_secret(secret));
         layers.good.iter().for_each(|layer| self.book(layer));
         self.reindex_memory().await?;
-        self.reindex_drives().await?;
         let known: HashSet<_> = snapshots.good.iter().map(|snapshot| snapshot.id.clone()).collect();
         let (everybody, tombstones) = (Owner::Anybody, Tombstones::With);
         for stale in self.db.snapshots(everybody, tombstones, &Page::all()).await?.items {
@@ -197,14 +210,26 @@ impl Inner {
                 self.db.remove_sandbox(&stale.id).await?;
             }
         }
-        for sandbox in &sandboxes.good {
-            self.db.put_sandbox(sandbox).await?;
-            self.books().hold_sandbox(sandbox);
+        let mut indexed = Vec::with_capacity(sandboxes.good.len());
+        for sandbox in sandboxes.good {
+            self.books().hold_sandbox(&sandbox);
+            if let Err(error) = self.db.put_sandbox(&sandbox).await {
+                // Another one has its name: a directory was copied. Nobody can tell which is meant.
+                self.report_damage(
+                    DamageKind::UnreadableManifest,
+                    format!("sandboxes/{}/sandbox.json", sandbox.id),
+                    chain_of(&error),
+                    "it is left as it is, and this sandbox is not available",
+                );
+                continue;
+            }
             if fresh || !matches!(sandbox.phase, Phase::Stopped) {
                 self.reindex_history(&sandbox.id).await?;
             }
+            indexed.push(sandbox);
         }
-        Ok(sandboxes.good)
+        self.db.filled().await;
+        Ok(indexed)
     }
 
     /// Enters memory layers, and the templates that hold some.
@@ -239,7 +264,8 @@ impl Inner {
         }
     }
 
-    async fn reindex_drives(&self) -> Result<()> {
+    /// Enters the drives, and answers with the projects they belong to.
+    async fn reindex_drives(&self) -> Result<Vec<Name>> {
         let drives = self.store.scan::<Drive>().await?;
         self.doubt(&drives.damaged);
         let known: HashSet<_> = drives.good.iter().map(|drive| drive.id.clone()).collect();
@@ -249,10 +275,17 @@ impl Inner {
             }
         }
         for drive in &drives.good {
-            self.db.put_drive(drive).await?;
             self.books().hold_drive(drive);
+            if let Err(error) = self.db.put_drive(drive).await {
+                self.report_damage(
+                    DamageKind::UnreadableManifest,
+                    format!("drives/{}.json", drive.id),
+                    chain_of(&error),
+                    "it is left as it is, and this drive is not available",
+                );
+            }
         }
-        Ok(())
+        Ok(drives.good.into_iter().map(|drive| drive.project).collect())
     }
 
     async fn reindex_history(&self, id: &SandboxId) -> Result<()> {

@@ -17,6 +17,7 @@ use sandkeep_proto::link::{Hidden, SecretFile};
 use zeroize::Zeroizing;
 
 use super::boot::chain_of;
+use super::damage::DamageKind;
 use super::lifecycle::Phase;
 use super::live::Live;
 use super::{Engine, Error, Exec, Inner, Result};
@@ -548,6 +549,28 @@ impl Inner {
             }
         }
         live.set_mask(Mask::new(values.iter().map(|(_, value)| value.as_str())));
+    }
+
+    /// Keeps a new key from being made while there are secrets that an older one sealed.
+    pub(super) fn check_keyring(&self, secrets: &[Secret]) {
+        if self.keyring.has_key() {
+            return;
+        }
+        if self.keyring.locked().is_none() && !secrets.is_empty() {
+            let count = secrets.len();
+            self.keyring
+                .lock(format!("`secrets.key` is missing, and {count} secrets are sealed with it"));
+        }
+        if let Some(reason) = self.keyring.locked() {
+            self.report_damage(
+                DamageKind::SecurityConfig,
+                "secrets.key",
+                reason,
+                "secrets can be neither read nor set, and sandboxes that use them do not start. Bring the file back from \
+                 a backup and start the server again; if it is lost for good, delete `secrets.key` and the files in \
+                 `secrets/`, and set the secrets again",
+            );
+        }
     }
 
     /// Refuses to go on with a key that is not the one sessions under way were given secrets with: what

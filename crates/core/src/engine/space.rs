@@ -11,6 +11,7 @@ use std::sync::{Arc, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use super::boot::chain_of;
+use super::damage::DamageKind;
 use super::slot::lock;
 use super::{Engine, Inner, Result};
 use crate::model::{
@@ -130,9 +131,21 @@ impl Inner {
     /// Enters layers that came about outside the engine: those of images.
     pub(super) async fn learn(&self, layers: &[LayerId]) -> Result<()> {
         for id in layers {
-            if !self.books().knows(id) {
-                let layer = self.store.layer(id).await?;
-                self.book(&layer);
+            if self.books().knows(id) {
+                continue;
+            }
+            match self.store.layer(id).await {
+                Ok(layer) => {
+                    self.damage.clear(DamageKind::Missing, &format!("layers/{id}"));
+                    self.book(&layer);
+                }
+                // It costs what stands on it, and nothing else.
+                Err(error) => self.report_damage(
+                    DamageKind::Missing,
+                    format!("layers/{id}"),
+                    chain_of(&error),
+                    "an image needs it: sandboxes of that image do not start; pull or import the image again",
+                ),
             }
         }
         Ok(())

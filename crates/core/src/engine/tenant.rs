@@ -3,20 +3,26 @@
 //! A key's secret is 256 random bits, shown once and kept only as a hash, in the project's manifest.
 //! Looking one up is a hash and a table in memory: no disk, and no comparison whose time would tell
 //! anything about the secret.
+//!
+//! A project's manifest says who may do what and what its sandboxes may reach. When it is damaged, or
+//! missing though something belongs to the project, the project is *locked*: none of its keys is
+//! accepted, nothing of it starts, and no new project takes its name. What still runs goes on without a
+//! network. A project that was made afresh in its place would have no bounds.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{PoisonError, RwLock};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha256};
 
+use super::damage::DamageKind;
 use super::{Engine, Error, Inner, Result, later};
 use crate::db::{Filter, Owner, Page, Tombstones};
 use crate::model::{
     FORMAT, Key, KeyId, Name, Project, ProjectNetwork, Scope, Snapshot, Span, Timestamp, now,
 };
-use crate::store::Durability;
+use crate::store::{Damaged, Durability};
 
 /// Who is asking.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +42,10 @@ pub(super) struct Tenants {
     projects: RwLock<HashMap<Name, Project>>,
     /// Serialises changes, so that two of them do not undo each other.
     change: tokio::sync::Mutex<()>,
+    /// Projects whose manifest cannot be used, and why.
+    locked: RwLock<BTreeMap<Name, String>>,
+    /// A key that is on record nowhere and ends with this daemon.
+    emergency: RwLock<Option<(String, Caller)>>,
 }
 
 impl Tenants {
@@ -44,6 +54,23 @@ impl Tenants {
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(project.name.clone(), project);
+    }
+
+    fn lock(&self, name: Name, reason: String) {
+        self.locked.write().unwrap_or_else(PoisonError::into_inner).insert(name, reason);
+    }
+
+    fn is_locked(&self, name: &Name) -> bool {
+        self.locked.read().unwrap_or_else(PoisonError::into_inner).contains_key(name)
+    }
+
+    /// Why a project that is not known cannot be had.
+    fn absent(&self, name: &Name) -> Error {
+        let locked = self.locked.read().unwrap_or_else(PoisonError::into_inner);
+        match locked.get(name) {
+            Some(reason) => Error::ProjectLocked { project: name.clone(), reason: reason.clone() },
+            None => Error::NoProject(name.clone()),
+        }
     }
 
     fn get(&self, name: &Name) -> Option<Project> {
@@ -63,6 +90,10 @@ impl Engine {
             return self.bearer_of(secret);
         }
         let hash = hash_of(secret);
+        let emergency = self.inner.tenants.emergency.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, caller)) = emergency.as_ref().filter(|(known, _)| *known == hash) {
+            return Ok(caller.clone());
+        }
         let projects = self.inner.tenants.projects.read().unwrap_or_else(PoisonError::into_inner);
         for project in projects.values() {
             let found = project.keys.iter().find(|key| key.hash == hash);
@@ -93,6 +124,32 @@ impl Engine {
         all
     }
 
+    /// The projects that are locked, because their manifest is damaged or missing, and why.
+    #[must_use]
+    pub fn locked_projects(&self) -> BTreeMap<Name, String> {
+        self.inner.tenants.locked.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Locks a project whose manifest should be there and is not.
+    pub fn lock_project(&self, name: Name, reason: impl Into<String>) {
+        self.inner.lock_project(name, reason.into());
+    }
+
+    /// Makes a key for the operator of a server whose own project is locked. It is written down
+    /// nowhere, and ends with this daemon; another one takes its place.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the kernel gives no random bytes.
+    #[must_use]
+    pub fn emergency_key(&self, project: Name) -> String {
+        let secret = fresh_secret();
+        let caller = Caller { project, scope: Scope::Admin, key: KeyId::fresh(), until: None };
+        let known = (hash_of(&secret), caller);
+        *self.inner.tenants.emergency.write().unwrap_or_else(PoisonError::into_inner) = Some(known);
+        secret
+    }
+
     /// Makes a project.
     ///
     /// # Errors
@@ -102,6 +159,9 @@ impl Engine {
         let _change = self.inner.tenants.change.lock().await;
         if self.inner.tenants.get(&name).is_some() {
             return Err(Error::ProjectTaken(name));
+        }
+        if self.inner.tenants.is_locked(&name) {
+            return Err(self.inner.tenants.absent(&name));
         }
         let project = Project {
             format: FORMAT,
@@ -121,7 +181,7 @@ impl Engine {
     /// Returns [`Error::ProjectInUse`] while it has some.
     pub async fn delete_project(&self, name: &Name) -> Result<()> {
         let _change = self.inner.tenants.change.lock().await;
-        self.inner.tenants.get(name).ok_or_else(|| Error::NoProject(name.clone()))?;
+        self.inner.tenants.get(name).ok_or_else(|| self.inner.tenants.absent(name))?;
         let left = self
             .inner
             .db
@@ -163,9 +223,7 @@ impl Engine {
         if label.chars().count() > 128 || label.chars().any(char::is_control) {
             return Err(Error::invalid("label", "at most 128 characters, on one line"));
         }
-        let mut random = [0u8; 32];
-        getrandom::fill(&mut random).expect("the kernel gives random bytes");
-        let secret = format!("skp_{}", URL_SAFE_NO_PAD.encode(random));
+        let secret = fresh_secret();
         let key = Key {
             id: KeyId::fresh(),
             label,
@@ -197,13 +255,51 @@ impl Engine {
 }
 
 impl Inner {
+    pub(super) fn lock_project(&self, name: Name, reason: String) {
+        self.report_damage(
+            DamageKind::SecurityConfig,
+            format!("projects/{name}.json"),
+            reason.clone(),
+            format!(
+                "project `{name}` is locked: none of its keys is accepted and nothing of it starts. Bring the file \
+                 back from a backup and start the server again, or give its keys and network rules up with \
+                 `keep fsck --reset-project {name}`"
+            ),
+        );
+        self.tenants.lock(name, reason);
+    }
+
+    /// Locks the projects that something belongs to and that have no manifest that can be used.
+    pub(super) fn lock_unknown_projects(
+        &self,
+        damaged: &[Damaged],
+        named: impl Iterator<Item = Name>,
+    ) {
+        for Damaged { path, reason, .. } in damaged {
+            let stem = path.file_stem().and_then(|stem| stem.to_str());
+            if let Some(Ok(name)) = stem.map(str::parse::<Name>) {
+                self.lock_project(name, format!("its manifest cannot be used: {reason}"));
+            }
+        }
+        let mut count: BTreeMap<Name, usize> = BTreeMap::new();
+        for name in named {
+            *count.entry(name).or_default() += 1;
+        }
+        for (name, things) in count {
+            if self.tenants.get(&name).is_none() && !self.tenants.is_locked(&name) {
+                let reason = format!("its manifest is missing, and {things} things belong to it");
+                self.lock_project(name, reason);
+            }
+        }
+    }
+
     pub(super) async fn change_project(
         &self,
         name: &Name,
         change: impl FnOnce(&mut Project),
     ) -> Result<()> {
         let _change = self.tenants.change.lock().await;
-        let mut project = self.tenants.get(name).ok_or_else(|| Error::NoProject(name.clone()))?;
+        let mut project = self.tenants.get(name).ok_or_else(|| self.tenants.absent(name))?;
         change(&mut project);
         self.keep_project(&project).await
     }
@@ -226,13 +322,19 @@ impl Inner {
     }
 
     pub(super) fn project_network(&self, name: &Name) -> Result<ProjectNetwork> {
-        let project = self.tenants.get(name).ok_or_else(|| Error::NoProject(name.clone()))?;
+        let project = self.tenants.get(name).ok_or_else(|| self.tenants.absent(name))?;
         Ok(project.network)
     }
 
     pub(super) fn require_project(&self, name: &Name) -> Result<()> {
-        self.tenants.get(name).map(|_| ()).ok_or_else(|| Error::NoProject(name.clone()))
+        self.tenants.get(name).map(|_| ()).ok_or_else(|| self.tenants.absent(name))
     }
+}
+
+fn fresh_secret() -> String {
+    let mut random = [0u8; 32];
+    getrandom::fill(&mut random).expect("the kernel gives random bytes");
+    format!("skp_{}", URL_SAFE_NO_PAD.encode(random))
 }
 
 fn hash_of(secret: &str) -> String {

@@ -43,13 +43,19 @@ impl std::fmt::Debug for Signer {
 }
 
 impl Signer {
-    /// Reads the secret of this data directory, which is made when there is none.
-    pub(super) fn open(data: &Path) -> io::Result<Self> {
+    /// Reads the secret of this data directory, which is made when there is none. A damaged one is
+    /// moved aside, and the answer says where: with another secret every token is refused.
+    pub(super) fn open(data: &Path) -> io::Result<(Self, Option<String>)> {
         let path = data.join(FILE);
         match std::fs::read(&path) {
-            Ok(bytes) => <[u8; 32]>::try_from(bytes).map(Self).map_err(|_| {
-                io::Error::other(format!("`{}` is not 32 bytes; remove it", path.display()))
-            }),
+            Ok(bytes) => match <[u8; 32]>::try_from(bytes) {
+                Ok(secret) => Ok((Self(secret), None)),
+                Err(_) => {
+                    let aside = format!("{FILE}.damaged");
+                    std::fs::rename(&path, data.join(&aside))?;
+                    Ok((Self::open(data)?.0, Some(aside)))
+                }
+            },
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let mut secret = [0u8; 32];
                 getrandom::fill(&mut secret).map_err(io::Error::other)?;
@@ -62,7 +68,7 @@ impl Signer {
                 file.sync_all()?;
                 std::fs::rename(&draft, &path)?;
                 std::fs::File::open(data)?.sync_all()?;
-                Ok(Self(secret))
+                Ok((Self(secret), None))
             }
             Err(error) => Err(error),
         }

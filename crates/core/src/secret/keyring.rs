@@ -70,6 +70,8 @@ pub enum BadKey {
     NotAKeyFile(PathBuf),
     #[error("others than its owner can read the key for secrets in `{}`", .0.display())]
     Open(PathBuf),
+    #[error("the key for secrets is locked: {0}")]
+    Locked(String),
     #[error("the key for secrets in `{}` cannot be had", .path.display())]
     Io { path: PathBuf, source: io::Error },
 }
@@ -97,6 +99,8 @@ pub struct Keyring {
     /// Where a key that is not there yet is to be made.
     file: PathBuf,
     keys: Arc<Mutex<Option<Arc<Keys>>>>,
+    /// Why none may be made.
+    locked: Arc<Mutex<Option<String>>>,
 }
 
 impl fmt::Debug for Keyring {
@@ -113,23 +117,49 @@ struct Keys {
 }
 
 impl Keyring {
-    /// Takes the key from its source. A data directory that has none yet gets one at first use.
+    /// Takes the key from its source. A data directory that has none yet gets one at first use; with
+    /// one that is damaged the keyring is [locked](Self::lock).
     ///
     /// # Errors
     ///
-    /// Returns [`BadKey`] when what is there is no key, cannot be read, or can be read by others.
+    /// Returns [`BadKey`] when what the operator gave is no key, when a key cannot be read, or when
+    /// others can read it.
     pub fn open(data: &Path, source: &KeySource) -> Result<Self, BadKey> {
         let file = data.join(FILE);
+        let mut locked = None;
         let key = match source {
             KeySource::Given(key) => Some(key.clone()),
             KeySource::File(path) => Some(read(path)?),
             KeySource::DataDirectory => match read(&file) {
                 Err(BadKey::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
+                Err(error @ BadKey::NotAKeyFile(_)) => {
+                    locked = Some(error.to_string());
+                    None
+                }
                 found => Some(found?),
             },
         };
         let keys = key.map(|key| Arc::new(Keys::from(&key)));
-        Ok(Self { file, keys: Arc::new(Mutex::new(keys)) })
+        let locked = Arc::new(Mutex::new(locked));
+        Ok(Self { file, keys: Arc::new(Mutex::new(keys)), locked })
+    }
+
+    /// Whether there is a key.
+    #[must_use]
+    pub fn has_key(&self) -> bool {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Why no key may be made, if none may.
+    #[must_use]
+    pub fn locked(&self) -> Option<String> {
+        self.locked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Keeps a key from being made in the place of one that is lost: what was sealed with that one
+    /// would look as if it had been tampered with, and a backup of the key would not fit any more.
+    pub fn lock(&self, reason: String) {
+        *self.locked.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
     }
 
     /// Seals something for a place: `project/p/secret/NAME/3`. It opens again only with the same context.
@@ -190,6 +220,9 @@ impl Keyring {
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(keys) = &*keys {
             return Ok(Arc::clone(keys));
+        }
+        if let Some(reason) = self.locked() {
+            return Err(BadKey::Locked(reason));
         }
         let made = Arc::new(Keys::from(&*make(&self.file)?));
         *keys = Some(Arc::clone(&made));

@@ -16,7 +16,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use sandkeep_client::types::ErrorBody;
-use sandkeep_core::db::SqliteDb;
+use sandkeep_core::db::Index;
 use sandkeep_core::driver::{
     Device, Driver, DriverError, DriverResult, Link, Machine, MachineUsage,
 };
@@ -151,7 +151,8 @@ impl Served {
         let archive = dir.path().join("small.tar");
         small_root_tar(&archive).unwrap();
         images.import("small", &archive, &Reporter::silent()).await.unwrap();
-        let db = Arc::new(SqliteDb::open(&dir.path().join("index.db")).await.unwrap());
+        let file = dir.path().join("index.sqlite");
+        let db = Arc::new(Index::open(&file, store.clone()).await.unwrap());
         let driver: Arc<dyn Driver> = match &host {
             Some(host) => Arc::new(host.driver()),
             None => Arc::new(Refuses),
