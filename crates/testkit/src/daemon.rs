@@ -102,14 +102,31 @@ impl Daemon {
         kernel: &TestKernel,
         environment: &[(&str, &str)],
     ) -> Self {
+        let daemon = Self::not_yet(keep, environment);
+        daemon.launch_with_machines(kernel)
+    }
+
+    /// The same on a data directory that lies elsewhere, as for [`start_at`](Self::start_at).
+    #[must_use]
+    pub fn with_machines_at(
+        keep: impl AsRef<Path>,
+        data: impl Into<PathBuf>,
+        kernel: &TestKernel,
+        environment: &[(&str, &str)],
+    ) -> Self {
         let mut daemon = Self::not_yet(keep, environment);
-        let mut setup = daemon.command(["microvm", "setup", "--kernel"]);
+        daemon.data = data.into();
+        daemon.launch_with_machines(kernel)
+    }
+
+    fn launch_with_machines(mut self, kernel: &TestKernel) -> Self {
+        let mut setup = self.command(["microvm", "setup", "--kernel"]);
         setup.arg(&kernel.vmlinuz).arg("--modules").arg(&kernel.modules);
         let done = setup.output().expect("keep starts");
         let said = String::from_utf8_lossy(&done.stderr);
         assert!(done.status.success(), "a kernel for machines: {said}");
-        daemon.launch();
-        daemon
+        self.launch();
+        self
     }
 
     /// Starts it and imports a small root as the image [`SMALL`].
@@ -142,20 +159,62 @@ impl Daemon {
 
     /// Starts the daemon again after [`terminate`](Self::terminate) or [`kill`](Self::kill), and
     /// waits until it answers and has recovered what the one before it left.
+    ///
+    /// # Panics
+    ///
+    /// Panics when it does not come up.
     pub fn launch(&mut self) {
-        self.launch_early();
-        let deadline = Instant::now() + PATIENCE;
-        while self.recovering() != Some(0) {
-            assert!(self.is_alive(), "the daemon ended at its start:\n{}", self.log());
-            assert!(Instant::now() < deadline, "it is still recovering:\n{}", self.log());
-            sleep(Duration::from_millis(5));
+        if let Err(error) = self.try_launch() {
+            panic!("{error}");
         }
+    }
+
+    /// The same, for tests that go on without it.
+    ///
+    /// # Errors
+    ///
+    /// Says why it did not come up, with the end of its log.
+    pub fn try_launch(&mut self) -> Result<(), String> {
+        self.spawn();
+        let deadline = Instant::now() + PATIENCE;
+        self.wait_until(deadline, Self::answers)?;
+        self.wait_until(deadline, |daemon| daemon.recovering() == Some(0))
+    }
+
+    /// Starts the daemon again and waits until it answers. It may still be recovering.
+    ///
+    /// # Panics
+    ///
+    /// Panics when it does not come up.
+    pub fn launch_early(&mut self) {
+        self.spawn();
+        if let Err(error) = self.wait_until(Instant::now() + PATIENCE, Self::answers) {
+            panic!("{error}");
+        }
+    }
+
+    fn wait_until(
+        &mut self,
+        deadline: Instant,
+        condition: impl Fn(&Self) -> bool,
+    ) -> Result<(), String> {
+        while !condition(self) {
+            if !self.is_alive() {
+                self.child = None;
+                return Err(format!("the daemon ended at its start:\n{}", self.last_words()));
+            }
+            if Instant::now() > deadline {
+                return Err(format!("the daemon does not come up:\n{}", self.last_words()));
+            }
+            sleep(Duration::from_millis(10));
+        }
+        Ok(())
     }
 
     /// How many sandboxes the daemon still has to recover, if it answers.
     #[must_use]
     pub fn recovering(&self) -> Option<u64> {
-        let (url, _) = self.url_and_key();
+        let (url, _) = self.try_url_and_key()?;
         let mut socket = std::net::TcpStream::connect(url.strip_prefix("http://")?).ok()?;
         socket.set_read_timeout(Some(PATIENCE)).ok()?;
         socket.write_all(b"GET /healthz HTTP/1.0\r\nHost: keep\r\n\r\n").ok()?;
@@ -165,8 +224,8 @@ impl Daemon {
         serde_json::from_str::<Value>(body).ok()?["recovering"].as_u64()
     }
 
-    /// Starts the daemon again and waits until it answers. It may still be recovering.
-    pub fn launch_early(&mut self) {
+    /// Starts the daemon again, and does not wait for it.
+    pub fn spawn(&mut self) {
         assert!(self.child.is_none(), "the daemon runs already");
         // What an earlier one wrote must not be taken for this one's.
         let _ = fs::remove_file(self.data().join("keep.sock"));
@@ -187,12 +246,6 @@ impl Daemon {
             .spawn()
             .expect("keep starts");
         self.child = Some(child);
-        let deadline = Instant::now() + PATIENCE;
-        while !self.answers() {
-            assert!(self.is_alive(), "the daemon ended at its start:\n{}", self.log());
-            assert!(Instant::now() < deadline, "the daemon does not answer:\n{}", self.log());
-            sleep(Duration::from_millis(10));
-        }
     }
 
     fn answers(&self) -> bool {
@@ -283,13 +336,23 @@ impl Daemon {
         fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
+    /// The end of that.
+    fn last_words(&self) -> String {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+
     /// Its HTTP address and a key that may do everything.
     #[must_use]
     pub fn url_and_key(&self) -> (String, String) {
-        let text = fs::read(self.data().join("client.json")).expect("the daemon wrote it");
-        let file: Value = serde_json::from_slice(&text).expect("JSON");
-        let word = |name: &str| file[name].as_str().expect("a text").to_owned();
-        (word("url"), word("key"))
+        self.try_url_and_key().expect("the daemon wrote it")
+    }
+
+    fn try_url_and_key(&self) -> Option<(String, String)> {
+        let text = fs::read(self.data().join("client.json")).ok()?;
+        let file: Value = serde_json::from_slice(&text).ok()?;
+        Some((file["url"].as_str()?.to_owned(), file["key"].as_str()?.to_owned()))
     }
 
     /// `keep` with these arguments, as a client of this daemon.
@@ -343,11 +406,8 @@ impl Daemon {
         if !self.is_alive() {
             self.child = None;
             // Only a daemon can take its sandboxes down. One that cannot start has none that run.
-            let again = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                self.environment.clear();
-                self.launch();
-            }));
-            if again.is_err() {
+            self.environment.clear();
+            if self.try_launch().is_err() {
                 self.end(Signal::KILL);
                 return;
             }

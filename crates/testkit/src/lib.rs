@@ -1,5 +1,6 @@
 //! Fixtures and contract suites.
 
+pub mod chaos;
 pub mod daemon;
 pub mod db;
 pub mod driver;

@@ -205,24 +205,44 @@ fn a_cut_releases_what_hangs() {
     write_synced(&disk.path().join("after"), b"x");
 }
 
-#[test]
-fn what_uses_the_disk_can_be_killed() {
-    if !fit("what_uses_the_disk_can_be_killed") {
+fn what_uses_the_disk_can_be_killed(filesystem: Filesystem) {
+    if !fit(filesystem.name()) {
         return;
     }
-    let disk = FaultDisk::new(Filesystem::Ext4);
+    let disk = FaultDisk::new(filesystem);
     let program = disk.path().join("program");
     fs::copy("/bin/sleep", &program).expect("copied");
     let mut runs = Command::new(&program).arg("60").spawn().expect("it starts");
     let open = File::create(disk.path().join("file")).expect("a file");
     let mut holds = Command::new("/bin/sleep").arg("60").stdout(open).spawn().expect("it starts");
     let mut other = Command::new("/bin/sleep").arg("60").spawn().expect("it starts");
-    disk.power_cut(1);
+    disk.cut(1);
+    // Lets the filesystem find out that its disk is gone.
+    let _ = fs::write(disk.path().join("late"), b"x");
+    rustix::fs::sync();
+    disk.kill_users();
+    disk.power_on();
     assert!(matches!(runs.try_wait(), Ok(Some(_))));
     assert!(matches!(holds.try_wait(), Ok(Some(_))));
     assert!(matches!(other.try_wait(), Ok(None)));
     other.kill().expect("ours");
     other.wait().expect("ours");
+}
+
+#[test]
+fn what_uses_a_disk_with_ext4_can_be_killed() {
+    what_uses_the_disk_can_be_killed(Filesystem::Ext4);
+}
+
+/// It refuses even `stat` once it has given up.
+#[test]
+fn what_uses_a_disk_with_xfs_can_be_killed() {
+    what_uses_the_disk_can_be_killed(Filesystem::Xfs);
+}
+
+#[test]
+fn what_uses_a_disk_with_btrfs_can_be_killed() {
+    what_uses_the_disk_can_be_killed(Filesystem::Btrfs);
 }
 
 #[test]

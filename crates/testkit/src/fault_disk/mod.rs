@@ -48,6 +48,7 @@ pub use medium::Cut;
 pub use protocol::{Fault, FaultId, Filesystem, Stats};
 
 use protocol::{Reply, Request};
+use users::Mounted;
 
 /// Asks a program that is started to serve a disk, by its standard input.
 const ASKED: &str = "SANDKEEP_FAULT_DISK";
@@ -107,6 +108,7 @@ pub struct FaultDisk {
     place: PathBuf,
     path: PathBuf,
     control: Mutex<Control>,
+    mounted: Mutex<Option<Mounted>>,
 }
 
 #[derive(Debug)]
@@ -138,8 +140,10 @@ impl FaultDisk {
         let place = place.canonicalize().expect("our own directory");
         let control = Mutex::new(Control::start().expect("a process for the disk"));
         let path = place.join(FILESYSTEM_DIR);
-        let disk = Self { filesystem, place: place.clone(), path, control };
+        let mounted = Mutex::new(None);
+        let disk = Self { filesystem, place: place.clone(), path, control, mounted };
         disk.done(&Request::Create { place, filesystem, size });
+        disk.look();
         disk
     }
 
@@ -168,13 +172,23 @@ impl FaultDisk {
     /// Mounts the disk after a [`cut`](Self::cut), at the same path and without faults.
     pub fn power_on(&self) {
         self.done(&Request::PowerOn);
+        self.look();
     }
 
     /// Kills every process but this one that runs from the disk or has a file of it open, and waits until
     /// they are gone. A sandbox's first process runs a program from its data directory, so this
     /// ends sandboxes too.
     pub fn kill_users(&self) {
-        users::kill(&self.path);
+        let mounted = self.mounted.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(mounted) = mounted {
+            mounted.kill_users();
+        }
+    }
+
+    /// Remembers what is mounted, while it can be asked.
+    fn look(&self) {
+        let mounted = Mounted::find(&self.path);
+        *self.mounted.lock().unwrap_or_else(PoisonError::into_inner) = mounted;
     }
 
     /// The whole of a power cut: [`cut`](Self::cut), [`kill_users`](Self::kill_users) and
@@ -190,6 +204,7 @@ impl FaultDisk {
     /// cache. Faults are healed.
     pub fn remount(&self) {
         self.done(&Request::Remount);
+        self.look();
     }
 
     /// Lets something be wrong with the disk.
@@ -277,7 +292,8 @@ impl Drop for FaultDisk {
         let control = self.control.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Processes that wait for the disk cannot be killed.
         let _ = control.ask(&Request::HealAll);
-        users::kill(&self.path);
+        self.kill_users();
+        let control = self.control.get_mut().unwrap_or_else(PoisonError::into_inner);
         let closed = control.ask(&Request::Close);
         let _ = control.requests.shutdown(std::net::Shutdown::Both);
         let deadline = Instant::now() + Duration::from_secs(10);
