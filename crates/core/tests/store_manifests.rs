@@ -109,10 +109,12 @@ async fn the_last_synced_sandbox_outlives_a_torn_write() {
     }
     assert_eq!(world.store.read::<Sandbox>(&sandbox.id).await.expect("read"), sandbox);
     let file = world.data().join(format!("sandboxes/{}/sandbox.json", sandbox.id));
-    fs::write(&file, "").expect("what a power cut may leave");
+    let next = file.with_extension("json.next");
+    fs::write(&next, "").expect("what a power cut may leave");
     assert_eq!(world.store.read::<Sandbox>(&sandbox.id).await.expect("read"), acknowledged);
     assert_eq!(world.store.scan::<Sandbox>().await.expect("read").good, [acknowledged]);
     world.store.write(&sandbox, Durability::Synced).await.expect("written");
+    assert!(!next.exists(), "nothing older is left beside it");
     fs::write(&file, "").expect("damage");
     let error = world.store.read::<Sandbox>(&sandbox.id).await.expect_err("no older version");
     assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
@@ -159,6 +161,61 @@ async fn an_empty_directory_is_no_sandbox_and_goes() {
     fs::remove_dir_all(&full).expect("our own");
     let report = store.fsck().await.expect("checked");
     assert!(report.problems.is_empty(), "{report:?}");
+}
+
+#[tokio::test]
+async fn a_sync_puts_what_was_not_synced_in_its_place() {
+    let world = World::new();
+    let mut sandbox = sandbox(&[]);
+    world.store.write(&sandbox, Durability::Synced).await.expect("written");
+    let file = world.data().join(format!("sandboxes/{}/sandbox.json", sandbox.id));
+    let next = file.with_extension("json.next");
+    sandbox.generation = 7;
+    world.store.write(&sandbox, Durability::Soon).await.expect("written");
+    assert!(next.exists() && world.store.has_unsynced());
+    world.store.sync().await.expect("synced");
+    assert!(!next.exists() && !world.store.has_unsynced());
+    assert_eq!(world.store.read::<Sandbox>(&sandbox.id).await.expect("read"), sandbox);
+    world.store.write(&sandbox, Durability::Soon).await.expect("written");
+    world.store.remove::<Sandbox>(&sandbox.id).await.expect("removed");
+    assert!(!next.exists() && !file.exists());
+}
+
+#[tokio::test]
+async fn versions_that_an_earlier_daemon_left_beside_a_document_are_tidied_up() {
+    let world = World::new();
+    let mut all = Vec::new();
+    for generation in 1..5 {
+        let mut sandbox = sandbox(&[]);
+        world.store.write(&sandbox, Durability::Synced).await.expect("written");
+        let file = world.data().join(format!("sandboxes/{}/sandbox.json", sandbox.id));
+        let old = fs::read(&file).expect("written");
+        sandbox.generation = generation;
+        world.store.write(&sandbox, Durability::Soon).await.expect("written");
+        all.push((sandbox, file, old));
+    }
+    let suffixed = |file: &Path, suffix: &str| file.with_extension(format!("json.{suffix}"));
+    // As earlier versions left it; torn; with a stale copy beside the one that is good; and of a later version.
+    let (_, file, old) = &all[1];
+    fs::rename(suffixed(file, "next"), file).expect("a file");
+    fs::write(suffixed(file, "last"), old).expect("room");
+    fs::write(suffixed(&all[2].1, "next"), "").expect("room");
+    fs::write(suffixed(&all[3].1, "next"), "{\"format\": 99}").expect("room");
+    let data = world.data();
+    let _world = world.closed();
+    let store = Store::open(&data).expect("it opens");
+    store.tidy_documents().await.expect("tidied");
+    for (number, (sandbox, file, _)) in all.iter().enumerate() {
+        let newer = number == 3;
+        assert_eq!(suffixed(file, "next").exists(), newer, "{number}: nothing newer is removed");
+        assert!(!suffixed(file, "last").exists(), "{number}");
+        let found = store.read::<Sandbox>(&sandbox.id).await;
+        match number {
+            0 | 1 => assert_eq!(found.expect("the newest"), *sandbox, "{number}"),
+            2 => assert_eq!(found.expect("the synced one").generation, 0),
+            _ => assert!(matches!(found, Err(StoreError::TooNew { .. })), "{found:?}"),
+        }
+    }
 }
 
 #[tokio::test]
@@ -321,7 +378,7 @@ async fn a_full_disk_refuses_and_recovers() {
             return;
         }
     };
-    let options = StoreOptions { reserve: Some(4 << 20) };
+    let options = StoreOptions { reserve: Some(4 << 20), ..StoreOptions::default() };
     let store = Store::open_with(&disk.path().join("data"), options).expect("a store");
     store.check_room(8 << 20).await.expect("there is room");
     let error = store.check_room(14 << 20).await.expect_err("within the reserve");

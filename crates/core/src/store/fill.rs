@@ -127,6 +127,8 @@ impl Store {
         };
         failpoint::pass("store.fill.unpacked");
         self.sync_now()?;
+        // What was exported came from the disk, which goes.
+        self.refuse_doubt_now(id)?;
         failpoint::pass("store.fill.synced");
         rustix::fs::renameat_with(CWD, &filling, CWD, &diff, RenameFlags::EXCHANGE)
             .map_err(|error| io_error("replace", &diff)(error.into()))?;

@@ -169,7 +169,8 @@ impl Store {
             store.judge_layers(&everything, &mut report)?;
             store.judge_memory(&everything, &mut report)?;
             for dir in list(&store.data_dir().join("sandboxes"))? {
-                if !dir.join("sandbox.json").exists() && !dir.join("sandbox.json.last").exists() {
+                let names = ["sandbox.json", "sandbox.json.next", "sandbox.json.last"];
+                if !names.iter().any(|name| dir.join(name).exists()) {
                     report.problems.push(Problem::NotASandbox { path: dir });
                 }
             }

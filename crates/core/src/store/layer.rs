@@ -85,6 +85,7 @@ impl Store {
         let store = self.clone();
         blocking(move || {
             let id = LayerId::fresh();
+            store.build_begins(&id);
             let dir = store.layer_dir(&id);
             let root = match below {
                 Some(below) => root_of(&below)?,
@@ -178,7 +179,11 @@ impl Store {
         rules: Option<&JunkRules>,
     ) -> Result<(Option<Layer>, Vec<Junk>)> {
         match self.get::<Layer>(id) {
-            Ok(sealed) => return Ok((Some(sealed), Vec::new())),
+            Ok(sealed) => {
+                // Whoever sealed it may have died, or failed, before that was on stable storage.
+                self.sync_now()?;
+                return Ok((Some(sealed), Vec::new()));
+            }
             Err(StoreError::NotFound { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -205,6 +210,10 @@ impl Store {
         }
         failpoint::pass("store.seal.before_sync");
         let (Measure { bytes, files }, junk) = self.sync_and_look(&diff, rules)?;
+        match options.kind {
+            LayerKind::Session => self.settle_doubt(id)?,
+            _ => self.refuse_doubtful_build(id)?,
+        }
         let layer = Layer {
             format: FORMAT,
             id: id.clone(),
@@ -218,6 +227,7 @@ impl Store {
         let place = Layer::place(id);
         self.put(&place, &manifest::to_json(&layer, &place)?, Durability::Synced, false)?;
         failpoint::pass("store.seal.sealed");
+        self.forget_doubt(id);
         for leftover in ["open.json", "copies.json"] {
             let _ = fs::remove_file(dir.join(leftover));
         }
@@ -240,6 +250,7 @@ impl Store {
     /// Makes a place to build a layer in that nobody sees before it is whole.
     pub(super) fn stage(&self) -> Result<(LayerId, PathBuf)> {
         let id = LayerId::fresh();
+        self.build_begins(&id);
         let staging = self.tmp_dir().join(id.as_str());
         for path in [&staging, &staging.join("diff")] {
             fs::create_dir(path).map_err(io_error("create", path))?;
@@ -250,6 +261,7 @@ impl Store {
     /// Seals what was built in `staging` and moves it among the layers.
     pub(super) fn publish(&self, id: &LayerId, staging: &Path, kind: LayerKind) -> Result<Layer> {
         let Measure { bytes, files } = self.sync_and_measure(&staging.join("diff"))?;
+        self.refuse_doubtful_build(id)?;
         let sealed_at = now();
         let layer =
             Layer { format: FORMAT, id: id.clone(), kind, bytes, files, sealed_at, diff_id: None };
@@ -261,6 +273,7 @@ impl Store {
         fs::rename(staging, &dir).map_err(io_error("publish", &dir))?;
         failpoint::pass("store.publish.before_sync");
         manifest::sync_parent(&dir)?;
+        self.forget_doubt(id);
         Ok(layer)
     }
 
@@ -275,7 +288,7 @@ impl Store {
         rules: Option<&JunkRules>,
     ) -> Result<(Measure, Vec<Junk>)> {
         thread::scope(|scope| {
-            let syncing = scope.spawn(|| self.sync_now());
+            let syncing = scope.spawn(|| self.sync_now_or_again());
             let measured = measure_looking(tree, false, rules);
             match syncing.join() {
                 Ok(synced) => synced.and(measured),
@@ -297,6 +310,7 @@ impl Store {
                 return Ok(());
             }
             failpoint::pass("store.discard.before");
+            store.forget_doubt(&id);
             store.discard_dir(&dir, id.as_str())
         })
         .await

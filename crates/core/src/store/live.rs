@@ -146,7 +146,7 @@ impl Store {
     ///
     /// As [`copy_live`](Self::copy_live).
     pub async fn copy_ahead(&self, open: &LayerId) -> Result<Option<(Layer, LiveCopy)>> {
-        let (store, diff) = (self.clone(), self.diff_dir(open));
+        let (store, diff, id) = (self.clone(), self.diff_dir(open), open.clone());
         blocking(move || {
             let bytes = measure_moving(&diff)?.bytes;
             if bytes < WORTH_AHEAD {
@@ -157,6 +157,7 @@ impl Store {
             store.sync_now()?;
             let copied = store.copy_tree(&diff, None, Writers::Busy { since: taken })?;
             let Some((Some(layer), seen)) = copied else { return Ok(None) };
+            store.refuse_doubt_now(&id)?;
             let layers = vec![layer.id.clone()];
             Ok(Some((layer, LiveCopy { layers, seen })))
         })
@@ -171,6 +172,17 @@ impl Store {
     }
 
     fn copy_now(
+        &self,
+        open: &LayerId,
+        base: Option<&LiveCopy>,
+    ) -> Result<(Option<Layer>, LiveCopy)> {
+        let copied = self.copy_changes(open, base)?;
+        // Everything was synced by now. What was read of a file in doubt may not be what was written.
+        self.refuse_doubt_now(open)?;
+        Ok(copied)
+    }
+
+    fn copy_changes(
         &self,
         open: &LayerId,
         base: Option<&LiveCopy>,

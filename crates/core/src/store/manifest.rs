@@ -2,9 +2,17 @@
 //!
 //! A new version is written to `tmp/`, synced, renamed over the old one, and the directory is synced.
 //! [`Durability::Soon`] leaves the syncs to the next [`Store::sync`], for what may be lost without
-//! breaking a promise. A filesystem may then, after a power cut, hold an empty file under the new
-//! name. For sandboxes that would lose what was acknowledged before, so the last synced version is
-//! kept beside it as `….json.last` until the next synced write, and read when the newer is damaged.
+//! breaking a promise.
+//!
+//! Of a file that was renamed without a sync, a power cut may leave an empty one under the new name.
+//! For documents that hold what was acknowledged (`KEEP_LAST`) the new version therefore goes to
+//! `….json.next`, and `….json` stays the last synced one. Readers take `.next` when it reads, else
+//! `….json`. A synced write removes `.next` before it syncs the directory, so that an older `.next`
+//! cannot come back after the answer was given. No filesystem has to keep the order of anything that
+//! is not synced. After a sync of the whole filesystem `.next` is renamed to `….json` (`soon`).
+//!
+//! Earlier versions kept the synced version as `….json.last` instead. It is read when neither of the
+//! others does, and removed by the next synced write.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -34,7 +42,7 @@ pub trait Manifest: Serialize + DeserializeOwned + Send + Sync + 'static {
     type Key: Clone + fmt::Debug + PartialEq + Send + Sync + 'static;
     /// What people call it.
     const KIND: &'static str;
-    /// Whether the last synced version is kept while newer ones are not synced.
+    /// Whether a version that is not synced leaves the last synced one in its place.
     const KEEP_LAST: bool = false;
     /// Whether it makes the directory it lies in, which others share. Those are refused before it is there, and after it is gone.
     const FOUNDS_DIRECTORY: bool = false;
@@ -123,17 +131,12 @@ impl Store {
     /// Returns [`StoreError::Io`].
     pub async fn remove<M: Manifest>(&self, key: &M::Key) -> Result<()> {
         let path = self.data_dir().join(M::place(key));
+        let store = self.clone();
         blocking(move || {
             failpoint::pass("store.remove.before");
             refuse_later(&path)?;
-            for path in [&path, &last_of(&path)] {
-                match fs::remove_file(path) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        return Err(io_error("remove", path)(error));
-                    }
-                    _ => {}
-                }
-            }
+            refuse_later(&next_of(&path))?;
+            store.unlink(&path)?;
             failpoint::pass("store.remove.before_sync");
             sync_parent(&path)
         })
@@ -205,10 +208,10 @@ impl Store {
         self.data_dir().join("sandboxes").join(id.as_str())
     }
 
-    /// Reads one document, or the last synced version of it when that one is damaged.
+    /// Reads the newest version of a document that can be read.
     pub(super) fn get<M: Manifest>(&self, key: &M::Key) -> Result<M> {
         let path = self.data_dir().join(M::place(key));
-        let found: M = read_or_last(&path)?;
+        let found: M = read_newest(&path)?;
         if found.key() == *key {
             Ok(found)
         } else {
@@ -226,6 +229,9 @@ impl Store {
     ) -> Result<()> {
         let path = self.data_dir().join(place);
         refuse_later(&path)?;
+        if keep_last {
+            refuse_later(&next_of(&path))?;
+        }
         let temporary = self.fresh_tmp("manifest");
         let outcome = self.replace(&path, &temporary, bytes, durability, keep_last);
         if outcome.is_err() {
@@ -233,13 +239,6 @@ impl Store {
             let _ = fs::remove_file(&temporary);
         }
         outcome?;
-        if durability == Durability::Synced {
-            failpoint::pass("store.write.renamed");
-            sync_parent(&path)?;
-            if keep_last {
-                let _ = fs::remove_file(last_of(&path));
-            }
-        }
         failpoint::pass("store.write.done");
         Ok(())
     }
@@ -253,30 +252,16 @@ impl Store {
         keep_last: bool,
     ) -> Result<()> {
         failpoint::pass("store.write.before");
-        let mut file = File::options()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(temporary)
-            .map_err(io_error("create", temporary))?;
-        file.write_all(bytes).map_err(io_error("write", temporary))?;
-        if durability == Durability::Synced {
-            file.sync_all().map_err(io_error("sync", temporary))?;
-        } else if keep_last {
-            match fs::hard_link(path, last_of(path)) {
-                Err(error)
-                    if !matches!(
-                        error.kind(),
-                        io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound
-                    ) =>
-                {
-                    return Err(io_error("keep", path)(error));
-                }
-                _ => {}
-            }
-        }
+        write_file(temporary, bytes, durability)?;
         failpoint::pass("store.write.before_rename");
-        fs::rename(temporary, path).map_err(io_error("replace", path))
+        match durability {
+            Durability::Synced => {
+                self.put_synced(path, temporary, keep_last)?;
+                failpoint::pass("store.write.renamed");
+                sync_parent(path)
+            }
+            Durability::Soon => self.put_soon(path, temporary, keep_last),
+        }
     }
 
     /// Writes a document together with the directory it lies in. Both come into being by one rename, so that whoever finds
@@ -290,15 +275,8 @@ impl Store {
         let made = || {
             fs::create_dir(&temporary).map_err(io_error("create", &temporary))?;
             let file_path = temporary.join(name);
-            let mut file = File::options()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(&file_path)
-                .map_err(io_error("create", &file_path))?;
-            file.write_all(bytes).map_err(io_error("write", &file_path))?;
+            write_file(&file_path, bytes, durability)?;
             if durability == Durability::Synced {
-                file.sync_all().map_err(io_error("sync", &file_path))?;
                 sync_parent(&file_path)?;
             }
             failpoint::pass("store.found.before_rename");
@@ -312,6 +290,8 @@ impl Store {
         if durability == Durability::Synced {
             failpoint::pass("store.found.renamed");
             sync_parent(dir)?;
+        } else {
+            self.note_soon(&path);
         }
         Ok(())
     }
@@ -375,24 +355,45 @@ fn read_file<M: Manifest>(path: &Path) -> Result<M> {
     }
 }
 
-fn read_or_last<M: Manifest>(path: &Path) -> Result<M> {
-    let newest = read_file(path);
-    if M::KEEP_LAST
-        && matches!(
-            newest,
-            Err(StoreError::Damaged { .. } | StoreError::NotFound { .. } | StoreError::Io { .. })
-        )
-        && let Ok(last) = read_file(&last_of(path))
+fn read_newest<M: Manifest>(path: &Path) -> Result<M> {
+    if !M::KEEP_LAST {
+        return read_file(path);
+    }
+    match read_file(&next_of(path)) {
+        // What a power cut left of it, if anything, does not read.
+        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. } | StoreError::Io { .. }) => {}
+        outcome => return outcome,
+    }
+    let synced = read_file(path);
+    if matches!(
+        synced,
+        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. } | StoreError::Io { .. })
+    ) && let Ok(last) = read_file(&last_of(path))
     {
         return Ok(last);
     }
-    newest
+    synced
+}
+
+/// Writes a new file.
+pub(super) fn write_file(path: &Path, bytes: &[u8], durability: Durability) -> Result<()> {
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(io_error("create", path))?;
+    file.write_all(bytes).map_err(io_error("write", path))?;
+    match durability {
+        Durability::Synced => file.sync_all().map_err(io_error("sync", path)),
+        Durability::Soon => Ok(()),
+    }
 }
 
 fn scan_files<M: Manifest>(files: Vec<PathBuf>) -> Result<Scan<M>> {
     let mut scan = Scan { good: Vec::with_capacity(files.len()), damaged: Vec::new() };
     for path in files {
-        let refused = match read_or_last::<M>(&path) {
+        let refused = match read_newest::<M>(&path) {
             Ok(found) if path.ends_with(M::place(&found.key())) => {
                 scan.good.push(found);
                 continue;
@@ -462,9 +463,19 @@ pub(super) fn list(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-fn last_of(path: &Path) -> PathBuf {
+/// Where a version lies that is not synced yet.
+pub(super) fn next_of(path: &Path) -> PathBuf {
+    with_suffix(path, ".next")
+}
+
+/// Where earlier versions kept the last synced one.
+pub(super) fn last_of(path: &Path) -> PathBuf {
+    with_suffix(path, ".last")
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(".last");
+    name.push(suffix);
     PathBuf::from(name)
 }
 

@@ -39,6 +39,8 @@ mod memory;
 mod quarantine;
 mod remove;
 pub mod search;
+mod soon;
+mod sync;
 mod text;
 mod tree;
 mod walk;
@@ -52,6 +54,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::fs::FlockOperation;
+use tokio::sync::Semaphore;
 
 use crate::model::{LayerId, MemoryId, Size};
 
@@ -67,6 +70,7 @@ pub use live::LiveCopy;
 pub use manifest::{Damaged, Durability, Manifest, Scan};
 pub use memory::{CollectedMemory, NewMemory};
 pub use quarantine::Leaving;
+pub use sync::Doubtful;
 
 /// What the store answers.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
@@ -84,6 +88,8 @@ struct Inner {
     dir: File,
     reserve: Option<u64>,
     chores: remove::Chores,
+    syncs: sync::Syncs,
+    soon: Mutex<soon::Soon>,
     /// Memory layers that are being written.
     capturing: Mutex<HashSet<MemoryId>>,
     /// Held for its lock, and given up last.
@@ -95,6 +101,8 @@ struct Inner {
 pub struct StoreOptions {
     /// Free space that new work may not touch; 1 % of the filesystem, but at least 256 MiB, if absent.
     pub reserve: Option<u64>,
+    /// How long a single write may take, for what a failed sync puts in doubt; 30 seconds if absent.
+    pub sync_slack: Option<Duration>,
 }
 
 impl Store {
@@ -157,11 +165,14 @@ impl Store {
             _lock: lock,
             reserve: options.reserve,
             chores,
+            syncs: sync::Syncs::new(options.sync_slack.unwrap_or(sync::SLACK)),
+            soon: Mutex::default(),
             capturing: Mutex::default(),
         };
         let store = Self { inner: Arc::new(inner) };
         store.empty_tmp()?;
         store.remove_empty_sandboxes()?;
+        store.recall_windows();
         Ok(store)
     }
 
@@ -221,11 +232,6 @@ impl Store {
     pub async fn sync(&self) -> Result<()> {
         let store = self.clone();
         blocking(move || store.sync_now()).await
-    }
-
-    fn sync_now(&self) -> Result<()> {
-        rustix::fs::syncfs(&self.inner.dir)
-            .map_err(|error| io_error("sync", &self.inner.data)(error.into()))
     }
 
     /// Free and total bytes of the filesystem.
@@ -290,12 +296,27 @@ fn take_lock(path: &Path) -> Result<File> {
     Ok(file)
 }
 
+/// How much may wait for the disk at a time. A disk that hangs must not take the threads that everything
+/// else needs; tokio has 512.
+static AT_ONCE: Semaphore = Semaphore::const_new(256);
+
+/// How long to wait for one of those before the answer is that the disk does not respond.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// Runs `work` where it may block.
 async fn blocking<T, F>(work: F) -> Result<T>
 where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,
 {
+    let Ok(Ok(turn)) = tokio::time::timeout(PATIENCE, AT_ONCE.acquire()).await else {
+        return Err(StoreError::Slow { waited: PATIENCE });
+    };
+    // Held by the work itself: it goes on when whoever asked for it does not wait any more.
+    let work = move || {
+        let _turn = turn;
+        work()
+    };
     match tokio::task::spawn_blocking(work).await {
         Ok(outcome) => outcome,
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
@@ -377,6 +398,16 @@ pub enum StoreError {
         /// What is wrong with it.
         source: Box<image::ImageError>,
     },
+    /// The disk failed while it was written, and may have lost some of it.
+    #[error("the disk failed to store data while layer {id} was written, and may have lost {what}", what = doubtful_files(files, *total))]
+    InDoubt {
+        /// The layer.
+        id: LayerId,
+        /// The first of the files that are in doubt, as the layer has them; none if all are.
+        files: Vec<String>,
+        /// How many are.
+        total: usize,
+    },
     /// The filesystem has not enough space left.
     #[error("{need} are needed and {free} are free: {hint}", need = Size(*need), free = Size(*free))]
     NoRoom {
@@ -395,6 +426,12 @@ pub enum StoreError {
         /// What is wrong with it.
         source: globset::Error,
     },
+    /// So much waits for the disk already that nothing more is begun.
+    #[error("the disk under the data directory has not answered for {} s", waited.as_secs())]
+    Slow {
+        /// How long it was waited for.
+        waited: Duration,
+    },
     /// The daemon is ending.
     #[error("the daemon is shutting down")]
     ShuttingDown,
@@ -410,6 +447,17 @@ pub enum StoreError {
     },
 }
 
+fn doubtful_files(files: &[String], total: usize) -> String {
+    const TOLD: usize = 5;
+    if files.is_empty() {
+        return "some of it".to_owned();
+    }
+    let named: Vec<&str> = files.iter().take(TOLD).map(String::as_str).collect();
+    let more = total.saturating_sub(named.len());
+    let and = if more == 0 { String::new() } else { format!(" and {more} more") };
+    format!("{}{and}", named.join(", "))
+}
+
 impl StoreError {
     /// Whether freeing space would help.
     #[must_use]
@@ -421,6 +469,12 @@ impl StoreError {
             }
             _ => false,
         }
+    }
+
+    /// Whether the filesystem takes no writes.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::ReadOnlyFilesystem)
     }
 
     /// Whether the thing asked for is simply not there.
