@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use sandkeep_core::db::Index;
+use sandkeep_core::db::{Index, MirroredDb};
 use sandkeep_core::driver::Driver;
 use sandkeep_core::driver::container::ContainerDriver;
 use sandkeep_core::driver::microvm::MicrovmDriver;
@@ -141,6 +141,9 @@ pub(crate) async fn open_engine(
     let db = Index::open(&data.join(INDEX), store.clone())
         .await
         .map_err(|error| Failure::caused("cannot make an index", error))?;
+    let db = MirroredDb::new(Arc::new(db))
+        .await
+        .map_err(|error| Failure::caused("cannot read the index", error))?;
     let from = ImageSettings { docker_config: docker_config(), ..ImageSettings::default() };
     let images = Images::new(store.clone(), from);
     let mut drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(container.clone())];

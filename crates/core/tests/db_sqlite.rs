@@ -1,6 +1,6 @@
 //! The SQLite index keeps the contract of every index.
 
-use sandkeep_core::db::{Db as _, SqliteDb};
+use sandkeep_core::db::{Db as _, MirroredDb, SqliteDb};
 use sqlx::{Connection as _, SqliteConnection};
 
 #[tokio::test]
@@ -15,6 +15,26 @@ async fn sqlite_keeps_the_contract() {
         !SqliteDb::open(&file).await.unwrap().is_fresh(),
         "what was filled is not filled again"
     );
+}
+
+async fn mirrored(file: &std::path::Path) -> MirroredDb {
+    MirroredDb::new(std::sync::Arc::new(SqliteDb::open(file).await.unwrap())).await.unwrap()
+}
+
+#[tokio::test]
+async fn one_with_memory_in_front_keeps_the_contract_and_finds_all_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("index.sqlite");
+    let db = mirrored(&file).await;
+    assert!(db.is_fresh());
+    sandkeep_testkit::db::db_contract(&db).await;
+    let all = sandkeep_core::db::Page::all();
+    let filter = sandkeep_core::db::Filter::default();
+    let before = db.sandboxes(None, &filter, &all).await.unwrap().items;
+    drop(db);
+    let again = mirrored(&file).await;
+    assert!(!again.is_fresh());
+    assert_eq!(again.sandboxes(None, &filter, &all).await.unwrap().items, before);
 }
 
 #[tokio::test]

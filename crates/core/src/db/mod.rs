@@ -14,10 +14,12 @@
 mod cursor;
 mod index;
 mod list;
+mod mirror;
 mod sqlite;
 mod stamp;
 
 use std::fmt;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -28,6 +30,7 @@ use crate::model::{
 };
 
 pub use index::Index;
+pub use mirror::MirroredDb;
 pub use sqlite::SqliteDb;
 
 /// What a database answers.
@@ -61,6 +64,12 @@ pub enum DbError {
     /// The daemon is ending.
     #[error("the index is closed")]
     Closed,
+    /// The disk did not answer.
+    #[error("the disk has not answered the index for {} s", waited.as_secs())]
+    Slow {
+        /// How long it was waited for.
+        waited: Duration,
+    },
     /// A cursor did not come from this list, this order and this filter.
     #[error("this cursor is not one of this list, in this order and with this filter")]
     Cursor,

@@ -216,6 +216,13 @@ impl SqliteDb {
         Ok(done.rows_affected() > 0)
     }
 
+    /// Leaves of a sandbox's sessions the newest.
+    pub(super) async fn forget_older_sessions(&self, sandbox: &SandboxId) -> DbResult<()> {
+        let sql = "DELETE FROM sessions WHERE sandbox = ? AND id <> \
+                   (SELECT max(id) FROM sessions WHERE sandbox = ?)";
+        self.run("forget older sessions", sql, &[sandbox.as_str(), sandbox.as_str()]).await
+    }
+
     async fn store_drive(&self, verb: &str, drive: &Drive) -> DbResult<bool> {
         let sql = AssertSqlSafe(format!(
             "INSERT INTO drives (id, project, name, created_ms, updated_ms, doc) \
