@@ -100,12 +100,12 @@ impl From<&engine::Error> for ApiError {
             ErrorKind::Fault => StatusCode::INTERNAL_SERVER_ERROR,
         };
         // Causes help whoever can do something about it; of our own faults they tell too much.
-        let message = if error.kind() == ErrorKind::Fault {
+        let fault = error.kind() == ErrorKind::Fault;
+        if fault {
             tracing::error!(error = chain(error), "a request failed");
-            error.to_string()
-        } else {
-            chain(error)
-        };
+        }
+        let message =
+            if fault && !error.is_of_the_disk() { error.to_string() } else { chain(error) };
         let mut answer = Self::new(status, error.code(), message);
         answer.body.hint = error.hint();
         if let engine::Error::Guarded { findings, .. } = error {

@@ -27,7 +27,7 @@ pub(crate) struct StopArgs {
     #[arg(long)]
     pub(crate) redact: bool,
     /// Give up all that the session wrote
-    #[arg(long, conflicts_with_all = ["redact", "promote", "drop"])]
+    #[arg(long, conflicts_with_all = ["redact", "promote", "drop", "accept_doubtful"])]
     pub(crate) discard: bool,
     /// Keep large files and junk that match; may be repeated
     #[arg(long, value_name = "GLOB")]
@@ -35,6 +35,9 @@ pub(crate) struct StopArgs {
     /// Leave files that match out of the snapshot; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) drop: Vec<String>,
+    /// Keep files that a failing disk put in doubt as they can be read now
+    #[arg(long)]
+    pub(crate) accept_doubtful: bool,
 }
 
 /// What the guard keeps aside.

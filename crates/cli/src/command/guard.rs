@@ -71,6 +71,7 @@ fn what(found: &Finding) -> String {
         FindingKind::Large => format!("is large: {size}"),
         FindingKind::Junk => format!("is junk: {size}"),
         FindingKind::CoreDump => format!("is a core dump: {size}"),
+        FindingKind::Doubtful => format!("may have been lost in part by a failing disk: {size}"),
         FindingKind::Unsearched => format!("was not searched: {detail}"),
         FindingKind::Secret => {
             let secret = found.secret.as_deref().unwrap_or_default();

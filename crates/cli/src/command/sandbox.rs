@@ -94,8 +94,8 @@ pub(super) async fn start(context: &Context, args: &StartArgs) -> Result<(), Fai
 }
 
 pub(super) async fn stop(context: &Context, args: StopArgs) -> Result<(), Failure> {
-    let StopArgs { names, redact, discard, promote, drop } = args;
-    let request = Stop { redact, discard, promote, drop };
+    let StopArgs { names, redact, discard, promote, drop, accept_doubtful } = args;
+    let request = Stop { redact, discard, promote, drop, accept_doubtful };
     for_each(&names, async |name| {
         let stopped = context.client.stop_deciding(&name, &request, None).await?;
         context.screen.answer(&stopped, |stopped| stopped_text(context.screen.paint, stopped))

@@ -76,6 +76,9 @@ pub struct Stop {
     /// Files that do not enter the snapshot, as globs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drop: Vec<String>,
+    /// Keep files that a failing disk put in doubt (`sync_failed`) as they can be read now.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub accept_doubtful: bool,
 }
 
 /// What a finding is.
@@ -92,6 +95,8 @@ pub enum FindingKind {
     CoreDump,
     /// A file that could not be searched to its end.
     Unsearched,
+    /// A file that the disk may have lost, or part of it, and that was kept as it could be read.
+    Doubtful,
 }
 
 /// Where in a file a value is.

@@ -39,6 +39,7 @@ impl Inner {
         if live.driver.keeper().is_some() {
             return self.snap_memory(live, sandbox, kind, wanted).await;
         }
+        self.refuse_doubt(sandbox, true, false).await?;
         self.store.wait_for_room_to_seal().await?;
         let relayer = live.driver.relayer().ok_or_else(|| {
             Error::invalid(

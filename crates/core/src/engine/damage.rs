@@ -8,7 +8,7 @@
 //! An entry is identified by its kind and its subject, so reporting the same thing every 30 seconds
 //! neither grows the register nor floods the log.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
 use super::slot::lock;
@@ -104,6 +104,12 @@ impl DamageRegister {
         if lock(&self.entries).remove(&(kind, subject.to_owned())).is_some() {
             tracing::info!(kind = kind.name(), subject, "damage cleared");
         }
+    }
+
+    /// What there is damage of one kind to.
+    pub(super) fn subjects(&self, kind: DamageKind) -> BTreeSet<String> {
+        let entries = lock(&self.entries);
+        entries.keys().filter(|(known, _)| *known == kind).map(|(_, of)| of.clone()).collect()
     }
 
     fn all(&self) -> Vec<Damage> {

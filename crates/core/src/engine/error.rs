@@ -249,7 +249,9 @@ impl Error {
             Self::Store(error) => store_kind(error),
             Self::Guest(error) => guest_kind(error),
             Self::Db(DbError::Cursor | DbError::Order) => ErrorKind::Invalid,
-            Self::Db(DbError::Rebuilding | DbError::Closed) => ErrorKind::Unavailable,
+            Self::Db(DbError::Rebuilding | DbError::Closed | DbError::Slow { .. }) => {
+                ErrorKind::Unavailable
+            }
             Self::Driver(DriverError::MountPoint { .. }) => ErrorKind::Invalid,
             Self::StartFailed { .. }
             | Self::Driver(_)
@@ -329,6 +331,12 @@ impl Error {
             Self::Guest(error) => guest_code(error),
             Self::Store(_) if self.kind() == ErrorKind::Exhausted => "no_room",
             Self::Store(StoreError::BadExport { .. }) => "export_refused",
+            Self::Store(StoreError::InDoubt { .. }) => "sync_failed",
+            Self::Store(StoreError::Slow { .. }) | Self::Db(DbError::Slow { .. }) => {
+                "storage_not_responding"
+            }
+            Self::Store(error) if error.is_read_only() => "read_only_filesystem",
+            Self::Store(StoreError::Io { .. }) => "storage_failed",
             Self::Sealed { .. } => "sealed",
             Self::NoSecret(_) => "secret_not_found",
             Self::SecretTags { .. } => "secret_not_allowed",
@@ -341,6 +349,12 @@ impl Error {
             | Self::Authority(_)
             | Self::SecretsKey(_) => "internal",
         }
+    }
+
+    /// Whether the disk under the data directory is at fault, so that the cause helps whoever runs the server.
+    #[must_use]
+    pub fn is_of_the_disk(&self) -> bool {
+        matches!(self, Self::Store(StoreError::Io { .. }) | Self::Db(DbError::Query { .. }))
     }
 
     /// What to do about it, for people.
@@ -395,6 +409,25 @@ impl Error {
             Self::BadKey => "set SANDKEEP_KEY; `keep key create` makes a new one".to_owned(),
             Self::Store(error) if error.is_no_room() => {
                 "delete sandboxes or snapshots (`keep usage` tells what takes up room); nothing was lost".to_owned()
+            }
+            Self::Store(StoreError::InDoubt { .. }) => {
+                "replace these files by new ones or remove them inside the sandbox, then ask again; \
+                 `keep stop --accept-doubtful` keeps them as they can be read now, \
+                 `keep stop --discard` gives up what the session wrote; `keep doctor` tells more"
+                    .to_owned()
+            }
+            Self::Store(error) if error.is_read_only() => {
+                "the kernel makes a filesystem read-only when its disk fails: see the kernel's log (`dmesg`) and the disk, \
+                 then mount it writable again"
+                    .to_owned()
+            }
+            Self::Store(StoreError::Slow { .. }) | Self::Db(DbError::Slow { .. }) => {
+                "the disk under the data directory hangs: see the kernel's log (`dmesg`) and the disk; \
+                 what is being done goes on when it answers"
+                    .to_owned()
+            }
+            Self::Store(StoreError::Io { .. }) => {
+                "see the kernel's log (`dmesg`) and the disk under the data directory".to_owned()
             }
             Self::Store(StoreError::BadExport { .. }) => {
                 "its disk is kept: `keep stop` tries again, `keep stop --discard` gives up what the session wrote".to_owned()
@@ -497,8 +530,9 @@ fn store_kind(error: &StoreError) -> ErrorKind {
         _ if error.is_no_room() => ErrorKind::Exhausted,
         StoreError::NotFound { .. } => ErrorKind::NotFound,
         StoreError::BadGlob { .. } => ErrorKind::Invalid,
-        StoreError::BadExport { .. } => ErrorKind::Conflict,
-        StoreError::ShuttingDown => ErrorKind::Unavailable,
+        StoreError::BadExport { .. } | StoreError::InDoubt { .. } => ErrorKind::Conflict,
+        StoreError::ShuttingDown | StoreError::Slow { .. } => ErrorKind::Unavailable,
+        _ if error.is_read_only() => ErrorKind::Unavailable,
         _ => ErrorKind::Fault,
     }
 }

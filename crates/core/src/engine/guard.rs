@@ -41,7 +41,11 @@ const TICK: i64 = 20;
 
 /// What a look at a running session remembers for the one after its end.
 #[derive(Debug, Default)]
-pub(super) struct Looked(HashMap<LayerId, Seen>);
+pub(super) struct Looked {
+    seen: HashMap<LayerId, Seen>,
+    /// Files in doubt that were accepted.
+    pub(super) doubtful: Vec<Finding>,
+}
 
 /// A layer that is to be sealed.
 struct Part {
@@ -415,13 +419,13 @@ impl Watch<'_> {
         let Some(needles) = &self.needles else { return Ok(Vec::new()) };
         let mut spotted = Vec::new();
         for (at, part) in parts.iter().enumerate() {
-            let before = looked.0.remove(&part.layer).unwrap_or_default();
+            let before = looked.seen.remove(&part.layer).unwrap_or_default();
             let searched = match inner.store.search(&part.layer, needles, writers, before).await {
                 // Nothing was written to it, and an earlier attempt let go of it.
                 Err(error) if error.is_not_found() && part.drive.is_some() => continue,
                 searched => searched?,
             };
-            looked.0.insert(part.layer.clone(), searched.seen);
+            looked.seen.insert(part.layer.clone(), searched.seen);
             spotted.extend(searched.finds.into_iter().map(|find| spot(at, part, needles, find)));
         }
         Ok(spotted)
@@ -471,7 +475,7 @@ impl Watch<'_> {
         let guard = &self.sandbox.config.guard;
         spotted.into_iter().partition(|one| match one.told.kind {
             FindingKind::Secret => guard.secrets != OnSecret::Warn && !settled(one),
-            FindingKind::Unsearched => false,
+            FindingKind::Unsearched | FindingKind::Doubtful => false,
             FindingKind::Large | FindingKind::Junk | FindingKind::CoreDump => {
                 guard.junk == OnJunk::PromoteOrDrop && !promoted.covers(&one.full_path(parts))
             }

@@ -22,6 +22,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 const MAGIC: &[u8; 8] = b"SKLOG\0\0\x01";
 const HEADER: usize = 24;
@@ -64,11 +65,21 @@ pub(super) fn files(head: &Path) -> [PathBuf; 3] {
     [head.to_owned(), part(head, ".mid"), part(head, ".tail")]
 }
 
+/// Runs what may wait for the disk so that no other task waits with it.
+fn beside<T>(work: impl FnOnce() -> T) -> T {
+    match Handle::try_current() {
+        Ok(handle) if handle.runtime_flavor() == RuntimeFlavor::MultiThread => {
+            tokio::task::block_in_place(work)
+        }
+        _ => work(),
+    }
+}
+
 impl LogWriter {
     /// Opens a log, new or left by an earlier daemon. A disk that refuses costs the log, never the
     /// command.
     pub(super) fn open(head: &Path, limit: u64) -> Self {
-        Self::try_open(head, limit).unwrap_or_else(|error| {
+        beside(|| Self::try_open(head, limit)).unwrap_or_else(|error| {
             tracing::warn!(log = %head.display(), %error, "a command's log is not kept");
             Self {
                 head: head.to_owned(),
@@ -130,7 +141,7 @@ impl LogWriter {
     pub(super) fn append(&mut self, stream: Stream, bytes: &[u8]) {
         let at = self.offset;
         self.offset += bytes.len() as u64;
-        if let Err(error) = self.write(stream, at, bytes) {
+        if let Err(error) = beside(|| self.write(stream, at, bytes)) {
             if !self.truncated {
                 tracing::warn!(log = %self.head.display(), %error, "a command's log is not written any more");
             }

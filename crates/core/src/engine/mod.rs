@@ -31,6 +31,7 @@
 //! - `network` is what sandboxes may reach and what they reached; `journal` keeps the latter.
 //! - `uplink` is a session's network, `network` what callers ask of it, `journal` what is on record of it.
 //! - `reaper` ends what is idle, over its time or over its disk, and what has expired.
+//! - `doubt` is what becomes of what a failed sync may have lost, `health` whether the disk takes writes.
 //! - `damage` is the register of everything that is known to be wrong with stored data.
 //! - `secrets` keeps values of projects and gives them to sessions.
 //! - `tenant` knows projects and keys, `token` what speaks for a key; `once` makes retries harmless.
@@ -47,12 +48,14 @@ mod checkpoint;
 mod command;
 mod create;
 mod damage;
+mod doubt;
 mod drive;
 mod erase;
 mod error;
 mod export;
 mod files;
 mod guard;
+mod health;
 mod hooks;
 mod journal;
 pub mod lifecycle;
@@ -112,6 +115,7 @@ pub use damage::{Damage, DamageKind};
 pub use drive::CreateDrive;
 pub use error::{Error, ErrorKind, Result};
 pub use files::Files;
+pub use health::Unwell;
 pub use live::Hold;
 pub use network::{ConnectionFilter, Destination, Host};
 pub use ports::{Connected, Whose};
@@ -238,6 +242,8 @@ pub(crate) struct Inner {
     secrets: secrets::Secrets,
     once: once::Once,
     damage: damage::DamageRegister,
+    doubt: doubt::Reported,
+    health: Arc<health::Health>,
     books: Mutex<Books>,
     uids: Mutex<BTreeSet<u32>>,
     /// Held while a drive's record is changed. Taken after `space`, by whoever needs both.
@@ -293,6 +299,8 @@ impl Engine {
             secrets: secrets::Secrets::default(),
             once: once::Once::default(),
             damage: damage::DamageRegister::default(),
+            doubt: doubt::Reported::default(),
+            health: Arc::default(),
             books: Mutex::default(),
             uids: Mutex::default(),
             drives: tokio::sync::Mutex::default(),
@@ -332,7 +340,14 @@ impl Engine {
         let idle = join_all(slots.iter().map(|slot| slot.idle()));
         let _ = tokio::time::timeout(Duration::from_secs(30), idle).await;
         self.inner.all_offline().await;
-        let _ = self.inner.store.sync().await;
+        // A disk that hangs must not keep the daemon.
+        match tokio::time::timeout(Duration::from_secs(30), self.inner.store.sync()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::error!(error = boot::chain_of(&error), "not everything was synced")
+            }
+            Err(_) => tracing::error!("the disk does not answer; not everything was synced"),
+        }
         self.inner.end_ready_machines().await;
         self.inner.db.close().await;
     }

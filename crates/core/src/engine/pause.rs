@@ -124,6 +124,7 @@ impl Inner {
     ) -> Result<Snapshot> {
         let live = slot.live().ok_or_else(|| Error::NotRunning(sandbox.name.clone()))?;
         let driver = Arc::clone(&live.driver);
+        let failures = self.store.sync_failures();
         let keeper = self.can_capture(&live, sandbox, DEEPEST_PAUSED).await?;
         *sandbox = (*live.sandbox()).clone();
         let before = self.validate_before_stop(&live).await;
@@ -146,7 +147,7 @@ impl Inner {
         // Not before: whoever starts meanwhile would wait for this machine.
         let space = self.space.read().await;
         let before;
-        let snapshot = match self.commit_pause(&live, sandbox, taken, end).await {
+        let snapshot = match self.commit_pause(&live, sandbox, taken, end, failures).await {
             Ok((after, snapshot)) => {
                 held.keep();
                 before = std::mem::replace(sandbox, after);
@@ -187,8 +188,10 @@ impl Inner {
         sandbox: &mut Sandbox,
         taken: Taken,
         end: SessionEnd,
+        failures: u64,
     ) -> Result<(Sandbox, Snapshot)> {
         let findings = self.keep(live, sandbox, &taken).await?;
+        self.refuse_capture_in_doubt(sandbox, failures).await?;
         let wanted = Wanted { findings, ..Wanted::default() };
         let snapshot = self.memory_snapshot(live, sandbox, &taken, SnapshotKind::Pause, wanted);
         self.store.check_disks(&snapshot.memory).await?;
@@ -251,6 +254,7 @@ impl Inner {
         kind: SnapshotKind,
         wanted: Wanted,
     ) -> Result<Snapshot> {
+        let failures = self.store.sync_failures();
         let keeper = self.can_capture(live, sandbox, DEEPEST_DISKS).await?;
         let taken = {
             // One that is being started meanwhile would be in memory and on no record.
@@ -260,6 +264,7 @@ impl Inner {
         };
         let _space = self.space.read().await;
         let findings = self.keep(live, sandbox, &taken).await?;
+        self.refuse_capture_in_doubt(sandbox, failures).await?;
         let wanted = Wanted { findings, ..wanted };
         let snapshot = self.memory_snapshot(live, sandbox, &taken, kind, wanted);
         self.store.check_disks(&snapshot.memory).await?;
@@ -282,6 +287,7 @@ impl Inner {
         if sandbox.captured.len() + sandbox.open_memory.len() >= deepest {
             return Err(Error::MemoryTooDeep(sandbox.name.clone()));
         }
+        self.refuse_doubt(sandbox, true, false).await?;
         self.store.check_room(1).await?;
         Ok(keeper)
     }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::boot::chain_of;
+use super::health::Health;
 use super::lifecycle::Phase;
 use super::live::{Live, RefusedPause};
 use super::slot::lock;
@@ -14,6 +15,7 @@ use super::uplink::COUNTED_EVERY;
 use super::{Delete, Error, Inner, Result};
 use crate::db::{Filter, Page};
 use crate::model::{Ending, LayerId, MountMode, OnIdle, SessionEnd, SnapshotKind, now};
+use crate::store::StoreError;
 
 /// How often a pause may fail for the machine's own sake before it is stopped instead.
 const GIVE_UP: u32 = 3;
@@ -27,12 +29,18 @@ pub(super) fn run(inner: &Arc<Inner>) {
         inner.reap().await;
     }));
     tokio::spawn(every(Arc::downgrade(inner), inner.settings.write_back, |inner| async move {
-        if !inner.all_live().is_empty()
-            && let Err(error) = inner.store.sync().await
-        {
-            tracing::warn!(error = chain_of(&error), "dirty data was not written back");
-        }
+        inner.write_back().await;
     }));
+    Health::watch(&inner.health, inner.store.data_dir());
+    let store = inner.store.clone();
+    tokio::spawn(async move {
+        if let Err(error) = store.tidy_documents().await {
+            tracing::warn!(
+                error = chain_of(&error),
+                "older versions of documents are left beside them"
+            );
+        }
+    });
     tokio::spawn(every(Arc::downgrade(inner), inner.settings.housekeeping, |inner| async move {
         if let Err(error) = inner.housekeeping().await {
             tracing::warn!(error = chain_of(&error), "housekeeping broke off");
@@ -109,7 +117,13 @@ impl Inner {
                 };
             }
             let ending = Ending::by_itself(SnapshotKind::Stop, end);
-            inner.settle(&slot, &mut sandbox, ending).await?;
+            if let Err(error) = inner.settle(&slot, &mut sandbox, ending).await {
+                if matches!(error, Error::Store(StoreError::InDoubt { .. })) {
+                    // It runs on, and is looked at again later.
+                    live.pause_refused(&error);
+                }
+                return Err(error);
+            }
             inner.after_stop(&sandbox);
             Ok(())
         })
@@ -168,6 +182,8 @@ impl Inner {
             tracing::error!(error = chain_of(&error), "snapshots that have expired are left");
         }
         self.free_stale_drives().await;
+        self.review_doubt().await;
+        self.store.forget_sync_failures().await?;
         self.forget_secrets().await?;
         let day = jiff::SignedDuration::from_hours(24);
         self.db.forget_answers(now().checked_sub(day).unwrap_or_else(|_| now())).await?;

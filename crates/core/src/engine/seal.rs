@@ -56,12 +56,21 @@ impl Inner {
             // Before anything is touched: is there room for what sealing writes?
             self.store.wait_for_room_to_seal().await?;
         }
-        let looked = match &live {
+        // Nobody is asked when a session broke off or its time is up: then the layer is left open.
+        let can_go_on = live.is_some() && (ending.is_asked_for() || ending.end == SessionEnd::Idle);
+        let mut doubtful = Vec::new();
+        if sandbox.decision.accept_doubtful {
+            doubtful = self.accept_doubt(sandbox, keep).await?;
+        } else if can_go_on && !sandbox.decision.discard {
+            self.refuse_doubt(sandbox, keep, true).await?;
+        }
+        let mut looked = match &live {
             Some(live) if seals && ending.is_asked_for() => {
                 self.look_ahead(live, sandbox, keep).await?
             }
             _ => Looked::default(),
         };
+        looked.doubtful = doubtful;
         let mut answers = true;
         if let Some(live) = &live {
             let before = self.validate_before_stop(live).await;
@@ -247,7 +256,9 @@ impl Inner {
         ending: Ending,
         looked: Looked,
     ) -> Result<Option<Snapshot>> {
-        let findings = self.guard(sandbox, keep, looked).await?;
+        let doubtful = looked.doubtful.clone();
+        let mut findings = self.guard(sandbox, keep, looked).await?;
+        findings.extend(doubtful);
         self.detach(sandbox).await?;
         self.seal_session(sandbox, session, keep, ending, findings).await
     }

@@ -125,6 +125,9 @@ pub struct Decision {
     /// Files that do not enter the snapshot, as globs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub drop: Vec<String>,
+    /// Files that a failing disk put in doubt are kept as they can be read.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub accept_doubtful: bool,
 }
 
 impl Decision {
@@ -140,7 +143,8 @@ impl Decision {
     ///
     /// Returns [`BadConfig`] for what contradicts itself, and for a glob that is none.
     pub fn check(&self) -> Result<(), BadConfig> {
-        if self.discard && (self.redact || !self.promote.is_empty() || !self.drop.is_empty()) {
+        let keeps = self.redact || self.accept_doubtful;
+        if self.discard && (keeps || !self.promote.is_empty() || !self.drop.is_empty()) {
             return Err(refuse("discard", "gives up everything: it goes with nothing else"));
         }
         check_globs("promote", &self.promote)?;
@@ -191,6 +195,8 @@ pub enum FindingKind {
     CoreDump,
     /// A file that could not be searched to its end.
     Unsearched,
+    /// A file that the disk may have lost, or part of it, and that was kept as it could be read.
+    Doubtful,
 }
 
 impl FindingKind {

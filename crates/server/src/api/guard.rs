@@ -93,8 +93,8 @@ pub(super) fn guard(guard: model::Guard) -> types::Guard {
 }
 
 pub(super) fn decision(stop: types::Stop) -> model::Decision {
-    let types::Stop { redact, discard, promote, drop } = stop;
-    model::Decision { redact, discard, promote, drop }
+    let types::Stop { redact, discard, promote, drop, accept_doubtful } = stop;
+    model::Decision { redact, discard, promote, drop, accept_doubtful }
 }
 
 pub(crate) fn findings(findings: Vec<model::Finding>) -> Vec<types::Finding> {
@@ -118,6 +118,7 @@ fn finding(finding: model::Finding) -> types::Finding {
             model::FindingKind::Junk => types::FindingKind::Junk,
             model::FindingKind::CoreDump => types::FindingKind::CoreDump,
             model::FindingKind::Unsearched => types::FindingKind::Unsearched,
+            model::FindingKind::Doubtful => types::FindingKind::Doubtful,
         },
         path: finding.path,
         size_bytes: finding.size,

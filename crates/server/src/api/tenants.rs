@@ -18,10 +18,22 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Says that the server is up. Needs no key.
 #[utoipa::path(get, path = "/healthz", tag = "server", operation_id = "health", security(()),
-    responses((status = 200, description = "It is.", body = types::Health)))]
-pub(crate) async fn health(State(app): State<Arc<App>>) -> Json<types::Health> {
-    let recovering = app.engine.recovering() as u64;
-    Json(types::Health { status: "ok".to_owned(), version: VERSION.to_owned(), recovering })
+    responses(
+        (status = 200, description = "It is, and its data directory takes writes.", body = types::Health),
+        (status = 503, description = "It is, and its data directory takes no writes: `storage_not_responding`, \
+            `read_only_filesystem`, `no_room` or `storage_failed`.", body = types::ErrorAnswer)))]
+pub(crate) async fn health(State(app): State<Arc<App>>) -> Answer<types::Health> {
+    match app.engine.health() {
+        Ok(()) => {
+            let recovering = app.engine.recovering() as u64;
+            let (status, version) = ("ok".to_owned(), VERSION.to_owned());
+            Ok(Json(types::Health { status, version, recovering }))
+        }
+        Err(unwell) => {
+            Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, unwell.code, unwell.reason)
+                .hint("see the disk under the data directory and the kernel's log (`dmesg`)"))
+        }
+    }
 }
 
 /// Says whose key this is.
