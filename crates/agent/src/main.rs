@@ -14,6 +14,7 @@
 mod accounts;
 mod cage;
 mod machine;
+mod overlay;
 mod serve;
 mod tsc;
 mod vmm;

@@ -48,12 +48,13 @@ pub(crate) fn absent(data: &Path, settings: &MicrovmSettings) -> Option<Absent> 
 pub(crate) fn driver(
     agent: &Path,
     data: &Path,
+    mark: &str,
     settings: &MicrovmSettings,
 ) -> Result<MicrovmDriver, Absent> {
     if let Some(absent) = absent(data, settings) {
         return Err(absent);
     }
-    let config = host::microvm_config(agent.to_path_buf(), data, settings);
+    let config = host::microvm_config(agent.to_path_buf(), data, mark, settings);
     MicrovmDriver::new(config).map_err(|error| {
         let fix = Some("`keep doctor` on the server tells what is missing".to_owned());
         Absent { reason: error.to_string(), fix }

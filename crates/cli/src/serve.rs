@@ -92,18 +92,32 @@ fn raise_file_limit() {
 /// Opens the store, which locks the data directory.
 pub(crate) fn open_store(data: &Path) -> Result<Store, Failure> {
     Store::open(data).map_err(|error| {
-        let hint =
-            "stop the server that works there first, or choose another directory with --data";
         let locked = matches!(error, sandkeep_core::store::StoreError::Locked { .. });
+        let full = error.is_no_room();
         let failure = Failure::caused(format!("cannot open `{}`", data.display()), error);
-        if locked { failure.with_hint(hint) } else { failure }
+        match (locked, full) {
+            (true, _) => failure.with_hint(
+                "stop the server that works there first, or choose another directory with --data",
+            ),
+            (_, true) => failure.with_hint(no_room_hint(data)),
+            _ => failure,
+        }
     })
+}
+
+/// What to do about a full disk.
+fn no_room_hint(data: &Path) -> String {
+    format!(
+        "the filesystem of `{}` is full: free some space there, then start the server again",
+        data.display()
+    )
 }
 
 /// The drivers of an engine.
 pub(crate) struct Drivers {
     container: ContainerDriver,
     microvm: Option<MicrovmDriver>,
+    claim: host::Claim,
 }
 
 impl Drivers {
@@ -113,6 +127,7 @@ impl Drivers {
         if let Some(microvm) = self.microvm {
             microvm.retire();
         }
+        self.claim.retire();
     }
 }
 
@@ -123,14 +138,18 @@ pub(crate) async fn open_engine(
     machines: &MicrovmSettings,
 ) -> Result<(Engine, Drivers), Failure> {
     let data = store.data_dir().to_path_buf();
-    let agent = host::install_agent(&data.join("bin"))
-        .map_err(|error| Failure::caused("cannot write the agent program", error))?;
-    let config = host::container_config(agent.clone(), &data);
+    let agent = host::install_agent(&data.join("bin")).map_err(|error| {
+        let full = error.kind() == std::io::ErrorKind::StorageFull;
+        let failure = Failure::caused("cannot write the agent program", error);
+        if full { failure.with_hint(no_room_hint(&data)) } else { failure }
+    })?;
+    let claim = host::claim(&store).await?;
+    let config = host::container_config(agent.clone(), claim.mark());
     let container = ContainerDriver::new(config).map_err(|error| {
         Failure::caused("cannot run sandboxes on this host", error)
             .with_hint("`keep doctor` tells what is missing and how to fix it")
     })?;
-    let microvm = match machines::driver(&agent, &data, machines) {
+    let microvm = match machines::driver(&agent, &data, claim.mark(), machines) {
         Ok(driver) => Some(driver),
         Err(absent) => {
             tracing::info!(reason = absent.reason, "no machines of their own");
@@ -152,7 +171,7 @@ pub(crate) async fn open_engine(
     let engine = Engine::open(parts)
         .await
         .map_err(|error| Failure::caused("cannot read what is on the disk", error))?;
-    Ok((engine, Drivers { container, microvm }))
+    Ok((engine, Drivers { container, microvm, claim }))
 }
 
 /// Has the index made again when the engine is opened.
@@ -235,8 +254,17 @@ async fn introduce(
         unix_socket: config.unix_socket.clone(),
         key,
     };
-    file.write(&config.data)
-        .map_err(|error| Failure::caused("cannot write what clients need to know", error))?;
+    if ClientFile::read(&config.data).is_ok_and(|there| there == file) {
+        return Ok(file);
+    }
+    match file.write(&config.data) {
+        // Those who know where the server is can still make room.
+        Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+            tracing::error!(%error, "the disk is full: what clients on this machine need to know is not written");
+        }
+        written => written
+            .map_err(|error| Failure::caused("cannot write what clients need to know", error))?,
+    }
     Ok(file)
 }
 

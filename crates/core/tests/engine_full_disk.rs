@@ -110,3 +110,175 @@ async fn a_full_disk_costs_nothing_that_was_acknowledged() {
     engine.delete(&project(), &app, Delete::default(), None).await.unwrap();
     engine.shutdown().await;
 }
+
+impl Disk {
+    /// Takes up all room but so many blocks.
+    fn fill_but(&self, blocks: usize) -> PathBuf {
+        let spare: Vec<PathBuf> =
+            (0..blocks).map(|n| self.point.join(format!("spare-{n}"))).collect();
+        for path in &spare {
+            fs::write(path, [1; 4096]).unwrap();
+        }
+        let path = self.point.join("ballast");
+        take_all(&fs::File::create(&path).unwrap());
+        for path in &spare {
+            fs::remove_file(path).unwrap();
+        }
+        rustix::fs::syncfs(fs::File::open(&self.point).unwrap()).unwrap();
+        path
+    }
+}
+
+/// Takes up all room of a file's filesystem, at once.
+fn take_all(file: &fs::File) {
+    let (mut at, mut size) = (0, 256 << 20);
+    while size >= 1024 {
+        match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), at, size) {
+            Ok(()) => at += size,
+            Err(_) => size /= 2,
+        }
+    }
+}
+
+/// With a few blocks left, a start is refused before anything is touched.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_with_next_to_no_room_is_refused_and_leaves_nothing() {
+    let test = "a_start_with_next_to_no_room_is_refused_and_leaves_nothing";
+    let disk = match Disk::new(400 << 20) {
+        Ok(disk) => disk,
+        Err(why) => return eprintln!("SKIPPED {test}: no filesystem of its own: {why}"),
+    };
+    let house = match House::new() {
+        Ok(house) => house,
+        Err(why) => return eprintln!("SKIPPED {test}: {why}"),
+    };
+    let house = house.with_data(disk.point.join("data"));
+    let engine = house.open().await;
+    let app = name("app");
+    engine.create(&project(), small("app"), None).await.unwrap();
+    sh(&engine, "app", "echo good > /work/file").await;
+    engine.stop(&project(), &app, Stop::default(), None).await.unwrap();
+    for blocks in (0..=64).step_by(4) {
+        let ballast = disk.fill_but(blocks);
+        let refused = engine.start(&project(), &app, None).await.expect_err("there is no room");
+        assert_eq!(
+            (refused.kind(), refused.code()),
+            (ErrorKind::Exhausted, "no_room"),
+            "{refused}"
+        );
+        let phase = engine.get(&project(), &app).await.unwrap().sandbox.phase;
+        assert_eq!(phase, Phase::Stopped, "{blocks} blocks");
+        fs::remove_file(ballast).unwrap();
+    }
+    let ran = sh(&engine, "app", "cat /work/file; echo more > /work/more && cat /work/more").await;
+    assert_eq!(ran.out, "good\nmore\n", "{}", ran.err);
+    engine.shutdown().await;
+}
+
+/// The disk fills up in the middle of a start, at one moment or another.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_on_a_disk_that_fills_up_comes_to_an_end() {
+    let test = "a_start_on_a_disk_that_fills_up_comes_to_an_end";
+    let disk = match Disk::new(400 << 20) {
+        Ok(disk) => disk,
+        Err(why) => return eprintln!("SKIPPED {test}: no filesystem of its own: {why}"),
+    };
+    let house = match House::new() {
+        Ok(house) => house,
+        Err(why) => return eprintln!("SKIPPED {test}: {why}"),
+    };
+    let house = house.with_data(disk.point.join("data"));
+    let engine = house.open().await;
+    let app = name("app");
+    engine.create(&project(), small("app"), None).await.unwrap();
+    sh(&engine, "app", "echo good > /work/file").await;
+    engine.stop(&project(), &app, Stop::default(), None).await.unwrap();
+    let (mut started, mut failed) = (0, 0);
+    for round in 0..24 {
+        let ballast = disk.point.join("ballast");
+        let file = fs::File::create(&ballast).unwrap();
+        let filler = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(3 * round));
+            take_all(&file);
+        });
+        let outcome = engine.start(&project(), &app, None).await;
+        filler.join().unwrap();
+        let phase = engine.get(&project(), &app).await.unwrap().sandbox.phase;
+        match outcome {
+            Ok(_) => {
+                assert_eq!(phase, Phase::Running);
+                started += 1;
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Exhausted, "round {round}: {error}");
+                let settled = matches!(phase, Phase::Stopped | Phase::Failed);
+                assert!(settled, "round {round}: {phase:?} after {error}");
+                failed += 1;
+            }
+        }
+        fs::remove_file(ballast).unwrap();
+        // With room again it can be written to, whichever way that went.
+        let line = format!("cat /work/file; echo {round} > /work/n && cat /work/n");
+        let ran = sh(&engine, "app", &line).await;
+        assert_eq!(ran.out, format!("good\n{round}\n"), "round {round}: {}", ran.err);
+        engine.stop(&project(), &app, Stop::default(), None).await.unwrap();
+    }
+    println!("{started} started, {failed} were refused");
+    engine.shutdown().await;
+}
+
+/// The driver itself: a machine that is up can write, or there is none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_never_comes_up_on_a_root_that_cannot_be_written() {
+    use sandkeep_core::driver::{Driver as _, DriverError, Machine};
+    use sandkeep_core::model::{Limits, MachineKey, Size, UidRange};
+    use sandkeep_core::store::Store;
+    let test = "a_machine_never_comes_up_on_a_root_that_cannot_be_written";
+    let disk = match Disk::new(64 << 20) {
+        Ok(disk) => disk,
+        Err(why) => return eprintln!("SKIPPED {test}: no filesystem of its own: {why}"),
+    };
+    let house = match House::new() {
+        Ok(house) => house,
+        Err(why) => return eprintln!("SKIPPED {test}: {why}"),
+    };
+    let driver = house.driver();
+    let store = Store::open(&disk.point.join("data")).unwrap();
+    let (mut up, mut refused) = (0, 0);
+    for blocks in 0..64 {
+        let open = store.begin(&[]).await.unwrap();
+        let key = MachineKey::parse(&format!("full-{blocks}")).unwrap();
+        let machine = Machine {
+            key: key.clone(),
+            hostname: "full".to_owned(),
+            root: store.root(&open, &[]),
+            uids: UidRange { base: house.settings.uid_base, count: 65_536 },
+            limits: Limits {
+                millicpus: 1000,
+                memory: Size(64 << 20),
+                pids: 32,
+                file_size: Size(1 << 20),
+            },
+            mounts: Vec::new(),
+        };
+        let ballast = disk.fill_but(blocks);
+        let outcome = driver.start(&machine).await;
+        if outcome.is_ok() {
+            let alive = fs::read(house.path().join("run").join(key.as_str()).join("machine.json"));
+            let record: serde_json::Value = serde_json::from_slice(&alive.unwrap()).unwrap();
+            let table = fs::read_to_string(format!("/proc/{}/mountinfo", record["pid"])).unwrap();
+            let root = table.lines().find(|line| line.split(' ').nth(4) == Some("/")).unwrap();
+            let options = root.rsplit(' ').next().unwrap();
+            assert!(options.starts_with("rw"), "{blocks} blocks: {root}");
+        }
+        match outcome {
+            Ok(_) => up += 1,
+            Err(DriverError::NoRoom { .. }) => refused += 1,
+            Err(error) => panic!("{blocks} blocks: {error}"),
+        }
+        driver.stop(&key).await.unwrap();
+        fs::remove_file(ballast).unwrap();
+        store.discard(&open).await.unwrap();
+    }
+    assert!(up > 0 && refused > 0, "{up} up, {refused} refused");
+}

@@ -53,7 +53,7 @@ async fn victim() {
     let sealed: Vec<LayerId> = layers.into_iter().map(|layer| layer.id).collect();
     let open = fs::read_to_string(Path::new(&data).join("bin/open")).expect("noted");
     let open: LayerId = open.parse().expect("an id");
-    store.copy_live(&open, None).await.expect("copied");
+    store.copy_live(&open, &[], None).await.expect("copied");
     store.compact(&sealed).await.expect("compacted");
     store.seal(&open, &SealOptions::default()).await.expect("sealed");
     let useless = store.begin(&[]).await.expect("begun");

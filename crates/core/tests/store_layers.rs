@@ -184,15 +184,16 @@ async fn live_copies_show_what_the_session_showed() {
             }
             churn(mount.path(), seed * 100 + round, 25);
             let expected = describe(mount.path());
-            let done = world.store.copy_live(&open, copy.as_ref()).await.expect("copied");
-            let stack: Vec<LayerId> = done.1.layers().iter().chain(&chain).cloned().collect();
+            let done = world.store.copy_live(&open, &chain, copy.as_ref()).await.expect("copied");
+            let stack: Vec<LayerId> = done.1.layers().to_vec();
             assert_same(&format!("seed {seed}, round {round}"), &expected, &world.view(&stack));
             copy = Some(done.1);
         }
         let copy = copy.expect("copied");
         std::thread::sleep(std::time::Duration::from_millis(50));
-        let settled = world.store.copy_live(&open, Some(&copy)).await.expect("copied").1;
-        let (nothing, same) = world.store.copy_live(&open, Some(&settled)).await.expect("copied");
+        let settled = world.store.copy_live(&open, &chain, Some(&copy)).await.expect("copied").1;
+        let (nothing, same) =
+            world.store.copy_live(&open, &chain, Some(&settled)).await.expect("copied");
         assert_eq!(nothing, None, "nothing has changed");
         assert_eq!(same.layers(), settled.layers());
     }
@@ -223,13 +224,14 @@ async fn a_copy_made_ahead_may_be_torn() {
                 }
             }
         });
-        let ahead = world.store.copy_ahead(&open).await;
+        let ahead = world.store.copy_ahead(&open, &chain).await;
         frozen.store(true, Ordering::Relaxed);
         writer.join().expect("it ends");
         let (_, ahead) = ahead.expect("copied").expect("worth it");
         let expected = describe(&root);
-        let (layer, copy) = world.store.copy_live(&open, Some(&ahead)).await.expect("copied");
-        let stack: Vec<LayerId> = copy.layers().iter().chain(&chain).cloned().collect();
+        let (layer, copy) =
+            world.store.copy_live(&open, &chain, Some(&ahead)).await.expect("copied");
+        let stack: Vec<LayerId> = copy.layers().to_vec();
         assert_same(&format!("seed {seed}"), &expected, &world.view(&stack));
         assert!(layer.is_none_or(|layer| layer.bytes < 4 << 20), "the big file was copied ahead");
     }
@@ -244,10 +246,10 @@ async fn a_restarted_daemon_goes_on_copying() {
     let mount = world.mount(&open, &chain);
     fs::write(mount.path().join("big"), vec![1; 2 << 20]).expect("room");
     std::thread::sleep(std::time::Duration::from_millis(50));
-    let (_, copy) = world.store.copy_live(&open, None).await.expect("copied");
+    let (_, copy) = world.store.copy_live(&open, &chain, None).await.expect("copied");
     let recalled = loop {
         // Written in the background, so that the sandbox is thawed the sooner.
-        if let Some(recalled) = world.store.live_copy(&open).await {
+        if let Some(recalled) = world.store.live_copy(&open, &chain).await {
             break recalled;
         }
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
@@ -255,17 +257,18 @@ async fn a_restarted_daemon_goes_on_copying() {
     assert_eq!(recalled.layers(), copy.layers());
     upset(mount.path());
     let expected = describe(mount.path());
-    let (layer, copy) = world.store.copy_live(&open, Some(&recalled)).await.expect("copied");
+    let (layer, copy) =
+        world.store.copy_live(&open, &chain, Some(&recalled)).await.expect("copied");
     assert!(layer.expect("changed").bytes < 1 << 20, "the big file is not copied again");
-    let stack: Vec<LayerId> = copy.layers().iter().chain(&chain).cloned().collect();
+    let stack: Vec<LayerId> = copy.layers().to_vec();
     assert_same("after a restart", &expected, &world.view(&stack));
 
     // A copy it stood on was collected: the next one is whole.
     let live = [chain[0].clone(), open.clone()].into();
     world.store.collect(&live, sandkeep_core::model::Timestamp::MAX).await.expect("collected");
-    let (layer, copy) = world.store.copy_live(&open, Some(&copy)).await.expect("copied");
+    let (layer, copy) = world.store.copy_live(&open, &chain, Some(&copy)).await.expect("copied");
     assert!(layer.expect("whole").bytes > 2 << 20);
-    assert_eq!(copy.layers().len(), 1);
+    assert_eq!(copy.layers().len(), 2);
 }
 
 #[tokio::test]
@@ -347,7 +350,7 @@ async fn a_bottomless_tree_can_be_sealed_copied_and_removed() {
         dir = rustix::fs::openat(&dir, "down", flags, rustix::fs::Mode::empty()).expect("down");
     }
     drop(dir);
-    let (copied, _) = world.store.copy_live(&open, None).await.expect("copied");
+    let (copied, _) = world.store.copy_live(&open, &[], None).await.expect("copied");
     let copied = copied.expect("something");
     assert_eq!(copied.files, depth);
     let sealed = world.store.seal(&open, &SealOptions::default()).await.expect("sealed");

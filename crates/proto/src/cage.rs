@@ -23,6 +23,8 @@ pub const TUN: &str = "open /dev/net/tun";
 /// The step that fails when the machine's own files are in the way of a [`Mount`]: whoever asked for
 /// it can choose another target.
 pub const MOUNT_POINT: &str = "use a mount point";
+/// The step that fails when the disk is too full for a machine to be able to write.
+pub const NO_ROOM: &str = "make room for what the machine writes";
 /// The file that tells a later daemon about the machine, in the same directory.
 pub const RECORD: &str = "machine.json";
 

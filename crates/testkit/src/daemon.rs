@@ -320,6 +320,14 @@ impl Daemon {
         pid.and_then(Pid::from_raw).expect("a process")
     }
 
+    /// Moves the data directory of a daemon that does not run, and has the next one work there.
+    pub fn move_data(&mut self, name: &str) {
+        assert!(self.child.is_none(), "the daemon runs");
+        let there = self.home.path().join(name);
+        fs::rename(&self.data, &there).expect("on the same filesystem");
+        self.data = there;
+    }
+
     /// A directory beside it, for a test's own files.
     #[must_use]
     pub fn scratch(&self) -> &Path {

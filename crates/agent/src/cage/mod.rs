@@ -51,7 +51,7 @@ use std::sync::OnceLock;
 use rustix::fs::FlockOperation;
 use rustix::pipe::PipeFlags;
 use sandkeep_proto::cage::{
-    Cage, Cgroup, Ids, Outcome, RECORD, Record, SOCKET, VERSION, start_time,
+    Cage, Cgroup, Ids, NO_ROOM, Outcome, RECORD, Record, SOCKET, VERSION, start_time,
 };
 use serde::de::DeserializeOwned;
 
@@ -71,6 +71,17 @@ pub(crate) struct Trouble {
 impl Trouble {
     pub(crate) fn new(step: impl Into<String>, reason: impl Display) -> Self {
         Self { step: step.into(), reason: reason.to_string() }
+    }
+}
+
+impl From<Trouble> for Outcome {
+    fn from(Trouble { step, reason }: Trouble) -> Self {
+        // What the system says when the disk, or what may be used of it, is full: ENOSPC and EDQUOT.
+        let full = ["(os error 28)", "(os error 122)"].iter().any(|code| reason.ends_with(code));
+        if full && step != NO_ROOM {
+            return Self::Failed { step: NO_ROOM.to_owned(), reason: format!("{step}: {reason}") };
+        }
+        Self::Failed { step, reason }
     }
 }
 
@@ -109,7 +120,7 @@ pub(crate) fn build() -> Built {
     let outcome = match built.and_then(|cage| raise(&cage)) {
         Ok(Raised::Inside(doors)) => return Built::First(doors),
         Ok(Raised::Outside(record)) => Outcome::Done(record),
-        Err(trouble) => Outcome::Failed { step: trouble.step, reason: trouble.reason },
+        Err(trouble) => trouble.into(),
     };
     Built::Builder(answer(&outcome))
 }

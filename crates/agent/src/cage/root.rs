@@ -18,8 +18,6 @@
 //! upper, and an edited `/etc/hosts` is an ordinary change that stays. It is on the disk and not in
 //! memory because overlayfs keeps device and inode numbers steady only within one filesystem.
 
-use std::ffi::CString;
-use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,6 +30,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeF
 use sandkeep_proto::cage::Root;
 
 use super::{Step, Trouble, network, sys};
+use crate::overlay::{Overlay, Writable};
 
 /// Directories something is mounted on.
 pub(super) const MOUNT_POINTS: [&str; 4] = ["proc", "sys", "dev", "run"];
@@ -39,6 +38,9 @@ pub(super) const MOUNT_POINTS: [&str; 4] = ["proc", "sys", "dev", "run"];
 /// Where the stack is built, out of sight: a directory every host has and every user can enter, which
 /// the sandbox's root, being nobody on the host, cannot say of most.
 const STAGE: &str = "/proc";
+
+/// See the top of this file.
+const OPTIONS: [&str; 3] = ["userxattr", "index=off", "uuid=off"];
 
 /// Unattached copies of the mounts the layers are on.
 pub(super) struct Mounts {
@@ -124,28 +126,15 @@ pub(super) fn assemble(root: &Root, mounts: &Mounts, flags: MountFlags) -> Resul
             .step("attach the layers to the stage")?;
     }
     rustix::fs::mkdir("root", Mode::RWXU).step("set up the stage")?;
-    // All options together must fit a page: relative names are a fifth of absolute ones.
+    // Relative names are a fifth of absolute ones, and older kernels have a page for all of them.
     std::env::set_current_dir("layers").step("enter the layers")?;
-    let options = options(root)?;
-    rustix::mount::mount("overlay", "../root", "overlay", flags, options.as_c_str())
-        .step("stack the layers")
-}
-
-/// Spells the overlay's options, relative to the directory with the layers.
-fn options(root: &Root) -> Result<CString, Trouble> {
-    let mut text = String::from("userxattr,index=off,uuid=off,lowerdir=");
-    for lower in &root.lower {
-        write!(text, "{}:", plain(lower)?).step("name the layers")?;
-    }
-    text.push_str("../writable/base");
-    let (upper, work) = (plain(&root.upper)?, plain(&root.work)?);
-    write!(text, ",upperdir=../writable/{upper},workdir=../writable/{work}")
-        .step("name the layers")?;
-    if text.len() >= 4096 {
-        let reason = format!("{} layers are more than the kernel can stack", root.lower.len());
-        return Err(Trouble::new("name the layers", reason));
-    }
-    CString::new(text).step("name the layers")
+    let mut lower = root.lower.iter().map(|path| plain(path)).collect::<Result<Vec<_>, _>>()?;
+    lower.push("../writable/base");
+    let upper = format!("../writable/{}", plain(&root.upper)?);
+    let work = format!("../writable/{}", plain(&root.work)?);
+    let writable = Some(Writable { upper: &upper, work: &work });
+    let overlay = Overlay { options: &OPTIONS, lower: &lower, writable, flags };
+    overlay.mount(Path::new("../root"))
 }
 
 /// Refuses names the kernel would read as something else than one path below the directory.
@@ -165,25 +154,7 @@ pub(crate) fn plain(path: &Path) -> Result<&str, Trouble> {
 mod tests {
     use std::path::PathBuf;
 
-    use sandkeep_proto::cage::Root;
-
-    use super::{options, plain};
-
-    fn root(lower: usize) -> Root {
-        Root {
-            layers_dir: PathBuf::from("/layers"),
-            lower: (0..lower).map(|n| PathBuf::from(format!("lay-{n:026}/files"))).collect(),
-            writable_dir: PathBuf::from("/writable"),
-            upper: PathBuf::from("upper"),
-            work: PathBuf::from("work"),
-        }
-    }
-
-    #[test]
-    fn a_chain_at_the_bound_of_compaction_fits_a_page() {
-        assert!(options(&root(2 * 24)).is_ok());
-        assert!(options(&root(200)).is_err());
-    }
+    use super::plain;
 
     #[test]
     fn names_that_mean_something_else_are_refused() {

@@ -39,7 +39,7 @@ pub(crate) fn swap_root() -> ExitCode {
             drop(old_root);
             code
         }
-        Err(Trouble { step, reason }) => answer(&Outcome::Failed { step, reason }),
+        Err(trouble) => answer(&trouble.into()),
     }
 }
 

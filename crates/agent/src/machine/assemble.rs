@@ -7,7 +7,6 @@
 //! things are mounted on, and a few files for images that lack them. Whoever reads the disk finds it beside `upper`, not in it.
 
 use std::collections::HashMap;
-use std::ffi::CString;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{ErrorKind, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -23,6 +22,7 @@ use sandkeep_proto::machine::{self as names, UPPER, WORK};
 use super::disks::Disks;
 use super::{Part, Whole, identity, sys};
 use crate::cage::{Step as _, Trouble, drives, inside, network, root};
+use crate::overlay::{Overlay, Writable};
 
 /// Where the stacks are built.
 const PARTS: &str = "/parts";
@@ -201,28 +201,33 @@ fn stack(
     let base = writable.join(BASE);
     furnish(&base)?;
     lower.push(base.clone());
-    let mut options = String::from("userxattr,index=off,xino=auto,lowerdir=");
     if stack.disk.is_none() {
         // Where nothing is written there must be two at least.
         let empty = writable.join("empty");
         make(&empty)?;
         lower.push(empty);
     }
-    let shown: Vec<String> = lower.iter().map(|path| path.display().to_string()).collect();
-    options.push_str(&shown.join(":"));
     let mut upper = None;
+    let (place, work) = (writable.join(UPPER), writable.join(WORK));
     if stack.disk.is_some() {
         let top = lower.first().map_or(base.as_path(), PathBuf::as_path);
-        make_upper(&writable.join(UPPER), top)?;
-        make(&writable.join(WORK))?;
-        let (place, shown) = (writable.join(UPPER), writable.display());
-        options.push_str(&format!(",upperdir={shown}/{UPPER},workdir={shown}/{WORK}"));
+        make_upper(&place, top)?;
+        make(&work)?;
         upper = Some(open_directory(&place)?);
     }
     let at = here.join("root");
     make(&at)?;
-    let options = CString::new(options).step(step)?;
-    rustix::mount::mount("overlay", &at, "overlay", flags, options.as_c_str()).step(step)?;
+    let named = |path: &Path| path.display().to_string();
+    let names: Vec<String> = lower.iter().map(|path| named(path)).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (place, work) = (named(&place), named(&work));
+    Overlay {
+        options: &["userxattr", "index=off", "xino=auto"],
+        lower: &names,
+        writable: stack.disk.is_some().then_some(Writable { upper: &place, work: &work }),
+        flags,
+    }
+    .mount(&at)?;
     let disk = stack.disk.is_some().then(|| open_directory(&writable)).transpose()?;
     Ok(Stacked { at, upper, disk, base: open_directory(&base)? })
 }

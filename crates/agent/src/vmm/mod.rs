@@ -62,7 +62,7 @@ pub(crate) fn launch() -> ExitCode {
     });
     let outcome = match plan.and_then(|vmm| raise(&vmm)) {
         Ok(record) => Outcome::Done(record),
-        Err(Trouble { step, reason }) => Outcome::Failed { step, reason },
+        Err(trouble) => trouble.into(),
     };
     answer(&outcome)
 }

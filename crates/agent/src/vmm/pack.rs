@@ -1,7 +1,7 @@
 //! Shows layers stacked, in a mount namespace that nobody else is in, to the program that packs them.
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
+use std::path::Path;
 use std::process::ExitCode;
 
 use rustix::mount::{MountFlags, MountPropagationFlags};
@@ -9,6 +9,7 @@ use sandkeep_proto::machine::{Pack, VERSION};
 
 use super::{root, sys};
 use crate::cage::{Step, Trouble, plain, read_plan, unshare, wrong_version};
+use crate::overlay::Overlay;
 
 /// Becomes the program; comes back only if that fails, and says why on standard error.
 pub(crate) fn pack() -> ExitCode {
@@ -28,13 +29,11 @@ fn become_packer(plan: &Pack) -> Result<std::convert::Infallible, Trouble> {
     unshare(libc::CLONE_NEWNS).step("make the namespace")?;
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     rustix::mount::mount_change("/", private).step("keep mounts to itself")?;
-    // All options together must fit a page: relative names are a fifth of absolute ones.
+    // Relative names are a fifth of absolute ones, and older kernels have a page for all of them.
     std::env::set_current_dir(&plan.layers_dir).step("enter the layers")?;
-    let options =
-        CString::new(format!("userxattr,lowerdir={}", lower.join(":"))).step("name the layers")?;
     let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    rustix::mount::mount("overlay", root::STAGE, "overlay", flags, options.as_c_str())
-        .step("stack the layers")?;
+    Overlay { options: &["userxattr"], lower: &lower, writable: None, flags }
+        .mount(Path::new(root::STAGE))?;
     let mut argv = plan.argv.clone();
     argv.push(root::STAGE.to_owned());
     let command = sys::Command::new(&plan.program, &argv, &BTreeMap::new())?;

@@ -320,7 +320,7 @@ fn trial(
     scratch: &Path,
     settings: &MicrovmSettings,
 ) -> Result<MicrovmDriver, String> {
-    let config = host::microvm_config(agent, scratch, settings);
+    let config = host::microvm_config(agent, scratch, &host::scratch_mark(scratch), settings);
     let config = MicrovmConfig { cache_dir: data.join("microvm"), spares: 0, ..config };
     MicrovmDriver::new(config).map_err(|error| error.to_string())
 }
@@ -395,7 +395,7 @@ async fn container(data: &Path) -> Vec<Finding> {
         }
     };
     // Not the server's own places: it may be running.
-    let config = host::container_config(agent, &scratch.0);
+    let config = host::container_config(agent, &host::scratch_mark(&scratch.0));
     let checks = probe(&config, there).await;
     let _ = std::fs::remove_dir(&config.run_dir);
     let finding = |check: Check| Finding {

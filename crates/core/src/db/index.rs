@@ -34,6 +34,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// An index that breaks again within this time is built in memory.
 const AGAIN: Duration = Duration::from_secs(60);
 
+/// With less than this free on the disk it is kept in memory: it could not grow, and its file is better given up.
+const ROOM: u64 = 8 << 20;
+
 /// How many directories that were found in the place of the index are kept.
 const KEPT: u32 = 100;
 
@@ -72,7 +75,9 @@ impl Index {
     /// Returns [`DbError`] when not even an index in memory can be made.
     pub async fn open(file: &Path, store: Store) -> DbResult<Self> {
         let mut damage = None;
+        let full = store.free_space().is_ok_and(|(free, _)| free < ROOM);
         let found = match fs::symlink_metadata(file) {
+            _ if full => None,
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             _ => match usable(file).await {
                 Ok(db) => Some(db),
@@ -88,6 +93,13 @@ impl Index {
             },
         };
         let (db, stamp, fresh) = match found {
+            None if full => {
+                tracing::warn!("the disk is full; the index is kept in memory");
+                if let Err(error) = clear_away(file) {
+                    tracing::warn!(%error, "the index on the disk is left");
+                }
+                (SqliteDb::in_memory().await?, None, true)
+            }
             Some(db) => match begin(file, &db).await {
                 Ok(stamp) => (db, Some(stamp), false),
                 Err(error) => {

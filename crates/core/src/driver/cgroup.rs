@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use sandkeep_proto::cage::Cgroup;
 
+use rustix::process::{Pid, PidfdFlags, Signal};
+
 use super::host::failed;
 use super::{DriverError, DriverResult, MachineUsage};
 use crate::model::{Limits, MachineKey, Size};
@@ -122,6 +124,44 @@ impl Groups {
             let _ = fs::remove_dir(root.join(&self.parent));
         }
         Ok(())
+    }
+
+    /// Ends every process in a machine's group, whoever it is, and returns when there is none. For machines whose
+    /// first process is not known: with it gone, there would be nobody left.
+    pub(super) fn end(&self, key: &MachineKey) -> DriverResult<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let path = self.any(key).join("cgroup.procs");
+        loop {
+            let left = match self.processes(key) {
+                Err(DriverError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                    return Ok(());
+                }
+                left => left?,
+            };
+            if left.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(failed("end the processes in", &path)(io::ErrorKind::TimedOut.into()));
+            }
+            tracing::warn!(machine = %key, processes = ?left, "has no record and is ended");
+            // The frozen cannot die under version 1.
+            self.thaw(key)?;
+            self.kill(key)?;
+            for number in left {
+                let Some(pid) = i32::try_from(number).ok().and_then(Pid::from_raw) else {
+                    continue;
+                };
+                // Held before it is looked for again: its number may be another's by now.
+                let Ok(process) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else {
+                    continue;
+                };
+                if self.processes(key).is_ok_and(|now| now.contains(&number)) {
+                    let _ = rustix::process::pidfd_send_signal(process, Signal::KILL);
+                }
+            }
+            sleep(Duration::from_millis(5));
+        }
     }
 
     /// Kills what is in a machine's group and has not died with its first process. Version 1 has no

@@ -150,6 +150,8 @@ impl Host {
         for key in groups {
             let is_brought = brought.iter().any(|group| group == key.as_str());
             if !self.directory(&key).exists() && !is_brought {
+                // The runtime directory was removed under a machine, perhaps: it cannot be reached any more.
+                self.groups.end(&key)?;
                 self.groups.remove(&key)?;
             }
         }
@@ -223,6 +225,9 @@ impl Host {
             Ok(Outcome::Failed { step, reason }) if step == cage::MOUNT_POINT => {
                 Err(DriverError::MountPoint { reason })
             }
+            Ok(Outcome::Failed { step, reason }) if step == cage::NO_ROOM => {
+                Err(DriverError::NoRoom { reason })
+            }
             Ok(Outcome::Failed { step, reason }) => Err(DriverError::Build { step, reason }),
             Err(_) => {
                 told.map_err(failed("talk to", agent))?;
@@ -252,7 +257,9 @@ impl Host {
         let was_for_others = [SPARE, READY].iter().any(|mark| key.as_str().starts_with(mark));
         // What such a one had may be another's by now, if it has no record.
         if !was_for_others || directory.join(RECORD).exists() {
-            self.groups.remove(&self.group(key))?;
+            let group = self.group(key);
+            self.groups.end(&group)?;
+            self.groups.remove(&group)?;
         }
         match fs::remove_dir_all(&directory) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -4,6 +4,7 @@ mod cgroup;
 pub mod container;
 mod host;
 pub mod microvm;
+pub(crate) mod strays;
 
 use std::fmt;
 use std::io;
@@ -349,6 +350,12 @@ pub enum DriverError {
     #[error("a drive cannot be mounted there: {reason}")]
     MountPoint {
         /// The target, and what is in the way.
+        reason: String,
+    },
+    /// The disk is too full for a machine to write to its root.
+    #[error("there is no room on the disk for what a machine writes: {reason}")]
+    NoRoom {
+        /// What could not be done.
         reason: String,
     },
     /// Building the machine failed at a step.

@@ -133,13 +133,13 @@ impl Inner {
             failpoint::pass("drive.sealed");
             let _drives = self.drives.lock().await;
             let empty = sealed.is_none();
-            let length = self.pay(mounted, sealed).await?;
+            let drive = self.pay(mounted, sealed).await?;
             failpoint::pass("drive.detached");
             if empty {
                 self.store.discard(&mounted.layer).await?;
             }
-            if length > self.settings.chain_limit {
-                self.compact_drive_soon(mounted.drive.clone());
+            if let Some(drive) = &drive {
+                self.shorten_drive_soon(drive);
             }
         }
         Ok(())
@@ -155,11 +155,11 @@ impl Inner {
     }
 
     /// Adds a sealed layer to the drive it was written for, if that was not done before, under the
-    /// drives' lock. Tells how long the drive's chain is now.
-    async fn pay(&self, mounted: &Mounted, sealed: Option<LayerId>) -> Result<usize> {
+    /// drives' lock. Answers with what the drive is now.
+    async fn pay(&self, mounted: &Mounted, sealed: Option<LayerId>) -> Result<Option<Drive>> {
         let Some(mut drive) = self.db.drive_by_id(&mounted.drive).await? else {
             tracing::error!(drive = %mounted.drive, "a drive that was mounted is gone");
-            return Ok(0);
+            return Ok(None);
         };
         let owed = match &drive.attached {
             Some(attached) => attached.layer == mounted.layer,
@@ -171,7 +171,7 @@ impl Inner {
             drive.attached = None;
             self.keep_drive(&mut drive, Durability::Synced).await?;
         }
-        Ok(drive.layers.len())
+        Ok(Some(drive))
     }
 
     /// Frees a drive that is attached to a session its sandbox does not know of, under the drives' lock.
@@ -225,37 +225,6 @@ impl Inner {
         // Asked again under the lock: it may have been attached anew.
         if let Some(mut drive) = self.db.drive_by_id(id).await? {
             self.free_if_stale(&mut drive).await?;
-        }
-        Ok(())
-    }
-
-    fn compact_drive_soon(self: &Arc<Self>, id: DriveId) {
-        let inner = Arc::clone(self);
-        tokio::spawn(async move {
-            if let Err(error) = inner.compact_drive(&id).await {
-                tracing::warn!(drive = %id, error = chain_of(&error), "a long chain was not shortened");
-            }
-        });
-    }
-
-    /// Makes one layer of all a drive has. The next session may be writing on top of them meanwhile:
-    /// what it stands on is in its sandbox's record, and its layer goes on top of the one all the same.
-    async fn compact_drive(&self, id: &DriveId) -> Result<()> {
-        let Some(drive) = self.db.drive_by_id(id).await? else { return Ok(()) };
-        let run = drive.layers;
-        if run.len() <= self.settings.chain_limit {
-            return Ok(());
-        }
-        let _space = self.space.read().await;
-        let merged = self.store.compact(&run).await?;
-        self.book(&merged);
-        let _drives = self.drives.lock().await;
-        let Some(mut drive) = self.db.drive_by_id(id).await? else { return Ok(()) };
-        if let Some(above) = drive.layers.len().checked_sub(run.len())
-            && drive.layers[above..] == run[..]
-        {
-            drive.layers.splice(above.., [merged.id]);
-            self.keep_drive(&mut drive, Durability::Synced).await?;
         }
         Ok(())
     }

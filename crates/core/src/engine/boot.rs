@@ -53,6 +53,8 @@ impl Inner {
         self.brokered(&sandbox)?;
         let mut session = fresh_session(&sandbox);
         self.require_ground(&sandbox).await?;
+        self.store.wait_for_room_to_start().await?;
+        self.bound_start(&sandbox).await?;
         let mut begin = self.begin(&driver, &sandbox).await?;
         if let Some(begin) = &begin {
             self.carry_over(begin, &sandbox, &mut session).await?;
@@ -280,18 +282,11 @@ impl Inner {
         sandbox.failure = Some(reason.clone());
         session.ended_at = Some(now());
         session.end = Some(SessionEnd::StartFailed);
-        let recorded = async {
-            self.keep_session(&session).await?;
-            self.record(&mut sandbox, Durability::Soon).await
-        };
-        match recorded.await {
-            // Only what no record names any more is taken away.
-            Ok(()) if down => self.clear_away(&held).await,
-            Ok(()) => {}
-            Err(error) => {
-                tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "a failed start is not on record");
-            }
+        if let Err(error) = self.keep_session(&session).await {
+            tracing::warn!(session = %session.id, error = chain_of(&error), "how a session ends is not on record yet");
         }
+        // Only what no record names any more is taken away.
+        self.record_outcome(&mut sandbox, down.then_some(held)).await;
         match error.kind() {
             // The disk, or where a drive was to be mounted, not the sandbox: the caller is told that.
             ErrorKind::Exhausted => error,
@@ -442,6 +437,11 @@ impl Inner {
         self.store.write(sandbox, durability).await?;
         self.books().hold_sandbox(sandbox);
         self.db.put_sandbox(sandbox).await?;
+        // What was not on record is outdated.
+        let mut unrecorded = lock(&self.unrecorded);
+        if let Some(outcome) = unrecorded.get_mut(&sandbox.id) {
+            outcome.sandbox = None;
+        }
         Ok(())
     }
 

@@ -114,6 +114,7 @@ impl Inner {
         {
             return Err(Error::NameTaken(new.clone()));
         }
+        self.store.check_room(1).await?;
         let (name_of_it, start) = (request.name.clone(), request.start);
         let ground = self.fork_ground(project, name, request).await?;
         self.found(project, name_of_it, ground, key, start).await
@@ -152,6 +153,7 @@ impl Inner {
         }
         let start = request.start;
         if !wanted.is_empty() {
+            self.store.check_room(1).await?;
             let ground = self.fork_ground(project, name, request).await?;
             let gate = Arc::new(tokio::sync::Semaphore::new(FORKS_AT_ONCE));
             let mut under_way = tokio::task::JoinSet::new();

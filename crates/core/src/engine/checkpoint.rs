@@ -32,7 +32,7 @@ impl Inner {
         live: &Arc<Live>,
         sandbox: &mut Sandbox,
         kind: SnapshotKind,
-        mut wanted: Wanted,
+        wanted: Wanted,
     ) -> Result<Snapshot> {
         let open =
             sandbox.open_layer.clone().ok_or_else(|| Error::NotRunning(sandbox.name.clone()))?;
@@ -47,9 +47,26 @@ impl Inner {
                 format!("{} cannot take a snapshot of a running sandbox", live.driver.name()),
             )
         })?;
+        let copied = live.copied.lock().await.as_ref().map(|copy| copy.layers().to_vec());
+        self.bound_session(sandbox, copied.as_deref()).await?;
+        let snapshot = self.snap_layers(live, relayer, sandbox, &open, kind, wanted).await?;
+        self.after_snapshot(sandbox, &snapshot);
+        Ok(snapshot)
+    }
+
+    /// Takes a snapshot of what is in the layers of a session.
+    async fn snap_layers(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        relayer: &dyn Relayer,
+        sandbox: &mut Sandbox,
+        open: &LayerId,
+        kind: SnapshotKind,
+        mut wanted: Wanted,
+    ) -> Result<Snapshot> {
         let _space = self.space.read().await;
-        if self.store.is_untouched(&open)? {
-            let layers = sandbox.open_chain.clone();
+        if self.store.is_untouched(open)? {
+            let layers = self.short_chain(&sandbox.id, &sandbox.open_chain).await;
             return self
                 .acknowledge(
                     live,
@@ -92,8 +109,9 @@ impl Inner {
         }
         wanted.findings.extend(self.guard_checkpoint(live, sandbox, Writers::None, looked).await?);
         let before = sandbox.clone();
-        let chain: Vec<LayerId> =
-            std::iter::once(open.clone()).chain(sandbox.open_chain.iter().cloned()).collect();
+        // The new root need not stand on layers that were made one since the last was mounted.
+        let below = self.short_chain(&sandbox.id, &sandbox.open_chain).await;
+        let chain: Vec<LayerId> = std::iter::once(open.clone()).chain(below).collect();
         let fresh = self.store.begin(&chain).await?;
         sandbox.open_layer = Some(fresh.clone());
         sandbox.open_chain = chain.clone();
@@ -101,16 +119,20 @@ impl Inner {
         self.record(sandbox, Durability::Soon).await?;
         failpoint::pass("checkpoint.recorded");
         if let Err(error) = relayer.swap_root(&live.key, &self.store.root(&fresh, &chain)).await {
-            if !matches!(error, DriverError::NotAlone { .. }) {
+            if !matches!(error, DriverError::NotAlone { .. } | DriverError::NoRoom { .. }) {
                 // It may or may not stand on the new root. The record names both layers, which is right
                 // either way; whoever asked ends the session on it.
                 live.set_sandbox(sandbox.clone());
                 return Err(error.into());
             }
+            // Nothing was changed.
             *sandbox = before;
             self.record(sandbox, Durability::Soon).await?;
             self.store.discard(&fresh).await?;
-            return Ok(None);
+            return match error {
+                DriverError::NotAlone { .. } => Ok(None),
+                error => Err(error.into()),
+            };
         }
         live.set_sandbox(sandbox.clone());
         failpoint::pass("checkpoint.swapped");
@@ -137,10 +159,15 @@ impl Inner {
         let mut copied = live.copied.lock().await;
         if copied.is_none() {
             // A checkpoint of an earlier daemon is as good as one of ours.
-            *copied = self.store.live_copy(open).await;
+            *copied = self.store.live_copy(open, &sandbox.open_chain).await;
+        }
+        if let Some(copy) = copied.as_mut() {
+            let short = self.short_chain(&sandbox.id, copy.layers()).await;
+            copy.set_layers(short);
         }
         let first = copied.is_none();
-        if first && let Some((layer, ahead)) = self.store.copy_ahead(open).await? {
+        let below = self.short_chain(&sandbox.id, &sandbox.open_chain).await;
+        if first && let Some((layer, ahead)) = self.store.copy_ahead(open, &below).await? {
             self.book(&layer);
             *copied = Some(ahead);
         }
@@ -149,7 +176,7 @@ impl Inner {
         let outcome = match self.guard_checkpoint(live, sandbox, Writers::None, &mut looked).await {
             Ok(findings) => {
                 wanted.findings.extend(findings);
-                self.store.copy_live(open, copied.as_ref()).await.map_err(Error::from)
+                self.store.copy_live(open, &below, copied.as_ref()).await.map_err(Error::from)
             }
             Err(error) => Err(error),
         };
@@ -164,8 +191,7 @@ impl Inner {
         if let Some(layer) = &layer {
             self.book(layer);
         }
-        let layers: Vec<LayerId> =
-            copy.layers().iter().chain(&sandbox.open_chain).cloned().collect();
+        let layers = copy.layers().to_vec();
         *copied = Some(copy);
         drop(copied);
         self.acknowledge(live, sandbox, SnapshotId::of_layer(&id), layers, kind, wanted).await

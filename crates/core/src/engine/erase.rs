@@ -83,6 +83,7 @@ impl Inner {
         self.store.remove_sandbox_dir(&sandbox.id).await?;
         self.db.remove_sandbox(&sandbox.id).await?;
         self.books().drop_sandbox(&sandbox.id);
+        self.chains.forget(&sandbox.id);
         failpoint::pass("erase.done");
         Ok(Deleted { snapshots_kept, drives_lost })
     }

@@ -239,7 +239,7 @@ impl Error {
             | Self::NothingKept(_)
             | Self::SnapshotGone { .. } => ErrorKind::Gone,
             Self::Generation { .. } => ErrorKind::Stale,
-            Self::NoUids => ErrorKind::Exhausted,
+            Self::NoUids | Self::Driver(DriverError::NoRoom { .. }) => ErrorKind::Exhausted,
             Self::SessionOver
             | Self::ShuttingDown
             | Self::Recovering
@@ -329,7 +329,7 @@ impl Error {
             Self::StartFailed { .. } => "start_failed",
             Self::Image(error) => image_code(error),
             Self::Guest(error) => guest_code(error),
-            Self::Store(_) if self.kind() == ErrorKind::Exhausted => "no_room",
+            Self::Store(_) | Self::Driver(_) if self.kind() == ErrorKind::Exhausted => "no_room",
             Self::Store(StoreError::BadExport { .. }) => "export_refused",
             Self::Store(StoreError::InDoubt { .. }) => "sync_failed",
             Self::Store(StoreError::Slow { .. }) | Self::Db(DbError::Slow { .. }) => {
@@ -407,7 +407,7 @@ impl Error {
             Self::KeyReused(_) => "use a new key for a new request".to_owned(),
             Self::StartFailed { .. } => "its last snapshot is safe; see the daemon's log and `keep doctor`".to_owned(),
             Self::BadKey => "set SANDKEEP_KEY; `keep key create` makes a new one".to_owned(),
-            Self::Store(error) if error.is_no_room() => {
+            Self::Store(_) | Self::Driver(_) if self.kind() == ErrorKind::Exhausted => {
                 "delete sandboxes or snapshots (`keep usage` tells what takes up room); nothing was lost".to_owned()
             }
             Self::Store(StoreError::InDoubt { .. }) => {

@@ -27,9 +27,10 @@
 //! - `ports` is the way to a port inside; `services` are commands that are there again after every resume.
 //! - `session` finds sessions and what ran in them; `snapshots` keeps snapshots, and what is left of those
 //!   that went.
-//! - `space` says who holds which layers, drops what is held by nobody and shortens long chains.
+//! - `space` says who holds which layers and drops what is held by nobody; `chain` keeps chains short.
 //! - `network` is what sandboxes may reach and what they reached; `journal` keeps the latter.
 //! - `uplink` is a session's network, `network` what callers ask of it, `journal` what is on record of it.
+//! - `unrecorded` are outcomes that a full disk had no room for.
 //! - `reaper` ends what is idle, over its time or over its disk, and what has expired.
 //! - `doubt` is what becomes of what a failed sync may have lost, `health` whether the disk takes writes.
 //! - `damage` is the register of everything that is known to be wrong with stored data.
@@ -44,6 +45,7 @@ mod attach;
 mod boot;
 mod branch;
 mod carry;
+mod chain;
 mod checkpoint;
 mod command;
 mod create;
@@ -85,6 +87,7 @@ mod template;
 mod tenant;
 mod token;
 mod track;
+mod unrecorded;
 mod uplink;
 mod why;
 
@@ -161,8 +164,10 @@ pub struct Settings {
     pub guest: Deadlines,
     /// How long a request waits for a sandbox that is being recovered after a restart.
     pub recovery: Duration,
-    /// How many layers a chain may have before it is compacted.
+    /// How many layers of its own a chain may have before some of them are merged in the background.
     pub chain_limit: usize,
+    /// How many it may have at the most: from here on nothing is added before some are merged.
+    pub chain_bound: usize,
     /// How many layers a memory image may have before some of them are merged.
     pub memory_limit: usize,
     /// How often dirty data is written back while sandboxes run.
@@ -203,6 +208,7 @@ impl Default for Settings {
             guest: Deadlines::default(),
             recovery: Duration::from_secs(60),
             chain_limit: 24,
+            chain_bound: 64,
             memory_limit: 16,
             write_back: Duration::from_millis(500),
             reap: Duration::from_millis(500),
@@ -251,6 +257,10 @@ pub(crate) struct Inner {
     /// Held for reading while something comes to hold layers, for writing while unheld layers go.
     space: tokio::sync::RwLock<()>,
     snapshot_locks: snapshots::Locks,
+    /// Which layers were merged lately.
+    chains: chain::Chains,
+    /// What the disk had no room for yet.
+    unrecorded: Mutex<HashMap<SandboxId, unrecorded::Unrecorded>>,
     /// Some tombstone may still be a snapshot after a power cut.
     unsynced_tombstones: AtomicBool,
     /// Some manifests did not read: what nobody seems to hold may be theirs, so nothing is collected.
@@ -307,6 +317,8 @@ impl Engine {
             space: tokio::sync::RwLock::default(),
             uncertain: AtomicBool::new(false),
             snapshot_locks: snapshots::Locks::default(),
+            chains: chain::Chains::default(),
+            unrecorded: Mutex::default(),
             unsynced_tombstones: AtomicBool::default(),
             asleep: carry::Asleep::default(),
             templates: template::Templates::default(),

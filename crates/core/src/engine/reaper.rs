@@ -23,6 +23,9 @@ const GIVE_UP: u32 = 3;
 const AGAIN: Duration = Duration::from_secs(30);
 const AGAIN_AT_LATEST: Duration = Duration::from_secs(3600);
 
+/// How often it is tried to write down what the disk had no room for.
+const RECORD_AGAIN: Duration = Duration::from_secs(2);
+
 /// Starts the engine's own work, which ends with the engine.
 pub(super) fn run(inner: &Arc<Inner>) {
     tokio::spawn(every(Arc::downgrade(inner), inner.settings.reap, |inner| async move {
@@ -48,6 +51,9 @@ pub(super) fn run(inner: &Arc<Inner>) {
     }));
     tokio::spawn(every(Arc::downgrade(inner), COUNTED_EVERY, |inner| async move {
         inner.count_traffic().await;
+    }));
+    tokio::spawn(every(Arc::downgrade(inner), RECORD_AGAIN, |inner| async move {
+        inner.record_what_is_left().await;
     }));
     tokio::spawn(watch_disk(Arc::downgrade(inner)));
 }
@@ -128,28 +134,6 @@ impl Inner {
             Ok(())
         })
         .await
-    }
-
-    /// What may wait until after the answer: compaction, collection.
-    pub(super) fn after_stop(self: &Arc<Self>, sandbox: &crate::model::Sandbox) {
-        let (inner, id) = (Arc::clone(self), sandbox.id.clone());
-        tokio::spawn(async move {
-            // Whoever wakes it right away goes first.
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            let done = inner.turn(id.clone(), move |inner, slot| async move {
-                let now = inner.db.sandbox_by_id(&id).await?;
-                if let (Some(sandbox), None) = (now, slot.live()) {
-                    inner.compact(&sandbox).await?;
-                }
-                Ok(())
-            });
-            if let Err(error) = done.await {
-                tracing::warn!(
-                    error = chain_of(&error),
-                    "its chain was not shortened after a stop"
-                );
-            }
-        });
     }
 
     async fn housekeeping(self: &Arc<Self>) -> Result<()> {

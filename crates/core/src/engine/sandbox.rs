@@ -85,6 +85,7 @@ impl Engine {
         page: &Page,
     ) -> Result<Paged<Sandbox>> {
         let mut found = self.inner.db.sandboxes(Some(project), filter, page).await?;
+        found.items = found.items.into_iter().map(|one| self.inner.as_known(one)).collect();
         found.items.retain(|sandbox| sandbox.phase != Phase::Deleted);
         Ok(found)
     }
@@ -332,6 +333,7 @@ impl Inner {
     pub(super) async fn find(&self, project: &Name, name: &Name) -> Result<Sandbox> {
         let found = self.db.sandbox(project, name).await?;
         found
+            .map(|sandbox| self.as_known(sandbox))
             .filter(|sandbox| sandbox.phase != Phase::Deleted)
             .ok_or_else(|| Error::NoSandbox(name.clone()))
     }
@@ -343,6 +345,7 @@ impl Inner {
     pub(super) async fn reread(&self, slot: &Slot, id: &SandboxId, name: &Name) -> Result<Sandbox> {
         let found = self.db.sandbox_by_id(id).await?;
         let mut sandbox = found
+            .map(|sandbox| self.as_known(sandbox))
             .filter(|sandbox| sandbox.phase != Phase::Deleted)
             .ok_or_else(|| Error::NoSandbox(name.clone()))?;
         if slot.live().is_none() && !matches!(sandbox.phase, Phase::Stopped | Phase::Paused) {

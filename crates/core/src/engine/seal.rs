@@ -16,7 +16,7 @@
 //! sandbox's totals with the commit, so that it counts once.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::boot::chain_of;
 use super::guard::{Looked, junk_finding};
@@ -24,7 +24,7 @@ use super::lifecycle::{self, Effect, Phase, Report};
 use super::live::Live;
 use super::slot::{Slot, lock};
 use super::{Error, Inner, Result};
-use crate::driver::MachineUsage;
+use crate::driver::{MachineUsage, strays};
 use crate::failpoint;
 use crate::guest::GuestError;
 use crate::model::{
@@ -32,7 +32,12 @@ use crate::model::{
     Mounted, OnJunk, Sandbox, Session, SessionEnd, SessionId, Snapshot, SnapshotId, SnapshotKind,
     now,
 };
-use crate::store::{Durability, JunkRules, SealOptions};
+use crate::store::{Durability, JunkRules, SealOptions, StoreError};
+
+/// How often it is asked whether a layer is mounted before processes are looked for that have it.
+const STRAY_AFTER: u32 = 20;
+/// How long a layer of a machine that is gone may stay mounted.
+const STRAY_WITHIN: Duration = Duration::from_secs(15);
 
 impl Inner {
     /// Ends the session under way, or what is left of one, in the sandbox's turn.
@@ -107,7 +112,16 @@ impl Inner {
             Ok(usage) => {
                 self.note_usage(session.as_mut(), usage).await;
                 failpoint::pass("seal.down");
-                match self.rescue(sandbox, keep).await {
+                let free = match live.is_some() {
+                    // The driver has just ended it.
+                    true => Ok(()),
+                    false => self.end_strays(sandbox).await,
+                };
+                let rescued = match free {
+                    Ok(()) => self.rescue(sandbox, keep).await,
+                    Err(error) => Err(error),
+                };
+                match rescued {
                     Ok(()) => {
                         self.keep_what_it_wrote(sandbox, session.as_mut(), keep, ending, looked)
                             .await
@@ -138,9 +152,7 @@ impl Inner {
                 if let Error::Guarded { findings, .. } = &error {
                     sandbox.guarded.clone_from(findings);
                 }
-                if let Err(error) = self.record(sandbox, Durability::Soon).await {
-                    tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "a failed stop is not on record");
-                }
+                self.record_outcome(sandbox, None).await;
                 Err(error)
             }
         }
@@ -247,6 +259,35 @@ impl Inner {
         Ok(driver.stop(&MachineKey::from(&sandbox.id)).await?)
     }
 
+    /// Makes sure that nothing writes to the layers of a machine that this daemon did not end itself, and refuses to go on
+    /// while something may.
+    async fn end_strays(&self, sandbox: &Sandbox) -> Result<()> {
+        let writes = |mounted: &&Mounted| mounted.mode == MountMode::ReadWrite;
+        let drives = sandbox.mounted.iter().filter(writes).map(|mounted| &mounted.layer);
+        let key = MachineKey::from(&sandbox.id);
+        for layer in sandbox.open_layer.iter().chain(&sandbox.unsealed).chain(drives) {
+            let begun = Instant::now();
+            let mut asked = 0;
+            while self.store.is_mounted(layer).await? {
+                // The mount of a machine that has ended goes a moment after it.
+                if asked == STRAY_AFTER {
+                    let ended = tokio::task::spawn_blocking({
+                        let key = key.clone();
+                        move || strays::end(&key)
+                    });
+                    let processes = ended.await.unwrap_or_default();
+                    tracing::warn!(sandbox = %sandbox.name, %layer, ?processes, "its machine was not known and still wrote; it is ended");
+                }
+                if begun.elapsed() > STRAY_WITHIN {
+                    return Err(StoreError::StillMounted { id: layer.clone() }.into());
+                }
+                asked += 1;
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+        Ok(())
+    }
+
     /// What comes after the machine is gone: a last look, then drives, then the sandbox's own layer.
     async fn keep_what_it_wrote(
         self: &Arc<Self>,
@@ -291,6 +332,7 @@ impl Inner {
             self.current_snapshot(&after).await?
         };
         self.give_uids(sandbox.uids);
+        self.chains.forget(&sandbox.id);
         *sandbox = after;
         Ok(snapshot)
     }
@@ -303,7 +345,7 @@ impl Inner {
         ending: Ending,
         mut findings: Vec<Finding>,
     ) -> Result<Option<Snapshot>> {
-        let mut layers = sandbox.open_chain.clone();
+        let mut layers = self.short_chain(&sandbox.id, &sandbox.open_chain).await;
         let mut empty = Vec::new();
         if let Some(under) = &sandbox.unsealed
             && self.seal_layer(under, sandbox, &mut findings).await?.is_none()

@@ -51,6 +51,11 @@ impl Slot {
         Recovering { slot: Arc::clone(self), turn: Some(turn) }
     }
 
+    /// The turn, if nothing is under way.
+    pub(super) fn try_turn(&self) -> Option<OwnedMutexGuard<()>> {
+        Arc::clone(&self.turn).try_lock_owned().ok()
+    }
+
     /// Whether some work is under way.
     pub(super) fn is_busy(&self) -> bool {
         self.turn.try_lock().is_err()

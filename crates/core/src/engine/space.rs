@@ -14,11 +14,9 @@ use super::boot::chain_of;
 use super::damage::DamageKind;
 use super::slot::lock;
 use super::{Engine, Inner, Result};
-use crate::model::{
-    Image, Layer, LayerId, MemoryLayer, Quarantine, Sandbox, Snapshot, Timestamp, now,
-};
+use crate::model::{Image, Layer, LayerId, MemoryLayer, Quarantine, Snapshot, Timestamp, now};
+use crate::store::CollectedMemory;
 use crate::store::accounting::{Books, Sizes};
-use crate::store::{CollectedMemory, Durability};
 
 /// Something that takes up room.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -203,37 +201,6 @@ impl Inner {
         let mut books = self.books();
         books.remove_memory(&layers);
         books.hold_templates(&kept);
-        Ok(())
-    }
-
-    /// Shortens the chain of a sandbox's current snapshot, if it has grown too long.
-    pub(super) async fn compact(&self, sandbox: &Sandbox) -> Result<()> {
-        let Some(snapshot) = self.current_snapshot(sandbox).await? else { return Ok(()) };
-        if snapshot.sandbox != sandbox.id {
-            // It is another sandbox's, and that one's turn to shorten it.
-            return Ok(());
-        }
-        if snapshot.layers.len() <= self.settings.chain_limit || snapshot.has_memory() {
-            // A machine in memory has its root mounted from these very layers.
-            return Ok(());
-        }
-        // Layers of the image are shared with others and stay; all above them become one.
-        let run = snapshot
-            .layers
-            .iter()
-            .take_while(|layer| !sandbox.image_layers.contains(layer))
-            .count();
-        if run < 2 {
-            return Ok(());
-        }
-        let _space = self.space.read().await;
-        let merged = self.store.compact(&snapshot.layers[..run]).await?;
-        self.book(&merged);
-        // The same files under the same id: generation and lineage stay.
-        self.change_snapshot(&snapshot.id, Durability::Synced, |snapshot| {
-            snapshot.layers.splice(..run, [merged.id]);
-        })
-        .await?;
         Ok(())
     }
 }

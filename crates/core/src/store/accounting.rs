@@ -73,9 +73,10 @@ pub struct Books {
     /// What memory layers weigh.
     memory_weights: HashMap<MemoryId, u64>,
     memory: Ledger<Holder, MemoryId>,
-    /// Bytes that several layers keep, and for each layer those it is part of.
-    extents: Vec<Extent>,
-    extents_of: HashMap<LayerId, Vec<usize>>,
+    /// Bytes that several layers keep, by the layer that was made of the others, and for each layer by which
+    /// others it is named.
+    extents: HashMap<LayerId, Vec<Extent>>,
+    named_by: HashMap<LayerId, HashSet<LayerId>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -94,28 +95,50 @@ struct Chain {
     memory: Vec<MemoryId>,
 }
 
-/// Bytes that any of several layers keeps.
+/// Bytes of a layer that any of several others keeps as well. Some of those may be gone.
 #[derive(Debug)]
 struct Extent {
     bytes: u64,
-    layers: Vec<LayerId>,
+    others: HashSet<LayerId>,
 }
 
 impl Books {
     /// Opens the books on all sealed layers.
     #[must_use]
     pub fn new(weights: HashMap<LayerId, Weight>) -> Self {
-        let mut books = Self { weights, ..Self::default() };
-        books.find_extents();
+        let mut books = Self::default();
+        weights.into_iter().for_each(|(id, weight)| books.add(id, weight));
         books
     }
 
     /// Enters a sealed layer.
     pub fn add(&mut self, id: LayerId, weight: Weight) {
-        let links = !weight.linked.is_empty();
+        self.forget_extents(&id);
+        let mut extents = Vec::new();
+        for linked in &weight.linked {
+            let others: HashSet<LayerId> =
+                linked.layers.iter().filter(|other| **other != id).cloned().collect();
+            for other in &others {
+                self.named_by.entry(other.clone()).or_default().insert(id.clone());
+            }
+            extents.push(Extent { bytes: linked.bytes, others });
+        }
+        if !extents.is_empty() {
+            self.extents.insert(id.clone(), extents);
+        }
         self.weights.insert(id, weight);
-        if links {
-            self.find_extents();
+    }
+
+    fn forget_extents(&mut self, id: &LayerId) {
+        for extent in self.extents.remove(id).into_iter().flatten() {
+            for other in extent.others {
+                if let Some(names) = self.named_by.get_mut(&other) {
+                    names.remove(id);
+                    if names.is_empty() {
+                        self.named_by.remove(&other);
+                    }
+                }
+            }
         }
     }
 
@@ -134,24 +157,6 @@ impl Books {
     #[must_use]
     pub fn bytes_of(&self, layers: &[LayerId]) -> u64 {
         layers.iter().filter_map(|layer| self.weights.get(layer)).map(|weight| weight.bytes).sum()
-    }
-
-    fn find_extents(&mut self) {
-        self.extents.clear();
-        self.extents_of.clear();
-        for (id, weight) in &self.weights {
-            for linked in &weight.linked {
-                let others = linked.layers.iter().filter(|other| self.weights.contains_key(other));
-                let mut layers: Vec<LayerId> = others.cloned().collect();
-                layers.push(id.clone());
-                layers.sort();
-                layers.dedup();
-                for layer in &layers {
-                    self.extents_of.entry(layer.clone()).or_default().push(self.extents.len());
-                }
-                self.extents.push(Extent { bytes: linked.bytes, layers });
-            }
-        }
     }
 
     /// Enters a snapshot, or what has become of it.
@@ -247,9 +252,7 @@ impl Books {
     pub fn remove(&mut self, layers: &[LayerId]) {
         for layer in layers {
             self.weights.remove(layer);
-        }
-        if !layers.is_empty() {
-            self.find_extents();
+            self.forget_extents(layer);
         }
     }
 
@@ -321,18 +324,30 @@ impl Books {
     }
 
     /// What removing exactly these layers would free.
+    ///
+    /// Bytes that a layer which stays keeps are not freed, and bytes that several of these have count once. Where
+    /// it is not known which bytes two layers share, it is assumed that all of those in question are the same.
     fn weigh(&self, layers: &HashSet<&LayerId>) -> u64 {
-        let mut touched = HashSet::new();
+        let there = |layer: &LayerId| self.weights.contains_key(layer);
+        let stays = |layer: &LayerId| there(layer) && !layers.contains(layer);
         let mut sum: u64 = 0;
         for layer in layers {
-            sum += self.weights.get(*layer).map_or(0, |weight| weight.bytes);
-            touched.extend(self.extents_of.get(*layer).into_iter().flatten().copied());
-        }
-        for extent in touched.iter().map(|index| &self.extents[*index]) {
-            let going = extent.layers.iter().filter(|layer| layers.contains(layer)).count();
-            // Each of those going counted the bytes; at most one may, and none if somebody stays.
-            let too_often = if going == extent.layers.len() { going - 1 } else { going };
-            sum = sum.saturating_sub(extent.bytes * too_often as u64);
+            let Some(weight) = self.weights.get(*layer) else { continue };
+            let mut kept: u64 = 0;
+            for extent in self.extents.get(*layer).into_iter().flatten() {
+                if extent.others.iter().any(there) {
+                    kept += extent.bytes;
+                }
+            }
+            for owner in self.named_by.get(*layer).into_iter().flatten() {
+                let extents = self.extents.get(owner).into_iter().flatten();
+                for extent in extents.filter(|extent| extent.others.contains(*layer)) {
+                    if stays(owner) || extent.others.iter().any(stays) {
+                        kept += extent.bytes;
+                    }
+                }
+            }
+            sum += weight.bytes.saturating_sub(kept);
         }
         sum
     }

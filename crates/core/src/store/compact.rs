@@ -13,7 +13,7 @@
 //! not matter that they share inodes, but it does for what a layer's deletion frees; `linked.json` in
 //! the new layer says which bytes it shares with which others (see [`super::accounting`]).
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::{CStr, CString};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,6 +29,9 @@ use super::walk::{lock, visit};
 use super::{Result, Store, blocking};
 use crate::failpoint;
 use crate::model::{FORMAT, Layer, LayerId, LayerKind};
+
+/// How many layers are merged at a time: a directory of each is open.
+const AT_A_TIME: usize = 100;
 
 /// Marks a directory some of whose names were copied up; tells the kernel to look at inode numbers.
 const IMPURE: &CStr = c"user.overlay.impure";
@@ -54,21 +57,42 @@ impl Store {
     /// # Errors
     ///
     /// Returns `NotFound` or `NotSealed` for a layer that cannot be part
-    /// of it. After any error nothing is left of the new layer.
+    /// of it, or that was removed meanwhile. After any error nothing is left of the new layer.
     pub async fn compact(&self, run: &[LayerId]) -> Result<Layer> {
         let (store, run) = (self.clone(), run.to_vec());
         blocking(move || {
-            for id in &run {
-                store.sealed(id)?;
-            }
-            let (id, staging) = store.stage()?;
-            let outcome = store.merge(&run, &id, &staging);
-            if outcome.is_err() {
-                store.discard_dir(&staging, id.as_str())?;
-            }
-            outcome
+            let mut rest = run;
+            let mut between: Option<LayerId> = None;
+            // From the bottom up, so that what is merged goes on being the lowest.
+            let merged = loop {
+                let from = rest.len().saturating_sub(AT_A_TIME);
+                let merged = store.compact_now(&rest[from..]);
+                if let Some(used) = between.take() {
+                    store.discard_dir(&store.layer_dir(&used), used.as_str())?;
+                }
+                let merged = merged?;
+                if from == 0 {
+                    break merged;
+                }
+                rest.truncate(from);
+                rest.push(merged.id.clone());
+                between = Some(merged.id);
+            };
+            Ok(merged)
         })
         .await
+    }
+
+    fn compact_now(&self, run: &[LayerId]) -> Result<Layer> {
+        for id in run {
+            self.sealed(id)?;
+        }
+        let (id, staging) = self.stage()?;
+        let outcome = self.merge(run, &id, &staging);
+        if outcome.is_err() {
+            self.discard_dir(&staging, id.as_str())?;
+        }
+        outcome
     }
 
     fn merge(&self, run: &[LayerId], id: &LayerId, staging: &Path) -> Result<Layer> {
@@ -84,6 +108,11 @@ impl Store {
         visit(Group { parts, target, closed: false }, |group, more| merger.merge(group, more))?;
         failpoint::pass("store.compact.linked");
         merger.finish_dirs()?;
+        // A layer is renamed before anything in it is deleted. Those that are there now were there all the time;
+        // of one that is not, some of the names may have been missed.
+        for layer in run {
+            self.sealed(layer)?;
+        }
         let linked = self.linked_with(run, merger.links);
         let place = PathBuf::from(format!("tmp/{id}/linked.json"));
         let json = manifest::to_json(&LinkedFile { format: FORMAT, linked }, &place)?;
@@ -101,6 +130,8 @@ impl Store {
                 continue;
             }
             let further = self.linked(layer).into_iter().flat_map(|linked| linked.layers);
+            // Those that are gone keep nothing.
+            let further: BTreeSet<_> = further.filter(|id| self.layer_dir(id).exists()).collect();
             let layers = std::iter::once(layer.clone()).chain(further).collect();
             linked.push(Linked { bytes, layers });
         }

@@ -30,6 +30,9 @@ use crate::model::{FORMAT, Layer, LayerId, LayerKind, RootFs, Timestamp, now};
 /// What a seal writes besides what the session wrote: manifests, and the journal's part in them.
 pub(super) const SEAL_NEEDS: u64 = 1 << 20;
 
+/// What must be free for a session to start: its directories, its records, and something to write to.
+pub(super) const START_NEEDS: u64 = 3 << 20;
+
 /// How a layer is sealed.
 #[derive(Debug, Clone)]
 pub struct SealOptions {

@@ -72,11 +72,15 @@ pub struct LiveCopy {
 }
 
 impl LiveCopy {
-    /// The copies that together show the open layer, topmost first. They stand on the chain the open
-    /// layer stands on.
+    /// The layers that together show what the open layer and the chain it stands on showed, topmost first.
     #[must_use]
     pub fn layers(&self) -> &[LayerId] {
         &self.layers
+    }
+
+    /// Names other layers that show the same: some of those it had were made one.
+    pub fn set_layers(&mut self, layers: Vec<LayerId>) {
+        self.layers = layers;
     }
 }
 
@@ -116,9 +120,9 @@ impl Kind {
 }
 
 impl Store {
-    /// Copies an open layer, whose writers the caller has frozen, into a new sealed one. With `base`,
-    /// the copy made before in the same session, only what changed since is copied; without a change
-    /// there is no layer.
+    /// Copies an open layer that stands on `chain`, and whose writers the caller has frozen, into a new sealed one.
+    /// With `base`, the copy made before in the same session, only what changed since is copied; without a
+    /// change there is no layer.
     ///
     /// # Errors
     ///
@@ -127,10 +131,11 @@ impl Store {
     pub async fn copy_live(
         &self,
         open: &LayerId,
+        chain: &[LayerId],
         base: Option<&LiveCopy>,
     ) -> Result<(Option<Layer>, LiveCopy)> {
-        let (store, id, base) = (self.clone(), open.clone(), base.cloned());
-        let (layer, copy) = blocking(move || store.copy_now(&id, base.as_ref())).await?;
+        let (store, id, chain, base) = (self.clone(), open.clone(), chain.to_vec(), base.cloned());
+        let (layer, copy) = blocking(move || store.copy_now(&id, &chain, base.as_ref())).await?;
         let (path, temporary) =
             (self.layer_dir(open).join("copies.json"), self.fresh_tmp("copies"));
         let kept = copy.clone();
@@ -145,8 +150,13 @@ impl Store {
     /// # Errors
     ///
     /// As [`copy_live`](Self::copy_live).
-    pub async fn copy_ahead(&self, open: &LayerId) -> Result<Option<(Layer, LiveCopy)>> {
+    pub async fn copy_ahead(
+        &self,
+        open: &LayerId,
+        chain: &[LayerId],
+    ) -> Result<Option<(Layer, LiveCopy)>> {
         let (store, diff, id) = (self.clone(), self.diff_dir(open), open.clone());
+        let chain = chain.to_vec();
         blocking(move || {
             let bytes = measure_moving(&diff)?.bytes;
             if bytes < WORTH_AHEAD {
@@ -158,7 +168,7 @@ impl Store {
             let copied = store.copy_tree(&diff, None, Writers::Busy { since: taken })?;
             let Some((Some(layer), seen)) = copied else { return Ok(None) };
             store.refuse_doubt_now(&id)?;
-            let layers = vec![layer.id.clone()];
+            let layers = std::iter::once(layer.id.clone()).chain(chain).collect();
             Ok(Some((layer, LiveCopy { layers, seen })))
         })
         .await
@@ -166,17 +176,18 @@ impl Store {
 
     /// What an earlier daemon copied of an open layer. When there is nothing to be found, the next
     /// copy is a whole one.
-    pub async fn live_copy(&self, open: &LayerId) -> Option<LiveCopy> {
-        let path = self.layer_dir(open).join("copies.json");
-        blocking(move || Ok(recall(&path))).await.ok().flatten()
+    pub async fn live_copy(&self, open: &LayerId, chain: &[LayerId]) -> Option<LiveCopy> {
+        let (path, chain) = (self.layer_dir(open).join("copies.json"), chain.to_vec());
+        blocking(move || Ok(recall(&path, &chain))).await.ok().flatten()
     }
 
     fn copy_now(
         &self,
         open: &LayerId,
+        chain: &[LayerId],
         base: Option<&LiveCopy>,
     ) -> Result<(Option<Layer>, LiveCopy)> {
-        let copied = self.copy_changes(open, base)?;
+        let copied = self.copy_changes(open, chain, base)?;
         // Everything was synced by now. What was read of a file in doubt may not be what was written.
         self.refuse_doubt_now(open)?;
         Ok(copied)
@@ -185,6 +196,7 @@ impl Store {
     fn copy_changes(
         &self,
         open: &LayerId,
+        chain: &[LayerId],
         base: Option<&LiveCopy>,
     ) -> Result<(Option<Layer>, LiveCopy)> {
         let diff = self.diff_dir(open);
@@ -199,11 +211,12 @@ impl Store {
         }
         if self.is_untouched(open)? {
             self.sync_now()?;
-            return Ok((None, LiveCopy { layers: Vec::new(), seen: None }));
+            return Ok((None, LiveCopy { layers: chain.to_vec(), seen: None }));
         }
         self.refuse_beyond(self.free_space()?.0, measure(&diff)?.bytes)?;
         let (layer, seen) = self.copy_tree(&diff, None, Writers::Frozen)?.unwrap_or_default();
-        let layers = layer.iter().map(|layer| layer.id.clone()).collect();
+        let copied = layer.iter().map(|layer| layer.id.clone());
+        let layers = copied.chain(chain.iter().cloned()).collect();
         Ok((layer, LiveCopy { layers, seen }))
     }
 
@@ -542,6 +555,9 @@ fn kind_of(dir: &Dir, name: &CStr, stat: &Statx) -> Result<Kind> {
 struct Record {
     format: u32,
     layers: Vec<LayerId>,
+    /// Whether `layers` are all there are. Those of an older version are the copies alone, without the chain.
+    #[serde(default)]
+    whole: bool,
     taken: (i64, u32),
     root: Option<Mark>,
     /// Paths and names as printable text.
@@ -555,10 +571,10 @@ impl Record {
         };
         let dirs = seen.dirs.iter().map(|(path, names)| (path_text(path), text(names))).collect();
         let (taken, root) = (seen.taken, seen.root);
-        Self { format: FORMAT, layers: layers.to_vec(), taken, root, dirs }
+        Self { format: FORMAT, layers: layers.to_vec(), whole: true, taken, root, dirs }
     }
 
-    fn into_copy(self) -> Option<LiveCopy> {
+    fn into_copy(self, chain: &[LayerId]) -> Option<LiveCopy> {
         let bytes = |names: BTreeMap<String, Mark>| -> Option<HashMap<Vec<u8>, Mark>> {
             names.into_iter().map(|(name, mark)| Some((path_bytes(&name)?, mark))).collect()
         };
@@ -568,7 +584,11 @@ impl Record {
             .map(|(path, names)| Some((path_bytes(&path)?, bytes(names)?)))
             .collect();
         let seen = Seen { taken: self.taken, root: self.root, dirs: dirs? };
-        Some(LiveCopy { layers: self.layers, seen: Some(Arc::new(seen)) })
+        let mut layers = self.layers;
+        if !self.whole {
+            layers.extend_from_slice(chain);
+        }
+        Some(LiveCopy { layers, seen: Some(Arc::new(seen)) })
     }
 }
 
@@ -584,7 +604,7 @@ fn remember(path: &Path, temporary: &Path, copy: &LiveCopy) {
     }
 }
 
-fn recall(path: &Path) -> Option<LiveCopy> {
+fn recall(path: &Path, chain: &[LayerId]) -> Option<LiveCopy> {
     let bytes = fs::read(path).ok()?;
-    parse::<Record>(path, &bytes).ok()?.into_copy()
+    parse::<Record>(path, &bytes).ok()?.into_copy(chain)
 }

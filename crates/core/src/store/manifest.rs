@@ -30,8 +30,8 @@ use super::text::file_name_of;
 use super::{Result, Store, StoreError, blocking, io_error};
 use crate::failpoint;
 use crate::model::{
-    Command, CommandId, Drive, DriveId, FORMAT, Image, KeptAuthority, Layer, LayerId, Name,
-    Project, Sandbox, SandboxId, Secret, SecretName, Session, SessionId, Snapshot, SnapshotId,
+    Command, CommandId, Drive, DriveId, Image, KeptAuthority, Layer, LayerId, Name, Project,
+    Sandbox, SandboxId, Secret, SecretName, Session, SessionId, Snapshot, SnapshotId,
 };
 
 pub(super) use super::document::{parse, to_json};
@@ -324,23 +324,6 @@ pub(super) fn check_directory_format(data: &Path) -> Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(io_error("read", &path)(error)),
     }
-}
-
-/// Marks a new data directory with its format.
-pub(super) fn write_directory_format(data: &Path) -> Result<()> {
-    let path = data.join("format.json");
-    let bytes = format!("{{\"format\":{FORMAT}}}\n");
-    // An older one is raised: from now on there may be things in here that its daemons would collect.
-    if fs::read(&path).is_ok_and(|found| found == bytes.as_bytes()) {
-        return Ok(());
-    }
-    let temporary = data.join("tmp/format.json");
-    let mut file = File::create(&temporary).map_err(io_error("create", &temporary))?;
-    file.write_all(bytes.as_bytes())
-        .and_then(|()| file.sync_all())
-        .map_err(io_error("write", &temporary))?;
-    fs::rename(&temporary, &path).map_err(io_error("create", &path))?;
-    sync_parent(&path)
 }
 
 fn read_file<M: Manifest>(path: &Path) -> Result<M> {

@@ -21,6 +21,7 @@
 //! writes that sandbox's things. Two daemons on one directory are kept apart by `keep.lock`.
 
 pub mod accounting;
+mod ballast;
 mod compact;
 mod digest;
 mod disks;
@@ -29,6 +30,7 @@ mod exclude;
 mod export;
 mod fill;
 mod fsck;
+mod identity;
 pub mod image;
 mod junk;
 mod layer;
@@ -36,6 +38,7 @@ mod ledger;
 mod live;
 mod manifest;
 mod memory;
+mod mounted;
 mod quarantine;
 mod remove;
 pub mod search;
@@ -87,6 +90,8 @@ struct Inner {
     /// The data directory itself, for `syncfs` and `fstatvfs`.
     dir: File,
     reserve: Option<u64>,
+    /// Which directory this is.
+    identity: Mutex<String>,
     chores: remove::Chores,
     syncs: sync::Syncs,
     soon: Mutex<soon::Soon>,
@@ -131,7 +136,9 @@ impl Store {
         fs::set_permissions(&data, fs::Permissions::from_mode(0o700))
             .map_err(io_error("restrict", &data))?;
         let lock = take_lock(&data.join("keep.lock"))?;
+        ballast::release_if_full(&data);
         manifest::check_directory_format(&data)?;
+        let identity = identity::find(&data)?;
         let parts = [
             "projects",
             "sandboxes",
@@ -155,7 +162,7 @@ impl Store {
                 _ => {}
             }
         }
-        manifest::write_directory_format(&data)?;
+        identity::keep(&data, &identity)?;
         let dir = File::open(&data).map_err(io_error("open", &data))?;
         dir.sync_all().map_err(io_error("sync", &data))?;
         let chores = remove::Chores::start().map_err(io_error("start a thread for", &data))?;
@@ -164,6 +171,7 @@ impl Store {
             dir,
             _lock: lock,
             reserve: options.reserve,
+            identity: Mutex::new(identity.text),
             chores,
             syncs: sync::Syncs::new(options.sync_slack.unwrap_or(sync::SLACK)),
             soon: Mutex::default(),
@@ -173,6 +181,7 @@ impl Store {
         store.empty_tmp()?;
         store.remove_empty_sandboxes()?;
         store.recall_windows();
+        store.restore_ballast();
         Ok(store)
     }
 
@@ -222,6 +231,24 @@ impl Store {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         self.check_room_to_seal()
+    }
+
+    /// Refuses, after a moment, when a session could not write anything, or what it writes could not be sealed.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::NoRoom`], which says how much is free.
+    pub async fn wait_for_room_to_start(&self) -> Result<()> {
+        let need = layer::START_NEEDS + layer::SEAL_NEEDS;
+        let check = || self.refuse_beyond(self.free_space()?.0, need);
+        for _ in 0..4 {
+            if check().is_ok() {
+                return Ok(());
+            }
+            self.sync().await?;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        check()
     }
 
     /// Brings everything written so far to stable storage.
@@ -289,11 +316,15 @@ fn take_lock(path: &Path) -> Result<File> {
         Err(error) => return Err(io_error("lock", path)(error.into())),
     }
     let id = std::process::id().to_string();
-    file.set_len(0)
-        .and_then(|()| file.rewind())
+    // Written over what is there, which needs no room where there is none.
+    let written = file
+        .rewind()
         .and_then(|()| file.write_all(id.as_bytes()))
-        .map_err(io_error("write", path))?;
-    Ok(file)
+        .and_then(|()| file.set_len(id.len() as u64));
+    match written.map_err(io_error("write", path)) {
+        Err(error) if !error.is_no_room() => Err(error),
+        _ => Ok(file),
+    }
 }
 
 /// How much may wait for the disk at a time. A disk that hangs must not take the threads that everything
@@ -387,6 +418,14 @@ pub enum StoreError {
     /// What was written to the layer is on a machine's disk, and was not exported yet.
     #[error("what was written to layer {id} is still on its disk")]
     OnDisk {
+        /// The layer.
+        id: LayerId,
+    },
+    /// Somebody may still be writing to the layer.
+    #[error(
+        "layer {id} is still mounted on this host; it is not sealed while something may write to it"
+    )]
+    StillMounted {
         /// The layer.
         id: LayerId,
     },

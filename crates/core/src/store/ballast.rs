@@ -1,0 +1,84 @@
+//! Room that is given up when there is none.
+//!
+//! To end a session, to delete a sandbox or to say that a start failed, a few records must be written. On a disk that is full to
+//! the last block that is not possible, and users could not make room. So the data directory holds a file without
+//! content that takes up [`SIZE`]. It is removed when a record that must be written does not fit, or when a store is opened on a full
+//! disk, and is made again when there is plenty.
+
+use std::fs::{self, File};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use rustix::fs::FallocateFlags;
+
+use super::{Store, io_error};
+
+const NAME: &str = "ballast";
+/// How much it takes up.
+const SIZE: u64 = 2 << 20;
+/// With less than this it is given up, and with many times this it is made again.
+const LITTLE: u64 = 1 << 20;
+
+/// Gives it up if the filesystem of `data` is full.
+pub(super) fn release_if_full(data: &Path) {
+    let free = rustix::fs::statvfs(data).map(|stat| stat.f_bavail * stat.f_frsize);
+    if free.is_ok_and(|free| free < LITTLE) && release(data) {
+        tracing::warn!("the disk is full; the space that was set aside for this is used now");
+    }
+}
+
+fn release(data: &Path) -> bool {
+    let removed = fs::remove_file(data.join(NAME)).is_ok();
+    if removed && let Ok(dir) = File::open(data) {
+        // The room is free when the removal is on the disk.
+        let _ = rustix::fs::syncfs(&dir);
+    }
+    removed
+}
+
+impl Store {
+    /// Gives up the space that was set aside; `false` when that was done before.
+    pub async fn release_ballast(&self) -> bool {
+        let data = self.inner.data.clone();
+        tokio::task::spawn_blocking(move || release(&data)).await.unwrap_or(false)
+    }
+
+    /// Sets the space aside, if it is not and there is plenty.
+    pub fn restore_ballast(&self) {
+        let path = self.inner.data.join(NAME);
+        if path.exists() || !self.free_space().is_ok_and(|(free, _)| free > 16 * SIZE) {
+            return;
+        }
+        let made = File::options().write(true).create(true).mode(0o600).open(&path);
+        let made = made.map_err(io_error("create", &path)).and_then(|file| {
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, SIZE)
+                .map_err(|error| io_error("allocate", &path)(error.into()))
+        });
+        if let Err(error) = made {
+            let _ = fs::remove_file(&path);
+            tracing::debug!(%error, "no space is set aside for a full disk");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use crate::store::Store;
+
+    #[tokio::test]
+    async fn it_takes_up_room_until_it_is_given_up() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let store = Store::open(dir.path()).expect("opened");
+        let path = dir.path().join("ballast");
+        store.restore_ballast();
+        let Ok(there) = path.metadata() else {
+            // Without room, or where the filesystem cannot set any aside, there is none.
+            return;
+        };
+        assert!(there.blocks() * 512 >= 2 << 20);
+        assert!(store.release_ballast().await && !path.exists());
+        assert!(!store.release_ballast().await);
+    }
+}
