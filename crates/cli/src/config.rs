@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use sandkeep_core::model::{AddressRule, DomainPattern, Span};
 use sandkeep_core::net::OutsideSettings;
@@ -57,7 +58,21 @@ struct File {
     /// Machines of their own.
     #[serde(default)]
     microvm: MicrovmFile,
+    /// How data is stored.
+    #[serde(default)]
+    storage: StorageFile,
 }
+
+/// What a settings file says about how data is stored.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StorageFile {
+    /// How long what was deleted stays in the trash.
+    trash_grace: Option<String>,
+}
+
+/// How long what was deleted stays in the trash, unless the settings say otherwise.
+const TRASH_GRACE: Duration = Duration::from_secs(3600);
 
 /// What a settings file says about sandboxes that do not say themselves.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
@@ -190,6 +205,8 @@ pub(crate) struct Resolved {
     pub(crate) driver: Option<String>,
     /// How machines of their own are run.
     pub(crate) microvm: MicrovmSettings,
+    /// How long what was deleted stays in the trash.
+    pub(crate) trash_grace: Duration,
 }
 
 /// Works out how to serve.
@@ -229,7 +246,17 @@ pub(crate) fn resolve(global: &Global, args: ServeArgs) -> Result<Resolved, Fail
         network: network(file.network)?,
         driver: default_driver(file.defaults)?,
         microvm: microvm(file.microvm)?,
+        trash_grace: trash_grace(file.storage)?,
     })
+}
+
+fn trash_grace(file: StorageFile) -> Result<Duration, Failure> {
+    let Some(text) = file.trash_grace else { return Ok(TRASH_GRACE) };
+    let span = text.parse::<Span>().map_err(|error| {
+        Failure::here(format!("[storage] trash_grace: {error}"))
+            .with_hint("write it like `1h`; `0s` deletes at once")
+    })?;
+    Ok(span.duration())
 }
 
 fn default_driver(file: DefaultsFile) -> Result<Option<String>, Failure> {
@@ -529,6 +556,9 @@ mod tests {
         let toml = "[defaults]\ndriver = 'microvm'\n[microvm]\nenabled = false\nqemu = '/opt/qemu'\nspares = 3\nready = 2";
         let told = with(toml, ServeArgs::default(), None).unwrap();
         assert_eq!(told.driver.as_deref(), Some("microvm"));
+        assert_eq!(told.trash_grace, super::TRASH_GRACE);
+        let none = with("[storage]\ntrash_grace = '0s'", ServeArgs::default(), None).unwrap();
+        assert!(none.trash_grace.is_zero());
         let wanted =
             MicrovmSettings { enabled: false, qemu: "/opt/qemu".into(), spares: 3, ready: 2 };
         assert_eq!(told.microvm, wanted);
@@ -555,6 +585,8 @@ mod tests {
             "[defaults]\nimage = 'host'",
             "[microvm]\nqemu = 'qemu-system-x86_64'",
             "[microvm]\nenabled = 'yes'",
+            "[storage]\ntrash_grace = 'long'",
+            "[storage]\ntrash = '1h'",
             "[microvm]\nspares = 1000",
             "[microvm]\nspares = -1",
             "[microvm]\nready = 65",

@@ -54,13 +54,18 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
     })
     .await
     .map_err(|error| {
-        let hint = "another server may have it; choose another with --listen or --unix-socket";
+        let hint = match is_full(&store) {
+            true => no_room_hint(&config.data),
+            false => "another server may have it; choose another with --listen or --unix-socket"
+                .to_owned(),
+        };
         Failure::caused("cannot listen", error).with_hint(hint)
     })?;
     let mut settings = Settings {
         secrets_key: config.secrets_key.clone(),
         network: config.network.clone(),
         ready: config.microvm.ready,
+        trash_grace: config.trash_grace,
         ..Settings::default()
     };
     if let Some(driver) = &config.driver {
@@ -91,7 +96,7 @@ fn raise_file_limit() {
 
 /// Opens the store, which locks the data directory.
 pub(crate) fn open_store(data: &Path) -> Result<Store, Failure> {
-    Store::open(data).map_err(|error| {
+    let store = Store::open(data).map_err(|error| {
         let locked = matches!(error, sandkeep_core::store::StoreError::Locked { .. });
         let full = error.is_no_room();
         let failure = Failure::caused(format!("cannot open `{}`", data.display()), error);
@@ -102,7 +107,19 @@ pub(crate) fn open_store(data: &Path) -> Result<Store, Failure> {
             (_, true) => failure.with_hint(no_room_hint(data)),
             _ => failure,
         }
-    })
+    })?;
+    if is_full(&store) {
+        // It is made again from the rest, in memory for now, and a server needs a few blocks to start.
+        forget_index(data)?;
+    }
+    Ok(store)
+}
+
+/// With less than this free not even a socket can be made.
+const FULL: u64 = 64 << 10;
+
+fn is_full(store: &Store) -> bool {
+    store.free_space().is_ok_and(|(free, _)| free < FULL)
 }
 
 /// What to do about a full disk.

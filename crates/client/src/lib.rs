@@ -43,6 +43,7 @@ mod services;
 mod snapshots;
 mod tenants;
 mod transport;
+mod trash;
 pub mod types;
 
 use std::sync::Arc;

@@ -49,7 +49,7 @@ async fn victim() {
             engine.stop(&project(), &app, stop, None).await.unwrap();
         }
         "delete" => {
-            let delete = Delete { snapshots: OnDelete::Keep, force: false };
+            let delete = Delete { snapshots: OnDelete::Keep, ..Delete::default() };
             engine.delete(&project(), &app, delete, None).await.unwrap();
         }
         force => {

@@ -162,7 +162,7 @@ async fn snapshots_outlive_their_sandbox_if_that_is_asked_for() {
     let engine = house.open().await;
     engine.create(&project(), small("app"), None).await.unwrap();
     let made = rounds(&engine, "app", 2).await;
-    let keep = Delete { snapshots: OnDelete::Keep, force: false };
+    let keep = Delete { snapshots: OnDelete::Keep, ..Delete::default() };
     let kept = engine.delete(&project(), &name("app"), keep, None).await.unwrap().snapshots_kept;
     assert_eq!(kept.len(), 2);
     tokio::time::sleep(Duration::from_millis(300)).await;

@@ -18,7 +18,7 @@ use sandkeep_testkit::tree::{assert_same, describe, nasty, upset};
 use store_world::{name, project, sandbox};
 use tempfile::TempDir;
 
-const STEPS: [&str; 23] = [
+const STEPS: [&str; 26] = [
     "store.found.before_rename",
     "store.found.renamed",
     "store.write.before",
@@ -37,6 +37,9 @@ const STEPS: [&str; 23] = [
     "store.seal.sealed",
     "store.discard.before",
     "store.collect.before",
+    "store.trash.before",
+    "store.trash.moved",
+    "store.purge.before",
     "store.copy_live.copied",
     "store.compact.linked",
     "store.publish.before_manifest",

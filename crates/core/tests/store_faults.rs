@@ -160,7 +160,7 @@ async fn a_lost_write_is_never_sealed(filesystem: Filesystem) {
     for _ in 0..3 {
         assert_eq!(place.refused(&layer).await, ["/lost"], "{filesystem:?}");
     }
-    let error = place.store.copy_live(&layer, None).await.expect_err("a copy would be as bad");
+    let error = place.store.copy_live(&layer, &[], None).await.expect_err("a copy would be as bad");
     assert!(matches!(error, StoreError::InDoubt { .. }), "{error}");
     let file = place.file(&layer, "lost");
     let Place { store, disk } = place;

@@ -42,6 +42,7 @@ fn snapshot(layers: &[LayerId]) -> Snapshot {
         kept: None,
         expires_on: None,
         outlives: false,
+        sandbox_deleted_at: None,
         deleted_at: None,
         findings: Vec::new(),
         image_config: ImageConfig::default(),

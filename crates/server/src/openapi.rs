@@ -11,7 +11,7 @@ use utoipa::{Modify, OpenApi, ToSchema};
 
 use crate::api::{
     commands, drives, exec, files, guard, images, network, ports, sandboxes, secrets, services,
-    snapshots, tenants,
+    snapshots, tenants, trash,
 };
 
 #[derive(OpenApi)]
@@ -27,6 +27,9 @@ use crate::api::{
         tenants::issue_token,
         tenants::usage,
         tenants::damage,
+        trash::list,
+        trash::restore,
+        trash::empty,
         sandboxes::list,
         sandboxes::create,
         sandboxes::get,

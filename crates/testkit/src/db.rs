@@ -37,6 +37,7 @@ pub fn sandbox(project: &str, name: &str) -> Sandbox {
         ending: None,
         on_delete: OnDelete::Drop,
         forced: false,
+        expired: false,
         totals: Usage::default(),
         open_layer: None,
         open_chain: Vec::new(),
@@ -84,6 +85,7 @@ fn snapshot(of: &Sandbox, generation: u64) -> Snapshot {
         kept: None,
         expires_on: None,
         outlives: false,
+        sandbox_deleted_at: None,
         deleted_at: None,
         findings: Vec::new(),
         image_config: ImageConfig::default(),
@@ -100,6 +102,7 @@ pub async fn db_contract(db: &dyn Db) {
     lists_are_filtered_and_paged(db).await;
     a_snapshot_goes_only_when_nobody_stands_on_it(db).await;
     snapshots_are_found_by_owner_and_expiry(db).await;
+    snapshots_are_found_by_generation(db).await;
     sandboxes_are_sorted_and_paged(db).await;
     sessions_and_commands_go_with_their_sandbox(db).await;
     answers_are_kept_by_project(db).await;
@@ -267,6 +270,29 @@ async fn snapshots_are_found_by_owner_and_expiry(db: &dyn Db) {
     assert!(matches!(unsorted, Err(DbError::Order)), "{unsorted:?}");
     let expired = db.expired_snapshots(now()).await.expect("it lists");
     assert_eq!(expired.into_iter().map(|item| item.id).collect::<Vec<_>>(), [all[1].clone()]);
+}
+
+async fn snapshots_are_found_by_generation(db: &dyn Db) {
+    let owner = sandbox("generations", "app");
+    let mut all: Vec<Snapshot> = (0..5).map(|generation| snapshot(&owner, generation)).collect();
+    // A clock that went back: the generation counts.
+    all[4].created_at = Timestamp::UNIX_EPOCH;
+    all[1].expires_after = Some(Span(0));
+    all[2].deleted_at = Some(now());
+    for one in &all {
+        db.put_snapshot(one).await.expect("it keeps");
+    }
+    let found = async |skip, limit| {
+        let found = db.newest_snapshots(&owner.id, skip, limit).await.expect("it lists");
+        found.into_iter().map(|one| one.generation).collect::<Vec<_>>()
+    };
+    assert_eq!(found(0, u32::MAX).await, [4, 3, 1, 0], "without tombstones");
+    assert_eq!(found(1, 2).await, [3, 1]);
+    let expired = db.expired_snapshots_of(&owner.id, now()).await.expect("it lists");
+    assert_eq!(expired.into_iter().map(|one| one.generation).collect::<Vec<_>>(), [1]);
+    for one in &all {
+        db.remove_snapshot(&one.id).await.expect("it forgets");
+    }
 }
 
 async fn sandboxes_are_sorted_and_paged(db: &dyn Db) {

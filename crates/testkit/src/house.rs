@@ -83,7 +83,10 @@ impl House {
         ContainerDriver::new(config.clone()).map_err(|error| error.to_string())?;
         // Tests run side by side: each takes uids of its own.
         let uid_base = 0x7000_0000 + (id % 0x400) * 0x20_0000;
-        let settings = Settings { uid_base, uid_ranges: 31, ..Settings::default() };
+        // Tests that are not about the trash want space back at once, and believe the clock.
+        let (trash_grace, clock_settle) = (Duration::ZERO, Duration::ZERO);
+        let settings =
+            Settings { uid_base, uid_ranges: 31, trash_grace, clock_settle, ..Settings::default() };
         let data = dir.path().join("data");
         Ok(Self {
             dir: dir.path().to_owned(),
@@ -214,7 +217,9 @@ impl House {
             cgroup_parent: of("SANDKEEP_HOUSE_CGROUP"),
         };
         let uid_base = of("SANDKEEP_HOUSE_UIDS").parse().expect("a number");
-        let settings = Settings { uid_base, uid_ranges: 31, ..Settings::default() };
+        let (trash_grace, clock_settle) = (Duration::ZERO, Duration::ZERO);
+        let settings =
+            Settings { uid_base, uid_ranges: 31, trash_grace, clock_settle, ..Settings::default() };
         Some(Self { data: dir.join("data"), dir, owned: None, config, settings, machines: None })
     }
 

@@ -1,10 +1,11 @@
 //! The benchmark: the released binary, driven over HTTP, beside its yardsticks in the same run.
 //!
-//! `./dev bench [--quick] [--no-peers] [--net] [--microvm]` builds and runs it; `--net` measures the network alone, `--microvm`
-//! machines with memory alone. Every figure is a whole round trip as a client
+//! `./dev bench [--quick] [--no-peers] [--net] [--microvm] [--interference]` builds and runs it; `--net` measures the network
+//! alone, `--microvm` machines with memory alone, `--interference` what the work of one sandbox costs the others. Every figure is a whole round trip as a client
 //! sees it, on a data directory of its own. Absolute times depend on the machine; the ratio to the
 //! yardstick is what counts.
 
+mod interference;
 mod microvm;
 mod net;
 mod peers;
@@ -61,6 +62,10 @@ async fn main() -> Outcome<()> {
             net::run(&bench, &server, daemon.scratch(), peers, bench.rounds.heavy.max(3)).await?;
         writeln!(std::io::stdout(), "{table}")?;
         return Ok(());
+    }
+    if has("--interference") {
+        let bench = std::sync::Arc::new(Bench { client, tree, rounds });
+        return interference::run(bench, has("--quick")).await;
     }
     make_tree(&tree, 30_000, 344 << 20)?;
     // Written back before anything is timed: it is no part of what is measured.

@@ -11,13 +11,8 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn add(&mut self, what: &str, times: &[Duration]) {
-        let mut millis: Vec<f64> = times.iter().copied().map(millis).collect();
-        millis.sort_by(f64::total_cmp);
-        let at = |share: f64| {
-            let place = (millis.len() as f64 * share).ceil() as usize;
-            millis.get(place.clamp(1, millis.len().max(1)) - 1).copied().unwrap_or(f64::NAN)
-        };
-        self.rows.push((what.to_owned(), millis.len(), [at(0.50), at(0.95), at(0.99)]));
+        let at = |share: f64| percentile(times, share);
+        self.rows.push((what.to_owned(), times.len(), [at(0.50), at(0.95), at(0.99)]));
         let _ = writeln!(std::io::stderr(), "{what}: p50 {:.2} ms", at(0.50));
     }
 
@@ -37,6 +32,14 @@ impl Table {
             let _ = writeln!(out, "- {note}");
         }
     }
+}
+
+/// The time that this share of all does not exceed, in milliseconds.
+pub(crate) fn percentile(times: &[Duration], share: f64) -> f64 {
+    let mut millis: Vec<f64> = times.iter().copied().map(millis).collect();
+    millis.sort_by(f64::total_cmp);
+    let place = (millis.len() as f64 * share).ceil() as usize;
+    millis.get(place.clamp(1, millis.len().max(1)) - 1).copied().unwrap_or(f64::NAN)
 }
 
 pub(crate) fn millis(time: Duration) -> f64 {

@@ -26,7 +26,7 @@ pub(crate) use sandbox::{
 pub(crate) use server::{
     ClientsArg, CompletionsArgs, DoctorArgs, DriveCommand, EnvArgs, FsckArgs, ImageCommand,
     KeyCommand, MicrovmCommand, ProjectCommand, ProjectNetworkArgs, ScopeArg, SecretCommand,
-    ServeArgs, SetupArgs, SnapshotCommand,
+    ServeArgs, SetupArgs, SnapshotCommand, TrashCommand,
 };
 
 const EXIT_CODES: &str = "\
@@ -166,6 +166,9 @@ pub(crate) enum Command {
     /// Look after secrets: values that sandboxes use and nobody sees
     #[command(subcommand)]
     Secret(SecretCommand),
+    /// Show, restore or delete what is in the trash: sandboxes that were deleted or expired
+    #[command(subcommand)]
+    Trash(TrashCommand),
     /// Look after drives: volumes that outlive sandboxes
     #[command(subcommand)]
     Drive(DriveCommand),

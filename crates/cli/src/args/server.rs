@@ -33,6 +33,9 @@ Settings may also stand in a TOML file given by --config; options and variables 
   [defaults]                      # what sandboxes are that do not say
   driver = \"container\"            # or \"microvm\"
 
+  [storage]
+  trash_grace = \"1h\"              # how long what was deleted can be restored; its space is free after it, or when needed
+
   [microvm]                       # machines of their own; `keep microvm setup` prepares this host
   enabled = true                  # offered where this host has what they need
   qemu = \"/usr/bin/qemu-system-x86_64\"
@@ -176,6 +179,22 @@ pub(crate) enum SecretCommand {
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
+}
+
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum TrashCommand {
+    /// List the sandboxes in the trash
+    Ls,
+    /// Bring a sandbox back, with the snapshots it had
+    Restore {
+        /// Its id or its name; of several of one name, the one that was deleted last
+        sandbox: String,
+        /// What it is to be called [default: what it was called]
+        #[arg(long)]
+        name: Option<String>,
+    },
+    /// Delete everything of the project in the trash, for good
+    Empty,
 }
 
 /// What can be done with drives.

@@ -18,6 +18,7 @@ mod settings;
 mod snapshot;
 mod tar;
 mod tenant;
+mod trash;
 mod tree;
 
 use std::io::IsTerminal as _;
@@ -95,6 +96,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Guard(command) => guard::guard(&context()?, command).await?,
         Command::Snapshot(command) => snapshot::snapshot(&context()?, command).await?,
         Command::Secret(command) => secret::secret(&context()?, command).await?,
+        Command::Trash(command) => trash::trash(&context()?, command).await?,
         Command::Drive(command) => drive::drive(&context()?, command).await?,
         Command::Image(command) => image::image(&context()?, command).await?,
         Command::Project(command) => tenant::project(&context()?, command).await?,

@@ -106,6 +106,7 @@ pub(super) async fn usage(context: &Context) -> Result<(), Failure> {
                 ("images", bytes(usage.images_bytes)),
                 ("kept aside", bytes(usage.quarantine_bytes)),
                 ("sessions under way", bytes(usage.open_bytes)),
+                ("trash", bytes(usage.trash_bytes)),
             ],
         )
     })

@@ -25,6 +25,7 @@ mod service;
 mod session;
 mod snapshot;
 mod tenant;
+mod trash;
 
 pub use command::{
     BadData, Channel, ClientMessage, Command, CommandState, Encoding, ExecEvent, ExecRequest,
@@ -60,6 +61,7 @@ pub use tenant::{
     Audience, CreateKey, CreateProject, Damage, Health, IssueToken, Key, NewKey, Project, Scope,
     SpaceUsage, Token, WhoAmI,
 };
+pub use trash::{Restore, TrashEmptied, TrashItem};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

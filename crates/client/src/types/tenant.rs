@@ -143,13 +143,16 @@ pub struct SpaceUsage {
     pub quarantine_bytes: u64,
     /// What sessions under way have written.
     pub open_bytes: u64,
+    /// What lies in the trash, and is free when its grace period is over or space is needed. It is in no other sum.
+    #[serde(default)]
+    pub trash_bytes: u64,
 }
 
 /// One thing that is wrong with stored data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Damage {
     /// What is wrong: `unreadable_manifest`, `missing`, `sync_failed`, `layer_in_doubt`,
-    /// `layer_changed`, `collection_stopped`, `index_rebuilt` or `security_config`.
+    /// `layer_changed`, `collection_stopped`, `clock_jumped`, `index_rebuilt` or `security_config`.
     pub kind: String,
     /// What it is wrong with: a path below the data directory, or an id.
     pub subject: String,

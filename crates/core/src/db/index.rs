@@ -498,6 +498,23 @@ impl Db for Index {
         ask!(self.expired_snapshots(now))
     }
 
+    async fn expired_snapshots_of(
+        &self,
+        sandbox: &SandboxId,
+        now: Timestamp,
+    ) -> DbResult<Vec<Snapshot>> {
+        ask!(self.expired_snapshots_of(sandbox, now))
+    }
+
+    async fn newest_snapshots(
+        &self,
+        sandbox: &SandboxId,
+        skip: u32,
+        limit: u32,
+    ) -> DbResult<Vec<Snapshot>> {
+        ask!(self.newest_snapshots(sandbox, skip, limit))
+    }
+
     async fn old_tombstones(&self, before: Timestamp, most: u32) -> DbResult<Vec<SnapshotId>> {
         ask!(self.old_tombstones(before, most))
     }

@@ -223,6 +223,23 @@ impl Db for MirroredDb {
         self.memory.expired_snapshots(now).await
     }
 
+    async fn expired_snapshots_of(
+        &self,
+        sandbox: &SandboxId,
+        now: Timestamp,
+    ) -> DbResult<Vec<Snapshot>> {
+        self.memory.expired_snapshots_of(sandbox, now).await
+    }
+
+    async fn newest_snapshots(
+        &self,
+        sandbox: &SandboxId,
+        skip: u32,
+        limit: u32,
+    ) -> DbResult<Vec<Snapshot>> {
+        self.memory.newest_snapshots(sandbox, skip, limit).await
+    }
+
     async fn old_tombstones(&self, before: Timestamp, most: u32) -> DbResult<Vec<SnapshotId>> {
         self.memory.old_tombstones(before, most).await
     }

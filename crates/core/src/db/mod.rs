@@ -283,6 +283,20 @@ pub trait Db: fmt::Debug + Send + Sync {
     ) -> DbResult<Paged<Snapshot>>;
     /// Lists snapshots whose time is up, whoever stands on them.
     async fn expired_snapshots(&self, now: Timestamp) -> DbResult<Vec<Snapshot>>;
+    /// Lists snapshots of one sandbox whose time is up, whoever stands on them.
+    async fn expired_snapshots_of(
+        &self,
+        sandbox: &SandboxId,
+        now: Timestamp,
+    ) -> DbResult<Vec<Snapshot>>;
+    /// Lists snapshots of one sandbox by generation, the newest first, without the first `skip`. It takes as long with ten snapshots
+    /// as with ten thousand, if `skip` and `limit` are small.
+    async fn newest_snapshots(
+        &self,
+        sandbox: &SandboxId,
+        skip: u32,
+        limit: u32,
+    ) -> DbResult<Vec<Snapshot>>;
     /// Lists tombstones from before `before`, and all but the newest `most`.
     async fn old_tombstones(&self, before: Timestamp, most: u32) -> DbResult<Vec<SnapshotId>>;
     /// Puts a tombstone in the place of its snapshot, `unless` somebody stands on it or it is one

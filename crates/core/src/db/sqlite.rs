@@ -28,10 +28,17 @@ use crate::model::{
 };
 
 /// The version of the tables in `sqlite.sql`.
-const VERSION: i64 = 6;
+const VERSION: i64 = 7;
 
 /// Files up to this size are checked when they are opened.
 const CHECKED_UP_TO: u64 = 64 << 20;
+/// Snapshots of a sandbox that have expired.
+const EXPIRED_OF: &str = "SELECT doc FROM snapshots INDEXED BY snapshots_to_expire \
+                          WHERE sandbox = ? AND deleted_ms IS NULL AND expires_ms <= ?";
+/// Snapshots of a sandbox, the newest first.
+const NEWEST: &str = "SELECT doc FROM snapshots INDEXED BY snapshots_by_generation \
+                      WHERE sandbox = ? AND deleted_ms IS NULL \
+                      ORDER BY generation DESC, created_ms DESC LIMIT ? OFFSET ?";
 
 /// [`Db`] in a SQLite file.
 #[derive(Debug)]
@@ -418,13 +425,14 @@ impl Db for SqliteDb {
 
     async fn put_snapshot(&self, snapshot: &Snapshot) -> DbResult<()> {
         let sql = "INSERT OR REPLACE INTO snapshots \
-                   (id, project, sandbox, name, created_ms, expires_ms, deleted_ms, doc) \
-                   VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
+                   (id, project, sandbox, name, generation, created_ms, expires_ms, deleted_ms, doc) \
+                   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)";
         let query = sqlx::query(sql)
             .bind(snapshot.id.as_str())
             .bind(snapshot.project.as_str())
             .bind(snapshot.sandbox.as_str())
             .bind(snapshot.sandbox_name.as_str())
+            .bind(i64::try_from(snapshot.generation).unwrap_or(i64::MAX))
             .bind(snapshot.created_at.as_millisecond())
             .bind(snapshot.expires_at().map(Timestamp::as_millisecond))
             .bind(snapshot.deleted_at.map(Timestamp::as_millisecond))
@@ -472,6 +480,27 @@ impl Db for SqliteDb {
             sqlx::query("SELECT doc FROM snapshots WHERE deleted_ms IS NULL AND expires_ms <= ?")
                 .bind(now.as_millisecond());
         let rows = query.fetch_all(&self.pool).await.map_err(failed("list what has expired"))?;
+        rows.iter().map(read).collect()
+    }
+
+    async fn expired_snapshots_of(
+        &self,
+        sandbox: &SandboxId,
+        now: Timestamp,
+    ) -> DbResult<Vec<Snapshot>> {
+        let query = sqlx::query(EXPIRED_OF).bind(sandbox.as_str()).bind(now.as_millisecond());
+        let rows = query.fetch_all(&self.pool).await.map_err(failed("list what has expired"))?;
+        rows.iter().map(read).collect()
+    }
+
+    async fn newest_snapshots(
+        &self,
+        sandbox: &SandboxId,
+        skip: u32,
+        limit: u32,
+    ) -> DbResult<Vec<Snapshot>> {
+        let query = sqlx::query(NEWEST).bind(sandbox.as_str()).bind(limit).bind(skip);
+        let rows = query.fetch_all(&self.pool).await.map_err(failed("list snapshots"))?;
         rows.iter().map(read).collect()
     }
 
@@ -640,4 +669,28 @@ fn kind<T>() -> &'static str {
 /// The word a unit variant is written as.
 fn word<T: Serialize>(value: &T) -> DbResult<String> {
     Ok(write(value)?.trim_matches('"').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::Row as _;
+
+    use super::{AssertSqlSafe, EXPIRED_OF, NEWEST, SqliteDb};
+
+    /// Retention asks these at every checkpoint. They read what they answer with, however many snapshots there are: an index gives
+    /// both the rows and their order.
+    #[tokio::test]
+    async fn retention_reads_no_more_than_it_needs() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = SqliteDb::open(&dir.path().join("index.sqlite")).await.unwrap();
+        for (sql, wanted) in [
+            (NEWEST, "USING INDEX snapshots_by_generation (sandbox=?)"),
+            (EXPIRED_OF, "USING INDEX snapshots_to_expire (sandbox=? AND expires_ms<?)"),
+        ] {
+            let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"));
+            let plan = sqlx::query(explain).fetch_all(&db.pool).await.unwrap();
+            let plan: Vec<String> = plan.iter().map(|row| row.get("detail")).collect();
+            assert!(plan.len() == 1 && plan[0].contains(wanted), "{plan:?}");
+        }
+    }
 }

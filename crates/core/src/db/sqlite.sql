@@ -33,10 +33,12 @@ CREATE INDEX commands_by_session ON commands (session, id);
 -- A row with `deleted_ms` is a tombstone. `created_ms` is when it was made, which is not when its layer was begun.
 CREATE TABLE snapshots (
     id TEXT PRIMARY KEY, project TEXT NOT NULL, sandbox TEXT NOT NULL, name TEXT NOT NULL,
-    created_ms INTEGER NOT NULL, expires_ms INTEGER, deleted_ms INTEGER, doc TEXT NOT NULL
+    generation INTEGER NOT NULL, created_ms INTEGER NOT NULL, expires_ms INTEGER, deleted_ms INTEGER, doc TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX snapshots_by_sandbox ON snapshots (sandbox, created_ms, id);
 CREATE INDEX snapshots_by_project ON snapshots (project, created_ms, id);
+CREATE INDEX snapshots_by_generation ON snapshots (sandbox, generation, created_ms) WHERE deleted_ms IS NULL;
+CREATE INDEX snapshots_to_expire ON snapshots (sandbox, expires_ms) WHERE deleted_ms IS NULL;
 CREATE INDEX snapshots_by_expiry ON snapshots (expires_ms) WHERE deleted_ms IS NULL;
 CREATE INDEX snapshots_by_death ON snapshots (deleted_ms) WHERE deleted_ms IS NOT NULL;
 CREATE TABLE drives (

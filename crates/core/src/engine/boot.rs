@@ -61,15 +61,29 @@ impl Inner {
         }
         {
             // From reading what it stands on until that is on record, none of it may be collected.
-            let _space = self.space.read().await;
+            let hold = self.store.hold();
             sandbox.open_chain = self.chain(&sandbox).await?;
+            loop {
+                hold.layers(&sandbox.open_chain).await;
+                // What is still on record after the hold began was never unnamed.
+                let now = self.current_snapshot(&sandbox).await?;
+                if now.is_none_or(|now| now.layers == sandbox.open_chain) {
+                    break;
+                }
+                sandbox.open_chain = self.chain(&sandbox).await?;
+            }
             let open = self.store.begin(&sandbox.open_chain).await?;
             sandbox.open_layer = Some(open.clone());
-            if let Some(begin) = begin.as_mut().filter(|begin| begin.is_of_snapshot())
-                && let Some(now) = self.current_snapshot(&sandbox).await?
-            {
-                // It may have been shortened meanwhile.
-                begin.memory = now.memory;
+            let mut held = None;
+            if let Some(begin) = begin.as_mut().filter(|begin| begin.is_of_snapshot()) {
+                let (hold, now) = self.hold_current(&sandbox).await?;
+                if let Some(now) = now {
+                    // It may have been shortened meanwhile.
+                    begin.memory = now.memory;
+                }
+                held = Some(hold);
+            } else if let Some(begin) = &begin {
+                hold.memory(&begin.memory).await;
             }
             sandbox.open_memory =
                 begin.as_ref().map(|begin| begin.memory.clone()).unwrap_or_default();
@@ -102,7 +116,7 @@ impl Inner {
                 }
                 Err(error) => Err(error),
             };
-            drop(drives);
+            drop((drives, held, hold));
             if let Err(error) = recorded {
                 return Err(self.start_failed(&driver, sandbox, session, error).await);
             }
@@ -349,7 +363,15 @@ impl Inner {
 
     pub(super) async fn missing_layer(&self, layers: &[LayerId]) -> Option<String> {
         for layer in layers {
-            if let Err(error) = self.store.layer(layer).await {
+            let mut found = self.store.layer(layer).await;
+            if found.as_ref().is_err_and(crate::store::StoreError::is_not_found) {
+                // It may be in the trash, by mistake or by hand.
+                if let Err(error) = self.untrash(vec![layer.to_string()]).await {
+                    tracing::error!(%layer, error = chain_of(&error), "was not taken out of the trash");
+                }
+                found = self.store.layer(layer).await;
+            }
+            if let Err(error) = found {
                 return Some(error.to_string());
             }
         }

@@ -56,9 +56,9 @@ impl Inner {
             self.settle(slot, sandbox, ending).await?;
         }
         self.require_ground(sandbox).await?;
-        // Held from before its layers are read: they may be made one meanwhile, and the old ones go.
-        let _space = self.space.read().await;
-        let Some(current) = self.current_snapshot(sandbox).await? else { return Ok(None) };
+        // Its layers may be made one meanwhile, and the old ones go.
+        let (_hold, current) = self.hold_current(sandbox).await?;
+        let Some(current) = current else { return Ok(None) };
         if wanted.fits(&current) {
             return Ok(Some(current));
         }
@@ -88,7 +88,6 @@ impl Inner {
         kind: SnapshotKind,
         wanted: Wanted,
     ) -> Result<Snapshot> {
-        let _space = self.space.read().await;
         let id = SnapshotId::of_layer(&LayerId::fresh());
         let layers = sandbox.image_layers.clone();
         let snapshot = self.new_snapshot(sandbox, id, layers, kind, wanted);
@@ -233,6 +232,7 @@ impl Inner {
             Some(snapshot) => self.ground_of(config, Some(&source), snapshot),
             None => Ground {
                 config,
+                hold: None,
                 layers: source.image_layers.clone(),
                 image_config: source.image_config.clone(),
                 current: None,

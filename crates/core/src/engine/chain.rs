@@ -29,7 +29,7 @@ use super::slot::lock;
 use super::{Inner, Result};
 use crate::failpoint;
 use crate::model::{Drive, DriveId, LayerId, Sandbox, SandboxId, Snapshot, SnapshotId};
-use crate::store::Durability;
+use crate::store::{Durability, Hold};
 
 /// How many layers a chain may have with its image's: what Linux before 6.8 can mount.
 const MOST_LAYERS: usize = 100;
@@ -112,10 +112,17 @@ impl Inner {
         layers.iter().take_while(|layer| !sandbox.image_layers.contains(layer)).count()
     }
 
-    /// A chain with all that was merged since it was put together. The layers in it are there.
-    pub(super) async fn short_chain(&self, id: &SandboxId, layers: &[LayerId]) -> Vec<LayerId> {
+    /// A chain with all that was merged since it was put together. The merged layers in it are there, and stay as long as
+    /// `hold` lives.
+    pub(super) async fn short_chain(
+        &self,
+        hold: &Hold,
+        id: &SandboxId,
+        layers: &[LayerId],
+    ) -> Vec<LayerId> {
         'again: loop {
             let (short, used) = self.chains.shortened(id, layers);
+            hold.layers(&used).await;
             for into in used {
                 if self.store.layer(&into).await.is_err() {
                     // The snapshot that named it is gone, and it was collected.
@@ -171,7 +178,8 @@ impl Inner {
             }
             // What is being merged in the background may be enough.
             let _turn = self.chains.turn_of(&sandbox.id).lock_owned().await;
-            let short = self.short_chain(&sandbox.id, layers).await;
+            let hold = self.store.hold();
+            let short = self.short_chain(&hold, &sandbox.id, layers).await;
             let own = Self::own_layers(sandbox, &short);
             if own < bound {
                 continue;
@@ -214,16 +222,15 @@ impl Inner {
         id: &SnapshotId,
         urgent: bool,
     ) -> Result<()> {
-        let Some(snapshot) = self.db.snapshot(id).await? else { return Ok(()) };
+        // The layers that are read stay, and so does the one that is made: it is new until a manifest names it.
+        let (_hold, snapshot) = self.hold_snapshot(id).await?;
+        let Some(snapshot) = snapshot else { return Ok(()) };
         let own = Self::own_layers(sandbox, &snapshot.layers);
         let Some(run) = self.run_of(&snapshot.layers[..own], urgent).await? else { return Ok(()) };
         let run = snapshot.layers[..run].to_vec();
-        // No lock is held: this may take long. What is read stays as long as the snapshot does; if that goes, this fails.
+        // No lock is held: this may take long.
         let merged = self.store.compact(&run).await?;
         failpoint::pass("chain.merged");
-        let _space = self.space.read().await;
-        // Not collected since, for want of a name.
-        self.store.layer(&merged.id).await?;
         self.book(&merged);
         let mut named = false;
         let changed = self.change_snapshot(id, Durability::Synced, |snapshot| {
@@ -248,9 +255,9 @@ impl Inner {
         let Some(drive) = self.db.drive_by_id(id).await? else { return Ok(()) };
         let Some(run) = self.run_of(&drive.layers, urgent).await? else { return Ok(()) };
         let run = drive.layers[..run].to_vec();
+        let hold = self.store.hold();
+        hold.layers(&run).await;
         let merged = self.store.compact(&run).await?;
-        let _space = self.space.read().await;
-        self.store.layer(&merged.id).await?;
         self.book(&merged);
         let _drives = self.drives.lock().await;
         let Some(mut drive) = self.db.drive_by_id(id).await? else { return Ok(()) };

@@ -64,9 +64,9 @@ impl Inner {
         kind: SnapshotKind,
         mut wanted: Wanted,
     ) -> Result<Snapshot> {
-        let _space = self.space.read().await;
         if self.store.is_untouched(open)? {
-            let layers = self.short_chain(&sandbox.id, &sandbox.open_chain).await;
+            let hold = self.store.hold();
+            let layers = self.short_chain(&hold, &sandbox.id, &sandbox.open_chain).await;
             return self
                 .acknowledge(
                     live,
@@ -110,7 +110,8 @@ impl Inner {
         wanted.findings.extend(self.guard_checkpoint(live, sandbox, Writers::None, looked).await?);
         let before = sandbox.clone();
         // The new root need not stand on layers that were made one since the last was mounted.
-        let below = self.short_chain(&sandbox.id, &sandbox.open_chain).await;
+        let hold = self.store.hold();
+        let below = self.short_chain(&hold, &sandbox.id, &sandbox.open_chain).await;
         let chain: Vec<LayerId> = std::iter::once(open.clone()).chain(below).collect();
         let fresh = self.store.begin(&chain).await?;
         sandbox.open_layer = Some(fresh.clone());
@@ -161,12 +162,17 @@ impl Inner {
             // A checkpoint of an earlier daemon is as good as one of ours.
             *copied = self.store.live_copy(open, &sandbox.open_chain).await;
         }
+        // Snapshots that named earlier copies may be gone: from here on they stay, if they are there.
+        let hold = self.store.hold();
         if let Some(copy) = copied.as_mut() {
-            let short = self.short_chain(&sandbox.id, copy.layers()).await;
+            let short = self.short_chain(&hold, &sandbox.id, copy.layers()).await;
             copy.set_layers(short);
         }
+        if let Some(copied) = copied.as_ref() {
+            hold.layers(copied.layers()).await;
+        }
         let first = copied.is_none();
-        let below = self.short_chain(&sandbox.id, &sandbox.open_chain).await;
+        let below = self.short_chain(&hold, &sandbox.id, &sandbox.open_chain).await;
         if first && let Some((layer, ahead)) = self.store.copy_ahead(open, &below).await? {
             self.book(&layer);
             *copied = Some(ahead);

@@ -13,8 +13,8 @@ use crate::model::{
     Config, FORMAT, Image, ImageConfig, LayerId, Lineage, Name, OnDelete, Sandbox, SandboxId, Size,
     Snapshot, SnapshotId, Usage, now,
 };
-use crate::store::Durability;
 use crate::store::image::{HOST, Reporter};
+use crate::store::{Durability, Hold};
 
 /// The memory of sandboxes that do not say, where a driver keeps it.
 const KEPT_MEMORY: Size = Size(1 << 30);
@@ -23,6 +23,8 @@ const KEPT_MEMORY: Size = Size(1 << 30);
 #[derive(Debug, Clone)]
 pub(super) struct Ground {
     pub(super) config: Config,
+    /// Keeps the layers until a record names them.
+    pub(super) hold: Option<Arc<Hold>>,
     pub(super) layers: Vec<LayerId>,
     pub(super) image_config: ImageConfig,
     pub(super) current: Option<SnapshotId>,
@@ -63,9 +65,10 @@ impl Inner {
                 self.ground_of(config, source.as_ref(), snapshot)
             }
             None => {
-                let image = self.image(&config.image).await?;
+                let (image, hold) = self.hold_image(&config.image).await?;
                 Ground {
                     config,
+                    hold: Some(Arc::new(hold)),
                     layers: image.layers,
                     image_config: image.config,
                     current: None,
@@ -108,6 +111,21 @@ impl Inner {
         let Some(key) = key else { return Ok(None) };
         let made = self.db.sandbox_created_with(project, key).await?;
         Ok(made.filter(|sandbox| sandbox.phase != Phase::Deleted))
+    }
+
+    /// The image of that name, with its layers held.
+    async fn hold_image(&self, name: &str) -> Result<(Image, Hold)> {
+        let hold = self.store.hold();
+        let mut image = self.image(name).await?;
+        loop {
+            hold.layers(&image.layers).await;
+            // Read again: what is on record after the hold began stays while it lasts.
+            let again = self.image(name).await?;
+            if again.layers == image.layers {
+                return Ok((again, hold));
+            }
+            image = again;
+        }
     }
 
     /// The image of that name; the one of this host is made when it is first asked for.
@@ -168,6 +186,7 @@ impl Inner {
             source.map_or_else(|| snapshot.layers.clone(), |source| source.image_layers.clone());
         Ground {
             config,
+            hold: None,
             layers,
             image_config: snapshot.image_config,
             memory: !snapshot.memory.is_empty(),
@@ -185,7 +204,16 @@ impl Inner {
         created_with: Option<String>,
         start: bool,
     ) -> Result<Opened> {
-        let Ground { config, layers, image_config, current, memory, forked_from } = ground;
+        // Held until the sandbox's record names what it stands on.
+        let Ground { config, hold, layers, image_config, current, memory, forked_from } = ground;
+        let hold = match hold {
+            Some(hold) => hold,
+            None => {
+                let hold = self.store.hold();
+                hold.layers(&layers).await;
+                Arc::new(hold)
+            }
+        };
         let made_up = name.is_none();
         let mut sandbox = Sandbox {
             format: FORMAT,
@@ -205,6 +233,7 @@ impl Inner {
             ending: None,
             on_delete: OnDelete::Drop,
             forced: false,
+            expired: false,
             totals: Usage::default(),
             open_layer: None,
             open_chain: Vec::new(),
@@ -244,6 +273,7 @@ impl Inner {
                 inner.db.remove_sandbox(&sandbox.id).await?;
                 return Err(error);
             }
+            drop(hold);
             failpoint::pass("create.recorded");
             if !start {
                 inner.note_use(sandbox.current.as_ref()).await;
@@ -260,7 +290,7 @@ impl Inner {
                 Err(error) => {
                     // A create that fails leaves no sandbox behind: the name is free again.
                     // Nobody was told of anything it did.
-                    let wish = Delete { force: true, ..Delete::default() };
+                    let wish = Delete { force: true, at_once: true, ..Delete::default() };
                     if let Err(error) = inner.erase(&slot, sandbox, wish).await {
                         tracing::error!(
                             error = super::boot::chain_of(&error),

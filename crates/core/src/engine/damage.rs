@@ -33,6 +33,8 @@ pub enum DamageKind {
     LayerChanged,
     /// Garbage collection is stopped, because something that could name layers was not read.
     CollectionStopped,
+    /// The wall clock jumped, and nothing expires for a while.
+    ClockJumped,
     /// The index could not be used and was built again.
     IndexRebuilt,
     /// Security configuration cannot be read; what depends on it is refused.
@@ -50,6 +52,7 @@ impl DamageKind {
             Self::LayerInDoubt => "layer_in_doubt",
             Self::LayerChanged => "layer_changed",
             Self::CollectionStopped => "collection_stopped",
+            Self::ClockJumped => "clock_jumped",
             Self::IndexRebuilt => "index_rebuilt",
             Self::SecurityConfig => "security_config",
         }

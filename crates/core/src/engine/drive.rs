@@ -111,8 +111,7 @@ impl Engine {
     /// [`Error::DriveTaken`] when there is one of the new name.
     pub async fn fork_drive(&self, project: &Name, source: &Name, name: Name) -> Result<Drive> {
         check_drive_name(&name)?;
-        // From reading the source's layers until the fork's record holds them, none may be collected.
-        let _space = self.inner.space.read().await;
+        // Until the fork's record names them, the source's does: no drive's record changes under this lock.
         let _drives = self.inner.drives.lock().await;
         let source = self.inner.find_drive(project, source).await?;
         if !source.is_initialised() {

@@ -3,7 +3,8 @@
 //! The manifest says `deleted` first, and what is to become of its snapshots, so that a daemon that
 //! dies on the way finishes it as it was begun. Snapshots that another sandbox stands on stay; the
 //! rest go with it, or all stay if that was asked for: each then says so itself before the sandbox
-//! goes. Drives are detached and keep what was written to them.
+//! goes. Drives are detached and keep what was written to them. Its directory goes to the trash, with copies of the
+//! manifests of its snapshots, and can be restored from there (`trash`).
 //!
 //! *What was written to a drive is not the sandbox's to lose.* On a machine with disks of its own it has to be taken out of
 //! them first: by the machine while it lives, by another boot when it does not (`rescue`). If neither works the
@@ -22,7 +23,7 @@ use super::slot::Slot;
 use super::{Delete, Deleted, Error, ErrorKind, Inner, Result};
 use crate::db::{Owner, Page, Tombstones, Unless};
 use crate::failpoint;
-use crate::model::{MachineKey, MountMode, Name, OnDelete, Sandbox, SnapshotId};
+use crate::model::{MachineKey, MountMode, Name, OnDelete, Sandbox, SnapshotId, now};
 use crate::store::Durability;
 
 impl Inner {
@@ -40,6 +41,7 @@ impl Inner {
         sandbox.forced |= wish.force;
         sandbox.enter(Phase::Deleted);
         sandbox.debt = Some(Effect::Erase);
+        sandbox.expired |= wish.expired;
         self.record(&mut sandbox, Durability::Soon).await?;
         failpoint::pass("erase.recorded");
         let live = slot.live();
@@ -79,12 +81,12 @@ impl Inner {
         self.give_uids(sandbox.uids.take());
         let snapshots_kept = self.let_go_of_snapshots(&sandbox).await?;
         failpoint::pass("erase.snapshots");
-        self.drop_quarantines(&sandbox.id).await?;
         self.store.remove_sandbox_dir(&sandbox.id).await?;
         self.db.remove_sandbox(&sandbox.id).await?;
         self.books().drop_sandbox(&sandbox.id);
         self.chains.forget(&sandbox.id);
         failpoint::pass("erase.done");
+        self.put_in_trash(&sandbox.id, wish.at_once).await;
         Ok(Deleted { snapshots_kept, drives_lost })
     }
 
@@ -162,11 +164,31 @@ impl Inner {
     async fn let_go_of_snapshots(&self, sandbox: &Sandbox) -> Result<Vec<SnapshotId>> {
         let mut kept = Vec::new();
         let (owner, page) = (Owner::Sandbox(&sandbox.id), Page::all());
-        for snapshot in self.db.snapshots(owner, Tombstones::Without, &page).await?.items {
+        let snapshots = self.db.snapshots(owner, Tombstones::Without, &page).await?.items;
+        // From before the first of them goes, what they name stays for the trash.
+        let mut held = self.store.kept_for_trash(&sandbox.id).await?;
+        held.extend(snapshots.iter().cloned());
+        self.hold_trashed(sandbox, &held);
+        for snapshot in snapshots {
+            match self.store.keep_for_trash(&sandbox.id, &snapshot.id).await {
+                // Making room must not need room: it goes, and cannot be restored.
+                Err(error) if !error.is_no_room() => return Err(error.into()),
+                _ => {}
+            }
+            failpoint::pass("erase.kept");
             let stays = match sandbox.on_delete {
                 OnDelete::Drop => {
                     let unless = Unless::HeldByOther(&sandbox.id);
-                    !self.bury_snapshot(&snapshot.id, unless, Durability::Soon).await?
+                    if self.bury_snapshot(&snapshot.id, unless, Durability::Soon).await? {
+                        false
+                    } else {
+                        // It says itself that its sandbox was deleted: without that, it would be a sign of a lost one.
+                        let mark =
+                            self.change_snapshot(&snapshot.id, Durability::Synced, |snapshot| {
+                                snapshot.sandbox_deleted_at = Some(now());
+                            });
+                        mark.await?.is_some()
+                    }
                 }
                 OnDelete::Keep => {
                     let mark = self.change_snapshot(&snapshot.id, Durability::Synced, |snapshot| {

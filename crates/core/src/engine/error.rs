@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::trash::InTrash;
 use crate::db::DbError;
 use crate::driver::DriverError;
 use crate::guest::GuestError;
@@ -17,6 +18,33 @@ use sandkeep_proto::link::Failure;
 /// What the engine answers.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// A sandbox that is not there, and whether it can be had back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoSuch {
+    /// What it was asked for as.
+    pub name: Name,
+    /// The one of that name that is in the trash.
+    pub trashed: Option<InTrash>,
+}
+
+impl From<Name> for NoSuch {
+    fn from(name: Name) -> Self {
+        Self { name, trashed: None }
+    }
+}
+
+impl NoSuch {
+    fn explained(&self) -> String {
+        match &self.trashed {
+            None => String::new(),
+            Some(InTrash { at, expired }) => {
+                let why = if *expired { "expired" } else { "was deleted" };
+                format!(": it {why} at {at:.0} and is in the trash")
+            }
+        }
+    }
+}
+
 /// Why the engine could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -28,8 +56,10 @@ pub enum Error {
     Invalid { what: &'static str, reason: String },
     #[error("this key is not known here, or has expired")]
     BadKey,
-    #[error("there is no sandbox `{0}`")]
-    NoSandbox(Name),
+    #[error("there is no sandbox `{}`{}", .0.name, .0.explained())]
+    NoSandbox(NoSuch),
+    #[error("there is no sandbox `{0}` in the trash")]
+    NotInTrash(String),
     #[error("there is no snapshot `{0}`")]
     NoSnapshot(SnapshotId),
     #[error("there is no session `{0}`")]
@@ -199,6 +229,7 @@ impl Error {
             | Self::StdinGap { .. } => ErrorKind::Invalid,
             Self::BadKey => ErrorKind::Unauthorized,
             Self::NoSandbox(_)
+            | Self::NotInTrash(_)
             | Self::NoSnapshot(_)
             | Self::NoSession(_)
             | Self::NoCommand { .. }
@@ -278,6 +309,7 @@ impl Error {
             Self::StdinGap { .. } => "stdin_gap",
             Self::BadKey => "unauthorized",
             Self::NoSandbox(_) => "sandbox_not_found",
+            Self::NotInTrash(_) => "not_in_trash",
             Self::NoSnapshot(_) => "snapshot_not_found",
             Self::NoSession(_) => "session_not_found",
             Self::NoCommand { .. } => "command_not_found",
@@ -365,7 +397,11 @@ impl Error {
                 format!("choose another name, or ask to get `{name}` if it exists (`keep create {name} --get`)")
             }
             Self::AbsentDriver { fix, .. } => fix.clone()?,
-            Self::NoSandbox(_) => "`keep ls` lists what there is".to_owned(),
+            Self::NoSandbox(NoSuch { trashed: None, .. }) => "`keep ls` lists what there is".to_owned(),
+            Self::NoSandbox(NoSuch { name, trashed: Some(_) }) => {
+                format!("`keep trash restore {name}` brings it back")
+            }
+            Self::NotInTrash(_) => "`keep trash ls` lists what there is".to_owned(),
             Self::NoService { sandbox, .. } => format!("`keep service ls {sandbox}` lists what there is"),
             Self::NoSnapshot(_) => "`keep snapshot ls` lists what there is".to_owned(),
             Self::NoCommand { sandbox, .. } => format!("`keep commands {sandbox}` lists what was run"),

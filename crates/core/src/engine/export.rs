@@ -34,7 +34,10 @@ impl Engine {
         id: &SnapshotId,
         into: mpsc::Sender<Bytes>,
     ) -> Result<()> {
-        let snapshot = self.inner.find_snapshot(project, id).await?;
+        self.inner.find_snapshot(project, id).await?;
+        // Deleted meanwhile, it is sent all the same.
+        let (_hold, snapshot) = self.inner.hold_snapshot(id).await?;
+        let snapshot = snapshot.ok_or_else(|| Error::SnapshotDeleted(id.clone()))?;
         let sized = self.inner.sized(snapshot);
         self.inner.store.check_room(sized.own + sized.shared).await?;
         let snapshot = sized.item;

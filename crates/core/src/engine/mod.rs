@@ -33,6 +33,8 @@
 //! - `unrecorded` are outcomes that a full disk had no room for.
 //! - `reaper` ends what is idle, over its time or over its disk, and what has expired.
 //! - `doubt` is what becomes of what a failed sync may have lost, `health` whether the disk takes writes.
+//! - `evidence` finds what could name layers and was not read; `trash` keeps what was deleted for a while; `clock` says which
+//!   time things expire by.
 //! - `damage` is the register of everything that is known to be wrong with stored data.
 //! - `secrets` keeps values of projects and gives them to sessions.
 //! - `tenant` knows projects and keys, `token` what speaks for a key; `once` makes retries harmless.
@@ -47,6 +49,7 @@ mod branch;
 mod carry;
 mod chain;
 mod checkpoint;
+mod clock;
 mod command;
 mod create;
 mod damage;
@@ -54,6 +57,7 @@ mod doubt;
 mod drive;
 mod erase;
 mod error;
+mod evidence;
 mod export;
 mod files;
 mod guard;
@@ -87,6 +91,7 @@ mod template;
 mod tenant;
 mod token;
 mod track;
+mod trash;
 mod unrecorded;
 mod uplink;
 mod why;
@@ -113,10 +118,11 @@ use crate::store::Store;
 use crate::store::accounting::Books;
 use crate::store::image::Images;
 
+pub use clock::{Clock, HostClock};
 pub use command::{Event, Events, Exec, Started};
 pub use damage::{Damage, DamageKind};
 pub use drive::CreateDrive;
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, ErrorKind, NoSuch, Result};
 pub use files::Files;
 pub use health::Unwell;
 pub use live::Hold;
@@ -128,6 +134,7 @@ pub use space::{Sized, SpaceReport};
 pub use stdin::{StdinHandle, StdinProgress};
 pub use tenant::Caller;
 pub use token::PortPass;
+pub use trash::{InTrash, TrashItem};
 pub use why::Why;
 
 pub use crate::model::{Method, OnDelete};
@@ -176,6 +183,12 @@ pub struct Settings {
     pub reap: Duration,
     /// How often expiry, retention and collection are looked at.
     pub housekeeping: Duration,
+    /// How long what was deleted stays in the trash.
+    pub trash_grace: Duration,
+    /// What time it is.
+    pub clock: Arc<dyn Clock>,
+    /// How long the wall clock must agree with the monotonic one before anything expires by it.
+    pub clock_settle: Duration,
     /// Where the key comes from that secrets are sealed with.
     pub secrets_key: KeySource,
     /// What an operator says about the network outside.
@@ -213,6 +226,9 @@ impl Default for Settings {
             write_back: Duration::from_millis(500),
             reap: Duration::from_millis(500),
             housekeeping: Duration::from_secs(30),
+            trash_grace: Duration::from_secs(3600),
+            clock: Arc::new(HostClock::default()),
+            clock_settle: Duration::from_secs(15 * 60),
             secrets_key: KeySource::default(),
             network: OutsideSettings::default(),
             default_driver: Config::default().driver,
@@ -250,12 +266,18 @@ pub(crate) struct Inner {
     damage: damage::DamageRegister,
     doubt: doubt::Reported,
     health: Arc<health::Health>,
-    books: Mutex<Books>,
+    books: Arc<Mutex<Books>>,
     uids: Mutex<BTreeSet<u32>>,
-    /// Held while a drive's record is changed. Taken after `space`, by whoever needs both.
+    /// Held while a drive's record is changed.
     drives: tokio::sync::Mutex<()>,
-    /// Held for reading while something comes to hold layers, for writing while unheld layers go.
-    space: tokio::sync::RwLock<()>,
+    /// One collection at a time. Nobody else takes it.
+    collecting: tokio::sync::Mutex<()>,
+    /// A collection was asked for and has not begun.
+    collect_asked: AtomicBool,
+    trash: trash::Trash,
+    clock: clock::Watch,
+    doubts: evidence::Doubts,
+    retained: snapshots::Retained,
     snapshot_locks: snapshots::Locks,
     /// Which layers were merged lately.
     chains: chain::Chains,
@@ -263,8 +285,6 @@ pub(crate) struct Inner {
     unrecorded: Mutex<HashMap<SandboxId, unrecorded::Unrecorded>>,
     /// Some tombstone may still be a snapshot after a power cut.
     unsynced_tombstones: AtomicBool,
-    /// Some manifests did not read: what nobody seems to hold may be theirs, so nothing is collected.
-    uncertain: AtomicBool,
     /// Commands of paused machines that somebody waits for.
     asleep: carry::Asleep,
     /// One at a time makes the template of a kind of machine; the others wait for it.
@@ -311,11 +331,15 @@ impl Engine {
             damage: damage::DamageRegister::default(),
             doubt: doubt::Reported::default(),
             health: Arc::default(),
-            books: Mutex::default(),
+            books: Arc::default(),
             uids: Mutex::default(),
             drives: tokio::sync::Mutex::default(),
-            space: tokio::sync::RwLock::default(),
-            uncertain: AtomicBool::new(false),
+            collecting: tokio::sync::Mutex::default(),
+            collect_asked: AtomicBool::new(false),
+            trash: trash::Trash::default(),
+            clock: clock::Watch::default(),
+            doubts: evidence::Doubts::default(),
+            retained: snapshots::Retained::default(),
             snapshot_locks: snapshots::Locks::default(),
             chains: chain::Chains::default(),
             unrecorded: Mutex::default(),
@@ -339,6 +363,16 @@ impl Engine {
                 "another one was made: tokens from before are refused",
             );
         }
+        let relief = Arc::downgrade(&inner);
+        inner.store.relieved_by(Box::new(move || {
+            let inner = relief.upgrade();
+            Box::pin(async move {
+                match inner {
+                    Some(inner) => inner.free_some().await,
+                    None => false,
+                }
+            })
+        }));
         inner.recover().await?;
         reaper::run(&inner);
         Ok(Self { inner })
@@ -506,6 +540,10 @@ pub struct Delete {
     pub snapshots: OnDelete,
     /// Whether it goes even if what it wrote to drives cannot be had from its disks, and is lost.
     pub force: bool,
+    /// Whether it skips the trash.
+    pub at_once: bool,
+    /// Whether nobody asked for it: its time is up.
+    pub expired: bool,
 }
 
 /// Which snapshots are wanted.

@@ -144,8 +144,6 @@ impl Inner {
             }
         };
         failpoint::pass("pause.held");
-        // Not before: whoever starts meanwhile would wait for this machine.
-        let space = self.space.read().await;
         let before;
         let snapshot = match self.commit_pause(&live, sandbox, taken, end, failures).await {
             Ok((after, snapshot)) => {
@@ -159,7 +157,7 @@ impl Inner {
                 return Err(error);
             }
         };
-        drop((still, gate, space));
+        drop((still, gate));
         let mut session = live.session();
         self.go_offline(&live, Some(&mut session)).await;
         session.requested_stop_at.get_or_insert(sandbox.used_at);
@@ -262,7 +260,6 @@ impl Inner {
             let _still = live.still.write().await;
             self.take(live, keeper, sandbox, Then::Continue).await?
         };
-        let _space = self.space.read().await;
         let findings = self.keep(live, sandbox, &taken).await?;
         self.refuse_capture_in_doubt(sandbox, failures).await?;
         let wanted = Wanted { findings, ..wanted };

@@ -139,7 +139,10 @@ impl Inner {
     async fn housekeeping(self: &Arc<Self>) -> Result<()> {
         let broken_off = Filter { phases: vec![Phase::Deleted], ..Filter::default() };
         let mut over = self.db.sandboxes(None, &broken_off, &Page::all()).await?.items;
-        over.extend(self.db.expired(now()).await?);
+        let time = self.expiry_time();
+        if let Some(time) = time {
+            over.extend(self.db.expired(time).await?);
+        }
         for sandbox in over {
             // One that is being worked on is looked at next time: no other waits for it.
             if self.live(&sandbox.id).is_some() || self.slot(&sandbox.id).is_busy() {
@@ -150,10 +153,18 @@ impl Inner {
                 // Asked again in its turn: it may have been used in the meantime.
                 let Some(sandbox) = inner.db.sandbox_by_id(&sandbox.id).await? else { return Ok(()) };
                 // What a broken session left is never thrown away for being old.
-                let expired = sandbox.expires_at() <= now() && sandbox.open_layer.is_none();
-                if slot.live().is_none() && (expired || sandbox.phase == Phase::Deleted) {
-                    tracing::info!(sandbox = %sandbox.name, "expired, or deleted before and not to the end");
-                    inner.erase(&slot, sandbox, Delete::default()).await?;
+                let expired = time.is_some_and(|time| sandbox.expires_at() <= time)
+                    && sandbox.open_layer.is_none();
+                let deleted = sandbox.phase == Phase::Deleted;
+                if slot.live().is_none() && (expired || deleted) {
+                    if deleted {
+                        tracing::info!(sandbox = %sandbox.name, "was deleted before, and not to the end");
+                    } else {
+                        tracing::warn!(sandbox = %sandbox.name, id = %sandbox.id, used_at = %sandbox.used_at,
+                            "expired; it is moved to the trash and can be restored from there");
+                    }
+                    let wish = Delete { expired: !deleted, ..Delete::default() };
+                    inner.erase(&slot, sandbox, wish).await?;
                 }
                 Ok(())
             });
@@ -170,7 +181,9 @@ impl Inner {
         self.store.forget_sync_failures().await?;
         self.forget_secrets().await?;
         let day = jiff::SignedDuration::from_hours(24);
-        self.db.forget_answers(now().checked_sub(day).unwrap_or_else(|_| now())).await?;
+        if let Some(before) = time.and_then(|time| time.checked_sub(day).ok()) {
+            self.db.forget_answers(before).await?;
+        }
         self.collect().await
     }
 }

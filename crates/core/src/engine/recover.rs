@@ -33,7 +33,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -159,6 +158,8 @@ impl Inner {
     /// Reads the manifests into the index, and answers with the sandboxes.
     async fn reindex(&self) -> Result<Vec<Sandbox>> {
         let fresh = self.db.is_fresh();
+        let listing = self.store.listing().await?;
+        self.doubts.started_with(listing.layers);
         let projects = self.store.scan::<Project>().await?;
         let snapshots = self.store.scan::<Snapshot>().await?;
         let mut sandboxes = self.store.scan::<Sandbox>().await?;
@@ -195,6 +196,11 @@ impl Inner {
         let (everybody, tombstones) = (Owner::Anybody, Tombstones::With);
         for stale in self.db.snapshots(everybody, tombstones, &Page::all()).await?.items {
             if !known.contains(&stale.id) {
+                let place = format!("snapshots/{}.json", stale.id);
+                let project = self.tenants.get(&stale.project).is_some();
+                if stale.deleted_at.is_none() && project && !listing.manifests.contains(&place) {
+                    self.remember_missing(place, &stale).await;
+                }
                 self.db.remove_snapshot(&stale.id).await?;
             }
         }
@@ -202,11 +208,20 @@ impl Inner {
             self.db.put_snapshot(snapshot).await?;
             if snapshot.deleted_at.is_none() {
                 self.books().hold_snapshot(snapshot);
+            } else {
+                self.books().roster.bury(&snapshot.id);
             }
         }
         let known: HashSet<_> = sandboxes.good.iter().map(|sandbox| sandbox.id.clone()).collect();
         for stale in self.db.sandboxes(None, &Filter::default(), &Page::all()).await?.items {
             if !known.contains(&stale.id) {
+                let place = format!("sandboxes/{}/sandbox.json", stale.id);
+                // One that never ran has nothing that could be lost, and may never have been on disk.
+                let ran = stale.phase != Phase::Deleted && stale.session.is_some();
+                let trashed = listing.trashed.contains(stale.id.as_str());
+                if ran && !trashed && !listing.manifests.contains(&place) {
+                    self.remember_missing(place, &stale).await;
+                }
                 self.db.remove_sandbox(&stale.id).await?;
             }
         }
@@ -226,7 +241,16 @@ impl Inner {
             if fresh || !matches!(sandbox.phase, Phase::Stopped) {
                 self.reindex_history(&sandbox.id).await?;
             }
+            if sandbox.phase == Phase::Deleted {
+                // What is about to be in the trash.
+                let kept = self.store.kept_for_trash(&sandbox.id).await?;
+                self.hold_trashed(&sandbox, &kept);
+            }
             indexed.push(sandbox);
+        }
+        self.read_trash().await?;
+        if self.store.found_format().is_some_and(|format| format < crate::store::ALL_PARTS) {
+            self.mark_left_behind().await?;
         }
         self.db.filled().await;
         Ok(indexed)
@@ -247,8 +271,8 @@ impl Inner {
     /// be collected for that.
     fn doubt(&self, damaged: &[Damaged]) {
         self.report_unreadable(damaged);
-        if !damaged.is_empty() {
-            self.uncertain.store(true, Ordering::SeqCst);
+        for Damaged { path, reason, .. } in damaged {
+            self.doubts.unread(self.store.below(path), reason.clone());
         }
     }
 
@@ -288,7 +312,7 @@ impl Inner {
         Ok(drives.good.into_iter().map(|drive| drive.project).collect())
     }
 
-    async fn reindex_history(&self, id: &SandboxId) -> Result<()> {
+    pub(super) async fn reindex_history(&self, id: &SandboxId) -> Result<()> {
         for session in self.store.scan_sessions(id).await?.good {
             self.db.put_session(&session).await?;
         }

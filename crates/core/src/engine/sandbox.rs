@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::error::NoSuch;
 use super::lifecycle::{self, Command as Asked, Phase};
 use super::live::{Hold, Live};
 use super::seal::Wanted;
@@ -171,10 +172,14 @@ impl Engine {
         let work = async {
             // A delete that broke off is found too, and finished.
             let found = self.inner.db.sandbox(project, name).await?;
-            let id = found.ok_or_else(|| Error::NoSandbox(name.clone()))?.id;
+            let id = found.ok_or_else(|| Error::NoSandbox(self.inner.no_such(project, name)))?.id;
             let gone = name.clone();
             let deleted = self.inner.turn(id.clone(), move |inner, slot| async move {
-                let sandbox = inner.db.sandbox_by_id(&id).await?.ok_or(Error::NoSandbox(gone))?;
+                let sandbox = inner
+                    .db
+                    .sandbox_by_id(&id)
+                    .await?
+                    .ok_or_else(|| Error::NoSandbox(gone.into()))?;
                 inner.erase(&slot, sandbox, request).await
             });
             let deleted = deleted.await?;
@@ -335,7 +340,11 @@ impl Inner {
         found
             .map(|sandbox| self.as_known(sandbox))
             .filter(|sandbox| sandbox.phase != Phase::Deleted)
-            .ok_or_else(|| Error::NoSandbox(name.clone()))
+            .ok_or_else(|| Error::NoSandbox(self.no_such(project, name)))
+    }
+
+    fn no_such(&self, project: &Name, name: &Name) -> NoSuch {
+        NoSuch { name: name.clone(), trashed: self.in_trash(project, name) }
     }
 
     /// The sandbox as it is now, in its turn.
@@ -347,7 +356,7 @@ impl Inner {
         let mut sandbox = found
             .map(|sandbox| self.as_known(sandbox))
             .filter(|sandbox| sandbox.phase != Phase::Deleted)
-            .ok_or_else(|| Error::NoSandbox(name.clone()))?;
+            .ok_or_else(|| Error::NoSandbox(name.clone().into()))?;
         if slot.live().is_none() && !matches!(sandbox.phase, Phase::Stopped | Phase::Paused) {
             sandbox.enter(Phase::Failed);
         }

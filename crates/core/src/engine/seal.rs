@@ -321,7 +321,6 @@ impl Inner {
             *sandbox = after;
             return self.current_snapshot(sandbox).await;
         };
-        let _space = self.space.read().await;
         let snapshot = if keep {
             self.keep_layers(sandbox, &mut after, &open, ending, findings).await?
         } else {
@@ -345,7 +344,8 @@ impl Inner {
         ending: Ending,
         mut findings: Vec<Finding>,
     ) -> Result<Option<Snapshot>> {
-        let mut layers = self.short_chain(&sandbox.id, &sandbox.open_chain).await;
+        let hold = self.store.hold();
+        let mut layers = self.short_chain(&hold, &sandbox.id, &sandbox.open_chain).await;
         let mut empty = Vec::new();
         if let Some(under) = &sandbox.unsealed
             && self.seal_layer(under, sandbox, &mut findings).await?.is_none()
@@ -492,6 +492,7 @@ impl Inner {
             kept: retention.kept_expires.filter(|_| retention.keep_last.is_some()),
             expires_on: None,
             outlives: false,
+            sandbox_deleted_at: None,
             deleted_at: None,
             findings: wanted.findings,
             image_config: sandbox.image_config.clone(),

@@ -14,7 +14,7 @@
 //!   the chain goes on growing, up to what `pause` allows.
 //!
 //! Other snapshots and machines that stand on the layers hold them; who does not name them any more does not. Nothing is collected between
-//! sealing what a run became and naming it (`space`), and a start reads its chain again where nothing can be collected.
+//! sealing what a run became and naming it, and a start holds the chain it reads (`space`).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -96,9 +96,9 @@ impl Inner {
         top: &MemoryLayer,
         (id, dir): (&MemoryId, &Path),
     ) -> Result<Option<Snapshot>> {
-        // Not under the lock of the space: that may take long. What is read stays as long as the snapshot does; if that goes, this fails.
+        let hold = self.store.hold();
+        hold.memory(run).await;
         keeper.merge(&self.dirs(run), dir).await?;
-        let _space = self.space.read().await;
         let MemoryLayer { fingerprint, ram, roots, .. } = top.clone();
         let merged = self.store.seal_memory(id, NewMemory { fingerprint, ram, roots }).await?;
         self.book_memory(&merged);

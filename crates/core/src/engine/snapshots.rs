@@ -11,7 +11,7 @@
 //! - What changes a record that is there (its use, its label, its layers' number, its end) holds the
 //!   record's lock, so that none of it brings back what was buried.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,11 +19,14 @@ use std::sync::atomic::Ordering;
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::boot::chain_of;
+use super::slot::lock;
 use super::space::Sized;
 use super::{Engine, Error, Inner, Result, SnapshotFilter};
-use crate::db::{Filter, Owner, Page, Paged, Tombstones, Unless};
+use crate::db::{Owner, Page, Paged, Tombstones, Unless};
 use crate::failpoint;
-use crate::model::{Expiry, Name, Sandbox, SandboxId, Snapshot, SnapshotId, Span, now};
+use crate::model::{
+    Expiry, Name, Retention, Sandbox, SandboxId, Snapshot, SnapshotId, Span, Timestamp, now,
+};
 use crate::store::Durability;
 
 /// How long a tombstone stays.
@@ -48,6 +51,35 @@ impl Locks {
         id.hash(&mut hasher);
         let place = usize::try_from(hasher.finish() % 64).unwrap_or(0);
         self.0[place].lock().await
+    }
+}
+
+/// How many snapshots next to the boundary are looked at. A checkpoint moves it by one.
+const NEXT: u32 = 8;
+
+/// Where a snapshot is among those of its sandbox.
+type Place = (u64, Timestamp);
+
+fn place(snapshot: &Snapshot) -> Place {
+    (snapshot.generation, snapshot.created_at)
+}
+
+/// Sandboxes all of whose snapshots were looked at, and under which retention. It is in memory: the next daemon looks once more.
+#[derive(Debug, Default)]
+pub(super) struct Retained(std::sync::Mutex<HashMap<SandboxId, Retention>>);
+
+impl Retained {
+    fn is(&self, id: &SandboxId, retention: Retention) -> bool {
+        lock(&self.0).get(id) == Some(&retention)
+    }
+
+    fn note(&self, id: &SandboxId, retention: Retention) {
+        lock(&self.0).insert(id.clone(), retention);
+    }
+
+    /// Has all of them looked at the next time.
+    pub(super) fn forget(&self, id: &SandboxId) {
+        lock(&self.0).remove(id);
     }
 }
 
@@ -113,7 +145,8 @@ impl Engine {
         id: &SnapshotId,
         force: bool,
     ) -> Result<u64> {
-        let freed = self.snapshot(project, id).await?.freed_if_deleted;
+        let found = self.snapshot(project, id).await?;
+        let (freed, sandbox) = (found.freed_if_deleted, found.item.sandbox);
         let unless = if force { Unless::Never } else { Unless::Held };
         if !self.inner.bury_snapshot(id, unless, Durability::Synced).await? {
             let holders = self.inner.db.sandboxes_on(id).await?;
@@ -125,6 +158,7 @@ impl Engine {
             return Err(Error::SnapshotInUse { snapshot: id.clone(), holders });
         }
         failpoint::pass("snapshot.buried");
+        self.inner.retained.forget(&sandbox);
         for holder in self.inner.db.sandboxes_on(id).await? {
             self.inner.strand(holder, id).await?;
             failpoint::pass("snapshot.told");
@@ -172,6 +206,8 @@ impl Inner {
                 // Making room must not need room: it goes without a tombstone.
                 self.store.remove::<Snapshot>(id).await?;
                 self.db.remove_snapshot(id).await?;
+                self.books().drop_snapshot(id);
+                return Ok(true);
             }
             Err(error) => {
                 self.db.put_snapshot(&snapshot).await?;
@@ -181,7 +217,11 @@ impl Inner {
         if durability == Durability::Soon {
             self.unsynced_tombstones.store(true, Ordering::SeqCst);
         }
-        self.books().drop_snapshot(id);
+        {
+            let mut books = self.books();
+            books.drop_snapshot(id);
+            books.roster.bury(id);
+        }
         Ok(true)
     }
 
@@ -199,7 +239,11 @@ impl Inner {
         if after != before {
             self.store.write(&after, durability).await?;
             self.db.put_snapshot(&after).await?;
-            if after.layers != before.layers || after.memory != before.memory {
+            let left = |one: &Snapshot| (one.outlives, one.sandbox_deleted_at);
+            if after.layers != before.layers
+                || after.memory != before.memory
+                || left(&after) != left(&before)
+            {
                 self.books().hold_snapshot(&after);
             }
         }
@@ -244,58 +288,95 @@ impl Inner {
     }
 
     /// Applies a sandbox's retention to its snapshots, in its turn.
+    ///
+    /// Once all of them were looked at, only what can have changed since is: the few next to the boundary between those that are
+    /// kept and those that are not, and what has expired. So it takes as long with ten snapshots as with ten thousand.
     pub(super) async fn retain(&self, sandbox: &Sandbox) -> Result<()> {
-        let page = Page::all();
-        let owner = Owner::Sandbox(&sandbox.id);
-        let mut snapshots = self.db.snapshots(owner, Tombstones::Without, &page).await?.items;
-        snapshots
-            .sort_by_key(|snapshot| std::cmp::Reverse((snapshot.generation, snapshot.created_at)));
         let retention = sandbox.config.retention;
-        let keep = retention.keep_last.map_or(usize::MAX, |count| count as usize);
-        for (place, snapshot) in snapshots.iter().enumerate() {
-            let evicted = place >= keep;
-            let kept = retention.kept_expires.filter(|_| retention.keep_last.is_some() && !evicted);
-            let mut expires = snapshot.expires_at();
-            if snapshot.kept != kept {
-                let changed = self.change_snapshot(&snapshot.id, Durability::Soon, |snapshot| {
-                    snapshot.kept = kept;
-                });
-                expires = changed.await?.and_then(|snapshot| snapshot.expires_at());
+        let keep = retention.keep_last.map(|count| count as usize);
+        let known = self.retained.is(&sandbox.id, retention);
+        let boundary = match keep {
+            Some(keep) if known => {
+                self.retain_beyond(sandbox, keep, keep.saturating_sub(1), NEXT).await?
             }
-            let over = evicted && retention.delete_evicted;
-            if over || expires.is_some_and(|at| at <= now()) {
-                self.bury_snapshot(&snapshot.id, Unless::Held, Durability::Soon).await?;
+            Some(keep) => {
+                self.retained.forget(&sandbox.id);
+                self.retain_beyond(sandbox, keep, 0, u32::MAX).await?
+            }
+            None if known => None,
+            None => {
+                // What an earlier retention kept is kept no more.
+                self.retained.forget(&sandbox.id);
+                self.retain_beyond(sandbox, usize::MAX, 0, u32::MAX).await?;
+                None
+            }
+        };
+        self.retained.note(&sandbox.id, retention);
+        let Some(time) = self.expiry_time() else { return Ok(()) };
+        for snapshot in self.db.expired_snapshots_of(&sandbox.id, time).await? {
+            let buried = self.bury_snapshot(&snapshot.id, Unless::Held, Durability::Soon).await?;
+            let evicted = boundary.is_some_and(|boundary| place(&snapshot) < boundary);
+            if buried && keep.is_some() && !evicted {
+                // Those behind it move up.
+                self.retained.forget(&sandbox.id);
             }
         }
         Ok(())
+    }
+
+    /// Applies retention to as many as `limit` snapshots, from place `first` on, where the newest has place 0. Answers with the last that
+    /// is kept, if it was among them.
+    async fn retain_beyond(
+        &self,
+        sandbox: &Sandbox,
+        keep: usize,
+        first: usize,
+        limit: u32,
+    ) -> Result<Option<Place>> {
+        let retention = sandbox.config.retention;
+        let from = u32::try_from(first).unwrap_or(u32::MAX);
+        let snapshots = self.db.newest_snapshots(&sandbox.id, from, limit).await?;
+        let mut boundary = None;
+        for (index, snapshot) in snapshots.iter().enumerate() {
+            let evicted = first + index >= keep;
+            if !evicted {
+                boundary = Some(place(snapshot));
+            }
+            let kept = retention.kept_expires.filter(|_| retention.keep_last.is_some() && !evicted);
+            if snapshot.kept != kept {
+                self.change_snapshot(&snapshot.id, Durability::Soon, |snapshot| {
+                    snapshot.kept = kept;
+                })
+                .await?;
+            }
+            if evicted && retention.delete_evicted {
+                self.bury_snapshot(&snapshot.id, Unless::Held, Durability::Soon).await?;
+            }
+        }
+        Ok(boundary)
     }
 
     /// Drops what has expired and what deleted sandboxes left that nobody stands on any more, and
     /// tombstones whose time is up.
     pub(super) async fn retain_all(&self) -> Result<()> {
-        for snapshot in self.db.expired_snapshots(now()).await? {
-            self.bury_snapshot(&snapshot.id, Unless::Held, Durability::Soon).await?;
-        }
-        // A sandbox whose manifest does not read is not there, and its snapshots are no orphans.
-        if !self.uncertain.load(Ordering::SeqCst) {
-            self.bury_orphans().await?;
-        }
-        let before = now().checked_sub(REMEMBERED).unwrap_or_else(|_| now());
-        for id in self.db.old_tombstones(before, MOST).await? {
-            self.store.remove::<Snapshot>(&id).await?;
-            self.db.remove_snapshot(&id).await?;
-        }
-        Ok(())
-    }
-
-    async fn bury_orphans(&self) -> Result<()> {
-        let sandboxes = self.db.sandboxes(None, &Filter::default(), &Page::all()).await?.items;
-        let there: HashSet<&SandboxId> = sandboxes.iter().map(|sandbox| &sandbox.id).collect();
-        let all = self.db.snapshots(Owner::Anybody, Tombstones::Without, &Page::all()).await?.items;
-        for snapshot in all.iter().filter(|snapshot| !snapshot.outlives) {
-            if !there.contains(&snapshot.sandbox) {
-                self.bury_snapshot(&snapshot.id, Unless::Held, Durability::Soon).await?;
+        let time = self.expiry_time();
+        if let Some(time) = time {
+            for snapshot in self.db.expired_snapshots(time).await? {
+                if self.bury_snapshot(&snapshot.id, Unless::Held, Durability::Soon).await? {
+                    self.retained.forget(&snapshot.sandbox);
+                }
             }
+        }
+        let left = self.books().roster.left_behind();
+        for id in left {
+            self.bury_snapshot(&id, Unless::Held, Durability::Soon).await?;
+        }
+        let before = time.and_then(|time| time.checked_sub(REMEMBERED).ok());
+        let before = before.unwrap_or(Timestamp::UNIX_EPOCH);
+        for id in self.db.old_tombstones(before, MOST).await? {
+            self.db.remove_snapshot(&id).await?;
+            self.store.remove::<Snapshot>(&id).await?;
+            self.books().roster.strike_snapshot(&id);
         }
         Ok(())
     }

@@ -1,11 +1,17 @@
 //! Who holds which layers, what that costs, and what goes when nobody does.
 //!
-//! The store's [`Books`] are kept in memory, filled at start-up and changed with every manifest. The
-//! collector takes the space lock for writing, and
-//! whoever comes to hold a layer takes it for reading from before the layer is sealed until the
-//! manifest that names it is written, so that nothing is collected in between.
+//! The store's [`Books`] are kept in memory, filled at start-up and changed with every manifest. Whoever comes to name a layer
+//! has a [`Hold`](crate::store::Hold) on it from before it reads the chain until the manifest that names it is written. No lock is
+//! held over any of that, so nobody waits for a copy, a compaction or a deletion of another sandbox.
+//!
+//! A collection takes a layer when all of this is true, and moves it to the trash:
+//!
+//! - no manifest that memory knows names it, and nobody holds it;
+//! - it is older than 30 seconds;
+//! - everything that could name it was read, see `evidence`;
+//! - no manifest on disk has its id in its text, whatever memory says.
 
-use std::sync::atomic::Ordering;
+use std::collections::HashSet;
 use std::sync::{Arc, MutexGuard};
 
 use serde::{Deserialize, Serialize};
@@ -14,9 +20,17 @@ use super::boot::chain_of;
 use super::damage::DamageKind;
 use super::slot::lock;
 use super::{Engine, Inner, Result};
-use crate::model::{Image, Layer, LayerId, MemoryLayer, Quarantine, Snapshot, Timestamp, now};
-use crate::store::CollectedMemory;
+use crate::model::{
+    Image, Layer, LayerId, MemoryId, MemoryLayer, Quarantine, Sandbox, Snapshot, SnapshotId,
+    Template, now,
+};
 use crate::store::accounting::{Books, Sizes};
+use crate::store::{Hold, Trashed, Unheld};
+
+/// What is being written just now is younger than this and may not be on record yet.
+const YOUNG: jiff::SignedDuration = jiff::SignedDuration::from_secs(30);
+/// Collections that were asked for within this time are one.
+const SOON: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// Something that takes up room.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,7 +41,7 @@ pub struct Sized<T> {
     pub own: u64,
     /// What it stands on, which others may stand on too.
     pub shared: u64,
-    /// What the disk would have back if it were deleted now.
+    /// What the disk would have back if it were deleted: when the grace period of the trash is over, or sooner if space is needed.
     pub freed_if_deleted: u64,
     /// What of all that is memory, whoever else stands on it.
     pub memory: u64,
@@ -52,6 +66,8 @@ pub struct SpaceReport {
     pub quarantine: u64,
     /// What sessions under way have written so far.
     pub open: u64,
+    /// What lies in the trash, and is free when its grace period is over or space is needed. It is in no other sum.
+    pub trash: u64,
 }
 
 impl Engine {
@@ -77,7 +93,10 @@ impl Engine {
         report.images = totals.images;
         report.drives = totals.drives;
         report.memory = totals.memory;
-        report.snapshots = totals.bytes.saturating_sub(totals.images + totals.drives);
+        // What only sandboxes in the trash name is still among the layers.
+        let trashed: u64 = self.trash(None).iter().map(|item| item.bytes).sum();
+        report.snapshots = totals.bytes.saturating_sub(totals.images + totals.drives + trashed);
+        report.trash = totals.trash + trashed;
         let aside = self.inner.store.scan::<Quarantine>().await?.good;
         report.quarantine = aside.iter().map(Quarantine::bytes).sum();
         for live in self.inner.all_live() {
@@ -114,9 +133,15 @@ impl Inner {
         Sized { item: snapshot, own, shared, freed_if_deleted: freed, memory }
     }
 
+    /// Collects a moment later, once for all who ask meanwhile.
     pub(super) fn collect_soon(self: &Arc<Self>) {
+        if self.collect_asked.swap(true, std::sync::atomic::Ordering::SeqCst) {
+            return;
+        }
         let inner = Arc::clone(self);
         tokio::spawn(async move {
+            tokio::time::sleep(SOON).await;
+            inner.collect_asked.store(false, std::sync::atomic::Ordering::SeqCst);
             if let Err(error) = inner.collect().await {
                 tracing::warn!(
                     error = chain_of(&error),
@@ -124,6 +149,34 @@ impl Inner {
                 );
             }
         });
+    }
+
+    /// Reads a snapshot, and holds what it names for as long as the answer lives.
+    pub(super) async fn hold_snapshot(&self, id: &SnapshotId) -> Result<(Hold, Option<Snapshot>)> {
+        let hold = self.store.hold();
+        let mut found = self.db.snapshot(id).await?;
+        while let Some(snapshot) = &found {
+            hold.layers(&snapshot.layers).await;
+            hold.memory(&snapshot.memory).await;
+            // Read again: what is on record after the hold began is named or held from then on.
+            let again = self.db.snapshot(id).await?;
+            let same = again.as_ref().is_some_and(|again| {
+                again.layers == snapshot.layers && again.memory == snapshot.memory
+            });
+            if same {
+                break;
+            }
+            found = again;
+        }
+        Ok((hold, found))
+    }
+
+    /// The same for what a sandbox stands on.
+    pub(super) async fn hold_current(&self, sandbox: &Sandbox) -> Result<(Hold, Option<Snapshot>)> {
+        match &sandbox.current {
+            Some(id) => self.hold_snapshot(id).await,
+            None => Ok((self.store.hold(), None)),
+        }
     }
 
     /// Enters layers that came about outside the engine: those of images.
@@ -149,58 +202,92 @@ impl Inner {
         Ok(())
     }
 
-    /// Removes the layers that nobody holds.
-    pub(super) async fn collect(&self) -> Result<()> {
+    /// Moves the layers that nobody holds to the trash, and deletes what has been there long enough.
+    pub(super) async fn collect(self: &Arc<Self>) -> Result<()> {
         if self.is_recovering() {
             // What a session that broke off wrote is being sealed. Recovery collects at its end.
             return Ok(());
         }
-        if self.uncertain.load(Ordering::SeqCst) {
-            tracing::warn!(
-                "nothing is collected while manifests do not read; `keep fsck` names them"
-            );
-            return Ok(());
-        }
-        let _space = self.space.write().await;
-        if self.unsynced_tombstones.swap(false, Ordering::SeqCst) {
-            // After a power cut none of those may be a snapshot again, without its layers.
-            self.store.sync().await?;
-        }
-        // Asked before the list is read: a pull that ends in between is in one or the other.
-        let in_use = self.images.in_use();
-        let images = self.images.list().await?;
-        for image in &images {
-            self.learn(&image.layers).await?;
-        }
-        let mut live = {
-            let mut books = self.books();
-            books.hold_images(&images);
-            books.held()
+        let _one = self.collecting.lock().await;
+        // Asked before anything is read: a pull that ends in between is in this or in what is read.
+        let pending = self.store.pending();
+        self.survey().await?;
+        let begun_before = now().checked_sub(YOUNG).unwrap_or_else(|_| now());
+        let (held, held_memory) = {
+            let books = self.books();
+            (books.held(), books.held_memory())
         };
-        live.extend(in_use);
-        // What is being written just now is younger than this and not on record yet.
-        let grace = jiff::SignedDuration::from_secs(30);
-        let begun_before = now().checked_sub(grace).unwrap_or_else(|_| now());
-        let collected = self.store.collect(&live, begun_before).await?;
-        if !collected.layers.is_empty() {
-            tracing::info!(layers = collected.layers.len(), bytes = collected.bytes, "collected");
+        self.store.named(held.iter().map(LayerId::as_str));
+        self.store.named(held_memory.iter().map(MemoryId::as_str));
+        let unheld = self.store.unheld(&held, begun_before).await?;
+        let mut going: Vec<String> =
+            unheld.into_iter().map(|Unheld { id, .. }| id.to_string()).collect();
+        if self.drop_stale_templates().await? {
+            let held = self.books().held_memory();
+            let memory = self.store.unheld_memory(&held, begun_before).await?;
+            going.extend(memory.into_iter().map(|(id, _)| id.to_string()));
         }
-        self.books().remove(&collected.layers);
-        self.collect_memory(begun_before).await
+        going.retain(|id| !pending.contains(id));
+        let gone = self.discard_layers(going).await?;
+        if !gone.is_empty() {
+            tracing::info!(layers = gone.len(), "layers that nobody names were moved to the trash");
+        }
+        self.sweep_trash().await
     }
 
-    /// Removes the memory layers that nobody holds, and templates that nobody used for long.
-    async fn collect_memory(&self, begun_before: Timestamp) -> Result<()> {
-        let live = self.books().held_memory();
-        let collected = self.store.collect_memory(&live, begun_before).await?;
-        let CollectedMemory { layers, bytes, templates, kept } = collected;
-        if !layers.is_empty() || !templates.is_empty() {
-            let (layers, templates) = (layers.len(), templates.len());
-            tracing::info!(layers, bytes, templates, "collected memory");
+    /// Moves layers of either sort to the trash, unless something names or holds them, or might.
+    pub(super) async fn discard_layers(&self, mut ids: Vec<String>) -> Result<Vec<Trashed>> {
+        ids.retain(|id| !self.doubts.protects(id));
+        let named = self.store.named_on_disk(&ids).await?;
+        let mut gone = HashSet::new();
+        for id in ids {
+            if let Some(path) = named.get(&id) {
+                let path = self.store.below(path);
+                tracing::warn!(
+                    layer = id,
+                    path,
+                    "nobody in memory names it, but a manifest does; it stays"
+                );
+                continue;
+            }
+            let (books, asked) = (Arc::clone(&self.books), id.clone());
+            if self.store.discard_unheld(&id, move || lock(&books).names(&asked)).await? {
+                self.books().set_trashed(&id, true);
+                gone.insert(id);
+            }
         }
-        let mut books = self.books();
-        books.remove_memory(&layers);
-        books.hold_templates(&kept);
-        Ok(())
+        if gone.is_empty() {
+            return Ok(Vec::new());
+        }
+        let trash = self.store.trash().await?;
+        Ok(trash.into_iter().filter(|trashed| gone.contains(&trashed.id)).collect())
+    }
+
+    /// Drops the records of templates that nobody used for long, and enters the others. False when one does not read: nobody
+    /// knows then which memory templates hold.
+    async fn drop_stale_templates(&self) -> Result<bool> {
+        let kept;
+        let damaged = if self.expiry_time().is_some() {
+            let (collected, damaged) = self.store.drop_stale_templates().await?;
+            kept = collected.kept;
+            damaged
+        } else {
+            let scan = self.store.scan::<Template>().await?;
+            kept = scan.good;
+            scan.damaged
+        };
+        let known = damaged.is_empty();
+        for one in damaged {
+            self.report_damage(
+                DamageKind::UnreadableManifest,
+                self.store.below(&one.path),
+                one.reason,
+                "memory layers are not collected until it reads; removing it loses only a little speed",
+            );
+        }
+        if known {
+            self.books().hold_templates(&kept);
+        }
+        Ok(known)
     }
 }

@@ -73,7 +73,7 @@ impl Tenants {
         }
     }
 
-    fn get(&self, name: &Name) -> Option<Project> {
+    pub(super) fn get(&self, name: &Name) -> Option<Project> {
         self.projects.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 }
@@ -197,8 +197,9 @@ impl Engine {
         let owner = Owner::Project(name);
         let left = self.inner.db.snapshots(owner, Tombstones::With, &Page::all()).await?.items;
         for snapshot in left {
-            self.inner.store.remove::<Snapshot>(&snapshot.id).await?;
+            // The index first: what it remembers and the disk does not have counts as missing.
             self.inner.db.remove_snapshot(&snapshot.id).await?;
+            self.inner.store.remove::<Snapshot>(&snapshot.id).await?;
             self.inner.books().drop_snapshot(&snapshot.id);
         }
         self.inner.drop_secrets(name).await?;

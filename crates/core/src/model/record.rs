@@ -107,6 +107,9 @@ pub struct Sandbox {
     /// Whether it goes, once it is `deleted`, even if what it wrote to drives is lost with it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub forced: bool,
+    /// Whether it is deleted because it expired, and nobody asked for it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub expired: bool,
     /// What all sessions that have ended used together.
     #[serde(default)]
     pub totals: Usage,

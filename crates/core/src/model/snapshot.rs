@@ -72,6 +72,9 @@ pub struct Snapshot {
     /// Whether it stays although its sandbox was deleted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub outlives: bool,
+    /// When its sandbox was deleted, of a snapshot that only stays because other sandboxes stand on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox_deleted_at: Option<Timestamp>,
     /// When it was deleted or expired. What is left then is this record, without layers: a
     /// *tombstone*, for lists to show until it goes too.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -21,6 +21,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::ledger::Ledger;
+use super::roster::Roster;
 use super::{Linked, Result, Store};
 use crate::model::{
     Drive, DriveId, Image, Layer, LayerId, LayerKind, MemoryId, MemoryLayer, Sandbox, SandboxId,
@@ -60,8 +61,10 @@ pub struct Totals {
     pub drives: u64,
     /// Memory layers, which are not part of `bytes`.
     pub memory: u64,
-    /// Layers of both sorts that nobody holds, which a collection would free.
+    /// Layers of both sorts that nobody holds, which a collection would move to the trash.
     pub unheld: u64,
+    /// Layers of both sorts that are in the trash: what deleting them would free. They are in no other sum.
+    pub trash: u64,
 }
 
 /// All layers and who holds them.
@@ -77,6 +80,13 @@ pub struct Books {
     /// others it is named.
     extents: HashMap<LayerId, Vec<Extent>>,
     named_by: HashMap<LayerId, HashSet<LayerId>>,
+    /// Templates and their memory.
+    templates: HashMap<String, MemoryId>,
+    /// Which manifests there are.
+    pub roster: Roster,
+    /// Layers of both sorts that are in the trash, by their ids. They keep their weight until they are deleted.
+    trashed: HashSet<LayerId>,
+    trashed_memory: HashSet<MemoryId>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -86,6 +96,8 @@ enum Holder {
     Sandbox(SandboxId),
     Drive(DriveId),
     Template(String),
+    /// A sandbox in the trash, with the snapshots that were deleted with it.
+    Trash(SandboxId),
 }
 
 #[derive(Debug, Default)]
@@ -164,8 +176,10 @@ impl Books {
         let holder = Holder::Snapshot(snapshot.id.clone());
         self.layers.hold(holder.clone(), &snapshot.layers);
         self.memory.hold(holder, &snapshot.memory);
-        let Snapshot { parent, layers, memory, .. } = snapshot.clone();
-        self.chains.insert(snapshot.id.clone(), Chain { parent, layers, memory });
+        self.roster.enter_snapshot(snapshot);
+        let (layers, memory) = (snapshot.layers.clone(), snapshot.memory.clone());
+        let chain = Chain { parent: snapshot.parent.clone(), layers, memory };
+        self.chains.insert(snapshot.id.clone(), chain);
     }
 
     /// Strikes out a snapshot.
@@ -173,6 +187,61 @@ impl Books {
         self.layers.hold(Holder::Snapshot(id.clone()), []);
         self.memory.hold(Holder::Snapshot(id.clone()), []);
         self.chains.remove(id);
+        self.roster.strike_snapshot(id);
+    }
+
+    /// Enters a sandbox that is in the trash, or about to be, with what its snapshots name.
+    pub fn hold_trashed(&mut self, id: &SandboxId, layers: &[LayerId], memory: &[MemoryId]) {
+        self.layers.hold(Holder::Trash(id.clone()), layers);
+        self.memory.hold(Holder::Trash(id.clone()), memory);
+    }
+
+    /// Strikes out a sandbox that is in the trash no longer. Answers with the layers that nobody else holds.
+    pub fn drop_trashed(&mut self, id: &SandboxId) -> (Vec<LayerId>, Vec<MemoryId>) {
+        let holder = Holder::Trash(id.clone());
+        let layers = self.layers.held_by_one(&holder);
+        let memory = self.memory.held_by_one(&holder);
+        self.layers.hold(holder.clone(), []);
+        self.memory.hold(holder, []);
+        let layers = layers.into_iter().filter(|id| !self.layers.is_held(id)).collect();
+        let memory = memory.into_iter().filter(|id| !self.memory.is_held(id)).collect();
+        (layers, memory)
+    }
+
+    /// What deleting a sandbox in the trash would free.
+    #[must_use]
+    pub fn freed_by_trashed(&self, id: &SandboxId) -> u64 {
+        let holder = Holder::Trash(id.clone());
+        let layers = self.layers.held_by_one(&holder);
+        let layers = layers.iter().filter(|id| self.layers.is_held_once(id)).collect();
+        let memory = self.memory.held_by_one(&holder);
+        let memory = memory.iter().filter(|id| self.memory.is_held_once(id));
+        let memory: u64 = memory.filter_map(|id| self.memory_weights.get(id)).sum();
+        self.weigh(&layers) + memory
+    }
+
+    /// Whether some manifest names a layer of either sort.
+    #[must_use]
+    pub fn names(&self, id: &str) -> bool {
+        id.parse().is_ok_and(|id: LayerId| self.layers.is_held(&id))
+            || id.parse().is_ok_and(|id: MemoryId| self.memory.is_held(&id))
+    }
+
+    /// Notes that a layer of either sort is in the trash, or is back.
+    pub fn set_trashed(&mut self, id: &str, trashed: bool) {
+        if let Ok(id) = id.parse::<LayerId>() {
+            if trashed {
+                self.trashed.insert(id)
+            } else {
+                self.trashed.remove(&id)
+            };
+        } else if let Ok(id) = id.parse::<MemoryId>() {
+            if trashed {
+                self.trashed_memory.insert(id)
+            } else {
+                self.trashed_memory.remove(&id)
+            };
+        }
     }
 
     /// Enters all images there are, in place of those there were.
@@ -188,11 +257,14 @@ impl Books {
         let held = templates.iter().map(|one| (now(one), std::slice::from_ref(&one.memory)));
         let held = held.collect();
         self.memory.hold_only(|holder| matches!(holder, Holder::Template(_)), held);
+        self.templates =
+            templates.iter().map(|one| (one.key.clone(), one.memory.clone())).collect();
     }
 
     /// Enters a template.
     pub fn hold_template(&mut self, template: &Template) {
         self.memory.hold(Holder::Template(template.key.clone()), [&template.memory]);
+        self.templates.insert(template.key.clone(), template.memory.clone());
     }
 
     /// Enters an image.
@@ -209,6 +281,7 @@ impl Books {
         let layers = session.chain(&sandbox.image_layers).chain(drives).chain(open);
         let holder = Holder::Sandbox(sandbox.id.clone());
         self.layers.hold(holder.clone(), layers);
+        self.roster.enter_sandbox(sandbox);
         self.memory.hold(holder, sandbox.open_memory.iter().chain(&sandbox.captured));
     }
 
@@ -216,17 +289,20 @@ impl Books {
     pub fn drop_sandbox(&mut self, id: &SandboxId) {
         self.layers.hold(Holder::Sandbox(id.clone()), []);
         self.memory.hold(Holder::Sandbox(id.clone()), []);
+        self.roster.strike_sandbox(id);
     }
 
     /// Enters a drive, or what has become of it.
     pub fn hold_drive(&mut self, drive: &Drive) {
         let open = drive.attached.as_ref().map(|attached| &attached.layer);
         self.layers.hold(Holder::Drive(drive.id.clone()), drive.layers.iter().chain(open));
+        self.roster.enter_drive(drive);
     }
 
     /// Strikes out a drive.
     pub fn drop_drive(&mut self, id: &DriveId) {
         self.layers.hold(Holder::Drive(id.clone()), []);
+        self.roster.strike_drive(id);
     }
 
     /// All layers that somebody holds, sealed or not.
@@ -245,6 +321,7 @@ impl Books {
     pub fn remove_memory(&mut self, layers: &[MemoryId]) {
         for layer in layers {
             self.memory_weights.remove(layer);
+            self.trashed_memory.remove(layer);
         }
     }
 
@@ -253,6 +330,7 @@ impl Books {
         for layer in layers {
             self.weights.remove(layer);
             self.forget_extents(layer);
+            self.trashed.remove(layer);
         }
     }
 
@@ -287,8 +365,11 @@ impl Books {
     }
 
     fn sizes_of_memory(&self, chain: &Chain, parent: Option<&Chain>) -> Sizes {
-        let of_templates = self.memory.held_by(|holder| matches!(holder, Holder::Template(_)));
         let mut sizes = Sizes::default();
+        if chain.memory.is_empty() {
+            return sizes;
+        }
+        let of_templates: HashSet<&MemoryId> = self.templates.values().collect();
         for layer in chain.memory.iter().collect::<HashSet<_>>() {
             let Some(bytes) = self.memory_weights.get(layer) else { continue };
             let below = parent.is_some_and(|parent| parent.memory.contains(layer));
@@ -312,14 +393,22 @@ impl Books {
             chosen.map(|(id, _)| id).collect::<HashSet<_>>()
         };
         let of_drives = self.layers.held_by(|holder| matches!(holder, Holder::Drive(_)));
-        let free = self.memory_weights.iter().filter(|(id, _)| !self.memory.is_held(id));
-        let free: u64 = free.map(|(_, bytes)| bytes).sum();
+        let (gone, kept): (Vec<_>, Vec<_>) =
+            self.memory_weights.iter().partition(|(id, _)| self.trashed_memory.contains(id));
+        let free: u64 =
+            kept.iter().filter(|(id, _)| !self.memory.is_held(id)).map(|(_, bytes)| *bytes).sum();
+        let gone: u64 = gone.iter().map(|(_, bytes)| *bytes).sum();
+        let there = |id: &LayerId| !self.trashed.contains(id);
+        let all = self.weigh(&of(&|_, _| true));
+        let trash = self.weigh(&of(&|id, _| !there(id)));
         Totals {
-            bytes: self.weigh(&of(&|_, _| true)),
-            images: self.weigh(&of(&|_, weight| weight.image)),
+            // Not the sum over those that are there: what both keep would be in neither.
+            bytes: all.saturating_sub(trash),
+            images: self.weigh(&of(&|id, weight| weight.image && there(id))),
             drives: self.weigh(&of(&|id, _| of_drives.contains(id))),
-            memory: self.memory_weights.values().sum(),
-            unheld: free + self.weigh(&of(&|id, _| !self.layers.is_held(id))),
+            memory: kept.iter().map(|(_, bytes)| *bytes).sum(),
+            unheld: free + self.weigh(&of(&|id, _| !self.layers.is_held(id) && there(id))),
+            trash: trash + gone,
         }
     }
 

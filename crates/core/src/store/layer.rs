@@ -52,6 +52,15 @@ impl Default for SealOptions {
     }
 }
 
+/// A layer that nobody holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unheld {
+    /// The layer.
+    pub id: LayerId,
+    /// The space it takes.
+    pub bytes: u64,
+}
+
 /// What a collection removed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Collected {
@@ -89,6 +98,7 @@ impl Store {
         blocking(move || {
             let id = LayerId::fresh();
             store.build_begins(&id);
+            store.inner.holds.expect(id.as_str());
             let dir = store.layer_dir(&id);
             let root = match below {
                 Some(below) => root_of(&below)?,
@@ -254,6 +264,7 @@ impl Store {
     pub(super) fn stage(&self) -> Result<(LayerId, PathBuf)> {
         let id = LayerId::fresh();
         self.build_begins(&id);
+        self.inner.holds.expect(id.as_str());
         let staging = self.tmp_dir().join(id.as_str());
         for path in [&staging, &staging.join("diff")] {
             fs::create_dir(path).map_err(io_error("create", path))?;
@@ -314,7 +325,9 @@ impl Store {
             }
             failpoint::pass("store.discard.before");
             store.forget_doubt(&id);
-            store.discard_dir(&dir, id.as_str())
+            store.discard_dir(&dir, id.as_str())?;
+            store.inner.holds.settled(id.as_str());
+            Ok(())
         })
         .await
     }
@@ -352,20 +365,20 @@ impl Store {
         .await
     }
 
-    /// Removes all layers that are not in `live` and are older than `begun_before`: sealed ones by
-    /// when they were sealed, open ones by when they were begun. Returns when the space is free.
+    /// Lists the layers that are not in `live` and are older than `begun_before`: sealed ones by when they were
+    /// sealed, open ones by when they were begun. A layer whose manifest cannot be read is left for `fsck`.
     ///
     /// # Errors
     ///
-    /// Returns [`StoreError::Io`]. A layer whose manifest cannot be read is left for `fsck`.
-    pub async fn collect(
+    /// Returns [`StoreError::Io`].
+    pub async fn unheld(
         &self,
         live: &HashSet<LayerId>,
         begun_before: Timestamp,
-    ) -> Result<Collected> {
+    ) -> Result<Vec<Unheld>> {
         let (store, live) = (self.clone(), live.clone());
         blocking(move || {
-            let mut collected = Collected::default();
+            let mut unheld = Vec::new();
             for path in list(&store.layers_dir())? {
                 let Ok(id) = id_of(&path).parse::<LayerId>() else { continue };
                 if live.contains(&id) {
@@ -376,20 +389,73 @@ impl Store {
                     Err(StoreError::NotFound { .. }) => (time_of(id.as_str()), 0),
                     Err(_) => continue,
                 };
-                if since >= begun_before {
-                    continue;
+                if since < begun_before {
+                    unheld.push(Unheld { id, bytes });
                 }
-                failpoint::pass("store.collect.before");
-                store.discard_dir(&path, id.as_str())?;
+            }
+            Ok(unheld)
+        })
+        .await
+    }
+
+    /// Moves a layer to the trash that nobody holds. `named` says whether some manifest names it; it is asked before the
+    /// move, together with all holds, and once more after it. False when the layer stays.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`]; the layer is then where it was.
+    pub async fn discard_unheld(
+        &self,
+        id: &str,
+        named: impl Fn() -> bool + Send + 'static,
+    ) -> Result<bool> {
+        if !self.inner.holds.leave(id) {
+            return Ok(false);
+        }
+        // Asked after it was marked: a hold that ended before that has its manifest written by now.
+        if named() {
+            self.inner.holds.moved(id);
+            return Ok(false);
+        }
+        let (store, id) = (self.clone(), id.to_owned());
+        blocking(move || {
+            failpoint::pass("store.collect.before");
+            store.trash_layer(&id, named)
+        })
+        .await
+    }
+
+    /// Moves all layers to the trash that are not in `live` and are older than `begun_before`, see
+    /// [`unheld`](Self::unheld), and deletes them. Returns when the space is free. For who is alone with the store.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`].
+    pub async fn collect(
+        &self,
+        live: &HashSet<LayerId>,
+        begun_before: Timestamp,
+    ) -> Result<Collected> {
+        let mut collected = Collected::default();
+        for Unheld { id, bytes } in self.unheld(live, begun_before).await? {
+            self.inner.holds.settled(id.as_str());
+            if self.discard_unheld(id.as_str(), || false).await? {
                 collected.bytes += bytes;
                 collected.layers.push(id);
             }
-            if !collected.layers.is_empty() {
-                store.await_chores();
+        }
+        for trashed in self.trash().await? {
+            if trashed.layer().is_some() {
+                self.purge(&trashed).await?;
             }
-            Ok(collected)
+        }
+        let store = self.clone();
+        blocking(move || {
+            store.await_chores();
+            Ok(())
         })
-        .await
+        .await?;
+        Ok(collected)
     }
 }
 

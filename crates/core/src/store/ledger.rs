@@ -76,6 +76,11 @@ impl<H: Clone + Eq + Hash, K: Clone + Eq + Hash> Ledger<H, K> {
         self.holders.get(thing) == Some(&1)
     }
 
+    /// What one of them holds.
+    pub(super) fn held_by_one(&self, holder: &H) -> Vec<K> {
+        self.held.get(holder).cloned().unwrap_or_default()
+    }
+
     /// What all holders of a kind hold.
     pub(super) fn held_by(&self, of_kind: impl Fn(&H) -> bool) -> HashSet<&K> {
         let holders = self.held.iter().filter(|(holder, _)| of_kind(holder));

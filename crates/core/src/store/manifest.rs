@@ -186,7 +186,7 @@ impl Store {
         self.sandbox_dir(sandbox).join("network")
     }
 
-    /// Removes all that is on record about a sandbox: its manifest, sessions, commands and logs.
+    /// Moves all that is on record about a sandbox to the trash: its manifest, sessions, commands and logs.
     /// All of it goes at once, by one rename.
     ///
     /// # Errors
@@ -197,8 +197,9 @@ impl Store {
         let store = self.clone();
         blocking(move || {
             failpoint::pass("store.remove_sandbox.before");
-            store.discard_dir(&dir, id_of(&dir))?;
+            store.move_to_trash(&dir, id_of(&dir))?;
             failpoint::pass("store.remove_sandbox.before_sync");
+            sync_parent(&store.trash_dir().join("x"))?;
             sync_parent(&dir)
         })
         .await
@@ -316,12 +317,12 @@ impl Store {
     }
 }
 
-/// Refuses a data directory of a later version.
-pub(super) fn check_directory_format(data: &Path) -> Result<()> {
+/// Refuses a data directory of a later version. Answers with its format; `None` when it has none yet.
+pub(super) fn check_directory_format(data: &Path) -> Result<Option<u32>> {
     let path = data.join("format.json");
     match fs::read(&path) {
-        Ok(bytes) => check_format(&path, &bytes).map(|_| ()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Ok(bytes) => check_format(&path, &bytes).map(Some),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(io_error("read", &path)(error)),
     }
 }

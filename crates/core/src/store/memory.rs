@@ -96,6 +96,7 @@ impl Store {
         blocking(move || {
             let id = MemoryId::fresh();
             let dir = store.memory_dir(&id);
+            store.inner.holds.expect(id.as_str());
             lock(&store.inner.capturing).insert(id.clone());
             let made = fs::DirBuilder::new().mode(0o700).create(&dir);
             if let Err(error) = made {
@@ -309,49 +310,29 @@ impl Store {
                 store.discard_dir(&dir, id.as_str())?;
             }
             lock(&store.inner.capturing).remove(&id);
+            store.inner.holds.settled(id.as_str());
             Ok(())
         })
         .await
     }
 
-    /// Removes memory layers that are neither in `live` nor being written, and are older than `begun_before`: sealed ones by when they
-    /// were sealed, others by when they were begun. Templates that nobody used for a month go first, with their layers.
+    /// Lists the memory layers that are neither in `live` nor being written, and are older than `begun_before`: sealed ones by
+    /// when they were sealed, others by when they were begun. A layer whose manifest cannot be read is left for `fsck`.
     ///
     /// # Errors
     ///
-    /// Returns [`StoreError::Io`]. A layer whose manifest cannot be read is left for `fsck`.
-    pub async fn collect_memory(
+    /// Returns [`StoreError::Io`].
+    pub async fn unheld_memory(
         &self,
         live: &HashSet<MemoryId>,
         begun_before: Timestamp,
-    ) -> Result<CollectedMemory> {
-        let mut collected = CollectedMemory::default();
-        let mut held = live.clone();
-        let span = jiff::SignedDuration::from_hours(24 * TEMPLATE_DAYS);
-        let oldest = now().checked_sub(span).unwrap_or(Timestamp::MIN);
-        let templates = self.scan::<Template>().await?;
-        for template in templates.good {
-            if template.used_at >= oldest {
-                held.insert(template.memory.clone());
-                collected.kept.push(template);
-            } else {
-                self.remove::<Template>(&template.key).await?;
-                collected.templates.push(template.key);
-            }
-        }
-        if templates.damaged.iter().any(|damaged| damaged.too_new) {
-            // Nobody here knows which layers those hold.
-            return Ok(collected);
-        }
-        for Damaged { path, .. } in templates.damaged {
-            // Another one is made when it is needed.
-            fs::remove_file(&path).map_err(io_error("remove", &path))?;
-        }
-        let store = self.clone();
+    ) -> Result<Vec<(MemoryId, u64)>> {
+        let (store, live) = (self.clone(), live.clone());
         blocking(move || {
+            let mut unheld = Vec::new();
             for path in list(&store.memories_dir())? {
                 let Ok(id) = id_of(&path).parse::<MemoryId>() else { continue };
-                if held.contains(&id) || lock(&store.inner.capturing).contains(&id) {
+                if live.contains(&id) || lock(&store.inner.capturing).contains(&id) {
                     continue;
                 }
                 let (since, bytes) = match store.get::<MemoryLayer>(&id) {
@@ -359,17 +340,71 @@ impl Store {
                     Err(StoreError::NotFound { .. }) => (time_of(id.as_str()), 0),
                     Err(_) => continue,
                 };
-                if since >= begun_before {
-                    continue;
+                if since < begun_before {
+                    unheld.push((id, bytes));
                 }
-                failpoint::pass("store.collect_memory.before");
-                store.discard_dir(&path, id.as_str())?;
+            }
+            Ok(unheld)
+        })
+        .await
+    }
+
+    /// Removes the records of templates that nobody used for a month, and answers with those that stay and with what does not
+    /// read. A damaged record is left: the template is made again when it is needed, and its record with it.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`].
+    pub async fn drop_stale_templates(&self) -> Result<(CollectedMemory, Vec<Damaged>)> {
+        let mut collected = CollectedMemory::default();
+        let span = jiff::SignedDuration::from_hours(24 * TEMPLATE_DAYS);
+        let oldest = now().checked_sub(span).unwrap_or(Timestamp::MIN);
+        let templates = self.scan::<Template>().await?;
+        for template in templates.good {
+            if template.used_at >= oldest {
+                collected.kept.push(template);
+            } else {
+                self.remove::<Template>(&template.key).await?;
+                collected.templates.push(template.key);
+            }
+        }
+        Ok((collected, templates.damaged))
+    }
+
+    /// Moves memory layers to the trash that are neither in `live` nor those of a template nor being written, and are older than
+    /// `begun_before`, and deletes them. For who is alone with the store.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`].
+    pub async fn collect_memory(
+        &self,
+        live: &HashSet<MemoryId>,
+        begun_before: Timestamp,
+    ) -> Result<CollectedMemory> {
+        let (mut collected, damaged) = self.drop_stale_templates().await?;
+        if !damaged.is_empty() {
+            // Nobody knows which layers those hold.
+            return Ok(collected);
+        }
+        let mut held = live.clone();
+        held.extend(collected.kept.iter().map(|template| template.memory.clone()));
+        for (id, bytes) in self.unheld_memory(&held, begun_before).await? {
+            self.inner.holds.settled(id.as_str());
+            failpoint::pass("store.collect_memory.before");
+            if self.discard_unheld(id.as_str(), || false).await? {
                 collected.bytes += bytes;
                 collected.layers.push(id);
             }
-            if !collected.layers.is_empty() {
-                store.await_chores();
+        }
+        for trashed in self.trash().await? {
+            if trashed.id.parse::<MemoryId>().is_ok() {
+                self.purge(&trashed).await?;
             }
+        }
+        let store = self.clone();
+        blocking(move || {
+            store.await_chores();
             Ok(collected)
         })
         .await

@@ -30,21 +30,25 @@ mod exclude;
 mod export;
 mod fill;
 mod fsck;
+mod holds;
 mod identity;
 pub mod image;
 mod junk;
 mod layer;
 mod ledger;
+mod listing;
 mod live;
 mod manifest;
 mod memory;
 mod mounted;
 mod quarantine;
 mod remove;
+pub mod roster;
 pub mod search;
 mod soon;
 mod sync;
 mod text;
+mod trash;
 mod tree;
 mod walk;
 
@@ -53,7 +57,8 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use rustix::fs::FlockOperation;
@@ -67,13 +72,34 @@ pub use exclude::Globs;
 pub use export::Exported;
 pub use fill::{Filled, most_from};
 pub use fsck::{Problem, Report};
+pub use holds::Hold;
 pub use junk::{Junk, JunkRules};
-pub use layer::{Collected, SealOptions};
+pub use layer::{Collected, SealOptions, Unheld};
+pub use listing::Listing;
 pub use live::LiveCopy;
 pub use manifest::{Damaged, Durability, Manifest, Scan};
 pub use memory::{CollectedMemory, NewMemory};
 pub use quarantine::Leaving;
 pub use sync::Doubtful;
+pub use trash::{Trashed, TrashedSandbox};
+
+/// The directories that hold what cannot be made again. All of them exist from the first start on.
+pub(crate) const PARTS: [&str; 10] = [
+    "projects",
+    "sandboxes",
+    "snapshots",
+    "drives",
+    "secrets",
+    "layers",
+    "memory",
+    "templates",
+    "images",
+    "aside",
+];
+/// The directories that are made whenever they are missing: nothing is referenced from or kept in them alone.
+const SCRATCH: [&str; 3] = ["bin", "trash", "tmp"];
+/// From this format on, a directory of [`PARTS`] that is missing is damage.
+pub const ALL_PARTS: u32 = 5;
 
 /// What the store answers.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
@@ -82,6 +108,19 @@ pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 #[derive(Debug, Clone)]
 pub struct Store {
     inner: Arc<Inner>,
+}
+
+/// Frees some space, and says whether it could.
+pub type Relief = Box<dyn Fn() -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
+
+/// Who frees space when there is none.
+#[derive(Default)]
+struct Relieved(OnceLock<Relief>);
+
+impl std::fmt::Debug for Relieved {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Relieved").field(&self.0.get().is_some()).finish()
+    }
 }
 
 #[derive(Debug)]
@@ -95,6 +134,10 @@ struct Inner {
     chores: remove::Chores,
     syncs: sync::Syncs,
     soon: Mutex<soon::Soon>,
+    /// The format the directory had when it was opened; `None` for a new one.
+    found_format: Option<u32>,
+    holds: Arc<holds::Holds>,
+    relief: Relieved,
     /// Memory layers that are being written.
     capturing: Mutex<HashSet<MemoryId>>,
     /// Held for its lock, and given up last.
@@ -137,23 +180,16 @@ impl Store {
             .map_err(io_error("restrict", &data))?;
         let lock = take_lock(&data.join("keep.lock"))?;
         ballast::release_if_full(&data);
-        manifest::check_directory_format(&data)?;
+        let found_format = manifest::check_directory_format(&data)?;
+        if found_format.is_some_and(|format| format >= ALL_PARTS) {
+            // A new one in its place would be empty, and everything it held would look unreferenced.
+            let missing = PARTS.into_iter().find(|part| !data.join(part).is_dir());
+            if let Some(part) = missing {
+                return Err(StoreError::MissingPart { path: data.join(part) });
+            }
+        }
         let identity = identity::find(&data)?;
-        let parts = [
-            "projects",
-            "sandboxes",
-            "snapshots",
-            "drives",
-            "secrets",
-            "layers",
-            "memory",
-            "templates",
-            "images",
-            "aside",
-            "bin",
-            "tmp",
-        ];
-        for part in parts {
+        for part in PARTS.into_iter().chain(SCRATCH) {
             let path = data.join(part);
             match fs::create_dir(&path) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -175,6 +211,9 @@ impl Store {
             chores,
             syncs: sync::Syncs::new(options.sync_slack.unwrap_or(sync::SLACK)),
             soon: Mutex::default(),
+            found_format,
+            holds: Arc::default(),
+            relief: Relieved::default(),
             capturing: Mutex::default(),
         };
         let store = Self { inner: Arc::new(inner) };
@@ -185,25 +224,54 @@ impl Store {
         Ok(store)
     }
 
+    /// The format the data directory had when it was opened; `None` if this opening made it.
+    #[must_use]
+    pub fn found_format(&self) -> Option<u32> {
+        self.inner.found_format
+    }
+
     /// The data directory.
     #[must_use]
     pub fn data_dir(&self) -> &Path {
         &self.inner.data
     }
 
-    /// Refuses when `need` bytes would not fit and leave the reserve free.
+    /// A path as it is below the data directory, for people to read.
+    #[must_use]
+    pub fn below(&self, path: &Path) -> String {
+        path.strip_prefix(&self.inner.data).unwrap_or(path).display().to_string()
+    }
+
+    /// Says who frees space, before new work is refused for want of it. Only the first to say so counts.
+    pub fn relieved_by(&self, relief: Relief) {
+        let _ = self.inner.relief.0.set(relief);
+    }
+
+    async fn relieve(&self) -> bool {
+        match self.inner.relief.0.get() {
+            Some(relief) => relief().await,
+            None => false,
+        }
+    }
+
+    /// Refuses when `need` bytes would not fit and leave the reserve free, and nothing in the trash can go for it.
     ///
     /// # Errors
     ///
     /// Returns [`StoreError::NoRoom`], which says how much is free.
     pub async fn check_room(&self, need: u64) -> Result<()> {
-        let store = self.clone();
-        blocking(move || {
-            let (free, total) = store.free_space()?;
-            let reserve = store.inner.reserve.unwrap_or((256 << 20).max(total / 100));
-            store.refuse_beyond(free.saturating_sub(reserve), need)
-        })
-        .await
+        loop {
+            let store = self.clone();
+            let checked = blocking(move || {
+                let (free, total) = store.free_space()?;
+                let reserve = store.inner.reserve.unwrap_or((256 << 20).max(total / 100));
+                store.refuse_beyond(free.saturating_sub(reserve), need)
+            });
+            match checked.await {
+                Err(StoreError::NoRoom { .. }) if self.relieve().await => {}
+                checked => return checked,
+            }
+        }
     }
 
     /// Refuses when a seal, which writes no more than manifests, would not fit. It may use the
@@ -227,6 +295,7 @@ impl Store {
             if self.check_room_to_seal().is_ok() {
                 return Ok(());
             }
+            self.relieve().await;
             self.sync().await?;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -392,6 +461,16 @@ pub enum StoreError {
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
+    },
+    /// A directory of the layout is missing.
+    #[error(
+        "`{path}` is missing: something is not mounted, or a restore was partial; bring it back and start again. \
+         Nothing was changed. If what it held is lost for good, make an empty directory in its place by hand",
+        path = path.display()
+    )]
+    MissingPart {
+        /// The directory.
+        path: PathBuf,
     },
     /// It was never written, or it has been removed.
     #[error("there is no {kind} {key} in the store")]

@@ -1,8 +1,12 @@
 //! Getting rid of trees, however deep, without making anyone wait.
 //!
 //! A tree to be removed is renamed into `tmp/`, which is one step and cannot be half done, and then
-//! deleted by one thread of the store. What that thread has not done when the daemon ends is done
+//! deleted by a thread of its own. What that thread has not done when the daemon ends is done
 //! when the store is next opened.
+//!
+//! *Deletion is slow on purpose.* Every unlink is part of a transaction of the filesystem's journal, and whoever syncs waits
+//! for all of it. So the thread removes [`AT_ONCE`] names and then rests for at least as long as that took, and it has the
+//! lowest priority the host gives. Other chores have a thread of their own and wait for no deletion.
 
 use std::fs;
 use std::io;
@@ -11,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FileType};
 
@@ -18,13 +23,20 @@ use super::manifest::list;
 use super::tree::{Place, file_type};
 use super::{Result, Store, io_error};
 
-/// The thread that deletes, and does what else can wait.
+/// How many names are removed before the thread rests.
+const AT_ONCE: u32 = 64;
+/// The shortest and the longest rest.
+const REST: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(250));
+
+/// The threads that delete, and do what else can wait.
 #[derive(Debug)]
 pub(super) struct Chores {
     /// Taken when the store closes.
-    orders: Option<Sender<Order>>,
+    deletions: Option<Sender<Order>>,
+    /// Taken when the store closes.
+    errands: Option<Sender<Order>>,
     closing: Arc<AtomicBool>,
-    worker: Option<JoinHandle<()>>,
+    workers: Vec<JoinHandle<()>>,
 }
 
 enum Order {
@@ -32,6 +44,7 @@ enum Order {
     Run(Chore),
     /// Say when all before it is done.
     Tell(Sender<()>),
+    Then(tokio::sync::oneshot::Sender<()>),
 }
 
 /// Something that can wait, and need not happen at all when the store closes first.
@@ -39,22 +52,29 @@ pub(super) type Chore = Box<dyn FnOnce() + Send>;
 
 impl Chores {
     pub(super) fn start() -> io::Result<Self> {
-        let (orders, receiver) = mpsc::channel();
         let closing = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&closing);
-        let worker = thread::Builder::new()
-            .name("keep-chores".to_owned())
-            .spawn(move || work_off(&receiver, &seen))?;
-        Ok(Self { orders: Some(orders), closing, worker: Some(worker) })
+        let mut workers = Vec::new();
+        let mut start = |name: &str| -> io::Result<Sender<Order>> {
+            let (orders, receiver) = mpsc::channel();
+            let seen = Arc::clone(&closing);
+            let worker = thread::Builder::new().name(name.to_owned());
+            workers.push(worker.spawn(move || work_off(&receiver, &seen))?);
+            Ok(orders)
+        };
+        let (deletions, errands) = (Some(start("keep-delete")?), Some(start("keep-chores")?));
+        Ok(Self { deletions, errands, closing, workers })
     }
 
     /// Has `chore` done some time later. It must not hold the store, which waits for it to close.
     pub(super) fn run(&self, chore: Chore) {
-        self.send(Order::Run(chore));
+        if let Some(orders) = &self.errands {
+            // The worker only ends after the store.
+            let _ = orders.send(Order::Run(chore));
+        }
     }
 
     fn send(&self, order: Order) {
-        if let Some(orders) = &self.orders {
+        if let Some(orders) = &self.deletions {
             // The worker only ends after the store.
             let _ = orders.send(order);
         }
@@ -64,18 +84,20 @@ impl Chores {
 impl Drop for Chores {
     fn drop(&mut self) {
         self.closing.store(true, Ordering::Relaxed);
-        self.orders = None;
-        if let Some(worker) = self.worker.take() {
+        (self.deletions, self.errands) = (None, None);
+        for worker in self.workers.drain(..) {
             let _ = worker.join();
         }
     }
 }
 
 fn work_off(orders: &Receiver<Order>, closing: &AtomicBool) {
+    // A courtesy to everything else on the host: without it, deletion is only a little less polite.
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
     for order in orders {
         match order {
             Order::Delete(path) if !closing.load(Ordering::Relaxed) => {
-                if let Err(error) = remove_tree(&path, closing) {
+                if let Err(error) = remove_slowly(&path, closing) {
                     tracing::warn!(path = %path.display(), error = &error as &dyn std::error::Error,
                         "could not delete all of it; it is tried again at the next start");
                 }
@@ -85,6 +107,31 @@ fn work_off(orders: &Receiver<Order>, closing: &AtomicBool) {
             Order::Tell(done) => {
                 let _ = done.send(());
             }
+            Order::Then(done) => {
+                let _ = done.send(());
+            }
+        }
+    }
+}
+
+/// Says when to rest.
+#[derive(Debug)]
+struct Pace {
+    removed: u32,
+    since: Instant,
+    rests: bool,
+}
+
+impl Pace {
+    fn new(rests: bool) -> Self {
+        Self { removed: 0, since: Instant::now(), rests }
+    }
+
+    fn removed_one(&mut self) {
+        self.removed += 1;
+        if self.rests && self.removed >= AT_ONCE {
+            thread::sleep(self.since.elapsed().clamp(REST.0, REST.1));
+            (self.removed, self.since) = (0, Instant::now());
         }
     }
 }
@@ -109,7 +156,16 @@ impl Store {
         Ok(())
     }
 
+    /// Waits until everything discarded so far has been deleted, without a thread.
+    pub async fn deletions_done(&self) {
+        let (done, told) = tokio::sync::oneshot::channel();
+        self.inner.chores.send(Order::Then(done));
+        let _ = told.await;
+    }
+
     /// Waits until everything discarded so far has been deleted.
+    ///
+    /// Only for who is alone with the store, or has nowhere to put what it is about to write.
     pub(super) fn await_chores(&self) {
         let (done, told) = mpsc::channel();
         self.inner.chores.send(Order::Tell(done));
@@ -117,15 +173,15 @@ impl Store {
     }
 }
 
-/// Deletes a file or a tree. Stops early when `closing` becomes true.
-pub(super) fn remove_tree(path: &Path, closing: &AtomicBool) -> Result<()> {
+/// Deletes a file or a tree, with rests. Stops early when `closing` becomes true.
+fn remove_slowly(path: &Path, closing: &AtomicBool) -> Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => {}
         Ok(_) => return fs::remove_file(path).map_err(io_error("remove", path)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(io_error("stat", path)(error)),
     }
-    empty(Place::root(path)?, closing)?;
+    empty_at(Place::root(path)?, closing, &mut Pace::new(true))?;
     if closing.load(Ordering::Relaxed) {
         return Ok(());
     }
@@ -134,6 +190,10 @@ pub(super) fn remove_tree(path: &Path, closing: &AtomicBool) -> Result<()> {
 
 /// Deletes everything in a directory.
 pub(super) fn empty(root: Place, closing: &AtomicBool) -> Result<()> {
+    empty_at(root, closing, &mut Pace::new(false))
+}
+
+fn empty_at(root: Place, closing: &AtomicBool, pace: &mut Pace) -> Result<()> {
     enum Step {
         Enter(Place),
         Leave(Place),
@@ -148,12 +208,16 @@ pub(super) fn empty(root: Place, closing: &AtomicBool) -> Result<()> {
         let place = match step {
             Step::Leave(place) => {
                 place.remove()?;
+                pace.removed_one();
                 continue;
             }
             Step::Enter(place) => place,
         };
         let dir = place.open()?;
         for entry in dir.entries()? {
+            if closing.load(Ordering::Relaxed) {
+                return Ok(());
+            }
             let is_dir = match entry.kind {
                 FileType::Unknown => file_type(&dir.stat(&entry.name)?) == FileType::Directory,
                 kind => kind == FileType::Directory,
@@ -165,7 +229,7 @@ pub(super) fn empty(root: Place, closing: &AtomicBool) -> Result<()> {
                 continue;
             }
             match rustix::fs::unlinkat(dir.fd(), entry.name.as_c_str(), AtFlags::empty()) {
-                Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+                Ok(()) | Err(rustix::io::Errno::NOENT) => pace.removed_one(),
                 Err(error) => return Err(dir.failure("remove", &entry.name, error)),
             }
         }

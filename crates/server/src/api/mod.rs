@@ -23,6 +23,7 @@ pub(crate) mod services;
 pub(crate) mod snapshots;
 mod stream;
 pub(crate) mod tenants;
+pub(crate) mod trash;
 mod wire;
 
 use std::future::Future;
@@ -119,6 +120,8 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/whoami", get(tenants::who_am_i))
         .route("/v1/usage", get(tenants::usage))
         .route("/v1/damage", get(tenants::damage))
+        .route("/v1/trash", get(trash::list).delete(trash::empty))
+        .route("/v1/trash/{sandbox}/restore", post(trash::restore))
         .route("/v1/tokens", post(tenants::issue_token))
         .route("/v1/projects", get(tenants::projects).post(tenants::create_project))
         .route("/v1/projects/{project}", delete(tenants::delete_project))

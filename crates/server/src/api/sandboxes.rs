@@ -160,7 +160,7 @@ pub(crate) async fn remove(
     params.end()?;
     let engine = app.engine.clone();
     let snapshots = if keep { OnDelete::Keep } else { OnDelete::Drop };
-    let delete = Delete { snapshots, force };
+    let delete = Delete { snapshots, force, ..Delete::default() };
     let work = async move { engine.delete(&caller.project, &name, delete, key).await };
     let gone = finish(work).await?;
     let snapshots_kept = gone.snapshots_kept.into_iter().map(Into::into).collect();

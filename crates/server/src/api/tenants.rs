@@ -93,6 +93,7 @@ pub(crate) async fn usage(
         images_bytes: space.images,
         quarantine_bytes: space.quarantine,
         open_bytes: space.open,
+        trash_bytes: space.trash,
     }))
 }
 

@@ -218,13 +218,20 @@ impl Images {
     /// Returns [`ImageError::NotFound`], which lists what there is.
     pub async fn remove(&self, name: &str) -> ImageResult<()> {
         let image = self.get(name).await?;
+        self.shelf.note_removed(&image.name);
         Ok(self.shelf.store.remove::<Image>(&image.name).await?)
+    }
+
+    /// Whether this process removed the image of exactly that name.
+    #[must_use]
+    pub fn was_removed(&self, name: &str) -> bool {
+        self.shelf.was_removed(name)
     }
 
     /// Layers that a pull or import under way is counting on, and that must not be collected.
     #[must_use]
     pub fn in_use(&self) -> HashSet<LayerId> {
-        self.shelf.in_use()
+        self.shelf.store.held_layers()
     }
 
     async fn finish(

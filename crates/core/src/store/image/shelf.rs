@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::OwnedMutexGuard;
 
-use super::super::{Durability, SealOptions, Store};
+use super::super::{Durability, Hold, SealOptions, Store};
 use super::error::{ImageError, ImageResult};
 use super::host::HostTree;
 use super::progress::Reporter;
@@ -36,9 +36,10 @@ pub(super) struct Shelf {
     pub(super) settings: ImageSettings,
     /// One at a time for each name: two pulls of one layer share the download.
     locks: Locks,
-    held: Arc<Mutex<HashMap<LayerId, usize>>>,
     /// Layers made since the daemon started, by what stands for them.
     made: Mutex<BTreeMap<String, LayerId>>,
+    /// Images that were removed since the daemon started: their manifests are not missing.
+    removed: Mutex<HashSet<String>>,
     /// What images were found to have.
     pub(super) runtimes: Seen,
 }
@@ -51,35 +52,7 @@ pub(super) struct Stack {
     chain: String,
     /// Layers there were when it was begun, by what stands for them: [`Layer::diff_id`].
     known: BTreeMap<String, LayerId>,
-    held: Held,
-}
-
-/// Keeps layers from being collected while it lives.
-#[derive(Debug)]
-struct Held {
-    all: Arc<Mutex<HashMap<LayerId, usize>>>,
-    mine: Vec<LayerId>,
-}
-
-impl Held {
-    fn add(&mut self, id: &LayerId) {
-        *lock(&self.all).entry(id.clone()).or_default() += 1;
-        self.mine.push(id.clone());
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let mut all = lock(&self.all);
-        for id in &self.mine {
-            if let Some(count) = all.get_mut(id) {
-                *count -= 1;
-                if *count == 0 {
-                    all.remove(id);
-                }
-            }
-        }
-    }
+    held: Hold,
 }
 
 impl Stack {
@@ -111,14 +84,18 @@ impl Shelf {
             store,
             settings,
             locks: Mutex::default(),
-            held: Arc::default(),
             made: Mutex::default(),
+            removed: Mutex::default(),
             runtimes: Seen::default(),
         }
     }
 
-    pub(super) fn in_use(&self) -> HashSet<LayerId> {
-        lock(&self.held).keys().cloned().collect()
+    pub(super) fn note_removed(&self, name: &str) {
+        lock(&self.removed).insert(name.to_owned());
+    }
+
+    pub(super) fn was_removed(&self, name: &str) -> bool {
+        lock(&self.removed).contains(name)
     }
 
     /// Waits until nobody else holds `name`.
@@ -139,7 +116,7 @@ impl Shelf {
             .filter(|layer| layer.kind == LayerKind::Image)
             .filter_map(|layer| Some((layer.diff_id?, layer.id)))
             .collect();
-        let held = Held { all: Arc::clone(&self.held), mine: Vec::new() };
+        let held = self.store.hold();
         Ok(Stack { layers: Vec::new(), chain: String::new(), known, held })
     }
 
@@ -147,7 +124,7 @@ impl Shelf {
     pub(super) async fn stand_on(&self, stack: &mut Stack, base: &Image) -> ImageResult<()> {
         for id in base.layers.iter().rev() {
             // Held first and looked at then: a collection in between is seen.
-            stack.held.add(id);
+            stack.held.layers(std::slice::from_ref(id)).await;
             self.store.layer(id).await?;
             stack.layers.push(id.clone());
             stack.extend_chain(id.as_str());
@@ -183,7 +160,7 @@ impl Shelf {
         let made = lock(&self.made).get(key).cloned();
         for id in [stack.known.get(key).cloned(), made].into_iter().flatten() {
             // Held first and looked at then: a collection in between is seen.
-            stack.held.add(&id);
+            stack.held.layers(std::slice::from_ref(&id)).await;
             if self.store.layer(&id).await.is_ok() {
                 let diff = self.store.diff_dir(&id);
                 stack.push(id, &diff);
@@ -226,7 +203,7 @@ impl Shelf {
     ) -> ImageResult<Unpacked> {
         let chain = stack.topmost_first();
         let open = self.store.begin(&chain).await?;
-        stack.held.add(&open);
+        stack.held.layers(std::slice::from_ref(&open)).await;
         let outcome = self.fill(stack, &open, archive, form, expected, what).await;
         if outcome.is_err() {
             self.discard(&open).await;
@@ -277,7 +254,7 @@ impl Shelf {
         progress: &Reporter,
     ) -> ImageResult<HostTree> {
         let open = self.store.begin(&[]).await?;
-        stack.held.add(&open);
+        stack.held.layers(std::slice::from_ref(&open)).await;
         let diff = self.store.diff_dir(&open);
         let (host, never) = (self.settings.host.clone(), self.store.data_dir().to_owned());
         let (into, reporter) = (diff.clone(), progress.clone());

@@ -379,7 +379,7 @@ async fn remove(
                 Err(error) => return Err(error),
             }
         }
-        engine.delete(&project, &name, Delete { snapshots, force: false }, None).await?;
+        engine.delete(&project, &name, Delete { snapshots, ..Delete::default() }, None).await?;
         Ok(found)
     })
     .await?;

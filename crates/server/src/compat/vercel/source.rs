@@ -156,7 +156,7 @@ impl Fetched {
         made: &Opened,
     ) -> Result<(), VercelError> {
         let Err(problem) = self.fetch(app, made).await else { return Ok(()) };
-        let delete = Delete { snapshots: OnDelete::Drop, force: false };
+        let delete = Delete { snapshots: OnDelete::Drop, ..Delete::default() };
         let gone = app.engine.delete(&caller.project, &made.sandbox.name, delete, None).await;
         if let Err(error) = gone {
             tracing::warn!(sandbox = %made.sandbox.name, %error, "a sandbox without its source stays");

@@ -1,0 +1,160 @@
+//! What the work of one sandbox costs the others.
+//!
+//! Small sandboxes run a command, stop, resume and fork, first on a quiet daemon and then while a sandbox with many files is
+//! checkpointed, compacted, and deleted for good. What counts is the p99 of the second as a ratio to the p99 of the first, in
+//! the same run: at most [`BUDGET`].
+//!
+//! And what many snapshots cost: checkpoints of a sandbox with few snapshots, and of the same one with many.
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use sandkeep_client::types::{Checkpoint, ExecRequest, Fork};
+
+use super::stats::{Table, percentile};
+use super::{Bench, Outcome, make_tree};
+
+/// What the others may lose.
+const BUDGET: f64 = 2.0;
+
+/// How long each thing takes.
+#[derive(Default)]
+struct Times {
+    exec: Vec<Duration>,
+    stop: Vec<Duration>,
+    start: Vec<Duration>,
+    fork: Vec<Duration>,
+}
+
+impl Times {
+    fn rows(&self) -> [(&'static str, &[Duration]); 4] {
+        [("exec", &self.exec), ("stop", &self.stop), ("start", &self.start), ("fork", &self.fork)]
+    }
+}
+
+/// Measures until `over` says so, and as often as `least` at least.
+async fn measure(bench: &Bench, over: &AtomicBool, least: usize) -> Outcome<Times> {
+    let mut times = Times::default();
+    let write = ["/bin/sh", "-c", "echo $$ > /work/file"];
+    let mut round = 0;
+    while round < least || !over.load(Ordering::SeqCst) {
+        for _ in 0..5 {
+            let began = Instant::now();
+            bench.run("bystander", &["/bin/true"]).await?;
+            times.exec.push(began.elapsed());
+        }
+        bench.run("bystander", &write).await?;
+        let began = Instant::now();
+        bench.client.stop("bystander", None).await?;
+        times.stop.push(began.elapsed());
+        let fork = format!("bystander-{round}");
+        let request = Fork { name: Some(fork.clone()), start: true, ..Fork::default() };
+        let began = Instant::now();
+        bench.client.fork("bystander", &request, None).await?;
+        times.fork.push(began.elapsed());
+        bench.client.delete(&fork, None).await?;
+        let began = Instant::now();
+        bench.run("bystander", &["/bin/true"]).await?;
+        times.start.push(began.elapsed());
+        round += 1;
+    }
+    Ok(times)
+}
+
+/// Does the work that may disturb, and says when it is over.
+async fn disturb(bench: &Bench, what: &str, round: usize) -> Outcome<()> {
+    let name = format!("heavy-{round}");
+    match what {
+        "checkpointed" => {
+            // A process that is alive: its files are copied.
+            let argv = ["/bin/sleep", "1000"].map(str::to_owned).to_vec();
+            let sleep = ExecRequest { argv, detach: true, ..ExecRequest::default() };
+            bench.client.exec_detached(&name, &sleep).await?;
+            bench.client.checkpoint(&name, &Checkpoint::default()).await?;
+        }
+        "compacted" => {
+            // More stops than a chain may have layers; a second after the last its chain is shortened.
+            for step in 0..26 {
+                let script = format!("echo {step} > /work/step");
+                bench.run(&name, &["/bin/sh", "-c", &script]).await?;
+                bench.client.stop(&name, None).await?;
+            }
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+        _ => {
+            bench.client.delete(&name, None).await?;
+            bench.client.empty_trash().await?;
+            tokio::time::sleep(Duration::from_secs(20)).await;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) async fn run(bench: Arc<Bench>, quick: bool) -> Outcome<()> {
+    let files = if quick { 20_000 } else { 200_000 };
+    let least = if quick { 10 } else { 100 };
+    let mut table = Table::default();
+    bench.create("bystander").await?;
+    let over = AtomicBool::new(true);
+    let quiet = measure(&bench, &over, least).await?;
+    for (what, times) in quiet.rows() {
+        table.add(&format!("{what}, quiet"), times);
+    }
+    make_tree(&bench.tree, files, 1 << 30)?;
+    rustix::fs::sync();
+    bench.create("heavy-0").await?;
+    bench.fill("heavy-0").await?;
+    let mut worst: f64 = 0.0;
+    for what in ["checkpointed", "compacted", "deleted"] {
+        let over = Arc::new(AtomicBool::new(false));
+        let (other, done) = (Arc::clone(&bench), Arc::clone(&over));
+        let work = async move {
+            let outcome = disturb(&other, what, 0).await.map_err(|error| error.to_string());
+            done.store(true, Ordering::SeqCst);
+            outcome
+        };
+        let (disturbed, measured) = tokio::join!(work, measure(&bench, &over, 5));
+        disturbed?;
+        for ((name, before), (_, now)) in quiet.rows().iter().zip(measured?.rows()) {
+            let ratio = percentile(now, 0.99) / percentile(before, 0.99);
+            worst = worst.max(ratio);
+            table
+                .add(&format!("{name}, one with {files} files is {what} ({ratio:.1}× quiet)"), now);
+        }
+    }
+    table.note(&format!(
+        "p99 of others while one with {files} files is checkpointed, compacted and deleted: at most {worst:.1}× quiet, \
+         of {BUDGET:.1}× allowed"
+    ));
+    many_snapshots(&bench, &mut table, quick).await?;
+    table.print();
+    if worst > BUDGET {
+        writeln!(std::io::stderr(), "over budget: {worst:.1}×")?;
+    }
+    Ok(())
+}
+
+/// Checkpoints with few and with many snapshots.
+async fn many_snapshots(bench: &Bench, table: &mut Table, quick: bool) -> Outcome<()> {
+    let (many, window) = if quick { (200, 20) } else { (4_000, 200) };
+    bench.create("history").await?;
+    let mut times = Vec::new();
+    for round in 0..many {
+        let script = format!("echo {round} > /work/file");
+        bench.run("history", &["/bin/sh", "-c", &script]).await?;
+        let began = Instant::now();
+        bench.client.checkpoint("history", &Checkpoint::default()).await?;
+        times.push(began.elapsed());
+    }
+    let (few, last) = (&times[..window], &times[times.len() - window..]);
+    table.add(&format!("checkpoint, the first {window}"), few);
+    table.add(&format!("checkpoint, the last {window} of {many}"), last);
+    let ratio = percentile(last, 0.50) / percentile(few, 0.50);
+    table.note(&format!(
+        "p50 of a checkpoint after {many} of them: {ratio:.1}× that of the first {window}"
+    ));
+    bench.client.delete("history", None).await?;
+    Ok(())
+}
