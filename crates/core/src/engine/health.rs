@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -54,12 +54,14 @@ impl Health {
         }
     }
 
-    fn look(health: &Weak<Self>, file: &PathBuf) {
+    fn look(health: &Weak<Self>, file: &Path) {
+        let mut is_there = false;
         loop {
             let Some(this) = health.upgrade() else { return };
             lock(&this.found).begun = Some(Instant::now());
             drop(this);
-            let outcome = probe(file);
+            let outcome = probe(file, !is_there);
+            is_there = !matches!(&outcome, Err(error) if error.kind() == io::ErrorKind::NotFound);
             let Some(this) = health.upgrade() else { return };
             {
                 let mut found = lock(&this.found);
