@@ -470,7 +470,7 @@ fn parse(output: &str) -> Files {
     output.lines().filter_map(pair).collect()
 }
 
-/// Whether a state is one that lasts.
+/// Whether a state is one that lasts. One that failed can be started again, which is tried then.
 pub(super) const fn is_final(state: State) -> bool {
-    matches!(state, State::Running | State::Stopped | State::Paused)
+    matches!(state, State::Running | State::Stopped | State::Paused | State::Failed)
 }
