@@ -66,7 +66,8 @@ pub(super) async fn client(
                 let _ = client.delete(&name, None).await;
             }
             Err(error) => {
-                findings.push(Finding::wrong(Operation::Delete, format!("{name}: {}", told(error))))
+                findings
+                    .push(Finding::wrong(Operation::Delete, format!("{name}: {}", told(error))));
             }
         }
     }
