@@ -7,8 +7,8 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use sandkeep_core::db::{Filter, Page};
-use sandkeep_core::engine::{Damage, DamageKind, Engine, Error, SetSecret, Stop};
-use sandkeep_core::model::{Mode, Name, Policy, ProjectNetwork, Scope, SecretName};
+use sandkeep_core::engine::{Damage, DamageKind, Engine, Error, SetSecret, SnapshotFilter, Stop};
+use sandkeep_core::model::{LayerId, Mode, Name, Policy, ProjectNetwork, Scope, SecretName};
 use sandkeep_testkit::house;
 use sandkeep_testkit::house::{House, name, ok, project, small, until};
 use sqlx::{Connection as _, SqliteConnection};
@@ -258,6 +258,74 @@ async fn a_lost_key_for_secrets_is_not_replaced() {
     assert!(found(&engine, DamageKind::SecurityConfig, "secrets.key").is_none());
     assert!(found(&engine, DamageKind::SecurityConfig, "token.key").is_some());
     engine.set_secret(&project(), "NEW".parse().unwrap(), set()).await.unwrap();
+    house.close(engine).await;
+}
+
+/// Changes one byte of a file and none of its metadata.
+fn flip(path: &Path) {
+    let modified = fs::metadata(path).unwrap().modified().unwrap();
+    let file = fs::File::options().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 0).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], 0).unwrap();
+    file.set_modified(modified).unwrap();
+}
+
+/// The layer that the current snapshot of a sandbox has on top.
+async fn top(engine: &Engine, sandbox: &str) -> LayerId {
+    let of = SnapshotFilter { sandbox: Some(name(sandbox)), deleted: false };
+    let found = engine.snapshots(&project(), of, &Page::all()).await.unwrap();
+    found.items[0].item.layers[0].clone()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_that_changed_is_found_and_nothing_starts_on_it() {
+    let mut house = house!();
+    house.settings.scrub.digest_rate = 1 << 30;
+    let engine = house.open().await;
+    for sandbox in ["app", "other"] {
+        engine.create(&project(), small(sandbox), None).await.unwrap();
+        ok(&engine, sandbox, "echo first > /work/file").await;
+        stop(&engine, sandbox).await;
+    }
+    ok(&engine, "app", "echo second > /work/other").await;
+    stop(&engine, "app").await;
+    let layer = top(&engine, "app").await;
+    let dir = house.data().join(format!("layers/{layer}"));
+    let subject = format!("layers/{layer}");
+    until("a digest", async || dir.join("digest.json").exists().then_some(())).await;
+    assert!(engine.scrub_now().await.unwrap().is_empty());
+    let file = dir.join("diff/work/other");
+    flip(&file);
+    assert!(!engine.fsck().await.unwrap().is_broken(), "only reading it tells");
+    let wrong = engine.scrub_now().await.unwrap();
+    assert_eq!(wrong.len(), 1);
+    assert_eq!(wrong[0].0, layer);
+    let told = found(&engine, DamageKind::LayerChanged, &subject).unwrap();
+    assert!(told.detail.contains("work/other"), "{told:?}");
+    let refused = engine.start(&project(), &name("app"), None).await;
+    let Err(Error::Unresumable { reason, offers, .. }) = &refused else { panic!("{refused:?}") };
+    assert!(reason.contains("work/other"), "{reason}");
+    assert_eq!(offers.len(), 1, "the snapshot before it is whole");
+    assert_eq!(ok(&engine, "other", "cat /work/file").await, "first\n");
+    stop(&engine, "other").await;
+    // It is what was sealed again.
+    flip(&file);
+    assert!(engine.scrub_now().await.unwrap().is_empty());
+    assert_eq!(ok(&engine, "app", "cat /work/other").await, "second\n");
+    stop(&engine, "app").await;
+    // Before there is a digest, what the seal saw tells.
+    house.close(engine).await;
+    house.settings.scrub.digest_rate = 0;
+    let engine = house.open().await;
+    ok(&engine, "app", "echo third > /work/third").await;
+    stop(&engine, "app").await;
+    let layer = top(&engine, "app").await;
+    fs::remove_file(house.data().join(format!("layers/{layer}/diff/work/third"))).unwrap();
+    assert!(engine.fsck().await.unwrap().is_broken());
+    assert_eq!(engine.scrub_now().await.unwrap().len(), 1);
+    let refused = engine.start(&project(), &name("app"), None).await;
+    assert!(matches!(refused, Err(Error::Unresumable { .. })), "{refused:?}");
     house.close(engine).await;
 }
 

@@ -298,8 +298,10 @@ async fn fsck_tells_what_is_missing_and_what_is_left_over() {
     let world = World::new();
     let image = world.image(nasty).await;
     let lost = LayerId::fresh();
-    let good = snapshot(std::slice::from_ref(&image));
-    let bad = snapshot(&[lost.clone(), image.clone()]);
+    let kept = |snapshot: Snapshot| Snapshot { outlives: true, ..snapshot };
+    let good = kept(snapshot(std::slice::from_ref(&image)));
+    let bad = kept(snapshot(&[lost.clone(), image.clone()]));
+    world.store.write(&project("p"), Durability::Synced).await.expect("written");
     let mut sleeping = sandbox(std::slice::from_ref(&image));
     let missing = SnapshotId::fresh();
     sleeping.current = Some(missing.clone());

@@ -379,9 +379,24 @@ pub(crate) struct FsckArgs {
     /// Recreate the database from what is on disk
     #[arg(long)]
     pub(crate) rebuild: bool,
-    /// Read every file of every layer and compare it with the last time this was done
+    /// Read every file of every layer and compare it with what was sealed
     #[arg(long)]
     pub(crate) verify: bool,
+    /// With --verify: take layers that were never read before as they are now
+    #[arg(long, requires = "verify")]
+    pub(crate) record: bool,
+    /// Bring missing layers back from the trash and the quarantine, and move leftovers to the quarantine; nothing is deleted
+    #[arg(long)]
+    pub(crate) repair: bool,
+    /// Move this damaged file or directory to the quarantine, and give up what it described
+    #[arg(long, value_name = "PATH")]
+    pub(crate) give_up: Vec<PathBuf>,
+    /// Take this layer as it is now, although it is not what was sealed
+    #[arg(long, value_name = "LAYER")]
+    pub(crate) accept_layer: Vec<String>,
+    /// Replace the damaged or missing manifest of this project: without keys, and with a network that denies everything
+    #[arg(long, value_name = "PROJECT")]
+    pub(crate) reset_project: Vec<String>,
 }
 
 /// Arguments of `completions`.

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use sandkeep_core::engine::Settings;
-use sandkeep_core::model::{Layer, MemoryLayer};
-use sandkeep_core::store::{Problem, Report, Store, Verdict};
+use sandkeep_core::model::{Layer, LayerId, MemoryLayer, Name};
+use sandkeep_core::store::{Difference, Problem, Repair, Report, Store, Verdict, missing_parts};
 use serde::Serialize;
 
 use super::bytes;
@@ -28,13 +28,17 @@ struct Answer {
     rebuilt: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     verified: Option<Verified>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    repaired: Vec<Repair>,
 }
 
 /// What reading all files found.
 #[derive(Debug, Default, Serialize)]
 struct Verified {
     intact: usize,
-    /// Layers seen for the first time: their digests are kept, to be compared with the next time.
+    /// Layers that were never read before: there is nothing to compare them with.
+    unverified: usize,
+    /// Those of them whose digests were made now.
     recorded: usize,
     damaged: Vec<String>,
 }
@@ -46,13 +50,31 @@ pub(super) async fn fsck(global: &Global, args: &FsckArgs) -> Result<(), Failure
         let message = format!("there is no data directory `{}`", data.display());
         return Err(Failure::here(message).with_hint(hint));
     }
+    let screen = Screen::new(global.json);
+    let missing = missing_parts(&data);
+    if !missing.is_empty() {
+        // Nothing is opened, so that nothing is made in their place.
+        let problems = missing.into_iter().map(|path| Problem::MissingPart { path }).collect();
+        let report = Report { problems, ..Report::default() };
+        let (rebuilt, verified, repaired) = (false, None, Vec::new());
+        let answer = Answer { data, report, broken: true, rebuilt, verified, repaired };
+        screen.answer(&answer, |answer| written(screen.paint, answer))?;
+        return Err(Failure::Broken);
+    }
     let store = serve::open_store(&data)?;
-    let report = store
-        .fsck()
-        .await
-        .map_err(|error| Failure::caused("cannot read the data directory", error))?;
+    let cannot = |error| Failure::caused("cannot read the data directory", error);
+    decide(&store, args).await?;
+    let mut report = store.fsck().await.map_err(cannot)?;
+    let mut repaired = Vec::new();
+    if args.repair {
+        repaired = store
+            .repair(&report)
+            .await
+            .map_err(|error| Failure::caused("cannot repair the data directory", error))?;
+        report = store.fsck().await.map_err(cannot)?;
+    }
     let verified = match args.verify {
-        true => Some(verify(&store).await?),
+        true => Some(verify(&store, args.record).await?),
         false => None,
     };
     if args.rebuild {
@@ -70,8 +92,7 @@ pub(super) async fn fsck(global: &Global, args: &FsckArgs) -> Result<(), Failure
     }
     let broken =
         report.is_broken() || verified.as_ref().is_some_and(|found| !found.damaged.is_empty());
-    let screen = Screen::new(global.json);
-    let answer = Answer { data, report, broken, rebuilt: args.rebuild, verified };
+    let answer = Answer { data, report, broken, rebuilt: args.rebuild, verified, repaired };
     screen.answer(&answer, |answer| written(screen.paint, answer))?;
     match broken {
         true => Err(Failure::Broken),
@@ -79,16 +100,59 @@ pub(super) async fn fsck(global: &Global, args: &FsckArgs) -> Result<(), Failure
     }
 }
 
-async fn verify(store: &Store) -> Result<Verified, Failure> {
+/// Does what somebody decided about damage, each thing by its name.
+async fn decide(store: &Store, args: &FsckArgs) -> Result<(), Failure> {
+    for name in &args.reset_project {
+        let project: Name = name
+            .parse()
+            .map_err(|error| Failure::caused(format!("`{name}` is no project"), error))?;
+        store
+            .reset_project(&project)
+            .await
+            .map_err(|error| Failure::caused(format!("cannot reset project `{name}`"), error))?;
+    }
+    for layer in &args.accept_layer {
+        let id: LayerId = layer
+            .parse()
+            .map_err(|error| Failure::caused(format!("`{layer}` is no layer"), error))?;
+        store
+            .accept_layer(&id)
+            .await
+            .map_err(|error| Failure::caused(format!("cannot accept layer `{layer}`"), error))?;
+    }
+    for path in &args.give_up {
+        let path = store.data_dir().join(path);
+        let within = path.canonicalize().is_ok_and(|path| path.starts_with(store.data_dir()));
+        if !within || path == store.data_dir() {
+            return Err(Failure::here(format!(
+                "`{}` is not in the data directory",
+                path.display()
+            )));
+        }
+        store
+            .quarantine(&path)
+            .await
+            .map_err(|error| Failure::caused(format!("cannot move `{}`", path.display()), error))?;
+    }
+    Ok(())
+}
+
+async fn verify(store: &Store, record: bool) -> Result<Verified, Failure> {
     let cannot = |error| Failure::caused("cannot read the layers", error);
     let mut found = Verified::default();
     for layer in store.scan::<Layer>().await.map_err(cannot)?.good {
-        match store.verify(&layer.id).await.map_err(cannot)? {
+        let verdict = match store.verify(&layer.id, None).await {
+            Ok(verdict) => verdict,
+            // One that cannot be read is damaged; the others are read all the same.
+            Err(error) => Verdict::Damaged(vec![Difference::Told(error.to_string())]),
+        };
+        match verdict {
             Verdict::Intact => found.intact += 1,
-            Verdict::Unknown => {
-                store.fingerprint(&layer.id).await.map_err(cannot)?;
+            Verdict::Unknown if record => {
+                store.fingerprint(&layer.id, None).await.map_err(cannot)?;
                 found.recorded += 1;
             }
+            Verdict::Unknown => found.unverified += 1,
             Verdict::Damaged(differences) => {
                 let told = differences
                     .iter()
@@ -98,12 +162,17 @@ async fn verify(store: &Store) -> Result<Verified, Failure> {
         }
     }
     for layer in store.scan::<MemoryLayer>().await.map_err(cannot)?.good {
-        match store.verify_memory(&layer.id).await.map_err(cannot)? {
+        let verdict = match store.verify_memory(&layer.id).await {
+            Ok(verdict) => verdict,
+            Err(error) => Verdict::Damaged(vec![Difference::Told(error.to_string())]),
+        };
+        match verdict {
             Verdict::Intact => found.intact += 1,
-            Verdict::Unknown => {
+            Verdict::Unknown if record => {
                 store.fingerprint_memory(&layer.id).await.map_err(cannot)?;
                 found.recorded += 1;
             }
+            Verdict::Unknown => found.unverified += 1,
             Verdict::Damaged(differences) => {
                 let told = differences
                     .iter()
@@ -129,12 +198,23 @@ fn written(paint: Paint, answer: &Answer) -> String {
         };
         text.push_str(&format!("{mark}  {}\n", told(problem)));
     }
-    if let Some(Verified { intact, recorded, damaged }) = &answer.verified {
+    for repair in &answer.repaired {
+        let told = match repair {
+            Repair::Quarantined { from, to } => {
+                format!("`{}` is now `{}`", from.display(), to.display())
+            }
+            Repair::Restored { from, layer } => {
+                format!("layer {layer} was in `{}` and is back in its place", from.display())
+            }
+        };
+        text.push_str(&format!("{}  {told}\n", paint.bold("repaired")));
+    }
+    if let Some(Verified { intact, unverified, recorded, damaged }) = &answer.verified {
         for difference in damaged {
             text.push_str(&format!("{}  {difference}\n", paint.red("PROBLEM ")));
         }
         text.push_str(&format!(
-            "{intact} layers read and found as they were, {recorded} read for the first time\n"
+            "{intact} layers are what was sealed; {unverified} have no digest to compare with; {recorded} digests were made\n"
         ));
     }
     if answer.rebuilt {
@@ -170,6 +250,29 @@ fn told(problem: &Problem) -> String {
         }
         Problem::UnheldMemory { memory, bytes: size } => {
             format!("memory layer {memory}, {}, is needed by nobody", bytes(*size))
+        }
+        Problem::MissingPart { path } => {
+            format!("`{}` is missing: it is not mounted, or a restore was partial", path.display())
+        }
+        Problem::MissingProject { project, needed_by } => {
+            format!("the manifest of project {project} is missing, and {needed_by} belongs to it")
+        }
+        Problem::MissingSandbox { sandbox, snapshot } => {
+            format!(
+                "the manifest of sandbox {sandbox} is missing, and snapshot {snapshot} is one of its own"
+            )
+        }
+        Problem::LostManifest { path } => {
+            format!("`{}` holds what a sandbox did, and its manifest is missing", path.display())
+        }
+        Problem::OldManifest { sandbox, generation, newest } => format!(
+            "the manifest of sandbox {sandbox} is an old copy: it is of generation {generation}, and there is a snapshot of {newest}"
+        ),
+        Problem::ChangedLayer { layer, difference } => {
+            format!("layer {layer} is not what was sealed: {difference}")
+        }
+        Problem::TornRecord { path } => {
+            format!("`{}` was being written when the power went", path.display())
         }
         Problem::MissingFiles { layer } => format!("layer {layer} has lost its files"),
         Problem::NotASandbox { path } => format!("`{}` holds no sandbox", path.display()),

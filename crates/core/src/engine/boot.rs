@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use sandkeep_proto::link::Known;
 
+use super::damage::DamageKind;
 use super::lifecycle::{self, Command as Wish, Phase, Report};
 use super::live::{Live, reach};
 use super::machine::{Begin, How};
@@ -333,10 +334,10 @@ impl Inner {
     async fn chain(&self, sandbox: &Sandbox) -> Result<Vec<LayerId>> {
         self.require_ground(sandbox).await?;
         let Some(id) = &sandbox.current else {
-            for layer in &sandbox.image_layers {
-                self.store.layer(layer).await?;
-            }
-            return Ok(sandbox.image_layers.clone());
+            return match self.missing_layer(&sandbox.image_layers).await {
+                None => Ok(sandbox.image_layers.clone()),
+                Some(reason) => Err(Error::ImageDamaged { name: sandbox.name.clone(), reason }),
+            };
         };
         let problem = match self.db.snapshot(id).await? {
             None => "it is not in the store".to_owned(),
@@ -373,6 +374,14 @@ impl Inner {
             }
             if let Err(error) = found {
                 return Some(error.to_string());
+            }
+            if !self.store.diff_dir(layer).is_dir() {
+                return Some(format!("the files of layer {layer} are gone"));
+            }
+            if let Some(changed) =
+                self.damage.detail(DamageKind::LayerChanged, &format!("layers/{layer}"))
+            {
+                return Some(format!("layer {layer} is not what was sealed: {changed}"));
             }
         }
         None

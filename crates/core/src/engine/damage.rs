@@ -115,6 +115,12 @@ impl DamageRegister {
         entries.keys().filter(|(known, _)| *known == kind).map(|(_, of)| of.clone()).collect()
     }
 
+    /// What is known of damage of a kind to something.
+    pub(super) fn detail(&self, kind: DamageKind, subject: &str) -> Option<String> {
+        let entries = lock(&self.entries);
+        entries.get(&(kind, subject.to_owned())).map(|damage| damage.detail.clone())
+    }
+
     fn all(&self) -> Vec<Damage> {
         lock(&self.entries).values().cloned().collect()
     }

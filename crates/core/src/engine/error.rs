@@ -89,6 +89,11 @@ pub enum Error {
          server again; or give its keys and network rules up with `keep fsck --reset-project {project}`"
     )]
     ProjectLocked { project: Name, reason: String },
+    #[error(
+        "sandbox `{name}` does not start: {reason}. Its image is damaged: pull or import it again and make the sandbox \
+         again; `keep fsck --accept-layer` takes a changed layer as it is"
+    )]
+    ImageDamaged { name: Name, reason: String },
     #[error("there is no key `{0}`")]
     NoKey(KeyId),
     #[error("there is no drive `{0}`")]
@@ -263,6 +268,7 @@ impl Error {
             | Self::MemoryTooDeep(_)
             | Self::DriverInUse(_)
             | Self::ProjectLocked { .. }
+            | Self::ImageDamaged { .. }
             | Self::KeyReused(_) => ErrorKind::Conflict,
             Self::Gone(_)
             | Self::SessionEnded { .. }
@@ -318,6 +324,7 @@ impl Error {
             Self::StartSlow { .. } | Self::PortSlow { .. } => "timeout",
             Self::NoProject(_) => "project_not_found",
             Self::ProjectLocked { .. } => "project_locked",
+            Self::ImageDamaged { .. } => "image_damaged",
             Self::NoKey(_) => "key_not_found",
             Self::NoDrive(_) => "drive_not_found",
             Self::DriveTaken(_) => "drive_taken",

@@ -35,6 +35,7 @@
 //! - `doubt` is what becomes of what a failed sync may have lost, `health` whether the disk takes writes.
 //! - `evidence` finds what could name layers and was not read; `trash` keeps what was deleted for a while; `clock` says which
 //!   time things expire by.
+//! - `scrub` verifies layers while the server runs.
 //! - `damage` is the register of everything that is known to be wrong with stored data.
 //! - `secrets` keeps values of projects and gives them to sessions.
 //! - `tenant` knows projects and keys, `token` what speaks for a key; `once` makes retries harmless.
@@ -77,6 +78,7 @@ mod reaper;
 mod recover;
 mod rescue;
 mod sandbox;
+mod scrub;
 mod seal;
 mod secrets;
 mod services;
@@ -128,6 +130,7 @@ pub use health::Unwell;
 pub use live::Hold;
 pub use network::{ConnectionFilter, Destination, Host};
 pub use ports::{Connected, Whose};
+pub use scrub::ScrubSettings;
 pub use secrets::SetSecret;
 pub use services::{ServiceState, ServiceStatus};
 pub use space::{Sized, SpaceReport};
@@ -199,6 +202,8 @@ pub struct Settings {
     pub absent_drivers: BTreeMap<&'static str, Absent>,
     /// How many machines wait for the next sandbox, for each of the templates that were used last.
     pub ready: usize,
+    /// How layers are verified.
+    pub scrub: ScrubSettings,
 }
 
 /// Why a driver cannot be used.
@@ -234,6 +239,7 @@ impl Default for Settings {
             default_driver: Config::default().driver,
             absent_drivers: BTreeMap::new(),
             ready: 0,
+            scrub: ScrubSettings::default(),
         }
     }
 }
@@ -267,6 +273,7 @@ pub(crate) struct Inner {
     doubt: doubt::Reported,
     health: Arc<health::Health>,
     books: Arc<Mutex<Books>>,
+    scrub: scrub::Scrub,
     uids: Mutex<BTreeSet<u32>>,
     /// Held while a drive's record is changed.
     drives: tokio::sync::Mutex<()>,
@@ -332,6 +339,7 @@ impl Engine {
             doubt: doubt::Reported::default(),
             health: Arc::default(),
             books: Arc::default(),
+            scrub: scrub::Scrub::default(),
             uids: Mutex::default(),
             drives: tokio::sync::Mutex::default(),
             collecting: tokio::sync::Mutex::default(),
@@ -375,12 +383,14 @@ impl Engine {
         }));
         inner.recover().await?;
         reaper::run(&inner);
+        scrub::run(&inner);
         Ok(Self { inner })
     }
 
     /// Ends the engine's own work. Sandboxes go on running; the next daemon adopts them.
     pub async fn shutdown(&self) {
         self.inner.shutdown.send_replace(true);
+        self.inner.scrub.stop();
         // Operations that have begun run to completion, but not for longer than this all together.
         let slots: Vec<_> = self.inner.slots().values().cloned().collect();
         let idle = join_all(slots.iter().map(|slot| slot.idle()));

@@ -119,6 +119,9 @@ impl Inner {
     pub(super) fn book(&self, layer: &Layer) {
         let weight = self.store.weight(layer);
         self.books().add(layer.id.clone(), weight);
+        if self.store.verified_at(&layer.id).is_none() {
+            self.scrub.add(layer.id.clone());
+        }
     }
 
     /// Enters a memory layer that was sealed.

@@ -294,11 +294,11 @@ mod tests {
     #[test]
     fn what_was_signed_here_is_known_again_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
-        let signer = Signer::open(dir.path()).unwrap();
+        let signer = Signer::open(dir.path()).unwrap().0;
         let token = signer.sign(&good());
-        assert_eq!(Signer::open(dir.path()).unwrap().verify(&token), Some(good()));
+        assert_eq!(Signer::open(dir.path()).unwrap().0.verify(&token), Some(good()));
         let elsewhere = tempfile::tempdir().unwrap();
-        assert_eq!(Signer::open(elsewhere.path()).unwrap().verify(&token), None);
+        assert_eq!(Signer::open(elsewhere.path()).unwrap().0.verify(&token), None);
         let parts: Vec<&str> = token.split('.').collect();
         let none = URL_SAFE_NO_PAD.encode(r#"{"alg":"none","typ":"JWT"}"#);
         let richer = URL_SAFE_NO_PAD.encode(json!({ "aud": "y", "exp": 1_i64 << 40 }).to_string());
@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn a_token_ends() {
         let dir = tempfile::tempdir().unwrap();
-        let signer = Signer::open(dir.path()).unwrap();
+        let signer = Signer::open(dir.path()).unwrap().0;
         for claims in [json!({ "exp": now().as_second() - 1 }), json!({}), json!({ "exp": "9" })] {
             assert_eq!(signer.verify(&signer.sign(&claims)), None, "{claims}");
         }
@@ -333,6 +333,9 @@ mod tests {
         let mode = std::fs::metadata(dir.path().join("token.key")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         std::fs::write(dir.path().join("token.key"), b"short").unwrap();
-        assert!(Signer::open(dir.path()).is_err());
+        let (_, aside) = Signer::open(dir.path()).unwrap();
+        let aside = std::fs::read(dir.path().join(aside.unwrap())).unwrap();
+        assert_eq!(aside, b"short", "a damaged one is kept and another takes its place");
+        assert!(Signer::open(dir.path()).unwrap().1.is_none());
     }
 }

@@ -453,6 +453,9 @@ pub struct Layer {
     pub files: u64,
     /// When it was sealed.
     pub sealed_at: Timestamp,
+    /// A hash over the names, types, modes, owners, sizes and times of all files, taken at the seal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub summary: Option<String>,
     /// The digest of the uncompressed OCI layer it was unpacked from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub diff_id: Option<String>,

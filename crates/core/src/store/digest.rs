@@ -1,7 +1,9 @@
 //! Knowing later that a layer still is what was sealed.
 //!
-//! Sealing must be quick, so a layer's content is hashed afterwards, in the background, by
-//! [`Store::fingerprint`], which writes `digest.json`: a hash for every name, over what it is, its
+//! A seal looks at every name anyway, so `layer.json` has a summary of what it saw: names, types,
+//! modes, owners, sizes and times. Reading all files would make the seal slow. That is done right
+//! afterwards, in the background and at a limited rate, by [`Store::fingerprint`], which compares the
+//! summary first, so that what changed in between is not taken for good, and writes `digest.json`: a hash for every name, over what it is, its
 //! mode, owner, time, attributes, content, and which other names are the same file. Change time,
 //! access time and the number of links are left out: compaction moves them.
 
@@ -10,18 +12,20 @@ use std::ffi::CStr;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FileType, Statx};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::manifest::{self, Durability};
+use super::manifest::{self, Durability, Manifest as _};
 use super::text::path_text;
 use super::tree::{Dir, Place, Xattrs, file_type};
-use super::walk::{lock, visit};
-use super::{Result, Store, blocking, io_error};
-use crate::model::{FORMAT, LayerId};
+use super::walk::{Measure, lock, measure, visit};
+use super::{Result, Store, StoreError, blocking, io_error};
+use crate::model::{FORMAT, Layer, LayerId};
 
 /// What came of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,42 +74,120 @@ struct DigestFile {
 
 impl Store {
     /// Hashes a sealed layer and keeps the result beside it. One that was hashed before keeps its
-    /// first hash. Returns the digest over the whole.
+    /// first hash; one that is not what was sealed gets none. Reads as fast as it can on all
+    /// processors, or `gently` on one.
     ///
     /// # Errors
     ///
-    /// Returns [`StoreError`](super::StoreError) when the layer is not sealed or cannot be read.
-    pub async fn fingerprint(&self, layer: &LayerId) -> Result<String> {
-        let (store, id) = (self.clone(), layer.clone());
+    /// Returns [`StoreError`] when the layer is not sealed or cannot be read.
+    pub async fn fingerprint(&self, layer: &LayerId, gently: Option<&Gently>) -> Result<Verdict> {
+        let (store, id, gently) = (self.clone(), layer.clone(), gently.cloned());
         blocking(move || {
-            store.sealed(&id)?;
-            if let Some(file) = store.recorded(&id)? {
-                return Ok(file.digest);
+            if store.recorded(&id)?.is_some() {
+                return Ok(Verdict::Intact);
             }
-            let entries = hash_tree(Place::root(&store.diff_dir(&id))?)?;
+            let differences = store.compare_summary(&id)?;
+            if !differences.is_empty() {
+                return Ok(Verdict::Damaged(differences));
+            }
+            let entries =
+                hash_tree(Place::root(&store.diff_dir(&id))?, &Pace::new(gently.as_ref()))?;
             let file = DigestFile { format: FORMAT, digest: total(&entries), entries };
             let place = PathBuf::from(format!("layers/{id}/digest.json"));
             let json = manifest::to_json(&file, &place)?;
             store.put(&place, &json, Durability::Synced, false)?;
-            Ok(file.digest)
+            Ok(Verdict::Intact)
         })
         .await
     }
 
-    /// Hashes a sealed layer again and compares.
+    /// Takes a sealed layer as it is now for good, whatever was sealed. What was on record of it is
+    /// moved to `quarantine/`.
+    ///
+    /// # Errors
+    ///
+    /// As [`fingerprint`](Self::fingerprint).
+    pub async fn accept_layer(&self, layer: &LayerId) -> Result<()> {
+        let digest = self.layer_dir(layer).join("digest.json");
+        if digest.exists() {
+            self.quarantine(&digest).await?;
+        }
+        let (store, id) = (self.clone(), layer.clone());
+        blocking(move || {
+            let mut layer = store.sealed(&id)?;
+            let Measure { bytes: _, files, summary } = measure(&store.diff_dir(&id))?;
+            (layer.files, layer.summary) = (files, Some(hex(&summary)));
+            let place = Layer::place(&id);
+            store.put(&place, &manifest::to_json(&layer, &place)?, Durability::Synced, false)
+        })
+        .await?;
+        self.fingerprint(layer, None).await.map(drop)
+    }
+
+    /// Looks at every name of a sealed layer and compares with what the seal saw; reads no files.
+    ///
+    /// # Errors
+    ///
+    /// As [`fingerprint`](Self::fingerprint).
+    pub async fn verify_names(&self, layer: &LayerId) -> Result<Verdict> {
+        let (store, id) = (self.clone(), layer.clone());
+        blocking(move || {
+            let differences = store.compare_summary(&id)?;
+            let intact = differences.is_empty();
+            Ok(if intact { Verdict::Intact } else { Verdict::Damaged(differences) })
+        })
+        .await
+    }
+
+    /// What the metadata of a sealed layer says about changes since the seal.
+    pub(super) fn compare_summary(&self, id: &LayerId) -> Result<Vec<Difference>> {
+        let layer = self.sealed(id)?;
+        // Layers of before have none.
+        let Some(sealed) = layer.summary else { return Ok(Vec::new()) };
+        let now = measure(&self.diff_dir(id))?;
+        if hex(&now.summary) == sealed {
+            return Ok(Vec::new());
+        }
+        Ok(vec![Difference::Told(match now.files == layer.files {
+            true => "the name, type, mode, owner, size or time of a file changed".to_owned(),
+            false => format!("it has {} files, and {} were sealed", now.files, layer.files),
+        })])
+    }
+
+    /// When a layer was last compared with its digest, or that was made.
+    #[must_use]
+    pub fn verified_at(&self, layer: &LayerId) -> Option<SystemTime> {
+        fs::metadata(self.layer_dir(layer).join("digest.json")).ok()?.modified().ok()
+    }
+
+    /// Hashes a sealed layer again and compares. One that was never hashed is [`Verdict::Unknown`],
+    /// unless its names are not those that were sealed: nothing is taken for good by this. Reads as
+    /// fast as it can on all processors, or `gently` on one.
     ///
     /// # Errors
     ///
     /// As [`fingerprint`](Self::fingerprint); damage is no error but the answer.
-    pub async fn verify(&self, layer: &LayerId) -> Result<Verdict> {
-        let (store, id) = (self.clone(), layer.clone());
+    pub async fn verify(&self, layer: &LayerId, gently: Option<&Gently>) -> Result<Verdict> {
+        let (store, id, gently) = (self.clone(), layer.clone(), gently.cloned());
         blocking(move || {
-            store.sealed(&id)?;
-            let Some(file) = store.recorded(&id)? else { return Ok(Verdict::Unknown) };
+            let Some(file) = store.recorded(&id)? else {
+                let differences = store.compare_summary(&id)?;
+                let unknown = differences.is_empty();
+                return Ok(if unknown { Verdict::Unknown } else { Verdict::Damaged(differences) });
+            };
+            let root = Place::root(&store.diff_dir(&id))?;
             let differences =
-                compare(&file.entries, &hash_tree(Place::root(&store.diff_dir(&id))?)?);
-            let intact = differences.is_empty();
-            Ok(if intact { Verdict::Intact } else { Verdict::Damaged(differences) })
+                compare(&file.entries, &hash_tree(root, &Pace::new(gently.as_ref()))?);
+            if !differences.is_empty() {
+                return Ok(Verdict::Damaged(differences));
+            }
+            // The time says when it was last verified; a lost one costs a second look.
+            let path = store.layer_dir(&id).join("digest.json");
+            let _ = fs::File::options()
+                .append(true)
+                .open(&path)
+                .and_then(|file| file.set_modified(SystemTime::now()));
+            Ok(Verdict::Intact)
         })
         .await
     }
@@ -145,15 +227,67 @@ fn total(entries: &BTreeMap<String, String>) -> String {
     format!("sha256:{}", hex(&hash.finalize()))
 }
 
-fn hash_tree(root: Place) -> Result<BTreeMap<String, String>> {
+/// How to read files while others want the disk.
+#[derive(Debug, Clone)]
+pub struct Gently {
+    /// How many bytes a second, at the most.
+    pub rate: u64,
+    /// Whether to read from the disk what is in memory, and to leave none of it there.
+    pub past_cache: bool,
+    /// Set by whoever wants it to end early.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// How fast files are read.
+#[derive(Debug)]
+struct Pace<'a> {
+    gently: Option<&'a Gently>,
+    begun: Instant,
+    read: AtomicU64,
+}
+
+impl<'a> Pace<'a> {
+    fn new(gently: Option<&'a Gently>) -> Self {
+        Self { gently, begun: Instant::now(), read: AtomicU64::new(0) }
+    }
+
+    /// Waits until that many more bytes may be read.
+    fn take(&self, bytes: u64) -> Result<()> {
+        let Some(gently) = self.gently else { return Ok(()) };
+        let read = self.read.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let due = Duration::from_millis(read.saturating_mul(1000) / gently.rate.max(1));
+        loop {
+            if gently.stop.load(Ordering::Relaxed) {
+                return Err(StoreError::ShuttingDown);
+            }
+            match due.checked_sub(self.begun.elapsed()) {
+                None | Some(Duration::ZERO) => return Ok(()),
+                Some(early) => std::thread::sleep(early.min(Duration::from_millis(200))),
+            }
+        }
+    }
+
+    /// Has the kernel forget what it holds of a file.
+    fn forget(&self, file: &OwnedFd) {
+        if self.gently.is_some_and(|gently| gently.past_cache) {
+            let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+        }
+    }
+}
+
+/// What a name costs beside its content, in bytes.
+const NAME_COSTS: u64 = 4096;
+
+fn hash_tree(root: Place, pace: &Pace<'_>) -> Result<BTreeMap<String, String>> {
     let entries = Mutex::new(BTreeMap::new());
     // Which names each file with several has here.
     let groups: Mutex<HashMap<u64, Vec<String>>> = Mutex::default();
-    visit(root, |place, more| {
+    let work = |place: Place, more: &mut Vec<Place>| -> Result<()> {
         let dir = place.open()?;
         let own = hash_dir(&dir)?;
         lock(&entries).insert(path_text(&place.path()), own);
         for entry in dir.entries()? {
+            pace.take(NAME_COSTS)?;
             let stat = dir.stat(&entry.name)?;
             if file_type(&stat) == FileType::Directory {
                 more.push(dir.child(&entry.name));
@@ -163,11 +297,20 @@ fn hash_tree(root: Place) -> Result<BTreeMap<String, String>> {
             if stat.stx_nlink > 1 {
                 lock(&groups).entry(stat.stx_ino).or_default().push(path.clone());
             }
-            let hash = hash_leaf(&dir, &entry.name, &stat)?;
+            let hash = hash_leaf(&dir, &entry.name, &stat, pace)?;
             lock(&entries).insert(path, hash);
         }
         Ok(())
-    })?;
+    };
+    if pace.gently.is_none() {
+        visit(root, work)?;
+    } else {
+        let (mut waiting, mut more) = (vec![root], Vec::new());
+        while let Some(place) = waiting.pop() {
+            work(place, &mut more)?;
+            waiting.append(&mut more);
+        }
+    }
     let mut entries = entries.into_inner().unwrap_or_else(PoisonError::into_inner);
     for mut group in groups.into_inner().unwrap_or_else(PoisonError::into_inner).into_values() {
         group.sort();
@@ -185,12 +328,23 @@ fn hash_dir(dir: &Dir) -> Result<String> {
     Ok(hex(&hash.finalize()))
 }
 
-fn hash_leaf(dir: &Dir, name: &CStr, stat: &Statx) -> Result<String> {
+fn hash_leaf(dir: &Dir, name: &CStr, stat: &Statx, pace: &Pace<'_>) -> Result<String> {
     let mut hash = begin(stat, &dir.xattrs(name)?);
     match file_type(stat) {
         FileType::RegularFile => {
             let file = dir.open_file(name)?;
-            hash_content(&file, &mut hash).map_err(|error| dir.failure("read", name, error))?;
+            pace.forget(&file);
+            let mut buffer = vec![0u8; 128 << 10];
+            loop {
+                let got = rustix::io::read(&file, &mut buffer);
+                let got = got.map_err(|error| dir.failure("read", name, error))?;
+                if got == 0 {
+                    break;
+                }
+                hash.update(&buffer[..got]);
+                pace.take(got as u64)?;
+            }
+            pace.forget(&file);
         }
         FileType::Symlink => hash.update(dir.link_target(name)?.as_bytes()),
         _ => {}
@@ -222,17 +376,6 @@ fn begin(stat: &Statx, xattrs: &Xattrs) -> Sha256 {
     }
     hash.update(b"\n");
     hash
-}
-
-fn hash_content(file: &OwnedFd, hash: &mut Sha256) -> Result<(), rustix::io::Errno> {
-    let mut buffer = vec![0u8; 128 << 10];
-    loop {
-        let got = rustix::io::read(file, &mut buffer)?;
-        if got == 0 {
-            return Ok(());
-        }
-        hash.update(&buffer[..got]);
-    }
 }
 
 pub(super) fn sha256(bytes: &[u8]) -> [u8; 32] {

@@ -1,4 +1,13 @@
 //! Looking at everything and telling what is wrong. Nothing is changed but on request.
+//!
+//! A problem is either damage to something that was acknowledged, or a *leftover*: what a power cut or
+//! a killed daemon leaves of something that never was. To tell them apart:
+//!
+//! - records of sessions and commands are not synced when they are written. One that is empty, or full
+//!   of zeros, was torn by a power cut; one that is anything else than what was written is damaged.
+//! - a directory of a sandbox without a manifest is a leftover, unless there is evidence that the
+//!   sandbox lived: a record of a command, or of a session that ended.
+//! - the open layer of a start that was not recorded as finished may be missing.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -6,11 +15,13 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::manifest::{Damaged, Manifest, Scan, id_of, list, sync_parent};
+use super::document::check_format;
+use super::manifest::{Damaged, Manifest, Scan, id_of, list, parse, sync_parent};
 use super::{Result, Store, blocking, io_error};
+use crate::engine::lifecycle::Phase;
 use crate::model::{
-    Command, Drive, Image, Layer, LayerId, MemoryId, MemoryLayer, Project, Sandbox, SandboxId,
-    Secret, Session, Snapshot, SnapshotId, Template,
+    Command, Drive, Image, KeptAuthority, Layer, LayerId, MemoryId, MemoryLayer, Name, Project,
+    Quarantine, Sandbox, SandboxId, Secret, Session, Snapshot, SnapshotId, Template,
 };
 
 /// What was found.
@@ -72,12 +83,57 @@ pub enum Problem {
         /// The snapshot.
         snapshot: SnapshotId,
     },
+    /// A directory of the layout is not there: it is not mounted, or a restore was partial.
+    MissingPart {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A project has things and no manifest.
+    MissingProject {
+        /// The project.
+        project: Name,
+        /// Something that belongs to it.
+        needed_by: String,
+    },
+    /// A sandbox has a snapshot, and there is neither a manifest of it nor a reason for that.
+    MissingSandbox {
+        /// The sandbox.
+        sandbox: SandboxId,
+        /// One of its snapshots.
+        snapshot: SnapshotId,
+    },
+    /// A directory of a sandbox that lived has no manifest.
+    LostManifest {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A sandbox's manifest is older than its snapshots: an old copy was put in its place.
+    OldManifest {
+        /// The sandbox.
+        sandbox: SandboxId,
+        /// The generation its manifest tells.
+        generation: u64,
+        /// The highest generation that one of its snapshots has.
+        newest: u64,
+    },
+    /// A layer is not what was sealed.
+    ChangedLayer {
+        /// The layer.
+        layer: LayerId,
+        /// What is different.
+        difference: String,
+    },
+    /// A record of a session or a command that a power cut tore. Such records are not synced at once.
+    TornRecord {
+        /// The file.
+        path: PathBuf,
+    },
     /// A layer has a manifest and no files.
     MissingFiles {
         /// The layer.
         layer: LayerId,
     },
-    /// A directory that should hold a sandbox holds none.
+    /// A directory that should hold a sandbox holds none, and never did: a create broke off.
     NotASandbox {
         /// The directory.
         path: PathBuf,
@@ -137,13 +193,15 @@ impl Problem {
                 | Self::UnheldLayer { .. }
                 | Self::AbandonedMemory { .. }
                 | Self::UnheldMemory { .. }
+                | Self::NotASandbox { .. }
+                | Self::TornRecord { .. }
                 | Self::Stray { .. }
         )
     }
 }
 
 impl Store {
-    /// Looks at every manifest and every layer's place. Contents are
+    /// Looks at every manifest, and at every name in every layer. Contents are
     /// [`verify`](Self::verify)'s business.
     ///
     /// # Errors
@@ -162,17 +220,28 @@ impl Store {
             layers: self.scan().await?,
             memory: self.scan().await?,
             templates: self.scan().await?,
+            authorities: self.scan().await?,
+            asides: self.scan().await?,
         };
         let store = self.clone();
         blocking(move || {
             let mut report = everything.judge();
             store.judge_layers(&everything, &mut report)?;
             store.judge_memory(&everything, &mut report)?;
+            for path in missing_parts(store.data_dir()) {
+                report.problems.push(Problem::MissingPart { path });
+            }
             for dir in list(&store.data_dir().join("sandboxes"))? {
-                let names = ["sandbox.json", "sandbox.json.next", "sandbox.json.last"];
-                if !names.iter().any(|name| dir.join(name).exists()) {
-                    report.problems.push(Problem::NotASandbox { path: dir });
+                if ["sandbox.json", "sandbox.json.last"].iter().any(|name| dir.join(name).exists())
+                {
+                    continue;
                 }
+                // One that was being made when the power went may have left this.
+                let begun = dir.join("sandbox.json.next").exists();
+                report.problems.push(match has_lived(&dir, begun)? {
+                    true => Problem::LostManifest { path: dir },
+                    false => Problem::NotASandbox { path: dir },
+                });
             }
             Ok(report)
         })
@@ -234,6 +303,18 @@ impl Store {
                 }
             }
         }
+        for sandbox in &everything.sandboxes.good {
+            // What a start that did not finish began may not have reached the disk.
+            if !matches!(sandbox.phase, Phase::Running | Phase::Stopping) {
+                continue;
+            }
+            for layer in written(sandbox) {
+                if !sealed.contains_key(&layer) && !self.layer_dir(&layer).is_dir() {
+                    let needed_by = format!("{} {}", Sandbox::KIND, sandbox.id);
+                    report.problems.push(Problem::MissingLayer { needed_by, layer });
+                }
+            }
+        }
         let damaged: HashSet<&Path> =
             everything.layers.damaged.iter().map(|damaged| damaged.path.as_path()).collect();
         for dir in list(&self.layers_dir())? {
@@ -244,6 +325,16 @@ impl Store {
             match sealed.get(&id) {
                 Some(_) if !dir.join("diff").is_dir() => {
                     report.problems.push(Problem::MissingFiles { layer: id });
+                }
+                Some(_) if needed.contains(&id) => {
+                    let differences = match self.compare_summary(&id) {
+                        Ok(differences) => differences.iter().map(ToString::to_string).collect(),
+                        Err(error) => vec![error.to_string()],
+                    };
+                    for difference in differences {
+                        let layer = id.clone();
+                        report.problems.push(Problem::ChangedLayer { layer, difference });
+                    }
                 }
                 Some(layer) if !needed.contains(&id) => {
                     let bytes = layer.bytes;
@@ -306,6 +397,61 @@ impl Store {
     }
 }
 
+/// The directories of the layout that hold what cannot be made again.
+const PARTS: [&str; 10] = [
+    "projects",
+    "sandboxes",
+    "snapshots",
+    "drives",
+    "secrets",
+    "layers",
+    "memory",
+    "templates",
+    "images",
+    "aside",
+];
+
+/// Those that every version made.
+const OLDEST: usize = 3;
+
+/// The directories that a data directory should have and has not. One that was never opened has none
+/// to miss.
+#[must_use]
+pub fn missing_parts(data: &Path) -> Vec<PathBuf> {
+    let path = data.join("format.json");
+    let format = fs::read(&path).ok().and_then(|bytes| check_format(&path, &bytes).ok());
+    let expected = match format {
+        None => return Vec::new(),
+        // Earlier ones did not know all of them.
+        Some(format) if format < 5 => &PARTS[..OLDEST],
+        Some(_) => &PARTS[..],
+    };
+    expected.iter().map(|part| data.join(part)).filter(|path| !path.is_dir()).collect()
+}
+
+/// Whether a file is what a power cut leaves of one that was not synced.
+fn is_torn(path: &Path) -> bool {
+    fs::read(path).is_ok_and(|bytes| bytes.is_empty() || bytes.contains(&0))
+}
+
+/// Whether there is evidence that a sandbox was acknowledged. One whose first manifest was `begun` and
+/// not finished may have a session.
+fn has_lived(dir: &Path, begun: bool) -> Result<bool> {
+    let is_record = |path: &PathBuf| path.extension().is_some_and(|end| end == "json");
+    if list(&dir.join("commands"))?.iter().any(is_record) {
+        return Ok(true);
+    }
+    let sessions = list(&dir.join("sessions"))?;
+    let ended = |path: &PathBuf| {
+        let session = fs::read(path).ok().and_then(|bytes| parse::<Session>(path, &bytes).ok());
+        session.is_some_and(|session| session.ended_at.is_some())
+    };
+    Ok(match begun {
+        true => sessions.iter().any(ended),
+        false => sessions.iter().any(is_record),
+    })
+}
+
 /// All manifests.
 struct Everything {
     projects: Scan<Project>,
@@ -319,6 +465,8 @@ struct Everything {
     layers: Scan<Layer>,
     memory: Scan<MemoryLayer>,
     templates: Scan<Template>,
+    authorities: Scan<KeptAuthority>,
+    asides: Scan<Quarantine>,
 }
 
 impl Everything {
@@ -333,11 +481,20 @@ impl Everything {
             layers: self.layers.good.len(),
             memory: self.memory.good.len(),
         };
+        for Damaged { path, reason, too_new } in
+            self.sessions.damaged.iter().chain(&self.commands.damaged).cloned()
+        {
+            report.problems.push(match too_new {
+                true => Problem::TooNew { path },
+                false if is_torn(&path) => Problem::TornRecord { path },
+                false => Problem::DamagedManifest { path, reason },
+            });
+        }
         let damaged: [&[Damaged]; 10] = [
             &self.projects.damaged,
             &self.sandboxes.damaged,
-            &self.sessions.damaged,
-            &self.commands.damaged,
+            &self.authorities.damaged,
+            &self.asides.damaged,
             &self.snapshots.damaged,
             &self.drives.damaged,
             &self.secrets.damaged,
@@ -357,6 +514,8 @@ impl Everything {
                 false => Problem::Stray { path },
             });
         }
+        self.judge_projects(&mut report);
+        self.judge_ages(&mut report);
         // A tombstone is known too: a sandbox that still names one is told at the next start.
         let known: HashSet<&SnapshotId> =
             self.snapshots.good.iter().map(|snapshot| &snapshot.id).collect();
@@ -367,6 +526,80 @@ impl Everything {
             }
         }
         report
+    }
+
+    /// Things whose project has no manifest, not even a damaged one: that is a problem already.
+    fn judge_projects(&self, report: &mut Report) {
+        let damaged = self.projects.damaged.iter().map(|damaged| id_of(&damaged.path).to_owned());
+        let mut known: HashSet<String> = damaged.collect();
+        known.extend(self.projects.good.iter().map(|project| project.name.to_string()));
+        let snapshots = self.snapshots.good.iter().filter(|found| found.deleted_at.is_none());
+        let things = (self.sandboxes.good.iter())
+            .map(|found| (&found.project, format!("{} {}", Sandbox::KIND, found.id)))
+            .chain(
+                snapshots.map(|found| (&found.project, format!("{} {}", Snapshot::KIND, found.id))),
+            )
+            .chain(
+                self.drives
+                    .good
+                    .iter()
+                    .map(|found| (&found.project, format!("{} {}", Drive::KIND, found.id))),
+            )
+            .chain(
+                self.secrets
+                    .good
+                    .iter()
+                    .map(|found| (&found.project, format!("{} {}", Secret::KIND, found.name))),
+            );
+        for (project, needed_by) in things {
+            if known.insert(project.to_string()) {
+                let project = project.clone();
+                report.problems.push(Problem::MissingProject { project, needed_by });
+            }
+        }
+    }
+
+    /// Sandboxes that are older than their snapshots, or gone without them.
+    fn judge_ages(&self, report: &mut Report) {
+        let damaged = self.sandboxes.damaged.iter().filter_map(|damaged| damaged.path.parent());
+        let damaged: HashSet<&str> = damaged.map(id_of).collect();
+        let sandboxes: HashMap<&str, &Sandbox> =
+            self.sandboxes.good.iter().map(|sandbox| (sandbox.id.as_str(), sandbox)).collect();
+        // A snapshot that somebody else stands on, or stood on, outlives its sandbox.
+        let mut used: HashSet<&SnapshotId> = HashSet::new();
+        for sandbox in &self.sandboxes.good {
+            used.extend(&sandbox.current);
+            used.extend(sandbox.forked_from.as_ref().and_then(|from| from.snapshot.as_ref()));
+        }
+        for snapshot in &self.snapshots.good {
+            used.extend(&snapshot.parent);
+        }
+        let mut newest: HashMap<&str, u64> = HashMap::new();
+        let mut told = HashSet::new();
+        for snapshot in &self.snapshots.good {
+            let sandbox = snapshot.sandbox.as_str();
+            let highest = newest.entry(sandbox).or_default();
+            *highest = (*highest).max(snapshot.generation);
+            // Housekeeping removes such a snapshot of a deleted sandbox; earlier versions left more.
+            let gone = snapshot.format >= 5
+                && snapshot.deleted_at.is_none()
+                && !snapshot.outlives
+                && !used.contains(&snapshot.id)
+                && !sandboxes.contains_key(sandbox)
+                && !damaged.contains(sandbox);
+            if gone && told.insert(sandbox) {
+                let (sandbox, snapshot) = (snapshot.sandbox.clone(), snapshot.id.clone());
+                report.problems.push(Problem::MissingSandbox { sandbox, snapshot });
+            }
+        }
+        for sandbox in &self.sandboxes.good {
+            // The snapshot is written first: one that nobody was told of yet may be ahead.
+            let newest = newest.get(sandbox.id.as_str()).copied().unwrap_or(0);
+            if newest > sandbox.generation + 1 {
+                let (sandbox, generation) = (sandbox.id.clone(), sandbox.generation);
+                report.problems.push(Problem::OldManifest { sandbox, generation, newest });
+            }
+        }
     }
 
     /// Who needs which layers.

@@ -19,6 +19,7 @@ use std::thread;
 
 use serde::{Deserialize, Serialize};
 
+use super::digest::hex;
 use super::exclude::Globs;
 use super::junk::{Junk, JunkRules};
 use super::manifest::{self, Durability, Manifest, id_of, list};
@@ -222,7 +223,7 @@ impl Store {
             self.discard_dir(&dir.join(scratch), scratch)?;
         }
         failpoint::pass("store.seal.before_sync");
-        let (Measure { bytes, files }, junk) = self.sync_and_look(&diff, rules)?;
+        let (Measure { bytes, files, summary }, junk) = self.sync_and_look(&diff, rules)?;
         match options.kind {
             LayerKind::Session => self.settle_doubt(id)?,
             _ => self.refuse_doubtful_build(id)?,
@@ -234,6 +235,7 @@ impl Store {
             bytes: bytes.saturating_sub(options.foreign),
             files,
             sealed_at: now(),
+            summary: Some(hex(&summary)),
             diff_id: options.diff_id.clone(),
         };
         failpoint::pass("store.seal.before_manifest");
@@ -274,11 +276,18 @@ impl Store {
 
     /// Seals what was built in `staging` and moves it among the layers.
     pub(super) fn publish(&self, id: &LayerId, staging: &Path, kind: LayerKind) -> Result<Layer> {
-        let Measure { bytes, files } = self.sync_and_measure(&staging.join("diff"))?;
+        let Measure { bytes, files, summary } = self.sync_and_measure(&staging.join("diff"))?;
         self.refuse_doubtful_build(id)?;
-        let sealed_at = now();
-        let layer =
-            Layer { format: FORMAT, id: id.clone(), kind, bytes, files, sealed_at, diff_id: None };
+        let layer = Layer {
+            format: FORMAT,
+            id: id.clone(),
+            kind,
+            bytes,
+            files,
+            sealed_at: now(),
+            summary: Some(hex(&summary)),
+            diff_id: None,
+        };
         failpoint::pass("store.publish.before_manifest");
         let place = PathBuf::from(format!("tmp/{id}/layer.json"));
         self.put(&place, &manifest::to_json(&layer, &place)?, Durability::Synced, false)?;

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use rustix::fs::FileType;
+use rustix::fs::{FileType, Statx};
 use rustix::io::Errno;
+use sha2::{Digest as _, Sha256};
 
 use super::junk::{Heap, Junk, JunkLook, JunkRules};
 use super::tree::{Place, file_type};
@@ -21,6 +22,38 @@ pub(super) struct Measure {
     pub(super) bytes: u64,
     /// Names, the root's not counted.
     pub(super) files: u64,
+    /// A hash over what is known of every name without reading files. The order does not matter: it
+    /// is the exclusive or of one hash for each.
+    pub(super) summary: [u8; 32],
+}
+
+/// What of a name goes into the summary. The size of directories, link counts and change times are
+/// the filesystem's own.
+fn summed(path: &[u8], stat: &Statx) -> [u8; 32] {
+    let size = match file_type(stat) {
+        FileType::Directory => 0,
+        _ => stat.stx_size,
+    };
+    let mut hash = Sha256::new();
+    hash.update(path);
+    for number in [
+        u64::from(stat.stx_mode),
+        u64::from(stat.stx_uid),
+        u64::from(stat.stx_gid),
+        size,
+        stat.stx_mtime.tv_sec.cast_unsigned(),
+        u64::from(stat.stx_mtime.tv_nsec),
+        u64::from(stat.stx_rdev_major),
+        u64::from(stat.stx_rdev_minor),
+    ] {
+        hash.update([0]);
+        hash.update(number.to_le_bytes());
+    }
+    hash.finalize().into()
+}
+
+fn add_up(sum: &mut [u8; 32], one: &[u8; 32]) {
+    sum.iter_mut().zip(one).for_each(|(sum, one)| *sum ^= one);
 }
 
 /// Measures the tree under `root`, which nobody changes.
@@ -43,7 +76,9 @@ pub(super) fn measure_looking(
     let (bytes, files) = (AtomicU64::new(0), AtomicU64::new(0));
     let linked = Mutex::new(HashSet::new());
     let root = Place::root(root)?;
-    bytes.fetch_add(root.open()?.own_stat()?.stx_blocks * 512, Ordering::Relaxed);
+    let own = root.open()?.own_stat()?;
+    bytes.fetch_add(own.stx_blocks * 512, Ordering::Relaxed);
+    let summary = Mutex::new(summed(b"", &own));
     visit((root, None::<Arc<Heap>>), |(place, heap), more| {
         let dir = match place.open() {
             Err(error) if moving && vanished(&error) => return Ok(()),
@@ -57,6 +92,9 @@ pub(super) fn measure_looking(
             };
             let is_dir = file_type(&stat) == FileType::Directory;
             here.files += 1;
+            if !moving {
+                add_up(&mut here.summary, &summed(&dir.path_of(name), &stat));
+            }
             if is_dir || stat.stx_nlink == 1 || lock(&linked).insert(stat.stx_ino) {
                 here.bytes += stat.stx_blocks * 512;
             }
@@ -80,9 +118,11 @@ pub(super) fn measure_looking(
         }
         bytes.fetch_add(here.bytes, Ordering::Relaxed);
         files.fetch_add(here.files, Ordering::Relaxed);
+        add_up(&mut lock(&summary), &here.summary);
         Ok(())
     })?;
-    let measure = Measure { bytes: bytes.into_inner(), files: files.into_inner() };
+    let summary = summary.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let measure = Measure { bytes: bytes.into_inner(), files: files.into_inner(), summary };
     Ok((measure, look.map(JunkLook::finish).unwrap_or_default()))
 }
 
