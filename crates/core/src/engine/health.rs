@@ -107,9 +107,9 @@ impl Health {
     }
 }
 
-fn probe(path: &Path) -> io::Result<()> {
+fn probe(path: &Path, create: bool) -> io::Result<()> {
     let mut file =
-        File::options().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+        File::options().write(true).create(create).truncate(false).mode(0o600).open(path)?;
     file.write_all(b"ok\n")?;
     file.sync_all()
 }

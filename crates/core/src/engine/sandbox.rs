@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::error::NoSuch;
 use super::lifecycle::{self, Command as Asked, Phase};
@@ -18,7 +19,7 @@ use super::{
 };
 use tokio::sync::OwnedRwLockReadGuard;
 
-use crate::db::{Filter, Owner, Page, Paged, Tombstones};
+use crate::db::{DbError, Filter, Owner, Page, Paged, Tombstones};
 use crate::model::{
     Ending, Name, Patch, Sandbox, SandboxId, Session, SessionEnd, SessionId, Snapshot, SnapshotId,
     SnapshotKind,
@@ -59,7 +60,12 @@ impl Engine {
     /// Returns [`Error::NoSandbox`] when there is none of that name.
     pub async fn get(&self, project: &Name, name: &Name) -> Result<Opened> {
         let sandbox = self.inner.find(project, name).await?;
-        let session = self.inner.session_of(&sandbox).await?;
+        // While the disk hangs, a session that has just begun is in memory nowhere. Nobody waits for it.
+        let session = tokio::time::timeout(Duration::from_secs(1), self.inner.session_of(&sandbox));
+        let session = match session.await {
+            Ok(Err(Error::Db(DbError::Slow { .. }))) | Err(_) => None,
+            Ok(found) => found?,
+        };
         Ok(Opened { sandbox, session, created: false, resumed: false })
     }
 
