@@ -5,8 +5,8 @@ use hyper::Method;
 use crate::query::Target;
 use crate::transport::Call;
 use crate::types::{
-    CreateKey, CreateProject, Damage, Health, IssueToken, Key, NewKey, Paged, Project, SpaceUsage,
-    Token, WhoAmI,
+    CreateKey, CreateProject, Damage, Fsck, FsckRequest, Health, IssueToken, Key, NewKey, Paged,
+    Project, SpaceUsage, Token, WhoAmI,
 };
 use crate::{Client, Error};
 
@@ -32,6 +32,12 @@ impl Client {
     pub async fn damage(&self) -> Result<Vec<Damage>, Error> {
         let page: Paged<Damage> = self.transport.json(Call::get(Target::new(&["damage"]))).await?;
         Ok(page.items)
+    }
+
+    /// Has the server check its data directory; with `verify` it reads every file of every layer.
+    pub async fn fsck(&self, verify: bool) -> Result<Fsck, Error> {
+        let request = FsckRequest { verify };
+        self.transport.json(Call::post(Target::new(&["fsck"])).json(&request)?).await
     }
 
     /// Lists projects.

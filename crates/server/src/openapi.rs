@@ -30,6 +30,7 @@ use crate::api::{
         trash::list,
         trash::restore,
         trash::empty,
+        tenants::fsck,
         sandboxes::list,
         sandboxes::create,
         sandboxes::get,

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use sandkeep_core::engine::Settings;
 use sandkeep_core::model::{Layer, LayerId, MemoryLayer, Name};
-use sandkeep_core::store::{Difference, Problem, Repair, Report, Store, Verdict, missing_parts};
+use sandkeep_core::store::{
+    Difference, Problem, Repair, Report, Store, StoreError, Verdict, missing_parts,
+};
 use serde::Serialize;
 
-use super::bytes;
 use crate::args::{FsckArgs, Global};
 use crate::config::{self, MicrovmSettings, SecretsFile};
 use crate::failure::Failure;
@@ -61,7 +62,20 @@ pub(super) async fn fsck(global: &Global, args: &FsckArgs) -> Result<(), Failure
         screen.answer(&answer, |answer| written(screen.paint, answer))?;
         return Err(Failure::Broken);
     }
-    let store = serve::open_store(&data)?;
+    let changes = args.rebuild
+        || args.repair
+        || !args.give_up.is_empty()
+        || !args.accept_layer.is_empty()
+        || !args.reset_project.is_empty();
+    let store = match Store::open(&data) {
+        // A server works there: it checks by itself.
+        Err(StoreError::Locked { .. }) if !changes => return online(global, args).await,
+        Err(StoreError::Locked { .. }) => serve::open_store(&data)?,
+        Err(error) => {
+            return Err(Failure::caused(format!("cannot open `{}`", data.display()), error));
+        }
+        Ok(store) => store,
+    };
     let cannot = |error| Failure::caused("cannot read the data directory", error);
     decide(&store, args).await?;
     let mut report = store.fsck().await.map_err(cannot)?;
@@ -97,6 +111,35 @@ pub(super) async fn fsck(global: &Global, args: &FsckArgs) -> Result<(), Failure
     match broken {
         true => Err(Failure::Broken),
         false => Ok(()),
+    }
+}
+
+/// Has a running server check its data directory.
+async fn online(global: &Global, args: &FsckArgs) -> Result<(), Failure> {
+    let found = locate::client(global)?.fsck(args.verify).await?;
+    let screen = Screen::new(global.json);
+    screen.answer(&found, |found| {
+        let mut text = String::new();
+        for problem in &found.problems {
+            let mark = match problem.leftover {
+                true => screen.paint.dim("leftover"),
+                false => screen.paint.red("PROBLEM "),
+            };
+            text.push_str(&format!("{mark}  {}\n", problem.text));
+        }
+        text.push_str(concluded(found.broken));
+        text
+    })?;
+    match found.broken {
+        true => Err(Failure::Broken),
+        false => Ok(()),
+    }
+}
+
+fn concluded(broken: bool) -> &'static str {
+    match broken {
+        true => "something that was acknowledged is damaged\n",
+        false => "everything that was acknowledged is there\n",
     }
 }
 
@@ -196,7 +239,7 @@ fn written(paint: Paint, answer: &Answer) -> String {
             true => paint.dim("leftover"),
             false => paint.red("PROBLEM "),
         };
-        text.push_str(&format!("{mark}  {}\n", told(problem)));
+        text.push_str(&format!("{mark}  {}\n", problem));
     }
     for repair in &answer.repaired {
         let told = match repair {
@@ -220,66 +263,6 @@ fn written(paint: Paint, answer: &Answer) -> String {
     if answer.rebuilt {
         text.push_str("the index was made again from what is on disk\n");
     }
-    text.push_str(match answer.broken {
-        true => "something that was acknowledged is damaged\n",
-        false => "everything that was acknowledged is there\n",
-    });
+    text.push_str(concluded(answer.broken));
     text
-}
-
-fn told(problem: &Problem) -> String {
-    match problem {
-        Problem::DamagedManifest { path, reason } => {
-            format!("`{}` does not read: {reason}", path.display())
-        }
-        Problem::TooNew { path } => {
-            format!("`{}` was written by a later version of keep", path.display())
-        }
-        Problem::MissingLayer { needed_by, layer } => {
-            format!("layer {layer} is gone, and {needed_by} needs it")
-        }
-        Problem::MissingSnapshot { sandbox, snapshot } => {
-            format!("snapshot {snapshot} is gone, and sandbox {sandbox} stands on it")
-        }
-        Problem::MissingMemory { needed_by, memory } => {
-            format!("memory layer {memory} is gone, and {needed_by} needs it")
-        }
-        Problem::DamagedMemory { memory, reason } => format!("memory layer {memory}: {reason}"),
-        Problem::AbandonedMemory { memory } => {
-            format!("memory layer {memory} was begun and never finished")
-        }
-        Problem::UnheldMemory { memory, bytes: size } => {
-            format!("memory layer {memory}, {}, is needed by nobody", bytes(*size))
-        }
-        Problem::MissingPart { path } => {
-            format!("`{}` is missing: it is not mounted, or a restore was partial", path.display())
-        }
-        Problem::MissingProject { project, needed_by } => {
-            format!("the manifest of project {project} is missing, and {needed_by} belongs to it")
-        }
-        Problem::MissingSandbox { sandbox, snapshot } => {
-            format!(
-                "the manifest of sandbox {sandbox} is missing, and snapshot {snapshot} is one of its own"
-            )
-        }
-        Problem::LostManifest { path } => {
-            format!("`{}` holds what a sandbox did, and its manifest is missing", path.display())
-        }
-        Problem::OldManifest { sandbox, generation, newest } => format!(
-            "the manifest of sandbox {sandbox} is an old copy: it is of generation {generation}, and there is a snapshot of {newest}"
-        ),
-        Problem::ChangedLayer { layer, difference } => {
-            format!("layer {layer} is not what was sealed: {difference}")
-        }
-        Problem::TornRecord { path } => {
-            format!("`{}` was being written when the power went", path.display())
-        }
-        Problem::MissingFiles { layer } => format!("layer {layer} has lost its files"),
-        Problem::NotASandbox { path } => format!("`{}` holds no sandbox", path.display()),
-        Problem::AbandonedLayer { layer } => format!("layer {layer} was begun and never finished"),
-        Problem::UnheldLayer { layer, bytes: size } => {
-            format!("layer {layer}, {}, is needed by nobody", bytes(*size))
-        }
-        Problem::Stray { path } => format!("`{}` does not belong there", path.display()),
-    }
 }

@@ -58,8 +58,8 @@ pub use service::{Restart, Service, ServiceState, ServiceStatus, SetService};
 pub use session::{HookRun, Session, SessionEnd, Usage};
 pub use snapshot::{Snapshot, SnapshotDeleted, SnapshotKind, SnapshotMemory, SnapshotSize};
 pub use tenant::{
-    Audience, CreateKey, CreateProject, Damage, Health, IssueToken, Key, NewKey, Project, Scope,
-    SpaceUsage, Token, WhoAmI,
+    Audience, CreateKey, CreateProject, Damage, Fsck, FsckProblem, FsckRequest, Health, IssueToken,
+    Key, NewKey, Project, Scope, SpaceUsage, Token, WhoAmI,
 };
 pub use trash::{Restore, TrashEmptied, TrashItem};
 

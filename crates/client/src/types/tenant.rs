@@ -164,6 +164,33 @@ pub struct Damage {
     pub since: String,
 }
 
+/// A check of the data directory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FsckRequest {
+    /// Whether to read every file of every layer, too.
+    #[serde(default)]
+    pub verify: bool,
+}
+
+/// What a check of the data directory found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Fsck {
+    /// Whether something that was acknowledged is damaged.
+    pub broken: bool,
+    /// What was found.
+    pub problems: Vec<FsckProblem>,
+}
+
+/// One thing that a check found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FsckProblem {
+    /// Whether it is merely in the way, and nothing that was acknowledged is damaged.
+    pub leftover: bool,
+    /// What it is, as a sentence.
+    pub text: String,
+}
+
 /// The server is up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Health {

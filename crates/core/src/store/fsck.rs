@@ -21,7 +21,7 @@ use super::{Result, Store, blocking, io_error};
 use crate::engine::lifecycle::Phase;
 use crate::model::{
     Command, Drive, Image, KeptAuthority, Layer, LayerId, MemoryId, MemoryLayer, Name, Project,
-    Quarantine, Sandbox, SandboxId, Secret, Session, Snapshot, SnapshotId, Template,
+    Quarantine, Sandbox, SandboxId, Secret, Session, Size, Snapshot, SnapshotId, Template,
 };
 
 /// What was found.
@@ -197,6 +197,74 @@ impl Problem {
                 | Self::TornRecord { .. }
                 | Self::Stray { .. }
         )
+    }
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = match self {
+            Self::DamagedManifest { path, reason } => {
+                format!("`{}` does not read: {reason}", path.display())
+            }
+            Self::TooNew { path } => {
+                format!("`{}` was written by a later version of keep", path.display())
+            }
+            Self::MissingLayer { needed_by, layer } => {
+                format!("layer {layer} is gone, and {needed_by} needs it")
+            }
+            Self::MissingSnapshot { sandbox, snapshot } => {
+                format!("snapshot {snapshot} is gone, and sandbox {sandbox} stands on it")
+            }
+            Self::MissingMemory { needed_by, memory } => {
+                format!("memory layer {memory} is gone, and {needed_by} needs it")
+            }
+            Self::DamagedMemory { memory, reason } => format!("memory layer {memory}: {reason}"),
+            Self::AbandonedMemory { memory } => {
+                format!("memory layer {memory} was begun and never finished")
+            }
+            Self::UnheldMemory { memory, bytes: size } => {
+                format!("memory layer {memory}, {}, is needed by nobody", Size(*size))
+            }
+            Self::MissingPart { path } => {
+                format!(
+                    "`{}` is missing: it is not mounted, or a restore was partial",
+                    path.display()
+                )
+            }
+            Self::MissingProject { project, needed_by } => {
+                format!(
+                    "the manifest of project {project} is missing, and {needed_by} belongs to it"
+                )
+            }
+            Self::MissingSandbox { sandbox, snapshot } => {
+                format!(
+                    "the manifest of sandbox {sandbox} is missing, and snapshot {snapshot} is one of its own"
+                )
+            }
+            Self::LostManifest { path } => {
+                format!(
+                    "`{}` holds what a sandbox did, and its manifest is missing",
+                    path.display()
+                )
+            }
+            Self::OldManifest { sandbox, generation, newest } => format!(
+                "the manifest of sandbox {sandbox} is an old copy: it is of generation {generation}, and there is a snapshot of {newest}"
+            ),
+            Self::ChangedLayer { layer, difference } => {
+                format!("layer {layer} is not what was sealed: {difference}")
+            }
+            Self::TornRecord { path } => {
+                format!("`{}` was being written when the power went", path.display())
+            }
+            Self::MissingFiles { layer } => format!("layer {layer} has lost its files"),
+            Self::NotASandbox { path } => format!("`{}` holds no sandbox", path.display()),
+            Self::AbandonedLayer { layer } => format!("layer {layer} was begun and never finished"),
+            Self::UnheldLayer { layer, bytes: size } => {
+                format!("layer {layer}, {}, is needed by nobody", Size(*size))
+            }
+            Self::Stray { path } => format!("`{}` does not belong there", path.display()),
+        };
+        f.write_str(&text)
     }
 }
 

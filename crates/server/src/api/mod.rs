@@ -122,6 +122,7 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/damage", get(tenants::damage))
         .route("/v1/trash", get(trash::list).delete(trash::empty))
         .route("/v1/trash/{sandbox}/restore", post(trash::restore))
+        .route("/v1/fsck", post(tenants::fsck))
         .route("/v1/tokens", post(tenants::issue_token))
         .route("/v1/projects", get(tenants::projects).post(tenants::create_project))
         .route("/v1/projects/{project}", delete(tenants::delete_project))

@@ -111,6 +111,32 @@ pub(crate) async fn damage(
     Ok(Json(types::Paged { items, next: None }))
 }
 
+/// Checks the data directory while the server runs. One check at a time; others wait for their turn.
+#[utoipa::path(post, path = "/v1/fsck", tag = "server", operation_id = "fsck",
+    request_body = types::FsckRequest,
+    responses((status = 200, description = "What was found.", body = types::Fsck)))]
+pub(crate) async fn fsck(
+    _: Admin,
+    State(app): State<Arc<App>>,
+    params: Params,
+    Body(request): Body<types::FsckRequest>,
+) -> Answer<types::Fsck> {
+    params.end()?;
+    let report = app.engine.fsck().await?;
+    let mut broken = report.is_broken();
+    let mut problems: Vec<types::FsckProblem> = report.problems.iter().map(wire::problem).collect();
+    if request.verify {
+        for (layer, differences) in app.engine.scrub_now().await? {
+            broken = true;
+            problems.extend(differences.iter().map(|difference| types::FsckProblem {
+                leftover: false,
+                text: format!("layer {layer}: {difference}"),
+            }));
+        }
+    }
+    Ok(Json(types::Fsck { broken, problems }))
+}
+
 /// Lists all projects, with their keys.
 #[utoipa::path(get, path = "/v1/projects", tag = "projects", operation_id = "list_projects",
     responses((status = 200, description = "All, on one page.", body = types::Paged<types::Project>)))]

@@ -6,6 +6,7 @@ use sandkeep_client::types;
 use sandkeep_core::db;
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::model;
+use sandkeep_core::store::Problem;
 use sandkeep_proto::link;
 
 use super::guard;
@@ -20,6 +21,10 @@ use sandkeep_core::engine;
 /// A list whose items were turned into the wire's.
 pub(super) fn paged<T, U>(page: db::Paged<T>, each: impl Fn(T) -> U) -> types::Paged<U> {
     types::Paged { items: page.items.into_iter().map(each).collect(), next: page.next }
+}
+
+pub(super) fn problem(problem: &Problem) -> types::FsckProblem {
+    types::FsckProblem { leftover: problem.is_leftover(), text: problem.to_string() }
 }
 
 pub(super) fn damage(damage: engine::Damage) -> types::Damage {
