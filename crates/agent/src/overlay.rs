@@ -107,7 +107,11 @@ impl Overlay<'_> {
             // The filesystem itself, not this mount of it alone.
             rustix::mount::fsconfig_set_flag(context, "ro")?;
         }
-        rustix::mount::fsconfig_create(context)?;
+        match rustix::mount::fsconfig_create(context) {
+            // Before Linux 6.5 overlayfs takes any option and refuses those it does not know only here.
+            Err(Errno::INVAL) => return Err(Failed::Unknown),
+            created => created?,
+        }
         let mut attributes = MountAttrFlags::empty();
         for (flag, attribute) in [
             (MountFlags::RDONLY, MountAttrFlags::MOUNT_ATTR_RDONLY),

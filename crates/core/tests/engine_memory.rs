@@ -161,8 +161,12 @@ fn memory_dir(house: &House, memory: &sandkeep_core::model::MemoryId) -> std::pa
 }
 
 fn edit(path: &Path, change: impl FnOnce(&mut serde_json::Value)) {
-    let mut value = serde_json::from_slice(&fs::read(path).expect("a record")).expect("JSON");
+    let mut value: serde_json::Value =
+        serde_json::from_slice(&fs::read(path).expect("a record")).expect("JSON");
     change(&mut value);
+    // Without a checksum it is a document of an older format.
+    value["format"] = 4.into();
+    value.as_object_mut().expect("a record").remove("checksum");
     fs::write(path, serde_json::to_vec_pretty(&value).expect("JSON")).expect("written");
 }
 

@@ -239,7 +239,7 @@ fn written(paint: Paint, answer: &Answer) -> String {
             true => paint.dim("leftover"),
             false => paint.red("PROBLEM "),
         };
-        text.push_str(&format!("{mark}  {}\n", problem));
+        text.push_str(&format!("{mark}  {problem}\n"));
     }
     for repair in &answer.repaired {
         let told = match repair {

@@ -173,7 +173,8 @@ impl Inner {
         let ids = dangling
             .iter()
             .filter_map(|one| one.missing.split_once('/'))
-            .filter_map(|(part, id)| ["layers", "memory"].contains(&part).then(|| id.to_owned()));
+            .filter(|(part, _)| ["layers", "memory"].contains(part))
+            .map(|(_, id)| id.to_owned());
         let ids: Vec<String> = ids.collect();
         if ids.is_empty() {
             return Ok(());

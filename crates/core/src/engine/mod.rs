@@ -400,7 +400,7 @@ impl Engine {
         match tokio::time::timeout(Duration::from_secs(30), self.inner.store.sync()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::error!(error = boot::chain_of(&error), "not everything was synced")
+                tracing::error!(error = boot::chain_of(&error), "not everything was synced");
             }
             Err(_) => tracing::error!("the disk does not answer; not everything was synced"),
         }

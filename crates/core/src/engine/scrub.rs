@@ -62,7 +62,7 @@ impl Default for ScrubSettings {
 #[derive(Debug, Default)]
 pub(super) struct Scrub {
     queue: Mutex<VecDeque<LayerId>>,
-    wake: Notify,
+    wake: Arc<Notify>,
     stop: Arc<AtomicBool>,
     /// One check of everything at a time.
     checking: tokio::sync::Mutex<()>,
@@ -150,10 +150,11 @@ async fn work(engine: Weak<Inner>) {
             looked = Some(tokio::time::Instant::now());
             inner.look_for_work().await;
         } else {
-            let scrub = Arc::clone(&inner);
+            // Not the engine: whoever drops it gets the data directory back at once.
+            let wake = Arc::clone(&inner.scrub.wake);
             drop(inner);
             tokio::select! {
-                () = async { scrub.scrub.wake.notified().await; drop(scrub); } => {}
+                () = wake.notified() => {}
                 () = tokio::time::sleep(Duration::from_secs(5)) => {}
                 _ = shutdown.wait_for(|over| *over) => return,
             }

@@ -294,18 +294,23 @@ impl Inner {
         lock(&self.trash.sandboxes).remove(&trashed.path);
     }
 
-    /// Deletes what has been in the trash for the grace period.
+    /// Deletes what has been in the trash for the grace period, and the oldest before that while the disk is
+    /// short of room.
     pub(super) async fn sweep_trash(&self) -> Result<()> {
         let _change = self.trash.change.lock().await;
         let all = self.store.trash().await?;
         lock(&self.trash.seen).retain(|path, _| all.iter().any(|trashed| trashed.path == *path));
         for trashed in all {
             self.enter_trashed(&trashed).await;
-            if !self.stays_for(&trashed).is_zero() {
+            if !self.stays_for(&trashed).is_zero() && !self.store.is_short_of_room()? {
                 continue;
             }
             if let Err(error) = self.delete_for_good(&trashed).await {
                 tracing::error!(id = trashed.id, error = chain_of(&error), "is left in the trash");
+            }
+            if self.store.is_short_of_room()? {
+                // Whether the next must go as well shows when this one is gone.
+                let _ = tokio::time::timeout(FREED_WITHIN, self.store.deletions_done()).await;
             }
         }
         Ok(())

@@ -49,7 +49,7 @@ impl Store {
         if path.exists() || !self.free_space().is_ok_and(|(free, _)| free > 16 * SIZE) {
             return;
         }
-        let made = File::options().write(true).create(true).mode(0o600).open(&path);
+        let made = File::options().write(true).create(true).truncate(false).mode(0o600).open(&path);
         let made = made.map_err(io_error("create", &path)).and_then(|file| {
             rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, SIZE)
                 .map_err(|error| io_error("allocate", &path)(error.into()))

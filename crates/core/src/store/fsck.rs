@@ -648,10 +648,11 @@ impl Everything {
             let sandbox = snapshot.sandbox.as_str();
             let highest = newest.entry(sandbox).or_default();
             *highest = (*highest).max(snapshot.generation);
-            // Housekeeping removes such a snapshot of a deleted sandbox; earlier versions left more.
+            // A snapshot that stays behind its deleted sandbox says so itself; earlier versions left more.
             let gone = snapshot.format >= 5
                 && snapshot.deleted_at.is_none()
                 && !snapshot.outlives
+                && snapshot.sandbox_deleted_at.is_none()
                 && !used.contains(&snapshot.id)
                 && !sandboxes.contains_key(sandbox)
                 && !damaged.contains(sandbox);

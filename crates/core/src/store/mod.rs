@@ -266,14 +266,27 @@ impl Store {
             let store = self.clone();
             let checked = blocking(move || {
                 let (free, total) = store.free_space()?;
-                let reserve = store.inner.reserve.unwrap_or((256 << 20).max(total / 100));
-                store.refuse_beyond(free.saturating_sub(reserve), need)
+                store.refuse_beyond(free.saturating_sub(store.reserve(total)), need)
             });
             match checked.await {
                 Err(StoreError::NoRoom { .. }) if self.relieve().await => {}
                 checked => return checked,
             }
         }
+    }
+
+    /// Whether so much of the disk is used that new work is refused.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`] when the filesystem cannot be asked.
+    pub fn is_short_of_room(&self) -> Result<bool> {
+        let (free, total) = self.free_space()?;
+        Ok(free <= self.reserve(total))
+    }
+
+    fn reserve(&self, total: u64) -> u64 {
+        self.inner.reserve.unwrap_or((256 << 20).max(total / 100))
     }
 
     /// Refuses when a seal, which writes no more than manifests, would not fit. It may use the

@@ -304,7 +304,7 @@ fn kept_in(dir: &Path) -> Result<Vec<Snapshot>> {
         match read.and_then(|bytes| parse::<Snapshot>(&path, &bytes)) {
             Ok(snapshot) => kept.push(snapshot),
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "a snapshot in the trash does not read")
+                tracing::warn!(path = %path.display(), %error, "a snapshot in the trash does not read");
             }
         }
     }

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use sandkeep_client::types::CreateSandbox;
+use sandkeep_client::types::{CreateSandbox, Stop};
 use sandkeep_client::{Client, Error, ListSandboxes};
 
+use super::model::Files;
 use super::report::Operation;
 use super::worker::{Worker, files, is_final, settings, told};
 use crate::random::Random;
@@ -131,11 +132,22 @@ async fn sandbox(
         findings.push(Finding::lost(Operation::Stop, what));
     }
     known.generation = known.generation.max(found.generation);
-    let read = tokio::time::timeout(depth.patience, files(client, name));
-    let read = read.await.unwrap_or_else(|_| Err(format!("no answer for {:?}", depth.patience)));
+    let mut lossy = depth.lossy;
+    let mut read = read(client, name, depth).await;
+    if let Err(reason) = &read
+        && reason.contains("may have lost")
+    {
+        // What the disk may have lost was never acknowledged, and is given up as a user would.
+        lossy = true;
+        let given_up = Stop { discard: true, ..Stop::default() };
+        read = match client.stop_deciding(name, &given_up, None).await {
+            Ok(_) => self::read(client, name, depth).await,
+            Err(error) => Err(format!("what is in doubt cannot be given up: {}", told(error))),
+        };
+    }
     match read {
         Ok(files) => {
-            if let Some(wrong) = known.judge(&files, depth.lossy) {
+            if let Some(wrong) = known.judge(&files, lossy) {
                 let durable = known.judge(&files, true);
                 let (operation, lost) = match durable {
                     Some(_) => (Operation::Stop, "what its last snapshot holds"),
@@ -157,6 +169,12 @@ async fn sandbox(
             model.snapshots.retain(|_, snapshot| snapshot.sandbox != name);
         }
     }
+}
+
+/// All files of a sandbox, if it answers in time.
+async fn read(client: &Client, name: &str, depth: Depth) -> Result<Files, String> {
+    let read = tokio::time::timeout(depth.patience, files(client, name)).await;
+    read.unwrap_or_else(|_| Err(format!("no answer for {:?}", depth.patience)))
 }
 
 async fn snapshots(
