@@ -150,6 +150,7 @@ async fn an_empty_directory_is_no_sandbox_and_goes() {
     let dir = TempDir::with_prefix("keep").expect("a temporary directory");
     let data = dir.path().join("data");
     let store = Store::open(&data).expect("a store");
+    store.write(&project("p"), Durability::Synced).await.expect("written");
     store.write(&sandbox(&[]), Durability::Synced).await.expect("written");
     drop(store);
     let (empty, full) = (data.join("sandboxes/sbx_empty"), data.join("sandboxes/sbx_full"));

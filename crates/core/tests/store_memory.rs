@@ -13,7 +13,7 @@ use sandkeep_core::model::{
 };
 use sandkeep_core::store::search::Needles;
 use sandkeep_core::store::{Durability, NewMemory, Problem, Store, StoreError, Verdict};
-use store_world::{World, sandbox};
+use store_world::{World, project, sandbox};
 use zeroize::Zeroizing;
 
 fn new(roots: &[&str]) -> NewMemory {
@@ -174,6 +174,7 @@ async fn fsck_and_verify_see_what_is_wrong() {
         open_memory: vec![held.clone(), gone.clone()],
         ..sandbox(&[])
     };
+    store.write(&project("p"), Durability::Synced).await.expect("written");
     store.write(&session, Durability::Synced).await.expect("written");
     for (key, memory) in [("good", of_template.clone()), ("bad", gone.clone())] {
         let template = Template { format: FORMAT, key: key.to_owned(), memory, used_at: now() };

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::manifest::{Durability, id_of, list};
+use super::manifest::{Durability, id_of, list, versions_of};
 use super::{Result, Store, blocking, io_error};
 use crate::model::SandboxId;
 
@@ -48,7 +48,7 @@ impl Store {
         let mut listing = Listing::default();
         for dir in list(&data.join("sandboxes"))? {
             let id = id_of(&dir);
-            if dir.join("sandbox.json").exists() || dir.join("sandbox.json.last").exists() {
+            if versions_of(&dir.join("sandbox.json")).iter().any(|path| path.exists()) {
                 listing.manifests.insert(format!("sandboxes/{id}/sandbox.json"));
             } else if id.parse::<SandboxId>().is_ok() && holds_something(&dir)? {
                 listing.bare.push(format!("sandboxes/{id}"));
@@ -57,7 +57,8 @@ impl Store {
         for part in ["snapshots", "drives"] {
             for path in list(&data.join(part))? {
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
-                let name = name.strip_suffix(".last").unwrap_or(&name);
+                let version = [".next", ".last"].iter().find_map(|end| name.strip_suffix(end));
+                let name = version.unwrap_or(&name);
                 if name.ends_with(".json") {
                     listing.manifests.insert(format!("{part}/{name}"));
                 }
@@ -142,13 +143,15 @@ impl Store {
                 "images/*.json",
                 "templates/*.json",
             ];
-            for path in super::manifest::list_places(store.data_dir(), &patterns)? {
-                let text = match fs::read(&path) {
-                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-                    text => text.map_err(io_error("read", &path))?,
-                };
-                for id in ids_in(&text).filter(|id| wanted.contains(id)) {
-                    named.insert(id, path.clone());
+            for place in super::manifest::list_places(store.data_dir(), &patterns)? {
+                for path in versions_of(&place) {
+                    let text = match fs::read(&path) {
+                        Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                        text => text.map_err(io_error("read", &path))?,
+                    };
+                    for id in ids_in(&text).filter(|id| wanted.contains(id)) {
+                        named.insert(id, path.clone());
+                    }
                 }
             }
             Ok(named)

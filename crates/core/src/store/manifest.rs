@@ -339,7 +339,8 @@ fn read_file<M: Manifest>(path: &Path) -> Result<M> {
     }
 }
 
-fn read_newest<M: Manifest>(path: &Path) -> Result<M> {
+/// Reads a document in the newest version that reads.
+pub(super) fn read_newest<M: Manifest>(path: &Path) -> Result<M> {
     if !M::KEEP_LAST {
         return read_file(path);
     }
@@ -372,6 +373,11 @@ pub(super) fn write_file(path: &Path, bytes: &[u8], durability: Durability) -> R
         Durability::Synced => file.sync_all().map_err(io_error("sync", path)),
         Durability::Soon => Ok(()),
     }
+}
+
+/// Every file that may hold a version of a document.
+pub(super) fn versions_of(path: &Path) -> [PathBuf; 3] {
+    [next_of(path), path.to_owned(), last_of(path)]
 }
 
 fn scan_files<M: Manifest>(files: Vec<PathBuf>) -> Result<Scan<M>> {

@@ -11,7 +11,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::manifest::{Durability, Manifest, id_of, list, parse, sync_parent, to_json};
+use super::manifest::{
+    Durability, Manifest, id_of, list, parse, read_newest, sync_parent, to_json,
+};
 use super::{Result, Store, StoreError, blocking, io_error};
 use crate::failpoint;
 use crate::model::{
@@ -236,15 +238,7 @@ impl Store {
     pub async fn trashed_sandbox(&self, trashed: &Trashed) -> Result<TrashedSandbox> {
         let path = trashed.path.clone();
         blocking(move || {
-            let read = |name: &str| -> Result<Sandbox> {
-                let record = path.join(name);
-                let bytes = fs::read(&record).map_err(io_error("read", &record))?;
-                parse(&record, &bytes)
-            };
-            let sandbox = read("sandbox.json").or_else(|error| {
-                // After a power cut the last synced version may be the only one.
-                read("sandbox.json.last").map_err(|_| error)
-            })?;
+            let sandbox: Sandbox = read_newest(&path.join("sandbox.json"))?;
             Ok(TrashedSandbox { sandbox, snapshots: kept_in(&path)? })
         })
         .await
