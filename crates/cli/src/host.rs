@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
-use sandkeep_core::driver::AGENT;
 use sandkeep_core::driver::container::ContainerConfig;
 use sandkeep_core::driver::microvm::MicrovmConfig;
+use sandkeep_core::driver::{AGENT, any_alive};
 use sandkeep_core::store::Store;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -112,7 +112,8 @@ async fn claim_in(run: &Path, store: &Store) -> Result<Claim, Failure> {
     for _ in 0..3 {
         let mark = store.mark();
         let path = owner_file(run, &mark);
-        match take(&path, &own, in_use(run, &mark)).await.map_err(failed)? {
+        let alive = directories(run, &mark).iter().any(|dir| any_alive(dir));
+        match take(&path, &own, alive).await.map_err(failed)? {
             Ok(lock) => return Ok(Claim { mark, run: run.to_path_buf(), _lock: lock }),
             Err(original) => {
                 tracing::warn!(original = %original.path.display(), "this data directory is a copy of one that is in use on this host; it is given an identity of its own, and sandboxes that run there are left alone");
@@ -127,7 +128,7 @@ async fn claim_in(run: &Path, store: &Store) -> Result<Claim, Failure> {
 }
 
 /// Locks the file that says whose a mark is. `Err` within: it is another's.
-async fn take(path: &Path, own: &Owner, in_use: bool) -> io::Result<Result<File, Owner>> {
+async fn take(path: &Path, own: &Owner, alive: bool) -> io::Result<Result<File, Owner>> {
     let begun = Instant::now();
     loop {
         let mut file = File::options()
@@ -150,7 +151,8 @@ async fn take(path: &Path, own: &Owner, in_use: bool) -> io::Result<Result<File,
                 continue;
             }
             (Err(error), _) => return Err(error.into()),
-            (Ok(()), Some(other)) if in_use || other.is_there() => return Ok(Err(other)),
+            // What dead machines left is no reason: a filesystem that is mounted again may be another device.
+            (Ok(()), Some(other)) if alive || other.is_there() => return Ok(Err(other)),
             (Ok(()), _) => {}
         }
         // It may have been given up between opening and locking it.
@@ -170,10 +172,14 @@ fn owner_file(run: &Path, mark: &str) -> PathBuf {
     run.join(format!("{mark}.owner"))
 }
 
+/// Where machines under a mark have their directories.
+fn directories(run: &Path, mark: &str) -> [PathBuf; 2] {
+    [run.join(mark), run.join(format!("{mark}-microvm"))]
+}
+
 /// Whether there are machines under a mark, or what they left.
 fn in_use(run: &Path, mark: &str) -> bool {
-    let directories = [run.join(mark), run.join(format!("{mark}-microvm"))];
-    directories
+    directories(run, mark)
         .iter()
         .any(|dir| fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()))
 }
@@ -276,6 +282,10 @@ mod tests {
         assert_eq!(claim.mark(), mark, "its sandboxes are found");
         claim.retire();
         assert!(run.join(format!("{mark}.owner")).exists(), "they go on using it");
+        // Mounted again it is another device. Nothing that lives is left of the machine.
+        let owner = format!("{{\"device\":1,\"inode\":2,\"path\":{:?}}}", first);
+        std::fs::write(run.join(format!("{mark}.owner")), owner).unwrap();
+        assert_eq!(claim_in(&run, &store).await.unwrap().mark(), mark);
         std::fs::remove_dir(run.join(&mark).join("sbx-1")).unwrap();
         claim_in(&run, &store).await.unwrap().retire();
         assert!(!run.join(format!("{mark}.owner")).exists());

@@ -239,12 +239,8 @@ impl Host {
     /// The machine's record and a hold on its first process, if it lives.
     pub(super) fn alive(&self, key: &MachineKey) -> Option<(Record, OwnedFd)> {
         let record = self.record(key)?;
-        let pid = i32::try_from(record.pid).ok().and_then(Pid::from_raw)?;
-        let process = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
-        // Read after opening: if the times agree now, the descriptor is that process.
-        let stat = fs::read_to_string(format!("/proc/{}/stat", record.pid)).ok()?;
-        let same = start_time(&stat) == Some(record.started);
-        (same && !ended(&process, Some(&Timespec::default()))).then_some((record, process))
+        let process = process_of(&record)?;
+        Some((record, process))
     }
 
     pub(super) fn demand(&self, key: &MachineKey) -> DriverResult<(Record, OwnedFd)> {
@@ -367,6 +363,35 @@ pub(super) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error
 
 pub(super) fn broken(step: &str, reason: &impl ToString) -> DriverError {
     DriverError::Build { step: step.to_owned(), reason: reason.to_string() }
+}
+
+/// A hold on the first process of a machine, if it lives.
+fn process_of(record: &Record) -> Option<OwnedFd> {
+    let pid = i32::try_from(record.pid).ok().and_then(Pid::from_raw)?;
+    let process = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
+    // Read after opening: if the times agree now, the descriptor is that process.
+    let stat = fs::read_to_string(format!("/proc/{}/stat", record.pid)).ok()?;
+    let same = start_time(&stat) == Some(record.started);
+    (same && !ended(&process, Some(&Timespec::default()))).then_some(process)
+}
+
+/// Whether a machine that has its directory in `run_dir` is alive, or being built.
+#[must_use]
+pub fn any_alive(run_dir: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(run_dir) else { return false };
+    entries.flatten().any(|entry| {
+        let directory = entry.path();
+        let record = fs::read(directory.join(RECORD)).ok();
+        let record = record.and_then(|bytes| serde_json::from_slice::<Record>(&bytes).ok());
+        match record {
+            Some(record) => process_of(&record).is_some(),
+            // Whoever builds a machine holds a lock on its directory.
+            None => File::open(&directory).is_ok_and(|held| {
+                rustix::fs::flock(&held, FlockOperation::NonBlockingLockExclusive)
+                    == Err(rustix::io::Errno::WOULDBLOCK)
+            }),
+        }
+    })
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-pub use self::host::READY;
+pub use self::host::{READY, any_alive};
 use crate::model::{Fingerprint, Limits, MachineKey, RootFs, Size, UidRange};
 
 /// The agent, a static program: build.rs made it, `keep serve` writes it into the data directory.
