@@ -48,6 +48,7 @@ impl Mounted {
                 let handle = rustix::process::pidfd_open(process, PidfdFlags::empty());
                 let Ok(handle) = handle else { continue };
                 if self.is_used_by(process) {
+                    thaw(process);
                     let _ = rustix::process::pidfd_send_signal(handle, Signal::KILL);
                 }
             }
@@ -75,6 +76,19 @@ impl Mounted {
     fn is_on_it(&self, link: &Path) -> bool {
         fs::read_link(link).is_ok_and(|target| target.starts_with(&self.at))
             || fs::metadata(link).is_ok_and(|found| found.dev() == self.stat)
+    }
+}
+
+/// Lets a process go on that its control group of version 1 has frozen: a frozen one does not die. A daemon that is killed
+/// during a checkpoint leaves such processes.
+fn thaw(process: Pid) {
+    let groups = fs::read_to_string(format!("/proc/{}/cgroup", process.as_raw_nonzero()));
+    let groups = groups.unwrap_or_default();
+    let group = groups.lines().find_map(|line| line.split_once(":freezer:"));
+    if let Some((_, group)) = group.filter(|(_, group)| *group != "/") {
+        let state = format!("/sys/fs/cgroup/freezer{group}/freezer.state");
+        // It may be gone by now.
+        let _ = fs::write(state, "THAWED");
     }
 }
 
