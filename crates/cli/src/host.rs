@@ -283,7 +283,7 @@ mod tests {
         claim.retire();
         assert!(run.join(format!("{mark}.owner")).exists(), "they go on using it");
         // Mounted again it is another device. Nothing that lives is left of the machine.
-        let owner = format!("{{\"device\":1,\"inode\":2,\"path\":{:?}}}", first);
+        let owner = format!("{{\"device\":1,\"inode\":2,\"path\":{first:?}}}");
         std::fs::write(run.join(format!("{mark}.owner")), owner).unwrap();
         assert_eq!(claim_in(&run, &store).await.unwrap().mark(), mark);
         std::fs::remove_dir(run.join(&mark).join("sbx-1")).unwrap();

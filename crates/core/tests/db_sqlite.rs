@@ -18,7 +18,8 @@ async fn sqlite_keeps_the_contract() {
 }
 
 async fn mirrored(file: &std::path::Path) -> MirroredDb {
-    MirroredDb::new(std::sync::Arc::new(SqliteDb::open(file).await.unwrap())).await.unwrap()
+    let disk = SqliteDb::open(file).await.expect("an index");
+    MirroredDb::new(std::sync::Arc::new(disk)).await.expect("an index in memory")
 }
 
 #[tokio::test]
