@@ -89,7 +89,7 @@ async fn checkpoints(engine: &Engine, count: usize, what: &str) {
     assert!(longest < OLD_KERNEL, "{what}: {longest} layers");
     let part = (count / 5).max(1);
     let (early, late) = (times[..part].to_vec(), times[count - part..].to_vec());
-    println!(
+    eprintln!(
         "{count} checkpoints, {what}: p50 {:?} early, {:?} late; at most {longest} layers",
         median(early),
         median(late),

@@ -70,7 +70,7 @@ async fn damage(what: &str, index: &Path, older: &Path) {
             fs::create_dir(beside(index, "-shm")).unwrap();
         }
         "no permissions" => {
-            fs::set_permissions(index, fs::Permissions::from_mode(0)).unwrap();
+            fs::set_permissions(index, fs::Permissions::from_mode(0o000)).unwrap();
         }
         "no tables" => sql(index, "PRAGMA foreign_keys = OFF; DROP TABLE commands").await,
         "documents that do not parse" => {
@@ -102,6 +102,7 @@ async fn no_state_of_the_index_hides_anything_or_stops_anyone() {
     ok(&engine, "app", "echo kept > /work/file").await;
     stop(&engine, "app").await;
     let mut commands = 1;
+    #[allow(clippy::explicit_counter_loop)] // it counts commands, which other rounds may add to
     for what in [
         "missing",
         "empty",

@@ -184,7 +184,7 @@ fn cases(fixture: &Fixture) -> Vec<(String, Deed, Right)> {
             at("truncated"),
             Right::Broken,
             Box::new(move |data, _| {
-                edit(&data.join(&path), |bytes| bytes.truncate(bytes.len() / 2))
+                edit(&data.join(&path), |bytes| bytes.truncate(bytes.len() / 2));
             }),
         );
         let path = file.clone();
@@ -195,7 +195,7 @@ fn cases(fixture: &Fixture) -> Vec<(String, Deed, Right)> {
                 edit(&data.join(&path), |bytes| {
                     let at = bytes.len() - 9;
                     bytes[at] ^= 1;
-                })
+                });
             }),
         );
         let path = file.clone();
@@ -206,7 +206,7 @@ fn cases(fixture: &Fixture) -> Vec<(String, Deed, Right)> {
                 edit(&data.join(&path), |bytes| {
                     let text = String::from_utf8(bytes.clone()).unwrap();
                     *bytes = text.replacen("\"format\": 5", "\"format\": 99", 1).into_bytes();
-                })
+                });
             }),
         );
     }
