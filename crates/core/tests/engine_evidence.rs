@@ -260,3 +260,42 @@ async fn what_is_not_referenced_goes_to_the_trash_and_comes_back_when_it_is() {
     assert_eq!(engine.empty_trash(None).await.unwrap(), 1);
     assert_eq!(names(&house, "trash"), BTreeSet::new());
 }
+
+/// The name of a sandbox whose manifest is missing or damaged is not given to another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_name_of_a_lost_sandbox_stays_its_own() {
+    let Some((house, snapshot)) = furnished().await else { return };
+    let path = sandbox_dir(&house, &snapshot).join("sandbox.json");
+    let whole = fs::read(&path).unwrap();
+    let text = String::from_utf8(whole.clone()).unwrap();
+    let edited = text.replacen("\"generation\": 2", "\"generation\": 1", 1);
+    assert_ne!(edited, text);
+    for (case, bytes) in [("missing", None), ("empty", Some("")), ("edited", Some(edited.as_str()))]
+    {
+        match bytes {
+            Some(bytes) => fs::write(&path, bytes).unwrap(),
+            None => fs::remove_file(&path).unwrap(),
+        }
+        let engine = house.open().await;
+        let outcomes = [
+            engine.create(&project(), small("app"), None).await.map(drop),
+            engine.get(&project(), &name("app")).await.map(drop),
+            engine.delete(&project(), &name("app"), Delete::default(), None).await.map(drop),
+        ];
+        for outcome in outcomes {
+            let refused = outcome.expect_err(case);
+            assert_eq!(refused.code(), "sandbox_damaged", "{case}: {refused}");
+            assert!(refused.hint().is_some());
+        }
+        // Another name is free, and so are the files: its snapshots can be forked.
+        let fork = Create { from: Some(snapshot.id.clone()), ..small(&format!("from-{case}")) };
+        engine.create(&project(), fork, None).await.unwrap();
+        let forked = sh(&engine, &format!("from-{case}"), "cat /work/one /work/two").await;
+        assert_eq!(forked.out, "one\ntwo\n", "{case}");
+        fs::write(&path, &whole).unwrap();
+        close(&house, engine).await;
+        let engine = house.open().await;
+        assert_eq!(engine.get(&project(), &name("app")).await.unwrap().sandbox.generation, 2);
+        close(&house, engine).await;
+    }
+}

@@ -248,6 +248,14 @@ fn cases(fixture: &Fixture) -> Vec<(String, Deed, Right)> {
         }),
     );
     case(
+        "a power cut that undid the deletion of snapshots and not that of their sandbox".into(),
+        Right::Whole,
+        Box::new(|data, fixture| {
+            let place = data.join(format!("sandboxes/{}", fixture.app));
+            fs::rename(place, data.join(format!("trash/{}.1700000000000", fixture.app))).unwrap();
+        }),
+    );
+    case(
         "the layer list edited".into(),
         Right::Broken,
         Box::new(|data, fixture| {

@@ -254,11 +254,14 @@ impl Inner {
             validated: None,
         };
         self.turn(sandbox.id.clone(), move |inner, slot| async move {
-            while !inner.db.claim(&sandbox).await? {
-                if !made_up {
-                    return Err(Error::NameTaken(sandbox.name));
+            loop {
+                let lost = inner.lost_names.get(&sandbox.project, &sandbox.name);
+                match lost {
+                    Some(lost) if !made_up => return Err(Error::Lost(lost)),
+                    None if inner.db.claim(&sandbox).await? => break,
+                    None if !made_up => return Err(Error::NameTaken(sandbox.name)),
+                    _ => sandbox.name = Name::generate(),
                 }
-                sandbox.name = Name::generate();
             }
             failpoint::pass("create.claimed");
             if let Some(current) = &sandbox.current

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::lost::Lost;
 use super::trash::InTrash;
 use crate::db::DbError;
 use crate::driver::DriverError;
@@ -58,6 +59,8 @@ pub enum Error {
     BadKey,
     #[error("there is no sandbox `{}`{}", .0.name, .0.explained())]
     NoSandbox(NoSuch),
+    #[error("the manifest of sandbox `{}` ({}) is missing or does not read, so it cannot be used", .0.name, .0.id)]
+    Lost(Lost),
     #[error("there is no sandbox `{0}` in the trash")]
     NotInTrash(String),
     #[error("there is no snapshot `{0}`")]
@@ -246,6 +249,7 @@ impl Error {
             | Self::NoQuarantine(_)
             | Self::NoKey(_) => ErrorKind::NotFound,
             Self::NameTaken(_)
+            | Self::Lost(_)
             | Self::ProjectTaken(_)
             | Self::ProjectInUse { .. }
             | Self::DriveTaken(_)
@@ -315,6 +319,7 @@ impl Error {
             Self::StdinGap { .. } => "stdin_gap",
             Self::BadKey => "unauthorized",
             Self::NoSandbox(_) => "sandbox_not_found",
+            Self::Lost(_) => "sandbox_damaged",
             Self::NotInTrash(_) => "not_in_trash",
             Self::NoSnapshot(_) => "snapshot_not_found",
             Self::NoSession(_) => "session_not_found",
@@ -408,6 +413,10 @@ impl Error {
             Self::NoSandbox(NoSuch { name, trashed: Some(_) }) => {
                 format!("`keep trash restore {name}` brings it back")
             }
+            Self::Lost(Lost { id, .. }) => format!(
+                "`keep doctor` says what is wrong with it; put `sandboxes/{id}/sandbox.json` back, or fork one of its snapshots \
+                 (`keep snapshot ls`). Its name is free again when its snapshots are deleted"
+            ),
             Self::NotInTrash(_) => "`keep trash ls` lists what there is".to_owned(),
             Self::NoService { sandbox, .. } => format!("`keep service ls {sandbox}` lists what there is"),
             Self::NoSnapshot(_) => "`keep snapshot ls` lists what there is".to_owned(),

@@ -70,6 +70,18 @@ impl Doubts {
         lock(&self.0).unread.insert(path, reason);
     }
 
+    /// Sandboxes whose manifest does not read.
+    pub(super) fn unread_sandboxes(&self) -> Vec<SandboxId> {
+        let state = lock(&self.0);
+        let named = state.unread.keys().filter_map(|path| Named::parse(path));
+        named
+            .filter_map(|named| match named {
+                Named::Sandbox(id) => Some(id),
+                _ => None,
+            })
+            .collect()
+    }
+
     /// Whether a layer of either sort must stay although nobody names it, as far as the last survey can tell.
     pub(super) fn protects(&self, id: &str) -> bool {
         let state = lock(&self.0);
@@ -99,6 +111,7 @@ impl Inner {
         self.take_up_manifests(&mut found).await;
         found.extend(self.look_at_images().await?);
         self.report(&found);
+        self.find_lost_names(&listing).await?;
         for place in &listing.returned {
             if self.books().roster.manifests().contains(place) {
                 self.store.forget_missing(place).await?;

@@ -35,6 +35,7 @@
 //! - `doubt` is what becomes of what a failed sync may have lost, `health` whether the disk takes writes.
 //! - `evidence` finds what could name layers and was not read; `trash` keeps what was deleted for a while; `clock` says which
 //!   time things expire by.
+//! - `lost` keeps the names of sandboxes whose manifest is missing or does not read.
 //! - `scrub` verifies layers while the server runs.
 //! - `damage` is the register of everything that is known to be wrong with stored data.
 //! - `secrets` keeps values of projects and gives them to sessions.
@@ -68,6 +69,7 @@ mod journal;
 pub mod lifecycle;
 mod live;
 mod log;
+mod lost;
 mod machine;
 mod network;
 mod once;
@@ -128,6 +130,7 @@ pub use error::{Error, ErrorKind, NoSuch, Result};
 pub use files::Files;
 pub use health::Unwell;
 pub use live::Hold;
+pub use lost::Lost;
 pub use network::{ConnectionFilter, Destination, Host};
 pub use ports::{Connected, Whose};
 pub use scrub::ScrubSettings;
@@ -284,6 +287,7 @@ pub(crate) struct Inner {
     trash: trash::Trash,
     clock: clock::Watch,
     doubts: evidence::Doubts,
+    lost_names: lost::LostNames,
     retained: snapshots::Retained,
     snapshot_locks: snapshots::Locks,
     /// Which layers were merged lately.
@@ -347,6 +351,7 @@ impl Engine {
             trash: trash::Trash::default(),
             clock: clock::Watch::default(),
             doubts: evidence::Doubts::default(),
+            lost_names: lost::LostNames::default(),
             retained: snapshots::Retained::default(),
             snapshot_locks: snapshots::Locks::default(),
             chains: chain::Chains::default(),

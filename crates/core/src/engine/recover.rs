@@ -252,6 +252,7 @@ impl Inner {
         if self.store.found_format().is_some_and(|format| format < crate::store::ALL_PARTS) {
             self.mark_left_behind().await?;
         }
+        self.find_lost_names(&self.store.listing().await?).await?;
         self.db.filled().await;
         Ok(indexed)
     }

@@ -178,7 +178,7 @@ impl Engine {
         let work = async {
             // A delete that broke off is found too, and finished.
             let found = self.inner.db.sandbox(project, name).await?;
-            let id = found.ok_or_else(|| Error::NoSandbox(self.inner.no_such(project, name)))?.id;
+            let id = found.ok_or_else(|| self.inner.no_such(project, name))?.id;
             let gone = name.clone();
             let deleted = self.inner.turn(id.clone(), move |inner, slot| async move {
                 let sandbox = inner
@@ -346,11 +346,15 @@ impl Inner {
         found
             .map(|sandbox| self.as_known(sandbox))
             .filter(|sandbox| sandbox.phase != Phase::Deleted)
-            .ok_or_else(|| Error::NoSandbox(self.no_such(project, name)))
+            .ok_or_else(|| self.no_such(project, name))
     }
 
-    fn no_such(&self, project: &Name, name: &Name) -> NoSuch {
-        NoSuch { name: name.clone(), trashed: self.in_trash(project, name) }
+    /// Why a sandbox is not there.
+    fn no_such(&self, project: &Name, name: &Name) -> Error {
+        if let Some(lost) = self.lost_names.get(project, name) {
+            return Error::Lost(lost);
+        }
+        Error::NoSandbox(NoSuch { name: name.clone(), trashed: self.in_trash(project, name) })
     }
 
     /// The sandbox as it is now, in its turn.

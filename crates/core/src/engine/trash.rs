@@ -247,6 +247,9 @@ impl Inner {
             .iter()
             .any(|one| Some(&one.id) == sandbox.current.as_ref() && one.has_memory());
         sandbox.enter(if paused { Phase::Paused } else { Phase::Stopped });
+        if let Some(lost) = self.lost_names.get(&sandbox.project, &sandbox.name) {
+            return Err(Error::Lost(lost));
+        }
         if !self.db.claim(&sandbox).await? {
             return Err(Error::NameTaken(sandbox.name));
         }

@@ -104,7 +104,7 @@ impl Store {
     /// Returns [`super::StoreError::Io`].
     pub async fn remember_missing(&self, place: &str, doc: Vec<u8>) -> Result<()> {
         let store = self.clone();
-        let name = format!("quarantine/{REMEMBERED}{}", place.replace('/', "+"));
+        let name = remembered(place);
         blocking(move || {
             let dir = store.data_dir().join("quarantine");
             fs::create_dir_all(&dir).map_err(io_error("create", &dir))?;
@@ -119,7 +119,7 @@ impl Store {
     ///
     /// Returns [`super::StoreError::Io`].
     pub async fn forget_missing(&self, place: &str) -> Result<()> {
-        let name = format!("quarantine/{REMEMBERED}{}", place.replace('/', "+"));
+        let name = remembered(place);
         let path = self.data_dir().join(name);
         blocking(move || fs::remove_file(&path).map_err(io_error("remove", &path))).await
     }
@@ -158,6 +158,11 @@ impl Store {
         })
         .await
     }
+}
+
+/// Where what the index remembered of a manifest is kept, below the data directory.
+pub(super) fn remembered(place: &str) -> String {
+    format!("quarantine/{REMEMBERED}{}", place.replace('/', "+"))
 }
 
 /// How files in `quarantine/` begin that the index remembered.

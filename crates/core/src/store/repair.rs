@@ -6,8 +6,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::fsck::Problem;
 use super::manifest::{Durability, Manifest as _, id_of, list, sync_parent};
+use super::problem::Problem;
 use super::{Report, Result, Store, StoreError, blocking, io_error};
 use crate::model::{FORMAT, LayerId, Mode, Name, Policy, Project, ProjectNetwork, now};
 
