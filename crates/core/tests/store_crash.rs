@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::Command;
 
 use sandkeep_core::model::{Layer, LayerId, LayerKind, Project, Sandbox, Timestamp};
-use sandkeep_core::store::{Durability, SealOptions, Store};
+use sandkeep_core::store::{Durability, Effort, SealOptions, Store};
 use sandkeep_testkit::tree::{assert_same, describe, nasty, upset};
 use store_world::{name, project, sandbox};
 use tempfile::TempDir;
@@ -57,7 +57,7 @@ async fn victim() {
     let open = fs::read_to_string(Path::new(&data).join("bin/open")).expect("noted");
     let open: LayerId = open.parse().expect("an id");
     store.copy_live(&open, &[], None).await.expect("copied");
-    store.compact(&sealed).await.expect("compacted");
+    store.compact(&sealed, Effort::Foreground).await.expect("compacted");
     store.seal(&open, &SealOptions::default()).await.expect("sealed");
     let useless = store.begin(&[]).await.expect("begun");
     store.discard(&useless).await.expect("discarded");

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sandkeep_core::model::{LayerId, LayerKind};
-use sandkeep_core::store::{Difference, SealOptions, Verdict};
+use sandkeep_core::store::{Difference, Effort, SealOptions, Verdict};
 use sandkeep_testkit::tree::{assert_same, churn, describe, nasty, upset};
 use store_world::World;
 
@@ -129,7 +129,11 @@ async fn any_run_compacts_to_the_same_tree() {
         for from in 0..chain.len() {
             for to in from + 1..=chain.len() {
                 let what = format!("seed {seed}, layers {from}..{to} of {}", chain.len());
-                let merged = world.store.compact(&chain[from..to]).await.expect("compacted");
+                let merged = world
+                    .store
+                    .compact(&chain[from..to], Effort::Foreground)
+                    .await
+                    .expect("compacted");
                 let mut shorter = chain.clone();
                 shorter.splice(from..to, [merged.id.clone()]);
                 assert_same(&what, &expected, &world.view(&shorter));
@@ -151,7 +155,11 @@ async fn compacting_costs_no_space_and_outlives_its_sources() {
     let chain = [first.clone(), image.clone()];
     let (second, expected) = world.session(&chain, big("two")).await;
     let second = second.expect("written").id;
-    let merged = world.store.compact(&[second.clone(), first.clone()]).await.expect("compacted");
+    let merged = world
+        .store
+        .compact(&[second.clone(), first.clone()], Effort::Foreground)
+        .await
+        .expect("compacted");
     let weights = world.store.weights().await.expect("weights");
     let linked: u64 = weights[&merged.id].linked.iter().map(|linked| linked.bytes).sum();
     assert_eq!(linked, 2 << 20);
@@ -358,7 +366,8 @@ async fn a_bottomless_tree_can_be_sealed_copied_and_removed() {
     let sealed = world.store.seal(&open, &SealOptions::default()).await.expect("sealed");
     let sealed = sealed.expect("something");
     assert_eq!(sealed.files, depth);
-    let merged = world.store.compact(&[sealed.id, copied.id]).await.expect("compacted");
+    let merged =
+        world.store.compact(&[sealed.id, copied.id], Effort::Foreground).await.expect("compacted");
     assert_eq!(merged.files, depth);
     let nobody = std::collections::HashSet::new();
     let later = sandkeep_core::model::Timestamp::MAX;

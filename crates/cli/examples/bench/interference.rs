@@ -64,27 +64,24 @@ async fn measure(bench: &Bench, over: &AtomicBool, least: usize) -> Outcome<Time
 }
 
 /// Does the work that may disturb, and says when it is over.
-async fn disturb(bench: &Bench, what: &str, round: usize) -> Outcome<()> {
-    let name = format!("heavy-{round}");
+async fn disturb(bench: &Bench, what: &str) -> Outcome<()> {
+    let name = if what == "compacted" { "layered" } else { "heavy" };
     match what {
         "checkpointed" => {
             // A process that is alive: its files are copied.
             let argv = ["/bin/sleep", "1000"].map(str::to_owned).to_vec();
             let sleep = ExecRequest { argv, detach: true, ..ExecRequest::default() };
-            bench.client.exec_detached(&name, &sleep).await?;
-            bench.client.checkpoint(&name, &Checkpoint::default()).await?;
+            bench.client.exec_detached(name, &sleep).await?;
+            bench.client.checkpoint(name, &Checkpoint::default()).await?;
         }
         "compacted" => {
-            // More stops than a chain may have layers; a second after the last its chain is shortened.
-            for step in 0..26 {
-                let script = format!("echo {step} > /work/step");
-                bench.run(&name, &["/bin/sh", "-c", &script]).await?;
-                bench.client.stop(&name, None).await?;
-            }
-            tokio::time::sleep(Duration::from_secs(5)).await;
+            // One layer more than a chain may have: they are merged.
+            bench.run(name, &["/bin/sh", "-c", "echo one more > /work/more"]).await?;
+            bench.client.stop(name, None).await?;
+            merged(bench, name).await?;
         }
         _ => {
-            bench.client.delete(&name, None).await?;
+            bench.client.delete(name, None).await?;
             bench.client.empty_trash().await?;
             tokio::time::sleep(Duration::from_secs(20)).await;
         }
@@ -92,9 +89,43 @@ async fn disturb(bench: &Bench, what: &str, round: usize) -> Outcome<()> {
     Ok(())
 }
 
+/// How many layers a chain has before it is shortened.
+const LAYERS: usize = 24;
+
+/// Adds a layer with its share of the files.
+async fn grow(bench: &Bench, name: &str, layer: usize, files: usize) -> Outcome<()> {
+    let files = files / LAYERS;
+    let script = format!(
+        "mkdir -p /work/{layer} && cd /work/{layer} && i=0; while [ $i -lt {files} ]; do echo $i > $i; i=$((i+1)); done"
+    );
+    bench.run(name, &["/bin/sh", "-c", &script]).await?;
+    bench.client.stop(name, None).await?;
+    Ok(())
+}
+
+/// How many layers the current snapshot of a sandbox stands on.
+async fn layers_of(bench: &Bench, name: &str) -> Outcome<u64> {
+    let current = bench.client.sandbox(name).await?.current_snapshot.ok_or("it has no snapshot")?;
+    Ok(bench.client.snapshot(&current).await?.layers)
+}
+
+/// Waits until the chain of a sandbox is short.
+async fn merged(bench: &Bench, name: &str) -> Outcome<()> {
+    let deadline = Instant::now() + Duration::from_secs(300);
+    let before = layers_of(bench, name).await?;
+    while layers_of(bench, name).await? >= before {
+        if Instant::now() > deadline {
+            return Err("its layers were not merged within five minutes".into());
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    Ok(())
+}
+
 pub(crate) async fn run(bench: Arc<Bench>, quick: bool) -> Outcome<()> {
     let files = if quick { 20_000 } else { 200_000 };
-    let least = if quick { 10 } else { 100 };
+    // As long as the disturbances take, so that both see what happens now and then anyway.
+    let least = if quick { 10 } else { 400 };
     let mut table = Table::default();
     bench.create("bystander").await?;
     let over = AtomicBool::new(true);
@@ -104,14 +135,19 @@ pub(crate) async fn run(bench: Arc<Bench>, quick: bool) -> Outcome<()> {
     }
     make_tree(&bench.tree, files, 1 << 30)?;
     rustix::fs::sync();
-    bench.create("heavy-0").await?;
-    bench.fill("heavy-0").await?;
+    bench.create("heavy").await?;
+    bench.fill("heavy").await?;
+    bench.create("layered").await?;
+    for layer in 0..LAYERS {
+        grow(&bench, "layered", layer, files).await?;
+    }
+    rustix::fs::sync();
     let mut worst: f64 = 0.0;
     for what in ["checkpointed", "compacted", "deleted"] {
         let over = Arc::new(AtomicBool::new(false));
         let (other, done) = (Arc::clone(&bench), Arc::clone(&over));
         let work = async move {
-            let outcome = disturb(&other, what, 0).await.map_err(|error| error.to_string());
+            let outcome = disturb(&other, what).await.map_err(|error| error.to_string());
             done.store(true, Ordering::SeqCst);
             outcome
         };

@@ -29,7 +29,7 @@ use super::slot::lock;
 use super::{Inner, Result};
 use crate::failpoint;
 use crate::model::{Drive, DriveId, LayerId, Sandbox, SandboxId, Snapshot, SnapshotId};
-use crate::store::{Durability, Hold};
+use crate::store::{Durability, Effort, Hold};
 
 /// How many layers a chain may have with its image's: what Linux before 6.8 can mount.
 const MOST_LAYERS: usize = 100;
@@ -186,7 +186,7 @@ impl Inner {
             }
             tracing::info!(sandbox = %sandbox.name, layers = own, "its chain is shortened before a checkpoint");
             let Some(run) = self.run_of(&short[..own], true).await? else { continue };
-            let merged = self.store.compact(&short[..run]).await?;
+            let merged = self.store.compact(&short[..run], Effort::Foreground).await?;
             self.book(&merged);
             self.chains.remember(&sandbox.id, short[..run].to_vec(), merged.id);
         }
@@ -229,7 +229,7 @@ impl Inner {
         let Some(run) = self.run_of(&snapshot.layers[..own], urgent).await? else { return Ok(()) };
         let run = snapshot.layers[..run].to_vec();
         // No lock is held: this may take long.
-        let merged = self.store.compact(&run).await?;
+        let merged = self.store.compact(&run, effort(urgent)).await?;
         failpoint::pass("chain.merged");
         self.book(&merged);
         let mut named = false;
@@ -257,7 +257,7 @@ impl Inner {
         let run = drive.layers[..run].to_vec();
         let hold = self.store.hold();
         hold.layers(&run).await;
-        let merged = self.store.compact(&run).await?;
+        let merged = self.store.compact(&run, effort(urgent)).await?;
         self.book(&merged);
         let _drives = self.drives.lock().await;
         let Some(mut drive) = self.db.drive_by_id(id).await? else { return Ok(()) };
@@ -293,6 +293,11 @@ impl Inner {
         let run = run_of(&names, limit / 4, if urgent { limit } else { usize::MAX });
         Ok((run >= 2).then_some(run))
     }
+}
+
+/// With which effort layers are merged: somebody waits for what is urgent.
+fn effort(urgent: bool) -> Effort {
+    if urgent { Effort::Foreground } else { Effort::Background }
 }
 
 /// A chain that could not be shortened is in nobody's way as long as it can be mounted.

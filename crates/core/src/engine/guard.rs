@@ -31,7 +31,7 @@ use crate::model::{
     Timestamp, now,
 };
 use crate::store::search::{Find, Needles, Seen, What, Writers};
-use crate::store::{Globs, Junk, JunkRules, Leaving};
+use crate::store::{Effort, Globs, Junk, JunkRules, Leaving};
 
 /// How many findings are told and kept on record; the others are like them.
 const TOLD: usize = 100;
@@ -114,7 +114,8 @@ impl Inner {
         let watch = self.watch(sandbox, Some(live.session()), keep)?;
         let parts = watch.parts();
         let mut looked = Looked::default();
-        let mut spotted = watch.search(self, &parts, Writers::Busy, &mut looked).await?;
+        let mut spotted =
+            watch.search(self, &parts, (Writers::Busy, Effort::Foreground), &mut looked).await?;
         spotted.extend(watch.junk(self, &parts).await?);
         let left_out = Globs::parse(
             &[sandbox.config.exclude.clone(), sandbox.decision.drop.clone()].concat(),
@@ -158,10 +159,13 @@ impl Inner {
             let before = self.store.finish_setting_aside(&part.layer).await?;
             findings.extend(before.into_iter().flat_map(|quarantine| quarantine.findings));
         }
-        let mut spotted = watch.search(self, &parts, Writers::None, &mut looked).await?;
+        let mut spotted =
+            watch.search(self, &parts, (Writers::None, Effort::Foreground), &mut looked).await?;
         if decision.redact && spotted.iter().any(|one| one.maskable) {
             watch.mask(self, &parts).await?;
-            spotted = watch.search(self, &parts, Writers::None, &mut Looked::default()).await?;
+            spotted = watch
+                .search(self, &parts, (Writers::None, Effort::Foreground), &mut Looked::default())
+                .await?;
         }
         if sandbox.config.guard.secrets == OnSecret::Quarantine {
             let (secrets, others): (Vec<_>, Vec<_>) =
@@ -191,7 +195,12 @@ impl Inner {
         // Drives are not part of a checkpoint.
         let mut parts = watch.parts();
         parts.retain(|part| part.drive.is_none());
-        let mut spotted = watch.search(self, &parts, writers, looked).await?;
+        // While it runs there is no hurry; once it stands still there is.
+        let effort = match writers {
+            Writers::Busy => Effort::Background,
+            Writers::None => Effort::Foreground,
+        };
+        let mut spotted = watch.search(self, &parts, (writers, effort), looked).await?;
         if writers == Writers::Busy {
             spotted.extend(watch.junk(self, &parts).await?);
         }
@@ -246,7 +255,9 @@ impl Inner {
         let watch = self.watch(sandbox, session, false)?;
         let parts = [Part::of_drive(mounted)];
         self.store.finish_setting_aside(&mounted.layer).await?;
-        let found = watch.search(self, &parts, Writers::None, &mut Looked::default()).await?;
+        let found = watch
+            .search(self, &parts, (Writers::None, Effort::Foreground), &mut Looked::default())
+            .await?;
         let secrets = found.into_iter().filter(Spotted::can_leave).collect();
         self.set_aside(&watch, &parts, secrets).await?;
         Ok(())
@@ -413,18 +424,19 @@ impl Watch<'_> {
         &self,
         inner: &Inner,
         parts: &[Part],
-        writers: Writers,
+        (writers, effort): (Writers, Effort),
         looked: &mut Looked,
     ) -> Result<Vec<Spotted>> {
         let Some(needles) = &self.needles else { return Ok(Vec::new()) };
         let mut spotted = Vec::new();
         for (at, part) in parts.iter().enumerate() {
             let before = looked.seen.remove(&part.layer).unwrap_or_default();
-            let searched = match inner.store.search(&part.layer, needles, writers, before).await {
-                // Nothing was written to it, and an earlier attempt let go of it.
-                Err(error) if error.is_not_found() && part.drive.is_some() => continue,
-                searched => searched?,
-            };
+            let searched =
+                match inner.store.search(&part.layer, needles, writers, effort, before).await {
+                    // Nothing was written to it, and an earlier attempt let go of it.
+                    Err(error) if error.is_not_found() && part.drive.is_some() => continue,
+                    searched => searched?,
+                };
             looked.seen.insert(part.layer.clone(), searched.seen);
             spotted.extend(searched.finds.into_iter().map(|find| spot(at, part, needles, find)));
         }
@@ -436,7 +448,9 @@ impl Watch<'_> {
         let Some(needles) = &self.needles else { return Ok(()) };
         for part in parts {
             let store = &inner.store;
-            let all = store.search(&part.layer, needles, Writers::None, Seen::default()).await?;
+            let all = store
+                .search(&part.layer, needles, Writers::None, Effort::Foreground, Seen::default())
+                .await?;
             store.mask(&part.layer, &part.chain, needles, &all.finds).await?;
         }
         failpoint::pass("guard.redacted");

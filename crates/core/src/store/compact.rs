@@ -23,10 +23,11 @@ use rustix::fs::{FileType, Statx};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::background::{Effort, with_effort};
 use super::manifest::{self, Durability, parse};
 use super::tree::{Dir, OPAQUE, Opaque, Place, Xattrs, file_type};
 use super::walk::{lock, visit};
-use super::{Result, Store, blocking};
+use super::{Result, Store};
 use crate::failpoint;
 use crate::model::{FORMAT, Layer, LayerId, LayerKind};
 
@@ -58,9 +59,9 @@ impl Store {
     ///
     /// Returns `NotFound` or `NotSealed` for a layer that cannot be part
     /// of it, or that was removed meanwhile. After any error nothing is left of the new layer.
-    pub async fn compact(&self, run: &[LayerId]) -> Result<Layer> {
+    pub async fn compact(&self, run: &[LayerId], effort: Effort) -> Result<Layer> {
         let (store, run) = (self.clone(), run.to_vec());
-        blocking(move || {
+        with_effort(effort, move || {
             let mut rest = run;
             let mut between: Option<LayerId> = None;
             // From the bottom up, so that what is merged goes on being the lowest.

@@ -20,6 +20,7 @@ use rustix::fs::{FileType, Statx};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::background::{self, Effort, with_effort};
 use super::manifest::{self, Durability, Manifest as _};
 use super::text::path_text;
 use super::tree::{Dir, Place, Xattrs, file_type};
@@ -82,7 +83,7 @@ impl Store {
     /// Returns [`StoreError`] when the layer is not sealed or cannot be read.
     pub async fn fingerprint(&self, layer: &LayerId, gently: Option<&Gently>) -> Result<Verdict> {
         let (store, id, gently) = (self.clone(), layer.clone(), gently.cloned());
-        blocking(move || {
+        with_effort(effort_of(gently.as_ref()), move || {
             if store.recorded(&id)?.is_some() {
                 return Ok(Verdict::Intact);
             }
@@ -169,7 +170,7 @@ impl Store {
     /// As [`fingerprint`](Self::fingerprint); damage is no error but the answer.
     pub async fn verify(&self, layer: &LayerId, gently: Option<&Gently>) -> Result<Verdict> {
         let (store, id, gently) = (self.clone(), layer.clone(), gently.cloned());
-        blocking(move || {
+        with_effort(effort_of(gently.as_ref()), move || {
             let Some(file) = store.recorded(&id)? else {
                 let differences = store.compare_summary(&id)?;
                 let unknown = differences.is_empty();
@@ -238,6 +239,10 @@ pub struct Gently {
     pub stop: Arc<AtomicBool>,
 }
 
+fn effort_of(gently: Option<&Gently>) -> Effort {
+    if gently.is_some() { Effort::Background } else { Effort::Foreground }
+}
+
 /// How fast files are read.
 #[derive(Debug)]
 struct Pace<'a> {
@@ -302,15 +307,7 @@ fn hash_tree(root: Place, pace: &Pace<'_>) -> Result<BTreeMap<String, String>> {
         }
         Ok(())
     };
-    if pace.gently.is_none() {
-        visit(root, work)?;
-    } else {
-        let (mut waiting, mut more) = (vec![root], Vec::new());
-        while let Some(place) = waiting.pop() {
-            work(place, &mut more)?;
-            waiting.append(&mut more);
-        }
-    }
+    visit(root, work)?;
     let mut entries = entries.into_inner().unwrap_or_else(PoisonError::into_inner);
     for mut group in groups.into_inner().unwrap_or_else(PoisonError::into_inner).into_values() {
         group.sort();
@@ -336,6 +333,7 @@ fn hash_leaf(dir: &Dir, name: &CStr, stat: &Statx, pace: &Pace<'_>) -> Result<St
             pace.forget(&file);
             let mut buffer = vec![0u8; 128 << 10];
             loop {
+                background::step();
                 let got = rustix::io::read(&file, &mut buffer);
                 let got = got.map_err(|error| dir.failure("read", name, error))?;
                 if got == 0 {

@@ -37,6 +37,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{FileType, Statx};
 use serde::{Deserialize, Serialize};
 
+use super::background::background;
 use super::manifest::{parse, to_json};
 use super::text::{path_bytes, path_text};
 use super::tree::{Dir, OPAQUE, Opaque, Place, file_type, join};
@@ -157,7 +158,7 @@ impl Store {
     ) -> Result<Option<(Layer, LiveCopy)>> {
         let (store, diff, id) = (self.clone(), self.diff_dir(open), open.clone());
         let chain = chain.to_vec();
-        blocking(move || {
+        background(move || {
             let bytes = measure_moving(&diff)?.bytes;
             if bytes < WORTH_AHEAD {
                 return Ok(None);

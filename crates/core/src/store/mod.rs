@@ -21,6 +21,7 @@
 //! writes that sandbox's things. Two daemons on one directory are kept apart by `keep.lock`.
 
 pub mod accounting;
+mod background;
 mod ballast;
 mod compact;
 mod digest;
@@ -69,6 +70,7 @@ use tokio::sync::Semaphore;
 
 use crate::model::{LayerId, MemoryId, Size};
 
+pub use background::Effort;
 pub use compact::Linked;
 pub use digest::{Difference, Gently, Verdict};
 pub use exclude::Globs;
@@ -422,15 +424,21 @@ static AT_ONCE: Semaphore = Semaphore::const_new(256);
 /// How long to wait for one of those before the answer is that the disk does not respond.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Waits for one of those turns.
+async fn turn() -> Result<tokio::sync::SemaphorePermit<'static>> {
+    match tokio::time::timeout(PATIENCE, AT_ONCE.acquire()).await {
+        Ok(Ok(turn)) => Ok(turn),
+        _ => Err(StoreError::Slow { waited: PATIENCE }),
+    }
+}
+
 /// Runs `work` where it may block.
 async fn blocking<T, F>(work: F) -> Result<T>
 where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,
 {
-    let Ok(Ok(turn)) = tokio::time::timeout(PATIENCE, AT_ONCE.acquire()).await else {
-        return Err(StoreError::Slow { waited: PATIENCE });
-    };
+    let turn = turn().await?;
     // Held by the work itself: it goes on when whoever asked for it does not wait any more.
     let work = move || {
         let _turn = turn;

@@ -5,8 +5,8 @@
 //! when the store is next opened.
 //!
 //! *Deletion is slow on purpose.* Every unlink is part of a transaction of the filesystem's journal, and whoever syncs waits
-//! for all of it. So the thread removes [`AT_ONCE`] names and then rests for at least as long as that took, and it has the
-//! lowest priority the host gives. Other chores have a thread of their own and wait for no deletion.
+//! for all of it. So it is done in the background ([`super::background`]). Other chores have a thread of their own and wait for no
+//! deletion.
 
 use std::fs;
 use std::io;
@@ -15,18 +15,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FileType};
 
+use super::background;
 use super::manifest::list;
 use super::tree::{Place, file_type};
 use super::{Result, Store, io_error};
-
-/// How many names are removed before the thread rests.
-const AT_ONCE: u32 = 64;
-/// The shortest and the longest rest.
-const REST: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(250));
 
 /// The threads that delete, and do what else can wait.
 #[derive(Debug)]
@@ -92,8 +87,7 @@ impl Drop for Chores {
 }
 
 fn work_off(orders: &Receiver<Order>, closing: &AtomicBool) {
-    // A courtesy to everything else on the host: without it, deletion is only a little less polite.
-    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
+    background::enter();
     for order in orders {
         match order {
             Order::Delete(path) if !closing.load(Ordering::Relaxed) => {
@@ -110,28 +104,6 @@ fn work_off(orders: &Receiver<Order>, closing: &AtomicBool) {
             Order::Then(done) => {
                 let _ = done.send(());
             }
-        }
-    }
-}
-
-/// Says when to rest.
-#[derive(Debug)]
-struct Pace {
-    removed: u32,
-    since: Instant,
-    rests: bool,
-}
-
-impl Pace {
-    fn new(rests: bool) -> Self {
-        Self { removed: 0, since: Instant::now(), rests }
-    }
-
-    fn removed_one(&mut self) {
-        self.removed += 1;
-        if self.rests && self.removed >= AT_ONCE {
-            thread::sleep(self.since.elapsed().clamp(REST.0, REST.1));
-            (self.removed, self.since) = (0, Instant::now());
         }
     }
 }
@@ -181,7 +153,7 @@ fn remove_slowly(path: &Path, closing: &AtomicBool) -> Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(io_error("stat", path)(error)),
     }
-    empty_at(Place::root(path)?, closing, &mut Pace::new(true))?;
+    empty(Place::root(path)?, closing)?;
     if closing.load(Ordering::Relaxed) {
         return Ok(());
     }
@@ -190,10 +162,6 @@ fn remove_slowly(path: &Path, closing: &AtomicBool) -> Result<()> {
 
 /// Deletes everything in a directory.
 pub(super) fn empty(root: Place, closing: &AtomicBool) -> Result<()> {
-    empty_at(root, closing, &mut Pace::new(false))
-}
-
-fn empty_at(root: Place, closing: &AtomicBool, pace: &mut Pace) -> Result<()> {
     enum Step {
         Enter(Place),
         Leave(Place),
@@ -208,7 +176,7 @@ fn empty_at(root: Place, closing: &AtomicBool, pace: &mut Pace) -> Result<()> {
         let place = match step {
             Step::Leave(place) => {
                 place.remove()?;
-                pace.removed_one();
+                background::step();
                 continue;
             }
             Step::Enter(place) => place,
@@ -229,7 +197,7 @@ fn empty_at(root: Place, closing: &AtomicBool, pace: &mut Pace) -> Result<()> {
                 continue;
             }
             match rustix::fs::unlinkat(dir.fd(), entry.name.as_c_str(), AtFlags::empty()) {
-                Ok(()) | Err(rustix::io::Errno::NOENT) => pace.removed_one(),
+                Ok(()) | Err(rustix::io::Errno::NOENT) => background::step(),
                 Err(error) => return Err(dir.failure("remove", &entry.name, error)),
             }
         }

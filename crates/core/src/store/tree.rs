@@ -178,6 +178,7 @@ impl Dir {
 
     /// What `name` is; links are not followed.
     pub(super) fn stat(&self, name: &CStr) -> Result<Statx> {
+        super::background::step();
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
         rustix::fs::statx(self.fd(), name, flags, StatxFlags::BASIC_STATS)
             .map_err(|error| self.failure("stat", name, error))
@@ -504,10 +505,14 @@ fn copy_content(source: &OwnedFd, target: &OwnedFd, stat: &Statx) -> Result<(), 
     rustix::fs::ftruncate(target, size)
 }
 
+/// How much is copied at a time.
+const CHUNK: usize = 4 << 20;
+
 fn copy_range(source: &OwnedFd, target: &OwnedFd, start: u64, end: u64) -> Result<(), Errno> {
     let (mut read_at, mut write_at) = (start, start);
     while read_at < end {
-        let length = usize::try_from(end - read_at).unwrap_or(usize::MAX).min(1 << 30);
+        let length = usize::try_from(end - read_at).unwrap_or(usize::MAX).min(CHUNK);
+        super::background::step();
         let (from, to) = (Some(&mut read_at), Some(&mut write_at));
         match rustix::fs::copy_file_range(source, from, target, to, length) {
             Ok(0) | Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {

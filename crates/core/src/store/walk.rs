@@ -135,7 +135,7 @@ pub(super) fn vanished(error: &StoreError) -> bool {
 }
 
 /// Calls `work` with `first` and with all that `work` adds, on as many threads as there are
-/// processors, at least two and at most eight. Ends at the first error.
+/// processors, at least two and at most eight; on this one alone in the background. Ends at the first error.
 ///
 /// The newest item goes first, so that a walk is depth first and few items wait.
 pub(super) fn visit<T, F>(first: T, work: F) -> Result<()>
@@ -143,7 +143,10 @@ where
     T: Send,
     F: Fn(T, &mut Vec<T>) -> Result<()> + Sync,
 {
-    let threads = thread::available_parallelism().map_or(2, usize::from).clamp(2, 8);
+    let threads = match super::background::is_entered() {
+        true => 1,
+        false => thread::available_parallelism().map_or(2, usize::from).clamp(2, 8),
+    };
     let queue = Queue {
         state: Mutex::new(State { waiting: vec![first], busy: 0, outcome: Ok(()) }),
         changed: Condvar::new(),

@@ -28,9 +28,10 @@ use rustix::io::Errno;
 
 use self::inside::{Container, HEAD, Look};
 use self::scan::Scan;
+use super::background::{Effort, with_effort};
 use super::tree::{Dir, Place as Spot, file_type, stat_of, xattrs_of};
 use super::walk::{lock, vanished, visit};
-use super::{Result, Store, blocking};
+use super::{Result, Store};
 use crate::model::{Encoding, LayerId, Place, Timestamp};
 
 pub(super) use mask::parent;
@@ -120,11 +121,12 @@ impl Store {
         open: &LayerId,
         needles: &std::sync::Arc<Needles>,
         writers: Writers,
+        effort: Effort,
         before: Seen,
     ) -> Result<Searched> {
         let (store, diff, needles) =
             (self.clone(), self.diff_dir(open), std::sync::Arc::clone(needles));
-        blocking(move || {
+        with_effort(effort, move || {
             let trusted = match writers {
                 Writers::Busy => {
                     let began = Timestamp::now();

@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 
 use super::needles::Needles;
 use super::scan::Scan;
-use super::{Find, Searched, Seen, What, Writers, search_tree};
+use super::{Effort, Find, Searched, Seen, What, Writers, search_tree};
 use crate::model::{Encoding, LayerId, Place, Timestamp};
 use crate::store::Store;
 
@@ -405,10 +405,17 @@ async fn masking_leaves_nothing_and_moves_nothing() {
     let needles = std::sync::Arc::new(needles());
     let chain: Vec<LayerId> = vec![lower];
     for _ in 0..2 {
-        let found = store.search(&open, &needles, Writers::None, Seen::default()).await.unwrap();
+        let found = store
+            .search(&open, &needles, Writers::None, Effort::Foreground, Seen::default())
+            .await
+            .unwrap();
         store.mask(&open, &chain, &needles, &found.finds).await.unwrap();
     }
-    let left = store.search(&open, &needles, Writers::None, Seen::default()).await.unwrap().finds;
+    let left = store
+        .search(&open, &needles, Writers::None, Effort::Foreground, Seen::default())
+        .await
+        .unwrap()
+        .finds;
     assert_eq!(left.len(), 1, "{left:?}");
     assert_eq!(left[0].path, b"kept.gz", "an archive cannot be masked");
     let masked = fs::read_to_string(root.join("plain")).unwrap();

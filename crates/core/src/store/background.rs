@@ -1,0 +1,135 @@
+//! Work that takes its time, so that others need not.
+//!
+//! Copying a tree ahead of a checkpoint, merging layers, hashing, searching and deleting take as long as sandboxes make them, and
+//! compete with everybody else for processors and for the filesystem's journal: every sync waits for all that was changed before
+//! it. So such work runs on threads of its own ([`background`]). After its first [`UNPACED`] names a thread gets the lowest priority
+//! and rests after every [`AT_ONCE`] names for [`REST`] times as long as those took. Small work is done before that begins.
+//!
+//! Names are counted where trees are read and changed ([`step`]), so a walk does not have to know whether it is in the background.
+//! A walk that is has no helper threads ([`walk::visit`](super::walk::visit)).
+
+use std::cell::RefCell;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Result, StoreError, blocking, turn};
+
+/// How many names a thread handles before it is slowed down.
+const UNPACED: u32 = 2_000;
+/// How many names it handles between two rests.
+const AT_ONCE: u32 = 4;
+/// How much longer it rests than it worked.
+const REST: u32 = 2;
+/// The shortest and the longest rest.
+const BOUNDS: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(250));
+
+thread_local! {
+    static PACE: RefCell<Option<Pace>> = const { RefCell::new(None) };
+}
+
+struct Pace {
+    /// How many names are left until something is to happen.
+    left: u32,
+    slowed: bool,
+    since: Instant,
+}
+
+impl Pace {
+    fn step(&mut self) {
+        self.left = self.left.saturating_sub(1);
+        if self.left > 0 {
+            return;
+        }
+        if self.slowed {
+            let rest = self.since.elapsed().saturating_mul(REST);
+            thread::sleep(rest.clamp(BOUNDS.0, BOUNDS.1));
+        } else {
+            // Without this right the rests alone have to do.
+            let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
+            self.slowed = true;
+        }
+        (self.left, self.since) = (AT_ONCE, Instant::now());
+    }
+}
+
+/// Makes this thread one that works in the background, until it ends.
+pub(super) fn enter() {
+    PACE.set(Some(Pace { left: UNPACED, slowed: false, since: Instant::now() }));
+}
+
+/// Whether this thread works in the background.
+pub(super) fn is_entered() -> bool {
+    PACE.with_borrow(Option::is_some)
+}
+
+/// Counts a name that was handled. Rests, if it is time and this thread works in the background.
+pub(super) fn step() {
+    PACE.with_borrow_mut(|pace| pace.iter_mut().for_each(Pace::step));
+}
+
+/// Runs `work` in the background, on a thread of its own.
+pub(super) async fn background<T, F>(work: F) -> Result<T>
+where
+    T: Send + 'static,
+    F: FnOnce() -> Result<T> + Send + 'static,
+{
+    let turn = turn().await?;
+    let (done, outcome) = tokio::sync::oneshot::channel();
+    let spawned = thread::Builder::new().name("keep-background".to_owned()).spawn(move || {
+        // Held by the work itself: it goes on when whoever asked for it does not wait any more.
+        let _turn = turn;
+        enter();
+        let _ = done.send(work());
+    });
+    spawned.map_err(|source| StoreError::Io {
+        action: "start a thread for",
+        path: std::path::PathBuf::from("background work"),
+        source,
+    })?;
+    // It panicked, and has said why.
+    outcome.await.unwrap_or(Err(StoreError::ShuttingDown))
+}
+
+/// How much of the machine work may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effort {
+    /// All there is: somebody waits for it.
+    Foreground,
+    /// What nobody else wants.
+    Background,
+}
+
+/// Runs `work` with that effort.
+pub(super) async fn with_effort<T, F>(effort: Effort, work: F) -> Result<T>
+where
+    T: Send + 'static,
+    F: FnOnce() -> Result<T> + Send + 'static,
+{
+    match effort {
+        Effort::Background => background(work).await,
+        Effort::Foreground => blocking(work).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_long_work_in_the_background_rests() {
+        let steps = |count: u32| {
+            let began = Instant::now();
+            (0..count).for_each(|_| step());
+            began.elapsed()
+        };
+        assert!(!is_entered());
+        let here = steps(UNPACED + 320 * AT_ONCE);
+        let worker = thread::spawn(move || {
+            enter();
+            (steps(UNPACED), steps(320 * AT_ONCE))
+        });
+        let (short, long) = worker.join().expect("it ends");
+        assert!(long >= 320 * BOUNDS.0, "{long:?}");
+        assert!(short < long && here < long, "{short:?} and {here:?}");
+    }
+}
