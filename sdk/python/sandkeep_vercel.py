@@ -1,18 +1,25 @@
-"""Points ``vercel.sandbox`` at a Sandkeep server: ``import sandkeep_vercel``, and nothing else changes.
+"""Points ``vercel.sandbox`` at a Sandkeep server.
+
+In a shell prepared by ``keep env vercel`` this happens by itself (``sitecustomize.py``, beside this file). Elsewhere:
+``import sandkeep_vercel``, and nothing else changes.
 
 The package has a proper option for one client or session,
 ``SandboxServiceOptions(base_url=f"{SANDKEEP_URL}/api")``, but no variable for a whole program. Importing
 this module changes the default of that option to ``$SANDKEEP_URL``, for the synchronous and the
 asynchronous surface. An explicit ``base_url`` still wins.
 
-Credentials are found as always: ``VERCEL_OIDC_TOKEN``, or ``VERCEL_TOKEN`` with ``VERCEL_TEAM_ID`` and
-``VERCEL_PROJECT_ID``. ``keep env vercel`` prints all of them.
+The package finds its credentials in ``VERCEL_OIDC_TOKEN``, or in ``VERCEL_TOKEN`` with ``VERCEL_TEAM_ID`` and
+``VERCEL_PROJECT_ID``. ``keep env vercel`` exports none of these: a program that is not redirected would send the
+token to the other service. It exports ``SANDKEEP_VERCEL_TOKEN``, from which this module sets them, unless they are
+set, once the address is changed.
 """
 
+import base64
+import json
 import os
 from urllib.parse import urlsplit
 
-__all__ = ["base_url", "point_at"]
+__all__ = ["base_url", "hand_over", "point_at"]
 
 
 def base_url(url: str | None = None) -> str:
@@ -37,7 +44,24 @@ def point_at(url: str | None = None) -> str:
             "pass SandboxServiceOptions(base_url=sandkeep_vercel.base_url()) instead"
         )
     options.DEFAULT_SANDBOX_API_BASE_URL = base_url(url)
+    hand_over(os.environ.get("SANDKEEP_VERCEL_TOKEN"))
     return options.DEFAULT_SANDBOX_API_BASE_URL
+
+
+def hand_over(token: str | None) -> None:
+    """Sets the package's variables from a token, those that are not set."""
+    if not token:
+        return
+    payload = token.split(".")[1]
+    claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    for name, value in (
+        ("VERCEL_OIDC_TOKEN", token),
+        ("VERCEL_AUTH_TOKEN", token),
+        ("VERCEL_TOKEN", token),
+        ("VERCEL_TEAM_ID", claims["owner_id"]),
+        ("VERCEL_PROJECT_ID", claims["project_id"]),
+    ):
+        os.environ.setdefault(name, value)
 
 
 point_at()

@@ -1,19 +1,26 @@
 """python3 -m unittest, with vercel-sandbox installed."""
 
+import base64
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def python(script: str, url: str | None) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": HERE}
-    env.pop("SANDKEEP_URL", None)
+TOKEN = ".".join(("h", base64.urlsafe_b64encode(b'{"owner_id":"team_x","project_id":"prj_y"}').decode().rstrip("="), "s"))
+
+
+def python(
+    script: str, url: str | None, *args: str, path: str = HERE, **more: str
+) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SANDKEEP_", "VERCEL_"))}
+    env.update({"PYTHONPATH": path, **more})
     if url is not None:
         env["SANDKEEP_URL"] = url
-    return subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+    return subprocess.run([sys.executable, *args, "-c", script], env=env, capture_output=True, text=True)
 
 
 class Helper(unittest.TestCase):
@@ -29,6 +36,54 @@ class Helper(unittest.TestCase):
         self.assertEqual(done.stderr, "")
         server = "http://127.0.0.1:7777/api"
         self.assertEqual(done.stdout, f"{server} {server}\nhttps://mine/api\n")
+
+    def test_a_program_that_knows_nothing_about_it_comes_here_with_the_token(self):
+        script = (
+            "import asyncio, os\n"
+            "assert 'VERCEL_TOKEN' not in os.environ\n"
+            "from vercel.sandbox import SandboxServiceOptions\n"
+            "from vercel.sandbox.sync import SandboxServiceOptions as Sync\n"
+            "print(SandboxServiceOptions().base_url, Sync().base_url)\n"
+            "print(*(os.environ[f'VERCEL_{name}'] for name in ('OIDC_TOKEN', 'TEAM_ID', 'PROJECT_ID')))\n"
+        )
+        done = python(script, "http://127.0.0.1:7777", SANDKEEP_VERCEL_TOKEN=TOKEN)
+        self.assertEqual(done.stderr, "")
+        server = "http://127.0.0.1:7777/api"
+        self.assertEqual(done.stdout, f"{server} {server}\n{TOKEN} team_x prj_y\n")
+
+    def test_what_is_not_redirected_has_no_token(self):
+        script = (
+            "import os\n"
+            "from vercel.sandbox import SandboxServiceOptions\n"
+            "print(SandboxServiceOptions().base_url, [name for name in os.environ if name.startswith('VERCEL_')])\n"
+        )
+        for flag in ("-I", "-E"):
+            with self.subTest(flag=flag):
+                done = python(script, "http://127.0.0.1:7777", flag, SANDKEEP_VERCEL_TOKEN=TOKEN)
+                self.assertEqual(done.stderr, "")
+                self.assertEqual(done.stdout, "https://vercel.com/api []\n")
+
+    def test_without_a_server_the_package_does_not_load(self):
+        done = python("import vercel.sandbox", None, SANDKEEP_VERCEL_TOKEN=TOKEN)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("SANDKEEP_URL is not set", done.stderr)
+        done = python("print('fine')", None, SANDKEEP_VERCEL_TOKEN=TOKEN)
+        self.assertEqual(done.stdout, "fine\n", done.stderr)
+
+    def test_another_sitecustomize_is_still_loaded_and_credentials_that_are_set_stay(self):
+        with tempfile.TemporaryDirectory() as theirs:
+            with open(os.path.join(theirs, "sitecustomize.py"), "w") as file:
+                file.write("import builtins; builtins.theirs = True\n")
+            script = (
+                "import os, vercel.sandbox, sitecustomize\n"
+                "print(theirs, os.environ['VERCEL_TOKEN'], os.environ['VERCEL_TEAM_ID'], sitecustomize.__file__)\n"
+            )
+            path = f"{HERE}:{theirs}"
+            done = python(
+                script, "http://127.0.0.1:7777", path=path, SANDKEEP_VERCEL_TOKEN=TOKEN, VERCEL_TOKEN="mine"
+            )
+            self.assertEqual(done.stderr, "")
+            self.assertEqual(done.stdout, f"True mine team_x {theirs}/sitecustomize.py\n")
 
     def test_it_refuses_to_load_without_a_server(self):
         for url, words in (

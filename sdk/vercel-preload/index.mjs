@@ -12,6 +12,17 @@
 // Everything else of theirs stays theirs: a program that also deploys does not hand its token to us. The
 // last one is the command line's probe before it opens a terminal: it drops the port and insists
 // on https. One file without dependencies, so that `keep env vercel` can hand it out by itself.
+//
+// The token is in SANDKEEP_VERCEL_TOKEN, which the clients do not read: a program without this file must not
+// send it to the other service. Here it is set where they look for it, unless something is set there.
+
+//
+// `sandbox.domain(port)` builds `https://<sub>.vercel.run` from a template of its own. For `fetch` that is fine, for a
+// person it leads to the other service. Where the server has a domain for ports (`[gateway] domain`), its answer has
+// the port's real address, and `domain()` gives that.
+
+import { readFileSync } from "node:fs";
+import module from "node:module";
 
 const LOADED = Symbol.for("sandkeep.vercel-preload");
 
@@ -20,6 +31,8 @@ const base = server(process.env.SANDKEEP_URL);
 if (!globalThis[LOADED]) {
   globalThis[LOADED] = true;
   globalThis.fetch = redirecting(globalThis.fetch);
+  handOver(process.env.SANDKEEP_VERCEL_TOKEN);
+  givePortsTheirAddress();
   if (globalThis.WebSocket) globalThis.WebSocket = redirectingSocket(globalThis.WebSocket);
 }
 
@@ -88,6 +101,54 @@ function redirectingSocket(WebSocket) {
       return Reflect.construct(target, [redirect(String(address)) ?? address, ...rest], newTarget);
     },
   });
+}
+
+/** Sets the clients' variables from a token, those that are not set. */
+function handOver(token) {
+  if (!token) return;
+  const claims = JSON.parse(Buffer.from(token.split(".")[1], "base64url").toString());
+  const variables = {
+    VERCEL_OIDC_TOKEN: token,
+    VERCEL_AUTH_TOKEN: token,
+    VERCEL_TOKEN: token,
+    VERCEL_TEAM_ID: claims.owner_id,
+    VERCEL_PROJECT_ID: claims.project_id,
+  };
+  for (const [name, value] of Object.entries(variables)) process.env[name] ??= value;
+}
+
+/** Has `domain()` of the package give the address that the server gave, unless it is a path on the server. */
+function givePortsTheirAddress() {
+  const file = /\/@vercel\/sandbox\/dist\/session\.c?js$/;
+  const template = "`https://${route.subdomain}.vercel.run`";
+  const changed = (source) => {
+    const text = typeof source === "string" ? source : Buffer.from(source).toString();
+    return text.replaceAll(template, `(route.url.includes("/_route/") ? ${template} : route.url)`);
+  };
+  if (module.registerHooks) {
+    module.registerHooks({
+      load(url, context, next) {
+        const loaded = next(url, context);
+        if (!file.test(url) || loaded.source == null) return loaded;
+        return { ...loaded, source: changed(loaded.source) };
+      },
+    });
+    return;
+  }
+  // Node before 22.15: one way for `import`, another for `require`.
+  const hooks = `
+    const file = ${file}, template = ${JSON.stringify(template)}, changed = ${changed};
+    export async function load(url, context, next) {
+      const loaded = await next(url, context);
+      if (!file.test(url) || loaded.source == null) return loaded;
+      return { ...loaded, source: changed(loaded.source) };
+    }`;
+  module.register(`data:text/javascript,${encodeURIComponent(hooks)}`);
+  const load = module._extensions[".js"];
+  module._extensions[".js"] = (loading, name) => {
+    if (!file.test(name)) return load(loading, name);
+    loading._compile(changed(readFileSync(name, "utf8")), name);
+  };
 }
 
 function server(text) {

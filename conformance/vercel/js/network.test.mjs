@@ -1,6 +1,9 @@
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import http from "node:http";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 
@@ -23,6 +26,12 @@ test("a policy is changed, for the session under way too", async (t) => {
   assert.equal(box.currentSession().networkPolicy, "deny-all");
   await box.updateNetworkPolicy("allow-all");
   assert.equal(box.currentSession().networkPolicy, "allow-all");
+  // In the order and the case it was given.
+  const headers = { "X-Key": "v", Authorization: "w" };
+  await box.updateNetworkPolicy({ allow: { "Z.Example.com": [{ transform: [{ headers }] }], "a.example.com": [] } });
+  const { allow } = (await Sandbox.get({ name: box.name })).networkPolicy;
+  assert.deepEqual(Object.keys(allow), ["Z.Example.com", "a.example.com"]);
+  assert.deepEqual(Object.keys(allow["Z.Example.com"][0].transform[0].headers), Object.keys(headers));
 });
 
 test("deny-all leaves the machine's own network alone", async (t) => {
@@ -136,6 +145,35 @@ test("a sandbox begins with an archive", { skip: without_outside }, async (t) =>
   await outside(t, archive);
   const box = await sandbox(t, { source: { type: "tarball", url: `${origin}/a.tgz` } });
   assert.equal(await sh(box, "ls"), "from-outside");
+});
+
+test("a sandbox begins with a repository", { skip: without_outside }, async (t) => {
+  const root = mkdtempSync(join(tmpdir(), "repository-"));
+  t.after(() => rmSync(root, { recursive: true }));
+  const git = (...args) => execFileSync("git", ["-C", root, "-c", "user.name=n", "-c", "user.email=e@example.com", ...args]);
+  git("init", "-q", "-b", "trunk", "work");
+  writeFileSync(join(root, "work/README"), "from a repository");
+  git("-C", "work", "add", "README");
+  git("-C", "work", "commit", "-q", "-m", "first");
+  git("clone", "-q", "--bare", "work", "thing.git");
+  git("-C", "thing.git", "update-server-info");
+  const server = http.createServer((request, response) => {
+    try {
+      response.end(readFileSync(join(root, new URL(request.url, origin).pathname)));
+    } catch {
+      response.writeHead(404).end();
+    }
+  });
+  await new Promise((resolve) => server.listen(outside_port, "127.0.0.1", resolve));
+  t.after(() => server.close());
+  const source = { type: "git", url: `${origin}/thing.git` };
+  const box = await sandbox(t, { source });
+  // 2.x asks the second version of the endpoint, which takes the working directory itself.
+  const second = Boolean(since(3, "the third version of create"));
+  const place = second ? "." : "thing";
+  assert.equal(await sh(box, `cat ${place}/README; git -C ${place} branch --show-current`), "from a repositorytrunk");
+  const pinned = await sandbox(t, { source: { ...source, revision: "trunk" } });
+  assert.equal(await sh(pinned, `cat ${place}/README`), "from a repository");
 });
 
 test("a source that cannot be fetched leaves no sandbox", async () => {

@@ -160,7 +160,10 @@ test("getOrCreate without a name always creates", async (t) => {
 test("many getOrCreate at once end up with one sandbox, and one session", async (t) => {
   const name = fresh("race");
   t.after(() => remove(name));
-  const boxes = await Promise.all(Array.from({ length: 8 }, () => Sandbox.getOrCreate({ name })));
+  let created = 0;
+  const onCreate = () => void created++;
+  const boxes = await Promise.all(Array.from({ length: 8 }, () => Sandbox.getOrCreate({ name, onCreate })));
+  assert.equal(created, 1, "only the creator runs onCreate");
   // Who got it before it was up is sent on by its first call, as after any resume.
   await Promise.all(boxes.map((box) => sh(box, "echo up")));
   assert.equal(new Set(boxes.map((box) => box.currentSession().sessionId)).size, 1);

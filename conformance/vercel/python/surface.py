@@ -14,7 +14,6 @@ import threading
 import unittest
 import uuid
 
-import sandkeep_vercel  # noqa: F401  (points the package at $SANDKEEP_URL)
 import vercel.sandbox
 import vercel.sandbox.sync
 

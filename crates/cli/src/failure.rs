@@ -92,7 +92,7 @@ impl Failure {
         match self {
             Self::Client(ClientError::Api { code, .. }) => match code.as_str() {
                 "executable_not_found" => 127,
-                "permission_denied" => 126,
+                "not_executable" | "permission_denied" => 126,
                 _ => 125,
             },
             Self::Unheard => 141,
@@ -119,17 +119,55 @@ impl Failure {
         }
     }
 
-    /// Says on standard error what went wrong and what to do.
-    pub(crate) fn tell(&self, paint: Paint) {
+    /// Says on standard error what went wrong and what to do: in words, or as one line of JSON.
+    pub(crate) fn tell(&self, json: bool, exit_code: u8) {
         if matches!(self, Self::Unheard) {
             return;
         }
+        let text = match json {
+            true => self.as_json(exit_code),
+            false => self.told(Paint::for_errors()),
+        };
         // Nothing can be done if standard error is gone as well.
-        let _ = io::stderr().write_all(self.told(paint).as_bytes());
+        let _ = io::stderr().write_all(text.as_bytes());
     }
 
-    fn told(&self, paint: Paint) -> String {
-        let mut text = format!("{} {self}", paint.red("error:"));
+    /// A fixed word for programs. The server's own, where the server refused.
+    fn code(&self) -> &str {
+        match self {
+            Self::Client(ClientError::Api { code, .. }) => code,
+            Self::Client(ClientError::Connect { .. }) | Self::NoServer { .. } => "no_server",
+            Self::Client(ClientError::Broken { .. }) => "connection_broken",
+            Self::Client(ClientError::BadUrl { .. }) => "invalid",
+            Self::Client(_) | Self::Here { .. } => "failed",
+            Self::Some { .. } => "some_failed",
+            Self::Unheard => "output_closed",
+            Self::Unfit => "host_unfit",
+            Self::Broken => "data_damaged",
+        }
+    }
+
+    fn as_json(&self, exit_code: u8) -> String {
+        let mut error = serde_json::json!({
+            "code": self.code(),
+            "message": self.message(),
+            "exit_code": exit_code,
+        });
+        if let Some(hint) = self.hint() {
+            error["hint"] = hint.into();
+        }
+        if let Self::Client(ClientError::Api { status, findings, .. }) = self {
+            error["status"] = (*status).into();
+            if !findings.is_empty() {
+                error["findings"] = serde_json::to_value(findings).unwrap_or_default();
+            }
+        }
+        json_line(&error)
+    }
+
+    /// What went wrong, with its causes.
+    fn message(&self) -> String {
+        let mut text = self.to_string();
         let mut cause = match self {
             // Transparent: its own text was just written.
             Self::Client(error) => error.source(),
@@ -144,7 +182,11 @@ impl Failure {
             }
             cause = error.source();
         }
-        text.push('\n');
+        text
+    }
+
+    fn told(&self, paint: Paint) -> String {
+        let mut text = format!("{} {}\n", paint.red("error:"), self.message());
         if let Self::Client(error) = self {
             text.push_str(&findings_text(error.findings()));
         }
@@ -153,6 +195,11 @@ impl Failure {
         }
         text
     }
+}
+
+/// An error as one line, in the form of the API's error answers.
+pub(crate) fn json_line(error: &serde_json::Value) -> String {
+    format!("{}\n", serde_json::json!({ "error": error }))
 }
 
 fn client_code(error: &ClientError) -> u8 {
@@ -206,6 +253,7 @@ mod tests {
             (api(409, "name_taken"), 5, 125),
             (api(412, "generation_mismatch"), 5, 125),
             (api(400, "executable_not_found"), 1, 127),
+            (api(400, "not_executable"), 1, 126),
             (api(400, "permission_denied"), 1, 126),
             (unreachable_server(), 3, 125),
             (Failure::here("x"), 1, 125),
@@ -213,6 +261,25 @@ mod tests {
             assert_eq!(failure.exit_code(), own, "{failure:?}");
             assert_eq!(failure.remote_exit_code(), remote, "{failure:?}");
         }
+    }
+
+    #[test]
+    fn as_json_an_error_is_one_line_with_code_message_and_hint() {
+        let read = |failure: Failure| -> serde_json::Value {
+            let line = failure.as_json(failure.exit_code());
+            assert_eq!(line.matches('\n').count(), 1, "{line}");
+            serde_json::from_str(&line).unwrap()
+        };
+        let told = read(api(404, "sandbox_not_found"));
+        assert_eq!(
+            told,
+            serde_json::json!({"error": {"code": "sandbox_not_found", "message": "no", "hint": "do",
+                "status": 404, "exit_code": 4}})
+        );
+        let told = read(unreachable_server());
+        assert_eq!(told["error"]["code"], "no_server");
+        assert!(told["error"]["message"].as_str().unwrap().ends_with("connection refused"));
+        assert_eq!(told["error"]["exit_code"], 3);
     }
 
     #[test]

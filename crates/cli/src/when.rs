@@ -10,8 +10,16 @@ pub(crate) fn ago(text: &str) -> String {
     let millis = Timestamp::now().as_millisecond() - then.as_millisecond();
     match u64::try_from(millis) {
         Ok(millis) => format!("{} ago", rough(millis)),
-        // A minute more: what was set to 30 days a moment ago is still 30 days away.
-        Err(_) => format!("in {}", rough(millis.unsigned_abs() + 60_000)),
+        Err(_) => format!("in {}", ahead(millis.unsigned_abs())),
+    }
+}
+
+/// A number of milliseconds until something happens, rounded up: what was set to 30 days a moment
+/// ago is still 30 days away.
+fn ahead(millis: u64) -> String {
+    match millis {
+        0..60_000 => format!("{}s", millis.div_ceil(1000)),
+        _ => rough(millis + 59_999),
     }
 }
 
@@ -66,7 +74,13 @@ pub(crate) fn between(start: &str, end: Option<&str>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{between, exact, rough};
+    use super::{ahead, between, exact, rough};
+
+    #[test]
+    fn what_is_ahead_is_not_said_to_be_further_than_it_is() {
+        let said = [1, 11_200, 60_000, 60_001, 3_599_000, 2_591_999_000].map(ahead);
+        assert_eq!(said, ["1s", "12s", "1m", "2m", "1h", "30d"]);
+    }
 
     #[test]
     fn spans_are_said_in_few_words() {

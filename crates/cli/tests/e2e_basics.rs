@@ -104,6 +104,8 @@ fn exec_is_as_if_it_ran_here() {
     let (code, told) = keep.fails(["exec", "box", "--", "no-such-program"]);
     assert_eq!(code, 127, "{told}");
     assert!(told.starts_with("error: "), "{told}");
+    let (code, told) = keep.fails(["exec", "box", "--", "/etc/passwd"]);
+    assert_eq!(code, 126, "{told}");
     let (code, told) = keep.fails(["exec", "nobody", "--", "true"]);
     assert_eq!(code, 125, "{told}");
     assert!(told.contains("hint: "), "{told}");
@@ -430,4 +432,73 @@ fn keys_reach_as_far_as_their_scope() {
     assert_eq!(with_key(&["ls"]).status.code(), Some(1));
     keep.ok(["usage"]);
     keep.ok(["version"]);
+}
+
+#[test]
+fn failures_are_json_where_answers_are() {
+    let Some(keep) = daemon("failures_are_json_where_answers_are") else { return };
+    let told = |args: &[&str]| -> (i32, serde_json::Value) {
+        let (code, said) = keep.fails(args);
+        assert_eq!(said.lines().count(), 1, "{said}");
+        (code, serde_json::from_str::<serde_json::Value>(&said).unwrap()["error"].clone())
+    };
+    let (code, error) = told(&["--json", "show", "nobody"]);
+    assert_eq!((code, error["code"].as_str()), (4, Some("sandbox_not_found")), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("`nobody`"), "{error}");
+    let (code, error) = told(&["exec", "--json", "nobody", "--", "true"]);
+    assert_eq!((code, &error["exit_code"]), (125, &125.into()), "{error}");
+    let (code, error) = told(&["--json", "show"]);
+    assert_eq!((code, error["code"].as_str()), (2, Some("usage")), "{error}");
+    // What the environment has set does not have to be given.
+    let (code, said) = keep.fails(["show"]);
+    assert_eq!(code, 2);
+    assert!(said.contains("Usage: keep show") && !said.contains("--data"), "{said}");
+}
+
+#[test]
+fn what_is_told_of_a_running_sandbox_is_true() {
+    let Some(keep) = daemon("what_is_told_of_a_running_sandbox_is_true") else { return };
+    create(&keep, "box");
+    keep.sh("box", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done");
+    let session = keep.json(["sessions", "box"])[0].clone();
+    for name in ["active_cpu_ms", "memory_peak_bytes", "wall_ms"] {
+        assert!(session["usage"][name].as_u64().unwrap() > 0, "{name}: {session}");
+    }
+    let used = |name: &str| keep.json(["show", name])["used_at"].as_str().unwrap().to_owned();
+    let before = used("box");
+    std::thread::sleep(Duration::from_millis(20));
+    keep.sh("box", "true");
+    assert!(used("box") > before, "a command is a use: {before}");
+    let expires = keep.json(["ls"])[0]["expires_at"].as_str().unwrap().to_owned();
+    std::thread::sleep(Duration::from_millis(20));
+    keep.sh("box", "true");
+    assert!(keep.json(["ls"])[0]["expires_at"].as_str().unwrap() > expires.as_str());
+}
+
+#[test]
+fn copies_count_files_and_refusals_say_why() {
+    let Some(keep) = daemon("copies_count_files_and_refusals_say_why") else { return };
+    create(&keep, "box");
+    let tree = keep.scratch().join("tree");
+    fs::create_dir_all(tree.join("a/b")).unwrap();
+    fs::write(tree.join("one"), "1").unwrap();
+    fs::write(tree.join("a/b/two"), "2").unwrap();
+    let path = tree.to_str().unwrap();
+    let sent = keep.ok(["cp", "-r", path, "box:/work/tree"]);
+    assert!(sent.starts_with("2 files, "), "{sent}");
+    let back =
+        keep.ok(["cp", "-r", "box:/work/tree", keep.scratch().join("back").to_str().unwrap()]);
+    assert!(back.starts_with("2 files, "), "{back}");
+    // Far more than is read before it is refused.
+    let large = keep.scratch().join("large");
+    fs::File::create(&large).unwrap().set_len(64 << 20).unwrap();
+    for round in 0..10 {
+        let (code, said) = keep.fails(["cp", large.to_str().unwrap(), "box:/no/such/place"]);
+        assert_eq!(code, 4, "{round}: {said}");
+        assert!(said.contains("/no/such"), "{round}: {said}");
+    }
+    // Where an upload lies for a moment is the server's own business.
+    let (_, said) = keep.fails(["image", "import", "broken", large.to_str().unwrap()]);
+    assert!(said.contains("the upload"), "{said}");
+    assert!(!said.contains("upload-") && !said.contains(keep.data().to_str().unwrap()), "{said}");
 }

@@ -67,7 +67,15 @@ fn a_dev_server_is_there_again_after_every_resume() {
     assert!(ask(&keep, "here", path, "").contains("it works"));
     assert!(ask(&keep, "3000-my-app.localhost", "/", "").contains("it works"));
 
+    // What goes through a port is part of what the session has sent and received.
+    let usage = keep.json(["sessions", "my-app"])[0]["usage"].clone();
+    let counted = |usage: &serde_json::Value, name: &str| usage[name].as_u64().unwrap();
+    let (received, sent) =
+        (counted(&usage, "network_in_bytes"), counted(&usage, "network_out_bytes"));
+    assert!(received > 50 && sent > 50, "{usage}");
     keep.ok(["stop", "my-app"]);
+    let kept = keep.json(["sessions", "my-app"])[0]["usage"].clone();
+    assert!(counted(&kept, "network_in_bytes") >= received, "{kept}");
     assert_eq!(keep.json(["service", "ls", "my-app"])[0]["state"], "stopped");
     let begun = Instant::now();
     let answer = ask(&keep, "here", path, "");

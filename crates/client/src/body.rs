@@ -57,8 +57,8 @@ impl From<Bytes> for Upload {
 pub struct Download {
     body: Option<Incoming>,
     headers: hyper::HeaderMap,
-    // Where the connection goes when the body has come to its end.
-    home: Option<(Connection, Idle)>,
+    // The connection, and where it goes when the body has come to its end.
+    home: Option<(Connection, Option<Idle>)>,
 }
 
 impl fmt::Debug for Download {
@@ -71,7 +71,7 @@ impl Download {
     pub(crate) fn new(
         answer: hyper::Response<Incoming>,
         connection: Connection,
-        idle: Idle,
+        idle: Option<Idle>,
     ) -> Self {
         let (head, body) = answer.into_parts();
         Self { body: Some(body), headers: head.headers, home: Some((connection, idle)) }
@@ -149,7 +149,7 @@ impl Download {
 
     fn finish(&mut self) {
         self.body = None;
-        if let Some((sender, idle)) = self.home.take() {
+        if let Some((sender, Some(idle))) = self.home.take() {
             idle.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
         }
     }

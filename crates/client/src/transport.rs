@@ -110,11 +110,19 @@ pub(crate) struct Call {
     target: String,
     headers: Vec<(&'static str, String)>,
     body: Outgoing,
+    /// Whether the body is a stream, which a server may refuse before it has read it.
+    uploads: bool,
 }
 
 impl Call {
     pub(crate) fn new(method: Method, target: impl Into<String>) -> Self {
-        Self { method, target: target.into(), headers: Vec::new(), body: whole(Bytes::new()) }
+        Self {
+            method,
+            target: target.into(),
+            headers: Vec::new(),
+            body: whole(Bytes::new()),
+            uploads: false,
+        }
     }
 
     pub(crate) fn get(target: impl Into<String>) -> Self {
@@ -141,6 +149,7 @@ impl Call {
     /// Sends bytes as they come.
     pub(crate) fn stream(mut self, upload: Upload) -> Self {
         self.body = upload.body;
+        self.uploads = true;
         self.headers.push(("content-type", "application/octet-stream".to_owned()));
         self
     }
@@ -194,10 +203,18 @@ impl Transport {
 
     /// Makes an exchange, and returns its answer when its head has come and is no error.
     pub(crate) async fn send(&self, call: Call) -> Result<Download, Error> {
+        let uploads = call.uploads;
         let request = self.request(call)?;
-        let (answer, connection) = self.exchange(request).await?;
+        let (answer, connection, idle) = if uploads {
+            let mut sender = self.open(true).await?;
+            let answer = sender.send_request(request).await;
+            (answer.map_err(|error| Error::broken("asking it", error))?, sender, None)
+        } else {
+            let (answer, sender) = self.exchange(request).await?;
+            (answer, sender, Some(Arc::clone(&self.idle)))
+        };
         let status = answer.status();
-        let download = Download::new(answer, connection, Arc::clone(&self.idle));
+        let download = Download::new(answer, connection, idle);
         if status.is_success() {
             return Ok(download);
         }
@@ -213,7 +230,7 @@ impl Transport {
         let mut request = self.request(call)?;
         request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
         request.headers_mut().insert(UPGRADE, HeaderValue::from_static(protocol));
-        let mut sender = self.open().await?;
+        let mut sender = self.open(false).await?;
         let answer = sender.send_request(request).await;
         let answer = answer.map_err(|error| Error::broken("asking it", error))?;
         let status = answer.status();
@@ -221,7 +238,7 @@ impl Transport {
             let upgraded = hyper::upgrade::on(answer).await;
             return upgraded.map_err(|error| Error::broken("opening a stream", error));
         }
-        let answer = Download::new(answer, sender, Arc::clone(&self.idle));
+        let answer = Download::new(answer, sender, Some(Arc::clone(&self.idle)));
         Err(Error::from_answer(status.as_u16(), &answer.collect().await?))
     }
 
@@ -272,7 +289,7 @@ impl Transport {
         loop {
             let (mut sender, used) = match self.take_idle().await {
                 Some(sender) => (sender, true),
-                None => (self.open().await?, false),
+                None => (self.open(false).await?, false),
             };
             match sender.try_send_request(request).await {
                 Ok(answer) => return Ok((answer, sender)),
@@ -293,8 +310,10 @@ impl Transport {
         }
     }
 
-    async fn open(&self) -> Result<Connection, Error> {
-        let wire = TokioIo::new(self.connect().await?);
+    /// Opens a connection. One for an `upload` is for one exchange alone: see [`HeardOut`].
+    async fn open(&self, upload: bool) -> Result<Connection, Error> {
+        let wire = HeardOut { wire: self.connect().await?, upload, deaf: false };
+        let wire = TokioIo::new(wire);
         let (sender, connection) =
             http1::handshake(wire).await.map_err(|error| Error::broken("greeting it", error))?;
         // Ends when the sender is dropped or the server hangs up; its errors reach the sender.
@@ -387,6 +406,93 @@ impl AsyncWrite for Wire {
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
         }
+    }
+}
+
+/// A connection that still hears the server's answer when the server has stopped reading.
+///
+/// A server that refuses an upload answers and hangs up before it has read everything. Writing fails
+/// then, while the answer, which tells why, is there to be read. So what is written after that is dropped,
+/// and what is read decides: an answer, or the end of the connection. Only uploads do so: any other request
+/// that could not be written goes again on another connection.
+#[derive(Debug)]
+struct HeardOut {
+    wire: Wire,
+    upload: bool,
+    /// Whether the server has stopped reading.
+    deaf: bool,
+}
+
+impl HeardOut {
+    /// What a write came to, given how many bytes there were to write.
+    fn written(
+        &mut self,
+        outcome: Poll<io::Result<usize>>,
+        length: usize,
+    ) -> Poll<io::Result<usize>> {
+        match outcome {
+            Poll::Ready(Err(error)) if self.upload && hung_up(&error) => {
+                self.deaf = true;
+                Poll::Ready(Ok(length))
+            }
+            other => other,
+        }
+    }
+}
+
+fn hung_up(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+impl AsyncRead for HeardOut {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.wire).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for HeardOut {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.deaf {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        let outcome = Pin::new(&mut self.wire).poll_write(cx, bytes);
+        self.written(outcome, bytes.len())
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let length = pieces.iter().map(|piece| piece.len()).sum();
+        if self.deaf {
+            return Poll::Ready(Ok(length));
+        }
+        let outcome = Pin::new(&mut self.wire).poll_write_vectored(cx, pieces);
+        self.written(outcome, length)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.wire.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.deaf {
+            true => Poll::Ready(Ok(())),
+            false => Pin::new(&mut self.wire).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.wire).poll_shutdown(cx)
     }
 }
 

@@ -182,3 +182,27 @@ async fn an_upload_that_fails_here_is_not_taken_for_whole() {
     let seen = String::from_utf8(seen.await.unwrap()).unwrap();
     assert!(!seen.ends_with("0\r\n\r\n"), "the body must not look finished: {seen}");
 }
+
+#[tokio::test]
+async fn a_refused_upload_says_why_though_the_server_hung_up() {
+    const REFUSAL: &str = r#"{"error":{"code":"path_not_found","message":"no such directory"}}"#;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut head = [0; 64];
+            stream.read_exact(&mut head).await.unwrap();
+            let answer = answer("404 Not Found", "application/json", REFUSAL);
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            // Dropped with most of the request unread.
+        }
+    });
+    let url = format!("unix://{}", path.display());
+    let client = Client::new(url.parse().unwrap(), None).unwrap();
+    for round in 0..50 {
+        let upload = Upload::reader(tokio::io::repeat(7).take(64 << 20));
+        let refused = client.tar_in(Place::new("box", "/x"), upload).await.unwrap_err();
+        assert_eq!(refused.code(), Some("path_not_found"), "round {round}: {refused:?}");
+    }
+}

@@ -131,8 +131,13 @@ async fn one_writes_and_many_read() {
     let engine = house.open().await;
     make(&engine, "data").await;
     let refused = refusal(&engine, with("early", &[("/d", "data", SNAPSHOT)])).await;
-    assert!(matches!(refused, Error::DriveNotInitialised(_)), "{refused}");
+    assert!(matches!(refused, Error::DriveNotInitialised { .. }), "{refused}");
+    assert_eq!(refused.to_string(), "nothing was ever written to drive `data`");
     run(&engine, "writer", &[("/data", "data", RW)]).await;
+    let refused = refusal(&engine, with("early", &[("/d", "data", SNAPSHOT)])).await;
+    assert_eq!(refused.code(), "drive_not_initialized");
+    let told = refused.to_string();
+    assert!(told.contains("sandbox `writer` is the first to write to it"), "{told}");
     let refused = refusal(&engine, with("second", &[("/data", "data", RW)])).await;
     assert!(matches!(&refused, Error::DriveAttached { sandbox, .. } if *sandbox == name("writer")));
     assert_eq!((refused.kind(), refused.code()), (ErrorKind::Conflict, "drive_attached"));
@@ -179,7 +184,7 @@ async fn a_fork_of_a_drive_goes_its_own_way() {
         let engine = engine.clone();
         async move { engine.fork_drive(&project(), &name(from), name(to)).await }
     };
-    assert!(matches!(fork("base", "w1").await, Err(Error::DriveNotInitialised(_))));
+    assert!(matches!(fork("base", "w1").await, Err(Error::DriveNotInitialised { .. })));
     assert!(matches!(fork("none", "w1").await, Err(Error::NoDrive(_))));
     run(&engine, "a", &[("/d", "base", RW)]).await;
     sh(&engine, "a", "echo base > /d/file").await;

@@ -144,6 +144,7 @@ async fn lists_are_filtered_and_paged(db: &dyn Db) {
         sandbox.config.tags = Tags::from([
             ("customer".to_owned(), customer.to_owned()),
             ("place".to_owned(), place.to_string()),
+            (format!("team:{name}"), "a:b".to_owned()),
         ]);
         if name == "two" {
             sandbox.phase = Phase::Running;
@@ -168,6 +169,13 @@ async fn lists_are_filtered_and_paged(db: &dyn Db) {
         "all of them"
     );
     assert_eq!(list(&tagged(&[("customer", "nobody")]), &Page::all()).await.0, [""; 0]);
+    let texts = |texts: &[&str]| Filter {
+        tag_texts: texts.iter().map(|text| (*text).to_owned()).collect(),
+        ..Filter::default()
+    };
+    assert_eq!(list(&texts(&["team:one:a:b"]), &Page::all()).await.0, ["one"]);
+    assert_eq!(list(&texts(&["customer:acme", "place:1"]), &Page::all()).await.0, ["two"]);
+    assert_eq!(list(&texts(&["team:one"]), &Page::all()).await.0, [""; 0]);
     let running = Filter { phases: vec![Phase::Running], ..Filter::default() };
     assert_eq!(list(&running, &Page::all()).await.0, ["two"]);
     let prefixed = Filter { name_prefix: Some("o".to_owned()), ..Filter::default() };

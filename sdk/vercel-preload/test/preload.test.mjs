@@ -1,6 +1,9 @@
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import http from "node:http";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
@@ -13,8 +16,8 @@ const websocket = "--experimental-websocket";
 const flags = process.allowedNodeEnvironmentFlags.has(websocket) ? [websocket] : [];
 
 /** Runs a script with the preload in a Node of its own. */
-async function node(script, { url, args = [] }) {
-  const env = { ...process.env, SANDKEEP_URL: url };
+async function node(script, { url, args = [], more = {} }) {
+  const env = { ...process.env, SANDKEEP_URL: url, ...more };
   delete env.NODE_OPTIONS;
   if (url === undefined) delete env.SANDKEEP_URL;
   const done = await run(
@@ -40,6 +43,49 @@ before(async () => {
 after(() => {
   echo.close();
   echo.closeAllConnections();
+});
+
+test("the token is set where clients look for it, unless something is set there", async () => {
+  const claims = Buffer.from(JSON.stringify({ owner_id: "team_x", project_id: "prj_y" })).toString("base64url");
+  const token = `h.${claims}.s`;
+  const script = `
+    const names = ["OIDC_TOKEN", "AUTH_TOKEN", "TOKEN", "TEAM_ID", "PROJECT_ID"];
+    console.log(JSON.stringify(names.map((name) => process.env["VERCEL_" + name])));`;
+  const more = { SANDKEEP_VERCEL_TOKEN: token, VERCEL_AUTH_TOKEN: "mine", VERCEL_TOKEN: "" };
+  const seen = JSON.parse(await node(script, { url, more }));
+  assert.deepEqual(seen, [token, "mine", "", "team_x", "prj_y"]);
+});
+
+test("domain() gives the address that the server gave, unless that is a path", async (t) => {
+  const root = mkdtempSync(join(tmpdir(), "preload-"));
+  t.after(() => rmSync(root, { recursive: true }));
+  const dist = join(root, "node_modules/@vercel/sandbox/dist");
+  mkdirSync(dist, { recursive: true });
+  // As the package has it.
+  const code = `class Session {
+    constructor(routes) { this.routes = routes; }
+    domain(p) {
+      const route = this.routes.find(({ port }) => port == p);
+      if (route) return \`https://\${route.subdomain}.vercel.run\`;
+      else throw new Error(\`No route for port \${p}\`);
+    }
+  }\n`;
+  writeFileSync(join(dist, "session.js"), `${code}export { Session };`);
+  writeFileSync(join(dist, "session.cjs"), `${code}exports.Session = Session;`);
+  writeFileSync(join(dist, "../package.json"), JSON.stringify({ name: "@vercel/sandbox", type: "module" }));
+  const script = `
+    import { createRequire } from "node:module";
+    const files = ["session.js", "session.cjs"].map((name) => ${JSON.stringify(dist)} + "/" + name);
+    const modules = [await import(files[0]), createRequire(files[1])(files[1]), await import(files[1])];
+    const routes = [
+      { port: 1, subdomain: "sb-1", url: "https://sb-1.ports.example" },
+      { port: 2, subdomain: "sb-2", url: "http://127.0.0.1:7777/_route/sb-2" },
+    ];
+    const said = modules.map(({ Session }) => [1, 2].map((port) => new Session(routes).domain(port)));
+    console.log(JSON.stringify(said));`;
+  const said = JSON.parse(await node(script, { url }));
+  const expected = ["https://sb-1.ports.example", "https://sb-2.vercel.run"];
+  assert.deepEqual(said, [expected, expected, expected]);
 });
 
 test("addresses are redirected by host and path, everything else is left alone", async () => {

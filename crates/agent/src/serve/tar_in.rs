@@ -138,7 +138,7 @@ struct Unpacking {
 }
 
 impl Unpacking {
-    /// Puts one entry in place; false if there was nothing to put.
+    /// Puts one entry in place. False if it is no file: directories are not counted.
     fn entry<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<bool, Problem> {
         let raw = entry.path_bytes().into_owned();
         let kind = match entry.header().entry_type() {
@@ -164,7 +164,10 @@ impl Unpacking {
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
                 self.file(&name, entry, &traits)?;
             }
-            EntryType::Directory => self.directory(&name, traits)?,
+            EntryType::Directory => {
+                self.directory(&name, traits)?;
+                return Ok(false);
+            }
             EntryType::Symlink => {
                 let target = link_target(&name, entry)?;
                 let parent = self.parent(above, &name)?;

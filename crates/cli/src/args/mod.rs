@@ -39,7 +39,7 @@ Exit codes:
   5    it is in a state that does not allow this (taken, busy, not running, other generation)
 `exec`, `run` and `sh` exit with the code of the remote command, and with
   125  keep itself failed
-  126  the program may not be executed
+  126  the program cannot be executed
   127  the program does not exist
   128+ a signal ended the remote command: 128 and its number
 
@@ -67,7 +67,7 @@ pub(crate) struct Keep {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Print the API's answer as JSON
+    /// Print the API's answer as JSON; a failure is one line of JSON on standard error
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// Address of the server: http://host:port or unix:///path

@@ -48,7 +48,8 @@ Settings may also stand in a TOML file given by --config; options and variables 
   public_url = \"https://keep.example.com\"  # where they reach this server from outside
   domain = \"keep.example.com\"     # and their subdomains for ports
   runtimes.node24 = \"node:24\"     # which image a runtime stands for
-  images.\"team/project/repo\" = \"my-image:1\"  # and an image";
+  images.\"vercel/sandbox/node:24\" = \"vercel/node24\"  # and an image
+  images.\"team/project/repo\" = \"my-image:1\"";
 
 const SETUP_HELP: &str = "\
 Run it on the server's host, as root. It takes the newest kernel in /boot whose name ends in `-cloud-amd64`; if there is

@@ -65,7 +65,7 @@ pub(super) async fn doctor(global: &Global, args: &DoctorArgs) -> Result<(), Fai
     findings.extend(filesystem(&data));
     findings.extend(container(&data).await);
     findings.extend(microvm(&data).await);
-    findings.extend([resolver(), machine(), gvisor(), server(global).await]);
+    findings.extend([resolver(), machine(), languages(), gvisor(), server(global).await]);
     findings.extend(damage(global).await);
     let fit = findings.iter().all(|finding| finding.verdict != Verdict::Missing);
     let report = Report { data, fit, findings };
@@ -181,6 +181,33 @@ fn machine() -> Finding {
         format!("sandboxes on the image `host` lack {}", lacking.join(", ")),
         Some("install them, then `keep image pull host`; or set `default_image` under [vercel]"),
     )
+}
+
+/// The languages that code written for other services starts by these names in a sandbox on the image of this host.
+fn languages() -> Finding {
+    const NAME: &str = "languages";
+    let there = |program: &str| {
+        let places = ["/usr/local/bin", "/usr/bin", "/bin"];
+        places.iter().any(|place| Path::new(place).join(program).is_file())
+    };
+    let lacking: Vec<&str> = ["node", "python"].into_iter().filter(|name| !there(name)).collect();
+    if lacking.is_empty() {
+        return Finding::new(NAME, Verdict::Ok, "node and python".to_owned(), None);
+    }
+    let fix = match lacking.as_slice() {
+        ["python"] if there("python3") => {
+            "`apt-get install python-is-python3`, then `keep image pull host`"
+        }
+        _ => {
+            "install them (`python` comes with python-is-python3), then `keep image pull host`; or set `default_image` \
+             under [vercel]"
+        }
+    };
+    let detail = format!(
+        "sandboxes on the image `host` have no program `{}`, which the original of the default machine has",
+        lacking.join("` and no `")
+    );
+    Finding::new(NAME, Verdict::Weak, detail, Some(fix))
 }
 
 /// cgroup v2 is one tree with a list of controllers; v1 is one tree for each.

@@ -30,7 +30,7 @@ pub(super) async fn drive(context: &Context, command: DriveCommand) -> Result<()
             context.screen.answer(&fork, |fork| format!("{}  forked from {source}\n", fork.name))
         }
         DriveCommand::Rm { names } => {
-            for_each(&names, async |name| {
+            for_each(context, &names, async |name| {
                 let gone = context.client.delete_drive(&name).await?;
                 context.screen.answer(&gone, |_| format!("{name}  deleted\n"))
             })

@@ -17,6 +17,17 @@ use crate::locate;
 
 const PRELOAD: &str = include_str!("../../../../sdk/vercel-preload/index.mjs");
 const PYTHON: &str = include_str!("../../../../sdk/python/sandkeep_vercel.py");
+const PYTHON_START: &str = include_str!("../../../../sdk/python/sitecustomize.py");
+
+/// Where their clients look for credentials. A program that is not turned would send what is there to
+/// the other service, so the token is exported under a name of ours, and what turns clients sets these.
+const THEIRS: [&str; 5] = [
+    "VERCEL_OIDC_TOKEN",
+    "VERCEL_AUTH_TOKEN",
+    "VERCEL_TOKEN",
+    "VERCEL_TEAM_ID",
+    "VERCEL_PROJECT_ID",
+];
 
 pub(super) async fn env(context: &Context, global: &Global, args: &EnvArgs) -> Result<(), Failure> {
     let ClientsArg::Vercel = args.clients;
@@ -30,13 +41,10 @@ pub(super) async fn env(context: &Context, global: &Global, args: &EnvArgs) -> R
     let home = helpers()?;
     let preload = place(&home.join("vercel-preload.mjs"), PRELOAD)?;
     place(&home.join("python/sandkeep_vercel.py"), PYTHON)?;
+    place(&home.join("python/sitecustomize.py"), PYTHON_START)?;
     let variables = [
         ("SANDKEEP_URL", url),
-        ("VERCEL_OIDC_TOKEN", made.token.clone()),
-        ("VERCEL_AUTH_TOKEN", made.token.clone()),
-        ("VERCEL_TOKEN", made.token),
-        ("VERCEL_TEAM_ID", made.team),
-        ("VERCEL_PROJECT_ID", made.project),
+        ("SANDKEEP_VERCEL_TOKEN", made.token),
         ("NODE_OPTIONS", with(std::env::var("NODE_OPTIONS").ok(), " ", &import_of(&preload))),
         ("PYTHONPATH", with(std::env::var("PYTHONPATH").ok(), ":", &text(&home.join("python")))),
         ("VERCEL_TELEMETRY_DISABLED", "1".to_owned()),
@@ -46,16 +54,22 @@ pub(super) async fn env(context: &Context, global: &Global, args: &EnvArgs) -> R
     let map: std::collections::BTreeMap<_, _> = variables.iter().cloned().collect();
     context.screen.answer(&map, |_| {
         let line = |(name, value): &(&str, String)| format!("export {name}={}\n", quoted(value));
-        variables.iter().map(line).collect()
+        // Those of an account elsewhere would be taken instead of the token.
+        let mut text = format!("unset {}\n", THEIRS.join(" "));
+        text.extend(variables.iter().map(line));
+        text
     })
 }
 
-/// What is there with something added, once: a shell may be prepared twice.
-fn with(before: Option<String>, between: &str, more: &str) -> String {
-    match before.filter(|before| !before.is_empty()) {
+/// What is there with something put before it, once: a shell may be prepared twice. First, because
+/// Python takes the first `sitecustomize` it finds; ours loads the next one too.
+fn with(there: Option<String>, between: &str, more: &str) -> String {
+    match there.filter(|there| !there.is_empty()) {
         None => more.to_owned(),
-        Some(before) if before.split(between).any(|part| part == more) => before,
-        Some(before) => format!("{before}{between}{more}"),
+        Some(there) => {
+            let others = there.split(between).filter(|part| *part != more);
+            std::iter::once(more).chain(others).collect::<Vec<_>>().join(between)
+        }
     }
 }
 
@@ -126,8 +140,8 @@ mod tests {
     #[test]
     fn what_is_set_already_stays_and_nothing_comes_twice() {
         assert_eq!(with(None, " ", "--a"), "--a");
-        assert_eq!(with(Some("--b".into()), " ", "--a"), "--b --a");
-        assert_eq!(with(Some("--a --b".into()), " ", "--a"), "--a --b");
+        assert_eq!(with(Some("--b".into()), " ", "--a"), "--a --b");
+        assert_eq!(with(Some("--b --a".into()), " ", "--a"), "--a --b");
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(super) async fn guard(context: &Context, command: GuardCommand) -> Result<()
             context.screen.answer(&all, |all| context.screen.table(&table(all)))
         }
         GuardCommand::Rm { ids } => {
-            for_each(&ids, async |id| {
+            for_each(context, &ids, async |id| {
                 let gone = context.client.delete_quarantine(&id).await?;
                 context
                     .screen

@@ -36,7 +36,7 @@ pub(super) async fn image(context: &Context, command: ImageCommand) -> Result<()
             arrive(context, context.client.dress_image(&request).await?, true).await
         }
         ImageCommand::Rm { names } => {
-            for_each(&names, async |name| {
+            for_each(context, &names, async |name| {
                 context.client.delete_image(&name).await?;
                 context.screen.answer(&serde_json::json!({}), |_| format!("{name}  deleted\n"))
             })
@@ -50,13 +50,15 @@ pub(super) async fn image(context: &Context, command: ImageCommand) -> Result<()
 }
 
 fn image_table(images: &[Image]) -> Table {
-    let mut table = Table::new(&["IMAGE", "DIGEST", ">LAYERS", ">SIZE", "CREATED", "SOURCE"]);
+    let mut table =
+        Table::new(&["IMAGE", "DIGEST", ">LAYERS", ">SIZE", ">DISK", "CREATED", "SOURCE"]);
     for image in images {
         let digest = image.digest.strip_prefix("sha256:").unwrap_or(&image.digest);
         table.row(vec![
             image.name.clone(),
             digest.chars().take(12).collect(),
             image.layers.to_string(),
+            bytes(image.size_bytes + image.host_bytes),
             bytes(image.size_bytes),
             when::ago(&image.created_at),
             image.source.clone(),
@@ -72,7 +74,9 @@ fn described(paint: Paint, image: &Image) -> String {
             ("name", image.name.clone()),
             ("digest", image.digest.clone()),
             ("layers", image.layers.to_string()),
-            ("size", bytes(image.size_bytes)),
+            ("size", bytes(image.size_bytes + image.host_bytes)),
+            ("disk space", bytes(image.size_bytes)),
+            ("shared with host", bytes(image.host_bytes)),
             ("user", or_dash(image.user.clone())),
             ("cwd", or_dash(image.cwd.clone())),
             ("env", pairs(&image.env)),
@@ -130,7 +134,7 @@ async fn arrive(context: &Context, mut fetching: Fetching, quiet: bool) -> Resul
                 // What stays on the screen is the answer.
                 let _ = bars.clear();
                 return context.screen.answer(&image, |image| {
-                    let size = format!(", {}", bytes(image.size_bytes));
+                    let size = format!(", {}", bytes(image.size_bytes + image.host_bytes));
                     format!("{}  {} layers{size}\n", image.name, image.layers)
                 });
             }

@@ -143,7 +143,11 @@ async fn patiently<T>(work: impl Future<Output = T>) -> T {
 
 /// Does `each` for all names, tells failures as they happen, and fails if any did. With one name
 /// its failure is the failure.
-async fn for_each<F>(names: &[String], mut each: impl FnMut(String) -> F) -> Result<(), Failure>
+async fn for_each<F>(
+    context: &Context,
+    names: &[String],
+    mut each: impl FnMut(String) -> F,
+) -> Result<(), Failure>
 where
     F: Future<Output = Result<(), Failure>>,
 {
@@ -154,7 +158,7 @@ where
     let mut first = None;
     for name in names {
         if let Err(failure) = each(name.clone()).await {
-            failure.tell(Paint::for_errors());
+            failure.tell(context.screen.json, failure.exit_code());
             failed += 1;
             first.get_or_insert(failure.exit_code());
         }

@@ -96,7 +96,7 @@ pub(super) async fn start(context: &Context, args: &StartArgs) -> Result<(), Fai
 pub(super) async fn stop(context: &Context, args: StopArgs) -> Result<(), Failure> {
     let StopArgs { names, redact, discard, promote, drop, accept_doubtful } = args;
     let request = Stop { redact, discard, promote, drop, accept_doubtful };
-    for_each(&names, async |name| {
+    for_each(context, &names, async |name| {
         let stopped = context.client.stop_deciding(&name, &request, None).await?;
         context.screen.answer(&stopped, |stopped| stopped_text(context.screen.paint, stopped))
     })
@@ -174,7 +174,8 @@ fn many_forks(context: &Context, source: &str, forks: &Forks) -> Result<(), Fail
         return Ok(());
     }
     let paint = Paint::for_errors();
-    for ForkFailed { name, reason, .. } in &forks.failed {
+    // As JSON, the answer has told them.
+    for ForkFailed { name, reason, .. } in forks.failed.iter().filter(|_| !context.screen.json) {
         note(&format!("{} {name}: {reason}", paint.red("error:")));
     }
     let (failed, made) = (forks.failed.len(), forks.made.len());
@@ -189,7 +190,7 @@ fn forked_line(opened: &Opened, source: &str) -> String {
 
 pub(super) async fn pause(context: &Context, args: &PauseArgs) -> Result<(), Failure> {
     let request = Pause { expect_generation: args.expect_generation };
-    for_each(&args.names, async |name| {
+    for_each(context, &args.names, async |name| {
         let paused = context.client.pause(&name, &request).await?;
         context.screen.answer(&paused, |paused| paused_text(context.screen.paint, paused))
     })
@@ -223,7 +224,7 @@ fn found_text(findings: &[Finding]) -> String {
 }
 
 pub(super) async fn why(context: &Context, names: &[String]) -> Result<(), Failure> {
-    for_each(names, async |name| {
+    for_each(context, names, async |name| {
         let why = context.client.why(&name).await?;
         context.screen.answer(&why, |why| why_text(context.screen.paint, &name, why))
     })
@@ -331,7 +332,7 @@ pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failur
 }
 
 pub(super) async fn show(context: &Context, names: &[String]) -> Result<(), Failure> {
-    for_each(names, async |name| {
+    for_each(context, names, async |name| {
         let sandbox = context.client.sandbox(&name).await?;
         context.screen.answer(&sandbox, |sandbox| described(context.screen.paint, sandbox))
     })
@@ -445,7 +446,7 @@ fn services(sandbox: &Sandbox) -> String {
 }
 
 pub(super) async fn remove(context: &Context, args: &RemoveArgs) -> Result<(), Failure> {
-    for_each(&args.names, async |name| {
+    for_each(context, &args.names, async |name| {
         let wish = Delete { keep_snapshots: args.keep_snapshots, force: args.force };
         let deleted = context.client.delete_as(&name, wish, None).await?;
         context.screen.answer(&deleted, |deleted| {

@@ -41,7 +41,7 @@ pub(super) async fn secret(context: &Context, command: SecretCommand) -> Result<
             context.screen.answer(&secret, |found| described(context.screen.paint, found))
         }
         SecretCommand::Rm { names } => {
-            for_each(&names, async |name| {
+            for_each(context, &names, async |name| {
                 let gone = context.client.delete_secret(&name).await?;
                 context.screen.answer(&gone, |_| format!("{name}  deleted\n"))
             })

@@ -19,7 +19,7 @@ pub(super) async fn snapshot(context: &Context, command: SnapshotCommand) -> Res
             context.screen.answer(&snapshot, |found| described(context.screen.paint, found))
         }
         SnapshotCommand::Rm { ids, force } => {
-            for_each(&ids, async |id| {
+            for_each(context, &ids, async |id| {
                 let deleted = context.client.delete_snapshot(&id, force).await?;
                 context.screen.answer(&deleted, |deleted| {
                     format!("{id}  deleted, {} freed\n", bytes(deleted.freed_bytes))
@@ -72,6 +72,7 @@ fn described(paint: Paint, snapshot: &Snapshot) -> String {
             ("own size", bytes(size.own_bytes)),
             ("shared size", bytes(size.shared_bytes)),
             ("freed if deleted", bytes(size.freed_if_deleted_bytes)),
+            ("export size", format!("about {}", bytes(size.export_bytes))),
         ]);
     }
     if let Some(memory) = snapshot.memory {
@@ -88,6 +89,11 @@ fn described(paint: Paint, snapshot: &Snapshot) -> String {
 }
 
 async fn export(context: &Context, id: &str, output: Option<&Path>) -> Result<(), Failure> {
+    let snapshot = context.client.snapshot(id).await?;
+    if let Some(size) = snapshot.size {
+        let (layers, about) = (snapshot.layers, bytes(size.export_bytes));
+        note(&format!("exporting {layers} layers, those of the image included: about {about}"));
+    }
     let mut download = context.client.export_snapshot(id).await?;
     let Some(path) = output.filter(|path| *path != Path::new("-")) else {
         while let Some(piece) = download.next().await? {

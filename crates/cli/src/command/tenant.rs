@@ -70,7 +70,7 @@ pub(super) async fn key(
             context.screen.answer(&all, |all| context.screen.table(&key_table(all)))
         }
         KeyCommand::Revoke { ids } => {
-            for_each(&ids, async |id| {
+            for_each(context, &ids, async |id| {
                 context.client.revoke_key(&project, &id).await?;
                 context.screen.answer(&serde_json::json!({}), |_| format!("{id}  revoked\n"))
             })

@@ -20,7 +20,7 @@ use crate::screen::{Paint, state_colour};
 use crate::when;
 
 pub(super) async fn tree(context: &Context, names: &[String]) -> Result<(), Failure> {
-    for_each(names, async |name| {
+    for_each(context, names, async |name| {
         let tree = context.client.tree(&name).await?;
         context.screen.answer(&tree, |tree| drawn(context.screen.paint, tree, &name))
     })

@@ -18,6 +18,9 @@ pub struct Image {
     pub layers: u64,
     /// Disk space they take.
     pub size_bytes: u64,
+    /// Disk space of files that they share with the host by hard links; not part of `size_bytes`.
+    #[serde(default)]
+    pub host_bytes: u64,
     /// The user of commands.
     pub user: Option<String>,
     /// The working directory of commands.

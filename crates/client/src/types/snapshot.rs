@@ -32,6 +32,9 @@ pub struct SnapshotSize {
     pub shared_bytes: u64,
     /// What deleting it would free.
     pub freed_if_deleted_bytes: u64,
+    /// About how much an export writes: all its layers, those of its image included.
+    #[serde(default)]
+    pub export_bytes: u64,
 }
 
 /// Memory of a machine, as part of a snapshot.

@@ -83,6 +83,8 @@ pub enum DbError {
 pub struct Filter {
     /// Tags it must carry, all of them.
     pub tags: Tags,
+    /// Tags it must carry, all of them, each as `key:value`, where either may have colons too.
+    pub tag_texts: Vec<String>,
     /// Its phase, one of these; any if there are none.
     pub phases: Vec<Phase>,
     /// How its name begins.

@@ -339,6 +339,13 @@ impl Db for SqliteDb {
                 .push_bind(value.clone())
                 .push(")");
         }
+        for text in &filter.tag_texts {
+            query
+                .push(" AND EXISTS (SELECT 1 FROM tags WHERE tags.sandbox = sandboxes.id")
+                .push(" AND tags.key || ':' || tags.value = ")
+                .push_bind(text.clone())
+                .push(")");
+        }
         list::page(&self.pool, query, page, &format!("sandboxes {project:?} {filter:?}"), column)
             .await
     }

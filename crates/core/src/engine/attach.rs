@@ -69,7 +69,7 @@ impl Inner {
     ) -> Result<Mounted> {
         match mode {
             MountMode::Snapshot if !drive.is_initialised() => {
-                return Err(Error::DriveNotInitialised(drive.name));
+                return Err(drive.not_initialised());
             }
             MountMode::Snapshot => {}
             MountMode::ReadWrite => {

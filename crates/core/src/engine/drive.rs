@@ -115,7 +115,7 @@ impl Engine {
         let _drives = self.inner.drives.lock().await;
         let source = self.inner.find_drive(project, source).await?;
         if !source.is_initialised() {
-            return Err(Error::DriveNotInitialised(source.name));
+            return Err(source.not_initialised());
         }
         let fork = Drive {
             id: DriveId::fresh(),
@@ -150,6 +150,14 @@ impl Engine {
         drop(drives);
         inner.collect_soon();
         Ok(drive)
+    }
+}
+
+impl Drive {
+    /// Why nothing can be had of it yet.
+    pub(super) fn not_initialised(self) -> Error {
+        let writer = self.attached.map(|attached| attached.name);
+        Error::DriveNotInitialised { drive: self.name, writer }
     }
 }
 

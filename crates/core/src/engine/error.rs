@@ -107,8 +107,8 @@ pub enum Error {
     DriveDiffers { drive: Name, what: String },
     #[error("drive `{drive}` is attached to sandbox `{sandbox}`")]
     DriveAttached { drive: Name, sandbox: Name },
-    #[error("nothing was ever written to drive `{0}`")]
-    DriveNotInitialised(Name),
+    #[error("{}", not_initialised(.drive, .writer.as_ref()))]
+    DriveNotInitialised { drive: Name, writer: Option<Name> },
     #[error("sandbox `{name}` was not deleted: what it wrote to {} could not be had from its disks: {reason}", drives_named(.drives))]
     DrivesUnsaved { name: Name, drives: Vec<Name>, reason: String },
     #[error("drive `{drive}` cannot be mounted: {reason}")]
@@ -255,7 +255,7 @@ impl Error {
             | Self::DriveTaken(_)
             | Self::DriveDiffers { .. }
             | Self::DriveAttached { .. }
-            | Self::DriveNotInitialised(_)
+            | Self::DriveNotInitialised { .. }
             | Self::DriveBroken { .. }
             | Self::DrivesUnsaved { .. }
             | Self::NotRunning(_)
@@ -335,7 +335,7 @@ impl Error {
             Self::DriveTaken(_) => "drive_taken",
             Self::DriveDiffers { .. } => "drive_differs",
             Self::DriveAttached { .. } => "drive_attached",
-            Self::DriveNotInitialised(_) => "drive_not_initialized",
+            Self::DriveNotInitialised { .. } => "drive_not_initialized",
             Self::DriveBroken { .. } => "drive_broken",
             Self::DrivesUnsaved { .. } => "drives_unsaved",
             Self::Driver(DriverError::MountPoint { .. }) => "bad_mount_point",
@@ -441,7 +441,8 @@ impl Error {
             Self::DriveAttached { sandbox, .. } => {
                 format!("one session writes to a drive at a time: stop `{sandbox}`, mount a snapshot of the drive, or fork it")
             }
-            Self::DriveNotInitialised(_) => "mount it read-write in a sandbox first, and stop that".to_owned(),
+            Self::DriveNotInitialised { writer: Some(writer), .. } => format!("`keep stop {writer}` ends its session"),
+            Self::DriveNotInitialised { .. } => "mount it read-write in a sandbox first, and stop that".to_owned(),
             Self::SnapshotInUse { .. } => "delete those first, or roll them back to another snapshot".to_owned(),
             Self::Unresumable { offers, name, .. } if !offers.is_empty() => {
                 let offers: Vec<String> = offers.iter().take(5).map(ToString::to_string).collect();
@@ -586,6 +587,15 @@ fn store_kind(error: &StoreError) -> ErrorKind {
         StoreError::ShuttingDown | StoreError::Slow { .. } => ErrorKind::Unavailable,
         _ if error.is_read_only() => ErrorKind::Unavailable,
         _ => ErrorKind::Fault,
+    }
+}
+
+fn not_initialised(drive: &Name, writer: Option<&Name>) -> String {
+    match writer {
+        Some(writer) => format!(
+            "drive `{drive}` has no snapshot yet: sandbox `{writer}` is the first to write to it, and what it writes is kept when its session ends"
+        ),
+        None => format!("nothing was ever written to drive `{drive}`"),
     }
 }
 

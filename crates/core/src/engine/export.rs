@@ -39,7 +39,7 @@ impl Engine {
         let (_hold, snapshot) = self.inner.hold_snapshot(id).await?;
         let snapshot = snapshot.ok_or_else(|| Error::SnapshotDeleted(id.clone()))?;
         let sized = self.inner.sized(snapshot);
-        self.inner.store.check_room(sized.own + sized.shared).await?;
+        self.inner.store.check_room(sized.export).await?;
         let snapshot = sized.item;
         let tmp = self.inner.store.data_dir().join("tmp");
         let mut blobs = Vec::new();

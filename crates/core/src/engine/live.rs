@@ -18,7 +18,8 @@ use tokio::sync::{OwnedRwLockReadGuard, watch};
 
 use crate::driver::{Driver, Link};
 use crate::guest::{Deadlines, Guest, GuestError};
-use crate::model::{CommandId, MachineKey, Sandbox, Session, Timestamp};
+use crate::model::{CommandId, MachineKey, Sandbox, Session, Timestamp, now};
+use crate::net::Traffic;
 use crate::secret::Mask;
 use crate::store::LiveCopy;
 
@@ -210,6 +211,24 @@ impl Live {
         Hold { live: Arc::clone(self) }
     }
 
+    /// When it was last used: now, while somebody uses it.
+    pub(super) fn used_at(&self) -> Timestamp {
+        let quiet = self.quiet_for().unwrap_or_default();
+        let quiet = jiff::SignedDuration::try_from(quiet).unwrap_or(jiff::SignedDuration::MAX);
+        now().checked_sub(quiet).unwrap_or_else(|_| now())
+    }
+
+    /// Counts what a connection to one of its ports carried.
+    pub(super) fn carried(&self, traffic: Traffic) {
+        if let Some(uplink) = lock(&self.uplink).as_ref() {
+            return uplink.count(traffic);
+        }
+        // Without a network its session counts alone.
+        let mut session = lock(&self.session);
+        session.usage.network_in = session.usage.network_in.saturating_add(traffic.received);
+        session.usage.network_out = session.usage.network_out.saturating_add(traffic.sent);
+    }
+
     /// How many hold it: commands, transfers, connections.
     pub(super) fn holders(&self) -> usize {
         self.holders.load(Ordering::SeqCst)
@@ -239,6 +258,14 @@ pub(super) async fn reach(
 #[derive(Debug)]
 pub struct Hold {
     live: Arc<Live>,
+}
+
+impl Hold {
+    /// Counts bytes that a connection to one of the sandbox's ports carried, as part of its session's traffic:
+    /// `received` by the sandbox, `sent` by it.
+    pub fn carried(&self, received: u64, sent: u64) {
+        self.live.carried(Traffic { received, sent });
+    }
 }
 
 impl Drop for Hold {

@@ -66,6 +66,7 @@ impl Engine {
             Ok(Err(Error::Db(DbError::Slow { .. }))) | Err(_) => None,
             Ok(found) => found?,
         };
+        let sandbox = self.inner.last_used(sandbox);
         Ok(Opened { sandbox, session, created: false, resumed: false })
     }
 
@@ -92,7 +93,8 @@ impl Engine {
         page: &Page,
     ) -> Result<Paged<Sandbox>> {
         let mut found = self.inner.db.sandboxes(Some(project), filter, page).await?;
-        found.items = found.items.into_iter().map(|one| self.inner.as_known(one)).collect();
+        let now = |one| self.inner.last_used(self.inner.as_known(one));
+        found.items = found.items.into_iter().map(now).collect();
         found.items.retain(|sandbox| sandbox.phase != Phase::Deleted);
         Ok(found)
     }
@@ -111,7 +113,7 @@ impl Engine {
         let sandbox = self.inner.find(project, name).await?;
         let (live, resumed) =
             self.inner.wake(&sandbox.id, name, expect_generation, Ground::Any).await?;
-        let sandbox = (*live.sandbox()).clone();
+        let sandbox = self.inner.last_used((*live.sandbox()).clone());
         Ok(Opened { sandbox, session: Some(live.session()), created: false, resumed })
     }
 
@@ -124,7 +126,7 @@ impl Engine {
     pub async fn resume(&self, project: &Name, name: &Name) -> Result<Opened> {
         let id = self.inner.find(project, name).await?.id;
         let (live, resumed) = self.inner.wake(&id, name, None, Ground::Kept).await?;
-        let sandbox = (*live.sandbox()).clone();
+        let sandbox = self.inner.last_used((*live.sandbox()).clone());
         Ok(Opened { sandbox, session: Some(live.session()), created: false, resumed })
     }
 
@@ -156,7 +158,8 @@ impl Engine {
         let name = name.clone();
         self.inner
             .turn(id.clone(), move |inner, slot| async move {
-                inner.update(&slot, &id, &name, patch).await
+                let sandbox = inner.update(&slot, &id, &name, patch).await?;
+                Ok(inner.last_used(sandbox))
             })
             .await
     }
@@ -401,6 +404,14 @@ impl Inner {
             (None, WakeMode::IfRunning) => Err(Error::NotRunning(name.clone())),
             (None, WakeMode::Session(id)) => Err(Error::SessionEnded { session: id.clone() }),
         }
+    }
+
+    /// A sandbox with the time of its last use. Its record only knows when its session began.
+    pub(super) fn last_used(&self, mut sandbox: Sandbox) -> Sandbox {
+        if let Some(live) = self.live(&sandbox.id) {
+            sandbox.used_at = sandbox.used_at.max(live.used_at());
+        }
+        sandbox
     }
 
     /// A running sandbox whose root stays still while the answer lives, woken if need be and allowed.

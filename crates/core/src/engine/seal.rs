@@ -216,9 +216,7 @@ impl Inner {
     /// Puts on record what the machine used; what it used before a daemon died is there already.
     pub(super) async fn note_usage(&self, session: Option<&mut Session>, usage: MachineUsage) {
         let Some(session) = session else { return };
-        let cpu = u64::try_from(usage.cpu.as_millis()).unwrap_or(u64::MAX);
-        session.usage.active_cpu_ms = session.usage.active_cpu_ms.max(cpu);
-        session.usage.memory_peak = session.usage.memory_peak.max(usage.memory_peak);
+        session.count_machine(usage);
         self.try_to_keep(session).await;
     }
 
@@ -543,8 +541,19 @@ impl Session {
     pub(super) fn close(&mut self, ended: crate::model::Timestamp, end: SessionEnd) {
         self.ended_at = Some(ended);
         self.end = Some(end);
+        self.count_wall(ended);
+    }
+
+    pub(super) fn count_wall(&mut self, until: crate::model::Timestamp) {
         self.usage.wall_ms =
-            u64::try_from(ended.as_millisecond() - self.started_at.as_millisecond()).unwrap_or(0);
+            u64::try_from(until.as_millisecond() - self.started_at.as_millisecond()).unwrap_or(0);
+    }
+
+    /// Takes over what the machine has used; what it used before a daemon died counts already.
+    pub(super) fn count_machine(&mut self, usage: MachineUsage) {
+        let cpu = u64::try_from(usage.cpu.as_millis()).unwrap_or(u64::MAX);
+        self.usage.active_cpu_ms = self.usage.active_cpu_ms.max(cpu);
+        self.usage.memory_peak = self.usage.memory_peak.max(usage.memory_peak);
     }
 }
 

@@ -1,9 +1,14 @@
 //! Sessions: found by their id whichever sandbox they are of, listed, extended.
 
+use std::time::Duration;
+
 use super::lifecycle::Phase;
 use super::{Engine, Error, Inner, Result};
 use crate::db::{Page, Paged};
-use crate::model::{Command, Name, Sandbox, Session, SessionId, Span};
+use crate::model::{Command, Name, Sandbox, Session, SessionId, Span, now};
+
+/// How long a machine may take to say what it has used.
+const USAGE_WAIT: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// Finds a session and the sandbox it is of.
@@ -12,7 +17,8 @@ impl Engine {
     ///
     /// Returns [`Error::NoSession`] when no sandbox of the project has one of that id.
     pub async fn session(&self, project: &Name, id: &SessionId) -> Result<(Sandbox, Session)> {
-        self.inner.find_session(project, id).await
+        let (sandbox, session) = self.inner.find_session(project, id).await?;
+        Ok((sandbox, self.inner.with_usage(session).await))
     }
 
     /// Lists a sandbox's sessions, newest first unless told otherwise.
@@ -47,7 +53,11 @@ impl Engine {
             }
             None => self.inner.db.project_sessions(project, page).await?,
         };
-        Ok(found.map(|session| self.inner.session_now(session)))
+        let mut found = found.map(|session| self.inner.session_now(session));
+        for session in found.items.iter_mut().filter(|session| session.ended_at.is_none()) {
+            *session = self.inner.with_usage(session.clone()).await;
+        }
+        Ok(found)
     }
 
     /// Lists the commands of a session.
@@ -112,6 +122,19 @@ impl Inner {
             .filter(|sandbox| sandbox.project == *project && sandbox.phase != Phase::Deleted)
             .ok_or_else(none)?;
         Ok((sandbox, self.session_now(session)))
+    }
+
+    /// A session with what its machine has used so far, if it is under way.
+    async fn with_usage(&self, mut session: Session) -> Session {
+        let live = self.live(&session.sandbox).filter(|live| live.session().id == session.id);
+        let Some(live) = live.filter(|_| session.ended_at.is_none()) else { return session };
+        // A machine that is being taken down has nothing to tell, and its end counts.
+        let asked = tokio::time::timeout(USAGE_WAIT, live.driver.usage(&live.key)).await;
+        if let Ok(Ok(usage)) = asked {
+            session.count_machine(usage);
+        }
+        session.count_wall(now());
+        session
     }
 
     /// A session as it is now, which the index may not know yet.

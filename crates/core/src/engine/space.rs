@@ -45,6 +45,8 @@ pub struct Sized<T> {
     pub freed_if_deleted: u64,
     /// What of all that is memory, whoever else stands on it.
     pub memory: u64,
+    /// About how much an export writes: all layers, with the files they share with the host.
+    pub export: u64,
 }
 
 /// What takes up room on this host.
@@ -71,14 +73,15 @@ pub struct SpaceReport {
 }
 
 impl Engine {
-    /// The disk space an image's layers take.
+    /// The disk space that an image's layers take, and the space of the files they share with the host.
     ///
     /// # Errors
     ///
     /// Returns [`Error`] when one of them cannot be read.
-    pub async fn image_size(&self, image: &Image) -> Result<u64> {
+    pub async fn image_size(&self, image: &Image) -> Result<(u64, u64)> {
         self.inner.learn(&image.layers).await?;
-        Ok(self.inner.books().bytes_of(&image.layers))
+        let books = self.inner.books();
+        Ok((books.bytes_of(&image.layers), books.foreign_of(&image.layers)))
     }
 
     /// What takes up room.
@@ -133,7 +136,8 @@ impl Inner {
         let books = self.books();
         let Sizes { own, shared, freed } = books.sizes(&snapshot.id).unwrap_or_default();
         let memory = books.memory_of(&snapshot.id);
-        Sized { item: snapshot, own, shared, freed_if_deleted: freed, memory }
+        let export = books.bytes_of(&snapshot.layers) + books.foreign_of(&snapshot.layers);
+        Sized { item: snapshot, own, shared, freed_if_deleted: freed, memory, export }
     }
 
     /// Collects a moment later, once for all who ask meanwhile.

@@ -93,6 +93,13 @@ struct Trust {
     established: AtomicBool,
 }
 
+impl Uplink {
+    /// Adds what connections to the sandbox's ports carried.
+    pub(super) fn count(&self, traffic: Traffic) {
+        self.network.count(traffic);
+    }
+}
+
 impl Live {
     /// What the session's network carried so far; `None` without one.
     pub(super) fn traffic(&self) -> Option<Traffic> {

@@ -182,6 +182,12 @@ fn notices(sandbox: &Sandbox, session: Option<&Session>, live: Option<&Live>) ->
             refused.at, refused.reason, refused.times
         ));
     }
+    let asked = sandbox.config.resources.millicpus.div_ceil(1000);
+    if let Ok(here) = std::thread::available_parallelism()
+        && u64::from(asked) > here.get() as u64
+    {
+        all.push(format!("it is set to {asked} CPUs, and this host has {here}"));
+    }
     if let Some(missing) = &sandbox.missing {
         all.push(format!("snapshot {missing}, which it stood on, was deleted"));
     }

@@ -449,6 +449,9 @@ pub struct Layer {
     pub kind: LayerKind,
     /// Disk space it takes: blocks, hard links counted once.
     pub bytes: u64,
+    /// Disk space of files that it shares with the host by hard links. Not part of `bytes`; 0 in records of before.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub foreign_bytes: u64,
     /// How many files, directories and links it holds.
     pub files: u64,
     /// When it was sealed.

@@ -110,6 +110,12 @@ impl Ledger {
         }
     }
 
+    /// Adds what was carried by another way than the sandbox's own connections.
+    pub(super) fn count(&self, traffic: Traffic) {
+        self.received.fetch_add(traffic.received, Ordering::Relaxed);
+        self.sent.fetch_add(traffic.sent, Ordering::Relaxed);
+    }
+
     /// What is open.
     pub(super) fn open(&self) -> Vec<Arc<Open>> {
         self.opens().values().filter_map(Weak::upgrade).collect()

@@ -111,6 +111,11 @@ impl Network {
         self.switch.traffic()
     }
 
+    /// Adds what went between the sandbox and the outside by another way: connections to its ports.
+    pub fn count(&self, traffic: Traffic) {
+        self.switch.count(traffic);
+    }
+
     /// What is open.
     #[must_use]
     pub fn open(&self) -> Vec<Connection> {

@@ -33,6 +33,8 @@ use crate::model::{
 pub struct Weight {
     /// Disk space it takes, what it shares included.
     pub bytes: u64,
+    /// Disk space of files that it shares with the host.
+    pub foreign: u64,
     /// Whether it is part of an image.
     pub image: bool,
     /// What of it other layers keep as well.
@@ -169,6 +171,12 @@ impl Books {
     #[must_use]
     pub fn bytes_of(&self, layers: &[LayerId]) -> u64 {
         layers.iter().filter_map(|layer| self.weights.get(layer)).map(|weight| weight.bytes).sum()
+    }
+
+    /// Disk space of the files that these layers share with the host, which `bytes_of` leaves out.
+    #[must_use]
+    pub fn foreign_of(&self, layers: &[LayerId]) -> u64 {
+        layers.iter().filter_map(|layer| self.weights.get(layer)).map(|weight| weight.foreign).sum()
     }
 
     /// Enters a snapshot, or what has become of it.
@@ -465,7 +473,8 @@ impl Store {
             LayerKind::Compacted => self.linked(&layer.id),
             LayerKind::Image | LayerKind::Session | LayerKind::Checkpoint => Vec::new(),
         };
-        Weight { bytes: layer.bytes, image: layer.kind == LayerKind::Image, linked }
+        let image = layer.kind == LayerKind::Image;
+        Weight { bytes: layer.bytes, foreign: layer.foreign_bytes, image, linked }
     }
 }
 
@@ -480,7 +489,7 @@ mod tests {
     use crate::store::Linked;
 
     fn weight(bytes: u64) -> Weight {
-        Weight { bytes, image: false, linked: Vec::new() }
+        Weight { bytes, foreign: 0, image: false, linked: Vec::new() }
     }
 
     fn enter(books: &mut Books, parent: Option<&SnapshotId>, layers: &[&LayerId]) -> SnapshotId {

@@ -131,7 +131,11 @@ pub(crate) async fn import(
     };
     let engine = app.engine.clone();
     Ok(reported(&app, async move |reporter| {
-        let done = engine.images().import(&name, &path, &reporter).await;
+        let images = engine.images();
+        let done = match &upload {
+            Some(path) => images.import_upload(&name, path, &reporter).await,
+            None => images.import(&name, &path, &reporter).await,
+        };
         // The upload was only needed until now.
         drop(upload);
         Ok(done?)

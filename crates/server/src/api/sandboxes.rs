@@ -80,6 +80,7 @@ pub(crate) async fn list(
     }
     let filter = Filter {
         tags,
+        tag_texts: Vec::new(),
         phases: params.word("state")?.map(wire::state_in).into_iter().collect(),
         name_prefix: params.text("name_prefix")?,
         class: params.word("class")?.map(wire::class_in),

@@ -406,6 +406,7 @@ pub(super) fn sized_snapshot(sized: engine::Sized<model::Snapshot>) -> types::Sn
         own_bytes: sized.own,
         shared_bytes: sized.shared,
         freed_if_deleted_bytes: sized.freed_if_deleted,
+        export_bytes: sized.export,
     };
     let plain = snapshot(sized.item);
     let memory =
@@ -459,12 +460,15 @@ pub(super) fn entry(entry: link::Entry) -> types::Entry {
     }
 }
 
-pub(super) fn image(image: model::Image, size_bytes: u64) -> types::Image {
+/// `sizes`: what its layers take, and what they share with the host.
+pub(super) fn image(image: model::Image, sizes: (u64, u64)) -> types::Image {
+    let (size_bytes, host_bytes) = sizes;
     types::Image {
         name: image.name,
         digest: image.digest,
         layers: image.layers.len() as u64,
         size_bytes,
+        host_bytes,
         user: image.config.user,
         cwd: image.config.cwd,
         env: image.config.env,

@@ -73,7 +73,7 @@ where
     S: AsyncRead + AsyncWrite,
 {
     // The sandbox stays awake as long as the connection lasts.
-    let (mut out, mut incoming, _awake) = connected;
+    let (mut out, mut incoming, awake) = connected;
     let (mut read, mut write) = tokio::io::split(stream);
     let said_all = AtomicBool::new(false);
     let to_port = async {
@@ -82,7 +82,9 @@ where
             if read.read_buf(&mut buffer).await? == 0 {
                 break;
             }
+            let count = buffer.len() as u64;
             out.send(buffer.freeze()).await.map_err(io::Error::other)?;
+            awake.carried(count, 0);
         }
         out.end();
         said_all.store(true, Ordering::Relaxed);
@@ -99,6 +101,7 @@ where
                 }
             };
             let Some(bytes) = piece else { break };
+            awake.carried(0, bytes.len() as u64);
             write.write_all(&bytes).await?;
             write.flush().await?;
         }

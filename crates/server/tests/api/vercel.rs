@@ -1,5 +1,7 @@
 //! The front for Vercel's clients, where no client makes it visible: tokens, projects, refusals.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use hyper::{Method, StatusCode};
 use sandkeep_core::model::{Name, Scope, Span};
 use serde_json::{Value, json};
@@ -325,15 +327,19 @@ async fn an_expired_key_makes_no_tokens() {
 async fn callers_who_want_the_same_new_sandbox_all_get_it() {
     let Some(served) = Served::with_machines("callers_who_want_the_same").await else { return };
     let body = json!({ "name": "box", "image": "small", "ports": [] }).to_string();
+    // Their client runs `onCreate` whenever its create succeeds.
+    let created = AtomicUsize::new(0);
     let get_or_create = async || {
         let found = served.get("/api/v2/sandboxes/box", &served.write).await;
         if found.status == StatusCode::OK {
             return found;
         }
         says(&found, 404, "not_found");
+        created.fetch_add(1, Ordering::SeqCst);
         served.post("/api/v3/sandboxes", &served.write, &body).await
     };
-    let answers = futures_util::future::join_all((0..12).map(|_| get_or_create())).await;
+    let answers = futures_util::future::join_all((0..20).map(|_| get_or_create())).await;
+    assert_eq!(created.load(Ordering::SeqCst), 1, "the others wait and find it");
     let id = answers[0].json()["session"]["id"].clone();
     for answer in &answers {
         assert_eq!(answer.status, StatusCode::OK, "{answer:?}");

@@ -305,17 +305,24 @@ async fn long_output_comes_whole() {
         assert!(text.lines().take(100_000).all(|line| line == "é0123456789"));
         assert_eq!(printed(&said, "stderr"), "end\n");
 
-        // Whoever comes later gets what is kept up to where something is missing, and is told.
+        // Whoever comes later gets all that is kept, and is told where something is missing.
         let id = said[0]["command"]["id"].as_str().unwrap();
         let logs = served.get(&format!("{session}/cmd/{id}/logs"), &served.read).await;
         let said = lines(&logs.body);
         if megabytes == 5 {
             assert_eq!(printed(&said, "stdout"), text);
         } else {
-            let (last, before) = said.split_last().unwrap();
-            assert_eq!(last["data"]["code"], "logs_truncated", "{last}");
-            assert!(text.starts_with(&printed(before, "stdout")));
-            assert_eq!(printed(before, "stderr"), "");
+            let kept = printed(&said, "stdout");
+            let marker = kept.find("\n[").expect("a marker");
+            let end = marker + kept[marker..].find("]\n").expect("its end") + 2;
+            let dropped: usize =
+                kept[marker + 2..].split(' ').next().unwrap().parse().expect("how much");
+            assert!(text.starts_with(&kept[..marker]) && text.ends_with(&kept[end..]), "both ends");
+            // Of the end nothing is missing: what is dropped is what lies between.
+            assert_eq!(marker + dropped + (kept.len() - end), megabytes << 20);
+            assert!(marker > 3 << 20, "half of it is the beginning: {marker}");
+            let errors = printed(&said, "stderr");
+            assert!(errors.contains("bytes of output are missing") && errors.ends_with("end\n"));
         }
     }
 }

@@ -195,6 +195,10 @@ impl Switchboard {
         self.ledger.traffic()
     }
 
+    pub(super) fn count(&self, traffic: Traffic) {
+        self.ledger.count(traffic);
+    }
+
     pub(super) fn open_now(&self) -> Vec<Connection> {
         self.ledger.open().iter().map(|open| open.record()).collect()
     }

@@ -23,89 +23,81 @@ impl Images {
     ///
     /// # Errors
     ///
-    /// Returns [`ImageError::NotAnImage`] when it is none of these.
+    /// Returns [`ImageError::NotAnImage`] when it is none of these, tells a damaged archive from one that
+    /// is refused and from trouble on this host.
     pub async fn import(&self, name: &str, path: &Path, progress: &Reporter) -> ImageResult<Image> {
-        let looked_at = path.to_owned();
-        match blocking(path, move || parts::detect(&looked_at)).await? {
-            Contents::Root => self.import_tarball(name, path, progress).await,
-            Contents::Layout => self.import_oci_layout(name, path, None, progress).await,
-            Contents::Docker => self.import_docker_archive(name, path, progress).await,
-        }
+        let shown = path.display().to_string();
+        self.import_from(name, &Archive { path: path.to_owned(), shown }, progress).await
+    }
+
+    /// Imports an archive that somebody sent and that lies at `path` for now. That path is nobody else's
+    /// business: neither errors nor the image's source name it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`import`](Self::import).
+    pub async fn import_upload(
+        &self,
+        name: &str,
+        path: &Path,
+        progress: &Reporter,
+    ) -> ImageResult<Image> {
+        let archive = Archive { path: path.to_owned(), shown: UPLOAD.to_owned() };
+        self.import_from(name, &archive, progress).await
+    }
+
+    async fn import_from(
+        &self,
+        name: &str,
+        archive: &Archive,
+        progress: &Reporter,
+    ) -> ImageResult<Image> {
+        check_name(name)?;
+        let looked_at = archive.clone();
+        let contents =
+            blocking(&archive.path, move || parts::detect(&looked_at.path, &looked_at.shown));
+        let (what, wanted) = (archive.shown.clone(), name.to_owned());
+        let found = match contents.await? {
+            Contents::Root => return self.import_root(name, archive, progress).await,
+            Contents::Layout => self.look(archive, move |parts| layout(parts, &what)).await?,
+            Contents::Docker => {
+                self.look(archive, move |parts| docker(parts, &what, &wanted)).await?
+            }
+        };
+        self.assemble(name, archive, found, progress).await
     }
 
     /// Imports a root filesystem from a tar archive, plain or packed with gzip or zstd.
-    ///
-    /// # Errors
-    ///
-    /// Tells a damaged archive from one that is refused and from trouble on this host.
-    pub async fn import_tarball(
+    async fn import_root(
         &self,
         name: &str,
-        path: &Path,
+        archive: &Archive,
         progress: &Reporter,
     ) -> ImageResult<Image> {
-        check_name(name)?;
+        let Archive { path, shown: what } = archive;
         let file = File::open(path).map_err(ImageError::io("open", path))?;
         let total = file.metadata().map_err(ImageError::io("open", path))?.len();
-        let what = path.display().to_string();
         let mut stack = self.shelf.begin().await?;
-        let reader = Watched::new(file, &what, Some(total), progress);
+        let reader = Watched::new(file, what, Some(total), progress);
         let unpacked = self.shelf.add(&mut stack, reader, Form::Root, None, what.clone()).await?;
         if unpacked.files == 0 {
             let reason = "it is an empty archive".to_owned();
-            return Err(ImageError::NotAnImage { what, reason });
+            return Err(ImageError::NotAnImage { what: what.clone(), reason });
         }
-        self.finish(name, unpacked.diff_id, stack, ImageConfig::default(), &what).await
-    }
-
-    /// Imports from an OCI layout, a directory or a tar archive of one. Where it holds several images,
-    /// `reference` says which.
-    ///
-    /// # Errors
-    ///
-    /// As for [`import_tarball`](Self::import_tarball), and [`ImageError::Platform`].
-    pub async fn import_oci_layout(
-        &self,
-        name: &str,
-        path: &Path,
-        reference: Option<&str>,
-        progress: &Reporter,
-    ) -> ImageResult<Image> {
-        check_name(name)?;
-        let (what, reference) = (path.display().to_string(), reference.map(str::to_owned));
-        let found = self.look(path, move |parts| layout(parts, &what, reference.as_deref()));
-        self.assemble(name, path, found.await?, progress).await
-    }
-
-    /// Imports what `docker save` or `podman save` wrote. Where it holds several images, the one that
-    /// is called `name` is taken.
-    ///
-    /// # Errors
-    ///
-    /// As for [`import_oci_layout`](Self::import_oci_layout).
-    pub async fn import_docker_archive(
-        &self,
-        name: &str,
-        path: &Path,
-        progress: &Reporter,
-    ) -> ImageResult<Image> {
-        check_name(name)?;
-        let (what, wanted) = (path.display().to_string(), name.to_owned());
-        let found = self.look(path, move |parts| docker(parts, &what, &wanted));
-        self.assemble(name, path, found.await?, progress).await
+        self.finish(name, unpacked.diff_id, stack, ImageConfig::default(), what).await
     }
 
     /// Opens an archive or directory and finds an image in it.
     async fn look(
         &self,
-        path: &Path,
+        archive: &Archive,
         find: impl FnOnce(&Parts) -> ImageResult<Found> + Send + 'static,
     ) -> ImageResult<(Found, Parts, Scratch)> {
         let id = LayerId::fresh();
         let scratch = Scratch(self.shelf.store.data_dir().join(format!("tmp/import-{id}")));
-        let opened = path.to_owned();
-        blocking(path, move || {
-            let parts = Parts::open(&opened, &scratch.0)?;
+        let opened = archive.clone();
+        blocking(&archive.path, move || {
+            let parts = Parts::open(&opened.path, &opened.shown, &scratch.0)?;
             Ok((find(&parts)?, parts, scratch))
         })
         .await
@@ -114,7 +106,7 @@ impl Images {
     async fn assemble(
         &self,
         name: &str,
-        path: &Path,
+        archive: &Archive,
         (found, parts, _scratch): (Found, Parts, Scratch),
         progress: &Reporter,
     ) -> ImageResult<Image> {
@@ -127,9 +119,18 @@ impl Images {
             let reader = Watched::new(parts.reader(part)?, &what, None, progress);
             self.shelf.add(&mut stack, reader, Form::Layer, Some(diff_id), what).await?;
         }
-        let source = path.display().to_string();
-        self.finish(name, found.digest, stack, found.config, &source).await
+        self.finish(name, found.digest, stack, found.config, &archive.shown).await
     }
+}
+
+/// What a file that somebody sent is called, in errors and as the source of an image.
+const UPLOAD: &str = "the upload";
+
+/// Where an archive lies, and what it is called.
+#[derive(Debug, Clone)]
+struct Archive {
+    path: PathBuf,
+    shown: String,
 }
 
 /// An image in an archive.
@@ -150,9 +151,9 @@ impl Drop for Scratch {
     }
 }
 
-fn layout(parts: &Parts, what: &str, reference: Option<&str>) -> ImageResult<Found> {
+fn layout(parts: &Parts, what: &str) -> ImageResult<Found> {
     let index: Manifest = oci::read(what, &parts.document("index.json")?)?;
-    let mut next = pick(what, index, reference)?;
+    let mut next = pick(what, index)?;
     for _ in 0..MOST_STEPS {
         let bytes = blob(parts, what, &next)?;
         match oci::read::<Manifest>(what, &bytes)?.next(what)? {
@@ -173,15 +174,7 @@ fn layout(parts: &Parts, what: &str, reference: Option<&str>) -> ImageResult<Fou
 }
 
 /// Which image of a layout is meant.
-fn pick(what: &str, index: Manifest, reference: Option<&str>) -> ImageResult<Descriptor> {
-    if let Some(wanted) = reference {
-        let is_it = |entry: &&Descriptor| entry.name() == Some(wanted) || entry.digest == wanted;
-        if let Some(entry) = index.manifests.iter().find(is_it) {
-            return Ok(entry.clone());
-        }
-        let known = index.manifests.iter().filter_map(Descriptor::name).map(str::to_owned);
-        return Err(ImageError::NotFound { name: wanted.to_owned(), known: known.collect() });
-    }
+fn pick(what: &str, index: Manifest) -> ImageResult<Descriptor> {
     if let [only] = index.manifests.as_slice() {
         return Ok(only.clone());
     }

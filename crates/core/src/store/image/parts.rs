@@ -29,6 +29,8 @@ pub(super) enum Parts {
     Directory(PathBuf),
     Archive {
         path: PathBuf,
+        /// What people call it.
+        what: String,
         /// Where each file begins and how long it is.
         files: BTreeMap<String, (u64, u64)>,
         /// A link's name, and where it leads.
@@ -36,11 +38,10 @@ pub(super) enum Parts {
     },
 }
 
-/// Finds out what `path` holds, by looking into it.
-pub(super) fn detect(path: &Path) -> ImageResult<Contents> {
-    let what = path.display().to_string();
+/// Finds out what `path`, which people call `what`, holds, by looking into it.
+pub(super) fn detect(path: &Path, what: &str) -> ImageResult<Contents> {
     let reason =
-        |reason: &str| ImageError::NotAnImage { what: what.clone(), reason: reason.to_owned() };
+        |reason: &str| ImageError::NotAnImage { what: what.to_owned(), reason: reason.to_owned() };
     let found = std::fs::metadata(path).map_err(ImageError::io("open", path))?;
     if found.is_dir() {
         let has = |name: &str| path.join(name).is_file();
@@ -55,7 +56,7 @@ pub(super) fn detect(path: &Path) -> ImageResult<Contents> {
     let mut seen_index = false;
     let file = File::open(path).map_err(ImageError::io("open", path))?;
     let mut named = 0;
-    unpack::names(&what, file, |name| {
+    unpack::names(what, file, |name| {
         named += 1;
         seen_manifest |= name == "manifest.json";
         seen_index |= name == "index.json";
@@ -80,25 +81,24 @@ fn is_part(name: &str) -> bool {
 impl Parts {
     /// Opens a directory or an archive. A packed archive is unpacked into `scratch` first, a file that
     /// the caller removes.
-    pub(super) fn open(path: &Path, scratch: &Path) -> ImageResult<Self> {
+    pub(super) fn open(path: &Path, what: &str, scratch: &Path) -> ImageResult<Self> {
         if path.is_dir() {
             return Ok(Self::Directory(path.to_owned()));
         }
-        let what = path.display().to_string();
         let open = |path: &Path| File::open(path).map_err(ImageError::io("open", path));
         let mut start = Vec::new();
         open(path)?.take(512).read_to_end(&mut start).map_err(ImageError::io("read", path))?;
         let path = if packing(&start) == Packing::Tar {
             path.to_owned()
         } else {
-            let mut plain = unpack::open(&what, open(path)?)?;
+            let mut plain = unpack::open(what, open(path)?)?;
             let mut file = File::create_new(scratch).map_err(ImageError::io("create", scratch))?;
             io::copy(&mut plain, &mut file)
-                .map_err(|source| ImageError::Damaged { what: what.clone(), source })?;
+                .map_err(|source| ImageError::Damaged { what: what.to_owned(), source })?;
             scratch.to_owned()
         };
-        let (files, links) = unpack::index(&what, open(&path)?)?;
-        Ok(Self::Archive { path, files, links })
+        let (files, links) = unpack::index(what, open(&path)?)?;
+        Ok(Self::Archive { path, what: what.to_owned(), files, links })
     }
 
     /// Whether there is a file of that name.
@@ -117,10 +117,10 @@ impl Parts {
                 let file = File::open(&path).map_err(ImageError::io("open", &path))?;
                 Ok(Box::new(file))
             }
-            Self::Archive { path, .. } => {
+            Self::Archive { path, what, .. } => {
                 let Some((offset, length)) = self.place(name) else {
                     return Err(ImageError::NotAnImage {
-                        what: path.display().to_string(),
+                        what: what.clone(),
                         reason: format!("it has no `{name}`"),
                     });
                 };

@@ -18,6 +18,7 @@ use flate2::write::MultiGzDecoder;
 use futures_util::StreamExt as _;
 use sandkeep_core::engine::{Caller, Files};
 use sandkeep_core::guest::{GuestError, Outgoing};
+use sandkeep_proto::frame::CHUNK;
 use sandkeep_proto::link::Failure;
 use serde_json::{Value, json};
 
@@ -28,7 +29,7 @@ use super::within::Within;
 use crate::api::{App, download};
 
 /// How much of an archive is unpacked at one time: a thousandfold of it may come out.
-const PIECE: usize = 1 << 10;
+const PIECE: usize = 4 << 10;
 /// How long a client may go on sending what is refused already, so that it hears why.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -120,7 +121,10 @@ async fn unpack(
         for part in piece.chunks(PIECE) {
             came = true;
             archive.write_all(part).map_err(damaged)?;
-            send(&mut out, archive.get_mut()).await?;
+            // In large pieces: for the agent each one costs a message, a thread that wakes up and a credit.
+            if archive.get_ref().len() >= CHUNK {
+                send(&mut out, archive.get_mut()).await?;
+            }
         }
     }
     if !came {

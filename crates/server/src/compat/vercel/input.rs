@@ -13,6 +13,7 @@ use sandkeep_core::model::Span;
 use serde_json::{Map, Value};
 
 use super::error::VercelError;
+use super::ordered::Ordered;
 use crate::api::App;
 
 /// A JSON object that is taken apart. No body is an empty one.
@@ -20,6 +21,8 @@ use crate::api::App;
 pub(crate) struct Fields {
     at: String,
     map: Map<String, Value>,
+    /// The whole body as it was written; of a part of one, nothing.
+    body: Option<Ordered>,
 }
 
 impl FromRequest<Arc<App>> for Fields {
@@ -36,8 +39,9 @@ impl FromRequest<Arc<App>> for Fields {
         if bytes.iter().all(u8::is_ascii_whitespace) {
             return Ok(Self::default());
         }
-        match serde_json::from_slice(&bytes) {
-            Ok(Value::Object(map)) => Ok(Self { at: String::new(), map }),
+        let body: Result<Ordered, _> = serde_json::from_slice(&bytes);
+        match body.map(|body| (body.to_value(), body)) {
+            Ok((Value::Object(map), body)) => Ok(Self { at: String::new(), map, body: Some(body) }),
             Ok(_) => Err(VercelError::bad("should be object.")),
             Err(error) => Err(VercelError::bad(format!("the body is not JSON: {error}."))),
         }
@@ -47,7 +51,7 @@ impl FromRequest<Arc<App>> for Fields {
 impl Fields {
     pub(crate) fn of(at: &str, value: Value) -> Result<Self, VercelError> {
         match value {
-            Value::Object(map) => Ok(Self { at: format!("{at}."), map }),
+            Value::Object(map) => Ok(Self { at: format!("{at}."), map, body: None }),
             _ => Err(VercelError::bad(format!("`{at}` should be object."))),
         }
     }
@@ -59,6 +63,13 @@ impl Fields {
     /// Whatever it is. `null` is a value here and absent elsewhere.
     pub(crate) fn any(&mut self, name: &str) -> Option<Value> {
         self.map.remove(name)
+    }
+
+    /// Whatever it is, in the order it was written in.
+    pub(crate) fn written(&mut self, name: &str) -> Option<Ordered> {
+        let value = self.map.remove(name)?;
+        let written = self.body.as_ref().and_then(|body| body.get(name)).cloned();
+        Some(written.unwrap_or_else(|| value.into()))
     }
 
     pub(crate) fn text(&mut self, name: &str) -> Result<Option<String>, VercelError> {
@@ -159,6 +170,11 @@ impl Fields {
     /// All of it, as it came.
     pub(crate) fn into_value(self) -> Value {
         Value::Object(self.map)
+    }
+
+    /// All of it, in the order it was written in.
+    pub(crate) fn into_written(self) -> Ordered {
+        self.body.unwrap_or_else(|| Value::Object(self.map).into())
     }
 
     /// Refuses what nobody took.

@@ -76,7 +76,9 @@ impl Machines<'_> {
     async fn usual(&self) -> Result<Ground, VercelError> {
         let image = self.default_machine().await?;
         let runtime = self.known_as(&image, "universal").await;
-        Ok(Ground { image: image.name, runtime, reference: None })
+        // Whatever it is made of, this is what they call it.
+        let reference = Some(format!("{UNIVERSAL}@{}", image.digest));
+        Ok(Ground { image: image.name, runtime, reference })
     }
 
     async fn default_machine(&self) -> Result<Image, VercelError> {
@@ -324,6 +326,14 @@ mod tests {
         Ground { image: image.to_owned(), runtime: runtime.to_owned(), reference: None }
     }
 
+    /// What a create that names nothing is made from.
+    async fn usual(bench: &Bench) -> (String, String) {
+        let Ground { image, runtime, reference } = bench.machines().usual().await.unwrap();
+        let digest = bench.images.get(&image).await.unwrap().digest;
+        assert_eq!(reference, Some(format!("{UNIVERSAL}@{digest}")), "it is told");
+        (image, runtime)
+    }
+
     fn refused(answer: Result<Ground, VercelError>) -> (StatusCode, String) {
         let error = answer.unwrap_err();
         let message = error.object()["message"].as_str().unwrap().to_owned();
@@ -333,13 +343,13 @@ mod tests {
     #[tokio::test]
     async fn nothing_asked_for_is_the_dressed_default() {
         let bench = Bench::new().await;
-        assert_eq!(bench.machines().usual().await.unwrap(), ground(UNIVERSAL, "node24"));
+        assert_eq!(usual(&bench).await, (UNIVERSAL.to_owned(), "node24".to_owned()));
         let image = bench.images.get(UNIVERSAL).await.unwrap();
         assert_eq!(image.config.user.as_deref(), Some("ubuntu"));
-        assert_eq!(bench.machines().usual().await.unwrap(), ground(UNIVERSAL, "node24"));
+        assert_eq!(usual(&bench).await, (UNIVERSAL.to_owned(), "node24".to_owned()));
         assert_eq!(bench.images.get(UNIVERSAL).await.unwrap(), image, "made once");
         bench.import("tiny", None).await;
-        assert_eq!(bench.machines().usual().await.unwrap(), ground(UNIVERSAL, "universal"));
+        assert_eq!(usual(&bench).await, (UNIVERSAL.to_owned(), "universal".to_owned()));
         assert_ne!(bench.images.get(UNIVERSAL).await.unwrap().layers, image.layers, "made anew");
     }
 
@@ -348,7 +358,7 @@ mod tests {
         let mut bench = Bench::new().await;
         bench.images.dress("tiny", "mine", &Dress::default()).await.unwrap();
         bench.settings.default_image = Some("mine".to_owned());
-        assert_eq!(bench.machines().usual().await.unwrap(), ground("mine", "node24"));
+        assert_eq!(usual(&bench).await, ("mine".to_owned(), "node24".to_owned()));
         bench.settings.default_image = Some("nowhere".to_owned());
         let (status, message) = refused(bench.machines().usual().await);
         assert_eq!(status, StatusCode::NOT_FOUND);

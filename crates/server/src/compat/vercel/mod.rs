@@ -31,6 +31,7 @@ mod interactive;
 mod machine;
 mod ndjson;
 pub(crate) mod network;
+mod ordered;
 pub(crate) mod races;
 mod sandboxes;
 mod sessions;

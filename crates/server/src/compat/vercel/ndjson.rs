@@ -173,11 +173,13 @@ impl Lines {
             Some(Event::Stderr(bytes)) => self.printed("stderr", &bytes),
             Some(Event::Gap(_)) if !self.telling.logs => Vec::new(),
             Some(Event::Gap(bytes)) => {
-                self.events = None;
-                failed(
-                    "logs_truncated",
-                    &format!("The next {bytes} bytes of the output are not kept, so it ends here."),
-                )
+                // Nobody knows what was printed to which stream there, so both are told.
+                let marker = format!(
+                    "\n[{bytes} bytes of output are missing here: the log does not keep them]\n"
+                );
+                let mut said = log_line("stdout", self.out.end() + &marker);
+                said.extend(log_line("stderr", self.err.end() + &marker));
+                said
             }
             Some(Event::Exited(command)) => {
                 self.events = None;
@@ -258,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_ends_what_is_told_of_the_output_and_only_that() {
+    fn a_gap_is_marked_in_both_streams_and_the_rest_follows() {
         let lines = |logs| Lines {
             telling: Telling { first: None, logs, last: None },
             events: None,
@@ -267,13 +269,26 @@ mod tests {
             keep_alive: Duration::MAX,
             closing: watch::channel(false).1,
         };
-        let said = lines(true).said(Some(Event::Gap(7)));
-        let said: Value = serde_json::from_slice(&said).unwrap();
+        let mut whole = lines(true);
+        let mut said = whole.said(Some(Event::Stdout(b"a\xc3".as_slice().into())));
+        said.extend(whole.said(Some(Event::Gap(7))));
+        said.extend(whole.said(Some(Event::Stdout(b"b".as_slice().into()))));
+        let marker = "\n[7 bytes of output are missing here: the log does not keep them]\n";
+        let said: Vec<Value> = said
+            .split(|byte| *byte == b'\n')
+            .filter(|line| !line.is_empty())
+            .map(|line| serde_json::from_slice(line).unwrap())
+            .collect();
+        let log = |stream: &str, data: String| json!({ "stream": stream, "data": data });
         assert_eq!(
-            (&said["stream"], &said["data"]["code"]),
-            (&json!("error"), &json!("logs_truncated"))
+            said,
+            [
+                log("stdout", "a".to_owned()),
+                log("stdout", format!("\u{fffd}{marker}")),
+                log("stderr", marker.to_owned()),
+                log("stdout", "b".to_owned()),
+            ]
         );
-        assert!(said["data"]["message"].as_str().unwrap().contains("7 bytes"));
         assert!(lines(false).said(Some(Event::Gap(7))).is_empty());
     }
 

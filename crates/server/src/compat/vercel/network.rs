@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 
 use super::error::VercelError;
 use super::input::Fields;
+use super::ordered::Ordered;
 use crate::api::App;
 
 /// Where earlier versions noted the policy, when there was no network to keep it in.
@@ -25,9 +26,14 @@ pub(super) const NOTE: &str = "vercel.network";
 /// How the headers begin that tell a proxy of theirs where a request was meant to go.
 const FORWARDED: &str = "vercel-forwarded-";
 
-/// Reads a request's policy.
-pub(super) fn read(value: Value) -> Result<Policy, VercelError> {
-    let mut fields = Fields::of("networkPolicy", value)?;
+/// Where it is noted how a policy was written, where that differs from how we would tell it.
+pub(super) const AS_WRITTEN: &str = "vercel.networkPolicy";
+/// Notes have little room. A longer policy is told in our order.
+const LONGEST_NOTE: usize = 32 << 10;
+
+/// Reads a request's policy; answers also with what is to be noted of how it was written.
+pub(super) fn read(asked: &Ordered) -> Result<(Policy, Option<String>), VercelError> {
+    let mut fields = Fields::of("networkPolicy", asked.to_value())?;
     let mode = match fields.text("mode")?.as_deref() {
         Some("allow-all") => return plain(&fields, Mode::AllowAll),
         Some("deny-all") => return plain(&fields, Mode::DenyAll),
@@ -41,6 +47,7 @@ pub(super) fn read(value: Value) -> Result<Policy, VercelError> {
     };
     let mut policy = Policy { mode, ..Policy::default() };
     let mut rules = Vec::new();
+    let allow = asked.get("allow");
     match fields.any("allow") {
         None => {}
         Some(Value::Array(list)) => {
@@ -48,18 +55,19 @@ pub(super) fn read(value: Value) -> Result<Policy, VercelError> {
                 policy.domains.push(domain_in(&format!("allow[{index}]"), &domain)?);
             }
         }
-        Some(Value::Object(map)) => {
-            for (domain, list) in map {
+        Some(Value::Object(_)) => {
+            for (domain, list) in allow.map(Ordered::entries).unwrap_or_default() {
                 let place = format!("allow.{domain}");
-                policy.domains.push(domain_in(&place, &Value::String(domain))?);
+                policy.domains.push(domain_in(&place, &Value::String(domain.clone()))?);
                 let pattern = &policy.domains[policy.domains.len() - 1].pattern;
-                let Value::Array(list) = list else {
+                let Ordered::Array(list) = list else {
                     return Err(VercelError::bad(format!(
                         "`networkPolicy.{place}` should be array."
                     )));
                 };
-                for (index, rule) in list.into_iter().enumerate() {
-                    rules.push(rule_in(&format!("networkPolicy.{place}[{index}]"), pattern, rule)?);
+                for (index, rule) in list.iter().enumerate() {
+                    let at = format!("networkPolicy.{place}[{index}]");
+                    rules.push(rule_in(&at, domain, pattern, rule)?);
                 }
             }
         }
@@ -72,27 +80,56 @@ pub(super) fn read(value: Value) -> Result<Policy, VercelError> {
         policy.deny = addresses(&mut subnets, "subnets.", "deny")?;
         subnets.end()?;
     }
-    legacy(&mut fields, &mut policy, &mut rules)?;
+    legacy(asked, &mut fields, &mut policy, &mut rules)?;
     fields.end()?;
+    let (mut requests, as_written): (Vec<RequestRule>, Vec<Told>) = rules.into_iter().unzip();
     // A stable sort: rules of one domain stay in the order they were written.
-    rules.sort_by_key(|rule| std::cmp::Reverse(exactness(&rule.domain)));
-    policy.requests = rules;
+    requests.sort_by_key(|rule| std::cmp::Reverse(exactness(&rule.domain)));
+    policy.requests = requests;
     policy
         .check("networkPolicy")
         .map_err(|error| VercelError::bad(format!("`{}`: {}.", error.field, error.reason)))?;
-    Ok(policy)
+    let note = note(asked, &policy, as_written);
+    Ok((policy, note))
 }
 
-fn plain(fields: &Fields, mode: Mode) -> Result<Policy, VercelError> {
+/// What is to be noted of how a policy was written: nothing, if it is told like that anyway.
+fn note(asked: &Ordered, policy: &Policy, rules: Vec<Told>) -> Option<String> {
+    let texts = |list: Option<&Ordered>| -> Vec<String> {
+        let list = list.map(Ordered::items).unwrap_or_default();
+        list.iter().filter_map(Ordered::text).map(str::to_owned).collect()
+    };
+    let allow = asked.get("allow");
+    let mut domains = texts(allow);
+    let keys = allow.map(Ordered::entries).unwrap_or_default();
+    domains.extend(keys.iter().map(|(domain, _)| domain.clone()));
+    domains.extend(texts(asked.get("allowedDomains")));
+    let subnets = |name: &str, legacy: &str| {
+        let mut all = texts(asked.get("subnets").and_then(|subnets| subnets.get(name)));
+        all.extend(texts(asked.get(legacy)));
+        all
+    };
+    let addresses = [subnets("allow", "allowedCIDRs"), subnets("deny", "deniedCIDRs")];
+    let as_written = tell(policy.mode, &domains, &addresses, rules);
+    let told = told(policy);
+    if told == as_written {
+        return None;
+    }
+    let note = json!({ "told": told, "written": as_written }).to_string();
+    Some(note).filter(|note| note.len() <= LONGEST_NOTE)
+}
+
+fn plain(fields: &Fields, mode: Mode) -> Result<(Policy, Option<String>), VercelError> {
     fields.end()?;
-    Ok(Policy { mode, ..Policy::default() })
+    Ok((Policy { mode, ..Policy::default() }, None))
 }
 
 /// What the older form of a policy says.
 fn legacy(
+    asked: &Ordered,
     fields: &mut Fields,
     policy: &mut Policy,
-    rules: &mut Vec<RequestRule>,
+    rules: &mut Vec<(RequestRule, Told)>,
 ) -> Result<(), VercelError> {
     for (index, domain) in fields.list("allowedDomains")?.unwrap_or_default().iter().enumerate() {
         policy.domains.push(domain_in(&format!("allowedDomains[{index}]"), domain)?);
@@ -100,29 +137,32 @@ fn legacy(
     policy.allow.extend(addresses(fields, "", "allowedCIDRs")?);
     policy.deny.extend(addresses(fields, "", "deniedCIDRs")?);
     for name in ["injectionRules", "forwardRules", "responseRules"] {
+        let written = asked.get(name).map(Ordered::items).unwrap_or_default();
         for (index, rule) in fields.list(name)?.unwrap_or_default().into_iter().enumerate() {
             let at = format!("networkPolicy.{name}[{index}]");
             let mut rule = Fields::of(&at, rule)?;
             let domain = rule.needed("domain")?;
             let place = format!("{name}[{index}].domain");
-            let domain = domain_in(&place, &Value::String(domain))?.pattern;
-            let mut said = Map::new();
-            said.extend(rule.any("match").map(|it| ("match".to_owned(), it)));
+            let pattern = domain_in(&place, &Value::String(domain.clone()))?.pattern;
+            let mut said = Vec::new();
+            said.extend(rule.any("match").map(|it| ("match".to_owned(), it.into())));
             match name {
                 "injectionRules" => {
                     let headers = rule.any("headers").unwrap_or_else(|| json!({}));
-                    said.insert("transform".to_owned(), json!([{ "headers": headers }]));
+                    let written = written.get(index).and_then(|rule| rule.get("headers")).cloned();
+                    let headers = ("headers".to_owned(), written.unwrap_or(headers.into()));
+                    let transform = Ordered::Array(vec![Ordered::Object(vec![headers])]);
+                    said.push(("transform".to_owned(), transform));
                     rule.end()?;
                 }
                 "forwardRules" => {
-                    said.insert("forwardURL".to_owned(), json!(rule.needed("forwardURL")?));
+                    let url = Value::String(rule.needed("forwardURL")?);
+                    said.push(("forwardURL".to_owned(), url.into()));
                     rule.end()?;
                 }
-                _ => {
-                    said.insert("response".to_owned(), rule.into_value());
-                }
+                _ => said.push(("response".to_owned(), rule.into_value().into())),
             }
-            rules.push(rule_in(&at, &domain, Value::Object(said))?);
+            rules.push(rule_in(&at, &domain, &pattern, &Ordered::Object(said))?);
         }
     }
     Ok(())
@@ -153,8 +193,17 @@ fn exactness(domain: &DomainPattern) -> (bool, usize) {
     (!text.contains('*'), if text == "*" { 0 } else { text.split('.').count() })
 }
 
-fn rule_in(at: &str, domain: &DomainPattern, value: Value) -> Result<RequestRule, VercelError> {
-    let mut rule = Fields::of(at, value)?;
+/// In which list of an answer a rule is told, and how.
+type Told = (&'static str, Value);
+
+/// Reads a rule of a domain that was `written` so; answers also with how it is told as it was written.
+fn rule_in(
+    at: &str,
+    written: &str,
+    domain: &DomainPattern,
+    value: &Ordered,
+) -> Result<(RequestRule, Told), VercelError> {
+    let mut rule = Fields::of(at, value.to_value())?;
     let matches = rule.object("match")?.map(match_in).transpose()?.unwrap_or_default();
     let actions = [rule.any("transform"), rule.any("forwardURL"), rule.any("response")];
     rule.end()?;
@@ -198,7 +247,25 @@ fn rule_in(at: &str, domain: &DomainPattern, value: Value) -> Result<RequestRule
         }
         VercelError::bad(format!("`{field}`: {}.", error.reason))
     })?;
-    Ok(rule)
+    let (list, mut told) = rule_told(&rule);
+    told["domain"] = json!(written);
+    if matches!(rule.action, Action::Headers(_)) {
+        told["headerNames"] = json!(header_names(value));
+    }
+    Ok((rule, (list, told)))
+}
+
+/// The names of the headers that a rule sets, as they were written.
+fn header_names(rule: &Ordered) -> Vec<&str> {
+    let mut names: Vec<&str> = Vec::new();
+    for transform in rule.get("transform").map(Ordered::items).unwrap_or_default() {
+        for (name, _) in transform.get("headers").map(Ordered::entries).unwrap_or_default() {
+            if !names.iter().any(|other| other.eq_ignore_ascii_case(name)) {
+                names.push(name);
+            }
+        }
+    }
+    names
 }
 
 fn match_in(mut fields: Fields) -> Result<RequestMatch, VercelError> {
@@ -281,7 +348,16 @@ fn response_in(at: &str, value: Value) -> Result<Action, VercelError> {
 /// What a sandbox may reach, as it is told: its own policy, or its project's.
 pub(super) fn of(app: &App, sandbox: &Sandbox) -> Value {
     match &sandbox.config.network {
-        Some(policy) => told(policy),
+        Some(policy) => {
+            let told = told(policy);
+            let note = sandbox.config.notes.get(AS_WRITTEN);
+            let note = note.and_then(|note| serde_json::from_str::<Value>(note).ok());
+            match note {
+                // Of another policy than the one that is in force now it says nothing.
+                Some(mut note) if note["told"] == told => note["written"].take(),
+                _ => told,
+            }
+        }
         None => app
             .engine
             .project_network(&sandbox.project)
@@ -290,54 +366,61 @@ pub(super) fn of(app: &App, sandbox: &Sandbox) -> Value {
 }
 
 fn told(policy: &Policy) -> Value {
+    let domains: Vec<String> = policy.domains.iter().map(ToString::to_string).collect();
+    let addresses = [&policy.allow, &policy.deny]
+        .map(|list| list.iter().map(ToString::to_string).collect::<Vec<String>>());
+    tell(policy.mode, &domains, &addresses, policy.requests.iter().map(rule_told).collect())
+}
+
+/// A policy in the form of an answer. `addresses` are those that are allowed and those that are denied.
+fn tell(mode: Mode, domains: &[String], addresses: &[Vec<String>; 2], rules: Vec<Told>) -> Value {
     let mut said = Map::new();
-    let mode = match policy.mode {
+    let word = match mode {
         Mode::AllowAll => "allow-all",
         Mode::DenyAll => "deny-all",
         Mode::Custom => "custom",
     };
-    said.insert("mode".to_owned(), json!(mode));
-    if policy.mode == Mode::Custom {
-        let domains: Vec<String> = policy.domains.iter().map(ToString::to_string).collect();
+    said.insert("mode".to_owned(), json!(word));
+    if mode == Mode::Custom {
         said.insert("allowedDomains".to_owned(), json!(domains));
     }
-    for (name, list) in [("allowedCIDRs", &policy.allow), ("deniedCIDRs", &policy.deny)] {
+    for (name, list) in ["allowedCIDRs", "deniedCIDRs"].into_iter().zip(addresses) {
         if !list.is_empty() {
-            let list: Vec<String> = list.iter().map(ToString::to_string).collect();
             said.insert(name.to_owned(), json!(list));
         }
     }
-    let mut add = |name: &str, rule: Value| {
+    for (name, rule) in rules {
         let list = said.entry(name).or_insert_with(|| json!([]));
         list.as_array_mut().into_iter().for_each(|list| list.push(rule.clone()));
-    };
-    for rule in &policy.requests {
-        let mut one = rule_out(rule);
-        match &rule.action {
-            Action::Headers(headers) => {
-                let names: Vec<&String> = headers.keys().collect();
-                one["headerNames"] = json!(names);
-                add("injectionRules", one);
-            }
-            Action::Allow => {
-                one["headerNames"] = json!([]);
-                add("injectionRules", one);
-            }
-            Action::Forward { url, .. } => {
-                one["forwardURL"] = json!(url);
-                add("forwardRules", one);
-            }
-            Action::Answer(answer) => {
-                one["statusCode"] = json!(answer.status);
-                add("responseRules", one);
-            }
-            Action::Deny => {
-                one["statusCode"] = json!(403);
-                add("responseRules", one);
-            }
-        }
     }
     Value::Object(said)
+}
+
+fn rule_told(rule: &RequestRule) -> Told {
+    let mut one = rule_out(rule);
+    match &rule.action {
+        Action::Headers(headers) => {
+            let names: Vec<&String> = headers.keys().collect();
+            one["headerNames"] = json!(names);
+            ("injectionRules", one)
+        }
+        Action::Allow => {
+            one["headerNames"] = json!([]);
+            ("injectionRules", one)
+        }
+        Action::Forward { url, .. } => {
+            one["forwardURL"] = json!(url);
+            ("forwardRules", one)
+        }
+        Action::Answer(answer) => {
+            one["statusCode"] = json!(answer.status);
+            ("responseRules", one)
+        }
+        Action::Deny => {
+            one["statusCode"] = json!(403);
+            ("responseRules", one)
+        }
+    }
 }
 
 fn rule_out(rule: &RequestRule) -> Value {
@@ -415,10 +498,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::{noted, read, told};
+    use crate::compat::vercel::ordered::Ordered;
 
     fn again(asked: Value) -> Value {
-        match read(asked.clone()) {
-            Ok(policy) => told(&policy),
+        match read(&asked.clone().into()) {
+            Ok((policy, _)) => told(&policy),
             Err(error) => panic!("{asked}: {}", error.message()),
         }
     }
@@ -489,13 +573,44 @@ mod tests {
     }
 
     #[test]
+    fn a_policy_is_told_as_it_was_written() {
+        let asked = r#"{"allow":{
+            "*.Zebra.com":[{"transform":[{"headers":{"X-Key":"s3cret","Authorization":"b"}},{"headers":{"x-key":"c"}}]}],
+            "API.example.com":[{"response":{"statusCode":403}},{"forwardURL":"https://proxy.example.org"}],
+            "b.com":[]},
+            "subnets":{"deny":["10.1.0.0/16","10.0.0.0/16"]}}"#;
+        let asked: Ordered = serde_json::from_str(asked).unwrap();
+        let (policy, note) = read(&asked).unwrap();
+        let note: Value = serde_json::from_str(&note.unwrap()).unwrap();
+        assert!(!note.to_string().contains("s3cret"), "{note}");
+        assert_eq!(note["told"], told(&policy), "it is known by what it is of");
+        assert_eq!(
+            note["written"],
+            json!({
+                "mode": "custom",
+                "allowedDomains": ["*.Zebra.com", "API.example.com", "b.com"],
+                "deniedCIDRs": ["10.1.0.0/16", "10.0.0.0/16"],
+                "injectionRules": [{ "domain": "*.Zebra.com", "headerNames": ["X-Key", "Authorization"] }],
+                "responseRules": [{ "domain": "API.example.com", "statusCode": 403 }],
+                "forwardRules": [{ "domain": "API.example.com", "forwardURL": "https://proxy.example.org" }],
+            })
+        );
+        let plain = json!({ "allow": ["a.com", "b.com"] });
+        assert_eq!(read(&plain.into()).unwrap().1, None, "nothing to note");
+    }
+
+    #[test]
     fn the_more_exact_domain_is_asked_first() {
-        let policy = read(json!({ "allow": {
-            "*": [{ "response": { "statusCode": 404 } }],
-            "*.example.com": [{ "response": { "statusCode": 403 } }],
-            "a.example.com": [{ "transform": [] }, { "response": { "statusCode": 200 } }],
-        }}))
-        .unwrap();
+        let policy = read(
+            &json!({ "allow": {
+                "*": [{ "response": { "statusCode": 404 } }],
+                "*.example.com": [{ "response": { "statusCode": 403 } }],
+                "a.example.com": [{ "transform": [] }, { "response": { "statusCode": 200 } }],
+            }})
+            .into(),
+        )
+        .unwrap()
+        .0;
         let order: Vec<&str> = policy.requests.iter().map(|rule| rule.domain.as_str()).collect();
         assert_eq!(order, ["a.example.com", "a.example.com", "*.example.com", "*"]);
     }
@@ -553,7 +668,7 @@ mod tests {
             ),
             (rule(json!({ "match": { "query": [] }, "transform": [] })), "match.query"),
         ] {
-            let error = read(asked.clone()).expect_err(&asked.to_string());
+            let error = read(&asked.clone().into()).expect_err(&asked.to_string());
             assert!(error.message().contains(named), "{asked}: {}", error.message());
         }
     }

@@ -1,26 +1,39 @@
 //! Callers who want the same new sandbox at the same time.
 //!
-//! Their `getOrCreate` is two requests: a get, and a create when that found nothing. Of several callers
-//! who do so at once all but one would be told that the name is taken, and fail. A create of a name
-//! that *is* taken is a mistake and must say so; so the two have to be told apart. A caller lost a race
-//! when its create
+//! Their `getOrCreate` is two requests: a get, and a create when that found nothing. Whoever's create
+//! succeeds takes itself for the creator and runs its `onCreate`; whoever's create is refused fails. No
+//! answer to a create makes a client fetch the sandbox instead. So it is decided at the get:
 //!
-//! - came while another one of the same name and the same wishes was under way,
+//! - The first get that finds nothing is answered so, and its caller is expected to create ([`LEASE`]).
+//! - Every other get waits, until the sandbox is there and can be handed out, or until it is clear that
+//!   nobody creates it: then one of those who wait is the next to be told that there is nothing.
+//!
+//! So of twenty callers at once one creates and runs `onCreate`, and nineteen find the sandbox. Whoever
+//! only looks whether a sandbox exists may wait for as long as somebody else is expected to create it.
+//!
+//! A create of a name that is taken is refused, as their service does, unless it
+//!
 //! - repeats one whose caller was cut off before it had the answer (their clients ask again by
 //!   themselves when a connection breaks), or
-//! - follows, closely, a get that found nothing *before* the sandbox was made. Each such get excuses one
-//!   create.
+//! - came while another one of the same name and the same wishes was under way: that, too, is how a
+//!   repeated request looks from here.
 //!
-//! The loser waits and is handed the sandbox that the winner made.
+//! Such a caller waits and is handed the sandbox.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use sandkeep_core::model::{Name, Timestamp, now};
+use sandkeep_core::model::Name;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
 
-/// How long after a get its create may come.
-const AFTER_GET: Duration = Duration::from_secs(2);
+/// How long after a get that found nothing its create may come.
+const LEASE: Duration = Duration::from_secs(2);
+/// How many leases a get waits for while others are expected to create.
+const TURNS: u32 = 5;
+/// How long a get waits for a create that is under way: the image may have to be made first.
+const WAIT_FOR_CREATE: Duration = Duration::from_secs(120);
 /// How long after its caller was cut off a create may be asked for again.
 const AGAIN: Duration = Duration::from_secs(30);
 /// How many names are watched at the most.
@@ -29,25 +42,61 @@ const MOST: usize = 10_000;
 type Place = (Name, Name);
 
 /// Who is at it just now.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Races(Arc<Mutex<HashMap<Place, Runners>>>);
+#[derive(Debug, Clone)]
+pub(crate) struct Races {
+    all: Arc<Mutex<HashMap<Place, Runners>>>,
+    lease: Duration,
+}
+
+impl Default for Races {
+    fn default() -> Self {
+        Self { all: Arc::default(), lease: LEASE }
+    }
+}
 
 #[derive(Debug, Default)]
 struct Runners {
-    /// Gets that found nothing.
-    misses: Vec<(Instant, Timestamp)>,
+    /// Until when somebody who found nothing is expected to create.
+    expected: Option<Instant>,
     /// Creates under way, by what they wish.
     creates: Vec<String>,
     /// Creates whose callers never heard the answer.
     unheard: Vec<(Instant, String)>,
+    /// Tells those who wait to look again.
+    changed: watch::Sender<()>,
 }
 
 impl Runners {
     /// Forgets what is too old to matter; whether anything is left.
     fn tidy(&mut self) -> bool {
-        self.misses.retain(|(at, _)| at.elapsed() < AFTER_GET);
+        let now = Instant::now();
+        self.expected = self.expected.filter(|until| *until > now);
         self.unheard.retain(|(at, _)| at.elapsed() < AGAIN);
-        !(self.misses.is_empty() && self.unheard.is_empty() && self.creates.is_empty())
+        self.expected.is_some() || !self.unheard.is_empty() || !self.creates.is_empty()
+    }
+}
+
+/// What a caller who found nothing is to do.
+#[derive(Debug)]
+pub(crate) enum Missed {
+    /// It is told so, and may create.
+    Tell,
+    /// It waits for somebody else's create, and looks again.
+    Wait(Changed),
+}
+
+/// Something that will have changed when it is worth looking again.
+#[derive(Debug)]
+pub(crate) struct Changed {
+    changed: watch::Receiver<()>,
+    until: Instant,
+}
+
+impl Changed {
+    /// Waits until it is worth looking again.
+    pub(crate) async fn wait(mut self) {
+        // Too late, or the other has gone: either way it is time to look.
+        let _ = timeout_at(self.until, self.changed.changed()).await;
     }
 }
 
@@ -65,7 +114,6 @@ pub(crate) struct Waiting {
     races: Races,
     place: Place,
     wishes: String,
-    began: Instant,
     /// Another one of the same kind was under way when it came, or had not been heard.
     joined: bool,
     answered: bool,
@@ -73,21 +121,31 @@ pub(crate) struct Waiting {
 
 impl Races {
     fn lock(&self) -> MutexGuard<'_, HashMap<Place, Runners>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A get found nothing.
-    pub(crate) fn missed(&self, project: &Name, name: &Name) {
+    /// A get that came at `since` found nothing.
+    pub(crate) fn missed(&self, project: &Name, name: &Name, since: Instant) -> Missed {
         let mut all = self.lock();
         if all.len() >= MOST {
             all.retain(|_, runners| runners.tidy());
         }
-        if all.len() < MOST {
-            let runners = all.entry((project.clone(), name.clone())).or_default();
-            runners.tidy();
-            runners.misses.truncate(1000);
-            runners.misses.push((Instant::now(), now()));
+        let place = (project.clone(), name.clone());
+        if all.len() >= MOST && !all.contains_key(&place) {
+            return Missed::Tell;
         }
+        let runners = all.entry(place).or_default();
+        runners.tidy();
+        let until = match runners.expected {
+            _ if !runners.creates.is_empty() => since + WAIT_FOR_CREATE,
+            Some(expected) => expected.min(since + self.lease * TURNS),
+            None => since,
+        };
+        if until <= Instant::now() {
+            runners.expected = Some(Instant::now() + self.lease);
+            return Missed::Tell;
+        }
+        Missed::Wait(Changed { changed: runners.changed.subscribe(), until })
     }
 
     /// A create begins.
@@ -96,46 +154,28 @@ impl Races {
         let mut all = self.lock();
         let runners = all.entry(place.clone()).or_default();
         runners.tidy();
+        runners.expected = None;
         let unheard = runners.unheard.iter().position(|(_, other)| other == wishes);
         if let Some(at) = unheard {
             runners.unheard.swap_remove(at);
         }
         let joined = unheard.is_some() || runners.creates.iter().any(|other| other == wishes);
         runners.creates.push(wishes.to_owned());
+        // Those who wait for it to begin now wait for it to end.
+        runners.changed.send_replace(());
         drop(all);
         let (races, wishes) = (self.clone(), wishes.to_owned());
         let running =
             Running { races: races.clone(), place: place.clone(), wishes: wishes.clone() };
-        let began = Instant::now();
-        (running, Waiting { races, place, wishes, began, joined, answered: false })
+        (running, Waiting { races, place, wishes, joined, answered: false })
     }
 }
 
 impl Waiting {
-    /// The sandbox was made: the get before it is done with.
-    pub(crate) fn won(&mut self) {
+    /// The caller has its answer, and will not ask again. Whether it may be handed a sandbox that is there already.
+    pub(crate) fn answered(&mut self) -> bool {
         self.answered = true;
-        self.excuse(now());
-    }
-
-    /// The name is taken since `created`: whether that happened under this caller's eyes.
-    pub(crate) fn lost(&mut self, created: Timestamp) -> bool {
-        self.answered = true;
-        self.excuse(created) || self.joined
-    }
-
-    /// Takes away one get, not long before this create, that found nothing before `created`.
-    fn excuse(&self, created: Timestamp) -> bool {
-        let mut all = self.races.lock();
-        let Some(runners) = all.get_mut(&self.place) else { return false };
-        let fits = |(at, when): &(Instant, Timestamp)| {
-            self.began.saturating_duration_since(*at) < AFTER_GET && *when <= created
-        };
-        let found = runners.misses.iter().position(fits);
-        if let Some(at) = found {
-            runners.misses.remove(at);
-        }
-        found.is_some()
+        self.joined
     }
 }
 
@@ -156,6 +196,7 @@ impl Drop for Running {
         if let Some(at) = runners.creates.iter().position(|wishes| *wishes == self.wishes) {
             runners.creates.swap_remove(at);
         }
+        runners.changed.send_replace(());
         if !runners.tidy() {
             all.remove(&self.place);
         }
@@ -164,9 +205,18 @@ impl Drop for Running {
 
 #[cfg(test)]
 mod tests {
-    use sandkeep_core::model::{Name, now};
+    use std::time::Duration;
 
-    use super::{Races, Waiting};
+    use sandkeep_core::model::Name;
+    use tokio::time::Instant;
+
+    use super::{Missed, Races, TURNS, Waiting};
+
+    const LEASE: Duration = Duration::from_millis(50);
+
+    fn quick() -> Races {
+        Races { lease: LEASE, ..Races::default() }
+    }
 
     fn names() -> (Name, Name) {
         ("p".parse().unwrap(), "n".parse().unwrap())
@@ -178,21 +228,63 @@ mod tests {
         races.begin(&project, &name, wishes).1
     }
 
-    #[test]
-    fn each_get_excuses_one_create() {
+    fn look(races: &Races) -> Missed {
+        let (project, name) = names();
+        races.missed(&project, &name, Instant::now())
+    }
+
+    #[tokio::test]
+    async fn one_is_told_that_there_is_nothing_and_the_others_wait_for_its_create() {
+        let (project, name) = names();
+        let races = quick();
+        assert!(matches!(look(&races), Missed::Tell));
+        let Missed::Wait(second) = look(&races) else { panic!("told too") };
+        let (running, mut first) = races.begin(&project, &name, "a");
+        second.wait().await;
+        let Missed::Wait(second) = look(&races) else { panic!("told while it is made") };
+        let before = Instant::now();
+        let made = tokio::spawn(async move {
+            // Longer than anybody is expected to take before it begins.
+            tokio::time::sleep(LEASE * (TURNS + 2)).await;
+            drop(running);
+        });
+        second.wait().await;
+        assert!(before.elapsed() >= LEASE * (TURNS + 2), "a create may take its time");
+        made.await.unwrap();
+        assert!(!first.answered());
+    }
+
+    #[tokio::test]
+    async fn who_only_looks_holds_the_others_up_for_a_while_only() {
+        let (project, name) = names();
+        let races = quick();
+        assert!(matches!(look(&races), Missed::Tell));
+        let since = Instant::now();
+        let Missed::Wait(second) = races.missed(&project, &name, since) else { panic!("told too") };
+        second.wait().await;
+        assert!(matches!(races.missed(&project, &name, since), Missed::Tell), "the next in turn");
+        // However many others are told first, nobody waits for ever.
+        let since = Instant::now();
+        let mut waited = 0;
+        while let Missed::Wait(changed) = races.missed(&project, &name, since) {
+            changed.wait().await;
+            let _ = look(&races);
+            waited += 1;
+            assert!(waited < 20);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_create_that_fails_lets_the_next_one_try() {
         let (project, name) = names();
         let races = Races::default();
-        races.missed(&project, &name);
-        races.missed(&project, &name);
-        create(&races, "").won();
-        let made = now();
-        assert!(create(&races, "").lost(made));
-        assert!(!create(&races, "").lost(made), "a plain mistake");
-        // What was looked for after it was made, and deleted since, excuses nothing. Times are on
-        // record in milliseconds.
-        std::thread::sleep(std::time::Duration::from_millis(3));
-        races.missed(&project, &name);
-        assert!(!create(&races, "").lost(made));
+        assert!(matches!(look(&races), Missed::Tell));
+        let (running, mut first) = races.begin(&project, &name, "a");
+        let Missed::Wait(second) = look(&races) else { panic!("told while it is made") };
+        drop(running);
+        first.answered();
+        second.wait().await;
+        assert!(matches!(look(&races), Missed::Tell));
     }
 
     #[test]
@@ -200,20 +292,20 @@ mod tests {
         let (project, name) = names();
         let races = Races::default();
         let (running, mut first) = races.begin(&project, &name, "a");
-        assert!(create(&races, "a").lost(now()));
-        assert!(!create(&races, "b").lost(now()));
-        first.won();
+        assert!(create(&races, "a").answered());
+        assert!(!create(&races, "b").answered());
+        first.answered();
         drop(running);
-        assert!(!create(&races, "a").lost(now()));
+        assert!(!create(&races, "a").answered(), "a plain mistake");
     }
 
     #[test]
     fn who_was_cut_off_may_ask_again_once() {
         let races = Races::default();
         drop(create(&races, "a"));
-        assert!(!create(&races, "b").lost(now()), "somebody else");
-        assert!(create(&races, "a").lost(now()));
-        assert!(!create(&races, "a").lost(now()));
+        assert!(!create(&races, "b").answered(), "somebody else");
+        assert!(create(&races, "a").answered());
+        assert!(!create(&races, "a").answered());
         assert!(races.lock().values().all(|runners| runners.creates.is_empty()));
     }
 }

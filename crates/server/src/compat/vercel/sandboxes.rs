@@ -1,5 +1,6 @@
 //! Sandboxes: create, get with resume, list, update, delete, fork.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::{Path, State};
@@ -12,19 +13,22 @@ use sandkeep_core::engine::{
 };
 use sandkeep_core::model::{Name, Patch, Sandbox, SnapshotId, Tags};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::auth::{Acts, Looks, choose};
 use super::error::VercelError;
 use super::ids::Foreign as _;
 use super::input::{Asked, Fields, Reached};
+use super::races::Missed;
 use super::settings::{self, DAY, IMAGE, RUNTIME, Source, Wishes};
+use super::wire::HERE;
 use super::{Answer, done, machine, wire};
 use crate::api::App;
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new()
-        // 2 and 3 differ for their service only: which machine is meant, the request says.
-        .route("/v2/sandboxes", get(list).post(create_3))
+        // Which machine is meant, the request says; 2 differs from 3 in where a repository goes.
+        .route("/v2/sandboxes", get(list).post(create_2))
         .route("/v3/sandboxes", post(create_3))
         .route("/v4/sandboxes", post(create_4))
         .route("/v2/sandboxes/{name}", get(open).patch(update).delete(remove))
@@ -34,18 +38,26 @@ pub(super) fn routes() -> Router<Arc<App>> {
 /// What the versions of the create endpoint differ in.
 struct Version {
     runtime: bool,
+    /// A repository goes into the working directory itself.
+    here: bool,
     /// How long snapshots stay if nobody says.
     snapshots: Option<u64>,
     keep_last: Option<u32>,
 }
 
+async fn create_2(who: Acts, app: State<Arc<App>>, host: Reached, fields: Fields) -> Answer {
+    let version = Version { runtime: true, here: true, snapshots: None, keep_last: None };
+    create(who, app, host, fields, version).await
+}
+
 async fn create_3(who: Acts, app: State<Arc<App>>, host: Reached, fields: Fields) -> Answer {
-    create(who, app, host, fields, Version { runtime: true, snapshots: None, keep_last: None })
-        .await
+    let version = Version { runtime: true, here: false, snapshots: None, keep_last: None };
+    create(who, app, host, fields, version).await
 }
 
 async fn create_4(who: Acts, app: State<Arc<App>>, host: Reached, fields: Fields) -> Answer {
-    let version = Version { runtime: false, snapshots: Some(7 * DAY), keep_last: Some(1) };
+    let version =
+        Version { runtime: false, here: false, snapshots: Some(7 * DAY), keep_last: Some(1) };
     create(who, app, host, fields, version).await
 }
 
@@ -58,7 +70,7 @@ async fn create(
 ) -> Answer {
     let caller = choose(&app.engine, caller, fields.text("projectId")?.as_deref())?;
     let name = name(&mut fields)?;
-    let source = settings::source(&mut fields)?;
+    let source = settings::source(&mut fields, version.here)?;
     let runtime = fields.text("runtime")?;
     if runtime.is_some() && !version.runtime {
         return Err(VercelError::bad("should NOT have additional property `runtime`."));
@@ -66,6 +78,7 @@ async fn create(
     let image = fields.text("image")?;
     let mut wishes = Wishes::read(&mut fields, &app.vercel)?.with_defaults(version.snapshots);
     fields.end()?;
+    wishes.check_regions(&BTreeMap::new(), HERE)?;
     if let Some(count) = version.keep_last
         && wishes.patch.keep_last == Some(None)
     {
@@ -99,7 +112,7 @@ async fn create(
     Ok(Json(wire::opened(&app, host.as_deref(), &made)))
 }
 
-/// Makes a sandbox, or hands out the one that somebody else was making meanwhile; see [`super::races`].
+/// Makes a sandbox, or hands out the one that an earlier try of the same request made; see [`super::races`].
 async fn make(app: &App, caller: &Caller, create: Create) -> Result<Opened, VercelError> {
     let (engine, project) = (app.engine.clone(), caller.project.clone());
     let Some(name) = create.name.clone() else {
@@ -112,16 +125,9 @@ async fn make(app: &App, caller: &Caller, create: Create) -> Result<Opened, Verc
         Ok(made)
     };
     match done(work).await? {
-        Err(Error::NameTaken(taken)) => {
-            let there = app.engine.get(&caller.project, &name).await?;
-            if race.lost(there.sandbox.created_at) {
-                resume(app, caller, &name).await
-            } else {
-                Err(Error::NameTaken(taken).into())
-            }
-        }
+        Err(Error::NameTaken(_)) if race.answered() => resume(app, caller, &name).await,
         made => {
-            race.won();
+            race.answered();
             Ok(made?)
         }
     }
@@ -179,16 +185,7 @@ async fn open(
     asked: Asked,
 ) -> Answer {
     let name = existing(&name)?;
-    let found = match app.engine.get(&caller.project, &name).await {
-        // It is just being made: its first session is what is asked for.
-        Ok(found) if found.session.is_none() => {
-            app.engine.get_settled(&caller.project, &name).await
-        }
-        other => other,
-    };
-    if let Err(Error::NoSandbox(_)) = found {
-        app.vercel_races.missed(&caller.project, &name);
-    }
+    let found = look(&app, &caller, &name).await;
     let opened = if asked.flag("resume")? {
         crate::auth::may_wake(&caller, &sandkeep_core::engine::WakeMode::Wake)?;
         resume(&app, &caller, &name).await?
@@ -196,6 +193,25 @@ async fn open(
         found?
     };
     Ok(Json(wire::opened(&app, host.as_deref(), &opened)))
+}
+
+/// Finds a sandbox. One that somebody is about to create is waited for; see [`super::races`].
+async fn look(app: &App, caller: &Caller, name: &Name) -> Result<Opened, Error> {
+    let since = Instant::now();
+    loop {
+        let found = match app.engine.get(&caller.project, name).await {
+            // It is just being made: its first session is what is asked for.
+            Ok(found) if found.session.is_none() => {
+                app.engine.get_settled(&caller.project, name).await
+            }
+            other => other,
+        };
+        let Err(Error::NoSandbox(_)) = found else { return found };
+        match app.vercel_races.missed(&caller.project, name, since) {
+            Missed::Tell => return found,
+            Missed::Wait(changed) => changed.wait().await,
+        }
+    }
 }
 
 /// Wakes a sandbox, after whatever is being done to it just now.
@@ -247,8 +263,10 @@ async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -
     if phases.is_some() && by != By::Created {
         return Err(VercelError::bad("`status` should be given with `sortBy=createdAt` only."));
     }
+    let (tags, tag_texts) = tags(&asked)?;
     let filter = Filter {
-        tags: tags(&asked)?,
+        tags,
+        tag_texts,
         phases: phases.unwrap_or_default().to_vec(),
         name_prefix: prefix.map(ToOwned::to_owned),
         class: None,
@@ -272,18 +290,22 @@ async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -
     Ok(Json(json!({ "sandboxes": sandboxes, "pagination": pagination })))
 }
 
-/// `tags=key:value`, any number of them; all must fit.
-fn tags(asked: &Asked) -> Result<Tags, VercelError> {
-    let mut tags = Tags::new();
+/// `tags=key:value`, any number of them; all must fit. With further colons it does not say where the key ends.
+fn tags(asked: &Asked) -> Result<(Tags, Vec<String>), VercelError> {
+    let (mut tags, mut texts) = (Tags::new(), Vec::new());
     for tag in asked.all("tags") {
         let Some((key, value)) = tag.split_once(':') else {
             return Err(VercelError::bad("`tags` should be `key:value`."));
         };
+        if value.contains(':') {
+            texts.push(tag.to_owned());
+            continue;
+        }
         if tags.insert(key.to_owned(), value.to_owned()).is_some_and(|before| before != value) {
             return Err(VercelError::bad(format!("`tags` names two values for `{key}`.")));
         }
     }
-    Ok(tags)
+    Ok((tags, texts))
 }
 
 async fn update(
@@ -303,6 +325,7 @@ async fn update(
     same_runtime(&app, &before, fields.text("runtime")?).await?;
     let mut wishes = Wishes::read(&mut fields, &app.vercel)?;
     fields.end()?;
+    wishes.check_regions(&before.config.notes, HERE)?;
     if let Some(persistent) = wishes.patch.persistent {
         wishes.patch.expires = Some(settings::lifetime(persistent));
     }
@@ -408,6 +431,7 @@ async fn fork(
     }
     let wishes = Wishes::read(&mut fields, &app.vercel)?;
     fields.end()?;
+    wishes.check_regions(&original.config.notes, HERE)?;
     let mut patch = wishes.patch;
     if let Some(persistent) = patch.persistent {
         patch.expires = Some(settings::lifetime(persistent));

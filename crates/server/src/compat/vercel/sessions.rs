@@ -12,7 +12,7 @@ use axum::{Json, Router};
 use sandkeep_core::db::{By, Direction};
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::engine::{Caller, Checkpoint, Error, Stop, Wish};
-use sandkeep_core::model::{Method, Sandbox, Session, SessionId, Span};
+use sandkeep_core::model::{Method, Patch, Sandbox, Session, SessionId, Span};
 use serde_json::{Value, json};
 
 use super::auth::{Acts, Looks};
@@ -160,11 +160,12 @@ async fn network_policy(
     Path(id): Path<String>,
     fields: Fields,
 ) -> Answer {
-    let policy = network::read(fields.into_value())?;
+    let (policy, as_written) = network::read(&fields.into_written())?;
+    let notes = [(network::AS_WRITTEN.to_owned(), as_written)].into();
+    let patch = Patch { network: Some(Some(policy)), notes, ..Patch::default() };
     let (sandbox, session) = running(&app, &caller, &id).await?;
     let (engine, project, name) = (app.engine.clone(), caller.project.clone(), sandbox.name);
-    let sandbox =
-        done(async move { engine.set_network(&project, &name, Some(policy)).await }).await?;
+    let sandbox = done(async move { engine.update(&project, &name, patch).await }).await?;
     Ok(Json(json!({ "session": wire::session(&app, &sandbox, &session) })))
 }
 

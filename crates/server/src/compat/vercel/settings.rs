@@ -3,6 +3,8 @@
 //! Create, fork and update share their fields, so they are read in one place. What the engine has no
 //! field for is kept in the sandbox's notes, under `vercel.`, and told back from there.
 
+use std::collections::BTreeMap;
+
 use sandkeep_core::model::{Patch, Port, Size, Span};
 
 use super::error::VercelError;
@@ -43,15 +45,15 @@ impl Wishes {
         wishes.ports(fields)?;
         wishes.tags(fields)?;
         wishes.patch.env = fields.words("env")?;
-        if let Some(policy) = fields.any("networkPolicy") {
-            wishes.patch.network = Some(Some(network::read(policy)?));
+        if let Some(policy) = fields.written("networkPolicy") {
+            let (policy, as_written) = network::read(&policy)?;
+            wishes.patch.network = Some(Some(policy));
+            wishes.note(network::AS_WRITTEN, as_written);
         }
         if fields.any("networkId").is_some_and(|id| !id.is_null()) {
             return Err(VercelError::refused("`networkId`: there are no private networks here."));
         }
-        if let Some(region) = fields.text("region")? {
-            wishes.note(REGION, Some(short("region", region)?));
-        }
+        let region = fields.text("region")?.map(|region| short("region", region)).transpose()?;
         if let Some(regions) = fields.texts("failoverRegions")? {
             let regions: Vec<String> = regions
                 .into_iter()
@@ -60,11 +62,37 @@ impl Wishes {
             let note = (!regions.is_empty()).then(|| regions.join(","));
             wishes.note(FAILOVER, note);
         }
+        if let Some(region) = region {
+            wishes.note(REGION, Some(region));
+        }
         wishes.snapshots(fields)?;
         if let Some(mounts) = fields.any("mounts") {
             wishes.patch.mounts = Some(drives::mounts_in(&mounts)?);
         }
         Ok(wishes)
+    }
+
+    /// Refuses a region that is also one to fail over to, given what is noted of the sandbox already.
+    pub(super) fn check_regions(
+        &self,
+        noted: &BTreeMap<String, String>,
+        otherwise: &str,
+    ) -> Result<(), VercelError> {
+        if !self.patch.notes.contains_key(REGION) && !self.patch.notes.contains_key(FAILOVER) {
+            return Ok(());
+        }
+        let after = |name: &str| match self.patch.notes.get(name) {
+            Some(changed) => changed.as_deref(),
+            None => noted.get(name).map(String::as_str),
+        };
+        let region = after(REGION).unwrap_or(otherwise);
+        let failover = after(FAILOVER).unwrap_or_default();
+        if failover.split(',').any(|other| other == region) {
+            return Err(VercelError::bad(format!(
+                "`failoverRegions` should NOT contain the `region` `{region}`."
+            )));
+        }
+        Ok(())
     }
 
     /// Notes something to be told back, or takes the note away.
@@ -217,7 +245,8 @@ pub(super) enum Source {
     Fetched(Fetched),
 }
 
-pub(super) fn source(fields: &mut Fields) -> Result<Source, VercelError> {
+/// Reads where a new sandbox's files come from. `here`: a repository goes into the working directory itself.
+pub(super) fn source(fields: &mut Fields, here: bool) -> Result<Source, VercelError> {
     let Some(mut source) = fields.object("source")? else { return Ok(Source::Image) };
     match source.needed("type")?.as_str() {
         "snapshot" => {
@@ -227,7 +256,7 @@ pub(super) fn source(fields: &mut Fields) -> Result<Source, VercelError> {
         }
         kind @ ("git" | "tarball") => {
             let fetched = match kind {
-                "git" => source::repository(&mut source)?,
+                "git" => source::repository(&mut source, here)?,
                 _ => source::archive(&mut source)?,
             };
             source.end()?;

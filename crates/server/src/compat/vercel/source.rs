@@ -25,16 +25,25 @@ const NOT_THERE: i32 = 127;
 
 const CLONE: &str = r#"set -e
 command -v git >/dev/null 2>&1 || { echo "there is no git in this image" >&2; exit 127; }
-url=$1 depth=$2 revision=$3
-name=${url%/}; name=${name##*/}; name=${name%.git}
-[ -n "$name" ] || { echo "the address names no repository" >&2; exit 1; }
+url=$1 depth=$2 revision=$3 name=$4
+if [ -z "$name" ]; then
+  name=${url%/}; name=${name##*/}; name=${name%.git}
+  [ -n "$name" ] || { echo "the address names no repository" >&2; exit 1; }
+fi
 export GIT_TERMINAL_PROMPT=0
-if [ -z "$revision" ]; then
+if [ -z "$revision" ] && [ -z "$(ls -A -- "$name" 2>/dev/null)" ]; then
   exec git clone -q ${depth:+--depth "$depth"} -- "$url" "$name"
 fi
 git init -q -- "$name"
 cd -- "$name"
 git remote add origin "$url"
+if [ -z "$revision" ]; then
+  # What is there already stays, unless the repository has a file of that name: then it fails.
+  git fetch -q ${depth:+--depth "$depth"} origin
+  git remote set-head origin -a >/dev/null
+  branch=$(git symbolic-ref --short refs/remotes/origin/HEAD)
+  exec git checkout -q "${branch#origin/}" --
+fi
 if ! git fetch -q ${depth:+--depth "$depth"} origin "$revision"; then
   # A server may not hand out what no name points to: then everything is fetched and looked through.
   git fetch -q origin '+refs/heads/*:refs/remotes/origin/*' --tags
@@ -64,14 +73,16 @@ pub(super) enum Fetched {
         depth: Option<u64>,
         revision: Option<String>,
         login: Option<(String, String)>,
+        /// Into the working directory itself, not a directory of the repository's name in it.
+        here: bool,
     },
     Archive {
         url: String,
     },
 }
 
-/// Reads a source of type `git`.
-pub(super) fn repository(source: &mut Fields) -> Result<Fetched, VercelError> {
+/// Reads a source of type `git`, which goes into the working directory itself or below it.
+pub(super) fn repository(source: &mut Fields, here: bool) -> Result<Fetched, VercelError> {
     let url = address(source)?;
     let depth = source.number("depth", 1..=1 << 31)?;
     let revision = source.text("revision")?;
@@ -91,7 +102,8 @@ pub(super) fn repository(source: &mut Fields) -> Result<Fetched, VercelError> {
             ));
         }
     };
-    Ok(Fetched::Repository { url, depth, revision: revision.filter(|it| !it.is_empty()), login })
+    let revision = revision.filter(|it| !it.is_empty());
+    Ok(Fetched::Repository { url, depth, revision, login, here })
 }
 
 /// Reads a source of type `tarball`.
@@ -125,11 +137,12 @@ impl Fetched {
         let (mut argv, mut env) = (shell(UNPACK), BTreeMap::new());
         match self {
             Self::Archive { url } => argv.push(url.clone()),
-            Self::Repository { url, depth, revision, login } => {
+            Self::Repository { url, depth, revision, login, here } => {
                 argv = shell(CLONE);
                 argv.push(url.clone());
                 argv.push(depth.map_or(String::new(), |depth| depth.to_string()));
                 argv.push(revision.clone().unwrap_or_default());
+                argv.push(text(if *here { "." } else { "" }));
                 if let Some((name, password)) = login {
                     let basic = STANDARD.encode(format!("{name}:{password}"));
                     // For this address and what is below it, wherever else it may be sent on to.
@@ -213,7 +226,7 @@ mod tests {
             json!({ "url": "https://example.com/a/b.git", "depth": 1, "username": "u", "password": "s3cret" }),
         )
         .unwrap();
-        let command = repository(&mut source).unwrap().command();
+        let command = repository(&mut source, true).unwrap().command();
         assert!(!format!("{:?}", command.argv).contains("s3cret"));
         assert_eq!(command.env["GIT_CONFIG_KEY_0"], "http.https://example.com/a/b.git.extraHeader");
         assert_eq!(command.env["GIT_CONFIG_VALUE_0"], "Authorization: Basic dTpzM2NyZXQ=");
@@ -234,7 +247,7 @@ mod tests {
             (json!({ "url": "https://a.com/b", "username": "a:b", "password": "p" }), "colon"),
         ] {
             let mut fields = Fields::of("source", source.clone()).unwrap();
-            let error = repository(&mut fields).expect_err(&source.to_string());
+            let error = repository(&mut fields, false).expect_err(&source.to_string());
             assert!(error.message().contains(told), "{source}: {}", error.message());
         }
         let mut fields = Fields::of("source", json!({ "url": "https://a.com/b.tgz" })).unwrap();
