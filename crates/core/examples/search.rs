@@ -33,7 +33,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         for (label, secrets) in [("search, 1 secret", 1), ("search, 20 secrets", 20)] {
             let needles = Arc::new(Needles::new(&secrets_of(secrets)));
             let began = Instant::now();
-            let searched = store.search(&open, &needles, Writers::None, Seen::default()).await?;
+            let searched = store
+                .search(
+                    &open,
+                    &needles,
+                    Writers::None,
+                    sandkeep_core::store::Effort::Foreground,
+                    Seen::default(),
+                )
+                .await?;
             lines.push((label, (began.elapsed(), searched.bytes)));
         }
         for (label, (took, bytes)) in lines {
