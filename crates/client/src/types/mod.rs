@@ -28,7 +28,7 @@ mod tenant;
 mod trash;
 
 pub use command::{
-    BadData, Channel, ClientMessage, Command, CommandState, Encoding, ExecEvent, ExecRequest,
+    BadData, Channel, ClientMessage, Command, CommandEnd, CommandState, Encoding, ExecEvent, ExecRequest,
     Signal, SignalRequest, TermSize,
 };
 pub use drive::{Attached, CreateDrive, Drive, ForkDrive, Mount, MountMode};

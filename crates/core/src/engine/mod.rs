@@ -49,6 +49,7 @@ mod attach;
 mod boot;
 mod branch;
 mod carry;
+mod cause;
 mod chain;
 mod checkpoint;
 mod clock;

@@ -4,6 +4,7 @@
 //! disk) and trusted inside: a [`Name`] is a valid name, a [`LayerId`] is safe in a path.
 
 mod drive;
+mod end;
 mod guard;
 mod id;
 mod memory;
@@ -20,6 +21,7 @@ mod service;
 mod snapshot;
 mod spec;
 
+pub use end::CommandEnd;
 pub use drive::{
     Attachment, DRIVE_SIZE, Drive, Mount, MountMode, Mounted, Mounts, check_drive_name,
     check_mounts,

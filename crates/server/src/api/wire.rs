@@ -274,6 +274,7 @@ fn usage(usage: model::Usage) -> types::Usage {
         memory_peak_bytes: usage.memory_peak.0,
         network_in_bytes: usage.network_in,
         network_out_bytes: usage.network_out,
+        oom_kills: usage.oom_kills,
     }
 }
 
@@ -286,6 +287,8 @@ fn session_end(end: model::SessionEnd) -> types::SessionEnd {
         model::SessionEnd::RolledBack => types::SessionEnd::RolledBack,
         model::SessionEnd::Deleted => types::SessionEnd::Deleted,
         model::SessionEnd::Interrupted => types::SessionEnd::Interrupted,
+        model::SessionEnd::OutOfMemory => types::SessionEnd::OutOfMemory,
+        model::SessionEnd::OutOfDisk => types::SessionEnd::OutOfDisk,
         model::SessionEnd::StartFailed => types::SessionEnd::StartFailed,
     }
 }
@@ -413,8 +416,24 @@ pub(super) fn sized_snapshot(sized: engine::Sized<model::Snapshot>) -> types::Sn
     types::Snapshot { size: Some(size), memory, ..plain }
 }
 
+fn command_end(end: model::CommandEnd) -> types::CommandEnd {
+    match end {
+        model::CommandEnd::Exited => types::CommandEnd::Exited,
+        model::CommandEnd::Signalled => types::CommandEnd::Signalled,
+        model::CommandEnd::TimedOut => types::CommandEnd::TimedOut,
+        model::CommandEnd::OutOfMemory => types::CommandEnd::OutOfMemory,
+        model::CommandEnd::OutOfDisk => types::CommandEnd::OutOfDisk,
+        model::CommandEnd::Killed => types::CommandEnd::Killed,
+        model::CommandEnd::SessionEnded => types::CommandEnd::SessionEnded,
+        model::CommandEnd::Lost => types::CommandEnd::Lost,
+    }
+}
+
 pub(super) fn command(command: model::Command) -> types::Command {
     types::Command {
+        end: command.ended_by().map(command_end),
+        limit: command.limit,
+        peak: command.peak,
         id: command.id.into(),
         sandbox_id: command.sandbox.into(),
         session: command.session.into(),
