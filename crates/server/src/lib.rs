@@ -5,6 +5,7 @@
 //! - `compat`: the same engine in other vendors' words, for their clients.
 //! - `gateway`: the way from outside to a port inside a sandbox.
 //! - `auth`: whose key it is and how far its scope reaches, per route.
+//! - `connections`: how many there may be, and who makes room.
 //! - [`limits`]: how much a caller may send, how fast and how long.
 //! - `error`: how anything that went wrong becomes a status and a JSON body.
 //! - [`openapi`]: the description of `/v1`, made from the routes and types themselves.
@@ -17,6 +18,7 @@
 mod api;
 mod auth;
 mod compat;
+mod connections;
 mod error;
 mod gateway;
 pub mod limits;

@@ -99,6 +99,7 @@ mod track;
 mod trash;
 mod unrecorded;
 mod uplink;
+mod usage;
 mod why;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -137,11 +138,12 @@ pub use ports::{Connected, Whose};
 pub use scrub::ScrubSettings;
 pub use secrets::SetSecret;
 pub use services::{ServiceState, ServiceStatus};
-pub use space::{Sized, SpaceReport};
+pub use space::Sized;
 pub use stdin::{StdinHandle, StdinProgress};
 pub use tenant::Caller;
 pub use token::PortPass;
 pub use trash::{InTrash, TrashItem};
+pub use usage::{HostSpace, SpaceReport};
 pub use why::Why;
 
 pub use crate::model::{Method, OnDelete};
@@ -287,6 +289,7 @@ pub(crate) struct Inner {
     collect_asked: AtomicBool,
     trash: trash::Trash,
     clock: clock::Watch,
+    measured: usage::Measurements,
     doubts: evidence::Doubts,
     lost_names: lost::LostNames,
     retained: snapshots::Retained,
@@ -351,6 +354,7 @@ impl Engine {
             collect_asked: AtomicBool::new(false),
             trash: trash::Trash::default(),
             clock: clock::Watch::default(),
+            measured: usage::Measurements::default(),
             doubts: evidence::Doubts::default(),
             lost_names: lost::LostNames::default(),
             retained: snapshots::Retained::default(),

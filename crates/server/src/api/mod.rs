@@ -40,8 +40,9 @@ use axum::{Json, Router};
 use futures_util::FutureExt;
 use tokio::sync::watch;
 
+use crate::connections::Connections;
 use crate::error::ApiError;
-use crate::limits::{Limits, RateLimiter};
+use crate::limits::{Limits, PerKey, RateLimiter};
 use crate::listen::Alive;
 use sandkeep_core::engine::{self, Engine};
 
@@ -65,6 +66,9 @@ pub(crate) struct App {
     /// Turns true once, when the server goes down.
     pub(crate) closing: watch::Sender<bool>,
     pub(crate) alive: Alive,
+    pub(crate) connections: Arc<Connections>,
+    /// Requests that measure disk space.
+    pub(crate) measuring: PerKey,
 }
 
 impl App {
@@ -76,6 +80,7 @@ impl App {
         vercel: crate::compat::vercel::Settings,
     ) -> Self {
         let rate = RateLimiter::new(&limits);
+        let connections = Connections::new(&limits);
         Self {
             engine,
             limits,
@@ -87,6 +92,8 @@ impl App {
             vercel_races: Default::default(),
             closing: watch::Sender::new(false),
             alive: Alive::new(),
+            connections,
+            measuring: PerKey::default(),
         }
     }
 }
