@@ -17,6 +17,9 @@ use sandkeep_server::{GatewaySettings, VercelSettings};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
+mod api;
+
+pub(crate) use self::api::ApiSettings;
 use crate::args::{Global, ServeArgs};
 use crate::failure::Failure;
 use crate::locate;
@@ -61,6 +64,9 @@ struct File {
     /// How data is stored.
     #[serde(default)]
     storage: StorageFile,
+    /// Who may reach the server.
+    #[serde(default)]
+    api: api::ApiFile,
 }
 
 /// What a settings file says about how data is stored.
@@ -207,6 +213,8 @@ pub(crate) struct Resolved {
     pub(crate) microvm: MicrovmSettings,
     /// How long what was deleted stays in the trash.
     pub(crate) trash_grace: Duration,
+    /// Who may reach the server.
+    pub(crate) api: ApiSettings,
 }
 
 /// Works out how to serve.
@@ -247,6 +255,7 @@ pub(crate) fn resolve(global: &Global, args: ServeArgs) -> Result<Resolved, Fail
         driver: default_driver(file.defaults)?,
         microvm: microvm(file.microvm)?,
         trash_grace: trash_grace(file.storage)?,
+        api: api::api(file.api)?,
     })
 }
 

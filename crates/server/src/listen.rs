@@ -42,6 +42,8 @@ pub struct ServeConfig {
     pub gateway: crate::GatewaySettings,
     /// How Vercel's clients are served.
     pub vercel: crate::VercelSettings,
+    /// Which names and web pages may reach the API.
+    pub web: crate::WebSettings,
 }
 
 /// Why the server could not listen.
@@ -95,6 +97,7 @@ pub struct Server {
     limits: Limits,
     gateway: crate::GatewaySettings,
     vercel: crate::VercelSettings,
+    web: crate::WebSettings,
 }
 
 /// Connections and streams that are alive, so that a shutdown can wait for them.
@@ -149,8 +152,8 @@ impl Server {
             Some(path) => Some(Socket::bind(path).await?),
             None => None,
         };
-        let ServeConfig { scratch, limits, gateway, vercel, .. } = config;
-        Ok(Self { tcp, unix, scratch, limits, gateway, vercel })
+        let ServeConfig { scratch, limits, gateway, vercel, web, .. } = config;
+        Ok(Self { tcp, unix, scratch, limits, gateway, vercel, web })
     }
 
     /// The addresses that were got; of use when a port was left to the system.
@@ -164,8 +167,9 @@ impl Server {
         crate::compat::vercel::network::adopt_notes(&engine).await;
         let drain = self.limits.drain;
         let local = self.addresses().first().copied();
+        let web = self.web.with(&self.gateway, &self.vercel);
         let app = App::new(engine, self.limits, self.scratch, self.gateway, self.vercel);
-        let app = Arc::new(App { local, ..app });
+        let app = Arc::new(App { local, web, ..app });
         let router = api::router(Arc::clone(&app));
         let mut loops = tokio::task::JoinSet::new();
         for listener in self.tcp {

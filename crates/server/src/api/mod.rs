@@ -62,6 +62,8 @@ pub(crate) struct App {
     /// Where this server listens, as far as its own host is concerned.
     pub(crate) local: Option<std::net::SocketAddr>,
     pub(crate) vercel: crate::compat::vercel::Settings,
+    /// Which names and web pages may reach the API.
+    pub(crate) web: crate::WebSettings,
     pub(crate) vercel_races: crate::compat::vercel::races::Races,
     /// Turns true once, when the server goes down.
     pub(crate) closing: watch::Sender<bool>,
@@ -89,6 +91,7 @@ impl App {
             gateway,
             local: None,
             vercel,
+            web: crate::WebSettings::default(),
             vercel_races: Default::default(),
             closing: watch::Sender::new(false),
             alive: Alive::new(),
@@ -115,7 +118,9 @@ pub(crate) fn router(app: Arc<App>) -> Router {
             )
             .hint("GET /v1/openapi.json lists what there is")
         })
+        .layer(from_fn_with_state(Arc::clone(&app), crate::origin::own_origin))
         .layer(from_fn_with_state(Arc::clone(&app), crate::gateway::serve))
+        .layer(from_fn_with_state(Arc::clone(&app), crate::origin::known_host))
         .layer(from_fn(no_panic))
         .with_state(app)
 }
