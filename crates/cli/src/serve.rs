@@ -69,6 +69,7 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
         network: config.network.clone(),
         ready: config.microvm.ready,
         trash_grace: config.trash_grace,
+        commands: config.commands,
         ..Settings::default()
     };
     if let Some(driver) = &config.driver {

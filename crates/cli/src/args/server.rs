@@ -42,6 +42,8 @@ Settings may also stand in a TOML file given by --config; options and variables 
 
   [storage]
   trash_grace = \"1h\"              # how long what was deleted can be restored; its space is free after it, or when needed
+  commands_kept = 2000            # how many commands a sandbox keeps on record; those that ended first go first
+  command_logs = \"256MiB\"         # and how much disk space they take, logs included
 
   [microvm]                       # machines of their own; `keep microvm setup` prepares this host
   enabled = true                  # offered where this host has what they need

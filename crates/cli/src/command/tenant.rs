@@ -106,6 +106,7 @@ pub(super) async fn usage(context: &Context) -> Result<(), Failure> {
         tell("images", usage.images_bytes);
         tell("kept aside", Some(usage.quarantine_bytes));
         tell("sessions under way", Some(usage.open_bytes));
+        tell("commands", Some(usage.commands_bytes));
         tell("trash", Some(usage.trash_bytes));
         facts(context.screen.paint, &told)
     })

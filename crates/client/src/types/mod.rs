@@ -50,7 +50,7 @@ pub use outcome::{
 pub use port::{Access, IssuePortToken, Port, PortStatus, PortToken, PublishPort};
 pub use quantity::{Size, Span};
 pub use sandbox::{
-    Checkpoint, Class, CreateSandbox, Extend, Fork, Hook, Hooks, IfExists, Lineage, OnIdle, Pause,
+    Checkpoint, Class, CommandsKept, CreateSandbox, Extend, Fork, Hook, Hooks, IfExists, Lineage, OnIdle, Pause,
     Resources, Rollback, Sandbox, Start, State, UpdateSandbox,
 };
 pub use secret::{Inject, Secret, SecretGiven, SecretHow, SecretUse, SecretVersion, SetSecret};

@@ -146,6 +146,9 @@ pub struct SpaceUsage {
     pub quarantine_bytes: u64,
     /// What sessions under way have written.
     pub open_bytes: u64,
+    /// What records and logs of commands take.
+    #[serde(default)]
+    pub commands_bytes: u64,
     /// What lies in the trash, and is free when its grace period is over or space is needed. It is in no other sum.
     #[serde(default)]
     pub trash_bytes: u64,

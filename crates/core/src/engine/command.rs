@@ -143,7 +143,7 @@ impl Events {
                         Follow::Ended(command) => Some((**command).clone()),
                         Follow::Snapshot => None,
                     };
-                    if let Ok(Some(piece)) = reader.next() {
+                    if let Ok(Some(piece)) = reader.next_in_turn().await {
                         return Some(match piece {
                             Piece::Gap(bytes) => Event::Gap(bytes),
                             Piece::Record(record) => match record.stream {

@@ -67,6 +67,7 @@ mod guard;
 mod health;
 mod hooks;
 mod journal;
+mod kept;
 pub mod lifecycle;
 mod live;
 mod log;
@@ -137,6 +138,7 @@ pub use network::{ConnectionFilter, Destination, Host};
 pub use ports::{Connected, Whose};
 pub use scrub::ScrubSettings;
 pub use secrets::SetSecret;
+pub use kept::{CommandRetention, CommandsKept};
 pub use services::{ServiceState, ServiceStatus};
 pub use space::Sized;
 pub use stdin::{StdinHandle, StdinProgress};
@@ -168,6 +170,8 @@ pub struct Parts {
 pub struct Settings {
     /// How much of a command's output is kept on disk.
     pub log_limit: Size,
+    /// How much of its commands a sandbox keeps.
+    pub commands: CommandRetention,
     /// The first of the host's uids that sandboxes may use.
     pub uid_base: u32,
     /// How many sandboxes can run at once, as far as uids go; each takes 65,536.
@@ -225,6 +229,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             log_limit: Size(64 << 20),
+            commands: CommandRetention::default(),
             uid_base: 0x7000_0000,
             uid_ranges: 0x7000,
             grace: Duration::from_secs(2),
@@ -290,6 +295,7 @@ pub(crate) struct Inner {
     trash: trash::Trash,
     clock: clock::Watch,
     measured: usage::Measurements,
+    accounts: kept::Accounts,
     doubts: evidence::Doubts,
     lost_names: lost::LostNames,
     retained: snapshots::Retained,
@@ -355,6 +361,7 @@ impl Engine {
             trash: trash::Trash::default(),
             clock: clock::Watch::default(),
             measured: usage::Measurements::default(),
+            accounts: kept::Accounts::default(),
             doubts: evidence::Doubts::default(),
             lost_names: lost::LostNames::default(),
             retained: snapshots::Retained::default(),

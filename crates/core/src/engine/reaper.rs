@@ -176,6 +176,9 @@ impl Inner {
         if let Err(error) = self.retain_all().await {
             tracing::error!(error = chain_of(&error), "snapshots that have expired are left");
         }
+        if let Err(error) = self.retain_commands_by_and_by().await {
+            tracing::warn!(error = chain_of(&error), "old commands are left");
+        }
         self.free_stale_drives().await;
         self.review_doubt().await;
         self.store.forget_sync_failures().await?;

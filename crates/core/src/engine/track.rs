@@ -282,7 +282,7 @@ impl Tracker {
             // The session ended under it, and nobody is there any more to send it again.
             masker.decide();
             while let Some((side, bytes)) = masker.pop() {
-                self.log.append(side.into(), &bytes);
+                self.log.append_in_turn(side.into(), &bytes).await;
             }
         }
         let why = self.why(exit).await;
@@ -314,6 +314,7 @@ impl Tracker {
         lock(&self.live.commands).remove(&ended.id);
         self.tracked.progress.send_modify(|_| {});
         self.tracked.stdin.over();
+        self.inner.count_command(&ended).await;
         if exit.is_some()
             && let Ok(guest) = self.live.guest().await
         {
@@ -478,7 +479,7 @@ impl Tracker {
         {
             // What is taken while memory is captured would be missing from what the captured agent sends again.
             let _moves = self.live.still.read().await;
-            self.log.append(stream, &bytes);
+            self.log.append_in_turn(stream, &bytes).await;
             output.keep(bytes.len());
             self.tracked.printed.store(self.log.offset(), Ordering::SeqCst);
         }

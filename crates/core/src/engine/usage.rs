@@ -36,6 +36,8 @@ pub struct SpaceReport {
     pub quarantine: u64,
     /// What sessions under way have written so far.
     pub open: u64,
+    /// Records and logs of commands.
+    pub commands: u64,
     /// What lies in the trash, and is free when its grace period is over or space is needed. It is in no other sum.
     pub trash: u64,
 }
@@ -90,6 +92,7 @@ impl Engine {
         let aside = aside.iter().filter(|one| ours(&one.project));
         report.quarantine = aside.map(Quarantine::bytes).sum();
         report.open = self.inner.open_bytes(ours).await?;
+        report.commands = self.inner.command_bytes(project).await?;
         Ok(report)
     }
 }

@@ -22,6 +22,7 @@
 
 pub mod accounting;
 mod ballast;
+mod commands;
 mod compact;
 mod digest;
 mod disks;
@@ -69,6 +70,7 @@ use tokio::sync::Semaphore;
 
 use crate::model::{LayerId, MemoryId, Size};
 
+pub use commands::CommandFiles;
 pub use compact::Linked;
 pub use digest::{Difference, Gently, Verdict};
 pub use exclude::Globs;

@@ -101,6 +101,7 @@ pub(crate) async fn usage(
         images_bytes: space.host.map(|host| host.images),
         quarantine_bytes: space.quarantine,
         open_bytes: space.open,
+        commands_bytes: space.commands,
         trash_bytes: space.trash,
     }))
 }

@@ -209,6 +209,10 @@ pub(super) fn patch(
     })
 }
 
+pub(super) fn commands_kept(kept: engine::CommandsKept) -> types::CommandsKept {
+    types::CommandsKept { count: kept.count, bytes: kept.bytes }
+}
+
 pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
     let expires_at = sandbox.expires_at().to_string();
     let config = sandbox.config;
@@ -219,6 +223,7 @@ pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
         state: state(sandbox.phase),
         failure: sandbox.failure,
         fallback: None,
+        commands: None,
         generation: sandbox.generation,
         current_snapshot: sandbox.current.map(Into::into),
         forked_from: sandbox.forked_from.map(|from| types::Lineage {
