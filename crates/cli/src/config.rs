@@ -10,13 +10,17 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sandkeep_core::model::{AddressRule, DomainPattern, Span};
+use sandkeep_core::engine::CommandRetention;
+use sandkeep_core::model::{AddressRule, DomainPattern, Size, Span};
 use sandkeep_core::net::OutsideSettings;
 use sandkeep_core::secret::KeySource;
 use sandkeep_server::{GatewaySettings, VercelSettings};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
+mod api;
+
+pub(crate) use self::api::ApiSettings;
 use crate::args::{Global, ServeArgs};
 use crate::failure::Failure;
 use crate::locate;
@@ -61,6 +65,9 @@ struct File {
     /// How data is stored.
     #[serde(default)]
     storage: StorageFile,
+    /// Who may reach the server.
+    #[serde(default)]
+    api: api::ApiFile,
 }
 
 /// What a settings file says about how data is stored.
@@ -69,6 +76,10 @@ struct File {
 struct StorageFile {
     /// How long what was deleted stays in the trash.
     trash_grace: Option<String>,
+    /// How many records of commands a sandbox keeps.
+    commands_kept: Option<u64>,
+    /// How much disk space they and their logs may take, for each sandbox.
+    command_logs: Option<String>,
 }
 
 /// How long what was deleted stays in the trash, unless the settings say otherwise.
@@ -207,6 +218,10 @@ pub(crate) struct Resolved {
     pub(crate) microvm: MicrovmSettings,
     /// How long what was deleted stays in the trash.
     pub(crate) trash_grace: Duration,
+    /// How much of its commands a sandbox keeps.
+    pub(crate) commands: CommandRetention,
+    /// Who may reach the server.
+    pub(crate) api: ApiSettings,
 }
 
 /// Works out how to serve.
@@ -246,12 +261,31 @@ pub(crate) fn resolve(global: &Global, args: ServeArgs) -> Result<Resolved, Fail
         network: network(file.network)?,
         driver: default_driver(file.defaults)?,
         microvm: microvm(file.microvm)?,
-        trash_grace: trash_grace(file.storage)?,
+        trash_grace: trash_grace(file.storage.trash_grace.as_deref())?,
+        commands: commands(&file.storage)?,
+        api: api::api(file.api)?,
     })
 }
 
-fn trash_grace(file: StorageFile) -> Result<Duration, Failure> {
-    let Some(text) = file.trash_grace else { return Ok(TRASH_GRACE) };
+fn commands(file: &StorageFile) -> Result<CommandRetention, Failure> {
+    let usual = CommandRetention::default();
+    let count = file.commands_kept.unwrap_or(usual.count);
+    if count == 0 {
+        return Err(Failure::here("[storage] commands_kept: 0 are too few")
+            .with_hint("write at least 1, like `2000`"));
+    }
+    let bytes = match &file.command_logs {
+        None => usual.bytes,
+        Some(text) => text.parse::<Size>().map_err(|error| {
+            Failure::here(format!("[storage] command_logs: {error}"))
+                .with_hint("write it like `256MiB`")
+        })?,
+    };
+    Ok(CommandRetention { count, bytes })
+}
+
+fn trash_grace(text: Option<&str>) -> Result<Duration, Failure> {
+    let Some(text) = text else { return Ok(TRASH_GRACE) };
     let span = text.parse::<Span>().map_err(|error| {
         Failure::here(format!("[storage] trash_grace: {error}"))
             .with_hint("write it like `1h`; `0s` deletes at once")

@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::io::IsTerminal as _;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +19,7 @@ use sandkeep_core::engine::{Engine, Parts, Settings};
 use sandkeep_core::model::{Name, Scope};
 use sandkeep_core::store::Store;
 use sandkeep_core::store::image::{HOST, ImageSettings, Images, Reporter};
-use sandkeep_server::{Limits, ServeConfig, Server};
+use sandkeep_server::{ServeConfig, Server};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -41,6 +42,7 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
     host::need_root("keep serve")?;
     start_logging(&config.log)?;
     raise_file_limit();
+    warn_of_plain_text(&config);
     // Listened for from the start: a stop that comes early must not be lost.
     let ended = told_to_end()?;
     let store = open_store(&config.data)?;
@@ -48,9 +50,10 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
         tcp: config.listen.clone(),
         unix: config.unix_socket.clone(),
         scratch: config.data.join("tmp"),
-        limits: Limits::default(),
+        limits: config.api.limits(),
         gateway: config.gateway.clone(),
         vercel: config.vercel.clone(),
+        web: config.api.web.clone(),
     })
     .await
     .map_err(|error| {
@@ -66,6 +69,7 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
         network: config.network.clone(),
         ready: config.microvm.ready,
         trash_grace: config.trash_grace,
+        commands: config.commands,
         ..Settings::default()
     };
     if let Some(driver) = &config.driver {
@@ -92,6 +96,27 @@ fn raise_file_limit() {
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::warn!(%error, "the limit of open files stays where it is");
     }
+}
+
+/// Keys, files and secrets go over the network as they are, unless something in front of this server speaks TLS.
+fn warn_of_plain_text(config: &Resolved) {
+    let open = in_plain_text(&config.listen, config.gateway.public_url.as_deref());
+    if !open.is_empty() {
+        tracing::warn!(
+            listen = open.join(", "),
+            "WARNING: listening beyond loopback without TLS. Keys, secrets and files cross the network in plain text; whoever reads a \
+             key has your sandboxes. Put a TLS proxy in front and set `[gateway] public_url = \"https://...\"`, or listen on 127.0.0.1"
+        );
+    }
+}
+
+/// The addresses beyond loopback on which nothing speaks TLS, as far as the settings say.
+fn in_plain_text(listen: &[SocketAddr], public_url: Option<&str>) -> Vec<String> {
+    if public_url.is_some_and(|url| url.starts_with("https://")) {
+        return Vec::new();
+    }
+    let beyond = listen.iter().filter(|address| !address.ip().to_canonical().is_loopback());
+    beyond.map(ToString::to_string).collect()
 }
 
 /// Opens the store, which locks the data directory.
@@ -337,4 +362,22 @@ fn docker_config() -> Option<PathBuf> {
         None => PathBuf::from(std::env::var_os("HOME")?).join(".docker"),
     };
     Some(folder.join("config.json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::in_plain_text;
+
+    #[test]
+    fn listening_beyond_loopback_without_tls_is_noticed() {
+        let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
+        let local = [at("127.0.0.1:1"), at("[::1]:1")];
+        assert_eq!(in_plain_text(&local, None), Vec::<String>::new());
+        let open = [at("127.0.0.1:1"), at("0.0.0.0:7777"), at("[::]:7777")];
+        assert_eq!(in_plain_text(&open, None), ["0.0.0.0:7777", "[::]:7777"]);
+        assert_eq!(in_plain_text(&open, Some("http://keep.example.com")).len(), 2);
+        assert_eq!(in_plain_text(&open, Some("https://keep.example.com")), Vec::<String>::new());
+    }
 }

@@ -101,6 +101,16 @@ fn exec_is_as_if_it_ran_here() {
     assert_eq!(output.stderr, b"err\n");
     let killed = keep.keep(["exec", "box", "--", "sh", "-c", "kill -9 $$"]);
     assert_eq!(killed.status.code(), Some(137));
+    assert_eq!(killed.stderr, b"end: signalled: signal 9 ended the command\n");
+    let late = keep.keep(["exec", "--timeout", "300ms", "box", "--", "sleep", "1000"]);
+    assert_eq!(late.status.code(), Some(124));
+    let told = String::from_utf8_lossy(&late.stderr).into_owned();
+    assert!(told.starts_with("end: timed_out: "), "{told}");
+    let listed = keep.ok(["--json", "commands", "box"]);
+    assert!(
+        listed.contains("\"end\": \"timed_out\"") || listed.contains("\"end\":\"timed_out\""),
+        "{listed}"
+    );
     let (code, told) = keep.fails(["exec", "box", "--", "no-such-program"]);
     assert_eq!(code, 127, "{told}");
     assert!(told.starts_with("error: "), "{told}");

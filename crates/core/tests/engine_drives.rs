@@ -118,7 +118,7 @@ async fn what_is_written_to_a_drive_outlives_the_sandbox() {
     let engine = reopen(&house, engine).await;
     run(&engine, "three", &[("/x/y", "data", RW)]).await;
     assert_eq!(sh(&engine, "three", "cd /x/y; ls; cat new").await.out, "file\nnew\nthird\n");
-    assert!(engine.usage().await.unwrap().drives > 0);
+    assert!(engine.usage(None).await.unwrap().drives > 0);
     engine.delete(&project(), &name("three"), Delete::default(), None).await.unwrap();
     engine.shutdown().await;
     drop(engine);

@@ -242,7 +242,7 @@ async fn what_is_not_referenced_goes_to_the_trash_and_comes_back_when_it_is() {
     engine.delete(&project(), &name("other"), Delete::default(), None).await.unwrap();
     let trashed = names(&house, "trash");
     assert_eq!(trashed.len(), 1, "the sandbox: {trashed:?}");
-    assert!(engine.usage().await.unwrap().trash > 0);
+    assert!(engine.usage(None).await.unwrap().trash > 0);
     close(&house, engine).await;
 
     // By mistake, or by hand.

@@ -206,7 +206,7 @@ async fn quarantine_keeps_files_aside_and_shows_nothing_older() {
     let aside = engine.quarantines().await.unwrap();
     assert_eq!((aside.len(), &aside[0].id, aside[0].files.len()), (1, &snapshot.id, 2));
     assert_eq!(leaks(&house.data().join("aside")).len(), 2);
-    assert!(engine.usage().await.unwrap().quarantine > 0);
+    assert!(engine.usage(None).await.unwrap().quarantine > 0);
     engine.delete(&project(), &name("app"), Delete::default(), None).await.unwrap();
     assert!(engine.quarantines().await.unwrap().is_empty(), "it goes with the sandbox");
 }

@@ -3,6 +3,7 @@
 mod image_support;
 
 use std::fs;
+use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -518,5 +519,129 @@ proptest! {
         let bench = Bench::new();
         let _ = bench.unpack(&bytes);
         prop_assert!(bench.outside_is_untouched());
+    }
+}
+
+/// An archive of directories inside each other, made as it is read: each entry has the whole path, so together they are large.
+struct Nested {
+    depth: usize,
+    /// How many are made.
+    made: usize,
+    ready: std::io::Cursor<Vec<u8>>,
+    ended: bool,
+}
+
+impl Nested {
+    fn new(depth: usize) -> Self {
+        Self { depth, made: 0, ready: std::io::Cursor::default(), ended: false }
+    }
+
+    fn directory(path: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut long = tar::Header::new_gnu();
+        long.set_entry_type(EntryType::GNULongName);
+        long.set_path("././@LongLink").expect("a short name");
+        long.set_size(path.len() as u64 + 1);
+        long.set_cksum();
+        bytes.extend_from_slice(long.as_bytes());
+        bytes.extend_from_slice(path);
+        bytes.resize(bytes.len() + 512 - path.len() % 512, 0);
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(EntryType::Directory);
+        header.set_path("d").expect("a short name");
+        header.set_mode(0o755);
+        header.set_mtime(1_000_000_000);
+        header.set_size(0);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_cksum();
+        bytes.extend_from_slice(header.as_bytes());
+        bytes
+    }
+}
+
+impl std::io::Read for Nested {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.ready.read(into)?;
+        if read > 0 || self.ended {
+            return Ok(read);
+        }
+        let bytes = if self.made > self.depth {
+            self.ended = true;
+            vec![0; 1024]
+        } else {
+            let path = if self.made == 0 { b"./".to_vec() } else { b"d/".repeat(self.made) };
+            self.made += 1;
+            Self::directory(&path)
+        };
+        self.ready = std::io::Cursor::new(bytes);
+        self.ready.read(into)
+    }
+}
+
+/// The most memory this process had so far.
+fn memory_peak() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").expect("readable");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a line");
+    line.trim().trim_end_matches(" kB").trim().parse::<u64>().expect("a number") << 10
+}
+
+/// Removes what no path can name.
+fn remove_deep(dir: &Path) {
+    let done = Command::new("rm").arg("-rf").arg(dir).status().expect("rm runs");
+    assert!(done.success());
+}
+
+#[test]
+fn what_a_machine_nests_takes_memory_by_its_names_and_not_by_its_paths() {
+    let bench = Bench::new();
+    let depth = 6_000;
+    let before = memory_peak();
+    let unpacked = unpack_layer("it", Nested::new(depth), Form::Upper, &bench.diff(), &[], AMPLE)
+        .expect("it unpacks");
+    let took = memory_peak() - before;
+    assert_eq!(unpacked.files, depth as u64);
+    // Whole paths as lists of names took a gigabyte.
+    assert!(took < 100 << 20, "{took}");
+    // The times are those of the archive, also of the deepest: setting them is the last thing that is done.
+    let script = "n=0; while [ -d d ]; do cd -P d || exit 1; n=$((n+1)); done; stat -c \"%Y $n\" .";
+    let said = Command::new("sh").args(["-c", script]).current_dir(bench.diff()).output();
+    let said = String::from_utf8_lossy(&said.expect("sh runs").stdout).into_owned();
+    assert_eq!(said.trim(), format!("1000000000 {depth}"));
+    remove_deep(&bench.diff());
+}
+
+#[test]
+fn what_a_machine_nests_too_deep_is_refused() {
+    let bench = Bench::new();
+    let archive: Vec<u8> =
+        [Nested::directory(b"./"), Nested::directory(&b"d/".repeat(16_385)), vec![0; 1024]]
+            .concat();
+    let refused =
+        unpack_layer("it", archive.as_slice(), Form::Upper, &bench.diff(), &[], AMPLE).unwrap_err();
+    assert!(refused.to_string().contains("nested deeper than 16,384"), "{refused}");
+    assert!(matches!(refused, ImageError::Refused { .. }), "{refused:?}");
+    assert!(fs::read_dir(bench.diff()).expect("readable").next().is_none(), "nothing was made");
+}
+
+#[test]
+fn siblings_after_a_deep_tree_are_found_again() {
+    let bench = Bench::new();
+    let mut archive = Nested::directory(b"./");
+    let paths =
+        ["a/", "a/b/", "a/b/c/", "a/b/c/d/", "a/b/e/", "a/be/", "a/be/f/", "g/", "a/b/c/h/"];
+    for path in paths {
+        archive.extend(Nested::directory(path.as_bytes()));
+    }
+    archive.extend([0; 1024]);
+    unpack_layer("it", archive.as_slice(), Form::Upper, &bench.diff(), &[], AMPLE)
+        .expect("it unpacks");
+    let found = picture(&bench.diff());
+    let mut wanted: Vec<String> = paths.map(|path| path.trim_end_matches('/').to_owned()).to_vec();
+    wanted.sort();
+    assert_eq!(found.keys().cloned().collect::<Vec<_>>(), wanted);
+    for path in paths {
+        let metadata = fs::metadata(bench.diff().join(path)).expect("it is there");
+        assert_eq!(metadata.mtime(), 1_000_000_000, "{path}");
     }
 }

@@ -438,6 +438,30 @@ pub struct Exit {
     pub code: i32,
     /// The signal, if one did.
     pub signal: Option<i32>,
+    /// Whether the machine's kernel killed a process for want of memory while it ran, and it looks like one of them. Only an
+    /// agent with a kernel of its own can tell.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub oom: bool,
+}
+
+impl Exit {
+    /// It ended with this code.
+    #[must_use]
+    pub fn with_code(code: i32) -> Self {
+        Self { code, signal: None, oom: false }
+    }
+
+    /// This signal ended it.
+    #[must_use]
+    pub fn by_signal(signal: i32) -> Self {
+        Self { code: 128 + signal, signal: Some(signal), oom: false }
+    }
+
+    /// Whether it, or what it waited for last, was killed by force: a shell ends with 137 when its program was.
+    #[must_use]
+    pub fn is_kill(&self) -> bool {
+        self.code == 137
+    }
 }
 
 /// How a stream that moved bytes ended.
@@ -542,8 +566,9 @@ mod tests {
         for bad in ["{}", "{\"op\":\"dance\"}", "{\"op\":\"hello\",\"version\":1,\"more\":2}"] {
             assert!(serde_json::from_str::<Request>(bad).is_err(), "{bad}");
         }
-        let exited = Done::Exited(Exit { code: 137, signal: Some(9) });
+        let exited = Done::Exited(Exit::by_signal(9));
         let json = serde_json::to_string(&exited).expect("plain");
         assert_eq!(json, "{\"done\":\"exited\",\"code\":137,\"signal\":9}");
+        assert_eq!(serde_json::from_str::<Done>(&json).expect("of an older agent"), exited);
     }
 }

@@ -13,6 +13,7 @@ use axum::http::{HeaderMap, StatusCode};
 use sandkeep_core::model::{Name, Scope};
 
 use crate::api::App;
+use crate::connections::Via;
 use crate::error::ApiError;
 use sandkeep_core::engine::{Caller, WakeMode};
 
@@ -36,7 +37,7 @@ macro_rules! needs {
                 parts: &mut Parts,
                 app: &Arc<App>,
             ) -> Result<Self, ApiError> {
-                caller(&parts.headers, app, Scope::$scope).map(Self)
+                caller(parts, app, Scope::$scope).map(Self)
             }
         }
     };
@@ -48,21 +49,30 @@ needs!(Writer, Write);
 impl FromRequestParts<Arc<App>> for Admin {
     type Rejection = ApiError;
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        caller(&parts.headers, app, Scope::Admin).map(|_| Self)
+        caller(parts, app, Scope::Admin).map(|_| Self)
     }
 }
 
-fn caller(headers: &HeaderMap, app: &App, needed: Scope) -> Result<Caller, ApiError> {
-    let mut caller = authorize(headers, app, needed)?;
-    if let Some(project) = headers.get("sandkeep-project") {
+fn caller(parts: &Parts, app: &App, needed: Scope) -> Result<Caller, ApiError> {
+    let mut caller = authorize(parts, app, needed)?;
+    if let Some(project) = parts.headers.get("sandkeep-project") {
         caller.project = chosen(&caller, project.as_bytes())?;
     }
     Ok(caller)
 }
 
-/// Whose key it is, if its scope reaches so far; counts the request.
-pub(crate) fn authorize(headers: &HeaderMap, app: &App, needed: Scope) -> Result<Caller, ApiError> {
-    let caller = app.engine.authenticate(secret(headers)?)?;
+/// Whose key it is, if its scope reaches so far; counts the request and its connection.
+pub(crate) fn authorize(parts: &Parts, app: &App, needed: Scope) -> Result<Caller, ApiError> {
+    let caller = app.engine.authenticate(secret(&parts.headers)?)?;
+    if parts.extensions.get::<Via>().is_some_and(|via| via.charge(&caller.key).is_err()) {
+        return Err(ApiError::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "too_many_connections",
+            "too many connections use this key",
+        )
+        .hint("use fewer at a time, or several requests on one connection")
+        .retry_after(1));
+    }
     app.rate.take(&caller.key, Instant::now()).map_err(|seconds| {
         ApiError::new(
             StatusCode::TOO_MANY_REQUESTS,

@@ -5,7 +5,9 @@
 //! - `compat`: the same engine in other vendors' words, for their clients.
 //! - `gateway`: the way from outside to a port inside a sandbox.
 //! - `auth`: whose key it is and how far its scope reaches, per route.
+//! - `connections`: how many there may be, and who makes room.
 //! - [`limits`]: how much a caller may send, how fast and how long.
+//! - `origin`: which names and web pages may reach it.
 //! - `error`: how anything that went wrong becomes a status and a JSON body.
 //! - [`openapi`]: the description of `/v1`, made from the routes and types themselves.
 //!
@@ -17,13 +19,16 @@
 mod api;
 mod auth;
 mod compat;
+mod connections;
 mod error;
 mod gateway;
 pub mod limits;
 pub mod listen;
 pub mod openapi;
+mod origin;
 
 pub use compat::vercel::Settings as VercelSettings;
 pub use gateway::Settings as GatewaySettings;
 pub use limits::Limits;
 pub use listen::{ServeConfig, ServeError, Server, serve};
+pub use origin::WebSettings;

@@ -4,7 +4,10 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use axum::http::StatusCode;
 use sandkeep_core::model::KeyId;
+
+use crate::error::ApiError;
 
 /// What callers may do to the server. The defaults stop accidents, not work.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,6 +29,16 @@ pub struct Limits {
     pub input_patience: Duration,
     /// How long requests under way may take to finish when the server goes down.
     pub drain: Duration,
+    /// How many TCP connections there may be; never more than half of the process's descriptors.
+    pub connections: usize,
+    /// How many of them from one address, or one /64 network of IPv6.
+    pub connections_per_address: usize,
+    /// How many connections may use one key.
+    pub connections_per_key: usize,
+    /// How long a new connection may take to send its first request's headers.
+    pub first_request: Duration,
+    /// How many requests of one key may measure disk space at once.
+    pub measurements_per_key: usize,
 }
 
 impl Default for Limits {
@@ -39,6 +52,11 @@ impl Default for Limits {
             keep_alive: Duration::from_secs(15),
             input_patience: Duration::from_secs(10),
             drain: Duration::from_secs(10),
+            connections: 8192,
+            connections_per_address: 2048,
+            connections_per_key: 2048,
+            first_request: Duration::from_secs(10),
+            measurements_per_key: 4,
         }
     }
 }
@@ -93,13 +111,66 @@ impl RateLimiter {
     }
 }
 
+/// Requests of one sort that are under way, by key.
+#[derive(Debug, Default)]
+pub(crate) struct PerKey(Mutex<HashMap<KeyId, usize>>);
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn<'a> {
+    all: &'a PerKey,
+    key: KeyId,
+}
+
+impl PerKey {
+    /// Begins one, unless the key has `most` under way.
+    pub(crate) fn enter(&self, key: &KeyId, most: usize) -> Result<Turn<'_>, ApiError> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = all.entry(key.clone()).or_default();
+        if *count >= most {
+            return Err(ApiError::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "too_many_at_once",
+                format!("this key has {most} such requests under way"),
+            )
+            .hint("wait for their answers")
+            .retry_after(1));
+        }
+        *count += 1;
+        Ok(Turn { all: self, key: key.clone() })
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut all = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = all.get_mut(&self.key) {
+            *count -= 1;
+            if *count == 0 {
+                all.remove(&self.key);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, Instant};
 
     use sandkeep_core::model::KeyId;
 
-    use super::{Limits, RateLimiter};
+    use super::{Limits, PerKey, RateLimiter};
+
+    #[test]
+    fn a_key_has_so_many_under_way() {
+        let (all, key, other) = (PerKey::default(), KeyId::fresh(), KeyId::fresh());
+        let first = all.enter(&key, 2).expect("room");
+        let _second = all.enter(&key, 2).expect("room");
+        assert_eq!(all.enter(&key, 2).expect_err("too many").status(), 429);
+        let _other = all.enter(&other, 2).expect("one key does not hold up another");
+        drop(first);
+        all.enter(&key, 2).expect("room again");
+    }
 
     #[test]
     fn a_burst_then_a_pace() {

@@ -1,6 +1,6 @@
 //! Sockets, connections and how they end.
 //!
-//! One accept loop for each socket and one task for each connection. When the shutdown future
+//! One accept loop for each socket and one task for each connection. How many there may be is `connections`' business. When the shutdown future
 //! resolves, listeners close at once, idle connections too; streams end with a line that says why;
 //! what is under way may finish within [`Limits::drain`], and what is not done by then is cut off.
 //! The engine is not shut down here: it belongs to whoever made it.
@@ -23,6 +23,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Notify, watch};
 
 use crate::api::{self, App};
+use crate::connections::{Counted, Slot, Via, turn_away};
 use crate::limits::Limits;
 use sandkeep_core::engine::Engine;
 
@@ -41,6 +42,8 @@ pub struct ServeConfig {
     pub gateway: crate::GatewaySettings,
     /// How Vercel's clients are served.
     pub vercel: crate::VercelSettings,
+    /// Which names and web pages may reach the API.
+    pub web: crate::WebSettings,
 }
 
 /// Why the server could not listen.
@@ -94,6 +97,7 @@ pub struct Server {
     limits: Limits,
     gateway: crate::GatewaySettings,
     vercel: crate::VercelSettings,
+    web: crate::WebSettings,
 }
 
 /// Connections and streams that are alive, so that a shutdown can wait for them.
@@ -148,8 +152,8 @@ impl Server {
             Some(path) => Some(Socket::bind(path).await?),
             None => None,
         };
-        let ServeConfig { scratch, limits, gateway, vercel, .. } = config;
-        Ok(Self { tcp, unix, scratch, limits, gateway, vercel })
+        let ServeConfig { scratch, limits, gateway, vercel, web, .. } = config;
+        Ok(Self { tcp, unix, scratch, limits, gateway, vercel, web })
     }
 
     /// The addresses that were got; of use when a port was left to the system.
@@ -163,8 +167,9 @@ impl Server {
         crate::compat::vercel::network::adopt_notes(&engine).await;
         let drain = self.limits.drain;
         let local = self.addresses().first().copied();
+        let web = self.web.with(&self.gateway, &self.vercel);
         let app = App::new(engine, self.limits, self.scratch, self.gateway, self.vercel);
-        let app = Arc::new(App { local, ..app });
+        let app = Arc::new(App { local, web, ..app });
         let router = api::router(Arc::clone(&app));
         let mut loops = tokio::task::JoinSet::new();
         for listener in self.tcp {
@@ -193,16 +198,24 @@ async fn accept_tcp(listener: TcpListener, router: Router, app: Arc<App>) {
         };
         match accepted {
             Ok((stream, peer)) => {
+                let Ok(slot) = app.connections.admit(Some(peer.ip())) else {
+                    turn_away(stream);
+                    continue;
+                };
                 // Small answers must not wait for the kernel to gather more.
                 let _ = stream.set_nodelay(true);
                 notice_the_dead(&stream);
                 tokio::spawn(connection(
                     stream,
+                    slot,
                     Peer(Some(peer.ip())),
                     router.clone(),
                     Arc::clone(&app),
                     app.alive.enter(),
                 ));
+                while app.connections.is_busy_closing() && !*closing.borrow() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
             }
             Err(error) => pause(&error).await,
         }
@@ -218,8 +231,10 @@ async fn accept_unix(listener: UnixListener, router: Router, app: Arc<App>) {
         };
         match accepted {
             Ok((stream, _)) => {
+                let Ok(slot) = app.connections.admit(None) else { continue };
                 tokio::spawn(connection(
                     stream,
+                    slot,
                     Peer(None),
                     router.clone(),
                     Arc::clone(&app),
@@ -257,7 +272,7 @@ async fn pause(error: &io::Error) {
     }
 }
 
-/// How long a peer may take to say what it wants.
+/// How long a peer may take to say what it wants next.
 const HEAD: Duration = Duration::from_secs(60);
 /// How much an HTTP/2 peer may send as headers of one request, in bytes.
 const HEADERS: u32 = 64 << 10;
@@ -268,8 +283,14 @@ const STREAMS: u32 = 256;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer(pub(crate) Option<IpAddr>);
 
-async fn connection<S>(stream: S, peer: Peer, router: Router, app: Arc<App>, _alive: AliveGuard)
-where
+async fn connection<S>(
+    stream: S,
+    slot: Arc<Slot>,
+    peer: Peer,
+    router: Router,
+    app: Arc<App>,
+    _alive: AliveGuard,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let mut closing = app.closing.subscribe();
@@ -286,11 +307,17 @@ where
     let service = TowerToHyperService::new(router);
     let asked = Arc::new(Notify::new());
     let first = Arc::clone(&asked);
+    let place = Arc::clone(&slot);
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         first.notify_one();
+        let under_way = place.request();
         request.extensions_mut().insert(peer);
-        service.call(request)
+        request.extensions_mut().insert(Via::new(&place));
+        let answer = service.call(request);
+        async move { answer.await.map(|response| under_way.answered(response)) }
     });
+    // The stream has the place from here on, wherever an upgrade takes it.
+    let stream = Counted::new(stream, Arc::clone(&slot));
     let serving = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(serving);
     // Which HTTP it is to be shows in the first bytes, and for those nothing else sets a time.
@@ -298,12 +325,14 @@ where
         ended = serving.as_mut() => Some(ended),
         () = asked.notified() => None,
         () = closed(&mut closing) => None,
-        () = tokio::time::sleep(HEAD) => return,
+        () = slot.cut() => return,
+        () = tokio::time::sleep(app.limits.first_request) => return,
     };
     let ended = match ended {
         Some(ended) => ended,
         None => tokio::select! {
             ended = serving.as_mut() => ended,
+            () = slot.cut() => return,
             () = closed(&mut closing) => {
                 serving.as_mut().graceful_shutdown();
                 serving.await

@@ -56,6 +56,8 @@ pub(super) struct Command {
     pub(super) pid: i32,
     /// Commands are listed in this order.
     pub(super) number: u64,
+    /// How often the kernel had killed a process for want of memory when this one was started.
+    pub(super) oom_kills_before: u64,
     terminal: Option<Rc<AsyncFd<OwnedFd>>>,
     state: RefCell<State>,
     wake: Notify,
@@ -101,11 +103,18 @@ struct Input {
 }
 
 impl Command {
-    pub(super) fn new(id: String, pid: i32, number: u64, ends: &Ends, tty: bool) -> Rc<Self> {
-        let state = State::default();
+    pub(super) fn new(
+        id: String,
+        pid: i32,
+        number: u64,
+        oom_kills_before: u64,
+        ends: &Ends,
+        tty: bool,
+    ) -> Rc<Self> {
+        let state = RefCell::new(State::default());
         let terminal = ends.out.clone().filter(|_| tty);
-        let command =
-            Self { id, pid, number, terminal, state: RefCell::new(state), wake: Notify::new() };
+        let wake = Notify::new();
+        let command = Self { id, pid, number, oom_kills_before, terminal, state, wake };
         command.state.borrow_mut().input.closed = ends.stdin.is_none();
         Rc::new(command)
     }

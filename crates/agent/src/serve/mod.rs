@@ -81,6 +81,19 @@ struct Agent {
     files: libc::rlimit,
 }
 
+impl Agent {
+    /// How often the kernel has killed a process for want of memory. Only a kernel of our own counts ours alone: in a
+    /// container the daemon asks the control group instead.
+    fn oom_kills(&self) -> u64 {
+        if self.machine.is_none() {
+            return 0;
+        }
+        let text = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+    }
+}
+
 /// Serves until the machine ends.
 pub(crate) fn run(doors: Doors) -> ! {
     again(|| serve(&doors))

@@ -47,7 +47,8 @@ fn collect(agent: &Agent) {
         match rustix::process::wait(WaitOptions::NOHANG) {
             Ok(Some((pid, status))) => {
                 let command = agent.running.borrow_mut().remove(&pid.as_raw_nonzero().get());
-                if let (Some(command), Some(exit)) = (command, exit(status)) {
+                if let (Some(command), Some(mut exit)) = (command, exit(status)) {
+                    exit.oom = exit.is_kill() && agent.oom_kills() > command.oom_kills_before;
                     command.exited(exit);
                 }
             }
@@ -59,8 +60,8 @@ fn collect(agent: &Agent) {
 
 fn exit(status: WaitStatus) -> Option<Exit> {
     match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => Some(Exit { code, signal: None }),
-        (None, Some(signal)) => Some(Exit { code: 128 + signal, signal: Some(signal) }),
+        (Some(code), _) => Some(Exit::with_code(code)),
+        (None, Some(signal)) => Some(Exit::by_signal(signal)),
         (None, None) => None,
     }
 }

@@ -60,6 +60,7 @@ pub(super) fn start(
         let message = format!("could not make the command's streams: {}", say(&error));
         Problem::new(kind_of(&error), message)
     })?;
+    let oom_kills = agent.oom_kills();
     let [stdin, stdout, stderr] = &theirs;
     let pid = launch(&Plan {
         argv: &spawn.argv,
@@ -77,7 +78,7 @@ pub(super) fn start(
     }
     let number = agent.started.get();
     agent.started.set(number + 1);
-    let command = Command::new(spawn.command, pid, number, &ends, spawn.tty.is_some());
+    let command = Command::new(spawn.command, pid, number, oom_kills, &ends, spawn.tty.is_some());
     command.hold(secret_files);
     command.begin(out, stream);
     agent.commands.borrow_mut().insert(command.id.clone(), Rc::clone(&command));

@@ -38,6 +38,7 @@ Exit codes:
   4    what was named does not exist
   5    it is in a state that does not allow this (taken, busy, not running, other generation)
 `exec`, `run` and `sh` exit with the code of the remote command, and with
+  124  the remote command ran into its timeout
   125  keep itself failed
   126  the program cannot be executed
   127  the program does not exist

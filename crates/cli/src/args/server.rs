@@ -24,6 +24,13 @@ Settings may also stand in a TOML file given by --config; options and variables 
   public_url = \"https://keep.example.com\"  # where this server is reached from outside
   wait = \"30s\"                    # how long a request waits for a sandbox and its port
 
+  [api]                           # who may reach this server, and with how many connections
+  hosts = [\"keep.lan\"]            # names it is called by over loopback, beside localhost and those below
+  origins = [\"https://console.example.com\"]  # whose web pages may use the API
+  connections = 8192              # never more than half of the open files that it may have
+  connections_per_address = 2048
+  connections_per_key = 2048
+
   [network]                       # what sandboxes share of the world outside
   except = [\"127.0.0.1:8080\"]     # reachable although always refused; policies still apply
   resolvers = [\"10.0.0.53\"]       # instead of the host's /etc/resolv.conf
@@ -35,6 +42,8 @@ Settings may also stand in a TOML file given by --config; options and variables 
 
   [storage]
   trash_grace = \"1h\"              # how long what was deleted can be restored; its space is free after it, or when needed
+  commands_kept = 2000            # how many commands a sandbox keeps on record; those that ended first go first
+  command_logs = \"256MiB\"         # and how much disk space they take, logs included
 
   [microvm]                       # machines of their own; `keep microvm setup` prepares this host
   enabled = true                  # offered where this host has what they need

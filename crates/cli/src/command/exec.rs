@@ -11,7 +11,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use sandkeep_client::types::{
-    Class, Command, CreateSandbox, ExecEvent, ExecRequest, Signal, Span, UpdateSandbox,
+    Class, Command, CommandEnd, CreateSandbox, ExecEvent, ExecRequest, Signal, Span, UpdateSandbox,
 };
 use sandkeep_client::{Attached, Input, Output};
 use tokio::signal::unix::{Signal as Listener, SignalKind, signal};
@@ -24,6 +24,9 @@ use crate::failure::{Failure, unheard};
 use crate::screen::{Screen, Table, note};
 use crate::terminal::{self, Raw};
 use crate::when;
+
+/// The exit code of a command that ran into its timeout, as `timeout` of coreutils has it.
+const TIMED_OUT: u8 = 124;
 
 /// Finds the user's shell, or the best there is. `-l` because people expect their profile.
 const LOGIN_SHELL: &str = "\
@@ -126,11 +129,58 @@ async fn listen(screen: &Screen, attached: &mut Attached) -> Result<ExitCode, Fa
     while let Some(output) = attached.next().await? {
         show(screen, &output)?;
         if let Output::Exited(end) = output {
-            let lost = || Failure::here("the session ended before the command did");
-            return end.exit_code.map(exit_code).ok_or_else(lost);
+            return ended(screen, end.exit_code, &end.command);
         }
     }
     Err(Failure::here("the server did not say how the command ended"))
+}
+
+/// The exit code of a command that is over. Unless it just exited, why it ended goes to stderr.
+fn ended(screen: &Screen, code: Option<i32>, command: &Command) -> Result<ExitCode, Failure> {
+    let why = why_it_ended(command);
+    let Some(code) = code else {
+        let lost = "the session ended before the command did".to_owned();
+        return Err(Failure::here(why.unwrap_or(lost)));
+    };
+    if let Some(why) = why
+        && !screen.json
+    {
+        note(&why);
+    }
+    Ok(match command.end {
+        Some(CommandEnd::TimedOut) => ExitCode::from(TIMED_OUT),
+        _ => exit_code(code),
+    })
+}
+
+/// Why a command ended, for people; nothing if it exited by itself.
+fn why_it_ended(command: &Command) -> Option<String> {
+    let limit = |what: &str| {
+        let bound = command.limit.map(|limit| format!(", limit {}", super::bytes(limit)));
+        let peak = command.peak.map(|peak| format!(", peak {}", super::bytes(peak)));
+        format!("{what}{}{}", bound.unwrap_or_default(), peak.unwrap_or_default())
+    };
+    let signal = command.exit_code.and_then(|code| code.checked_sub(128)).unwrap_or_default();
+    let said = match command.end? {
+        CommandEnd::Exited => return None,
+        CommandEnd::Signalled => format!("signalled: signal {signal} ended the command"),
+        CommandEnd::TimedOut => match command.limit {
+            Some(limit) => format!("timed_out: killed after its timeout of {}", when::exact(limit)),
+            None => "timed_out: killed after its timeout".to_owned(),
+        },
+        CommandEnd::OutOfMemory => {
+            limit("out_of_memory: killed because the sandbox had no memory left")
+        }
+        CommandEnd::OutOfDisk => limit("out_of_disk: killed because the disk limit was exceeded"),
+        CommandEnd::Killed => format!("killed: signal {signal} was sent to the command"),
+        CommandEnd::SessionEnded => {
+            "session_ended: the session ended before the command did".to_owned()
+        }
+        CommandEnd::Lost => "lost: nobody knows how the command ended; its machine died, or \
+             the host went down"
+            .to_owned(),
+    };
+    Some(format!("end: {said}"))
 }
 
 fn exit_code(code: i32) -> ExitCode {
@@ -260,11 +310,11 @@ pub(super) async fn commands(context: &Context, args: &PsArgs) -> Result<(), Fai
     let all = context.client.commands(&args.name, Some(args.limit)).collect(limit).await?;
     context.screen.answer(&all, |all| {
         let mut table =
-            Table::new(&["COMMAND", "STATE", ">EXIT", "STARTED", ">TOOK", ">OUTPUT", "ARGV"]);
+            Table::new(&["COMMAND", "END", ">EXIT", "STARTED", ">TOOK", ">OUTPUT", "ARGV"]);
         for command in all {
             table.row(vec![
                 command.id.clone(),
-                word(command.state),
+                command.end.map_or_else(|| word(command.state), word),
                 or_dash(command.exit_code.map(|code| code.to_string())),
                 when::ago(&command.started_at),
                 when::between(&command.started_at, command.ended_at.as_deref()),

@@ -100,7 +100,8 @@ pub(super) async fn network(context: &Context, args: &NetworkArgs) -> Result<(),
 }
 
 fn added(mut there: Network, more: &NetworkSettings) -> Result<Network, Failure> {
-    let allows = !more.allow_domain.is_empty() || !more.allow_cidr.is_empty();
+    // Addresses make sense there too: `allow-all` leaves private networks closed that no rule names.
+    let allows = !more.allow_domain.is_empty();
     match there.mode {
         NetworkMode::AllowAll if allows => {
             let hint = "without --add, only what is named is allowed";

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use sandkeep_client::ListSandboxes;
 use sandkeep_client::types::{
-    Checkpoint, CreateSandbox, Delete, Extend, Finding, Fork, ForkFailed, Forks, HookRun, IfExists,
-    Mount, Opened, Pause, Paused, Rollback, Sandbox, Session, Snapshot, Span, Start, State, Stop,
-    Stopped, UpdateSandbox, Why,
+    Checkpoint, CommandsKept, CreateSandbox, Delete, Extend, Finding, Fork, ForkFailed, Forks,
+    HookRun, IfExists, Mount, Opened, Pause, Paused, Rollback, Sandbox, Session, Snapshot, Span,
+    Start, State, Stop, Stopped, UpdateSandbox, Why,
 };
 
 use super::guard::findings_text;
@@ -312,7 +312,8 @@ pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failur
     }
     context.screen.answer(&all, |all| {
         let mut table = Table::new(&[
-            "NAME", "STATE", "CLASS", "IMAGE", ">GEN", "USED", "EXPIRES", "TAGS", "PURPOSE",
+            "NAME", "STATE", "CLASS", "IMAGE", ">GEN", ">LOGS", "USED", "EXPIRES", "TAGS",
+            "PURPOSE",
         ]);
         for sandbox in all {
             table.row(vec![
@@ -321,6 +322,7 @@ pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failur
                 word(sandbox.class),
                 sandbox.image.clone(),
                 sandbox.generation.to_string(),
+                or_dash(sandbox.commands.map(|commands| bytes(commands.bytes))),
                 when::ago(&sandbox.used_at),
                 when::ago(&sandbox.expires_at),
                 pairs(&sandbox.tags),
@@ -337,6 +339,12 @@ pub(super) async fn show(context: &Context, names: &[String]) -> Result<(), Fail
         context.screen.answer(&sandbox, |sandbox| described(context.screen.paint, sandbox))
     })
     .await
+}
+
+/// What the commands of a sandbox keep on disk.
+fn commands(sandbox: &Sandbox) -> String {
+    let told = |kept: CommandsKept| format!("{} on record, {}", kept.count, bytes(kept.bytes));
+    or_dash(sandbox.commands.map(told))
 }
 
 fn described(paint: Paint, sandbox: &Sandbox) -> String {
@@ -389,6 +397,7 @@ fn described(paint: Paint, sandbox: &Sandbox) -> String {
         ("idle timeout", limit(sandbox.idle_timeout_ms)),
         ("on idle", sandbox.on_idle.map_or("what the driver does best".to_owned(), word)),
         ("snapshots kept", kept + &age),
+        ("commands", commands(sandbox)),
         ("excluded", sandbox.exclude.join(" ")),
         ("drives", mounts(sandbox)),
         ("secrets", secrets(sandbox)),

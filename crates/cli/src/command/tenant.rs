@@ -96,18 +96,18 @@ fn key_table(keys: &[Key]) -> Table {
 pub(super) async fn usage(context: &Context) -> Result<(), Failure> {
     let usage = context.client.usage().await?;
     context.screen.answer(&usage, |usage| {
-        facts(
-            context.screen.paint,
-            &[
-                ("disk", bytes(usage.total_bytes)),
-                ("free", bytes(usage.free_bytes)),
-                ("snapshots", bytes(usage.snapshots_bytes)),
-                ("drives", bytes(usage.drives_bytes)),
-                ("images", bytes(usage.images_bytes)),
-                ("kept aside", bytes(usage.quarantine_bytes)),
-                ("sessions under way", bytes(usage.open_bytes)),
-                ("trash", bytes(usage.trash_bytes)),
-            ],
-        )
+        let mut told: Vec<(&str, String)> = Vec::new();
+        told.extend(usage.project.clone().map(|project| ("project", project)));
+        let mut tell = |name, sum: Option<u64>| told.extend(sum.map(|sum| (name, bytes(sum))));
+        tell("disk", usage.total_bytes);
+        tell("free", usage.free_bytes);
+        tell("snapshots", Some(usage.snapshots_bytes));
+        tell("drives", Some(usage.drives_bytes));
+        tell("images", usage.images_bytes);
+        tell("kept aside", Some(usage.quarantine_bytes));
+        tell("sessions under way", Some(usage.open_bytes));
+        tell("commands", Some(usage.commands_bytes));
+        tell("trash", Some(usage.trash_bytes));
+        facts(context.screen.paint, &told)
     })
 }

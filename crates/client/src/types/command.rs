@@ -79,6 +79,28 @@ pub enum CommandState {
     Lost,
 }
 
+/// Why a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CommandEnd {
+    /// It exited by itself.
+    Exited,
+    /// A signal ended it that came from inside the sandbox, or from its own fault.
+    Signalled,
+    /// It ran into its timeout and was killed.
+    TimedOut,
+    /// The kernel killed it, or a process of its sandbox that it waited for, because the sandbox had no memory left.
+    OutOfMemory,
+    /// The sandbox, or a drive in it, was over its disk limit and growing: its processes were killed.
+    OutOfDisk,
+    /// A signal ended it that was sent through the API, or its caller hung up.
+    Killed,
+    /// Its session was ended while it ran.
+    SessionEnded,
+    /// Its machine died, the host went down, or nobody can say how it ended.
+    Lost,
+}
+
 /// One process started in a session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Command {
@@ -104,6 +126,15 @@ pub struct Command {
     pub state: CommandState,
     /// Its exit code; 128 + signal when a signal ended it.
     pub exit_code: Option<i32>,
+    /// Why it ended; absent while it runs.
+    #[serde(default)]
+    pub end: Option<CommandEnd>,
+    /// The limit that ended it: bytes with `out_of_memory` and `out_of_disk`, milliseconds with `timed_out`.
+    #[serde(default)]
+    pub limit: Option<u64>,
+    /// The most that was used of that limit, if known: bytes.
+    #[serde(default)]
+    pub peak: Option<u64>,
     /// When it began.
     #[schema(format = DateTime)]
     pub started_at: String,

@@ -330,6 +330,15 @@ pub struct Extend {
     pub by: Span,
 }
 
+/// What the commands of a sandbox keep on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CommandsKept {
+    /// How many are on record.
+    pub count: u64,
+    /// The disk space that records and logs take.
+    pub bytes: u64,
+}
+
 /// What a sandbox may use.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Resources {
@@ -372,6 +381,9 @@ pub struct Sandbox {
     /// Why its last session began from its files though it had memory to go on with. Told of one sandbox, not in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<String>,
+    /// What its commands keep on disk. Told of one sandbox, and in lists as far as it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commands: Option<CommandsKept>,
     /// How many snapshots were acknowledged.
     pub generation: u64,
     /// What the next session starts from; the image if absent.

@@ -18,6 +18,10 @@ pub struct Usage {
     pub network_in_bytes: u64,
     /// Bytes sent outside.
     pub network_out_bytes: u64,
+    /// Processes that the kernel killed because the sandbox was out of memory. Known of containers; those inside a microVM
+    /// show in the `end` of their commands.
+    #[serde(default)]
+    pub oom_kills: u64,
 }
 
 /// Why a session ended.
@@ -38,6 +42,10 @@ pub enum SessionEnd {
     Deleted,
     /// Its machine died, or the host went down. What it had written was kept.
     Interrupted,
+    /// Its machine was killed because the memory it may use was used up. What it had written was kept.
+    OutOfMemory,
+    /// It was over its disk limit, and its processes could not be ended otherwise. What it had written was kept.
+    OutOfDisk,
     /// It never came up.
     StartFailed,
 }

@@ -124,25 +124,31 @@ pub struct WhoAmI {
     pub server_version: String,
 }
 
-/// What lies on the server's disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// What lies on the server's disk: of the key's project, or with an admin key of all.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SpaceUsage {
-    /// The size of the filesystem.
-    pub total_bytes: u64,
-    /// What is free on it.
-    pub free_bytes: u64,
+    /// The project that the sums are of; absent if they are of all.
+    #[serde(default)]
+    pub project: Option<String>,
+    /// The size of the filesystem; for admin keys.
+    pub total_bytes: Option<u64>,
+    /// What is free on it; for admin keys.
+    pub free_bytes: Option<u64>,
     /// What snapshots take.
     pub snapshots_bytes: u64,
     /// What drives take.
     #[serde(default)]
     pub drives_bytes: u64,
-    /// What images take.
-    pub images_bytes: u64,
+    /// What images take, which all projects share; for admin keys.
+    pub images_bytes: Option<u64>,
     /// What is kept aside by the guard.
     #[serde(default)]
     pub quarantine_bytes: u64,
     /// What sessions under way have written.
     pub open_bytes: u64,
+    /// What records and logs of commands take.
+    #[serde(default)]
+    pub commands_bytes: u64,
     /// What lies in the trash, and is free when its grace period is over or space is needed. It is in no other sum.
     #[serde(default)]
     pub trash_bytes: u64,

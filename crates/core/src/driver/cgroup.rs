@@ -205,6 +205,15 @@ impl Groups {
         }
     }
 
+    /// How many of a machine's processes were killed for want of memory; 0 where nothing is counted.
+    pub(super) fn oom_kills(&self, key: &MachineKey) -> u64 {
+        let file = match &self.trees {
+            Trees::V1(_) => self.v1("memory", key).join("memory.oom_control"),
+            Trees::V2(_) => self.any(key).join("memory.events"),
+        };
+        field(&fs::read_to_string(file).unwrap_or_default(), "oom_kill")
+    }
+
     /// Stops a machine's processes where they are; returns when none runs.
     pub(super) fn freeze(&self, key: &MachineKey) -> DriverResult<()> {
         let frozen = self.try_freeze(key);

@@ -79,6 +79,12 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// What a machine has used so far; zeros when it is absent.
     async fn usage(&self, key: &MachineKey) -> DriverResult<MachineUsage>;
 
+    /// How many of a machine's processes the kernel has killed for want of memory, where the host can tell: 0 for a machine with a
+    /// kernel of its own, whose agent tells. Reads one file that never waits for a disk.
+    fn oom_kills(&self, _key: &MachineKey) -> u64 {
+        0
+    }
+
     /// Everything that is alive now, in no particular order. Remains of machines that are not (a
     /// cgroup, a socket of a dead agent) are cleared away by this.
     async fn survivors(&self) -> DriverResult<Vec<(MachineKey, Link)>>;

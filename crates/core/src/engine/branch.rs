@@ -17,8 +17,8 @@ use super::slot::Slot;
 use super::{Error, Fork, ForkFailed, ForkFrom, Forks, Inner, Opened, Result, RolledBack};
 use crate::failpoint;
 use crate::model::{
-    Config, Ending, Expiry, LayerId, Lineage, Name, OnIdle, Patch, Sandbox, SandboxId, SessionEnd,
-    Snapshot, SnapshotId, SnapshotKind,
+    CommandEnd, Config, Ending, Expiry, LayerId, Lineage, Name, OnIdle, Patch, Sandbox, SandboxId,
+    SessionEnd, Snapshot, SnapshotId, SnapshotKind,
 };
 use crate::store::Durability;
 
@@ -314,7 +314,7 @@ impl Inner {
         }
         failpoint::pass("rollback.done");
         // What slept with the memory it leaves does not wake in the other; what is alive there is carried over.
-        self.commands_lost(&sandbox.id).await?;
+        self.commands_lost(&sandbox.id, CommandEnd::SessionEnded).await?;
         self.note_use(Some(&target.id)).await;
         self.try_to_retain(&sandbox).await;
         Ok(RolledBack { sandbox, before })

@@ -26,7 +26,8 @@ use super::{Inner, Result};
 use crate::db::Page;
 use crate::guest::{Guest, GuestError};
 use crate::model::{
-    Carried, Command, CommandId, CommandState, Sandbox, SandboxId, Session, Snapshot, now,
+    Carried, Command, CommandEnd, CommandId, CommandState, Sandbox, SandboxId, Session, Snapshot,
+    now,
 };
 
 /// Commands of paused machines that somebody waits for.
@@ -101,23 +102,24 @@ impl Inner {
         }
         join_all(adopted).await;
         for gone in own.into_values() {
-            self.lose(gone).await?;
+            self.lose(gone, CommandEnd::Lost).await?;
         }
         Ok(())
     }
 
     /// Marks all that is on record as alive in a sandbox whose machine is gone.
-    pub(super) async fn commands_lost(&self, sandbox: &SandboxId) -> Result<()> {
+    pub(super) async fn commands_lost(&self, sandbox: &SandboxId, why: CommandEnd) -> Result<()> {
         let all = self.db.commands(sandbox, &Page::all()).await?.items;
         for command in all.into_iter().filter(|one| one.state == CommandState::Running) {
-            self.lose(command).await?;
+            self.lose(command, why).await?;
         }
         Ok(())
     }
 
     /// Marks a command whose process is gone, and tells whoever waits for it.
-    async fn lose(&self, mut command: Command) -> Result<()> {
+    async fn lose(&self, mut command: Command, why: CommandEnd) -> Result<()> {
         command.state = CommandState::Lost;
+        command.end = Some(why);
         command.ended_at = Some(now());
         self.keep_command(&command).await?;
         if let Some(waited_for) = self.asleep.take(&command.id) {
@@ -143,6 +145,10 @@ fn carried(then: &Command, sandbox: &Sandbox, session: &Session, slept: u64) -> 
         state: CommandState::Running,
         detached: true,
         exit_code: None,
+        end: None,
+        limit: None,
+        peak: None,
+        oom_kills_before: 0,
         ended_at: None,
         output_bytes: 0,
         truncated: false,

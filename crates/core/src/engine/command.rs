@@ -143,7 +143,7 @@ impl Events {
                         Follow::Ended(command) => Some((**command).clone()),
                         Follow::Snapshot => None,
                     };
-                    if let Ok(Some(piece)) = reader.next() {
+                    if let Ok(Some(piece)) = reader.next_in_turn().await {
                         return Some(match piece {
                             Piece::Gap(bytes) => Event::Gap(bytes),
                             Piece::Record(record) => match record.stream {
@@ -283,6 +283,7 @@ impl Engine {
             return Err(Error::invalid("signal", "a number from 1 to 64"));
         }
         let (live, tracked) = self.inner.alive(project, name, id).await?;
+        tracked.causes().signalled(signal);
         live.guest().await?.signal(tracked.record().inside(), signal).await?;
         Ok(tracked.record())
     }
@@ -437,6 +438,7 @@ impl Inner {
         let given = self.inject(live, exec).await?;
         let (spawn, mut record) = prepare(&sandbox, &live.session(), env, exec, given);
         record.service = service.cloned();
+        record.oom_kills_before = live.driver.oom_kills(&live.key);
         // On record before it runs: a daemon that dies now finds out from the agent what became of it.
         self.note_command(&record).await?;
         crate::failpoint::pass("exec.recorded");
@@ -510,6 +512,10 @@ fn prepare(
         timeout: exec.timeout,
         state: CommandState::Running,
         exit_code: None,
+        end: None,
+        limit: None,
+        peak: None,
+        oom_kills_before: 0,
         started_at: now(),
         ended_at: None,
         output_bytes: 0,

@@ -23,7 +23,7 @@ use super::slot::Slot;
 use super::{Delete, Deleted, Error, ErrorKind, Inner, Result};
 use crate::db::{Owner, Page, Tombstones, Unless};
 use crate::failpoint;
-use crate::model::{MachineKey, MountMode, Name, OnDelete, Sandbox, SnapshotId, now};
+use crate::model::{CommandEnd, MachineKey, MountMode, Name, OnDelete, Sandbox, SnapshotId, now};
 use crate::store::Durability;
 
 impl Inner {
@@ -47,6 +47,7 @@ impl Inner {
         let live = slot.live();
         if let Some(live) = &live {
             live.close();
+            live.session_ends();
         }
         slot.set_live(None);
         self.save_drives(live.as_deref(), &sandbox).await;
@@ -60,7 +61,7 @@ impl Inner {
             live.commands_settled(Duration::from_secs(2)).await;
         }
         let drives_lost = self.rescue_drives(&mut sandbox).await?;
-        if let Err(error) = self.commands_lost(&sandbox.id).await {
+        if let Err(error) = self.commands_lost(&sandbox.id, CommandEnd::SessionEnded).await {
             tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "whoever waits for its commands may wait on");
         }
         // What was written to drives is theirs. One that cannot be freed now is freed when the sandbox is

@@ -15,13 +15,14 @@ use super::command::{Event, Exec};
 use super::live::Live;
 use super::{Error, Inner, Result};
 use crate::guest::GuestError;
-use crate::model::{CommandId, Hook, HookRun, Span, Validation};
+use crate::model::{CommandEnd, CommandId, Hook, HookRun, Span, Validation};
 
 const PATIENCE: Span = Span::seconds(60);
 /// How much of what `validate` prints is kept for people.
 const EXCERPT: usize = 2000;
 
 struct Ran {
+    end: Option<CommandEnd>,
     command: CommandId,
     exit_code: Option<i32>,
     output: Vec<u8>,
@@ -120,7 +121,7 @@ impl Inner {
         // It was killed at its timeout: an agent that does not tell of that does not answer.
         drained.await.map_err(|_| GuestError::Timeout)?;
         let command = ended.ok_or(GuestError::Lost)?;
-        Ok(Ran { command: command.id, exit_code: command.exit_code, output })
+        Ok(Ran { end: command.end, command: command.id, exit_code: command.exit_code, output })
     }
 }
 
@@ -129,6 +130,16 @@ fn report(name: &str, hook: &Hook, outcome: Result<Ran>) -> HookRun {
         Ok(ran) => {
             let problem = match ran.exit_code {
                 Some(0) => None,
+                _ if ran.end == Some(CommandEnd::TimedOut) => Some(format!(
+                    "it took longer than {} and was killed",
+                    hook.timeout.unwrap_or(PATIENCE)
+                )),
+                _ if ran.end == Some(CommandEnd::OutOfMemory) => {
+                    Some("it was killed: the sandbox was out of memory".to_owned())
+                }
+                _ if ran.end == Some(CommandEnd::OutOfDisk) => {
+                    Some("it was killed: the sandbox was over its disk limit".to_owned())
+                }
                 Some(code) => Some(format!("it ended with {code}")),
                 None => Some("the session ended under it".to_owned()),
             };

@@ -151,6 +151,20 @@ impl Live {
         self.close();
     }
 
+    /// Notes for every command that its session is being ended.
+    pub(super) fn session_ends(&self) {
+        for tracked in lock(&self.commands).values() {
+            tracked.causes().session_ends();
+        }
+    }
+
+    /// Notes for every command that its processes are being ended because of the disk limit.
+    pub(super) fn over_disk(&self, limit: u64, used: u64) {
+        for tracked in lock(&self.commands).values() {
+            tracked.causes().over_disk(limit, used);
+        }
+    }
+
     /// Whether its memory was kept, and commands are not at their end.
     pub(super) fn is_paused(&self) -> bool {
         self.paused.load(Ordering::SeqCst)

@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::Semaphore;
 
 const MAGIC: &[u8; 8] = b"SKLOG\0\0\x01";
 const HEADER: usize = 24;
@@ -64,6 +65,11 @@ fn part(head: &Path, suffix: &str) -> PathBuf {
 pub(super) fn files(head: &Path) -> [PathBuf; 3] {
     [head.to_owned(), part(head, ".mid"), part(head, ".tail")]
 }
+
+/// How many threads may wait for the disk with logs. A disk that hangs takes no more of them, and the rest of the daemon
+/// goes on; whoever wants to read or write another log waits without a thread.
+static WRITING: Semaphore = Semaphore::const_new(64);
+static READING: Semaphore = Semaphore::const_new(64);
 
 /// Runs what may wait for the disk so that no other task waits with it.
 fn beside<T>(work: impl FnOnce() -> T) -> T {
@@ -137,6 +143,12 @@ impl LogWriter {
         self.truncated
     }
 
+    /// Takes what was printed, when it is its turn to wait for the disk.
+    pub(super) async fn append_in_turn(&mut self, stream: Stream, bytes: &[u8]) {
+        let _turn = WRITING.acquire().await;
+        self.append(stream, bytes);
+    }
+
     /// Takes what was printed.
     pub(super) fn append(&mut self, stream: Stream, bytes: &[u8]) {
         let at = self.offset;
@@ -194,11 +206,13 @@ impl LogWriter {
 pub(super) fn last_records(head: PathBuf, offset: u64) -> Vec<(Stream, Bytes)> {
     let mut reader = LogReader::new(head, offset.saturating_sub(1 << 20));
     let mut records = Vec::new();
-    while let Ok(Some(piece)) = reader.next() {
-        if let Piece::Record(record) = piece {
-            records.push((record.stream, record.bytes));
+    beside(|| {
+        while let Ok(Some(piece)) = reader.next() {
+            if let Piece::Record(record) = piece {
+                records.push((record.stream, record.bytes));
+            }
         }
-    }
+    });
     records
 }
 
@@ -235,6 +249,12 @@ impl LogReader {
     /// Reads what was printed from `offset` on, which is where a record begins.
     pub(super) fn new(head: PathBuf, offset: u64) -> Self {
         Self { head, reader: None, offset, after_gap: None }
+    }
+
+    /// The next piece, when it is its turn to wait for the disk.
+    pub(super) async fn next_in_turn(&mut self) -> io::Result<Option<Piece>> {
+        let _turn = READING.acquire().await;
+        beside(|| self.next())
     }
 
     /// The next piece; `None` at the present end, after which it may be asked again.

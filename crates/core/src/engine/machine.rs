@@ -26,7 +26,7 @@ use crate::driver::{Driver, DriverError, Keeper, Link, Machine, Restored, mac_of
 use crate::failpoint;
 use crate::guest::{Guest, GuestError, Opening, Woken};
 use crate::model::{
-    Fingerprint, LayerId, MemoryId, MemoryLayer, RootFs, Sandbox, Session, Snapshot,
+    CommandEnd, Fingerprint, LayerId, MemoryId, MemoryLayer, RootFs, Sandbox, Session, Snapshot,
 };
 use crate::store::Durability;
 
@@ -263,7 +263,7 @@ impl Inner {
         failpoint::pass("boot.fallback");
         let image = self.store.check_disks(&begin.memory).await?;
         let (link, guest) = self.boot_machine(driver, keeper, &machine, &image).await?;
-        self.commands_lost(&sandbox.id).await?;
+        self.commands_lost(&sandbox.id, CommandEnd::Lost).await?;
         Ok(Up { link, guest, restored: None })
     }
 

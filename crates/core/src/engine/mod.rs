@@ -49,6 +49,7 @@ mod attach;
 mod boot;
 mod branch;
 mod carry;
+mod cause;
 mod chain;
 mod checkpoint;
 mod clock;
@@ -66,6 +67,7 @@ mod guard;
 mod health;
 mod hooks;
 mod journal;
+mod kept;
 pub mod lifecycle;
 mod live;
 mod log;
@@ -98,6 +100,7 @@ mod track;
 mod trash;
 mod unrecorded;
 mod uplink;
+mod usage;
 mod why;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -129,6 +132,7 @@ pub use drive::CreateDrive;
 pub use error::{Error, ErrorKind, NoSuch, Result};
 pub use files::Files;
 pub use health::Unwell;
+pub use kept::{CommandRetention, CommandsKept};
 pub use live::Hold;
 pub use lost::Lost;
 pub use network::{ConnectionFilter, Destination, Host};
@@ -136,11 +140,12 @@ pub use ports::{Connected, Whose};
 pub use scrub::ScrubSettings;
 pub use secrets::SetSecret;
 pub use services::{ServiceState, ServiceStatus};
-pub use space::{Sized, SpaceReport};
+pub use space::Sized;
 pub use stdin::{StdinHandle, StdinProgress};
 pub use tenant::Caller;
 pub use token::PortPass;
 pub use trash::{InTrash, TrashItem};
+pub use usage::{HostSpace, SpaceReport};
 pub use why::Why;
 
 pub use crate::model::{Method, OnDelete};
@@ -165,6 +170,8 @@ pub struct Parts {
 pub struct Settings {
     /// How much of a command's output is kept on disk.
     pub log_limit: Size,
+    /// How much of its commands a sandbox keeps.
+    pub commands: CommandRetention,
     /// The first of the host's uids that sandboxes may use.
     pub uid_base: u32,
     /// How many sandboxes can run at once, as far as uids go; each takes 65,536.
@@ -222,6 +229,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             log_limit: Size(64 << 20),
+            commands: CommandRetention::default(),
             uid_base: 0x7000_0000,
             uid_ranges: 0x7000,
             grace: Duration::from_secs(2),
@@ -286,6 +294,8 @@ pub(crate) struct Inner {
     collect_asked: AtomicBool,
     trash: trash::Trash,
     clock: clock::Watch,
+    measured: usage::Measurements,
+    accounts: kept::Accounts,
     doubts: evidence::Doubts,
     lost_names: lost::LostNames,
     retained: snapshots::Retained,
@@ -350,6 +360,8 @@ impl Engine {
             collect_asked: AtomicBool::new(false),
             trash: trash::Trash::default(),
             clock: clock::Watch::default(),
+            measured: usage::Measurements::default(),
+            accounts: kept::Accounts::default(),
             doubts: evidence::Doubts::default(),
             lost_names: lost::LostNames::default(),
             retained: snapshots::Retained::default(),

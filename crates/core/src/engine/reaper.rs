@@ -176,6 +176,9 @@ impl Inner {
         if let Err(error) = self.retain_all().await {
             tracing::error!(error = chain_of(&error), "snapshots that have expired are left");
         }
+        if let Err(error) = self.retain_commands_by_and_by().await {
+            tracing::warn!(error = chain_of(&error), "old commands are left");
+        }
         self.free_stale_drives().await;
         self.review_doubt().await;
         self.store.forget_sync_failures().await?;
@@ -274,16 +277,19 @@ impl Inner {
             bounds.push((mounted.layer.clone(), held, drive.max_size));
         }
         let mut written = Vec::new();
-        let mut over = false;
+        let mut over = None;
         for (open, held, limit) in bounds {
             let used = held + self.store.usage_of_open(&open).await?;
             if used > limit.0 && before.get(&open).is_none_or(|before| used > *before) {
                 tracing::warn!(sandbox = %sandbox.name, used, limit = limit.0, "over its disk, or a drive's, and growing; its commands are ended");
-                over = true;
+                over = Some((limit.0, used));
             }
             written.push((open, used));
         }
-        if over && !live.clearing.swap(true, Ordering::SeqCst) {
+        if let Some((limit, used)) = over
+            && !live.clearing.swap(true, Ordering::SeqCst)
+        {
+            live.over_disk(limit, used);
             // Not waited for: its agent may not answer, and the next sandbox is to be looked at.
             let (inner, live) = (Arc::clone(self), Arc::clone(live));
             tokio::spawn(async move {

@@ -51,8 +51,8 @@ use crate::db::{Filter, Owner, Page, Tombstones};
 use crate::driver::{Driver, Link, READY};
 use crate::guest::Guest;
 use crate::model::{
-    CommandState, Drive, Ending, Image, Layer, MachineKey, MemoryLayer, Name, Project, Sandbox,
-    SandboxId, Secret, SessionEnd, Snapshot, SnapshotKind, Template, Timestamp,
+    CommandEnd, CommandState, Drive, Ending, Image, Layer, MachineKey, MemoryLayer, Name, Project,
+    Sandbox, SandboxId, Secret, SessionEnd, Snapshot, SnapshotKind, Template, Timestamp,
 };
 use crate::store::{Damaged, Durability};
 
@@ -519,6 +519,7 @@ impl Inner {
             }
             // It was written down and never started.
             command.state = CommandState::Lost;
+            command.end = Some(CommandEnd::Lost);
             if let Err(error) = self.keep_command(&command).await {
                 tracing::error!(command = %command.id, error = chain_of(&error), "that a command was never started is not on record");
             }

@@ -16,6 +16,7 @@
 //! sandbox's totals with the commit, so that it counts once.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::boot::chain_of;
@@ -28,9 +29,9 @@ use crate::driver::{MachineUsage, strays};
 use crate::failpoint;
 use crate::guest::GuestError;
 use crate::model::{
-    Decision, Ending, Expiry, FORMAT, Finding, LayerId, LayerKind, MachineKey, Method, MountMode,
-    Mounted, OnJunk, Sandbox, Session, SessionEnd, SessionId, Snapshot, SnapshotId, SnapshotKind,
-    now,
+    CommandEnd, Decision, Ending, Expiry, FORMAT, Finding, LayerId, LayerKind, MachineKey, Method,
+    MountMode, Mounted, OnJunk, Sandbox, Session, SessionEnd, SessionId, Snapshot, SnapshotId,
+    SnapshotKind, now,
 };
 use crate::store::{Durability, JunkRules, SealOptions, StoreError};
 
@@ -101,6 +102,9 @@ impl Inner {
         failpoint::pass("seal.recorded");
         if let Some(live) = &live {
             live.close();
+            if ending.end != SessionEnd::Interrupted {
+                live.session_ends();
+            }
         }
         slot.set_live(None);
         let down = self.power_down(live.as_deref(), sandbox, keep, answers).await;
@@ -111,6 +115,7 @@ impl Inner {
         let sealed = match down {
             Ok(usage) => {
                 self.note_usage(session.as_mut(), usage).await;
+                ending.end = self.why_it_broke(live.as_deref(), sandbox, ending.end, usage);
                 failpoint::pass("seal.down");
                 let free = match live.is_some() {
                     // The driver has just ended it.
@@ -218,6 +223,26 @@ impl Inner {
         let Some(session) = session else { return };
         session.count_machine(usage);
         self.try_to_keep(session).await;
+    }
+
+    /// Why a session broke off, as far as that is known.
+    fn why_it_broke(
+        &self,
+        live: Option<&Live>,
+        sandbox: &Sandbox,
+        end: SessionEnd,
+        usage: MachineUsage,
+    ) -> SessionEnd {
+        let broke = end == SessionEnd::Interrupted;
+        if broke && live.is_some_and(|live| live.clearing.load(Ordering::SeqCst)) {
+            return SessionEnd::OutOfDisk;
+        }
+        // Of a machine with a kernel of its own only the machine itself is in the control group.
+        let alone = self.driver(&sandbox.config.driver).is_ok_and(|one| one.keeper().is_some());
+        if broke && alone && usage.oom_kills > 0 {
+            return SessionEnd::OutOfMemory;
+        }
+        end
     }
 
     /// Keeps a session's record. On a full disk that fails, and the end of the session all the same
@@ -531,7 +556,8 @@ impl Inner {
         session.snapshot = sandbox.current.clone().filter(|_| kept);
         self.keep_session(&session).await?;
         if broken {
-            self.commands_lost(&sandbox.id).await?;
+            // What its processes came to was not seen.
+            self.commands_lost(&sandbox.id, CommandEnd::Lost).await?;
         }
         Ok(())
     }

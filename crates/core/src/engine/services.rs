@@ -539,6 +539,7 @@ impl Supervisor {
         for signal in [15, 9] {
             let Some(live) = self.live.upgrade() else { return };
             if let Ok(guest) = live.guest().await {
+                tracked.causes().signalled(signal);
                 let _ = guest.signal(tracked.record().inside(), signal).await;
             }
             if tokio::time::timeout(GRACE, tracked.ended()).await.is_ok() {

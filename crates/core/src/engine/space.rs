@@ -21,8 +21,7 @@ use super::damage::DamageKind;
 use super::slot::lock;
 use super::{Engine, Inner, Result};
 use crate::model::{
-    Image, Layer, LayerId, MemoryId, MemoryLayer, Quarantine, Sandbox, Snapshot, SnapshotId,
-    Template, now,
+    Image, Layer, LayerId, MemoryId, MemoryLayer, Sandbox, Snapshot, SnapshotId, Template, now,
 };
 use crate::store::accounting::{Books, Sizes};
 use crate::store::{Hold, Trashed, Unheld};
@@ -49,29 +48,6 @@ pub struct Sized<T> {
     pub export: u64,
 }
 
-/// What takes up room on this host.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SpaceReport {
-    /// The size of the filesystem.
-    pub total: u64,
-    /// What is free on it.
-    pub free: u64,
-    /// Sealed layers of sandboxes.
-    pub snapshots: u64,
-    /// Layers of images.
-    pub images: u64,
-    /// Sealed layers of drives.
-    pub drives: u64,
-    /// Memory of machines: of snapshots that have it, and of templates.
-    pub memory: u64,
-    /// What is kept aside by the guard.
-    pub quarantine: u64,
-    /// What sessions under way have written so far.
-    pub open: u64,
-    /// What lies in the trash, and is free when its grace period is over or space is needed. It is in no other sum.
-    pub trash: u64,
-}
-
 impl Engine {
     /// The disk space that an image's layers take, and the space of the files they share with the host.
     ///
@@ -82,34 +58,6 @@ impl Engine {
         self.inner.learn(&image.layers).await?;
         let books = self.inner.books();
         Ok((books.bytes_of(&image.layers), books.foreign_of(&image.layers)))
-    }
-
-    /// What takes up room.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error`] when the filesystem cannot be asked.
-    pub async fn usage(&self) -> Result<SpaceReport> {
-        let (free, total) = self.inner.store.free_space()?;
-        let mut report = SpaceReport { total, free, ..SpaceReport::default() };
-        let totals = self.inner.books().totals();
-        report.images = totals.images;
-        report.drives = totals.drives;
-        report.memory = totals.memory;
-        // What only sandboxes in the trash name is still among the layers.
-        let trashed: u64 = self.trash(None).iter().map(|item| item.bytes).sum();
-        report.snapshots = totals.bytes.saturating_sub(totals.images + totals.drives + trashed);
-        report.trash = totals.trash + trashed;
-        let aside = self.inner.store.scan::<Quarantine>().await?.good;
-        report.quarantine = aside.iter().map(Quarantine::bytes).sum();
-        for live in self.inner.all_live() {
-            let sandbox = live.sandbox();
-            let drives = sandbox.mounted.iter().map(|mounted| &mounted.layer);
-            for open in sandbox.open_layer.iter().chain(drives) {
-                report.open += self.inner.store.usage_of_open(open).await?;
-            }
-        }
-        Ok(report)
     }
 }
 

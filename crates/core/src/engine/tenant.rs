@@ -332,10 +332,17 @@ impl Inner {
     }
 }
 
+/// Whether a word has the form of a key.
+pub(super) fn looks_like_key(word: &str) -> bool {
+    word.strip_prefix(KEY_PREFIX).is_some_and(|rest| rest.len() >= 32)
+}
+
+const KEY_PREFIX: &str = "skp_";
+
 fn fresh_secret() -> String {
     let mut random = [0u8; 32];
     getrandom::fill(&mut random).expect("the kernel gives random bytes");
-    format!("skp_{}", URL_SAFE_NO_PAD.encode(random))
+    format!("{KEY_PREFIX}{}", URL_SAFE_NO_PAD.encode(random))
 }
 
 fn hash_of(secret: &str) -> String {

@@ -207,11 +207,10 @@ impl Engine {
         Ok((self.inner.signer.sign(&claims), expires))
     }
 
-    /// Whether a text is a token for some port, whatever it is worth.
+    /// Whether a word is a key or a token of this server, good or not any more: nobody else has a use for it.
     #[must_use]
-    pub fn is_port_token(&self, token: &str) -> bool {
-        let claims = self.inner.signer.claims(token);
-        claims.is_some_and(|claims| claims.get("aud").and_then(Value::as_str) == Some(FOR_A_PORT))
+    pub fn is_credential(&self, word: &str) -> bool {
+        super::tenant::looks_like_key(word) || self.inner.signer.claims(word).is_some()
     }
 
     /// Tells what a token is worth at a port of a sandbox.

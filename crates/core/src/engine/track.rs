@@ -17,7 +17,7 @@
 //! is neither in the log nor credited, so a daemon that comes back gets it again.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
@@ -26,6 +26,7 @@ use sandkeep_proto::link::{Exit, Failure};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use super::cause::Causes;
 use super::command::Event;
 use super::live::{Hold, Live};
 use super::log::{LogWriter, Stream, last_records};
@@ -33,7 +34,7 @@ use super::slot::lock;
 use super::stdin::Input;
 use super::{Error, Inner};
 use crate::guest::{GuestError, Output, OutputEvent, Process};
-use crate::model::{Command, CommandId, CommandState, now};
+use crate::model::{Command, CommandEnd, CommandId, CommandState, now};
 use crate::secret::{Masker, Side};
 
 impl From<Stream> for Side {
@@ -63,6 +64,7 @@ pub(super) struct Tracked {
     /// The same, as far as the agent may have been told.
     pub(super) printed: AtomicU64,
     over: AtomicBool,
+    causes: Mutex<Causes>,
     pub(super) stdin: Input,
 }
 
@@ -73,6 +75,11 @@ impl Tracked {
 
     pub(super) fn record(&self) -> Command {
         lock(&self.record).clone()
+    }
+
+    /// What the daemon did to it that may be why it ends.
+    pub(super) fn causes(&self) -> MutexGuard<'_, Causes> {
+        lock(&self.causes)
     }
 
     pub(super) fn outcome(&self) -> Option<Command> {
@@ -168,6 +175,7 @@ impl Inner {
             progress: watch::channel(0).0,
             printed: AtomicU64::new(0),
             over: AtomicBool::new(false),
+            causes: Mutex::default(),
             stdin: Input::new(stdin, with_stdin, self.settings.guest.reply),
         });
         self.follow(live, &tracked, output, log, masker, caller, hold);
@@ -222,6 +230,12 @@ const ATTACHED_SOON: Duration = Duration::from_secs(2);
 /// How soon a command that outlived its timeout is killed again, because the agent did not answer or it did not end.
 const KILL_AGAIN: Duration = Duration::from_secs(10);
 
+struct Why {
+    end: CommandEnd,
+    limit: Option<u64>,
+    peak: Option<u64>,
+}
+
 struct Tracker {
     inner: Arc<Inner>,
     live: Arc<Live>,
@@ -268,11 +282,13 @@ impl Tracker {
             // The session ended under it, and nobody is there any more to send it again.
             masker.decide();
             while let Some((side, bytes)) = masker.pop() {
-                self.log.append(side.into(), &bytes);
+                self.log.append_in_turn(side.into(), &bytes).await;
             }
         }
+        let why = self.why(exit).await;
         let ended = {
             let mut record = lock(&self.tracked.record);
+            (record.end, record.limit, record.peak) = (Some(why.end), why.limit, why.peak);
             record.ended_at = Some(now());
             record.output_bytes = self.log.offset();
             record.truncated = self.log.truncated();
@@ -298,11 +314,35 @@ impl Tracker {
         lock(&self.live.commands).remove(&ended.id);
         self.tracked.progress.send_modify(|_| {});
         self.tracked.stdin.over();
+        self.inner.count_command(&ended).await;
         if exit.is_some()
             && let Ok(guest) = self.live.guest().await
         {
             let _ = guest.forget(ended.inside()).await;
         }
+    }
+
+    /// Why it ended, with the limit that it ran into and how much it used.
+    async fn why(&self, exit: Option<Exit>) -> Why {
+        let record = self.tracked.record();
+        let killed = exit.is_some_and(|exit| exit.is_kill());
+        let oom = killed && self.live.driver.oom_kills(&self.live.key) > record.oom_kills_before;
+        let end = self.tracked.causes().why(exit, oom);
+        let (limit, peak) = match end {
+            CommandEnd::TimedOut => (record.timeout.map(|span| span.0), None),
+            CommandEnd::OutOfMemory => {
+                let limit = self.live.sandbox().config.resources.memory.0;
+                // Of a machine with a kernel of its own the host sees what the machine uses, not what its programs do.
+                let peak = match self.live.driver.usage(&self.live.key).await {
+                    Ok(usage) if oom => Some(usage.memory_peak.0),
+                    _ => None,
+                };
+                (Some(limit), peak)
+            }
+            CommandEnd::OutOfDisk => self.tracked.causes().disk().unzip(),
+            _ => (None, None),
+        };
+        Why { end, limit, peak }
     }
 
     /// Takes output until the command ends; `None` when its session ended under it, or the agent does not know it.
@@ -319,6 +359,7 @@ impl Tracker {
                 biased;
                 () = due(self.deadline) => {
                     self.deadline = Some(Instant::now() + KILL_AGAIN);
+                    self.tracked.causes().timed_out();
                     if let Ok(guest) = self.live.guest().await {
                         let _ = guest.signal(inside, 9).await;
                     }
@@ -438,7 +479,7 @@ impl Tracker {
         {
             // What is taken while memory is captured would be missing from what the captured agent sends again.
             let _moves = self.live.still.read().await;
-            self.log.append(stream, &bytes);
+            self.log.append_in_turn(stream, &bytes).await;
             output.keep(bytes.len());
             self.tracked.printed.store(self.log.offset(), Ordering::SeqCst);
         }

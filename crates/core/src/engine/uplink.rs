@@ -133,7 +133,8 @@ impl Inner {
         let tags = &sandbox.config.tags;
         let reveal = |credential: &Credential| self.reveal(&sandbox.project, tags, credential);
         let rules = Rules::new(policy, project.bound.as_ref(), self.brokered(sandbox)?, &reveal);
-        Ok(Arc::new(rules.map_err(|BadPolicy(reason)| Error::invalid("network", reason))?))
+        let rules = rules.map_err(|BadPolicy(reason)| Error::invalid("network", reason))?;
+        Ok(Arc::new(rules.excepting(&self.outside.opened())))
     }
 
     /// Whether a policy can be put in force for sandboxes with these tags, as far as can be told now.

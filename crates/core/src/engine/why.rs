@@ -113,6 +113,14 @@ fn reason(sandbox: &Sandbox, session: Option<&Session>, snapshot: Option<&Snapsh
                     "its machine died, or the host went down; what it had written was kept"
                         .to_owned()
                 }
+                (Some(SessionEnd::OutOfMemory), _) => {
+                    "its machine used up its memory and was killed; what it had written was kept"
+                        .to_owned()
+                }
+                (Some(SessionEnd::OutOfDisk), _) => {
+                    "it was over its disk limit and its commands did not end; what it had written was kept"
+                        .to_owned()
+                }
                 (Some(SessionEnd::StartFailed), _) => "it did not start".to_owned(),
                 (Some(SessionEnd::Deleted), _) => "it was deleted".to_owned(),
             }

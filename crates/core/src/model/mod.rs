@@ -4,6 +4,7 @@
 //! disk) and trusted inside: a [`Name`] is a valid name, a [`LayerId`] is safe in a path.
 
 mod drive;
+mod end;
 mod guard;
 mod id;
 mod memory;
@@ -24,6 +25,7 @@ pub use drive::{
     Attachment, DRIVE_SIZE, Drive, Mount, MountMode, Mounted, Mounts, check_drive_name,
     check_mounts,
 };
+pub use end::CommandEnd;
 pub use guard::{
     Aside, Because, Decision, Encoding, Finding, FindingKind, Guard, GuardPatch, OnJunk, OnSecret,
     Place, Quarantine, Suspect,

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CommandId, Config, Decision, Expiry, Finding, KeyId, LayerId, MemoryId, Method, Mounted, Name,
-    ProjectNetwork, SandboxId, SecretGiven, SecretName, SessionId, Size, SnapshotId, SnapshotKind,
-    Span, Timestamp, UidRange, now,
+    CommandEnd, CommandId, Config, Decision, Expiry, Finding, KeyId, LayerId, MemoryId, Method,
+    Mounted, Name, ProjectNetwork, SandboxId, SecretGiven, SecretName, SessionId, Size, SnapshotId,
+    SnapshotKind, Span, Timestamp, UidRange, now,
 };
 use crate::engine::lifecycle::{Effect, Phase};
 
@@ -289,6 +289,10 @@ pub enum SessionEnd {
     Deleted,
     /// Its machine died, or the host went down. What it had written was kept.
     Interrupted,
+    /// Its machine was killed because the memory it may use was used up. What it had written was kept.
+    OutOfMemory,
+    /// It was over its disk limit, and its processes could not be ended otherwise. What it had written was kept.
+    OutOfDisk,
     /// It never came up.
     StartFailed,
 }
@@ -306,6 +310,9 @@ pub struct Usage {
     pub network_in: u64,
     /// Bytes sent outside.
     pub network_out: u64,
+    /// Processes that the kernel killed for want of memory.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub oom_kills: u64,
 }
 
 impl Usage {
@@ -316,6 +323,7 @@ impl Usage {
         self.memory_peak = self.memory_peak.max(other.memory_peak);
         self.network_in = self.network_in.saturating_add(other.network_in);
         self.network_out = self.network_out.saturating_add(other.network_out);
+        self.oom_kills = self.oom_kills.saturating_add(other.oom_kills);
     }
 }
 
@@ -374,6 +382,18 @@ pub struct Command {
     pub state: CommandState,
     /// Its exit code; 128 + signal when a signal ended it.
     pub exit_code: Option<i32>,
+    /// Why it ended. Absent while it runs, and in records of before: see [`ended_by`](Self::ended_by).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<CommandEnd>,
+    /// The limit that ended it: bytes of memory or disk, milliseconds of a timeout.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+    /// The most that was used of it, if that is known: bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak: Option<u64>,
+    /// How many processes of its session the kernel had killed for want of memory when it was started.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub oom_kills_before: u64,
     /// When it began.
     pub started_at: Timestamp,
     /// When it ended.

@@ -105,6 +105,13 @@ impl Outside {
         (!excepted).then_some(why)
     }
 
+    /// The addresses that the operator opened: exceptions, and those of names that are answered here.
+    pub fn opened(&self) -> Vec<AddressRule> {
+        let fixed = self.hosts.values().flatten();
+        let fixed = fixed.map(|ip| AddressRule { net: (*ip).into(), ports: Vec::new() });
+        self.except.iter().cloned().chain(fixed).collect()
+    }
+
     /// What a sandbox hears of an address that a name resolved to; `None` if it may not hear of it.
     pub(super) fn heard(&self, ip: IpAddr) -> Option<IpAddr> {
         let excepted = self.except.iter().any(|rule| rule.net.contains(&ip));

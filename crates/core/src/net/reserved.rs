@@ -3,6 +3,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use ipnet::IpNet;
+
 /// Where a sandbox wants to go, and where that is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
@@ -80,8 +82,20 @@ pub(super) fn inside(ip: IpAddr) -> Option<&'static str> {
             local || special || carried(ip.into()).is_some_and(private_v4)
         }
     };
-    private.then_some("a private network")
+    private.then_some(PRIVATE)
 }
+
+/// Whether an address leads to a private network, which is closed unless a policy or the operator opens it.
+pub(super) fn is_private(ip: IpAddr) -> bool {
+    inside(ip) == Some(PRIVATE)
+}
+
+/// Whether all of some addresses do: a rule for all the world does not mean the networks around the host.
+pub(super) fn is_private_net(net: &IpNet) -> bool {
+    is_private(net.network()) && is_private(net.broadcast())
+}
+
+const PRIVATE: &str = "a private network";
 
 const METADATA_V4: [Ipv4Addr; 7] = [
     Ipv4Addr::new(169, 254, 169, 254),

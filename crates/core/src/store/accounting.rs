@@ -179,6 +179,22 @@ impl Books {
         layers.iter().filter_map(|layer| self.weights.get(layer)).map(|weight| weight.foreign).sum()
     }
 
+    /// What layers weigh that are of no image, each once.
+    #[must_use]
+    pub fn own_bytes<'a>(&self, layers: impl Iterator<Item = &'a LayerId>) -> u64 {
+        let is_own = |layer: &&LayerId| self.weights.get(layer).is_some_and(|one| !one.image);
+        self.weigh(&layers.filter(is_own).collect())
+    }
+
+    /// What memory layers weigh that are of no template, each once.
+    #[must_use]
+    pub fn own_memory<'a>(&self, layers: impl Iterator<Item = &'a MemoryId>) -> u64 {
+        let of_templates: HashSet<&MemoryId> = self.templates.values().collect();
+        let own: HashSet<&MemoryId> =
+            layers.filter(|layer| !of_templates.contains(layer)).collect();
+        own.into_iter().filter_map(|layer| self.memory_weights.get(layer)).sum()
+    }
+
     /// Enters a snapshot, or what has become of it.
     pub fn hold_snapshot(&mut self, snapshot: &Snapshot) {
         let holder = Holder::Snapshot(snapshot.id.clone());

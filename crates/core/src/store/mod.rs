@@ -23,6 +23,7 @@
 pub mod accounting;
 mod background;
 mod ballast;
+mod commands;
 mod compact;
 mod digest;
 mod disks;
@@ -71,6 +72,7 @@ use tokio::sync::Semaphore;
 use crate::model::{LayerId, MemoryId, Size};
 
 pub use background::Effort;
+pub use commands::CommandFiles;
 pub use compact::Linked;
 pub use digest::{Difference, Gently, Verdict};
 pub use exclude::Globs;

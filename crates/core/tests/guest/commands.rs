@@ -15,7 +15,7 @@ async fn a_command_prints_and_ends() {
     let guest = machine.connect().await;
     let heard = run(&guest, shell("a", "echo out; echo err >&2; exit 3")).await;
     assert_eq!((heard.out.as_slice(), heard.err.as_slice()), (&b"out\n"[..], &b"err\n"[..]));
-    assert_eq!(heard.exit, Some(Exit { code: 3, signal: None }));
+    assert_eq!(heard.exit, Some(Exit::with_code(3)));
 }
 
 #[tokio::test]
@@ -23,7 +23,7 @@ async fn a_signal_is_an_exit_code_too() {
     let machine = Machine::start();
     let guest = machine.connect().await;
     let heard = run(&guest, shell("a", "kill -9 $$")).await;
-    assert_eq!(heard.exit, Some(Exit { code: 137, signal: Some(9) }));
+    assert_eq!(heard.exit, Some(Exit::by_signal(9)));
 }
 
 #[tokio::test]
@@ -250,7 +250,7 @@ async fn a_command_that_ended_meanwhile_is_told_later() {
     let guest = machine.connect().await;
     let known = guest.commands().await.expect("a list");
     assert_eq!(known.len(), 1);
-    assert_eq!(known[0].exit, Some(Exit { code: 4, signal: None }));
+    assert_eq!(known[0].exit, Some(Exit::with_code(4)));
     let mut process = guest.attach("a", 5, 0).await.expect("it is known");
     assert_eq!(hear(&mut process.output).await.expect("its end").code(), 4);
     assert_eq!(failure(guest.attach("a", 2, 0).await), Failure::Invalid, "those were kept");
@@ -335,10 +335,7 @@ async fn signals_go_to_the_whole_group() {
         .expect("it starts");
     wait_for(&mut process, "up").await;
     guest.signal("a", 15).await.expect("it runs");
-    assert_eq!(
-        hear(&mut process.output).await.expect("it ends").exit,
-        Some(Exit { code: 143, signal: Some(15) })
-    );
+    assert_eq!(hear(&mut process.output).await.expect("it ends").exit, Some(Exit::by_signal(15)));
     assert_eq!(failure(guest.signal("a", 15).await), Failure::NotFound, "it has ended");
     assert_eq!(failure(guest.signal("b", 15).await), Failure::NotFound);
     let mut process = guest.spawn(shell("c", "sleep 1000")).await.expect("it starts");

@@ -94,7 +94,7 @@ fn spawned() -> Vec<u8> {
 #[tokio::test]
 async fn an_agent_that_breaks_a_rule_loses_the_connection() {
     let data = |bytes: usize| frame(2, Kind::Data, &vec![0; bytes]);
-    let exited = done(2, &Done::Exited(Exit { code: 0, signal: None }));
+    let exited = done(2, &Done::Exited(Exit::with_code(0)));
     let mut long = frame(2, Kind::Data, &[]);
     long[..4].copy_from_slice(&u32::try_from(MAX_PAYLOAD + 1).expect("small").to_le_bytes());
     let cases: Vec<(&str, Vec<u8>)> = vec![

@@ -40,8 +40,9 @@ use axum::{Json, Router};
 use futures_util::FutureExt;
 use tokio::sync::watch;
 
+use crate::connections::Connections;
 use crate::error::ApiError;
-use crate::limits::{Limits, RateLimiter};
+use crate::limits::{Limits, PerKey, RateLimiter};
 use crate::listen::Alive;
 use sandkeep_core::engine::{self, Engine};
 
@@ -61,10 +62,15 @@ pub(crate) struct App {
     /// Where this server listens, as far as its own host is concerned.
     pub(crate) local: Option<std::net::SocketAddr>,
     pub(crate) vercel: crate::compat::vercel::Settings,
+    /// Which names and web pages may reach the API.
+    pub(crate) web: crate::WebSettings,
     pub(crate) vercel_races: crate::compat::vercel::races::Races,
     /// Turns true once, when the server goes down.
     pub(crate) closing: watch::Sender<bool>,
     pub(crate) alive: Alive,
+    pub(crate) connections: Arc<Connections>,
+    /// Requests that measure disk space.
+    pub(crate) measuring: PerKey,
 }
 
 impl App {
@@ -76,6 +82,7 @@ impl App {
         vercel: crate::compat::vercel::Settings,
     ) -> Self {
         let rate = RateLimiter::new(&limits);
+        let connections = Connections::new(&limits);
         Self {
             engine,
             limits,
@@ -84,9 +91,12 @@ impl App {
             gateway,
             local: None,
             vercel,
+            web: crate::WebSettings::default(),
             vercel_races: Default::default(),
             closing: watch::Sender::new(false),
             alive: Alive::new(),
+            connections,
+            measuring: PerKey::default(),
         }
     }
 }
@@ -108,7 +118,9 @@ pub(crate) fn router(app: Arc<App>) -> Router {
             )
             .hint("GET /v1/openapi.json lists what there is")
         })
+        .layer(from_fn_with_state(Arc::clone(&app), crate::origin::own_origin))
         .layer(from_fn_with_state(Arc::clone(&app), crate::gateway::serve))
+        .layer(from_fn_with_state(Arc::clone(&app), crate::origin::known_host))
         .layer(from_fn(no_panic))
         .with_state(app)
 }

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use sandkeep_client::types;
-use sandkeep_core::model::{Name, Policy, Tags};
+use sandkeep_core::model::{Name, Policy, Sandbox, Tags};
 
 use super::guard;
 use super::input::{Body, MaybeBody, Once, Params, Seg, parsed, span};
@@ -88,7 +88,11 @@ pub(crate) async fn list(
     let page = params.page()?;
     params.end()?;
     let found = app.engine.list(&caller.project, &filter, &page).await?;
-    Ok(Json(wire::paged(found, wire::sandbox)))
+    let told = |sandbox: Sandbox| {
+        let commands = app.engine.commands_kept_known(&sandbox.id).map(wire::commands_kept);
+        types::Sandbox { commands, ..wire::sandbox(sandbox) }
+    };
+    Ok(Json(wire::paged(found, told)))
 }
 
 /// Tells about a sandbox. Never wakes it.
@@ -104,7 +108,9 @@ pub(crate) async fn get(
     params.end()?;
     let found = app.engine.get(&caller.project, &name).await?;
     let fallback = found.session.and_then(|session| session.fallback);
-    Ok(Json(types::Sandbox { fallback, ..wire::sandbox(found.sandbox) }))
+    let commands = app.engine.commands_kept(&found.sandbox.id).await?;
+    let commands = Some(wire::commands_kept(commands));
+    Ok(Json(types::Sandbox { fallback, commands, ..wire::sandbox(found.sandbox) }))
 }
 
 /// Changes a sandbox's settings.

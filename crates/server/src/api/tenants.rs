@@ -75,24 +75,33 @@ pub(crate) async fn issue_token(
     Ok(Json(types::Token { token, project, team: vercel::TEAM.to_owned() }))
 }
 
-/// Tells what lies on the server's disk.
+/// Tells what lies on the server's disk of the key's project. An admin key is told of all projects and how full the disk is,
+/// unless it chooses a project with `Sandkeep-Project`.
 #[utoipa::path(get, path = "/v1/usage", tag = "server", operation_id = "usage",
-    responses((status = 200, description = "In bytes.", body = types::SpaceUsage)))]
+    responses((status = 200, description = "In bytes.", body = types::SpaceUsage),
+        (status = 429, description = "This key has several such requests under way: `too_many_at_once`.",
+            body = types::ErrorAnswer)))]
 pub(crate) async fn usage(
-    _: Reader,
+    Reader(caller): Reader,
     State(app): State<Arc<App>>,
+    headers: axum::http::HeaderMap,
     params: Params,
 ) -> Answer<types::SpaceUsage> {
     params.end()?;
-    let space = app.engine.usage().await?;
+    let _turn = app.measuring.enter(&caller.key, app.limits.measurements_per_key)?;
+    let all = caller.scope == Scope::Admin && !headers.contains_key("sandkeep-project");
+    let project = (!all).then_some(&caller.project);
+    let space = app.engine.usage(project).await?;
     Ok(Json(types::SpaceUsage {
-        total_bytes: space.total,
-        free_bytes: space.free,
+        project: project.map(ToString::to_string),
+        total_bytes: space.host.map(|host| host.total),
+        free_bytes: space.host.map(|host| host.free),
         snapshots_bytes: space.snapshots,
         drives_bytes: space.drives,
-        images_bytes: space.images,
+        images_bytes: space.host.map(|host| host.images),
         quarantine_bytes: space.quarantine,
         open_bytes: space.open,
+        commands_bytes: space.commands,
         trash_bytes: space.trash,
     }))
 }

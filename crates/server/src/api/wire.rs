@@ -209,6 +209,10 @@ pub(super) fn patch(
     })
 }
 
+pub(super) fn commands_kept(kept: engine::CommandsKept) -> types::CommandsKept {
+    types::CommandsKept { count: kept.count, bytes: kept.bytes }
+}
+
 pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
     let expires_at = sandbox.expires_at().to_string();
     let config = sandbox.config;
@@ -219,6 +223,7 @@ pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
         state: state(sandbox.phase),
         failure: sandbox.failure,
         fallback: None,
+        commands: None,
         generation: sandbox.generation,
         current_snapshot: sandbox.current.map(Into::into),
         forked_from: sandbox.forked_from.map(|from| types::Lineage {
@@ -274,6 +279,7 @@ fn usage(usage: model::Usage) -> types::Usage {
         memory_peak_bytes: usage.memory_peak.0,
         network_in_bytes: usage.network_in,
         network_out_bytes: usage.network_out,
+        oom_kills: usage.oom_kills,
     }
 }
 
@@ -286,6 +292,8 @@ fn session_end(end: model::SessionEnd) -> types::SessionEnd {
         model::SessionEnd::RolledBack => types::SessionEnd::RolledBack,
         model::SessionEnd::Deleted => types::SessionEnd::Deleted,
         model::SessionEnd::Interrupted => types::SessionEnd::Interrupted,
+        model::SessionEnd::OutOfMemory => types::SessionEnd::OutOfMemory,
+        model::SessionEnd::OutOfDisk => types::SessionEnd::OutOfDisk,
         model::SessionEnd::StartFailed => types::SessionEnd::StartFailed,
     }
 }
@@ -414,8 +422,24 @@ pub(super) fn sized_snapshot(sized: engine::Sized<model::Snapshot>) -> types::Sn
     types::Snapshot { size: Some(size), memory, ..plain }
 }
 
+fn command_end(end: model::CommandEnd) -> types::CommandEnd {
+    match end {
+        model::CommandEnd::Exited => types::CommandEnd::Exited,
+        model::CommandEnd::Signalled => types::CommandEnd::Signalled,
+        model::CommandEnd::TimedOut => types::CommandEnd::TimedOut,
+        model::CommandEnd::OutOfMemory => types::CommandEnd::OutOfMemory,
+        model::CommandEnd::OutOfDisk => types::CommandEnd::OutOfDisk,
+        model::CommandEnd::Killed => types::CommandEnd::Killed,
+        model::CommandEnd::SessionEnded => types::CommandEnd::SessionEnded,
+        model::CommandEnd::Lost => types::CommandEnd::Lost,
+    }
+}
+
 pub(super) fn command(command: model::Command) -> types::Command {
     types::Command {
+        end: command.ended_by().map(command_end),
+        limit: command.limit,
+        peak: command.peak,
         id: command.id.into(),
         sandbox_id: command.sandbox.into(),
         session: command.session.into(),

@@ -16,6 +16,7 @@ use sandkeep_core::engine::PortPass;
 use sandkeep_core::model::{Access, Port, Sandbox, Scope, Timestamp, now};
 
 use super::address::Target;
+use super::credentials::Ours;
 use super::page::Refusal;
 use crate::api::App;
 
@@ -48,19 +49,22 @@ impl Carried {
             ..Self::default()
         };
         let text = |value: &HeaderValue| value.to_str().ok().map(str::to_owned);
-        carried.shown.extend(headers.get(HEADER).and_then(text));
+        carried.shown.extend(headers.get_all(HEADER).iter().filter_map(text));
         headers.remove(HEADER);
-        if let Some(bearer) = headers.get(AUTHORIZATION).and_then(bearer) {
-            // The server inside may have keys of its own; only ours are kept from it.
-            if app.engine.authenticate(&bearer).is_ok() || app.engine.is_port_token(&bearer) {
-                headers.remove(AUTHORIZATION);
-            }
-            carried.shown.push(bearer);
+        // The server inside may have keys of its own; only ours are kept from it.
+        let ours = Ours(|word: &str| app.engine.is_credential(word));
+        for value in headers.get_all(AUTHORIZATION) {
+            carried.shown.extend(bearer(value));
+            carried.shown.extend(ours.find(&String::from_utf8_lossy(value.as_bytes())));
         }
         carried.in_cookie = take_cookie(headers);
         if let Some((path, token)) = take_parameter(&target.path) {
             target.path = path;
             carried.in_query = Some(token);
+        }
+        ours.strip(headers);
+        if let Some(path) = ours.clean_query(&target.path) {
+            target.path = path;
         }
         carried
     }

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! - `address`: what ports are called, by host and by path.
-//! - `access`: keys, tokens and cookies for private ports. None of them goes inside.
+//! - `access`: keys, tokens and cookies for private ports. None of them goes inside (`credentials`).
 //! - `exchange`: HTTP/1.1, and HTTP/2 for gRPC; `rewrite` puts places and cookies right.
 //! - `carry`: bytes between a connection and the agent.
 //! - `page`: what is said to those who did not get there.
@@ -28,6 +28,7 @@
 mod access;
 mod address;
 mod carry;
+mod credentials;
 mod exchange;
 mod page;
 mod rewrite;

@@ -174,6 +174,10 @@ impl Served {
                 ..sandkeep_server::GatewaySettings::default()
             },
             vercel: sandkeep_server::VercelSettings::default(),
+            web: sandkeep_server::WebSettings {
+                hosts: vec!["sandkeep".to_owned(), "x".to_owned()],
+                origins: vec!["https://console.test".to_owned()],
+            },
         });
         let server = server.await.unwrap();
         let address = server.addresses()[0];

@@ -11,6 +11,7 @@ mod limits;
 mod lists;
 mod memory;
 mod network;
+mod origin;
 mod ports;
 mod routes;
 mod streams;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request, StatusCode};
@@ -170,6 +172,43 @@ async fn a_private_port_opens_to_keys_and_tokens_and_tells_nobody_else() {
         assert_eq!(answer.status, StatusCode::OK);
         let head = String::from_utf8_lossy(&answer.body).to_lowercase();
         assert!(!head.contains("authorization") && !head.contains(opens.as_str()), "{head}");
+    }
+
+    // Whatever form our key comes in, it stays outside; what is the server's own goes through.
+    let basic = "Basic dXNlcjpwYXNz";
+    let ours = bearer(&served.write);
+    let encoded = STANDARD.encode(format!("user:{}", served.write));
+    let parameter = format!("{path}?key={}&other=1", served.write);
+    for (path, headers, keeps) in [
+        (path, vec![("authorization", ours.clone()), ("authorization", basic.to_owned())], true),
+        (path, vec![("authorization", basic.to_owned()), ("authorization", ours.clone())], true),
+        (path, vec![("authorization", format!("{basic}, {ours}"))], false),
+        (path, vec![("authorization", format!("{ours}, {basic}"))], false),
+        (path, vec![("authorization", ours.clone()), ("x-api-key", served.write.clone())], false),
+        (path, vec![("authorization", ours.clone()), ("proxy-authorization", ours.clone())], false),
+        (
+            path,
+            vec![("authorization", ours.clone()), ("cookie", format!("a=1; k={}", served.write))],
+            false,
+        ),
+        (path, vec![("authorization", format!("Basic {encoded}"))], false),
+        (parameter.as_str(), vec![("authorization", ours.clone())], false),
+    ] {
+        let mut request = Request::get(path).header("host", "localhost");
+        for (name, value) in &headers {
+            request = request.header(*name, value);
+        }
+        let answer = read(served.send(request.body(Full::new(Bytes::new())).unwrap()).await).await;
+        assert_eq!(answer.status, StatusCode::OK, "{headers:?}");
+        let head = String::from_utf8_lossy(&answer.body).into_owned();
+        for secret in [served.write.as_str(), encoded.as_str()] {
+            assert!(!head.contains(secret), "{headers:?}: {head}");
+        }
+        assert_eq!(
+            head.to_lowercase().contains("authorization: basic"),
+            keeps,
+            "{headers:?}: {head}"
+        );
     }
 
     let token = async |port: u16, body: &str| {

@@ -42,7 +42,7 @@ async fn health_and_who_am_i() {
     assert_eq!(served.get("/healthz", "").await.json()["status"], "ok");
     let me = served.get("/v1/whoami", &served.read).await.json();
     assert_eq!((&me["project"], &me["scope"]), (&Value::from("main"), &Value::from("read")));
-    let usage = served.get("/v1/usage", &served.read).await.json();
+    let usage = served.get("/v1/usage", &served.admin).await.json();
     assert!(usage["total_bytes"].as_u64().unwrap() > usage["free_bytes"].as_u64().unwrap());
 }
 

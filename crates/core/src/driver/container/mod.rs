@@ -117,6 +117,10 @@ impl Driver for ContainerDriver {
         self.with_host(move |host| Ok(host.groups.usage(&key))).await
     }
 
+    fn oom_kills(&self, key: &MachineKey) -> u64 {
+        self.host.groups.oom_kills(key)
+    }
+
     async fn survivors(&self) -> DriverResult<Vec<(MachineKey, Link)>> {
         self.with_host(|host| {
             let alive = host.survivors()?;

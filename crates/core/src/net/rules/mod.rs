@@ -14,7 +14,9 @@
 //! | [`Rules::request`] | an HTTP request was read from an opened connection | what becomes of it |
 //! | [`Rules::forwarded`], [`Rules::forward`] | such a request is to go elsewhere | yes, no |
 //!
-//! What is refused whatever the policy says is not here but in `reserved`: it is the operator's, not the policy's.
+//! What is refused whatever the policy says is not here but in `reserved`: it is the operator's, not the policy's. Private
+//! networks are in between: they are refused unless an `allow` entry names them, or a part of them, or the operator
+//! excepted them. `allow-all` and `0.0.0.0/0` mean the world, not the networks around the host.
 
 mod names;
 mod requests;
@@ -29,7 +31,7 @@ use zeroize::Zeroizing;
 use self::names::Names;
 pub(super) use self::requests::{Course, RequestVerdict};
 use self::requests::{Look, Ordered};
-use super::reserved::Place;
+use super::reserved::{self, Place};
 use crate::model::{
     AddressRule, BadPolicy, Credential, DomainPattern, DomainRule, Mode, Policy, Protocol,
 };
@@ -142,6 +144,15 @@ impl Rules {
             bound: bound.map(|bound| Side::new(bound, "project bound: ", reveal)).transpose()?,
             brokered,
         })
+    }
+
+    /// The same, where the operator opened these private networks.
+    #[must_use]
+    pub fn excepting(mut self, opened: &[AddressRule]) -> Self {
+        for side in std::iter::once(&mut self.own).chain(&mut self.bound) {
+            side.excepted = opened.to_vec();
+        }
+        self
     }
 
     /// Rules that let nothing through.
@@ -313,7 +324,10 @@ impl Rules {
     /// Whether a request may be forwarded to `host` at `to`: the sandbox's own rule said so, what remains is the
     /// bound and whatever is denied.
     pub(super) fn forward(&self, host: &str, to: Place) -> Result<(), String> {
-        if let Some(rule) = self.own.denied(to) {
+        // A rule that forwards to an address names it, and so opens it.
+        let literal = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok();
+        let denied = if literal { self.own.listed(to) } else { self.own.denied(to) };
+        if let Some(rule) = denied {
             return Err(rule);
         }
         let host = host.trim_end_matches('.');
@@ -329,6 +343,7 @@ impl Rules {
 }
 
 const NO_RULE: &str = "no rule allows it";
+const PRIVATE: &str = "a private network, and no rule opens it";
 
 /// One policy.
 #[derive(Debug)]
@@ -339,6 +354,8 @@ struct Side {
     domains: Names,
     allow: Vec<AddressRule>,
     deny: Vec<AddressRule>,
+    /// Private networks that the operator opened.
+    excepted: Vec<AddressRule>,
     requests: Vec<Ordered>,
 }
 
@@ -355,6 +372,7 @@ impl Side {
             domains: Names::new(policy.domains.clone()),
             allow: policy.allow.clone(),
             deny: policy.deny.clone(),
+            excepted: Vec::new(),
             requests: requests
                 .map(|(index, rule)| Ordered::new(index, rule, whose, reveal))
                 .collect::<Result<_, _>>()?,
@@ -485,6 +503,22 @@ impl Side {
     }
 
     fn denied(&self, to: Place) -> Option<String> {
+        let closed = || (!self.is_open(to)).then(|| self.rule(PRIVATE));
+        self.listed(to).or_else(closed)
+    }
+
+    /// Whether it is no place of a private network, or of one that is opened.
+    fn is_open(&self, to: Place) -> bool {
+        let named = |rule: &AddressRule| {
+            reserved::is_private_net(&rule.net) && to.forms().any(|form| rule.covers(form))
+        };
+        !reserved::is_private(to.asked.ip())
+            || self.allow.iter().any(named)
+            || self.excepted.iter().any(|rule| rule.covers(to.real))
+    }
+
+    /// The rule by which it is denied, if one speaks of it.
+    fn listed(&self, to: Place) -> Option<String> {
         let rule = self.deny.iter().find(|rule| to.disguises().any(|form| rule.covers(form)))?;
         Some(self.rule(format!("deny {rule}")))
     }

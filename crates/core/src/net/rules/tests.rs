@@ -67,6 +67,65 @@ fn addresses_are_judged_by_lists() {
 }
 
 #[test]
+fn private_networks_are_closed_until_a_rule_names_them() {
+    let world = r#"{"mode": "custom", "allow": ["0.0.0.0/0", "::/0", "8.0.0.0/5"]}"#;
+    let named =
+        r#"{"mode": "allow-all", "allow": ["10.1.0.0/16", "192.168.7.0/24:443", "fd00:1::/32"]}"#;
+    let custom = r#"{"mode": "custom", "allow": ["10.1.0.0/16"], "domains": ["*"]}"#;
+    let all = r#"{"mode": "allow-all"}"#;
+    let closed = "a private network, and no rule opens it";
+    for (json, to, open) in [
+        (all, "10.1.2.3:80", false),
+        (all, "172.16.0.1:80", false),
+        (all, "192.168.7.1:443", false),
+        (all, "100.64.0.1:80", false),
+        (all, "[fd00:1::1]:80", false),
+        (all, "[64:ff9b::10.1.2.3]:80", false),
+        (all, "198.51.100.1:80", true),
+        (all, "[2001:db9::1]:80", true),
+        (world, "10.1.2.3:80", false),
+        (world, "[fd00:1::1]:80", false),
+        (world, "198.51.100.1:80", true),
+        (named, "10.1.2.3:80", true),
+        (named, "10.2.2.3:80", false),
+        (named, "192.168.7.1:443", true),
+        (named, "192.168.7.1:80", false),
+        (named, "[fd00:1::1]:80", true),
+        (named, "198.51.100.1:80", true),
+        (custom, "10.1.2.3:80", true),
+        (custom, "10.2.2.3:80", false),
+    ] {
+        let to_place = place(to);
+        let ruling = rules(json).address(to_place);
+        match open {
+            true => assert!(matches!(ruling, Ruling::Allow(_)), "{json} {to} {ruling:?}"),
+            false => assert_eq!(ruling, Ruling::Deny(closed.to_owned()), "{json} {to}"),
+        }
+        let named = rules(json).named(to_place, "a.example", Seen::Tls);
+        assert_eq!(matches!(named, Named::Deny(_)), !open, "{json} {to} {named:?}");
+        let datagrams = rules(json).datagrams(Protocol::Udp, to_place, &[]);
+        assert_eq!(datagrams.is_ok(), open, "{json} {to} {datagrams:?}");
+        assert_eq!(rules(json).unnamed(to_place, &[]).is_ok(), open, "{json} {to}");
+    }
+    // The operator's exceptions are opened for all.
+    let excepted: Vec<_> = ["10.1.2.3:80"].map(|rule| rule.parse().unwrap()).to_vec();
+    let rules_with = rules(all).excepting(&excepted);
+    assert!(matches!(rules_with.address(place("10.1.2.3:80")), Ruling::Allow(_)));
+    assert!(matches!(rules_with.address(place("10.1.2.3:81")), Ruling::Deny(_)));
+    // Both sides must open them.
+    let bounded = compiled(&policy(named), Some(&policy(all)));
+    assert_eq!(
+        bounded.address(place("10.1.2.3:80")),
+        Ruling::Deny(format!("project bound: {closed}"))
+    );
+    let bounded = compiled(&policy(named), Some(&policy(custom)));
+    assert!(matches!(bounded.address(place("10.1.2.3:80")), Ruling::Allow(_)));
+    // A rule that forwards to an address names it.
+    assert_eq!(rules(all).forward("10.1.2.3", place("10.1.2.3:80")), Ok(()));
+    assert!(rules(all).forward("a.example", place("10.1.2.3:80")).is_err());
+}
+
+#[test]
 fn the_hosts_loopback_is_spoken_of_either_way() {
     for allow in ["127.0.0.1:8080", "100.97.0.1:8080"] {
         let json = format!(r#"{{"mode": "custom", "allow": ["{allow}"]}}"#);

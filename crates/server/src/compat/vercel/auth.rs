@@ -44,7 +44,7 @@ macro_rules! needs {
                 parts: &mut Parts,
                 app: &Arc<App>,
             ) -> Result<Self, VercelError> {
-                let caller = authorize(&parts.headers, app, Scope::$scope).map_err(denied)?;
+                let caller = authorize(parts, app, Scope::$scope).map_err(denied)?;
                 let asked = Asked::from_request_parts(parts, app).await?;
                 check_team(&asked)?;
                 let project = asked.text("projectId").or_else(|| asked.text("project"));

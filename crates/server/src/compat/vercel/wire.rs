@@ -90,7 +90,7 @@ fn how_it_ended(session: &Session) -> Map<String, Value> {
     }
     let Some(ended) = session.ended_at else { return map };
     let ended = ended.as_millisecond();
-    let aborted = session.end == Some(SessionEnd::Interrupted);
+    let aborted = session.end.is_some_and(broke_off);
     map.insert(if aborted { "abortedAt" } else { "stoppedAt" }.into(), json!(ended));
     if session.snapshot.is_some() {
         map.insert("snapshottedAt".into(), json!(ended));
@@ -107,10 +107,15 @@ pub(super) fn is_snapshotting(sandbox: &Sandbox) -> bool {
     sandbox.ending.is_some_and(|ending| ending.method == Method::Manual)
 }
 
+/// Whether a session ended because something went wrong with its machine.
+fn broke_off(end: SessionEnd) -> bool {
+    matches!(end, SessionEnd::Interrupted | SessionEnd::OutOfMemory | SessionEnd::OutOfDisk)
+}
+
 fn session_status(sandbox: &Sandbox, current: bool, session: &Session) -> &'static str {
     match session.end {
         Some(SessionEnd::StartFailed) => "failed",
-        Some(SessionEnd::Interrupted) => "aborted",
+        Some(end) if broke_off(end) => "aborted",
         Some(_) => "stopped",
         None if session.ended_at.is_some() || !current => "stopped",
         None => match sandbox.phase {

@@ -17,12 +17,16 @@
 //!   while unpacking by [`tree`], where it is too.
 //! - Device nodes are left out, and counted: a sandbox has its own /dev, and could not open others.
 //! - What a machine exports of its own upper directory is kept as it is ([`Form::Upper`]). Its names lead through no link.
-//! - What does not fit the room it is given stops the unpacking.
+//! - What does not fit the room it is given stops the unpacking, and so does a name that is nested too deep.
+//!
+//! Memory is bounded by the names of the directories, not by their paths: a chain of directories takes memory in proportion
+//! to its length ([`dirs`]).
 //!
 //! A failed unpacking leaves a directory that is of no use; the caller removes it.
 
 mod below;
 mod compression;
+mod dirs;
 mod listing;
 mod stream;
 mod tree;
@@ -35,8 +39,9 @@ use rustix::fs::{AtFlags, FileType, Mode, XattrFlags};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
+use self::dirs::Dirs;
 use self::stream::{Entry, Kind, TarStream};
-use self::tree::{Place, Resolved, Tree};
+use self::tree::{Place, Tree};
 use super::attributes::{Attributes, copy_file, create_file, keeps_xattr};
 use super::error::{ImageError, ImageResult};
 use crate::model::Size;
@@ -57,6 +62,8 @@ const ENTRY_COST: u64 = 512;
 const LONGEST_PATH: usize = 4096;
 /// Each directory on the way to a file takes a descriptor while it is walked.
 const DEEPEST: usize = 256;
+/// The same for what a machine wrote, which is walked without. Far deeper than any path can name at once.
+const DEEPEST_UPPER: usize = 16_384;
 const COPY_BUFFER: usize = 128 << 10;
 const HOLE: usize = 4096;
 
@@ -134,7 +141,7 @@ pub fn unpack_layer(
         form,
         left: room.bytes,
         entries: room.entries,
-        dirs: vec![(Vec::new(), top)],
+        dirs: Dirs::new(top),
         borrowed: false,
         files: 0,
         bytes: 0,
@@ -202,7 +209,7 @@ struct Unpacker<'a> {
     left: u64,
     entries: u64,
     /// Directories that were described, whose times are set when nothing is made in them any more.
-    dirs: Vec<(Resolved, Attributes)>,
+    dirs: Dirs,
     borrowed: bool,
     files: u64,
     bytes: u64,
@@ -219,8 +226,12 @@ impl Unpacker<'_> {
             return Err(refused("its name has a NUL byte"));
         }
         let climbs = |path: &[u8]| path.split(|b| *b == b'/').any(|part| part == b"..");
-        let deep = entry.path.split(|b| *b == b'/').count() > DEEPEST;
-        if self.form != Form::Upper && (deep || entry.path.len() > LONGEST_PATH) {
+        let depth = entry.path.split(|b| *b == b'/').filter(|part| !part.is_empty()).count();
+        if self.form == Form::Upper && depth > DEEPEST_UPPER {
+            return Err(refused("it is nested deeper than 16,384 directories"));
+        }
+        let long = depth > DEEPEST || entry.path.len() > LONGEST_PATH;
+        if self.form != Form::Upper && long {
             return Err(refused("its name is too long"));
         }
         if climbs(&entry.path) {
@@ -236,7 +247,7 @@ impl Unpacker<'_> {
                 return Err(refused("it would replace the top of the image"));
             }
             self.first = false;
-            self.dirs.push((Vec::new(), entry.attributes));
+            self.dirs.push(&[], entry.attributes).map_err(refused)?;
             if self.form == Form::Upper {
                 let xattrs = wanted(&entry, self.form);
                 self.attributes += give_xattrs(self.tree.top(), xattrs).map_err(host)?;
@@ -259,7 +270,9 @@ impl Unpacker<'_> {
         }
         match entry.kind {
             Kind::File => self.file(&place, &name, &entry, content),
-            Kind::Directory => self.directory(&place, &name, &entry).map_err(host),
+            Kind::Directory => {
+                self.directory(&place, &name, &entry).map_err(host)?.map_err(refused)
+            }
             Kind::Symlink => self.symlink(&place, &name, &entry).map_err(host),
             Kind::Fifo => self.fifo(&place, &name, &entry).map_err(host),
             Kind::HardLink => self.hard_link(&place, &name, &entry).map_err(host)?.map_err(refused),
@@ -270,7 +283,7 @@ impl Unpacker<'_> {
 
     fn enter(&mut self, path: &[u8]) -> io::Result<Place> {
         let (below, borrowed) = (&self.below, &mut self.borrowed);
-        let mut missing = |path: &[Vec<u8>]| match below.find(path) {
+        let mut missing = |path: &[u8]| match below.find(&names_of(path)) {
             Some(found) if found.metadata.is_dir() => {
                 *borrowed = true;
                 attributes_of(&found.metadata)
@@ -340,7 +353,12 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    fn directory(&mut self, place: &Place, name: &[u8], entry: &Entry) -> io::Result<()> {
+    fn directory(
+        &mut self,
+        place: &Place,
+        name: &[u8],
+        entry: &Entry,
+    ) -> io::Result<Result<(), &'static str>> {
         let mut hides = false;
         let dir = match tree::stat(place.fd(), name)? {
             Some(stat) if FileType::from_raw_mode(stat.st_mode).is_dir() => {
@@ -357,10 +375,7 @@ impl Unpacker<'_> {
         }
         entry.attributes.give(&dir)?;
         self.attributes += give_xattrs(dir.as_fd(), wanted(entry, self.form))?;
-        let mut path = place.path.clone();
-        path.push(name.to_vec());
-        self.dirs.push((path, entry.attributes));
-        Ok(())
+        Ok(self.dirs.push(&tree::joined(&place.path, name), entry.attributes))
     }
 
     fn symlink(&mut self, place: &Place, name: &[u8], entry: &Entry) -> io::Result<()> {
@@ -437,8 +452,7 @@ impl Unpacker<'_> {
 
     /// Copies a file from the layers below into this one.
     fn copy_up(&mut self, parent: &[u8], name: &[u8]) -> io::Result<Option<Place>> {
-        let mut path: Vec<Vec<u8>> =
-            parent.split(|b| *b == b'/').filter(|p| !p.is_empty()).map(<[u8]>::to_vec).collect();
+        let mut path = names_of(parent);
         path.push(name.to_vec());
         let Some(found) = self.below.find(&path).filter(|found| found.metadata.is_file()) else {
             return Ok(None);
@@ -471,17 +485,22 @@ impl Unpacker<'_> {
     fn finish(&mut self) -> ImageResult<()> {
         let trouble = ImageError::io("finish", self.diff);
         let mut all = || -> io::Result<()> {
-            for (path, attributes) in self.dirs.drain(..) {
-                let found = self.tree.find(&path.join(&b'/'))?;
+            std::mem::take(&mut self.dirs).each(|path, attributes| {
+                let found = self.tree.find(path)?;
                 // A later entry may have put a link in its place, which leads elsewhere.
                 if let Some(place) = found.filter(|place| place.path == path) {
                     attributes.give(place.fd())?;
                 }
-            }
-            Ok(())
+                Ok(())
+            })
         };
         all().map_err(trouble)
     }
+}
+
+/// The names that a path is made of.
+fn names_of(path: &[u8]) -> Names {
+    path.split(|b| *b == b'/').filter(|part| !part.is_empty()).map(<[u8]>::to_vec).collect()
 }
 
 /// Parent and last part of a name, which may begin with `/` or `./` and end with `/`.

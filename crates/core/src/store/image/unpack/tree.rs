@@ -18,8 +18,9 @@ use super::OPAQUE;
 
 const MOST_LINKS: usize = 40;
 
-/// A path from the top of the tree, with no links, dots or empty parts in it.
-pub(super) type Resolved = Vec<Vec<u8>>;
+/// A path from the top of the tree, with no links, dots or empty parts in it. One string and not a list of names: a tree can be
+/// ten thousand directories deep, and every place has its path.
+pub(super) type Resolved = Vec<u8>;
 
 /// The tree.
 pub(super) struct Tree {
@@ -43,7 +44,7 @@ impl Place {
 }
 
 /// Decides what a directory looks like that must be made on the way.
-pub(super) type Missing<'a> = &'a mut dyn FnMut(&[Vec<u8>]) -> Attributes;
+pub(super) type Missing<'a> = &'a mut dyn FnMut(&[u8]) -> Attributes;
 
 impl Tree {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
@@ -82,20 +83,47 @@ impl Tree {
     }
 
     /// Opens a directory if it is there.
-    pub(super) fn find(&self, path: &[u8]) -> io::Result<Option<Place>> {
-        self.walk(path, None)
+    pub(super) fn find(&mut self, path: &[u8]) -> io::Result<Option<Place>> {
+        let found = self.walk(path, None)?;
+        if let Some(place) = found.as_ref().filter(|_| !self.links) {
+            self.last = Some((path.to_owned(), Rc::clone(&place.dir), place.path.clone()));
+        }
+        Ok(found)
+    }
+
+    /// Where a walk begins, and what is left to walk: at the last directory where that is near and nothing leads elsewhere, so
+    /// that a tree is walked in time that does not grow with the square of its depth.
+    fn begin<'a>(&self, path: &'a [u8]) -> io::Result<(Rc<OwnedFd>, Resolved, &'a [u8])> {
+        let top = || (Rc::clone(&self.root), Resolved::new(), path);
+        let Some((_, dir, last)) = self.last.as_ref().filter(|_| !self.links) else {
+            return Ok(top());
+        };
+        let same = common(last, path);
+        let count =
+            |path: &[u8]| path.split(|b| *b == b'/').filter(|part| !part.is_empty()).count();
+        let (up, down) = (count(&last[same..]), count(&path[..same]));
+        if up >= down {
+            return Ok(top());
+        }
+        let mut at = Rc::clone(dir);
+        for _ in 0..up {
+            // No link leads here, and nobody else moves what is in the tree.
+            at = Rc::new(open_dir(at.as_fd(), b"..")?);
+        }
+        Ok((at, path[..same].to_vec(), &path[same..]))
     }
 
     fn walk(&self, path: &[u8], mut missing: Option<Missing<'_>>) -> io::Result<Option<Place>> {
-        let mut dirs = vec![Rc::clone(&self.root)];
-        let mut resolved: Resolved = Vec::new();
+        let (begin, mut resolved, path) = self.begin(path)?;
+        let mut dirs = vec![begin];
         let mut todo: Vec<Vec<u8>> = parts(path);
         let mut links = 0;
         while let Some(name) = todo.pop() {
             if name == b".." {
                 if dirs.len() > 1 {
                     dirs.pop();
-                    resolved.pop();
+                    let end = resolved.iter().rposition(|b| *b == b'/').unwrap_or(0);
+                    resolved.truncate(end);
                 }
                 continue;
             }
@@ -104,9 +132,7 @@ impl Tree {
                 Ok(dir) => dir,
                 Err(Errno::NOENT) => {
                     let Some(missing) = &mut missing else { return Ok(None) };
-                    let mut path = resolved.clone();
-                    path.push(name.clone());
-                    make_dir(here.as_fd(), &name, &missing(&path))?
+                    make_dir(here.as_fd(), &name, &missing(&joined(&resolved, &name)))?
                 }
                 Err(error @ (Errno::NOTDIR | Errno::LOOP)) if !self.links => {
                     return Err(error.into());
@@ -135,7 +161,10 @@ impl Tree {
                 dirs.clear();
             }
             dirs.push(Rc::new(opened));
-            resolved.push(name);
+            if !resolved.is_empty() {
+                resolved.push(b'/');
+            }
+            resolved.extend_from_slice(&name);
         }
         Ok(dirs.pop().map(|dir| Place { dir, path: resolved }))
     }
@@ -150,6 +179,27 @@ impl Tree {
         }
         Ok(dir)
     }
+}
+
+/// A name in a directory, as a path.
+pub(super) fn joined(path: &[u8], name: &[u8]) -> Resolved {
+    let mut all = Vec::with_capacity(path.len() + 1 + name.len());
+    all.extend_from_slice(path);
+    if !path.is_empty() {
+        all.push(b'/');
+    }
+    all.extend_from_slice(name);
+    all
+}
+
+/// How many bytes two paths begin with that are the same directories.
+pub(super) fn common(a: &[u8], b: &[u8]) -> usize {
+    let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+    let ends = |path: &[u8]| path.get(same).is_none_or(|next| *next == b'/');
+    if ends(a) && ends(b) {
+        return same;
+    }
+    a[..same].iter().rposition(|byte| *byte == b'/').unwrap_or(0)
 }
 
 /// What has this name in a directory.
