@@ -28,7 +28,8 @@ async fn ran(engine: &Engine, sandbox: &str, exec: Exec) -> Command {
 }
 
 async fn waited(engine: &Engine, sandbox: &str, id: &CommandId) -> Command {
-    let wait = engine.wait(&project(), &name(sandbox), id);
+    let (project, name) = (project(), name(sandbox));
+    let wait = engine.wait(&project, &name, id);
     tokio::time::timeout(Duration::from_secs(60), wait).await.expect("in time").expect("a record")
 }
 
@@ -124,9 +125,9 @@ async fn the_end_of_the_session_and_of_the_machine_are_told_apart() {
     house.kill_machines().await;
     let lost = waited(&engine, "app", &lost).await;
     assert_eq!(said(&lost), (Some(CommandEnd::Lost), None), "{lost:?}");
-    let sessions = engine.sessions(&project(), &name("app"), &sandkeep_core::db::Page::all());
-    let ends: Vec<_> =
-        sessions.await.expect("sessions").items.iter().map(|session| session.end).collect();
+    let all = sandkeep_core::db::Page::all();
+    let sessions = engine.sessions(&project(), &name("app"), &all).await.expect("sessions");
+    let ends: Vec<_> = sessions.items.iter().map(|session| session.end).collect();
     assert!(ends.contains(&Some(SessionEnd::Stopped)), "{ends:?}");
     engine.delete(&project(), &name("app"), Delete::default(), None).await.expect("it goes");
 }

@@ -3,7 +3,6 @@
 mod image_support;
 
 use std::fs;
-use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -164,7 +164,9 @@ pub(crate) async fn run(bench: Arc<Bench>, quick: bool) -> Outcome<()> {
         "p99 of others while one with {files} files is checkpointed, compacted and deleted: at most {worst:.1}× quiet, \
          of {BUDGET:.1}× allowed"
     ));
-    many_snapshots(&bench, &mut table, quick).await?;
+    for busy in [false, true] {
+        many_snapshots(&bench, &mut table, quick, busy).await?;
+    }
     table.print();
     if worst > BUDGET {
         writeln!(std::io::stderr(), "over budget: {worst:.1}×")?;
@@ -172,25 +174,48 @@ pub(crate) async fn run(bench: Arc<Bench>, quick: bool) -> Outcome<()> {
     Ok(())
 }
 
-/// Checkpoints with few and with many snapshots.
-async fn many_snapshots(bench: &Bench, table: &mut Table, quick: bool) -> Outcome<()> {
-    let (many, window) = if quick { (200, 20) } else { (4_000, 200) };
-    bench.create("history").await?;
+/// Checkpoints of one session with few and with many snapshots, while it is idle and while a process writes. Every tenth
+/// snapshot is resumed and looked at.
+async fn many_snapshots(bench: &Bench, table: &mut Table, quick: bool, busy: bool) -> Outcome<()> {
+    let (many, window) = if quick { (200, 20) } else { (10_000, 500) };
+    let (name, what) =
+        if busy { ("busy", "of a busy session") } else { ("idle", "of an idle session") };
+    bench.create(name).await?;
+    if busy {
+        let script = "while :; do date +%N > /work/other; sleep 0.05; done";
+        let argv = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
+        let writer = ExecRequest { argv, detach: true, ..ExecRequest::default() };
+        bench.client.exec_detached(name, &writer).await?;
+    }
     let mut times = Vec::new();
     for round in 0..many {
         let script = format!("echo {round} > /work/file");
-        bench.run("history", &["/bin/sh", "-c", &script]).await?;
+        bench.run(name, &["/bin/sh", "-c", &script]).await?;
         let began = Instant::now();
-        bench.client.checkpoint("history", &Checkpoint::default()).await?;
+        let snapshot = bench.client.checkpoint(name, &Checkpoint::default()).await?;
         times.push(began.elapsed());
+        if round % 10 == 9 {
+            let fork = format!("{name}-{round}");
+            let request = Fork {
+                name: Some(fork.clone()),
+                from: Some(snapshot.id),
+                start: true,
+                ..Fork::default()
+            };
+            bench.client.fork(name, &request, None).await?;
+            let look = format!("test \"$(cat /work/file)\" = {round}");
+            bench.run(&fork, &["/bin/sh", "-c", &look]).await?;
+            bench.client.delete(&fork, None).await?;
+        }
     }
     let (few, last) = (&times[..window], &times[times.len() - window..]);
-    table.add(&format!("checkpoint, the first {window}"), few);
-    table.add(&format!("checkpoint, the last {window} of {many}"), last);
+    table.add(&format!("checkpoint {what}, the first {window}"), few);
+    table.add(&format!("checkpoint {what}, the last {window} of {many}"), last);
     let ratio = percentile(last, 0.50) / percentile(few, 0.50);
     table.note(&format!(
-        "p50 of a checkpoint after {many} of them: {ratio:.1}× that of the first {window}"
+        "p50 of a checkpoint {what} after {many} of them: {ratio:.1}× that of the first {window}; {} of them were resumed",
+        many / 10
     ));
-    bench.client.delete("history", None).await?;
+    bench.client.delete(name, None).await?;
     Ok(())
 }

@@ -580,6 +580,7 @@ impl Session {
         let cpu = u64::try_from(usage.cpu.as_millis()).unwrap_or(u64::MAX);
         self.usage.active_cpu_ms = self.usage.active_cpu_ms.max(cpu);
         self.usage.memory_peak = self.usage.memory_peak.max(usage.memory_peak);
+        self.usage.oom_kills = self.usage.oom_kills.max(usage.oom_kills);
     }
 }
 
