@@ -107,7 +107,10 @@ fn exec_is_as_if_it_ran_here() {
     let told = String::from_utf8_lossy(&late.stderr).into_owned();
     assert!(told.starts_with("end: timed_out: "), "{told}");
     let listed = keep.ok(["--json", "commands", "box"]);
-    assert!(listed.contains("\"end\": \"timed_out\"") || listed.contains("\"end\":\"timed_out\""), "{listed}");
+    assert!(
+        listed.contains("\"end\": \"timed_out\"") || listed.contains("\"end\":\"timed_out\""),
+        "{listed}"
+    );
     let (code, told) = keep.fails(["exec", "box", "--", "no-such-program"]);
     assert_eq!(code, 127, "{told}");
     assert!(told.starts_with("error: "), "{told}");

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
+use sandkeep_core::db::Page;
 use sandkeep_core::engine::{Delete, Engine, Event, Exec, Stop};
 use sandkeep_core::model::{Command, CommandEnd, CommandId, SessionEnd, Size, Span};
 use sandkeep_testkit::daemon::skipped;
 use sandkeep_testkit::house;
-use sandkeep_testkit::house::{
-    House, detached, machine, name, ok, printed, project, small, until,
-};
+use sandkeep_testkit::house::{House, detached, machine, name, ok, printed, project, small, until};
 
 /// Takes memory until it is killed.
 const HOG: &str = "my @all; push @all, 'x' x 1_000_000 while 1;";
@@ -30,7 +29,8 @@ async fn ran(engine: &Engine, sandbox: &str, exec: Exec) -> Command {
 }
 
 async fn waited(engine: &Engine, sandbox: &str, id: &CommandId) -> Command {
-    let wait = engine.wait(&project(), &name(sandbox), id);
+    let (project, name) = (project(), name(sandbox));
+    let wait = engine.wait(&project, &name, id);
     tokio::time::timeout(Duration::from_secs(60), wait).await.expect("in time").expect("a record")
 }
 
@@ -82,7 +82,10 @@ async fn a_timeout_that_passed_while_no_daemon_ran_is_a_timeout() {
     tokio::time::sleep(Duration::from_millis(600)).await;
     let engine = house.open_when_free().await;
     let command = waited(&engine, "app", &started.command.id).await;
-    assert_eq!((said(&command), command.limit), ((Some(CommandEnd::TimedOut), Some(137)), Some(500)));
+    assert_eq!(
+        (said(&command), command.limit),
+        ((Some(CommandEnd::TimedOut), Some(137)), Some(500))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -123,9 +126,9 @@ async fn the_end_of_the_session_and_of_the_machine_are_told_apart() {
     house.kill_machines().await;
     let lost = waited(&engine, "app", &lost).await;
     assert_eq!(said(&lost), (Some(CommandEnd::Lost), None), "{lost:?}");
-    let sessions = engine.sessions(&project(), &name("app"), &sandkeep_core::db::Page::all());
+    let sessions = engine.sessions(&project(), &name("app"), &Page::all()).await;
     let ends: Vec<_> =
-        sessions.await.expect("sessions").items.iter().map(|session| session.end).collect();
+        sessions.expect("sessions").items.iter().map(|session| session.end).collect();
     assert!(ends.contains(&Some(SessionEnd::Stopped)), "{ends:?}");
     engine.delete(&project(), &name("app"), Delete::default(), None).await.expect("it goes");
 }

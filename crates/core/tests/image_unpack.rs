@@ -3,7 +3,6 @@
 mod image_support;
 
 use std::fs;
-use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -597,8 +596,8 @@ fn what_a_machine_nests_takes_memory_by_its_names_and_not_by_its_paths() {
     let bench = Bench::new();
     let depth = 6_000;
     let before = memory_peak();
-    let unpacked =
-        unpack_layer("it", Nested::new(depth), Form::Upper, &bench.diff(), &[], AMPLE).expect("it unpacks");
+    let unpacked = unpack_layer("it", Nested::new(depth), Form::Upper, &bench.diff(), &[], AMPLE)
+        .expect("it unpacks");
     let took = memory_peak() - before;
     assert_eq!(unpacked.files, depth as u64);
     // Whole paths as lists of names took a gigabyte.
@@ -615,7 +614,8 @@ fn what_a_machine_nests_takes_memory_by_its_names_and_not_by_its_paths() {
 fn what_a_machine_nests_too_deep_is_refused() {
     let bench = Bench::new();
     let archive: Vec<u8> =
-        [Nested::directory(b"./"), Nested::directory(&b"d/".repeat(16_385)), vec![0; 1024]].concat();
+        [Nested::directory(b"./"), Nested::directory(&b"d/".repeat(16_385)), vec![0; 1024]]
+            .concat();
     let refused =
         unpack_layer("it", archive.as_slice(), Form::Upper, &bench.diff(), &[], AMPLE).unwrap_err();
     assert!(refused.to_string().contains("nested deeper than 16,384"), "{refused}");
@@ -627,12 +627,14 @@ fn what_a_machine_nests_too_deep_is_refused() {
 fn siblings_after_a_deep_tree_are_found_again() {
     let bench = Bench::new();
     let mut archive = Nested::directory(b"./");
-    let paths = ["a/", "a/b/", "a/b/c/", "a/b/c/d/", "a/b/e/", "a/be/", "a/be/f/", "g/", "a/b/c/h/"];
+    let paths =
+        ["a/", "a/b/", "a/b/c/", "a/b/c/d/", "a/b/e/", "a/be/", "a/be/f/", "g/", "a/b/c/h/"];
     for path in paths {
         archive.extend(Nested::directory(path.as_bytes()));
     }
     archive.extend([0; 1024]);
-    unpack_layer("it", archive.as_slice(), Form::Upper, &bench.diff(), &[], AMPLE).expect("it unpacks");
+    unpack_layer("it", archive.as_slice(), Form::Upper, &bench.diff(), &[], AMPLE)
+        .expect("it unpacks");
     let found = picture(&bench.diff());
     let mut wanted: Vec<String> = paths.map(|path| path.trim_end_matches('/').to_owned()).to_vec();
     wanted.sort();

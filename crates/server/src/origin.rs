@@ -56,7 +56,8 @@ impl WebSettings {
         let name = name_of(host).trim_end_matches('.').to_ascii_lowercase();
         let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
         let below = |known: &String| {
-            name.strip_suffix(known.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+            name.strip_suffix(known.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
         };
         bare.unwrap_or(&name).parse::<IpAddr>().is_ok()
             || name == "localhost"
@@ -93,7 +94,9 @@ pub(crate) async fn known_host(
             "unknown_host",
             "this server does not go by that name",
         )
-        .hint("use localhost or an address, or list the name: `[api] hosts = [\"keep.example.com\"]`")
+        .hint(
+            "use localhost or an address, or list the name: `[api] hosts = [\"keep.example.com\"]`",
+        )
         .into_response();
     }
     next.run(request).await
@@ -115,13 +118,18 @@ pub(crate) async fn own_origin(
     if may(&app.web, request.uri(), request.headers()) {
         return next.run(request).await;
     }
-    ApiError::new(StatusCode::FORBIDDEN, "cross_origin", "a page of another origin may not use the API")
-        .hint("list the origin to allow it: `[api] origins = [\"https://console.example.com\"]`")
-        .into_response()
+    ApiError::new(
+        StatusCode::FORBIDDEN,
+        "cross_origin",
+        "a page of another origin may not use the API",
+    )
+    .hint("list the origin to allow it: `[api] origins = [\"https://console.example.com\"]`")
+    .into_response()
 }
 
 fn may(web: &WebSettings, uri: &Uri, headers: &HeaderMap) -> bool {
-    let text = |value: &axum::http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+    let text =
+        |value: &axum::http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
     let origins: Vec<String> = headers.get_all(ORIGIN).iter().map(text).collect();
     if !origins.is_empty() && origins.iter().all(|origin| web.allows(origin)) {
         return true;
@@ -155,15 +163,32 @@ mod tests {
         let web = WebSettings { hosts: vec!["Box.lan".to_owned()], origins: Vec::new() };
         let web = web.with(&gateway, &VercelSettings::default());
         for known in [
-            "localhost", "localhost:7777", "LOCALHOST", "127.0.0.1:7777", "[::1]:7777", "[::1]",
-            "192.0.2.7", "keep.example.com", "3000-x.keep.example.com", "api.example.org", "box.lan:1",
-            "app.localhost", "localhost.", "host.sandkeep.internal:7777",
+            "localhost",
+            "localhost:7777",
+            "LOCALHOST",
+            "127.0.0.1:7777",
+            "[::1]:7777",
+            "[::1]",
+            "192.0.2.7",
+            "keep.example.com",
+            "3000-x.keep.example.com",
+            "api.example.org",
+            "box.lan:1",
+            "app.localhost",
+            "localhost.",
+            "host.sandkeep.internal:7777",
         ] {
             assert!(web.knows(known), "{known}");
         }
         for unknown in [
-            "evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "xkeep.example.com", "",
-            "example.com", "evil.example:7777", "127.0.0.1@evil.example",
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "xkeep.example.com",
+            "",
+            "example.com",
+            "evil.example:7777",
+            "127.0.0.1@evil.example",
         ] {
             assert!(!web.knows(unknown), "{unknown}");
         }
@@ -171,7 +196,8 @@ mod tests {
 
     #[test]
     fn pages_of_other_origins_are_told_from_programs() {
-        let web = WebSettings { hosts: Vec::new(), origins: vec!["https://console.test".to_owned()] };
+        let web =
+            WebSettings { hosts: Vec::new(), origins: vec!["https://console.test".to_owned()] };
         for (headers, allowed) in [
             (&[][..], true),
             (&[("sec-fetch-mode", "cors")][..], true),

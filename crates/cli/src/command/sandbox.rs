@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use sandkeep_client::ListSandboxes;
 use sandkeep_client::types::{
-    Checkpoint, CommandsKept, CreateSandbox, Delete, Extend, Finding, Fork, ForkFailed, Forks, HookRun, IfExists,
-    Mount, Opened, Pause, Paused, Rollback, Sandbox, Session, Snapshot, Span, Start, State, Stop,
-    Stopped, UpdateSandbox, Why,
+    Checkpoint, CommandsKept, CreateSandbox, Delete, Extend, Finding, Fork, ForkFailed, Forks,
+    HookRun, IfExists, Mount, Opened, Pause, Paused, Rollback, Sandbox, Session, Snapshot, Span,
+    Start, State, Stop, Stopped, UpdateSandbox, Why,
 };
 
 use super::guard::findings_text;
@@ -311,7 +311,8 @@ pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failur
     }
     context.screen.answer(&all, |all| {
         let mut table = Table::new(&[
-            "NAME", "STATE", "CLASS", "IMAGE", ">GEN", ">LOGS", "USED", "EXPIRES", "TAGS", "PURPOSE",
+            "NAME", "STATE", "CLASS", "IMAGE", ">GEN", ">LOGS", "USED", "EXPIRES", "TAGS",
+            "PURPOSE",
         ]);
         for sandbox in all {
             table.row(vec![

@@ -28,8 +28,8 @@ mod tenant;
 mod trash;
 
 pub use command::{
-    BadData, Channel, ClientMessage, Command, CommandEnd, CommandState, Encoding, ExecEvent, ExecRequest,
-    Signal, SignalRequest, TermSize,
+    BadData, Channel, ClientMessage, Command, CommandEnd, CommandState, Encoding, ExecEvent,
+    ExecRequest, Signal, SignalRequest, TermSize,
 };
 pub use drive::{Attached, CreateDrive, Drive, ForkDrive, Mount, MountMode};
 pub use error::{ErrorAnswer, ErrorBody};
@@ -50,8 +50,8 @@ pub use outcome::{
 pub use port::{Access, IssuePortToken, Port, PortStatus, PortToken, PublishPort};
 pub use quantity::{Size, Span};
 pub use sandbox::{
-    Checkpoint, Class, CommandsKept, CreateSandbox, Extend, Fork, Hook, Hooks, IfExists, Lineage, OnIdle, Pause,
-    Resources, Rollback, Sandbox, Start, State, UpdateSandbox,
+    Checkpoint, Class, CommandsKept, CreateSandbox, Extend, Fork, Hook, Hooks, IfExists, Lineage,
+    OnIdle, Pause, Resources, Rollback, Sandbox, Start, State, UpdateSandbox,
 };
 pub use secret::{Inject, Secret, SecretGiven, SecretHow, SecretUse, SecretVersion, SetSecret};
 pub use service::{Restart, Service, ServiceState, ServiceStatus, SetService};

@@ -17,8 +17,8 @@ use super::slot::Slot;
 use super::{Error, Fork, ForkFailed, ForkFrom, Forks, Inner, Opened, Result, RolledBack};
 use crate::failpoint;
 use crate::model::{
-    CommandEnd, Config, Ending, Expiry, LayerId, Lineage, Name, OnIdle, Patch, Sandbox, SandboxId, SessionEnd,
-    Snapshot, SnapshotId, SnapshotKind,
+    CommandEnd, Config, Ending, Expiry, LayerId, Lineage, Name, OnIdle, Patch, Sandbox, SandboxId,
+    SessionEnd, Snapshot, SnapshotId, SnapshotKind,
 };
 use crate::store::Durability;
 

@@ -26,7 +26,8 @@ use super::{Inner, Result};
 use crate::db::Page;
 use crate::guest::{Guest, GuestError};
 use crate::model::{
-    Carried, Command, CommandEnd, CommandId, CommandState, Sandbox, SandboxId, Session, Snapshot, now,
+    Carried, Command, CommandEnd, CommandId, CommandState, Sandbox, SandboxId, Session, Snapshot,
+    now,
 };
 
 /// Commands of paused machines that somebody waits for.

@@ -130,9 +130,10 @@ fn report(name: &str, hook: &Hook, outcome: Result<Ran>) -> HookRun {
         Ok(ran) => {
             let problem = match ran.exit_code {
                 Some(0) => None,
-                _ if ran.end == Some(CommandEnd::TimedOut) => {
-                    Some(format!("it took longer than {} and was killed", hook.timeout.unwrap_or(PATIENCE)))
-                }
+                _ if ran.end == Some(CommandEnd::TimedOut) => Some(format!(
+                    "it took longer than {} and was killed",
+                    hook.timeout.unwrap_or(PATIENCE)
+                )),
                 _ if ran.end == Some(CommandEnd::OutOfMemory) => {
                     Some("it was killed: the sandbox was out of memory".to_owned())
                 }

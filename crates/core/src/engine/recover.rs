@@ -51,8 +51,8 @@ use crate::db::{Filter, Owner, Page, Tombstones};
 use crate::driver::{Driver, Link, READY};
 use crate::guest::Guest;
 use crate::model::{
-    CommandEnd, CommandState, Drive, Ending, Image, Layer, MachineKey, MemoryLayer, Name, Project, Sandbox,
-    SandboxId, Secret, SessionEnd, Snapshot, SnapshotKind, Template, Timestamp,
+    CommandEnd, CommandState, Drive, Ending, Image, Layer, MachineKey, MemoryLayer, Name, Project,
+    Sandbox, SandboxId, Secret, SessionEnd, Snapshot, SnapshotKind, Template, Timestamp,
 };
 use crate::store::{Damaged, Durability};
 

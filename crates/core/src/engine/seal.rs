@@ -29,9 +29,9 @@ use crate::driver::{MachineUsage, strays};
 use crate::failpoint;
 use crate::guest::GuestError;
 use crate::model::{
-    CommandEnd, Decision, Ending, Expiry, FORMAT, Finding, LayerId, LayerKind, MachineKey, Method, MountMode,
-    Mounted, OnJunk, Sandbox, Session, SessionEnd, SessionId, Snapshot, SnapshotId, SnapshotKind,
-    now,
+    CommandEnd, Decision, Ending, Expiry, FORMAT, Finding, LayerId, LayerKind, MachineKey, Method,
+    MountMode, Mounted, OnJunk, Sandbox, Session, SessionEnd, SessionId, Snapshot, SnapshotId,
+    SnapshotKind, now,
 };
 use crate::store::{Durability, JunkRules, SealOptions, StoreError};
 

@@ -21,8 +21,7 @@ use super::damage::DamageKind;
 use super::slot::lock;
 use super::{Engine, Inner, Result};
 use crate::model::{
-    Image, Layer, LayerId, MemoryId, MemoryLayer, Sandbox, Snapshot, SnapshotId,
-    Template, now,
+    Image, Layer, LayerId, MemoryId, MemoryLayer, Sandbox, Snapshot, SnapshotId, Template, now,
 };
 use crate::store::accounting::{Books, Sizes};
 use crate::store::{Hold, Trashed, Unheld};

@@ -21,11 +21,11 @@ mod service;
 mod snapshot;
 mod spec;
 
-pub use end::CommandEnd;
 pub use drive::{
     Attachment, DRIVE_SIZE, Drive, Mount, MountMode, Mounted, Mounts, check_drive_name,
     check_mounts,
 };
+pub use end::CommandEnd;
 pub use guard::{
     Aside, Because, Decision, Encoding, Finding, FindingKind, Guard, GuardPatch, OnJunk, OnSecret,
     Place, Quarantine, Suspect,

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CommandEnd, CommandId, Config, Decision, Expiry, Finding, KeyId, LayerId, MemoryId, Method, Mounted, Name,
-    ProjectNetwork, SandboxId, SecretGiven, SecretName, SessionId, Size, SnapshotId, SnapshotKind,
-    Span, Timestamp, UidRange, now,
+    CommandEnd, CommandId, Config, Decision, Expiry, Finding, KeyId, LayerId, MemoryId, Method,
+    Mounted, Name, ProjectNetwork, SandboxId, SecretGiven, SecretName, SessionId, Size, SnapshotId,
+    SnapshotKind, Span, Timestamp, UidRange, now,
 };
 use crate::engine::lifecycle::{Effect, Phase};
 

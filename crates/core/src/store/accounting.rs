@@ -182,7 +182,8 @@ impl Books {
     #[must_use]
     pub fn own_memory<'a>(&self, layers: impl Iterator<Item = &'a MemoryId>) -> u64 {
         let of_templates: HashSet<&MemoryId> = self.templates.values().collect();
-        let own: HashSet<&MemoryId> = layers.filter(|layer| !of_templates.contains(layer)).collect();
+        let own: HashSet<&MemoryId> =
+            layers.filter(|layer| !of_templates.contains(layer)).collect();
         own.into_iter().filter_map(|layer| self.memory_weights.get(layer)).sum()
     }
 

@@ -335,10 +335,7 @@ async fn signals_go_to_the_whole_group() {
         .expect("it starts");
     wait_for(&mut process, "up").await;
     guest.signal("a", 15).await.expect("it runs");
-    assert_eq!(
-        hear(&mut process.output).await.expect("it ends").exit,
-        Some(Exit::by_signal(15))
-    );
+    assert_eq!(hear(&mut process.output).await.expect("it ends").exit, Some(Exit::by_signal(15)));
     assert_eq!(failure(guest.signal("a", 15).await), Failure::NotFound, "it has ended");
     assert_eq!(failure(guest.signal("b", 15).await), Failure::NotFound);
     let mut process = guest.spawn(shell("c", "sleep 1000")).await.expect("it starts");

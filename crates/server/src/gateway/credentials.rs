@@ -162,7 +162,9 @@ mod tests {
             KEY.replace('_', "%5F"),
             basic,
         ] {
-            for name in ["authorization", "proxy-authorization", "x-api-key", "sec-websocket-protocol"] {
+            for name in
+                ["authorization", "proxy-authorization", "x-api-key", "sec-websocket-protocol"]
+            {
                 assert!(left(&[(name, &value)]).is_empty(), "{name}: {value}");
             }
         }
@@ -189,7 +191,10 @@ mod tests {
             ours.clean_query(&path).map(|path| path.to_string())
         };
         assert_eq!(clean(&format!("/a?x=1&key={KEY}&y")), Some("/a?x=1&y".to_owned()));
-        assert_eq!(clean(&format!("/a?keep%5Ftoken={}", KEY.replace('_', "%5f"))), Some("/a".to_owned()));
+        assert_eq!(
+            clean(&format!("/a?keep%5Ftoken={}", KEY.replace('_', "%5f"))),
+            Some("/a".to_owned())
+        );
         assert_eq!((clean("/a?x=1"), clean("/a")), (None, None));
     }
 }

@@ -67,13 +67,17 @@ async fn a_full_server_says_so_and_idle_connections_make_room() {
     assert!(said.starts_with("HTTP/1.1 503 "), "{said}");
     assert!(said.contains("retry-after: 1\r\n") && said.contains("too_many_connections"), "{said}");
     let body = said.split_once("\r\n\r\n").unwrap().1;
-    assert_eq!(serde_json::from_str::<Value>(body).unwrap()["error"]["code"], "too_many_connections");
+    assert_eq!(
+        serde_json::from_str::<Value>(body).unwrap()["error"]["code"],
+        "too_many_connections"
+    );
     // The Unix socket has room of its own.
     let stream = tokio::net::UnixStream::connect(&served.socket).await.unwrap();
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
-    let request = served.request(Method::GET, "/healthz", "").body(Full::new(Bytes::new())).unwrap();
+    let request =
+        served.request(Method::GET, "/healthz", "").body(Full::new(Bytes::new())).unwrap();
     assert_eq!(sender.send_request(request).await.unwrap().status(), StatusCode::OK);
     drop(all);
     let deadline = Instant::now() + Duration::from_secs(30);
@@ -165,14 +169,19 @@ async fn a_crowd_of_silent_connections_does_not_hold_up_a_command() {
         crowd.push(stream);
     }
     let crowded = exec_takes(&served).await;
-    assert!(crowded < quiet * 50 + Duration::from_secs(2), "{crowded:?}, and {quiet:?} when it is quiet");
+    assert!(
+        crowded < quiet * 50 + Duration::from_secs(2),
+        "{crowded:?}, and {quiet:?} when it is quiet"
+    );
     // All but a few of them were closed again.
     let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
     assert!(open < CROWD + 1_500, "{open}");
     let closed = crowd.into_iter().map(|stream| stream.into_std().unwrap()).filter(|stream| {
         let mut stream = stream;
         matches!(stream.read(&mut [0; 512]), Ok(0) | Err(_))
-            && stream.peek(&mut [0; 1]).map_or_else(|error| error.kind() != std::io::ErrorKind::WouldBlock, |_| true)
+            && stream
+                .peek(&mut [0; 1])
+                .map_or_else(|error| error.kind() != std::io::ErrorKind::WouldBlock, |_| true)
     });
     assert!(closed.count() >= CROWD - 600);
 }
@@ -183,7 +192,9 @@ async fn usage_is_told_of_the_own_project() {
     served.create("mine").await;
     let all = served.get("/v1/usage", &served.admin).await.json();
     assert!(all["images_bytes"].as_u64().unwrap() > 0 && all["project"].is_null(), "{all}");
-    for (key, project) in [(&served.read, "main"), (&served.write, "main"), (&served.foreign, "other")] {
+    for (key, project) in
+        [(&served.read, "main"), (&served.write, "main"), (&served.foreign, "other")]
+    {
         let own = served.get("/v1/usage", key).await.json();
         assert_eq!(own["project"], project, "{own}");
         for host in ["total_bytes", "free_bytes", "images_bytes"] {
@@ -207,7 +218,8 @@ async fn measurements_are_bounded_per_key() {
 
 #[tokio::test]
 async fn a_project_is_told_of_its_own_snapshots_only() {
-    let Some(served) = Served::with_machines("a_project_is_told_of_its_own_snapshots_only").await else {
+    let Some(served) = Served::with_machines("a_project_is_told_of_its_own_snapshots_only").await
+    else {
         return;
     };
     served.create("box").await;

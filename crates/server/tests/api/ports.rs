@@ -186,7 +186,11 @@ async fn a_private_port_opens_to_keys_and_tokens_and_tells_nobody_else() {
         (path, vec![("authorization", format!("{ours}, {basic}"))], false),
         (path, vec![("authorization", ours.clone()), ("x-api-key", served.write.clone())], false),
         (path, vec![("authorization", ours.clone()), ("proxy-authorization", ours.clone())], false),
-        (path, vec![("authorization", ours.clone()), ("cookie", format!("a=1; k={}", served.write))], false),
+        (
+            path,
+            vec![("authorization", ours.clone()), ("cookie", format!("a=1; k={}", served.write))],
+            false,
+        ),
         (path, vec![("authorization", format!("Basic {encoded}"))], false),
         (parameter.as_str(), vec![("authorization", ours.clone())], false),
     ] {
@@ -200,7 +204,11 @@ async fn a_private_port_opens_to_keys_and_tokens_and_tells_nobody_else() {
         for secret in [served.write.as_str(), encoded.as_str()] {
             assert!(!head.contains(secret), "{headers:?}: {head}");
         }
-        assert_eq!(head.to_lowercase().contains("authorization: basic"), keeps, "{headers:?}: {head}");
+        assert_eq!(
+            head.to_lowercase().contains("authorization: basic"),
+            keeps,
+            "{headers:?}: {head}"
+        );
     }
 
     let token = async |port: u16, body: &str| {

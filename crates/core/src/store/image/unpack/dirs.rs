@@ -36,11 +36,7 @@ impl Dirs {
         Self { list: vec![one], ..Self::default() }
     }
 
-    pub(super) fn push(
-        &mut self,
-        path: &[u8],
-        attributes: Attributes,
-    ) -> Result<(), &'static str> {
+    pub(super) fn push(&mut self, path: &[u8], attributes: Attributes) -> Result<(), &'static str> {
         let same = common(&self.last, path);
         self.held += path.len() - same;
         if self.held > MOST {
@@ -69,8 +65,8 @@ impl Dirs {
 
 #[cfg(test)]
 mod tests {
-    use super::Dirs;
     use super::super::super::attributes::Attributes;
+    use super::Dirs;
 
     #[test]
     fn every_path_comes_back_and_takes_what_is_new_in_it() {

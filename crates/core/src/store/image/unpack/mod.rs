@@ -270,7 +270,9 @@ impl Unpacker<'_> {
         }
         match entry.kind {
             Kind::File => self.file(&place, &name, &entry, content),
-            Kind::Directory => self.directory(&place, &name, &entry).map_err(host)?.map_err(refused),
+            Kind::Directory => {
+                self.directory(&place, &name, &entry).map_err(host)?.map_err(refused)
+            }
             Kind::Symlink => self.symlink(&place, &name, &entry).map_err(host),
             Kind::Fifo => self.fifo(&place, &name, &entry).map_err(host),
             Kind::HardLink => self.hard_link(&place, &name, &entry).map_err(host)?.map_err(refused),

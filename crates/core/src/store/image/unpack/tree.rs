@@ -99,7 +99,8 @@ impl Tree {
             return Ok(top());
         };
         let same = common(last, path);
-        let count = |path: &[u8]| path.split(|b| *b == b'/').filter(|part| !part.is_empty()).count();
+        let count =
+            |path: &[u8]| path.split(|b| *b == b'/').filter(|part| !part.is_empty()).count();
         let (up, down) = (count(&last[same..]), count(&path[..same]));
         if up >= down {
             return Ok(top());
