@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sandkeep_core::db::Page;
 use sandkeep_core::engine::{Delete, Engine, Event, Exec, Stop};
 use sandkeep_core::model::{Command, CommandEnd, CommandId, SessionEnd, Size, Span};
 use sandkeep_testkit::daemon::skipped;
@@ -125,9 +126,9 @@ async fn the_end_of_the_session_and_of_the_machine_are_told_apart() {
     house.kill_machines().await;
     let lost = waited(&engine, "app", &lost).await;
     assert_eq!(said(&lost), (Some(CommandEnd::Lost), None), "{lost:?}");
-    let all = sandkeep_core::db::Page::all();
-    let sessions = engine.sessions(&project(), &name("app"), &all).await.expect("sessions");
-    let ends: Vec<_> = sessions.items.iter().map(|session| session.end).collect();
+    let sessions = engine.sessions(&project(), &name("app"), &Page::all()).await;
+    let ends: Vec<_> =
+        sessions.expect("sessions").items.iter().map(|session| session.end).collect();
     assert!(ends.contains(&Some(SessionEnd::Stopped)), "{ends:?}");
     engine.delete(&project(), &name("app"), Delete::default(), None).await.expect("it goes");
 }

@@ -217,7 +217,7 @@ impl Daemon {
         let (url, _) = self.try_url_and_key()?;
         let mut socket = std::net::TcpStream::connect(url.strip_prefix("http://")?).ok()?;
         socket.set_read_timeout(Some(PATIENCE)).ok()?;
-        socket.write_all(b"GET /healthz HTTP/1.0\r\nHost: keep\r\n\r\n").ok()?;
+        socket.write_all(b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n").ok()?;
         let mut text = String::new();
         socket.read_to_string(&mut text).ok()?;
         let (_, body) = text.split_once("\r\n\r\n")?;
