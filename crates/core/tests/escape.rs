@@ -125,6 +125,11 @@ async fn dangerous_system_calls_are_denied() {
         ("socket AF_VSOCK", 41, "40, 1, 0"),
         ("socket AF_KEY", 41, "15, 3, 2"),
         ("socketpair AF_TIPC", 53, "30, 1, 0, $buf"),
+        ("socket AF_INET, SOCK_PACKET", 41, "2, 10, 0x300"),
+        ("socket AF_INET, SOCK_PACKET | SOCK_CLOEXEC", 41, "2, 0x8000a, 0x300"),
+        ("socket AF_INET6, SOCK_PACKET", 41, "10, 10, 0x300"),
+        ("socketpair AF_INET, SOCK_PACKET", 53, "2, 10, 0x300, $buf"),
+        ("ioctl TIOCSETD", 16, "0, 0x5423, $buf"),
         ("ioctl TIOCSTI", 16, "0, 0x5412, $buf"),
         ("ioctl TIOCLINUX", 16, "0, 0x541c, $buf"),
         ("personality ADDR_NO_RANDOMIZE", 135, "0x40000"),
@@ -150,6 +155,7 @@ async fn dangerous_system_calls_are_denied() {
     let allowed = [
         ("socket AF_UNIX", 41, "1, 1, 0"),
         ("socket AF_INET", 41, "2, 1, 0"),
+        ("socket AF_INET, SOCK_RAW", 41, "2, 3, 1"),
         ("socket AF_NETLINK", 41, "16, 3, 0"),
         ("personality, asked for", 135, "0xffffffff"),
         ("getpid", 39, "0"),
@@ -198,6 +204,53 @@ async fn the_agent_cannot_be_looked_into_traced_or_killed() {
     let own = "my $p = fork // exit 1; if (!$p) { sleep 100; exit } \
                my $r = syscall(101, 16, $p + 0, 0, 0); print $r; kill 'KILL', $p;";
     assert_eq!(prison.inside.perl(own).await.out, "0");
+}
+
+#[cfg(target_arch = "x86_64")]
+#[tokio::test]
+async fn the_agents_limits_cannot_be_set() {
+    let Some(prison) = prison("the_agents_limits_cannot_be_set", as_it_is).await else { return };
+    // While a thread of the agent acts as a user, that user must not reach it either.
+    let attempt = "my $zero = pack('QQ', 0, 0); my ($tried, @done) = (0); \
+        for (1..200) { opendir(my $d, '/proc/1/task'); \
+            for my $tid (grep { /^[0-9]+$/ } readdir $d) { \
+            for my $resource (0, 2, 6, 7, 9) { $tried++; \
+                my $r = syscall(302, $tid + 0, $resource, $zero, 0); \
+                push @done, \"$tid:$resource\" if $r == 0; push @done, \"$tid:$!\" if $r != 0 && $! != 1 && $! != 3; \
+            } } } print $tried >= 1000 ? 'tried' : $tried, \" @done\";";
+    let busy = async {
+        for _ in 0..20 {
+            prison.inside.run(&["true"], Some("someone")).await;
+        }
+    };
+    let root = prison.inside.perl(attempt);
+    let words = ["perl", "-e", attempt];
+    let someone = prison.inside.run(&words, Some("someone"));
+    let (root, someone, ()) = tokio::join!(root, someone, busy);
+    assert_eq!(root.out, "tried ", "{root:?}");
+    assert_eq!(someone.out, "tried ", "{someone:?}");
+    assert_eq!(prison.inside.sh("echo here").await.out, "here\n", "it goes on answering");
+    // Limits of one's own processes are one's own.
+    let own = "my $p = fork // exit 1; if (!$p) { sleep 100; exit } my $few = pack('QQ', 64, 64); \
+               print syscall(302, $p + 0, 7, $few, 0); kill 'KILL', $p;";
+    assert_eq!(prison.inside.perl(own).await.out, "0");
+}
+
+#[tokio::test]
+async fn no_process_leaves_its_memory_in_a_core_file() {
+    let test = "no_process_leaves_its_memory_in_a_core_file";
+    let Some(prison) = prison(test, as_it_is).await else { return };
+    for user in [None, Some("someone")] {
+        let raise = ["sh", "-c", "ulimit -c unlimited"];
+        assert_ne!(prison.inside.run(&raise, user).await.code, 0, "{user:?} raises the limit");
+        let limit = "ulimit -c; ulimit -Hc; cat /proc/self/coredump_filter";
+        let ran = prison.inside.run(&["sh", "-c", limit], user).await;
+        assert_eq!(ran.out, "0\n0\n00000000\n", "{user:?}: {ran:?}");
+        let crash = "cd /tmp; ulimit -c unlimited 2>/dev/null; SECRET=s3cret perl -e 'kill SEGV => $$'; \
+                     ls /tmp /tmp/core* 2>/dev/null";
+        let ran = prison.inside.run(&["sh", "-c", crash], user).await;
+        assert!(!ran.out.contains("core"), "{user:?}: {ran:?}");
+    }
 }
 
 #[tokio::test]

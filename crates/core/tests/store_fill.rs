@@ -50,9 +50,11 @@ async fn an_export_is_the_layer_byte_for_byte() {
         upset(mount.path());
         churn(mount.path(), seed, 60);
         set_xattr(&mount.path().join("tofile"), "system.posix_acl_access", &acl());
+        let _ = rustix::fs::lremovexattr(mount.path().join("setuid"), "trusted.mark");
         let seen = describe(mount.path());
         drop(mount);
         let upper = world.store.diff_dir(&guest);
+        forget_the_stack(&upper);
         let (mut expected, archive) = (describe(&upper), exported(&upper));
 
         let open = on_disk(&world, std::slice::from_ref(&image)).await;
@@ -84,6 +86,71 @@ async fn an_export_is_the_layer_byte_for_byte() {
             assert!(found.blocks() * 512 < 1 << 20, "holes stay holes");
         }
     }
+}
+
+/// Removes marks of the kernel's that mean something on the stack they were made on alone.
+fn forget_the_stack(dir: &Path) {
+    for mark in ["user.overlay.origin", "user.overlay.impure", "user.overlay.uuid"] {
+        let _ = rustix::fs::lremovexattr(dir, mark);
+    }
+    if fs::symlink_metadata(dir).expect("there").is_dir() {
+        for entry in fs::read_dir(dir).expect("a directory").flatten() {
+            forget_the_stack(&entry.path());
+        }
+    }
+}
+
+/// What root of a machine wrote below its own overlay, or an agent that it has taken over into the stream.
+#[tokio::test]
+async fn an_export_brings_no_attributes_that_are_the_hosts_or_overlayfs_own() {
+    let world = World::new();
+    let upper = world.store.begin(&[]).await.expect("begun");
+    let dir = world.store.diff_dir(&upper);
+    fs::create_dir(dir.join("dir")).expect("a directory");
+    fs::create_dir(dir.join("hides")).expect("a directory");
+    fs::write(dir.join("file"), "content").expect("a file");
+    std::os::unix::fs::symlink("file", dir.join("link")).expect("a link");
+    let capability = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    for name in ["dir", "file"] {
+        let path = dir.join(name);
+        for attribute in [
+            "user.overlay.redirect",
+            "user.overlay.metacopy",
+            "user.overlay.origin",
+            "user.overlay.upper",
+            "user.overlay.nlink",
+            "trusted.overlay.opaque",
+            "trusted.overlay.redirect",
+            "trusted.mark",
+            "security.selinux",
+            "security.ima",
+            "security.made-up",
+            "user.kept",
+        ] {
+            // What this host's kernel does not know is not there to be exported.
+            let _ = rustix::fs::lsetxattr(&path, attribute, b"y", rustix::fs::XattrFlags::empty());
+        }
+    }
+    set_xattr(&dir.join("link"), "trusted.mark", b"y");
+    set_xattr(&dir.join("file"), "user.overlay.opaque", b"y");
+    set_xattr(&dir.join("hides"), "user.overlay.opaque", b"y");
+    set_xattr(&dir.join("file"), "security.capability", &capability);
+    set_xattr(&dir.join("dir"), "system.posix_acl_access", &acl());
+    let archive = exported(&dir);
+
+    let open = on_disk(&world, &[]).await;
+    let filled = world.store.fill(&open, &archive[..], AMPLE).await.expect("filled");
+    assert!(filled.left_out >= 7, "{filled:?}");
+    let names = |name: &str| {
+        let found = xattr::list(world.store.diff_dir(&open).join(name)).expect("readable");
+        let mut found: Vec<_> = found.map(|name| name.into_string().expect("text")).collect();
+        found.sort();
+        found
+    };
+    assert_eq!(names("dir"), ["system.posix_acl_access", "user.kept"]);
+    assert_eq!(names("file"), ["security.capability", "user.kept"]);
+    assert_eq!(names("hides"), ["user.overlay.opaque"]);
+    assert_eq!(names("link"), [""; 0]);
 }
 
 /// An access list that lets user 1000 read.

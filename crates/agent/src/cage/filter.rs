@@ -22,6 +22,11 @@ use super::Trouble;
 /// ABI carry a high bit and are above this as well.
 const NEWEST: u32 = 467;
 
+/// The bits of a socket's type that are not flags.
+const SOCK_TYPE_MASK: u64 = 0xf;
+/// An obsolete type of socket.
+const SOCK_PACKET: u64 = 10;
+
 /// Answered with EPERM, whatever the arguments.
 const DENIED: &[libc::c_long] = &[
     // Mounts: the cage is made of them.
@@ -148,11 +153,17 @@ fn rules() -> Result<Rules, BadRule> {
     let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
     let other_family =
         families.map(|family| (0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, family as u64));
-    rules.insert(libc::SYS_socket, vec![when(&other_family)?]);
-    rules.insert(libc::SYS_socketpair, vec![when(&other_family)?]);
+    // The kernel still turns the type `SOCK_PACKET` into a packet socket, whatever the family says.
+    let packet = || {
+        let (mask, kind) = (SOCK_TYPE_MASK, SOCK_PACKET);
+        when(&[(1, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(mask), kind)])
+    };
+    rules.insert(libc::SYS_socket, vec![when(&other_family)?, packet()?]);
+    rules.insert(libc::SYS_socketpair, vec![when(&other_family)?, packet()?]);
 
-    // Typing into a terminal of someone else's, and the console's own tricks.
-    let typing = [libc::TIOCSTI, libc::TIOCLINUX]
+    // Typing into a terminal of someone else's, the console's own tricks, and line disciplines: modem
+    // protocols in the kernel, which it loads as modules for whoever asks.
+    let typing = [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD]
         .map(|request| when(&[(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, request)]));
     rules.insert(libc::SYS_ioctl, typing.into_iter().collect::<Result<_, _>>()?);
 

@@ -19,6 +19,14 @@ use sandkeep_proto::cage::{Cage, Cgroup};
 
 use super::{Doors, OOM_SCORE, Step, Trouble, drives, filter, network, root, sys};
 
+/// The agent's saved user id, on all its threads: one that nothing else inside has. `prlimit` on another process takes the same user
+/// id in all three places, or a capability that nobody inside has. So root inside cannot set a limit of processor time or open
+/// files that ends the agent.
+pub(crate) const SAVED_UID: u32 = 65_533;
+
+/// The limit of a core file's size. Not 0: with 0 a program of the host (`core_pattern` with `|`) is still given the dump, with 1 nobody is.
+pub(crate) const CORE_SIZE: u64 = 1;
+
 /// Capabilities, over what is the sandbox's own, that its root keeps: what installing packages,
 /// running servers and `sudo` take. Everything else, above all `SYS_ADMIN`, is dropped for good.
 const KEPT: CapabilitySet = CapabilitySet::CHOWN
@@ -144,7 +152,7 @@ pub(super) fn enter(
     (link, network): (UnixListener, UnixListener),
 ) -> Doors {
     let mut teller = File::from(teller);
-    let kept = own_score().and_then(|score| {
+    let kept = no_core_dumps().and_then(|()| own_score()).and_then(|score| {
         let device = furnish(prepared, gate)?;
         // Said last of all, but before the descriptor goes with the others.
         teller.write_all(b"up\n").step("tell the builder")?;
@@ -170,6 +178,16 @@ fn own_score() -> Result<OwnedFd, Trouble> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     rustix::fs::open("/proc/self/oom_score_adj", flags, Mode::empty())
         .step("open the agent's standing for times without memory")
+}
+
+/// Leaves all memory out of core dumps, for whatever is started in the sandbox. The limit of their size does not hold for a program
+/// of the host that receives them (`core_pattern` with `|`), and memory holds secrets.
+fn no_core_dumps() -> Result<(), Trouble> {
+    match std::fs::write("/proc/self/coredump_filter", "0") {
+        // A kernel that writes no core dumps.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        done => done.step("leave memory out of core dumps"),
+    }
 }
 
 /// Answers with the network device.
@@ -229,7 +247,8 @@ pub(super) fn become_root() -> Result<(), Trouble> {
     rustix::thread::set_thread_groups(&[]).step("leave the host's groups")?;
     let (uid, gid) = (Uid::ROOT, Gid::ROOT);
     rustix::thread::set_thread_res_gid(gid, gid, gid).step("become the sandbox's root group")?;
-    rustix::thread::set_thread_res_uid(uid, uid, uid).step("become the sandbox's root")
+    let saved = Uid::from_raw(SAVED_UID);
+    rustix::thread::set_thread_res_uid(uid, uid, saved).step("become the sandbox's root")
 }
 
 /// Makes sure that mounts go where they should. The layers were written by whoever used the sandbox
@@ -363,7 +382,9 @@ fn limit(file_size: u64) -> Result<(), Trouble> {
     let file_size = most.map_or(file_size, |most| file_size.min(most));
     set(Resource::Fsize, file_size, Some(file_size))?;
     set(Resource::Nofile, 65_536, None)?;
-    set(Resource::Core, 0, None)
+    // Also as the most that can be asked for: what was injected into a process would be in its core file.
+    let most = rustix::process::getrlimit(Resource::Core).maximum;
+    set(Resource::Core, CORE_SIZE, Some(most.map_or(CORE_SIZE, |most| most.min(CORE_SIZE))))
 }
 
 /// Drops capabilities from the bounding set, so that no program gets them back by being executed,

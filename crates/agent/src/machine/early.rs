@@ -13,6 +13,7 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use sandkeep_proto::machine::PORT;
 
 use super::{Machine, State, sys};
+use crate::cage::inside::CORE_SIZE;
 use crate::cage::{Step, Trouble, set_oom_score};
 
 /// Where everything is until the machine is somebody's: in memory, and gone when the root is there.
@@ -41,6 +42,9 @@ pub(super) fn prepare() -> Result<Machine, Trouble> {
     let many = Some(1 << 20);
     let limit = Rlimit { current: Some(65_536), maximum: many };
     rustix::process::setrlimit(Resource::Nofile, limit).step("set the resource limits")?;
+    // Against accidents: root of its own kernel can raise it.
+    let core = Rlimit { current: Some(CORE_SIZE), maximum: Some(CORE_SIZE) };
+    rustix::process::setrlimit(Resource::Core, core).step("set the resource limits")?;
     let none = Rlimit { current: None, maximum: None };
     rustix::process::setrlimit(Resource::Nproc, none).step("set the resource limits")?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)

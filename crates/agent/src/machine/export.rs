@@ -338,7 +338,8 @@ fn attributes_of(name: &Path) -> io::Result<Vec<String>> {
         Err(error) => return Err(error.into()),
     };
     let names = buffer.get(..length).unwrap_or_default().split(|byte| *byte == 0);
-    let carried = ["user.", "security.", "trusted.", "system.posix_acl_"];
+    // The daemon has a list of its own, and does not depend on this one.
+    let carried = ["user.", "security.capability", "system.posix_acl_"];
     Ok(names
         .filter_map(|name| std::str::from_utf8(name).ok())
         .filter(|name| carried.iter().any(|prefix| name.starts_with(prefix)))

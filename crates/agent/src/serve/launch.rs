@@ -22,6 +22,7 @@ use zeroize::Zeroizing;
 use super::problem::{Problem, kind_of, say};
 use super::user::Identity;
 use crate::cage::Expendable;
+use crate::cage::inside::SAVED_UID;
 
 /// Room for the child until it has executed; it calls nothing deep.
 const STACK: usize = 64 << 10;
@@ -329,7 +330,7 @@ pub(super) fn become_on_this_thread(identity: &Identity) -> io::Result<()> {
     unsafe {
         check(libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()))?;
         check(libc::syscall(libc::SYS_setresgid, gid, gid, gid))?;
-        check(libc::syscall(libc::SYS_setresuid, uid, uid, uid))
+        check(libc::syscall(libc::SYS_setresuid, uid, uid, SAVED_UID))
     }
 }
 

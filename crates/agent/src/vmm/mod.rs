@@ -40,6 +40,7 @@ use sandkeep_proto::machine::{NET_DIR, VERSION, Vmm, VmmFile, VmmSocket};
 
 pub(crate) use pack::pack;
 
+use crate::cage::inside::CORE_SIZE;
 use crate::cage::{
     self, Groups, OPEN_THE_GATE, Side, Step, Trouble, abandon, answer, lock, read_plan, record,
     save, wait_for, wrong_version,
@@ -249,7 +250,8 @@ fn become_it(
 fn limit(vmm: &Vmm) -> Result<(), Trouble> {
     // Who gets there is told by the write that fails, and not ended by a signal.
     sys::ignore_too_large_files().step("set the resource limits")?;
-    let limits = [(Resource::Nofile, FILES), (Resource::Core, 0), (Resource::Fsize, vmm.file_size)];
+    let limits =
+        [(Resource::Nofile, FILES), (Resource::Core, CORE_SIZE), (Resource::Fsize, vmm.file_size)];
     for (resource, most) in limits {
         let most = rustix::process::getrlimit(resource).maximum.map_or(most, |host| most.min(host));
         let limit = Rlimit { current: Some(most), maximum: Some(most) };

@@ -5,6 +5,7 @@ pub mod container;
 mod host;
 pub mod microvm;
 pub(crate) mod strays;
+pub(crate) mod uids;
 
 use std::fmt;
 use std::io;

@@ -14,6 +14,7 @@ use super::lifecycle::{self, Command as Wish, Phase, Report};
 use super::live::{Live, reach};
 use super::machine::{Begin, How};
 use super::slot::{Slot, lock};
+use super::uids::IDS;
 use super::{Absent, Error, ErrorKind, Inner, Result, after};
 use crate::db::{Owner, Page, Tombstones};
 use crate::driver::{Driver, DriverError, Machine};
@@ -23,9 +24,6 @@ use crate::model::{
     SessionId, Snapshot, UidRange, Usage, now,
 };
 use crate::store::Durability;
-
-/// How many ids a sandbox gets.
-const IDS: u32 = 65_536;
 
 impl Inner {
     /// Starts the sandbox in its turn. Of a running one: hands it out.
@@ -438,28 +436,6 @@ impl Inner {
             },
         };
         self.drivers.get(name).cloned().ok_or_else(missing)
-    }
-
-    pub(super) fn take_uids(&self) -> Result<UidRange> {
-        let mut taken = lock(&self.uids);
-        let free = (0..self.settings.uid_ranges)
-            .find(|range| !taken.contains(range))
-            .ok_or(Error::NoUids)?;
-        taken.insert(free);
-        Ok(UidRange { base: self.settings.uid_base + free * IDS, count: IDS })
-    }
-
-    /// Marks the range of a machine that an earlier daemon started.
-    pub(super) fn adopt_uids(&self, range: Option<UidRange>) {
-        if let Some(range) = range {
-            lock(&self.uids).insert(range.base.wrapping_sub(self.settings.uid_base) / IDS);
-        }
-    }
-
-    pub(super) fn give_uids(&self, range: Option<UidRange>) {
-        if let Some(range) = range {
-            lock(&self.uids).remove(&(range.base.wrapping_sub(self.settings.uid_base) / IDS));
-        }
     }
 
     /// Writes the sandbox down: disk first, then the index.

@@ -98,12 +98,13 @@ mod tenant;
 mod token;
 mod track;
 mod trash;
+mod uids;
 mod unrecorded;
 mod uplink;
 mod usage;
 mod why;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -285,7 +286,7 @@ pub(crate) struct Inner {
     health: Arc<health::Health>,
     books: Arc<Mutex<Books>>,
     scrub: scrub::Scrub,
-    uids: Mutex<BTreeSet<u32>>,
+    uids: uids::Uids,
     /// Held while a drive's record is changed.
     drives: tokio::sync::Mutex<()>,
     /// One collection at a time. Nobody else takes it.
@@ -336,6 +337,7 @@ impl Engine {
         let keyring = Keyring::open(store.data_dir(), &settings.secrets_key)?;
         let outside = Outside::new(settings.network.clone()).map_err(Error::Outside)?;
         let drivers = drivers.into_iter().map(|driver| (driver.name(), driver)).collect();
+        let uids = uids::Uids::new(store.data_dir(), settings.uid_base, settings.uid_ranges);
         let inner = Arc::new(Inner {
             store,
             images,
@@ -354,7 +356,7 @@ impl Engine {
             health: Arc::default(),
             books: Arc::default(),
             scrub: scrub::Scrub::default(),
-            uids: Mutex::default(),
+            uids,
             drives: tokio::sync::Mutex::default(),
             collecting: tokio::sync::Mutex::default(),
             collect_asked: AtomicBool::new(false),

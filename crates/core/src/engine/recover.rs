@@ -71,10 +71,13 @@ struct Found {
 impl Inner {
     /// Reads what is on disk and begins to recover it. Waits for no guest.
     pub(super) async fn recover(self: &Arc<Self>) -> Result<()> {
-        let sandboxes = self.reindex().await?;
+        let mut sandboxes = self.reindex().await?;
         self.check_secrets_key(&sandboxes).await?;
         let mut alive = self.survivors().await?;
-        sandboxes.iter().for_each(|sandbox| self.adopt_uids(sandbox.uids));
+        for sandbox in &mut sandboxes {
+            let is_alive = alive.contains_key(&sandbox.id);
+            self.adopt_uids(sandbox, is_alive);
+        }
         let mut found = Vec::with_capacity(sandboxes.len());
         for sandbox in sandboxes {
             let link = alive.remove(&sandbox.id);

@@ -125,6 +125,9 @@ impl Store {
                 return Err(error);
             }
         };
+        if attributes > 0 {
+            tracing::warn!(layer = %id, attributes, "extended attributes that a layer cannot have were left out of a machine's export");
+        }
         failpoint::pass("store.fill.unpacked");
         self.sync_now()?;
         // What was exported came from the disk, which goes.

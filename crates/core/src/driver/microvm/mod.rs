@@ -68,6 +68,7 @@ use self::qemu::Shape;
 use self::roots::Roots;
 use self::spares::{Kind, Spares};
 use super::host::{Host, broken, died, failed, lock, on_thread};
+use super::uids::Claims;
 use super::{
     Captured, Check, Device, Driver, DriverError, DriverResult, Keeper, Link, Machine,
     MachineUsage, RAM_SO, Restored, Then,
@@ -118,6 +119,8 @@ struct Microvm {
     /// `ram.so`, where hypervisors can be shown it.
     ram_so: PathBuf,
     spares: Spares,
+    /// Uids of hypervisors that are no machine's yet.
+    uids: Claims,
 }
 
 /// What a machine is, for the driver that finds it running.
@@ -166,6 +169,7 @@ impl MicrovmDriver {
             facts: Facts::new(cache),
             ram_so,
             spares: Spares::default(),
+            uids: Claims::of(cache, spares::CLAIMED_UIDS),
             config,
         };
         Ok(Self { inner: Arc::new(inner) })

@@ -51,6 +51,8 @@ const AFTER: Duration = Duration::from_millis(200);
 const AT_MOST: Duration = Duration::from_mins(15);
 /// How many uids there are for them.
 const UIDS: u32 = 1 << 16;
+/// How many of them a daemon claims at once, see [`crate::driver::uids`].
+pub(super) const CLAIMED_UIDS: u32 = 1 << 8;
 /// How long a spare may take to map its RAM.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Of how many kinds there are spares.
@@ -106,6 +108,8 @@ pub(super) struct Spares {
     /// What the keys of ours begin with.
     mark: String,
     count: AtomicUsize,
+    /// Where the search for uids begins.
+    first_block: u32,
     /// No more are wanted.
     closed: AtomicBool,
     /// Held while one is being made.
@@ -130,8 +134,9 @@ impl Default for Spares {
         let mark: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
         Self {
             mark: format!("{SPARE}{mark}-"),
+            count: AtomicUsize::default(),
             // Their uids go by it: not everybody's begin with the same.
-            count: AtomicUsize::new(usize::from(u16::from_le_bytes([random[0], random[1]]))),
+            first_block: u32::from(random[0]),
             closed: AtomicBool::default(),
             making: Arc::default(),
             starting: AtomicUsize::default(),
@@ -334,14 +339,24 @@ impl Microvm {
         ready.map_err(|error| broken("start a spare", &error))
     }
 
-    /// A uid that no hypervisor has, and none had lately.
+    /// A uid that no hypervisor on this host has, and none of ours had lately.
     fn spare_uid(&self, number: usize) -> DriverResult<u32> {
         let taken: Vec<u32> =
             self.host.records().into_iter().filter_map(|record| record.uid).collect();
-        let start = u32::try_from(number % UIDS as usize).unwrap_or_default();
-        let mut all = (0..UIDS).map(|next| self.config.spare_uids + (start + next) % UIDS);
-        let free = all.find(|uid| !taken.contains(uid));
-        free.ok_or_else(|| broken("start a spare", &"all uids for spares are taken"))
+        let number = u32::try_from(number % CLAIMED_UIDS as usize).unwrap_or_default();
+        let blocks = UIDS / CLAIMED_UIDS;
+        for block in (0..blocks).map(|next| (self.spares.first_block + next) % blocks) {
+            let start = self.config.spare_uids + block * CLAIMED_UIDS;
+            let ids = start..start.saturating_add(CLAIMED_UIDS);
+            if !self.uids.claim(&ids).map_err(|error| broken("claim uids for spares", &error))? {
+                continue;
+            }
+            let mut all = (0..CLAIMED_UIDS).map(|next| start + (number + next) % CLAIMED_UIDS);
+            if let Some(free) = all.find(|uid| !taken.contains(uid)) {
+                return Ok(free);
+            }
+        }
+        Err(broken("start a spare", &"all uids for spares are taken"))
     }
 
     /// Makes a spare the machine, if there is one, and answers with its serial port. An error means that the machine cannot

@@ -103,10 +103,85 @@ fn copy_xattrs(from: &File, to: &File) -> io::Result<()> {
     Ok(())
 }
 
+/// An access list, which names users as the file's owner does.
+const ACCESS_LISTS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
+/// How long a file capability is that is meant for root of any machine (revision 2). A longer one names a user id of the host.
+const CAPABILITY_LENGTH: usize = 20;
+/// What overlayfs shows to programs as `user.overlay.`: data of theirs.
+const ESCAPED: &str = "user.overlay.overlay.";
+
+/// What an entry of a machine's export is, as far as its attributes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Carrier {
+    Directory,
+    EmptyFile,
+    Other,
+}
+
+/// Whether a layer may hold an extended attribute that a machine exported. Whoever is root in the machine can have written any:
+/// below its own overlay, or into the stream. So this is a list of what is allowed, not of what is not:
+///
+/// - `user.*`, which means nothing to a kernel;
+/// - access lists, whose ids are the sandbox's own, as owners are;
+/// - `security.capability` in the form without a user id: packages set it (`ping`), images keep it too, and it counts in the
+///   sandbox's own user namespace only;
+/// - of overlayfs's own marks those that say that a name is deleted, on what they belong on. The others name files of lower layers.
+///
+/// `trusted.*` and the rest of `security.*` are the host's own to say: labels, integrity, other overlays.
+pub(super) fn keeps_exported_xattr(name: &str, value: &[u8], carrier: Carrier) -> bool {
+    match name {
+        "security.capability" => value.len() == CAPABILITY_LENGTH,
+        "user.overlay.opaque" => carrier == Carrier::Directory && matches!(value, b"y" | b"x"),
+        "user.overlay.whiteout" => carrier == Carrier::EmptyFile,
+        _ if ACCESS_LISTS.contains(&name) => true,
+        _ if name.starts_with(ESCAPED) => true,
+        _ => name.starts_with("user.") && !name.starts_with("user.overlay."),
+    }
+}
+
 /// Whether a layer may hold an extended attribute: what programs put there themselves, and file
 /// capabilities. Labels and access lists speak of the machine they were made on, and
 /// `user.overlay.` is how overlayfs itself speaks, which no archive may do.
 pub(super) fn keeps_xattr(name: &str) -> bool {
     name == "security.capability"
         || (name.starts_with("user.") && !name.starts_with("user.overlay."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Carrier, keeps_exported_xattr};
+
+    #[test]
+    fn an_export_brings_what_is_listed_and_nothing_else() {
+        let kept = |name: &str, value: &[u8]| keeps_exported_xattr(name, value, Carrier::Other);
+        for name in ["user.note", "system.posix_acl_access", "user.overlay.overlay.redirect"] {
+            assert!(kept(name, b"x"), "{name}");
+        }
+        assert!(kept("security.capability", &[0; 20]));
+        assert!(!kept("security.capability", &[0; 24]), "it names a user of the host");
+        for name in [
+            "security.selinux",
+            "security.ima",
+            "security.evm",
+            "security.apparmor",
+            "trusted.overlay.redirect",
+            "trusted.mark",
+            "system.nfs4_acl",
+            "user.overlay.redirect",
+            "user.overlay.metacopy",
+            "user.overlay.origin",
+            "user.overlay.opaque",
+            "user.overlay.whiteout",
+            "user.overlay.",
+            "made.up",
+            "",
+        ] {
+            assert!(!kept(name, b"y"), "{name}");
+        }
+        let opaque =
+            |value: &[u8], carrier| keeps_exported_xattr("user.overlay.opaque", value, carrier);
+        assert!(opaque(b"y", Carrier::Directory) && opaque(b"x", Carrier::Directory));
+        assert!(!opaque(b"z", Carrier::Directory) && !opaque(b"y", Carrier::EmptyFile));
+        assert!(keeps_exported_xattr("user.overlay.whiteout", b"y", Carrier::EmptyFile));
+    }
 }

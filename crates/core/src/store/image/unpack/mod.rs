@@ -42,7 +42,9 @@ use sha2::{Digest as _, Sha256};
 use self::dirs::Dirs;
 use self::stream::{Entry, Kind, TarStream};
 use self::tree::{Place, Tree};
-use super::attributes::{Attributes, copy_file, create_file, keeps_xattr};
+use super::attributes::{
+    Attributes, Carrier, copy_file, create_file, keeps_exported_xattr, keeps_xattr,
+};
 use super::error::{ImageError, ImageResult};
 use crate::model::Size;
 
@@ -85,7 +87,7 @@ pub enum Form {
     Layer,
     /// As a whole root filesystem: all names are just names, and the archive must have an end.
     Root,
-    /// As an upper directory of overlayfs, as it is: devices 0:0 are whiteouts, all attributes are kept, the first entry is the
+    /// As an upper directory of overlayfs: devices 0:0 are whiteouts, attributes are kept that a machine may export, the first entry is the
     /// directory itself, and the archive must have an end. What counts against the room is what is not a hole.
     Upper,
 }
@@ -103,7 +105,7 @@ pub struct Unpacked {
     pub borrowed: bool,
     /// How many device nodes were left out.
     pub devices: u64,
-    /// How many extended attributes were, because this host does not have their like.
+    /// How many extended attributes were: this host does not have their like, or they are not for a machine to set.
     pub attributes: u64,
 }
 
@@ -158,6 +160,9 @@ pub fn unpack_layer(
         let left = unpacker.left.checked_sub(size.saturating_add(ENTRY_COST));
         unpacker.left = left.ok_or_else(too_large)?;
         unpacker.entries = unpacker.entries.checked_sub(1).ok_or_else(too_large)?;
+        if form == Form::Upper {
+            unpacker.attributes += unwanted(&entry, form);
+        }
         unpacker.take(entry, &mut stream).map_err(|trouble| trouble.told(diff, damaged))?;
     }
     if form != Form::Layer && !stream.ended() {
@@ -527,7 +532,22 @@ fn write_with_holes(file: &mut std::fs::File, bytes: &[u8]) -> io::Result<u64> {
 
 /// The extended attributes that are kept of an entry.
 fn wanted(entry: &Entry, form: Form) -> impl Iterator<Item = &(String, Vec<u8>)> {
-    entry.xattrs.iter().filter(move |(name, _)| form == Form::Upper || keeps_xattr(name))
+    let carrier = match entry.kind {
+        Kind::Directory => Carrier::Directory,
+        Kind::File if entry.size == 0 => Carrier::EmptyFile,
+        _ => Carrier::Other,
+    };
+    entry.xattrs.iter().filter(move |(name, value)| match form {
+        Form::Upper => keeps_exported_xattr(name, value, carrier),
+        Form::Layer | Form::Root => keeps_xattr(name),
+    })
+}
+
+/// How many extended attributes an entry has, and will not have here, that a program could have set.
+fn unwanted(entry: &Entry, form: Form) -> u64 {
+    let of_programs = |(name, _): &&(String, Vec<u8>)| !name.starts_with("user.overlay.");
+    let kept = wanted(entry, form).filter(of_programs).count();
+    (entry.xattrs.iter().filter(of_programs).count() - kept) as u64
 }
 
 /// Gives them to a file, and tells how many this host does not have the like of.
