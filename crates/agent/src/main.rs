@@ -8,11 +8,12 @@
 //! - `keep-agent tsc`: prints how fast the host's time stamp counter runs, in kHz.
 //! - As the first process of a machine of its own it is told nothing: it serves the link on the machine's serial port, and becomes the
 //!   sandbox's when it is told which.
-//! - `keep-agent pack`: runs a program on layers that are stacked for it alone.
+//! - `keep-agent confine`: reads a [`sandkeep_proto::helper::Helper`], and runs a program of the host's, confined, on what sandboxes wrote.
 //! - `keep-agent serve <socket>`: serves the link without any cage; the way the link is tested.
 
 mod accounts;
 mod cage;
+mod helper;
 mod machine;
 mod overlay;
 mod serve;
@@ -32,7 +33,7 @@ fn main() -> ExitCode {
         (Some("swap-root"), None) => cage::swap_root(),
         (Some("tsc"), None) => tsc::print(),
         (Some("vmm"), None) => vmm::launch(),
-        (Some("pack"), None) => vmm::pack(),
+        (Some("confine"), None) => helper::confine(),
         (Some("serve"), Some(path)) => match std::os::unix::net::UnixListener::bind(&path) {
             Ok(link) => serve::run(cage::Doors { link, network: None }),
             Err(error) => {

@@ -1,10 +1,11 @@
 //! The words the daemon and the agent agree on.
 //!
-//! Three conversations, all versioned from the first byte:
+//! Four conversations, all versioned from the first byte:
 //!
 //! - [`cage`]: what the container driver tells `keep-agent` to build before it becomes PID 1.
 //!   One JSON document on standard input, one JSON document back on standard output.
 //! - [`machine`]: what the microvm driver tells `keep-agent` to start, in the same way, and what its devices are called.
+//! - [`helper`]: programs of the host that `keep-agent` confines and runs for the daemon.
 //! - [`link`]: what daemon and agent say to each other while a sandbox lives, in the frames of
 //!   [`frame`], over a Unix socket, or in the marks of [`serial`] over a virtio serial port.
 //!
@@ -15,6 +16,7 @@
 
 pub mod cage;
 pub mod frame;
+pub mod helper;
 pub mod link;
 pub mod machine;
 pub mod serial;

@@ -140,22 +140,6 @@ pub struct VmmShown {
     pub at: PathBuf,
 }
 
-/// Layers to be packed as one: `keep-agent pack` shows them stacked, to nobody else, and runs a program on that.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Pack {
-    /// [`VERSION`].
-    pub version: u32,
-    /// The directory all of `lower` are in.
-    pub layers_dir: PathBuf,
-    /// Relative to `layers_dir`; the first is the topmost.
-    pub lower: Vec<PathBuf>,
-    /// The program, by its absolute path.
-    pub program: PathBuf,
-    /// Its arguments, the program's name first. The directory to pack is added as the last.
-    pub argv: Vec<String>,
-}
-
 /// A Unix stream socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

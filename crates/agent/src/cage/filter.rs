@@ -113,15 +113,41 @@ const ABSENT: &[libc::c_long] = &[
     467, // open_tree_attr
 ];
 
+/// Answered with EPERM to helpers as well: they work on files, and have no business with others.
+const DENIED_TO_HELPERS: &[libc::c_long] = &[
+    libc::SYS_socket,
+    libc::SYS_socketpair,
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_chroot,
+    libc::SYS_mknodat,
+    libc::SYS_setuid,
+    libc::SYS_setgid,
+    libc::SYS_setresuid,
+    libc::SYS_setresgid,
+    libc::SYS_setgroups,
+];
+
+/// Translates the profile of a helper for the kernel: that of a sandbox, and more.
+pub(crate) fn compile_for_helper() -> Result<BpfProgram, Trouble> {
+    compile_with(DENIED_TO_HELPERS)
+}
+
 /// Translates the profile for the kernel.
 pub(super) fn compile() -> Result<BpfProgram, Trouble> {
+    compile_with(&[])
+}
+
+fn compile_with(more: &[libc::c_long]) -> Result<BpfProgram, Trouble> {
     let step = "write the system call filter";
     let denied = SeccompAction::Errno(libc::EPERM as u32);
     let rules = rules().map_err(|e| Trouble::new(step, e))?;
     let by_argument = SeccompFilter::new(rules, SeccompAction::Allow, denied, ARCH)
         .map_err(|e| Trouble::new(step, e))?;
     let by_argument: BpfProgram = by_argument.try_into().map_err(|e| Trouble::new(step, e))?;
-    let mut program = by_number();
+    let mut program = by_number(more);
     program.extend(by_argument);
     Ok(program)
 }
@@ -200,7 +226,7 @@ fn when(conditions: &[(u8, SeccompCmpArgLen, SeccompCmpOp, u64)]) -> Result<Secc
 /// absent: return ENOSYS
 /// denied: return EPERM
 /// ```
-fn by_number() -> BpfProgram {
+fn by_number(more: &[libc::c_long]) -> BpfProgram {
     const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
     const JUMP: u16 = 0x05; // BPF_JMP | BPF_JA
     const EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
@@ -210,7 +236,7 @@ fn by_number() -> BpfProgram {
     const ARCH_AT: u32 = 4;
     let step = |code, jt, jf, k| sock_filter { code, jt, jf, k };
     let answer = |errno: i32| step(ANSWER, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32);
-    let denied = DENIED.len() + DENIED_HERE.len();
+    let denied = DENIED.len() + DENIED_HERE.len() + more.len();
     // How many instructions a jump skips. The tests run every number through the result.
     let far = |skipped: usize| u8::try_from(skipped).unwrap_or(u8::MAX);
 
@@ -224,7 +250,7 @@ fn by_number() -> BpfProgram {
     for (at, call) in ABSENT.iter().enumerate() {
         program.push(step(EQUAL, far(listed - at), 0, *call as u32));
     }
-    for (at, call) in DENIED.iter().chain(DENIED_HERE).enumerate() {
+    for (at, call) in DENIED.iter().chain(DENIED_HERE).chain(more).enumerate() {
         program.push(step(EQUAL, far(denied - at + 1), 0, *call as u32));
     }
     program.extend([step(JUMP, 0, 0, 2), answer(libc::ENOSYS), answer(libc::EPERM)]);
@@ -242,7 +268,10 @@ const AUDIT_ARCH: u32 = 0xc000_00b7;
 
 #[cfg(test)]
 mod tests {
-    use super::{ABSENT, AUDIT_ARCH, DENIED, DENIED_HERE, NEWEST, by_number, compile, rules};
+    use super::{
+        ABSENT, AUDIT_ARCH, DENIED, DENIED_HERE, DENIED_TO_HELPERS, NEWEST, by_number, compile,
+        rules,
+    };
 
     /// What a filter answers to a call without arguments; `None` when it goes on behind its end.
     fn run(program: &[seccompiler::sock_filter], arch: u32, number: u32) -> Option<u32> {
@@ -263,12 +292,18 @@ mod tests {
 
     #[test]
     fn every_number_gets_the_answer_it_is_listed_under() {
-        let program = by_number();
+        for more in [&[][..], DENIED_TO_HELPERS] {
+            check(more);
+        }
+    }
+
+    fn check(more: &[libc::c_long]) {
+        let program = by_number(more);
         let listed = |list: &[libc::c_long], number: u32| list.contains(&i64::from(number));
         for number in (0..600).chain([0x4000_0000, 0x4000_0000 + 165, u32::MAX]) {
             let expected = if number > NEWEST || listed(ABSENT, number) {
                 Some(libc::ENOSYS as u32)
-            } else if listed(DENIED, number) || listed(DENIED_HERE, number) {
+            } else if [DENIED, DENIED_HERE, more].iter().any(|list| listed(list, number)) {
                 Some(libc::EPERM as u32)
             } else {
                 None

@@ -243,7 +243,7 @@ pub(crate) fn wait_for(gate: OwnedFd) -> Result<(), Trouble> {
 
 /// Takes on the sandbox's own ids; until now this process had host root's number, which the
 /// namespace does not know.
-pub(super) fn become_root() -> Result<(), Trouble> {
+pub(crate) fn become_root() -> Result<(), Trouble> {
     rustix::thread::set_thread_groups(&[]).step("leave the host's groups")?;
     let (uid, gid) = (Uid::ROOT, Gid::ROOT);
     rustix::thread::set_thread_res_gid(gid, gid, gid).step("become the sandbox's root group")?;

@@ -32,7 +32,7 @@
 //! sound that way. [`crate::serve`] starts its runtime after the cage is built.
 
 pub(crate) mod drives;
-mod filter;
+pub(crate) mod filter;
 pub(crate) mod inside;
 pub(crate) mod network;
 pub(crate) mod root;

@@ -65,7 +65,7 @@ pub(crate) fn unshare(kind: i32) -> io::Result<()> {
 }
 
 /// Shifts the owners of everything on the unattached mount `mount` by the maps of `user_ns`.
-pub(super) fn shift_owners(
+pub(crate) fn shift_owners(
     mount: BorrowedFd<'_>,
     user_ns: BorrowedFd<'_>,
     read_only: bool,
@@ -223,7 +223,7 @@ pub(crate) fn ask<T>(to: &impl AsRawFd, what: libc::Ioctl, request: *mut T) -> i
 
 /// Installs a system call filter *without* `no_new_privs`, so that set-user-id programs still work.
 /// The kernel allows that to whoever may administer the user namespace.
-pub(super) fn install_filter(program: &BpfProgram) -> io::Result<()> {
+pub(crate) fn install_filter(program: &BpfProgram) -> io::Result<()> {
     let length = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let filter = libc::sock_fprog { len: length, filter: program.as_ptr().cast_mut().cast() };
     // SAFETY: the kernel copies `length` instructions, which live for the call, and writes nothing.

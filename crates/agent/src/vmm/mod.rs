@@ -18,9 +18,8 @@
 //!
 //! It is the first process of its pid namespace and nobody's child of the daemon's: the daemon may die and come back.
 
-mod pack;
-mod root;
-mod sys;
+pub(crate) mod root;
+pub(crate) mod sys;
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read, Write};
@@ -37,8 +36,6 @@ use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 use sandkeep_proto::cage::{Cgroup, Outcome, RECORD, Record};
 use sandkeep_proto::machine::{NET_DIR, VERSION, Vmm, VmmFile, VmmSocket};
-
-pub(crate) use pack::pack;
 
 use crate::cage::inside::CORE_SIZE;
 use crate::cage::{

@@ -13,15 +13,16 @@ use super::sys;
 use crate::cage::{Step, Trouble};
 
 /// Where it is built: a directory every host has, and which is not needed any more.
-pub(super) const STAGE: &str = "/proc";
+pub(crate) const STAGE: &str = "/proc";
 /// Where programs, libraries and firmware are. What is a link on the host is one here.
-const SYSTEM: [&str; 4] = ["usr", "lib", "lib64", "lib32"];
+const SYSTEM: [&str; 6] = ["usr", "bin", "sbin", "lib", "lib64", "lib32"];
 /// What the program loader reads, where it is there.
 const LOADER: [&str; 2] = ["etc/ld.so.cache", "etc/alternatives"];
 /// Devices that do no harm in anyone's hands.
-const DEVICES: [&str; 3] = ["/dev/null", "/dev/zero", "/dev/urandom"];
+pub(crate) const DEVICES: [&str; 3] = ["/dev/null", "/dev/zero", "/dev/urandom"];
 
-const INERT: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
+pub(crate) const INERT: MountFlags =
+    MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
 /// Builds it and makes it this process's root. There is no way back.
 pub(super) fn enter(vmm: &Vmm) -> Result<(), Trouble> {
@@ -32,12 +33,6 @@ pub(super) fn enter(vmm: &Vmm) -> Result<(), Trouble> {
         .step("mount the root")?;
     std::env::set_current_dir(STAGE).step("enter the root")?;
     show_system().step("show the host's programs")?;
-    for name in LOADER {
-        let host = Path::new("/").join(name);
-        if host.exists() {
-            show(&host, Path::new(name)).step(&format!("show `{}`", host.display()))?;
-        }
-    }
     make_dev(vmm)?;
     for VmmShown { path, at } in &vmm.shown {
         show(path, inside(at)).step(&format!("show `{}`", path.display()))?;
@@ -51,7 +46,8 @@ pub(super) fn enter(vmm: &Vmm) -> Result<(), Trouble> {
     pivot()
 }
 
-fn show_system() -> io::Result<()> {
+/// Shows the host's programs, and what their loader reads, in the current directory.
+pub(crate) fn show_system() -> io::Result<()> {
     for name in SYSTEM {
         let host = Path::new("/").join(name);
         match fs::symlink_metadata(&host) {
@@ -59,6 +55,12 @@ fn show_system() -> io::Result<()> {
             Ok(_) => show(&host, Path::new(name))?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
+        }
+    }
+    for name in LOADER {
+        let host = Path::new("/").join(name);
+        if host.exists() {
+            show(&host, Path::new(name))?;
         }
     }
     Ok(())
@@ -113,7 +115,8 @@ fn inside(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }
 
-fn pivot() -> Result<(), Trouble> {
+/// Makes the current directory the root. There is no way back.
+pub(crate) fn pivot() -> Result<(), Trouble> {
     // Old and new root in one place: the old one ends up on top of the new, where `.` still is it.
     rustix::process::pivot_root(".", ".").step("change the root")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH).step("let go of the old root")?;

@@ -11,19 +11,19 @@ use std::path::Path;
 use crate::cage::{Step, Trouble};
 
 /// A program to become, in the form the kernel takes it.
-pub(super) struct Command {
+pub(crate) struct Command {
     program: CString,
     argv: Vec<CString>,
     env: Vec<CString>,
 }
 
 impl Command {
-    pub(super) fn new(
+    pub(crate) fn new(
         program: &Path,
         argv: &[String],
         env: &BTreeMap<String, String>,
     ) -> Result<Self, Trouble> {
-        let text = |text: &[u8]| CString::new(text).step("read the hypervisor's arguments");
+        let text = |text: &[u8]| CString::new(text).step("read the arguments");
         Ok(Self {
             program: text(program.as_os_str().as_bytes())?,
             argv: argv.iter().map(|word| text(word.as_bytes())).collect::<Result<_, _>>()?,
@@ -35,7 +35,7 @@ impl Command {
     }
 
     /// Becomes it. Comes back only with the reason why not.
-    pub(super) fn exec(&self) -> io::Error {
+    pub(crate) fn exec(&self) -> io::Error {
         let pointers = |words: &[CString]| -> Vec<*const libc::c_char> {
             words.iter().map(|word| word.as_ptr()).chain([std::ptr::null()]).collect()
         };
@@ -47,7 +47,7 @@ impl Command {
 }
 
 /// Has writes beyond the limit of a file's size fail, also in the program that this one becomes.
-pub(super) fn ignore_too_large_files() -> io::Result<()> {
+pub(crate) fn ignore_too_large_files() -> io::Result<()> {
     // SAFETY: no handler is installed, and no memory is touched.
     match unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) } {
         libc::SIG_ERR => Err(io::Error::last_os_error()),
@@ -56,7 +56,7 @@ pub(super) fn ignore_too_large_files() -> io::Result<()> {
 }
 
 /// A copy of a descriptor at `above` or higher, closed on exec.
-pub(super) fn out_of_the_way(fd: BorrowedFd<'_>, above: RawFd) -> io::Result<OwnedFd> {
+pub(crate) fn out_of_the_way(fd: BorrowedFd<'_>, above: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: makes a descriptor, touches no memory.
     let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, above) };
     check(copy.into())?;
@@ -66,7 +66,7 @@ pub(super) fn out_of_the_way(fd: BorrowedFd<'_>, above: RawFd) -> io::Result<Own
 
 /// Puts descriptors at their numbers, all below `above`, and `null` at those of 0, 1 and 2 that are not among them. Nothing
 /// else is open after the next exec.
-pub(super) fn place(null: OwnedFd, given: Vec<(RawFd, OwnedFd)>, above: RawFd) -> io::Result<()> {
+pub(crate) fn place(null: OwnedFd, given: Vec<(RawFd, OwnedFd)>, above: RawFd) -> io::Result<()> {
     // SAFETY: marks descriptors to be closed on exec, touches no memory.
     check(unsafe { libc::syscall(libc::SYS_close_range, 0, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) })?;
     let mut placed = Vec::with_capacity(given.len() + 3);
@@ -87,8 +87,14 @@ pub(super) fn place(null: OwnedFd, given: Vec<(RawFd, OwnedFd)>, above: RawFd) -
     Ok(())
 }
 
+/// Has every descriptor but 0, 1 and 2 closed by the next exec.
+pub(crate) fn close_on_exec() -> io::Result<()> {
+    // SAFETY: marks descriptors to be closed on exec, touches no memory.
+    check(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) })
+}
+
 /// Makes a mount and all below it read-only, without devices and without set-user-id programs.
-pub(super) fn lock_mounts(path: &Path) -> io::Result<()> {
+pub(crate) fn lock_mounts(path: &Path) -> io::Result<()> {
     #[repr(C)]
     struct MountAttr {
         set: u64,

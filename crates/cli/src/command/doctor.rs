@@ -164,7 +164,7 @@ fn machine() -> Finding {
         ("find", &["/", "-maxdepth", "0", "-printf", "%f|%y"]),
     ] {
         let Some(path) = place(program) else { continue };
-        let ran = std::process::Command::new(path).args(words).output();
+        let ran = std::process::Command::new(path).args(words).env_clear().output();
         let works = ran.is_ok_and(|ran| ran.status.success() && ran.stdout.contains(&b'|'));
         if !works {
             lacking.push(if program == "stat" { "GNU coreutils" } else { "GNU findutils" });

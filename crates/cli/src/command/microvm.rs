@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use sandkeep_core::driver::AGENT;
 use sandkeep_core::driver::microvm::kernel;
@@ -158,13 +158,13 @@ fn downloaded(data: &Path) -> Result<Found, Failure> {
     let scratch = Scratch(data.join("tmp").join(format!("microvm-setup-{}", std::process::id())));
     fs::create_dir_all(&scratch.0)
         .map_err(|error| Failure::caused("cannot make a temporary directory", error))?;
-    run(Command::new("apt-get").args(["download", "-q", &package]).current_dir(&scratch.0))?;
+    run(program("apt-get").args(["download", "-q", &package]).current_dir(&scratch.0))?;
     let archive = fs::read_dir(&scratch.0)
         .ok()
         .and_then(|mut entries| entries.find_map(|entry| Some(entry.ok()?.path())))
         .ok_or_else(|| Failure::here("apt-get downloaded nothing").with_hint(OTHERWISE))?;
     let root = scratch.0.join("root");
-    run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&root))?;
+    run(program("dpkg-deb").arg("-x").arg(&archive).arg(&root))?;
     // Debian has moved modules below /usr, where they are found through a link that a package does not bring.
     if !root.join("lib").exists() {
         let _ = std::os::unix::fs::symlink("usr/lib", root.join("lib"));
@@ -177,7 +177,7 @@ fn downloaded(data: &Path) -> Result<Found, Failure> {
 
 /// The package that has the kernel; [`PACKAGE`] only depends on it.
 fn package() -> Result<String, Failure> {
-    let listed = run(Command::new("apt-cache").args(["depends", PACKAGE]))?;
+    let listed = run(program("apt-cache").args(["depends", PACKAGE]))?;
     let named = listed.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
     named.filter(|name| name.starts_with("linux-image-")).map(str::to_owned).ok_or_else(|| {
         Failure::here(format!("apt knows no package `{PACKAGE}`"))
@@ -185,10 +185,23 @@ fn package() -> Result<String, Failure> {
     })
 }
 
+/// A program of the distribution, without the variables of this one: secrets may be among them.
+fn program(name: &str) -> Command {
+    let mut command = Command::new(name);
+    command.env_clear().env("LC_ALL", "C").stdin(Stdio::null());
+    // How to reach a mirror is the operator's to say.
+    for kept in ["PATH", "http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy"] {
+        if let Some(value) = std::env::var_os(kept) {
+            command.env(kept, value);
+        }
+    }
+    command
+}
+
 /// Runs a program of the distribution and answers with what it printed.
 fn run(command: &mut Command) -> Result<String, Failure> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let done = command.env("LC_ALL", "C").output().map_err(|error| {
+    let done = command.output().map_err(|error| {
         Failure::caused(format!("cannot run `{name}`"), error)
             .with_hint(format!("on a host that is not Debian's, {OTHERWISE}"))
     })?;

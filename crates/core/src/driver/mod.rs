@@ -1,6 +1,7 @@
 //! Isolation backends.
 
 mod cgroup;
+pub(crate) mod confined;
 pub mod container;
 mod host;
 pub mod microvm;
@@ -357,6 +358,12 @@ pub enum DriverError {
     #[error("a drive cannot be mounted there: {reason}")]
     MountPoint {
         /// The target, and what is in the way.
+        reason: String,
+    },
+    /// What a sandbox wrote cannot be packed for a machine. It is as it was, for another driver.
+    #[error("its files cannot be packed for a machine of its own: {reason}")]
+    Unpackable {
+        /// Which, and why.
         reason: String,
     },
     /// The disk is too full for a machine to write to its root.

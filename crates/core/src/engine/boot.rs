@@ -54,6 +54,7 @@ impl Inner {
         self.require_ground(&sandbox).await?;
         self.store.wait_for_room_to_start().await?;
         self.bound_start(&sandbox).await?;
+        self.require_packable(&driver, &sandbox).await?;
         let mut begin = self.begin(&driver, &sandbox).await?;
         if let Some(begin) = &begin {
             self.carry_over(begin, &sandbox, &mut session).await?;
@@ -303,7 +304,13 @@ impl Inner {
         match error.kind() {
             // The disk, or where a drive was to be mounted, not the sandbox: the caller is told that.
             ErrorKind::Exhausted => error,
-            _ if matches!(error, Error::Driver(DriverError::MountPoint { .. })) => error,
+            _ if matches!(
+                error,
+                Error::Driver(DriverError::MountPoint { .. } | DriverError::Unpackable { .. })
+            ) =>
+            {
+                error
+            }
             _ => Error::StartFailed { name: sandbox.name, reason },
         }
     }
@@ -326,6 +333,19 @@ impl Inner {
             tracing::error!(sandbox = %held.name, error = chain_of(&error), "a failed start left drives attached");
         }
         self.give_uids(held.uids);
+    }
+
+    /// Refuses a start that must fail because of what the sandbox wrote, before anything of it is on record. Packs what has to be packed.
+    async fn require_packable(&self, driver: &Arc<dyn Driver>, sandbox: &Sandbox) -> Result<()> {
+        let Some(keeper) = driver.keeper() else { return Ok(()) };
+        let chain = self.chain(sandbox).await?;
+        let image = image_layers(sandbox);
+        let root = RootFs { image, ..self.store.root(&LayerId::fresh(), &chain) };
+        match keeper.roots(&root).await {
+            Err(error @ DriverError::Unpackable { .. }) => Err(error.into()),
+            // What else is wrong shows when the machine is started, and is on record then.
+            _ => Ok(()),
+        }
     }
 
     /// What the next session stands on, checked to be all there.

@@ -294,6 +294,7 @@ impl Error {
                 ErrorKind::Unavailable
             }
             Self::Driver(DriverError::MountPoint { .. }) => ErrorKind::Invalid,
+            Self::Driver(DriverError::Unpackable { .. }) => ErrorKind::Conflict,
             Self::StartFailed { .. }
             | Self::Driver(_)
             | Self::Db(_)
@@ -339,6 +340,7 @@ impl Error {
             Self::DriveBroken { .. } => "drive_broken",
             Self::DrivesUnsaved { .. } => "drives_unsaved",
             Self::Driver(DriverError::MountPoint { .. }) => "bad_mount_point",
+            Self::Driver(DriverError::Unpackable { .. }) => "files_unpackable",
             Self::NameTaken(_) => "name_taken",
             Self::ProjectTaken(_) => "project_taken",
             Self::ProjectInUse { .. } => "project_in_use",

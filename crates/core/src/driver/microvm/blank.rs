@@ -3,10 +3,10 @@
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use crate::driver::DriverResult;
-use crate::driver::host::{broken, failed};
+use crate::driver::confined::{Confined, Input, LIMITS, Limits, OUTPUT, Task};
+use crate::driver::host::failed;
 
 /// What makes it an ext4, with a journal and times to the nanosecond, whatever the host's `mke2fs.conf` says.
 const FEATURES: &str =
@@ -16,7 +16,7 @@ const FEATURES: &str =
 const ID: &str = "5a4d6b65-6570-4000-8000-000000000001";
 
 /// The blank disk of a size; made if it is not there yet.
-pub(super) fn blank(cache: &Path, bytes: u64) -> DriverResult<PathBuf> {
+pub(super) fn blank(confined: &Confined, cache: &Path, bytes: u64) -> DriverResult<PathBuf> {
     let directory = cache.join("blank");
     let path = directory.join(format!("{bytes}.raw"));
     if path.exists() {
@@ -29,7 +29,7 @@ pub(super) fn blank(cache: &Path, bytes: u64) -> DriverResult<PathBuf> {
         .tempfile_in(&directory)
         .map_err(failed("write to", &directory))?;
     draft.as_file().set_len(bytes).map_err(failed("make room for", &path))?;
-    format(draft.path())?;
+    format(confined, draft.path(), bytes)?;
     draft.as_file().sync_all().map_err(failed("sync", &path))?;
     fs::set_permissions(draft.path(), Permissions::from_mode(0o444))
         .map_err(failed("close", &path))?;
@@ -43,24 +43,23 @@ pub(super) fn blank(cache: &Path, bytes: u64) -> DriverResult<PathBuf> {
     Ok(path)
 }
 
-fn format(path: &Path) -> DriverResult<()> {
-    let made = Command::new("mkfs.ext4")
+fn format(confined: &Confined, path: &Path, bytes: u64) -> DriverResult<()> {
+    let extended =
+        format!("lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0,hash_seed={ID}");
+    let task = Task {
+        program: "mkfs.ext4",
         // The file is all zeros already: tables need not be written, and the guest need not do it later either
         // (it mounts with `noinit_itable`).
-        .args(["-q", "-F", "-m", "0", "-I", "256", "-O", FEATURES, "-E"])
-        .arg(format!(
-            "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0,hash_seed={ID}"
-        ))
-        .args(["-L", "sandkeep", "-U", ID])
-        .arg(path)
-        .env("MKE2FS_CONFIG", "/dev/null")
-        .env("E2FSPROGS_FAKE_TIME", "1000000000")
-        .output()
-        .map_err(failed("run", Path::new("mkfs.ext4")))?;
-    if made.status.success() {
-        return Ok(());
-    }
-    Err(broken("make a blank disk", &String::from_utf8_lossy(&made.stderr).trim()))
+        args: &[
+            "-q", "-F", "-m", "0", "-I", "256", "-O", FEATURES, "-E", &extended, "-L", "sandkeep",
+            "-U", ID, OUTPUT,
+        ],
+        env: &[("MKE2FS_CONFIG", "/dev/null"), ("E2FSPROGS_FAKE_TIME", "1000000000")],
+        input: Input::Nothing,
+        output: Some(path),
+        limits: Limits { file_size: bytes, ..LIMITS },
+    };
+    confined.run(&task).map(drop)
 }
 
 #[cfg(test)]
@@ -68,10 +67,13 @@ mod tests {
     use std::fs;
 
     use super::blank;
+    use crate::driver::confined::tests::confined;
 
     #[test]
     fn one_that_is_made_again_is_the_same() {
         let dir = tempfile::TempDir::with_prefix("keep-blank-").unwrap();
+        let Some(confined) = confined(dir.path()) else { return };
+        let blank = |cache, bytes| blank(&confined, cache, bytes);
         let first = blank(dir.path(), 64 << 20).unwrap();
         let bytes = fs::read(&first).unwrap();
         assert!(bytes.iter().any(|byte| *byte != 0));

@@ -12,6 +12,7 @@ use super::blank::blank;
 use super::qcow2;
 use super::qemu::Chain;
 use crate::driver::DriverResult;
+use crate::driver::confined::Confined;
 use crate::driver::host::{broken, failed};
 
 /// The disk of a memory layer.
@@ -28,6 +29,8 @@ pub(super) struct Disk {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Source<'a> {
     pub(super) cache: &'a Path,
+    /// Makes blank disks.
+    pub(super) confined: &'a Confined,
     /// The session's disks.
     pub(super) directory: &'a Path,
     /// Memory layers, the topmost first.
@@ -42,7 +45,7 @@ pub(super) struct Source<'a> {
 
 /// Puts a disk together, with something on top that can be written to.
 pub(super) fn assemble(source: &Source<'_>) -> DriverResult<Disk> {
-    let Source { cache, directory, image, size, as_captured, name } = *source;
+    let Source { cache, confined, directory, image, size, as_captured, name } = *source;
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -94,7 +97,7 @@ pub(super) fn assemble(source: &Source<'_>) -> DriverResult<Disk> {
         made.push(path.clone());
         written.push((node(name, next), path));
     }
-    let blank = blank(cache, blank_size)?;
+    let blank = blank(confined, cache, blank_size)?;
     Ok(Disk { chain: Chain { blank, written }, made })
 }
 
@@ -131,13 +134,34 @@ mod tests {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    use super::{Source, assemble, inode, session};
+    use super::{Confined, Source, assemble, inode, session};
+    use crate::driver::confined::tests::confined;
     use crate::driver::microvm::qcow2;
 
     const SIZE: u64 = 64 << 20;
 
-    fn source<'a>(dir: &'a Path, session: &'a Path, image: &'a [PathBuf]) -> Source<'a> {
-        Source { cache: dir, directory: session, image, size: SIZE, as_captured: false, name: "d" }
+    /// A directory with helpers.
+    struct Place {
+        dir: tempfile::TempDir,
+        confined: Confined,
+    }
+
+    fn place() -> Option<Place> {
+        let dir = tempfile::TempDir::with_prefix("keep-disks-").unwrap();
+        let confined = confined(dir.path())?;
+        Some(Place { dir, confined })
+    }
+
+    fn source<'a>(place: &'a Place, session: &'a Path, image: &'a [PathBuf]) -> Source<'a> {
+        Source {
+            cache: place.dir.path(),
+            confined: &place.confined,
+            directory: session,
+            image,
+            size: SIZE,
+            as_captured: false,
+            name: "d",
+        }
     }
 
     fn names(source: &Source<'_>) -> Vec<String> {
@@ -154,24 +178,28 @@ mod tests {
 
     #[test]
     fn what_was_captured_is_never_written_again() {
-        let dir = tempfile::TempDir::with_prefix("keep-disks-").unwrap();
-        let dir = dir.path();
+        let Some(place) = place() else { return };
+        let dir = place.dir.path();
         let (ours, layer) = (dir.join("session"), dir.join("layer"));
-        assert_eq!(names(&source(dir, &ours, &[])), ["d-0"]);
-        assert_eq!(names(&source(dir, &ours, &[])), ["d-0"], "one that nobody has is used again");
+        assert_eq!(names(&source(&place, &ours, &[])), ["d-0"]);
+        assert_eq!(
+            names(&source(&place, &ours, &[])),
+            ["d-0"],
+            "one that nobody has is used again"
+        );
         // A capture.
         fs::create_dir(&layer).unwrap();
         fs::hard_link(ours.join("0.qcow2"), layer.join("disk.qcow2")).unwrap();
         let image = [layer];
-        assert_eq!(names(&source(dir, &ours, &image)), ["d-image-0", "d-1"], "not twice");
+        assert_eq!(names(&source(&place, &ours, &image)), ["d-image-0", "d-1"], "not twice");
         write(&ours.join("1.qcow2"));
-        assert_eq!(names(&source(dir, &ours, &[])), ["d-0", "d-1"], "a session that broke off");
-        let restored = Source { as_captured: true, ..source(dir, &ours, &image) };
+        assert_eq!(names(&source(&place, &ours, &[])), ["d-0", "d-1"], "a session that broke off");
+        let restored = Source { as_captured: true, ..source(&place, &ours, &image) };
         let refused = assemble(&restored).unwrap_err().to_string();
         assert!(refused.contains("after the image was captured"), "{refused}");
         // Another machine from the same image.
         let theirs = dir.join("fork");
-        let forked = Source { as_captured: true, ..source(dir, &theirs, &image) };
+        let forked = Source { as_captured: true, ..source(&place, &theirs, &image) };
         assert_eq!(names(&forked), ["d-image-0", "d-0"]);
         assert_eq!(session(&theirs).unwrap().len(), 1);
         assert_ne!(inode(&theirs.join("0.qcow2")).unwrap(), inode(&ours.join("0.qcow2")).unwrap());
@@ -179,29 +207,29 @@ mod tests {
 
     #[test]
     fn a_disk_that_never_came_to_stable_storage_is_made_again() {
-        let dir = tempfile::TempDir::with_prefix("keep-disks-").unwrap();
-        let dir = dir.path();
+        let Some(place) = place() else { return };
+        let dir = place.dir.path();
         let ours = dir.join("session");
-        assert_eq!(names(&source(dir, &ours, &[])), ["d-0"]);
+        assert_eq!(names(&source(&place, &ours, &[])), ["d-0"]);
         let disk = ours.join("0.qcow2");
         let length = fs::metadata(&disk).unwrap().len();
         fs::write(&disk, []).unwrap();
         fs::OpenOptions::new().write(true).open(&disk).unwrap().set_len(length).unwrap();
-        assert_eq!(names(&source(dir, &ours, &[])), ["d-0"]);
+        assert_eq!(names(&source(&place, &ours, &[])), ["d-0"]);
         assert_eq!(qcow2::size(&disk).unwrap(), SIZE);
     }
 
     #[test]
     fn a_disk_never_shrinks_under_its_filesystem() {
-        let dir = tempfile::TempDir::with_prefix("keep-disks-").unwrap();
-        let dir = dir.path();
+        let Some(place) = place() else { return };
+        let dir = place.dir.path();
         let layer = dir.join("layer");
         fs::create_dir(&layer).unwrap();
         qcow2::create(&layer.join("disk.qcow2"), SIZE).unwrap();
         let image = [layer];
         for (asked, given) in [(SIZE / 2, SIZE), (SIZE * 2, SIZE * 2)] {
             let ours = dir.join(asked.to_string());
-            let source = Source { size: asked, ..source(dir, &ours, &image) };
+            let source = Source { size: asked, ..source(&place, &ours, &image) };
             let disk = assemble(&source).unwrap();
             assert!(disk.chain.blank.ends_with(format!("{SIZE}.raw")), "{:?}", disk.chain.blank);
             assert_eq!(qcow2::size(&ours.join("0.qcow2")).unwrap(), given);

@@ -115,6 +115,7 @@ impl Microvm {
         let lower = self.roots.of_root(&machine.root)?;
         let disk = disks::assemble(&Source {
             cache: &self.config.cache_dir,
+            confined: &self.confined,
             directory: &machine.root.disk_dir(),
             image,
             size: Self::disk_size(limits),
@@ -176,6 +177,7 @@ impl Microvm {
         }
         let disk = disks::assemble(&Source {
             cache: &self.config.cache_dir,
+            confined: &self.confined,
             directory: &mount.root.disk_dir(),
             image: &[],
             size: SLOT,

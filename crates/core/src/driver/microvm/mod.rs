@@ -67,6 +67,7 @@ pub use self::qemu::Accelerator;
 use self::qemu::Shape;
 use self::roots::Roots;
 use self::spares::{Kind, Spares};
+use super::confined::Confined;
 use super::host::{Host, broken, died, failed, lock, on_thread};
 use super::uids::Claims;
 use super::{
@@ -75,7 +76,7 @@ use super::{
 };
 use crate::model::{Fingerprint, Limits, MachineKey, RootFs, Size};
 
-const NAME: &str = "microvm";
+pub(super) const NAME: &str = "microvm";
 /// The least RAM that a kernel boots in.
 const LEAST_RAM: u64 = 128 << 20;
 /// The most processors a machine has. More would only wait for each other.
@@ -115,6 +116,8 @@ struct Microvm {
     config: MicrovmConfig,
     host: Arc<Host>,
     roots: Roots,
+    /// Runs the host's programs.
+    confined: Arc<Confined>,
     facts: Facts,
     /// `ram.so`, where hypervisors can be shown it.
     ram_so: PathBuf,
@@ -163,9 +166,11 @@ impl MicrovmDriver {
         fs::create_dir_all(cache).map_err(failed("create", cache))?;
         let ram_so = cache.join("ram.so");
         install(RAM_SO, &ram_so)?;
+        let confined = Arc::new(Confined::new(agent, cache));
         let inner = Microvm {
             host: Arc::new(host),
-            roots: Roots::new(agent, cache),
+            roots: Roots::new(Arc::clone(&confined), cache),
+            confined,
             facts: Facts::new(cache),
             ram_so,
             spares: Spares::default(),

@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -15,7 +14,8 @@ use serde::{Deserialize, Serialize};
 use super::kernel::{self, Kernel};
 use super::life::Start;
 use super::qemu::Accelerator;
-use super::{Microvm, MicrovmDriver, NAME, roots};
+use super::{Microvm, MicrovmDriver, NAME};
+use crate::driver::confined::{self, INPUT, Input, LIMITS, Task};
 use crate::driver::host::{broken, failed};
 use crate::driver::{AGENT, Check, Driver, DriverError, DriverResult, Link, Machine};
 use crate::guest::Guest;
@@ -202,12 +202,14 @@ impl Microvm {
         if let Some((_, _, version)) = known.as_ref().filter(|(_, at, _)| *at == changed) {
             return Ok(version.clone());
         }
-        let told = Command::new(qemu)
-            .arg("--version")
-            .stdin(Stdio::null())
-            .output()
-            .map_err(failed("run", qemu))?;
-        let told = String::from_utf8_lossy(&told.stdout);
+        let told = self.confined.run(&Task {
+            program: &qemu.to_string_lossy(),
+            args: &["--version"],
+            env: &[],
+            input: Input::Nothing,
+            output: None,
+            limits: LIMITS,
+        })?;
         let version = told.lines().next().unwrap_or_default().trim().to_owned();
         if version.is_empty() {
             return Err(broken("ask the hypervisor for its version", &"it says nothing"));
@@ -219,8 +221,15 @@ impl Microvm {
     /// How fast this host's time stamp counter runs, as the agent measures it.
     pub(super) fn tsc_khz(&self) -> Option<u64> {
         *self.facts.tsc_khz.get_or_init(|| {
-            let told = Command::new(&self.config.agent).arg("tsc").stdin(Stdio::null()).output();
-            String::from_utf8(told.ok()?.stdout).ok()?.trim().parse().ok()
+            let told = self.confined.run(&Task {
+                program: INPUT,
+                args: &["tsc"],
+                env: &[],
+                input: Input::File(self.config.agent.clone()),
+                output: None,
+                limits: LIMITS,
+            });
+            told.ok()?.trim().parse().ok()
         })
     }
 
@@ -240,7 +249,7 @@ impl Microvm {
             ("packing layers", "mkfs.erofs", "install erofs-utils"),
             ("making disks", "mkfs.ext4", "install e2fsprogs"),
         ] {
-            checks.push(match roots::find(program) {
+            checks.push(match confined::find(program) {
                 Some(path) => good(name, path.display().to_string()),
                 None => bad(name, format!("there is no `{program}`"), package),
             });

@@ -15,15 +15,16 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sandkeep_proto::machine::{LOWER_SLOTS, Pack, SLOT, VERSION};
+use sandkeep_proto::machine::{LOWER_SLOTS, SLOT};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use crate::driver::confined::{Confined, INPUT, Input, Limits, OUTPUT, Task};
 use crate::driver::host::{broken, failed};
 use crate::driver::{DriverError, DriverResult};
 use crate::model::RootFs;
@@ -32,11 +33,17 @@ use crate::model::RootFs;
 const STEP: usize = 4;
 /// The program that packs.
 const PACKER: &str = "mkfs.erofs";
+/// How long a path in a layer may be that it packs. It goes by paths, which the kernel takes up to 4096 bytes of, and leaves out what is beyond
+/// without a word; its stack grows with their depth.
+const LONGEST: usize = 3900;
+/// What packing may use. Layers may be large, and it reads all of them.
+const PACKING: Limits =
+    Limits { memory: 8 << 30, stack: 512 << 20, cpu: 1800, file_size: SLOT, deadline: 3600 };
 
 /// The packed layers of a data directory.
 #[derive(Debug)]
 pub(super) struct Roots {
-    agent: PathBuf,
+    confined: Arc<Confined>,
     directory: PathBuf,
     /// One lock for each that is being packed, so that it is packed once.
     packing: Mutex<HashMap<String, Arc<Mutex<()>>>>,
@@ -53,8 +60,8 @@ struct Contents {
 }
 
 impl Roots {
-    pub(super) fn new(agent: PathBuf, cache: &Path) -> Self {
-        Self { agent, directory: cache.join("roots"), packing: Mutex::default() }
+    pub(super) fn new(confined: Arc<Confined>, cache: &Path) -> Self {
+        Self { confined, directory: cache.join("roots"), packing: Mutex::default() }
     }
 
     /// A root's layers, packed, the topmost first. None for a root without layers.
@@ -118,6 +125,7 @@ impl Roots {
         for layer in layers.iter().map(|layer| layers_dir.join(layer)) {
             // Before anything else, so that what is missing is named.
             fs::read_dir(&layer).map_err(failed("open the layer", &layer))?;
+            refuse_long_paths(&layer)?;
         }
         fs::create_dir_all(&self.directory).map_err(failed("create", &self.directory))?;
         self.sweep();
@@ -152,54 +160,58 @@ impl Roots {
         into: &Path,
         uuid: &str,
     ) -> DriverResult<()> {
-        let program = find(PACKER).ok_or_else(|| DriverError::Unsupported {
-            driver: super::NAME,
-            reason: format!("`{PACKER}` is missing; install erofs-utils"),
-        })?;
-        // Every file with its own times and any owner; nothing in it that is not from the layers.
-        let argv = ["-E", "force-inode-extended", "-U", uuid];
-        let run = if let [layer] = layers {
-            Command::new(&program)
-                .args(argv)
-                .args([into, &layers_dir.join(layer)])
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::piped())
-                .spawn()
-        } else {
-            let argv = [PACKER].into_iter().chain(argv).map(str::to_owned);
-            let plan = Pack {
-                version: VERSION,
-                layers_dir: layers_dir.to_owned(),
-                lower: layers.to_vec(),
-                program,
-                argv: argv.chain([into.to_string_lossy().into_owned()]).collect(),
-            };
-            let text =
-                serde_json::to_vec(&plan).map_err(|error| broken("describe the layers", &error))?;
-            let spawned = Command::new(&self.agent)
-                .arg("pack")
-                .env_clear()
-                .stdin(Stdio::piped())
-                .stdout(Stdio::null())
-                .stderr(Stdio::piped())
-                .spawn();
-            spawned.map(|mut child| {
-                // One that cannot be told fails, and says why.
-                let _ = child.stdin.take().map(|mut stdin| stdin.write_all(&text));
-                child
-            })
+        let layers = Input::Layers { directory: layers_dir.to_owned(), lower: layers.to_vec() };
+        let task = Task {
+            program: PACKER,
+            // Every file with its own times and any owner; nothing in it that is not from the layers.
+            args: &["-E", "force-inode-extended", "-U", uuid, OUTPUT, INPUT],
+            env: &[],
+            input: layers,
+            output: Some(into),
+            limits: PACKING,
         };
-        let ended = run
-            .and_then(std::process::Child::wait_with_output)
-            .map_err(failed("run", Path::new(PACKER)))?;
-        if ended.status.success() {
-            return Ok(());
+        match self.confined.attempt(&task)? {
+            Ok(_) => Ok(()),
+            Err(how) if how.contains("No space left") => Err(DriverError::NoRoom { reason: how }),
+            // It is the same for everybody who tries: what it was given is to blame.
+            Err(how) => Err(DriverError::Unpackable { reason: format!("`{PACKER}`: {how}") }),
         }
-        let said = String::from_utf8_lossy(&ended.stderr);
-        let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-        Err(broken("pack the layers", &format!("{}: {last}", ended.status)))
     }
+}
+
+/// Refuses a layer with a path that the packer would leave out. Layers do not change, and names in them that are directories are no links.
+fn refuse_long_paths(layer: &Path) -> DriverResult<()> {
+    let too_long = |directory: &Path| {
+        let path = directory.strip_prefix(layer).unwrap_or(directory);
+        let text = path.as_os_str().as_bytes();
+        let start = String::from_utf8_lossy(text.get(..64).unwrap_or(text)).into_owned();
+        let depth = path.components().count();
+        let reason = format!(
+            "a path in `/{start}`, {depth} directories deep, is longer than {LONGEST} bytes; start the sandbox with the `container` driver to remove it"
+        );
+        DriverError::Unpackable { reason }
+    };
+    let before = layer.as_os_str().len() + 1;
+    let mut waiting = vec![layer.to_owned()];
+    while let Some(directory) = waiting.pop() {
+        let listed = match fs::read_dir(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidFilename => {
+                return Err(too_long(&directory));
+            }
+            listed => listed.map_err(failed("read", &directory))?,
+        };
+        for entry in listed {
+            let entry = entry.map_err(failed("read", &directory))?;
+            let length = directory.as_os_str().len() + 1 + entry.file_name().len() - before;
+            if length > LONGEST {
+                return Err(too_long(&directory));
+            }
+            if entry.file_type().map_err(failed("read", &directory))?.is_dir() {
+                waiting.push(entry.path());
+            }
+        }
+    }
+    Ok(())
 }
 
 fn uuid() -> DriverResult<String> {
@@ -233,17 +245,6 @@ fn name_of(layers: &[PathBuf]) -> String {
     digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A program, where programs for administrators are.
-pub(super) fn find(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let standard = ["/usr/bin", "/usr/sbin", "/sbin", "/bin"].map(PathBuf::from);
-    std::env::split_paths(&path)
-        .filter(|place| place.is_absolute())
-        .chain(standard)
-        .map(|place| place.join(name))
-        .find(|path| path.is_file())
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -252,7 +253,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use std::path::PathBuf;
 
-    use super::{name_of, split};
+    use std::fs;
+
+    use super::{name_of, refuse_long_paths, split};
+    use crate::driver::DriverError;
+
+    #[test]
+    fn paths_that_the_packer_leaves_out_are_refused() {
+        let dir = tempfile::TempDir::with_prefix("keep-roots-").unwrap();
+        let deep: PathBuf = std::iter::repeat_n("d", 1900).collect();
+        fs::create_dir_all(dir.path().join(&deep)).unwrap();
+        std::os::unix::fs::symlink("/", dir.path().join("link")).unwrap();
+        refuse_long_paths(dir.path()).unwrap();
+        let name = "n".repeat(101);
+        fs::write(dir.path().join(&deep).join(&name), "").unwrap();
+        let refused = refuse_long_paths(dir.path());
+        let Err(DriverError::Unpackable { reason }) = refused else { panic!("{refused:?}") };
+        assert!(reason.contains("1900 directories deep"), "{reason}");
+        assert!(reason.contains("`/d/d/") && reason.len() < 300, "{reason}");
+    }
 
     fn layers(count: usize) -> Vec<PathBuf> {
         (0..count).map(|n| PathBuf::from(format!("lay-{n}/diff"))).collect()

@@ -131,7 +131,10 @@ fn unpack(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 fn unxz(path: &Path) -> io::Result<Vec<u8>> {
-    let ran = Command::new("xz").arg("-dc").arg("--").arg(path).stdin(Stdio::null()).output();
+    let mut xz = Command::new("xz");
+    xz.arg("-dc").arg("--").arg(path).stdin(Stdio::null());
+    xz.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    let ran = xz.output();
     let ran = ran.map_err(|error| {
         io::Error::new(
             error.kind(),
