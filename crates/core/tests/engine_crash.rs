@@ -191,7 +191,12 @@ async fn what_a_guard_began_with_a_layer_is_finished() {
     let house = house!();
     let mut engine = house.open().await;
     let secret: SecretName = "TOKEN".parse().unwrap();
-    let set = SetSecret { value: Zeroizing::new(VALUE.to_owned()), hosts: None, tags: None };
+    let set = SetSecret {
+        value: Zeroizing::new(VALUE.to_owned()),
+        hosts: None,
+        places: None,
+        tags: None,
+    };
     engine.set_secret(&project(), secret.clone(), set).await.unwrap();
     let aside = [
         "guard.recorded",

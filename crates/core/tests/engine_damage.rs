@@ -230,6 +230,7 @@ async fn a_lost_key_for_secrets_is_not_replaced() {
     let set = || SetSecret {
         value: Zeroizing::new("hunter2hunter2".to_owned()),
         hosts: None,
+        places: None,
         tags: None,
     };
     engine.set_secret(&project(), secret.clone(), set()).await.unwrap();

@@ -28,7 +28,12 @@ const VALUE: &str = "tok_1234567890abcdef-XYZ";
 /// An engine with a sandbox `app` that has run a command with a secret.
 async fn given(house: &House, patch: Patch, script: &str) -> Engine {
     let engine = house.open().await;
-    let set = SetSecret { value: Zeroizing::new(VALUE.to_owned()), hosts: None, tags: None };
+    let set = SetSecret {
+        value: Zeroizing::new(VALUE.to_owned()),
+        hosts: None,
+        places: None,
+        tags: None,
+    };
     engine.set_secret(&project(), "TOKEN".parse().unwrap(), set).await.unwrap();
     let mut create = small("app");
     create.patch = Patch { image: create.patch.image, ..patch };

@@ -45,7 +45,12 @@ async fn a_machine_that_misbehaves_harms_itself_alone() {
         Err(why) => return skipped("a_machine_that_misbehaves_harms_itself_alone", &why),
     };
     let engine = house.open().await;
-    let set = SetSecret { value: Zeroizing::new(VALUE.to_owned()), hosts: None, tags: None };
+    let set = SetSecret {
+        value: Zeroizing::new(VALUE.to_owned()),
+        hosts: None,
+        places: None,
+        tags: None,
+    };
     engine.set_secret(&project(), "TOKEN".parse().unwrap(), set).await.unwrap();
     engine.create(&project(), machine(), None).await.unwrap();
 

@@ -80,7 +80,7 @@ async fn stop(engine: &Engine, sandbox: &str) {
 async fn build(house: &House) -> Fixture {
     let engine = house.open().await;
     let value = Zeroizing::new("hunter2hunter2".to_owned());
-    let secret = SetSecret { value, hosts: None, tags: None };
+    let secret = SetSecret { value, hosts: None, places: None, tags: None };
     engine.set_secret(&project(), "TOKEN".parse().unwrap(), secret).await.unwrap();
     for sandbox in ["app", "other", "running"] {
         engine.create(&project(), small(sandbox), None).await.unwrap();

@@ -23,7 +23,7 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use sandkeep_core::engine::{ConnectionFilter, Create, Engine, SetSecret};
 use sandkeep_core::model::{
     Action, Answer, Connection, Credential, Mode, Patch, Policy, Protocol, RequestMatch,
-    RequestRule, TextMatch, Verdict,
+    RequestRule, SecretPlace, TextMatch, Verdict,
 };
 use sandkeep_core::net::OutsideSettings;
 use sandkeep_core::store::image::Reporter;
@@ -232,6 +232,7 @@ async fn programs_trust_the_authority_and_rules_judge_their_requests() {
     let set = SetSecret {
         value: Zeroizing::new(VALUE.to_owned()),
         hosts: Some(vec![HOST.parse().unwrap()]),
+        places: Some([SecretPlace::Body].into()),
         tags: None,
     };
     engine.set_secret(&project(), "API_KEY".parse().unwrap(), set).await.unwrap();

@@ -25,8 +25,8 @@ pub(crate) use sandbox::{
 };
 pub(crate) use server::{
     ClientsArg, CompletionsArgs, DoctorArgs, DriveCommand, EnvArgs, FsckArgs, ImageCommand,
-    KeyCommand, MicrovmCommand, ProjectCommand, ProjectNetworkArgs, ScopeArg, SecretCommand,
-    ServeArgs, SetupArgs, SnapshotCommand, TrashCommand,
+    KeyCommand, MicrovmCommand, PlaceArg, ProjectCommand, ProjectNetworkArgs, ScopeArg,
+    SecretCommand, ServeArgs, SetupArgs, SnapshotCommand, TrashCommand,
 };
 
 const EXIT_CODES: &str = "\

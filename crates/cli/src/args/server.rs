@@ -157,6 +157,17 @@ pub(crate) enum SnapshotCommand {
     },
 }
 
+/// Where in a request a placeholder is replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum PlaceArg {
+    /// Headers, as always
+    Header,
+    /// The query of the URL
+    Query,
+    /// The body
+    Body,
+}
+
 /// What can be done with secrets.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SecretCommand {
@@ -168,6 +179,10 @@ pub(crate) enum SecretCommand {
         /// repeated, and replaces all there were
         #[arg(long = "host", value_name = "HOST")]
         hosts: Vec<String>,
+        /// Replace its placeholder in the query or the body of requests too, and not in headers alone; may be
+        /// repeated, and replaces all there were. What is in a body can be read back where the host shows it
+        #[arg(long = "in", value_name = "PLACE")]
+        places: Vec<PlaceArg>,
         /// A tag that sandboxes must have to use it; may be repeated, and replaces all there were
         #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = pair)]
         tags: Vec<(String, String)>,

@@ -3,11 +3,11 @@
 
 use std::io::{self, BufRead as _, Read as _};
 
-use sandkeep_client::types::{Secret, SetSecret};
+use sandkeep_client::types::{Secret, SecretPlace, SetSecret};
 use zeroize::{Zeroize as _, Zeroizing};
 
 use super::{Context, facts, for_each};
-use crate::args::SecretCommand;
+use crate::args::{PlaceArg, SecretCommand};
 use crate::failure::Failure;
 use crate::screen::{Paint, Table, note};
 use crate::terminal::{self, Silent};
@@ -18,11 +18,13 @@ const MOST: u64 = 1 << 20;
 
 pub(super) async fn secret(context: &Context, command: SecretCommand) -> Result<(), Failure> {
     match command {
-        SecretCommand::Set { name, hosts, tags, keep_newline } => {
+        SecretCommand::Set { name, hosts, places, tags, keep_newline } => {
             let value = read(&name, keep_newline)?;
             let mut request = SetSecret {
                 value: value.to_string(),
                 hosts: Some(hosts).filter(|hosts| !hosts.is_empty()),
+                places: Some(places.into_iter().map(place).collect())
+                    .filter(|places: &Vec<_>| !places.is_empty()),
                 tags: Some(tags.into_iter().collect())
                     .filter(|tags: &std::collections::BTreeMap<_, _>| !tags.is_empty()),
             };
@@ -94,6 +96,7 @@ fn described(paint: Paint, secret: &Secret) -> String {
         ("name", secret.name.clone()),
         ("project", secret.project.clone()),
         ("hosts", secret.hosts.join(" ")),
+        ("replaced in", places(secret)),
         ("tags", tags(secret)),
         ("created", when::ago(&secret.created_at)),
     ];
@@ -102,6 +105,23 @@ fn described(paint: Paint, secret: &Secret) -> String {
         lines.push(("version", set));
     }
     facts(paint, &lines)
+}
+
+fn place(place: PlaceArg) -> SecretPlace {
+    match place {
+        PlaceArg::Header => SecretPlace::Header,
+        PlaceArg::Query => SecretPlace::Query,
+        PlaceArg::Body => SecretPlace::Body,
+    }
+}
+
+fn places(secret: &Secret) -> String {
+    let named = secret.places.iter().map(|place| match place {
+        SecretPlace::Header => "headers",
+        SecretPlace::Query => "query",
+        SecretPlace::Body => "body",
+    });
+    named.collect::<Vec<_>>().join(", ")
 }
 
 fn tags(secret: &Secret) -> String {

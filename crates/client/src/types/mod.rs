@@ -53,7 +53,9 @@ pub use sandbox::{
     Checkpoint, Class, CommandsKept, CreateSandbox, Extend, Fork, Hook, Hooks, IfExists, Lineage,
     OnIdle, Pause, Resources, Rollback, Sandbox, Start, State, UpdateSandbox,
 };
-pub use secret::{Inject, Secret, SecretGiven, SecretHow, SecretUse, SecretVersion, SetSecret};
+pub use secret::{
+    Inject, Secret, SecretGiven, SecretHow, SecretPlace, SecretUse, SecretVersion, SetSecret,
+};
 pub use service::{Restart, Service, ServiceState, ServiceStatus, SetService};
 pub use session::{HookRun, Session, SessionEnd, Usage};
 pub use snapshot::{Snapshot, SnapshotDeleted, SnapshotKind, SnapshotMemory, SnapshotSize};

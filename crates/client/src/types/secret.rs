@@ -19,6 +19,9 @@ pub struct Secret {
     pub versions: Vec<SecretVersion>,
     /// The hosts that may have it when it is brokered.
     pub hosts: Vec<String>,
+    /// Where in a request its placeholder is replaced when it is brokered.
+    #[serde(default)]
+    pub places: Vec<SecretPlace>,
     /// Only sandboxes that have all of these tags may use it.
     pub tags: BTreeMap<String, String>,
     /// When it was first set.
@@ -27,6 +30,18 @@ pub struct Secret {
     /// When it was last set.
     #[schema(format = DateTime)]
     pub updated_at: String,
+}
+
+/// A part of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SecretPlace {
+    /// The values of headers. Always replaced.
+    Header,
+    /// The query of the URL.
+    Query,
+    /// The body.
+    Body,
 }
 
 /// One value of a secret.
@@ -49,6 +64,10 @@ pub struct SetSecret {
     /// if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hosts: Option<Vec<String>>,
+    /// Where in a request its placeholder is replaced when it is brokered, besides headers; as before if absent, and nowhere else at
+    /// first. What is in a body can be read back wherever the host shows what it was sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub places: Option<Vec<SecretPlace>>,
     /// Only sandboxes that have all of these tags may use it; as before if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags: Option<BTreeMap<String, String>>,
@@ -56,9 +75,10 @@ pub struct SetSecret {
 
 impl fmt::Debug for SetSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { value: _, hosts, tags } = self;
+        let Self { value: _, hosts, places, tags } = self;
         f.debug_struct("SetSecret")
             .field("hosts", hosts)
+            .field("places", places)
             .field("tags", tags)
             .finish_non_exhaustive()
     }

@@ -24,7 +24,8 @@ use super::{Engine, Error, Exec, Inner, Result};
 use crate::db::{Filter, Page};
 use crate::model::{
     Config, DomainPattern, FORMAT, Inject, InjectInto, Name, Sandbox, Secret, SecretGiven,
-    SecretHow, SecretName, SecretVersion, Session, Tags, check_env_name, check_tag, now,
+    SecretHow, SecretName, SecretPlace, SecretVersion, Session, Tags, check_env_name, check_tag,
+    now,
 };
 use crate::net::Brokered;
 use crate::secret::{LONGEST, Mask, SHORTEST, SealError};
@@ -46,15 +47,18 @@ pub struct SetSecret {
     pub value: Zeroizing<String>,
     /// The hosts that may have it when it is brokered; as before if absent.
     pub hosts: Option<Vec<DomainPattern>>,
+    /// Where its placeholder is replaced besides headers; as before if absent.
+    pub places: Option<BTreeSet<SecretPlace>>,
     /// The tags a sandbox must have to use it; as before if absent.
     pub tags: Option<Tags>,
 }
 
 impl std::fmt::Debug for SetSecret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { value: _, hosts, tags } = self;
+        let Self { value: _, hosts, places, tags } = self;
         f.debug_struct("SetSecret")
             .field("hosts", hosts)
+            .field("places", places)
             .field("tags", tags)
             .finish_non_exhaustive()
     }
@@ -246,6 +250,7 @@ impl Inner {
             // One that was deleted goes on counting: sessions may be on record with its values.
             Some(found) => Secret {
                 hosts: Vec::new(),
+                places: BTreeSet::new(),
                 tags: Tags::new(),
                 created_at: at,
                 deleted_at: None,
@@ -263,6 +268,7 @@ impl Inner {
                 name,
                 versions: Vec::new(),
                 hosts: Vec::new(),
+                places: BTreeSet::new(),
                 tags: Tags::new(),
                 created_at: at,
                 updated_at: at,
@@ -277,6 +283,7 @@ impl Inner {
             .map_err(|reason| Error::Sealed { what: what(), reason })?;
         secret.versions.push(SecretVersion { version, sealed, created_at: at });
         secret.hosts = set.hosts.unwrap_or(secret.hosts);
+        secret.places = set.places.unwrap_or(secret.places);
         secret.tags = set.tags.unwrap_or(secret.tags);
         secret.updated_at = at;
         let given = self.given_in(project).await?;
@@ -440,7 +447,8 @@ impl Inner {
             let value = self.reveal_secret(&secret, secret.version())?;
             let placeholder = self.placeholder(sandbox, &used.secret, &value)?;
             let name = used.secret.to_string();
-            all.push(Brokered { name, placeholder, value, hosts: secret.hosts });
+            let Secret { hosts, places, .. } = secret;
+            all.push(Brokered { name, placeholder, value, hosts, places });
         }
         Ok(all)
     }

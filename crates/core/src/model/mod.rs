@@ -51,7 +51,8 @@ pub use record::{
 };
 pub use root::{Limits, MachineKey, RootFs, UidRange};
 pub use secret::{
-    Inject, InjectInto, Secret, SecretGiven, SecretHow, SecretName, SecretUse, SecretVersion,
+    Inject, InjectInto, Secret, SecretGiven, SecretHow, SecretName, SecretPlace, SecretUse,
+    SecretVersion,
 };
 pub use service::{Restart, Service};
 pub use snapshot::{Expiry, Method, Snapshot, SnapshotKind};

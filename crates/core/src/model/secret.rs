@@ -1,5 +1,6 @@
 //! Secrets, and how sandboxes and commands come to use them. `docs/SECRETS.md` tells what each way means.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -67,6 +68,9 @@ pub struct Secret {
     /// The hosts that may have it when it is brokered.
     #[serde(default)]
     pub hosts: Vec<DomainPattern>,
+    /// Where its placeholder is replaced besides headers, when it is brokered.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub places: BTreeSet<SecretPlace>,
     /// Only sandboxes that have all of these may use it.
     #[serde(default)]
     pub tags: Tags,
@@ -77,6 +81,18 @@ pub struct Secret {
     /// When it was deleted. It stays until no session is left whose files may hold it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deleted_at: Option<Timestamp>,
+}
+
+/// A part of a request, besides headers, in which a placeholder is replaced if that is asked for.
+///
+/// Not by default: a server keeps what it is sent in a body and gives it back, in whatever form it is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SecretPlace {
+    /// The query of the URL.
+    Query,
+    /// The body.
+    Body,
 }
 
 /// One value of a secret.

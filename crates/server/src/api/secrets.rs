@@ -1,5 +1,6 @@
 //! Secrets. Values come in and never go out.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::Json;
@@ -8,7 +9,7 @@ use axum::http::StatusCode;
 use sandkeep_client::types;
 use sandkeep_core::engine::SetSecret;
 use sandkeep_core::model::{
-    Inject, InjectInto, Secret, SecretGiven, SecretHow, SecretName, SecretUse,
+    Inject, InjectInto, Secret, SecretGiven, SecretHow, SecretName, SecretPlace, SecretUse,
 };
 use zeroize::Zeroizing;
 
@@ -31,10 +32,30 @@ fn out(secret: Secret) -> types::Secret {
         name: secret.name.into(),
         project: secret.project.into(),
         hosts: secret.hosts.iter().map(ToString::to_string).collect(),
+        places: places_out(&secret.places),
         tags: secret.tags,
         created_at: secret.created_at.to_string(),
         updated_at: secret.updated_at.to_string(),
     }
+}
+
+/// All places, headers among them.
+fn places_out(places: &BTreeSet<SecretPlace>) -> Vec<types::SecretPlace> {
+    let more = places.iter().map(|place| match place {
+        SecretPlace::Query => types::SecretPlace::Query,
+        SecretPlace::Body => types::SecretPlace::Body,
+    });
+    std::iter::once(types::SecretPlace::Header).chain(more).collect()
+}
+
+/// The places besides headers, which always are one.
+fn places_in(places: &[types::SecretPlace]) -> BTreeSet<SecretPlace> {
+    let more = places.iter().filter_map(|place| match place {
+        types::SecretPlace::Header => None,
+        types::SecretPlace::Query => Some(SecretPlace::Query),
+        types::SecretPlace::Body => Some(SecretPlace::Body),
+    });
+    more.collect()
 }
 
 /// What a sandbox uses, as the model checks it.
@@ -104,14 +125,15 @@ pub(crate) async fn set(
     Body(request): Body<types::SetSecret>,
 ) -> Result<(StatusCode, Json<types::Secret>), ApiError> {
     params.end()?;
-    let types::SetSecret { value, hosts, tags } = request;
+    let types::SetSecret { value, hosts, places, tags } = request;
     let value = Zeroizing::new(value);
     let host = |(at, host): (usize, &String)| {
         host.parse().map_err(|error| ApiError::invalid(format!("hosts[{at}]: {error}")))
     };
     let hosts = hosts.map(|hosts| hosts.iter().enumerate().map(host).collect()).transpose()?;
     let engine = app.engine.clone();
-    let set = SetSecret { value, hosts, tags };
+    let places = places.as_deref().map(places_in);
+    let set = SetSecret { value, hosts, places, tags };
     let work = async move { engine.set_secret(&caller.project, name, set).await };
     let secret = finish(work).await?;
     let new = secret.created_at == secret.updated_at;

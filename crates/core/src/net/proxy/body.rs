@@ -2,11 +2,13 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use tokio::time::Sleep;
 
 use super::outward::{Body, Broken};
 use super::record::{Flight, Record};
@@ -21,12 +23,47 @@ pub(super) struct Swapped {
     record: Option<Arc<Record>>,
     trailers: Option<HeaderMap>,
     ended: bool,
+    /// Runs while something is held back, where somebody may wait for it.
+    waits: Option<Pin<Box<Sleep>>>,
+    impatient: bool,
 }
+
+/// How long what may be the beginning of a text is held back when nothing follows: the other side may wait for it, with what follows.
+const HELD_BACK: Duration = Duration::from_millis(200);
 
 impl Swapped {
     pub(super) fn new(inner: Body, swap: &Swap) -> Self {
         let stream = swap.stream();
-        Self { inner, stream, watched: Vec::new(), record: None, trailers: None, ended: false }
+        Self {
+            inner,
+            stream,
+            watched: Vec::new(),
+            record: None,
+            trailers: None,
+            ended: false,
+            waits: None,
+            impatient: false,
+        }
+    }
+
+    /// Holds nothing back for long.
+    pub(super) fn impatient(mut self) -> Self {
+        self.impatient = true;
+        self
+    }
+
+    /// What was held back for too long.
+    fn overdue(&mut self, context: &mut Context<'_>) -> Option<Bytes> {
+        if !self.impatient || !self.stream.holds() {
+            self.waits = None;
+            return None;
+        }
+        let waits = self.waits.get_or_insert_with(|| Box::pin(tokio::time::sleep(HELD_BACK)));
+        if waits.as_mut().poll(context).is_pending() {
+            return None;
+        }
+        self.waits = None;
+        Some(self.stream.finish())
     }
 
     /// Looks for other texts too, and notes them.
@@ -61,7 +98,15 @@ impl HttpBody for Swapped {
             if self.ended {
                 return Poll::Ready(self.trailers.take().map(|map| Ok(Frame::trailers(map))));
             }
-            let piece = match ready!(Pin::new(&mut self.inner).poll_frame(context)) {
+            let polled = match Pin::new(&mut self.inner).poll_frame(context) {
+                Poll::Ready(polled) => polled,
+                Poll::Pending => match self.overdue(context) {
+                    Some(piece) => return Poll::Ready(Some(Ok(Frame::data(piece)))),
+                    None => return Poll::Pending,
+                },
+            };
+            self.waits = None;
+            let piece = match polled {
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(piece) => {

@@ -9,8 +9,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body as HttpBody, Incoming};
 use hyper::header::{
-    ACCEPT, ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue,
-    UPGRADE,
+    ACCEPT, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, UPGRADE,
 };
 use hyper::http::request;
 use hyper::rt::Executor as _;
@@ -292,7 +291,7 @@ async fn pass(
         }
         Ok((answer, masks)) => {
             record.status(answer.status().as_u16());
-            carry(answer, flight, &masks)
+            carry(answer, flight, &masks, json)
         }
         Err(lost) => lost.told(&record, json),
     }
@@ -384,9 +383,6 @@ async fn prepare(
     let has_body = !body.is_end_stream();
     let mut body = body.map_err(Broken::from).boxed_unsync();
     if has_body && !(swap.is_empty() && watched.is_empty()) {
-        if !swap.is_empty() {
-            masks.extend(&secrets.masks());
-        }
         body = Swapped::new(body, &swap).watching(&watched, record).boxed_unsync();
         if !swap.keeps_length() {
             body = remeasured(door, &mut parts.headers, body).await?;
@@ -399,7 +395,7 @@ async fn prepare(
     };
     masks.extend(&put.once);
     if !masks.is_empty() {
-        parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        secrets::ask_for_plain(&mut parts.headers);
     }
     let lost = || Lost::Outside { why: "its target is no URL".to_owned(), refused: false };
     let mut request = Request::new(body);
@@ -451,16 +447,24 @@ async fn remeasured(door: &Door, headers: &mut HeaderMap, body: Body) -> Result<
 }
 
 /// An answer on its way in, without what was put into the request.
-fn carry(answer: Response<Incoming>, flight: Flight, masks: &Swap) -> Response<Body> {
+fn carry(answer: Response<Incoming>, flight: Flight, masks: &Swap, json: bool) -> Response<Body> {
     let (mut parts, body) = answer.into_parts();
     head::strip_answer(&mut parts.headers);
     masks.headers(&mut parts.headers);
     let mut body = body.map_err(Broken::from).boxed_unsync();
-    if !masks.is_empty() && !body.is_end_stream() && secrets::is_readable(&parts.headers) {
+    if !masks.is_empty() && !body.is_end_stream() {
+        if secrets::is_encoded(&parts.headers) {
+            flight
+                .record
+                .failed("its answer is compressed, so that secrets in it cannot be masked");
+            let text = "Sandkeep refused this answer: it is compressed although that was not asked for, and secrets in it could not be masked.";
+            return reply(StatusCode::BAD_GATEWAY, text, json);
+        }
+        let masks = if secrets::is_text(&parts.headers) { masks.clone() } else { masks.covered() };
         if !masks.keeps_length() {
             parts.headers.remove(CONTENT_LENGTH);
         }
-        body = Swapped::new(body, masks).boxed_unsync();
+        body = Swapped::new(body, &masks).impatient().boxed_unsync();
     }
     // The sandbox's side tells its own version.
     parts.version = hyper::Version::HTTP_11;

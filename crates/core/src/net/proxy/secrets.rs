@@ -1,9 +1,15 @@
 //! Brokered secrets in requests, and what of them comes back.
 //!
-//! A placeholder is looked for in header values (also inside `Authorization: Basic`), in the query and in the body, and
-//! the value takes its place as that place wants it written: percent-encoded in a query or a form, escaped in JSON. A body
-//! that is compressed is left alone. Whatever was put in is taken out again where the answer shows it, so that a server that
-//! repeats what it is sent (an echo, an error message) does not carry a value into the sandbox.
+//! A placeholder is looked for in header values (also inside `Authorization: Basic`) and, for secrets of which that is asked, in the query
+//! and in the body. The value takes its place as that place wants it written: percent-encoded in a query or a form, escaped in JSON. A
+//! body that is compressed is left alone.
+//!
+//! *What comes back.* A value that a host may have is taken out of everything that this host answers: on every connection, whether or not this
+//! request had the value, in headers, trailers and bodies of any type. So a server that repeats what it is sent (an echo, an error message), or
+//! that shows later what it was sent before, does not carry a value into the sandbox as it is. A value can only be found whole and as it is: so
+//! while this is done answers are asked for uncompressed and whole (no `Range`), and one that is compressed all the same is refused. A
+//! value that a server changes (reverses, encrypts) is not found. That is why bodies are not the default: in a header a value is a credential
+//! to most servers, in a body it is data, to be given back in any form.
 
 use base64::Engine as _;
 use base64::alphabet;
@@ -11,12 +17,14 @@ use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD};
 use hyper::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName,
-    HeaderValue,
+    HeaderValue, IF_RANGE, RANGE,
 };
 use zeroize::Zeroizing;
 
 use super::super::rules::Brokered;
 use super::swap::{Pair, Swap};
+use crate::model::SecretPlace;
+use crate::secret::forms as forms_of;
 
 /// Values shorter than this are not looked for in answers: they would be found where they are not.
 const SHORTEST_MASKED: usize = 4;
@@ -62,7 +70,6 @@ impl Secrets {
         // Who sends more than one means no good; their base64 is left alone.
         let basic = sole_basic(headers);
         for secret in &self.given {
-            let mut found = false;
             let plain = placed(secret, secret.value.as_bytes());
             for (name, value) in headers.iter_mut() {
                 let text = plain.whole(value.as_bytes());
@@ -72,7 +79,6 @@ impl Secrets {
                     Ok(mut text) => {
                         text.set_sensitive(true);
                         *value = text;
-                        found = true;
                     }
                     Err(_) => {
                         put.notes.push(format!("the value of {} fits no header", secret.name));
@@ -81,20 +87,18 @@ impl Secrets {
             }
             let encoded = placed(secret, percent_encoded(&secret.value).as_bytes());
             if let Some(text) = query.as_ref().and_then(|query| encoded.whole(query.as_bytes())) {
-                *query = Some(String::from_utf8_lossy(&text).into_owned());
-                found = true;
+                if secret.places.contains(&SecretPlace::Query) {
+                    *query = Some(String::from_utf8_lossy(&text).into_owned());
+                } else {
+                    put.notes.push(not_here(&secret.name, "query"));
+                }
             }
-            if found {
-                put.masks.extend(&masks(secret));
-            }
+            put.masks.extend(&masks(secret));
         }
         if let (Some(before), Some(after)) = (basic, sole_basic(headers))
             && before != after
         {
             put.once.extend(&Pair::new(after.as_bytes(), before.as_bytes()).into_iter().collect());
-        }
-        if !put.masks.is_empty() {
-            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
         put
     }
@@ -115,23 +119,20 @@ impl Secrets {
             }
         };
         let mut swap = Swap::default();
-        self.given.iter().for_each(|secret| swap.extend(&written(secret)));
+        let asked = self.given.iter().filter(|secret| in_bodies(secret));
+        asked.for_each(|secret| swap.extend(&written(secret)));
         swap
     }
 
-    /// Everything that is to be taken out of an answer, if any of it was put in.
-    pub(super) fn masks(&self) -> Swap {
-        let mut all = Swap::default();
-        self.given.iter().for_each(|secret| all.extend(&masks(secret)));
-        all
-    }
-
-    /// What finds the placeholders in a body that are withheld, and changes nothing.
+    /// What finds the placeholders in a body that stay in it, and changes nothing.
     pub(super) fn watched(&self, headers: &HeaderMap) -> Vec<(String, Swap)> {
         if is_encoded(headers) {
             return Vec::new();
         }
-        self.withheld.iter().map(|secret| (withheld(&secret.name), watch(secret))).collect()
+        let withheld = self.withheld.iter().map(|secret| (withheld(&secret.name), watch(secret)));
+        let not_asked = self.given.iter().filter(|secret| !in_bodies(secret));
+        let not_asked = not_asked.map(|secret| (not_here(&secret.name, "body"), watch(secret)));
+        withheld.chain(not_asked).collect()
     }
 }
 
@@ -148,16 +149,31 @@ pub(super) fn hides(name: &HeaderName, value: &str) -> Swap {
     long.filter_map(|part| Pair::new(part.as_bytes(), &vec![HIDDEN; part.len()])).collect()
 }
 
-/// Whether values are looked for in an answer's body.
-pub(super) fn is_readable(headers: &HeaderMap) -> bool {
+/// Asks for an answer in which values can be found: whole and as they are.
+pub(super) fn ask_for_plain(headers: &mut HeaderMap) {
+    headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    for name in [RANGE, IF_RANGE] {
+        headers.remove(name);
+    }
+}
+
+/// Whether an answer's body is text, in which a placeholder can be read. In others a value is covered, so that their length stays.
+pub(super) fn is_text(headers: &HeaderMap) -> bool {
     let kind = essence(headers);
-    let text = kind.is_empty()
+    kind.is_empty()
         || kind.starts_with("text/")
         || is_json(&kind)
         || ["xml", "javascript", "x-www-form-urlencoded", "yaml", "graphql"]
             .iter()
-            .any(|word| kind.contains(word));
-    text && !is_encoded(headers)
+            .any(|word| kind.contains(word))
+}
+
+fn in_bodies(secret: &Brokered) -> bool {
+    secret.places.contains(&SecretPlace::Body)
+}
+
+fn not_here(name: &str, place: &str) -> String {
+    format!("placeholder of {name} left in the {place}: it is replaced in headers only")
 }
 
 fn withheld(name: &str) -> String {
@@ -176,7 +192,13 @@ fn masks(secret: &Brokered) -> Swap {
     let value = &secret.value;
     let forms = [value.clone(), json_escaped(value), percent_encoded(value)];
     let long = forms.iter().filter(|form| form.len() >= SHORTEST_MASKED);
-    long.filter_map(|form| Pair::new(form.as_bytes(), secret.placeholder.as_bytes())).collect()
+    let mut masks: Swap =
+        long.filter_map(|form| Pair::new(form.as_bytes(), secret.placeholder.as_bytes())).collect();
+    // No placeholder has these forms: they are covered. Base64 is one, of what somebody else's `Basic` credentials were.
+    for form in forms_of(value) {
+        Pair::new(&form, &vec![HIDDEN; form.len()]).into_iter().for_each(|pair| masks.add(pair));
+    }
+    masks
 }
 
 /// What follows `Basic`, if there is one `Authorization` and it is that.
@@ -204,7 +226,8 @@ fn in_basic(name: &HeaderName, value: &HeaderValue, swap: &Swap) -> Option<Zeroi
     Some(Zeroizing::new(format!("{scheme} {}", *encoded).into_bytes()))
 }
 
-fn is_encoded(headers: &HeaderMap) -> bool {
+/// Whether a body is compressed, or encoded in another way.
+pub(super) fn is_encoded(headers: &HeaderMap) -> bool {
     headers.get_all(CONTENT_ENCODING).iter().any(|value| value != "identity" && !value.is_empty())
 }
 
@@ -244,7 +267,7 @@ mod tests {
     use zeroize::Zeroizing;
 
     use super::super::super::rules::Brokered;
-    use super::{Secrets, hides};
+    use super::{SecretPlace, Secrets, hides};
 
     const PLACEHOLDER: &str = "skp_0123456789abcdef0123456789ab";
 
@@ -254,6 +277,7 @@ mod tests {
             placeholder: placeholder.to_owned(),
             value: Zeroizing::new(value.to_owned()),
             hosts: vec!["example.com".parse().unwrap()],
+            places: [SecretPlace::Query, SecretPlace::Body].into(),
         };
         Secrets {
             given: vec![secret("KEY", PLACEHOLDER)],
@@ -280,7 +304,6 @@ mod tests {
         assert_eq!(sent["x-api-key"], "a b&c\"d");
         assert!(sent["x-api-key"].is_sensitive());
         assert_eq!(sent["authorization"], "Bearer a b&c\"d");
-        assert_eq!(sent["accept-encoding"], "identity");
         assert_eq!(query.unwrap(), "key=a%20b%26c%22d&b=1");
         assert_eq!(sent["x-other"], "skp_other_other_other_other_othe");
         assert_eq!(put.notes, ["placeholder of OTHER left as it is"]);
@@ -293,6 +316,43 @@ mod tests {
     }
 
     #[test]
+    fn without_being_asked_only_headers_have_the_value() {
+        let mut secrets = secrets("hunter2hunter2");
+        secrets.given[0].places.clear();
+        let mut sent = headers(&[
+            ("x-api-key", PLACEHOLDER),
+            ("range", "bytes=0-3"),
+            ("if-range", "\"x\""),
+            ("accept-encoding", "gzip"),
+        ]);
+        let asked = format!("key={PLACEHOLDER}");
+        let mut query = Some(asked.clone());
+        let put = secrets.put(&mut sent, &mut query);
+        assert_eq!(sent["x-api-key"], "hunter2hunter2");
+        assert_eq!(query, Some(asked));
+        assert_eq!(
+            put.notes,
+            ["placeholder of KEY left in the query: it is replaced in headers only"]
+        );
+        assert!(secrets.in_body(&headers(&[])).is_empty());
+        let watched = secrets.watched(&headers(&[]));
+        assert!(
+            watched.iter().any(|(note, _)| note.contains("KEY left in the body")),
+            "{watched:?}"
+        );
+        super::ask_for_plain(&mut sent);
+        assert_eq!(sent["accept-encoding"], "identity");
+        assert!(!sent.contains_key("range") && !sent.contains_key("if-range"));
+        // Whether or not a request had the value, its answer must not.
+        let put = secrets.put(&mut headers(&[]), &mut None);
+        let echo = put.masks.whole(b"it is hunter2hunter2").unwrap();
+        assert_eq!(echo.as_slice(), format!("it is {PLACEHOLDER}").as_bytes());
+        let covered = put.masks.covered();
+        assert!(covered.keeps_length());
+        assert_eq!(covered.whole(b"\0hunter2hunter2\0").unwrap().as_slice(), b"\0**************\0");
+    }
+
+    #[test]
     fn basic_credentials_have_the_value_inside() {
         let token = STANDARD.encode(format!("user:{PLACEHOLDER}"));
         let mut sent = headers(&[("authorization", &format!("basic {token}"))]);
@@ -300,7 +360,10 @@ mod tests {
         let wanted = STANDARD.encode("user:hunter2!");
         assert_eq!(sent[AUTHORIZATION], format!("basic {wanted}"));
         assert_eq!(put.once.whole(wanted.as_bytes()).unwrap().as_slice(), token.as_bytes());
-        assert!(put.masks.whole(wanted.as_bytes()).is_none(), "later answers do not pay for it");
+        let later = put.masks.whole(wanted.as_bytes()).unwrap();
+        assert!(
+            later.contains(&b'*') && !later.windows(8).any(|part| part == &wanted.as_bytes()[8..])
+        );
         assert_eq!(put.masks.whole(b"hunter2!").unwrap().as_slice(), PLACEHOLDER.as_bytes());
     }
 
@@ -331,7 +394,7 @@ mod tests {
         let put = secrets("hunter2!").put(&mut sent, &mut None);
         let kept: Vec<_> = sent.get_all(AUTHORIZATION).iter().collect();
         assert_eq!(kept, [one("a").as_str(), one("b").as_str()]);
-        assert!(put.once.is_empty() && put.masks.is_empty());
+        assert!(put.once.is_empty());
     }
 
     #[test]
@@ -347,7 +410,7 @@ mod tests {
         let mut sent = headers(&[("accept-encoding", "gzip"), ("authorization", "Basic !!")]);
         let put = secrets("value").put(&mut sent, &mut Some("a=b".to_owned()));
         assert_eq!(sent["accept-encoding"], "gzip");
-        assert!(put.masks.is_empty() && put.notes.is_empty());
+        assert!(put.notes.is_empty());
     }
 
     #[test]

@@ -59,6 +59,12 @@ impl Swap {
         }
     }
 
+    /// The same texts, each with as many asterisks in its place: nothing becomes longer or shorter.
+    pub(super) fn covered(&self) -> Self {
+        let cover = |pair: &Pair| Pair::new(&pair.from, &vec![b'*'; pair.from.len()]);
+        self.0.iter().filter_map(cover).collect()
+    }
+
     pub(super) fn extend(&mut self, other: &Self) {
         other.0.iter().for_each(|pair| self.add(pair.clone()));
     }
@@ -119,6 +125,11 @@ impl Stream {
             rest = out.into();
         }
         rest
+    }
+
+    /// Whether something is held back that may be the beginning of a text.
+    pub(super) fn holds(&self) -> bool {
+        self.0.iter().any(|replacer| replacer.matched > 0)
     }
 
     /// How often something was replaced.

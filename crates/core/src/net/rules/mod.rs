@@ -21,6 +21,7 @@
 mod names;
 mod requests;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -34,6 +35,7 @@ use self::requests::{Look, Ordered};
 use super::reserved::{self, Place};
 use crate::model::{
     AddressRule, BadPolicy, Credential, DomainPattern, DomainRule, Mode, Policy, Protocol,
+    SecretPlace,
 };
 
 /// A secret whose value is put in the place of its placeholder, on the way to some hosts.
@@ -47,6 +49,8 @@ pub struct Brokered {
     pub value: Zeroizing<String>,
     /// The hosts that may have it.
     pub hosts: Vec<DomainPattern>,
+    /// Where its placeholder is replaced besides headers.
+    pub places: BTreeSet<SecretPlace>,
 }
 
 impl fmt::Debug for Brokered {

@@ -208,6 +208,7 @@ fn connections_are_looked_at_only_where_it_matters() {
         placeholder: "placeholder".to_owned(),
         value: "value".to_owned().into(),
         hosts: vec!["api.example".parse().unwrap()],
+        places: std::collections::BTreeSet::new(),
     };
     assert!(!format!("{secret:?}").contains("\"value\""));
     let brokered = Rules::new(&Policy::default(), None, vec![secret], &reveal).unwrap();

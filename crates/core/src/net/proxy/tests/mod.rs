@@ -32,7 +32,7 @@ use super::super::outside::{Outside, OutsideSettings};
 use super::super::reserved::{Place, alias};
 use super::super::rules::{Brokered, Rules};
 use super::{Authority, Intercept, PATIENCE, Patience, receive, serve};
-use crate::model::{Connection, Credential, Policy, Protocol, SessionId};
+use crate::model::{Connection, Credential, Policy, Protocol, SecretPlace, SessionId};
 
 const NAME: &str = "api.example";
 const PLACEHOLDER: &str = "skp_0123456789abcdef0123456789ab";
@@ -86,7 +86,13 @@ fn secret(name: &str, value: &str, host: &str) -> Brokered {
         placeholder: PLACEHOLDER.to_owned(),
         value: Zeroizing::new(value.to_owned()),
         hosts: vec![host.parse().unwrap()],
+        places: [SecretPlace::Query, SecretPlace::Body].into(),
     }
+}
+
+/// One that is replaced in headers alone, as secrets are unless more is asked for.
+fn in_headers(name: &str, value: &str, host: &str) -> Brokered {
+    Brokered { places: std::collections::BTreeSet::new(), ..secret(name, value, host) }
 }
 
 impl Sandbox {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
-use hyper::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
+use hyper::header::{CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, RANGE, UPGRADE};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -91,6 +91,8 @@ pub(super) struct Server {
 struct State {
     connections: AtomicUsize,
     seen: Mutex<Vec<String>>,
+    /// What `/store` was sent.
+    stored: Mutex<Vec<u8>>,
     /// What `/events` and `/download` may still send.
     more: Semaphore,
     made: AtomicUsize,
@@ -115,6 +117,7 @@ impl Server {
         let state = Arc::new(State {
             connections: AtomicUsize::new(0),
             seen: Mutex::default(),
+            stored: Mutex::default(),
             more: Semaphore::new(0),
             made: AtomicUsize::new(0),
         });
@@ -182,6 +185,8 @@ async fn answer(
         "/download" => download(state),
         "/trailers" => trailers(request),
         "/early" => Response::new(text("early")),
+        "/store" => store(&state, &request),
+        "/show" => show(&state, &request),
         _ => told(&state, request).await,
     })
 }
@@ -220,6 +225,29 @@ async fn told(state: &State, request: Request<Incoming>) -> Response<Body> {
     response
 }
 
+/// Keeps the key it is sent.
+fn store(state: &State, request: &Request<Incoming>) -> Response<Body> {
+    let key = request.headers().get("x-api-key").map(|key| key.as_bytes().to_vec());
+    *state.stored.lock().unwrap() = key.unwrap_or_default();
+    Response::new(text("kept"))
+}
+
+/// Shows the key it keeps: as what it is asked to call it, in part if that is asked for.
+fn show(state: &State, request: &Request<Incoming>) -> Response<Body> {
+    let header = |name: &str| request.headers().get(name).cloned();
+    state.seen.lock().unwrap().push(format!("{:?}", request.headers()));
+    let stored = String::from_utf8(state.stored.lock().unwrap().clone()).unwrap();
+    let whole = format!("stored {stored} here");
+    let part = header(RANGE.as_str()).map(|_| &whole[7..13]);
+    let mut response = Response::new(text(part.unwrap_or(&whole)));
+    let kind = header("x-kind").unwrap_or("text/plain".parse().unwrap());
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    if let Some(packed) = header("x-packed") {
+        response.headers_mut().insert(CONTENT_ENCODING, packed);
+    }
+    response
+}
+
 /// Sends an event for each permit.
 fn events(state: Arc<State>) -> Response<Body> {
     let events = stream::unfold((state, 0), |(state, index)| async move {
@@ -253,7 +281,7 @@ fn trailers(request: Request<Incoming>) -> Response<Body> {
         let frames = [Frame::data(Bytes::from_static(b"call")), Frame::trailers(told)];
         let body = StreamBody::new(stream::iter(frames.map(Ok::<_, Broken>)));
         let mut response = Response::new(body.boxed_unsync());
-        // No text: its body is not looked at, its trailers are.
+        // No text: what is found in it is covered.
         response.headers_mut().insert(CONTENT_TYPE, "application/grpc".parse().unwrap());
         return response;
     }

@@ -12,7 +12,9 @@ use hyper_util::rt::TokioIo;
 use serde_json::json;
 
 use super::server::Server;
-use super::{Answered, NAME, PLACEHOLDER, SHORT, Sandbox, VALUE, get, over_http2, secret, with};
+use super::{
+    Answered, NAME, PLACEHOLDER, SHORT, Sandbox, VALUE, get, in_headers, over_http2, secret, with,
+};
 
 #[tokio::test]
 async fn the_host_hears_the_value_and_the_sandbox_does_not() {
@@ -96,7 +98,7 @@ async fn compressed_and_untouched_bodies_stay_as_they_are() {
     let answer = sandbox.fetch(&server, with("/", &body, &[("content-encoding", "gzip")])).await;
     assert_eq!(answer.sent()["body"], body);
     let answer = sandbox.fetch(&server, with("/", "", &[("accept-encoding", "gzip")])).await;
-    assert_eq!(answer.sent()["headers"]["accept-encoding"], "gzip", "nothing was put in");
+    assert_eq!(answer.sent()["headers"]["accept-encoding"], "identity", "whatever was put in");
 }
 
 #[tokio::test]
@@ -189,8 +191,92 @@ async fn basic_credentials_of_each_request_are_masked_in_its_own_answer() {
         assert_eq!(answer.sent()["headers"]["authorization"], sent);
         assert!(server.seen().last().unwrap().contains(&basic(user, VALUE)));
     }
-    // What was kept for the first is gone: who knows it sees it as it is.
+    // What was kept for the first is gone; the value in it is found all the same.
     let later = get(&format!("/{}", basic(0, VALUE)));
     let answer = Answered::read(client.send_request(later).await.unwrap()).await;
-    assert_eq!(answer.sent()["uri"], format!("/{}", basic(0, VALUE)));
+    let told = answer.sent()["uri"].as_str().unwrap().to_owned();
+    assert!(told.contains("****") && !told.contains(&basic(0, VALUE)[12..]), "{told}");
+}
+
+#[tokio::test]
+async fn without_being_asked_a_body_and_a_query_keep_their_placeholders() {
+    let sandbox = Sandbox::allow_all(vec![in_headers("KEY", VALUE, NAME)]);
+    let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
+    for (path, body) in [(format!("/?k={PLACEHOLDER}"), ""), ("/".to_owned(), PLACEHOLDER)] {
+        let answer = sandbox.fetch(&server, with(&path, body, &[("x-api-key", PLACEHOLDER)])).await;
+        assert_eq!(answer.status, 200);
+        let seen: serde_json::Value = serde_json::from_str(server.seen().last().unwrap()).unwrap();
+        assert_eq!(seen["headers"]["x-api-key"], VALUE);
+        assert_eq!(seen["body"], body);
+        assert!(seen["uri"].as_str().unwrap().ends_with(&path), "{seen}");
+    }
+    let notes: Vec<String> =
+        sandbox.requests(2).await.into_iter().filter_map(|line| line.detail).collect();
+    assert!(notes[0].contains("KEY left in the query"), "{notes:?}");
+    assert!(notes[1].contains("KEY left in the body"), "{notes:?}");
+}
+
+/// What the server was once told, it shows to whoever asks: in any type, in part, packed, on another connection.
+#[tokio::test]
+async fn what_a_host_was_told_is_masked_on_every_connection_and_in_every_type() {
+    for value in [VALUE, SHORT] {
+        let sandbox = Sandbox::allow_all(vec![in_headers("KEY", value, NAME)]);
+        for protocol in ["http/1.1", "h2"] {
+            let server = Server::start(&sandbox.authorities, &[protocol]).await;
+            let store = with("/store", "", &[("x-api-key", PLACEHOLDER)]);
+            assert_eq!(sandbox.fetch(&server, store).await.status, 200);
+            for kind in ["text/plain", "application/octet-stream", "image/png", "application/grpc"]
+            {
+                let range = ("range", "bytes=7-12");
+                let packing = ("accept-encoding", "gzip");
+                let asked = with("/show", "", &[("x-kind", kind), range, packing]);
+                let answer = sandbox.fetch(&server, asked).await;
+                assert_eq!(
+                    (answer.status, answer.headers["content-type"].as_bytes()),
+                    (200, kind.as_bytes())
+                );
+                assert!(!answer.body.contains(value), "{kind}: {}", answer.body);
+                let masked =
+                    if kind.starts_with("text") { PLACEHOLDER } else { &"*".repeat(value.len()) };
+                assert_eq!(answer.body, format!("stored {masked} here"), "{kind}");
+            }
+            let heard = server.seen().concat();
+            assert!(!heard.contains("bytes=7-12"), "{heard}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_compressed_all_the_same_is_refused() {
+    let sandbox = Sandbox::allow_all(vec![in_headers("KEY", VALUE, NAME)]);
+    let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
+    let store = with("/store", "", &[("x-api-key", PLACEHOLDER)]);
+    sandbox.fetch(&server, store).await;
+    let answer = sandbox.fetch(&server, with("/show", "", &[("x-packed", "gzip")])).await;
+    assert_eq!(answer.status, 502, "{}", answer.body);
+    assert!(answer.body.contains("compressed"), "{}", answer.body);
+    // Hosts that have no secret compress as they like.
+    let other = Sandbox::allow_all(vec![in_headers("KEY", VALUE, "only.example")]);
+    let server = Server::start(&other.authorities, &["http/1.1"]).await;
+    let answer = other.fetch(&server, with("/show", "", &[("x-packed", "gzip")])).await;
+    assert_eq!(answer.status, 200);
+}
+
+#[tokio::test]
+async fn nothing_is_held_back_for_long_from_who_waits_for_it() {
+    // Each event ends as the value begins.
+    let sandbox = Sandbox::allow_all(vec![in_headers("KEY", "\n\n-value", NAME)]);
+    let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
+    let mut client = sandbox.http1(&server).await;
+    let mut body = client.send_request(get("/events")).await.unwrap().into_body();
+    for index in 0..3 {
+        server.send_more(1);
+        let mut event = Vec::new();
+        while !event.ends_with(b"\n\n") {
+            let frame = tokio::time::timeout(std::time::Duration::from_secs(20), body.frame());
+            let frame = frame.await.expect("it is let go").unwrap().unwrap();
+            event.extend_from_slice(&frame.into_data().unwrap());
+        }
+        assert_eq!(event, format!("data: {index}\n\n").into_bytes());
+    }
 }
