@@ -337,7 +337,7 @@ test("policies are asked in one form and told in another, without values", async
     mode: "custom",
     allowedDomains: ["a.com"],
     allowedCIDRs: ["10.0.0.0/8"],
-    injectionRules: [{ domain: "a.com", headerNames: ["authorization"], match: { path: { regex: "^/x" } }, matchDimensions: ["path"] }],
+    injectionRules: [{ domain: "a.com", headerNames: ["Authorization"], match: { path: { regex: "^/x" } }, matchDimensions: ["path"] }],
     responseRules: [{ domain: "a.com", statusCode: 404 }],
   };
   assert.deepEqual(made.networkPolicy, told);

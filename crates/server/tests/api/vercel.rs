@@ -100,7 +100,7 @@ async fn the_token_decides_the_project() {
 }
 
 /// A body for create, and what the refusal must name.
-const BAD_CREATES: [(&str, &str); 29] = [
+const BAD_CREATES: [(&str, &str); 31] = [
     (r#"{"name":"a b"}"#, "name"),
     (r#"{"name":7}"#, "name"),
     (r#"{"ports":[80]}"#, "ports"),
@@ -122,6 +122,8 @@ const BAD_CREATES: [(&str, &str); 29] = [
     (r#"{"networkPolicy":{"allow":["exam ple.com"]}}"#, "networkPolicy.allow[0]"),
     (r#"{"networkPolicy":{"allow":{"a.com":[{}]}}}"#, "networkPolicy.allow.a.com[0]"),
     (r#"{"networkId":"net_1"}"#, "networkId"),
+    (r#"{"region":"fra1","failoverRegions":["sfo1","fra1"]}"#, "failoverRegions"),
+    (r#"{"failoverRegions":["iad1"]}"#, "failoverRegions"),
     (r#"{"source":{"type":"svn","url":"https://x"}}"#, "source.type"),
     (r#"{"source":{"type":"git","url":"git@x:y"}}"#, "source.url"),
     (r#"{"source":{"type":"git","url":"https://u:p@x/y"}}"#, "source.url"),
