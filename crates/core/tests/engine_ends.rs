@@ -133,7 +133,7 @@ async fn the_end_of_the_session_and_of_the_machine_are_told_apart() {
     engine.delete(&project(), &name("app"), Delete::default(), None).await.expect("it goes");
 }
 
-/// Where the filesystem holds the limit the write fails; elsewhere the watcher ends the commands and says so.
+/// Where the filesystem holds the limit the write fails; elsewhere those who write are ended, and their commands say so.
 #[tokio::test(flavor = "multi_thread")]
 async fn out_of_disk_is_told_with_limit_and_use() {
     let house = house!();
@@ -141,8 +141,9 @@ async fn out_of_disk_is_told_with_limit_and_use() {
     let mut create = small("app");
     create.patch.disk = Some(Size(48 << 20));
     engine.create(&project(), create, None).await.expect("a sandbox");
-    let fill = "for n in $(seq 40); do dd if=/dev/zero of=/fill.$n bs=1M count=8 2>&1 || exit 28; \
-                sync; sleep 0.1; done; sleep 60";
+    // One process: where limits are counted it is those who write that are ended, and not the shell that started them.
+    let fill = r#"exec perl -e '$| = 1; sub full { print $!; exit 28 } for $n (1..40) { open(F, ">", "/fill.$n") or full();
+        for (1..8) { defined syswrite(F, "x" x (1 << 20)) or full() } select(undef, undef, undef, 0.1) } sleep 60'"#;
     let command = ran(&engine, "app", shell(fill)).await;
     let out = String::from_utf8_lossy(&printed(&engine, "app", &command.id).await).into_owned();
     if command.exit_code == Some(28) {

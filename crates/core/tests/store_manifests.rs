@@ -418,11 +418,11 @@ async fn a_full_disk_refuses_and_recovers() {
 async fn usage_of_what_is_being_written() {
     let world = World::new();
     let open = world.store.begin(&[]).await.expect("begun");
-    let before = world.store.usage_of_open(&open).await.expect("measured");
+    let before = world.store.usage_of_open(&open).await.expect("measured").bytes;
     let file = world.store.diff_dir(&open).join("a");
     fs::write(&file, vec![1; 1 << 20]).expect("room");
     fs::hard_link(&file, file.with_extension("b")).expect("a link");
     world.store.sync().await.expect("synced");
-    let after = world.store.usage_of_open(&open).await.expect("measured");
+    let after = world.store.usage_of_open(&open).await.expect("measured").bytes;
     assert!((1 << 20..1 << 21).contains(&(after - before)), "{before} {after}");
 }

@@ -95,6 +95,7 @@ impl From<&engine::Error> for ApiError {
             ErrorKind::Conflict => StatusCode::CONFLICT,
             ErrorKind::Gone => StatusCode::GONE,
             ErrorKind::Stale => StatusCode::PRECONDITION_FAILED,
+            ErrorKind::OverLimit => StatusCode::PAYLOAD_TOO_LARGE,
             ErrorKind::Exhausted => StatusCode::INSUFFICIENT_STORAGE,
             ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             ErrorKind::Fault => StatusCode::INTERNAL_SERVER_ERROR,

@@ -15,8 +15,8 @@ use sandkeep_core::engine::{
     Checkpoint, Create, Engine, Event, Exec, Parts, Settings, SnapshotFilter,
 };
 use sandkeep_core::model::{Command, CommandId, MachineKey, Name, Patch, SandboxId, Size};
-use sandkeep_core::store::Store;
 use sandkeep_core::store::image::{ImageSettings, Images, Reporter};
+use sandkeep_core::store::{Store, StoreOptions};
 use tempfile::TempDir;
 
 use crate::root::small_root_tar;
@@ -32,6 +32,8 @@ pub struct House {
     config: ContainerConfig,
     /// How engines opened here behave.
     pub settings: Settings,
+    /// Free space that sandboxes may not touch, if not the usual.
+    pub reserve: Option<u64>,
     machines: Option<MicrovmConfig>,
 }
 
@@ -94,6 +96,7 @@ impl House {
             data,
             config,
             settings,
+            reserve: None,
             machines: None,
         })
     }
@@ -220,7 +223,8 @@ impl House {
         let (trash_grace, clock_settle) = (Duration::ZERO, Duration::ZERO);
         let settings =
             Settings { uid_base, uid_ranges: 31, trash_grace, clock_settle, ..Settings::default() };
-        Some(Self { data: dir.join("data"), dir, owned: None, config, settings, machines: None })
+        let data = dir.join("data");
+        Some(Self { data, dir, owned: None, config, settings, reserve: None, machines: None })
     }
 
     /// The data directory.
@@ -344,7 +348,8 @@ impl House {
     ///
     /// When it does not open.
     pub async fn open_early(&self) -> Engine {
-        let store = Store::open(&self.data()).expect("the data directory opens");
+        let options = StoreOptions { reserve: self.reserve, ..StoreOptions::default() };
+        let store = Store::open_with(&self.data(), options).expect("the data directory opens");
         let file = self.data().join("index.sqlite");
         let db = Index::open(&file, store.clone()).await.expect("the index opens");
         let images = Images::new(store.clone(), ImageSettings::default());

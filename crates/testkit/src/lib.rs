@@ -9,6 +9,7 @@ pub mod house;
 pub mod inside;
 pub mod machine;
 pub mod microvm;
+pub mod other_kernel;
 pub mod random;
 pub mod root;
 pub mod tree;

@@ -18,6 +18,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{
@@ -239,7 +240,12 @@ impl Unpacking {
             }
         };
         let mut file = File::from(fd.map_err(|errno| problem(errno.into()))?);
-        io::copy(entry, &mut file).map_err(problem)?;
+        if entry.header().entry_type() == EntryType::GNUSparse {
+            let length = entry.size();
+            copy_with_holes(entry.by_ref(), &file, length).map_err(problem)?;
+        } else {
+            io::copy(entry, &mut file).map_err(problem)?;
+        }
         if let Ok(Some(extensions)) = entry.pax_extensions() {
             for extension in extensions.flatten() {
                 let Ok(key) = extension.key() else { continue };
@@ -402,6 +408,35 @@ fn inside(name: &Path) -> Result<PathBuf, Problem> {
         }
     }
     Ok(plain)
+}
+
+/// Writes a file that the archive says has holes, as long as it is to be, and leaves blocks of zeros out. A few bytes
+/// of an archive can stand for terabytes: whether the file may be that long is asked first.
+fn copy_with_holes(mut from: impl Read, file: &File, length: u64) -> io::Result<()> {
+    const BLOCK: usize = 4096;
+    file.set_len(length)?;
+    let mut buffer = vec![0; 16 * BLOCK];
+    let mut at = 0;
+    loop {
+        let mut filled = 0;
+        while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match from.read(rest) {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if filled == 0 {
+            return Ok(());
+        }
+        for block in buffer.get(..filled).unwrap_or_default().chunks(BLOCK) {
+            if block.iter().any(|byte| *byte != 0) {
+                file.write_all_at(block, at)?;
+            }
+            at += block.len() as u64;
+        }
+    }
 }
 
 fn split(name: &Path) -> (&Path, &OsStr) {

@@ -7,6 +7,7 @@ use sandkeep_client::types::Damage;
 use sandkeep_core::driver::container::probe;
 use sandkeep_core::driver::microvm::{MicrovmConfig, MicrovmDriver};
 use sandkeep_core::driver::{Check, Driver as _};
+use sandkeep_core::store::{Enforcement, enforcement};
 use serde::Serialize;
 
 use super::bytes;
@@ -63,6 +64,7 @@ pub(super) async fn doctor(global: &Global, args: &DoctorArgs) -> Result<(), Fai
     let data = global.data.clone().unwrap_or_else(locate::default_data);
     let mut findings = vec![user(), kernel(), control_groups()];
     findings.extend(filesystem(&data));
+    findings.extend(disk_limits(&data));
     findings.extend(container(&data).await);
     findings.extend(microvm(&data).await);
     findings.extend([resolver(), machine(), languages(), gvisor(), server(global).await]);
@@ -237,6 +239,26 @@ fn control_groups() -> Finding {
 }
 
 /// Looks at the filesystem of the data directory, or of the nearest directory above it that exists.
+/// How sandboxes are held to their disk limits.
+fn disk_limits(data: &Path) -> Option<Finding> {
+    const NAME: &str = "disk limits";
+    let there = data.ancestors().find(|place| place.exists())?;
+    Some(match enforcement(there).ok()? {
+        Enforcement::Projects => Finding::new(
+            NAME,
+            Verdict::Ok,
+            "project quotas: a write beyond a sandbox's limit fails",
+            None,
+        ),
+        Enforcement::Counted { reason, fix } => Finding {
+            name: NAME.to_owned(),
+            verdict: Verdict::Weak,
+            detail: format!("counted: {reason}; processes of a sandbox over its limit are ended"),
+            fix,
+        },
+    })
+}
+
 fn filesystem(data: &Path) -> Vec<Finding> {
     let there = data.ancestors().find(|place| place.exists()).unwrap_or(Path::new("/"));
     let Ok(found) = rustix::fs::statfs(there) else {

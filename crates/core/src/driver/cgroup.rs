@@ -27,6 +27,11 @@ use crate::model::{Limits, MachineKey, Size};
 const V1: [&str; 5] = ["cpu", "cpuacct", "memory", "pids", "freezer"];
 /// The version 2 controllers that must be there.
 const V2: [&str; 3] = ["cpu", "memory", "pids"];
+/// The part of a machine's memory that its sockets may queue on top of it, under version 1, and the least of it. Version 2
+/// counts what sockets queue with all other memory; version 1 has a counter of its own for TCP and UDP, and without a limit on that
+/// one sandbox can use up what the host has for the sockets of all (`net.ipv4.tcp_mem`).
+const SOCKETS: u64 = 4;
+const SOCKETS_AT_LEAST: u64 = 4 << 20;
 /// The span over which CPU time is rationed.
 const PERIOD_US: u64 = 100_000;
 /// How long the kernel may take to freeze a group, or to let go of an empty one.
@@ -85,6 +90,9 @@ impl Groups {
                 write(&memory_at.join("memory.limit_in_bytes"), &memory)?;
                 // Memory and swap together: no swap on top. Absent where the kernel has no swap.
                 write_if_there(&memory_at.join("memory.memsw.limit_in_bytes"), &memory)?;
+                let sockets = (limits.memory.0 / SOCKETS).max(SOCKETS_AT_LEAST).to_string();
+                // Absent where the kernel was built without.
+                write_if_there(&memory_at.join("memory.kmem.tcp.limit_in_bytes"), &sockets)?;
                 write(&pids.join("pids.max"), &limits.pids.to_string())?;
                 Ok(Cgroup::V1(self.of(key)))
             }

@@ -98,6 +98,17 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// device is the same then, and whoever has it reads packets that nobody else gets.
     async fn network(&self, key: &MachineKey) -> DriverResult<Device>;
 
+    /// What takes up room on the host's disk without a name: files that were removed and that processes of a machine still have open.
+    /// Nothing for a machine that has a disk of its own.
+    async fn unnamed(&self, _key: &MachineKey) -> DriverResult<Vec<Unnamed>> {
+        Ok(Vec::new())
+    }
+
+    /// Ends the processes of a machine that fill the host's disk, and answers with how many that were: none if it cannot tell which they are.
+    async fn end_writers(&self, _key: &MachineKey) -> DriverResult<usize> {
+        Ok(0)
+    }
+
     /// The power to change a live machine's layers, if this driver has it.
     fn relayer(&self) -> Option<&dyn Relayer> {
         None
@@ -308,6 +319,17 @@ pub enum Device {
         /// The card's address.
         mac: [u8; 6],
     },
+}
+
+/// Files of a machine that have no name any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unnamed {
+    /// Where in the machine the stack of layers is mounted that they are in.
+    pub mount: PathBuf,
+    /// What they take.
+    pub bytes: u64,
+    /// How many there are.
+    pub files: u64,
 }
 
 /// What a machine has used.

@@ -122,6 +122,9 @@ impl Inner {
             }
         }
         failpoint::pass("boot.recorded");
+        if driver.keeper().is_none() {
+            self.limit_layers(&sandbox).await;
+        }
         let template = begin.as_ref().and_then(Begin::template);
         let from = sandbox.current.clone();
         let (up, ()) = tokio::join!(

@@ -37,6 +37,11 @@ impl Causes {
         self.disk = Some((limit, used));
     }
 
+    /// It was not ended for the disk limit after all.
+    pub(super) fn within_disk(&mut self) {
+        self.disk = None;
+    }
+
     pub(super) fn session_ends(&mut self) {
         self.session_ends = true;
     }

@@ -114,6 +114,7 @@ impl Inner {
         let below = self.short_chain(&hold, &sandbox.id, &sandbox.open_chain).await;
         let chain: Vec<LayerId> = std::iter::once(open.clone()).chain(below).collect();
         let fresh = self.store.begin(&chain).await?;
+        self.limit_layer(&fresh, sandbox.config.resources.disk.0).await;
         sandbox.open_layer = Some(fresh.clone());
         sandbox.open_chain = chain.clone();
         sandbox.unsealed = Some(open.clone());

@@ -212,6 +212,8 @@ pub enum ErrorKind {
     Gone,
     /// Look again: it has moved on.
     Stale,
+    /// Ask for less, or for a higher limit.
+    OverLimit,
     /// Free some room, or wait, then ask again.
     Exhausted,
     /// Ask again in a moment.
@@ -493,6 +495,9 @@ impl Error {
             Self::Image(ImageError::Denied { registry, .. } | ImageError::Credentials { registry, .. }) => {
                 format!("`docker login {registry}` stores credentials where the daemon looks for them")
             }
+            Self::Guest(GuestError::DiskLimit { .. }) => {
+                "remove files inside, or `keep update NAME --disk SIZE` gives it a higher limit".to_owned()
+            }
             Self::Guest(GuestError::Refused { kind: Failure::NoExecutable, .. }) => {
                 "the first word must be a program inside the sandbox; for shell syntax use `sh -c '...'`".to_owned()
             }
@@ -553,6 +558,7 @@ fn guest_kind(error: &GuestError) -> ErrorKind {
             Failure::NoSpace | Failure::Exhausted => ErrorKind::Exhausted,
             Failure::Fault => ErrorKind::Fault,
         },
+        GuestError::DiskLimit { .. } => ErrorKind::OverLimit,
         GuestError::Lost | GuestError::Timeout => ErrorKind::Unavailable,
         _ => ErrorKind::Fault,
     }
@@ -574,6 +580,7 @@ fn guest_code(error: &GuestError) -> &'static str {
             Failure::Refused => "port_closed",
             Failure::Fault => "internal",
         },
+        GuestError::DiskLimit { .. } => "disk_limit",
         GuestError::Lost => "session_ended",
         GuestError::Timeout => "timeout",
         _ => "internal",

@@ -2,15 +2,20 @@
 
 use sandkeep_proto::link::{At, Entry};
 
-use super::live::Hold;
-use super::{Engine, Result, WakeMode};
-use crate::guest::{Guest, GuestError, Incoming, Outgoing};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::live::{Hold, Live};
+use super::{Engine, Inner, Result, WakeMode};
+use crate::guest::{Guest, GuestError, Incoming, Moved, Outgoing};
 use crate::model::Name;
 
 /// A sandbox's files. It stays awake while this lives.
 #[derive(Debug)]
 pub struct Files {
     guest: Guest,
+    bounds: Bounds,
     user: Option<String>,
     cwd: Option<String>,
     _hold: Hold,
@@ -30,7 +35,59 @@ impl Engine {
         let sandbox = live.sandbox();
         let user = sandbox.config.user.clone().or_else(|| sandbox.image_config.user.clone());
         let cwd = sandbox.config.cwd.clone().or_else(|| sandbox.image_config.cwd.clone());
-        Ok(Files { guest, user, cwd, _hold: hold, _gate: gate })
+        let bounds = Bounds { inner: Arc::clone(&self.inner), live };
+        Ok(Files { guest, bounds, user, cwd, _hold: hold, _gate: gate })
+    }
+}
+
+/// Bytes on their way into a sandbox's files, as many as its disk limit and the host's disk have room for.
+#[derive(Debug)]
+pub struct Upload {
+    out: Outgoing,
+    bounds: Bounds,
+}
+
+impl Upload {
+    /// Sends bytes, as fast as the agent takes them.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::DiskLimit`] when the sandbox may not have more on its disk, and otherwise as
+    /// [`Outgoing::send`].
+    pub async fn send(&mut self, bytes: Bytes) -> Result<(), GuestError> {
+        let Bounds { inner, live } = &self.bounds;
+        inner.admit_upload(live, bytes.len() as u64).await?;
+        self.out.send(bytes).await.map_err(|error| self.bounds.judge(error))
+    }
+
+    /// Says that all was sent, and waits until the agent has put it in place.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Self::send).
+    pub async fn finish(self) -> Result<Moved, GuestError> {
+        let Self { out, bounds } = self;
+        out.finish().await.map_err(|error| bounds.judge(error))
+    }
+}
+
+/// What a sandbox is held to.
+#[derive(Clone)]
+struct Bounds {
+    inner: Arc<Inner>,
+    live: Arc<Live>,
+}
+
+impl std::fmt::Debug for Bounds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.live.fmt(f)
+    }
+}
+
+impl Bounds {
+    /// Says whose disk is full when the agent says that one is.
+    fn judge(&self, error: GuestError) -> GuestError {
+        self.inner.judge_full(&self.live, error)
     }
 }
 
@@ -73,8 +130,15 @@ impl Files {
         mode: Option<u32>,
         parents: bool,
         append: bool,
-    ) -> Result<Outgoing, GuestError> {
-        self.guest.write_file(self.at(path), mode, parents, append).await
+    ) -> Result<Upload, GuestError> {
+        self.upload(self.guest.write_file(self.at(path), mode, parents, append).await)
+    }
+
+    fn upload(&self, out: Result<Outgoing, GuestError>) -> Result<Upload, GuestError> {
+        match out {
+            Ok(out) => Ok(Upload { out, bounds: self.bounds.clone() }),
+            Err(error) => Err(self.bounds.judge(error)),
+        }
     }
 
     /// Makes a directory.
@@ -88,7 +152,8 @@ impl Files {
         mode: Option<u32>,
         parents: bool,
     ) -> Result<(), GuestError> {
-        self.guest.make_dir(self.at(path), mode, parents).await
+        let made = self.guest.make_dir(self.at(path), mode, parents).await;
+        made.map_err(|error| self.bounds.judge(error))
     }
 
     /// Lists a directory; the second answer tells whether there is more.
@@ -141,8 +206,8 @@ impl Files {
     /// # Errors
     ///
     /// Returns [`GuestError::Refused`] when the directory cannot be written.
-    pub async fn tar_in(&self, dir: &str) -> Result<Outgoing, GuestError> {
-        self.guest.tar_in(self.at(dir), false).await
+    pub async fn tar_in(&self, dir: &str) -> Result<Upload, GuestError> {
+        self.upload(self.guest.tar_in(self.at(dir), false).await)
     }
 
     /// Unpacks a tar stream as if its entries were files written one by one: through links to
@@ -151,8 +216,8 @@ impl Files {
     /// # Errors
     ///
     /// As [`tar_in`](Self::tar_in).
-    pub async fn tar_through(&self, dir: &str) -> Result<Outgoing, GuestError> {
-        self.guest.tar_in(self.at(dir), true).await
+    pub async fn tar_through(&self, dir: &str) -> Result<Upload, GuestError> {
+        self.upload(self.guest.tar_in(self.at(dir), true).await)
     }
 
     /// Packs a file or directory as a tar stream.

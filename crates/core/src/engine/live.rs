@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use super::disk::Room;
 use super::services::Services;
 use super::slot::lock;
 use super::track::Tracked;
@@ -61,6 +62,10 @@ pub(crate) struct Live {
     mask: RwLock<Option<Arc<Mask>>>,
     /// Its processes are being ended, because it is over its disk.
     pub(super) clearing: AtomicBool,
+    /// What may still be uploaded into it.
+    pub(super) room: Mutex<Room>,
+    /// Held while what it takes on the disk is counted for an upload.
+    pub(super) counting: tokio::sync::Mutex<()>,
     /// The session is being ended: nobody new comes in.
     closed: watch::Sender<bool>,
     /// It ends with its memory kept: commands go on in the next one.
@@ -101,6 +106,8 @@ impl Live {
             uplink: Mutex::default(),
             mask: RwLock::default(),
             clearing: AtomicBool::new(false),
+            room: Mutex::default(),
+            counting: tokio::sync::Mutex::default(),
             closed: watch::Sender::new(false),
             paused: AtomicBool::new(false),
             services: Services::default(),
@@ -162,6 +169,13 @@ impl Live {
     pub(super) fn over_disk(&self, limit: u64, used: u64) {
         for tracked in lock(&self.commands).values() {
             tracked.causes().over_disk(limit, used);
+        }
+    }
+
+    /// Notes for every command that is still there that it was not ended because of the disk limit.
+    pub(super) fn within_disk(&self) {
+        for tracked in lock(&self.commands).values() {
+            tracked.causes().within_disk();
         }
     }
 

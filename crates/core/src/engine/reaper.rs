@@ -1,8 +1,6 @@
-//! What goes by itself: idle and overlong sessions, expired sandboxes and snapshots, sandboxes over
-//! their disk; and what is done now and then: writing dirty data back, collecting, compacting.
+//! What goes by itself: idle and overlong sessions, expired sandboxes and snapshots; and what is done now and
+//! then: writing dirty data back, collecting, compacting. Sandboxes are held to their disk in `disk`.
 
-use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,7 +12,7 @@ use super::slot::lock;
 use super::uplink::COUNTED_EVERY;
 use super::{Delete, Error, Inner, Result};
 use crate::db::{Filter, Page};
-use crate::model::{Ending, LayerId, MountMode, OnIdle, SessionEnd, SnapshotKind, now};
+use crate::model::{Ending, OnIdle, SessionEnd, SnapshotKind, now};
 use crate::store::StoreError;
 
 /// How often a pause may fail for the machine's own sake before it is stopped instead.
@@ -55,7 +53,7 @@ pub(super) fn run(inner: &Arc<Inner>) {
     tokio::spawn(every(Arc::downgrade(inner), RECORD_AGAIN, |inner| async move {
         inner.record_what_is_left().await;
     }));
-    tokio::spawn(watch_disk(Arc::downgrade(inner)));
+    tokio::spawn(super::disk::watch(Arc::downgrade(inner)));
 }
 
 async fn every<F, W>(inner: Weak<Inner>, period: Duration, work: W)
@@ -218,103 +216,5 @@ impl Live {
             reason: chain_of(error),
         });
         times
-    }
-}
-
-/// Holds sandboxes to their disk, and drives to their size.
-///
-/// The kernel bounds the size of each file (the driver sets it); the sum is looked at here, often
-/// while the disk fills quickly and seldom otherwise. A sandbox that is over its limit and still
-/// growing loses its commands; what it wrote stays, so that somebody can look and clean up. A drive's sum
-/// is that of its layers and what the session adds.
-async fn watch_disk(inner: Weak<Inner>) {
-    let mut before: HashMap<LayerId, u64> = HashMap::new();
-    let mut free_then = u64::MAX;
-    let mut looked = Instant::now();
-    let Some(mut shutdown) = inner.upgrade().map(|inner| inner.shutdown.subscribe()) else {
-        return;
-    };
-    loop {
-        tokio::select! {
-            () = tokio::time::sleep(Duration::from_millis(250)) => {}
-            _ = shutdown.wait_for(|over| *over) => return,
-        }
-        let Some(inner) = inner.upgrade() else { return };
-        let Ok((free, _)) = inner.store.free_space() else { continue };
-        let fills = free.saturating_add(32 << 20) < free_then;
-        if !fills && looked.elapsed() < Duration::from_secs(60) {
-            continue;
-        }
-        (free_then, looked) = (free, Instant::now());
-        let mut now = HashMap::new();
-        for live in inner.all_live() {
-            match inner.hold_to_disk(&live, &before).await {
-                Ok(used) => now.extend(used),
-                Err(error) => tracing::debug!(
-                    error = chain_of(&error),
-                    "could not tell how much a session wrote"
-                ),
-            }
-        }
-        before = now;
-    }
-}
-
-impl Inner {
-    async fn hold_to_disk(
-        self: &Arc<Self>,
-        live: &Arc<Live>,
-        before: &HashMap<LayerId, u64>,
-    ) -> Result<Vec<(LayerId, u64)>> {
-        let sandbox = live.sandbox();
-        let mut bounds = Vec::new();
-        // The disk of a machine of its own is as large as it may be; its kernel holds it to that.
-        let root = sandbox.open_layer.clone().filter(|_| live.driver.keeper().is_none());
-        bounds.extend(root.map(|open| (open, 0, sandbox.config.resources.disk)));
-        for mounted in sandbox.mounted.iter().filter(|one| one.mode == MountMode::ReadWrite) {
-            let Some(drive) = self.db.drive_by_id(&mounted.drive).await? else { continue };
-            let held = self.books().bytes_of(&drive.layers);
-            bounds.push((mounted.layer.clone(), held, drive.max_size));
-        }
-        let mut written = Vec::new();
-        let mut over = None;
-        for (open, held, limit) in bounds {
-            let used = held + self.store.usage_of_open(&open).await?;
-            if used > limit.0 && before.get(&open).is_none_or(|before| used > *before) {
-                tracing::warn!(sandbox = %sandbox.name, used, limit = limit.0, "over its disk, or a drive's, and growing; its commands are ended");
-                over = Some((limit.0, used));
-            }
-            written.push((open, used));
-        }
-        if let Some((limit, used)) = over
-            && !live.clearing.swap(true, Ordering::SeqCst)
-        {
-            live.over_disk(limit, used);
-            // Not waited for: its agent may not answer, and the next sandbox is to be looked at.
-            let (inner, live) = (Arc::clone(self), Arc::clone(live));
-            tokio::spawn(async move {
-                inner.clear(&live).await;
-                live.clearing.store(false, Ordering::SeqCst);
-            });
-        }
-        Ok(written)
-    }
-
-    /// Ends the processes of a sandbox that is over its disk. If its agent does not do that the session is ended: a sandbox that
-    /// keeps its agent from answering must not fill the disk of all.
-    async fn clear(self: &Arc<Self>, live: &Arc<Live>) {
-        let ended = async {
-            // What is started after this may be what cleans up: it waits until the others are gone.
-            let _gate = tokio::time::timeout(Duration::from_secs(1), live.gate.write()).await;
-            Ok::<_, Error>(live.guest().await?.quiesce(Duration::ZERO).await?)
-        };
-        let Err(error) = ended.await else { return };
-        let sandbox = live.sandbox();
-        tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "is over its disk, and its agent did not end its commands; its session is ended");
-        let dead = Arc::clone(live);
-        let ended = self.turn(sandbox.id.clone(), move |inner, slot| inner.bury(slot, dead)).await;
-        if let Err(error) = ended {
-            tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "its session is not ended yet");
-        }
     }
 }

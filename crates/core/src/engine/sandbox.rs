@@ -549,6 +549,7 @@ impl Inner {
         self.seal_patch(&sandbox.project, &mut patch)?;
         let services = sandbox.config.services.clone();
         let secrets_changed = patch.secrets.is_some() || patch.tags.is_some();
+        let disk_changed = patch.disk.is_some();
         sandbox.config = patch.apply(sandbox.config)?.with_defaults_for(&sandbox.project);
         self.check_driver(&sandbox.config, None)?;
         if mounts_changed {
@@ -565,6 +566,9 @@ impl Inner {
         self.record(&mut sandbox, Durability::Synced).await?;
         if let Some(live) = slot.live() {
             live.set_sandbox(sandbox.clone());
+            if disk_changed {
+                self.limits_changed(&live).await;
+            }
             if secrets_changed {
                 self.give_brokered(&live).await?;
             }

@@ -151,7 +151,7 @@ impl Inner {
             return Ok(measured.bytes);
         }
         let at = Instant::now();
-        let bytes = self.store.usage_of_open(open).await?;
+        let bytes = self.store.usage_of_open(open).await?.bytes;
         *last = Some(Measured { bytes, at: Instant::now(), took: at.elapsed() });
         Ok(bytes)
     }

@@ -17,6 +17,12 @@ pub enum GuestError {
         /// What happened; names the path or program.
         message: String,
     },
+    /// What was to be written does not fit into the sandbox's disk limit, or a drive's. The agent was not asked, or said so itself.
+    #[error("the disk limit is reached: {message}")]
+    DiskLimit {
+        /// Which limit, and what it is.
+        message: String,
+    },
     /// The other end of the stream takes no more bytes: the process has ended or closed its
     /// standard input, the peer has closed its connection.
     #[error("the other end takes no more input")]

@@ -17,6 +17,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use sandkeep_quota::Amount;
 use serde::{Deserialize, Serialize};
 
 use super::digest::hex;
@@ -51,6 +52,17 @@ impl Default for SealOptions {
     fn default() -> Self {
         Self { exclude: Vec::new(), kind: LayerKind::Session, diff_id: None, foreign: 0 }
     }
+}
+
+/// What an open layer takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Disk space: blocks, each inode once.
+    pub bytes: u64,
+    /// Inodes; where the filesystem does not count for us, names.
+    pub inodes: u64,
+    /// Whether the filesystem counts what is written to it, and holds it to a limit.
+    pub enforced: bool,
 }
 
 /// A layer that nobody holds.
@@ -362,16 +374,20 @@ impl Store {
         }
     }
 
-    /// The space an open layer takes by now.
+    /// What an open layer takes by now: by the filesystem's own count where it holds the layer to a limit.
     ///
     /// # Errors
     ///
     /// Returns [`StoreError::Io`]. What the sandbox removes during the count is no error.
-    pub async fn usage_of_open(&self, open: &LayerId) -> Result<u64> {
+    pub async fn usage_of_open(&self, open: &LayerId) -> Result<Usage> {
         let (store, open) = (self.clone(), open.clone());
         blocking(move || {
-            let files = super::walk::measure_moving(&store.diff_dir(&open))?.bytes;
-            Ok(files + store.usage_of_disk(&open)?)
+            if let Some(Amount { bytes, inodes }) = store.counted(&open)? {
+                return Ok(Usage { bytes, inodes, enforced: true });
+            }
+            let Measure { bytes, files, .. } = super::walk::measure_moving(&store.diff_dir(&open))?;
+            let bytes = bytes + store.usage_of_disk(&open)?;
+            Ok(Usage { bytes, inodes: files, enforced: false })
         })
         .await
     }

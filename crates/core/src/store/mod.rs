@@ -45,6 +45,7 @@ mod memory;
 mod mounted;
 mod problem;
 mod quarantine;
+mod quota;
 mod remains;
 mod remove;
 mod repair;
@@ -81,13 +82,14 @@ pub use fill::{Filled, most_from};
 pub use fsck::{Report, missing_parts};
 pub use holds::Hold;
 pub use junk::{Junk, JunkRules};
-pub use layer::{Collected, SealOptions, Unheld};
+pub use layer::{Collected, SealOptions, Unheld, Usage};
 pub use listing::Listing;
 pub use live::LiveCopy;
 pub use manifest::{Damaged, Durability, Manifest, Scan};
 pub use memory::{CollectedMemory, NewMemory};
 pub use problem::Problem;
 pub use quarantine::Leaving;
+pub use quota::{Enforcement, enforcement, inodes_for};
 pub use remains::Remains;
 pub use repair::Repair;
 pub use sync::Doubtful;
@@ -139,6 +141,8 @@ struct Inner {
     /// The data directory itself, for `syncfs` and `fstatvfs`.
     dir: File,
     reserve: Option<u64>,
+    /// How the filesystem holds sandboxes to their disk.
+    enforcement: Enforcement,
     /// Which directory this is.
     identity: Mutex<String>,
     chores: remove::Chores,
@@ -152,6 +156,17 @@ struct Inner {
     capturing: Mutex<HashSet<MemoryId>>,
     /// Held for its lock, and given up last.
     _lock: File,
+}
+
+/// What is free on the filesystem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spare {
+    /// What new work may use.
+    pub spare: u64,
+    /// All that is free.
+    pub free: u64,
+    /// What new work may not touch.
+    pub reserve: u64,
 }
 
 /// How a store is opened.
@@ -211,12 +226,14 @@ impl Store {
         identity::keep(&data, &identity)?;
         let dir = File::open(&data).map_err(io_error("open", &data))?;
         dir.sync_all().map_err(io_error("sync", &data))?;
+        let enforcement = enforcement(&data).map_err(io_error("look at", &data))?;
         let chores = remove::Chores::start().map_err(io_error("start a thread for", &data))?;
         let inner = Inner {
             data,
             dir,
             _lock: lock,
             reserve: options.reserve,
+            enforcement,
             identity: Mutex::new(identity.text),
             chores,
             syncs: sync::Syncs::new(options.sync_slack.unwrap_or(sync::SLACK)),
@@ -362,6 +379,28 @@ impl Store {
         let stat = rustix::fs::fstatvfs(&self.inner.dir)
             .map_err(|error| io_error("measure", &self.inner.data)(error.into()))?;
         Ok((stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize))
+    }
+
+    /// What is free, and what of that new work may use.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`] when the filesystem cannot be asked.
+    pub fn spare(&self) -> Result<Spare> {
+        let (free, total) = self.free_space()?;
+        let reserve = self.reserve(total);
+        Ok(Spare { spare: free.saturating_sub(reserve), free, reserve })
+    }
+
+    /// Free inodes of the filesystem; those without a number of them have many.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`] when the filesystem cannot be asked.
+    pub fn free_inodes(&self) -> Result<u64> {
+        let stat = rustix::fs::fstatvfs(&self.inner.dir)
+            .map_err(|error| io_error("measure", &self.inner.data)(error.into()))?;
+        Ok(if stat.f_files == 0 { u64::MAX } else { stat.f_favail })
     }
 
     fn refuse_beyond(&self, free: u64, need: u64) -> Result<()> {

@@ -11,7 +11,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, stream};
 use sandkeep_client::types::{ExecEvent, Moved};
-use sandkeep_core::guest::{Incoming, Outgoing};
+use sandkeep_core::guest::Incoming;
 use serde::Serialize;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -20,7 +20,7 @@ use super::exec::Leash;
 use super::{App, wire};
 use crate::error::{ApiError, chain};
 use crate::listen::closed;
-use sandkeep_core::engine::{self, Event, Events, Files};
+use sandkeep_core::engine::{self, Event, Events, Files, Upload};
 
 /// One line of NDJSON.
 pub(super) fn line(value: &impl Serialize) -> Bytes {
@@ -126,7 +126,7 @@ pub(crate) fn download(files: Files, incoming: Incoming) -> Body {
 
 /// Sends a body into a sandbox. If the body breaks off, so does the transfer, and nothing is put in
 /// place.
-pub(super) async fn upload(app: &App, body: Body, mut out: Outgoing) -> Result<Moved, ApiError> {
+pub(super) async fn upload(app: &App, body: Body, mut out: Upload) -> Result<Moved, ApiError> {
     let mut pieces = body.into_data_stream();
     loop {
         let piece = tokio::time::timeout(app.limits.upload_pause, pieces.next()).await;

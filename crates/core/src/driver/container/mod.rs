@@ -23,6 +23,7 @@
 //! Calls are plain blocking code on the runtime's blocking threads: each is a few milliseconds of
 //! system calls, and one that was begun is finished even if its caller goes away.
 
+mod disk;
 mod probe;
 
 use std::fs::{self, File};
@@ -44,6 +45,7 @@ pub use self::probe::probe;
 use super::host::{Host, broken, died, failed, lock, on_thread};
 use super::{
     Device, Driver, DriverError, DriverResult, Link, Machine, MachineMount, MachineUsage, Relayer,
+    Unnamed,
 };
 use crate::model::{MachineKey, RootFs};
 
@@ -152,6 +154,16 @@ impl Driver for ContainerDriver {
                 Err(broken("be handed the network device", &format!("process {pid} sent none")))
             }
         }
+    }
+
+    async fn unnamed(&self, key: &MachineKey) -> DriverResult<Vec<Unnamed>> {
+        let key = key.clone();
+        self.with_host(move |host| disk::unnamed(host, &key)).await
+    }
+
+    async fn end_writers(&self, key: &MachineKey) -> DriverResult<usize> {
+        let key = key.clone();
+        self.with_host(move |host| disk::end_writers(host, &key)).await
     }
 
     fn relayer(&self) -> Option<&dyn Relayer> {

@@ -16,8 +16,8 @@ use axum::routing::post;
 use axum::{Json, Router};
 use flate2::write::MultiGzDecoder;
 use futures_util::StreamExt as _;
-use sandkeep_core::engine::{Caller, Files};
-use sandkeep_core::guest::{GuestError, Outgoing};
+use sandkeep_core::engine::{Caller, Files, Upload};
+use sandkeep_core::guest::GuestError;
 use sandkeep_proto::frame::CHUNK;
 use sandkeep_proto::link::Failure;
 use serde_json::{Value, json};
@@ -101,7 +101,7 @@ fn check_type(headers: &HeaderMap) -> Result<(), VercelError> {
 async fn unpack(
     app: &App,
     pieces: &mut BodyDataStream,
-    mut out: Outgoing,
+    mut out: Upload,
 ) -> Result<(), VercelError> {
     let mut archive = MultiGzDecoder::new(Vec::new());
     let damaged = |error: io::Error| {
@@ -135,7 +135,7 @@ async fn unpack(
     out.finish().await.map(drop).map_err(|error| refused("the archive", error))
 }
 
-async fn send(out: &mut Outgoing, unpacked: &mut Vec<u8>) -> Result<(), VercelError> {
+async fn send(out: &mut Upload, unpacked: &mut Vec<u8>) -> Result<(), VercelError> {
     if unpacked.is_empty() {
         return Ok(());
     }
@@ -208,6 +208,11 @@ fn refused(path: &str, error: GuestError) -> VercelError {
                 StatusCode::GONE,
                 "sandbox_stream_closed",
                 "Sandbox stream was closed and is not accepting commands.",
+            ),
+            GuestError::DiskLimit { .. } => VercelError::new(
+                StatusCode::BAD_REQUEST,
+                "file_error",
+                format!("{path}: No space left on device"),
             ),
             error => sandkeep_core::engine::Error::from(error).into(),
         };

@@ -1,0 +1,429 @@
+//! Holds sandboxes to their disk, drives to their size, and all of them to the host's reserve.
+//!
+//! | the filesystem | over the limit | over the reserve of the host |
+//! |---|---|---|
+//! | has project quotas | the write fails (`EDQUOT`, `ENOSPC`), the command goes on | the quota shrinks to what is left: the same |
+//! | has none | the processes that write the most are ended; if it goes on growing, all commands | the same, of the one that grew the most |
+//! | is a machine's own | the guest's own: the write fails | nothing is done: the disk of a machine is a file of the host |
+//!
+//! Where there are no quotas what sandboxes write is counted: often while the disk fills quickly, and seldom otherwise. Counted are blocks of
+//! files, also of those that were removed and are still open, and inodes, each as [`PER_INODE`] bytes; there is a limit for their number
+//! too ([`inodes_for`]). What was written stays, so that somebody can look and clean up. Between two looks a sandbox can go over its limit
+//! by what it writes meanwhile; a single file cannot (`RLIMIT_FSIZE`).
+//!
+//! *Uploads* are written by the agent, which is not ended. They are counted as they are sent, and refused from where the limit is.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use sandkeep_proto::link::Failure;
+
+use super::boot::chain_of;
+use super::live::Live;
+use super::slot::lock;
+use super::{Error, Inner, Result};
+use crate::driver::Unnamed;
+use crate::guest::GuestError;
+use crate::model::{LayerId, MountMode, Sandbox, Size};
+use crate::store::{Spare, Usage, inodes_for};
+
+/// What is counted for an inode besides its blocks: what filesystems take for it, and for its name.
+const PER_INODE: u64 = 512;
+/// How often the disk is looked at, and how often when little more than the reserve is left.
+const TICK: Duration = Duration::from_millis(250);
+const SOON: Duration = Duration::from_millis(50);
+const LITTLE: u64 = 2 << 30;
+/// What must have been taken since the last look for the next: of bytes, and of inodes.
+const FILLED: u64 = 32 << 20;
+const FILLED_INODES: u64 = 8192;
+/// How long a look is good for if nothing fills up.
+const LOOKED: Duration = Duration::from_secs(60);
+/// After so many rounds of ending those who write the most, all commands are ended.
+const ROUNDS: u32 = 4;
+/// The reserve is about to be used when it would be after so many looks.
+const AHEAD: u64 = 6;
+/// What a sandbox wrote since a look longer ago than this does not tell who fills the disk now.
+const JUST_NOW: Duration = Duration::from_secs(1);
+/// What a sandbox may always write, so that it can start and be cleaned up when there is little left.
+const AT_LEAST: u64 = 8 << 20;
+/// How long the end of a process that was ended may take to be heard of.
+const HEARD: Duration = Duration::from_millis(250);
+/// What a session may add to a drive that is full: to be mounted, and to have files removed, takes a little.
+const TO_CLEAN_UP: u64 = 1 << 20;
+/// A sandbox that grew by less is not ended for the host's sake.
+const GREW: u64 = 1 << 20;
+
+/// What may still be uploaded into a sandbox.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    /// What was left when it was counted; nothing is known before.
+    left: Option<u64>,
+    /// What was sent since.
+    sent: u64,
+}
+
+impl Room {
+    /// Lets so many bytes through, if they are known to fit.
+    fn admit(&mut self, bytes: u64) -> bool {
+        let sent = self.sent.saturating_add(bytes);
+        let fits = self.left.is_some_and(|left| sent <= left);
+        if fits {
+            self.sent = sent;
+        }
+        fits
+    }
+}
+
+/// A limit, and how much of it is used.
+struct Bound {
+    layer: LayerId,
+    /// What it is called: "its disk", "drive `data`".
+    what: String,
+    used: u64,
+    inodes: u64,
+    limit: u64,
+    /// Whether the filesystem holds the layer to it.
+    enforced: bool,
+}
+
+impl Bound {
+    fn is_over(&self) -> bool {
+        self.used > self.limit || self.inodes > inodes_for(self.limit)
+    }
+
+    fn left(&self) -> u64 {
+        let inodes = inodes_for(self.limit).saturating_sub(self.inodes);
+        if inodes == 0 { 0 } else { self.limit.saturating_sub(self.used) }
+    }
+}
+
+/// What the watch remembers between looks.
+#[derive(Default)]
+struct Watch {
+    /// What layers took at the last look.
+    before: HashMap<LayerId, u64>,
+    /// How often writers were ended, of sandboxes that are over a limit.
+    rounds: HashMap<LayerId, u32>,
+}
+
+/// Looks at what sandboxes write until the engine ends.
+pub(super) async fn watch(inner: Weak<Inner>) {
+    let Some(mut shutdown) = inner.upgrade().map(|inner| inner.shutdown.subscribe()) else {
+        return;
+    };
+    let mut watch = Watch::default();
+    let (mut free_then, mut inodes_then) = (u64::MAX, u64::MAX);
+    let (mut looked, mut tick, mut last) = (Instant::now(), TICK, u64::MAX);
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(tick) => {}
+            _ = shutdown.wait_for(|over| *over) => return,
+        }
+        let Some(inner) = inner.upgrade() else { return };
+        let Ok(Spare { spare, free, reserve }) = inner.store.spare() else { continue };
+        let Ok(inodes) = inner.store.free_inodes() else { continue };
+        tick = if spare < LITTLE { SOON } else { TICK };
+        let fills = free.saturating_add(FILLED) < free_then
+            || inodes.saturating_add(FILLED_INODES) < inodes_then;
+        // At this speed it would be gone before long.
+        let fell = last.saturating_sub(free);
+        let short = reserve > 0 && fell > 0 && spare <= fell.saturating_mul(AHEAD);
+        last = free;
+        if !fills && !short && watch.rounds.is_empty() && looked.elapsed() < LOOKED {
+            continue;
+        }
+        let since = looked.elapsed();
+        (free_then, inodes_then, looked) = (free, inodes, Instant::now());
+        watch.look(&inner, spare, short && since < JUST_NOW).await;
+    }
+}
+
+impl Watch {
+    async fn look(&mut self, inner: &Arc<Inner>, spare: u64, short: bool) {
+        let mut now = HashMap::new();
+        let mut rounds = HashMap::new();
+        // Who grew the most, for when the host has nothing to spare.
+        let mut grew: Option<(u64, Arc<Live>, Vec<LayerId>)> = None;
+        for live in inner.all_live() {
+            let bounds = match inner.bounds(&live).await {
+                Ok(bounds) => bounds,
+                Err(error) => {
+                    tracing::debug!(
+                        error = chain_of(&error),
+                        "could not tell how much a session wrote"
+                    );
+                    continue;
+                }
+            };
+            live.counted(&bounds, spare);
+            let mut growth = 0;
+            let mut over: Option<&Bound> = None;
+            for bound in &bounds {
+                let then = self.before.get(&bound.layer).copied();
+                if bound.enforced {
+                    inner.enforce(bound, spare).await;
+                } else {
+                    growth += bound.used.saturating_sub(then.unwrap_or(0));
+                }
+                if !bound.enforced && bound.is_over() {
+                    match then {
+                        Some(then) if bound.used > then => over = Some(bound),
+                        // It is not known yet whether it grows: soon it is.
+                        None => drop(rounds.insert(bound.layer.clone(), 0)),
+                        Some(_) => {}
+                    }
+                }
+                now.insert(bound.layer.clone(), bound.used);
+            }
+            if let Some(Bound { layer, what, used, inodes, limit, .. }) = over {
+                let sandbox = live.sandbox();
+                tracing::warn!(sandbox = %sandbox.name, what, used, inodes, limit, "over its limit, and growing; those who write are ended");
+                let round = self.rounds.get(layer).copied().unwrap_or(0) + 1;
+                rounds.insert(layer.clone(), round);
+                live.over_disk(*limit, *used);
+                inner.end_writers(&live, Some((layer.clone(), *used)), round > ROUNDS);
+            }
+            let held: Vec<LayerId> = bounds.into_iter().map(|bound| bound.layer).collect();
+            if grew.as_ref().is_none_or(|(most, _, _)| growth > *most) {
+                grew = Some((growth, live, held));
+            }
+        }
+        if short
+            && let Some((growth, live, layers)) = grew.filter(|(growth, _, _)| *growth >= GREW)
+            && !layers.iter().any(|layer| rounds.contains_key(layer))
+        {
+            tracing::warn!(sandbox = %live.sandbox().name, growth, "the host's disk is about to be down to its reserve; those who write the most are ended");
+            live.over_disk(live.sandbox().config.resources.disk.0, growth);
+            inner.end_writers(&live, None, false);
+        }
+        (self.before, self.rounds) = (now, rounds);
+    }
+}
+
+impl Live {
+    /// Remembers what may still be uploaded.
+    fn counted(&self, bounds: &[Bound], spare: u64) {
+        let left = bounds.iter().map(Bound::left).min().unwrap_or(u64::MAX);
+        let mut room = lock(&self.room);
+        (room.left, room.sent) = (Some(left.min(spare)), 0);
+    }
+}
+
+impl Inner {
+    /// Holds the layers of a machine that is to be started to their limits, where the filesystem does that.
+    pub(super) async fn limit_layers(&self, sandbox: &Sandbox) {
+        if let Some(open) = &sandbox.open_layer {
+            self.limit_layer(open, sandbox.config.resources.disk.0).await;
+        }
+        for mounted in sandbox.mounted.iter().filter(|one| one.mode == MountMode::ReadWrite) {
+            if let Ok(Some(drive)) = self.db.drive_by_id(&mounted.drive).await {
+                let held = self.books().bytes_of(&drive.layers);
+                let left = drive.max_size.0.saturating_sub(held).max(TO_CLEAN_UP);
+                self.limit_layer(&mounted.layer, left).await;
+            }
+        }
+    }
+
+    /// Holds a layer that was just begun to its limit, where the filesystem does that. A layer it does not do that for is counted.
+    pub(super) async fn limit_layer(&self, layer: &LayerId, limit: u64) {
+        let limited = async {
+            let spare = self.store.spare()?.spare.max(AT_LEAST);
+            self.store.limit_open(layer, limit.min(spare), inodes_for(limit)).await
+        };
+        if let Err(error) = limited.await {
+            tracing::warn!(%layer, error = chain_of(&error), "its quota was not set");
+        }
+    }
+
+    /// Holds a running sandbox to limits that have changed.
+    pub(super) async fn limits_changed(&self, live: &Live) {
+        let (Ok(bounds), Ok(Spare { spare, .. })) = (self.bounds(live).await, self.store.spare())
+        else {
+            return;
+        };
+        live.counted(&bounds, spare);
+        for bound in bounds.iter().filter(|bound| bound.enforced) {
+            self.enforce(bound, spare).await;
+        }
+    }
+
+    /// Every limit of a running sandbox, and how much of it is used.
+    async fn bounds(&self, live: &Live) -> Result<Vec<Bound>> {
+        let sandbox = live.sandbox();
+        let mut unnamed = None;
+        let mut bounds = Vec::new();
+        // The disk of a machine of its own is as large as it may be; its kernel holds it to that.
+        if let Some(open) = sandbox.open_layer.as_ref().filter(|_| live.driver.keeper().is_none()) {
+            let limit = sandbox.config.resources.disk.0;
+            let used = self.used(live, open, Path::new("/"), &mut unnamed).await?;
+            bounds.push(Bound::new(open, "its disk".to_owned(), used, 0, limit));
+        }
+        for mounted in sandbox.mounted.iter().filter(|one| one.mode == MountMode::ReadWrite) {
+            let Some(drive) = self.db.drive_by_id(&mounted.drive).await? else { continue };
+            let held = self.books().bytes_of(&drive.layers);
+            let place = Path::new(&mounted.path);
+            let used = self.used(live, &mounted.layer, place, &mut unnamed).await?;
+            let what = format!("drive `{}`", drive.name);
+            bounds.push(Bound::new(&mounted.layer, what, used, held, drive.max_size.0));
+        }
+        Ok(bounds)
+    }
+
+    /// What is written to an open layer that is mounted at `place`.
+    async fn used(
+        &self,
+        live: &Live,
+        open: &LayerId,
+        place: &Path,
+        unnamed: &mut Option<Vec<Unnamed>>,
+    ) -> Result<Usage> {
+        let mut used = self.store.usage_of_open(open).await?;
+        if used.enforced {
+            return Ok(used);
+        }
+        if unnamed.is_none() {
+            // One that is ending has no processes to ask.
+            *unnamed = Some(live.driver.unnamed(&live.key).await.unwrap_or_default());
+        }
+        for one in unnamed.iter().flatten().filter(|one| one.mount == place) {
+            used.bytes += one.bytes;
+            used.inodes += one.files;
+        }
+        used.bytes = used.bytes.saturating_add(used.inodes.saturating_mul(PER_INODE));
+        Ok(used)
+    }
+
+    /// Keeps a quota to the limit, which may have changed, and to what the host has to spare.
+    async fn enforce(&self, bound: &Bound, spare: u64) {
+        let limit = bound.limit.min(bound.used.saturating_add(spare).max(AT_LEAST));
+        let set = self.store.limit_open(&bound.layer, limit, inodes_for(bound.limit)).await;
+        if let Err(error) = set {
+            tracing::debug!(layer = %bound.layer, error = chain_of(&error), "its quota was not set");
+        }
+    }
+
+    /// Lets so many bytes of an upload through, or says which limit they are beyond.
+    pub(super) async fn admit_upload(&self, live: &Live, bytes: u64) -> Result<(), GuestError> {
+        if live.driver.keeper().is_some() {
+            return Ok(());
+        }
+        if lock(&live.room).admit(bytes) {
+            return Ok(());
+        }
+        // One at a time counts for a sandbox, however many upload.
+        let _one = live.counting.lock().await;
+        if lock(&live.room).admit(bytes) {
+            return Ok(());
+        }
+        let counted = async {
+            let spare = self.store.spare()?.spare;
+            Ok::<_, Error>((self.bounds(live).await?, spare))
+        };
+        let (bounds, spare) = match counted.await {
+            Ok(counted) => counted,
+            Err(error) => {
+                // Then it is the watch that holds it to its limit.
+                tracing::debug!(
+                    error = chain_of(&error),
+                    "could not tell how much a session wrote"
+                );
+                return Ok(());
+            }
+        };
+        live.counted(&bounds, spare);
+        if let Some(bound) = bounds.iter().find(|bound| bound.left() < bytes) {
+            let message = format!("{} may take {}", bound.what, Size(bound.limit));
+            return Err(GuestError::DiskLimit { message });
+        }
+        if spare < bytes {
+            let message = "the disk of the host has no room".to_owned();
+            return Err(GuestError::Refused { kind: Failure::NoSpace, message });
+        }
+        lock(&live.room).sent = bytes;
+        Ok(())
+    }
+
+    /// Says that it is the sandbox's limit that is reached when its agent found no space, and not the host's disk.
+    pub(super) fn judge_full(&self, live: &Live, error: GuestError) -> GuestError {
+        let GuestError::Refused { kind: Failure::NoSpace, message } = error else { return error };
+        match self.store.spare() {
+            Ok(Spare { spare: 1.., .. }) => {
+                let limit = live.sandbox().config.resources.disk;
+                GuestError::DiskLimit { message: format!("{message}; its disk may take {limit}") }
+            }
+            _ => GuestError::Refused { kind: Failure::NoSpace, message },
+        }
+    }
+
+    /// Ends the processes of a sandbox that fill the disk, or all of its commands. Not waited for: its agent may not answer, and
+    /// the next sandbox is to be looked at.
+    fn end_writers(self: &Arc<Self>, live: &Arc<Live>, over: Option<(LayerId, u64)>, all: bool) {
+        if live.clearing.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (inner, live) = (Arc::clone(self), Arc::clone(live));
+        tokio::spawn(async move {
+            let ended = match all {
+                true => Ok(0),
+                false => live.driver.end_writers(&live.key).await,
+            };
+            match ended {
+                Ok(ended @ 1..) => {
+                    tracing::warn!(sandbox = %live.sandbox().name, ended, "processes that filled the disk were ended");
+                }
+                // Whoever runs now may be who cleans up: it must not be ended for that.
+                Ok(0) if !inner.shrinks(&live, over).await => inner.clear(&live).await,
+                Ok(0) => {}
+                Err(error) => {
+                    tracing::debug!(error = chain_of(&error), "those who write were not found");
+                    inner.clear(&live).await;
+                }
+            }
+            // The ends of those who were ended are on their way; what goes on was not meant.
+            tokio::time::sleep(HEARD).await;
+            live.within_disk();
+            live.clearing.store(false, Ordering::SeqCst);
+        });
+    }
+
+    /// Whether a layer takes less than it did, or nothing is known to be over a limit.
+    async fn shrinks(&self, live: &Live, over: Option<(LayerId, u64)>) -> bool {
+        let Some((layer, then)) = over else { return true };
+        let bounds = self.bounds(live).await.unwrap_or_default();
+        let same = bounds.iter().find(|bound| bound.layer == layer);
+        same.is_some_and(|bound| bound.used < then || !bound.is_over())
+    }
+
+    /// Ends the processes of a sandbox that is over its disk. If its agent does not do that the session is ended: a sandbox that
+    /// keeps its agent from answering must not fill the disk of all.
+    async fn clear(self: &Arc<Self>, live: &Arc<Live>) {
+        let ended = async {
+            // What is started after this may be what cleans up: it waits until the others are gone.
+            let _gate = tokio::time::timeout(Duration::from_secs(1), live.gate.write()).await;
+            Ok::<_, Error>(live.guest().await?.quiesce(Duration::ZERO).await?)
+        };
+        let Err(error) = ended.await else { return };
+        let sandbox = live.sandbox();
+        tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "is over its disk, and its agent did not end its commands; its session is ended");
+        let dead = Arc::clone(live);
+        let ended = self.turn(sandbox.id.clone(), move |inner, slot| inner.bury(slot, dead)).await;
+        if let Err(error) = ended {
+            tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "its session is not ended yet");
+        }
+    }
+}
+
+impl Bound {
+    fn new(layer: &LayerId, what: String, used: Usage, held: u64, limit: u64) -> Self {
+        let Usage { bytes, inodes, enforced } = used;
+        // A quota is for what is added.
+        let (used, limit) = match enforced {
+            true => (bytes, limit.saturating_sub(held).max(TO_CLEAN_UP)),
+            false => (bytes.saturating_add(held), limit),
+        };
+        Self { layer: layer.clone(), what, used, inodes, limit, enforced }
+    }
+}

@@ -1,0 +1,88 @@
+//! The limits of a container hold: what its processes try to use beyond them they do not get.
+
+use sandkeep_core::driver::container::ContainerDriver;
+use sandkeep_core::driver::{Driver, Machine};
+use sandkeep_core::model::Size;
+use sandkeep_testkit::driver::ContainerHost;
+use sandkeep_testkit::inside::{Inside, userland};
+
+struct Limited {
+    inside: Inside,
+    machine: Machine,
+    driver: ContainerDriver,
+    _host: ContainerHost,
+}
+
+/// A machine with a shell and as much memory, or the reason printed why this host cannot have one.
+async fn limited(test: &str, memory: u64) -> Option<Limited> {
+    let host = ContainerHost::new()
+        .and_then(|host| userland(&host.layer("userland")).map(|()| host))
+        .map_err(|why| eprintln!("SKIPPED {test}: {why}"))
+        .ok()?;
+    let mut machine = host.machine_on("limited", host.root("limited", &["userland"]));
+    machine.limits.memory = Size(memory);
+    let driver = host.driver();
+    let link = driver.start(&machine).await.expect("it starts");
+    let inside = Inside::reach(&link).await;
+    Some(Limited { inside, machine, driver, _host: host })
+}
+
+/// Queues as much as the kernel takes in 150 sockets that nobody reads from, then counts what is really there.
+const TCP: &str = r#"
+    my ($sum, $l, $c, $s, @kept) = (0);
+    my $address = pack('S n a4 x8', 2, 7000, "\x7f\0\0\1");
+    socket($l, 2, 1, 0) && bind($l, $address) && listen($l, 1000) or die "listen: $!";
+    for (1..150) {
+        ($c, $s) = ();
+        socket($c, 2, 1, 0) && connect($c, $address) && accept($s, $l) or die "connect: $!";
+        fcntl($c, 4, 2048);
+        push @kept, $c, $s;
+        while (my $written = syswrite($c, 'x' x 65536)) { $sum += $written }
+    }
+    print $sum;
+"#;
+const UDP: &str = r#"
+    my ($sum, $r, $c, @kept) = (0);
+    for (1..600) {
+        ($r, $c) = ();
+        my $address = pack('S n a4 x8', 2, 7000 + $_, "\x7f\0\0\1");
+        socket($r, 2, 2, 0) && bind($r, $address) or die "bind: $!";
+        setsockopt($r, 1, 8, pack('i', 1 << 20));
+        socket($c, 2, 2, 0) or die "socket: $!";
+        fcntl($_, 4, 2048) for ($r, $c);
+        push @kept, $r;
+        send($c, 'x' x 32768, 0, $address) for (1..16);
+    }
+    for my $socket (@kept) {
+        while (defined recv($socket, my $got, 65536, 0)) { $sum += length $got }
+    }
+    print $sum;
+"#;
+
+#[tokio::test]
+async fn sockets_queue_no_more_than_the_memory_limit() {
+    let test = "sockets_queue_no_more_than_the_memory_limit";
+    const MEMORY: u64 = 64 << 20;
+    let Some(limited) = limited(test, MEMORY).await else { return };
+    for (name, script) in [("TCP", TCP), ("UDP", UDP)] {
+        let ran = limited.inside.perl(script).await;
+        // Where sockets count as memory the command may be ended for it.
+        let queued = if ran.code == 137 { 0 } else { ran.out.parse().unwrap_or(u64::MAX) };
+        assert!(queued <= MEMORY, "{name}: {queued} bytes in a sandbox of {MEMORY}: {ran:?}");
+        if ran.code == 0 {
+            assert!(queued > 1 << 20, "{name}: an honest program can queue something: {ran:?}");
+        }
+    }
+    // The limit bounds what is queued; it breaks nothing.
+    let echo = r#"
+        my $address = pack('S n a4 x8', 2, 6999, "\x7f\0\0\1");
+        my ($l, $c, $s, $sum) = (undef, undef, undef, 0);
+        socket($l, 2, 1, 0) && bind($l, $address) && listen($l, 1) or die "listen: $!";
+        if (!fork) { socket($c, 2, 1, 0); connect($c, $address); syswrite($c, 'x' x 65536) for (1..512); exit }
+        accept($s, $l) or die "accept: $!";
+        while (my $read = sysread($s, my $buffer, 65536)) { $sum += $read }
+        print $sum;
+    "#;
+    assert_eq!(limited.inside.perl(echo).await.out, (32 << 20).to_string());
+    limited.driver.stop(&limited.machine.key).await.expect("it stops");
+}
