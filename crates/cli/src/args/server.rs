@@ -25,9 +25,9 @@ Settings may also stand in a TOML file given by --config; options and variables 
   wait = \"30s\"                    # how long a request waits for a sandbox and its port
 
   [api]                           # who may reach this server, and with how many connections
-  hosts = [\"keep.lan\"]            # names it is called by over loopback, beside localhost and those below
+  hosts = [\"keep.lan\"]            # names it answers to over loopback, beside localhost
   origins = [\"https://console.example.com\"]  # whose web pages may use the API
-  connections = 8192              # never more than half of the open files that it may have
+  connections = 8192              # never more than half of its open files
   connections_per_address = 2048
   connections_per_key = 2048
 
@@ -42,7 +42,7 @@ Settings may also stand in a TOML file given by --config; options and variables 
 
   [storage]
   trash_grace = \"1h\"              # how long what was deleted can be restored; its space is free after it, or when needed
-  commands_kept = 2000            # how many commands a sandbox keeps on record; those that ended first go first
+  commands_kept = 2000            # how many commands a sandbox keeps on record
   command_logs = \"256MiB\"         # and how much disk space they take, logs included
 
   [microvm]                       # machines of their own; `keep microvm setup` prepares this host

@@ -75,8 +75,7 @@ pub(crate) async fn issue_token(
     Ok(Json(types::Token { token, project, team: vercel::TEAM.to_owned() }))
 }
 
-/// Tells what lies on the server's disk of the key's project. An admin key is told of all projects and how full the disk is,
-/// unless it chooses a project with `Sandkeep-Project`.
+/// Tells what lies on the server's disk: of the key's project, or with an admin key that chose none, of all.
 #[utoipa::path(get, path = "/v1/usage", tag = "server", operation_id = "usage",
     responses((status = 200, description = "In bytes.", body = types::SpaceUsage),
         (status = 429, description = "This key has several such requests under way: `too_many_at_once`.",
