@@ -59,7 +59,7 @@ pub(crate) use inside::{Groups, wait_for};
 pub(crate) use network::hand_over;
 pub(crate) use root::plain;
 pub(crate) use swap::swap_root;
-pub(crate) use sys::{Side, leave, split, unshare};
+pub(crate) use sys::{Side, leave, split};
 
 /// A step that failed, for the driver.
 #[derive(Debug)]
