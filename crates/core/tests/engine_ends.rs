@@ -123,7 +123,7 @@ async fn the_end_of_the_session_and_of_the_machine_are_told_apart() {
     assert_eq!(stopped.end, Some(CommandEnd::SessionEnded), "{stopped:?}");
     engine.start(&project(), &name("app"), None).await.expect("it starts");
     let lost = detached(&engine, "app", &["sleep", "1000"]).await;
-    house.kill_machines().await;
+    house.kill_agents().await;
     let lost = waited(&engine, "app", &lost).await;
     assert_eq!(said(&lost), (Some(CommandEnd::Lost), None), "{lost:?}");
     let sessions = engine.sessions(&project(), &name("app"), &Page::all()).await;

@@ -156,6 +156,17 @@ impl House {
         }
     }
 
+    /// Kills the agent of every sandbox of the container driver, and all that runs in it.
+    ///
+    /// # Panics
+    ///
+    /// When one cannot be found.
+    pub async fn kill_agents(&self) {
+        for (key, _) in self.driver().survivors().await.expect("sandboxes are found") {
+            self.signal_agent(key.as_str(), rustix::process::Signal::KILL);
+        }
+    }
+
     /// Stops the agent of every sandbox of the container driver where it stands: it lives and does not answer.
     ///
     /// # Panics
