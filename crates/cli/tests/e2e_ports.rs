@@ -64,7 +64,7 @@ fn a_dev_server_is_there_again_after_every_resume() {
         "3000",
     ]);
     let path = "/_port/default/my-app/3000/";
-    assert!(ask(&keep, "here", path, "").contains("it works"));
+    assert!(ask(&keep, "localhost", path, "").contains("it works"));
     assert!(ask(&keep, "3000-my-app.localhost", "/", "").contains("it works"));
 
     // What goes through a port is part of what the session has sent and received.
@@ -78,7 +78,7 @@ fn a_dev_server_is_there_again_after_every_resume() {
     assert!(counted(&kept, "network_in_bytes") >= received, "{kept}");
     assert_eq!(keep.json(["service", "ls", "my-app"])[0]["state"], "stopped");
     let begun = Instant::now();
-    let answer = ask(&keep, "here", path, "");
+    let answer = ask(&keep, "localhost", path, "");
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("it works"), "{answer}");
     println!("from asleep to answered: {:?}", begun.elapsed());
 
@@ -89,7 +89,7 @@ fn a_dev_server_is_there_again_after_every_resume() {
     keep.launch();
     let after = keep.json(["service", "ls", "my-app"]);
     assert_eq!((&after[0]["state"], &after[0]["command"]), (&"running".into(), &before));
-    assert!(ask(&keep, "here", path, "").contains("it works"));
+    assert!(ask(&keep, "localhost", path, "").contains("it works"));
     let commands = keep.json(["ps", "my-app"]);
     let alive = commands.as_array().unwrap().iter().filter(|one| one["state"] == "running");
     assert_eq!(alive.count(), 1);
@@ -102,7 +102,10 @@ fn a_dev_server_is_there_again_after_every_resume() {
     while !ended(&keep) && patience.elapsed() < Duration::from_secs(30) {
         std::thread::sleep(Duration::from_millis(50));
     }
-    assert!(ask(&keep, "here", path, "").contains("it works"), "the request waits for the next");
+    assert!(
+        ask(&keep, "localhost", path, "").contains("it works"),
+        "the request waits for the next"
+    );
     let log = keep.keep(["service", "logs", "my-app", "web"]).stderr;
     let log = String::from_utf8_lossy(&log);
     assert!(log.contains("GET / HTTP/1.1"), "{log}");
@@ -133,19 +136,19 @@ fn a_private_port_is_opened_with_a_link_and_carries_a_web_socket() {
     keep.ok(["create", "app"]);
     keep.ok(["service", "set", "app", "ws", "--port", "4000", "--", "node", "-e", SOCKET]);
     let path = "/_port/default/app/4000/";
-    assert!(ask(&keep, "here", path, "").starts_with("HTTP/1.1 404"));
+    assert!(ask(&keep, "localhost", path, "").starts_with("HTTP/1.1 404"));
     let url = keep.ok(["open", "app", "4000"]).trim().to_owned();
     let (_, query) = url.split_once('?').unwrap();
     assert!(url.contains(path) && query.starts_with("keep_token="), "{url}");
-    assert!(ask(&keep, "here", path, "").starts_with("HTTP/1.1 404"), "it is private");
-    let visited = ask(&keep, "here", &format!("{path}?{query}"), "").to_lowercase();
+    assert!(ask(&keep, "localhost", path, "").starts_with("HTTP/1.1 404"), "it is private");
+    let visited = ask(&keep, "localhost", &format!("{path}?{query}"), "").to_lowercase();
     assert!(
         visited.starts_with("http/1.1 303") && visited.contains(&format!("location: {path}\r\n")),
         "{visited}"
     );
     let token = query.strip_prefix("keep_token=").unwrap();
     let cookie = format!("Cookie: sandkeep_port={token}\r\n");
-    assert!(ask(&keep, "here", path, &cookie).contains("plain"));
+    assert!(ask(&keep, "localhost", path, &cookie).contains("plain"));
 
     let mut socket = TcpStream::connect(address(&keep)).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -177,9 +180,9 @@ fn a_private_port_is_opened_with_a_link_and_carries_a_web_socket() {
 
     let public = keep.ok(["open", "app", "4000", "--public"]);
     assert!(!public.contains("keep_token"), "{public}");
-    assert!(ask(&keep, "here", path, "").contains("plain"));
+    assert!(ask(&keep, "localhost", path, "").contains("plain"));
     keep.ok(["ports", "app", "4000", "off"]);
-    assert!(ask(&keep, "here", path, "").starts_with("HTTP/1.1 404"));
+    assert!(ask(&keep, "localhost", path, "").starts_with("HTTP/1.1 404"));
 }
 
 /// Says back in capitals what it heard, when it has heard all.

@@ -406,7 +406,7 @@ fn confined(pid: u32) {
     assert!(pids < 1000, "{pids} threads");
     let limits = fs::read_to_string(proc.join("limits")).unwrap();
     let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
-    assert!(core.split_whitespace().skip(4).take(2).all(|limit| limit == "0"), "{core}");
+    assert!(core.split_whitespace().skip(4).take(2).all(|limit| limit == "1"), "{core}");
     let mounts = fs::read_to_string(proc.join("mountinfo")).unwrap();
     for line in mounts.lines() {
         let fields: Vec<&str> = line.split(' ').collect();

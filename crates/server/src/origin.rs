@@ -4,7 +4,8 @@
 //!
 //! - *Host.* A page can point a name of its own at 127.0.0.1 (DNS rebinding); the browser then takes this server for the page's
 //!   own. So what comes over loopback must be for a name that is known here: `localhost`, an address, or a name that the
-//!   settings have. Anything else is answered 421. An address cannot be rebound, and on other interfaces the name is the
+//!   settings have, or one that begins with the id and port of a sandbox: that leads to the port, never to the API. Anything
+//!   else is answered 421. An address cannot be rebound, and on other interfaces the name is the
 //!   operator's affair.
 //! - *Origin.* A browser says from where a request comes (`Sec-Fetch-Site`, `Origin`). For the API it must come from this
 //!   server's own origin or one that the settings allow, or it is answered 403. Programs send neither.
@@ -64,6 +65,7 @@ impl WebSettings {
             || name.ends_with(".localhost")
             || name == FROM_SANDBOXES
             || self.hosts.iter().any(below)
+            || crate::gateway::is_port_by_id(&name)
     }
 
     fn allows(&self, origin: &str) -> bool {

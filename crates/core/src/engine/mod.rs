@@ -108,7 +108,7 @@ mod why;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
@@ -294,6 +294,8 @@ pub(crate) struct Inner {
     collecting: tokio::sync::Mutex<()>,
     /// A collection was asked for and has not begun.
     collect_asked: AtomicBool,
+    /// When the last collection ended, and how long it took.
+    last_collection: Mutex<Option<(Instant, Duration)>>,
     trash: trash::Trash,
     clock: clock::Watch,
     measured: usage::Measurements,
@@ -361,6 +363,7 @@ impl Engine {
             drives: tokio::sync::Mutex::default(),
             collecting: tokio::sync::Mutex::default(),
             collect_asked: AtomicBool::new(false),
+            last_collection: Mutex::default(),
             trash: trash::Trash::default(),
             clock: clock::Watch::default(),
             measured: usage::Measurements::default(),

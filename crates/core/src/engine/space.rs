@@ -30,6 +30,9 @@ use crate::store::{Hold, Trashed, Unheld};
 const YOUNG: jiff::SignedDuration = jiff::SignedDuration::from_secs(30);
 /// Collections that were asked for within this time are one.
 const SOON: std::time::Duration = std::time::Duration::from_millis(200);
+/// How many times as long as a collection took there is none after it, unless room is needed, and how long at the most.
+const REST: u32 = 20;
+const LONGEST_REST: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// Something that takes up room.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +91,14 @@ impl Inner {
         Sized { item: snapshot, own, shared, freed_if_deleted: freed, memory, export }
     }
 
+    /// How long to wait before a collection that is asked for now: it reads what every manifest on disk names, and must not do that
+    /// all the time.
+    fn until_next_collection(&self) -> std::time::Duration {
+        let Some((ended, took)) = *lock(&self.last_collection) else { return SOON };
+        let rest = took.saturating_mul(REST).min(LONGEST_REST);
+        rest.saturating_sub(ended.elapsed()).max(SOON)
+    }
+
     /// Collects a moment later, once for all who ask meanwhile.
     pub(super) fn collect_soon(self: &Arc<Self>) {
         if self.collect_asked.swap(true, std::sync::atomic::Ordering::SeqCst) {
@@ -95,7 +106,7 @@ impl Inner {
         }
         let inner = Arc::clone(self);
         tokio::spawn(async move {
-            tokio::time::sleep(SOON).await;
+            tokio::time::sleep(inner.until_next_collection()).await;
             inner.collect_asked.store(false, std::sync::atomic::Ordering::SeqCst);
             if let Err(error) = inner.collect().await {
                 tracing::warn!(
@@ -164,6 +175,7 @@ impl Inner {
             return Ok(());
         }
         let _one = self.collecting.lock().await;
+        let began = std::time::Instant::now();
         // Asked before anything is read: a pull that ends in between is in this or in what is read.
         let pending = self.store.pending();
         self.survey().await?;
@@ -187,7 +199,9 @@ impl Inner {
         if !gone.is_empty() {
             tracing::info!(layers = gone.len(), "layers that nobody names were moved to the trash");
         }
-        self.sweep_trash().await
+        let swept = self.sweep_trash().await;
+        *lock(&self.last_collection) = Some((std::time::Instant::now(), began.elapsed()));
+        swept
     }
 
     /// Moves layers of either sort to the trash, unless something names or holds them, or might.

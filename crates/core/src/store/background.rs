@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Result, StoreError, blocking, turn};
+use super::{Result, StoreError, blocking};
 
 /// How many names a thread handles before it is slowed down.
 const UNPACED: u32 = 2_000;
@@ -73,21 +73,23 @@ where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,
 {
-    let turn = turn().await?;
-    let (done, outcome) = tokio::sync::oneshot::channel();
-    let spawned = thread::Builder::new().name("keep-background".to_owned()).spawn(move || {
-        // Held by the work itself: it goes on when whoever asked for it does not wait any more.
-        let _turn = turn;
-        enter();
-        let _ = done.send(work());
-    });
-    spawned.map_err(|source| StoreError::Io {
-        action: "start a thread for",
-        path: std::path::PathBuf::from("background work"),
-        source,
-    })?;
-    // It panicked, and has said why.
-    outcome.await.unwrap_or(Err(StoreError::ShuttingDown))
+    // The runtime waits for the thread that waits, and so for the work, before it ends.
+    blocking(move || {
+        thread::scope(|scope| {
+            let worker = thread::Builder::new().name("keep-background".to_owned());
+            let worker = worker.spawn_scoped(scope, || {
+                enter();
+                work()
+            });
+            let worker = worker.map_err(|source| StoreError::Io {
+                action: "start a thread for",
+                path: std::path::PathBuf::from("background work"),
+                source,
+            })?;
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    })
+    .await
 }
 
 /// How much of the machine work may take.

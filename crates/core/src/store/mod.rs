@@ -465,21 +465,15 @@ static AT_ONCE: Semaphore = Semaphore::const_new(256);
 /// How long to wait for one of those before the answer is that the disk does not respond.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Waits for one of those turns.
-async fn turn() -> Result<tokio::sync::SemaphorePermit<'static>> {
-    match tokio::time::timeout(PATIENCE, AT_ONCE.acquire()).await {
-        Ok(Ok(turn)) => Ok(turn),
-        _ => Err(StoreError::Slow { waited: PATIENCE }),
-    }
-}
-
 /// Runs `work` where it may block.
 async fn blocking<T, F>(work: F) -> Result<T>
 where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,
 {
-    let turn = turn().await?;
+    let Ok(Ok(turn)) = tokio::time::timeout(PATIENCE, AT_ONCE.acquire()).await else {
+        return Err(StoreError::Slow { waited: PATIENCE });
+    };
     // Held by the work itself: it goes on when whoever asked for it does not wait any more.
     let work = move || {
         let _turn = turn;

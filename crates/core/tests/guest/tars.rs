@@ -94,7 +94,8 @@ async fn a_tree_survives_the_round_trip() {
     let bytes = pack(&guest, at(&tree)).await;
     let into = machine.work().join("into");
     let moved = unpack(&guest, at(&into), &bytes).await.expect("it is unpacked");
-    assert_eq!((moved.bytes, moved.files), (bytes.len() as u64, 10));
+    // Directories do not count.
+    assert_eq!((moved.bytes, moved.files), (bytes.len() as u64, 7));
     fs::remove_file(tree.join("socket")).expect("our own");
     let (before, after) = (describe(&tree), describe(&into.join("tree")));
     // Taking the socket away has changed the directory's own time.

@@ -175,7 +175,10 @@ fn drives_as_written(data: &Path, books: &Path) {
 fn as_written(dir: &Path, out: &Path) {
     use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
     let copied = describe(&out.join("copy"));
-    assert_same("a copy", &describe(&dir.join("odd-layer/odd")), &copied);
+    let mut original = describe(&dir.join("odd-layer/odd"));
+    // What only the host's root may set is not taken from a guest.
+    original.values_mut().for_each(|text| *text = text.replace(" trusted.mark=t", ""));
+    assert_same("a copy", &original, &copied);
     let meta = |name: &str| fs::symlink_metadata(out.join(name)).expect(name);
     for deleted in ["odd/gone", "odd/kept/b"] {
         assert!(

@@ -155,6 +155,11 @@ fn by_host(settings: &Settings, host: &str) -> Option<Option<(Whose, u16)>> {
     Some(named.map(|(sandbox, project)| (Whose::Name { project, sandbox }, port)))
 }
 
+/// Whether a host name, without its port, stands for a port of a sandbox by its id, whatever the domain.
+pub(crate) fn is_port_by_id(name: &str) -> bool {
+    name.split_once('.').is_some_and(|(label, _)| id_and_port(label).is_some())
+}
+
 fn by_path(front: &str, rest: &str, parts: usize) -> Option<Target> {
     let end = rest
         .match_indices(['/', '?'])

@@ -48,7 +48,7 @@ use access::Carried;
 use address::Target;
 use page::{Reader, Refusal};
 
-pub(crate) use address::{addresses, base_url, subdomain};
+pub(crate) use address::{addresses, base_url, is_port_by_id, subdomain};
 pub(crate) use carry::carry;
 
 /// How ports are reached from outside.

@@ -69,8 +69,7 @@ fn addresses_are_judged_by_lists() {
 #[test]
 fn private_networks_are_closed_until_a_rule_names_them() {
     let world = r#"{"mode": "custom", "allow": ["0.0.0.0/0", "::/0", "8.0.0.0/5"]}"#;
-    let named =
-        r#"{"mode": "allow-all", "allow": ["10.1.0.0/16", "192.168.7.0/24:443", "fd00:1::/32"]}"#;
+    let named = r#"{"mode": "custom", "allow": ["0.0.0.0/0", "::/0", "10.1.0.0/16", "192.168.7.0/24:443", "fd00:1::/32"]}"#;
     let custom = r#"{"mode": "custom", "allow": ["10.1.0.0/16"], "domains": ["*"]}"#;
     let all = r#"{"mode": "allow-all"}"#;
     let closed = "a private network, and no rule opens it";
