@@ -15,8 +15,9 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -71,10 +72,10 @@ impl Roots {
 
     /// What tells packed layers from any others, their like packed again included.
     pub(super) fn mark(path: &Path) -> DriverResult<String> {
-        let listed = path.with_extension("json");
-        let text = fs::read(&listed).map_err(failed("read", &listed))?;
-        let Contents { uuid, .. } = serde_json::from_slice(&text)
-            .map_err(|error| broken("read what layers were packed", &error))?;
+        let uuid = match contents(path) {
+            Some(contents) => contents.uuid,
+            None => uuid_in(path)?,
+        };
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         Ok(format!("{name}:{uuid}"))
     }
@@ -94,8 +95,7 @@ impl Roots {
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }
-            let contents = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
-            let Some(Contents { layers_dir, layers, .. }) = contents else { continue };
+            let Some(Contents { layers_dir, layers, .. }) = contents(&path) else { continue };
             let gone = |layer: &PathBuf| {
                 matches!(layers_dir.join(layer).try_exists(), Ok(false)) && layers_dir.exists()
             };
@@ -109,13 +109,21 @@ impl Roots {
     fn packed(&self, layers_dir: &Path, layers: &[PathBuf]) -> DriverResult<PathBuf> {
         let name = name_of(layers);
         let path = self.directory.join(format!("{name}.erofs"));
-        if path.exists() {
+        if path.exists() && contents(&path).is_some() {
             return Ok(path);
         }
         let turn = Arc::clone(lock(&self.packing).entry(name.clone()).or_default());
         let packed = {
             let _turn = lock(&turn);
-            if path.exists() { Ok(()) } else { self.pack(layers_dir, layers, &path) }
+            match (path.exists(), contents(&path)) {
+                (true, Some(_)) => Ok(()),
+                // Earlier versions did not sync it, so a power cut may have left it empty.
+                (true, None) => uuid_in(&path).and_then(|uuid| {
+                    let (layers_dir, layers) = (layers_dir.to_owned(), layers.to_vec());
+                    list(&path, &Contents { layers_dir, layers, uuid })
+                }),
+                (false, _) => self.pack(layers_dir, layers, &path),
+            }
         };
         lock(&self.packing).remove(&name);
         packed.map(|()| path)
@@ -143,10 +151,7 @@ impl Roots {
         draft.as_file().sync_all().map_err(failed("sync", path))?;
         let contents =
             Contents { layers_dir: layers_dir.to_owned(), layers: layers.to_vec(), uuid };
-        let text = serde_json::to_vec(&contents)
-            .map_err(|error| broken("describe the packed layers", &error))?;
-        let listed = path.with_extension("json");
-        fs::write(&listed, text).map_err(failed("write", &listed))?;
+        list(path, &contents)?;
         draft.persist(path).map_err(|error| failed("rename", path)(error.error))?;
         File::open(&self.directory)
             .and_then(|dir| dir.sync_all())
@@ -177,6 +182,35 @@ impl Roots {
             Err(how) => Err(DriverError::Unpackable { reason: format!("`{PACKER}`: {how}") }),
         }
     }
+}
+
+/// What packed layers are, if that reads.
+fn contents(path: &Path) -> Option<Contents> {
+    let text = fs::read(path.with_extension("json")).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+/// Puts on record, on stable storage, what packed layers are.
+fn list(path: &Path, contents: &Contents) -> DriverResult<()> {
+    let text = serde_json::to_vec(contents)
+        .map_err(|error| broken("describe the packed layers", &error))?;
+    let listed = path.with_extension("json");
+    let written = File::create(&listed).and_then(|mut file| {
+        file.write_all(&text)?;
+        file.sync_all()
+    });
+    written.map_err(failed("write", &listed))
+}
+
+/// The id in the superblock of packed layers.
+fn uuid_in(path: &Path) -> DriverResult<String> {
+    /// Where the superblock is, and the id in it.
+    const PLACE: u64 = 1024 + 48;
+    let mut bytes = [0; 16];
+    File::open(path)
+        .and_then(|file| file.read_exact_at(&mut bytes, PLACE))
+        .map_err(failed("read", path))?;
+    Ok(written(bytes))
 }
 
 /// Refuses a layer with a path that the packer would leave out. Layers do not change, and names in them that are directories are no links.
@@ -217,9 +251,14 @@ fn refuse_long_paths(layer: &Path) -> DriverResult<()> {
 fn uuid() -> DriverResult<String> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| broken("draw an id", &error))?;
+    Ok(written(bytes))
+}
+
+/// An id as it is written.
+fn written(bytes: [u8; 16]) -> String {
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let parts = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)];
-    Ok(parts.map(|(from, to)| hex.get(from..to).unwrap_or_default()).join("-"))
+    parts.map(|(from, to)| hex.get(from..to).unwrap_or_default()).join("-")
 }
 
 /// Which layers go together, the topmost first.
@@ -271,6 +310,24 @@ mod tests {
         let Err(DriverError::Unpackable { reason }) = refused else { panic!("{refused:?}") };
         assert!(reason.contains("1900 directories deep"), "{reason}");
         assert!(reason.contains("`/d/d/") && reason.len() < 300, "{reason}");
+    }
+
+    /// What a power cut may leave of the record costs nothing: the id is in the packed layers themselves.
+    #[test]
+    fn packed_layers_are_known_without_their_record() {
+        let dir = tempfile::TempDir::with_prefix("keep-roots-").unwrap();
+        fs::create_dir(dir.path().join("layer")).unwrap();
+        let (path, id) = (dir.path().join("name.erofs"), super::uuid().unwrap());
+        let packed = std::process::Command::new(super::PACKER)
+            .args(["-U", &id])
+            .args([&path, &dir.path().join("layer")])
+            .output()
+            .expect("erofs-utils are installed");
+        assert!(packed.status.success(), "{packed:?}");
+        for torn in ["", "{"] {
+            fs::write(path.with_extension("json"), torn).unwrap();
+            assert_eq!(super::Roots::mark(&path).unwrap(), format!("name:{id}"));
+        }
     }
 
     fn layers(count: usize) -> Vec<PathBuf> {
