@@ -154,7 +154,7 @@ fn a_private_port_is_opened_with_a_link_and_carries_a_web_socket() {
     socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     write!(
         socket,
-        "GET {path} HTTP/1.1\r\nHost: here\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n{cookie}\
+        "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n{cookie}\
          Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
     )
     .unwrap();
