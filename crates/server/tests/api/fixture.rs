@@ -49,7 +49,7 @@ pub(crate) struct Served {
     task: Option<JoinHandle<()>>,
     // Dropped in this order: machines end before their directories go.
     _host: Option<ContainerHost>,
-    _dir: TempDir,
+    _dir: Scratch,
 }
 
 /// An answer, read whole.
@@ -144,14 +144,14 @@ impl Served {
     }
 
     async fn with(limits: Limits, settings: Settings, host: Option<ContainerHost>) -> Self {
-        let dir = TempDir::with_prefix("keep-api-").unwrap();
-        let data = dir.path().join("data");
+        let dir = Scratch(TempDir::with_prefix("keep-api-").unwrap());
+        let data = dir.0.path().join("data");
         let store = Store::open(&data).unwrap();
         let images = Images::new(store.clone(), ImageSettings::default());
-        let archive = dir.path().join("small.tar");
+        let archive = dir.0.path().join("small.tar");
         small_root_tar(&archive).unwrap();
         images.import("small", &archive, &Reporter::silent()).await.unwrap();
-        let file = dir.path().join("index.sqlite");
+        let file = dir.0.path().join("index.sqlite");
         let db = Arc::new(Index::open(&file, store.clone()).await.unwrap());
         let driver: Arc<dyn Driver> = match &host {
             Some(host) => Arc::new(host.driver()),
@@ -161,11 +161,11 @@ impl Served {
         let engine = Engine::open(parts).await.unwrap();
         engine.recovered().await;
         let [admin, write, read, foreign] = keys(&engine).await;
-        let socket = dir.path().join("keep.sock");
+        let socket = dir.0.path().join("keep.sock");
         let server = Server::bind(ServeConfig {
             tcp: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
             unix: Some(socket.clone()),
-            scratch: dir.path().to_owned(),
+            scratch: dir.0.path().to_owned(),
             limits,
             gateway: sandkeep_server::GatewaySettings {
                 domain: Some("keep.test".to_owned()),
@@ -284,6 +284,21 @@ impl Served {
         let body = format!(r#"{{"name":"{name}","image":"small"}}"#);
         let made = self.post("/v1/sandboxes", &self.write, &body).await;
         assert_eq!(made.status, StatusCode::CREATED, "{made:?}");
+    }
+}
+
+/// A directory that goes when the engine may still be writing a digest to it.
+struct Scratch(TempDir);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        for _ in 0..250 {
+            let _ = std::fs::remove_dir_all(self.0.path());
+            if !self.0.path().exists() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 
