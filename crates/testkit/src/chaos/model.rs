@@ -54,7 +54,7 @@ pub(super) struct Sandbox {
     pub(super) touched: BTreeSet<String>,
     /// Paths whose content nobody knows.
     pub(super) unsure: BTreeSet<String>,
-    /// What a rollback without an answer may have made of the files.
+    /// What a rollback or a fork without an answer may have made of the files.
     pub(super) alternatives: Vec<Snapshot>,
 }
 
@@ -202,6 +202,18 @@ mod tests {
         sandbox.touched.insert("b".to_owned());
         assert_eq!(sandbox.judge(&found, true), None);
         assert!(sandbox.judge(&found, false).is_some());
+    }
+
+    #[test]
+    fn a_fork_without_an_answer_is_absent_or_has_the_files_of_its_source() {
+        let source = with(&[("a", 1), ("b", 2)]);
+        let alternatives = vec![source.as_it_is("source", Operation::Fork)];
+        let fork = Sandbox { unsettled: true, alternatives, ..Sandbox::default() };
+        let mut found = source.expected;
+        assert_eq!(fork.judge(&found, false), None);
+        assert_eq!(fork.judge(&found, true), None);
+        found.remove("a");
+        assert!(fork.judge(&found, true).is_some());
     }
 
     #[test]

@@ -327,7 +327,13 @@ impl Worker {
                     }
                 }
             }
-            Answer::Unknown => self.at(&fork).unsettled = true,
+            Answer::Unknown => {
+                // If it was made, it has the files of its source.
+                let made = self.at(name).as_it_is(name, Operation::Fork);
+                let fork = self.at(&fork);
+                fork.alternatives.push(made);
+                fork.unsettled = true;
+            }
             Answer::Refused => {}
             Answer::Gone => return None,
         }
