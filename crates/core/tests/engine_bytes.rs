@@ -1,12 +1,10 @@
 //! What is hard to keep is kept: byte for byte through stops, forks, compaction and export.
 
-use std::time::Duration;
-
 use sandkeep_core::db::Page;
 use sandkeep_core::engine::{Create, Engine, Fork, Stop};
 use sandkeep_core::model::{Patch, Size};
 use sandkeep_core::store::image::Reporter;
-use sandkeep_testkit::house::{House, name, of, project, sh, small};
+use sandkeep_testkit::house::{House, name, of, project, sh, small, until};
 
 /// Hard links, symlinks, holes, attributes, set-user-id, odd names, deleted and replaced things.
 const TREE: &str = r#"set -e; mkdir -p /work/t/dir/deep && cd /work/t && echo hello > a && ln a dir/hard && ln -s /nowhere link
@@ -73,19 +71,12 @@ async fn a_hard_tree_survives_everything() {
         .await;
         engine.stop(&project(), &app, Stop::default(), None).await.unwrap();
     }
-    let mut layers = usize::MAX;
-    for _ in 0..100 {
-        let newest = engine
-            .snapshots(&project(), of("app"), &Page { limit: 1, ..Page::default() })
-            .await
-            .unwrap();
-        layers = newest.items[0].item.layers.len();
-        if layers <= 4 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    assert!(layers <= 4, "{layers} layers");
+    until("a chain of at most 4 layers", async || {
+        let newest = Page { limit: 1, ..Page::default() };
+        let newest = engine.snapshots(&project(), of("app"), &newest).await.unwrap();
+        (newest.items[0].item.layers.len() <= 4).then_some(())
+    })
+    .await;
     sh(&engine, "app", "rm /work/t/r*").await;
     same(&digest(&engine, "app").await, &expected, "after compaction");
 

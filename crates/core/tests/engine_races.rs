@@ -6,7 +6,7 @@ use sandkeep_core::db::Page;
 use sandkeep_core::engine::{Checkpoint, Delete, Error, Exec, Fork, Stop};
 use sandkeep_core::model::{CommandState, Span};
 use sandkeep_testkit::house;
-use sandkeep_testkit::house::{labelled, name, of, project, sh, small};
+use sandkeep_testkit::house::{labelled, name, of, project, sh, small, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_that_race_with_stops_wake_the_sandbox_again() {
@@ -103,15 +103,12 @@ async fn the_newest_snapshots_are_the_ones_that_are_kept() {
             .item
             .id,
     );
-    let mut kept = Vec::new();
-    for _ in 0..100 {
+    let kept = until("at most 2 snapshots", async || {
         let page = engine.snapshots(&project(), of("app"), &Page::default()).await.unwrap();
-        kept = page.items.into_iter().map(|sized| sized.item.id).collect();
-        if kept.len() <= 2 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+        (page.items.len() <= 2)
+            .then(|| page.items.into_iter().map(|sized| sized.item.id).collect::<Vec<_>>())
+    })
+    .await;
     assert_eq!(kept, [last[3].clone(), last[2].clone()], "newest first");
 }
 

@@ -12,7 +12,7 @@ use sandkeep_core::engine::{
 use sandkeep_core::model::{Patch, Snapshot, SnapshotId, Span, Timestamp};
 use sandkeep_core::store::{Durability, Store};
 use sandkeep_testkit::house;
-use sandkeep_testkit::house::{House, labelled, name, of, project, sh, small};
+use sandkeep_testkit::house::{House, labelled, name, of, project, sh, small, until};
 
 async fn stop(engine: &Engine, sandbox: &str) -> Snapshot {
     let stop = Stop { snapshot: Wish::Always, ..Stop::default() };
@@ -138,14 +138,11 @@ async fn expiry_counts_from_the_last_use_and_strands_nobody() {
     }
     drop(store);
     let engine = house.open().await;
-    let mut left = Vec::new();
-    for _ in 0..100 {
-        left = ids(&listed(&engine, of("app")).await);
-        if left.len() < 3 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let left = until("fewer than 3 snapshots", async || {
+        let left = ids(&listed(&engine, of("app")).await);
+        (left.len() < 3).then_some(left)
+    })
+    .await;
     assert_eq!(left, [made[2].clone(), made[1].clone()], "but for those sandboxes stand on");
     assert_eq!(sh(&engine, "fork", "cat /work/round").await.out, "1\n");
     stop(&engine, "fork").await;
