@@ -318,3 +318,39 @@ fn while_deleting() {
         assert!(!case.exists("doomed"), "{point}: begun is finished");
     }
 }
+
+/// A power cut may take every record that was not synced, and leave what was removed since. The sandbox is what it was
+/// before the delete then, and all that its older record names must be there.
+#[test]
+fn while_deleting_and_the_power_goes() {
+    let Some(mut case) = Case::new("while_deleting_and_the_power_goes") else { return };
+    for point in ["erase.recorded", "erase.down", "erase.kept", "erase.snapshots"] {
+        case.daemon.ok(["fork", "app", "doomed"]);
+        case.daemon.sh("doomed", "echo kept > /work/kept-file");
+        case.daemon.ok(["checkpoint", "doomed"]);
+        case.daemon.sh("doomed", "echo more > /work/more");
+        case.restart(&[("SANDKEEP_FAILPOINT", point)]);
+        let _ = case.daemon.keep(["rm", "doomed"]);
+        case.daemon.wait_for_death();
+        lose_unsynced(&case.daemon.data());
+        case.restart(&[]);
+        let found = case.daemon.sh("doomed", "cat /work/kept-file");
+        assert_eq!(found, "kept\n", "{point}: what was acknowledged");
+        case.daemon.ok(["rm", "doomed"]);
+    }
+}
+
+/// Removes every version of a document that was not synced.
+fn lose_unsynced(dir: &std::path::Path) {
+    for entry in std::fs::read_dir(dir).unwrap().flatten() {
+        let path = entry.path();
+        if entry.file_type().unwrap().is_dir() {
+            // Layers hold no documents of that kind, and may be large.
+            if entry.file_name() != "diff" {
+                lose_unsynced(&path);
+            }
+        } else if path.extension().is_some_and(|extension| extension == "next") {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+}

@@ -320,11 +320,7 @@ impl Inner {
 
     /// Frees what a start that failed had taken.
     pub(super) async fn clear_away(self: &Arc<Self>, held: &Sandbox) {
-        if let Some(open) = &held.open_layer
-            && let Err(error) = self.store.discard(open).await
-        {
-            tracing::warn!(%error, "an unused layer is left to the collector");
-        }
+        self.discard_when_synced(held.open_layer.clone());
         for mounted in &held.mounted {
             // A session that never began wrote nothing that anybody was told of.
             if let Err(error) = self.store.clear_disk(&mounted.layer).await {

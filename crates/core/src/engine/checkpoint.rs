@@ -130,7 +130,7 @@ impl Inner {
             // Nothing was changed.
             *sandbox = before;
             self.record(sandbox, Durability::Soon).await?;
-            self.store.discard(&fresh).await?;
+            self.discard_when_synced([fresh]);
             return match error {
                 DriverError::NotAlone { .. } => Ok(None),
                 error => Err(error.into()),

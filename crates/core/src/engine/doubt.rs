@@ -94,10 +94,10 @@ impl Inner {
 
     /// Writes dirty data back, so that a stop has little left to do, and notices early when that fails.
     pub(super) async fn write_back(&self) {
-        if self.all_live().is_empty() && !self.store.has_unsynced() {
+        if self.all_live().is_empty() && !self.store.has_unsynced() && !self.has_unnamed() {
             return;
         }
-        if let Err(error) = self.store.sync().await {
+        if let Err(error) = self.sync_and_discard().await {
             let told = "what was written lately may be lost; stops and checkpoints of sandboxes that wrote are refused until it is decided \
                         what becomes of that (`keep stop --accept-doubtful`, `--discard`); see the disk and the kernel's log";
             self.report_damage(DamageKind::SyncFailed, SUBJECT, chain_of(&error), told);

@@ -76,9 +76,8 @@ impl Inner {
         if let Err(error) = self.detach(&sandbox).await {
             tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "drives are not detached yet");
         }
-        for layer in [sandbox.open_layer.take(), sandbox.unsealed.take()].into_iter().flatten() {
-            self.store.discard(&layer).await?;
-        }
+        let written = [sandbox.open_layer.take(), sandbox.unsealed.take()].into_iter().flatten();
+        self.discard_when_synced(written);
         self.give_uids(sandbox.uids.take());
         let snapshots_kept = self.let_go_of_snapshots(&sandbox).await?;
         failpoint::pass("erase.snapshots");

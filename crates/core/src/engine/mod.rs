@@ -118,8 +118,8 @@ use crate::db::Db;
 use crate::driver::Driver;
 use crate::guest::Deadlines;
 use crate::model::{
-    Config, Decision, Finding, Name, Patch, Sandbox, SandboxId, Session, SessionId, Size, Snapshot,
-    SnapshotId, Span, Timestamp,
+    Config, Decision, Finding, LayerId, Name, Patch, Sandbox, SandboxId, Session, SessionId, Size,
+    Snapshot, SnapshotId, Span, Timestamp,
 };
 use crate::net::{Outside, OutsideSettings};
 use crate::secret::{KeySource, Keyring};
@@ -297,6 +297,8 @@ pub(crate) struct Inner {
     /// When the last collection ended, and how long it took.
     last_collection: Mutex<Option<(Instant, Duration)>>,
     trash: trash::Trash,
+    /// Layers that no record names any more, once what was written is synced.
+    unnamed: Mutex<Vec<LayerId>>,
     clock: clock::Watch,
     measured: usage::Measurements,
     accounts: kept::Accounts,
@@ -365,6 +367,7 @@ impl Engine {
             collect_asked: AtomicBool::new(false),
             last_collection: Mutex::default(),
             trash: trash::Trash::default(),
+            unnamed: Mutex::default(),
             clock: clock::Watch::default(),
             measured: usage::Measurements::default(),
             accounts: kept::Accounts::default(),
@@ -420,7 +423,7 @@ impl Engine {
         let _ = tokio::time::timeout(Duration::from_secs(30), idle).await;
         self.inner.all_offline().await;
         // A disk that hangs must not keep the daemon.
-        match tokio::time::timeout(Duration::from_secs(30), self.inner.store.sync()).await {
+        match tokio::time::timeout(Duration::from_secs(30), self.inner.sync_and_discard()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::error!(error = boot::chain_of(&error), "not everything was synced");

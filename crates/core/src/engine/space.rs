@@ -30,7 +30,8 @@ use crate::store::{Hold, Trashed, Unheld};
 const YOUNG: jiff::SignedDuration = jiff::SignedDuration::from_secs(30);
 /// Collections that were asked for within this time are one.
 const SOON: std::time::Duration = std::time::Duration::from_millis(200);
-/// How many times as long as a collection took there is none after it, unless room is needed, and how long at the most.
+/// How long a collection that was asked for waits after the last one: this many times as long as that one took, but at most
+/// [`LONGEST_REST`]. Housekeeping collects independently of it.
 const REST: u32 = 20;
 const LONGEST_REST: std::time::Duration = std::time::Duration::from_secs(30);
 
@@ -97,6 +98,32 @@ impl Inner {
         let Some((ended, took)) = *lock(&self.last_collection) else { return SOON };
         let rest = took.saturating_mul(REST).min(LONGEST_REST);
         rest.saturating_sub(ended.elapsed()).max(SOON)
+    }
+
+    /// Removes layers when the records that no longer name them are synced. A record that is not may be lost in a power cut,
+    /// and the older one that is there again names these layers: without them the sandbox would not start.
+    ///
+    /// Those of a daemon that dies first are collected by the next one.
+    pub(super) fn discard_when_synced(&self, layers: impl IntoIterator<Item = LayerId>) {
+        lock(&self.unnamed).extend(layers);
+    }
+
+    /// Whether layers wait for a sync to be removed.
+    pub(super) fn has_unnamed(&self) -> bool {
+        !lock(&self.unnamed).is_empty()
+    }
+
+    /// Syncs everything, and removes the layers that waited for it.
+    pub(super) async fn sync_and_discard(&self) -> Result<()> {
+        let unnamed = std::mem::take(&mut *lock(&self.unnamed));
+        if let Err(error) = self.store.sync().await {
+            self.discard_when_synced(unnamed);
+            return Err(error.into());
+        }
+        for layer in &unnamed {
+            self.try_to_discard(layer).await;
+        }
+        Ok(())
     }
 
     /// Collects a moment later, once for all who ask meanwhile.

@@ -363,6 +363,9 @@ impl Inner {
 
     /// Frees the oldest thing in the trash for who needs space now. False when there is nothing.
     pub(super) async fn free_some(&self) -> bool {
+        if self.has_unnamed() && self.sync_and_discard().await.is_ok() {
+            return tokio::time::timeout(FREED_WITHIN, self.store.deletions_done()).await.is_ok();
+        }
         let Ok(_change) = tokio::time::timeout(FREED_WITHIN, self.trash.change.lock()).await else {
             return false;
         };
