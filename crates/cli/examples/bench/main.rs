@@ -1,9 +1,9 @@
 //! The benchmark: the released binary, driven over HTTP, beside its yardsticks in the same run.
 //!
-//! `./dev bench [--quick] [--no-peers] [--net] [--microvm] [--interference]` builds and runs it; `--net` measures the network
-//! alone, `--microvm` machines with memory alone, `--interference` what the work of one sandbox costs the others. Every figure is a whole round trip as a client
-//! sees it, on a data directory of its own. Absolute times depend on the machine; the ratio to the
-//! yardstick is what counts.
+//! `./dev bench [--quick] [--no-peers] [--net] [--microvm] [--interference] [--checkpoints]` builds and runs it; `--net`
+//! measures the network alone, `--microvm` machines with memory alone, `--interference` what the work of one sandbox costs the
+//! others, `--checkpoints` 10,000 checkpoints of one session. Every figure is a whole round trip as a client sees it, on a data
+//! directory of its own. Absolute times depend on the machine; the ratio to the yardstick is what counts.
 
 mod interference;
 mod microvm;
@@ -66,6 +66,10 @@ async fn main() -> Outcome<()> {
     if has("--interference") {
         let bench = std::sync::Arc::new(Bench { client, tree, rounds });
         return interference::run(bench, has("--quick")).await;
+    }
+    if has("--checkpoints") {
+        let bench = Bench { client, tree, rounds };
+        return interference::run_checkpoints(&bench, has("--quick")).await;
     }
     make_tree(&tree, 30_000, 344 << 20)?;
     // Written back before anything is timed: it is no part of what is measured.
