@@ -49,7 +49,7 @@ pub(crate) struct Served {
     task: Option<JoinHandle<()>>,
     // Dropped in this order: machines end before their directories go.
     _host: Option<ContainerHost>,
-    _dir: Scratch,
+    dir: Scratch,
 }
 
 /// An answer, read whole.
@@ -197,8 +197,13 @@ impl Served {
             stop: Some(stop),
             task: Some(task),
             _host: host,
-            _dir: dir,
+            dir,
         }
+    }
+
+    /// Its data directory.
+    pub(crate) fn data(&self) -> std::path::PathBuf {
+        self.dir.0.path().join("data")
     }
 
     /// Tells the server to go down, and waits until it has.

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad_input;
+mod damage;
 mod drives;
 mod fixture;
 mod gateway;
