@@ -24,7 +24,7 @@ async fn stop(engine: &Engine, sandbox: &str) -> Snapshot {
 }
 
 /// Two sandboxes, one with two snapshots, all of whose layers are old enough to be collected.
-async fn furnished() -> Option<(House, Snapshot)> {
+async fn house_with_snapshots() -> Option<(House, Snapshot)> {
     let mut house = match House::new() {
         Ok(house) => house,
         Err(why) => {
@@ -117,14 +117,14 @@ fn sandbox_dir(house: &House, snapshot: &Snapshot) -> PathBuf {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandboxs_manifest_is_missing() {
-    let Some((house, snapshot)) = furnished().await else { return };
+    let Some((house, snapshot)) = house_with_snapshots().await else { return };
     let subject = format!("sandboxes/{}/sandbox.json", snapshot.sandbox);
     survives(&house, &sandbox_dir(&house, &snapshot).join("sandbox.json"), &subject).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandboxs_directory_is_missing_and_the_index_too() {
-    let Some((house, snapshot)) = furnished().await else { return };
+    let Some((house, snapshot)) = house_with_snapshots().await else { return };
     fs::remove_file(house.data().join("index.sqlite")).unwrap();
     let subject = format!("sandboxes/{}/sandbox.json", snapshot.sandbox);
     survives(&house, &sandbox_dir(&house, &snapshot), &subject).await;
@@ -132,7 +132,7 @@ async fn a_sandboxs_directory_is_missing_and_the_index_too() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snapshots_manifest_is_missing() {
-    let Some((house, snapshot)) = furnished().await else { return };
+    let Some((house, snapshot)) = house_with_snapshots().await else { return };
     fs::remove_file(house.data().join("index.sqlite")).unwrap();
     let subject = format!("snapshots/{}.json", snapshot.id);
     survives(&house, &house.data().join(&subject), &subject).await;
@@ -140,7 +140,7 @@ async fn a_snapshots_manifest_is_missing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snapshots_manifest_is_missing_that_only_the_index_remembers() {
-    let Some((house, snapshot)) = furnished().await else { return };
+    let Some((house, snapshot)) = house_with_snapshots().await else { return };
     let parent = snapshot.parent.clone().unwrap();
     let subject = format!("snapshots/{parent}.json");
     // Its last synced version would do: it would be read instead.
@@ -150,7 +150,7 @@ async fn a_snapshots_manifest_is_missing_that_only_the_index_remembers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_layer_id_in_a_manifest_is_damaged() {
-    let Some((house, snapshot)) = furnished().await else { return };
+    let Some((house, snapshot)) = house_with_snapshots().await else { return };
     let path = house.data().join(format!("snapshots/{}.json", snapshot.id));
     let good = fs::read_to_string(&path).unwrap();
     let top = snapshot.layers[0].to_string();
@@ -171,7 +171,7 @@ async fn a_layer_id_in_a_manifest_is_damaged() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_layer_id_in_a_manifest_without_a_checksum_is_damaged() {
-    let Some((house, snapshot)) = furnished().await else { return };
+    let Some((house, snapshot)) = house_with_snapshots().await else { return };
     let path = house.data().join(format!("snapshots/{}.json", snapshot.id));
     let good = fs::read_to_string(&path).unwrap();
     let top = snapshot.layers[0].to_string();
@@ -197,7 +197,7 @@ async fn a_layer_id_in_a_manifest_without_a_checksum_is_damaged() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_manifest_vanishes_while_the_daemon_runs() {
-    let Some((house, snapshot)) = furnished().await else { return };
+    let Some((house, snapshot)) = house_with_snapshots().await else { return };
     let engine = house.open().await;
     let sandboxes = house.data().join("sandboxes");
     let away = house.path().join("sandboxes-away");
@@ -214,7 +214,7 @@ async fn a_manifest_vanishes_while_the_daemon_runs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_part_of_the_directory_is_missing() {
-    let Some((house, _)) = furnished().await else { return };
+    let Some((house, _)) = house_with_snapshots().await else { return };
     for part in ["sandboxes", "snapshots", "layers", "images", "projects"] {
         let (place, away) = (house.data().join(part), house.path().join("away"));
         fs::rename(&place, &away).unwrap();
@@ -235,7 +235,7 @@ async fn a_part_of_the_directory_is_missing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_referenced_goes_to_the_trash_and_comes_back_when_it_is() {
-    let Some((mut house, snapshot)) = furnished().await else { return };
+    let Some((mut house, snapshot)) = house_with_snapshots().await else { return };
     house.settings.trash_grace = Duration::from_secs(3600);
     let engine = house.open().await;
     let top = snapshot.layers[0].clone();
@@ -264,7 +264,7 @@ async fn what_is_not_referenced_goes_to_the_trash_and_comes_back_when_it_is() {
 /// The name of a sandbox whose manifest is missing or damaged is not given to another one.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_name_of_a_lost_sandbox_stays_its_own() {
-    let Some((house, snapshot)) = furnished().await else { return };
+    let Some((house, snapshot)) = house_with_snapshots().await else { return };
     let path = sandbox_dir(&house, &snapshot).join("sandbox.json");
     let whole = fs::read(&path).unwrap();
     let text = String::from_utf8(whole.clone()).unwrap();

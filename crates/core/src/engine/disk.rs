@@ -382,7 +382,8 @@ impl Inner {
                     inner.clear(&live).await;
                 }
             }
-            // The ends of those who were ended are on their way; what goes on was not meant.
+            // Commands that were ended report it within this time, with the disk limit as the reason. Those that still run
+            // after it were not ended for that.
             tokio::time::sleep(HEARD).await;
             live.within_disk();
             live.clearing.store(false, Ordering::SeqCst);

@@ -419,7 +419,8 @@ impl Error {
             }
             Self::Lost(Lost { id, .. }) => format!(
                 "`keep doctor` says what is wrong with it; put `sandboxes/{id}/sandbox.json` back, or fork one of its snapshots \
-                 (`keep snapshot ls`). Its name is free again when its snapshots are deleted"
+                 (`keep snapshot ls`). Its name is free again when its snapshots are deleted and the directory `sandboxes/{id}` \
+                 is moved away"
             ),
             Self::NotInTrash(_) => "`keep trash ls` lists what there is".to_owned(),
             Self::NoService { sandbox, .. } => format!("`keep service ls {sandbox}` lists what there is"),

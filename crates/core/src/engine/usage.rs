@@ -4,8 +4,8 @@
 //! files, which can be millions; so a measurement is used again for [`AGAIN`] times as long as it took, and whoever asks
 //! meanwhile waits for the one that is under way. However often anybody asks, a layer is walked for a tenth of the time.
 //!
-//! A project is told of its own sandboxes, drives and snapshots only. Sums over all projects, and how full the disk is, are
-//! for whoever runs the host.
+//! A project's usage covers its own sandboxes, drives and snapshots only. Sums over all projects and the free space of the disk
+//! are visible to operators of the host only.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};

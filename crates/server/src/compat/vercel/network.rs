@@ -28,7 +28,7 @@ const FORWARDED: &str = "vercel-forwarded-";
 
 /// Where it is noted how a policy was written, where that differs from how we would tell it.
 pub(super) const AS_WRITTEN: &str = "vercel.networkPolicy";
-/// Notes have little room. A longer policy is told in our order.
+/// The size of a note is limited. A longer policy is returned in our own order.
 const LONGEST_NOTE: usize = 32 << 10;
 
 /// Reads a request's policy; answers also with what is to be noted of how it was written.

@@ -36,6 +36,8 @@ const TURNS: u32 = 5;
 const WAIT_FOR_CREATE: Duration = Duration::from_secs(120);
 /// How long after its caller was cut off a create may be asked for again.
 const AGAIN: Duration = Duration::from_secs(30);
+/// How many creates that nobody heard the answer of are remembered for one name; the oldest is forgotten first.
+const MOST_UNHEARD: usize = 16;
 /// How many names are watched at the most.
 const MOST: usize = 10_000;
 
@@ -184,6 +186,9 @@ impl Drop for Waiting {
         if !self.answered {
             let mut all = self.races.lock();
             let runners = all.entry(self.place.clone()).or_default();
+            if runners.unheard.len() == MOST_UNHEARD {
+                runners.unheard.remove(0);
+            }
             runners.unheard.push((Instant::now(), std::mem::take(&mut self.wishes)));
         }
     }
