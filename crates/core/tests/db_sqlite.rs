@@ -1,6 +1,8 @@
 //! The SQLite index keeps the contract of every index.
 
-use sandkeep_core::db::{Db as _, MirroredDb, SqliteDb};
+use sandkeep_core::db::{Db as _, DbError, MirroredDb, SqliteDb};
+use sandkeep_testkit::daemon::skipped;
+use sandkeep_testkit::tree::SmallDisk;
 use sqlx::{Connection as _, SqliteConnection};
 
 #[tokio::test]
@@ -47,4 +49,29 @@ async fn a_file_of_another_version_is_emptied() {
     sqlx::query("PRAGMA user_version = 9999").execute(&mut raw).await.unwrap();
     raw.close().await.unwrap();
     assert!(SqliteDb::open(&file).await.unwrap().is_fresh());
+}
+
+#[tokio::test]
+async fn a_full_disk_is_named() {
+    let test = "a_full_disk_is_named";
+    let dir = tempfile::tempdir().expect("a directory");
+    let disk = match SmallDisk::mount(&dir.path().join("small"), 1 << 20) {
+        Ok(disk) => disk,
+        Err(why) => return skipped(test, &why.to_string()),
+    };
+    let db = SqliteDb::open(&dir.path().join("small/index.sqlite")).await.expect("an index");
+    let filled = async {
+        for number in 0..100_000 {
+            let mut large = sandkeep_testkit::db::sandbox("p", &format!("box-{number}"));
+            large.config.purpose = Some("x".repeat(4096));
+            db.put_sandbox(&large).await?;
+        }
+        Ok::<_, DbError>(())
+    };
+    let refused = filled.await.expect_err("there is an end to it");
+    assert!(matches!(refused, DbError::Full { .. }), "{refused:?}");
+    let kind = sandkeep_core::engine::Error::from(refused).kind();
+    assert_eq!(kind, sandkeep_core::engine::ErrorKind::Exhausted);
+    db.close().await;
+    drop(disk);
 }

@@ -70,6 +70,12 @@ pub enum DbError {
         /// How long it was waited for.
         waited: Duration,
     },
+    /// The disk is full.
+    #[error("the disk is full, and the index could not {action}")]
+    Full {
+        /// What was being done, as a verb phrase.
+        action: &'static str,
+    },
     /// A cursor did not come from this list, this order and this filter.
     #[error("this cursor is not one of this list, in this order and with this filter")]
     Cursor,

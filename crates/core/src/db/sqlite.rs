@@ -656,7 +656,18 @@ pub(super) fn failed<E>(action: &'static str) -> impl FnOnce(E) -> DbError
 where
     E: std::error::Error + Send + Sync + 'static,
 {
-    move |source| DbError::Query { action, source: Box::new(source) }
+    move |source| match is_full(&source) {
+        true => DbError::Full { action },
+        false => DbError::Query { action, source: Box::new(source) },
+    }
+}
+
+/// Whether SQLite found no room on the disk (`SQLITE_FULL`).
+fn is_full(error: &dyn std::any::Any) -> bool {
+    let Some(sqlx::Error::Database(database)) = error.downcast_ref::<sqlx::Error>() else {
+        return false;
+    };
+    database.code().and_then(|code| code.parse::<u32>().ok()).is_some_and(|code| code & 0xff == 13)
 }
 
 pub(super) fn read<T: DeserializeOwned>(row: &SqliteRow) -> DbResult<T> {

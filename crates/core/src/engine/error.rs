@@ -282,7 +282,9 @@ impl Error {
             | Self::NothingKept(_)
             | Self::SnapshotGone { .. } => ErrorKind::Gone,
             Self::Generation { .. } => ErrorKind::Stale,
-            Self::NoUids | Self::Driver(DriverError::NoRoom { .. }) => ErrorKind::Exhausted,
+            Self::NoUids
+            | Self::Driver(DriverError::NoRoom { .. })
+            | Self::Db(DbError::Full { .. }) => ErrorKind::Exhausted,
             Self::SessionOver
             | Self::ShuttingDown
             | Self::Recovering
@@ -377,7 +379,11 @@ impl Error {
             Self::StartFailed { .. } => "start_failed",
             Self::Image(error) => image_code(error),
             Self::Guest(error) => guest_code(error),
-            Self::Store(_) | Self::Driver(_) if self.kind() == ErrorKind::Exhausted => "no_room",
+            Self::Store(_) | Self::Driver(_) | Self::Db(_)
+                if self.kind() == ErrorKind::Exhausted =>
+            {
+                "no_room"
+            }
             Self::Store(StoreError::BadExport { .. }) => "export_refused",
             Self::Store(StoreError::InDoubt { .. }) => "sync_failed",
             Self::Store(StoreError::Slow { .. }) | Self::Db(DbError::Slow { .. }) => {
