@@ -53,9 +53,18 @@ pub(super) struct Accounts(Mutex<HashMap<SandboxId, Arc<Account>>>);
 
 #[derive(Debug, Default)]
 struct Account {
-    known: Mutex<Option<CommandsKept>>,
+    known: Mutex<Known>,
     /// Held while it is measured, or commands are removed.
     busy: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    kept: Option<CommandsKept>,
+    /// Commands that have ended and are about to be counted.
+    ending: HashSet<CommandId>,
+    /// What the last measurement found of commands that were not counted yet, so that they are not counted twice.
+    included: HashMap<CommandId, u64>,
 }
 
 impl Accounts {
@@ -65,7 +74,12 @@ impl Accounts {
 
     /// What is known of a sandbox without asking the disk.
     pub(super) fn known(&self, sandbox: &SandboxId) -> Option<CommandsKept> {
-        lock(&self.0).get(sandbox).and_then(|account| *lock(&account.known))
+        lock(&self.0).get(sandbox).and_then(|account| lock(&account.known).kept)
+    }
+
+    /// A command has ended, and [`count_command`](Inner::count_command) will follow.
+    pub(super) fn ends(&self, command: &Command) {
+        lock(&self.of(&command.sandbox).known).ending.insert(command.id.clone());
     }
 }
 
@@ -89,8 +103,8 @@ impl Engine {
 impl Inner {
     pub(super) async fn commands_kept(&self, sandbox: &SandboxId) -> Result<CommandsKept> {
         let account = self.accounts.of(sandbox);
-        if let Some(known) = *lock(&account.known) {
-            return Ok(known);
+        if let Some(kept) = lock(&account.known).kept {
+            return Ok(kept);
         }
         let _busy = account.busy.lock().await;
         self.measure_commands(sandbox, &account).await.map(|(kept, _)| kept)
@@ -114,7 +128,13 @@ impl Inner {
         let files = self.store.command_files(sandbox).await?;
         let bytes = files.values().map(|files| files.bytes).sum();
         let kept = CommandsKept { count: files.len() as u64, bytes };
-        *lock(&account.known) = Some(kept);
+        let mut known = lock(&account.known);
+        let counted_later =
+            |id: &CommandId| known.ending.contains(id) || self.tracked(sandbox, id).is_some();
+        let included = files.iter().filter(|(id, _)| counted_later(id));
+        let included = included.map(|(id, files)| (id.clone(), files.bytes)).collect();
+        (known.kept, known.included) = (Some(kept), included);
+        drop(known);
         Ok((kept, files))
     }
 
@@ -122,14 +142,17 @@ impl Inner {
     pub(super) async fn count_command(&self, ended: &Command) {
         let counted = async {
             let account = self.accounts.of(&ended.sandbox);
-            let bytes = self.store.files_of_command(&ended.sandbox, &ended.id).await?;
+            let bytes = self.store.files_of_command(&ended.sandbox, &ended.id).await;
             let kept = {
                 let mut known = lock(&account.known);
-                if let Some(kept) = known.as_mut() {
-                    kept.count += 1;
-                    kept.bytes += bytes;
+                known.ending.remove(&ended.id);
+                let included = known.included.remove(&ended.id);
+                let bytes = bytes?;
+                if let Some(kept) = known.kept.as_mut() {
+                    kept.count += u64::from(included.is_none());
+                    kept.bytes = (kept.bytes + bytes).saturating_sub(included.unwrap_or(0));
                 }
-                *known
+                known.kept
             };
             match kept {
                 Some(kept) if !self.is_over(kept) => Ok(()),
@@ -167,7 +190,7 @@ impl Inner {
         self.store.remove_commands(sandbox, &going).await?;
         let freed: u64 = going.iter().filter_map(|id| files.get(id)).map(|files| files.bytes).sum();
         tracing::info!(%sandbox, commands = going.len(), freed, "old commands were removed");
-        if let Some(kept) = lock(&account.known).as_mut() {
+        if let Some(kept) = lock(&account.known).kept.as_mut() {
             kept.count = kept.count.saturating_sub(going.len() as u64);
             kept.bytes = kept.bytes.saturating_sub(freed);
         }
