@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         (Some("vmm"), None) => vmm::launch(),
         (Some("confine"), None) => helper::confine(),
         (Some("serve"), Some(path)) => match std::os::unix::net::UnixListener::bind(&path) {
-            Ok(link) => serve::run(cage::Doors { link, network: None }),
+            Ok(link) => serve::run(cage::Doors { link, network: None, view: None }),
             Err(error) => {
                 eprintln!("keep-agent: could not listen on `{path}`: {error}");
                 ExitCode::FAILURE

@@ -305,7 +305,7 @@ async fn the_kernels_knobs_cannot_be_turned() {
         let ran = prison.inside.sh(&format!("head -c 100 /proc/{path} 2>/dev/null | wc -c")).await;
         assert_eq!(ran.out.trim(), "0", "/proc/{path}");
     }
-    for path in ["/sys/firmware", "/sys/kernel", "/sys/fs", "/proc/acpi", "/proc/scsi"] {
+    for path in ["/sys/firmware", "/sys/kernel", "/proc/acpi", "/proc/scsi"] {
         assert_eq!(prison.inside.sh(&format!("ls {path} 2>/dev/null")).await.out, "", "{path}");
     }
     // Masks and mounts stay where they are.
@@ -319,6 +319,82 @@ async fn the_kernels_knobs_cannot_be_turned() {
     ] {
         assert_ne!(prison.inside.sh(script).await.code, 0, "{script}");
     }
+}
+
+/// Tries, on everything it sees of its limits, all that would change it, and prints what succeeds.
+const CHANGES: &str = r#"
+    my @files = map { "/proc/$_" } qw(meminfo stat loadavg cpuinfo uptime);
+    push @files, '/sys/devices/system/cpu/online';
+    my (@todo, @dirs) = ('/sys/fs');
+    while (defined(my $d = pop @todo)) {
+        push @dirs, $d;
+        print "made a directory in $d\n" if mkdir "$d/own";
+        print "made a file in $d\n" if open(my $f, '>', "$d/own");
+        opendir(my $h, $d) or next;
+        for (readdir $h) {
+            next if /^\.\.?$/;
+            my $p = "$d/$_";
+            if (-d $p && !-l $p) { push @todo, $p } else { push @files, $p }
+        }
+    }
+    for my $p (@files) {
+        for my $mode ('>', '>>', '+<') { print "opened $p\n" if open(my $f, $mode, $p) && syswrite($f, "1\n") }
+        print "changed the mode of $p\n" if chmod 0777, $p;
+        print "took $p\n" if chown 1000, 1000, $p;
+        print "touched $p\n" if utime 1, 1, $p;
+        print "cut $p\n" if truncate $p, 0;
+        print "removed $p\n" if unlink $p;
+        print "moved $p\n" if rename $p, '/tmp/moved';
+        print "linked $p\n" if link $p, '/tmp/linked';
+        print "unmounted $p\n" if syscall(166, $p, 2) == 0;
+    }
+    my ($none, $type) = ('none', '');
+    for (@dirs, '/sys', '/proc') {
+        my $p = $_;
+        print "unmounted $p\n" if syscall(166, $p, 2) == 0;
+        print "made $p writable\n" if syscall(165, $none, $p, $type, 4096 | 32, 0) == 0;
+    }
+    print "set the clock back\n" if open(my $f, '>', '/proc/self/timens_offsets') && syswrite($f, "boottime 5 0\n");
+    print scalar(@files) > 20 ? 'tried' : "only @files";
+"#;
+
+#[cfg(target_arch = "x86_64")]
+#[tokio::test]
+async fn what_it_sees_of_its_limits_cannot_be_changed() {
+    let test = "what_it_sees_of_its_limits_cannot_be_changed";
+    let few = |_: &ContainerHost, machine: &mut Machine| machine.limits.millicpus = 500;
+    let Some(prison) = prison(test, few).await else { return };
+    let before = prison.inside.sh("cat /proc/self/mounts").await.out;
+    let ran = prison.inside.perl(CHANGES).await;
+    assert_eq!(ran.out, "tried", "{ran:?}");
+    assert_eq!(prison.inside.sh("cat /proc/self/mounts").await.out, before);
+    for line in
+        before.lines().filter(|line| line.contains(" /sys/fs") || line.contains(" /proc/meminfo"))
+    {
+        assert!(line.split(' ').nth(3).is_some_and(|flags| flags.starts_with("ro,")), "{line}");
+    }
+
+    // Its own groups and no other: nothing beside them, below or above.
+    assert_eq!(prison.inside.sh("ls /sys/fs").await.out, "cgroup\n");
+    let beyond = "for d in /sys/fs/cgroup /sys/fs/cgroup/*/; do cd -P $d && ls -d */; done 2>/dev/null; true";
+    let found = prison.inside.sh(beyond).await.out;
+    let controllers = ["cpu", "cpuacct", "cpuset", "memory", "pids"];
+    for name in found.lines() {
+        let all = name.trim_end_matches('/').split(',').all(|name| controllers.contains(&name));
+        assert!(all, "{found}");
+    }
+    let above = "for d in /sys/fs/cgroup/memory /sys/fs/cgroup; do cd -P $d 2>/dev/null && ls -d ../*; done; true";
+    let above = prison.inside.sh(above).await.out;
+    assert!(above.lines().all(|name| !name.contains("sandkeep")), "{above}");
+    let paths = prison.inside.sh("cat /proc/self/cgroup /proc/self/mountinfo").await.out;
+    assert!(!paths.contains(prison.machine.key.as_str()), "{paths}");
+    assert!(!paths.contains("sandkeep-test"), "{paths}");
+    // Processes of others are not listed.
+    let listed = "my $own = 0; for my $p (map { \"/sys/fs/cgroup/$_/cgroup.procs\" } qw(. cpu cpuacct cpuset memory pids)) { \
+        open(my $f, '<', $p) or next; while (<$f>) { chomp; $own += $_ == $$; print \"$_ \" unless -d \"/proc/$_\" } } \
+        print $own > 0 ? 'own' : 'none';";
+    assert_eq!(prison.inside.perl(listed).await.out, "own");
+    prison.driver.stop(&prison.machine.key).await.expect("it stops");
 }
 
 #[tokio::test]

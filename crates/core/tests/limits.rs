@@ -1,5 +1,8 @@
 //! The limits of a container hold: what its processes try to use beyond them they do not get.
 
+use std::fs;
+use std::time::{Duration, Instant};
+
 use sandkeep_core::driver::container::ContainerDriver;
 use sandkeep_core::driver::{Driver, Machine};
 use sandkeep_core::model::Size;
@@ -10,7 +13,7 @@ struct Limited {
     inside: Inside,
     machine: Machine,
     driver: ContainerDriver,
-    _host: ContainerHost,
+    host: ContainerHost,
 }
 
 /// A machine with a shell and as much memory, or the reason printed why this host cannot have one.
@@ -24,7 +27,7 @@ async fn limited(test: &str, memory: u64) -> Option<Limited> {
     let driver = host.driver();
     let link = driver.start(&machine).await.expect("it starts");
     let inside = Inside::reach(&link).await;
-    Some(Limited { inside, machine, driver, _host: host })
+    Some(Limited { inside, machine, driver, host })
 }
 
 /// Queues as much as the kernel takes in 150 sockets that nobody reads from, then counts what is really there.
@@ -84,5 +87,45 @@ async fn sockets_queue_no_more_than_the_memory_limit() {
         print $sum;
     "#;
     assert_eq!(limited.inside.perl(echo).await.out, (32 << 20).to_string());
+    limited.driver.stop(&limited.machine.key).await.expect("it stops");
+}
+
+impl Limited {
+    /// How often the agent has waited for something.
+    fn waits(&self) -> u64 {
+        let record = self.host.config().run_dir.join("limited/machine.json");
+        let record = fs::read(record).expect("a record of the machine");
+        let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
+        let status = fs::read_to_string(format!("/proc/{}/status", record["pid"]));
+        let status = status.expect("the agent lives");
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        count.and_then(|count| count.trim().parse().ok()).expect("a number")
+    }
+
+    /// Waits until the agent has slept for so long without a break.
+    async fn sleeps(&self, how_long: Duration, what: &str) {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        let (mut since, mut waits) = (Instant::now(), self.waits());
+        while since.elapsed() < how_long {
+            assert!(Instant::now() < deadline, "{what}: the agent is woken again and again");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let now = self.waits();
+            if now != waits {
+                (since, waits) = (Instant::now(), now);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_that_does_nothing_is_left_alone() {
+    let test = "a_sandbox_that_does_nothing_is_left_alone";
+    let Some(limited) = limited(test, 64 << 20).await else { return };
+    assert_eq!(limited.inside.sh("true").await.code, 0);
+    limited.sleeps(Duration::from_secs(4), "without processes").await;
+    // One that waits: what it sees of its limits is brought up to date less and less often.
+    let left = "sleep 1000 < /dev/null > /dev/null 2>&1 &";
+    assert_eq!(limited.inside.sh(left).await.code, 0);
+    limited.sleeps(Duration::from_secs(6), "with a process that waits").await;
     limited.driver.stop(&limited.machine.key).await.expect("it stops");
 }

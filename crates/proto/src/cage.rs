@@ -7,6 +7,7 @@
 //! The one thing that outlives both is [`Record`]: the file `machine.json` in a machine's runtime
 //! directory, by which a later daemon finds the machine again.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -46,6 +47,10 @@ pub struct Cage {
     pub cgroup: Cgroup,
     /// The largest file a process may write, in bytes.
     pub file_size: u64,
+    /// The memory it is shown to have, in bytes.
+    pub memory: u64,
+    /// The most processors it runs on.
+    pub cpus: u32,
     /// What else is mounted in it.
     pub mounts: Vec<Mount>,
 }
@@ -94,8 +99,8 @@ pub struct Ids {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cgroup {
-    /// One directory per controller.
-    V1(Vec<PathBuf>),
+    /// The directory of each controller; the same for those that are mounted together.
+    V1(BTreeMap<String, PathBuf>),
     /// The one directory.
     V2(PathBuf),
 }

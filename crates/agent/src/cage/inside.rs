@@ -4,11 +4,15 @@
 //! kernel lets a user namespace mount `/proc` and `/sys` only where they can be seen already. Then the
 //! host's tree goes, and with it every way back to it.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::rc::Rc;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -17,6 +21,7 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 use sandkeep_proto::cage::{Cage, Cgroup};
 
+use super::view::{self, View};
 use super::{Doors, OOM_SCORE, Step, Trouble, drives, filter, network, root, sys};
 
 /// The agent's saved user id, on all its threads: one that nothing else inside has. `prlimit` on another process takes the same user
@@ -63,12 +68,11 @@ const MASKED_FILES: [&str; 13] = [
 ];
 
 /// The same for directories.
-const MASKED_DIRS: [&str; 10] = [
+const MASKED_DIRS: [&str; 9] = [
     "proc/acpi",
     "proc/asound",
     "proc/scsi",
     "sys/firmware",
-    "sys/fs",
     "sys/kernel",
     "sys/module",
     "sys/power",
@@ -105,12 +109,12 @@ impl Groups {
                 .step(&format!("open the control group `{}`", path.display()))
         };
         Ok(match cgroup {
-            Cgroup::V1(directories) => Self::V1(
-                directories
-                    .iter()
-                    .map(|directory| open(&directory.join("tasks"), OFlags::WRONLY))
-                    .collect::<Result<_, _>>()?,
-            ),
+            Cgroup::V1(directories) => {
+                // Controllers that are mounted together have one directory.
+                let directories: BTreeSet<&PathBuf> = directories.values().collect();
+                let open = |dir: &PathBuf| open(&dir.join("tasks"), OFlags::WRONLY);
+                Self::V1(directories.into_iter().map(open).collect::<Result<_, _>>()?)
+            }
             Cgroup::V2(directory) => Self::V2(open(directory, OFlags::RDONLY | OFlags::DIRECTORY)?),
         })
     }
@@ -153,18 +157,21 @@ pub(super) fn enter(
 ) -> Doors {
     let mut teller = File::from(teller);
     let kept = no_core_dumps().and_then(|()| own_score()).and_then(|score| {
-        let device = furnish(prepared, gate)?;
+        let (device, files, facts) = furnish(prepared, gate)?;
         // Said last of all, but before the descriptor goes with the others.
         teller.write_all(b"up\n").step("tell the builder")?;
-        sys::keep_only([link.into(), score, network.into(), device])
-            .step("close what was inherited")
+        let [meminfo, stat, loadavg] = files;
+        let kept = [link.into(), score, network.into(), device, meminfo, stat, loadavg];
+        Ok((sys::keep_only(kept).step("close what was inherited")?, facts))
     });
     match kept {
-        Ok([link, score, network, device]) => {
+        Ok(([link, score, network, device, meminfo, stat, loadavg], facts)) => {
             // The descriptor's number is closed already.
             std::mem::forget(teller);
             let _ = OOM_SCORE.set(score);
-            Doors { link: link.into(), network: Some((network.into(), device)) }
+            let view = View::new([meminfo, stat, loadavg], facts);
+            let view = Some(Rc::new(RefCell::new(view)));
+            Doors { link: link.into(), network: Some((network.into(), device)), view }
         }
         Err(trouble) => {
             let _ = write!(teller, "{}\n{}", trouble.step, trouble.reason);
@@ -190,8 +197,11 @@ fn no_core_dumps() -> Result<(), Trouble> {
     }
 }
 
-/// Answers with the network device.
-fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<OwnedFd, Trouble> {
+/// Answers with the network device, and with what the sandbox's limits are written to.
+fn furnish(
+    prepared: Prepared<'_>,
+    gate: OwnedFd,
+) -> Result<(OwnedFd, view::Files, view::Facts), Trouble> {
     let Prepared { cage, mounts, drives, groups } = prepared;
     // A session of its own: no terminal of the host's, no signal meant for the daemon's group.
     rustix::process::setsid().step("start a session")?;
@@ -210,6 +220,7 @@ fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<OwnedFd, Trouble> {
     rustix::process::umask(Mode::from_raw_mode(0o022));
     drives.mount(&cage.mounts)?;
     mount_proc_and_sys()?;
+    let (files, facts) = view::mount(cage)?;
     mount_dev()?;
     mount_run()?;
     network::cover_resolv_conf()?;
@@ -224,7 +235,7 @@ fn furnish(prepared: Prepared<'_>, gate: OwnedFd) -> Result<OwnedFd, Trouble> {
     // The filter first: installing it takes a capability the next step drops.
     sys::install_filter(&filter).step("install the system call filter")?;
     drop_capabilities()?;
-    Ok(device)
+    Ok((device, files, facts))
 }
 
 /// Puts `/dev/null` in place of standard input, output and error.
@@ -264,7 +275,8 @@ pub(crate) fn check_mount_points() -> Result<(), Trouble> {
     Ok(())
 }
 
-const INERT: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
+pub(super) const INERT: MountFlags =
+    MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
 fn mount_proc_and_sys() -> Result<(), Trouble> {
     rustix::mount::mount("proc", "proc", "proc", INERT, None).step("mount /proc")?;

@@ -12,7 +12,8 @@
 //!  8 shift the copies' owners
 //!  9 write machine.json, open the gate ----> 10 become root of the namespace
 //!                                            11 stack the layers and the drives',
-//!                                               mount /proc, /sys, /dev, /run
+//!                                               mount /proc, /sys, /dev, /run,
+//!                                               show the sandbox's own limits
 //!                                            12 pivot, let go of the host's tree
 //!                                            13 limits, system call filter, capabilities
 //! 15 answer the driver, exit  <------------- 14 say "up"
@@ -38,7 +39,9 @@ pub(crate) mod network;
 pub(crate) mod root;
 mod swap;
 pub(crate) mod sys;
+mod view;
 
+use std::cell::RefCell;
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -46,6 +49,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::ExitCode;
+use std::rc::Rc;
 use std::sync::OnceLock;
 
 use rustix::fs::FlockOperation;
@@ -60,6 +64,7 @@ pub(crate) use network::hand_over;
 pub(crate) use root::plain;
 pub(crate) use swap::swap_root;
 pub(crate) use sys::{Side, leave, split};
+pub(crate) use view::View;
 
 /// A step that failed, for the driver.
 #[derive(Debug)]
@@ -110,6 +115,8 @@ pub(crate) struct Doors {
     pub(crate) link: UnixListener,
     /// The network device and where it is handed over; absent without a cage.
     pub(crate) network: Option<(UnixListener, OwnedFd)>,
+    /// What the sandbox sees of its limits; absent without a cage.
+    pub(crate) view: Option<Rc<RefCell<View>>>,
 }
 
 /// Builds the cage described on standard input. Returns twice, once on each side.
@@ -183,6 +190,7 @@ fn raise(cage: &Cage) -> Result<Raised, Trouble> {
         Cgroup::V1(_) => None,
         Cgroup::V2(_) => groups.directory(),
     };
+    view::begin_time();
     match sys::split(sys::NAMESPACES, into).step("make the namespaces")? {
         sys::Side::Child => {
             drop((lock, gate_key, news));

@@ -58,7 +58,7 @@ pub(crate) fn split(namespaces: i32, cgroup: Option<BorrowedFd<'_>>) -> io::Resu
     }
 }
 
-/// Leaves a namespace for a new one of the same kind: `CLONE_NEWCGROUP` or `CLONE_NEWNS`.
+/// Leaves a namespace for a new one of the same kind: `CLONE_NEWCGROUP` or `CLONE_NEWNS`, or `CLONE_NEWTIME` for children.
 pub(crate) fn unshare(kind: i32) -> io::Result<()> {
     // SAFETY: takes a number, touches no memory.
     check(unsafe { libc::unshare(kind) }.into())

@@ -14,6 +14,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::ptr;
 
+use rustix::thread::CpuSet;
 use sandkeep_proto::link::{Failure, Hidden};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -47,6 +48,8 @@ pub(super) struct Plan<'a> {
     pub(super) tty: bool,
     /// How many files it may open, as it was before the agent allowed itself more.
     pub(super) files: libc::rlimit,
+    /// The processors it runs on, if not all.
+    pub(super) cpus: Option<CpuSet>,
 }
 
 /// The steps of a child that can fail, in order.
@@ -73,6 +76,7 @@ struct Child {
     stdio: [RawFd; 3],
     tty: bool,
     files: libc::rlimit,
+    cpus: Option<CpuSet>,
     failed: Option<(Step, c_int)>,
 }
 
@@ -124,6 +128,7 @@ pub(super) fn launch(plan: &Plan<'_>) -> Result<i32, Problem> {
         stdio: plan.stdio.map(|fd| fd.as_raw_fd()),
         tty: plan.tty,
         files: plan.files,
+        cpus: plan.cpus,
         failed: None,
     };
     let _first_to_go = Expendable::mark();
@@ -246,6 +251,10 @@ unsafe fn prepare(child: &Child) -> Result<(), (Step, c_int)> {
         // Everything of ours closes on exec; this is for what a library forgot.
         libc::syscall(libc::SYS_close_range, 3, c_int::MAX, libc::CLOSE_RANGE_CLOEXEC);
         libc::setrlimit(libc::RLIMIT_NOFILE, &raw const child.files);
+        if let Some(cpus) = &child.cpus {
+            // The limit of CPU time holds without it.
+            let _ = rustix::thread::sched_setaffinity(None, cpus);
+        }
 
         let groups = child.groups.as_ptr();
         check(Step::User, libc::syscall(libc::SYS_setgroups, child.groups.len(), groups))?;

@@ -24,6 +24,7 @@ mod tar_in;
 mod tar_out;
 mod transport;
 mod user;
+mod view;
 mod work;
 
 use std::cell::{Cell, RefCell};
@@ -36,10 +37,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandkeep_proto::frame::CHUNK;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::LocalSet;
 
-use crate::cage::{Doors, hand_over};
+use crate::cage::{Doors, View, hand_over};
 use crate::machine::Machine;
 use command::Command;
 use outbound::Outbound;
@@ -71,6 +72,10 @@ struct Agent {
     /// Commands whose process was not reaped yet.
     running: RefCell<HashMap<i32, Rc<Command>>>,
     started: Cell<u64>,
+    /// A command is being started.
+    starting: Notify,
+    /// What the sandbox sees of its limits; absent where the kernel itself shows them.
+    view: Option<Rc<RefCell<View>>>,
     /// The connection that was greeted last.
     current: RefCell<Option<Rc<Outbound>>>,
     short_work: Semaphore,
@@ -113,7 +118,10 @@ fn again(serve: impl Fn() -> std::io::Result<Infallible>) -> ! {
     }
 }
 
-fn agent(machine: Option<Arc<Machine>>) -> std::io::Result<Rc<Agent>> {
+fn agent(
+    machine: Option<Arc<Machine>>,
+    view: Option<Rc<RefCell<View>>>,
+) -> std::io::Result<Rc<Agent>> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let files = launch::raise_file_limit();
     Ok(Rc::new(Agent {
@@ -122,6 +130,8 @@ fn agent(machine: Option<Arc<Machine>>) -> std::io::Result<Rc<Agent>> {
         commands: RefCell::default(),
         running: RefCell::default(),
         started: Cell::new(0),
+        starting: Notify::new(),
+        view,
         current: RefCell::default(),
         short_work: Semaphore::new(SHORT_WORK),
         long_work: Semaphore::new(LONG_WORK),
@@ -131,7 +141,7 @@ fn agent(machine: Option<Arc<Machine>>) -> std::io::Result<Rc<Agent>> {
 }
 
 fn serve(doors: &Doors) -> std::io::Result<Infallible> {
-    let agent = agent(None)?;
+    let agent = agent(None, doors.view.clone())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let listener = copy(&doors.link)?;
     let network = match &doors.network {
@@ -142,6 +152,7 @@ fn serve(doors: &Doors) -> std::io::Result<Infallible> {
         let listener = tokio::net::UnixListener::from_std(listener)?;
         let children = reap::Children::watch()?;
         tokio::task::spawn_local(children.reap(Rc::clone(&agent)));
+        tokio::task::spawn_local(view::keep_current(Rc::clone(&agent)));
         if let Some((listener, device)) = network {
             let listener = tokio::net::UnixListener::from_std(listener)?;
             tokio::task::spawn_local(hand_over_network(listener, device));
@@ -160,7 +171,7 @@ fn serve(doors: &Doors) -> std::io::Result<Infallible> {
 }
 
 fn serve_machine(machine: &Arc<Machine>) -> std::io::Result<Infallible> {
-    let agent = agent(Some(Arc::clone(machine)))?;
+    let agent = agent(Some(Arc::clone(machine)), None)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let device = machine.port()?;
     LocalSet::new().block_on(&runtime, async move {

@@ -18,7 +18,7 @@ use super::outbound::Outbound;
 use super::problem::{Problem, kind_of, say};
 use super::secrets::SecretFiles;
 use super::user::{Identity, lookup};
-use super::{Agent, COMMANDS};
+use super::{Agent, COMMANDS, view};
 
 /// Where programs are looked for when the command does not say.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -71,7 +71,9 @@ pub(super) fn start(
         stdio: [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()],
         tty: spawn.tty.is_some(),
         files: agent.files,
+        cpus: agent.view.as_ref().and_then(|view| view.borrow().affinity()),
     })?;
+    view::command_started(agent);
     if spawn.tty.is_some() {
         let [stdin, ..] = theirs;
         ends.held = Some(stdin);

@@ -5,8 +5,8 @@
 //! and is treated as version 1. Which one this host has is read from its mounts, once.
 //!
 //! A machine has one group (version 2) or one per controller (version 1), named by its key below the
-//! driver's own group. Its processes cannot make groups below that: no control group filesystem is
-//! mounted inside.
+//! driver's own group. Its processes cannot make groups below that: inside, only the machine's own groups are mounted, and
+//! read-only.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,6 +25,11 @@ use crate::model::{Limits, MachineKey, Size};
 
 /// The version 1 trees a machine has a group in.
 const V1: [&str; 5] = ["cpu", "cpuacct", "memory", "pids", "freezer"];
+/// The version 1 tree a machine has a group in where the host has that tree. Nothing is limited by it, but the JVM reads no limit at all
+/// unless it is mounted.
+const CPUSET: &str = "cpuset";
+/// What a new group of [`CPUSET`] has none of. Until it does, no process can join it.
+const CPUSET_FILES: [&str; 2] = ["cpuset.cpus", "cpuset.mems"];
 /// The version 2 controllers that must be there.
 const V2: [&str; 3] = ["cpu", "memory", "pids"];
 /// The part of a machine's memory that its sockets may queue on top of it, under version 1, and the least of it. Version 2
@@ -46,7 +51,7 @@ pub(super) struct Groups {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Trees {
-    /// Where each controller of [`V1`] is mounted.
+    /// Where each controller of [`V1`] is mounted, and [`CPUSET`] if it is.
     V1(BTreeMap<&'static str, PathBuf>),
     /// Where the one tree is mounted.
     V2(PathBuf),
@@ -83,7 +88,8 @@ impl Groups {
         let quota = u64::from(limits.millicpus) * PERIOD_US / 1000;
         let memory = limits.memory.0.to_string();
         match &self.trees {
-            Trees::V1(_) => {
+            Trees::V1(trees) => {
+                self.fill_cpuset(key)?;
                 let [cpu, _, memory_at, pids, _] = V1.map(|name| self.v1(name, key));
                 write(&cpu.join("cpu.cfs_period_us"), &PERIOD_US.to_string())?;
                 write(&cpu.join("cpu.cfs_quota_us"), &quota.to_string())?;
@@ -94,7 +100,8 @@ impl Groups {
                 // Absent where the kernel was built without.
                 write_if_there(&memory_at.join("memory.kmem.tcp.limit_in_bytes"), &sockets)?;
                 write(&pids.join("pids.max"), &limits.pids.to_string())?;
-                Ok(Cgroup::V1(self.of(key)))
+                let group = |name: &&str| ((*name).to_owned(), self.v1(name, key));
+                Ok(Cgroup::V1(trees.keys().map(group).collect()))
             }
             Trees::V2(_) => {
                 let group = self.any(key);
@@ -296,6 +303,29 @@ impl Groups {
         }
     }
 
+    /// Gives a machine's group of [`CPUSET`] all that the group above it has.
+    fn fill_cpuset(&self, key: &MachineKey) -> DriverResult<()> {
+        let Trees::V1(trees) = &self.trees else { return Ok(()) };
+        let Some(root) = trees.get(CPUSET) else { return Ok(()) };
+        let read = |path: &Path| fs::read_to_string(path).map_err(failed("read", path));
+        let fill = |from: &Path, to: &Path| {
+            for name in CPUSET_FILES {
+                if read(&to.join(name))?.trim().is_empty() {
+                    write(&to.join(name), read(&from.join(name))?.trim())?;
+                }
+            }
+            Ok(())
+        };
+        let (parent, group) = (root.join(&self.parent), self.v1(CPUSET, key));
+        if !read(&group.join(CPUSET_FILES[1]))?.trim().is_empty() {
+            return Ok(());
+        }
+        fill(root, &parent)?;
+        // From now on new groups are made with what this one has.
+        write_if_there(&parent.join("cgroup.clone_children"), "1")?;
+        fill(&parent, &group)
+    }
+
     fn claim(&self) -> DriverResult<()> {
         for root in self.roots() {
             make(&root.join(&self.parent))?;
@@ -370,7 +400,7 @@ fn trees(mountinfo: &str, has_all: impl Fn(&Path) -> bool) -> Result<Trees, Stri
         match after.next() {
             Some("cgroup") => {
                 let options = after.nth(1).unwrap_or_default();
-                for name in V1 {
+                for name in V1.into_iter().chain([CPUSET]) {
                     if options.split(',').any(|option| option == name) {
                         v1.entry(name).or_insert_with(|| place.clone());
                     }
@@ -440,6 +470,7 @@ mod tests {
 25 24 0:23 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct
 26 24 0:24 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
 27 24 0:25 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids
+31 24 0:29 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset
 28 24 0:26 / /sys/fs/cgroup/freezer rw - cgroup cgroup rw,freezer
 29 24 0:27 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd
 30 24 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw";
@@ -456,7 +487,8 @@ mod tests {
         assert_eq!(found["cpu"], Path::new("/sys/fs/cgroup/cpu,cpuacct"));
         assert_eq!(found["cpuacct"], found["cpu"]);
         assert_eq!(found["freezer"], Path::new("/sys/fs/cgroup/freezer"));
-        assert_eq!(found.len(), 5);
+        assert_eq!(found["cpuset"], Path::new("/sys/fs/cgroup/cpuset"));
+        assert_eq!(found.len(), 6);
     }
 
     #[test]
@@ -465,6 +497,8 @@ mod tests {
             HYBRID.lines().filter(|line| !line.contains("memory")).collect::<Vec<_>>().join("\n");
         let reason = trees(&without, |_| false).unwrap_err();
         assert!(reason.starts_with("no control groups for memory;"), "{reason}");
+        let without = HYBRID.lines().filter(|line| !line.contains("cpuset"));
+        assert!(trees(&without.collect::<Vec<_>>().join("\n"), |_| false).is_ok());
         assert!(trees("", |_| true).is_err());
     }
 

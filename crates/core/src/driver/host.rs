@@ -53,6 +53,8 @@ pub(super) struct Host {
     /// Where running machines have their directories.
     run_dir: PathBuf,
     pub(super) groups: Groups,
+    /// The host's memory, in bytes.
+    pub(super) memory: u64,
 }
 
 impl Host {
@@ -69,7 +71,9 @@ impl Host {
             .create(&run_dir)
             .map_err(failed("create", &run_dir))?;
         let groups = Groups::find(driver, cgroup_parent)?;
-        Ok(Self { agent, run_dir, groups })
+        let about = rustix::system::sysinfo();
+        let memory = u64::from(about.mem_unit).saturating_mul(about.totalram);
+        Ok(Self { agent, run_dir, groups, memory })
     }
 
     /// Where running machines have their directories.

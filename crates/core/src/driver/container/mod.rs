@@ -219,6 +219,8 @@ fn start(host: &Host, machine: &Machine) -> DriverResult<Link> {
             ids: Ids { base: machine.uids.base, count: machine.uids.count },
             cgroup: host.groups.create(key, &machine.limits)?,
             file_size: machine.limits.file_size.0,
+            memory: machine.limits.memory.0.min(host.memory),
+            cpus: machine.limits.millicpus.div_ceil(1000),
             mounts: machine.mounts.iter().map(mount).collect(),
         })
     });

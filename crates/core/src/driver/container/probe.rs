@@ -40,7 +40,7 @@ const NEEDS: [(&str, &[&str], &str); 7] = [
     ),
     (
         "/proc and /sys",
-        &["mount /proc", "mount /sys", "mask", "make parts of /proc"],
+        &["mount /proc", "mount /sys", "mask", "make parts of /proc", "show the"],
         "the kernel allows this only where all of /proc and /sys can be seen: run on the host, or in \
          a container that masks neither",
     ),
