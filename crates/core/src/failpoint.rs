@@ -2,8 +2,11 @@
 //!
 //! With the feature `failpoints`, [`pass`] ends the process, as abruptly as kill -9 does, when the
 //! variable `SANDKEEP_FAILPOINT` names the place; `name:3` lets two passes go by first. `panic=name`
-//! panics there instead, and the process goes on. Without the feature it is nothing at all. `docs/CRASH-MATRIX.md` lists the places and what must hold after
+//! panics there instead, and the process goes on. `docs/CRASH-MATRIX.md` lists the places and what must hold after
 //! each.
+//!
+//! In every build each place that is passed is also a line of the log at level `trace` (target `sandkeep_core::step`): the times
+//! of these lines tell where the time of a start or a stop goes. `./dev bench --steps` prints that.
 
 /// Dies here, if a test asked for it.
 #[cfg(feature = "failpoints")]
@@ -11,6 +14,7 @@ pub fn pass(name: &str) {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    step(name);
     static ARMED: OnceLock<Option<(String, AtomicU32, bool)>> = OnceLock::new();
     let armed = ARMED.get_or_init(|| {
         let text = std::env::var("SANDKEEP_FAILPOINT").ok()?;
@@ -33,4 +37,12 @@ pub fn pass(name: &str) {
 /// Dies here, if a test asked for it; in this build, never.
 #[cfg(not(feature = "failpoints"))]
 #[inline]
-pub fn pass(_name: &str) {}
+pub fn pass(name: &str) {
+    step(name);
+}
+
+/// Notes in the log that some work has come this far.
+#[inline]
+pub fn step(name: &str) {
+    tracing::trace!(target: "sandkeep_core::step", "{name}");
+}

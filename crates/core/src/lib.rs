@@ -22,5 +22,6 @@ pub mod failpoint;
 pub mod guest;
 pub mod model;
 pub mod net;
+mod release;
 pub mod secret;
 pub mod store;

@@ -18,7 +18,7 @@ use super::uids::IDS;
 use super::{Absent, Error, ErrorKind, Inner, Result, after};
 use crate::db::{Owner, Page, Tombstones};
 use crate::driver::{Driver, DriverError, Machine};
-use crate::failpoint;
+use crate::failpoint::{self, step};
 use crate::model::{
     Decision, Ending, FORMAT, LayerId, Limits, MachineKey, RootFs, Sandbox, Session, SessionEnd,
     SessionId, Snapshot, UidRange, Usage, now,
@@ -46,6 +46,7 @@ impl Inner {
             self.settle(slot, &mut sandbox, ending).await?;
         }
         let driver = self.driver(&sandbox.config.driver)?;
+        step("boot.begun");
         let _under_way = self.ready.starting();
         // Nothing is on record yet: a sandbox whose secrets are gone stays as it was.
         self.check_secret_uses(&sandbox.project, &sandbox.config)?;
@@ -55,6 +56,7 @@ impl Inner {
         self.store.wait_for_room_to_start().await?;
         self.bound_start(&sandbox).await?;
         self.require_packable(&driver, &sandbox).await?;
+        step("boot.checked");
         let mut begin = self.begin(&driver, &sandbox).await?;
         if let Some(begin) = &begin {
             self.carry_over(begin, &sandbox, &mut session).await?;
@@ -74,6 +76,7 @@ impl Inner {
             }
             let open = self.store.begin(&sandbox.open_chain).await?;
             sandbox.open_layer = Some(open.clone());
+            step("boot.layer");
             let mut held = None;
             if let Some(begin) = begin.as_mut().filter(|begin| begin.is_of_snapshot()) {
                 let (hold, now) = self.hold_current(&sandbox).await?;
@@ -125,6 +128,7 @@ impl Inner {
         if driver.keeper().is_none() {
             self.limit_layers(&sandbox).await;
         }
+        step("boot.limited");
         let template = begin.as_ref().and_then(Begin::template);
         let from = sandbox.current.clone();
         let (up, ()) = tokio::join!(
@@ -173,7 +177,9 @@ impl Inner {
         }
         self.give_brokered(&live).await?;
         self.run_start_hooks(&live, created).await;
+        step("boot.hooks");
         self.keep_session(&live.session()).await?;
+        step("boot.session");
         // A new name is acknowledged with the answer to this, so it must last; a resume changes
         // nothing that the last stop did not already make last.
         let durability = if created { Durability::Synced } else { Durability::Soon };
@@ -232,6 +238,7 @@ impl Inner {
                 (link, guest, device, None)
             }
         };
+        step("boot.reached");
         let live = Live::new(Arc::clone(driver), key, link, guest?, sandbox.clone(), session);
         self.go_online(&live, device?, rules).await?;
         Ok((live, restored))

@@ -26,7 +26,7 @@ use super::live::Live;
 use super::slot::{Slot, lock};
 use super::{Error, Inner, Result};
 use crate::driver::{MachineUsage, strays};
-use crate::failpoint;
+use crate::failpoint::{self, step};
 use crate::guest::GuestError;
 use crate::model::{
     CommandEnd, Decision, Ending, Expiry, FORMAT, Finding, LayerId, LayerKind, MachineKey, Method,
@@ -50,6 +50,7 @@ impl Inner {
         sandbox: &mut Sandbox,
         mut ending: Ending,
     ) -> Result<Option<Snapshot>> {
+        step("seal.begun");
         let live = slot.live();
         if live.is_none() && self.never_began(sandbox).await? {
             return self.take_back(sandbox).await;
@@ -76,6 +77,7 @@ impl Inner {
             }
             _ => Looked::default(),
         };
+        step("seal.looked");
         looked.doubtful = doubtful;
         let mut answers = true;
         if let Some(live) = &live {
@@ -93,11 +95,13 @@ impl Inner {
         {
             return Err(Error::SessionOver);
         }
+        step("seal.gated");
         sandbox.enter(Phase::Stopping);
         sandbox.debt = Some(Effect::Seal);
         sandbox.ending = Some(ending);
         sandbox.used_at = now();
         self.record(sandbox, Durability::Soon).await?;
+        step("seal.stopping");
         let mut session = self.session_to_end(live.as_deref(), sandbox).await?;
         failpoint::pass("seal.recorded");
         if let Some(live) = &live {
@@ -108,10 +112,12 @@ impl Inner {
         }
         slot.set_live(None);
         let down = self.power_down(live.as_deref(), sandbox, keep, answers).await;
+        step("seal.powered_down");
         if let Some(live) = &live {
             self.go_offline(live, session.as_mut()).await;
         }
         drop(gate);
+        step("seal.offline");
         let sealed = match down {
             Ok(usage) => {
                 self.note_usage(session.as_mut(), usage).await;
@@ -142,6 +148,7 @@ impl Inner {
                     self.session_over(sandbox, session, keep, live.is_none()).await?;
                 }
                 failpoint::pass("seal.done");
+                step("seal.told");
                 if ending.kind != SnapshotKind::BeforeRollback {
                     // Before a rollback the snapshot that is wanted might be what goes.
                     self.try_to_retain(sandbox).await;
@@ -267,6 +274,7 @@ impl Inner {
                     return Err(GuestError::Timeout.into());
                 }
                 live.guest().await?.quiesce(self.settings.grace).await?;
+                step("seal.quiet");
                 live.commands_settled(Duration::from_secs(1)).await;
                 self.hand_over(live, sandbox, keep).await
             };
@@ -323,6 +331,7 @@ impl Inner {
         let doubtful = looked.doubtful.clone();
         let mut findings = self.guard(sandbox, keep, looked).await?;
         findings.extend(doubtful);
+        step("seal.guarded");
         self.detach(sandbox).await?;
         self.seal_session(sandbox, session, keep, ending, findings).await
     }

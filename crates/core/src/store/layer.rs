@@ -236,6 +236,7 @@ impl Store {
         }
         failpoint::pass("store.seal.before_sync");
         let (Measure { bytes, files, summary }, junk) = self.sync_and_look(&diff, rules)?;
+        failpoint::step("store.seal.synced");
         match options.kind {
             LayerKind::Session => self.settle_doubt(id)?,
             _ => self.refuse_doubtful_build(id)?,

@@ -32,7 +32,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -47,7 +46,9 @@ use super::{
     Device, Driver, DriverError, DriverResult, Link, Machine, MachineMount, MachineUsage, Relayer,
     Unnamed,
 };
+use crate::failpoint::step;
 use crate::model::{MachineKey, RootFs};
+use crate::release;
 
 const NAME: &str = "container";
 /// How long the agent may take to hand over the network device.
@@ -208,7 +209,9 @@ fn link(host: &Host, key: &MachineKey) -> Link {
 
 fn start(host: &Host, machine: &Machine) -> DriverResult<Link> {
     let key = &machine.key;
+    step("start.begun");
     let lock = host.claim(key)?;
+    step("start.claimed");
     // Described while the builder's process starts, which takes about as long.
     let built = host.agent("cage", || {
         Ok(Cage {
@@ -225,7 +228,10 @@ fn start(host: &Host, machine: &Machine) -> DriverResult<Link> {
         })
     });
     match built {
-        Ok(_) => Ok(link(host, key)),
+        Ok(_) => {
+            step("start.built");
+            Ok(link(host, key))
+        }
         Err(error) => {
             // The cause is what the caller needs to hear; what is left over now, if anything,
             // is cleared by the next start, stop or survivors.
@@ -237,16 +243,21 @@ fn start(host: &Host, machine: &Machine) -> DriverResult<Link> {
 }
 
 fn stop(host: &Host, key: &MachineKey) -> DriverResult<MachineUsage> {
+    step("stop.begun");
     let _lock = lock(&host.directory(key), FlockOperation::LockExclusive)?;
+    step("stop.locked");
     if let Some((machine, process)) = host.alive(key) {
         let mounts = File::open(format!("/proc/{}/ns/mnt", machine.pid));
         // The frozen cannot die under version 1.
         host.groups.thaw(key)?;
         host.kill(key, &process)?;
-        release(mounts.ok());
+        step("stop.killed");
+        mounts.into_iter().for_each(release::close);
     }
     let usage = host.groups.usage(key);
+    step("stop.used");
     host.clear(key)?;
+    step("stop.cleared");
     Ok(usage)
 }
 
@@ -322,17 +333,6 @@ fn receive(socket: impl AsFd) -> io::Result<Option<OwnedFd>> {
         _ => None,
     });
     Ok(sent.next().and_then(|mut descriptors| descriptors.next()))
-}
-
-/// Lets go of a dead machine's mounts, on a thread that stays behind whatever is waited for.
-fn release(mounts: Option<File>) {
-    let Some(mounts) = mounts else { return };
-    // Where there is no thread to be had, the closure is dropped, and with it the mounts.
-    let _ = thread::Builder::new().name("release".to_owned()).spawn(move || {
-        // Not the very last: it holds locks of the kernel's for a moment.
-        let _ = rustix::process::setpriority_process(None, 10);
-        drop(mounts);
-    });
 }
 
 fn root(described: &RootFs) -> cage::Root {
