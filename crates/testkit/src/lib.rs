@@ -1,5 +1,6 @@
 //! Fixtures and contract suites.
 
+pub mod bench;
 pub mod chaos;
 pub mod daemon;
 pub mod db;

@@ -1,15 +1,21 @@
 //! The benchmark: the released binary, driven over HTTP, beside its yardsticks in the same run.
 //!
-//! `./dev bench [--quick] [--no-peers] [--net] [--microvm] [--interference] [--checkpoints]` builds and runs it; `--net`
-//! measures the network alone, `--microvm` machines with memory alone, `--interference` what the work of one sandbox costs the
-//! others, `--checkpoints` 10,000 checkpoints of one session. Every figure is a whole round trip as a client sees it, on a data
-//! directory of its own. Absolute times depend on the machine; the ratio to the yardstick is what counts.
+//! `./dev bench [--quick] [--no-peers] [--net] [--microvm] [--interference] [--checkpoints] [--steps]` builds and
+//! runs it; `--net` measures the network alone, `--microvm` machines with memory alone, `--interference` what the
+//! work of one sandbox costs the others, `--checkpoints` 10,000 checkpoints of one session, `--steps` tells where
+//! the time of each operation goes. Every figure is a whole round trip as a client sees it, on a data directory of
+//! its own. Absolute times depend on the machine; the ratio to the yardstick is what counts.
+//!
+//! `--compare` compares the run with `docs/benchmarks.json` and fails on a regression (`sandkeep_testkit::bench`);
+//! `--record` writes that file. Both take all rows, so `--quick` is refused with them.
 
 mod interference;
 mod microvm;
 mod net;
 mod peers;
 mod stats;
+mod steps;
+mod transfer;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,9 +23,14 @@ use std::time::{Duration, Instant};
 
 use sandkeep_client::types::{Checkpoint, CreateSandbox, ExecRequest, Fork, Start};
 use sandkeep_client::{Client, Place, Upload};
+use sandkeep_testkit::bench::{Compared, Run};
 use sandkeep_testkit::daemon::Daemon;
 
+use peers::Bare;
 use stats::Table;
+
+/// The run that others are compared with.
+const RECORD: &str = "docs/benchmarks.json";
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -36,6 +47,9 @@ struct Rounds {
 async fn main() -> Outcome<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let has = |flag: &str| args.iter().any(|arg| arg == flag);
+    if has("--quick") && (has("--compare") || has("--record")) {
+        return Err("--compare and --record take a whole run, not --quick".into());
+    }
     let rounds = if has("--quick") {
         Rounds { quick: 20, slow: 5, heavy: 1, crowd: 20, sleepers: 100 }
     } else {
@@ -45,6 +59,9 @@ async fn main() -> Outcome<()> {
     let release = built.ancestors().nth(2).map(Path::to_owned).unwrap_or_default();
     if has("--microvm") {
         return microvm::run(&release.join("keep"), has("--quick")).await;
+    }
+    if has("--steps") {
+        return steps::run(&release.join("keep"), rounds).await;
     }
     let server = net::Server::start()?;
     let settings = tempfile::NamedTempFile::new()?;
@@ -57,18 +74,18 @@ async fn main() -> Outcome<()> {
     let tree = daemon.scratch().join("tree.tar");
     let peers = !has("--no-peers");
     if has("--net") {
-        let bench = Bench { client, tree, rounds };
+        let bench = Bench { client, tree, rounds, bare: None };
         let table =
             net::run(&bench, &server, daemon.scratch(), peers, bench.rounds.heavy.max(3)).await?;
         writeln!(std::io::stdout(), "{table}")?;
         return Ok(());
     }
     if has("--interference") {
-        let bench = std::sync::Arc::new(Bench { client, tree, rounds });
+        let bench = std::sync::Arc::new(Bench { client, tree, rounds, bare: None });
         return interference::run(bench, has("--quick")).await;
     }
     if has("--checkpoints") {
-        let bench = Bench { client, tree, rounds };
+        let bench = Bench { client, tree, rounds, bare: None };
         return interference::run_checkpoints(&bench, has("--quick")).await;
     }
     make_tree(&tree, 30_000, 344 << 20)?;
@@ -76,29 +93,78 @@ async fn main() -> Outcome<()> {
     rustix::fs::sync();
 
     let mut table = Table::default();
+    let bare = Bare::new(release.join("yardstick"), daemon.scratch())?;
     if peers {
-        peers::run(&mut table, &release.join("yardstick"), daemon.scratch(), &tree, rounds.slow)
-            .await?;
+        peers::run(&mut table, &bare, daemon.scratch(), &tree, rounds.slow)?;
     }
-    let bench = Bench { client, tree, rounds };
+    let bench = Bench { client, tree, rounds, bare: Some(bare) };
     bench.small(&mut table).await?;
+    bench.once(&mut table, &daemon)?;
     bench.large(&mut table).await?;
     bench.crowd(&mut table).await?;
-    bench.sleepers(&mut table, daemon.pid().unwrap_or(0)).await?;
+    transfer::run(&bench, &mut table, daemon.scratch(), bench.rounds.heavy).await?;
+    bench.sleepers(&mut table, &daemon).await?;
     let network =
         net::run(&bench, &server, daemon.scratch(), peers, bench.rounds.heavy.max(3)).await?;
+    let bare = bench.bare.as_ref().map(Bare::times).unwrap_or_default();
+    table.add_first(stats::BARE, &bare);
     table.print();
     writeln!(std::io::stdout(), "\n{network}")?;
+    if has("--record") {
+        let run = Run { about: about(), ..table.run().clone() };
+        std::fs::write(RECORD, serde_json::to_string_pretty(&run)? + "\n")?;
+    }
+    if has("--compare") {
+        compare(table.run())?;
+    }
     Ok(())
+}
+
+/// Compares a run with the one on record, prints how, and fails if something has become slower.
+fn compare(run: &Run) -> Outcome<()> {
+    let recorded: Run = serde_json::from_str(&std::fs::read_to_string(RECORD)?)?;
+    let compared = run.compare(&recorded);
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "Compared with {RECORD} ({}), as ratios to the yardstick:\n", recorded.about)?;
+    writeln!(out, "| operation | recorded | now | change | |\n|---|---|---|---|---|")?;
+    for one in &compared {
+        writeln!(out, "{one}")?;
+    }
+    match compared.iter().filter(|one| Compared::is_regression(one)).count() {
+        0 => Ok(()),
+        count => Err(format!("{count} of {} have become slower", compared.len()).into()),
+    }
+}
+
+/// When and where a run was made.
+fn about() -> String {
+    let system = rustix::system::uname();
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    format!(
+        "{}, {cores} cores, Linux {}",
+        jiff::Timestamp::now().to_string().split('T').next().unwrap_or_default(),
+        system.release().to_string_lossy()
+    )
 }
 
 struct Bench {
     client: Client,
     tree: PathBuf,
     rounds: Rounds,
+    /// What is measured between rounds.
+    bare: Option<Bare>,
 }
 
 impl Bench {
+    /// Measures the yardstick once. After a moment, so that neither pays for the other's end.
+    async fn beside(&self) -> Outcome<()> {
+        if let Some(bare) = &self.bare {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            bare.measure()?;
+        }
+        Ok(())
+    }
+
     async fn create(&self, name: &str) -> Outcome<()> {
         let request = CreateSandbox {
             name: Some(name.to_owned()),
@@ -138,15 +204,22 @@ impl Bench {
             self.run(&name, &["/bin/true"]).await?;
             times.push(began.elapsed());
             self.client.delete(&name, None).await?;
+            if round % 2 == 0 {
+                // The other half follows in quick succession.
+                self.beside().await?;
+            }
         }
         table.add("create → first command", &times);
 
         self.create("app").await?;
         let mut times = Vec::new();
-        for _ in 0..self.rounds.quick {
+        for round in 0..self.rounds.quick {
             let began = Instant::now();
             self.run("app", &["/bin/true"]).await?;
             times.push(began.elapsed());
+            if round % 10 == 0 {
+                self.beside().await?;
+            }
         }
         table.add("command in a running sandbox", &times);
 
@@ -160,6 +233,7 @@ impl Bench {
             let began = Instant::now();
             self.run("app", &["/bin/true"]).await?;
             resumes.push(began.elapsed());
+            self.beside().await?;
         }
         table.add("stop, 10 files", &stops);
         table.add("resume → first command, 10 files", &resumes);
@@ -189,6 +263,27 @@ impl Bench {
         Ok(())
     }
 
+    /// A sandbox for one command, by the command line: three processes, create, command, delete.
+    fn once(&self, table: &mut Table, daemon: &Daemon) -> Outcome<()> {
+        let mut times = Vec::new();
+        for _ in 0..self.rounds.slow {
+            let mut keep = daemon.command(["run", "--rm", "--image", "small", "--", "/bin/true"]);
+            let began = Instant::now();
+            let done = keep.output()?;
+            times.push(began.elapsed());
+            if !done.status.success() {
+                return Err(String::from_utf8_lossy(&done.stderr).into());
+            }
+        }
+        table.add("keep run --rm -- true", &times);
+        if let (Some(ours), Some(podman)) =
+            (table.median("keep run --rm -- true"), table.median("(podman) run"))
+        {
+            table.note(&format!("keep run --rm is {:.1} × as fast as podman run", podman / ours));
+        }
+        Ok(())
+    }
+
     async fn forks(&self, table: &mut Table, source: &str, what: &str) -> Outcome<()> {
         let mut times = Vec::new();
         for round in 0..self.rounds.slow {
@@ -199,6 +294,9 @@ impl Bench {
             self.run(&name, &["/bin/true"]).await?;
             times.push(began.elapsed());
             self.client.delete(&name, None).await?;
+            if round % 2 == 0 {
+                self.beside().await?;
+            }
         }
         table.add(what, &times);
         Ok(())
@@ -223,6 +321,7 @@ impl Bench {
             self.client.checkpoint("check", &Checkpoint::default()).await?;
             checkpoints.push(began.elapsed());
             self.client.delete("check", None).await?;
+            self.beside().await?;
         }
         table.add("stop, 30,000 new files", &stops);
         table.add("checkpoint, idle, 30,000 new files", &checkpoints);
@@ -274,7 +373,7 @@ impl Bench {
     }
 
     /// Many that sleep.
-    async fn sleepers(&self, table: &mut Table, daemon: u32) -> Outcome<()> {
+    async fn sleepers(&self, table: &mut Table, daemon: &Daemon) -> Outcome<()> {
         self.create("seed").await?;
         self.run("seed", &["/bin/sh", "-c", "echo x > /work/x"]).await?;
         self.client.stop("seed", None).await?;
@@ -295,25 +394,36 @@ impl Bench {
         }
         table.add(&format!("resume → first command, one of {}", self.rounds.sleepers), &times);
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let status = std::fs::read_to_string(format!("/proc/{daemon}/status"))?;
-        let resident =
-            status.lines().find(|line| line.starts_with("VmRSS")).unwrap_or("VmRSS: ?").to_owned();
-        let agents = count_processes("keep-agent");
+        let pid = daemon.pid().unwrap_or(0);
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let megabytes = |field: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap_or("0");
+            let kilobytes = line.trim().trim_end_matches(" kB").trim().parse::<f64>();
+            kilobytes.map_or(f64::NAN, |kilobytes| kilobytes / 1024.0)
+        };
+        let (agents, waiting) = count_processes(&daemon.data());
+        let sleepers = self.rounds.sleepers;
+        let [all, own, program] = ["VmRSS:", "RssAnon:", "RssFile:"].map(megabytes);
+        table.add_memory(&format!("{sleepers} sleeping sandboxes, daemon resident"), all);
         table.note(&format!(
-            "{} sleeping sandboxes: {agents} processes, daemon {}",
-            self.rounds.sleepers,
-            resident.replace("VmRSS:", "resident").replace('\t', " ")
+            "{sleepers} sleeping sandboxes: {agents} processes ({waiting} wait for the next start), daemon {all:.1} MiB resident ({own:.1} of its own, {program:.1} of \
+             its program file)"
         ));
         Ok(())
     }
 }
 
-fn count_processes(name: &str) -> usize {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return 0 };
-    let comm = |entry: std::fs::DirEntry| {
-        std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default()
-    };
-    entries.flatten().map(comm).filter(|comm| comm.trim() == name).count()
+/// The processes of sandboxes, and those that wait for the next, by the agent program in the data directory. A sandbox's have mounts of their own.
+fn count_processes(data: &Path) -> (usize, usize) {
+    let mounts = |process: &Path| std::fs::read_link(process.join("ns/mnt")).ok();
+    let ours = mounts(Path::new("/proc/self"));
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let agents = entries.map(|entry| entry.path()).filter(|process| {
+        std::fs::read_link(process.join("exe")).is_ok_and(|exe| exe.starts_with(data))
+    });
+    let (waiting, of_sandboxes): (Vec<_>, Vec<_>) =
+        agents.partition(|process| mounts(process) == ours);
+    (of_sandboxes.len(), waiting.len())
 }
 
 /// Writes a tar with so many files, a hundred in a directory.

@@ -1,7 +1,8 @@
 //! The yardsticks: what others take for the same on this machine.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Outcome;
@@ -11,45 +12,56 @@ const PODMAN: [&str; 4] = ["--runtime", "runc", "--cgroup-manager=cgroupfs", "--
 const RUN: [&str; 6] =
     ["--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"];
 
-pub(crate) async fn run(
+/// Measures bubblewrap and podman.
+pub(crate) fn run(
     table: &mut Table,
-    yardstick: &Path,
+    bare: &Bare,
     scratch: &Path,
     tree: &Path,
     rounds: usize,
 ) -> Outcome<()> {
-    let lower = scratch.join("yardstick-root");
-    std::fs::create_dir_all(&lower)?;
-    let tar = scratch.join("yardstick.tar");
-    sandkeep_testkit::root::small_root_tar(&tar)?;
-    quiet(Command::new("tar").arg("-xf").arg(&tar).arg("-C").arg(&lower))?;
-    bare(table, yardstick, &lower, scratch, rounds)?;
-    bubblewrap(table, &lower, rounds)?;
-    podman(table, &tar, tree, scratch, rounds)?;
-    std::fs::remove_dir_all(&lower)?;
-    Ok(())
+    bubblewrap(table, &bare.lower, rounds)?;
+    podman(table, &scratch.join("yardstick.tar"), tree, scratch, rounds)
 }
 
-fn bare(
-    table: &mut Table,
-    yardstick: &Path,
-    lower: &Path,
-    scratch: &Path,
-    rounds: usize,
-) -> Outcome<()> {
-    let mut times = Vec::new();
-    for round in 0..rounds {
-        let room = scratch.join(format!("bare-{round}"));
-        let output = Command::new(yardstick).arg(lower).arg(&room).arg("/bin/true").output()?;
+/// The bare yardstick. It is measured all through the run, between the rounds of what is compared with it: a machine that is busy for a
+/// while is so for both.
+#[derive(Debug)]
+pub(crate) struct Bare {
+    program: PathBuf,
+    lower: PathBuf,
+    room: PathBuf,
+    times: Mutex<Vec<Duration>>,
+}
+
+impl Bare {
+    /// Unpacks what it runs.
+    pub(crate) fn new(program: PathBuf, scratch: &Path) -> Outcome<Self> {
+        let (lower, tar) = (scratch.join("yardstick-root"), scratch.join("yardstick.tar"));
+        std::fs::create_dir_all(&lower)?;
+        sandkeep_testkit::root::small_root_tar(&tar)?;
+        quiet(Command::new("tar").arg("-xf").arg(&tar).arg("-C").arg(&lower))?;
+        Ok(Self { program, lower, room: scratch.join("bare"), times: Mutex::default() })
+    }
+
+    /// Measures it once.
+    pub(crate) fn measure(&self) -> Outcome<()> {
+        let mut yardstick = Command::new(&self.program);
+        let output = yardstick.arg(&self.lower).arg(&self.room).arg("/bin/true").output()?;
         let micros: u64 = String::from_utf8_lossy(&output.stdout)
             .trim()
             .parse()
             .map_err(|_| format!("yardstick: {}", String::from_utf8_lossy(&output.stderr)))?;
+        std::fs::remove_dir_all(&self.room)?;
+        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         times.push(Duration::from_micros(micros));
-        std::fs::remove_dir_all(&room)?;
+        Ok(())
     }
-    table.add("(bare) clone + overlay + pivot_root + exec", &times);
-    Ok(())
+
+    /// What was measured.
+    pub(crate) fn times(&self) -> Vec<Duration> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 fn bubblewrap(table: &mut Table, lower: &Path, rounds: usize) -> Outcome<()> {
