@@ -222,10 +222,15 @@ impl Inner {
         }
     }
 
-    /// Compares a layer with its digest, and answers with what is different.
+    /// Compares a layer with its digest, and answers with what is different. One that has no digest yet gets it at once if
+    /// somebody waits for the answer.
     async fn scrub_layer(&self, layer: &LayerId, gently: bool) -> Option<Vec<Difference>> {
         let calm = gently.then(|| self.gently(self.settings.scrub.rate, true));
-        match self.store.verify(layer, calm.as_ref()).await {
+        let verdict = match self.store.verify(layer, calm.as_ref()).await {
+            Ok(Verdict::Unknown) if !gently => self.store.fingerprint(layer, None).await,
+            verdict => verdict,
+        };
+        match verdict {
             Ok(Verdict::Damaged(differences)) => {
                 self.layer_changed(layer, &differences);
                 Some(differences)
