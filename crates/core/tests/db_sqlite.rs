@@ -63,7 +63,7 @@ async fn a_full_disk_is_named() {
     let filled = async {
         for number in 0..100_000 {
             let mut large = sandkeep_testkit::db::sandbox("p", &format!("box-{number}"));
-            large.config.purpose = Some("x".repeat(4096));
+            large.config.purpose = "x".repeat(4096);
             db.put_sandbox(&large).await?;
         }
         Ok::<_, DbError>(())
