@@ -34,6 +34,7 @@ async fn one_with_memory_in_front_keeps_the_contract_and_finds_all_again() {
     let all = sandkeep_core::db::Page::all();
     let filter = sandkeep_core::db::Filter::default();
     let before = db.sandboxes(None, &filter, &all).await.unwrap().items;
+    db.close().await;
     drop(db);
     let again = mirrored(&file).await;
     assert!(!again.is_fresh());

@@ -5,15 +5,16 @@
 //! History (older sessions, commands, answers under idempotency keys) is on disk alone: there is too
 //! much of it. Whoever reads it does not wait for the disk longer than [`PATIENCE`].
 //!
-//! Writes go to memory first and then to the file. A file that does not follow costs nothing: at every
-//! start all that is in memory is read from the manifests again. History is not, so its writes are
+//! Writes go to memory, and to the file behind the caller's back, in the same order ([`Follower`]). A file that does not follow
+//! costs nothing: at every start all that is in memory is read from the manifests again. History is not, so its writes are
 //! waited for, as those of its manifests are.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::Mutex;
+use futures_util::future::BoxFuture;
+use tokio::sync::{Mutex, mpsc, oneshot};
 
 use super::{
     Db, DbError, DbResult, Filter, Owner, Page, Paged, Remembered, SqliteDb, Tombstones, Unless,
@@ -25,14 +26,72 @@ use crate::model::{
 
 /// How long the disk may take for a statement.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How many writes may wait for the disk. Whoever has one more waits, too.
+const BEHIND: usize = 1024;
 
 /// Another [`Db`], with what is asked for most in memory.
 #[derive(Debug)]
 pub struct MirroredDb {
     disk: Arc<dyn Db>,
     memory: SqliteDb,
-    /// Held over a write to both, so that they come in the same order.
+    /// Held over a write to memory and its place in the queue to the disk, so that they come in the same order.
     order: Mutex<()>,
+    follower: Follower,
+}
+
+/// A task that does to the file what was done in memory. It ends when all that was asked of it is done and nobody can ask for
+/// more.
+#[derive(Debug)]
+struct Follower(mpsc::Sender<BoxFuture<'static, ()>>);
+
+impl Follower {
+    fn start() -> Self {
+        let (sender, mut queue) = mpsc::channel::<BoxFuture<'static, ()>>(BEHIND);
+        tokio::spawn(async move {
+            while let Some(work) = queue.recv().await {
+                work.await;
+            }
+        });
+        Self(sender)
+    }
+
+    /// Adds to what is to be done.
+    async fn push(&self, work: impl Future<Output = DbResult<()>> + Send + 'static) {
+        let work = Box::pin(async move {
+            if let Err(error) = in_time(work).await {
+                behind(&error);
+            }
+        });
+        if tokio::time::timeout(PATIENCE, self.0.send(work)).await.is_err() {
+            behind(&DbError::Slow { waited: PATIENCE });
+        }
+    }
+
+    /// Does something after all that was asked for before, and waits for it.
+    async fn then<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = DbResult<T>> + Send + 'static,
+    ) -> DbResult<T> {
+        let (done, outcome) = oneshot::channel();
+        let work = Box::pin(async move { drop(done.send(work.await)) });
+        let asked = async {
+            self.0.send(work).await.map_err(|_| DbError::Closed)?;
+            outcome.await.map_err(|_| DbError::Closed)?
+        };
+        asked.await
+    }
+
+    /// Waits until all that was asked for is done, but not for long.
+    async fn catch_up(&self) {
+        if let Err(error) = in_time(self.then(async { Ok(()) })).await {
+            behind(&error);
+        }
+    }
+}
+
+fn behind(error: &DbError) {
+    let error: &dyn std::error::Error = error;
+    tracing::warn!(error, "the index on disk is behind; the next start brings it up to date");
 }
 
 impl MirroredDb {
@@ -61,18 +120,22 @@ impl MirroredDb {
                 memory.put_session(&session).await?;
             }
         }
-        Ok(Self { disk, memory, order: Mutex::default() })
+        Ok(Self { disk, memory, order: Mutex::default(), follower: Follower::start() })
     }
 
-    /// Has the file follow what is in memory already.
-    async fn follow<T>(&self, work: impl Future<Output = DbResult<T>>) {
-        if let Err(error) = in_time(work).await {
-            let error: &dyn std::error::Error = &error;
-            tracing::warn!(
-                error,
-                "the index on disk is behind; the next start brings it up to date"
-            );
-        }
+    async fn sandbox_follows(&self, sandbox: &Sandbox) {
+        let (disk, sandbox) = (Arc::clone(&self.disk), sandbox.clone());
+        self.follower.push(async move { disk.put_sandbox(&sandbox).await }).await;
+    }
+
+    async fn snapshot_follows(&self, snapshot: &Snapshot) {
+        let (disk, snapshot) = (Arc::clone(&self.disk), snapshot.clone());
+        self.follower.push(async move { disk.put_snapshot(&snapshot).await }).await;
+    }
+
+    async fn drive_follows(&self, drive: &Drive) {
+        let (disk, drive) = (Arc::clone(&self.disk), drive.clone());
+        self.follower.push(async move { disk.put_drive(&drive).await }).await;
     }
 }
 
@@ -91,10 +154,12 @@ impl Db for MirroredDb {
     }
 
     async fn filled(&self) {
+        self.follower.catch_up().await;
         self.disk.filled().await;
     }
 
     async fn close(&self) {
+        self.follower.catch_up().await;
         self.disk.close().await;
     }
 
@@ -102,7 +167,7 @@ impl Db for MirroredDb {
         let _order = self.order.lock().await;
         let claimed = self.memory.claim(sandbox).await?;
         if claimed {
-            self.follow(self.disk.put_sandbox(sandbox)).await;
+            self.sandbox_follows(sandbox).await;
         }
         Ok(claimed)
     }
@@ -110,7 +175,7 @@ impl Db for MirroredDb {
     async fn put_sandbox(&self, sandbox: &Sandbox) -> DbResult<()> {
         let _order = self.order.lock().await;
         self.memory.put_sandbox(sandbox).await?;
-        self.follow(self.disk.put_sandbox(sandbox)).await;
+        self.sandbox_follows(sandbox).await;
         Ok(())
     }
 
@@ -148,7 +213,8 @@ impl Db for MirroredDb {
             let _order = self.order.lock().await;
             self.memory.remove_sandbox(id).await?;
         }
-        self.disk.remove_sandbox(id).await
+        let (disk, id) = (Arc::clone(&self.disk), id.clone());
+        self.follower.then(async move { disk.remove_sandbox(&id).await }).await
     }
 
     async fn put_session(&self, session: &Session) -> DbResult<()> {
@@ -172,6 +238,8 @@ impl Db for MirroredDb {
     }
 
     async fn project_sessions(&self, project: &Name, page: &Page) -> DbResult<Paged<Session>> {
+        // It is the sandboxes on disk that say which project a session is of.
+        self.follower.catch_up().await;
         in_time(self.disk.project_sessions(project, page)).await
     }
 
@@ -198,7 +266,7 @@ impl Db for MirroredDb {
     async fn put_snapshot(&self, snapshot: &Snapshot) -> DbResult<()> {
         let _order = self.order.lock().await;
         self.memory.put_snapshot(snapshot).await?;
-        self.follow(self.disk.put_snapshot(snapshot)).await;
+        self.snapshot_follows(snapshot).await;
         Ok(())
     }
 
@@ -248,7 +316,7 @@ impl Db for MirroredDb {
         let _order = self.order.lock().await;
         let buried = self.memory.bury_snapshot(tombstone, unless).await?;
         if buried {
-            self.follow(self.disk.put_snapshot(tombstone)).await;
+            self.snapshot_follows(tombstone).await;
         }
         Ok(buried)
     }
@@ -256,7 +324,8 @@ impl Db for MirroredDb {
     async fn remove_snapshot(&self, id: &SnapshotId) -> DbResult<()> {
         let _order = self.order.lock().await;
         self.memory.remove_snapshot(id).await?;
-        self.follow(self.disk.remove_snapshot(id)).await;
+        let (disk, id) = (Arc::clone(&self.disk), id.clone());
+        self.follower.push(async move { disk.remove_snapshot(&id).await }).await;
         Ok(())
     }
 
@@ -264,7 +333,7 @@ impl Db for MirroredDb {
         let _order = self.order.lock().await;
         let claimed = self.memory.claim_drive(drive).await?;
         if claimed {
-            self.follow(self.disk.put_drive(drive)).await;
+            self.drive_follows(drive).await;
         }
         Ok(claimed)
     }
@@ -272,7 +341,7 @@ impl Db for MirroredDb {
     async fn put_drive(&self, drive: &Drive) -> DbResult<()> {
         let _order = self.order.lock().await;
         self.memory.put_drive(drive).await?;
-        self.follow(self.disk.put_drive(drive)).await;
+        self.drive_follows(drive).await;
         Ok(())
     }
 
@@ -296,14 +365,16 @@ impl Db for MirroredDb {
     async fn remove_drive(&self, id: &DriveId) -> DbResult<()> {
         let _order = self.order.lock().await;
         self.memory.remove_drive(id).await?;
-        self.follow(self.disk.remove_drive(id)).await;
+        let (disk, id) = (Arc::clone(&self.disk), id.clone());
+        self.follower.push(async move { disk.remove_drive(&id).await }).await;
         Ok(())
     }
 
     async fn put_project(&self, project: &Project) -> DbResult<()> {
         let _order = self.order.lock().await;
         self.memory.put_project(project).await?;
-        self.follow(self.disk.put_project(project)).await;
+        let (disk, project) = (Arc::clone(&self.disk), project.clone());
+        self.follower.push(async move { disk.put_project(&project).await }).await;
         Ok(())
     }
 
@@ -316,7 +387,8 @@ impl Db for MirroredDb {
             let _order = self.order.lock().await;
             self.memory.remove_project(name).await?;
         }
-        self.disk.remove_project(name).await
+        let (disk, name) = (Arc::clone(&self.disk), name.clone());
+        self.follower.then(async move { disk.remove_project(&name).await }).await
     }
 
     async fn recall(&self, project: &Name, key: &str) -> DbResult<Option<Remembered>> {
@@ -334,6 +406,7 @@ impl Db for MirroredDb {
     async fn clear(&self) -> DbResult<()> {
         let _order = self.order.lock().await;
         self.memory.clear().await?;
-        self.disk.clear().await
+        let disk = Arc::clone(&self.disk);
+        self.follower.then(async move { disk.clear().await }).await
     }
 }
