@@ -10,6 +10,7 @@ mod failure;
 mod host;
 mod locate;
 mod machines;
+mod memory;
 mod screen;
 mod serve;
 mod terminal;

@@ -81,7 +81,9 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
     if config.host_image {
         tokio::spawn(make_host_image(engine.clone()));
     }
+    let giving_back = tokio::spawn(crate::memory::give_back());
     server.run(engine.clone(), ended).await;
+    giving_back.abort();
     tracing::info!("shutting down; sandboxes go on running");
     engine.shutdown().await;
     drivers.retire();
