@@ -39,6 +39,10 @@ pub struct Row {
     /// The row that this one is compared with, of the same run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub yardstick: Option<String>,
+    /// The yardstick's median between the rounds of this very row, where it was measured there: a
+    /// machine is not equally fast all through a run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside: Option<f64>,
 }
 
 /// How a row compares with the recorded one.
@@ -88,9 +92,10 @@ impl Run {
     /// A row's ratio to its yardstick, or its value if it has none. `None` when the yardstick was not measured.
     #[must_use]
     pub fn measure(&self, row: &Row) -> Option<f64> {
-        match &row.yardstick {
-            Some(yardstick) => Some(row.p50 / self.row(yardstick)?.p50),
-            None => Some(row.p50),
+        match (&row.yardstick, row.beside) {
+            (Some(_), Some(beside)) => Some(row.p50 / beside),
+            (Some(yardstick), None) => Some(row.p50 / self.row(yardstick)?.p50),
+            (None, _) => Some(row.p50),
         }
     }
 
@@ -116,7 +121,7 @@ mod tests {
     fn row(operation: &str, p50: f64, yardstick: Option<&str>) -> Row {
         let yardstick = yardstick.map(str::to_owned);
         let (operation, unit) = (operation.to_owned(), "ms".to_owned());
-        Row { operation, unit, n: 5, p50, p95: p50 * 2.0, p99: p50 * 9.0, yardstick }
+        Row { operation, unit, n: 5, p50, p95: p50 * 2.0, p99: p50 * 9.0, yardstick, beside: None }
     }
 
     fn run(bare: f64, create: f64, upload: f64, memory: f64) -> Run {

@@ -96,10 +96,12 @@ async fn main() -> Outcome<()> {
     let bare = Bare::new(release.join("yardstick"), daemon.scratch())?;
     if peers {
         peers::run(&mut table, &bare, daemon.scratch(), &tree, rounds.slow)?;
+        // What they leave to be written back is no part of what comes next.
+        rustix::fs::sync();
     }
     let bench = Bench { client, tree, rounds, bare: Some(bare) };
     bench.small(&mut table).await?;
-    bench.once(&mut table, &daemon)?;
+    bench.once(&mut table, &daemon).await?;
     bench.large(&mut table).await?;
     bench.crowd(&mut table).await?;
     transfer::run(&bench, &mut table, daemon.scratch(), bench.rounds.heavy).await?;
@@ -165,6 +167,17 @@ impl Bench {
         Ok(())
     }
 
+    /// How often the yardstick was measured so far.
+    fn bare_count(&self) -> usize {
+        self.bare.as_ref().map_or(0, |bare| bare.times().len())
+    }
+
+    /// Adds a row, with what the yardstick took since there were `count` of it.
+    fn add(&self, table: &mut Table, what: &str, times: &[Duration], count: usize) {
+        let beside = self.bare.as_ref().map(|bare| bare.since(count)).unwrap_or_default();
+        table.add_with(what, times, &beside);
+    }
+
     async fn create(&self, name: &str) -> Outcome<()> {
         let request = CreateSandbox {
             name: Some(name.to_owned()),
@@ -196,7 +209,7 @@ impl Bench {
 
     /// Everything with ten files.
     async fn small(&self, table: &mut Table) -> Outcome<()> {
-        let mut times = Vec::new();
+        let (mut times, bare) = (Vec::new(), self.bare_count());
         for round in 0..self.rounds.slow {
             let name = format!("create-{round}");
             let began = Instant::now();
@@ -209,10 +222,10 @@ impl Bench {
                 self.beside().await?;
             }
         }
-        table.add("create → first command", &times);
+        self.add(table, "create → first command", &times, bare);
 
         self.create("app").await?;
-        let mut times = Vec::new();
+        let (mut times, bare) = (Vec::new(), self.bare_count());
         for round in 0..self.rounds.quick {
             let began = Instant::now();
             self.run("app", &["/bin/true"]).await?;
@@ -221,9 +234,9 @@ impl Bench {
                 self.beside().await?;
             }
         }
-        table.add("command in a running sandbox", &times);
+        self.add(table, "command in a running sandbox", &times, bare);
 
-        let (mut stops, mut resumes) = (Vec::new(), Vec::new());
+        let (mut stops, mut resumes, bare) = (Vec::new(), Vec::new(), self.bare_count());
         let write = ["/bin/sh", "-c", "for i in 0 1 2 3 4 5 6 7 8 9; do echo $$ > /work/f$i; done"];
         for _ in 0..self.rounds.slow {
             self.run("app", &write).await?;
@@ -235,37 +248,40 @@ impl Bench {
             resumes.push(began.elapsed());
             self.beside().await?;
         }
-        table.add("stop, 10 files", &stops);
-        table.add("resume → first command, 10 files", &resumes);
+        self.add(table, "stop, 10 files", &stops, bare);
+        self.add(table, "resume → first command, 10 files", &resumes, bare);
         self.client.stop("app", None).await?;
         self.forks(table, "app", "fork → first command, 10 files").await?;
 
-        let (mut idle, mut busy) = (Vec::new(), Vec::new());
+        let (mut idle, mut busy, bare) = (Vec::new(), Vec::new(), self.bare_count());
         for _ in 0..self.rounds.slow {
             self.run("app", &write).await?;
             let began = Instant::now();
             self.client.checkpoint("app", &Checkpoint::default()).await?;
             idle.push(began.elapsed());
+            self.beside().await?;
         }
-        table.add("checkpoint, idle", &idle);
+        self.add(table, "checkpoint, idle", &idle, bare);
         let argv = ["/bin/sleep", "1000"].map(str::to_owned).to_vec();
         self.client
             .exec_detached("app", &ExecRequest { argv, detach: true, ..ExecRequest::default() })
             .await?;
+        let bare = self.bare_count();
         for _ in 0..self.rounds.slow {
             self.run("app", &write).await?;
             let began = Instant::now();
             self.client.checkpoint("app", &Checkpoint::default()).await?;
             busy.push(began.elapsed());
+            self.beside().await?;
         }
-        table.add("checkpoint, a process alive", &busy);
+        self.add(table, "checkpoint, a process alive", &busy, bare);
         self.client.delete("app", None).await?;
         Ok(())
     }
 
     /// A sandbox for one command, by the command line: three processes, create, command, delete.
-    fn once(&self, table: &mut Table, daemon: &Daemon) -> Outcome<()> {
-        let mut times = Vec::new();
+    async fn once(&self, table: &mut Table, daemon: &Daemon) -> Outcome<()> {
+        let (mut times, bare) = (Vec::new(), self.bare_count());
         for _ in 0..self.rounds.slow {
             let mut keep = daemon.command(["run", "--rm", "--image", "small", "--", "/bin/true"]);
             let began = Instant::now();
@@ -274,8 +290,9 @@ impl Bench {
             if !done.status.success() {
                 return Err(String::from_utf8_lossy(&done.stderr).into());
             }
+            self.beside().await?;
         }
-        table.add("keep run --rm -- true", &times);
+        self.add(table, "keep run --rm -- true", &times, bare);
         if let (Some(ours), Some(podman)) =
             (table.median("keep run --rm -- true"), table.median("(podman) run"))
         {
@@ -285,7 +302,7 @@ impl Bench {
     }
 
     async fn forks(&self, table: &mut Table, source: &str, what: &str) -> Outcome<()> {
-        let mut times = Vec::new();
+        let (mut times, bare) = (Vec::new(), self.bare_count());
         for round in 0..self.rounds.slow {
             let name = format!("fork-{round}");
             let request = Fork { name: Some(name.clone()), start: true, ..Fork::default() };
@@ -298,13 +315,13 @@ impl Bench {
                 self.beside().await?;
             }
         }
-        table.add(what, &times);
+        self.add(table, what, &times, bare);
         Ok(())
     }
 
     /// The same with 30,000 files, 344 MB.
     async fn large(&self, table: &mut Table) -> Outcome<()> {
-        let (mut stops, mut checkpoints) = (Vec::new(), Vec::new());
+        let (mut stops, mut checkpoints, bare) = (Vec::new(), Vec::new(), self.bare_count());
         for round in 0..self.rounds.heavy {
             let name = format!("large-{round}");
             self.create(&name).await?;
@@ -321,18 +338,21 @@ impl Bench {
             self.client.checkpoint("check", &Checkpoint::default()).await?;
             checkpoints.push(began.elapsed());
             self.client.delete("check", None).await?;
-            self.beside().await?;
+            for _ in 0..3 {
+                self.beside().await?;
+            }
         }
-        table.add("stop, 30,000 new files", &stops);
-        table.add("checkpoint, idle, 30,000 new files", &checkpoints);
-        let mut resumes = Vec::new();
+        self.add(table, "stop, 30,000 new files", &stops, bare);
+        self.add(table, "checkpoint, idle, 30,000 new files", &checkpoints, bare);
+        let (mut resumes, bare) = (Vec::new(), self.bare_count());
         for _ in 0..self.rounds.slow {
             let began = Instant::now();
             self.run("large-0", &["/bin/true"]).await?;
             resumes.push(began.elapsed());
             self.client.stop("large-0", None).await?;
+            self.beside().await?;
         }
-        table.add("resume → first command, 30,000 files", &resumes);
+        self.add(table, "resume → first command, 30,000 files", &resumes, bare);
         self.forks(table, "large-0", "fork → first command, 30,000 files").await?;
         self.client.delete("large-0", None).await?;
         Ok(())
@@ -340,6 +360,10 @@ impl Bench {
 
     /// Many creates at once.
     async fn crowd(&self, table: &mut Table) -> Outcome<()> {
+        let bare = self.bare_count();
+        for _ in 0..10 {
+            self.beside().await?;
+        }
         let began = Instant::now();
         let tasks: Vec<_> = (0..self.rounds.crowd)
             .map(|n| {
@@ -360,7 +384,7 @@ impl Bench {
         for task in tasks {
             times.push(task.await??);
         }
-        table.add(&format!("{} creates at once, each", self.rounds.crowd), &times);
+        self.add(table, &format!("{} creates at once, each", self.rounds.crowd), &times, bare);
         table.note(&format!(
             "{} creates at once, all of them: {:.0} ms",
             self.rounds.crowd,
@@ -383,7 +407,7 @@ impl Bench {
             self.client.fork("seed", &request, None).await?;
         }
         // One of a thousand wakes as quickly as one of one.
-        let mut times = Vec::new();
+        let (mut times, bare) = (Vec::new(), self.bare_count());
         for n in 0..self.rounds.slow.min(self.rounds.sleepers) {
             let name = format!("sleeper-{n}");
             let began = Instant::now();
@@ -391,8 +415,10 @@ impl Bench {
             self.run(&name, &["/bin/true"]).await?;
             times.push(began.elapsed());
             self.client.stop(&name, None).await?;
+            self.beside().await?;
         }
-        table.add(&format!("resume → first command, one of {}", self.rounds.sleepers), &times);
+        let what = format!("resume → first command, one of {}", self.rounds.sleepers);
+        self.add(table, &what, &times, bare);
         tokio::time::sleep(Duration::from_secs(1)).await;
         let pid = daemon.pid().unwrap_or(0);
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;

@@ -58,9 +58,14 @@ impl Bare {
         Ok(())
     }
 
-    /// What was measured.
+    /// All that was measured.
     pub(crate) fn times(&self) -> Vec<Duration> {
         self.times.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What was measured since there were `count`.
+    pub(crate) fn since(&self, count: usize) -> Vec<Duration> {
+        self.times().split_off(count.min(self.times().len()))
     }
 }
 

@@ -21,12 +21,20 @@ impl Table {
         self.add_beside(what, times, yardstick);
     }
 
+    /// Adds a row of times with what the bare yardstick took between its rounds.
+    pub(crate) fn add_with(&mut self, what: &str, times: &[Duration], bare: &[Duration]) {
+        self.add(what, times);
+        if let Some(row) = self.run.rows.last_mut().filter(|_| !bare.is_empty()) {
+            row.beside = Some(rounded(percentile(bare, 0.50)));
+        }
+    }
+
     /// Adds a row of times with a yardstick of its own.
     pub(crate) fn add_beside(&mut self, what: &str, times: &[Duration], yardstick: Option<String>) {
         let at = |share: f64| rounded(percentile(times, share));
         let [p50, p95, p99] = [0.50, 0.95, 0.99].map(at);
         let (operation, unit) = (what.to_owned(), "ms".to_owned());
-        self.run.rows.push(Row { operation, unit, n: times.len(), p50, p95, p99, yardstick });
+        self.run.rows.push(Row { operation, unit, n: times.len(), p50, p95, p99, yardstick, beside: None });
         let _ = writeln!(std::io::stderr(), "{what}: p50 {p50:.2} ms");
     }
 
@@ -40,7 +48,7 @@ impl Table {
     pub(crate) fn add_memory(&mut self, what: &str, megabytes: f64) {
         let (operation, unit) = (what.to_owned(), "MB".to_owned());
         let [p50, p95, p99] = [rounded(megabytes); 3];
-        self.run.rows.push(Row { operation, unit, n: 1, p50, p95, p99, yardstick: None });
+        self.run.rows.push(Row { operation, unit, n: 1, p50, p95, p99, yardstick: None, beside: None });
     }
 
     pub(crate) fn note(&mut self, text: &str) {
@@ -60,14 +68,17 @@ impl Table {
         let mut out = std::io::stdout().lock();
         let _ = writeln!(
             out,
-            "| operation | n | p50 ms | p95 ms | p99 ms | × yardstick |\n|---|---|---|---|---|---|"
+            "| operation | n | p50 ms | p95 ms | p99 ms | yardstick ms | × yardstick |\n|---|---|---|---|---|---|---|"
         );
         for row in self.run.rows.iter().filter(|row| row.unit == "ms") {
             let Row { operation, n, p50, p95, p99, yardstick, .. } = row;
             let ratio = yardstick.as_ref().and_then(|_| self.run.measure(row));
-            let ratio = ratio.map_or_else(String::new, |ratio| format!("{ratio:.1}"));
+            let ratio = ratio.map_or_else(
+                || "| ".to_owned(),
+                |ratio| format!("{:.2} | {ratio:.1} ", p50 / ratio),
+            );
             let _ =
-                writeln!(out, "| {operation} | {n} | {p50:.2} | {p95:.2} | {p99:.2} | {ratio} |");
+                writeln!(out, "| {operation} | {n} | {p50:.2} | {p95:.2} | {p99:.2} | {ratio}|");
         }
         let _ = writeln!(out);
         for note in &self.notes {
