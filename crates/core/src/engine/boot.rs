@@ -164,7 +164,21 @@ impl Inner {
         begin: Option<Begin>,
         created: bool,
     ) -> Result<(Arc<Live>, bool)> {
-        let (live, restored) = self.power_up(driver, sandbox, session, begin).await?;
+        // A new name is acknowledged with the answer to this, so it must last; a resume changes nothing
+        // that the last stop did not already make last. A power cut ends every machine, so that a record
+        // that says `starting` is as good as one that says `running`, and it can be synced while the
+        // machine is made. Not where a start that came to no end is taken back.
+        let early = created && driver.keeper().is_none();
+        let starting = sandbox.clone();
+        let (up, synced) =
+            tokio::join!(self.power_up(driver, sandbox, session, begin), async {
+                match early {
+                    true => self.store.write_founded(&starting).await,
+                    false => Ok(()),
+                }
+            });
+        let (live, restored) = up?;
+        synced?;
         failpoint::pass("boot.up");
         let (phase, _) = lifecycle::report(sandbox.phase, Report::Up);
         sandbox.enter(phase);
@@ -180,9 +194,7 @@ impl Inner {
         step("boot.hooks");
         self.keep_session(&live.session()).await?;
         step("boot.session");
-        // A new name is acknowledged with the answer to this, so it must last; a resume changes
-        // nothing that the last stop did not already make last.
-        let durability = if created { Durability::Synced } else { Durability::Soon };
+        let durability = if created && !early { Durability::Synced } else { Durability::Soon };
         self.record(sandbox, durability).await?;
         failpoint::pass("boot.done");
         live.set_sandbox(sandbox.clone());

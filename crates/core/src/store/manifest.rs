@@ -113,6 +113,18 @@ impl Store {
         .await
     }
 
+    /// Brings to stable storage a document that founded its directory without a sync: it is written
+    /// again, synced, and the directory's own name with it.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub async fn write_founded<M: Manifest>(&self, manifest: &M) -> Result<()> {
+        self.write(manifest, Durability::Synced).await?;
+        let path = self.data_dir().join(M::place(&manifest.key()));
+        blocking(move || path.parent().map_or(Ok(()), sync_parent)).await
+    }
+
     /// Reads a document.
     ///
     /// # Errors
