@@ -3,6 +3,7 @@
 //! - `keep-agent cage`: reads a [`sandkeep_proto::cage::Cage`] on standard input, builds it, answers
 //!   on standard output and leaves the sandbox's first process behind. That process is this same
 //!   program, which then serves the link and never returns.
+//! - `keep-agent cage ahead`: the same, and begins before it is told what to build.
 //! - `keep-agent swap-root`: puts another root under a sandbox that lives.
 //! - `keep-agent vmm`: reads a [`sandkeep_proto::machine::Vmm`] in the same way, and leaves a confined hypervisor behind.
 //! - `keep-agent tsc`: prints how fast the host's time stamp counter runs, in kHz.
@@ -26,6 +27,10 @@ fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     match (args.next().as_deref(), args.next()) {
         (Some("cage"), None) => match cage::build() {
+            cage::Built::Builder(code) => code,
+            cage::Built::First(doors) => serve::run(doors),
+        },
+        (Some("cage"), Some(how)) if how == "ahead" => match cage::build_ahead() {
             cage::Built::Builder(code) => code,
             cage::Built::First(doors) => serve::run(doors),
         },

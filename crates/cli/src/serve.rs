@@ -37,6 +37,9 @@ const DEFAULT_PROJECT: &str = "default";
 /// The index, which can always be made again from the rest.
 const INDEX: &str = "index.sqlite";
 
+/// How many cages are begun ahead of the next starts.
+const SPARES: usize = 2;
+
 pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failure> {
     let config = config::resolve(global, args)?;
     host::need_root("keep serve")?;
@@ -193,6 +196,7 @@ pub(crate) async fn open_engine(
         Failure::caused("cannot run sandboxes on this host", error)
             .with_hint("`keep doctor` tells what is missing and how to fix it")
     })?;
+    let container = container.with_spares(SPARES);
     let microvm = match machines::driver(&agent, &data, claim.mark(), machines) {
         Ok(driver) => Some(driver),
         Err(absent) => {

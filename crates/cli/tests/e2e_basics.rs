@@ -512,3 +512,47 @@ fn copies_count_files_and_refusals_say_why() {
     assert!(said.contains("the upload"), "{said}");
     assert!(!said.contains("upload-") && !said.contains(keep.data().to_str().unwrap()), "{said}");
 }
+
+/// The processes that run the agent of this daemon's data directory, sandboxes' own among them.
+fn agents(daemon: &Daemon) -> usize {
+    let data = fs::canonicalize(daemon.data()).unwrap();
+    let listed = fs::read_dir("/proc").unwrap().flatten();
+    listed
+        .filter_map(|entry| fs::read_link(entry.path().join("exe")).ok())
+        .filter(|exe| exe.starts_with(&data))
+        .filter(|exe| exe.file_name().is_some_and(|name| is_agent(&name.to_string_lossy())))
+        .count()
+}
+
+/// The program's name says which version it is of.
+fn is_agent(name: &str) -> bool {
+    name.starts_with("keep-agent")
+}
+
+fn wait_for_agents(daemon: &Daemon, what: &str, enough: impl Fn(usize) -> bool) {
+    let begun = Instant::now();
+    while !enough(agents(daemon)) {
+        assert!(begun.elapsed().as_secs() < 30, "{what}: {}", agents(daemon));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn cages_that_were_begun_ahead_end_with_their_daemon() {
+    let Some(mut keep) = daemon("cages_that_were_begun_ahead_end_with_their_daemon") else {
+        return;
+    };
+    assert_eq!(agents(&keep), 0, "none before the first start");
+    create(&keep, "one");
+    keep.ok(["rm", "one"]);
+    wait_for_agents(&keep, "two are begun, two processes each", |count| count == 4);
+    keep.kill();
+    wait_for_agents(&keep, "they end with a daemon that is killed", |count| count == 0);
+    keep.launch();
+    create(&keep, "two");
+    wait_for_agents(&keep, "one sandbox, and two that are begun", |count| count == 5);
+    keep.terminate();
+    wait_for_agents(&keep, "the sandbox goes on alone", |count| count == 1);
+    keep.launch();
+    assert_eq!(keep.sh("two", "echo here"), "here\n");
+}

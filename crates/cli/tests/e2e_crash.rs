@@ -22,7 +22,7 @@ const TREE: &str = r#"mkdir -p /work/kept/dir && cd /work/kept && echo hello > a
 const DIGEST: &str = r"cd / && { find work/kept home etc ! -name 'host*' -printf '%p %y %m %n %U %G %l %s\n'; find work/kept home etc ! -name 'host*' -type f -exec sha256sum {} +; } | sort | sha256sum";
 
 /// Where a stop can be cut short.
-const STOP: [&str; 12] = [
+const STOP: [&str; 14] = [
     "seal.recorded",
     "seal.down",
     "store.seal.admitted",
@@ -30,6 +30,8 @@ const STOP: [&str; 12] = [
     "store.seal.before_manifest",
     "store.seal.sealed",
     "seal.sealed",
+    "store.commit.before",
+    "store.commit.written",
     "commit.snapshot",
     "commit.sandbox",
     "seal.done",
@@ -337,6 +339,24 @@ fn while_deleting_and_the_power_goes() {
         let found = case.daemon.sh("doomed", "cat /work/kept-file");
         assert_eq!(found, "kept\n", "{point}: what was acknowledged");
         case.daemon.ok(["rm", "doomed"]);
+    }
+}
+
+/// The same after a create or a fork that was answered: the record that was synced is of the start, and names the layer that the
+/// session writes to.
+#[test]
+fn after_creating_and_the_power_goes() {
+    let Some(mut case) = Case::new("after_creating_and_the_power_goes") else { return };
+    let made: [&[&str]; 2] =
+        [&["create", "new", "--image", SMALL], &["fork", "app", "new", "--start"]];
+    for how in made {
+        case.daemon.ok(how);
+        case.daemon.sh("new", "echo kept > /work/kept-file");
+        case.daemon.kill();
+        lose_unsynced(&case.daemon.data());
+        case.restart(&[]);
+        assert_eq!(case.daemon.sh("new", "cat /work/kept-file"), "kept\n", "{how:?}");
+        case.daemon.ok(["rm", "new"]);
     }
 }
 

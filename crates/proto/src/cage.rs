@@ -1,7 +1,7 @@
 //! What the container driver tells `keep-agent` to build.
 //!
 //! `keep-agent cage` reads one [`Cage`] on standard input, builds it, and answers with one line, an
-//! [`Outcome`], on standard output. `keep-agent swap-root` does the same with a [`Swap`]. Driver and
+//! [`Outcome`], on standard output; `keep-agent cage ahead` does what it can before there is something to read. `keep-agent swap-root` does the same with a [`Swap`]. Driver and
 //! agent come from the same build, so [`VERSION`] only guards against a wrong file on disk.
 //!
 //! The one thing that outlives both is [`Record`]: the file `machine.json` in a machine's runtime
@@ -28,6 +28,9 @@ pub const MOUNT_POINT: &str = "use a mount point";
 pub const NO_ROOM: &str = "make room for what the machine writes";
 /// The file that tells a later daemon about the machine, in the same directory.
 pub const RECORD: &str = "machine.json";
+
+/// How many mounts a cage may have that is begun before it is known what to build.
+pub const MOST_MOUNTS_AHEAD: usize = 16;
 
 /// A cage to be built.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -32,6 +32,11 @@ impl Drives {
         mounts.iter().map(|mount| Mounts::copy(&mount.root)).collect::<Result<_, _>>().map(Self)
     }
 
+    /// As they are sent to another process.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.0.iter().flat_map(Mounts::descriptors)
+    }
+
     /// Shifts owners to the ids of `user_ns`. Possible as long as nothing is attached.
     pub(super) fn shift(&self, user_ns: BorrowedFd<'_>) -> Result<(), Trouble> {
         self.0.iter().try_for_each(|mounts| mounts.shift(user_ns))
@@ -57,6 +62,12 @@ impl Drives {
             rustix::process::fchdir(&root).step("enter the root")?;
         }
         Ok(())
+    }
+}
+
+impl From<Vec<Mounts>> for Drives {
+    fn from(each: Vec<Mounts>) -> Self {
+        Self(each)
     }
 }
 

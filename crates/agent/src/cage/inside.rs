@@ -10,7 +10,7 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -22,7 +22,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 use sandkeep_proto::cage::{Cage, Cgroup};
 
 use super::view::{self, View};
-use super::{Doors, OOM_SCORE, Step, Trouble, drives, filter, network, root, sys};
+use super::{Doors, OOM_SCORE, Step, Trouble, ahead, drives, filter, network, root, sys};
 
 /// The agent's saved user id, on all its threads: one that nothing else inside has. `prlimit` on another process takes the same user
 /// id in all three places, or a capability that nobody inside has. So root inside cannot set a limit of processor time or open
@@ -155,16 +155,33 @@ pub(super) fn enter(
     teller: OwnedFd,
     (link, network): (UnixListener, UnixListener),
 ) -> Doors {
+    tell(teller, |teller| {
+        let begun = begin(Some(prepared.groups))?;
+        wait_for(gate)?;
+        let Prepared { cage, mounts, drives, .. } = prepared;
+        complete(teller, begun, cage, (mounts, drives), (link, network))
+    })
+}
+
+/// The same for a cage that is begun before it is known what it will be.
+pub(super) fn enter_ahead(gate: UnixStream, teller: OwnedFd) -> Doors {
+    tell(teller, |teller| {
+        // The driver's ends are not this process's: it would hold them open after the builder.
+        let_go_of_stdio()?;
+        let begun = begin(None)?;
+        let ahead::Opened { cage, listeners, mounts, drives, groups } = ahead::wait(gate)?;
+        sys::unshare(libc::CLONE_NEWNS).step("make the mount namespace")?;
+        groups.join()?;
+        // Not before: it is the session's time, and this has waited.
+        view::begin_time();
+        complete(teller, begun, &cage, (mounts, drives), listeners)
+    })
+}
+
+/// Tells the builder of trouble, and does not return then.
+fn tell(teller: OwnedFd, work: impl FnOnce(&mut File) -> Result<Kept, Trouble>) -> Doors {
     let mut teller = File::from(teller);
-    let kept = no_core_dumps().and_then(|()| own_score()).and_then(|score| {
-        let (device, files, facts) = furnish(prepared, gate)?;
-        // Said last of all, but before the descriptor goes with the others.
-        teller.write_all(b"up\n").step("tell the builder")?;
-        let [meminfo, stat, loadavg] = files;
-        let kept = [link.into(), score, network.into(), device, meminfo, stat, loadavg];
-        Ok((sys::keep_only(kept).step("close what was inherited")?, facts))
-    });
-    match kept {
+    match work(&mut teller) {
         Ok(([link, score, network, device, meminfo, stat, loadavg], facts)) => {
             // The descriptor's number is closed already.
             std::mem::forget(teller);
@@ -178,6 +195,43 @@ pub(super) fn enter(
             sys::leave(1)
         }
     }
+}
+
+/// The descriptors that the first process keeps: the link, its standing for times without memory, where the network
+/// device is handed over, that device, and what it writes the sandbox's limits to. And what those are.
+type Kept = ([OwnedFd; 7], view::Facts);
+
+/// What a cage has before it is known what it will be.
+struct Begun {
+    score: OwnedFd,
+    device: OwnedFd,
+    filter: seccompiler::BpfProgram,
+}
+
+/// Makes what is the same in every cage.
+fn begin(groups: Option<Groups>) -> Result<Begun, Trouble> {
+    no_core_dumps()?;
+    let score = own_score()?;
+    // A session of its own: no terminal of the host's, no signal meant for the daemon's group.
+    rustix::process::setsid().step("start a session")?;
+    groups.map_or(Ok(()), Groups::join)?;
+    sys::raise_loopback().step("raise the loopback interface")?;
+    Ok(Begun { score, device: network::make_device()?, filter: filter::compile()? })
+}
+
+/// Makes of it what it is to be, and says so.
+fn complete(
+    teller: &mut File,
+    Begun { score, device, filter }: Begun,
+    cage: &Cage,
+    (mounts, drives): (root::Mounts, drives::Drives),
+    (link, network): (UnixListener, UnixListener),
+) -> Result<Kept, Trouble> {
+    let ([meminfo, stat, loadavg], facts) = furnish(cage, mounts, drives, &filter)?;
+    // Said last of all, but before the descriptor goes with the others.
+    teller.write_all(b"up\n").step("tell the builder")?;
+    let kept = [link.into(), score, network.into(), device, meminfo, stat, loadavg];
+    Ok((sys::keep_only(kept).step("close what was inherited")?, facts))
 }
 
 /// Opens what [`super::Expendable`] writes to, while this process still has host root's number.
@@ -197,19 +251,13 @@ fn no_core_dumps() -> Result<(), Trouble> {
     }
 }
 
-/// Answers with the network device, and with what the sandbox's limits are written to.
+/// Answers with what the sandbox's limits are written to.
 fn furnish(
-    prepared: Prepared<'_>,
-    gate: OwnedFd,
-) -> Result<(OwnedFd, view::Files, view::Facts), Trouble> {
-    let Prepared { cage, mounts, drives, groups } = prepared;
-    // A session of its own: no terminal of the host's, no signal meant for the daemon's group.
-    rustix::process::setsid().step("start a session")?;
-    groups.join()?;
-    sys::raise_loopback().step("raise the loopback interface")?;
-    let device = network::make_device()?;
-    let filter = filter::compile()?;
-    wait_for(gate)?;
+    cage: &Cage,
+    mounts: root::Mounts,
+    drives: drives::Drives,
+    filter: &seccompiler::BpfProgram,
+) -> Result<(view::Files, view::Facts), Trouble> {
     become_root()?;
     network::relax();
     rustix::system::sethostname(cage.hostname.as_bytes()).step("set the host name")?;
@@ -233,9 +281,9 @@ fn furnish(
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .step("close the agent's memory to others")?;
     // The filter first: installing it takes a capability the next step drops.
-    sys::install_filter(&filter).step("install the system call filter")?;
+    sys::install_filter(filter).step("install the system call filter")?;
     drop_capabilities()?;
-    Ok((device, files, facts))
+    Ok((files, facts))
 }
 
 /// Puts `/dev/null` in place of standard input, output and error.

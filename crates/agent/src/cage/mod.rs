@@ -29,9 +29,12 @@
 //! - PID 1 is not dumpable and its memory belongs to the host's user namespace: root inside can
 //!   neither trace it nor look at `/proc/1/{fd,mem,exe,root}`.
 //!
+//! Steps 4 and 5 can be done before it is known what to build: see [`ahead`].
+//!
 //! Nothing here runs in more than one thread: `clone3` without a thread library's knowledge is only
 //! sound that way. [`crate::serve`] starts its runtime after the cage is built.
 
+mod ahead;
 pub(crate) mod drives;
 pub(crate) mod filter;
 pub(crate) mod inside;
@@ -121,10 +124,21 @@ pub(crate) struct Doors {
 
 /// Builds the cage described on standard input. Returns twice, once on each side.
 pub(crate) fn build() -> Built {
-    let built = read_plan().and_then(|cage: Cage| {
-        if cage.version == VERSION { Ok(cage) } else { Err(wrong_version(cage.version)) }
-    });
-    let outcome = match built.and_then(|cage| raise(&cage)) {
+    built(checked_plan().and_then(|cage| raise(&cage)))
+}
+
+/// The same, and begins before there is something on standard input.
+pub(crate) fn build_ahead() -> Built {
+    built(ahead::raise())
+}
+
+fn checked_plan() -> Result<Cage, Trouble> {
+    let cage: Cage = read_plan()?;
+    if cage.version == VERSION { Ok(cage) } else { Err(wrong_version(cage.version)) }
+}
+
+fn built(raised: Result<Raised, Trouble>) -> Built {
+    let outcome = match raised {
         Ok(Raised::Inside(doors)) => return Built::First(doors),
         Ok(Raised::Outside(record)) => Outcome::Done(record),
         Err(trouble) => trouble.into(),
@@ -172,13 +186,18 @@ enum Raised {
     Inside(Doors),
 }
 
-fn raise(cage: &Cage) -> Result<Raised, Trouble> {
-    // Held until the builder exits, so that a daemon started meanwhile waits for the outcome before
-    // it judges the directory. The first process closes its copy.
+/// Takes the lock on the runtime directory. Held until the builder exits, so that a daemon started meanwhile waits for the
+/// outcome before it judges the directory. The first process closes its copy.
+fn claim(cage: &Cage) -> Result<File, Trouble> {
     let lock = lock(&cage.run_dir)?;
     if cage.run_dir.join(RECORD).exists() {
         return Err(Trouble::new("claim the runtime directory", "a machine was started in it"));
     }
+    Ok(lock)
+}
+
+fn raise(cage: &Cage) -> Result<Raised, Trouble> {
+    let lock = claim(cage)?;
     let listeners = (listen(&cage.run_dir)?, network::listen()?);
     let mounts = root::Mounts::copy(&cage.root)?;
     let drives = drives::Drives::copy(&cage.mounts)?;
@@ -199,17 +218,14 @@ fn raise(cage: &Cage) -> Result<Raised, Trouble> {
         }
         sys::Side::Parent { child } => {
             drop((gate, teller, groups));
-            // Heard in any case: without an open gate the child ends soon, and if it ended before the
-            // gate was opened, it knows why.
-            let admitted = admit(cage, child, (&mounts, &drives), gate_key);
-            let outcome = match (admitted, hear(news)) {
-                (Ok(record), Ok(())) => Ok(record),
-                (Ok(_), Err(trouble)) => Err(trouble),
-                (Err(Trouble { step, .. }), Err(trouble)) if step == OPEN_THE_GATE => Err(trouble),
-                (Err(trouble), _) => Err(trouble),
+            let admit = || {
+                let record = grant(cage, child, (&mounts, &drives))?;
+                File::from(gate_key).write_all(b"g").step(OPEN_THE_GATE)?;
+                Ok(record)
             };
+            let outcome = finish(admit, || hear(news));
             if outcome.is_err() {
-                abandon(&cage.run_dir, child);
+                abandon(Some(&cage.run_dir), child);
             }
             outcome.map(Raised::Outside)
         }
@@ -218,12 +234,27 @@ fn raise(cage: &Cage) -> Result<Raised, Trouble> {
 
 pub(crate) const OPEN_THE_GATE: &str = "open the gate";
 
-/// Does for the waiting child what only the host's root can do, then lets it go on.
-fn admit(
+/// Lets the waiting child go on, and hears what becomes of it.
+fn finish(
+    admit: impl FnOnce() -> Result<Record, Trouble>,
+    hear: impl FnOnce() -> Result<(), Trouble>,
+) -> Result<Record, Trouble> {
+    let admitted = admit();
+    // Heard in any case: without an open gate the child ends soon, and if it ended before the
+    // gate was opened, it knows why.
+    match (admitted, hear()) {
+        (Ok(record), Ok(())) => Ok(record),
+        (Ok(_), Err(trouble)) => Err(trouble),
+        (Err(Trouble { step, .. }), Err(trouble)) if step == OPEN_THE_GATE => Err(trouble),
+        (Err(trouble), _) => Err(trouble),
+    }
+}
+
+/// Does for the waiting child what only the host's root can do.
+fn grant(
     cage: &Cage,
     child: u32,
     (mounts, drives): (&root::Mounts, &drives::Drives),
-    gate: OwnedFd,
 ) -> Result<Record, Trouble> {
     let proc = Path::new("/proc").join(child.to_string());
     root::furnish(&cage.root, &cage.hostname)?;
@@ -234,7 +265,6 @@ fn admit(
     drives.shift(user_ns.as_fd())?;
     let record = record(&proc, child, &cage.hostname)?;
     save(&cage.run_dir, &record)?;
-    File::from(gate).write_all(b"g").step(OPEN_THE_GATE)?;
     Ok(record)
 }
 
@@ -279,13 +309,15 @@ fn hear(news: OwnedFd) -> Result<(), Trouble> {
     }
 }
 
-/// Ends a first process that never came up, and takes back its record.
-pub(crate) fn abandon(run_dir: &Path, child: u32) {
+/// Ends a first process that never came up, and takes back its record if it may have one.
+pub(crate) fn abandon(run_dir: Option<&Path>, child: u32) {
     if let Some(pid) = i32::try_from(child).ok().and_then(rustix::process::Pid::from_raw) {
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
     }
-    let _ = fs::remove_file(run_dir.join(RECORD));
+    if let Some(run_dir) = run_dir {
+        let _ = fs::remove_file(run_dir.join(RECORD));
+    }
 }
 
 pub(crate) fn lock(run_dir: &Path) -> Result<File, Trouble> {

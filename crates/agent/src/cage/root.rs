@@ -59,11 +59,22 @@ impl Mounts {
         Ok(Self { layers: copy(&root.layers_dir)?, writable: copy(&root.writable_dir)? })
     }
 
+    /// As they are sent to another process.
+    pub(super) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.layers.as_fd(), self.writable.as_fd()]
+    }
+
     /// Shifts owners to the ids of `user_ns`. Possible as long as nothing is attached.
     pub(super) fn shift(&self, user_ns: BorrowedFd<'_>) -> Result<(), Trouble> {
         sys::shift_owners(self.layers.as_fd(), user_ns, true).step("shift the layers' owners")?;
         sys::shift_owners(self.writable.as_fd(), user_ns, false)
             .step("shift the writable directory's owners")
+    }
+}
+
+impl From<[OwnedFd; 2]> for Mounts {
+    fn from([layers, writable]: [OwnedFd; 2]) -> Self {
+        Self { layers, writable }
     }
 }
 

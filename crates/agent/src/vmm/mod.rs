@@ -102,7 +102,7 @@ fn raise(vmm: &Vmm) -> Result<Record, Trouble> {
                 (Err(trouble), _) => Err(trouble),
             };
             if outcome.is_err() {
-                abandon(&vmm.run_dir, child);
+                abandon(Some(&vmm.run_dir), child);
             }
             outcome
         }

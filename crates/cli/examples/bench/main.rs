@@ -419,7 +419,8 @@ impl Bench {
         }
         let what = format!("resume → first command, one of {}", self.rounds.sleepers);
         self.add(table, &what, &times, bare);
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        // What work leaves with the allocator is given back every ten seconds.
+        tokio::time::sleep(Duration::from_secs(15)).await;
         let pid = daemon.pid().unwrap_or(0);
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let megabytes = |field: &str| {

@@ -34,7 +34,16 @@ impl Table {
         let at = |share: f64| rounded(percentile(times, share));
         let [p50, p95, p99] = [0.50, 0.95, 0.99].map(at);
         let (operation, unit) = (what.to_owned(), "ms".to_owned());
-        self.run.rows.push(Row { operation, unit, n: times.len(), p50, p95, p99, yardstick, beside: None });
+        self.run.rows.push(Row {
+            operation,
+            unit,
+            n: times.len(),
+            p50,
+            p95,
+            p99,
+            yardstick,
+            beside: None,
+        });
         let _ = writeln!(std::io::stderr(), "{what}: p50 {p50:.2} ms");
     }
 
@@ -48,7 +57,16 @@ impl Table {
     pub(crate) fn add_memory(&mut self, what: &str, megabytes: f64) {
         let (operation, unit) = (what.to_owned(), "MB".to_owned());
         let [p50, p95, p99] = [rounded(megabytes); 3];
-        self.run.rows.push(Row { operation, unit, n: 1, p50, p95, p99, yardstick: None, beside: None });
+        self.run.rows.push(Row {
+            operation,
+            unit,
+            n: 1,
+            p50,
+            p95,
+            p99,
+            yardstick: None,
+            beside: None,
+        });
     }
 
     pub(crate) fn note(&mut self, text: &str) {

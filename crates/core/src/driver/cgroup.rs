@@ -71,6 +71,11 @@ impl Groups {
         Ok(Self { trees, parent: parent.to_owned() })
     }
 
+    /// Whether a process must be born in its group: moving it there takes milliseconds.
+    pub(super) fn are_born_in(&self) -> bool {
+        matches!(self.trees, Trees::V2(_))
+    }
+
     /// Says in a few words what was found.
     pub(super) fn describe(&self) -> String {
         match &self.trees {

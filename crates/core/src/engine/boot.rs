@@ -170,13 +170,12 @@ impl Inner {
         // machine is made. Not where a start that came to no end is taken back.
         let early = created && driver.keeper().is_none();
         let starting = sandbox.clone();
-        let (up, synced) =
-            tokio::join!(self.power_up(driver, sandbox, session, begin), async {
-                match early {
-                    true => self.store.write_founded(&starting).await,
-                    false => Ok(()),
-                }
-            });
+        let (up, synced) = tokio::join!(self.power_up(driver, sandbox, session, begin), async {
+            match early {
+                true => self.store.write_founded(&starting).await,
+                false => Ok(()),
+            }
+        });
         let (live, restored) = up?;
         synced?;
         failpoint::pass("boot.up");
@@ -399,6 +398,9 @@ impl Inner {
     }
 
     pub(super) async fn missing_layer(&self, layers: &[LayerId]) -> Option<String> {
+        if self.store.has_layers(layers).await {
+            return layers.iter().find_map(|layer| self.changed_layer(layer));
+        }
         for layer in layers {
             let mut found = self.store.layer(layer).await;
             if found.as_ref().is_err_and(crate::store::StoreError::is_not_found) {
@@ -414,13 +416,16 @@ impl Inner {
             if !self.store.diff_dir(layer).is_dir() {
                 return Some(format!("the files of layer {layer} are gone"));
             }
-            if let Some(changed) =
-                self.damage.detail(DamageKind::LayerChanged, &format!("layers/{layer}"))
-            {
-                return Some(format!("layer {layer} is not what was sealed: {changed}"));
+            if let Some(changed) = self.changed_layer(layer) {
+                return Some(changed);
             }
         }
         None
+    }
+
+    fn changed_layer(&self, layer: &LayerId) -> Option<String> {
+        let changed = self.damage.detail(DamageKind::LayerChanged, &format!("layers/{layer}"))?;
+        Some(format!("layer {layer} is not what was sealed: {changed}"))
     }
 
     /// Notices when a machine ends by itself, and keeps what it had written.
@@ -480,6 +485,11 @@ impl Inner {
     pub(super) async fn record(&self, sandbox: &mut Sandbox, durability: Durability) -> Result<()> {
         sandbox.updated_at = now();
         self.store.write(sandbox, durability).await?;
+        self.recorded(sandbox).await
+    }
+
+    /// The sandbox's record is on disk.
+    pub(super) async fn recorded(&self, sandbox: &Sandbox) -> Result<()> {
         self.books().hold_sandbox(sandbox);
         self.db.put_sandbox(sandbox).await?;
         // What was not on record is outdated.

@@ -29,11 +29,11 @@ use crate::driver::{MachineUsage, strays};
 use crate::failpoint::{self, step};
 use crate::guest::GuestError;
 use crate::model::{
-    CommandEnd, Decision, Ending, Expiry, FORMAT, Finding, LayerId, LayerKind, MachineKey, Method,
-    MountMode, Mounted, OnJunk, Sandbox, Session, SessionEnd, SessionId, Snapshot, SnapshotId,
-    SnapshotKind, now,
+    CommandEnd, Decision, Ending, Expiry, FORMAT, Finding, Layer, LayerId, LayerKind, MachineKey,
+    Method, MountMode, Mounted, OnJunk, Sandbox, Session, SessionEnd, SessionId, Snapshot,
+    SnapshotId, SnapshotKind, now,
 };
-use crate::store::{Durability, JunkRules, SealOptions, StoreError};
+use crate::store::{Durability, JunkRules, SealOptions, Sealing, StoreError};
 
 /// How often it is asked whether a layer is mounted before processes are looked for that have it.
 const STRAY_AFTER: u32 = 20;
@@ -378,16 +378,16 @@ impl Inner {
     ) -> Result<Option<Snapshot>> {
         let hold = self.store.hold();
         let mut layers = self.short_chain(&hold, &sandbox.id, &sandbox.open_chain).await;
-        let mut empty = Vec::new();
+        let (mut empty, mut ready) = (Vec::new(), Vec::new());
         if let Some(under) = &sandbox.unsealed
-            && self.seal_layer(under, sandbox, &mut findings).await?.is_none()
+            && !self.seal_layer(under, sandbox, &mut findings, &mut ready).await?
         {
             layers.retain(|layer| layer != under);
             empty.push(under);
         }
-        match self.seal_layer(open, sandbox, &mut findings).await? {
-            Some(layer) => layers.insert(0, layer),
-            None => empty.push(open),
+        match self.seal_layer(open, sandbox, &mut findings, &mut ready).await? {
+            true => layers.insert(0, open.clone()),
+            false => empty.push(open),
         }
         failpoint::pass("seal.sealed");
         let current = self.current_snapshot(after).await?;
@@ -396,14 +396,14 @@ impl Inner {
         let snapshot = match current.filter(|current| same(current) && !ending.always) {
             Some(current) => {
                 // Nothing was written: what it stood on is still what it stands on.
-                self.record(after, Durability::Synced).await?;
+                self.commit_all(after, None, &ready).await?;
                 current
             }
             None => {
                 let id = SnapshotId::of_layer(open);
                 let wanted = Wanted { findings, ..ending.into() };
                 let snapshot = self.new_snapshot(after, id, layers, ending.kind, wanted);
-                self.commit(after, &snapshot).await?;
+                self.commit_all(after, Some(&snapshot), &ready).await?;
                 snapshot
             }
         };
@@ -420,12 +420,14 @@ impl Inner {
         }
     }
 
+    /// Makes a layer ready to be sealed with the commit. Answers whether there is anything in it.
     async fn seal_layer(
         &self,
         layer: &LayerId,
         sandbox: &Sandbox,
         findings: &mut Vec<Finding>,
-    ) -> Result<Option<LayerId>> {
+        ready: &mut Vec<Layer>,
+    ) -> Result<bool> {
         let options = SealOptions {
             exclude: sandbox.config.exclude.clone(),
             kind: LayerKind::Session,
@@ -437,10 +439,17 @@ impl Inner {
             OnJunk::Warn => JunkRules::of(&sandbox.config.guard)?,
             OnJunk::Off | OnJunk::PromoteOrDrop => None,
         };
-        let (sealed, junk) = self.store.seal_looking(layer, &options, rules).await?;
+        let (sealing, junk) = self.store.prepare_seal(layer, &options, rules).await?;
         findings.extend(junk.iter().take(20).map(|junk| junk_finding(junk, None)));
-        sealed.iter().for_each(|layer| self.book(layer));
-        Ok(sealed.map(|layer| layer.id))
+        match sealing {
+            None => return Ok(false),
+            Some(Sealing::Sealed(layer)) => self.book(&layer),
+            Some(Sealing::Ready(layer)) => {
+                self.book(&layer);
+                ready.push(layer);
+            }
+        }
+        Ok(true)
     }
 
     /// Seals the layer of a drive. `None`: nothing was written to it. So it is with one that is not
@@ -533,16 +542,37 @@ impl Inner {
 
     /// Acknowledges a snapshot: its manifest, then the sandbox's, both on stable storage.
     pub(super) async fn commit(&self, sandbox: &mut Sandbox, snapshot: &Snapshot) -> Result<()> {
+        self.commit_all(sandbox, Some(snapshot), &[]).await
+    }
+
+    /// The same with layers that are to be sealed, and perhaps without a new snapshot.
+    async fn commit_all(
+        &self,
+        sandbox: &mut Sandbox,
+        snapshot: Option<&Snapshot>,
+        ready: &[Layer],
+    ) -> Result<()> {
+        let Some(snapshot) = snapshot else {
+            sandbox.updated_at = now();
+            self.store.commit(ready, None, sandbox).await?;
+            return self.recorded(sandbox).await;
+        };
         // Nobody deletes it in between, when no sandbox stands on it yet.
         let _record = self.snapshot_locks.lock(&snapshot.id).await;
-        self.store.write(snapshot, Durability::Synced).await?;
-        failpoint::pass("commit.snapshot");
-        self.db.put_snapshot(snapshot).await?;
-        self.books().hold_snapshot(snapshot);
-        sandbox.current = Some(snapshot.id.clone());
-        sandbox.missing = None;
-        sandbox.generation = snapshot.generation;
-        self.record(sandbox, Durability::Synced).await?;
+        let mut after = sandbox.clone();
+        after.current = Some(snapshot.id.clone());
+        after.missing = None;
+        after.generation = snapshot.generation;
+        after.updated_at = now();
+        let committed = self.store.commit(ready, Some(snapshot), &after).await;
+        // It may be there all the same, and the sandbox's record not.
+        if committed.is_ok() || self.store.read::<Snapshot>(&snapshot.id).await.is_ok() {
+            self.books().hold_snapshot(snapshot);
+            self.db.put_snapshot(snapshot).await?;
+        }
+        committed?;
+        *sandbox = after;
+        self.recorded(sandbox).await?;
         failpoint::pass("commit.sandbox");
         Ok(())
     }

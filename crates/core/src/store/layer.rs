@@ -54,6 +54,16 @@ impl Default for SealOptions {
     }
 }
 
+/// A layer whose files are on stable storage, and that nothing writes to any more.
+#[derive(Debug, Clone)]
+#[must_use = "a layer that is ready is still open until it is committed"]
+pub enum Sealing {
+    /// Its manifest is there too.
+    Sealed(Layer),
+    /// Its manifest is still to be written, by [`Store::commit`].
+    Ready(Layer),
+}
+
 /// What an open layer takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -160,22 +170,37 @@ impl Store {
     /// Returns [`StoreError::NoRoom`] or [`StoreError::OnDisk`] before anything is touched; after any other error the layer is
     /// still open and can be sealed again.
     pub async fn seal(&self, open: &LayerId, options: &SealOptions) -> Result<Option<Layer>> {
-        Ok(self.seal_looking(open, options, None).await?.0)
+        let (store, id, options) = (self.clone(), open.clone(), options.clone());
+        blocking(move || {
+            Ok(match store.prepare_now(&id, &options, None)?.0 {
+                Some(Sealing::Ready(layer)) => {
+                    let place = Layer::place(&id);
+                    let bytes = manifest::to_json(&layer, &place)?;
+                    store.put(&place, &bytes, Durability::Synced, false)?;
+                    store.is_sealed(&id);
+                    Some(layer)
+                }
+                Some(Sealing::Sealed(layer)) => Some(layer),
+                None => None,
+            })
+        })
+        .await
     }
 
-    /// Seals a layer as [`seal`](Self::seal) does, and tells what is in it that may not be meant to be.
+    /// Does all that [`seal`](Self::seal) does but write the manifest, which is left to [`commit`](Self::commit), and
+    /// tells what is in the layer that may not be meant to be.
     ///
     /// # Errors
     ///
     /// As [`seal`](Self::seal).
-    pub async fn seal_looking(
+    pub async fn prepare_seal(
         &self,
         open: &LayerId,
         options: &SealOptions,
         rules: Option<JunkRules>,
-    ) -> Result<(Option<Layer>, Vec<Junk>)> {
+    ) -> Result<(Option<Sealing>, Vec<Junk>)> {
         let (store, id, options) = (self.clone(), open.clone(), options.clone());
-        blocking(move || store.seal_now(&id, &options, rules.as_ref())).await
+        blocking(move || store.prepare_now(&id, &options, rules.as_ref())).await
     }
 
     /// What is in an open layer that may not be meant to be. It may be written to meanwhile.
@@ -198,17 +223,17 @@ impl Store {
         blocking(move || globs.apply(&diff, &prefix)).await
     }
 
-    fn seal_now(
+    fn prepare_now(
         &self,
         id: &LayerId,
         options: &SealOptions,
         rules: Option<&JunkRules>,
-    ) -> Result<(Option<Layer>, Vec<Junk>)> {
+    ) -> Result<(Option<Sealing>, Vec<Junk>)> {
         match self.get::<Layer>(id) {
             Ok(sealed) => {
                 // Whoever sealed it may have died, or failed, before that was on stable storage.
                 self.sync_now()?;
-                return Ok((Some(sealed), Vec::new()));
+                return Ok((Some(Sealing::Sealed(sealed)), Vec::new()));
             }
             Err(StoreError::NotFound { .. }) => {}
             Err(error) => return Err(error),
@@ -253,14 +278,17 @@ impl Store {
             diff_id: options.diff_id.clone(),
         };
         failpoint::pass("store.seal.before_manifest");
-        let place = Layer::place(id);
-        self.put(&place, &manifest::to_json(&layer, &place)?, Durability::Synced, false)?;
+        Ok((Some(Sealing::Ready(layer)), junk))
+    }
+
+    /// A layer's manifest is on stable storage.
+    pub(super) fn is_sealed(&self, id: &LayerId) {
         failpoint::pass("store.seal.sealed");
         self.forget_doubt(id);
+        let dir = self.layer_dir(id);
         for leftover in ["open.json", "copies.json"] {
             let _ = fs::remove_file(dir.join(leftover));
         }
-        Ok((Some(layer), junk))
     }
 
     /// Whether nothing was written to an open layer. Nobody knows what is on a machine's disk.
@@ -364,6 +392,15 @@ impl Store {
     pub async fn layer(&self, id: &LayerId) -> Result<Layer> {
         let (store, id) = (self.clone(), id.clone());
         blocking(move || store.sealed(&id)).await
+    }
+
+    /// Whether all of these are sealed and their files are there.
+    pub async fn has_layers(&self, ids: &[LayerId]) -> bool {
+        let (store, ids) = (self.clone(), ids.to_vec());
+        let there = move || {
+            Ok(ids.iter().all(|id| store.sealed(id).is_ok() && store.diff_dir(id).is_dir()))
+        };
+        blocking(there).await.unwrap_or(false)
     }
 
     pub(super) fn sealed(&self, id: &LayerId) -> Result<Layer> {

@@ -488,7 +488,7 @@ pub(super) fn id_of(path: &Path) -> &str {
 
 /// Makes the directory a document goes into, and tells which had to be made: the entry of each is to
 /// be synced as well. The directory of a sandbox is never made here: see [`Store::found`].
-fn ensure_parent(data: &Path, place: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn ensure_parent(data: &Path, place: &Path) -> Result<Vec<PathBuf>> {
     let path = data.join(place);
     let missing: Vec<PathBuf> =
         path.ancestors().skip(1).take_while(|dir| !dir.is_dir()).map(Path::to_owned).collect();

@@ -18,13 +18,16 @@
 //! *What is left to the background.* Taking an overlay down means forgetting every file that was
 //! looked at through it, and a sync of the whole filesystem: up to a hundred milliseconds in which
 //! nothing can be written any more and nobody needs to wait. So `stop` holds the mounts until the
-//! processes are gone, and a builder that has swapped a root is not waited for.
+//! processes are gone and the layer is sealed ([`release`]), and a builder that has swapped a root is not waited for.
+//!
+//! *What is done ahead.* See [`spares`].
 //!
 //! Calls are plain blocking code on the runtime's blocking threads: each is a few milliseconds of
 //! system calls, and one that was begun is finished even if its caller goes away.
 
 mod disk;
 mod probe;
+mod spares;
 
 use std::fs::{self, File};
 use std::io::{self, IoSliceMut};
@@ -32,16 +35,21 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use rustix::fs::FlockOperation;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
-use sandkeep_proto::cage::{self, Cage, Ids, NETWORK_SOCKET, SOCKET, Swap, VERSION};
+use sandkeep_proto::cage::{
+    self, Cage, Ids, MOST_MOUNTS_AHEAD, NETWORK_SOCKET, SOCKET, Swap, VERSION,
+};
 use tokio::io::Interest;
+use tokio::sync::Semaphore;
 
 pub use self::probe::probe;
-use super::host::{Host, broken, died, failed, lock, on_thread};
+use self::spares::Spares;
+use super::host::{Builder, Host, broken, died, failed, lock, on_thread};
 use super::{
     Device, Driver, DriverError, DriverResult, Link, Machine, MachineMount, MachineUsage, Relayer,
     Unnamed,
@@ -53,6 +61,11 @@ use crate::release;
 const NAME: &str = "container";
 /// How long the agent may take to hand over the network device.
 const HAND_OVER: Duration = Duration::from_secs(10);
+/// How many machines are started at the same time, for each processor. More of them would not be up sooner, and all would
+/// be up last: they work in the kernel, and wait for the same locks there.
+const AT_ONCE: usize = 2;
+/// How long a machine waits for its turn. Others may be held up by what cannot be helped, and it should not be with them.
+const TURN: Duration = Duration::from_secs(1);
 
 /// Where the driver keeps things on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +82,9 @@ pub struct ContainerConfig {
 #[derive(Debug, Clone)]
 pub struct ContainerDriver {
     host: Arc<Host>,
+    spares: Arc<Spares>,
+    /// Held while a machine is started.
+    turns: Arc<Semaphore>,
 }
 
 impl ContainerDriver {
@@ -81,12 +97,27 @@ impl ContainerDriver {
     pub fn new(config: ContainerConfig) -> DriverResult<Self> {
         let ContainerConfig { agent, run_dir, cgroup_parent } = config;
         let host = Host::prepare(NAME, agent, run_dir, &cgroup_parent)?;
-        Ok(Self { host: Arc::new(host) })
+        let at_once = AT_ONCE * thread::available_parallelism().map_or(2, usize::from);
+        let turns = Arc::new(Semaphore::new(at_once));
+        Ok(Self { host: Arc::new(host), spares: Spares::new(0), turns })
+    }
+
+    /// Keeps up to so many cages begun ahead of the next starts.
+    #[must_use]
+    pub fn with_spares(self, most: usize) -> Self {
+        Self { spares: Spares::new(most), ..self }
+    }
+
+    /// How many cages are begun that are nobody's.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.spares.waiting()
     }
 
     /// Removes the runtime directory, if no machine is left in it. Control groups go with the last
     /// machine by themselves.
     pub fn retire(self) {
+        self.spares.close();
         let _ = fs::remove_dir(self.host.run_dir());
     }
 
@@ -106,8 +137,14 @@ impl Driver for ContainerDriver {
     }
 
     async fn start(&self, machine: &Machine) -> DriverResult<Link> {
-        let machine = machine.clone();
-        self.with_host(move |host| start(host, &machine)).await
+        let (machine, spares) = (machine.clone(), Arc::clone(&self.spares));
+        let started = {
+            let _under_way = self.spares.starting();
+            let _turn = tokio::time::timeout(TURN, self.turns.acquire()).await;
+            self.with_host(move |host| start(host, &machine, spares.take())).await
+        };
+        self.spares.restock(&self.host);
+        started
     }
 
     async fn stop(&self, key: &MachineKey) -> DriverResult<MachineUsage> {
@@ -207,13 +244,27 @@ fn link(host: &Host, key: &MachineKey) -> Link {
     Link::Unix(host.directory(key).join(SOCKET))
 }
 
-fn start(host: &Host, machine: &Machine) -> DriverResult<Link> {
-    let key = &machine.key;
+fn start(host: &Host, machine: &Machine, spare: Option<Builder>) -> DriverResult<Link> {
     step("start.begun");
+    // So many mounts are more than one that was begun ahead takes.
+    let spare = spare.filter(|_| machine.mounts.len() <= MOST_MOUNTS_AHEAD);
+    let Some(spare) = spare else { return build(host, machine, host.builder(&["cage"])?) };
+    match build(host, machine, spare) {
+        Err(error @ (DriverError::Build { .. } | DriverError::Io { .. })) => {
+            // It may have been the spare's fault.
+            tracing::warn!(machine = %machine.key, %error, "a cage that was begun ahead was not finished; another is built");
+            build(host, machine, host.builder(&["cage"])?)
+        }
+        built => built,
+    }
+}
+
+fn build(host: &Host, machine: &Machine, builder: Builder) -> DriverResult<Link> {
+    let key = &machine.key;
     let lock = host.claim(key)?;
     step("start.claimed");
     // Described while the builder's process starts, which takes about as long.
-    let built = host.agent("cage", || {
+    let built = builder.build(|| {
         Ok(Cage {
             version: VERSION,
             run_dir: host.directory(key),
@@ -252,7 +303,7 @@ fn stop(host: &Host, key: &MachineKey) -> DriverResult<MachineUsage> {
         host.groups.thaw(key)?;
         host.kill(key, &process)?;
         step("stop.killed");
-        mounts.into_iter().for_each(release::close);
+        mounts.into_iter().for_each(release::close_later);
     }
     let usage = host.groups.usage(key);
     step("stop.used");

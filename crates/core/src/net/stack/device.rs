@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -17,7 +18,6 @@ use tokio::time::Instant;
 use super::packet::Bad;
 use crate::driver::Device as Outlet;
 use crate::net::MTU;
-use crate::release::ClosedBeside;
 
 thread_local! {
     /// Where packets are written before they go out: one for each thread that carries packets, none for each
@@ -35,7 +35,7 @@ const IPV6: [u8; 2] = [0x86, 0xdd];
 /// A sandbox's device.
 #[derive(Debug)]
 pub(super) struct Device {
-    descriptor: AsyncFd<ClosedBeside>,
+    descriptor: AsyncFd<OwnedFd>,
     /// The card's address, if packets come in Ethernet frames.
     card: Option<[u8; 6]>,
     began: Instant,
@@ -54,7 +54,7 @@ impl Device {
             deprecated,
             reason = "sound here: the descriptor is owned, and not closed while registered"
         )]
-        let descriptor = AsyncFd::new(ClosedBeside::new(descriptor))?;
+        let descriptor = AsyncFd::new(descriptor)?;
         Ok(Self {
             descriptor,
             card,
@@ -63,7 +63,7 @@ impl Device {
         })
     }
 
-    pub(super) async fn readable(&self) -> io::Result<AsyncFdReadyGuard<'_, ClosedBeside>> {
+    pub(super) async fn readable(&self) -> io::Result<AsyncFdReadyGuard<'_, OwnedFd>> {
         self.descriptor.readable().await
     }
 
