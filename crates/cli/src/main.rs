@@ -26,6 +26,7 @@ use crate::args::{Command, Keep};
 use crate::failure::{Failure, json_line};
 
 fn main() -> ExitCode {
+    memory::few_arenas();
     let keep = match Keep::try_parse() {
         Ok(keep) => keep,
         Err(error) => return misused(error),

@@ -549,7 +549,15 @@ fn cages_that_were_begun_ahead_end_with_their_daemon() {
     keep.kill();
     wait_for_agents(&keep, "they end with a daemon that is killed", |count| count == 0);
     keep.launch();
+    create(&keep, "one");
+    keep.ok(["rm", "one"]);
+    wait_for_agents(&keep, "two are begun again", |count| count == 4);
+    std::thread::sleep(Duration::from_secs(3));
+    let begun = Instant::now();
     create(&keep, "two");
+    let uptime = keep.sh("two", "cut -d. -f1 /proc/uptime");
+    let (uptime, most) = (uptime.trim().parse::<u64>().unwrap(), begun.elapsed().as_secs() + 1);
+    assert!(uptime <= most, "the session's time is not that of what waited: {uptime}, {most}");
     wait_for_agents(&keep, "one sandbox, and two that are begun", |count| count == 5);
     keep.terminate();
     wait_for_agents(&keep, "the sandbox goes on alone", |count| count == 1);
