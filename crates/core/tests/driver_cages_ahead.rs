@@ -173,10 +173,24 @@ async fn a_cage_that_was_begun_ahead_is_like_any_other() {
     for machine in [&ahead, &fresh] {
         let _device = driver.network(&machine.key).await.unwrap();
     }
-    let (ours, others) = (portrait(taken), portrait(built));
-    for ((what, one), (_, other)) in ours.iter().zip(&others) {
-        // Its own control groups are mounted in each, by their names.
-        assert_eq!(one.replace("/ahead ", "/fresh "), *other, "{what}");
+    // Its own control groups are mounted in each, by their names.
+    let renamed = |(what, seen): (String, String)| (what, seen.replace("/ahead ", "/fresh "));
+    let portraits = || {
+        let ours: Vec<_> = portrait(taken).into_iter().map(renamed).collect();
+        (ours, portrait(built))
+    };
+    // A connection that was served is closed a moment later.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(10) {
+        let (ours, others) = portraits();
+        if ours == others {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let (ours, others) = portraits();
+    for (one, other) in ours.iter().zip(&others) {
+        assert_eq!(one, other);
     }
     assert_eq!(ours.len(), others.len());
     let groups = |pid: i32| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();

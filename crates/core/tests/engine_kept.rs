@@ -71,10 +71,11 @@ async fn logs_take_so_much_and_no_more() {
     }
     let within = until("logs are within bounds", async || {
         let kept = kept(&engine).await;
-        (kept.bytes <= 4 << 20).then_some(kept)
+        // The last of them is counted a moment after its caller heard of its end.
+        (kept.bytes <= 4 << 20 && kept.count <= 4).then_some(kept)
     })
     .await;
-    assert!((2..=4).contains(&within.count), "{within:?}");
+    assert!(within.count >= 2, "{within:?}");
     // One that is larger than the bound stays until another has ended.
     ok(&engine, "app", "head -c 6000000 /dev/zero").await;
     let left = until("the others are gone", async || {
