@@ -440,12 +440,17 @@ impl Inner {
         record.service = service.cloned();
         record.oom_kills_before = live.driver.oom_kills(&live.key);
         // On record before it runs: a daemon that dies now finds out from the agent what became of it.
-        self.note_command(&record).await?;
+        self.accounts.expect(&record);
+        if let Err(error) = self.note_command(&record).await {
+            self.accounts.expect_no_more(&record);
+            return Err(error);
+        }
         crate::failpoint::pass("exec.recorded");
         let process = match guest.spawn(spawn).await {
             Ok(process) => process,
             Err(error @ GuestError::Refused { .. }) => {
                 // It never ran, so it is on no record.
+                self.accounts.expect_no_more(&record);
                 self.db.remove_command(&record.id).await?;
                 self.store.remove::<Command>(&(record.sandbox.clone(), record.id.clone())).await?;
                 return Err(error.into());

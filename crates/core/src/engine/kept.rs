@@ -61,8 +61,8 @@ struct Account {
 #[derive(Debug, Default)]
 struct Known {
     kept: Option<CommandsKept>,
-    /// Commands that have ended and are about to be counted.
-    ending: HashSet<CommandId>,
+    /// Commands that are counted when they have ended: from before their record is on disk until then.
+    expected: HashSet<CommandId>,
     /// What the last measurement found of commands that were not counted yet, so that they are not counted twice.
     included: HashMap<CommandId, u64>,
 }
@@ -77,9 +77,14 @@ impl Accounts {
         lock(&self.0).get(sandbox).and_then(|account| lock(&account.known).kept)
     }
 
-    /// A command has ended, and [`count_command`](Inner::count_command) will follow.
-    pub(super) fn ends(&self, command: &Command) {
-        lock(&self.of(&command.sandbox).known).ending.insert(command.id.clone());
+    /// A command is about to be on record, or has ended, and [`count_command`](Inner::count_command) will follow.
+    pub(super) fn expect(&self, command: &Command) {
+        lock(&self.of(&command.sandbox).known).expected.insert(command.id.clone());
+    }
+
+    /// It was not started after all.
+    pub(super) fn expect_no_more(&self, command: &Command) {
+        lock(&self.of(&command.sandbox).known).expected.remove(&command.id);
     }
 }
 
@@ -130,7 +135,7 @@ impl Inner {
         let kept = CommandsKept { count: files.len() as u64, bytes };
         let mut known = lock(&account.known);
         let counted_later =
-            |id: &CommandId| known.ending.contains(id) || self.tracked(sandbox, id).is_some();
+            |id: &CommandId| known.expected.contains(id) || self.tracked(sandbox, id).is_some();
         let included = files.iter().filter(|(id, _)| counted_later(id));
         let included = included.map(|(id, files)| (id.clone(), files.bytes)).collect();
         (known.kept, known.included) = (Some(kept), included);
@@ -145,7 +150,7 @@ impl Inner {
             let bytes = self.store.files_of_command(&ended.sandbox, &ended.id).await;
             let kept = {
                 let mut known = lock(&account.known);
-                known.ending.remove(&ended.id);
+                known.expected.remove(&ended.id);
                 let included = known.included.remove(&ended.id);
                 let bytes = bytes?;
                 if let Some(kept) = known.kept.as_mut() {
