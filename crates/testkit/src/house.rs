@@ -558,13 +558,13 @@ pub async fn printed(engine: &Engine, sandbox: &str, command: &CommandId) -> Vec
     text
 }
 
-/// Asks until there is an answer, for a minute or so.
+/// Asks until there is an answer, for three minutes or so: background work is slow on a busy host.
 ///
 /// # Panics
 ///
 /// When there is none by then.
 pub async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
-    for _ in 0..600 {
+    for _ in 0..1800 {
         if let Some(answer) = ask().await {
             return answer;
         }

@@ -98,6 +98,8 @@ fn reason(sandbox: &Sandbox, session: Option<&Session>, snapshot: Option<&Snapsh
                 (None, _) if snapshot.is_some_and(|snapshot| snapshot.sandbox != sandbox.id) => {
                     "it was forked and has not been started yet".to_owned()
                 }
+                // The sandbox's record is written first, and the session's right after.
+                (None, _) if session.is_some() => "its session has just ended".to_owned(),
                 (None, _) => "it has not been started yet".to_owned(),
                 (Some(SessionEnd::Stopped), _) => "somebody stopped it".to_owned(),
                 (Some(SessionEnd::Paused), _) => "somebody paused it".to_owned(),
