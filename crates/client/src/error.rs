@@ -102,6 +102,16 @@ impl Error {
         }
     }
 
+    /// Whether the same call may work in a moment: the server is away, busy or restarting.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Api { status, .. } => matches!(status, 429 | 502 | 503 | 504),
+            Self::Connect { .. } | Self::Broken { .. } => true,
+            Self::Protocol { .. } | Self::BadUrl { .. } | Self::Local { .. } => false,
+        }
+    }
+
     pub(crate) fn broken(
         doing: &'static str,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,

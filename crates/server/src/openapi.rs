@@ -10,8 +10,8 @@ use utoipa::openapi::{Content, OpenApi as Document, Ref, RefOr, Response, Respon
 use utoipa::{Modify, OpenApi, ToSchema};
 
 use crate::api::{
-    commands, drives, exec, files, guard, images, network, ports, sandboxes, secrets, services,
-    snapshots, tenants, trash,
+    commands, drives, events, exec, files, guard, images, metrics, network, ports, sandboxes,
+    secrets, services, snapshots, tenants, trash,
 };
 
 #[derive(OpenApi)]
@@ -27,6 +27,8 @@ use crate::api::{
         tenants::issue_token,
         tenants::usage,
         tenants::damage,
+        events::stream,
+        metrics::metrics,
         trash::list,
         trash::restore,
         trash::empty,

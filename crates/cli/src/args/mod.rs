@@ -24,9 +24,9 @@ pub(crate) use sandbox::{
     RemoveArgs, RollbackArgs, Settings, StartArgs, StopArgs, UpdateArgs,
 };
 pub(crate) use server::{
-    ClientsArg, CompletionsArgs, DoctorArgs, DriveCommand, EnvArgs, FsckArgs, ImageCommand,
-    KeyCommand, MicrovmCommand, PlaceArg, ProjectCommand, ProjectNetworkArgs, ScopeArg,
-    SecretCommand, ServeArgs, SetupArgs, SnapshotCommand, TrashCommand,
+    ClientsArg, CompletionsArgs, DoctorArgs, DriveCommand, EnvArgs, EventsArgs, FsckArgs,
+    ImageCommand, KeyCommand, MicrovmCommand, PlaceArg, ProjectCommand, ProjectNetworkArgs,
+    ScopeArg, SecretCommand, ServeArgs, SetupArgs, SnapshotCommand, TrashCommand,
 };
 
 const EXIT_CODES: &str = "\
@@ -134,6 +134,9 @@ pub(crate) enum Command {
     Ps(PsArgs),
     /// Print what a command wrote, also after it ended and after the sandbox stopped
     Logs(LogsArgs),
+    /// Show what happened: sandboxes, commands, snapshots, ports, findings, damage
+    #[command(after_long_help = server::EVENTS_HELP)]
+    Events(EventsArgs),
     /// Send a signal to a command
     Kill(KillArgs),
     /// Copy files into or out of a sandbox

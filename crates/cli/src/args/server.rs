@@ -7,6 +7,19 @@ use sandkeep_core::model::{Size, Span};
 
 use super::sandbox::pair;
 
+pub(super) const EVENTS_HELP: &str = "\
+Examples:
+  keep events                                  what happened in the last hour
+  keep events my-app --since 1d                to one sandbox, since yesterday
+  keep events --follow --kind command.ended    every command that ends from now on
+  keep events --follow --json | jq .kind       for programs: one JSON object per line
+
+Kinds: sandbox.created, sandbox.starting, sandbox.running, sandbox.stopping, sandbox.stopped,
+sandbox.paused, sandbox.failed, sandbox.deleted, sandbox.restored, sandbox.updated,
+sandbox.rolled_back, session.ended, command.started, command.ended, snapshot.created,
+snapshot.deleted, port.published, port.unpublished, guard.found, damage.found, damage.cleared,
+events.lost";
+
 pub(super) const SERVE_HELP: &str = "\
 Needs root: building the walls around a sandbox (mounts, cgroups, ranges of user ids) is root's work.
 Sandboxes go on running when the server ends, and are found again when it starts.
@@ -204,6 +217,32 @@ pub(crate) enum SecretCommand {
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
+}
+
+/// Which events to show.
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    /// Go on with what happens, until interrupted; survives a restart of the server
+    #[arg(long, short)]
+    pub(crate) follow: bool,
+    /// Since when: how long ago, like 10m, or a time, like 2026-01-31T12:00:00Z [default: 1h ago, or now with --follow]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) since: Option<String>,
+    /// After the event with this id, which `--json` shows
+    #[arg(long, value_name = "ID", conflicts_with = "since")]
+    pub(crate) after: Option<String>,
+    /// Only of this sandbox
+    #[arg(value_name = "SANDBOX")]
+    pub(crate) sandbox: Option<String>,
+    /// Only of sandboxes with this tag; may be repeated, and all must match
+    #[arg(long = "tag", value_name = "KEY=VALUE")]
+    pub(crate) tags: Vec<String>,
+    /// Only of this kind (`command.ended`) or group of kinds (`command`); may be repeated
+    #[arg(long = "kind", value_name = "KIND")]
+    pub(crate) kinds: Vec<String>,
+    /// Of all projects; needs a key that may do everything
+    #[arg(long)]
+    pub(crate) all_projects: bool,
 }
 
 #[derive(Debug, Clone, Subcommand)]

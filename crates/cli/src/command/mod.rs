@@ -4,6 +4,7 @@ mod copy;
 mod doctor;
 mod drive;
 mod env;
+mod events;
 mod exec;
 mod fsck;
 pub(crate) mod guard;
@@ -82,6 +83,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Tree(args) => tree::tree(&context()?, &args.names).await?,
         Command::Ps(args) => exec::commands(&context()?, &args).await?,
         Command::Logs(args) => exec::logs(&context()?, &args).await?,
+        Command::Events(args) => events::events(&context()?, args).await?,
         Command::Kill(args) => exec::kill(&context()?, &args).await?,
         Command::Cp(args) => copy::copy(&context()?, &args).await?,
         Command::Rm(args) => sandbox::remove(&context()?, &args).await?,

@@ -12,6 +12,7 @@
 mod command;
 mod drive;
 mod error;
+mod event;
 mod file;
 mod guard;
 mod image;
@@ -33,6 +34,7 @@ pub use command::{
 };
 pub use drive::{Attached, CreateDrive, Drive, ForkDrive, Mount, MountMode};
 pub use error::{ErrorAnswer, ErrorBody};
+pub use event::{Event, EventSandbox};
 pub use file::{Entry, EntryKind, Listing, MakeDir, Move, Moved};
 pub use guard::{
     Because, Finding, FindingKind, FindingPlace, Guard, OnJunk, OnSecret, Quarantine,

@@ -497,6 +497,8 @@ impl Inner {
         if let Some(outcome) = unrecorded.get_mut(&sandbox.id) {
             outcome.sandbox = None;
         }
+        drop(unrecorded);
+        self.events.recorded(sandbox);
         Ok(())
     }
 

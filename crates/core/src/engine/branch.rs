@@ -312,6 +312,7 @@ impl Inner {
             self.record(&mut sandbox, Durability::Synced).await?;
             return Err(Error::SnapshotDeleted(target.id.clone()));
         }
+        self.events.rolled_back(&sandbox, target);
         failpoint::pass("rollback.done");
         // What slept with the memory it leaves does not wake in the other; what is alive there is carried over.
         self.commands_lost(&sandbox.id, CommandEnd::SessionEnded).await?;

@@ -122,6 +122,9 @@ impl Inner {
         command.end = Some(why);
         command.ended_at = Some(now());
         self.keep_command(&command).await?;
+        if let Some(sandbox) = self.db.sandbox_by_id(&command.sandbox).await? {
+            self.events.command_ended(&sandbox, &command);
+        }
         if let Some(waited_for) = self.asleep.take(&command.id) {
             waited_for.lose(command);
         }

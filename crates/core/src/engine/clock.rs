@@ -112,7 +112,7 @@ impl Inner {
             );
         }
         if steady {
-            self.damage.clear(DamageKind::ClockJumped, SUBJECT);
+            self.clear_damage(DamageKind::ClockJumped, SUBJECT);
         }
         steady.then_some(wall)
     }

@@ -467,6 +467,7 @@ impl Inner {
                 return Ok((tracked, Events(Source::Over)));
             }
         };
+        self.events.command_started(&sandbox, &record);
         crate::failpoint::pass("exec.spawned");
         let log = self.open_log(&record);
         let (sender, receiver) = mpsc::channel(16);

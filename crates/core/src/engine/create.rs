@@ -277,6 +277,7 @@ impl Inner {
                 return Err(error);
             }
             drop(hold);
+            inner.events.created(&sandbox);
             failpoint::pass("create.recorded");
             if !start {
                 inner.note_use(sandbox.current.as_ref()).await;

@@ -3,7 +3,7 @@
 //! Whoever finds damage (recovery, garbage collection, a failed sync, the scrub) reports it here;
 //! whoever sees that it is gone clears it. The register is in memory: a daemon that starts again finds
 //! again what is still wrong. `GET /v1/damage` and `keep doctor` show it, and every new entry is one
-//! log line at ERROR level.
+//! event and one log line at ERROR level.
 //!
 //! An entry is identified by its kind and its subject, so reporting the same thing every 30 seconds
 //! neither grows the register nor floods the log.
@@ -13,7 +13,7 @@ use std::sync::Mutex;
 
 use super::slot::lock;
 use super::{Engine, Inner};
-use crate::model::{Timestamp, now};
+use crate::model::{Change, Timestamp, now};
 
 /// The register holds this many entries; more are counted and logged, not kept.
 const LIMIT: usize = 1_000;
@@ -81,32 +81,36 @@ pub(super) struct DamageRegister {
 }
 
 impl DamageRegister {
-    /// Enters damage. An entry that is there already keeps its time and takes the new text.
+    /// Enters damage, and says whether it is new. An entry that is there already keeps its time and takes the new text.
     pub(super) fn report(
         &self,
         kind: DamageKind,
         subject: impl Into<String>,
         detail: impl Into<String>,
         consequence: impl Into<String>,
-    ) {
+    ) -> bool {
         let (subject, detail, consequence) = (subject.into(), detail.into(), consequence.into());
         let mut entries = lock(&self.entries);
         let key = (kind, subject.clone());
         if let Some(known) = entries.get_mut(&key) {
             (known.detail, known.consequence) = (detail, consequence);
-            return;
+            return false;
         }
         tracing::error!(kind = kind.name(), subject, detail, consequence, "damage found");
         if entries.len() < LIMIT {
             entries.insert(key, Damage { kind, subject, detail, consequence, since: now() });
+            return true;
         }
+        false
     }
 
-    /// Removes an entry: what it told of is mended.
-    pub(super) fn clear(&self, kind: DamageKind, subject: &str) {
-        if lock(&self.entries).remove(&(kind, subject.to_owned())).is_some() {
+    /// Removes an entry, because the damage is gone, and says whether there was one.
+    fn clear(&self, kind: DamageKind, subject: &str) -> bool {
+        let cleared = lock(&self.entries).remove(&(kind, subject.to_owned())).is_some();
+        if cleared {
             tracing::info!(kind = kind.name(), subject, "damage cleared");
         }
+        cleared
     }
 
     /// What there is damage of one kind to.
@@ -151,7 +155,20 @@ impl Inner {
         detail: impl Into<String>,
         consequence: impl Into<String>,
     ) {
-        self.damage.report(kind, subject, detail, consequence);
+        let (subject, detail, consequence) = (subject.into(), detail.into(), consequence.into());
+        if self.damage.report(kind, &subject, &detail, &consequence) {
+            let damage = kind.name().to_owned();
+            let change = Change::DamageFound { damage, subject, detail, consequence };
+            self.events.emit(None, None, change);
+        }
+    }
+
+    /// Takes damage that is gone out of the register.
+    pub(super) fn clear_damage(&self, kind: DamageKind, subject: &str) {
+        if self.damage.clear(kind, subject) {
+            let (damage, subject) = (kind.name().to_owned(), subject.to_owned());
+            self.events.emit(None, None, Change::DamageCleared { damage, subject });
+        }
     }
 }
 

@@ -118,10 +118,10 @@ impl Inner {
         match self.layers_in_doubt().await {
             Ok(now) => {
                 for gone in known.difference(&now) {
-                    self.damage.clear(DamageKind::LayerInDoubt, gone);
+                    self.clear_damage(DamageKind::LayerInDoubt, gone);
                 }
                 if now.is_empty() && failed && self.store.sync().await.is_ok() {
-                    self.damage.clear(DamageKind::SyncFailed, SUBJECT);
+                    self.clear_damage(DamageKind::SyncFailed, SUBJECT);
                 }
             }
             Err(error) => {

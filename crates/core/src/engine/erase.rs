@@ -85,6 +85,7 @@ impl Inner {
         self.db.remove_sandbox(&sandbox.id).await?;
         self.books().drop_sandbox(&sandbox.id);
         self.chains.forget(&sandbox.id);
+        self.events.forget(&sandbox.id);
         failpoint::pass("erase.done");
         self.put_in_trash(&sandbox.id, wish.at_once).await;
         Ok(Deleted { snapshots_kept, drives_lost })

@@ -181,6 +181,8 @@ pub enum Error {
     Sealed { what: String, reason: SealError },
     #[error("the network's settings cannot be used")]
     Outside(#[source] std::io::Error),
+    #[error("the event journal cannot be read")]
+    EventJournal(#[source] std::io::Error),
     #[error("the machine's network device cannot be used")]
     NetworkDevice(#[source] std::io::Error),
     #[error(transparent)]
@@ -304,6 +306,7 @@ impl Error {
             | Self::Db(_)
             | Self::Secret(_)
             | Self::Outside(_)
+            | Self::EventJournal(_)
             | Self::NetworkDevice(_)
             | Self::Authority(_)
             | Self::SecretsKey(_) => ErrorKind::Fault,
@@ -399,6 +402,7 @@ impl Error {
             | Self::Db(_)
             | Self::Secret(_)
             | Self::Outside(_)
+            | Self::EventJournal(_)
             | Self::NetworkDevice(_)
             | Self::Authority(_)
             | Self::SecretsKey(_) => "internal",

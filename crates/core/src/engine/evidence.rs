@@ -223,7 +223,7 @@ impl Inner {
                 continue;
             }
             match self.try_to_read(&path).await {
-                Ok(()) => self.damage.clear(DamageKind::UnreadableManifest, &path),
+                Ok(()) => self.clear_damage(DamageKind::UnreadableManifest, &path),
                 Err(now) => drop(still.insert(path, now.unwrap_or(reason))),
             }
         }
@@ -372,7 +372,7 @@ impl Inner {
             found.iter().map(|(subject, doubt)| (doubt.kind, subject.clone())).collect();
         let before = std::mem::replace(&mut lock(&self.doubts.0).reported, now_found.clone());
         for (kind, subject) in before.difference(&now_found) {
-            self.damage.clear(*kind, subject);
+            self.clear_damage(*kind, subject);
         }
         for (subject, Doubt { kind, detail }) in found {
             self.report_damage(
@@ -384,7 +384,7 @@ impl Inner {
         }
         const SUBJECT: &str = "layers";
         match found.iter().next() {
-            None => self.damage.clear(DamageKind::CollectionStopped, SUBJECT),
+            None => self.clear_damage(DamageKind::CollectionStopped, SUBJECT),
             Some((subject, _)) => self.report_damage(
                 DamageKind::CollectionStopped,
                 SUBJECT,

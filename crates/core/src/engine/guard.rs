@@ -301,6 +301,7 @@ impl Inner {
         }
         let files = found.len();
         let findings = self.told(watch, found).await?;
+        self.events.guard_found(watch.sandbox, &findings, files, true);
         let name = watch.sandbox.name.clone();
         Err(Error::Guarded { name, files, findings, goes_on })
     }

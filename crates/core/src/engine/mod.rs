@@ -37,6 +37,8 @@
 //!   time things expire by.
 //! - `lost` keeps the names of sandboxes whose manifest is missing or does not read.
 //! - `scrub` verifies layers while the server runs.
+//! - `events` is the feed of what happened, for those who watch.
+//! - `figures` counts what operators watch.
 //! - `damage` is the register of everything that is known to be wrong with stored data.
 //! - `secrets` keeps values of projects and gives them to sessions.
 //! - `tenant` knows projects and keys, `token` what speaks for a key; `once` makes retries harmless.
@@ -61,8 +63,10 @@ mod doubt;
 mod drive;
 mod erase;
 mod error;
+mod events;
 mod evidence;
 mod export;
+mod figures;
 mod files;
 mod guard;
 mod health;
@@ -132,6 +136,8 @@ pub use command::{Event, Events, Exec, Started};
 pub use damage::{Damage, DamageKind};
 pub use drive::CreateDrive;
 pub use error::{Error, ErrorKind, NoSuch, Result};
+pub use events::{EventBatch, EventQuery, EventScope, EventStream};
+pub use figures::Figures;
 pub use files::{Files, Upload};
 pub use health::Unwell;
 pub use kept::{CommandRetention, CommandsKept};
@@ -283,6 +289,7 @@ pub(crate) struct Inner {
     secrets: secrets::Secrets,
     once: once::Once,
     damage: damage::DamageRegister,
+    events: Arc<events::EventFeed>,
     doubt: doubt::Reported,
     health: Arc<health::Health>,
     books: Arc<Mutex<Books>>,
@@ -342,6 +349,7 @@ impl Engine {
         let keyring = Keyring::open(store.data_dir(), &settings.secrets_key)?;
         let outside = Outside::new(settings.network.clone()).map_err(Error::Outside)?;
         let drivers = drivers.into_iter().map(|driver| (driver.name(), driver)).collect();
+        let events = events::EventFeed::start(store.data_dir().join("events")).await;
         let uids = uids::Uids::new(store.data_dir(), settings.uid_base, settings.uid_ranges);
         let inner = Arc::new(Inner {
             store,
@@ -357,6 +365,7 @@ impl Engine {
             secrets: secrets::Secrets::default(),
             once: once::Once::default(),
             damage: damage::DamageRegister::default(),
+            events: Arc::new(events),
             doubt: doubt::Reported::default(),
             health: Arc::default(),
             books: Arc::default(),
@@ -431,6 +440,7 @@ impl Engine {
             Err(_) => tracing::error!("the disk does not answer; not everything was synced"),
         }
         self.inner.end_ready_machines().await;
+        self.inner.events.finish().await;
         self.inner.db.close().await;
     }
 

@@ -75,6 +75,7 @@ impl Inner {
         self.check_secrets_key(&sandboxes).await?;
         let mut alive = self.survivors().await?;
         for sandbox in &mut sandboxes {
+            self.events.learn(sandbox);
             let is_alive = alive.contains_key(&sandbox.id);
             self.adopt_uids(sandbox, is_alive);
         }

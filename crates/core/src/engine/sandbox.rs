@@ -548,6 +548,7 @@ impl Inner {
         let (policy_changed, at_once) = (patch.network.is_some(), !patch.next_session);
         self.seal_patch(&sandbox.project, &mut patch)?;
         let services = sandbox.config.services.clone();
+        let ports = sandbox.config.ports.clone();
         let secrets_changed = patch.secrets.is_some() || patch.tags.is_some();
         let disk_changed = patch.disk.is_some();
         sandbox.config = patch.apply(sandbox.config)?.with_defaults_for(&sandbox.project);
@@ -564,6 +565,7 @@ impl Inner {
             self.rules(&sandbox)?;
         }
         self.record(&mut sandbox, Durability::Synced).await?;
+        self.events.updated(&ports, &sandbox);
         if let Some(live) = slot.live() {
             live.set_sandbox(sandbox.clone());
             if disk_changed {

@@ -236,7 +236,7 @@ impl Inner {
                 Some(differences)
             }
             Ok(Verdict::Intact) => {
-                self.damage.clear(DamageKind::LayerChanged, &format!("layers/{layer}"));
+                self.clear_damage(DamageKind::LayerChanged, &format!("layers/{layer}"));
                 None
             }
             Ok(Verdict::Unknown) => None,

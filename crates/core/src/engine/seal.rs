@@ -572,6 +572,7 @@ impl Inner {
         }
         committed?;
         *sandbox = after;
+        self.events.snapshot_created(sandbox, snapshot);
         self.recorded(sandbox).await?;
         failpoint::pass("commit.sandbox");
         Ok(())
@@ -594,6 +595,7 @@ impl Inner {
     ) -> Result<()> {
         session.snapshot = sandbox.current.clone().filter(|_| kept);
         self.keep_session(&session).await?;
+        self.events.session_ended(sandbox, &session);
         if broken {
             // What its processes came to was not seen.
             self.commands_lost(&sandbox.id, CommandEnd::Lost).await?;

@@ -207,6 +207,7 @@ impl Inner {
                 self.store.remove::<Snapshot>(id).await?;
                 self.db.remove_snapshot(id).await?;
                 self.books().drop_snapshot(id);
+                self.events.snapshot_deleted(&snapshot);
                 return Ok(true);
             }
             Err(error) => {
@@ -222,6 +223,7 @@ impl Inner {
             books.drop_snapshot(id);
             books.roster.bury(id);
         }
+        self.events.snapshot_deleted(&snapshot);
         Ok(true)
     }
 

@@ -180,7 +180,7 @@ impl Inner {
             }
             match self.store.layer(id).await {
                 Ok(layer) => {
-                    self.damage.clear(DamageKind::Missing, &format!("layers/{id}"));
+                    self.clear_damage(DamageKind::Missing, &format!("layers/{id}"));
                     self.book(&layer);
                 }
                 // It costs what stands on it, and nothing else.

@@ -205,6 +205,7 @@ impl Engine {
         self.inner.drop_secrets(name).await?;
         self.inner.store.remove::<Project>(name).await?;
         self.inner.db.remove_project(name).await?;
+        self.inner.events.remove(name).await;
         self.inner.tenants.projects.write().unwrap_or_else(PoisonError::into_inner).remove(name);
         Ok(())
     }

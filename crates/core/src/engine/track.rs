@@ -311,6 +311,7 @@ impl Tracker {
         if let Err(error) = self.inner.keep_command(&ended).await {
             tracing::error!(command = %ended.id, %error, "how a command ended is not on record");
         }
+        self.inner.events.command_ended(&self.live.sandbox(), &ended);
         self.inner.accounts.expect(&ended);
         lock(&self.live.commands).remove(&ended.id);
         self.tracked.progress.send_modify(|_| {});

@@ -281,6 +281,7 @@ impl Inner {
             return Err(error);
         }
         self.db.put_sandbox(&sandbox).await?;
+        self.events.restored(&sandbox);
         {
             let mut books = self.books();
             books.hold_sandbox(&sandbox);

@@ -5,6 +5,7 @@
 
 mod drive;
 mod end;
+mod event;
 mod guard;
 mod id;
 mod memory;
@@ -26,6 +27,9 @@ pub use drive::{
     check_mounts,
 };
 pub use end::CommandEnd;
+pub use event::{
+    BadEventId, Change, Event, EventFilter, EventFinding, EventId, EventSandbox, EventUsage,
+};
 pub use guard::{
     Aside, Because, Decision, Encoding, Finding, FindingKind, Guard, GuardPatch, OnJunk, OnSecret,
     Place, Quarantine, Suspect,

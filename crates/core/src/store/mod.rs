@@ -29,6 +29,7 @@ mod compact;
 mod digest;
 mod disks;
 mod document;
+mod events;
 mod exclude;
 mod export;
 mod fill;
@@ -77,6 +78,9 @@ pub use background::Effort;
 pub use commands::CommandFiles;
 pub use compact::Linked;
 pub use digest::{Difference, Gently, Verdict};
+pub use events::{
+    EventChunk, EventPosition, EventSource, EventWriter, event_sources, last_event, read_events,
+};
 pub use exclude::Globs;
 pub use export::Exported;
 pub use fill::{Filled, most_from};

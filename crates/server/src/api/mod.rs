@@ -9,11 +9,13 @@
 
 pub(crate) mod commands;
 pub(crate) mod drives;
+pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod files;
 pub(crate) mod guard;
 pub(crate) mod images;
 pub(crate) mod input;
+pub(crate) mod metrics;
 pub(crate) mod network;
 pub(crate) mod policy;
 pub(crate) mod ports;
@@ -128,6 +130,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 fn short_routes() -> Router<Arc<App>> {
     Router::new()
         .route("/healthz", get(tenants::health))
+        .route("/metrics", get(metrics::metrics))
         .route("/v1/openapi.json", get(crate::openapi::document))
         .route("/v1/whoami", get(tenants::who_am_i))
         .route("/v1/usage", get(tenants::usage))
@@ -195,6 +198,7 @@ fn short_routes() -> Router<Arc<App>> {
 
 fn stream_routes() -> Router<Arc<App>> {
     Router::new()
+        .route("/v1/events", get(events::stream))
         .route("/v1/images/pull", post(images::pull))
         .route("/v1/images/import", post(images::import))
         .route("/v1/images/dress", post(images::dress))

@@ -1,0 +1,481 @@
+//! Events: what happened to sandboxes, in the order it happened.
+//!
+//! `docs/formats/events.md` describes the journal they are kept in and `docs/API.md` the stream
+//! `GET /v1/events`. An event is a notification, not a record: the manifests are the truth, and an
+//! event tells a reader to look. It holds no file contents, no environment and no secret values.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Access, CommandEnd, CommandId, FindingKind, Lineage, Name, SandboxId, SessionEnd, SessionId,
+    SnapshotId, SnapshotKind, Tags, Timestamp, Usage,
+};
+
+/// The position of an event in the feed, and its identity.
+///
+/// It is the time of the event in microseconds since 1970, moved ahead where two would be equal or
+/// the clock went back. So ids increase over restarts and power cuts, and a time can be turned into
+/// a position.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct EventId(pub u64);
+
+impl EventId {
+    /// The first position at or after a time.
+    #[must_use]
+    pub fn at(time: Timestamp) -> Self {
+        Self(u64::try_from(time.as_microsecond()).unwrap_or(0))
+    }
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl FromStr for EventId {
+    type Err = BadEventId;
+    fn from_str(text: &str) -> Result<Self, BadEventId> {
+        let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let number = digits.then(|| text.parse().ok()).flatten();
+        number.map(Self).ok_or(BadEventId)
+    }
+}
+
+/// A text that is not the id of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not the id of an event; use the `id` of one that was received")]
+pub struct BadEventId;
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Its position in the feed.
+    pub id: EventId,
+    /// When it happened.
+    pub at: Timestamp,
+    /// The project it happened in; absent for what concerns the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project: Option<Name>,
+    /// The sandbox it happened to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<EventSandbox>,
+    /// What happened.
+    #[serde(flatten)]
+    pub change: Change,
+}
+
+/// A sandbox as it was at the time of an event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventSandbox {
+    /// Its id.
+    pub id: SandboxId,
+    /// Its name.
+    pub name: Name,
+    /// Its tags.
+    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    pub tags: Tags,
+}
+
+/// What happened: the kind of an event, and its data.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", content = "data")]
+pub enum Change {
+    /// A sandbox was created or forked.
+    #[serde(rename = "sandbox.created")]
+    SandboxCreated {
+        /// Where it was forked from.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        forked_from: Option<Lineage>,
+    },
+    /// A session begins.
+    #[serde(rename = "sandbox.starting")]
+    SandboxStarting {
+        /// The session.
+        session: Option<SessionId>,
+        /// The generation it starts from.
+        generation: u64,
+    },
+    /// A session takes commands.
+    #[serde(rename = "sandbox.running")]
+    SandboxRunning {
+        /// The session.
+        session: Option<SessionId>,
+        /// The generation it started from.
+        generation: u64,
+    },
+    /// A session is being ended.
+    #[serde(rename = "sandbox.stopping")]
+    SandboxStopping {
+        /// The session.
+        session: Option<SessionId>,
+    },
+    /// A sandbox is stopped; its files are kept.
+    #[serde(rename = "sandbox.stopped")]
+    SandboxStopped {
+        /// Its generation.
+        generation: u64,
+        /// The snapshot that the next session starts from.
+        snapshot: Option<SnapshotId>,
+    },
+    /// A sandbox is paused; its memory and files are kept.
+    #[serde(rename = "sandbox.paused")]
+    SandboxPaused {
+        /// Its generation.
+        generation: u64,
+        /// The snapshot that the next session starts from.
+        snapshot: Option<SnapshotId>,
+    },
+    /// A start, a stop or a delete failed.
+    #[serde(rename = "sandbox.failed")]
+    SandboxFailed {
+        /// Why.
+        reason: String,
+    },
+    /// A sandbox was deleted.
+    #[serde(rename = "sandbox.deleted")]
+    SandboxDeleted {
+        /// Whether it expired; otherwise a request deleted it.
+        expired: bool,
+    },
+    /// A sandbox was restored from the trash.
+    #[serde(rename = "sandbox.restored")]
+    SandboxRestored {},
+    /// The configuration of a sandbox changed.
+    #[serde(rename = "sandbox.updated")]
+    SandboxUpdated {},
+    /// A sandbox was rolled back to a snapshot.
+    #[serde(rename = "sandbox.rolled_back")]
+    SandboxRolledBack {
+        /// Its new generation.
+        generation: u64,
+        /// The snapshot.
+        snapshot: SnapshotId,
+    },
+    /// A session ended.
+    #[serde(rename = "session.ended")]
+    SessionEnded {
+        /// The session.
+        session: SessionId,
+        /// Why.
+        end: Option<SessionEnd>,
+        /// The snapshot made at its end.
+        snapshot: Option<SnapshotId>,
+        /// What it used.
+        usage: EventUsage,
+    },
+    /// A command was started.
+    #[serde(rename = "command.started")]
+    CommandStarted {
+        /// The command.
+        command: CommandId,
+        /// Its session.
+        session: SessionId,
+        /// The beginning of its command line.
+        line: String,
+        /// The service it belongs to.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        service: Option<Name>,
+    },
+    /// A command ended.
+    #[serde(rename = "command.ended")]
+    CommandEnded {
+        /// The command.
+        command: CommandId,
+        /// Its session.
+        session: SessionId,
+        /// Its exit code.
+        exit_code: Option<i32>,
+        /// Why it ended.
+        end: Option<CommandEnd>,
+        /// How much it printed.
+        output_bytes: u64,
+    },
+    /// A snapshot was made.
+    #[serde(rename = "snapshot.created")]
+    SnapshotCreated {
+        /// The snapshot.
+        snapshot: SnapshotId,
+        /// Its generation.
+        generation: u64,
+        /// How it came about.
+        cause: SnapshotKind,
+        /// Its label.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        label: Option<String>,
+    },
+    /// A snapshot was deleted or expired.
+    #[serde(rename = "snapshot.deleted")]
+    SnapshotDeleted {
+        /// The snapshot.
+        snapshot: SnapshotId,
+        /// Its generation.
+        generation: u64,
+    },
+    /// A port was published.
+    #[serde(rename = "port.published")]
+    PortPublished {
+        /// The port inside the sandbox.
+        port: u16,
+        /// Who may reach it.
+        access: Access,
+    },
+    /// A port is no longer published.
+    #[serde(rename = "port.unpublished")]
+    PortUnpublished {
+        /// The port inside the sandbox.
+        port: u16,
+    },
+    /// The guard found something in what a session wrote.
+    #[serde(rename = "guard.found")]
+    GuardFound {
+        /// Whether nothing is sealed until somebody decides.
+        blocked: bool,
+        /// The first findings.
+        findings: Vec<EventFinding>,
+        /// How many there are.
+        count: u64,
+    },
+    /// Damage to stored data was found.
+    #[serde(rename = "damage.found")]
+    DamageFound {
+        /// What is wrong: a kind of `GET /v1/damage`.
+        damage: String,
+        /// A path below the data directory, or an id.
+        subject: String,
+        /// What was found.
+        detail: String,
+        /// What it means, and what to do.
+        consequence: String,
+    },
+    /// Damage is gone.
+    #[serde(rename = "damage.cleared")]
+    DamageCleared {
+        /// What was wrong.
+        damage: String,
+        /// A path below the data directory, or an id.
+        subject: String,
+    },
+    /// Events were lost before they could be written.
+    #[serde(rename = "events.lost")]
+    EventsLost {
+        /// How many.
+        count: u64,
+    },
+}
+
+/// What a session used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventUsage {
+    /// CPU time.
+    pub active_cpu_ms: u64,
+    /// Wall time.
+    pub wall_ms: u64,
+    /// The most memory at one time.
+    pub memory_peak_bytes: u64,
+    /// Bytes received from outside.
+    pub network_in_bytes: u64,
+    /// Bytes sent outside.
+    pub network_out_bytes: u64,
+}
+
+impl From<Usage> for EventUsage {
+    fn from(usage: Usage) -> Self {
+        Self {
+            active_cpu_ms: usage.active_cpu_ms,
+            wall_ms: usage.wall_ms,
+            memory_peak_bytes: usage.memory_peak.0,
+            network_in_bytes: usage.network_in,
+            network_out_bytes: usage.network_out,
+        }
+    }
+}
+
+/// Something the guard found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventFinding {
+    /// What it is.
+    pub what: FindingKind,
+    /// The file, as the sandbox sees it.
+    pub path: String,
+    /// The name of the secret.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<String>,
+}
+
+impl Change {
+    /// All kinds of events, in the order of the documentation.
+    pub const KINDS: [&'static str; 22] = [
+        "sandbox.created",
+        "sandbox.starting",
+        "sandbox.running",
+        "sandbox.stopping",
+        "sandbox.stopped",
+        "sandbox.paused",
+        "sandbox.failed",
+        "sandbox.deleted",
+        "sandbox.restored",
+        "sandbox.updated",
+        "sandbox.rolled_back",
+        "session.ended",
+        "command.started",
+        "command.ended",
+        "snapshot.created",
+        "snapshot.deleted",
+        "port.published",
+        "port.unpublished",
+        "guard.found",
+        "damage.found",
+        "damage.cleared",
+        "events.lost",
+    ];
+
+    /// The kind of event, as it is on the wire.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::SandboxCreated { .. } => "sandbox.created",
+            Self::SandboxStarting { .. } => "sandbox.starting",
+            Self::SandboxRunning { .. } => "sandbox.running",
+            Self::SandboxStopping { .. } => "sandbox.stopping",
+            Self::SandboxStopped { .. } => "sandbox.stopped",
+            Self::SandboxPaused { .. } => "sandbox.paused",
+            Self::SandboxFailed { .. } => "sandbox.failed",
+            Self::SandboxDeleted { .. } => "sandbox.deleted",
+            Self::SandboxRestored {} => "sandbox.restored",
+            Self::SandboxUpdated {} => "sandbox.updated",
+            Self::SandboxRolledBack { .. } => "sandbox.rolled_back",
+            Self::SessionEnded { .. } => "session.ended",
+            Self::CommandStarted { .. } => "command.started",
+            Self::CommandEnded { .. } => "command.ended",
+            Self::SnapshotCreated { .. } => "snapshot.created",
+            Self::SnapshotDeleted { .. } => "snapshot.deleted",
+            Self::PortPublished { .. } => "port.published",
+            Self::PortUnpublished { .. } => "port.unpublished",
+            Self::GuardFound { .. } => "guard.found",
+            Self::DamageFound { .. } => "damage.found",
+            Self::DamageCleared { .. } => "damage.cleared",
+            Self::EventsLost { .. } => "events.lost",
+        }
+    }
+}
+
+/// Which events are wanted. All that is given must fit.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EventFilter {
+    /// Of a sandbox of this name.
+    pub sandbox: Option<Name>,
+    /// Of sandboxes with these tags, all of them.
+    pub tags: Tags,
+    /// Of one of these kinds, or groups of kinds (`command` is `command.started` and
+    /// `command.ended`); any if there are none.
+    pub kinds: Vec<String>,
+}
+
+impl EventFilter {
+    /// Whether a text is a kind or a group of kinds.
+    #[must_use]
+    pub fn knows_kind(text: &str) -> bool {
+        Change::KINDS.iter().any(|kind| is_of(kind, text))
+    }
+
+    /// Whether an event is wanted. Lost events always are.
+    #[must_use]
+    pub fn wants(&self, event: &Event) -> bool {
+        if matches!(event.change, Change::EventsLost { .. }) {
+            return true;
+        }
+        let kind = event.change.kind();
+        if !self.kinds.is_empty() && !self.kinds.iter().any(|wanted| is_of(kind, wanted)) {
+            return false;
+        }
+        let of = event.sandbox.as_ref();
+        if let Some(name) = &self.sandbox
+            && of.is_none_or(|sandbox| sandbox.name != *name)
+        {
+            return false;
+        }
+        self.tags
+            .iter()
+            .all(|(key, value)| of.is_some_and(|sandbox| sandbox.tags.get(key) == Some(value)))
+    }
+}
+
+fn is_of(kind: &str, wanted: &str) -> bool {
+    kind == wanted || kind.split_once('.').is_some_and(|(group, _)| group == wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Change, Event, EventFilter, EventId, EventSandbox};
+    use crate::model::{SandboxId, Tags, Timestamp, now};
+
+    fn event(change: Change, tags: &[(&str, &str)]) -> Event {
+        let tags: Tags =
+            tags.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let name = "app".parse().unwrap();
+        Event {
+            id: EventId(7),
+            at: now(),
+            project: Some("p".parse().unwrap()),
+            sandbox: Some(EventSandbox { id: SandboxId::fresh(), name, tags }),
+            change,
+        }
+    }
+
+    #[test]
+    fn an_event_reads_back_as_it_was_written() {
+        for change in [
+            Change::SandboxUpdated {},
+            Change::SandboxStopped { generation: 3, snapshot: None },
+            Change::EventsLost { count: 4 },
+        ] {
+            let event = event(change, &[("team", "a")]);
+            let text = serde_json::to_string(&event).unwrap();
+            assert!(text.contains(&format!("\"kind\":\"{}\"", event.change.kind())), "{text}");
+            assert_eq!(serde_json::from_str::<Event>(&text).unwrap(), event);
+        }
+    }
+
+    #[test]
+    fn a_filter_takes_kinds_groups_names_and_tags() {
+        let stopped =
+            event(Change::SandboxStopped { generation: 1, snapshot: None }, &[("a", "1")]);
+        let wants = |filter: EventFilter| filter.wants(&stopped);
+        let kinds = |kinds: &[&str]| EventFilter {
+            kinds: kinds.iter().map(|kind| (*kind).to_owned()).collect(),
+            ..EventFilter::default()
+        };
+        assert!(wants(EventFilter::default()));
+        assert!(wants(kinds(&["sandbox"])) && wants(kinds(&["command", "sandbox.stopped"])));
+        assert!(!wants(kinds(&["command"])) && !wants(kinds(&["sandbox.start"])));
+        let named = |name: &str| EventFilter {
+            sandbox: Some(name.parse().unwrap()),
+            ..EventFilter::default()
+        };
+        assert!(wants(named("app")) && !wants(named("other")));
+        let tagged = |value: &str| EventFilter {
+            tags: Tags::from([("a".to_owned(), value.to_owned())]),
+            ..EventFilter::default()
+        };
+        assert!(wants(tagged("1")) && !wants(tagged("2")));
+        assert!(kinds(&["command"]).wants(&event(Change::EventsLost { count: 1 }, &[])));
+        assert!(EventFilter::knows_kind("port") && !EventFilter::knows_kind("ports"));
+    }
+
+    #[test]
+    fn a_time_is_a_position() {
+        let time: Timestamp = "2026-01-01T00:00:00.5Z".parse().unwrap();
+        assert_eq!(EventId::at(time), EventId(1_767_225_600_500_000));
+        assert_eq!("17".parse(), Ok(EventId(17)));
+        for bad in ["", "-1", "+1", "1x", "99999999999999999999999"] {
+            assert!(bad.parse::<EventId>().is_err(), "{bad}");
+        }
+    }
+}
