@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sandkeep_core::driver::microvm::{Accelerator, MicrovmConfig, MicrovmDriver};
-use sandkeep_core::driver::{Driver, Keeper, Machine, Restored, Then, mac_of};
+use sandkeep_core::driver::{Driver, KeepsMemory, Machine, Restored, Then, mac_of};
 use sandkeep_proto::link::{Identity, Renew};
 use sandkeep_testkit::driver::{MicrovmHost, bring_up, moment, network_contract, reach};
 use sandkeep_testkit::inside::{Inside, userland};

@@ -184,7 +184,7 @@ async fn a_daemon_that_dies_while_a_machine_is_taken_over_leaves_nothing() {
     let Some(mut house) = house(test) else { return };
     house.settings.ready = 0;
     let mut engine = house.open().await;
-    for (number, point) in ["pass_on.disks", "pass_on.moved", "ready.taken"].iter().enumerate() {
+    for (number, point) in ["adopt.disks", "adopt.moved", "ready.taken"].iter().enumerate() {
         let sandbox = format!("app-{number}");
         engine = house.cut(engine, &sandbox, point).await;
         let alive = house.machines_alive().await;

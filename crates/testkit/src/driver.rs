@@ -276,7 +276,7 @@ pub async fn reach(link: &Link) -> Guest {
 pub async fn bring_up(driver: &dyn Driver, machine: &Machine) -> Guest {
     let link = driver.start(machine).await.expect("it starts");
     let guest = reach(&link).await;
-    if driver.keeper().is_some() {
+    if driver.disk().is_some() {
         guest.assemble(assembly(driver, machine).await).await.expect("it is assembled");
     }
     guest
@@ -289,7 +289,7 @@ pub async fn bring_up(driver: &dyn Driver, machine: &Machine) -> Guest {
 /// When that does not work.
 pub async fn settle(driver: &dyn Driver, guest: &Guest) {
     guest.quiesce(Duration::ZERO).await.expect("commands end");
-    if driver.keeper().is_some() {
+    if driver.disk().is_some() {
         guest.freeze().await.expect("all is on the disk");
     }
 }
@@ -300,7 +300,7 @@ pub async fn settle(driver: &dyn Driver, guest: &Guest) {
 ///
 /// When the driver does not know it.
 pub async fn assembly(driver: &dyn Driver, machine: &Machine) -> Assemble {
-    let keeper = driver.keeper().expect("its machines have kernels of their own");
+    let disk = driver.disk().expect("its machines have kernels of their own");
     let mounts = machine.mounts.iter().map(|mount| AssembleMount {
         target: mount.target.to_string_lossy().into_owned(),
         lower: !mount.root.lower.is_empty(),
@@ -308,7 +308,7 @@ pub async fn assembly(driver: &dyn Driver, machine: &Machine) -> Assemble {
         owner: mount.owner.clone(),
     });
     Assemble {
-        lower: keeper.lower(&machine.key).await.expect("it was started"),
+        lower: disk.lower(&machine.key).await.expect("it was started"),
         mounts: mounts.collect(),
         identity: Identity { hostname: machine.hostname.clone(), mac: mac_of(&machine.key) },
         now: moment(),

@@ -351,10 +351,7 @@ pub(super) async fn microvm(data: &Path) -> Vec<Finding> {
         .and_then(|agent| trial(agent, data, &scratch.0, &settings));
     match driver {
         Ok(driver) => {
-            let checks = match driver.keeper() {
-                Some(keeper) => keeper.probe().await,
-                None => Vec::new(),
-            };
+            let checks = driver.probe().await;
             driver.retire();
             checks.into_iter().map(finding).collect()
         }

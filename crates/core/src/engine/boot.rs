@@ -12,7 +12,7 @@ use sandkeep_proto::link::Known;
 use super::damage::DamageKind;
 use super::lifecycle::{self, Command as Wish, Phase, Report};
 use super::live::{Live, reach};
-use super::machine::{Begin, How};
+use super::machine::{Begin, How, pausing};
 use super::slot::{Slot, lock};
 use super::uids::IDS;
 use super::{Absent, Error, ErrorKind, Inner, Result, after};
@@ -125,7 +125,7 @@ impl Inner {
             }
         }
         failpoint::pass("boot.recorded");
-        if driver.keeper().is_none() {
+        if driver.disk().is_none() {
             self.limit_layers(&sandbox).await;
         }
         step("boot.limited");
@@ -168,7 +168,7 @@ impl Inner {
         // that the last stop did not already make last. A power cut ends every machine, so that a record
         // that says `starting` is as good as one that says `running`, and it can be synced while the
         // machine is made. Not where a start that came to no end is taken back.
-        let early = created && driver.keeper().is_none();
+        let early = created && pausing(&**driver).is_none();
         let starting = sandbox.clone();
         let (up, synced) = tokio::join!(self.power_up(driver, sandbox, session, begin), async {
             match early {
@@ -354,11 +354,11 @@ impl Inner {
 
     /// Refuses a start that must fail because of what the sandbox wrote, before anything of it is on record. Packs what has to be packed.
     async fn require_packable(&self, driver: &Arc<dyn Driver>, sandbox: &Sandbox) -> Result<()> {
-        let Some(keeper) = driver.keeper() else { return Ok(()) };
+        let Some(disk) = driver.disk() else { return Ok(()) };
         let chain = self.chain(sandbox).await?;
         let image = image_layers(sandbox);
         let root = RootFs { image, ..self.store.root(&LayerId::fresh(), &chain) };
-        match keeper.roots(&root).await {
+        match disk.roots(&root).await {
             Err(error @ DriverError::Unpackable { .. }) => Err(error.into()),
             // What else is wrong shows when the machine is started, and is on record then.
             _ => Ok(()),

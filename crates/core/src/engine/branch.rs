@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::boot::chain_of;
 use super::create::Ground;
 use super::lifecycle::Phase;
+use super::machine::pausing;
 use super::sandbox::expect_generation;
 use super::seal::Wanted;
 use super::slot::Slot;
@@ -251,14 +252,14 @@ impl Inner {
     /// keeps no memory.
     pub(super) fn check_driver(&self, config: &Config, snapshot: Option<&Snapshot>) -> Result<()> {
         let driver = self.driver(&config.driver)?;
-        if config.on_idle == Some(OnIdle::Pause) && driver.keeper().is_none() {
+        if config.on_idle == Some(OnIdle::Pause) && pausing(&*driver).is_none() {
             return Err(Error::invalid(
                 "on_idle",
                 format!("the driver `{}` keeps no memory; use `stop` or `run`", config.driver),
             ));
         }
         match snapshot.filter(|snapshot| snapshot.has_memory()) {
-            Some(snapshot) if driver.keeper().is_none() => Err(Error::HoldsMemory {
+            Some(snapshot) if pausing(&*driver).is_none() => Err(Error::HoldsMemory {
                 name: snapshot.sandbox_name.clone(),
                 what: format!("the driver `{}` cannot use", config.driver),
             }),

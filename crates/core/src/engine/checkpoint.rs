@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use super::guard::Looked;
 use super::live::Live;
+use super::machine::pausing;
 use super::seal::Wanted;
 use super::standstill::Frozen;
 use super::{Error, Inner, Result};
@@ -36,7 +37,7 @@ impl Inner {
     ) -> Result<Snapshot> {
         let open =
             sandbox.open_layer.clone().ok_or_else(|| Error::NotRunning(sandbox.name.clone()))?;
-        if live.driver.keeper().is_some() {
+        if pausing(&*live.driver).is_some() {
             return self.snap_memory(live, sandbox, kind, wanted).await;
         }
         self.refuse_doubt(sandbox, true, false).await?;

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use super::lifecycle::Phase;
+use super::machine::pausing;
 use super::sandbox::Ground as WakeGround;
 use super::{Create, Delete, Error, IfExists, Inner, Opened, Result};
 use crate::failpoint;
@@ -93,7 +94,8 @@ impl Inner {
     /// What a sandbox is that asks for nothing, or for no more than a driver.
     fn fresh_config(&self, driver: Option<&str>) -> Config {
         let driver = driver.unwrap_or(&self.settings.default_driver).to_owned();
-        let keeps = self.drivers.get(driver.as_str()).is_some_and(|found| found.keeper().is_some());
+        let keeps =
+            self.drivers.get(driver.as_str()).is_some_and(|found| pausing(&**found).is_some());
         let mut config = Config { driver, ..Config::default() };
         if keeps {
             // All of it may have to be kept one day.

@@ -256,7 +256,7 @@ impl Inner {
         let mut unnamed = None;
         let mut bounds = Vec::new();
         // The disk of a machine of its own is as large as it may be; its kernel holds it to that.
-        if let Some(open) = sandbox.open_layer.as_ref().filter(|_| live.driver.keeper().is_none()) {
+        if let Some(open) = sandbox.open_layer.as_ref().filter(|_| live.driver.disk().is_none()) {
             let limit = sandbox.config.resources.disk.0;
             let used = self.used(live, open, Path::new("/"), &mut unnamed).await?;
             bounds.push(Bound::new(open, "its disk".to_owned(), used, 0, limit));
@@ -307,7 +307,7 @@ impl Inner {
 
     /// Lets so many bytes of an upload through, or says which limit they are beyond.
     pub(super) async fn admit_upload(&self, live: &Live, bytes: u64) -> Result<(), GuestError> {
-        if live.driver.keeper().is_some() {
+        if live.driver.disk().is_some() {
             return Ok(());
         }
         if lock(&live.room).admit(bytes) {

@@ -92,7 +92,7 @@ impl Inner {
 
     /// Has a machine that lives hand over what it wrote to drives.
     async fn save_drives(&self, live: Option<&Live>, sandbox: &Sandbox) {
-        let Some(live) = live.filter(|live| live.driver.keeper().is_some()) else { return };
+        let Some(live) = live.filter(|live| live.driver.disk().is_some()) else { return };
         if sandbox.mounted.is_empty() {
             return;
         }

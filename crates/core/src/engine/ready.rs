@@ -2,7 +2,7 @@
 //!
 //! A machine that was just restored does everything for the first time, and where it is emulated the first time takes many times as long as
 //! the next. So after a create from a template with an image's root another machine is started from it, is told who it is, runs one
-//! command, and then stands still. The next create from that template takes it over ([`Keeper::pass_on`]) and tells it who it is
+//! command, and then stands still. The next create from that template takes it over ([`KeepsMemory::adopt`]) and tells it who it is
 //! really. It uses no processor meanwhile, holds some 50 MB, and has been nobody's: no secret, no file, no network.
 //!
 //! There are as many for a template as the settings say, for the four templates that were used last, made one at a time when
@@ -23,7 +23,7 @@ use super::boot::{chain_of, limits};
 use super::machine::{Who, identity, moment};
 use super::slot::lock;
 use super::{Error, Inner, Result};
-use crate::driver::{Driver, Keeper, Link, Machine, READY};
+use crate::driver::{Driver, KeepsMemory, Link, Machine, READY};
 use crate::failpoint;
 use crate::guest::{Guest, GuestError, OutputEvent};
 use crate::model::{LayerId, Limits, MachineKey, MemoryId, RootFs, Sandbox};
@@ -151,7 +151,7 @@ impl Inner {
     /// error: then nothing is left of it. The sandbox may have other ids than before.
     pub(super) async fn take_ready(
         &self,
-        keeper: &dyn Keeper,
+        memory: &dyn KeepsMemory,
         machine: &Machine,
         sandbox: &mut Sandbox,
         template: &MemoryId,
@@ -172,7 +172,7 @@ impl Inner {
         }
         self.give_uids(before);
         let began = Instant::now();
-        let taken = self.make_it(&waiting, keeper, machine);
+        let taken = self.make_it(&waiting, memory, machine);
         let taken = tokio::time::timeout(TAKEN_WITHIN, taken).await;
         match taken.unwrap_or(Err(Error::Guest(GuestError::Timeout))) {
             Ok(link) => {
@@ -197,18 +197,18 @@ impl Inner {
     async fn make_it(
         &self,
         waiting: &Waiting,
-        keeper: &dyn Keeper,
+        memory: &dyn KeepsMemory,
         machine: &Machine,
     ) -> Result<Link> {
         let began = Instant::now();
         let renew = Renew { now: moment(), identity: Some(identity(machine)), machine_id: false };
         let mut told = pin!(waiting.guest.renew(renew));
-        let mut passed = pin!(keeper.pass_on(&waiting.machine.key, machine));
+        let mut adopted = pin!(memory.adopt(&waiting.machine.key, machine));
         // It is told before it goes on, most likely, and finds that with the first look. If it does not go on, nobody waits for an answer.
         let (early, link) = tokio::select! {
             biased;
-            early = &mut told => (Some(early), passed.await?),
-            link = &mut passed => (None, link?),
+            early = &mut told => (Some(early), adopted.await?),
+            link = &mut adopted => (None, link?),
         };
         match early {
             Some(early) => early?,
@@ -306,15 +306,15 @@ impl Inner {
         &self,
         driver: &Arc<dyn Driver>,
         machine: &Machine,
-        memory: &[MemoryId],
+        image: &[MemoryId],
     ) -> Result<Guest> {
         let missing = || Error::invalid("driver", "it keeps no memory");
-        let keeper = driver.keeper().ok_or_else(missing)?;
+        let memory = driver.memory().ok_or_else(missing)?;
         let who = Who { identity: Some(identity(machine)), machine_id: false, frozen: false };
-        let up = self.restore_as(driver, keeper, machine, &self.dirs(memory), who).await?;
+        let up = self.restore_as(driver, memory, machine, &self.dirs(image), who).await?;
         let tried = tokio::time::timeout(TRIED_WITHIN, try_out(&up.guest)).await;
         tried.map_err(|_| GuestError::Timeout)??;
-        keeper.hold(&machine.key).await?;
+        memory.hold(&machine.key).await?;
         Ok(up.guest)
     }
 

@@ -44,6 +44,7 @@ use super::boot::chain_of;
 use super::damage::DamageKind;
 use super::lifecycle::Phase;
 use super::live::{Live, reach};
+use super::machine::pausing;
 use super::slot::Recovering;
 use super::template::TEMPLATE;
 use super::{Delete, Error, Inner, Result};
@@ -484,10 +485,12 @@ impl Inner {
     ) -> Result<Arc<Live>> {
         let driver = self.driver(&sandbox.config.driver)?;
         let key = MachineKey::from(&sandbox.id);
-        if let Some(keeper) = driver.keeper() {
+        if let Some(memory) = driver.memory() {
             // A daemon that died over a capture may have left it held.
-            keeper.go_on(&key).await?;
-            self.finish_captures(keeper, sandbox).await?;
+            memory.go_on(&key).await?;
+        }
+        if let Some(powers) = pausing(&*driver) {
+            self.finish_captures(powers, sandbox).await?;
         }
         if let Some(relayer) = driver.relayer() {
             // A daemon that died during a checkpoint may have left it frozen.
@@ -540,7 +543,7 @@ impl Inner {
         link: &Link,
     ) -> Result<(Guest, Vec<Known>)> {
         let guest = reach(link, self.settings.patience, self.settings.guest).await?;
-        if driver.keeper().is_some() {
+        if driver.disk().is_some() {
             // One that is not thawed now thaws by itself.
             if let Err(error) = guest.thaw().await {
                 tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "was not thawed");

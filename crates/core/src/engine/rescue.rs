@@ -93,7 +93,7 @@ impl Inner {
                 for below in &sandbox.open_memory {
                     // Of one that cannot be read, what its disk could be: that is no reason to keep files from being had.
                     let about = self.store.read::<MemoryLayer>(below).await.ok();
-                    let disk = about.and_then(|about| about.sizes.get("disk.qcow2").copied());
+                    let disk = about.and_then(|about| about.disk().map(|(_, size)| size));
                     bytes = bytes.saturating_add(disk.unwrap_or(sandbox.config.resources.disk.0));
                 }
                 sandbox.config.resources.disk.0
@@ -107,7 +107,7 @@ impl Inner {
         let parts = self.on_disks(sandbox, keep)?;
         let Some((_, layer)) = parts.first() else { return Ok(()) };
         let driver = self.driver(&sandbox.config.driver)?;
-        let Some(keeper) = driver.keeper() else {
+        let Some(disk) = driver.disk() else {
             return Err(StoreError::OnDisk { id: layer.clone() }.into());
         };
         tracing::warn!(sandbox = %sandbox.name, "is booted once more, for what it wrote");
@@ -116,10 +116,10 @@ impl Inner {
         let machine = only(self.machine(sandbox)?, &parts, &scratch);
         let _few = self.boots.acquire().await;
         let work = async {
-            let link = keeper.boot(&machine, &image).await?;
+            let link = disk.boot(&machine, &image).await?;
             failpoint::pass("rescue.booted");
             let guest = reach(&link, BOOT_WITHIN, self.settings.guest).await?;
-            let assemble = self.assembly(keeper, &machine, true).await?;
+            let assemble = self.assembly(disk, &machine, true).await?;
             let assembled = tokio::time::timeout(ASSEMBLE_WITHIN, guest.assemble(assemble)).await;
             assembled.map_err(|_| GuestError::Timeout)??;
             self.export(&guest, sandbox, parts).await

@@ -23,6 +23,7 @@ use super::boot::chain_of;
 use super::guard::{Looked, junk_finding};
 use super::lifecycle::{self, Effect, Phase, Report};
 use super::live::Live;
+use super::machine::pausing;
 use super::slot::{Slot, lock};
 use super::{Error, Inner, Result};
 use crate::driver::{MachineUsage, strays};
@@ -174,7 +175,7 @@ impl Inner {
     /// nothing then but a way to that memory: sealed, it would stand for files that it does not have.
     async fn never_began(&self, sandbox: &Sandbox) -> Result<bool> {
         let begun = sandbox.debt == Some(Effect::Boot) && sandbox.open_layer.is_some();
-        if !begun || self.driver(&sandbox.config.driver)?.keeper().is_none() {
+        if !begun || pausing(&*self.driver(&sandbox.config.driver)?).is_none() {
             return Ok(false);
         }
         let current = self.current_snapshot(sandbox).await?;
@@ -245,7 +246,7 @@ impl Inner {
             return SessionEnd::OutOfDisk;
         }
         // Of a machine with a kernel of its own only the machine itself is in the control group.
-        let alone = self.driver(&sandbox.config.driver).is_ok_and(|one| one.keeper().is_some());
+        let alone = self.driver(&sandbox.config.driver).is_ok_and(|one| one.disk().is_some());
         if broke && alone && usage.oom_kills > 0 {
             return SessionEnd::OutOfMemory;
         }
@@ -280,7 +281,7 @@ impl Inner {
             };
             if let Err(error) = handed.await {
                 tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "did not end politely, or did not hand over what it wrote");
-                if live.driver.keeper().is_some() {
+                if live.driver.disk().is_some() {
                     // What is in its cache and not on its disk would be lost.
                     self.freeze(live, sandbox).await;
                 }

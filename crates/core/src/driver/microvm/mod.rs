@@ -35,6 +35,7 @@
 //!
 //! Calls are plain blocking code on the runtime's blocking threads, as in the container driver.
 
+mod adopt;
 mod blank;
 mod capture;
 mod disks;
@@ -42,7 +43,6 @@ pub mod kernel;
 mod life;
 pub mod memory;
 mod merge;
-mod pass_on;
 mod probe;
 mod qcow2;
 mod qemu;
@@ -71,8 +71,8 @@ use super::confined::Confined;
 use super::host::{Host, broken, died, failed, lock, on_thread};
 use super::uids::Claims;
 use super::{
-    Captured, Check, Device, Driver, DriverError, DriverResult, Keeper, Link, Machine,
-    MachineUsage, RAM_SO, Restored, Then,
+    Captured, Device, Driver, DriverError, DriverResult, KeepsMemory, Link, Machine, MachineUsage,
+    OwnDisk, RAM_SO, Restored, Then,
 };
 use crate::model::{Fingerprint, Limits, MachineKey, RootFs, Size};
 
@@ -261,29 +261,21 @@ impl Driver for MicrovmDriver {
         self.with(move |microvm| microvm.network(&key)).await
     }
 
-    fn keeper(&self) -> Option<&dyn Keeper> {
+    fn memory(&self) -> Option<&dyn KeepsMemory> {
+        Some(self)
+    }
+
+    fn disk(&self) -> Option<&dyn OwnDisk> {
         Some(self)
     }
 }
 
 #[async_trait]
-impl Keeper for MicrovmDriver {
+impl KeepsMemory for MicrovmDriver {
     async fn fingerprint(&self, machine: &Machine) -> DriverResult<Fingerprint> {
         let accelerator = self.accelerator().await?;
         let limits = machine.limits;
         self.with(move |microvm| microvm.fingerprint(&limits, accelerator)).await
-    }
-
-    async fn roots(&self, root: &RootFs) -> DriverResult<Vec<String>> {
-        let root = root.clone();
-        self.with(move |microvm| {
-            microvm.roots.of_root(&root)?.iter().map(|path| Roots::mark(path)).collect()
-        })
-        .await
-    }
-
-    async fn boot(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Link> {
-        Ok(self.launch(machine, image, Start::Boot, &[]).await?.link)
     }
 
     async fn restore(
@@ -293,11 +285,6 @@ impl Keeper for MicrovmDriver {
         first: &[u8],
     ) -> DriverResult<Restored> {
         self.launch(machine, image, Start::Restore, first).await
-    }
-
-    async fn lower(&self, key: &MachineKey) -> DriverResult<u32> {
-        let key = key.clone();
-        self.with(move |microvm| Ok(microvm.demand(&key)?.1.lower)).await
     }
 
     async fn capture(
@@ -316,9 +303,9 @@ impl Keeper for MicrovmDriver {
         self.with(move |microvm| microvm.hold(&key)).await
     }
 
-    async fn pass_on(&self, from: &MachineKey, to: &Machine) -> DriverResult<Link> {
+    async fn adopt(&self, from: &MachineKey, to: &Machine) -> DriverResult<Link> {
         let (from, to) = (from.clone(), to.clone());
-        self.with(move |microvm| microvm.pass_on(&from, &to)).await
+        self.with(move |microvm| microvm.adopt(&from, &to)).await
     }
 
     async fn merge(&self, run: &[PathBuf], into: &Path) -> DriverResult<()> {
@@ -337,9 +324,29 @@ impl Keeper for MicrovmDriver {
         })
         .await
     }
+}
 
-    async fn probe(&self) -> Vec<Check> {
-        self.check_host().await
+#[async_trait]
+impl OwnDisk for MicrovmDriver {
+    fn disk_file(&self) -> &'static str {
+        disks::OF_LAYER
+    }
+
+    async fn roots(&self, root: &RootFs) -> DriverResult<Vec<String>> {
+        let root = root.clone();
+        self.with(move |microvm| {
+            microvm.roots.of_root(&root)?.iter().map(|path| Roots::mark(path)).collect()
+        })
+        .await
+    }
+
+    async fn boot(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Link> {
+        Ok(self.launch(machine, image, Start::Boot, &[]).await?.link)
+    }
+
+    async fn lower(&self, key: &MachineKey) -> DriverResult<u32> {
+        let key = key.clone();
+        self.with(move |microvm| Ok(microvm.demand(&key)?.1.lower)).await
     }
 }
 

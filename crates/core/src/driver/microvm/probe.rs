@@ -133,8 +133,8 @@ impl MicrovmDriver {
         tried.and(stopped.map(drop))
     }
 
-    /// What this host has for machines, and whether one boots.
-    pub(super) async fn check_host(&self) -> Vec<Check> {
+    /// Whether this host can run machines, with what, and why not otherwise. Boots one to find out.
+    pub async fn probe(&self) -> Vec<Check> {
         let mut checks = self.inner.tools();
         let kernel = self.with(Microvm::kernel).await;
         checks.push(match &kernel {
