@@ -12,6 +12,7 @@ use sandkeep_core::driver::microvm::{Accelerator, MicrovmConfig, MicrovmDriver, 
 use sandkeep_core::driver::{
     AGENT, Device, Driver, DriverError, Link, Machine, MachineMount, MachineUsage, Relayer, mac_of,
 };
+use sandkeep_core::engine::agent_answers;
 use sandkeep_core::guest::Guest;
 use sandkeep_core::model::{Limits, MachineKey, RootFs, Size, UidRange};
 use sandkeep_proto::link::{Assemble, AssembleMount, At, Hidden, Identity, Moment};
@@ -193,7 +194,7 @@ impl MicrovmHost {
             spares: 0,
             spare_uids: 0xE000_0000,
         };
-        MicrovmDriver::new(config.clone()).map_err(|e| e.to_string())?;
+        MicrovmDriver::new(config.clone(), agent_answers).map_err(|e| e.to_string())?;
         let into = config.cache_dir.join("kernel");
         kernel::prepare(&found.vmlinuz, &found.modules, AGENT, &into).map_err(|e| e.to_string())?;
         Ok(Self { ground, config })
@@ -216,7 +217,8 @@ impl MicrovmHost {
     /// When the host, which had a driver before, no longer takes one.
     #[must_use]
     pub fn any_driver(&self) -> MicrovmDriver {
-        MicrovmDriver::new(self.config.clone()).expect("the host took a driver before")
+        MicrovmDriver::new(self.config.clone(), agent_answers)
+            .expect("the host took a driver before")
     }
 
     /// Where the driver keeps things.

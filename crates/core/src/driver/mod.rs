@@ -12,7 +12,6 @@ pub(crate) mod uids;
 
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -22,6 +21,7 @@ use serde::{Deserialize, Serialize};
 pub use self::host::{READY, any_alive};
 pub use self::memory::{Captured, KeepsMemory, Restored, Then};
 pub use self::own_disk::OwnDisk;
+pub use crate::model::Device;
 use crate::model::{Limits, MachineKey, RootFs, Size, UidRange};
 
 /// The agent, a static program: build.rs made it, `keep serve` writes it into the data directory.
@@ -220,20 +220,6 @@ pub enum Link {
     Unix(PathBuf),
     /// A socket file on the host that leads to a machine's serial port: see `docs/formats/agent-link.md`.
     Serial(PathBuf),
-}
-
-/// A machine's network device, seen from outside.
-#[derive(Debug)]
-pub enum Device {
-    /// A TUN device: each read and each write is one IP packet. Does not block.
-    Tun(OwnedFd),
-    /// A datagram socket to a network card: each read and each write is one Ethernet frame. Does not block.
-    Ethernet {
-        /// The socket.
-        socket: OwnedFd,
-        /// The card's address.
-        mac: [u8; 6],
-    },
 }
 
 /// Files of a machine that have no name any more.

@@ -3,6 +3,7 @@
 //! Everything here is plain data. Text is parsed into these types at the edge (HTTP, command line,
 //! disk) and trusted inside: a [`Name`] is a valid name, a [`LayerId`] is safe in a path.
 
+mod device;
 mod drive;
 mod end;
 mod guard;
@@ -17,10 +18,12 @@ mod quantity;
 mod record;
 mod root;
 mod secret;
+mod secret_forms;
 mod service;
 mod snapshot;
 mod spec;
 
+pub use device::{Device, MTU};
 pub use drive::{
     Attachment, DRIVE_SIZE, Drive, Mount, MountMode, Mounted, Mounts, check_drive_name,
     check_mounts,
@@ -51,14 +54,18 @@ pub use record::{
 };
 pub use root::{Limits, MachineKey, RootFs, UidRange};
 pub use secret::{
-    Inject, InjectInto, Secret, SecretGiven, SecretHow, SecretName, SecretPlace, SecretUse,
-    SecretVersion,
+    Inject, InjectInto, LONGEST_SECRET, SHORTEST_SECRET, Secret, SecretGiven, SecretHow,
+    SecretName, SecretPlace, SecretUse, SecretVersion,
 };
+pub use secret_forms::secret_forms;
 pub use service::{Restart, Service};
 pub use snapshot::{Expiry, Method, Snapshot, SnapshotKind};
 pub use spec::{BadConfig, Class, Config, Hook, Hooks, Patch, Resources, Retention};
 
 pub use jiff::Timestamp;
+
+// It is decided there, and moves here together with what `record` takes from there.
+pub use crate::engine::lifecycle::Phase;
 
 /// The present, to the millisecond: what is stored reads back equal.
 #[must_use]

@@ -20,9 +20,8 @@ use super::manifest::{Damaged, Manifest, Scan, id_of, list, parse, sync_parent};
 use super::problem::Problem;
 use super::trash::Trashed;
 use super::{ALL_PARTS, PARTS, Result, Store, blocking, io_error};
-use crate::engine::lifecycle::Phase;
 use crate::model::{
-    Command, Drive, Image, KeptAuthority, Layer, LayerId, MemoryId, MemoryLayer, Project,
+    Command, Drive, Image, KeptAuthority, Layer, LayerId, MemoryId, MemoryLayer, Phase, Project,
     Quarantine, Sandbox, SandboxId, Secret, Session, Snapshot, SnapshotId, Template,
 };
 

@@ -53,6 +53,7 @@ mod spares;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,6 +106,10 @@ pub struct MicrovmConfig {
     pub spare_uids: u32,
 }
 
+/// Waits until the agent behind a link answers, for as long as the caller says. A driver does not talk to agents, so whoever makes
+/// one passes this in: `engine::agent_answers`.
+pub type Answers = fn(Link, Duration) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+
 /// Runs machines with a kernel of their own. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct MicrovmDriver {
@@ -124,6 +129,7 @@ struct Microvm {
     spares: Spares,
     /// Uids of hypervisors that are no machine's yet.
     uids: Claims,
+    answers: Answers,
 }
 
 /// What a machine is, for the driver that finds it running.
@@ -146,13 +152,13 @@ struct Plan {
 }
 
 impl MicrovmDriver {
-    /// Prepares this host.
+    /// Prepares this host. With `answers` it finds out whether a machine that was booted to try the host out runs.
     ///
     /// # Errors
     ///
     /// Returns [`DriverError::Unsupported`] when the host lacks control groups or a hypervisor, and [`DriverError::Io`] when a
     /// directory cannot be made.
-    pub fn new(config: MicrovmConfig) -> DriverResult<Self> {
+    pub fn new(config: MicrovmConfig, answers: Answers) -> DriverResult<Self> {
         if !config.qemu.is_file() {
             let reason = format!(
                 "there is no hypervisor at `{}`; install qemu-system-x86",
@@ -175,6 +181,7 @@ impl MicrovmDriver {
             ram_so,
             spares: Spares::default(),
             uids: Claims::of(cache, spares::CLAIMED_UIDS),
+            answers,
             config,
         };
         Ok(Self { inner: Arc::new(inner) })
