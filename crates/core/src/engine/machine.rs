@@ -207,9 +207,8 @@ impl Inner {
             // It has been nobody's: what the image calls the machine is as good for this one as for any.
             let who = Who { identity: Some(identity(&machine)), machine_id: false, frozen: false };
             let image = self.dirs(&begin.memory);
-            if let Some(template) = begin.memory.first()
-                && let Some((link, guest)) =
-                    self.take_ready(memory, &machine, sandbox, template).await?
+            if let Some((link, guest)) =
+                self.take_ready(memory, &machine, sandbox, &begin.memory).await?
             {
                 return Ok(Up { link, guest, restored: None });
             }

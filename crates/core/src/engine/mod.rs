@@ -317,7 +317,7 @@ pub(crate) struct Inner {
     asleep: carry::Asleep,
     /// One at a time makes the template of a kind of machine; the others wait for it.
     templates: template::Templates,
-    ready: ready::Ready,
+    ready: Arc<ready::Ready>,
     /// How many boot at one time that nobody may be waiting for: after a power cut it could be all there are.
     boots: tokio::sync::Semaphore,
     /// Memory is merged for one snapshot at a time.
@@ -344,6 +344,7 @@ impl Engine {
         let outside = Outside::new(settings.network.clone()).map_err(Error::Outside)?;
         let drivers = drivers.into_iter().map(|driver| (driver.name(), driver)).collect();
         let uids = uids::Uids::new(store.data_dir(), settings.uid_base, settings.uid_ranges);
+        let ready = ready::pool(settings.ready);
         let inner = Arc::new(Inner {
             store,
             images,
@@ -381,7 +382,7 @@ impl Engine {
             unsynced_tombstones: AtomicBool::default(),
             asleep: carry::Asleep::default(),
             templates: template::Templates::default(),
-            ready: ready::Ready::default(),
+            ready,
             merges: tokio::sync::Semaphore::new(1),
             boots: tokio::sync::Semaphore::new(
                 std::thread::available_parallelism().map_or(2, std::num::NonZero::get),

@@ -31,7 +31,7 @@
 //!
 //! *KVM is believed when a machine has booted under it* (`probe`), not when `/dev/kvm` opens.
 //!
-//! *A machine that is restored takes over a hypervisor that waits already*, if there is one (`spares`).
+//! *A machine that is restored takes over a hypervisor that waits already*, if there is one (`warm`).
 //!
 //! Calls are plain blocking code on the runtime's blocking threads, as in the container driver.
 
@@ -48,7 +48,7 @@ mod qcow2;
 mod qemu;
 mod qmp;
 mod roots;
-mod spares;
+mod warm;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -67,7 +67,7 @@ use self::probe::Facts;
 pub use self::qemu::Accelerator;
 use self::qemu::Shape;
 use self::roots::Roots;
-use self::spares::{Kind, Spares};
+use self::warm::{Kind, Spares};
 use super::confined::Confined;
 use super::host::{Host, broken, died, failed, lock, on_thread};
 use super::uids::Claims;
@@ -179,8 +179,8 @@ impl MicrovmDriver {
             confined,
             facts: Facts::new(cache),
             ram_so,
-            spares: Spares::default(),
-            uids: Claims::of(cache, spares::CLAIMED_UIDS),
+            spares: Spares::new(config.spares),
+            uids: Claims::of(cache, warm::CLAIMED_UIDS),
             answers,
             config,
         };
@@ -221,14 +221,15 @@ impl MicrovmDriver {
         let first = Zeroizing::new(first.to_vec());
         let limits = machine.limits;
         let started = {
-            let _under_way = self.inner.spares.starting();
+            let _under_way = self.inner.spares.pool.starting();
             self.with(move |microvm| microvm.start(&machine, &image, &first, how, accelerator))
                 .await
         };
         if how == Start::Restore && started.is_ok() && self.inner.config.spares > 0 {
             let here = self.with(move |microvm| microvm.fingerprint(&limits, accelerator)).await;
             if let Ok(here) = here {
-                self.restock(&Kind::of(&limits, accelerator, &here));
+                let kind = Kind::of(&limits, accelerator, &here);
+                self.inner.spares.pool.restock(&self.inner, &kind);
             }
         }
         started
