@@ -191,7 +191,7 @@ async fn a_daemon_that_dies_while_a_machine_is_taken_over_leaves_nothing() {
         assert!(alive.iter().all(|key| key.sandbox().is_ok()), "{point}: {alive:?}");
         assert_eq!(left_in_tmp(&house), [""; 0], "{point}");
         let now = engine.get_settled(&project(), &name(&sandbox)).await.unwrap();
-        assert_ne!(now.sandbox.phase, Phase::Running, "{point}: nobody was told that it runs");
+        assert_ne!(now.sandbox.phase(), Phase::Running, "{point}: nobody was told that it runs");
         assert_eq!(ok(&engine, &sandbox, "hostname").await, format!("{sandbox}\n"), "{point}");
         for gone in [sandbox.clone(), format!("before-{sandbox}")] {
             engine.delete(&project(), &name(&gone), Default::default(), None).await.unwrap();

@@ -8,8 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use sandkeep_core::model::{
-    FORMAT, Fingerprint, MemoryId, MemoryLayer, PAGE, PageIndex, PageRun, Size, Template,
-    Timestamp, now,
+    Change, FORMAT, Fingerprint, LayerId, MemoryId, MemoryLayer, OpenSession, PAGE, PageIndex,
+    PageRun, Size, Template, Timestamp, now,
 };
 use sandkeep_core::store::search::Needles;
 use sandkeep_core::store::{Durability, NewMemory, Problem, Store, StoreError, Verdict};
@@ -170,10 +170,10 @@ async fn fsck_and_verify_see_what_is_wrong() {
     let of_template = sealed(store, &[]).await.id;
     let (abandoned, _) = store.begin_memory().await.expect("begun");
     let gone = MemoryId::fresh();
-    let session = sandkeep_core::model::Sandbox {
-        open_memory: vec![held.clone(), gone.clone()],
-        ..sandbox(&[])
-    };
+    let mut session = sandbox(&[]);
+    let mut open = OpenSession::new(LayerId::fresh(), Vec::new());
+    open.memory = vec![held.clone(), gone.clone()];
+    session.transition(Change::Start(open)).expect("it can be started");
     store.write(&project("p"), Durability::Synced).await.expect("written");
     store.write(&session, Durability::Synced).await.expect("written");
     for (key, memory) in [("good", of_template.clone()), ("bad", gone.clone())] {

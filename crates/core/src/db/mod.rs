@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::engine::lifecycle::Phase;
+use crate::model::lifecycle::Phase;
 use crate::model::{
     Class, Command, CommandId, Drive, DriveId, Name, Project, Sandbox, SandboxId, Session,
     SessionId, Snapshot, SnapshotId, Tags, Timestamp,

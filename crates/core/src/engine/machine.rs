@@ -206,7 +206,9 @@ impl Inner {
                     tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "could not be started with its image's root; it is mounted");
                     self.start_over(driver, &machine, sandbox).await?;
                     begin = Begin { memory: begin.memory.split_off(1), how: How::Template };
-                    sandbox.open_memory.clone_from(&begin.memory);
+                    if let Some(open) = sandbox.open_session_mut() {
+                        open.memory.clone_from(&begin.memory);
+                    }
                     self.record(sandbox, Durability::Soon).await?;
                 }
             }
@@ -244,7 +246,9 @@ impl Inner {
                 Err(error) => {
                     tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "could not be started from a template; it is booted");
                     self.start_over(driver, &machine, sandbox).await?;
-                    sandbox.open_memory.clear();
+                    if let Some(open) = sandbox.open_session_mut() {
+                        open.memory.clear();
+                    }
                     self.record(sandbox, Durability::Soon).await?;
                     let (link, guest) = self.boot_machine(driver, keeper, &machine, &[]).await?;
                     return Ok(Up { link, guest, restored: None });
@@ -275,8 +279,8 @@ impl Inner {
         sandbox: &Sandbox,
     ) -> Result<()> {
         driver.stop(&machine.key).await?;
-        let drives = sandbox.mounted.iter().map(|mounted| &mounted.layer);
-        for layer in sandbox.open_layer.iter().chain(drives) {
+        let drives = sandbox.mounted().iter().map(|mounted| &mounted.layer);
+        for layer in sandbox.open_layer().into_iter().chain(drives) {
             self.store.clear_disk(layer).await?;
         }
         Ok(())

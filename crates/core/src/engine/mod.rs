@@ -7,13 +7,14 @@
 //!               └──live──────> commands, files: straight to the agent of a running sandbox
 //! ```
 //!
-//! - [`lifecycle`] decides, purely, what may happen to a sandbox in each phase.
+//! - [`lifecycle`] decides, purely, what may happen to a sandbox in each phase;
+//!   [`Sandbox::transition`] asks it and is the only writer of a phase.
 //! - `slot` gives each sandbox its *turn*: work that changes its phase runs one at a time, in the
 //!   order it was asked for, in a task of its own, so that a caller who goes away ends nothing.
 //! - `sandbox` is what callers ask for. `create`, `boot`, `seal`, `checkpoint`, `branch` (fork and
 //!   rollback) and `erase` are that work. Each records what it is about to do in the
-//!   sandbox's manifest first. A daemon that dies in between finds the debt when it comes back
-//!   (`recover`) and pays it.
+//!   sandbox's manifest first. A daemon that dies in between finds the pending effect when it comes
+//!   back (`recover`) and completes it.
 //! - `drive` are volumes that outlive sandboxes; `attach` is how a session comes to have them and what
 //!   becomes of what it wrote.
 //! - `live` is a running sandbox: its agent, its session, who is using it.
@@ -69,7 +70,6 @@ mod health;
 mod hooks;
 mod journal;
 mod kept;
-pub mod lifecycle;
 mod live;
 mod log;
 mod lost;
@@ -150,7 +150,7 @@ pub use trash::{InTrash, TrashItem};
 pub use usage::{HostSpace, SpaceReport};
 pub use why::Why;
 
-pub use crate::model::{Method, OnDelete};
+pub use crate::model::{Method, OnDelete, lifecycle};
 
 /// What the engine is made of.
 #[derive(Debug)]

@@ -13,7 +13,7 @@
 //! this daemon or by the next. After it the machine is only in the way.
 //!
 //! *What a capture took of the disk stays taken*, also when its pages were refused for a secret, or a daemon died over
-//! it. So the layer's id is on record (`Sandbox::captured`) before the capture begins, and of one that came to nothing the disk
+//! it. So the layer's id is on record (`OpenSession::captured`) before the capture begins, and of one that came to nothing the disk
 //! alone is sealed and stays part of the chain.
 //!
 //! Drives are part of no memory image: a sandbox that has some is not captured.
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::boot::{chain_of, image_layers};
-use super::lifecycle::{self, Command as Asked, Phase, Report};
+use super::lifecycle::{self, Command as Asked};
 use super::live::Live;
 use super::machine::no_memory;
 use super::sandbox::expect_generation;
@@ -34,8 +34,8 @@ use crate::db::Unless;
 use crate::driver::{Captured, Keeper, Then};
 use crate::failpoint;
 use crate::model::{
-    Command, Ending, Finding, MemoryId, Name, OnIdle, Sandbox, SessionEnd, Snapshot, SnapshotId,
-    SnapshotKind, now,
+    Change, Command, Ending, Finding, MemoryId, Name, OnIdle, Sandbox, SessionEnd, Snapshot,
+    SnapshotId, SnapshotKind, now,
 };
 use crate::store::{Durability, NewMemory};
 
@@ -85,7 +85,7 @@ impl Engine {
                 lifecycle::Refused::Gone => Error::Gone(name.clone()),
                 _ => Error::NotRunning(name.clone()),
             };
-            let (_, effect) = lifecycle::command(sandbox.phase, Asked::Pause).map_err(refused)?;
+            let (_, effect) = lifecycle::command(sandbox.phase(), Asked::Pause).map_err(refused)?;
             let snapshot = match effect {
                 Some(_) => {
                     let snapshot = inner.put_away(&slot, &mut sandbox, SessionEnd::Paused).await?;
@@ -108,8 +108,8 @@ impl Inner {
         let keeps = || {
             let driver = self.driver(&sandbox.config.driver);
             let keeps = driver.is_ok_and(|driver| driver.keeper().is_some());
-            let deep = sandbox.captured.len() + sandbox.open_memory.len() >= DEEPEST_PAUSED;
-            keeps && !deep && sandbox.config.persistent && sandbox.mounted.is_empty()
+            let deep = sandbox.captured().len() + sandbox.open_memory().len() >= DEEPEST_PAUSED;
+            keeps && !deep && sandbox.config.persistent && sandbox.mounted().is_empty()
         };
         let best = || if keeps() { OnIdle::Pause } else { OnIdle::Stop };
         sandbox.config.on_idle.unwrap_or_else(best)
@@ -164,7 +164,7 @@ impl Inner {
         session.close(sandbox.used_at, end);
         match driver.stop(&live.key).await {
             Ok(usage) => {
-                self.give_uids(before.uids);
+                self.give_uids(before.uids());
                 self.note_usage(Some(&mut session), usage).await;
             }
             // What it holds is in nobody's way but the host's: the next start ends it first, and so does the next daemon.
@@ -194,15 +194,7 @@ impl Inner {
         let snapshot = self.memory_snapshot(live, sandbox, &taken, SnapshotKind::Pause, wanted);
         self.store.check_disks(&snapshot.memory).await?;
         let mut after = sandbox.clone();
-        let (phase, _) = lifecycle::report(Phase::Running, Report::Captured);
-        after.enter(phase);
-        after.debt = None;
-        after.ending = Some(Ending::by_itself(SnapshotKind::Pause, end));
-        after.open_layer = None;
-        after.open_chain.clear();
-        after.open_memory.clear();
-        after.captured.clear();
-        after.uids = None;
+        after.transition(Change::Captured(Ending::by_itself(SnapshotKind::Pause, end)))?;
         after.used_at = now();
         let mut session = live.session();
         if let Ok(usage) = live.driver.usage(&live.key).await {
@@ -233,7 +225,7 @@ impl Inner {
         live.close_paused();
         live.set_sandbox(after.clone());
         slot.set_live(None);
-        let (inner, open) = (Arc::clone(self), before.open_layer.clone());
+        let (inner, open) = (Arc::clone(self), before.open_layer().cloned());
         let (driver, key) = (Arc::clone(&live.driver), live.key.clone());
         tokio::spawn(async move {
             // Its disk is in the image; what is left of it goes when nothing has it open.
@@ -278,10 +270,10 @@ impl Inner {
         deepest: usize,
     ) -> Result<&'a dyn Keeper> {
         let keeper = live.driver.keeper().ok_or_else(|| no_memory(sandbox))?;
-        if !sandbox.mounted.is_empty() {
+        if !sandbox.mounted().is_empty() {
             return Err(Error::HasDrives(sandbox.name.clone()));
         }
-        if sandbox.captured.len() + sandbox.open_memory.len() >= deepest {
+        if sandbox.captured().len() + sandbox.open_memory().len() >= deepest {
             return Err(Error::MemoryTooDeep(sandbox.name.clone()));
         }
         self.refuse_doubt(sandbox, true, false).await?;
@@ -299,11 +291,14 @@ impl Inner {
     ) -> Result<Taken> {
         self.see_to_captures(live, keeper, sandbox).await?;
         let (id, dir) = self.store.begin_memory().await?;
-        let below: Vec<_> = sandbox.captured.iter().chain(&sandbox.open_memory).cloned().collect();
+        let below: Vec<_> =
+            sandbox.captured().iter().chain(sandbox.open_memory()).cloned().collect();
         let below = self.dirs(&below);
-        sandbox.captured.insert(0, id.clone());
+        if let Some(open) = sandbox.open_session_mut() {
+            open.captured.insert(0, id.clone());
+        }
         if let Err(error) = self.record(sandbox, Durability::Soon).await {
-            sandbox.captured.remove(0);
+            sandbox.forget_capture(&id);
             self.store.discard_memory(&id).await?;
             return Err(error);
         }
@@ -323,7 +318,7 @@ impl Inner {
             }
             Err(error) => {
                 // All or nothing: nothing was taken.
-                sandbox.captured.retain(|taken| *taken != id);
+                sandbox.forget_capture(&id);
                 live.set_sandbox(sandbox.clone());
                 self.store.discard_memory(&id).await?;
                 self.record(sandbox, Durability::Soon).await?;
@@ -390,7 +385,7 @@ impl Inner {
         layer: NewMemory,
     ) -> Result<()> {
         if !self.store.seal_disk_alone(id, layer).await? {
-            sandbox.captured.retain(|taken| taken != id);
+            sandbox.forget_capture(id);
             self.record(sandbox, Durability::Soon).await?;
         }
         Ok(())
@@ -403,7 +398,7 @@ impl Inner {
         keeper: &dyn Keeper,
         sandbox: &mut Sandbox,
     ) -> Result<()> {
-        if self.store.check_disks(&sandbox.captured).await.is_err() {
+        if self.store.check_disks(sandbox.captured()).await.is_err() {
             self.finish_captures(keeper, sandbox).await?;
             live.set_sandbox(sandbox.clone());
         }
@@ -417,7 +412,7 @@ impl Inner {
         sandbox: &mut Sandbox,
     ) -> Result<()> {
         let machine = self.machine(sandbox)?;
-        for id in sandbox.captured.clone() {
+        for id in sandbox.captured().to_vec() {
             let snapshot = SnapshotId::of_memory(&id);
             let written = self.db.snapshot(&snapshot).await?;
             if written.is_some_and(|written| written.generation > sandbox.generation) {
@@ -443,11 +438,21 @@ impl Inner {
         wanted: Wanted,
     ) -> Snapshot {
         let id = SnapshotId::of_memory(&taken.id);
-        let mut snapshot = self.new_snapshot(sandbox, id, sandbox.open_chain.clone(), kind, wanted);
-        snapshot.memory = sandbox.captured.iter().chain(&sandbox.open_memory).cloned().collect();
+        let layers = sandbox.open_chain().to_vec();
+        let mut snapshot = self.new_snapshot(sandbox, id, layers, kind, wanted);
+        snapshot.memory = sandbox.captured().iter().chain(sandbox.open_memory()).cloned().collect();
         snapshot.commands.clone_from(&taken.commands);
         snapshot.image = Some(image_layers(sandbox));
         snapshot.secrets = live.session().secrets;
         snapshot
+    }
+}
+
+impl Sandbox {
+    /// Nothing was taken of the disk after all.
+    fn forget_capture(&mut self, id: &MemoryId) {
+        if let Some(open) = self.open_session_mut() {
+            open.captured.retain(|taken| taken != id);
+        }
     }
 }

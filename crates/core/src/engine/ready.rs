@@ -164,9 +164,9 @@ impl Inner {
             return Ok(None);
         }
         // Its ids become the sandbox's, on record before it does: a daemon that finds the two must not take either for free.
-        let before = sandbox.uids.replace(waiting.machine.uids);
+        let before = sandbox.replace_uids(Some(waiting.machine.uids));
         if let Err(error) = self.record(sandbox, Durability::Soon).await {
-            sandbox.uids = before;
+            sandbox.replace_uids(before);
             self.end_ready(&driver, waiting.machine).await;
             return Err(error);
         }

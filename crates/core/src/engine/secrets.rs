@@ -317,7 +317,7 @@ impl Inner {
         let all = self.db.sandboxes(Some(project), &Filter::default(), &Page::all()).await?.items;
         // What sleeps with its memory has what it was given in there.
         let has =
-            |sandbox: &Sandbox| sandbox.open_layer.is_some() || sandbox.phase == Phase::Paused;
+            |sandbox: &Sandbox| sandbox.open_layer().is_some() || sandbox.phase() == Phase::Paused;
         for sandbox in all.into_iter().filter(has) {
             let session = match (self.live(&sandbox.id), &sandbox.session) {
                 (Some(live), _) => Some(live.session()),
@@ -584,7 +584,7 @@ impl Inner {
     /// Refuses to go on with a key that is not the one sessions under way were given secrets with: what
     /// they print could not be masked, nor what they wrote be searched.
     pub(super) async fn check_secrets_key(&self, sandboxes: &[Sandbox]) -> Result<()> {
-        for sandbox in sandboxes.iter().filter(|sandbox| sandbox.open_layer.is_some()) {
+        for sandbox in sandboxes.iter().filter(|sandbox| sandbox.open_layer().is_some()) {
             let Some(id) = &sandbox.session else { continue };
             let Some(session) = self.db.session(id).await? else { continue };
             if let Err(error @ Error::Sealed { reason: SealError::OtherKey { .. }, .. }) =

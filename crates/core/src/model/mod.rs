@@ -7,6 +7,7 @@ mod drive;
 mod end;
 mod guard;
 mod id;
+pub mod lifecycle;
 mod memory;
 mod name;
 mod network;
@@ -16,6 +17,7 @@ mod port;
 mod quantity;
 mod record;
 mod root;
+mod sandbox;
 mod secret;
 mod service;
 mod snapshot;
@@ -46,10 +48,12 @@ pub use port::{Access, Port};
 pub use quantity::{BadQuantity, Size, Span};
 pub use record::{
     Carried, Command, CommandState, Dressed, Ending, FORMAT, HookRun, Image, ImageConfig, Key,
-    Layer, LayerKind, Lineage, OnDelete, Project, Sandbox, Scope, Session, SessionEnd, Usage,
-    Validation,
+    Layer, LayerKind, Lineage, OnDelete, Project, Scope, Session, SessionEnd, Usage, Validation,
 };
 pub use root::{Limits, MachineKey, RootFs, UidRange};
+pub use sandbox::{
+    Breakdown, Change, Deletion, Ended, LastSession, NotAllowed, OpenSession, Sandbox, SandboxState,
+};
 pub use secret::{
     Inject, InjectInto, Secret, SecretGiven, SecretHow, SecretName, SecretPlace, SecretUse,
     SecretVersion,
