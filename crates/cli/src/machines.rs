@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use sandkeep_core::driver::microvm::{MicrovmDriver, kernel};
 use sandkeep_core::driver::{AGENT, Check};
-use sandkeep_core::engine::Absent;
+use sandkeep_core::engine::{Absent, agent_answers};
 
 use crate::config::MicrovmSettings;
 use crate::host;
@@ -55,7 +55,7 @@ pub(crate) fn driver(
         return Err(absent);
     }
     let config = host::microvm_config(agent.to_path_buf(), data, mark, settings);
-    MicrovmDriver::new(config).map_err(|error| {
+    MicrovmDriver::new(config, agent_answers).map_err(|error| {
         let fix = Some("`keep doctor` on the server tells what is missing".to_owned());
         Absent { reason: error.to_string(), fix }
     })

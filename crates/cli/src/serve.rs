@@ -4,6 +4,7 @@
 //! before the engine, so that a taken port is told before anything is begun, and the file that tells
 //! clients where to go is written last, when there is somebody to answer them.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
@@ -211,7 +212,11 @@ pub(crate) async fn open_engine(
     let db = MirroredDb::new(Arc::new(db))
         .await
         .map_err(|error| Failure::caused("cannot read the index", error))?;
-    let from = ImageSettings { docker_config: docker_config(), ..ImageSettings::default() };
+    let from = ImageSettings {
+        docker_config: docker_config(),
+        helper_env: without_ours(std::env::vars_os()),
+        ..ImageSettings::default()
+    };
     let images = Images::new(store.clone(), from);
     let mut drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(container.clone())];
     drivers.extend(microvm.clone().map(|driver| Arc::new(driver) as Arc<dyn Driver>));
@@ -359,6 +364,11 @@ async fn make_host_image(engine: Engine) {
             );
         }
     }
+}
+
+/// The operator's variables, for credential helpers. Ours are not among them: the server's key is one.
+fn without_ours(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<(OsString, OsString)> {
+    vars.filter(|(name, _)| !name.as_encoded_bytes().starts_with(b"SANDKEEP_")).collect()
 }
 
 /// Where docker keeps credentials for registries.

@@ -25,3 +25,4 @@ pub mod net;
 mod release;
 pub mod secret;
 pub mod store;
+mod warm_pool;

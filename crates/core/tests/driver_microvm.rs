@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sandkeep_core::driver::microvm::MicrovmDriver;
-use sandkeep_core::driver::{Driver, DriverError, Keeper, Machine, Then, mac_of};
+use sandkeep_core::driver::{Driver, DriverError, KeepsMemory, Machine, OwnDisk, Then, mac_of};
 use sandkeep_core::model::RootFs;
 use sandkeep_proto::link::{Identity, Renew};
 use sandkeep_testkit::driver::{

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sandkeep_core::driver::microvm::{Accelerator, MicrovmConfig, MicrovmDriver};
-use sandkeep_core::driver::{Driver, Keeper, Machine, Restored, Then, mac_of};
+use sandkeep_core::driver::{Driver, KeepsMemory, Machine, Restored, Then, mac_of};
+use sandkeep_core::engine::agent_answers;
 use sandkeep_proto::link::{Identity, Renew};
 use sandkeep_testkit::driver::{MicrovmHost, bring_up, moment, network_contract, reach};
 use sandkeep_testkit::inside::{Inside, userland};
@@ -25,7 +26,7 @@ fn host(test: &str) -> Option<MicrovmHost> {
 
 fn with_a_spare(host: &MicrovmHost) -> MicrovmDriver {
     let config = MicrovmConfig { spares: 1, ..host.config().clone() };
-    MicrovmDriver::new(config).unwrap().accelerated_by(Accelerator::Tcg)
+    MicrovmDriver::new(config, agent_answers).unwrap().accelerated_by(Accelerator::Tcg)
 }
 
 fn machine(host: &MicrovmHost, name: &str) -> Machine {

@@ -91,7 +91,7 @@ async fn a_stop_ends_the_way_it_was_asked_for_and_is_counted_once() {
         assert_eq!(snapshot.expires_after, Some(Span::days(3)), "{point}");
         assert_eq!(snapshot.session, session.id, "{point}");
         let (sandbox, ended) = engine.session(&project(), &session.id).await.unwrap();
-        assert_eq!(sandbox.phase, Phase::Stopped, "{point}");
+        assert_eq!(sandbox.phase(), Phase::Stopped, "{point}");
         assert_eq!(sandbox.current.as_ref(), Some(&snapshot.id), "{point}");
         assert_eq!(ended.end, Some(SessionEnd::Stopped), "{point}");
         assert_eq!(ended.snapshot.as_ref(), Some(&snapshot.id), "{point}");
@@ -227,8 +227,8 @@ async fn what_a_guard_began_with_a_layer_is_finished() {
         while started.events.next().await.is_some() {}
         engine = house.cut(engine, deed, point).await;
         let sandbox = engine.get(&project(), &name("app")).await.unwrap().sandbox;
-        let (phase, generation) = (sandbox.phase, sandbox.generation);
-        assert_eq!((phase, generation), (Phase::Stopped, 2), "{point}: {:?}", sandbox.failure);
+        let (phase, generation) = (sandbox.phase(), sandbox.generation);
+        assert_eq!((phase, generation), (Phase::Stopped, 2), "{point}: {:?}", sandbox.failure());
         let leaks = holding(&house.data().join("layers"), VALUE);
         assert!(leaks.is_empty(), "{point}: {leaks:?}");
         let kept = engine.quarantines().await.unwrap();

@@ -155,7 +155,7 @@ async fn one_writes_and_many_read() {
     let refused = engine.start(&project(), &name("writer"), None).await.map(drop).unwrap_err();
     assert!(matches!(refused, Error::DriveAttached { .. }), "{refused}");
     let writer = engine.get(&project(), &name("writer")).await.unwrap().sandbox;
-    assert_eq!(writer.phase, Phase::Stopped, "it is no worse for having been refused");
+    assert_eq!(writer.phase(), Phase::Stopped, "it is no worse for having been refused");
     stop(&engine, "both").await;
     assert_eq!(sh(&engine, "reader", "cat /data/file").await.out, "one\n", "as it was");
     stop(&engine, "reader").await;

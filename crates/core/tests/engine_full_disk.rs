@@ -88,7 +88,7 @@ async fn a_full_disk_costs_nothing_that_was_acknowledged() {
         engine.stop(&project(), &app, Stop::default(), None).await.expect_err("there is no room");
     assert_eq!((refused.kind(), refused.code()), (ErrorKind::Exhausted, "no_room"), "{refused}");
     assert!(refused.hint().is_some());
-    assert_eq!(engine.get(&project(), &app).await.unwrap().sandbox.phase, Phase::Running);
+    assert_eq!(engine.get(&project(), &app).await.unwrap().sandbox.phase(), Phase::Running);
     let refused = engine
         .checkpoint(&project(), &app, Checkpoint::default())
         .await
@@ -168,7 +168,7 @@ async fn a_start_with_next_to_no_room_is_refused_and_leaves_nothing() {
             (ErrorKind::Exhausted, "no_room"),
             "{refused}"
         );
-        let phase = engine.get(&project(), &app).await.unwrap().sandbox.phase;
+        let phase = engine.get(&project(), &app).await.unwrap().sandbox.phase();
         assert_eq!(phase, Phase::Stopped, "{blocks} blocks");
         fs::remove_file(ballast).unwrap();
     }
@@ -205,7 +205,7 @@ async fn a_start_on_a_disk_that_fills_up_comes_to_an_end() {
         });
         let outcome = engine.start(&project(), &app, None).await;
         filler.join().unwrap();
-        let phase = engine.get(&project(), &app).await.unwrap().sandbox.phase;
+        let phase = engine.get(&project(), &app).await.unwrap().sandbox.phase();
         match outcome {
             Ok(_) => {
                 assert_eq!(phase, Phase::Running);

@@ -105,7 +105,7 @@ async fn a_stop_is_refused_and_the_session_goes_on() {
     let idle = engine.checkpoint(&project(), &name("app"), Checkpoint::default()).await;
     assert!(guarded(idle).1, "also when the root could be exchanged");
     let state = engine.get(&project(), &name("app")).await.unwrap().sandbox;
-    assert_eq!((state.phase, state.generation), (Phase::Running, 0));
+    assert_eq!((state.phase(), state.generation), (Phase::Running, 0));
 
     // Mended by hand, it stops.
     sh(&engine, "app", "rm /work/.env").await;
@@ -150,16 +150,16 @@ async fn what_ends_by_itself_stays_unsealed_until_somebody_decides() {
     let ended = async {
         loop {
             let now = engine.get(&project(), &name("app")).await.unwrap().sandbox;
-            if now.phase == Phase::Failed {
+            if now.phase() == Phase::Failed {
                 return now;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
     let ended = tokio::time::timeout(Duration::from_secs(30), ended).await.unwrap();
-    assert_eq!((ended.generation, ended.guarded.len()), (0, 1), "{ended:?}");
-    assert!(ended.failure.as_ref().unwrap().contains("/work/a (TOKEN)"), "{:?}", ended.failure);
-    assert!(ended.open_layer.is_some());
+    assert_eq!((ended.generation, ended.guarded().len()), (0, 1), "{ended:?}");
+    assert!(ended.failure().unwrap().contains("/work/a (TOKEN)"), "{:?}", ended.failure());
+    assert!(ended.open_layer().is_some());
     for _ in 0..2 {
         let (found, goes_on) = guarded(engine.start(&project(), &name("app"), None).await);
         assert!(!goes_on && found.len() == 1, "never from something older");
@@ -172,8 +172,8 @@ async fn what_ends_by_itself_stays_unsealed_until_somebody_decides() {
     );
     let redact = Decision { redact: true, ..Decision::default() };
     let done = stop(&engine, redact).await.unwrap();
-    assert_eq!((done.sandbox.phase, done.sandbox.generation), (Phase::Stopped, 1));
-    assert!(done.sandbox.guarded.is_empty() && done.sandbox.failure.is_none());
+    assert_eq!((done.sandbox.phase(), done.sandbox.generation), (Phase::Stopped, 1));
+    assert!(done.sandbox.guarded().is_empty() && done.sandbox.failure().is_none());
     assert_eq!(done.session.unwrap().end, Some(SessionEnd::Interrupted));
     assert_eq!(leaks(&house.data().join("layers")), Vec::<String>::new());
     assert_eq!(sh(&engine, "app", "cat /work/b").await.out, "kept\n");
@@ -188,7 +188,7 @@ async fn discard_gives_up_what_the_session_wrote_and_no_more() {
     with_secret(&engine, "echo $TOKEN > /work/a").await;
     let discard = Decision { discard: true, ..Decision::default() };
     let done = stop(&engine, discard).await.unwrap();
-    assert_eq!((done.sandbox.generation, done.sandbox.phase), (1, Phase::Stopped));
+    assert_eq!((done.sandbox.generation, done.sandbox.phase()), (1, Phase::Stopped));
     assert_eq!(sh(&engine, "app", "cat /work/a").await.out, "old\n");
     let both = Decision { discard: true, redact: true, ..Decision::default() };
     assert!(matches!(stop(&engine, both).await, Err(Error::Config(bad)) if bad.field == "discard"));
@@ -305,7 +305,7 @@ async fn a_daemon_that_comes_back_knows_what_a_session_was_given() {
     let engine = given(&house, Patch::default(), "echo $TOKEN > /work/a").await;
     let engine = house.reopen(engine).await;
     let now = engine.get(&project(), &name("app")).await.unwrap();
-    assert_eq!(now.sandbox.phase, Phase::Running, "adopted");
+    assert_eq!(now.sandbox.phase(), Phase::Running, "adopted");
     assert_eq!(now.session.unwrap().secrets.len(), 1);
     assert!(guarded(stop(&engine, Decision::default()).await).1);
     // A machine that dies is not sealed.
@@ -313,7 +313,7 @@ async fn a_daemon_that_comes_back_knows_what_a_session_was_given() {
     let key = sandkeep_core::model::MachineKey::from(&now.sandbox.id);
     house.driver().stop(&key).await.unwrap();
     let dead = async {
-        while engine.get(&project(), &name("app")).await.unwrap().sandbox.phase != Phase::Failed {
+        while engine.get(&project(), &name("app")).await.unwrap().sandbox.phase() != Phase::Failed {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };

@@ -17,7 +17,7 @@ async fn what_was_written_is_there_after_a_stop() {
     let engine = house.open().await;
     let opened = engine.create(&project(), small("app"), None).await.unwrap();
     assert!(opened.created && !opened.resumed);
-    assert_eq!(opened.sandbox.phase, Phase::Running);
+    assert_eq!(opened.sandbox.phase(), Phase::Running);
     assert_eq!(
         sh(&engine, "app", "echo kept > /work/file; echo out; echo err >&2; exit 3")
             .await

@@ -90,7 +90,7 @@ async fn what_counts_in_memory_goes_on_over_pauses_daemons_and_forks() {
 
     let paused = engine.pause(&project(), &name("m"), None).await.expect("it pauses");
     let snapshot = paused.snapshot.clone().expect("a snapshot").item;
-    assert_eq!((paused.sandbox.phase, snapshot.kind), (Phase::Paused, SnapshotKind::Pause));
+    assert_eq!((paused.sandbox.phase(), snapshot.kind), (Phase::Paused, SnapshotKind::Pause));
     assert!(snapshot.has_memory() && snapshot.commands.len() == 1, "{snapshot:?}");
     assert_eq!(paused.session.and_then(|session| session.end), Some(SessionEnd::Paused));
     assert!(house.machines_alive().await.is_empty(), "nothing of it is on the host");
@@ -228,7 +228,7 @@ async fn files_survive_a_machine_that_is_killed_and_move_between_drivers() {
     house.kill_machines().await;
     let recovered = until("a recovered snapshot", async || {
         let now = get(&engine, "m").await.sandbox;
-        (now.phase == Phase::Stopped).then_some(now)
+        (now.phase() == Phase::Stopped).then_some(now)
     })
     .await;
     assert_eq!(recovered.generation, 1);
@@ -296,7 +296,7 @@ async fn a_writer_forks_clean_and_idle_machines_pause() {
     engine.update(&project(), &name("m"), on_idle).await.expect("a policy");
     let paused = until("an idle pause", async || {
         let now = get(&engine, "m").await;
-        (now.sandbox.phase == Phase::Paused).then_some(now)
+        (now.sandbox.phase() == Phase::Paused).then_some(now)
     })
     .await;
     assert_eq!(paused.session.and_then(|session| session.end), Some(SessionEnd::Idle));

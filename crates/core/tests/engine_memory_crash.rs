@@ -107,7 +107,8 @@ async fn a_stop_that_breaks_off_between_root_and_drive_keeps_both() {
             engine = house.cut(engine, "stop", point).await;
         }
         let now = engine.get_settled(&project(), &name("app")).await.unwrap();
-        assert_eq!(now.sandbox.phase, Phase::Stopped, "{point}");
+        let (phase, failure) = (now.sandbox.phase(), now.sandbox.failure());
+        assert_eq!((phase, failure), (Phase::Stopped, None), "{point}");
         let seen = sh(&engine, "app", "cat /root/file /data/file").await.out;
         assert_eq!(seen, format!("{told}\n{told}\n"), "{point}");
     }
@@ -159,7 +160,7 @@ async fn what_breaks_off_costs_nothing() {
         engine.pause(&project(), &name("app"), None).await.unwrap();
         engine = house.cut(engine, "start", point).await;
         let now = engine.get_settled(&project(), &name("app")).await.unwrap();
-        assert_eq!(now.sandbox.phase, Phase::Paused, "{point}");
+        assert_eq!(now.sandbox.phase(), Phase::Paused, "{point}");
         goes_on(&engine, &counter, &format!("start, {point}")).await;
     }
     // One that dies over an export is booted once more, or not, as need be.
@@ -167,7 +168,7 @@ async fn what_breaks_off_costs_nothing() {
         sh(&engine, "app", &format!("echo {point} > /root/point; sync")).await;
         engine = house.cut(engine, "stop", point).await;
         let now = engine.get_settled(&project(), &name("app")).await.unwrap();
-        assert_eq!(now.sandbox.phase, Phase::Stopped, "{point}");
+        assert_eq!(now.sandbox.phase(), Phase::Stopped, "{point}");
         let seen = sh(&engine, "app", "cat /root/file /root/point").await.out;
         assert_eq!(seen, format!("kept\n{point}\n"), "{point}");
     }

@@ -84,7 +84,7 @@ async fn a_machine_that_misbehaves_harms_itself_alone() {
     let began = Instant::now();
     let stopped = engine.stop(&project(), &name("m"), Stop::default(), None).await.unwrap();
     assert!(began.elapsed() < Duration::from_secs(300), "{:?}", began.elapsed());
-    assert_eq!(stopped.sandbox.phase, Phase::Stopped);
+    assert_eq!(stopped.sandbox.phase(), Phase::Stopped);
     assert_eq!(out(&engine, "cat /root/file").await, "kept\n");
     engine.delete(&project(), &name("m"), Default::default(), None).await.unwrap();
     assert_eq!(house.machines_alive().await, []);
@@ -129,8 +129,8 @@ async fn what_was_written_to_a_drive_is_given_up_by_force_alone() {
     assert!(refused.to_string().contains("drive `data`"), "{refused}");
     assert!(refused.hint().unwrap().contains("keep rm m --force"), "{:?}", refused.hint());
     let now = engine.get(&project(), &name("m")).await.unwrap().sandbox;
-    assert_eq!(now.phase, Phase::Failed);
-    assert!(now.failure.unwrap().contains("drive `data`"));
+    assert_eq!(now.phase(), Phase::Failed);
+    assert!(now.failure().unwrap().contains("drive `data`"));
     // Nor is it lost by a daemon that comes back, and nothing else was.
     let engine = house.reopen(engine).await;
     assert!(disk.exists());

@@ -144,7 +144,7 @@ async fn told(engine: &Engine, sandbox: &str, command: &Command) -> Vec<u64> {
 
 async fn back(engine: &Engine, to: &SnapshotId) -> Option<SnapshotId> {
     let done = engine.rollback(&project(), &name("m"), to, None).await.expect("it goes back");
-    assert!([Phase::Paused, Phase::Stopped].contains(&done.sandbox.phase), "{:?}", done.sandbox);
+    assert!([Phase::Paused, Phase::Stopped].contains(&done.sandbox.phase()), "{:?}", done.sandbox);
     done.before.map(|before| before.id)
 }
 
@@ -177,7 +177,7 @@ async fn memory_is_gone_back_to_by_name() {
     let left = engine.snapshot(&project(), &two).await.expect("a snapshot").item;
     assert_eq!((left.kind, left.has_memory()), (SnapshotKind::BeforeRollback, false));
     let now = engine.get(&project(), &name("m")).await.expect("it is there").sandbox;
-    assert_eq!((now.phase, now.generation), (Phase::Paused, left.generation + 1));
+    assert_eq!((now.phase(), now.generation), (Phase::Paused, left.generation + 1));
     let why = engine.why(&project(), &name("m")).await.expect("it is explained");
     assert!(why.reason.contains("rolled back"), "{why:?}");
     let record = engine.command(&project(), &name("m"), &first).await.expect("a record");

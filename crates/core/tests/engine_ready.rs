@@ -184,14 +184,14 @@ async fn a_daemon_that_dies_while_a_machine_is_taken_over_leaves_nothing() {
     let Some(mut house) = house(test) else { return };
     house.settings.ready = 0;
     let mut engine = house.open().await;
-    for (number, point) in ["pass_on.disks", "pass_on.moved", "ready.taken"].iter().enumerate() {
+    for (number, point) in ["adopt.disks", "adopt.moved", "ready.taken"].iter().enumerate() {
         let sandbox = format!("app-{number}");
         engine = house.cut(engine, &sandbox, point).await;
         let alive = house.machines_alive().await;
         assert!(alive.iter().all(|key| key.sandbox().is_ok()), "{point}: {alive:?}");
         assert_eq!(left_in_tmp(&house), [""; 0], "{point}");
         let now = engine.get_settled(&project(), &name(&sandbox)).await.unwrap();
-        assert_ne!(now.sandbox.phase, Phase::Running, "{point}: nobody was told that it runs");
+        assert_ne!(now.sandbox.phase(), Phase::Running, "{point}: nobody was told that it runs");
         assert_eq!(ok(&engine, &sandbox, "hostname").await, format!("{sandbox}\n"), "{point}");
         for gone in [sandbox.clone(), format!("before-{sandbox}")] {
             engine.delete(&project(), &name(&gone), Default::default(), None).await.unwrap();

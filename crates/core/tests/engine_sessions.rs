@@ -42,7 +42,7 @@ async fn a_stop_means_one_session_and_takes_a_snapshot_if_it_must() {
     let late = stop(always(&first)).await.unwrap();
     assert_eq!(late.session.unwrap(), one.session.unwrap(), "that one is over");
     assert_eq!(late.snapshot.unwrap().item.id, snapshot.id);
-    assert_eq!(app(&engine).await.phase, Phase::Running, "and this one is not");
+    assert_eq!(app(&engine).await.phase(), Phase::Running, "and this one is not");
     let nobody = stop(always(&SessionId::fresh())).await;
     assert!(matches!(nobody, Err(Error::NoSession(_))), "{nobody:?}");
 
@@ -174,7 +174,8 @@ async fn whoever_starts_while_it_stops_waits_and_resumes() {
             let wish = Stop { snapshot: Wish::Always, ..Stop::default() };
             stopper.stop(&project(), &name("app"), wish, None).await.unwrap()
         });
-        while engine.get(&project(), &name("app")).await.unwrap().sandbox.phase == Phase::Running {
+        while engine.get(&project(), &name("app")).await.unwrap().sandbox.phase() == Phase::Running
+        {
             tokio::task::yield_now().await;
         }
         let starts: Vec<_> = (0..4)
@@ -271,7 +272,7 @@ async fn machines_that_do_not_answer_are_waited_for_together() {
     assert!(took < house.settings.patience * 4, "one after the other: {took:?}");
     for sandbox in names {
         let now = engine.get_settled(&project(), &name(sandbox)).await.unwrap().sandbox;
-        assert_eq!(now.phase, Phase::Stopped, "{sandbox}");
+        assert_eq!(now.phase(), Phase::Stopped, "{sandbox}");
         assert_eq!(sh(&engine, sandbox, "cat /work/file").await.out, "kept\n", "{sandbox}");
     }
 }

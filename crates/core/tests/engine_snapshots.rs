@@ -211,7 +211,7 @@ async fn a_sandbox_whose_snapshot_was_deleted_never_starts_from_something_else()
     assert!(gone(&forked), "{forked}");
     let named = engine.checkpoint(&project(), &name("app"), labelled("x")).await.unwrap_err();
     assert!(gone(&named), "{named}");
-    assert_eq!(engine.get(&project(), &name("app")).await.unwrap().sandbox.phase, Phase::Stopped);
+    assert_eq!(engine.get(&project(), &name("app")).await.unwrap().sandbox.phase(), Phase::Stopped);
 
     // What runs on it goes on, and leaves a snapshot of its own.
     assert_eq!(sh(&engine, "fork", "cat /work/round").await.out, "1\n");
@@ -234,7 +234,8 @@ async fn a_session_whose_files_are_lost_is_not_taken_for_one_that_wrote_nothing(
     engine.create(&project(), small("app"), None).await.unwrap();
     let made = rounds(&engine, "app", 1).await;
     sh(&engine, "app", "echo lost > /work/round").await;
-    let open = engine.get(&project(), &name("app")).await.unwrap().sandbox.open_layer.unwrap();
+    let running = engine.get(&project(), &name("app")).await.unwrap().sandbox;
+    let open = running.open_layer().cloned().unwrap();
     engine.shutdown().await;
     drop(engine);
     while Store::open(&house.data()).is_err() {
@@ -246,7 +247,7 @@ async fn a_session_whose_files_are_lost_is_not_taken_for_one_that_wrote_nothing(
     std::fs::remove_dir_all(house.data().join("layers").join(open.as_str())).unwrap();
     let engine = house.open().await;
     let sandbox = engine.get(&project(), &name("app")).await.unwrap().sandbox;
-    assert_eq!(sandbox.phase, Phase::Failed);
+    assert_eq!(sandbox.phase(), Phase::Failed);
     engine.start(&project(), &name("app"), None).await.expect_err("not from something older");
     engine.rollback(&project(), &name("app"), &made[0], None).await.unwrap();
     assert_eq!(sh(&engine, "app", "cat /work/round").await.out, "0\n", "unless that is asked for");

@@ -46,7 +46,7 @@ async fn shut(engine: Engine) {
 async fn is_recovered(engine: &Engine, sandbox: &str) {
     bounded("the recovery", engine.recovered()).await;
     let now = engine.get(&project(), &name(sandbox)).await.unwrap().sandbox;
-    assert_eq!(now.phase, Phase::Stopped);
+    assert_eq!(now.phase(), Phase::Stopped);
     let snapshot = engine.snapshot(&project(), &now.current.unwrap()).await.unwrap().item;
     assert_eq!(snapshot.kind, SnapshotKind::Recovered);
     assert_eq!(ok(engine, sandbox, "cat /work/file").await, "kept\n");
@@ -68,7 +68,7 @@ async fn a_stopped_agent_delays_neither_start_nor_end_nor_other_sandboxes() {
 
     let engine = house.open_when_free_early().await;
     let listed = engine.get(&project(), &name("hung")).await.unwrap().sandbox;
-    assert_eq!(listed.phase, Phase::Running, "its machine is alive");
+    assert_eq!(listed.phase(), Phase::Running, "its machine is alive");
     for other in ["one", "two"] {
         assert_eq!(ok(&engine, other, "cat /work/file").await, "kept\n");
     }
@@ -113,7 +113,7 @@ async fn whoever_wants_a_sandbox_that_is_being_recovered_waits_for_it_or_is_told
     house.wake_agent(&hung);
     bounded("the recovery", engine.recovered()).await;
     let now = engine.get(&project(), &name("hung")).await.unwrap().sandbox;
-    assert_eq!(now.phase, Phase::Running);
+    assert_eq!(now.phase(), Phase::Running);
     let record = engine.command(&project(), &name("hung"), &sleeping).await.unwrap();
     assert_eq!(record.state, CommandState::Running);
     assert_eq!(ok(&engine, "hung", "cat /work/file").await, "kept\n");
@@ -182,7 +182,7 @@ async fn a_sandbox_whose_agent_hangs_can_be_stopped_and_deleted() {
     let (project, app) = (project(), name("app"));
     let stop = engine.stop(&project, &app, Stop::default(), None);
     let stopped = bounded("the stop", stop).await.unwrap();
-    assert_eq!(stopped.sandbox.phase, Phase::Stopped);
+    assert_eq!(stopped.sandbox.phase(), Phase::Stopped);
     assert_eq!(ok(&engine, "app", "cat /work/file").await, "kept\n");
     house.hang_agent(&id);
     let files = engine.files(&project, &app, WakeMode::Wake).await.unwrap();

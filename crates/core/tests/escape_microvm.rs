@@ -83,7 +83,7 @@ async fn hypervisor(engine: &Engine, house: &House, sandbox: &str) -> (u32, u32,
     let record = fs::read(run_dir.join("machine.json")).unwrap();
     let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
     let pid = u32::try_from(record["pid"].as_u64().unwrap()).unwrap();
-    (pid, found.uids.unwrap().base, run_dir)
+    (pid, found.uids().unwrap().base, run_dir)
 }
 
 /// What several machines have in common on the host: packed layers by their bytes, blank disks by what changes with every write.

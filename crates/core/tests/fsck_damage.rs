@@ -117,7 +117,7 @@ async fn build(house: &House) -> Fixture {
         top: snapshots[0].layers[0].clone(),
         snapshots: snapshots.into_iter().map(|snapshot| snapshot.id).collect(),
         drive: data.id.to_string(),
-        open: running.open_layer.clone().unwrap(),
+        open: running.open_layer().cloned().unwrap(),
         older,
     }
 }

@@ -276,8 +276,8 @@ async fn files_that_cannot_be_packed_do_not_fail_a_sandbox() {
         assert_eq!(refused.code(), "files_unpackable", "{refused}");
         assert!(refused.to_string().contains("`/root/second/d/"), "{refused}");
         let now = engine.get_settled(&project(), &name("m")).await.expect("it is there");
-        assert_eq!((now.sandbox.phase, now.sandbox.generation), (Phase::Stopped, generation));
-        assert_eq!(now.sandbox.failure, None);
+        assert_eq!((now.sandbox.phase(), now.sandbox.generation), (Phase::Stopped, generation));
+        assert_eq!(now.sandbox.failure(), None);
     }
     // Nothing is lost: the other driver has them, and once they are gone the machine starts again.
     let driver = |driver: &str| Patch { driver: Some(driver.to_owned()), ..Patch::default() };

@@ -42,7 +42,8 @@ impl Bench {
             let path = dir.path().join("docker-credential-test");
             fs::write(&path, helper).expect("ours");
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
-            settings.helper_path = Some(format!("{}:/usr/bin:/bin", dir.path().display()).into());
+            let path = format!("{}:/usr/bin:/bin", dir.path().display());
+            settings.helper_env = vec![("PATH".into(), path.into())];
         }
         Self { images: Images::new(store.clone(), settings), store, _dir: dir }
     }

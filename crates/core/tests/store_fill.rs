@@ -34,7 +34,7 @@ async fn on_disk(world: &World, chain: &[LayerId]) -> LayerId {
     let open = world.store.begin(chain).await.expect("begun");
     let dir = world.store.diff_dir(&open).with_file_name("disk");
     fs::create_dir(&dir).expect("a directory");
-    fs::write(dir.join("0.qcow2"), vec![1; 100_000]).expect("a disk");
+    fs::write(dir.join("0.img"), vec![1; 100_000]).expect("a disk");
     fs::write(world.store.diff_dir(&open).join("stale"), "not the truth").expect("a file");
     open
 }

@@ -7,8 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use sandkeep_core::model::{
-    Attachment, Drive, FORMAT, Image, ImageConfig, LayerId, Method, Project, Sandbox, SandboxId,
-    SessionId, Snapshot, SnapshotId, SnapshotKind, Timestamp, now,
+    Attachment, Change, Drive, FORMAT, Image, ImageConfig, LayerId, Method, OpenSession, Project,
+    Sandbox, SandboxId, SessionId, Snapshot, SnapshotId, SnapshotKind, Timestamp, now,
 };
 use sandkeep_core::store::{Durability, Problem, SealOptions, Store, StoreError, StoreOptions};
 use sandkeep_testkit::db::drive;
@@ -308,7 +308,8 @@ async fn fsck_tells_what_is_missing_and_what_is_left_over() {
     sleeping.current = Some(missing.clone());
     let mut running = sandbox(&[]);
     let open = world.store.begin(&[]).await.expect("begun");
-    running.open_layer = Some(open);
+    let open = OpenSession::new(open, Vec::new());
+    running.transition(Change::Start(open)).expect("it can be started");
     let abandoned = world.store.begin(&[]).await.expect("begun");
     let unheld = world.image(nasty).await;
     let (held, written) = (world.image(nasty).await, world.store.begin(&[]).await.expect("begun"));

@@ -8,8 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use sandkeep_core::model::{
-    FORMAT, Fingerprint, MemoryId, MemoryLayer, PAGE, PageIndex, PageRun, Size, Template,
-    Timestamp, now,
+    Change, FORMAT, Fingerprint, LayerId, MemoryId, MemoryLayer, OpenSession, PAGE, PageIndex,
+    PageRun, Size, Template, Timestamp, now,
 };
 use sandkeep_core::store::search::Needles;
 use sandkeep_core::store::{Durability, NewMemory, Problem, Store, StoreError, Verdict};
@@ -28,7 +28,7 @@ fn new(roots: &[&str]) -> NewMemory {
         disk: Size(1 << 30),
     };
     let roots = roots.iter().map(|root| (*root).to_owned()).collect();
-    NewMemory { fingerprint, ram: Size(1 << 20), roots }
+    NewMemory { fingerprint, ram: Size(1 << 20), roots, disk: Some("disk.img".to_owned()) }
 }
 
 /// Writes what a capture writes.
@@ -38,7 +38,7 @@ fn capture(dir: &std::path::Path) {
     fs::write(dir.join("index"), index.encode()).expect("an index");
     fs::write(dir.join("pages"), vec![7; 2 * PAGE as usize]).expect("pages");
     fs::write(dir.join("devices"), "the devices").expect("devices");
-    fs::write(dir.join("disk.qcow2"), vec![1; 9000]).expect("a disk");
+    fs::write(dir.join("disk.img"), vec![1; 9000]).expect("a disk");
 }
 
 async fn sealed(store: &Store, roots: &[&str]) -> MemoryLayer {
@@ -97,7 +97,7 @@ async fn a_layer_is_sealed_whole_and_checked_before_use() {
         file.write_all_at(&byte, at).expect("mended");
         store.check_memory(&chain).await.expect("it is good again");
     }
-    for file in ["pages", "disk.qcow2"] {
+    for file in ["pages", "disk.img"] {
         let path = lower.join(file);
         let content = fs::read(&path).expect("a file");
         fs::write(&path, &content[1..]).expect("a shorter file");
@@ -170,10 +170,10 @@ async fn fsck_and_verify_see_what_is_wrong() {
     let of_template = sealed(store, &[]).await.id;
     let (abandoned, _) = store.begin_memory().await.expect("begun");
     let gone = MemoryId::fresh();
-    let session = sandkeep_core::model::Sandbox {
-        open_memory: vec![held.clone(), gone.clone()],
-        ..sandbox(&[])
-    };
+    let mut session = sandbox(&[]);
+    let mut open = OpenSession::new(LayerId::fresh(), Vec::new());
+    open.memory = vec![held.clone(), gone.clone()];
+    session.transition(Change::Start(open)).expect("it can be started");
     store.write(&project("p"), Durability::Synced).await.expect("written");
     store.write(&session, Durability::Synced).await.expect("written");
     for (key, memory) in [("good", of_template.clone()), ("bad", gone.clone())] {
@@ -244,7 +244,7 @@ async fn values_are_found_in_pages_and_on_the_disk() {
     fs::write(dir.join("pages"), &pages).expect("pages");
     let mut disk = vec![0; 300_000];
     disk[200_001..200_018].copy_from_slice(b"written-to-a-file");
-    fs::write(dir.join("disk.qcow2"), &disk).expect("a disk");
+    fs::write(dir.join("disk.img"), &disk).expect("a disk");
     let secrets = [
         ("RAM", "sekrit-one-and-its-rest"),
         ("APART", "chance-of-and-its-rest"),
@@ -254,6 +254,7 @@ async fn values_are_found_in_pages_and_on_the_disk() {
     let secrets = secrets.map(|(name, value)| (name.to_owned(), Zeroizing::new(value.to_owned())));
     let needles = Arc::new(Needles::new(&secrets));
     let found = store.search_memory(&id, &needles).await.expect("searched");
-    let told: Vec<_> = found.iter().map(|one| (one.name.as_str(), one.file, one.offset)).collect();
-    assert_eq!(told, [("RAM", "pages", 4 * PAGE - 10), ("DISK", "disk.qcow2", 200_001)]);
+    let told: Vec<_> =
+        found.iter().map(|one| (one.name.as_str(), one.file.as_str(), one.offset)).collect();
+    assert_eq!(told, [("RAM", "pages", 4 * PAGE - 10), ("DISK", "disk.img", 200_001)]);
 }

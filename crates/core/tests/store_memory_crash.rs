@@ -33,12 +33,12 @@ fn new() -> NewMemory {
     let (memory, disk) = (Size(1), Size(1));
     let fingerprint =
         Fingerprint { driver, hypervisor, accelerator, cpu, kernel, memory, cpus: 1, disk };
-    NewMemory { fingerprint, ram: Size(4096), roots: Vec::new() }
+    NewMemory { fingerprint, ram: Size(4096), roots: Vec::new(), disk: Some("disk.img".to_owned()) }
 }
 
 async fn sealed(store: &Store) -> MemoryId {
     let (id, dir) = store.begin_memory().await.expect("begun");
-    for name in ["devices", "index", "pages", "disk.qcow2"] {
+    for name in ["devices", "index", "pages", "disk.img"] {
         fs::write(dir.join(name), name.repeat(1000)).expect("a file");
     }
     store.seal_memory(&id, new()).await.expect("sealed").id
@@ -90,7 +90,7 @@ async fn killed_at_every_step() {
         let open = store.begin(&[]).await.expect("begun");
         let disk = store.diff_dir(&open).with_file_name("disk");
         fs::create_dir(&disk).expect("a directory");
-        fs::write(disk.join("0.qcow2"), "the truth").expect("a disk");
+        fs::write(disk.join("0.img"), "the truth").expect("a disk");
         fs::write(store.diff_dir(&open).join("old"), "old").expect("a file");
         fs::write(data.join("bin/open"), open.as_str()).expect("noted");
         fs::write(data.join("bin/held"), held.as_str()).expect("noted");
@@ -119,7 +119,7 @@ async fn killed_at_every_step() {
         let diff = store.diff_dir(&open);
         let (old, new) = (diff.join("old").exists(), diff.join("new").exists());
         if store.has_disk(&open).expect("looked") {
-            let truth = fs::read_to_string(disk.join("0.qcow2")).expect("the disk is whole");
+            let truth = fs::read_to_string(disk.join("0.img")).expect("the disk is whole");
             assert_eq!(truth, "the truth", "{step}");
             assert_ne!(old, new, "{step}: one or the other");
             store.fill(&open, &export()[..], AMPLE).await.expect("filled now");

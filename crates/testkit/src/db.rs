@@ -7,8 +7,8 @@ use sandkeep_core::db::{
 };
 use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::model::{
-    Command, CommandId, CommandState, Config, DRIVE_SIZE, Drive, DriveId, FORMAT, ImageConfig,
-    LayerId, Method, Name, OnDelete, Project, ProjectNetwork, Sandbox, SandboxId, Session,
+    Change, Command, CommandId, CommandState, Config, DRIVE_SIZE, Drive, DriveId, FORMAT,
+    ImageConfig, LayerId, Method, Name, OpenSession, Project, ProjectNetwork, Sandbox, Session,
     SessionId, Snapshot, SnapshotId, SnapshotKind, Span, Tags, Timestamp, Usage, now,
 };
 
@@ -19,44 +19,17 @@ use sandkeep_core::model::{
 /// When the name cannot be one.
 #[must_use]
 pub fn sandbox(project: &str, name: &str) -> Sandbox {
-    Sandbox {
-        format: FORMAT,
-        id: SandboxId::fresh(),
-        project: project.parse().expect("a name fit for tests"),
-        name: name.parse().expect("a name fit for tests"),
-        config: Config::default(),
-        phase: Phase::Stopped,
-        debt: None,
-        generation: 0,
-        current: None,
-        missing: None,
-        image_layers: Vec::new(),
-        image_config: ImageConfig::default(),
-        forked_from: None,
-        session: None,
-        ending: None,
-        on_delete: OnDelete::Drop,
-        forced: false,
-        expired: false,
-        totals: Usage::default(),
-        open_layer: None,
-        open_chain: Vec::new(),
-        open_memory: Vec::new(),
-        open_image: None,
-        captured: Vec::new(),
-        unsealed: None,
-        mounted: Vec::new(),
-        uids: None,
-        created_with: None,
-        created_at: now(),
-        updated_at: now(),
-        phase_at: now(),
-        used_at: now(),
-        failure: None,
-        decision: sandkeep_core::model::Decision::default(),
-        guarded: Vec::new(),
-        validated: None,
+    let [project, name] = [project, name].map(|text| text.parse().expect("a name fit for tests"));
+    Sandbox::new(project, name, Config::default(), false)
+}
+
+/// The same as if it ran, with a layer that is nowhere.
+fn running(mut sandbox: Sandbox) -> Sandbox {
+    let open = OpenSession::new(LayerId::fresh(), Vec::new());
+    for change in [Change::Start(open), Change::Up] {
+        sandbox.transition(change).expect("it can be started");
     }
+    sandbox
 }
 
 fn snapshot(of: &Sandbox, generation: u64) -> Snapshot {
@@ -125,7 +98,7 @@ async fn names_are_claimed_once(db: &dyn Db) {
     );
     let found = db.sandbox(&first.project, &first.name).await.expect("it finds");
     assert_eq!(found.as_ref(), Some(&first));
-    first.phase = Phase::Running;
+    first = running(first);
     db.put_sandbox(&first).await.expect("it keeps");
     assert_eq!(db.sandbox_by_id(&first.id).await.expect("it finds"), Some(first.clone()));
     let by_key = db.sandbox_created_with(&first.project, "key").await.expect("it finds");
@@ -147,7 +120,7 @@ async fn lists_are_filtered_and_paged(db: &dyn Db) {
             (format!("team:{name}"), "a:b".to_owned()),
         ]);
         if name == "two" {
-            sandbox.phase = Phase::Running;
+            sandbox = running(sandbox);
             sandbox.config.expires = Span(0);
         }
         assert!(db.claim(&sandbox).await.expect("it claims"));

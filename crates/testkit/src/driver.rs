@@ -12,6 +12,7 @@ use sandkeep_core::driver::microvm::{Accelerator, MicrovmConfig, MicrovmDriver, 
 use sandkeep_core::driver::{
     AGENT, Device, Driver, DriverError, Link, Machine, MachineMount, MachineUsage, Relayer, mac_of,
 };
+use sandkeep_core::engine::agent_answers;
 use sandkeep_core::guest::Guest;
 use sandkeep_core::model::{Limits, MachineKey, RootFs, Size, UidRange};
 use sandkeep_proto::link::{Assemble, AssembleMount, At, Hidden, Identity, Moment};
@@ -193,7 +194,7 @@ impl MicrovmHost {
             spares: 0,
             spare_uids: 0xE000_0000,
         };
-        MicrovmDriver::new(config.clone()).map_err(|e| e.to_string())?;
+        MicrovmDriver::new(config.clone(), agent_answers).map_err(|e| e.to_string())?;
         let into = config.cache_dir.join("kernel");
         kernel::prepare(&found.vmlinuz, &found.modules, AGENT, &into).map_err(|e| e.to_string())?;
         Ok(Self { ground, config })
@@ -216,7 +217,8 @@ impl MicrovmHost {
     /// When the host, which had a driver before, no longer takes one.
     #[must_use]
     pub fn any_driver(&self) -> MicrovmDriver {
-        MicrovmDriver::new(self.config.clone()).expect("the host took a driver before")
+        MicrovmDriver::new(self.config.clone(), agent_answers)
+            .expect("the host took a driver before")
     }
 
     /// Where the driver keeps things.
@@ -276,7 +278,7 @@ pub async fn reach(link: &Link) -> Guest {
 pub async fn bring_up(driver: &dyn Driver, machine: &Machine) -> Guest {
     let link = driver.start(machine).await.expect("it starts");
     let guest = reach(&link).await;
-    if driver.keeper().is_some() {
+    if driver.disk().is_some() {
         guest.assemble(assembly(driver, machine).await).await.expect("it is assembled");
     }
     guest
@@ -289,7 +291,7 @@ pub async fn bring_up(driver: &dyn Driver, machine: &Machine) -> Guest {
 /// When that does not work.
 pub async fn settle(driver: &dyn Driver, guest: &Guest) {
     guest.quiesce(Duration::ZERO).await.expect("commands end");
-    if driver.keeper().is_some() {
+    if driver.disk().is_some() {
         guest.freeze().await.expect("all is on the disk");
     }
 }
@@ -300,7 +302,7 @@ pub async fn settle(driver: &dyn Driver, guest: &Guest) {
 ///
 /// When the driver does not know it.
 pub async fn assembly(driver: &dyn Driver, machine: &Machine) -> Assemble {
-    let keeper = driver.keeper().expect("its machines have kernels of their own");
+    let disk = driver.disk().expect("its machines have kernels of their own");
     let mounts = machine.mounts.iter().map(|mount| AssembleMount {
         target: mount.target.to_string_lossy().into_owned(),
         lower: !mount.root.lower.is_empty(),
@@ -308,7 +310,7 @@ pub async fn assembly(driver: &dyn Driver, machine: &Machine) -> Assemble {
         owner: mount.owner.clone(),
     });
     Assemble {
-        lower: keeper.lower(&machine.key).await.expect("it was started"),
+        lower: disk.lower(&machine.key).await.expect("it was started"),
         mounts: mounts.collect(),
         identity: Identity { hostname: machine.hostname.clone(), mac: mac_of(&machine.key) },
         now: moment(),

@@ -12,7 +12,7 @@ use sandkeep_core::driver::container::{ContainerConfig, ContainerDriver};
 use sandkeep_core::driver::microvm::{Accelerator, MicrovmConfig, MicrovmDriver, kernel};
 use sandkeep_core::driver::{AGENT, Driver};
 use sandkeep_core::engine::{
-    Checkpoint, Create, Engine, Event, Exec, Parts, Settings, SnapshotFilter,
+    Checkpoint, Create, Engine, Event, Exec, Parts, Settings, SnapshotFilter, agent_answers,
 };
 use sandkeep_core::model::{Command, CommandId, MachineKey, Name, Patch, SandboxId, Size};
 use sandkeep_core::store::image::{ImageSettings, Images, Reporter};
@@ -127,7 +127,7 @@ impl House {
     }
 
     fn machine_driver(&self) -> Option<MicrovmDriver> {
-        let driver = MicrovmDriver::new(self.machines.clone()?);
+        let driver = MicrovmDriver::new(self.machines.clone()?, agent_answers);
         let driver = driver.expect("the host took a driver before");
         Some(driver.accelerated_by(Accelerator::Tcg))
     }

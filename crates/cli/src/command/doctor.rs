@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use sandkeep_client::Error;
 use sandkeep_client::types::Damage;
+use sandkeep_core::driver::Check;
 use sandkeep_core::driver::container::probe;
 use sandkeep_core::driver::microvm::{MicrovmConfig, MicrovmDriver};
-use sandkeep_core::driver::{Check, Driver as _};
+use sandkeep_core::engine::agent_answers;
 use sandkeep_core::store::{Enforcement, enforcement};
 use serde::Serialize;
 
@@ -351,10 +352,7 @@ pub(super) async fn microvm(data: &Path) -> Vec<Finding> {
         .and_then(|agent| trial(agent, data, &scratch.0, &settings));
     match driver {
         Ok(driver) => {
-            let checks = match driver.keeper() {
-                Some(keeper) => keeper.probe().await,
-                None => Vec::new(),
-            };
+            let checks = driver.probe().await;
             driver.retire();
             checks.into_iter().map(finding).collect()
         }
@@ -371,7 +369,7 @@ fn trial(
 ) -> Result<MicrovmDriver, String> {
     let config = host::microvm_config(agent, scratch, &host::scratch_mark(scratch), settings);
     let config = MicrovmConfig { cache_dir: data.join("microvm"), spares: 0, ..config };
-    MicrovmDriver::new(config).map_err(|error| error.to_string())
+    MicrovmDriver::new(config, agent_answers).map_err(|error| error.to_string())
 }
 
 fn gvisor() -> Finding {

@@ -26,7 +26,34 @@ use crate::model::{
     Command, CommandId, Drive, DriveId, Name, Project, Sandbox, SandboxId, Session, SessionId,
     Snapshot, SnapshotId, Timestamp,
 };
-use crate::store::Store;
+
+/// What a read of manifests answers.
+pub type ManifestResult<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// The manifests on disk, which an index is filled from. Those that do not read are left out.
+#[async_trait]
+pub trait Manifests: std::fmt::Debug + Send + Sync {
+    /// Bytes that are free on the disk, if that can be told.
+    fn free_space(&self) -> Option<u64>;
+
+    /// All projects.
+    async fn projects(&self) -> ManifestResult<Vec<Project>>;
+
+    /// All snapshots, tombstones included.
+    async fn snapshots(&self) -> ManifestResult<Vec<Snapshot>>;
+
+    /// All drives.
+    async fn drives(&self) -> ManifestResult<Vec<Drive>>;
+
+    /// All sandboxes.
+    async fn sandboxes(&self) -> ManifestResult<Vec<Sandbox>>;
+
+    /// The sessions of a sandbox.
+    async fn sessions(&self, sandbox: &SandboxId) -> ManifestResult<Vec<Session>>;
+
+    /// The commands of a sandbox.
+    async fn commands(&self, sandbox: &SandboxId) -> ManifestResult<Vec<Command>>;
+}
 
 /// How long a statement waits for an index that is being built again.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -49,7 +76,7 @@ pub struct Index {
 #[derive(Debug)]
 struct Inner {
     file: PathBuf,
-    store: Store,
+    manifests: Box<dyn Manifests>,
     fresh: bool,
     current: RwLock<Current>,
     /// Why it was built again, if it was damaged.
@@ -68,14 +95,14 @@ struct Current {
 }
 
 impl Index {
-    /// Opens the index of a store, or makes a new one.
+    /// Opens the index over these manifests, or makes a new one.
     ///
     /// # Errors
     ///
     /// Returns [`DbError`] when not even an index in memory can be made.
-    pub async fn open(file: &Path, store: Store) -> DbResult<Self> {
+    pub async fn open(file: &Path, manifests: impl Manifests + 'static) -> DbResult<Self> {
         let mut damage = None;
-        let full = store.free_space().is_ok_and(|(free, _)| free < ROOM);
+        let full = manifests.free_space().is_some_and(|free| free < ROOM);
         let found = match fs::symlink_metadata(file) {
             _ if full => None,
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -116,7 +143,7 @@ impl Index {
             Current { db, stamp, filled: !fresh, generation: 0, rebuilt: None, closed: false };
         let inner = Inner {
             file: file.to_owned(),
-            store,
+            manifests: Box::new(manifests),
             fresh,
             current: RwLock::new(current),
             damage: Mutex::new(damage),
@@ -158,7 +185,7 @@ impl Inner {
             true => (SqliteDb::in_memory().await?, None),
             false => make(&self.file).await?,
         };
-        fill(&db, &self.store).await?;
+        fill(&db, &*self.manifests).await?;
         let generation = generation + 1;
         let rebuilt = Some(Instant::now());
         *current = Current { db, stamp, filled: false, generation, rebuilt, closed: false };
@@ -286,21 +313,18 @@ fn clear_away(file: &Path) -> io::Result<()> {
 }
 
 /// Reads everything that is on disk into an empty index. What cannot be read is left out.
-async fn fill(db: &SqliteDb, store: &Store) -> DbResult<()> {
-    let unread = |error: crate::store::StoreError| DbError::Query {
-        action: "be filled from the disk",
-        source: Box::new(error),
-    };
-    for project in store.scan::<Project>().await.map_err(unread)?.good {
+async fn fill(db: &SqliteDb, manifests: &dyn Manifests) -> DbResult<()> {
+    let unread = |source| DbError::Query { action: "be filled from the disk", source };
+    for project in manifests.projects().await.map_err(unread)? {
         db.put_project(&project).await?;
     }
-    for snapshot in store.scan::<Snapshot>().await.map_err(unread)?.good {
+    for snapshot in manifests.snapshots().await.map_err(unread)? {
         db.put_snapshot(&snapshot).await?;
     }
-    for drive in store.scan::<Drive>().await.map_err(unread)?.good {
+    for drive in manifests.drives().await.map_err(unread)? {
         db.put_drive(&drive).await?;
     }
-    for mut sandbox in store.scan::<Sandbox>().await.map_err(unread)?.good {
+    for mut sandbox in manifests.sandboxes().await.map_err(unread)? {
         if sandbox.phase_at == Timestamp::UNIX_EPOCH {
             sandbox.phase_at = sandbox.used_at;
         }
@@ -312,10 +336,10 @@ async fn fill(db: &SqliteDb, store: &Store) -> DbResult<()> {
             }
             done => done?,
         }
-        for session in store.scan_sessions(&sandbox.id).await.map_err(unread)?.good {
+        for session in manifests.sessions(&sandbox.id).await.map_err(unread)? {
             db.put_session(&session).await?;
         }
-        for command in store.scan_commands(&sandbox.id).await.map_err(unread)?.good {
+        for command in manifests.commands(&sandbox.id).await.map_err(unread)? {
             db.put_command(&command).await?;
         }
     }

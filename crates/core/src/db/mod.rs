@@ -23,13 +23,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::engine::lifecycle::Phase;
 use crate::model::{
-    Class, Command, CommandId, Drive, DriveId, Name, Project, Sandbox, SandboxId, Session,
+    Class, Command, CommandId, Drive, DriveId, Name, Phase, Project, Sandbox, SandboxId, Session,
     SessionId, Snapshot, SnapshotId, Tags, Timestamp,
 };
 
-pub use index::Index;
+pub use index::{Index, ManifestResult, Manifests};
 pub use mirror::MirroredDb;
 pub use sqlite::SqliteDb;
 

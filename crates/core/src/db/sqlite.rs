@@ -208,7 +208,7 @@ impl SqliteDb {
             .bind(sandbox.id.as_str())
             .bind(sandbox.project.as_str())
             .bind(sandbox.name.as_str())
-            .bind(word(&sandbox.phase)?)
+            .bind(word(&sandbox.phase())?)
             .bind(word(&sandbox.config.class)?)
             .bind(sandbox.current.as_ref().map(SnapshotId::as_str))
             .bind(sandbox.created_with.as_deref())

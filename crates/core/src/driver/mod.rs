@@ -4,22 +4,25 @@ mod cgroup;
 pub(crate) mod confined;
 pub mod container;
 mod host;
+mod memory;
 pub mod microvm;
+mod own_disk;
 pub(crate) mod strays;
 pub(crate) mod uids;
 
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 pub use self::host::{READY, any_alive};
-use crate::model::{Fingerprint, Limits, MachineKey, RootFs, Size, UidRange};
+pub use self::memory::{Captured, KeepsMemory, Restored, Then};
+pub use self::own_disk::OwnDisk;
+pub use crate::model::Device;
+use crate::model::{Limits, MachineKey, RootFs, Size, UidRange};
 
 /// The agent, a static program: build.rs made it, `keep serve` writes it into the data directory.
 pub const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/keep-agent"));
@@ -63,6 +66,17 @@ pub const RAM_SO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ram.so"));
 /// - A call for one machine never waits for another machine.
 /// - Machines outlive the daemon. A driver keeps nothing in memory it could not find again: after
 ///   the daemon restarts, [`survivors`](Self::survivors) names everything still alive.
+///
+/// # Optional powers
+///
+/// Not every isolation backend can do the same. What only some can do is a trait of its own, reached through an `Option`: a
+/// driver has the whole power or none of it, and no method answers "unsupported". The powers do not depend on each other.
+///
+/// | power | accessor | container | microvm |
+/// |---|---|---|---|
+/// | [`Relayer`]: change the layers of a live machine | [`relayer`](Self::relayer) | yes | no |
+/// | [`KeepsMemory`]: capture and restore memory | [`memory`](Self::memory) | no | yes |
+/// | [`OwnDisk`]: a kernel and a disk per machine | [`disk`](Self::disk) | no | yes |
 ///
 /// `testkit::driver_contract` holds a driver to these as far as a test can see them; a new driver
 /// is done when it passes.
@@ -115,103 +129,14 @@ pub trait Driver: fmt::Debug + Send + Sync {
     }
 
     /// The power to keep a machine's memory, if this driver has it.
-    fn keeper(&self) -> Option<&dyn Keeper> {
+    fn memory(&self) -> Option<&dyn KeepsMemory> {
         None
     }
-}
 
-/// Keeps and restores the memory of machines that have a kernel and disks of their own.
-///
-/// Such a machine is not the sandbox's when it has started: the agent waits for `assemble`, which the engine sends
-/// (`docs/MICROVM.md`), unless the machine was restored from an image that was captured after that.
-///
-/// *images* are chains of memory layers, as directories, the topmost first; what is in one is `docs/formats/memory.md`.
-/// [`Driver::start`] boots on a blank disk.
-///
-/// What was written is on the disk in [`RootFs::disk_dir`], not in `upper`, until the agent has exported it.
-#[async_trait]
-pub trait Keeper: Send + Sync {
-    /// What an image must have been made with to be of use for this machine, here and now.
-    async fn fingerprint(&self, machine: &Machine) -> DriverResult<Fingerprint>;
-
-    /// What a root is made of for a machine, here and now: an image that was captured with anything else is of no use for it, see
-    /// [`Captured::roots`].
-    async fn roots(&self, root: &RootFs) -> DriverResult<Vec<String>>;
-
-    /// Boots a machine on the disks of an image, which may be none, and on what [`RootFs::disk_dir`] has already: what a session
-    /// that broke off left.
-    async fn boot(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Link>;
-
-    /// Starts a machine where an image was captured: memory, devices, disks. The image is not changed, however many
-    /// machines are started from it. It finds `first` in its serial port when it goes on.
-    async fn restore(
-        &self,
-        machine: &Machine,
-        image: &[PathBuf],
-        first: &[u8],
-    ) -> DriverResult<Restored>;
-
-    /// How many devices make the root of a machine that was started.
-    async fn lower(&self, key: &MachineKey) -> DriverResult<u32>;
-
-    /// Captures a live machine into an empty directory, which is to be the topmost layer of an image whose others are `below`:
-    /// what the machine was started from, and on top of it what was captured of it since. Only pages that differ from those of
-    /// `below` are written, as they are there now; the disk that is linked into it is the topmost, and the machine goes on with
-    /// a fresh one on top. All that was captured is on stable storage when this returns. All or nothing: after an error the
-    /// machine goes on and nothing counts of what is in `into`.
-    ///
-    /// The driver remembers no captures: the engine says what is below, and keeps at least the disk of every capture that
-    /// succeeded in `below`. [`boot`](Self::boot) after a crash is given what the machine was *started* from, and finds all
-    /// disks of the session in [`RootFs::disk_dir`].
-    async fn capture(
-        &self,
-        key: &MachineKey,
-        into: &Path,
-        below: &[PathBuf],
-        then: Then,
-    ) -> DriverResult<Captured>;
-
-    /// Makes one layer of several that follow each other in an image, the topmost first, in an empty directory. In their place it
-    /// is the same image. They are only read; machines may be using them. After an error nothing counts of what is in `into`.
-    async fn merge(&self, run: &[PathBuf], into: &Path) -> DriverResult<()>;
-
-    /// Has a machine stand still until it is [let go on](Self::go_on).
-    async fn hold(&self, key: &MachineKey) -> DriverResult<()>;
-
-    /// Makes the live machine `from` the machine `to`, which has the same limits and the same root but for what is written, and lets it
-    /// go on. Its key must begin with [`READY`]. What it wrote moves to `to`'s root; what it used until now counts for nobody. After
-    /// an error there may be something left of both, for [`Driver::stop`].
-    async fn pass_on(&self, from: &MachineKey, to: &Machine) -> DriverResult<Link>;
-
-    /// Lets a machine that was held, or that a daemon left held, go on. Of one that runs: does nothing.
-    async fn go_on(&self, key: &MachineKey) -> DriverResult<()>;
-
-    /// Whether this host can run machines, with what, and why not otherwise.
-    async fn probe(&self) -> Vec<Check>;
-}
-
-/// What becomes of a machine that was captured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Then {
-    /// It goes on at once.
-    Continue,
-    /// It stays where it is, for [`Driver::stop`] or [`Keeper::go_on`].
-    Hold,
-}
-
-/// What a capture wrote.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Captured {
-    /// What the image was made with.
-    pub fingerprint: Fingerprint,
-    /// The machine's RAM.
-    pub ram: Size,
-    /// Pages written.
-    pub pages: u64,
-    /// How long the machine stood still.
-    pub stood: Duration,
-    /// What its root was made of, as [`Keeper::roots`] tells.
-    pub roots: Vec<String>,
+    /// The power to give machines a kernel and a disk of their own, if this driver has it.
+    fn disk(&self) -> Option<&dyn OwnDisk> {
+        None
+    }
 }
 
 /// One thing a host must be able to do.
@@ -295,30 +220,6 @@ pub enum Link {
     Unix(PathBuf),
     /// A socket file on the host that leads to a machine's serial port: see `docs/formats/agent-link.md`.
     Serial(PathBuf),
-}
-
-/// A machine that goes on where an image was captured.
-#[derive(Debug)]
-pub struct Restored {
-    /// Where its agent is reached.
-    pub link: Link,
-    /// A connection to its serial port from before it went on. When it was captured somebody listened there; a machine that is told that
-    /// nobody does, and a moment later that somebody does, may hear the first while it answers to the second.
-    pub line: UnixStream,
-}
-
-/// A machine's network device, seen from outside.
-#[derive(Debug)]
-pub enum Device {
-    /// A TUN device: each read and each write is one IP packet. Does not block.
-    Tun(OwnedFd),
-    /// A datagram socket to a network card: each read and each write is one Ethernet frame. Does not block.
-    Ethernet {
-        /// The socket.
-        socket: OwnedFd,
-        /// The card's address.
-        mac: [u8; 6],
-    },
 }
 
 /// Files of a machine that have no name any more.

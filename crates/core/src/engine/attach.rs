@@ -114,18 +114,18 @@ impl Inner {
             read_only: mounted.mode == MountMode::Snapshot,
             owner: mounted.chain.is_empty().then(|| owner.to_owned()),
         };
-        sandbox.mounted.iter().map(described).collect()
+        sandbox.mounted().iter().map(described).collect()
     }
 
     /// Keeps what a session that is over wrote to its drives, and frees them. Done again after a
     /// failure or a crash, it does what is left to do.
     pub(super) async fn detach(self: &Arc<Self>, sandbox: &Sandbox) -> Result<()> {
-        for mounted in &sandbox.mounted {
+        for mounted in sandbox.mounted() {
             if mounted.mode == MountMode::Snapshot {
                 self.store.discard(&mounted.layer).await?;
                 continue;
             }
-            let sealed = match sandbox.decision.discard {
+            let sealed = match sandbox.decision().discard {
                 // Given up, with all else the session wrote.
                 true => None,
                 false => self.seal_open(&mounted.layer, &SealOptions::default()).await?,
@@ -179,7 +179,7 @@ impl Inner {
         let Some(attached) = &drive.attached else { return Ok(()) };
         let sandbox = self.db.sandbox_by_id(&attached.sandbox).await?;
         let listed = |sandbox: &Sandbox| {
-            sandbox.mounted.iter().any(|mounted| mounted.layer == attached.layer)
+            sandbox.mounted().iter().any(|mounted| mounted.layer == attached.layer)
         };
         if sandbox.as_ref().is_some_and(listed) {
             return Ok(());

@@ -10,9 +10,9 @@ use std::time::Duration;
 use sandkeep_proto::link::Known;
 
 use super::damage::DamageKind;
-use super::lifecycle::{self, Command as Wish, Phase, Report};
+use super::lifecycle::{self, Command as Wish};
 use super::live::{Live, reach};
-use super::machine::{Begin, How};
+use super::machine::{Begin, How, pausing};
 use super::slot::{Slot, lock};
 use super::uids::IDS;
 use super::{Absent, Error, ErrorKind, Inner, Result, after};
@@ -20,8 +20,8 @@ use crate::db::{Owner, Page, Tombstones};
 use crate::driver::{Driver, DriverError, Machine};
 use crate::failpoint::{self, step};
 use crate::model::{
-    Decision, Ending, FORMAT, LayerId, Limits, MachineKey, RootFs, Sandbox, Session, SessionEnd,
-    SessionId, Snapshot, UidRange, Usage, now,
+    Change, Ending, FORMAT, LayerId, Limits, MachineKey, OpenSession, RootFs, Sandbox, Session,
+    SessionEnd, SessionId, Snapshot, UidRange, Usage, now,
 };
 use crate::store::Durability;
 
@@ -36,13 +36,13 @@ impl Inner {
         if let Some(live) = slot.live() {
             return Ok(live);
         }
-        let (phase, _) = lifecycle::command(sandbox.phase, Wish::Start)
+        lifecycle::command(sandbox.phase(), Wish::Start)
             .map_err(|_| Error::Gone(sandbox.name.clone()))?;
         // What it may reach is part of its project's manifest.
         self.require_project(&sandbox.project)?;
-        if sandbox.open_layer.is_some() {
+        if sandbox.open_session().is_some() {
             // A broken session left files behind. They are kept before anything new is written.
-            let ending = sandbox.ending.unwrap_or_else(Ending::broken);
+            let ending = sandbox.ending().unwrap_or_else(Ending::broken);
             self.settle(slot, &mut sandbox, ending).await?;
         }
         let driver = self.driver(&sandbox.config.driver)?;
@@ -64,18 +64,18 @@ impl Inner {
         {
             // From reading what it stands on until that is on record, none of it may be collected.
             let hold = self.store.hold();
-            sandbox.open_chain = self.chain(&sandbox).await?;
+            let mut chain = self.chain(&sandbox).await?;
             loop {
-                hold.layers(&sandbox.open_chain).await;
+                hold.layers(&chain).await;
                 // What is still on record after the hold began was never unnamed.
                 let now = self.current_snapshot(&sandbox).await?;
-                if now.is_none_or(|now| now.layers == sandbox.open_chain) {
+                if now.is_none_or(|now| now.layers == chain) {
                     break;
                 }
-                sandbox.open_chain = self.chain(&sandbox).await?;
+                chain = self.chain(&sandbox).await?;
             }
-            let open = self.store.begin(&sandbox.open_chain).await?;
-            sandbox.open_layer = Some(open.clone());
+            let layer = self.store.begin(&chain).await?;
+            let mut open = OpenSession::new(layer, chain);
             step("boot.layer");
             let mut held = None;
             if let Some(begin) = begin.as_mut().filter(|begin| begin.is_of_snapshot()) {
@@ -88,35 +88,28 @@ impl Inner {
             } else if let Some(begin) = &begin {
                 hold.memory(&begin.memory).await;
             }
-            sandbox.open_memory =
-                begin.as_ref().map(|begin| begin.memory.clone()).unwrap_or_default();
-            sandbox.captured.clear();
-            sandbox.open_image = begin.as_ref().and_then(Begin::image);
-            sandbox.enter(phase);
-            sandbox.ending = None;
-            sandbox.decision = Decision::default();
-            sandbox.debt = Some(lifecycle::Effect::Boot);
-            sandbox.session = Some(session.id.clone());
-            sandbox.failure = None;
-            sandbox.used_at = session.started_at;
+            open.memory = begin.as_ref().map(|begin| begin.memory.clone()).unwrap_or_default();
+            open.image = begin.as_ref().and_then(Begin::image);
             // One that mounts nothing waits for nobody's drive.
             let drives = match sandbox.config.mounts.is_empty() {
                 true => None,
                 false => Some(self.drives.lock().await),
             };
             match self.attach(&sandbox, &session.id).await {
-                Ok(mounted) => sandbox.mounted = mounted,
+                Ok(mounted) => open.mounted = mounted,
                 Err(error) => {
                     // Nothing is on record yet: it stays as it was.
-                    self.store.discard(&open).await?;
+                    self.store.discard(&open.layer).await?;
                     return Err(error);
                 }
             }
-            let recorded = match self.take_uids() {
-                Ok(uids) => {
-                    sandbox.uids = Some(uids);
-                    self.record(&mut sandbox, Durability::Soon).await
-                }
+            let uids = self.take_uids();
+            open.uids = uids.as_ref().ok().copied();
+            sandbox.transition(Change::Start(open))?;
+            sandbox.session = Some(session.id.clone());
+            sandbox.used_at = session.started_at;
+            let recorded = match uids {
+                Ok(_) => self.record(&mut sandbox, Durability::Soon).await,
                 Err(error) => Err(error),
             };
             drop((drives, held, hold));
@@ -125,7 +118,7 @@ impl Inner {
             }
         }
         failpoint::pass("boot.recorded");
-        if driver.keeper().is_none() {
+        if driver.disk().is_none() {
             self.limit_layers(&sandbox).await;
         }
         step("boot.limited");
@@ -168,7 +161,7 @@ impl Inner {
         // that the last stop did not already make last. A power cut ends every machine, so that a record
         // that says `starting` is as good as one that says `running`, and it can be synced while the
         // machine is made. Not where a start that came to no end is taken back.
-        let early = created && driver.keeper().is_none();
+        let early = created && pausing(&**driver).is_none();
         let starting = sandbox.clone();
         let (up, synced) = tokio::join!(self.power_up(driver, sandbox, session, begin), async {
             match early {
@@ -179,9 +172,7 @@ impl Inner {
         let (live, restored) = up?;
         synced?;
         failpoint::pass("boot.up");
-        let (phase, _) = lifecycle::report(sandbox.phase, Report::Up);
-        sandbox.enter(phase);
-        sandbox.debt = None;
+        sandbox.transition(Change::Up)?;
         live.set_sandbox(sandbox.clone());
         let goes_on = restored.is_some();
         if let Some((snapshot, commands)) = restored {
@@ -269,15 +260,15 @@ impl Inner {
 
     pub(super) fn machine(&self, sandbox: &Sandbox) -> Result<Machine> {
         let missing = || Error::invalid("sandbox", "its record names no open layer");
-        let open = sandbox.open_layer.as_ref().ok_or_else(missing)?;
+        let open = sandbox.open_session().ok_or_else(missing)?;
         Ok(Machine {
             key: MachineKey::from(&sandbox.id),
             hostname: hostname(sandbox.name.as_str()),
             root: RootFs {
                 image: image_layers(sandbox),
-                ..self.store.root(open, &sandbox.open_chain)
+                ..self.store.root(&open.layer, &open.chain)
             },
-            uids: sandbox.uids.ok_or_else(missing)?,
+            uids: open.uids.ok_or_else(missing)?,
             limits: limits(sandbox),
             mounts: self.machine_mounts(sandbox),
         })
@@ -294,34 +285,26 @@ impl Inner {
         let reason = chain_of(&error);
         tracing::error!(sandbox = %sandbox.name, reason, "a sandbox did not start");
         let held = sandbox.clone();
-        let down = match driver.stop(&MachineKey::from(&sandbox.id)).await {
-            Ok(_) => {
-                sandbox.open_layer = None;
-                sandbox.open_chain.clear();
-                sandbox.open_memory.clear();
-                sandbox.captured.clear();
-                sandbox.mounted.clear();
-                sandbox.uids = None;
-                true
-            }
+        let gone = match driver.stop(&MachineKey::from(&sandbox.id)).await {
+            Ok(_) => true,
             // What may be alive keeps its layers and its ids; the next start ends it first.
             Err(error) => {
                 tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "a failed start left something behind");
                 false
             }
         };
-        let (phase, _) = lifecycle::report(Phase::Starting, Report::Broke);
-        sandbox.enter(phase);
-        // What is left of it is of a session that never began.
-        sandbox.debt = (!down).then_some(lifecycle::Effect::Boot);
-        sandbox.failure = Some(reason.clone());
+        let changed = sandbox.transition(Change::StartBroke { why: reason.clone(), gone });
+        if let Err(error) = &changed {
+            tracing::error!(sandbox = %sandbox.name, %error, "that it did not start is not on record");
+        }
         session.ended_at = Some(now());
         session.end = Some(SessionEnd::StartFailed);
         if let Err(error) = self.keep_session(&session).await {
             tracing::warn!(session = %session.id, error = chain_of(&error), "how a session ends is not on record yet");
         }
         // Only what no record names any more is taken away.
-        self.record_outcome(&mut sandbox, down.then_some(held)).await;
+        let unnamed = gone && changed.is_ok();
+        self.record_outcome(&mut sandbox, unnamed.then_some(held)).await;
         match error.kind() {
             // The disk, or where a drive was to be mounted, not the sandbox: the caller is told that.
             ErrorKind::Exhausted => error,
@@ -338,8 +321,8 @@ impl Inner {
 
     /// Frees what a start that failed had taken.
     pub(super) async fn clear_away(self: &Arc<Self>, held: &Sandbox) {
-        self.discard_when_synced(held.open_layer.clone());
-        for mounted in &held.mounted {
+        self.discard_when_synced(held.open_layer().cloned());
+        for mounted in held.mounted() {
             // A session that never began wrote nothing that anybody was told of.
             if let Err(error) = self.store.clear_disk(&mounted.layer).await {
                 tracing::warn!(%error, "the disk of a drive is left");
@@ -349,16 +332,18 @@ impl Inner {
         if let Err(error) = self.detach(held).await {
             tracing::error!(sandbox = %held.name, error = chain_of(&error), "a failed start left drives attached");
         }
-        self.give_uids(held.uids);
+        self.give_uids(held.uids());
     }
 
     /// Refuses a start that must fail because of what the sandbox wrote, before anything of it is on record. Packs what has to be packed.
     async fn require_packable(&self, driver: &Arc<dyn Driver>, sandbox: &Sandbox) -> Result<()> {
-        let Some(keeper) = driver.keeper() else { return Ok(()) };
+        let Some(disk) = driver.disk() else { return Ok(()) };
         let chain = self.chain(sandbox).await?;
-        let image = image_layers(sandbox);
+        let kept = self.current_snapshot(sandbox).await?.filter(Snapshot::has_memory);
+        let image = kept.and_then(|kept| kept.image);
+        let image = image.unwrap_or_else(|| own_image(&chain, sandbox));
         let root = RootFs { image, ..self.store.root(&LayerId::fresh(), &chain) };
-        match keeper.roots(&root).await {
+        match disk.roots(&root).await {
             Err(error @ DriverError::Unpackable { .. }) => Err(error.into()),
             // What else is wrong shows when the machine is started, and is on record then.
             _ => Ok(()),
@@ -511,11 +496,16 @@ impl Inner {
 
 /// How many of the lowest layers of its chain are an image's.
 pub(super) fn image_layers(sandbox: &Sandbox) -> usize {
-    let own = match sandbox.open_chain.ends_with(&sandbox.image_layers) {
+    let said = sandbox.open_session().and_then(|open| open.image);
+    said.unwrap_or_else(|| own_image(sandbox.open_chain(), sandbox))
+}
+
+/// How many of the lowest layers of a chain are of the image that a sandbox was made from.
+fn own_image(chain: &[LayerId], sandbox: &Sandbox) -> usize {
+    match chain.ends_with(&sandbox.image_layers) {
         true => sandbox.image_layers.len(),
         false => 0,
-    };
-    sandbox.open_image.unwrap_or(own)
+    }
 }
 
 pub(super) fn limits(sandbox: &Sandbox) -> Limits {

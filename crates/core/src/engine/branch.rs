@@ -11,14 +11,15 @@ use std::sync::Arc;
 use super::boot::chain_of;
 use super::create::Ground;
 use super::lifecycle::Phase;
+use super::machine::pausing;
 use super::sandbox::expect_generation;
 use super::seal::Wanted;
 use super::slot::Slot;
 use super::{Error, Fork, ForkFailed, ForkFrom, Forks, Inner, Opened, Result, RolledBack};
 use crate::failpoint;
 use crate::model::{
-    CommandEnd, Config, Ending, Expiry, LayerId, Lineage, Name, OnIdle, Patch, Sandbox, SandboxId,
-    SessionEnd, Snapshot, SnapshotId, SnapshotKind,
+    Change, CommandEnd, Config, Ending, Expiry, LayerId, Lineage, Name, OnIdle, Patch, Sandbox,
+    SandboxId, SessionEnd, Snapshot, SnapshotId, SnapshotKind,
 };
 use crate::store::Durability;
 
@@ -39,7 +40,7 @@ impl Inner {
         if let Some(live) = slot.live() {
             *sandbox = (*live.sandbox()).clone();
             let taken = self.snap(&live, sandbox, kind, wanted.clone()).await;
-            if let (Err(error), Some(_)) = (&taken, &sandbox.unsealed) {
+            if let (Err(error), Some(_)) = (&taken, sandbox.unsealed()) {
                 // It broke off in the middle of exchanging the root. Only the agent was alive, so the
                 // session is ended and all of it kept; the next call wakes it.
                 tracing::error!(sandbox = %sandbox.name, error = chain_of(error), "a checkpoint broke off");
@@ -51,8 +52,8 @@ impl Inner {
             }
             return taken.map(Some);
         }
-        if sandbox.open_layer.is_some() {
-            let ending = sandbox.ending.unwrap_or_else(Ending::broken);
+        if sandbox.open_layer().is_some() {
+            let ending = sandbox.ending().unwrap_or_else(Ending::broken);
             self.settle(slot, sandbox, ending).await?;
         }
         self.require_ground(sandbox).await?;
@@ -251,14 +252,14 @@ impl Inner {
     /// keeps no memory.
     pub(super) fn check_driver(&self, config: &Config, snapshot: Option<&Snapshot>) -> Result<()> {
         let driver = self.driver(&config.driver)?;
-        if config.on_idle == Some(OnIdle::Pause) && driver.keeper().is_none() {
+        if config.on_idle == Some(OnIdle::Pause) && pausing(&*driver).is_none() {
             return Err(Error::invalid(
                 "on_idle",
                 format!("the driver `{}` keeps no memory; use `stop` or `run`", config.driver),
             ));
         }
         match snapshot.filter(|snapshot| snapshot.has_memory()) {
-            Some(snapshot) if driver.keeper().is_none() => Err(Error::HoldsMemory {
+            Some(snapshot) if pausing(&*driver).is_none() => Err(Error::HoldsMemory {
                 name: snapshot.sandbox_name.clone(),
                 what: format!("the driver `{}` cannot use", config.driver),
             }),
@@ -278,19 +279,17 @@ impl Inner {
         expect_generation(&sandbox, expect)?;
         self.check_driver(&sandbox.config, Some(target))?;
         let mut before = None;
-        if slot.live().is_some() || sandbox.open_layer.is_some() {
+        if slot.live().is_some() || sandbox.open_layer().is_some() {
             let ending = Ending::by_itself(SnapshotKind::BeforeRollback, SessionEnd::RolledBack);
             before = match self.settle(slot, &mut sandbox, ending).await {
                 Err(Error::Store(error)) if error.is_not_found() => {
                     // Its files are lost, and this is the way out: by name, never by itself.
                     tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "rolled back without what its last session wrote");
-                    self.give_uids(sandbox.uids.take());
-                    sandbox.open_layer = None;
-                    sandbox.unsealed = None;
-                    sandbox.open_chain.clear();
-                    sandbox.open_memory.clear();
-                    sandbox.captured.clear();
-                    sandbox.mounted.clear();
+                    self.give_uids(sandbox.uids());
+                    if sandbox.phase() != Phase::Failed {
+                        sandbox.transition(Change::Lost)?;
+                    }
+                    sandbox.transition(Change::GiveUp)?;
                     None
                 }
                 settled => settled?,
@@ -303,8 +302,7 @@ impl Inner {
         sandbox.image_config = target.image_config.clone();
         sandbox.generation += 1;
         sandbox.validated = None;
-        sandbox.enter(if target.has_memory() { Phase::Paused } else { Phase::Stopped });
-        sandbox.failure = None;
+        sandbox.transition(Change::RolledBack { memory: target.has_memory() })?;
         self.record(&mut sandbox, Durability::Synced).await?;
         if self.db.snapshot(&target.id).await?.is_none() {
             // Deleted since it was looked up; from the record above on it would have been refused.

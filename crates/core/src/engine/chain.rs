@@ -171,7 +171,7 @@ impl Inner {
         copied: Option<&[LayerId]>,
     ) -> Result<()> {
         let bound = self.settings.chain_bound;
-        for layers in [Some(sandbox.open_chain.as_slice()), copied].into_iter().flatten() {
+        for layers in [Some(sandbox.open_chain()), copied].into_iter().flatten() {
             let (short, _) = self.chains.shortened(&sandbox.id, layers);
             if Self::own_layers(sandbox, &short) < bound {
                 continue;

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use super::guard::Looked;
 use super::live::Live;
+use super::machine::pausing;
 use super::seal::Wanted;
 use super::standstill::Frozen;
 use super::{Error, Inner, Result};
@@ -35,8 +36,8 @@ impl Inner {
         wanted: Wanted,
     ) -> Result<Snapshot> {
         let open =
-            sandbox.open_layer.clone().ok_or_else(|| Error::NotRunning(sandbox.name.clone()))?;
-        if live.driver.keeper().is_some() {
+            sandbox.open_layer().cloned().ok_or_else(|| Error::NotRunning(sandbox.name.clone()))?;
+        if pausing(&*live.driver).is_some() {
             return self.snap_memory(live, sandbox, kind, wanted).await;
         }
         self.refuse_doubt(sandbox, true, false).await?;
@@ -66,7 +67,7 @@ impl Inner {
     ) -> Result<Snapshot> {
         if self.store.is_untouched(open)? {
             let hold = self.store.hold();
-            let layers = self.short_chain(&hold, &sandbox.id, &sandbox.open_chain).await;
+            let layers = self.short_chain(&hold, &sandbox.id, sandbox.open_chain()).await;
             return self
                 .acknowledge(
                     live,
@@ -98,7 +99,7 @@ impl Inner {
         mut wanted: Wanted,
         looked: &mut Looked,
     ) -> Result<Option<Snapshot>> {
-        let Some(open) = sandbox.open_layer.clone() else { return Ok(None) };
+        let Some(open) = sandbox.open_layer().cloned() else { return Ok(None) };
         let open = &open;
         let Ok(_gate) = tokio::time::timeout(Duration::from_millis(200), live.gate.write()).await
         else {
@@ -111,13 +112,15 @@ impl Inner {
         let before = sandbox.clone();
         // The new root need not stand on layers that were made one since the last was mounted.
         let hold = self.store.hold();
-        let below = self.short_chain(&hold, &sandbox.id, &sandbox.open_chain).await;
+        let below = self.short_chain(&hold, &sandbox.id, sandbox.open_chain()).await;
         let chain: Vec<LayerId> = std::iter::once(open.clone()).chain(below).collect();
         let fresh = self.store.begin(&chain).await?;
         self.limit_layer(&fresh, sandbox.config.resources.disk.0).await;
-        sandbox.open_layer = Some(fresh.clone());
-        sandbox.open_chain = chain.clone();
-        sandbox.unsealed = Some(open.clone());
+        if let Some(session) = sandbox.open_session_mut() {
+            session.layer = fresh.clone();
+            session.chain = chain.clone();
+            session.unsealed = Some(open.clone());
+        }
         self.record(sandbox, Durability::Soon).await?;
         failpoint::pass("checkpoint.recorded");
         if let Err(error) = relayer.swap_root(&live.key, &self.store.root(&fresh, &chain)).await {
@@ -140,7 +143,9 @@ impl Inner {
         failpoint::pass("checkpoint.swapped");
         *live.copied.lock().await = None;
         self.seal_under(sandbox, open).await?;
-        sandbox.unsealed = None;
+        if let Some(session) = sandbox.open_session_mut() {
+            session.unsealed = None;
+        }
         failpoint::pass("checkpoint.sealed");
         let snapshot = self
             .acknowledge(live, sandbox, SnapshotId::of_layer(open), chain, kind, wanted)
@@ -156,12 +161,14 @@ impl Inner {
         mut wanted: Wanted,
         mut looked: Looked,
     ) -> Result<Snapshot> {
-        let open =
-            &sandbox.open_layer.clone().ok_or_else(|| Error::NotRunning(sandbox.name.clone()))?;
+        let open = &sandbox
+            .open_layer()
+            .cloned()
+            .ok_or_else(|| Error::NotRunning(sandbox.name.clone()))?;
         let mut copied = live.copied.lock().await;
         if copied.is_none() {
             // A checkpoint of an earlier daemon is as good as one of ours.
-            *copied = self.store.live_copy(open, &sandbox.open_chain).await;
+            *copied = self.store.live_copy(open, sandbox.open_chain()).await;
         }
         // Snapshots that named earlier copies may be gone: from here on they stay, if they are there.
         let hold = self.store.hold();
@@ -173,7 +180,7 @@ impl Inner {
             hold.layers(copied.layers()).await;
         }
         let first = copied.is_none();
-        let below = self.short_chain(&hold, &sandbox.id, &sandbox.open_chain).await;
+        let below = self.short_chain(&hold, &sandbox.id, sandbox.open_chain()).await;
         if first && let Some((layer, ahead)) = self.store.copy_ahead(open, &below).await? {
             self.book(&layer);
             *copied = Some(ahead);

@@ -372,7 +372,7 @@ impl Inner {
             }
         }
         let command = self.find_command(&sandbox, id).await?;
-        if sandbox.phase == Phase::Paused && command.state == CommandState::Running {
+        if sandbox.phase() == Phase::Paused && command.state == CommandState::Running {
             let (live, _) = self.awake(project, name, &WakeMode::Wake).await?;
             let tracked = lock(&live.commands).get(id).cloned();
             return tracked.map(|tracked| (live, tracked)).ok_or(Error::CommandEnded(command.id));

@@ -6,12 +6,12 @@
 use std::sync::Arc;
 
 use super::lifecycle::Phase;
+use super::machine::pausing;
 use super::sandbox::Ground as WakeGround;
 use super::{Create, Delete, Error, IfExists, Inner, Opened, Result};
 use crate::failpoint;
 use crate::model::{
-    Config, FORMAT, Image, ImageConfig, LayerId, Lineage, Name, OnDelete, Sandbox, SandboxId, Size,
-    Snapshot, SnapshotId, Usage, now,
+    Config, Image, ImageConfig, LayerId, Lineage, Name, Sandbox, Size, Snapshot, SnapshotId,
 };
 use crate::store::image::{HOST, Reporter};
 use crate::store::{Durability, Hold};
@@ -93,7 +93,8 @@ impl Inner {
     /// What a sandbox is that asks for nothing, or for no more than a driver.
     fn fresh_config(&self, driver: Option<&str>) -> Config {
         let driver = driver.unwrap_or(&self.settings.default_driver).to_owned();
-        let keeps = self.drivers.get(driver.as_str()).is_some_and(|found| found.keeper().is_some());
+        let keeps =
+            self.drivers.get(driver.as_str()).is_some_and(|found| pausing(&**found).is_some());
         let mut config = Config { driver, ..Config::default() };
         if keeps {
             // All of it may have to be kept one day.
@@ -110,7 +111,7 @@ impl Inner {
     ) -> Result<Option<Sandbox>> {
         let Some(key) = key else { return Ok(None) };
         let made = self.db.sandbox_created_with(project, key).await?;
-        Ok(made.filter(|sandbox| sandbox.phase != Phase::Deleted))
+        Ok(made.filter(|sandbox| sandbox.phase() != Phase::Deleted))
     }
 
     /// The image of that name, with its layers held.
@@ -215,44 +216,13 @@ impl Inner {
             }
         };
         let made_up = name.is_none();
-        let mut sandbox = Sandbox {
-            format: FORMAT,
-            id: SandboxId::fresh(),
-            project: project.clone(),
-            name: name.unwrap_or_else(Name::generate),
-            config,
-            phase: if memory { Phase::Paused } else { Phase::Stopped },
-            debt: None,
-            generation: 0,
-            current,
-            missing: None,
-            image_layers: layers,
-            image_config,
-            forked_from,
-            session: None,
-            ending: None,
-            on_delete: OnDelete::Drop,
-            forced: false,
-            expired: false,
-            totals: Usage::default(),
-            open_layer: None,
-            open_chain: Vec::new(),
-            open_memory: Vec::new(),
-            open_image: None,
-            captured: Vec::new(),
-            unsealed: None,
-            mounted: Vec::new(),
-            uids: None,
-            created_with,
-            created_at: now(),
-            updated_at: now(),
-            phase_at: now(),
-            used_at: now(),
-            failure: None,
-            decision: crate::model::Decision::default(),
-            guarded: Vec::new(),
-            validated: None,
-        };
+        let name = name.unwrap_or_else(Name::generate);
+        let mut sandbox = Sandbox::new(project.clone(), name, config, memory);
+        sandbox.current = current;
+        sandbox.image_layers = layers;
+        sandbox.image_config = image_config;
+        sandbox.forked_from = forked_from;
+        sandbox.created_with = created_with;
         self.turn(sandbox.id.clone(), move |inner, slot| async move {
             loop {
                 let lost = inner.lost_names.get(&sandbox.project, &sandbox.name);

@@ -13,7 +13,7 @@ use std::sync::Mutex;
 
 use super::slot::lock;
 use super::{Engine, Inner};
-use crate::model::{Change, Timestamp, now};
+use crate::model::{EventData, Timestamp, now};
 
 /// The register holds this many entries; more are counted and logged, not kept.
 const LIMIT: usize = 1_000;
@@ -158,7 +158,7 @@ impl Inner {
         let (subject, detail, consequence) = (subject.into(), detail.into(), consequence.into());
         if self.damage.report(kind, &subject, &detail, &consequence) {
             let damage = kind.name().to_owned();
-            let change = Change::DamageFound { damage, subject, detail, consequence };
+            let change = EventData::DamageFound { damage, subject, detail, consequence };
             self.events.emit(None, None, change);
         }
     }
@@ -167,7 +167,7 @@ impl Inner {
     pub(super) fn clear_damage(&self, kind: DamageKind, subject: &str) {
         if self.damage.clear(kind, subject) {
             let (damage, subject) = (kind.name().to_owned(), subject.to_owned());
-            self.events.emit(None, None, Change::DamageCleared { damage, subject });
+            self.events.emit(None, None, EventData::DamageCleared { damage, subject });
         }
     }
 }

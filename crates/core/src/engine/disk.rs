@@ -215,10 +215,10 @@ impl Live {
 impl Inner {
     /// Holds the layers of a machine that is to be started to their limits, where the filesystem does that.
     pub(super) async fn limit_layers(&self, sandbox: &Sandbox) {
-        if let Some(open) = &sandbox.open_layer {
+        if let Some(open) = sandbox.open_layer() {
             self.limit_layer(open, sandbox.config.resources.disk.0).await;
         }
-        for mounted in sandbox.mounted.iter().filter(|one| one.mode == MountMode::ReadWrite) {
+        for mounted in sandbox.mounted().iter().filter(|one| one.mode == MountMode::ReadWrite) {
             if let Ok(Some(drive)) = self.db.drive_by_id(&mounted.drive).await {
                 let held = self.books().bytes_of(&drive.layers);
                 let left = drive.max_size.0.saturating_sub(held).max(TO_CLEAN_UP);
@@ -256,12 +256,12 @@ impl Inner {
         let mut unnamed = None;
         let mut bounds = Vec::new();
         // The disk of a machine of its own is as large as it may be; its kernel holds it to that.
-        if let Some(open) = sandbox.open_layer.as_ref().filter(|_| live.driver.keeper().is_none()) {
+        if let Some(open) = sandbox.open_layer().filter(|_| live.driver.disk().is_none()) {
             let limit = sandbox.config.resources.disk.0;
             let used = self.used(live, open, Path::new("/"), &mut unnamed).await?;
             bounds.push(Bound::new(open, "its disk".to_owned(), used, 0, limit));
         }
-        for mounted in sandbox.mounted.iter().filter(|one| one.mode == MountMode::ReadWrite) {
+        for mounted in sandbox.mounted().iter().filter(|one| one.mode == MountMode::ReadWrite) {
             let Some(drive) = self.db.drive_by_id(&mounted.drive).await? else { continue };
             let held = self.books().bytes_of(&drive.layers);
             let place = Path::new(&mounted.path);
@@ -307,7 +307,7 @@ impl Inner {
 
     /// Lets so many bytes of an upload through, or says which limit they are beyond.
     pub(super) async fn admit_upload(&self, live: &Live, bytes: u64) -> Result<(), GuestError> {
-        if live.driver.keeper().is_some() {
+        if live.driver.disk().is_some() {
             return Ok(());
         }
         if lock(&live.room).admit(bytes) {

@@ -39,8 +39,8 @@ struct Written<'a> {
 }
 
 fn written(sandbox: &Sandbox, root: bool, drives: bool) -> Vec<Written<'_>> {
-    let own = sandbox.unsealed.iter().chain(&sandbox.open_layer).filter(|_| root);
-    let mounted = sandbox.mounted.iter().filter(|one| drives && one.mode == MountMode::ReadWrite);
+    let own = sandbox.unsealed().into_iter().chain(sandbox.open_layer()).filter(|_| root);
+    let mounted = sandbox.mounted().iter().filter(|one| drives && one.mode == MountMode::ReadWrite);
     own.map(|layer| Written { layer, prefix: "" })
         .chain(mounted.map(|one| Written { layer: &one.layer, prefix: &one.path }))
         .collect()
@@ -84,7 +84,7 @@ impl Inner {
         failures: u64,
     ) -> Result<()> {
         self.store.sync().await?;
-        match &sandbox.open_layer {
+        match sandbox.open_layer() {
             Some(open) if self.store.sync_failures() != failures => {
                 Err(StoreError::InDoubt { id: open.clone(), files: Vec::new(), total: 0 }.into())
             }

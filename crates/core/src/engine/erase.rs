@@ -17,13 +17,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::boot::chain_of;
-use super::lifecycle::{self, Effect, Phase, Report};
 use super::live::Live;
 use super::slot::Slot;
 use super::{Delete, Deleted, Error, ErrorKind, Inner, Result};
 use crate::db::{Owner, Page, Tombstones, Unless};
 use crate::failpoint;
-use crate::model::{CommandEnd, MachineKey, MountMode, Name, OnDelete, Sandbox, SnapshotId, now};
+use crate::model::{
+    Change, CommandEnd, Deletion, MachineKey, MountMode, Name, OnDelete, Sandbox, SnapshotId, now,
+};
 use crate::store::Durability;
 
 impl Inner {
@@ -34,14 +35,8 @@ impl Inner {
         mut sandbox: Sandbox,
         wish: Delete,
     ) -> Result<Deleted> {
-        if sandbox.phase != Phase::Deleted {
-            sandbox.on_delete = wish.snapshots;
-            sandbox.forced = false;
-        }
-        sandbox.forced |= wish.force;
-        sandbox.enter(Phase::Deleted);
-        sandbox.debt = Some(Effect::Erase);
-        sandbox.expired |= wish.expired;
+        let Delete { snapshots: on_delete, force: forced, expired, .. } = wish;
+        sandbox.transition(Change::Delete(Deletion { on_delete, forced, expired }))?;
         self.record(&mut sandbox, Durability::Soon).await?;
         failpoint::pass("erase.recorded");
         let live = slot.live();
@@ -76,9 +71,9 @@ impl Inner {
         if let Err(error) = self.detach(&sandbox).await {
             tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "drives are not detached yet");
         }
-        let written = [sandbox.open_layer.take(), sandbox.unsealed.take()].into_iter().flatten();
+        let written = [sandbox.open_layer(), sandbox.unsealed()].into_iter().flatten().cloned();
         self.discard_when_synced(written);
-        self.give_uids(sandbox.uids.take());
+        self.give_uids(sandbox.uids());
         let snapshots_kept = self.let_go_of_snapshots(&sandbox).await?;
         failpoint::pass("erase.snapshots");
         self.store.remove_sandbox_dir(&sandbox.id).await?;
@@ -93,8 +88,8 @@ impl Inner {
 
     /// Has a machine that lives hand over what it wrote to drives.
     async fn save_drives(&self, live: Option<&Live>, sandbox: &Sandbox) {
-        let Some(live) = live.filter(|live| live.driver.keeper().is_some()) else { return };
-        if sandbox.mounted.is_empty() {
+        let Some(live) = live.filter(|live| live.driver.disk().is_some()) else { return };
+        if sandbox.mounted().is_empty() {
             return;
         }
         let handed_over = async {
@@ -116,7 +111,7 @@ impl Inner {
         let mut layers = Vec::new();
         // What was taken out before the rest failed is not lost.
         for (part, layer) in self.on_disks(sandbox, false)? {
-            let mounted = usize::try_from(part).ok().and_then(|n| sandbox.mounted.get(n - 1));
+            let mounted = usize::try_from(part).ok().and_then(|n| sandbox.mounted().get(n - 1));
             if let Some(mounted) = mounted
                 && let Some(drive) = self.db.drive_by_id(&mounted.drive).await?
             {
@@ -132,7 +127,7 @@ impl Inner {
         if passes || error.kind() == ErrorKind::Exhausted {
             return Err(error);
         }
-        if sandbox.forced {
+        if sandbox.deletion().is_some_and(|deletion| deletion.forced) {
             tracing::error!(sandbox = %sandbox.name, drives = ?lost, error = chain_of(&error), "its delete was forced: what it wrote to drives is lost");
             for layer in layers {
                 self.store.clear_disk(&layer).await?;
@@ -142,10 +137,7 @@ impl Inner {
         let reason = chain_of(&error);
         let error = Error::DrivesUnsaved { name: sandbox.name.clone(), drives: lost, reason };
         tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "is not deleted");
-        let (phase, _) = lifecycle::report(Phase::Deleted, Report::Broke);
-        sandbox.enter(phase);
-        sandbox.debt = None;
-        sandbox.failure = Some(chain_of(&error));
+        sandbox.transition(Change::Broke { why: chain_of(&error), guarded: Vec::new() })?;
         self.record(sandbox, Durability::Synced).await?;
         Err(error)
     }
@@ -153,10 +145,10 @@ impl Inner {
     /// Looks at what the last session wrote to drives: their files outlive the sandbox.
     async fn guard_drives(&self, sandbox: &Sandbox) -> Result<()> {
         let session = match &sandbox.session {
-            Some(id) if !sandbox.mounted.is_empty() => self.db.session(id).await?,
+            Some(id) if !sandbox.mounted().is_empty() => self.db.session(id).await?,
             _ => return Ok(()),
         };
-        for mounted in sandbox.mounted.iter().filter(|one| one.mode == MountMode::ReadWrite) {
+        for mounted in sandbox.mounted().iter().filter(|one| one.mode == MountMode::ReadWrite) {
             self.guard_drive(sandbox, session.clone(), mounted).await?;
         }
         Ok(())
@@ -170,6 +162,7 @@ impl Inner {
         let mut held = self.store.kept_for_trash(&sandbox.id).await?;
         held.extend(snapshots.iter().cloned());
         self.hold_trashed(sandbox, &held);
+        let on_delete = sandbox.deletion().unwrap_or_default().on_delete;
         for snapshot in snapshots {
             match self.store.keep_for_trash(&sandbox.id, &snapshot.id).await {
                 // Making room must not need room: it goes, and cannot be restored.
@@ -177,7 +170,7 @@ impl Inner {
                 _ => {}
             }
             failpoint::pass("erase.kept");
-            let stays = match sandbox.on_delete {
+            let stays = match on_delete {
                 OnDelete::Drop => {
                     let unless = Unless::HeldByOther(&sandbox.id);
                     if self.bury_snapshot(&snapshot.id, unless, Durability::Soon).await? {

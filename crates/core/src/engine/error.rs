@@ -8,7 +8,8 @@ use crate::db::DbError;
 use crate::driver::DriverError;
 use crate::guest::GuestError;
 use crate::model::{
-    BadConfig, CommandId, Finding, FindingKind, KeyId, Name, SandboxId, SessionId, SnapshotId,
+    BadConfig, CommandId, Finding, FindingKind, KeyId, Name, NotAllowed, SandboxId, SessionId,
+    SnapshotId,
 };
 use crate::net::BadAuthority;
 use crate::secret::{BadKey, SealError};
@@ -55,6 +56,8 @@ pub enum Error {
     Config(#[from] BadConfig),
     #[error("{what}: {reason}")]
     Invalid { what: &'static str, reason: String },
+    #[error(transparent)]
+    NotAllowed(#[from] NotAllowed),
     #[error("this key is not known here, or has expired")]
     BadKey,
     #[error("there is no sandbox `{}`{}", .0.name, .0.explained())]
@@ -302,6 +305,7 @@ impl Error {
             Self::Driver(DriverError::MountPoint { .. }) => ErrorKind::Invalid,
             Self::Driver(DriverError::Unpackable { .. }) => ErrorKind::Conflict,
             Self::StartFailed { .. }
+            | Self::NotAllowed(_)
             | Self::Driver(_)
             | Self::Db(_)
             | Self::Secret(_)
@@ -398,6 +402,7 @@ impl Error {
             Self::NoSecret(_) => "secret_not_found",
             Self::SecretTags { .. } => "secret_not_allowed",
             Self::Store(_)
+            | Self::NotAllowed(_)
             | Self::Driver(_)
             | Self::Db(_)
             | Self::Secret(_)

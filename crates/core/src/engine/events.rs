@@ -23,8 +23,8 @@ use super::lifecycle::Phase;
 use super::slot::lock;
 use super::{Engine, Error, Result};
 use crate::model::{
-    Change, Command, Event, EventFilter, EventFinding, EventId, EventSandbox, Finding, Name, Port,
-    Sandbox, SandboxId, Session, Snapshot, Timestamp, now,
+    Command, Event, EventData, EventFilter, EventFinding, EventId, EventSandbox, Finding, Name,
+    Port, Sandbox, SandboxId, Session, Snapshot, Timestamp, now,
 };
 use crate::store::{
     EventPosition, EventSource, EventWriter, event_sources, last_event, read_events,
@@ -97,7 +97,7 @@ impl EventFeed {
         &self,
         project: Option<&Name>,
         sandbox: Option<EventSandbox>,
-        change: Change,
+        change: EventData,
     ) {
         self.emit_in(&mut lock(&self.state), project, sandbox, change);
     }
@@ -107,12 +107,12 @@ impl EventFeed {
         state: &mut State,
         project: Option<&Name>,
         sandbox: Option<EventSandbox>,
-        change: Change,
+        change: EventData,
     ) {
         let source = project.cloned().map_or(EventSource::Host, EventSource::Project);
         if let Some(count) = state.lost.get(&source).copied() {
             // First those that were lost, so that the gap is where it is.
-            let event = state.event(project, None, Change::EventsLost { count });
+            let event = state.event(project, None, EventData::EventsLost { count });
             if self.queue.try_send(Work::Write(Box::new(event))).is_err() {
                 state.lost.insert(source, count + 1);
                 state.counts.1 += 1;
@@ -131,13 +131,13 @@ impl EventFeed {
         }
     }
 
-    fn of(&self, sandbox: &Sandbox, change: Change) {
+    fn of(&self, sandbox: &Sandbox, change: EventData) {
         self.emit(Some(&sandbox.project), Some(as_it_is(sandbox)), change);
     }
 
     /// The record of a sandbox is on disk: tells its phase if that is another one.
     pub(super) fn recorded(&self, sandbox: &Sandbox) {
-        let phase = sandbox.phase;
+        let phase = sandbox.phase();
         let at_rest = matches!(phase, Phase::Stopped | Phase::Paused);
         let mut state = lock(&self.state);
         let before = match at_rest {
@@ -150,24 +150,26 @@ impl EventFeed {
         let (session, generation) = (sandbox.session.clone(), sandbox.generation);
         let snapshot = sandbox.current.clone();
         let change = match phase {
-            Phase::Starting => Change::SandboxStarting { session, generation },
-            Phase::Running => Change::SandboxRunning { session, generation },
-            Phase::Stopping => Change::SandboxStopping { session },
-            Phase::Stopped => Change::SandboxStopped { generation, snapshot },
-            Phase::Paused => Change::SandboxPaused { generation, snapshot },
+            Phase::Starting => EventData::SandboxStarting { session, generation },
+            Phase::Running => EventData::SandboxRunning { session, generation },
+            Phase::Stopping => EventData::SandboxStopping { session },
+            Phase::Stopped => EventData::SandboxStopped { generation, snapshot },
+            Phase::Paused => EventData::SandboxPaused { generation, snapshot },
             Phase::Failed => {
-                let reason = sandbox.failure.as_deref().unwrap_or("not known");
-                Change::SandboxFailed { reason: shortened(reason) }
+                let reason = sandbox.failure().unwrap_or("not known");
+                EventData::SandboxFailed { reason: shortened(reason) }
             }
-            Phase::Deleted => Change::SandboxDeleted { expired: sandbox.expired },
+            Phase::Deleted => EventData::SandboxDeleted {
+                expired: sandbox.deletion().is_some_and(|deletion| deletion.expired),
+            },
         };
         self.emit_in(&mut state, Some(&sandbox.project), Some(as_it_is(sandbox)), change);
     }
 
     /// Takes note of a sandbox as an earlier daemon left it, so that its phase is not told again.
     pub(super) fn learn(&self, sandbox: &Sandbox) {
-        if !matches!(sandbox.phase, Phase::Stopped | Phase::Paused) {
-            lock(&self.state).phases.insert(sandbox.id.clone(), sandbox.phase);
+        if !matches!(sandbox.phase(), Phase::Stopped | Phase::Paused) {
+            lock(&self.state).phases.insert(sandbox.id.clone(), sandbox.phase());
         }
     }
 
@@ -182,22 +184,22 @@ impl EventFeed {
     }
 
     pub(super) fn created(&self, sandbox: &Sandbox) {
-        self.of(sandbox, Change::SandboxCreated { forked_from: sandbox.forked_from.clone() });
+        self.of(sandbox, EventData::SandboxCreated { forked_from: sandbox.forked_from.clone() });
         for port in &sandbox.config.ports {
             self.of(sandbox, published(port));
         }
     }
 
     pub(super) fn restored(&self, sandbox: &Sandbox) {
-        self.of(sandbox, Change::SandboxRestored {});
+        self.of(sandbox, EventData::SandboxRestored {});
     }
 
     pub(super) fn updated(&self, before: &[Port], sandbox: &Sandbox) {
-        self.of(sandbox, Change::SandboxUpdated {});
+        self.of(sandbox, EventData::SandboxUpdated {});
         let after = &sandbox.config.ports;
         let gone = before.iter().filter(|old| !after.iter().any(|new| new.number == old.number));
         for port in gone {
-            self.of(sandbox, Change::PortUnpublished { port: port.number });
+            self.of(sandbox, EventData::PortUnpublished { port: port.number });
         }
         for port in after.iter().filter(|new| !before.contains(new)) {
             self.of(sandbox, published(port));
@@ -206,11 +208,11 @@ impl EventFeed {
 
     pub(super) fn rolled_back(&self, sandbox: &Sandbox, to: &Snapshot) {
         let (generation, snapshot) = (sandbox.generation, to.id.clone());
-        self.of(sandbox, Change::SandboxRolledBack { generation, snapshot });
+        self.of(sandbox, EventData::SandboxRolledBack { generation, snapshot });
     }
 
     pub(super) fn session_ended(&self, sandbox: &Sandbox, session: &Session) {
-        let change = Change::SessionEnded {
+        let change = EventData::SessionEnded {
             session: session.id.clone(),
             end: session.end,
             snapshot: session.snapshot.clone(),
@@ -220,7 +222,7 @@ impl EventFeed {
     }
 
     pub(super) fn command_started(&self, sandbox: &Sandbox, command: &Command) {
-        let change = Change::CommandStarted {
+        let change = EventData::CommandStarted {
             command: command.id.clone(),
             session: command.session.clone(),
             line: line_of(&command.argv),
@@ -230,7 +232,7 @@ impl EventFeed {
     }
 
     pub(super) fn command_ended(&self, sandbox: &Sandbox, command: &Command) {
-        let change = Change::CommandEnded {
+        let change = EventData::CommandEnded {
             command: command.id.clone(),
             session: command.session.clone(),
             exit_code: command.exit_code,
@@ -241,7 +243,7 @@ impl EventFeed {
     }
 
     pub(super) fn snapshot_created(&self, sandbox: &Sandbox, snapshot: &Snapshot) {
-        let change = Change::SnapshotCreated {
+        let change = EventData::SnapshotCreated {
             snapshot: snapshot.id.clone(),
             generation: snapshot.generation,
             cause: snapshot.kind,
@@ -257,7 +259,7 @@ impl EventFeed {
         let (id, name) = (snapshot.sandbox.clone(), snapshot.sandbox_name.clone());
         let sandbox = EventSandbox { id, name, tags: Default::default() };
         let (generation, snapshot_id) = (snapshot.generation, snapshot.id.clone());
-        let change = Change::SnapshotDeleted { snapshot: snapshot_id, generation };
+        let change = EventData::SnapshotDeleted { snapshot: snapshot_id, generation };
         self.emit(Some(&snapshot.project), Some(sandbox), change);
     }
 
@@ -274,7 +276,7 @@ impl EventFeed {
             secret: finding.secret.clone(),
         });
         let count = u64::try_from(count).unwrap_or(u64::MAX);
-        self.of(sandbox, Change::GuardFound { blocked, findings: told.collect(), count });
+        self.of(sandbox, EventData::GuardFound { blocked, findings: told.collect(), count });
     }
 
     /// Removes the events of a project that is gone.
@@ -301,7 +303,7 @@ impl State {
         &mut self,
         project: Option<&Name>,
         sandbox: Option<EventSandbox>,
-        change: Change,
+        change: EventData,
     ) -> Event {
         self.counts.0 += 1;
         let time = EventId::at(Timestamp::now());
@@ -318,8 +320,8 @@ fn as_it_is(sandbox: &Sandbox) -> EventSandbox {
     }
 }
 
-fn published(port: &Port) -> Change {
-    Change::PortPublished { port: port.number, access: port.access }
+fn published(port: &Port) -> EventData {
+    EventData::PortPublished { port: port.number, access: port.access }
 }
 
 /// The beginning of a text.
@@ -594,11 +596,11 @@ mod tests {
     use std::time::Duration;
 
     use super::{EventFeed, QUEUE, line_of, shortened};
-    use crate::model::{Change, Event, EventId, Name};
+    use crate::model::{Event, EventData, EventId, Name};
     use crate::store::{EventSource, read_events};
 
-    fn failed() -> Change {
-        Change::SandboxFailed { reason: "x".to_owned() }
+    fn failed() -> EventData {
+        EventData::SandboxFailed { reason: "x".to_owned() }
     }
 
     fn read(dir: &std::path::Path, source: &EventSource) -> Vec<Event> {
@@ -637,7 +639,7 @@ mod tests {
         let lost: Vec<u64> = all
             .iter()
             .filter_map(|event| match event.change {
-                Change::EventsLost { count } => Some(count),
+                EventData::EventsLost { count } => Some(count),
                 _ => None,
             })
             .collect();

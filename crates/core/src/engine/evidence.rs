@@ -289,8 +289,8 @@ impl Inner {
 
     async fn take_up_sandbox(&self, id: &SandboxId) -> Result<Option<String>> {
         let sandbox = self.store.read::<Sandbox>(id).await?;
-        let rests = matches!(sandbox.phase, Phase::Stopped | Phase::Paused | Phase::Failed);
-        if !rests || sandbox.open_layer.is_some() {
+        let rests = matches!(sandbox.phase(), Phase::Stopped | Phase::Paused | Phase::Failed);
+        if !rests || sandbox.open_layer().is_some() {
             return Ok(Some("it is about a session under way; start the daemon again".to_owned()));
         }
         if !self.db.claim(&sandbox).await? {

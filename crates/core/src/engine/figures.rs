@@ -47,7 +47,7 @@ impl Engine {
         loop {
             let found = self.inner.db.sandboxes(None, &Filter::default(), &page).await?;
             for sandbox in &found.items {
-                *sandboxes.entry(word(sandbox.phase)).or_default() += 1;
+                *sandboxes.entry(word(sandbox.phase())).or_default() += 1;
             }
             let Some(next) = found.next else { break };
             page.cursor = Some(next);

@@ -9,7 +9,7 @@
 //! by itself        machine gone  →  the same, without a look before
 //! ```
 //!
-//! Whatever is done to a layer here was decided before (`Sandbox::decision` and the policy, both on record
+//! Whatever is done to a layer here was decided before (`OpenSession::decision` and the policy, both on record
 //! when the sandbox says `stopping`), and can be done again from the start: a daemon that dies on the
 //! way looks again. A session that was given no secret is not searched, and large files and junk are
 //! found by the walk that measures a layer as it is sealed; only `promote-or-drop` needs to know before.
@@ -108,7 +108,7 @@ impl Inner {
         sandbox: &Sandbox,
         keep: bool,
     ) -> Result<Looked> {
-        if sandbox.decision.discard {
+        if sandbox.decision().discard {
             return Ok(Looked::default());
         }
         let watch = self.watch(sandbox, Some(live.session()), keep)?;
@@ -118,12 +118,12 @@ impl Inner {
             watch.search(self, &parts, (Writers::Busy, Effort::Foreground), &mut looked).await?;
         spotted.extend(watch.junk(self, &parts).await?);
         let left_out = Globs::parse(
-            &[sandbox.config.exclude.clone(), sandbox.decision.drop.clone()].concat(),
+            &[sandbox.config.exclude.clone(), sandbox.decision().drop.clone()].concat(),
         )?;
         spotted.retain(|one| !left_out.covers(&one.full_path(&parts)));
-        let promoted = Globs::parse(&sandbox.decision.promote)?;
+        let promoted = Globs::parse(&sandbox.decision().promote)?;
         let aside = sandbox.config.guard.secrets == OnSecret::Quarantine;
-        let redact = sandbox.decision.redact;
+        let redact = sandbox.decision().redact;
         let settled = |one: &Spotted| redact && one.maskable || aside && one.can_leave();
         let (refused, _) = watch.split(spotted, &parts, &promoted, settled);
         self.refuse(&watch, refused, true).await?;
@@ -138,7 +138,7 @@ impl Inner {
         keep: bool,
         mut looked: Looked,
     ) -> Result<Vec<Finding>> {
-        if sandbox.decision.discard {
+        if sandbox.decision().discard {
             return Ok(Vec::new());
         }
         let session = match &sandbox.session {
@@ -147,7 +147,7 @@ impl Inner {
         };
         let watch = self.watch(sandbox, session, keep)?;
         let parts = watch.parts();
-        let decision = &sandbox.decision;
+        let decision = sandbox.decision();
         let mut findings = Vec::new();
         if !watch.is_needed() {
             return Ok(findings);
@@ -396,27 +396,27 @@ impl Watch<'_> {
     /// Whether anything is to be done before a layer is sealed.
     fn is_needed(&self) -> bool {
         let by_hand = self.sandbox.config.guard.junk == OnJunk::PromoteOrDrop;
-        self.needles.is_some() || by_hand || !self.sandbox.decision.drop.is_empty()
+        self.needles.is_some() || by_hand || !self.sandbox.decision().drop.is_empty()
     }
 
     /// The layers that would be sealed if the session ended now.
     fn parts(&self) -> Vec<Part> {
         let mut parts = Vec::new();
         if self.keep {
-            let chain = &self.sandbox.open_chain;
+            let chain = self.sandbox.open_chain();
             let own = |layer: &LayerId, chain: &[LayerId]| Part {
                 layer: layer.clone(),
                 chain: chain.to_vec(),
                 prefix: Vec::new(),
                 drive: None,
             };
-            if let Some(under) = &self.sandbox.unsealed {
+            if let Some(under) = self.sandbox.unsealed() {
                 let below: Vec<_> = chain.iter().filter(|layer| *layer != under).cloned().collect();
                 parts.push(own(under, &below));
             }
-            parts.extend(self.sandbox.open_layer.as_ref().map(|open| own(open, chain)));
+            parts.extend(self.sandbox.open_layer().map(|open| own(open, chain)));
         }
-        let written = self.sandbox.mounted.iter().filter(|one| one.mode == MountMode::ReadWrite);
+        let written = self.sandbox.mounted().iter().filter(|one| one.mode == MountMode::ReadWrite);
         parts.extend(written.map(Part::of_drive));
         parts
     }

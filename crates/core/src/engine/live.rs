@@ -5,6 +5,7 @@
 //! nothing inside the sandbox can add to the count or take from it.
 
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -280,6 +281,18 @@ pub(super) async fn reach(
         Link::Serial(socket) => Guest::connect_serial(socket, patience).await?,
     };
     Ok(guest.with_deadlines(deadlines))
+}
+
+/// Waits until the agent behind a link answers: for a driver that tries its host out (`driver::microvm::Answers`).
+#[must_use]
+pub fn agent_answers(
+    link: Link,
+    patience: Duration,
+) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> {
+    Box::pin(async move {
+        let reached = reach(&link, patience, Deadlines::default()).await;
+        reached.map(drop).map_err(|error| error.to_string())
+    })
 }
 
 /// Keeps a sandbox awake while it lives.

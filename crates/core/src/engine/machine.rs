@@ -22,7 +22,7 @@ use sandkeep_proto::link::{Assemble, AssembleMount, Hidden, Identity, Known, Mom
 use super::boot::chain_of;
 use super::live::reach;
 use super::{Error, Inner, Result};
-use crate::driver::{Driver, DriverError, Keeper, Link, Machine, Restored, mac_of};
+use crate::driver::{Driver, DriverError, KeepsMemory, Link, Machine, OwnDisk, Restored, mac_of};
 use crate::failpoint;
 use crate::guest::{Guest, GuestError, Opening, Woken};
 use crate::model::{
@@ -107,6 +107,20 @@ pub(super) struct Awake {
     commands: Vec<Known>,
 }
 
+/// The powers of a driver that pausing takes.
+#[derive(Clone, Copy)]
+pub(super) struct Pausing<'a> {
+    pub(super) memory: &'a dyn KeepsMemory,
+    pub(super) disk: &'a dyn OwnDisk,
+}
+
+/// Whether sandboxes of a driver can be paused, and with what. The files of a paused sandbox are in its memory image, on the machine's
+/// disk. For a driver that keeps memory and has no disks, a pause would have to seal the open layer together with the memory,
+/// and a start to restore on a root of layers: until the engine does that, sandboxes of such a driver are stopped instead.
+pub(super) fn pausing(driver: &dyn Driver) -> Option<Pausing<'_>> {
+    Some(Pausing { memory: driver.memory()?, disk: driver.disk()? })
+}
+
 impl Inner {
     /// What the next session of a sandbox begins with, checked to be of use; nothing for drivers without memory.
     pub(super) async fn begin(
@@ -114,14 +128,14 @@ impl Inner {
         driver: &Arc<dyn Driver>,
         sandbox: &Sandbox,
     ) -> Result<Option<Begin>> {
-        let Some(keeper) = driver.keeper() else { return Ok(None) };
+        let Some(powers) = pausing(&**driver) else { return Ok(None) };
         // Only what decides about images is asked of it: where its files are does not.
         let machine = self.unplaced(sandbox);
-        let here = keeper.fingerprint(&machine).await?;
+        let here = powers.memory.fingerprint(&machine).await?;
         let current = self.current_snapshot(sandbox).await?;
         if let Some(snapshot) = current.filter(Snapshot::has_memory) {
             let memory = snapshot.memory.clone();
-            let how = match self.use_of(&snapshot, sandbox, keeper, &here).await {
+            let how = match self.use_of(&snapshot, sandbox, powers.disk, &here).await {
                 Ok(()) => How::Memory(Box::new(snapshot)),
                 Err(reason) => {
                     if let Err(error) = self.store.check_disks(&memory).await {
@@ -134,14 +148,14 @@ impl Inner {
             };
             return Ok(Some(Begin { memory, how }));
         }
-        let memory = match self.template(driver, keeper, machine.clone(), &here).await {
+        let memory = match self.template(driver, powers, machine.clone(), &here).await {
             Ok(memory) => memory,
             Err(error) => {
                 tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "there is no template of its size; it is booted");
                 return Ok(Some(Begin { memory: Vec::new(), how: How::Blank }));
             }
         };
-        Ok(Some(match self.furnished(driver, keeper, sandbox, machine, &here, &memory).await {
+        Ok(Some(match self.furnished(driver, powers, sandbox, machine, &here, &memory).await {
             Ok(Some(furnished)) => Begin { memory: vec![furnished, memory], how: How::Furnished },
             Ok(None) => Begin { memory: vec![memory], how: How::Template },
             Err(error) => {
@@ -156,7 +170,7 @@ impl Inner {
         &self,
         snapshot: &Snapshot,
         sandbox: &Sandbox,
-        keeper: &dyn Keeper,
+        disk: &dyn OwnDisk,
         here: &Fingerprint,
     ) -> Result<(), String> {
         if !sandbox.config.mounts.is_empty() {
@@ -170,7 +184,7 @@ impl Inner {
         }
         let image = snapshot.image.unwrap_or_default();
         let root = RootFs { image, ..self.store.root(&LayerId::fresh(), &snapshot.layers) };
-        match keeper.roots(&root).await {
+        match disk.roots(&root).await {
             Ok(roots) if roots == top.roots => Ok(()),
             Ok(_) => Err("its files were packed for machines again since then".to_owned()),
             Err(error) => Err(chain_of(&error)),
@@ -185,28 +199,30 @@ impl Inner {
         session: &mut Session,
         begin: Begin,
     ) -> Result<Up> {
-        let keeper = driver.keeper().ok_or_else(|| no_memory(sandbox))?;
+        let powers = pausing(&**driver).ok_or_else(|| no_memory(sandbox))?;
+        let Pausing { memory, disk } = powers;
         let mut machine = self.machine(sandbox)?;
         let mut begin = begin;
         if let How::Furnished = begin.how {
             // It has been nobody's: what the image calls the machine is as good for this one as for any.
             let who = Who { identity: Some(identity(&machine)), machine_id: false, frozen: false };
             let image = self.dirs(&begin.memory);
-            if let Some(template) = begin.memory.first()
-                && let Some((link, guest)) =
-                    self.take_ready(keeper, &machine, sandbox, template).await?
+            if let Some((link, guest)) =
+                self.take_ready(memory, &machine, sandbox, &begin.memory).await?
             {
                 return Ok(Up { link, guest, restored: None });
             }
             // The ids may be others.
             machine = self.machine(sandbox)?;
-            match self.restore_as(driver, keeper, &machine, &image, who).await {
+            match self.restore_as(driver, memory, &machine, &image, who).await {
                 Ok(Awake { link, guest, .. }) => return Ok(Up { link, guest, restored: None }),
                 Err(error) => {
                     tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "could not be started with its image's root; it is mounted");
                     self.start_over(driver, &machine, sandbox).await?;
                     begin = Begin { memory: begin.memory.split_off(1), how: How::Template };
-                    sandbox.open_memory.clone_from(&begin.memory);
+                    if let Some(open) = sandbox.open_session_mut() {
+                        open.memory.clone_from(&begin.memory);
+                    }
                     self.record(sandbox, Durability::Soon).await?;
                 }
             }
@@ -215,13 +231,13 @@ impl Inner {
         let reason = match begin.how {
             How::Memory(snapshot) => {
                 let mut tried =
-                    self.restore(driver, keeper, &machine, &image, &snapshot, sandbox).await;
+                    self.restore(driver, memory, &machine, &image, &snapshot, sandbox).await;
                 if let Err(Error::Guest(error)) = &tried {
                     // A host that is overloaded for a moment is no reason to give memory up.
                     tracing::warn!(sandbox = %sandbox.name, error = chain_of(error), "does not answer; it is restored once more");
                     self.start_over(driver, &machine, sandbox).await?;
                     tried =
-                        self.restore(driver, keeper, &machine, &image, &snapshot, sandbox).await;
+                        self.restore(driver, memory, &machine, &image, &snapshot, sandbox).await;
                 }
                 match tried {
                     Ok(Awake { link, guest, commands }) => {
@@ -235,7 +251,7 @@ impl Inner {
                 }
             }
             How::Template | How::Furnished => match self
-                .begin_from_template(driver, keeper, &machine, &image)
+                .begin_from_template(driver, powers, &machine, &image)
                 .await
             {
                 Ok((link, guest)) => return Ok(Up { link, guest, restored: None }),
@@ -244,14 +260,16 @@ impl Inner {
                 Err(error) => {
                     tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "could not be started from a template; it is booted");
                     self.start_over(driver, &machine, sandbox).await?;
-                    sandbox.open_memory.clear();
+                    if let Some(open) = sandbox.open_session_mut() {
+                        open.memory.clear();
+                    }
                     self.record(sandbox, Durability::Soon).await?;
-                    let (link, guest) = self.boot_machine(driver, keeper, &machine, &[]).await?;
+                    let (link, guest) = self.boot_machine(driver, disk, &machine, &[]).await?;
                     return Ok(Up { link, guest, restored: None });
                 }
             },
             How::Blank => {
-                let (link, guest) = self.boot_machine(driver, keeper, &machine, &[]).await?;
+                let (link, guest) = self.boot_machine(driver, disk, &machine, &[]).await?;
                 return Ok(Up { link, guest, restored: None });
             }
             How::Disks(reason) => reason,
@@ -262,7 +280,7 @@ impl Inner {
         self.keep_session(session).await?;
         failpoint::pass("boot.fallback");
         let image = self.store.check_disks(&begin.memory).await?;
-        let (link, guest) = self.boot_machine(driver, keeper, &machine, &image).await?;
+        let (link, guest) = self.boot_machine(driver, disk, &machine, &image).await?;
         self.commands_lost(&sandbox.id, CommandEnd::Lost).await?;
         Ok(Up { link, guest, restored: None })
     }
@@ -275,8 +293,8 @@ impl Inner {
         sandbox: &Sandbox,
     ) -> Result<()> {
         driver.stop(&machine.key).await?;
-        let drives = sandbox.mounted.iter().map(|mounted| &mounted.layer);
-        for layer in sandbox.open_layer.iter().chain(drives) {
+        let drives = sandbox.mounted().iter().map(|mounted| &mounted.layer);
+        for layer in sandbox.open_layer().into_iter().chain(drives) {
             self.store.clear_disk(layer).await?;
         }
         Ok(())
@@ -285,7 +303,7 @@ impl Inner {
     async fn restore(
         &self,
         driver: &Arc<dyn Driver>,
-        keeper: &dyn Keeper,
+        memory: &dyn KeepsMemory,
         machine: &Machine,
         image: &[PathBuf],
         snapshot: &Snapshot,
@@ -294,21 +312,21 @@ impl Inner {
         let whose = snapshot.identity_of.as_ref().unwrap_or(&snapshot.sandbox);
         let identity = (*whose != sandbox.id).then(|| identity(machine));
         let who = Who { machine_id: identity.is_some(), identity, frozen: true };
-        self.restore_as(driver, keeper, machine, image, who).await
+        self.restore_as(driver, memory, machine, image, who).await
     }
 
     /// Starts a machine from memory in which its root is mounted, and tells it who it is if that is another.
     pub(super) async fn restore_as(
         &self,
         driver: &Arc<dyn Driver>,
-        keeper: &dyn Keeper,
+        memory: &dyn KeepsMemory,
         machine: &Machine,
         image: &[PathBuf],
         Who { identity, machine_id, frozen }: Who,
     ) -> Result<Awake> {
         let renew = || Renew { now: moment(), identity: identity.clone(), machine_id };
         let mut began = Instant::now();
-        let (link, woken) = self.restored(driver, keeper, machine, image, Some(renew())).await?;
+        let (link, woken) = self.restored(driver, memory, machine, image, Some(renew())).await?;
         let Woken { guest, commands } = woken;
         let commands = match commands {
             Some(commands) => commands,
@@ -350,7 +368,7 @@ impl Inner {
     async fn restored(
         &self,
         driver: &Arc<dyn Driver>,
-        keeper: &dyn Keeper,
+        memory: &dyn KeepsMemory,
         machine: &Machine,
         image: &[PathBuf],
         renew: Option<Renew>,
@@ -359,7 +377,7 @@ impl Inner {
         let opening = Opening::new(renew)?;
         let first = opening.bytes();
         let started =
-            self.afresh(driver, machine, || keeper.restore(machine, image, first)).await?;
+            self.afresh(driver, machine, || memory.restore(machine, image, first)).await?;
         failpoint::pass("boot.restored");
         let going = began.elapsed();
         let Restored { link, line } = started;
@@ -381,26 +399,26 @@ impl Inner {
     pub(super) async fn begin_from_template(
         &self,
         driver: &Arc<dyn Driver>,
-        keeper: &dyn Keeper,
+        powers: Pausing<'_>,
         machine: &Machine,
         image: &[PathBuf],
     ) -> Result<(Link, Guest)> {
         let (link, Woken { guest, .. }) =
-            self.restored(driver, keeper, machine, image, None).await?;
-        self.assemble(keeper, machine, &guest).await?;
+            self.restored(driver, powers.memory, machine, image, None).await?;
+        self.assemble(powers.disk, machine, &guest).await?;
         Ok((link, guest))
     }
 
     async fn boot_machine(
         &self,
         driver: &Arc<dyn Driver>,
-        keeper: &dyn Keeper,
+        disk: &dyn OwnDisk,
         machine: &Machine,
         image: &[PathBuf],
     ) -> Result<(Link, Guest)> {
-        let link = self.afresh(driver, machine, || keeper.boot(machine, image)).await?;
+        let link = self.afresh(driver, machine, || disk.boot(machine, image)).await?;
         let guest = reach(&link, BOOT_WITHIN, self.settings.guest).await?;
-        self.assemble(keeper, machine, &guest).await?;
+        self.assemble(disk, machine, &guest).await?;
         Ok((link, guest))
     }
 
@@ -423,8 +441,8 @@ impl Inner {
         }
     }
 
-    async fn assemble(&self, keeper: &dyn Keeper, machine: &Machine, guest: &Guest) -> Result<()> {
-        let assemble = self.assembly(keeper, machine, false).await?;
+    async fn assemble(&self, disk: &dyn OwnDisk, machine: &Machine, guest: &Guest) -> Result<()> {
+        let assemble = self.assembly(disk, machine, false).await?;
         let assembled = tokio::time::timeout(ASSEMBLE_WITHIN, guest.assemble(assemble)).await;
         assembled.map_err(|_| GuestError::Timeout)??;
         failpoint::pass("boot.assembled");
@@ -434,7 +452,7 @@ impl Inner {
     /// What a machine is to be.
     pub(super) async fn assembly(
         &self,
-        keeper: &dyn Keeper,
+        disk: &dyn OwnDisk,
         machine: &Machine,
         rescue: bool,
     ) -> Result<Assemble> {
@@ -445,7 +463,7 @@ impl Inner {
             owner: mount.owner.clone(),
         });
         Ok(Assemble {
-            lower: keeper.lower(&machine.key).await?,
+            lower: disk.lower(&machine.key).await?,
             mounts: mounts.collect(),
             identity: identity(machine),
             now: moment(),

@@ -7,13 +7,14 @@
 //!               └──live──────> commands, files: straight to the agent of a running sandbox
 //! ```
 //!
-//! - [`lifecycle`] decides, purely, what may happen to a sandbox in each phase.
+//! - [`lifecycle`] decides, purely, what may happen to a sandbox in each phase;
+//!   [`Sandbox::transition`] asks it and is the only writer of a phase.
 //! - `slot` gives each sandbox its *turn*: work that changes its phase runs one at a time, in the
 //!   order it was asked for, in a task of its own, so that a caller who goes away ends nothing.
 //! - `sandbox` is what callers ask for. `create`, `boot`, `seal`, `checkpoint`, `branch` (fork and
 //!   rollback) and `erase` are that work. Each records what it is about to do in the
-//!   sandbox's manifest first. A daemon that dies in between finds the debt when it comes back
-//!   (`recover`) and pays it.
+//!   sandbox's manifest first. A daemon that dies in between finds the pending effect when it comes
+//!   back (`recover`) and completes it.
 //! - `drive` are volumes that outlive sandboxes; `attach` is how a session comes to have them and what
 //!   becomes of what it wrote.
 //! - `live` is a running sandbox: its agent, its session, who is using it.
@@ -73,11 +74,11 @@ mod health;
 mod hooks;
 mod journal;
 mod kept;
-pub mod lifecycle;
 mod live;
 mod log;
 mod lost;
 mod machine;
+mod manifests;
 mod network;
 mod once;
 mod pause;
@@ -141,7 +142,7 @@ pub use figures::Figures;
 pub use files::{Files, Upload};
 pub use health::Unwell;
 pub use kept::{CommandRetention, CommandsKept};
-pub use live::Hold;
+pub use live::{Hold, agent_answers};
 pub use lost::Lost;
 pub use network::{ConnectionFilter, Destination, Host};
 pub use ports::{Connected, Whose};
@@ -156,7 +157,7 @@ pub use trash::{InTrash, TrashItem};
 pub use usage::{HostSpace, SpaceReport};
 pub use why::Why;
 
-pub use crate::model::{Method, OnDelete};
+pub use crate::model::{Method, OnDelete, lifecycle};
 
 /// What the engine is made of.
 #[derive(Debug)]
@@ -323,7 +324,7 @@ pub(crate) struct Inner {
     asleep: carry::Asleep,
     /// One at a time makes the template of a kind of machine; the others wait for it.
     templates: template::Templates,
-    ready: ready::Ready,
+    ready: Arc<ready::Ready>,
     /// How many boot at one time that nobody may be waiting for: after a power cut it could be all there are.
     boots: tokio::sync::Semaphore,
     /// Memory is merged for one snapshot at a time.
@@ -351,6 +352,7 @@ impl Engine {
         let drivers = drivers.into_iter().map(|driver| (driver.name(), driver)).collect();
         let events = events::EventFeed::start(store.data_dir().join("events")).await;
         let uids = uids::Uids::new(store.data_dir(), settings.uid_base, settings.uid_ranges);
+        let ready = ready::pool(settings.ready);
         let inner = Arc::new(Inner {
             store,
             images,
@@ -389,7 +391,7 @@ impl Engine {
             unsynced_tombstones: AtomicBool::default(),
             asleep: carry::Asleep::default(),
             templates: template::Templates::default(),
-            ready: ready::Ready::default(),
+            ready,
             merges: tokio::sync::Semaphore::new(1),
             boots: tokio::sync::Semaphore::new(
                 std::thread::available_parallelism().map_or(2, std::num::NonZero::get),

@@ -13,7 +13,7 @@
 //! this daemon or by the next. After it the machine is only in the way.
 //!
 //! *What a capture took of the disk stays taken*, also when its pages were refused for a secret, or a daemon died over
-//! it. So the layer's id is on record (`Sandbox::captured`) before the capture begins, and of one that came to nothing the disk
+//! it. So the layer's id is on record (`OpenSession::captured`) before the capture begins, and of one that came to nothing the disk
 //! alone is sealed and stays part of the chain.
 //!
 //! Drives are part of no memory image: a sandbox that has some is not captured.
@@ -22,20 +22,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::boot::{chain_of, image_layers};
-use super::lifecycle::{self, Command as Asked, Phase, Report};
+use super::lifecycle::{self, Command as Asked};
 use super::live::Live;
-use super::machine::no_memory;
+use super::machine::{Pausing, no_memory, pausing};
 use super::sandbox::expect_generation;
 use super::seal::Wanted;
 use super::slot::{Slot, lock};
 use super::standstill::Held;
 use super::{Engine, Error, Inner, Paused, Result};
 use crate::db::Unless;
-use crate::driver::{Captured, Keeper, Then};
+use crate::driver::{Captured, Then};
 use crate::failpoint;
 use crate::model::{
-    Command, Ending, Finding, MemoryId, Name, OnIdle, Sandbox, SessionEnd, Snapshot, SnapshotId,
-    SnapshotKind, now,
+    Change, Command, Ending, Finding, MemoryId, Name, OnIdle, Sandbox, SessionEnd, Snapshot,
+    SnapshotId, SnapshotKind, now,
 };
 use crate::store::{Durability, NewMemory};
 
@@ -53,6 +53,8 @@ const GATE_WITHIN: Duration = Duration::from_millis(200);
 struct Taken {
     id: MemoryId,
     captured: Captured,
+    /// The file in it that is the machine's disk.
+    disk: &'static str,
     /// What was alive in it.
     commands: Vec<Command>,
 }
@@ -60,7 +62,7 @@ struct Taken {
 impl Taken {
     fn layer(&self) -> NewMemory {
         let Captured { fingerprint, ram, roots, .. } = self.captured.clone();
-        NewMemory { fingerprint, ram, roots }
+        NewMemory { fingerprint, ram, roots, disk: Some(self.disk.to_owned()) }
     }
 }
 
@@ -78,14 +80,14 @@ impl Engine {
         let work = self.inner.turn(id.clone(), move |inner, slot| async move {
             let mut sandbox = inner.reread(&slot, &id, &name).await?;
             expect_generation(&sandbox, expect)?;
-            if inner.driver(&sandbox.config.driver)?.keeper().is_none() {
+            if pausing(&*inner.driver(&sandbox.config.driver)?).is_none() {
                 return Err(no_memory(&sandbox));
             }
             let refused = |refused| match refused {
                 lifecycle::Refused::Gone => Error::Gone(name.clone()),
                 _ => Error::NotRunning(name.clone()),
             };
-            let (_, effect) = lifecycle::command(sandbox.phase, Asked::Pause).map_err(refused)?;
+            let (_, effect) = lifecycle::command(sandbox.phase(), Asked::Pause).map_err(refused)?;
             let snapshot = match effect {
                 Some(_) => {
                     let snapshot = inner.put_away(&slot, &mut sandbox, SessionEnd::Paused).await?;
@@ -107,9 +109,9 @@ impl Inner {
     pub(super) fn on_idle(&self, sandbox: &Sandbox) -> OnIdle {
         let keeps = || {
             let driver = self.driver(&sandbox.config.driver);
-            let keeps = driver.is_ok_and(|driver| driver.keeper().is_some());
-            let deep = sandbox.captured.len() + sandbox.open_memory.len() >= DEEPEST_PAUSED;
-            keeps && !deep && sandbox.config.persistent && sandbox.mounted.is_empty()
+            let keeps = driver.is_ok_and(|driver| pausing(&*driver).is_some());
+            let deep = sandbox.captured().len() + sandbox.open_memory().len() >= DEEPEST_PAUSED;
+            keeps && !deep && sandbox.config.persistent && sandbox.mounted().is_empty()
         };
         let best = || if keeps() { OnIdle::Pause } else { OnIdle::Stop };
         sandbox.config.on_idle.unwrap_or_else(best)
@@ -125,7 +127,7 @@ impl Inner {
         let live = slot.live().ok_or_else(|| Error::NotRunning(sandbox.name.clone()))?;
         let driver = Arc::clone(&live.driver);
         let failures = self.store.sync_failures();
-        let keeper = self.can_capture(&live, sandbox, DEEPEST_PAUSED).await?;
+        let powers = self.can_capture(&live, sandbox, DEEPEST_PAUSED).await?;
         *sandbox = (*live.sandbox()).clone();
         let before = self.validate_before_stop(&live).await;
         sandbox.validated = before.validated.or(sandbox.validated.take());
@@ -136,7 +138,7 @@ impl Inner {
         }
         let still = live.still.write().await;
         let held = Held::new(self, &live);
-        let taken = match self.take(&live, keeper, sandbox, Then::Hold).await {
+        let taken = match self.take(&live, powers, sandbox, Then::Hold).await {
             Ok(taken) => taken,
             Err(error) => {
                 held.release().await;
@@ -164,7 +166,7 @@ impl Inner {
         session.close(sandbox.used_at, end);
         match driver.stop(&live.key).await {
             Ok(usage) => {
-                self.give_uids(before.uids);
+                self.give_uids(before.uids());
                 self.note_usage(Some(&mut session), usage).await;
             }
             // What it holds is in nobody's way but the host's: the next start ends it first, and so does the next daemon.
@@ -194,15 +196,7 @@ impl Inner {
         let snapshot = self.memory_snapshot(live, sandbox, &taken, SnapshotKind::Pause, wanted);
         self.store.check_disks(&snapshot.memory).await?;
         let mut after = sandbox.clone();
-        let (phase, _) = lifecycle::report(Phase::Running, Report::Captured);
-        after.enter(phase);
-        after.debt = None;
-        after.ending = Some(Ending::by_itself(SnapshotKind::Pause, end));
-        after.open_layer = None;
-        after.open_chain.clear();
-        after.open_memory.clear();
-        after.captured.clear();
-        after.uids = None;
+        after.transition(Change::Captured(Ending::by_itself(SnapshotKind::Pause, end)))?;
         after.used_at = now();
         let mut session = live.session();
         if let Ok(usage) = live.driver.usage(&live.key).await {
@@ -233,7 +227,7 @@ impl Inner {
         live.close_paused();
         live.set_sandbox(after.clone());
         slot.set_live(None);
-        let (inner, open) = (Arc::clone(self), before.open_layer.clone());
+        let (inner, open) = (Arc::clone(self), before.open_layer().cloned());
         let (driver, key) = (Arc::clone(&live.driver), live.key.clone());
         tokio::spawn(async move {
             // Its disk is in the image; what is left of it goes when nothing has it open.
@@ -253,12 +247,12 @@ impl Inner {
         wanted: Wanted,
     ) -> Result<Snapshot> {
         let failures = self.store.sync_failures();
-        let keeper = self.can_capture(live, sandbox, DEEPEST_DISKS).await?;
+        let powers = self.can_capture(live, sandbox, DEEPEST_DISKS).await?;
         let taken = {
             // One that is being started meanwhile would be in memory and on no record.
             let _gate = tokio::time::timeout(GATE_WITHIN, live.gate.write()).await.ok();
             let _still = live.still.write().await;
-            self.take(live, keeper, sandbox, Then::Continue).await?
+            self.take(live, powers, sandbox, Then::Continue).await?
         };
         let findings = self.keep(live, sandbox, &taken).await?;
         self.refuse_capture_in_doubt(sandbox, failures).await?;
@@ -276,34 +270,37 @@ impl Inner {
         live: &'a Live,
         sandbox: &Sandbox,
         deepest: usize,
-    ) -> Result<&'a dyn Keeper> {
-        let keeper = live.driver.keeper().ok_or_else(|| no_memory(sandbox))?;
-        if !sandbox.mounted.is_empty() {
+    ) -> Result<Pausing<'a>> {
+        let powers = pausing(&*live.driver).ok_or_else(|| no_memory(sandbox))?;
+        if !sandbox.mounted().is_empty() {
             return Err(Error::HasDrives(sandbox.name.clone()));
         }
-        if sandbox.captured.len() + sandbox.open_memory.len() >= deepest {
+        if sandbox.captured().len() + sandbox.open_memory().len() >= deepest {
             return Err(Error::MemoryTooDeep(sandbox.name.clone()));
         }
         self.refuse_doubt(sandbox, true, false).await?;
         self.store.check_room(1).await?;
-        Ok(keeper)
+        Ok(powers)
     }
 
     /// Captures a machine. Whatever becomes of that, it is on record what was taken of its disk.
     async fn take(
         &self,
         live: &Arc<Live>,
-        keeper: &dyn Keeper,
+        powers: Pausing<'_>,
         sandbox: &mut Sandbox,
         then: Then,
     ) -> Result<Taken> {
-        self.see_to_captures(live, keeper, sandbox).await?;
+        self.see_to_captures(live, powers, sandbox).await?;
         let (id, dir) = self.store.begin_memory().await?;
-        let below: Vec<_> = sandbox.captured.iter().chain(&sandbox.open_memory).cloned().collect();
+        let below: Vec<_> =
+            sandbox.captured().iter().chain(sandbox.open_memory()).cloned().collect();
         let below = self.dirs(&below);
-        sandbox.captured.insert(0, id.clone());
+        if let Some(open) = sandbox.open_session_mut() {
+            open.captured.insert(0, id.clone());
+        }
         if let Err(error) = self.record(sandbox, Durability::Soon).await {
-            sandbox.captured.remove(0);
+            sandbox.forget_capture(&id);
             self.store.discard_memory(&id).await?;
             return Err(error);
         }
@@ -311,7 +308,7 @@ impl Inner {
         failpoint::pass("capture.recorded");
         let frozen = self.freeze(live, sandbox).await;
         let commands = live.running();
-        let outcome = keeper.capture(&live.key, &dir, &below, then).await;
+        let outcome = powers.memory.capture(&live.key, &dir, &below, then).await;
         failpoint::pass("capture.taken");
         if frozen && (then == Then::Continue || outcome.is_err()) {
             self.thaw(live).await;
@@ -319,11 +316,11 @@ impl Inner {
         match outcome {
             Ok(captured) => {
                 tracing::debug!(sandbox = %sandbox.name, pages = captured.pages, stood = ?captured.stood, "captured");
-                Ok(Taken { id, captured, commands })
+                Ok(Taken { id, captured, disk: powers.disk.disk_file(), commands })
             }
             Err(error) => {
                 // All or nothing: nothing was taken.
-                sandbox.captured.retain(|taken| *taken != id);
+                sandbox.forget_capture(&id);
                 live.set_sandbox(sandbox.clone());
                 self.store.discard_memory(&id).await?;
                 self.record(sandbox, Durability::Soon).await?;
@@ -354,8 +351,8 @@ impl Inner {
 
     /// Lets a machine go on that was held.
     pub(super) async fn let_go_on(&self, live: &Live) {
-        if let Some(keeper) = live.driver.keeper()
-            && let Err(error) = keeper.go_on(&live.key).await
+        if let Some(memory) = live.driver.memory()
+            && let Err(error) = memory.go_on(&live.key).await
         {
             tracing::error!(machine = %live.key, error = chain_of(&error), "a machine that was held does not go on");
         }
@@ -390,7 +387,7 @@ impl Inner {
         layer: NewMemory,
     ) -> Result<()> {
         if !self.store.seal_disk_alone(id, layer).await? {
-            sandbox.captured.retain(|taken| taken != id);
+            sandbox.forget_capture(id);
             self.record(sandbox, Durability::Soon).await?;
         }
         Ok(())
@@ -400,11 +397,11 @@ impl Inner {
     async fn see_to_captures(
         &self,
         live: &Live,
-        keeper: &dyn Keeper,
+        powers: Pausing<'_>,
         sandbox: &mut Sandbox,
     ) -> Result<()> {
-        if self.store.check_disks(&sandbox.captured).await.is_err() {
-            self.finish_captures(keeper, sandbox).await?;
+        if self.store.check_disks(sandbox.captured()).await.is_err() {
+            self.finish_captures(powers, sandbox).await?;
             live.set_sandbox(sandbox.clone());
         }
         Ok(())
@@ -413,11 +410,11 @@ impl Inner {
     /// Sees to a capture that a daemon died over, of a machine that is alive and goes on.
     pub(super) async fn finish_captures(
         &self,
-        keeper: &dyn Keeper,
+        powers: Pausing<'_>,
         sandbox: &mut Sandbox,
     ) -> Result<()> {
         let machine = self.machine(sandbox)?;
-        for id in sandbox.captured.clone() {
+        for id in sandbox.captured().to_vec() {
             let snapshot = SnapshotId::of_memory(&id);
             let written = self.db.snapshot(&snapshot).await?;
             if written.is_some_and(|written| written.generation > sandbox.generation) {
@@ -425,9 +422,10 @@ impl Inner {
                 self.bury_snapshot(&snapshot, Unless::Held, Durability::Soon).await?;
             }
             if self.store.check_disks(std::slice::from_ref(&id)).await.is_err() {
-                let fingerprint = keeper.fingerprint(&machine).await?;
+                let fingerprint = powers.memory.fingerprint(&machine).await?;
                 let ram = fingerprint.memory;
-                let layer = NewMemory { fingerprint, ram, roots: Vec::new() };
+                let disk = Some(powers.disk.disk_file().to_owned());
+                let layer = NewMemory { fingerprint, ram, roots: Vec::new(), disk };
                 self.keep_disk_alone(sandbox, &id, layer).await?;
             }
         }
@@ -443,11 +441,21 @@ impl Inner {
         wanted: Wanted,
     ) -> Snapshot {
         let id = SnapshotId::of_memory(&taken.id);
-        let mut snapshot = self.new_snapshot(sandbox, id, sandbox.open_chain.clone(), kind, wanted);
-        snapshot.memory = sandbox.captured.iter().chain(&sandbox.open_memory).cloned().collect();
+        let layers = sandbox.open_chain().to_vec();
+        let mut snapshot = self.new_snapshot(sandbox, id, layers, kind, wanted);
+        snapshot.memory = sandbox.captured().iter().chain(sandbox.open_memory()).cloned().collect();
         snapshot.commands.clone_from(&taken.commands);
         snapshot.image = Some(image_layers(sandbox));
         snapshot.secrets = live.session().secrets;
         snapshot
+    }
+}
+
+impl Sandbox {
+    /// Nothing was taken of the disk after all.
+    fn forget_capture(&mut self, id: &MemoryId) {
+        if let Some(open) = self.open_session_mut() {
+            open.captured.retain(|taken| taken != id);
+        }
     }
 }

@@ -76,7 +76,7 @@ impl Engine {
             Whose::Id(id) => self.inner.db.sandbox_by_id(id).await?,
             Whose::Name { project, sandbox } => self.inner.db.sandbox(project, sandbox).await?,
         };
-        Ok(found.filter(|sandbox| sandbox.phase != Phase::Deleted).and_then(|sandbox| {
+        Ok(found.filter(|sandbox| sandbox.phase() != Phase::Deleted).and_then(|sandbox| {
             let port = sandbox.config.ports.iter().find(|there| there.number == port).copied();
             port.map(|port| (sandbox, port))
         }))

@@ -2,32 +2,30 @@
 //!
 //! A machine that was just restored does everything for the first time, and where it is emulated the first time takes many times as long as
 //! the next. So after a create from a template with an image's root another machine is started from it, is told who it is, runs one
-//! command, and then stands still. The next create from that template takes it over ([`Keeper::pass_on`]) and tells it who it is
+//! command, and then stands still. The next create from that template takes it over ([`KeepsMemory::adopt`]) and tells it who it is
 //! really. It uses no processor meanwhile, holds some 50 MB, and has been nobody's: no secret, no file, no network.
 //!
-//! There are as many for a template as the settings say, for the four templates that were used last, made one at a time when
-//! no machine is being started. One that nobody took for a while is ended, and all of them when the engine shuts down; what a daemon
-//! leaves that was killed is ended by the next. A create that cannot take one over starts as if there had been none.
+//! They are in a [`WarmPool`], as many for a template as the settings say. All of them are ended when the engine shuts down; what a
+//! daemon leaves that was killed is ended by the next. A create that cannot take one over starts as if there had been none.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use sandkeep_proto::link::{Renew, Spawn};
-use tokio::sync::watch;
 
 use super::boot::{chain_of, limits};
 use super::machine::{Who, identity, moment};
-use super::slot::lock;
 use super::{Error, Inner, Result};
-use crate::driver::{Driver, Keeper, Link, Machine, READY};
+use crate::driver::{Driver, KeepsMemory, Link, Machine, READY};
 use crate::failpoint;
 use crate::guest::{Guest, GuestError, OutputEvent};
 use crate::model::{LayerId, Limits, MachineKey, MemoryId, RootFs, Sandbox};
 use crate::store::Durability;
+use crate::warm_pool::{Maker, PoolLimits, WarmPool};
 
 /// How long after the last start they are made: whoever started a machine wants to use it first.
 const AFTER: Duration = Duration::from_millis(500);
@@ -41,138 +39,74 @@ const TAKEN_WITHIN: Duration = Duration::from_secs(5);
 const TRIED_WITHIN: Duration = Duration::from_secs(20);
 
 /// Those of an engine.
-#[derive(Debug, Default)]
-pub(super) struct Ready {
-    /// In the order in which they were made.
-    waiting: Mutex<Vec<Waiting>>,
-    /// Which are being made, or about to be.
-    coming: Mutex<Vec<Kind>>,
-    /// Held while one is being made.
-    making: tokio::sync::Mutex<()>,
-    starting: AtomicUsize,
-    last_start: Mutex<Option<Instant>>,
+pub(super) type Ready = WarmPool<Kind, Waiting>;
+
+/// So many for each template.
+pub(super) fn pool(most: usize) -> Arc<Ready> {
+    WarmPool::new(PoolLimits { per_kind: most, kinds: KINDS, quiet: AFTER, idle: AT_MOST })
 }
 
-/// Which sandboxes a machine could be for. A control group's limits are not all part of what a template was made with.
+/// Which sandboxes a machine could be for, and what it is made from. A control group's limits are not all part of what a template
+/// was made with.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Kind {
-    template: MemoryId,
+pub(super) struct Kind {
     limits: Limits,
+    /// The template, topmost first.
+    memory: Vec<MemoryId>,
+    driver: String,
+    layers: Vec<LayerId>,
+}
+
+impl Kind {
+    fn of(sandbox: &Sandbox, memory: &[MemoryId]) -> Self {
+        Self {
+            limits: limits(sandbox),
+            memory: memory.to_vec(),
+            driver: sandbox.config.driver.clone(),
+            layers: sandbox.image_layers.clone(),
+        }
+    }
 }
 
 /// A machine that is nobody's.
 #[derive(Debug)]
-struct Waiting {
-    kind: Kind,
-    driver: String,
+pub(super) struct Waiting {
+    driver: Arc<dyn Driver>,
     machine: Machine,
     guest: Guest,
-    made: Instant,
-}
-
-/// What the next one is made from.
-#[derive(Debug, Clone)]
-struct Model {
-    kind: Kind,
-    memory: Vec<MemoryId>,
-    driver: String,
-    root: RootFs,
-}
-
-impl Ready {
-    /// To be held while a machine is started.
-    pub(super) fn starting(&self) -> impl Drop {
-        self.starting.fetch_add(1, Ordering::Relaxed);
-        UnderWay(self)
-    }
-
-    /// Whether somebody waits for a machine, or has just got one.
-    fn is_busy(&self) -> bool {
-        self.starting.load(Ordering::Relaxed) > 0
-            || lock(&self.last_start).is_some_and(|at| at.elapsed() < AFTER)
-    }
-
-    fn take(&self, kind: &Kind) -> Option<Waiting> {
-        let mut waiting = lock(&self.waiting);
-        let place = waiting.iter().position(|one| one.kind == *kind)?;
-        Some(waiting.remove(place))
-    }
-
-    /// Whether another should be made; if so it counts as coming.
-    fn wants(&self, kind: &Kind, most: usize) -> bool {
-        let mut coming = lock(&self.coming);
-        let there = lock(&self.waiting).iter().filter(|one| one.kind == *kind).count();
-        let under_way = coming.iter().filter(|one| *one == kind).count();
-        let wanted = there + under_way < most;
-        if wanted {
-            coming.push(kind.clone());
-        }
-        wanted
-    }
-
-    fn came(&self, kind: &Kind) {
-        let mut coming = lock(&self.coming);
-        if let Some(place) = coming.iter().position(|one| one == kind) {
-            coming.remove(place);
-        }
-    }
-
-    /// Takes away those that are too old, and those of other kinds than the `kinds` that were made last.
-    fn surplus(&self, age: Duration, kinds: usize) -> Vec<Waiting> {
-        let mut waiting = lock(&self.waiting);
-        let mut last: Vec<Kind> = Vec::new();
-        for one in waiting.iter().rev() {
-            if last.len() < kinds && !last.contains(&one.kind) {
-                last.push(one.kind.clone());
-            }
-        }
-        waiting
-            .extract_if(.., |one| one.made.elapsed() >= age || !last.contains(&one.kind))
-            .collect()
-    }
-}
-
-struct UnderWay<'a>(&'a Ready);
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        *lock(&self.0.last_start) = Some(Instant::now());
-        self.0.starting.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 impl Inner {
     /// How many machines wait for a sandbox.
     pub(super) fn ready_machines(&self) -> usize {
-        lock(&self.ready.waiting).len()
+        self.ready.waiting()
     }
 
     /// Makes a machine the sandbox's that waits for one, if there is one with this template and its limits. What only that one failed at is no
     /// error: then nothing is left of it. The sandbox may have other ids than before.
     pub(super) async fn take_ready(
         &self,
-        keeper: &dyn Keeper,
+        memory: &dyn KeepsMemory,
         machine: &Machine,
         sandbox: &mut Sandbox,
-        template: &MemoryId,
+        template: &[MemoryId],
     ) -> Result<Option<(Link, Guest)>> {
-        let kind = Kind { template: template.clone(), limits: machine.limits };
-        let Some(waiting) = self.ready.take(&kind) else { return Ok(None) };
-        let driver = self.driver(&waiting.driver)?;
+        let Some(waiting) = self.ready.take(&Kind::of(sandbox, template)) else { return Ok(None) };
+        let driver = Arc::clone(&waiting.driver);
         if waiting.guest.is_lost() {
             self.end_ready(&driver, waiting.machine).await;
             return Ok(None);
         }
         // Its ids become the sandbox's, on record before it does: a daemon that finds the two must not take either for free.
-        let before = sandbox.uids.replace(waiting.machine.uids);
+        let before = sandbox.replace_uids(Some(waiting.machine.uids));
         if let Err(error) = self.record(sandbox, Durability::Soon).await {
-            sandbox.uids = before;
+            sandbox.replace_uids(before);
             self.end_ready(&driver, waiting.machine).await;
             return Err(error);
         }
         self.give_uids(before);
         let began = Instant::now();
-        let taken = self.make_it(&waiting, keeper, machine);
+        let taken = self.make_it(&waiting, memory, machine);
         let taken = tokio::time::timeout(TAKEN_WITHIN, taken).await;
         match taken.unwrap_or(Err(Error::Guest(GuestError::Timeout))) {
             Ok(link) => {
@@ -197,18 +131,18 @@ impl Inner {
     async fn make_it(
         &self,
         waiting: &Waiting,
-        keeper: &dyn Keeper,
+        memory: &dyn KeepsMemory,
         machine: &Machine,
     ) -> Result<Link> {
         let began = Instant::now();
         let renew = Renew { now: moment(), identity: Some(identity(machine)), machine_id: false };
         let mut told = pin!(waiting.guest.renew(renew));
-        let mut passed = pin!(keeper.pass_on(&waiting.machine.key, machine));
+        let mut adopted = pin!(memory.adopt(&waiting.machine.key, machine));
         // It is told before it goes on, most likely, and finds that with the first look. If it does not go on, nobody waits for an answer.
         let (early, link) = tokio::select! {
             biased;
-            early = &mut told => (Some(early), passed.await?),
-            link = &mut passed => (None, link?),
+            early = &mut told => (Some(early), adopted.await?),
+            link = &mut adopted => (None, link?),
         };
         match early {
             Some(early) => early?,
@@ -232,89 +166,50 @@ impl Inner {
 
     /// Sees to it that the next create finds a machine that waits, when there is nothing better to do.
     pub(super) fn restock(self: &Arc<Self>, sandbox: &Sandbox, memory: &[MemoryId]) {
-        let Some(template) = memory.first().cloned() else { return };
-        if self.templates.has_failed(template.as_str()) {
-            return;
-        }
-        let layers = &sandbox.image_layers;
-        let model = Model {
-            kind: Kind { template, limits: limits(sandbox) },
-            memory: memory.to_vec(),
-            driver: sandbox.config.driver.clone(),
-            root: RootFs { image: layers.len(), ..self.store.root(&LayerId::fresh(), layers) },
-        };
-        while self.ready.wants(&model.kind, self.settings.ready) {
-            tokio::spawn(stock_when_quiet(
-                Arc::downgrade(self),
-                model.clone(),
-                self.shutdown.subscribe(),
-            ));
+        if !memory.iter().take(1).any(|template| self.templates.has_failed(template.as_str())) {
+            self.ready.restock(self, &Kind::of(sandbox, memory));
         }
     }
 
     /// Ends all of them. None is made after that.
     pub(super) async fn end_ready_machines(&self) {
-        // One that is being made is waited for: it would be left behind.
-        let _one = self.ready.making.lock().await;
-        self.end_surplus(Duration::ZERO, 0).await;
-    }
-
-    async fn end_surplus(&self, age: Duration, kinds: usize) {
-        for Waiting { driver, machine, .. } in self.ready.surplus(age, kinds) {
-            match self.driver(&driver) {
-                Ok(driver) => self.end_ready(&driver, machine).await,
-                Err(error) => tracing::warn!(error = chain_of(&error), "a machine is left"),
-            }
+        for waiting in self.ready.close().await {
+            self.end_ready(&waiting.driver, waiting.machine).await;
         }
     }
 
-    /// Makes one and puts it where it is found.
-    async fn stock(&self, Model { kind, memory, driver, root }: Model) {
-        let made = async {
-            let driver = self.driver(&driver)?;
-            let machine = self.nobodys(&fresh_key()?, root, kind.limits).await?;
-            let mut over = self.shutdown.subscribe();
-            let made = tokio::select! {
-                made = self.make_ready(&driver, &machine, &memory) => made.map(Some),
-                // What was begun is ended below, when it has come so far.
-                _ = over.wait_for(|over| *over) => Ok(None),
-            };
-            if let Ok(Some(guest)) = made {
-                return Ok(Some((machine, guest)));
-            }
-            self.end_ready(&driver, machine).await;
-            made.map(|_| None)
+    /// Makes one, unless the engine shuts down meanwhile.
+    async fn stock(&self, kind: &Kind) -> Result<Option<Waiting>> {
+        let Kind { limits, memory, driver, layers } = kind;
+        let driver = self.driver(driver)?;
+        let root = RootFs { image: layers.len(), ..self.store.root(&LayerId::fresh(), layers) };
+        let machine = self.nobodys(&fresh_key()?, root, *limits).await?;
+        let mut over = self.shutdown.subscribe();
+        let made = tokio::select! {
+            made = self.make_ready(&driver, &machine, memory) => made.map(Some),
+            // What was begun is ended below, when it has come so far.
+            _ = over.wait_for(|over| *over) => Ok(None),
         };
-        match made.await {
-            Ok(Some((machine, guest))) => {
-                let one = Waiting { kind, driver, machine, guest, made: Instant::now() };
-                lock(&self.ready.waiting).push(one);
-            }
-            Ok(None) => {}
-            Err::<_, Error>(error) => {
-                // Not at every create: an image whose `true` never ends would keep the host busy.
-                self.templates.failed(kind.template.as_str().to_owned());
-                tracing::warn!(
-                    error = chain_of(&error),
-                    "no machine can be kept ready for the next sandbox"
-                );
-            }
+        if let Ok(Some(guest)) = made {
+            return Ok(Some(Waiting { driver, machine, guest }));
         }
+        self.end_ready(&driver, machine).await;
+        made.map(|_| None)
     }
 
     async fn make_ready(
         &self,
         driver: &Arc<dyn Driver>,
         machine: &Machine,
-        memory: &[MemoryId],
+        image: &[MemoryId],
     ) -> Result<Guest> {
         let missing = || Error::invalid("driver", "it keeps no memory");
-        let keeper = driver.keeper().ok_or_else(missing)?;
+        let memory = driver.memory().ok_or_else(missing)?;
         let who = Who { identity: Some(identity(machine)), machine_id: false, frozen: false };
-        let up = self.restore_as(driver, keeper, machine, &self.dirs(memory), who).await?;
+        let up = self.restore_as(driver, memory, machine, &self.dirs(image), who).await?;
         let tried = tokio::time::timeout(TRIED_WITHIN, try_out(&up.guest)).await;
         tried.map_err(|_| GuestError::Timeout)??;
-        keeper.hold(&machine.key).await?;
+        memory.hold(&machine.key).await?;
         Ok(up.guest)
     }
 
@@ -374,33 +269,27 @@ impl Inner {
     }
 }
 
-/// Makes one when nobody waits for a machine, and ends it again if nobody comes for it.
-async fn stock_when_quiet(inner: Weak<Inner>, model: Model, mut over: watch::Receiver<bool>) {
-    loop {
-        tokio::select! {
-            () = tokio::time::sleep(AFTER / 2) => {}
-            _ = over.wait_for(|over| *over) => return,
+#[async_trait]
+impl Maker<Kind, Waiting> for Inner {
+    async fn make(self: Arc<Self>, kind: Kind) -> Option<Waiting> {
+        if *self.shutdown.borrow() {
+            return None;
         }
-        let Some(inner) = inner.upgrade() else { return };
-        let _one = inner.ready.making.lock().await;
-        if *over.borrow() {
-            return;
-        }
-        if inner.ready.is_busy() {
-            continue;
-        }
-        let kind = model.kind.clone();
-        inner.stock(model).await;
-        inner.ready.came(&kind);
-        inner.end_surplus(AT_MOST, KINDS).await;
-        break;
+        self.stock(&kind).await.unwrap_or_else(|error| {
+            // Not at every create: an image whose `true` never ends would keep the host busy.
+            if let Some(template) = kind.memory.first() {
+                self.templates.failed(template.as_str().to_owned());
+            }
+            tracing::warn!(
+                error = chain_of(&error),
+                "no machine can be kept ready for the next sandbox"
+            );
+            None
+        })
     }
-    tokio::select! {
-        () = tokio::time::sleep(AT_MOST) => {}
-        _ = over.wait_for(|over| *over) => return,
-    }
-    if let Some(inner) = inner.upgrade() {
-        inner.end_surplus(AT_MOST, KINDS).await;
+
+    async fn discard(self: Arc<Self>, waiting: Waiting) {
+        self.end_ready(&waiting.driver, waiting.machine).await;
     }
 }
 

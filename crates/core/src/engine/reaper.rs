@@ -152,8 +152,8 @@ impl Inner {
                 let Some(sandbox) = inner.db.sandbox_by_id(&sandbox.id).await? else { return Ok(()) };
                 // What a broken session left is never thrown away for being old.
                 let expired = time.is_some_and(|time| sandbox.expires_at() <= time)
-                    && sandbox.open_layer.is_none();
-                let deleted = sandbox.phase == Phase::Deleted;
+                    && sandbox.open_layer().is_none();
+                let deleted = sandbox.phase() == Phase::Deleted;
                 if slot.live().is_none() && (expired || deleted) {
                     if deleted {
                         tracing::info!(sandbox = %sandbox.name, "was deleted before, and not to the end");

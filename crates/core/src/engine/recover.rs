@@ -44,6 +44,7 @@ use super::boot::chain_of;
 use super::damage::DamageKind;
 use super::lifecycle::Phase;
 use super::live::{Live, reach};
+use super::machine::pausing;
 use super::slot::Recovering;
 use super::template::TEMPLATE;
 use super::{Delete, Error, Inner, Result};
@@ -51,8 +52,8 @@ use crate::db::{Filter, Owner, Page, Tombstones};
 use crate::driver::{Driver, Link, READY};
 use crate::guest::Guest;
 use crate::model::{
-    CommandEnd, CommandState, Drive, Ending, Image, Layer, MachineKey, MemoryLayer, Name, Project,
-    Sandbox, SandboxId, Secret, SessionEnd, Snapshot, SnapshotKind, Template, Timestamp,
+    Change, CommandEnd, CommandState, Drive, Ending, Image, Layer, MachineKey, MemoryLayer, Name,
+    Project, Sandbox, SandboxId, SandboxState, Secret, Snapshot, Template, Timestamp,
 };
 use crate::store::{Damaged, Durability};
 
@@ -82,9 +83,11 @@ impl Inner {
         let mut found = Vec::with_capacity(sandboxes.len());
         for sandbox in sandboxes {
             let link = alive.remove(&sandbox.id);
-            if link.is_none() && matches!(sandbox.phase, Phase::Running | Phase::Starting) {
+            if link.is_none() && matches!(sandbox.phase(), Phase::Running | Phase::Starting) {
                 // In the index alone: what is on disk says what is to be done.
-                let shown = Sandbox { phase: Phase::Stopping, ..sandbox.clone() };
+                let mut shown = sandbox.clone();
+                shown.transition(Change::End(Ending::broken()))?;
+                shown.phase_at = sandbox.phase_at;
                 self.db.put_sandbox(&shown).await?;
             }
             let recovering = self.slot(&sandbox.id).recover().await;
@@ -221,7 +224,7 @@ impl Inner {
             if !known.contains(&stale.id) {
                 let place = format!("sandboxes/{}/sandbox.json", stale.id);
                 // One that never ran has nothing that could be lost, and may never have been on disk.
-                let ran = stale.phase != Phase::Deleted && stale.session.is_some();
+                let ran = stale.phase() != Phase::Deleted && stale.session.is_some();
                 let trashed = listing.trashed.contains(stale.id.as_str());
                 if ran && !trashed && !listing.manifests.contains(&place) {
                     self.remember_missing(place, &stale).await;
@@ -242,10 +245,10 @@ impl Inner {
                 );
                 continue;
             }
-            if fresh || !matches!(sandbox.phase, Phase::Stopped) {
+            if fresh || !matches!(sandbox.phase(), Phase::Stopped) {
                 self.reindex_history(&sandbox.id).await?;
             }
-            if sandbox.phase == Phase::Deleted {
+            if sandbox.phase() == Phase::Deleted {
                 // What is about to be in the trash.
                 let kept = self.store.kept_for_trash(&sandbox.id).await?;
                 self.hold_trashed(&sandbox, &kept);
@@ -359,8 +362,8 @@ impl Inner {
             sandbox.lose_ground();
             self.record(&mut sandbox, Durability::Synced).await?;
         }
-        match (sandbox.phase, link) {
-            (Phase::Running, Some(link)) if sandbox.unsealed.is_none() => {
+        match (sandbox.state(), link) {
+            (SandboxState::Running(open), Some(link)) if open.unsealed.is_none() => {
                 match self.adopt_machine(&mut sandbox, link).await {
                     Ok(live) => {
                         recovering.slot.set_live(Some(Arc::clone(&live)));
@@ -375,18 +378,20 @@ impl Inner {
                 }
                 self.bring_to_rest(recovering, sandbox, Ending::broken(), heavy).await?;
             }
-            (Phase::Stopping, _) => {
-                let stop = || Ending::by_itself(SnapshotKind::Stop, SessionEnd::Stopped);
-                let ending = sandbox.ending.unwrap_or_else(stop);
+            (SandboxState::Stopping { ending, .. }, _) => {
+                let ending = *ending;
                 self.bring_to_rest(recovering, sandbox, ending, heavy).await?;
             }
-            (Phase::Running | Phase::Starting, _) => {
+            (SandboxState::Running(_) | SandboxState::Starting(_), _) => {
                 self.bring_to_rest(recovering, sandbox, Ending::broken(), heavy).await?;
             }
-            (Phase::Deleted, _) => {
+            (SandboxState::Deleted { .. }, _) => {
                 self.finish_erasing(recovering, sandbox, heavy).await?;
             }
-            (Phase::Stopped | Phase::Paused | Phase::Failed, link) => {
+            (
+                SandboxState::Stopped(_) | SandboxState::Paused(_) | SandboxState::Failed { .. },
+                link,
+            ) => {
                 if link.is_some() {
                     let driver = self.driver(&sandbox.config.driver)?;
                     driver.stop(&MachineKey::from(&sandbox.id)).await?;
@@ -453,7 +458,8 @@ impl Inner {
 
     /// Whether what its session wrote has to be taken out of a machine's disks.
     fn is_on_disks(&self, sandbox: &Sandbox) -> Result<bool> {
-        let layers = sandbox.open_layer.iter().chain(sandbox.mounted.iter().map(|one| &one.layer));
+        let drives = sandbox.mounted().iter().map(|one| &one.layer);
+        let layers = sandbox.open_layer().into_iter().chain(drives);
         let mut on_disk = false;
         for layer in layers {
             on_disk |= self.store.has_disk(layer)?;
@@ -464,12 +470,13 @@ impl Inner {
     /// Writes down how the last session ended, if the daemon died after the sandbox's record said so
     /// and before the session's did. The sandbox's totals have it already.
     async fn finish_session(&self, sandbox: &Sandbox) -> Result<()> {
-        let (Phase::Stopped | Phase::Paused, Some(ending), Some(id)) =
-            (sandbox.phase, sandbox.ending, &sandbox.session)
+        let (SandboxState::Stopped(Some(ended)) | SandboxState::Paused(Some(ended)), Some(id)) =
+            (sandbox.state(), &sandbox.session)
         else {
             return Ok(());
         };
-        let paused = sandbox.phase == Phase::Paused;
+        let ending = ended.ending;
+        let paused = sandbox.phase() == Phase::Paused;
         let session = self.db.session(id).await?;
         let Some(mut session) = session.filter(|session| session.ended_at.is_none()) else {
             return Ok(());
@@ -485,10 +492,12 @@ impl Inner {
     ) -> Result<Arc<Live>> {
         let driver = self.driver(&sandbox.config.driver)?;
         let key = MachineKey::from(&sandbox.id);
-        if let Some(keeper) = driver.keeper() {
+        if let Some(memory) = driver.memory() {
             // A daemon that died over a capture may have left it held.
-            keeper.go_on(&key).await?;
-            self.finish_captures(keeper, sandbox).await?;
+            memory.go_on(&key).await?;
+        }
+        if let Some(powers) = pausing(&*driver) {
+            self.finish_captures(powers, sandbox).await?;
         }
         if let Some(relayer) = driver.relayer() {
             // A daemon that died during a checkpoint may have left it frozen.
@@ -541,7 +550,7 @@ impl Inner {
         link: &Link,
     ) -> Result<(Guest, Vec<Known>)> {
         let guest = reach(link, self.settings.patience, self.settings.guest).await?;
-        if driver.keeper().is_some() {
+        if driver.disk().is_some() {
             // One that is not thawed now thaws by itself.
             if let Err(error) = guest.thaw().await {
                 tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "was not thawed");

@@ -43,13 +43,15 @@ const PER_SECOND: u64 = 64 << 10;
 impl Inner {
     /// What is on disks and is to be kept: the part's number and its layer. Of a session that was to be discarded, nothing is.
     pub(super) fn on_disks(&self, sandbox: &Sandbox, keep: bool) -> Result<Vec<(u32, LayerId)>> {
-        let root = sandbox.open_layer.iter().filter(|_| keep).map(|open| (0, open.clone()));
-        let drives = (1..).zip(&sandbox.mounted);
+        let root = sandbox.open_layer().filter(|_| keep).map(|open| (0, open.clone()));
+        let drives = (1..).zip(sandbox.mounted());
         let drives = drives.filter(|(_, mounted)| {
-            mounted.mode == MountMode::ReadWrite && !sandbox.decision.discard
+            mounted.mode == MountMode::ReadWrite && !sandbox.decision().discard
         });
         let mut parts = Vec::new();
-        for (part, layer) in root.chain(drives.map(|(n, mounted)| (n, mounted.layer.clone()))) {
+        for (part, layer) in
+            root.into_iter().chain(drives.map(|(n, mounted)| (n, mounted.layer.clone())))
+        {
             if self.store.has_disk(&layer)? {
                 parts.push((part, layer));
             }
@@ -85,15 +87,15 @@ impl Inner {
     async fn most_of(&self, sandbox: &Sandbox, part: u32, layer: &LayerId) -> Result<u64> {
         let mut bytes = self.store.length_of_disk(layer)?;
         let mounted = usize::try_from(part).ok().and_then(|part| part.checked_sub(1));
-        let limit = match mounted.and_then(|number| sandbox.mounted.get(number)) {
+        let limit = match mounted.and_then(|number| sandbox.mounted().get(number)) {
             Some(mounted) => {
                 self.db.drive_by_id(&mounted.drive).await?.map_or(0, |drive| drive.max_size.0)
             }
             None => {
-                for below in &sandbox.open_memory {
+                for below in sandbox.open_memory() {
                     // Of one that cannot be read, what its disk could be: that is no reason to keep files from being had.
                     let about = self.store.read::<MemoryLayer>(below).await.ok();
-                    let disk = about.and_then(|about| about.sizes.get("disk.qcow2").copied());
+                    let disk = about.and_then(|about| about.disk().map(|(_, size)| size));
                     bytes = bytes.saturating_add(disk.unwrap_or(sandbox.config.resources.disk.0));
                 }
                 sandbox.config.resources.disk.0
@@ -107,19 +109,19 @@ impl Inner {
         let parts = self.on_disks(sandbox, keep)?;
         let Some((_, layer)) = parts.first() else { return Ok(()) };
         let driver = self.driver(&sandbox.config.driver)?;
-        let Some(keeper) = driver.keeper() else {
+        let Some(disk) = driver.disk() else {
             return Err(StoreError::OnDisk { id: layer.clone() }.into());
         };
         tracing::warn!(sandbox = %sandbox.name, "is booted once more, for what it wrote");
-        let image = self.store.check_disks(&sandbox.open_memory).await?;
+        let image = self.store.check_disks(sandbox.open_memory()).await?;
         let scratch = self.store.data_dir().join("tmp").join(format!("rescue-{}", sandbox.id));
         let machine = only(self.machine(sandbox)?, &parts, &scratch);
         let _few = self.boots.acquire().await;
         let work = async {
-            let link = keeper.boot(&machine, &image).await?;
+            let link = disk.boot(&machine, &image).await?;
             failpoint::pass("rescue.booted");
             let guest = reach(&link, BOOT_WITHIN, self.settings.guest).await?;
-            let assemble = self.assembly(keeper, &machine, true).await?;
+            let assemble = self.assembly(disk, &machine, true).await?;
             let assembled = tokio::time::timeout(ASSEMBLE_WITHIN, guest.assemble(assemble)).await;
             assembled.map_err(|_| GuestError::Timeout)??;
             self.export(&guest, sandbox, parts).await

@@ -21,8 +21,8 @@ use tokio::sync::OwnedRwLockReadGuard;
 
 use crate::db::{DbError, Filter, Owner, Page, Paged, Tombstones};
 use crate::model::{
-    Ending, Name, Patch, Sandbox, SandboxId, Session, SessionEnd, SessionId, Snapshot, SnapshotId,
-    SnapshotKind,
+    Change, Ending, Name, Patch, Sandbox, SandboxId, Session, SessionEnd, SessionId, Snapshot,
+    SnapshotId, SnapshotKind,
 };
 use crate::store::Durability;
 
@@ -95,7 +95,7 @@ impl Engine {
         let mut found = self.inner.db.sandboxes(Some(project), filter, page).await?;
         let now = |one| self.inner.last_used(self.inner.as_known(one));
         found.items = found.items.into_iter().map(now).collect();
-        found.items.retain(|sandbox| sandbox.phase != Phase::Deleted);
+        found.items.retain(|sandbox| sandbox.phase() != Phase::Deleted);
         Ok(found)
     }
 
@@ -348,7 +348,7 @@ impl Inner {
         let found = self.db.sandbox(project, name).await?;
         found
             .map(|sandbox| self.as_known(sandbox))
-            .filter(|sandbox| sandbox.phase != Phase::Deleted)
+            .filter(|sandbox| sandbox.phase() != Phase::Deleted)
             .ok_or_else(|| self.no_such(project, name))
     }
 
@@ -368,10 +368,11 @@ impl Inner {
         let found = self.db.sandbox_by_id(id).await?;
         let mut sandbox = found
             .map(|sandbox| self.as_known(sandbox))
-            .filter(|sandbox| sandbox.phase != Phase::Deleted)
+            .filter(|sandbox| sandbox.phase() != Phase::Deleted)
             .ok_or_else(|| Error::NoSandbox(name.clone().into()))?;
-        if slot.live().is_none() && !matches!(sandbox.phase, Phase::Stopped | Phase::Paused) {
-            sandbox.enter(Phase::Failed);
+        let under_way = [Phase::Starting, Phase::Running, Phase::Stopping];
+        if slot.live().is_none() && under_way.contains(&sandbox.phase()) {
+            sandbox.transition(Change::Lost)?;
         }
         Ok(sandbox)
     }
@@ -451,7 +452,7 @@ impl Inner {
             if ground == Ground::Kept
                 && nothing
                 && sandbox.missing.is_none()
-                && sandbox.open_layer.is_none()
+                && sandbox.open_layer().is_none()
                 && sandbox.session.is_some()
             {
                 return Err(Error::NothingKept(name));
@@ -483,17 +484,19 @@ impl Inner {
                     findings: Vec::new(),
                 });
             }
-            let wish = lifecycle::command(sandbox.phase, Asked::Stop)
+            let wish = lifecycle::command(sandbox.phase(), Asked::Stop)
                 .map_err(|_| Error::Gone(name.clone()))?;
             let before = sandbox.current.clone();
-            if sandbox.phase == Phase::Paused {
+            if sandbox.phase() == Phase::Paused {
                 // Its files are on a disk that only its own kernel reads, and its processes may want to end well.
                 let live = inner.boot(&slot, sandbox, false).await?;
                 sandbox = (*live.sandbox()).clone();
             }
             let snapshot = if wish.1.is_some() {
-                sandbox.decision = request.decision;
-                let broken = sandbox.phase == Phase::Failed;
+                if let Some(open) = sandbox.open_session_mut() {
+                    open.decision = request.decision;
+                }
+                let broken = sandbox.phase() == Phase::Failed;
                 let (kind, end) = if broken {
                     (SnapshotKind::Recovered, SessionEnd::Interrupted)
                 } else {
@@ -600,7 +603,7 @@ impl Inner {
     async fn check_machine(&self, slot: &Slot, sandbox: &Sandbox, patch: &Patch) -> Result<()> {
         let config = &sandbox.config;
         let other_driver = patch.driver.as_ref().is_some_and(|driver| *driver != config.driver);
-        if other_driver && (slot.live().is_some() || sandbox.open_layer.is_some()) {
+        if other_driver && (slot.live().is_some() || sandbox.open_layer().is_some()) {
             return Err(Error::DriverInUse(sandbox.name.clone()));
         }
         let current = self.current_snapshot(sandbox).await?;

@@ -21,15 +21,16 @@ use std::time::{Duration, Instant};
 
 use super::boot::chain_of;
 use super::guard::{Looked, junk_finding};
-use super::lifecycle::{self, Effect, Phase, Report};
+use super::lifecycle::Effect;
 use super::live::Live;
+use super::machine::pausing;
 use super::slot::{Slot, lock};
 use super::{Error, Inner, Result};
 use crate::driver::{MachineUsage, strays};
 use crate::failpoint::{self, step};
 use crate::guest::GuestError;
 use crate::model::{
-    CommandEnd, Decision, Ending, Expiry, FORMAT, Finding, Layer, LayerId, LayerKind, MachineKey,
+    Change, CommandEnd, Ending, Expiry, FORMAT, Finding, Layer, LayerId, LayerKind, MachineKey,
     Method, MountMode, Mounted, OnJunk, Sandbox, Session, SessionEnd, SessionId, Snapshot,
     SnapshotId, SnapshotKind, now,
 };
@@ -58,7 +59,7 @@ impl Inner {
         ending.always |= sandbox.config.snapshot_always && sandbox.config.persistent;
         let keep = ending.keeps(sandbox);
         let writes = |mounted: &Mounted| mounted.mode == MountMode::ReadWrite;
-        let seals = keep || sandbox.mounted.iter().any(writes);
+        let seals = keep || sandbox.mounted().iter().any(writes);
         if seals && live.is_some() && ending.end != SessionEnd::Interrupted {
             // Before anything is touched: is there room for what sealing writes?
             self.store.wait_for_room_to_seal().await?;
@@ -66,9 +67,9 @@ impl Inner {
         // Nobody is asked when a session broke off or its time is up: then the layer is left open.
         let can_go_on = live.is_some() && (ending.is_asked_for() || ending.end == SessionEnd::Idle);
         let mut doubtful = Vec::new();
-        if sandbox.decision.accept_doubtful {
+        if sandbox.decision().accept_doubtful {
             doubtful = self.accept_doubt(sandbox, keep).await?;
-        } else if can_go_on && !sandbox.decision.discard {
+        } else if can_go_on && !sandbox.decision().discard {
             self.refuse_doubt(sandbox, keep, true).await?;
         }
         let mut looked = match &live {
@@ -96,9 +97,7 @@ impl Inner {
             return Err(Error::SessionOver);
         }
         step("seal.gated");
-        sandbox.enter(Phase::Stopping);
-        sandbox.debt = Some(Effect::Seal);
-        sandbox.ending = Some(ending);
+        sandbox.transition(Change::End(ending))?;
         sandbox.used_at = now();
         self.record(sandbox, Durability::Soon).await?;
         step("seal.stopping");
@@ -156,13 +155,13 @@ impl Inner {
                 Ok(snapshot)
             }
             Err(error) => {
-                let (phase, _) = lifecycle::report(Phase::Stopping, Report::Broke);
-                sandbox.enter(phase);
-                sandbox.debt = None;
-                sandbox.failure = Some(chain_of(&error));
-                sandbox.decision = Decision::default();
-                if let Error::Guarded { findings, .. } = &error {
-                    sandbox.guarded.clone_from(findings);
+                let guarded = match &error {
+                    Error::Guarded { findings, .. } => findings.clone(),
+                    _ => Vec::new(),
+                };
+                let broke = Change::Broke { why: chain_of(&error), guarded };
+                if let Err(refused) = sandbox.transition(broke) {
+                    tracing::error!(sandbox = %sandbox.name, error = %refused, "that it failed is not on record");
                 }
                 self.record_outcome(sandbox, None).await;
                 Err(error)
@@ -173,8 +172,9 @@ impl Inner {
     /// Whether what is left is of a start that did not come to its end, of a sandbox that goes on from memory. Its open layer is
     /// nothing then but a way to that memory: sealed, it would stand for files that it does not have.
     async fn never_began(&self, sandbox: &Sandbox) -> Result<bool> {
-        let begun = sandbox.debt == Some(Effect::Boot) && sandbox.open_layer.is_some();
-        if !begun || self.driver(&sandbox.config.driver)?.keeper().is_none() {
+        let begun =
+            sandbox.pending_effect() == Some(Effect::Boot) && sandbox.open_session().is_some();
+        if !begun || pausing(&*self.driver(&sandbox.config.driver)?).is_none() {
             return Ok(false);
         }
         let current = self.current_snapshot(sandbox).await?;
@@ -187,14 +187,12 @@ impl Inner {
         driver.stop(&MachineKey::from(&sandbox.id)).await?;
         let mut session = self.session_to_end(None, sandbox).await?;
         let held = sandbox.clone();
-        self.close_session(sandbox, session.as_mut(), SessionEnd::StartFailed);
         let current = self.current_snapshot(sandbox).await?;
-        let paused = |current: &Snapshot| {
+        let paused = current.as_ref().is_some_and(|current| {
             current.sandbox == sandbox.id && current.kind == SnapshotKind::Pause
-        };
-        if current.as_ref().is_some_and(paused) {
-            sandbox.enter(Phase::Paused);
-        }
+        });
+        sandbox.transition(Change::Undone { paused })?;
+        count_session(sandbox, session.as_mut(), SessionEnd::StartFailed);
         self.record(sandbox, Durability::Synced).await?;
         tracing::warn!(sandbox = %sandbox.name, "a start broke off; it is what it was before");
         if let Some(session) = session {
@@ -245,7 +243,7 @@ impl Inner {
             return SessionEnd::OutOfDisk;
         }
         // Of a machine with a kernel of its own only the machine itself is in the control group.
-        let alone = self.driver(&sandbox.config.driver).is_ok_and(|one| one.keeper().is_some());
+        let alone = self.driver(&sandbox.config.driver).is_ok_and(|one| one.disk().is_some());
         if broke && alone && usage.oom_kills > 0 {
             return SessionEnd::OutOfMemory;
         }
@@ -280,7 +278,7 @@ impl Inner {
             };
             if let Err(error) = handed.await {
                 tracing::warn!(sandbox = %sandbox.name, error = chain_of(&error), "did not end politely, or did not hand over what it wrote");
-                if live.driver.keeper().is_some() {
+                if live.driver.disk().is_some() {
                     // What is in its cache and not on its disk would be lost.
                     self.freeze(live, sandbox).await;
                 }
@@ -294,9 +292,9 @@ impl Inner {
     /// while something may.
     async fn end_strays(&self, sandbox: &Sandbox) -> Result<()> {
         let writes = |mounted: &&Mounted| mounted.mode == MountMode::ReadWrite;
-        let drives = sandbox.mounted.iter().filter(writes).map(|mounted| &mounted.layer);
+        let drives = sandbox.mounted().iter().filter(writes).map(|mounted| &mounted.layer);
         let key = MachineKey::from(&sandbox.id);
-        for layer in sandbox.open_layer.iter().chain(&sandbox.unsealed).chain(drives) {
+        for layer in sandbox.open_layer().into_iter().chain(sandbox.unsealed()).chain(drives) {
             let begun = Instant::now();
             let mut asked = 0;
             while self.store.is_mounted(layer).await? {
@@ -347,22 +345,24 @@ impl Inner {
         findings: Vec<Finding>,
     ) -> Result<Option<Snapshot>> {
         let mut after = sandbox.clone();
-        self.close_session(&mut after, session, ending.end);
-        let Some(open) = sandbox.open_layer.clone() else {
+        after.transition(Change::Down)?;
+        count_session(&mut after, session, ending.end);
+        let Some(open) = sandbox.open_layer().cloned() else {
             self.record(&mut after, Durability::Synced).await?;
+            let current = self.current_snapshot(&after).await?;
             *sandbox = after;
-            return self.current_snapshot(sandbox).await;
+            return Ok(current);
         };
         let snapshot = if keep {
             self.keep_layers(sandbox, &mut after, &open, ending, findings).await?
         } else {
             self.record(&mut after, Durability::Synced).await?;
-            for layer in [Some(&open), sandbox.unsealed.as_ref()].into_iter().flatten() {
+            for layer in [Some(&open), sandbox.unsealed()].into_iter().flatten() {
                 self.try_to_discard(layer).await;
             }
             self.current_snapshot(&after).await?
         };
-        self.give_uids(sandbox.uids);
+        self.give_uids(sandbox.uids());
         self.chains.forget(&sandbox.id);
         *sandbox = after;
         Ok(snapshot)
@@ -377,9 +377,9 @@ impl Inner {
         mut findings: Vec<Finding>,
     ) -> Result<Option<Snapshot>> {
         let hold = self.store.hold();
-        let mut layers = self.short_chain(&hold, &sandbox.id, &sandbox.open_chain).await;
+        let mut layers = self.short_chain(&hold, &sandbox.id, sandbox.open_chain()).await;
         let (mut empty, mut ready) = (Vec::new(), Vec::new());
-        if let Some(under) = &sandbox.unsealed
+        if let Some(under) = sandbox.unsealed()
             && !self.seal_layer(under, sandbox, &mut findings, &mut ready).await?
         {
             layers.retain(|layer| layer != under);
@@ -470,27 +470,6 @@ impl Inner {
                 Ok(None)
             }
             Err(error) => Err(error.into()),
-        }
-    }
-
-    /// The sandbox has no session any more, as far as its record goes.
-    fn close_session(&self, sandbox: &mut Sandbox, session: Option<&mut Session>, end: SessionEnd) {
-        let (phase, _) = lifecycle::report(Phase::Stopping, Report::Down);
-        sandbox.enter(phase);
-        sandbox.debt = None;
-        sandbox.failure = None;
-        sandbox.guarded.clear();
-        sandbox.open_layer = None;
-        sandbox.open_chain.clear();
-        sandbox.open_memory.clear();
-        sandbox.captured.clear();
-        sandbox.unsealed = None;
-        sandbox.mounted.clear();
-        sandbox.uids = None;
-        sandbox.used_at = now();
-        if let Some(session) = session {
-            session.close(sandbox.used_at, end);
-            sandbox.totals.add(session.usage);
         }
     }
 
@@ -604,6 +583,15 @@ impl Inner {
     }
 }
 
+/// Adds a session that is over to what its sandbox used.
+fn count_session(sandbox: &mut Sandbox, session: Option<&mut Session>, end: SessionEnd) {
+    sandbox.used_at = now();
+    if let Some(session) = session {
+        session.close(sandbox.used_at, end);
+        sandbox.totals.add(session.usage);
+    }
+}
+
 impl Session {
     pub(super) fn close(&mut self, ended: crate::model::Timestamp, end: SessionEnd) {
         self.ended_at = Some(ended);
@@ -662,7 +650,7 @@ impl Ending {
     /// Whether what the session wrote is kept.
     pub(super) fn keeps(&self, sandbox: &Sandbox) -> bool {
         let kept = self.always || sandbox.config.persistent;
-        (kept || self.kind == SnapshotKind::BeforeRollback) && !sandbox.decision.discard
+        (kept || self.kind == SnapshotKind::BeforeRollback) && !sandbox.decision().discard
     }
 
     /// Whether somebody waits who can be told that it cannot be.

@@ -23,12 +23,12 @@ use super::live::Live;
 use super::{Engine, Error, Exec, Inner, Result};
 use crate::db::{Filter, Page};
 use crate::model::{
-    Config, DomainPattern, FORMAT, Inject, InjectInto, Name, Sandbox, Secret, SecretGiven,
-    SecretHow, SecretName, SecretPlace, SecretVersion, Session, Tags, check_env_name, check_tag,
-    now,
+    Config, DomainPattern, FORMAT, Inject, InjectInto, LONGEST_SECRET, Name, SHORTEST_SECRET,
+    Sandbox, Secret, SecretGiven, SecretHow, SecretName, SecretPlace, SecretVersion, Session, Tags,
+    check_env_name, check_tag, now,
 };
 use crate::net::Brokered;
-use crate::secret::{LONGEST, Mask, SHORTEST, SealError};
+use crate::secret::{Mask, SealError};
 use crate::store::Durability;
 
 /// How many values of a secret are kept, but for those that sessions have.
@@ -154,12 +154,12 @@ impl Engine {
 
 fn check(set: &SetSecret) -> Result<()> {
     let length = set.value.len();
-    if length < SHORTEST {
-        let reason = format!("under {SHORTEST} bytes it could not be told from other text");
+    if length < SHORTEST_SECRET {
+        let reason = format!("under {SHORTEST_SECRET} bytes it could not be told from other text");
         return Err(Error::invalid("value", reason));
     }
-    if length > LONGEST {
-        return Err(Error::invalid("value", format!("at most {} KiB", LONGEST >> 10)));
+    if length > LONGEST_SECRET {
+        return Err(Error::invalid("value", format!("at most {} KiB", LONGEST_SECRET >> 10)));
     }
     if set.value.contains('\0') {
         return Err(Error::invalid("value", "no environment can hold a NUL byte"));
@@ -317,7 +317,7 @@ impl Inner {
         let all = self.db.sandboxes(Some(project), &Filter::default(), &Page::all()).await?.items;
         // What sleeps with its memory has what it was given in there.
         let has =
-            |sandbox: &Sandbox| sandbox.open_layer.is_some() || sandbox.phase == Phase::Paused;
+            |sandbox: &Sandbox| sandbox.open_layer().is_some() || sandbox.phase() == Phase::Paused;
         for sandbox in all.into_iter().filter(has) {
             let session = match (self.live(&sandbox.id), &sandbox.session) {
                 (Some(live), _) => Some(live.session()),
@@ -584,7 +584,7 @@ impl Inner {
     /// Refuses to go on with a key that is not the one sessions under way were given secrets with: what
     /// they print could not be masked, nor what they wrote be searched.
     pub(super) async fn check_secrets_key(&self, sandboxes: &[Sandbox]) -> Result<()> {
-        for sandbox in sandboxes.iter().filter(|sandbox| sandbox.open_layer.is_some()) {
+        for sandbox in sandboxes.iter().filter(|sandbox| sandbox.open_layer().is_some()) {
             let Some(id) = &sandbox.session else { continue };
             let Some(session) = self.db.session(id).await? else { continue };
             if let Err(error @ Error::Sealed { reason: SealError::OtherKey { .. }, .. }) =

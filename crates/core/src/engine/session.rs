@@ -119,7 +119,7 @@ impl Inner {
         let session = self.db.session(id).await?.ok_or_else(none)?;
         let sandbox = self.db.sandbox_by_id(&session.sandbox).await?;
         let sandbox = sandbox
-            .filter(|sandbox| sandbox.project == *project && sandbox.phase != Phase::Deleted)
+            .filter(|sandbox| sandbox.project == *project && sandbox.phase() != Phase::Deleted)
             .ok_or_else(none)?;
         Ok((sandbox, self.session_now(session)))
     }

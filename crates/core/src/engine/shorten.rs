@@ -1,7 +1,7 @@
 //! Keeping the chains of memory images short.
 //!
 //! A pause adds a layer to the image it was woken from, and a layer is a disk that every later machine has open. So when a pause has
-//! made a chain longer than [`Settings::memory_limit`](super::Settings), some of its topmost layers are merged into one (`Keeper::merge`),
+//! made a chain longer than [`Settings::memory_limit`](super::Settings), some of its topmost layers are merged into one (`KeepsMemory::merge`),
 //! and the snapshot names that one instead: the same memory and files, under the same id, generation and lineage.
 //!
 //! - *Which.* Half the limit at least, and whatever is below that is no larger than all above it together: so a layer is written again
@@ -23,7 +23,7 @@ use std::time::Duration;
 use super::boot::chain_of;
 use super::pause::DEEPEST_DISKS;
 use super::{Inner, Result};
-use crate::driver::Keeper;
+use crate::driver::KeepsMemory;
 use crate::failpoint;
 use crate::model::{MemoryId, MemoryLayer, Sandbox, Snapshot, SnapshotId, Template};
 use crate::store::{Durability, NewMemory};
@@ -59,7 +59,7 @@ impl Inner {
     /// Merges the topmost layers of a snapshot's memory.
     async fn shorten(&self, driver: &str, id: &SnapshotId) -> Result<()> {
         let driver = self.driver(driver)?;
-        let Some(keeper) = driver.keeper() else { return Ok(()) };
+        let Some(memory) = driver.memory() else { return Ok(()) };
         let _one = self.merges.acquire().await;
         let Some(snapshot) = self.db.snapshot(id).await? else { return Ok(()) };
         let templates = self.store.scan::<Template>().await?.good;
@@ -78,7 +78,7 @@ impl Inner {
         // It may be written once more in full, which nothing that is needed more must have to wait for.
         self.store.check_room(sizes[..run].iter().sum()).await?;
         let (merged, dir) = self.store.begin_memory().await?;
-        let named = self.merge(keeper, id, &chain, &layers[0], (&merged, &dir)).await;
+        let named = self.merge(memory, id, &chain, &layers[0], (&merged, &dir)).await;
         if named.is_err() {
             self.store.discard_memory(&merged).await?;
         }
@@ -90,7 +90,7 @@ impl Inner {
     /// Writes what a run is together, and has the snapshot name it.
     async fn merge(
         &self,
-        keeper: &dyn Keeper,
+        memory: &dyn KeepsMemory,
         snapshot: &SnapshotId,
         run: &[MemoryId],
         top: &MemoryLayer,
@@ -98,9 +98,11 @@ impl Inner {
     ) -> Result<Option<Snapshot>> {
         let hold = self.store.hold();
         hold.memory(run).await;
-        keeper.merge(&self.dirs(run), dir).await?;
+        memory.merge(&self.dirs(run), dir).await?;
+        let disk = top.disk().map(|(name, _)| name.to_owned());
         let MemoryLayer { fingerprint, ram, roots, .. } = top.clone();
-        let merged = self.store.seal_memory(id, NewMemory { fingerprint, ram, roots }).await?;
+        let new = NewMemory { fingerprint, ram, roots, disk };
+        let merged = self.store.seal_memory(id, new).await?;
         self.book_memory(&merged);
         failpoint::pass("shorten.sealed");
         let changed = self.change_snapshot(snapshot, Durability::Synced, |snapshot| {

@@ -12,10 +12,10 @@ use sha2::Digest as _;
 
 use super::boot::chain_of;
 use super::live::reach;
-use super::machine::BOOT_WITHIN;
+use super::machine::{BOOT_WITHIN, Pausing};
 use super::slot::lock;
 use super::{Error, Inner, Result};
-use crate::driver::{Driver, Keeper, Machine, Then};
+use crate::driver::{Driver, Machine, Then};
 use crate::model::{
     FORMAT, Fingerprint, LayerId, Limits, MachineKey, MemoryId, MemoryLayer, RootFs, Sandbox,
     Template, now,
@@ -54,12 +54,12 @@ impl Inner {
     pub(super) async fn template(
         &self,
         driver: &Arc<dyn Driver>,
-        keeper: &dyn Keeper,
+        powers: Pausing<'_>,
         machine: Machine,
         here: &Fingerprint,
     ) -> Result<MemoryId> {
         let key = here.key();
-        self.template_of(driver, keeper, machine, key, None).await
+        self.template_of(driver, powers, machine, key, None).await
     }
 
     /// A template in which the root of a sandbox's image is mounted. Of one that has files of its own, or drives, the root is
@@ -67,7 +67,7 @@ impl Inner {
     pub(super) async fn furnished(
         &self,
         driver: &Arc<dyn Driver>,
-        keeper: &dyn Keeper,
+        powers: Pausing<'_>,
         sandbox: &Sandbox,
         machine: Machine,
         here: &Fingerprint,
@@ -80,7 +80,7 @@ impl Inner {
         let root = RootFs { image: layers.len(), ..self.store.root(&LayerId::fresh(), layers) };
         let machine = Machine { root, ..machine };
         // What it was captured with, and what it was told when its root was mounted.
-        let roots = keeper.roots(&machine.root).await?;
+        let roots = powers.disk.roots(&machine.root).await?;
         let Limits { pids, file_size, .. } = machine.limits;
         let parts = format!("{} {base} {roots:?} {pids} {}", here.key(), file_size.0);
         let digest = sha2::Sha256::digest(parts);
@@ -88,7 +88,7 @@ impl Inner {
         if self.templates.has_failed(&key) {
             return Ok(None);
         }
-        let made = self.template_of(driver, keeper, machine, key.clone(), Some(base)).await;
+        let made = self.template_of(driver, powers, machine, key.clone(), Some(base)).await;
         if made.is_err() {
             self.templates.failed(key);
         }
@@ -99,7 +99,7 @@ impl Inner {
     async fn template_of(
         &self,
         driver: &Arc<dyn Driver>,
-        keeper: &dyn Keeper,
+        powers: Pausing<'_>,
         machine: Machine,
         key: String,
         base: Option<&MemoryId>,
@@ -121,7 +121,7 @@ impl Inner {
             furnished = base.is_some(),
             "a machine of this kind is made for the first time"
         );
-        let layer = self.make_template(driver, keeper, machine, &key, base).await?;
+        let layer = self.make_template(driver, powers, machine, &key, base).await?;
         self.book_memory(&layer);
         let template = Template { format: FORMAT, key, memory: layer.id.clone(), used_at: now() };
         self.store.write(&template, Durability::Synced).await?;
@@ -160,7 +160,7 @@ impl Inner {
     async fn make_template(
         &self,
         driver: &Arc<dyn Driver>,
-        keeper: &dyn Keeper,
+        powers: Pausing<'_>,
         machine: Machine,
         key: &str,
         base: Option<&MemoryId>,
@@ -169,7 +169,7 @@ impl Inner {
         let named = MachineKey::parse(&format!("{TEMPLATE}{short}"));
         let named = named.ok_or_else(|| Error::invalid("template", "its key is no machine's"))?;
         let machine = self.nobodys(&named, machine.root, machine.limits).await?;
-        let made = self.capture_template(driver, keeper, &machine, base).await;
+        let made = self.capture_template(driver, powers, &machine, base).await;
         let ended = self.end_nobodys(driver, machine).await;
         let layer = made?;
         ended.map(|()| layer)
@@ -178,25 +178,26 @@ impl Inner {
     async fn capture_template(
         &self,
         driver: &Arc<dyn Driver>,
-        keeper: &dyn Keeper,
+        powers: Pausing<'_>,
         machine: &Machine,
         base: Option<&MemoryId>,
     ) -> Result<MemoryLayer> {
         let below = self.dirs(base.map_or(&[], std::slice::from_ref));
         let _guest = match base {
             // Its disk is not frozen: it is of no use without its memory.
-            Some(_) => self.begin_from_template(driver, keeper, machine, &below).await?.1,
+            Some(_) => self.begin_from_template(driver, powers, machine, &below).await?.1,
             None => {
                 let _few = self.boots.acquire().await;
-                let link = self.afresh(driver, machine, || keeper.boot(machine, &[])).await?;
+                let link = self.afresh(driver, machine, || powers.disk.boot(machine, &[])).await?;
                 reach(&link, BOOT_WITHIN, self.settings.guest).await?
             }
         };
         let (id, dir) = self.store.begin_memory().await?;
         let sealed = async {
-            let captured = keeper.capture(&machine.key, &dir, &below, Then::Hold).await?;
+            let captured = powers.memory.capture(&machine.key, &dir, &below, Then::Hold).await?;
             let (fingerprint, ram, roots) = (captured.fingerprint, captured.ram, captured.roots);
-            let new = NewMemory { fingerprint, ram, roots };
+            let disk = Some(powers.disk.disk_file().to_owned());
+            let new = NewMemory { fingerprint, ram, roots, disk };
             Ok::<_, Error>(self.store.seal_memory(&id, new).await?)
         };
         let sealed = sealed.await;

@@ -15,10 +15,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::boot::chain_of;
-use super::lifecycle::Phase;
 use super::slot::lock;
 use super::{Engine, Error, Inner, Result};
-use crate::model::{LayerId, MemoryId, Name, Sandbox, SandboxId, Timestamp, now};
+use crate::model::{Change, Deletion, LayerId, MemoryId, Name, Sandbox, SandboxId, Timestamp, now};
 use crate::store::{Durability, Trashed, TrashedSandbox};
 
 /// How long somebody who needs space waits for the deletion of one thing.
@@ -77,7 +76,7 @@ impl Engine {
                 project: kept.sandbox.project.clone(),
                 name: kept.sandbox.name.clone(),
                 deleted_at: trashed.at,
-                expired: kept.sandbox.expired,
+                expired: expired(&kept.sandbox),
                 snapshots: kept.snapshots.len(),
                 bytes: inner.books().freed_by_trashed(&kept.sandbox.id),
                 stays_for: inner.stays_for(trashed),
@@ -226,7 +225,7 @@ impl Inner {
             .values()
             .filter(|(_, kept)| kept.sandbox.project == *project && kept.sandbox.name == *name);
         let latest = fits.max_by_key(|(trashed, _)| trashed.at)?;
-        Some(InTrash { at: latest.0.at, expired: latest.1.sandbox.expired })
+        Some(InTrash { at: latest.0.at, expired: expired(&latest.1.sandbox) })
     }
 
     async fn restore_sandbox(
@@ -240,13 +239,14 @@ impl Inner {
             .get(&sandbox.project)
             .ok_or_else(|| Error::NoProject(sandbox.project.clone()))?;
         sandbox.name = name.unwrap_or(sandbox.name);
-        sandbox.put_to_rest();
         sandbox.used_at = now();
         sandbox.updated_at = now();
-        let paused = snapshots
+        let memory = snapshots
             .iter()
             .any(|one| Some(&one.id) == sandbox.current.as_ref() && one.has_memory());
-        sandbox.enter(if paused { Phase::Paused } else { Phase::Stopped });
+        // A power cut may have taken the record that it was deleted, but not that it is in the trash.
+        sandbox.transition(Change::Delete(Deletion::default()))?;
+        sandbox.transition(Change::Restored { memory })?;
         if let Some(lost) = self.lost_names.get(&sandbox.project, &sandbox.name) {
             return Err(Error::Lost(lost));
         }
@@ -384,22 +384,7 @@ impl Inner {
     }
 }
 
-impl Sandbox {
-    /// Nothing of a session is left, and nothing is owed.
-    fn put_to_rest(&mut self) {
-        self.debt = None;
-        self.failure = None;
-        self.ending = None;
-        self.expired = false;
-        self.forced = false;
-        self.on_delete = crate::model::OnDelete::Drop;
-        self.guarded.clear();
-        self.open_layer = None;
-        self.unsealed = None;
-        self.open_chain.clear();
-        self.open_memory.clear();
-        self.captured.clear();
-        self.mounted.clear();
-        self.uids = None;
-    }
+/// Whether it was deleted because it expired.
+fn expired(sandbox: &Sandbox) -> bool {
+    sandbox.deletion().is_some_and(|deletion| deletion.expired)
 }

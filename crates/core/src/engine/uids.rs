@@ -108,7 +108,7 @@ impl Inner {
     /// Marks the range of a sandbox that an earlier daemon left, with a machine that is alive or without. Another daemon may have taken
     /// it meanwhile if nothing ran in it: then the sandbox gets another.
     pub(super) fn adopt_uids(&self, sandbox: &mut Sandbox, alive: bool) {
-        let Some(range) = sandbox.uids else { return };
+        let Some(range) = sandbox.uids() else { return };
         lock(&self.uids.taken).insert(self.uids.number(range));
         let ids = range.base..range.base.saturating_add(range.count);
         // What runs there is the proof that they are ours, under whatever name the data directory had.
@@ -121,7 +121,7 @@ impl Inner {
             }
             Ok(false) => match self.take_uids() {
                 Ok(uids) => {
-                    sandbox.uids = Some(uids);
+                    sandbox.replace_uids(Some(uids));
                     self.give_uids(Some(range));
                 }
                 Err(error) => {
@@ -133,6 +133,13 @@ impl Inner {
                 tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "its uids are not claimed");
             }
         }
+    }
+}
+
+impl Sandbox {
+    /// Gives its open session another range, and answers with the one it had.
+    pub(super) fn replace_uids(&mut self, uids: Option<UidRange>) -> Option<UidRange> {
+        self.open_session_mut().and_then(|open| std::mem::replace(&mut open.uids, uids))
     }
 }
 

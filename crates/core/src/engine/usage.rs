@@ -132,8 +132,8 @@ impl Inner {
         let (mut bytes, mut alive) = (0, HashSet::new());
         for live in self.all_live() {
             let sandbox = live.sandbox();
-            let drives = sandbox.mounted.iter().map(|mounted| &mounted.layer);
-            for open in sandbox.open_layer.iter().chain(drives) {
+            let drives = sandbox.mounted().iter().map(|mounted| &mounted.layer);
+            for open in sandbox.open_layer().into_iter().chain(drives) {
                 alive.insert(open.clone());
                 if ours(&sandbox.project) {
                     bytes += self.measure_open(open).await?;

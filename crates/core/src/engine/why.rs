@@ -41,7 +41,7 @@ impl Engine {
             None => (waking(&sandbox), Vec::new()),
         };
         Ok(Why {
-            phase: sandbox.phase,
+            phase: sandbox.phase(),
             since: sandbox.phase_at,
             reason: reason(&sandbox, session.as_ref(), snapshot.as_ref()),
             waking,
@@ -78,7 +78,7 @@ impl Inner {
 
 fn reason(sandbox: &Sandbox, session: Option<&Session>, snapshot: Option<&Snapshot>) -> String {
     let ended = session.and_then(|session| session.end);
-    match sandbox.phase {
+    match sandbox.phase() {
         Phase::Starting => "somebody asked for it".to_owned(),
         Phase::Running => match session {
             Some(Session { from: Some(from), fallback: Some(_), .. }) => {
@@ -90,10 +90,10 @@ fn reason(sandbox: &Sandbox, session: Option<&Session>, snapshot: Option<&Snapsh
             _ => "it was started from its image".to_owned(),
         },
         Phase::Stopping => "its session is being ended and its files kept".to_owned(),
-        Phase::Failed => sandbox.failure.clone().unwrap_or_else(|| "something broke".to_owned()),
+        Phase::Failed => sandbox.failure().unwrap_or("something broke").to_owned(),
         Phase::Deleted => "somebody deleted it".to_owned(),
         Phase::Paused | Phase::Stopped => {
-            let kept = if sandbox.phase == Phase::Paused { "paused" } else { "stopped" };
+            let kept = if sandbox.phase() == Phase::Paused { "paused" } else { "stopped" };
             match (ended, sandbox.config.idle_timeout) {
                 (None, _) if snapshot.is_some_and(|snapshot| snapshot.sandbox != sandbox.id) => {
                     "it was forked and has not been started yet".to_owned()
@@ -132,7 +132,7 @@ fn reason(sandbox: &Sandbox, session: Option<&Session>, snapshot: Option<&Snapsh
 
 /// What would wake a sandbox that sleeps.
 fn waking(sandbox: &Sandbox) -> Vec<String> {
-    if !matches!(sandbox.phase, Phase::Stopped | Phase::Paused | Phase::Failed) {
+    if !matches!(sandbox.phase(), Phase::Stopped | Phase::Paused | Phase::Failed) {
         return Vec::new();
     }
     let mut all = vec!["a command, a file, a connection, or `start`".to_owned()];
@@ -143,7 +143,7 @@ fn waking(sandbox: &Sandbox) -> Vec<String> {
     } else if !ports.is_empty() {
         all.push("not a request for a port: `wake_on_request` is off".to_owned());
     }
-    all.push(match sandbox.phase {
+    all.push(match sandbox.phase() {
         Phase::Paused => "it wakes where it was: memory, processes, files".to_owned(),
         _ => "it starts with its files; processes of before are gone".to_owned(),
     });
@@ -201,8 +201,8 @@ fn notices(sandbox: &Sandbox, session: Option<&Session>, live: Option<&Live>) ->
     if let Some(missing) = &sandbox.missing {
         all.push(format!("snapshot {missing}, which it stood on, was deleted"));
     }
-    if sandbox.phase != Phase::Failed {
-        all.extend(sandbox.failure.clone());
+    if sandbox.phase() != Phase::Failed {
+        all.extend(sandbox.failure().map(str::to_owned));
     }
     all
 }

@@ -68,7 +68,7 @@ pub struct Event {
     pub sandbox: Option<EventSandbox>,
     /// What happened.
     #[serde(flatten)]
-    pub change: Change,
+    pub change: EventData,
 }
 
 /// A sandbox as it was at the time of an event.
@@ -86,7 +86,7 @@ pub struct EventSandbox {
 /// What happened: the kind of an event, and its data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "data")]
-pub enum Change {
+pub enum EventData {
     /// A sandbox was created or forked.
     #[serde(rename = "sandbox.created")]
     SandboxCreated {
@@ -309,7 +309,7 @@ pub struct EventFinding {
     pub secret: Option<String>,
 }
 
-impl Change {
+impl EventData {
     /// All kinds of events, in the order of the documentation.
     pub const KINDS: [&'static str; 22] = [
         "sandbox.created",
@@ -382,13 +382,13 @@ impl EventFilter {
     /// Whether a text is a kind or a group of kinds.
     #[must_use]
     pub fn knows_kind(text: &str) -> bool {
-        Change::KINDS.iter().any(|kind| is_of(kind, text))
+        EventData::KINDS.iter().any(|kind| is_of(kind, text))
     }
 
     /// Whether an event is wanted. Lost events always are.
     #[must_use]
     pub fn wants(&self, event: &Event) -> bool {
-        if matches!(event.change, Change::EventsLost { .. }) {
+        if matches!(event.change, EventData::EventsLost { .. }) {
             return true;
         }
         let kind = event.change.kind();
@@ -413,10 +413,10 @@ fn is_of(kind: &str, wanted: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Change, Event, EventFilter, EventId, EventSandbox};
+    use super::{Event, EventData, EventFilter, EventId, EventSandbox};
     use crate::model::{SandboxId, Tags, Timestamp, now};
 
-    fn event(change: Change, tags: &[(&str, &str)]) -> Event {
+    fn event(change: EventData, tags: &[(&str, &str)]) -> Event {
         let tags: Tags =
             tags.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         let name = "app".parse().unwrap();
@@ -432,9 +432,9 @@ mod tests {
     #[test]
     fn an_event_reads_back_as_it_was_written() {
         for change in [
-            Change::SandboxUpdated {},
-            Change::SandboxStopped { generation: 3, snapshot: None },
-            Change::EventsLost { count: 4 },
+            EventData::SandboxUpdated {},
+            EventData::SandboxStopped { generation: 3, snapshot: None },
+            EventData::EventsLost { count: 4 },
         ] {
             let event = event(change, &[("team", "a")]);
             let text = serde_json::to_string(&event).unwrap();
@@ -446,7 +446,7 @@ mod tests {
     #[test]
     fn a_filter_takes_kinds_groups_names_and_tags() {
         let stopped =
-            event(Change::SandboxStopped { generation: 1, snapshot: None }, &[("a", "1")]);
+            event(EventData::SandboxStopped { generation: 1, snapshot: None }, &[("a", "1")]);
         let wants = |filter: EventFilter| filter.wants(&stopped);
         let kinds = |kinds: &[&str]| EventFilter {
             kinds: kinds.iter().map(|kind| (*kind).to_owned()).collect(),
@@ -465,7 +465,7 @@ mod tests {
             ..EventFilter::default()
         };
         assert!(wants(tagged("1")) && !wants(tagged("2")));
-        assert!(kinds(&["command"]).wants(&event(Change::EventsLost { count: 1 }, &[])));
+        assert!(kinds(&["command"]).wants(&event(EventData::EventsLost { count: 1 }, &[])));
         assert!(EventFilter::knows_kind("port") && !EventFilter::knows_kind("ports"));
     }
 

@@ -31,6 +31,23 @@ pub struct MemoryLayer {
     pub sealed_at: Timestamp,
 }
 
+impl MemoryLayer {
+    /// The files that every memory layer has. One more is the disk of a machine that has its own, under a name its driver chose.
+    pub const FILES: [&str; 3] = ["devices", "index", "pages"];
+
+    /// The file that is the machine's disk, and its size. Absent if the machine's files are not part of the image.
+    #[must_use]
+    pub fn disk(&self) -> Option<(&str, u64)> {
+        let disk = self.sizes.iter().find(|(name, _)| !Self::FILES.contains(&name.as_str()));
+        disk.map(|(name, size)| (name.as_str(), *size))
+    }
+
+    /// The names of all its files.
+    pub fn files(&self) -> impl Iterator<Item = &str> {
+        Self::FILES.into_iter().chain(self.disk().map(|(name, _)| name))
+    }
+}
+
 /// The memory image that machines of one fingerprint begin with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Template {

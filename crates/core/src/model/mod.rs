@@ -3,11 +3,13 @@
 //! Everything here is plain data. Text is parsed into these types at the edge (HTTP, command line,
 //! disk) and trusted inside: a [`Name`] is a valid name, a [`LayerId`] is safe in a path.
 
+mod device;
 mod drive;
 mod end;
 mod event;
 mod guard;
 mod id;
+pub mod lifecycle;
 mod memory;
 mod name;
 mod network;
@@ -17,18 +19,21 @@ mod port;
 mod quantity;
 mod record;
 mod root;
+mod sandbox;
 mod secret;
+mod secret_forms;
 mod service;
 mod snapshot;
 mod spec;
 
+pub use device::{Device, MTU};
 pub use drive::{
     Attachment, DRIVE_SIZE, Drive, Mount, MountMode, Mounted, Mounts, check_drive_name,
     check_mounts,
 };
 pub use end::CommandEnd;
 pub use event::{
-    BadEventId, Change, Event, EventFilter, EventFinding, EventId, EventSandbox, EventUsage,
+    BadEventId, Event, EventData, EventFilter, EventFinding, EventId, EventSandbox, EventUsage,
 };
 pub use guard::{
     Aside, Because, Decision, Encoding, Finding, FindingKind, Guard, GuardPatch, OnJunk, OnSecret,
@@ -37,6 +42,7 @@ pub use guard::{
 pub use id::{
     BadId, CommandId, DriveId, KeyId, LayerId, MemoryId, SandboxId, SessionId, SnapshotId,
 };
+pub use lifecycle::Phase;
 pub use memory::{Fingerprint, MemoryLayer, OnIdle, Template};
 pub use name::{BadName, Name, Tags, check_env_name, check_tag};
 pub use network::{
@@ -50,19 +56,24 @@ pub use port::{Access, Port};
 pub use quantity::{BadQuantity, Size, Span};
 pub use record::{
     Carried, Command, CommandState, Dressed, Ending, FORMAT, HookRun, Image, ImageConfig, Key,
-    Layer, LayerKind, Lineage, OnDelete, Project, Sandbox, Scope, Session, SessionEnd, Usage,
-    Validation,
+    Layer, LayerKind, Lineage, OnDelete, Project, Scope, Session, SessionEnd, Usage, Validation,
 };
 pub use root::{Limits, MachineKey, RootFs, UidRange};
-pub use secret::{
-    Inject, InjectInto, Secret, SecretGiven, SecretHow, SecretName, SecretPlace, SecretUse,
-    SecretVersion,
+pub use sandbox::{
+    Breakdown, Change, Deletion, Ended, LastSession, NotAllowed, OpenSession, Sandbox, SandboxState,
 };
+pub use secret::{
+    Inject, InjectInto, LONGEST_SECRET, SHORTEST_SECRET, Secret, SecretGiven, SecretHow,
+    SecretName, SecretPlace, SecretUse, SecretVersion,
+};
+pub use secret_forms::secret_forms;
 pub use service::{Restart, Service};
 pub use snapshot::{Expiry, Method, Snapshot, SnapshotKind};
 pub use spec::{BadConfig, Class, Config, Hook, Hooks, Patch, Resources, Retention};
 
 pub use jiff::Timestamp;
+
+// It is decided there, and moves here together with what `record` takes from there.
 
 /// The present, to the millisecond: what is stored reads back equal.
 #[must_use]

@@ -8,11 +8,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CommandEnd, CommandId, Config, Decision, Expiry, Finding, KeyId, LayerId, MemoryId, Method,
-    Mounted, Name, ProjectNetwork, SandboxId, SecretGiven, SecretName, SessionId, Size, SnapshotId,
-    SnapshotKind, Span, Timestamp, UidRange, now,
+    CommandEnd, CommandId, Expiry, KeyId, LayerId, Method, Name, ProjectNetwork, SandboxId,
+    SecretGiven, SecretName, SessionId, Size, SnapshotId, SnapshotKind, Span, Timestamp,
 };
-use crate::engine::lifecycle::{Effect, Phase};
 
 /// The version of all documents, and of the data directory. 2: drives, tombstones of snapshots. 3: network policies,
 /// secrets, guards, services. 4: memory images. 5: checksums.
@@ -63,120 +61,6 @@ pub struct Key {
     pub expires_at: Option<Timestamp>,
 }
 
-/// A named, durable machine.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sandbox {
-    /// [`FORMAT`].
-    pub format: u32,
-    /// Its id.
-    pub id: SandboxId,
-    /// The project it belongs to.
-    pub project: Name,
-    /// Its name, unique in the project.
-    pub name: Name,
-    /// What was decided about it.
-    pub config: Config,
-    /// Where it is.
-    pub phase: Phase,
-    /// What was begun and not yet seen to its end.
-    pub debt: Option<Effect>,
-    /// How many snapshots were acknowledged.
-    pub generation: u64,
-    /// What the next session starts from; the image if absent.
-    pub current: Option<SnapshotId>,
-    /// The snapshot it stood on, which was deleted all the same. It does not start until it is rolled
-    /// back to another one, or a session still under way leaves a new one: never from the image.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub missing: Option<SnapshotId>,
-    /// Layers of the image it was created from, topmost first: a name that is later moved to another
-    /// image does not move this sandbox.
-    pub image_layers: Vec<LayerId>,
-    /// What the image says about commands.
-    pub image_config: ImageConfig,
-    /// Where it was forked from.
-    pub forked_from: Option<Lineage>,
-    /// The session that is under way, or the last one.
-    pub session: Option<SessionId>,
-    /// How the session that is being ended is to end, so that a daemon that comes back ends it the
-    /// same way.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ending: Option<Ending>,
-    /// What becomes of its snapshots, once it is `deleted`.
-    #[serde(default, skip_serializing_if = "OnDelete::is_drop")]
-    pub on_delete: OnDelete,
-    /// Whether it goes, once it is `deleted`, even if what it wrote to drives is lost with it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub forced: bool,
-    /// Whether it is deleted because it expired, and nobody asked for it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub expired: bool,
-    /// What all sessions that have ended used together.
-    #[serde(default)]
-    pub totals: Usage,
-    /// The layer that the session under way writes to.
-    pub open_layer: Option<LayerId>,
-    /// What that layer stands on, topmost first. Kept apart from `current`, which a checkpoint moves
-    /// while the session goes on.
-    pub open_chain: Vec<LayerId>,
-    /// The layer right under the open one, while it is being sealed under a session that goes on.
-    pub unsealed: Option<LayerId>,
-    /// The memory image that the session under way was started from, or whose disks it was booted on, topmost first.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub open_memory: Vec<MemoryId>,
-    /// How many of the lowest layers are an image's, if the memory that the session began with says so.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub open_image: Option<usize>,
-    /// What was captured of the session under way, topmost first. Written down before a capture begins, so that none is
-    /// forgotten: what a capture took of the disk is part of every image of this session from then on.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub captured: Vec<MemoryId>,
-    /// The drives that the session under way has.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub mounted: Vec<Mounted>,
-    /// The uid range the session under way runs in.
-    pub uids: Option<UidRange>,
-    /// The idempotency key it was created with, so that a retry after a crash finds it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub created_with: Option<String>,
-    /// When it was created.
-    pub created_at: Timestamp,
-    /// When its configuration or phase changed.
-    pub updated_at: Timestamp,
-    /// When its phase last changed. Records of before do not tell: the daemon that reads one takes
-    /// when it was last used.
-    #[serde(default)]
-    pub phase_at: Timestamp,
-    /// When a session last began or ended.
-    pub used_at: Timestamp,
-    /// Why it is in the phase `failed`.
-    pub failure: Option<String>,
-    /// What was decided about what the guard found, for the end of the session under way.
-    #[serde(default, skip_serializing_if = "Decision::is_none")]
-    pub decision: Decision,
-    /// What the guard found in what the last session wrote. It is down and not sealed, and stays so until
-    /// somebody decides.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub guarded: Vec<Finding>,
-    /// What the `validate` hook printed before the last stop: exit code and output.
-    pub validated: Option<Validation>,
-}
-
-impl Sandbox {
-    /// When it goes away: its expiry after its last use.
-    #[must_use]
-    pub fn expires_at(&self) -> Timestamp {
-        after(self.used_at, self.config.expires)
-    }
-
-    /// Puts it into a phase, and remembers since when.
-    pub fn enter(&mut self, phase: Phase) {
-        if self.phase != phase {
-            self.phase_at = now();
-        }
-        self.phase = phase;
-    }
-}
-
 pub(super) fn after(at: Timestamp, span: Span) -> Timestamp {
     let span = jiff::SignedDuration::from_millis(i64::try_from(span.0).unwrap_or(i64::MAX));
     at.checked_add(span).unwrap_or(Timestamp::MAX)
@@ -195,7 +79,7 @@ pub enum OnDelete {
 
 impl OnDelete {
     #[allow(clippy::trivially_copy_pass_by_ref)] // serde asks for it
-    fn is_drop(&self) -> bool {
+    pub(super) fn is_drop(&self) -> bool {
         *self == Self::Drop
     }
 }
@@ -542,8 +426,8 @@ pub struct ImageConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::{OnDelete, Sandbox, Usage};
-    use crate::model::{Config, Timestamp};
+    use super::Usage;
+    use crate::model::{Config, Sandbox, Timestamp};
 
     #[test]
     fn a_sandbox_of_before_still_reads() {
@@ -564,7 +448,7 @@ mod tests {
         });
         let sandbox: Sandbox = serde_json::from_value(text).unwrap();
         assert!(sandbox.config.retention.delete_evicted, "as it was");
-        assert_eq!((sandbox.on_delete, sandbox.totals), (OnDelete::Drop, Usage::default()));
+        assert_eq!((sandbox.deletion(), sandbox.totals), (None, Usage::default()));
         assert_eq!(sandbox.phase_at, Timestamp::UNIX_EPOCH);
     }
 }

@@ -8,6 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{BadName, DomainPattern, Name, Tags, Timestamp, check_env_name};
 
+/// The shortest value a secret may have. What is shorter turns up by chance, so it can neither be masked
+/// nor searched for.
+pub const SHORTEST_SECRET: usize = 6;
+/// The longest value a secret may have.
+pub const LONGEST_SECRET: usize = 64 << 10;
+
 /// The name of a secret, which is also what its variable is called unless somebody says otherwise: 1 to
 /// 128 letters, digits and `_`, no digit first.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

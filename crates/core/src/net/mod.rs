@@ -42,13 +42,14 @@ use self::flow::Switch;
 use self::ledger::Ledger;
 use self::stack::Stack;
 use self::switch::Switchboard;
-use crate::driver::Device;
-use crate::model::{Connection, SessionId};
+use crate::model::{Connection, Device, SessionId};
 
 pub use ledger::{Journal, Traffic};
 pub use outside::{Outside, OutsideSettings};
 pub use proxy::{Authority, BadAuthority};
 pub use rules::{Brokered, Rules};
+
+pub use crate::model::MTU;
 
 /// The sandbox's own address.
 pub const GUEST_V4: Ipv4Addr = Ipv4Addr::new(100, 96, 0, 2);
@@ -58,8 +59,6 @@ pub const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(100, 96, 0, 1);
 pub const GUEST_V6: Ipv6Addr = Ipv6Addr::new(0xfd73, 0x616e, 0x646b, 0, 0, 0, 0, 2);
 /// Its gateway and name server.
 pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfd73, 0x616e, 0x646b, 0, 0, 0, 0, 1);
-/// How large a packet may be, on the device and in the stack.
-pub const MTU: usize = 65_520;
 
 /// What a sandbox's network is made of.
 #[derive(Debug)]

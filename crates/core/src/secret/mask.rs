@@ -20,6 +20,8 @@ use aho_corasick::nfa::noncontiguous::NFA;
 use aho_corasick::{Anchored, MatchKind};
 use zeroize::Zeroizing;
 
+use crate::model::secret_forms;
+
 /// From how many bytes on a tail is held back.
 const HELD: usize = 4;
 
@@ -47,10 +49,10 @@ impl fmt::Debug for Mask {
 }
 
 impl Mask {
-    /// A mask of these values in all their [`forms`](super::forms); `None` when there is nothing to mask.
+    /// A mask of these values in all their [forms](secret_forms); `None` when there is nothing to mask.
     #[must_use]
     pub fn new<'a>(values: impl IntoIterator<Item = &'a str>) -> Option<Self> {
-        let mut forms: Vec<_> = values.into_iter().flat_map(super::forms).collect();
+        let mut forms: Vec<_> = values.into_iter().flat_map(secret_forms).collect();
         forms.sort_by(|a, b| (a.len(), a.as_slice()).cmp(&(b.len(), b.as_slice())));
         forms.dedup();
         if forms.is_empty() {

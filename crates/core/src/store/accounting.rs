@@ -299,14 +299,15 @@ impl Books {
     /// Enters a sandbox: it holds its image's layers even when the image is gone, and what its session
     /// writes to and stands on, drives and memory included.
     pub fn hold_sandbox(&mut self, sandbox: &Sandbox) {
-        let session = sandbox.open_layer.iter().chain(&sandbox.unsealed).chain(&sandbox.open_chain);
-        let drives = sandbox.mounted.iter().flat_map(|mounted| mounted.chain.iter());
-        let open = sandbox.mounted.iter().map(|mounted| &mounted.layer);
+        let written = sandbox.open_layer().into_iter().chain(sandbox.unsealed());
+        let session = written.chain(sandbox.open_chain());
+        let drives = sandbox.mounted().iter().flat_map(|mounted| mounted.chain.iter());
+        let open = sandbox.mounted().iter().map(|mounted| &mounted.layer);
         let layers = session.chain(&sandbox.image_layers).chain(drives).chain(open);
         let holder = Holder::Sandbox(sandbox.id.clone());
         self.layers.hold(holder.clone(), layers);
         self.roster.enter_sandbox(sandbox);
-        self.memory.hold(holder, sandbox.open_memory.iter().chain(&sandbox.captured));
+        self.memory.hold(holder, sandbox.open_memory().iter().chain(sandbox.captured()));
     }
 
     /// Strikes out a sandbox.

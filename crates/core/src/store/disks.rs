@@ -25,8 +25,10 @@ impl Store {
                 Err(error) => return Err(bad(error.to_string())),
             };
             let dir = self.memory_dir(id);
-            let there = fs::metadata(dir.join("disk.qcow2")).ok().map(|found| found.len());
-            if there.is_none() || there != layer.sizes.get("disk.qcow2").copied() {
+            let Some((disk, size)) = layer.disk() else {
+                return Err(bad("it has no disk on record".to_owned()));
+            };
+            if fs::metadata(dir.join(disk)).ok().map(|found| found.len()) != Some(size) {
                 return Err(bad("its disk is missing, or of another size".to_owned()));
             }
             dirs.push(dir);
@@ -42,7 +44,7 @@ impl Store {
     /// Returns [`StoreError::Io`].
     pub async fn seal_disk_alone(&self, id: &MemoryId, new: NewMemory) -> Result<bool> {
         let (dir, pages) = (self.memory_dir(id), new.ram.0 / PAGE);
-        if !dir.join("disk.qcow2").exists() {
+        if !new.disk.as_ref().is_some_and(|disk| dir.join(disk).exists()) {
             self.discard_memory(id).await?;
             return Ok(false);
         }

@@ -403,13 +403,13 @@ mod tests {
         EventChunk, EventSource, EventWriter, SEGMENTS, event_sources, last_event, path_of,
         read_events, segments,
     };
-    use crate::model::{Change, Event, EventId, now};
+    use crate::model::{Event, EventData, EventId, now};
 
     const ALL: u64 = u64::MAX;
 
     fn event(id: u64) -> Event {
         let project = Some("p".parse().unwrap());
-        let change = Change::SandboxFailed { reason: "x".repeat(100) };
+        let change = EventData::SandboxFailed { reason: "x".repeat(100) };
         Event { id: EventId(id), at: now(), project, sandbox: None, change }
     }
 

@@ -20,9 +20,8 @@ use super::manifest::{Damaged, Manifest, Scan, id_of, list, parse, sync_parent};
 use super::problem::Problem;
 use super::trash::Trashed;
 use super::{ALL_PARTS, PARTS, Result, Store, blocking, io_error};
-use crate::engine::lifecycle::Phase;
 use crate::model::{
-    Command, Drive, Image, KeptAuthority, Layer, LayerId, MemoryId, MemoryLayer, Project,
+    Command, Drive, Image, KeptAuthority, Layer, LayerId, MemoryId, MemoryLayer, Phase, Project,
     Quarantine, Sandbox, SandboxId, Secret, Session, Snapshot, SnapshotId, Template,
 };
 
@@ -135,11 +134,11 @@ impl Store {
         let sealed: HashMap<&LayerId, &Layer> =
             everything.layers.good.iter().map(|layer| (&layer.id, layer)).collect();
         let written = |found: &'_ Sandbox| {
-            let drives = found.mounted.iter().map(|mounted| &mounted.layer);
+            let drives = found.mounted().iter().map(|mounted| &mounted.layer);
             found
-                .open_layer
-                .iter()
-                .chain(&found.unsealed)
+                .open_layer()
+                .into_iter()
+                .chain(found.unsealed())
                 .chain(drives)
                 .cloned()
                 .collect::<Vec<_>>()
@@ -161,7 +160,7 @@ impl Store {
         }
         for sandbox in &everything.sandboxes.good {
             // What a start that did not finish began may not have reached the disk.
-            if !matches!(sandbox.phase, Phase::Running | Phase::Stopping) {
+            if !matches!(sandbox.phase(), Phase::Running | Phase::Stopping) {
                 continue;
             }
             for layer in written(sandbox) {
@@ -465,10 +464,10 @@ impl Everything {
         for sandbox in &self.sandboxes.good {
             let holder = format!("{} {}", Sandbox::KIND, sandbox.id);
             holdings.push((holder.clone(), &sandbox.image_layers));
-            for mounted in &sandbox.mounted {
+            for mounted in sandbox.mounted() {
                 holdings.push((holder.clone(), &mounted.chain));
             }
-            holdings.push((holder, &sandbox.open_chain));
+            holdings.push((holder, sandbox.open_chain()));
         }
         holdings
     }
@@ -481,7 +480,7 @@ impl Everything {
             });
         let sandboxes =
             self.sandboxes.good.iter().map(|sandbox| {
-                (format!("{} {}", Sandbox::KIND, sandbox.id), &sandbox.open_memory[..])
+                (format!("{} {}", Sandbox::KIND, sandbox.id), sandbox.open_memory())
             });
         snapshots.chain(sandboxes).collect()
     }

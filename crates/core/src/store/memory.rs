@@ -25,8 +25,6 @@ use super::{Result, Store, StoreError, blocking, io_error};
 use crate::failpoint;
 use crate::model::{FORMAT, Fingerprint, MemoryId, MemoryLayer, Size, Template, Timestamp, now};
 
-/// The files of a memory layer.
-const FILES: [&str; 4] = ["devices", "index", "pages", "disk.qcow2"];
 /// Those whose digests are known from the beginning and checked before every use.
 const SMALL: [&str; 2] = ["devices", "index"];
 /// How long a template that no machine was started from stays, in days.
@@ -41,6 +39,8 @@ pub struct NewMemory {
     pub ram: Size,
     /// Packed layers that its root is mounted from.
     pub roots: Vec<String>,
+    /// The file in it that is the machine's disk, if it has its own. Not one of [`MemoryLayer::FILES`].
+    pub disk: Option<String>,
 }
 
 /// What a collection of memory removed.
@@ -141,7 +141,7 @@ impl Store {
     fn seal_memory_now(&self, id: &MemoryId, new: NewMemory) -> Result<MemoryLayer> {
         let dir = self.memory_dir(id);
         let (mut sizes, mut digests, mut bytes) = (BTreeMap::new(), BTreeMap::new(), 0);
-        for name in FILES {
+        for name in MemoryLayer::FILES.into_iter().chain(new.disk.as_deref()) {
             let path = dir.join(name);
             let file = match File::open(&path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -153,7 +153,7 @@ impl Store {
             let found = file.metadata().map_err(io_error("stat", &path))?;
             sizes.insert(name.to_owned(), found.len());
             bytes += found.blocks() * 512;
-            if SMALL.contains(&name) {
+            if is_small(name) {
                 digests.insert(name.to_owned(), digest_of(&path)?);
             }
         }
@@ -197,7 +197,7 @@ impl Store {
                     }
                     Err(error) => return Err(unusable(id, error.to_string())),
                 };
-                if let Some(reason) = store.memory_trouble(&layer, &SMALL)?.into_iter().next() {
+                if let Some(reason) = store.memory_trouble(&layer, is_small)?.into_iter().next() {
                     return Err(unusable(id, reason));
                 }
             }
@@ -206,15 +206,15 @@ impl Store {
         .await
     }
 
-    /// What is wrong with a sealed memory layer: files that are missing or of another size, and of those named in `hashed` the
+    /// What is wrong with a sealed memory layer: files that are missing or of another size, and of those that are `hashed` the
     /// ones whose digest is another than the one on record.
     pub(super) fn memory_trouble(
         &self,
         layer: &MemoryLayer,
-        hashed: &[&str],
+        hashed: impl Fn(&str) -> bool,
     ) -> Result<Vec<String>> {
         let mut wrong = Vec::new();
-        for name in FILES {
+        for name in layer.files() {
             let path = self.memory_dir(&layer.id).join(name);
             let Some(size) = layer.sizes.get(name) else {
                 wrong.push(format!("the size of `{name}` is not on record"));
@@ -232,14 +232,14 @@ impl Store {
                 wrong.push(format!("`{name}` has {is} bytes and had {was}"));
                 continue;
             }
-            if !hashed.contains(&name) {
+            if !hashed(name) {
                 continue;
             }
             match layer.digests.get(name) {
                 Some(digest) if *digest != digest_of(&path)? => {
                     wrong.push(format!("`{name}` is not what was sealed"));
                 }
-                None if SMALL.contains(&name) => {
+                None if is_small(name) => {
                     wrong.push(format!("the digest of `{name}` is not on record"));
                 }
                 _ => {}
@@ -250,7 +250,7 @@ impl Store {
 
     /// What is wrong with a sealed memory layer, without reading large files.
     pub(super) fn trouble_of(&self, layer: &MemoryLayer) -> Result<Vec<String>> {
-        self.memory_trouble(layer, &SMALL)
+        self.memory_trouble(layer, is_small)
     }
 
     /// Reads all of a sealed memory layer and compares it with its digests.
@@ -263,10 +263,10 @@ impl Store {
         let (store, id) = (self.clone(), id.clone());
         blocking(move || {
             let layer = store.get::<MemoryLayer>(&id)?;
-            let wrong = store.memory_trouble(&layer, &FILES)?;
+            let wrong = store.memory_trouble(&layer, |_| true)?;
             Ok(match wrong.is_empty() {
                 false => Verdict::Damaged(wrong.into_iter().map(Difference::Told).collect()),
-                true if FILES.iter().all(|name| layer.digests.contains_key(*name)) => {
+                true if layer.files().all(|name| layer.digests.contains_key(name)) => {
                     Verdict::Intact
                 }
                 true => Verdict::Unknown,
@@ -284,11 +284,11 @@ impl Store {
         let (store, id) = (self.clone(), id.clone());
         blocking(move || {
             let mut layer = store.get::<MemoryLayer>(&id)?;
-            for name in FILES {
-                if !layer.digests.contains_key(name) {
-                    let digest = digest_of(&store.memory_dir(&id).join(name))?;
-                    layer.digests.insert(name.to_owned(), digest);
-                }
+            let unknown = layer.files().filter(|name| !layer.digests.contains_key(*name));
+            let unknown: Vec<_> = unknown.map(str::to_owned).collect();
+            for name in unknown {
+                let digest = digest_of(&store.memory_dir(&id).join(&name))?;
+                layer.digests.insert(name, digest);
             }
             let place = MemoryLayer::place(&id);
             store.put(&place, &to_json(&layer, &place)?, Durability::Synced, false)
@@ -409,6 +409,10 @@ impl Store {
         })
         .await
     }
+}
+
+fn is_small(name: &str) -> bool {
+    SMALL.contains(&name)
 }
 
 fn unusable(id: &MemoryId, reason: String) -> StoreError {

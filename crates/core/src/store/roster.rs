@@ -47,15 +47,15 @@ pub struct Dangling {
 
 impl Roster {
     pub(super) fn enter_sandbox(&mut self, sandbox: &Sandbox) {
-        let drives = sandbox.mounted.iter().flat_map(|mounted| mounted.chain.iter());
+        let drives = sandbox.mounted().iter().flat_map(|mounted| mounted.chain.iter());
         // Layers that are being written may be discarded before the record says so: an empty one is. They are not listed.
-        let open = |id: &&LayerId| Some(*id) != sandbox.unsealed.as_ref();
+        let open = |id: &&LayerId| Some(*id) != sandbox.unsealed();
         let layers =
-            sandbox.image_layers.iter().chain(&sandbox.open_chain).chain(drives).filter(open);
+            sandbox.image_layers.iter().chain(sandbox.open_chain()).chain(drives).filter(open);
         let stand = Stand {
             current: sandbox.current.clone(),
             layers: layers.cloned().collect(),
-            memory: sandbox.open_memory.clone(),
+            memory: sandbox.open_memory().to_vec(),
         };
         self.sandboxes.insert(sandbox.id.clone(), stand);
     }

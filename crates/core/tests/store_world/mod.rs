@@ -106,5 +106,7 @@ pub(crate) fn project(text: &str) -> Project {
 }
 
 pub(crate) fn sandbox(image_layers: &[LayerId]) -> Sandbox {
-    Sandbox { image_layers: image_layers.to_vec(), ..sandkeep_testkit::db::sandbox("p", "box") }
+    let mut sandbox = sandkeep_testkit::db::sandbox("p", "box");
+    sandbox.image_layers = image_layers.to_vec();
+    sandbox
 }

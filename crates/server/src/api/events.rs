@@ -100,7 +100,7 @@ fn kinds(params: &mut Params) -> Result<Vec<String>, ApiError> {
         None => Ok(kinds),
         Some(unknown) => {
             let unknown: String = unknown.chars().take(80).collect();
-            let known = model::Change::KINDS.join(", ");
+            let known = model::EventData::KINDS.join(", ");
             Err(ApiError::invalid(format!("`kind`: there is no kind `{unknown}`"))
                 .hint(format!("use one of {known}, or the part before the dot")))
         }
@@ -221,14 +221,14 @@ fn out(event: model::Event) -> types::Event {
 
 #[cfg(test)]
 mod tests {
-    use sandkeep_core::model::{Change, Event, EventId, Timestamp};
+    use sandkeep_core::model::{Event, EventData, EventId, Timestamp};
 
     use super::{message, out, time};
 
     #[test]
     fn an_event_is_one_message() {
         let at = Timestamp::UNIX_EPOCH;
-        let change = Change::SandboxFailed { reason: "line\nbreak".to_owned() };
+        let change = EventData::SandboxFailed { reason: "line\nbreak".to_owned() };
         let event = Event { id: EventId(7), at, project: None, sandbox: None, change };
         let text = String::from_utf8(message(&out(event)).to_vec()).unwrap();
         assert_eq!(

@@ -215,13 +215,15 @@ pub(super) fn commands_kept(kept: engine::CommandsKept) -> types::CommandsKept {
 
 pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
     let expires_at = sandbox.expires_at().to_string();
+    let (phase, failure) = (sandbox.phase(), sandbox.failure().map(str::to_owned));
+    let findings = guard::findings(sandbox.guarded().to_vec());
     let config = sandbox.config;
     types::Sandbox {
         name: sandbox.name.into(),
         id: sandbox.id.into(),
         project: sandbox.project.into(),
-        state: state(sandbox.phase),
-        failure: sandbox.failure,
+        state: state(phase),
+        failure,
         fallback: None,
         commands: None,
         generation: sandbox.generation,
@@ -263,7 +265,7 @@ pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
         wake_on_request: config.wake_on_request,
         services: config.services.into_iter().map(service_out).collect(),
         guard: guard::guard(config.guard),
-        findings: guard::findings(sandbox.guarded),
+        findings,
         expires_ms: config.expires.0,
         expires_at,
         created_at: sandbox.created_at.to_string(),

@@ -211,7 +211,7 @@ async fn whoever_leaves_is_gone_also_where_the_process_hangs() {
         open.push(stream);
     }
     let phase =
-        async || served.engine.get(&name("main"), &name("box")).await.unwrap().sandbox.phase;
+        async || served.engine.get(&name("main"), &name("box")).await.unwrap().sandbox.phase();
     assert_eq!(phase().await, Phase::Running);
     drop(open);
     let asleep = async {

@@ -100,7 +100,7 @@ async fn a_request_wakes_a_sandbox_once_and_finds_its_service() {
 
     // The service alone keeps nothing awake; the next request has both there again.
     let phase =
-        async || served.engine.get(&name("main"), &name("box")).await.unwrap().sandbox.phase;
+        async || served.engine.get(&name("main"), &name("box")).await.unwrap().sandbox.phase();
     let asleep = async {
         while phase().await != Phase::Stopped {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -126,7 +126,7 @@ async fn an_open_stream_holds_a_sandbox_awake() {
     assert_eq!(response.frame().await.unwrap().unwrap().into_data().unwrap(), "data: one\n\n");
     tokio::time::sleep(Duration::from_secs(4)).await;
     let opened = served.engine.get(&name("main"), &name("box")).await.unwrap();
-    assert_eq!(opened.sandbox.phase, Phase::Running, "somebody listens");
+    assert_eq!(opened.sandbox.phase(), Phase::Running, "somebody listens");
 }
 
 #[tokio::test]

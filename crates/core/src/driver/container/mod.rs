@@ -20,14 +20,14 @@
 //! nothing can be written any more and nobody needs to wait. So `stop` holds the mounts until the
 //! processes are gone and the layer is sealed ([`release`]), and a builder that has swapped a root is not waited for.
 //!
-//! *What is done ahead.* See [`spares`].
+//! *What is done ahead.* See [`begun_ahead`].
 //!
 //! Calls are plain blocking code on the runtime's blocking threads: each is a few milliseconds of
 //! system calls, and one that was begun is finished even if its caller goes away.
 
+mod begun_ahead;
 mod disk;
 mod probe;
-mod spares;
 
 use std::fs::{self, File};
 use std::io::{self, IoSliceMut};
@@ -47,8 +47,8 @@ use sandkeep_proto::cage::{
 use tokio::io::Interest;
 use tokio::sync::Semaphore;
 
+use self::begun_ahead::Builders;
 pub use self::probe::probe;
-use self::spares::Spares;
 use super::host::{Builder, Host, broken, died, failed, lock, on_thread};
 use super::{
     Device, Driver, DriverError, DriverResult, Link, Machine, MachineMount, MachineUsage, Relayer,
@@ -57,6 +57,7 @@ use super::{
 use crate::failpoint::step;
 use crate::model::{MachineKey, RootFs};
 use crate::release;
+use crate::warm_pool::WarmPool;
 
 const NAME: &str = "container";
 /// How long the agent may take to hand over the network device.
@@ -82,7 +83,8 @@ pub struct ContainerConfig {
 #[derive(Debug, Clone)]
 pub struct ContainerDriver {
     host: Arc<Host>,
-    spares: Arc<Spares>,
+    /// Cages that are begun.
+    ahead: Arc<Builders>,
     /// Held while a machine is started.
     turns: Arc<Semaphore>,
 }
@@ -99,25 +101,25 @@ impl ContainerDriver {
         let host = Host::prepare(NAME, agent, run_dir, &cgroup_parent)?;
         let at_once = AT_ONCE * thread::available_parallelism().map_or(2, usize::from);
         let turns = Arc::new(Semaphore::new(at_once));
-        Ok(Self { host: Arc::new(host), spares: Spares::new(0), turns })
+        Ok(Self { host: Arc::new(host), ahead: WarmPool::new(begun_ahead::limits(0)), turns })
     }
 
     /// Keeps up to so many cages begun ahead of the next starts.
     #[must_use]
     pub fn with_spares(self, most: usize) -> Self {
-        Self { spares: Spares::new(most), ..self }
+        Self { ahead: WarmPool::new(begun_ahead::limits(most)), ..self }
     }
 
     /// How many cages are begun that are nobody's.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.spares.waiting()
+        self.ahead.waiting()
     }
 
     /// Removes the runtime directory, if no machine is left in it. Control groups go with the last
     /// machine by themselves.
     pub fn retire(self) {
-        self.spares.close();
+        drop(self.ahead.close_within(Duration::ZERO));
         let _ = fs::remove_dir(self.host.run_dir());
     }
 
@@ -137,13 +139,13 @@ impl Driver for ContainerDriver {
     }
 
     async fn start(&self, machine: &Machine) -> DriverResult<Link> {
-        let (machine, spares) = (machine.clone(), Arc::clone(&self.spares));
+        let (machine, ahead) = (machine.clone(), Arc::clone(&self.ahead));
         let started = {
-            let _under_way = self.spares.starting();
+            let _under_way = self.ahead.starting();
             let _turn = tokio::time::timeout(TURN, self.turns.acquire()).await;
-            self.with_host(move |host| start(host, &machine, spares.take())).await
+            self.with_host(move |host| start(host, &machine, begun_ahead::take(&ahead))).await
         };
-        self.spares.restock(&self.host);
+        self.ahead.restock(&self.host, &());
         started
     }
 

@@ -31,10 +31,11 @@
 //!
 //! *KVM is believed when a machine has booted under it* (`probe`), not when `/dev/kvm` opens.
 //!
-//! *A machine that is restored takes over a hypervisor that waits already*, if there is one (`spares`).
+//! *A machine that is restored takes over a hypervisor that waits already*, if there is one (`warm`).
 //!
 //! Calls are plain blocking code on the runtime's blocking threads, as in the container driver.
 
+mod adopt;
 mod blank;
 mod capture;
 mod disks;
@@ -42,17 +43,17 @@ pub mod kernel;
 mod life;
 pub mod memory;
 mod merge;
-mod pass_on;
 mod probe;
 mod qcow2;
 mod qemu;
 mod qmp;
 mod roots;
-mod spares;
+mod warm;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,13 +67,13 @@ use self::probe::Facts;
 pub use self::qemu::Accelerator;
 use self::qemu::Shape;
 use self::roots::Roots;
-use self::spares::{Kind, Spares};
+use self::warm::{Kind, Spares};
 use super::confined::Confined;
 use super::host::{Host, broken, died, failed, lock, on_thread};
 use super::uids::Claims;
 use super::{
-    Captured, Check, Device, Driver, DriverError, DriverResult, Keeper, Link, Machine,
-    MachineUsage, RAM_SO, Restored, Then,
+    Captured, Device, Driver, DriverError, DriverResult, KeepsMemory, Link, Machine, MachineUsage,
+    OwnDisk, RAM_SO, Restored, Then,
 };
 use crate::model::{Fingerprint, Limits, MachineKey, RootFs, Size};
 
@@ -105,6 +106,10 @@ pub struct MicrovmConfig {
     pub spare_uids: u32,
 }
 
+/// Waits until the agent behind a link answers, for as long as the caller says. A driver does not talk to agents, so whoever makes
+/// one passes this in: `engine::agent_answers`.
+pub type Answers = fn(Link, Duration) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+
 /// Runs machines with a kernel of their own. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct MicrovmDriver {
@@ -124,6 +129,7 @@ struct Microvm {
     spares: Spares,
     /// Uids of hypervisors that are no machine's yet.
     uids: Claims,
+    answers: Answers,
 }
 
 /// What a machine is, for the driver that finds it running.
@@ -146,13 +152,13 @@ struct Plan {
 }
 
 impl MicrovmDriver {
-    /// Prepares this host.
+    /// Prepares this host. With `answers` it finds out whether a machine that was booted to try the host out runs.
     ///
     /// # Errors
     ///
     /// Returns [`DriverError::Unsupported`] when the host lacks control groups or a hypervisor, and [`DriverError::Io`] when a
     /// directory cannot be made.
-    pub fn new(config: MicrovmConfig) -> DriverResult<Self> {
+    pub fn new(config: MicrovmConfig, answers: Answers) -> DriverResult<Self> {
         if !config.qemu.is_file() {
             let reason = format!(
                 "there is no hypervisor at `{}`; install qemu-system-x86",
@@ -173,8 +179,9 @@ impl MicrovmDriver {
             confined,
             facts: Facts::new(cache),
             ram_so,
-            spares: Spares::default(),
-            uids: Claims::of(cache, spares::CLAIMED_UIDS),
+            spares: Spares::new(config.spares),
+            uids: Claims::of(cache, warm::CLAIMED_UIDS),
+            answers,
             config,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -214,14 +221,15 @@ impl MicrovmDriver {
         let first = Zeroizing::new(first.to_vec());
         let limits = machine.limits;
         let started = {
-            let _under_way = self.inner.spares.starting();
+            let _under_way = self.inner.spares.pool.starting();
             self.with(move |microvm| microvm.start(&machine, &image, &first, how, accelerator))
                 .await
         };
         if how == Start::Restore && started.is_ok() && self.inner.config.spares > 0 {
             let here = self.with(move |microvm| microvm.fingerprint(&limits, accelerator)).await;
             if let Ok(here) = here {
-                self.restock(&Kind::of(&limits, accelerator, &here));
+                let kind = Kind::of(&limits, accelerator, &here);
+                self.inner.spares.pool.restock(&self.inner, &kind);
             }
         }
         started
@@ -261,29 +269,21 @@ impl Driver for MicrovmDriver {
         self.with(move |microvm| microvm.network(&key)).await
     }
 
-    fn keeper(&self) -> Option<&dyn Keeper> {
+    fn memory(&self) -> Option<&dyn KeepsMemory> {
+        Some(self)
+    }
+
+    fn disk(&self) -> Option<&dyn OwnDisk> {
         Some(self)
     }
 }
 
 #[async_trait]
-impl Keeper for MicrovmDriver {
+impl KeepsMemory for MicrovmDriver {
     async fn fingerprint(&self, machine: &Machine) -> DriverResult<Fingerprint> {
         let accelerator = self.accelerator().await?;
         let limits = machine.limits;
         self.with(move |microvm| microvm.fingerprint(&limits, accelerator)).await
-    }
-
-    async fn roots(&self, root: &RootFs) -> DriverResult<Vec<String>> {
-        let root = root.clone();
-        self.with(move |microvm| {
-            microvm.roots.of_root(&root)?.iter().map(|path| Roots::mark(path)).collect()
-        })
-        .await
-    }
-
-    async fn boot(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Link> {
-        Ok(self.launch(machine, image, Start::Boot, &[]).await?.link)
     }
 
     async fn restore(
@@ -293,11 +293,6 @@ impl Keeper for MicrovmDriver {
         first: &[u8],
     ) -> DriverResult<Restored> {
         self.launch(machine, image, Start::Restore, first).await
-    }
-
-    async fn lower(&self, key: &MachineKey) -> DriverResult<u32> {
-        let key = key.clone();
-        self.with(move |microvm| Ok(microvm.demand(&key)?.1.lower)).await
     }
 
     async fn capture(
@@ -316,9 +311,9 @@ impl Keeper for MicrovmDriver {
         self.with(move |microvm| microvm.hold(&key)).await
     }
 
-    async fn pass_on(&self, from: &MachineKey, to: &Machine) -> DriverResult<Link> {
+    async fn adopt(&self, from: &MachineKey, to: &Machine) -> DriverResult<Link> {
         let (from, to) = (from.clone(), to.clone());
-        self.with(move |microvm| microvm.pass_on(&from, &to)).await
+        self.with(move |microvm| microvm.adopt(&from, &to)).await
     }
 
     async fn merge(&self, run: &[PathBuf], into: &Path) -> DriverResult<()> {
@@ -337,9 +332,29 @@ impl Keeper for MicrovmDriver {
         })
         .await
     }
+}
 
-    async fn probe(&self) -> Vec<Check> {
-        self.check_host().await
+#[async_trait]
+impl OwnDisk for MicrovmDriver {
+    fn disk_file(&self) -> &'static str {
+        disks::OF_LAYER
+    }
+
+    async fn roots(&self, root: &RootFs) -> DriverResult<Vec<String>> {
+        let root = root.clone();
+        self.with(move |microvm| {
+            microvm.roots.of_root(&root)?.iter().map(|path| Roots::mark(path)).collect()
+        })
+        .await
+    }
+
+    async fn boot(&self, machine: &Machine, image: &[PathBuf]) -> DriverResult<Link> {
+        Ok(self.launch(machine, image, Start::Boot, &[]).await?.link)
+    }
+
+    async fn lower(&self, key: &MachineKey) -> DriverResult<u32> {
+        let key = key.clone();
+        self.with(move |microvm| Ok(microvm.demand(&key)?.1.lower)).await
     }
 }
 

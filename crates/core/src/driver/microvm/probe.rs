@@ -17,8 +17,7 @@ use super::qemu::Accelerator;
 use super::{Microvm, MicrovmDriver, NAME};
 use crate::driver::confined::{self, INPUT, Input, LIMITS, Task};
 use crate::driver::host::{broken, failed};
-use crate::driver::{AGENT, Check, Driver, DriverError, DriverResult, Link, Machine};
-use crate::guest::Guest;
+use crate::driver::{AGENT, Check, Driver, DriverError, DriverResult, Machine};
 use crate::model::{Limits, MachineKey, RootFs, Size, UidRange};
 
 /// How long a guest may take to boot: by the processor, and translated.
@@ -121,10 +120,8 @@ impl MicrovmDriver {
                 .await
                 .map(|started| started.link)
                 .map_err(|error| error.to_string())?;
-            let Link::Serial(socket) = started else { return Err("a bad link".to_owned()) };
-            Guest::connect_serial(&socket, patience)
+            (self.inner.answers)(started, patience)
                 .await
-                .map(drop)
                 .map_err(|error| format!("its agent does not answer: {error}"))
         };
         let tried = tried.await;
@@ -133,8 +130,8 @@ impl MicrovmDriver {
         tried.and(stopped.map(drop))
     }
 
-    /// What this host has for machines, and whether one boots.
-    pub(super) async fn check_host(&self) -> Vec<Check> {
+    /// Whether this host can run machines, with what, and why not otherwise. Boots one to find out.
+    pub async fn probe(&self) -> Vec<Check> {
         let mut checks = self.inner.tools();
         let kernel = self.with(Microvm::kernel).await;
         checks.push(match &kernel {

@@ -13,7 +13,7 @@ use sandkeep_proto::machine::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::net::MTU;
+use crate::model::MTU;
 
 /// Counts changes of the devices made here: memory captured with other ones is of no use.
 pub(super) const LAYOUT: u32 = 1;

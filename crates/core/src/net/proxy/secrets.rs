@@ -23,8 +23,7 @@ use zeroize::Zeroizing;
 
 use super::super::rules::Brokered;
 use super::swap::{Pair, Swap};
-use crate::model::SecretPlace;
-use crate::secret::forms as forms_of;
+use crate::model::{SecretPlace, secret_forms};
 
 /// Values shorter than this are not looked for in answers: they would be found where they are not.
 const SHORTEST_MASKED: usize = 4;
@@ -195,7 +194,7 @@ fn masks(secret: &Brokered) -> Swap {
     let mut masks: Swap =
         long.filter_map(|form| Pair::new(form.as_bytes(), secret.placeholder.as_bytes())).collect();
     // No placeholder has these forms: they are covered. Base64 is one, of what somebody else's `Basic` credentials were.
-    for form in forms_of(value) {
+    for form in secret_forms(value) {
         Pair::new(&form, &vec![HIDDEN; form.len()]).into_iter().for_each(|pair| masks.add(pair));
     }
     masks

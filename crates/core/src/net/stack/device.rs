@@ -16,7 +16,7 @@ use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::time::Instant;
 
 use super::packet::Bad;
-use crate::driver::Device as Outlet;
+use crate::model::Device as Outlet;
 use crate::net::MTU;
 
 thread_local! {

@@ -45,7 +45,7 @@ pub(super) use self::stream::Stream;
 use self::tcp::Table;
 use super::flow::Switch;
 use super::{GATEWAY_V4, GATEWAY_V6, MTU};
-use crate::driver::Device as Outlet;
+use crate::model::Device as Outlet;
 
 /// How many packets are taken in before others get their turn.
 const BATCH: usize = 64;

@@ -65,9 +65,9 @@ pub struct ImageSettings {
     pub largest_layer: Size,
     /// Docker's configuration file, for credentials: usually `~/.docker/config.json`.
     pub docker_config: Option<PathBuf>,
-    /// Where `docker-credential-…` programs are looked for, written as `PATH` is; where the daemon's own
-    /// programs are, if absent.
-    pub helper_path: Option<OsString>,
+    /// The environment of `docker-credential-…` programs, which find credentials by the operator's variables. They are looked for in
+    /// its `PATH`.
+    pub helper_env: Vec<(OsString, OsString)>,
     /// Registries spoken to without TLS, as `host:port`. Those on this machine always are.
     pub insecure_registries: Vec<String>,
 }
@@ -78,7 +78,7 @@ impl Default for ImageSettings {
             host: Host::default(),
             largest_layer: Size(64 << 30),
             docker_config: None,
-            helper_path: None,
+            helper_env: Vec::new(),
             insecure_registries: Vec::new(),
         }
     }

@@ -14,11 +14,12 @@ use std::sync::Arc;
 use super::scan::{Found, Scan};
 use super::{Needles, scan_file};
 use crate::model::{Encoding, MemoryId, PAGE, PageIndex};
+use crate::store::manifest::list;
 use crate::store::tree::stat_of;
 use crate::store::{Result, Store, blocking, io_error};
 
-/// Where else than in pages a machine's state is.
-const OTHERS: [&str; 2] = ["devices", "disk.qcow2"];
+/// What is not searched as the bytes it is: pages are searched by their index, and the manifest has no memory in it.
+const NOT_PLAIN: [&str; 3] = ["index", "pages", "memory.json"];
 
 /// A value in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +29,7 @@ pub struct InMemory {
     /// How it is written.
     pub encoding: Encoding,
     /// The file of the memory layer.
-    pub file: &'static str,
+    pub file: String,
     /// How far into it; of pages, how far into RAM.
     pub offset: u64,
 }
@@ -51,10 +52,13 @@ impl Store {
             let pages = dir.join("pages");
             let mut found = |one| add(&mut all, &needles, "pages", &one);
             search_pages(&dir, &needles, &mut found).map_err(io_error("search", &pages))?;
-            for file in OTHERS {
-                let path = dir.join(file);
+            for path in list(&dir)? {
+                let file = path.file_name().unwrap_or_default().to_string_lossy();
+                if NOT_PLAIN.contains(&&*file) {
+                    continue;
+                }
                 let mut keep = |one| {
-                    add(&mut all, &needles, file, &one);
+                    add(&mut all, &needles, &file, &one);
                     false
                 };
                 search_file(&path, &needles, &mut keep).map_err(io_error("search", &path))?;
@@ -65,11 +69,16 @@ impl Store {
     }
 }
 
-fn add(all: &mut Vec<InMemory>, needles: &Needles, file: &'static str, one: &Found) {
+fn add(all: &mut Vec<InMemory>, needles: &Needles, file: &str, one: &Found) {
     let (name, encoding) = (needles.name(one.hit.secret), one.hit.encoding);
     let known = |one: &InMemory| one.name == name && one.encoding == encoding && one.file == file;
     if !all.iter().any(known) {
-        all.push(InMemory { name: name.to_owned(), encoding, file, offset: one.offset() });
+        all.push(InMemory {
+            name: name.to_owned(),
+            encoding,
+            file: file.to_owned(),
+            offset: one.offset(),
+        });
     }
 }
 

@@ -275,7 +275,7 @@ async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -
     let mut sandboxes = Vec::with_capacity(found.items.len());
     for sandbox in &found.items {
         // Only a running one tells when it ends.
-        let session = match sandbox.phase {
+        let session = match sandbox.phase() {
             Phase::Running => match app.engine.get(&caller.project, &sandbox.name).await {
                 Ok(opened) => opened.session,
                 // Deleted since the list was made.
@@ -390,7 +390,7 @@ async fn remove(
     let (engine, project) = (app.engine.clone(), caller.project);
     let gone = done(async move {
         let mut found = engine.get(&project, &name).await?;
-        if found.sandbox.config.persistent && found.sandbox.phase == Phase::Running && !orphans {
+        if found.sandbox.config.persistent && found.sandbox.phase() == Phase::Running && !orphans {
             // Snapshots outlive their sandbox, so what the session under way wrote is kept as well.
             match engine.stop(&project, &name, Default::default(), None).await {
                 Ok(stopped) => found.sandbox = stopped.sandbox,
@@ -406,9 +406,7 @@ async fn remove(
         Ok(found)
     })
     .await?;
-    let mut sandbox = gone.sandbox;
-    sandbox.phase = Phase::Stopped;
-    Ok(Json(json!({ "sandbox": wire::sandbox(&app, &sandbox, gone.session.as_ref()) })))
+    Ok(Json(json!({ "sandbox": wire::deleted(&app, &gone.sandbox) })))
 }
 
 async fn fork(

@@ -63,7 +63,7 @@ pub(super) async fn running(
 /// Whether a session is under way, and what to say if it is not.
 pub(super) fn under_way(sandbox: &Sandbox, session: &Session) -> Result<(), VercelError> {
     let current = sandbox.session.as_ref() == Some(&session.id) && session.ended_at.is_none();
-    match sandbox.phase {
+    match sandbox.phase() {
         Phase::Running | Phase::Starting if current => Ok(()),
         Phase::Stopping if current => {
             let (code, message) = match wire::is_snapshotting(sandbox) {

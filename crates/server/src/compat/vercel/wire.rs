@@ -104,7 +104,7 @@ fn how_it_ended(session: &Session) -> Map<String, Value> {
 
 /// Whether it is being stopped for the sake of a snapshot that somebody asked for.
 pub(super) fn is_snapshotting(sandbox: &Sandbox) -> bool {
-    sandbox.ending.is_some_and(|ending| ending.method == Method::Manual)
+    sandbox.ending().is_some_and(|ending| ending.method == Method::Manual)
 }
 
 /// Whether a session ended because something went wrong with its machine.
@@ -118,7 +118,7 @@ fn session_status(sandbox: &Sandbox, current: bool, session: &Session) -> &'stat
         Some(end) if broke_off(end) => "aborted",
         Some(_) => "stopped",
         None if session.ended_at.is_some() || !current => "stopped",
-        None => match sandbox.phase {
+        None => match sandbox.phase() {
             Phase::Starting => "pending",
             Phase::Running => "running",
             Phase::Stopping if is_snapshotting(sandbox) => "snapshotting",
@@ -216,7 +216,7 @@ pub(super) struct SandboxOut {
 pub(super) fn sandbox(app: &App, sandbox: &Sandbox, session: Option<&Session>) -> SandboxOut {
     let (config, notes) = (&sandbox.config, &sandbox.config.notes);
     let number = |name: &str| notes.get(name).and_then(|text| text.parse::<u64>().ok());
-    let running = sandbox.phase == Phase::Running;
+    let running = sandbox.phase() == Phase::Running;
     let deadline = session.filter(|_| running).and_then(|session| session.deadline);
     let current = sandbox.session.as_ref().map(SessionId::out);
     let Usage { active_cpu_ms, wall_ms, network_in, network_out, .. } = sandbox.totals;
@@ -236,7 +236,7 @@ pub(super) fn sandbox(app: &App, sandbox: &Sandbox, session: Option<&Session>) -
         updated_at: sandbox.updated_at.as_millisecond(),
         status_updated_at: sandbox.phase_at.as_millisecond(),
         current_session_id: current.unwrap_or_else(|| session_before_all(&sandbox.id).out()),
-        status: match sandbox.phase {
+        status: match sandbox.phase() {
             Phase::Starting => "pending",
             Phase::Running => "running",
             Phase::Stopping => "stopping",
@@ -264,6 +264,11 @@ pub(super) fn sandbox(app: &App, sandbox: &Sandbox, session: Option<&Session>) -
             kept
         }),
     }
+}
+
+/// A sandbox that has just been deleted.
+pub(super) fn deleted(app: &App, gone: &Sandbox) -> SandboxOut {
+    SandboxOut { status: "stopped", ..sandbox(app, gone, None) }
 }
 
 /// The ways from outside to a sandbox's ports.

@@ -6,6 +6,8 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::driver::confined;
+
 /// What a machine cannot do without, built into its kernel or as a module.
 pub(super) const NEEDED: [&str; 8] = [
     "virtio_mmio",
@@ -131,16 +133,14 @@ fn unpack(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 fn unxz(path: &Path) -> io::Result<Vec<u8>> {
-    let mut xz = Command::new("xz");
-    xz.arg("-dc").arg("--").arg(path).stdin(Stdio::null());
-    xz.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
-    let ran = xz.output();
-    let ran = ran.map_err(|error| {
-        io::Error::new(
-            error.kind(),
-            format!("the module is packed with `xz`, which does not run here: {error}"),
-        )
-    })?;
+    let failed = |error: io::Error| {
+        let reason = format!("the module is packed with `xz`, which does not run here: {error}");
+        io::Error::new(error.kind(), reason)
+    };
+    let program = confined::find("xz").ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+    let mut xz = Command::new(program);
+    xz.arg("-dc").arg("--").arg(path).stdin(Stdio::null()).env_clear();
+    let ran = xz.output().map_err(failed)?;
     if ran.status.success() {
         return Ok(ran.stdout);
     }

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use super::guest::{Fields, SYN, datagram, read, seen, segment};
 use super::{Limits, Say, Told, device, outside};
-use crate::driver::Device as Outlet;
+use crate::model::Device as Outlet;
 use crate::net::flow::Switch;
 use crate::net::stack::datagrams::Flows;
 use crate::net::stack::device::Device;

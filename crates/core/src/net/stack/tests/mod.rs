@@ -23,7 +23,7 @@ use tokio::net::TcpStream;
 
 use super::device::Device;
 use super::{Limits, Stack, Stream, relay};
-use crate::driver::Device as Outlet;
+use crate::model::Device as Outlet;
 use crate::model::{Connection, Protocol, SessionId};
 use crate::net::flow::{Datagrams, Opening, Switch};
 use crate::net::ledger::{Facts, Journal, Ledger, Open, Traffic};

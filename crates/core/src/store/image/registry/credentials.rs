@@ -158,15 +158,7 @@ async fn ask(
     let program = format!("docker-credential-{helper}");
     let asking = async {
         let mut command = tokio::process::Command::new(&program);
-        // It finds credentials by the operator's variables. Ours are not among them: the server's key is one.
-        for (name, _) in std::env::vars_os() {
-            if name.as_encoded_bytes().starts_with(b"SANDKEEP_") {
-                command.env_remove(name);
-            }
-        }
-        if let Some(path) = &settings.helper_path {
-            command.env("PATH", path);
-        }
+        command.env_clear().envs(settings.helper_env.iter().map(|(name, value)| (name, value)));
         let mut child = command
             .arg("get")
             .stdin(Stdio::piped())

@@ -2,23 +2,27 @@
 //!
 //! ```text
 //! Stopped, Failed --Start--> Starting --Up--> Running
-//!                            Starting --Broke--> Failed
+//!                            Starting, Running --Broke--> Failed          (a start that did not succeed)
+//!                            Starting, Failed --Undone--> Stopped, Paused (a start that was rolled back)
 //! Running, Failed --Stop---> Stopping --Down--> Stopped
-//! Running ---------Died----> Stopping
+//! Starting, Running --Died-> Stopping
 //!                            Stopping --Broke--> Failed
-//!                            Stopping --Kept---> Running      (no room to seal: it goes on)
 //! Running ---------Pause---> Running --Captured-> Paused      (a pause that fails changes nothing)
 //! Paused ----------Start---> Starting
 //! Paused ----------Stop----> Starting, and then as if it had run
+//! Starting, Running, Stopping --Lost--> Failed                (the record says so, and there is no machine)
+//! Failed -------GivenUp----> Failed                           (the files of its last session are lost)
+//! Stopped, Paused, Failed --RolledBack--> Stopped, Paused
 //! every phase ----Delete---> Deleted
 //!                            Deleted --Broke---> Failed       (what it wrote to drives could not be saved)
+//!                            Deleted --Restored-> Stopped, Paused
 //! ```
 //!
 //! [`command`] and [`report`] take where a sandbox is and what just happened, and say where it goes
-//! next and what must be done about it. They perform nothing: no clock, no I/O, no locks. The
-//! engine's per-sandbox task is their only caller; it records the new phase and the effect still
-//! owed *before* it carries the effect out, so a daemon that dies in between finds the debt on
-//! restart and pays it.
+//! next and what must be done about it. They perform nothing: no clock, no I/O, no locks.
+//! [`Sandbox::transition`](super::Sandbox::transition) is the only writer of a phase and asks them
+//! first. The engine records the new phase, which implies the pending effect, *before* it carries the
+//! effect out: a daemon that dies in between finds the pending effect on restart and completes it.
 //!
 //! Rules that hold everywhere, tested over the whole table below:
 //!
@@ -68,13 +72,13 @@ pub enum Command {
     Delete,
 }
 
-/// What must be done. Stored as a debt until it is done.
+/// What must be done. Stored as the pending effect until it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Effect {
     /// Boot it from its current snapshot.
     Boot,
-    /// Keep its memory, then end it. Never a debt: until it is done the sandbox runs.
+    /// Keep its memory, then end it. Never pending: until it is done the sandbox runs.
     Capture,
     /// End its processes and seal what it wrote.
     Seal,
@@ -91,12 +95,29 @@ pub enum Report {
     Down,
     /// Its memory is on record.
     Captured,
-    /// Sealing was refused before anything was touched; it still runs.
-    Kept,
     /// The effect failed.
     Broke,
-    /// The machine ended by itself.
+    /// The machine ended by itself, or a daemon died over a start.
     Died,
+    /// Nothing is under way and there is no machine, although the record says so.
+    Lost,
+    /// The files of its last session are lost, and a rollback goes on without them.
+    GivenUp,
+    /// A start was rolled back: the sandbox is what it was before.
+    Undone {
+        /// Whether it was paused.
+        paused: bool,
+    },
+    /// It stands on another snapshot.
+    RolledBack {
+        /// Whether that has memory.
+        memory: bool,
+    },
+    /// It was taken out of the trash.
+    Restored {
+        /// Whether its snapshot has memory.
+        memory: bool,
+    },
 }
 
 /// Why a command was turned down.
@@ -149,17 +170,21 @@ pub fn command(phase: Phase, command: Command) -> Result<(Phase, Option<Effect>)
     }
 }
 
-/// Takes in what was heard. News that comes too late to matter changes nothing.
+/// Takes in what was heard. `None`: that does not happen in this phase, and changes nothing.
 #[must_use]
-pub fn report(phase: Phase, report: Report) -> (Phase, Option<Effect>) {
-    match (phase, report) {
-        (Phase::Starting, Report::Up) | (Phase::Stopping, Report::Kept) => (Phase::Running, None),
+pub fn report(phase: Phase, report: Report) -> Option<(Phase, Option<Effect>)> {
+    let rests = |memory| if memory { Phase::Paused } else { Phase::Stopped };
+    Some(match (phase, report) {
+        (Phase::Starting, Report::Up) => (Phase::Running, None),
         (Phase::Stopping, Report::Down) => (Phase::Stopped, None),
         (Phase::Running, Report::Captured) => (Phase::Paused, None),
-        (Phase::Starting | Phase::Stopping | Phase::Deleted, Report::Broke) => {
-            (Phase::Failed, None)
-        }
-        (Phase::Running, Report::Died) => (Phase::Stopping, Some(Effect::Seal)),
+        (Phase::Starting | Phase::Running | Phase::Stopping | Phase::Deleted, Report::Broke)
+        | (Phase::Starting | Phase::Running | Phase::Stopping, Report::Lost)
+        | (Phase::Failed, Report::GivenUp) => (Phase::Failed, None),
+        (Phase::Starting | Phase::Running, Report::Died) => (Phase::Stopping, Some(Effect::Seal)),
+        (Phase::Starting | Phase::Failed, Report::Undone { paused: memory })
+        | (Phase::Stopped | Phase::Paused | Phase::Failed, Report::RolledBack { memory })
+        | (Phase::Deleted, Report::Restored { memory }) => (rests(memory), None),
         (
             Phase::Stopped
             | Phase::Starting
@@ -169,8 +194,8 @@ pub fn report(phase: Phase, report: Report) -> (Phase, Option<Effect>) {
             | Phase::Failed
             | Phase::Deleted,
             _,
-        ) => (phase, None),
-    }
+        ) => return None,
+    })
 }
 
 #[cfg(test)]
@@ -191,8 +216,21 @@ mod tests {
         Phase::Deleted,
     ];
     const COMMANDS: [Command; 4] = [Command::Start, Command::Pause, Command::Stop, Command::Delete];
-    const REPORTS: [Report; 6] =
-        [Report::Up, Report::Down, Report::Captured, Report::Kept, Report::Broke, Report::Died];
+    const REPORTS: [Report; 13] = [
+        Report::Up,
+        Report::Down,
+        Report::Captured,
+        Report::Broke,
+        Report::Died,
+        Report::Lost,
+        Report::GivenUp,
+        Report::Undone { paused: false },
+        Report::Undone { paused: true },
+        Report::RolledBack { memory: false },
+        Report::RolledBack { memory: true },
+        Report::Restored { memory: false },
+        Report::Restored { memory: true },
+    ];
 
     fn row(next: Phase, effect: Option<Effect>) -> String {
         effect.map_or(format!("{next:?}"), |effect| format!("{next:?}, {effect:?}"))
@@ -211,8 +249,7 @@ mod tests {
                 writeln!(table, "{phase:?} + {asked:?} -> {row}").expect("a string takes text");
             }
             for heard in REPORTS {
-                let (next, effect) = report(phase, heard);
-                if (next, effect) != (phase, None) {
+                if let Some((next, effect)) = report(phase, heard) {
                     writeln!(table, "{phase:?} + {heard:?} -> {}", row(next, effect))
                         .expect("a string takes text");
                 }
@@ -223,38 +260,55 @@ mod tests {
         Stopped + Pause -> refused: the sandbox is not running
         Stopped + Stop -> Stopped
         Stopped + Delete -> Deleted, Erase
+        Stopped + RolledBack { memory: false } -> Stopped
+        Stopped + RolledBack { memory: true } -> Paused
         Starting + Start -> Starting
         Starting + Pause -> refused: the sandbox is Starting just now
         Starting + Stop -> refused: the sandbox is Starting just now
         Starting + Delete -> Deleted, Erase
         Starting + Up -> Running
         Starting + Broke -> Failed
+        Starting + Died -> Stopping, Seal
+        Starting + Lost -> Failed
+        Starting + Undone { paused: false } -> Stopped
+        Starting + Undone { paused: true } -> Paused
         Running + Start -> Running
         Running + Pause -> Running, Capture
         Running + Stop -> Stopping, Seal
         Running + Delete -> Deleted, Erase
         Running + Captured -> Paused
+        Running + Broke -> Failed
         Running + Died -> Stopping, Seal
+        Running + Lost -> Failed
         Paused + Start -> Starting, Boot
         Paused + Pause -> Paused
         Paused + Stop -> Starting, Boot
         Paused + Delete -> Deleted, Erase
+        Paused + RolledBack { memory: false } -> Stopped
+        Paused + RolledBack { memory: true } -> Paused
         Stopping + Start -> refused: the sandbox is Stopping just now
         Stopping + Pause -> refused: the sandbox is Stopping just now
         Stopping + Stop -> Stopping
         Stopping + Delete -> Deleted, Erase
         Stopping + Down -> Stopped
-        Stopping + Kept -> Running
         Stopping + Broke -> Failed
+        Stopping + Lost -> Failed
         Failed + Start -> Starting, Boot
         Failed + Pause -> refused: the sandbox is not running
         Failed + Stop -> Stopping, Seal
         Failed + Delete -> Deleted, Erase
+        Failed + GivenUp -> Failed
+        Failed + Undone { paused: false } -> Stopped
+        Failed + Undone { paused: true } -> Paused
+        Failed + RolledBack { memory: false } -> Stopped
+        Failed + RolledBack { memory: true } -> Paused
         Deleted + Start -> refused: the sandbox was deleted
         Deleted + Pause -> refused: the sandbox was deleted
         Deleted + Stop -> refused: the sandbox was deleted
         Deleted + Delete -> Deleted
         Deleted + Broke -> Failed
+        Deleted + Restored { memory: false } -> Stopped
+        Deleted + Restored { memory: true } -> Paused
         ");
     }
 
@@ -265,12 +319,12 @@ mod tests {
                 let Ok((next, effect)) = command(phase, asked) else { continue };
                 // These two are on their way only when the effect has been carried out.
                 if effect == Some(Effect::Capture) {
-                    let paused = report(next, Report::Captured).0;
+                    let paused = report(next, Report::Captured).expect("it is running").0;
                     assert_eq!(command(paused, asked), Ok((paused, None)));
                     continue;
                 }
                 if (phase, asked) == (Phase::Paused, Command::Stop) {
-                    let running = report(next, Report::Up).0;
+                    let running = report(next, Report::Up).expect("it is starting").0;
                     assert_eq!(command(running, asked), Ok((Phase::Stopping, Some(Effect::Seal))));
                     continue;
                 }
@@ -280,13 +334,18 @@ mod tests {
     }
 
     #[test]
-    fn delete_is_never_refused_and_is_final_unless_it_broke() {
+    fn delete_is_never_refused_and_is_final_unless_it_broke_or_was_restored() {
         for phase in PHASES {
             assert_eq!(command(phase, Command::Delete).map(|(next, _)| next), Ok(Phase::Deleted));
         }
         for heard in REPORTS {
-            let next = if heard == Report::Broke { Phase::Failed } else { Phase::Deleted };
-            assert_eq!(report(Phase::Deleted, heard), (next, None));
+            let next = match heard {
+                Report::Broke => Some((Phase::Failed, None)),
+                Report::Restored { memory: true } => Some((Phase::Paused, None)),
+                Report::Restored { memory: false } => Some((Phase::Stopped, None)),
+                _ => None,
+            };
+            assert_eq!(report(Phase::Deleted, heard), next);
         }
     }
 
@@ -308,8 +367,8 @@ mod tests {
             let mut phase = Phase::Stopped;
             let mut machine = false;
             for step in steps {
-                // Only a machine that lives can be kept or captured; the task reports nothing else.
-                if matches!(step, Step::Hear(Report::Kept | Report::Captured)) && !machine {
+                // Only a machine that lives can be captured; the task reports nothing else.
+                if matches!(step, Step::Hear(Report::Captured)) && !machine {
                     continue;
                 }
                 let effect = match step {
@@ -319,7 +378,10 @@ mod tests {
                         Err(Refused::NotRunning) => { assert!(!machine); None }
                         Err(Refused::Gone) => { assert_eq!(phase, Phase::Deleted); None }
                     },
-                    Step::Hear(heard) => { let (next, effect) = report(phase, heard); phase = next; effect }
+                    Step::Hear(heard) => match report(phase, heard) {
+                        Some((next, effect)) => { phase = next; effect }
+                        None => None,
+                    },
                 };
                 match effect {
                     Some(Effect::Boot) => { assert!(!machine, "booted over a machine that lives"); machine = true; }

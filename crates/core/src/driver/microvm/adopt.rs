@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::qmp::Qmp;
-use super::{Microvm, PLAN, spares};
+use super::{Microvm, PLAN, warm};
 use crate::driver::host::{broken, failed, lock};
 use crate::driver::{DriverError, DriverResult, Link, Machine, MachineUsage};
 use crate::failpoint;
@@ -28,7 +28,7 @@ impl Microvm {
     }
 
     /// Makes the machine `from` the machine `to`, and lets it go on.
-    pub(super) fn pass_on(&self, from: &MachineKey, to: &Machine) -> DriverResult<Link> {
+    pub(super) fn adopt(&self, from: &MachineKey, to: &Machine) -> DriverResult<Link> {
         let _ours_held = self.host.claim(&to.key)?;
         let (theirs, ours) = (self.host.directory(from), self.host.directory(&to.key));
         let absent = || DriverError::Absent { key: from.clone() };
@@ -38,13 +38,13 @@ impl Microvm {
         let disks = to.root.disk_dir();
         fs::rename(&plan.disk_dir, &disks).map_err(failed("move disks to", &disks))?;
         plan.disk_dir = disks;
-        failpoint::pass("pass_on.disks");
+        failpoint::pass("adopt.disks");
         record.group.get_or_insert_with(|| from.as_str().to_owned());
         replace(&theirs, RECORD, &record)?;
         replace(&ours, PLAN, &plan)?;
-        spares::hand_over(&theirs, &ours).map_err(failed("move a machine to", &ours))?;
+        warm::hand_over(&theirs, &ours).map_err(failed("move a machine to", &ours))?;
         drop(held);
-        failpoint::pass("pass_on.moved");
+        failpoint::pass("adopt.moved");
         self.go_on(&to.key)?;
         Ok(self.link(&to.key))
     }

@@ -1,4 +1,4 @@
-//! The shapes in which a value turns up when it is not printed as it is.
+//! The shapes in which the value of a secret turns up when it is not printed as it is.
 
 use base64::Engine as _;
 use base64::alphabet::{STANDARD, URL_SAFE};
@@ -10,11 +10,11 @@ use zeroize::Zeroizing;
 /// JSON, percent-encoded, and in base64 wherever it begins in the text that was encoded. Shapes that say
 /// too little to be told from other text are left out.
 #[must_use]
-pub fn forms(value: &str) -> Vec<Zeroizing<Vec<u8>>> {
+pub fn secret_forms(value: &str) -> Vec<Zeroizing<Vec<u8>>> {
     let mut forms: Vec<Zeroizing<Vec<u8>>> = Vec::new();
     let mut add = |form: Vec<u8>| {
         let form = Zeroizing::new(form);
-        if form.len() >= super::SHORTEST && !forms.contains(&form) {
+        if form.len() >= super::SHORTEST_SECRET && !forms.contains(&form) {
             forms.push(form);
         }
     };
@@ -68,10 +68,10 @@ mod tests {
     use base64::Engine as _;
     use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 
-    use super::forms;
+    use super::secret_forms;
 
     fn found(value: &str, text: &str) -> bool {
-        forms(value)
+        secret_forms(value)
             .iter()
             .any(|form| text.as_bytes().windows(form.len()).any(|window| window == form.as_slice()))
     }
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn no_shape_is_there_twice() {
-        let forms = forms("plain1");
+        let forms = secret_forms("plain1");
         assert_eq!(forms.iter().filter(|form| form.as_slice() == b"plain1").count(), 1);
     }
 }

@@ -16,21 +16,20 @@
 //! kind, which it keeps. Until the record has moved it is nobody's; from then on it is the machine's, and one that was not set
 //! going is ended by whoever finds it. If anything fails before, it is ended and the machine starts as if there had been none.
 //!
-//! *What they cost.* A spare holds about 20 MB. There are as many of a kind as the configuration says, of the four kinds that were
-//! restored last, made one at a time when no machine is being started; one that nobody took for a while is ended, and all
-//! of them end with the daemon, however that ends: their memory's socket is closed then.
+//! *What they cost.* A spare holds about 20 MB. They are in a [`WarmPool`], which bounds their number. All of them end with the
+//! daemon, however that ends: their memory's socket is closed then.
 
-use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use rustix::fs::FlockOperation;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use sandkeep_proto::cage::RECORD;
@@ -44,6 +43,7 @@ use super::{Microvm, MicrovmDriver};
 use crate::driver::host::{SPARE, broken, failed, lock, on_thread};
 use crate::driver::{DriverResult, Machine};
 use crate::model::{Fingerprint, Limits, MachineKey, Size};
+use crate::warm_pool::{Maker, PoolLimits, WarmPool};
 
 /// How long after the last start spares are made: whoever started a machine wants to use it first.
 const AFTER: Duration = Duration::from_millis(200);
@@ -63,7 +63,7 @@ const MOVED: [&str; 5] = [LOG, RAM_AT, QMP_SOCKET, SOCKET, NET_DIR];
 const DESCRIPTORS: usize = 65;
 
 /// Which machines a hypervisor could be for.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Kind {
     /// The hypervisor, the kernel, the processor and the size.
     fingerprint: String,
@@ -90,130 +90,52 @@ impl Kind {
     }
 }
 
-/// A hypervisor that is nobody's.
+/// A hypervisor without a machine.
 #[derive(Debug)]
-struct Spare {
+pub(super) struct Spare {
     key: MachineKey,
     qmp: Qmp,
     /// The serial port of the machine to be.
     line: UnixStream,
     /// What tells it its RAM, and keeps it alive until then.
     ram: UnixStream,
-    made: Instant,
 }
 
 /// Those of a driver.
 #[derive(Debug)]
 pub(super) struct Spares {
+    pub(super) pool: Arc<WarmPool<Kind, Spare>>,
     /// What the keys of ours begin with.
     mark: String,
     count: AtomicUsize,
     /// Where the search for uids begins.
     first_block: u32,
-    /// No more are wanted.
-    closed: AtomicBool,
-    /// Held while one is being made.
-    making: Arc<tokio::sync::Mutex<()>>,
-    starting: AtomicUsize,
-    last_start: Mutex<Option<Instant>>,
-    shelves: Mutex<HashMap<Kind, Shelf>>,
 }
 
-#[derive(Debug, Default)]
-struct Shelf {
-    ready: Vec<Spare>,
-    /// How many are being made, or about to be.
-    coming: usize,
-}
-
-impl Default for Spares {
-    fn default() -> Self {
+impl Spares {
+    /// Up to `most` of a kind.
+    pub(super) fn new(most: usize) -> Self {
         // Process ids repeat: that of a daemon in a container is always the same.
         let mut random = [0; 6];
         getrandom::fill(&mut random).expect("the kernel gives random bytes");
         let mark: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
         Self {
+            pool: WarmPool::new(PoolLimits {
+                per_kind: most,
+                kinds: KINDS,
+                quiet: AFTER,
+                idle: AT_MOST,
+            }),
             mark: format!("{SPARE}{mark}-"),
             count: AtomicUsize::default(),
             // Their uids go by it: not everybody's begin with the same.
             first_block: u32::from(random[0]),
-            closed: AtomicBool::default(),
-            making: Arc::default(),
-            starting: AtomicUsize::default(),
-            last_start: Mutex::default(),
-            shelves: Mutex::default(),
         }
     }
-}
 
-impl Spares {
     /// Whether one was made by this driver.
     pub(super) fn is_ours(&self, key: &MachineKey) -> bool {
         key.as_str().starts_with(&self.mark)
-    }
-
-    /// To be held while a machine is started.
-    pub(super) fn starting(&self) -> impl Drop {
-        self.starting.fetch_add(1, Ordering::Relaxed);
-        UnderWay(self)
-    }
-
-    /// Whether somebody waits for a machine, or has just got one.
-    fn is_busy(&self) -> bool {
-        self.starting.load(Ordering::Relaxed) > 0
-            || locked(&self.last_start).is_some_and(|at| at.elapsed() < AFTER)
-    }
-
-    fn take(&self, kind: &Kind) -> Option<Spare> {
-        locked(&self.shelves).get_mut(kind)?.ready.pop()
-    }
-
-    /// Whether another should be made; if so it counts as coming.
-    fn wants(&self, kind: &Kind, most: usize) -> bool {
-        let mut shelves = locked(&self.shelves);
-        shelves.retain(|_, shelf| shelf.coming > 0 || !shelf.ready.is_empty());
-        let shelf = shelves.entry(kind.clone()).or_default();
-        let wanted = shelf.ready.len() + shelf.coming < most;
-        shelf.coming += usize::from(wanted);
-        wanted
-    }
-
-    fn put(&self, kind: &Kind, made: Option<Spare>) {
-        let mut shelves = locked(&self.shelves);
-        let shelf = shelves.entry(kind.clone()).or_default();
-        shelf.coming = shelf.coming.saturating_sub(1);
-        shelf.ready.extend(made);
-    }
-
-    /// Takes away the oldest, so that no more than `most` are left.
-    fn more_than(&self, most: usize) -> Vec<Spare> {
-        let mut shelves = locked(&self.shelves);
-        let mut ages: Vec<Instant> =
-            shelves.values().flat_map(|shelf| &shelf.ready).map(|spare| spare.made).collect();
-        ages.sort_unstable();
-        let Some(last) = ages.len().checked_sub(most + 1).and_then(|at| ages.get(at).copied())
-        else {
-            return Vec::new();
-        };
-        let all = shelves.values_mut();
-        all.flat_map(|shelf| shelf.ready.extract_if(.., |spare| spare.made <= last)).collect()
-    }
-
-    /// Takes away those that have waited for so long.
-    fn older_than(&self, age: Duration) -> Vec<Spare> {
-        let mut shelves = locked(&self.shelves);
-        let all = shelves.values_mut();
-        all.flat_map(|shelf| shelf.ready.extract_if(.., |spare| spare.made.elapsed() >= age))
-            .collect()
-    }
-}
-
-struct UnderWay<'a>(&'a Spares);
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        *locked(&self.0.last_start) = Some(Instant::now());
-        self.0.starting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -221,79 +143,40 @@ impl MicrovmDriver {
     /// How many hypervisors wait for a machine.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        locked(&self.inner.spares.shelves).values().map(|shelf| shelf.ready.len()).sum()
-    }
-
-    /// Sees to it that the next machine of a kind finds a spare, when there is nothing better to do.
-    pub(super) fn restock(&self, kind: &Kind) {
-        while self.inner.spares.wants(kind, self.inner.config.spares) {
-            let (driver, kind) = (Arc::downgrade(&self.inner), kind.clone());
-            tokio::spawn(async move {
-                if when_quiet(&driver, kind).await.is_none() {
-                    return;
-                }
-                tokio::time::sleep(AT_MOST).await;
-                if let Some(microvm) = driver.upgrade() {
-                    let run_dir = microvm.host.run_dir().to_owned();
-                    let work = |microvm: &Microvm| {
-                        microvm.end_all(&microvm.spares.older_than(AT_MOST));
-                        Ok(())
-                    };
-                    let _ = on_thread(&microvm, &run_dir, work).await;
-                }
-            });
-        }
+        self.inner.spares.pool.waiting()
     }
 }
 
-/// Makes a spare when nobody waits for a machine, one at a time.
-async fn when_quiet(driver: &Weak<Microvm>, kind: Kind) -> Option<()> {
-    loop {
-        tokio::time::sleep(AFTER / 2).await;
-        let turn = Arc::clone(&driver.upgrade()?.spares.making).lock_owned().await;
-        let microvm = driver.upgrade()?;
-        if microvm.spares.is_busy() {
-            continue;
-        }
-        let run_dir = microvm.host.run_dir().to_owned();
-        let work = move |microvm: &Microvm| {
-            let _turn = turn;
-            microvm.stock(&kind);
+#[async_trait]
+impl Maker<Kind, Spare> for Microvm {
+    async fn make(self: Arc<Self>, kind: Kind) -> Option<Spare> {
+        let work = move |microvm: &Self| microvm.make_spare(&kind);
+        let made = on_thread(&self, self.host.run_dir(), work).await;
+        made.inspect_err(|error| {
+            tracing::warn!(%error, "no hypervisor can be kept ready for the next machine");
+        })
+        .ok()
+    }
+
+    async fn discard(self: Arc<Self>, spare: Spare) {
+        let work = move |microvm: &Self| {
+            microvm.end_all(&[spare]);
             Ok(())
         };
-        return on_thread(&microvm, &run_dir, work).await.ok();
+        let _ = on_thread(&self, self.host.run_dir(), work).await;
     }
 }
 
 impl Microvm {
-    /// Makes one, and puts it where it is found. Those of many kinds make room for it.
-    fn stock(&self, kind: &Kind) {
-        if self.spares.closed.load(Ordering::SeqCst) {
-            return;
-        }
-        let made = self.make_spare(kind);
-        if let Err(error) = &made {
-            tracing::warn!(error = %error, "no hypervisor can be kept ready for the next machine");
-        }
-        self.spares.put(kind, made.ok());
-        self.end_all(&self.spares.more_than(self.config.spares.saturating_mul(KINDS)));
-    }
-
     /// Ends all of them, for good.
     pub(super) fn close_spares(&self) {
-        self.spares.closed.store(true, Ordering::SeqCst);
-        // One that is being made is waited for: it would be left behind.
-        let deadline = Instant::now() + PATIENCE;
-        while self.spares.making.try_lock().is_err() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        self.end_all(&self.spares.older_than(Duration::ZERO));
+        self.end_all(&self.spares.pool.close_within(PATIENCE));
     }
 
     fn end_all(&self, spares: &[Spare]) {
         for Spare { key, .. } in spares {
             if let Err(error) = self.stop(key) {
-                tracing::warn!(spare = %key, error = %error, "a hypervisor that waited for a machine is left");
+                tracing::warn!(spare = %key, %error, "a hypervisor that waited for a machine is left");
             }
         }
     }
@@ -334,7 +217,7 @@ impl Microvm {
             // It connected before it was confined.
             let (ram, _) = calls.accept()?;
             ram.set_read_timeout(Some(PATIENCE))?;
-            Ok(Spare { key: key.clone(), qmp, line, ram, made: Instant::now() })
+            Ok(Spare { key: key.clone(), qmp, line, ram })
         });
         ready.map_err(|error| broken("start a spare", &error))
     }
@@ -374,7 +257,7 @@ impl Microvm {
         };
         let accelerator = prepared.layout.shape.accelerator;
         let kind = Kind::of(&machine.limits, accelerator, &prepared.plan.fingerprint);
-        let Some(mut spare) = self.spares.take(&kind) else { return Ok(None) };
+        let Some(mut spare) = self.spares.pool.take(&kind) else { return Ok(None) };
         let began = Instant::now();
         let theirs = self.host.directory(&spare.key);
         let Ok(Some(held)) = lock(&theirs, FlockOperation::LockShared) else { return Ok(None) };
@@ -468,8 +351,4 @@ fn listen(run_dir: &Path) -> io::Result<UnixListener> {
     // Not by the path itself: it may be longer than a socket's address can be.
     let directory = File::open(run_dir)?;
     UnixListener::bind(format!("/proc/self/fd/{}/{RAM_SOCKET}", directory.as_raw_fd()))
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
