@@ -123,6 +123,42 @@ async fn a_stop_that_breaks_off_between_root_and_drive_keeps_both() {
     assert_eq!(sh(&engine, "reader", "cat /data/file").await.out, "last\n");
 }
 
+/// A start broke off, and the daemon that comes back cannot undo it: its driver is missing. The memory that the sandbox was paused
+/// with is still what the next daemon goes on from, whatever was asked of the one in between.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_cannot_be_undone_yet_is_undone_later() {
+    let house = match House::new().and_then(House::with_machines) {
+        Ok(house) => house,
+        Err(why) => {
+            return skipped("a_start_that_cannot_be_undone_yet_is_undone_later", &why);
+        }
+    };
+    let engine = house.open().await;
+    engine.create(&project(), machine(), None).await.unwrap();
+    sh(&engine, "app", "echo kept > /root/file").await;
+    let line = "n=0; while :; do n=$((n+1)); echo $n; sleep 0.1; done";
+    let argv = ["sh", "-c", line].map(str::to_owned).to_vec();
+    let exec = Exec { argv, detach: true, ..Exec::default() };
+    let counter = engine.exec(&project(), &name("app"), exec).await.unwrap().command.id;
+    engine.pause(&project(), &name("app"), None).await.unwrap();
+    house.die(engine, "start", "boot.recorded").await;
+
+    let engine = house.open_without_machines().await;
+    for _ in 0..2 {
+        engine.start(&project(), &name("app"), None).await.unwrap_err();
+        engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap_err();
+    }
+    engine.shutdown().await;
+    drop(engine);
+    house.free().await;
+
+    let engine = house.open().await;
+    let now = engine.get_settled(&project(), &name("app")).await.unwrap();
+    assert_eq!(now.sandbox.phase(), Phase::Paused);
+    goes_on(&engine, &counter, "undone later").await;
+    engine.delete(&project(), &name("app"), Default::default(), None).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_breaks_off_costs_nothing() {
     let house = match House::new().and_then(House::with_machines) {

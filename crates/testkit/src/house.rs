@@ -309,7 +309,7 @@ impl House {
     }
 
     /// Waits until an engine that was shut down has let go of the data directory: its last tasks do when they have seen the end.
-    async fn free(&self) {
+    pub async fn free(&self) {
         for _ in 0..500 {
             if Store::open(&self.data()).is_ok() {
                 break;
@@ -325,6 +325,16 @@ impl House {
     ///
     /// When it comes to its end, or panics.
     pub async fn cut(&self, engine: Engine, deed: &str, point: &str) -> Engine {
+        self.die(engine, deed, point).await;
+        self.open().await
+    }
+
+    /// The same, and opens no engine.
+    ///
+    /// # Panics
+    ///
+    /// When it comes to its end, or panics.
+    pub async fn die(&self, engine: Engine, deed: &str, point: &str) {
         engine.shutdown().await;
         drop(engine);
         self.free().await;
@@ -338,7 +348,6 @@ impl House {
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{point} is never passed: {text}");
         assert!(!text.contains("panicked"), "{point}: {text}");
-        self.open().await
     }
 
     /// Opens an engine, with the image `small` and the project `default`, and waits until it has recovered all that an earlier
@@ -353,19 +362,35 @@ impl House {
         engine
     }
 
+    /// Opens an engine that does not have the driver for machines of their own, and waits until it has recovered what it can.
+    ///
+    /// # Panics
+    ///
+    /// When it does not open.
+    pub async fn open_without_machines(&self) -> Engine {
+        let engine = self.open_with(Vec::new()).await;
+        engine.recovered().await;
+        engine
+    }
+
     /// Opens an engine that may still be recovering what an earlier one left.
     ///
     /// # Panics
     ///
     /// When it does not open.
     pub async fn open_early(&self) -> Engine {
+        let machines = self.machine_driver().map(|driver| Arc::new(driver) as Arc<dyn Driver>);
+        self.open_with(machines.into_iter().collect()).await
+    }
+
+    async fn open_with(&self, more: Vec<Arc<dyn Driver>>) -> Engine {
         let options = StoreOptions { reserve: self.reserve, ..StoreOptions::default() };
         let store = Store::open_with(&self.data(), options).expect("the data directory opens");
         let file = self.data().join("index.sqlite");
         let db = Index::open(&file, store.clone()).await.expect("the index opens");
         let images = Images::new(store.clone(), ImageSettings::default());
         let mut drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(self.driver())];
-        drivers.extend(self.machine_driver().map(|driver| Arc::new(driver) as Arc<dyn Driver>));
+        drivers.extend(more);
         let parts =
             Parts { store, images, db: Arc::new(db), drivers, settings: self.settings.clone() };
         let engine = Engine::open(parts).await.expect("the engine opens");

@@ -286,10 +286,13 @@ impl Inner {
                     // Its files are lost, and this is the way out: by name, never by itself.
                     tracing::error!(sandbox = %sandbox.name, error = chain_of(&error), "rolled back without what its last session wrote");
                     self.give_uids(sandbox.uids());
-                    if sandbox.phase() != Phase::Failed {
-                        sandbox.transition(Change::Lost)?;
+                    // It may be at rest already, and only its session's record be missing.
+                    if sandbox.open_session().is_some() {
+                        if sandbox.phase() != Phase::Failed {
+                            sandbox.transition(Change::Lost)?;
+                        }
+                        sandbox.transition(Change::GiveUp)?;
                     }
-                    sandbox.transition(Change::GiveUp)?;
                     None
                 }
                 settled => settled?,

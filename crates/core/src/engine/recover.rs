@@ -83,8 +83,9 @@ impl Inner {
         let mut found = Vec::with_capacity(sandboxes.len());
         for sandbox in sandboxes {
             let link = alive.remove(&sandbox.id);
-            if link.is_none() && matches!(sandbox.phase(), Phase::Running | Phase::Starting) {
-                // In the index alone: what is on disk says what is to be done.
+            if link.is_none() && sandbox.phase() == Phase::Running {
+                // In the index alone: what is on disk says what is to be done. A start that broke off stays `starting`: that it never
+                // took commands must still be known when this recovery fails and a later call completes it.
                 let mut shown = sandbox.clone();
                 shown.transition(Change::End(Ending::broken()))?;
                 shown.phase_at = sandbox.phase_at;

@@ -73,8 +73,6 @@ pub use spec::{BadConfig, Class, Config, Hook, Hooks, Patch, Resources, Retentio
 
 pub use jiff::Timestamp;
 
-// It is decided there, and moves here together with what `record` takes from there.
-
 /// The present, to the millisecond: what is stored reads back equal.
 #[must_use]
 pub fn now() -> Timestamp {
