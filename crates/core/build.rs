@@ -1,9 +1,13 @@
 //! Builds `keep-agent` and `keep-sudo` as static programs, and `ram.so`, which is loaded into hypervisors, and puts their bytes
-//! where `driver` and `store::image` include them, so that one binary is all there is to install.
+//! where `embedded` includes them, so that one binary is all there is to install.
 
 use std::env;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use flate2::Compression;
+use flate2::write::DeflateEncoder;
 
 const PROGRAMS: [&str; 2] = ["keep-agent", "keep-sudo"];
 const STATIC: &str = "-C target-feature=+crt-static -C relocation-model=static";
@@ -12,7 +16,7 @@ fn main() {
     let here = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets it"));
     let target = env::var("TARGET").expect("cargo sets it");
-    for part in ["agent", "proto", "ram"] {
+    for part in ["agent", "proto", "ram", "upper"] {
         for watched in ["src", "Cargo.toml"] {
             println!(
                 "cargo::rerun-if-changed={}",
@@ -23,10 +27,18 @@ fn main() {
     let programs: Vec<&str> = PROGRAMS.iter().flat_map(|program| ["--bin", program]).collect();
     let built = build(&here.join("../agent"), &programs, STATIC, &out.join("agent"), &target);
     for program in PROGRAMS {
-        std::fs::copy(built.join(program), out.join(program)).expect("what was just built");
+        compress(&built.join(program), &out.join(program));
     }
     let built = build(&here.join("../ram"), &["--lib"], "", &out.join("ram"), &target);
-    std::fs::copy(built.join("libram.so"), out.join("ram.so")).expect("what was just built");
+    compress(&built.join("libram.so"), &out.join("ram.so"));
+}
+
+/// Writes a program compressed, beside its name.
+fn compress(program: &Path, name: &Path) {
+    let program = std::fs::read(program).expect("what was just built");
+    let into = std::fs::File::create(name.with_added_extension("deflate")).expect("our directory");
+    let mut into = DeflateEncoder::new(into, Compression::best());
+    into.write_all(&program).and_then(|()| into.finish()).expect("there is room");
 }
 
 fn build(from: &Path, what: &[&str], flags: &str, into: &Path, target: &str) -> PathBuf {

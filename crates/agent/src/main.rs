@@ -28,11 +28,11 @@ fn main() -> ExitCode {
     match (args.next().as_deref(), args.next()) {
         (Some("cage"), None) => match cage::build() {
             cage::Built::Builder(code) => code,
-            cage::Built::First(doors) => serve::run(doors),
+            cage::Built::First(endpoints) => serve::run(endpoints),
         },
-        (Some("cage"), Some(how)) if how == "ahead" => match cage::build_ahead() {
+        (Some("cage"), Some(how)) if how == "ahead" => match cage::prebuild() {
             cage::Built::Builder(code) => code,
-            cage::Built::First(doors) => serve::run(doors),
+            cage::Built::First(endpoints) => serve::run(endpoints),
         },
         (None, None) if rustix::process::getpid().is_init() => machine::init(),
         (Some("swap-root"), None) => cage::swap_root(),
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         (Some("vmm"), None) => vmm::launch(),
         (Some("confine"), None) => helper::confine(),
         (Some("serve"), Some(path)) => match std::os::unix::net::UnixListener::bind(&path) {
-            Ok(link) => serve::run(cage::Doors { link, network: None, view: None }),
+            Ok(link) => serve::run(cage::Endpoints { link, network: None, view: None }),
             Err(error) => {
                 eprintln!("keep-agent: could not listen on `{path}`: {error}");
                 ExitCode::FAILURE

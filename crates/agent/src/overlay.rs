@@ -20,7 +20,7 @@ use rustix::mount::{
 };
 use sandkeep_proto::cage::NO_ROOM;
 
-use crate::cage::{Step as _, Trouble};
+use crate::cage::{Step as _, StepError};
 
 /// How many lower layers the kernel stacks at the most.
 pub(crate) const MOST: usize = 500;
@@ -51,7 +51,7 @@ pub(crate) struct Overlay<'a> {
 
 impl Overlay<'_> {
     /// Mounts it on `target`.
-    pub(crate) fn mount(&self, target: &Path) -> Result<(), Trouble> {
+    pub(crate) fn mount(&self, target: &Path) -> Result<(), StepError> {
         if self.lower.len() > MOST {
             return Err(self.too_many(MOST));
         }
@@ -62,7 +62,7 @@ impl Overlay<'_> {
             }
             // The kernel is too old for one of the calls, or for `lowerdir+`.
             Err(Failed::Unknown) => self.mount_at_once(target)?,
-            Err(Failed::Refused(error)) => return Err(Trouble::new(STEP, error)),
+            Err(Failed::Refused(error)) => return Err(StepError::new(STEP, error)),
         }
         if self.writable.is_some() && !self.flags.contains(MountFlags::RDONLY) {
             verify_writable(target).inspect_err(|_| {
@@ -125,14 +125,14 @@ impl Overlay<'_> {
     }
 
     /// Mounts it with `mount(2)`.
-    fn mount_at_once(&self, target: &Path) -> Result<(), Trouble> {
+    fn mount_at_once(&self, target: &Path) -> Result<(), StepError> {
         let options = self.spelled()?;
         rustix::mount::mount("overlay", target, "overlay", self.flags, options.as_c_str())
             .step(STEP)
     }
 
     /// All options in one string, if it fits a page.
-    fn spelled(&self) -> Result<CString, Trouble> {
+    fn spelled(&self) -> Result<CString, StepError> {
         let mut text = self.options.join(",");
         text.push_str(",lowerdir=");
         let before = text.len();
@@ -148,10 +148,10 @@ impl Overlay<'_> {
         CString::new(text).step("name the layers")
     }
 
-    fn too_many(&self, most: usize) -> Trouble {
+    fn too_many(&self, most: usize) -> StepError {
         let count = self.lower.len();
         let reason = format!("{count} layers are more than this kernel can stack, which is {most}");
-        Trouble::new("name the layers", reason)
+        StepError::new("name the layers", reason)
     }
 }
 
@@ -171,17 +171,17 @@ impl From<Errno> for Failed {
 }
 
 /// Refuses a mount that the kernel made read-only although it was to be written to.
-fn verify_writable(target: &Path) -> Result<(), Trouble> {
+fn verify_writable(target: &Path) -> Result<(), StepError> {
     let found = rustix::fs::statvfs(target).step("look at the new root")?;
     if !found.f_flag.contains(StatVfsMountFlags::RDONLY) {
         return Ok(());
     }
     let free = found.f_bavail.saturating_mul(found.f_frsize);
     if free < LITTLE {
-        return Err(Trouble::new(NO_ROOM, format!("the disk is full: {free} bytes are free")));
+        return Err(StepError::new(NO_ROOM, format!("the disk is full: {free} bytes are free")));
     }
     let reason = "the kernel mounted it read-only; its log says why (`dmesg`)";
-    Err(Trouble::new("make the root writable", reason))
+    Err(StepError::new("make the root writable", reason))
 }
 
 #[cfg(test)]

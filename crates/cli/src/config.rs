@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use sandkeep_core::engine::CommandRetention;
 use sandkeep_core::model::{AddressRule, DomainPattern, Size, Span};
-use sandkeep_core::net::OutsideSettings;
+use sandkeep_core::net::UpstreamSettings;
 use sandkeep_core::secret::KeySource;
 use sandkeep_server::{GatewaySettings, VercelSettings};
 use serde::Deserialize;
@@ -211,7 +211,7 @@ pub(crate) struct Resolved {
     /// Where the key comes from that secrets are sealed with.
     pub(crate) secrets_key: KeySource,
     /// What sandboxes share of the world outside.
-    pub(crate) network: OutsideSettings,
+    pub(crate) network: UpstreamSettings,
     /// The driver of sandboxes that ask for none.
     pub(crate) driver: Option<String>,
     /// How machines of their own are run.
@@ -232,20 +232,20 @@ pub(crate) fn resolve(global: &Global, args: ServeArgs) -> Result<Resolved, Fail
     };
     let data = global.data.clone().or(file.data).unwrap_or_else(locate::default_data);
     let data = std::path::absolute(&data)
-        .map_err(|error| Failure::caused("cannot tell the working directory", error))?;
+        .map_err(|error| Failure::caused("cannot determine the working directory", error))?;
     let listen = args.listen.or(file.listen).unwrap_or_else(|| DEFAULT_LISTEN.to_owned());
-    let unix_socket = match args.unix_socket.or(file.unix_socket).as_deref() {
-        Some(OFF) => None,
-        Some(path) => Some(
-            std::path::absolute(path)
-                .map_err(|error| Failure::caused("cannot tell the working directory", error))?,
-        ),
-        None => Some(data.join("keep.sock")),
-    };
+    let unix_socket =
+        match args.unix_socket.or(file.unix_socket).as_deref() {
+            Some(OFF) => None,
+            Some(path) => Some(std::path::absolute(path).map_err(|error| {
+                Failure::caused("cannot determine the working directory", error)
+            })?),
+            None => Some(data.join("keep.sock")),
+        };
     let listen = if listen == OFF { Vec::new() } else { addresses(&listen)? };
     if listen.is_empty() && unix_socket.is_none() {
         let hint = "leave one of --listen and --unix-socket on";
-        return Err(Failure::here("there is nothing to listen on").with_hint(hint));
+        return Err(Failure::here("no address to listen on").with_hint(hint));
     }
     let mut vercel = vercel(file.vercel)?;
     let gateway = gateway(file.gateway, &mut vercel)?;
@@ -271,7 +271,7 @@ fn commands(file: &StorageFile) -> Result<CommandRetention, Failure> {
     let usual = CommandRetention::default();
     let count = file.commands_kept.unwrap_or(usual.count);
     if count == 0 {
-        return Err(Failure::here("[storage] commands_kept: 0 are too few")
+        return Err(Failure::here("[storage] commands_kept: must be at least 1")
             .with_hint("write at least 1, like `2000`"));
     }
     let bytes = match &file.command_logs {
@@ -328,11 +328,11 @@ fn microvm(file: MicrovmFile) -> Result<MicrovmSettings, Failure> {
     })
 }
 
-fn network(file: NetworkFile) -> Result<OutsideSettings, Failure> {
+fn network(file: NetworkFile) -> Result<UpstreamSettings, Failure> {
     let wrong = |field: &str, error: &dyn std::fmt::Display, hint: &str| {
         Failure::here(format!("[network] {field}: {error}")).with_hint(hint)
     };
-    let mut settings = OutsideSettings::default();
+    let mut settings = UpstreamSettings::default();
     for (index, text) in file.except.iter().enumerate() {
         let rule = text.parse::<AddressRule>().map_err(|error| {
             wrong(&format!("except[{index}]"), &error, "write an address, like `127.0.0.1:8080`")
@@ -385,13 +385,13 @@ pub(crate) fn secrets_key(
         let text = Zeroizing::new(text.into_string().unwrap_or_default());
         return KeySource::from_text(&text).map_err(|error| {
             let hint = "make one with `head -c 32 /dev/urandom | base64`";
-            Failure::caused(format!("{SECRETS_KEY} is no key"), error).with_hint(hint)
+            Failure::caused(format!("{SECRETS_KEY} is not a valid key"), error).with_hint(hint)
         });
     }
     let Some(path) = file.key_file else { return Ok(KeySource::DataDirectory) };
     std::path::absolute(path)
         .map(KeySource::File)
-        .map_err(|error| Failure::caused("cannot tell the working directory", error))
+        .map_err(|error| Failure::caused("cannot determine the working directory", error))
 }
 
 /// What is said of one and not of the other holds for both.
@@ -407,7 +407,7 @@ fn gateway(file: GatewayFile, vercel: &mut VercelSettings) -> Result<GatewaySett
         && !url.starts_with("https://")
     {
         let hint = "write it like `https://keep.example.com`";
-        return Err(Failure::here(format!("`{url}` is no public_url")).with_hint(hint));
+        return Err(Failure::here(format!("invalid public_url `{url}`")).with_hint(hint));
     }
     vercel.domain = vercel.domain.take().or_else(|| domain.clone());
     vercel.public_url = vercel.public_url.take().or_else(|| public_url.clone());
@@ -416,7 +416,7 @@ fn gateway(file: GatewayFile, vercel: &mut VercelSettings) -> Result<GatewaySett
         Some(text) => {
             let hint = "write a span like `30s`, of an hour at the most";
             let span: Span = text.parse().map_err(|error| {
-                Failure::caused(format!("`{text}` is no wait"), error).with_hint(hint)
+                Failure::caused(format!("invalid wait `{text}`"), error).with_hint(hint)
             })?;
             if span > Span::seconds(3600) {
                 return Err(
@@ -442,7 +442,7 @@ fn check_domain(domain: &str) -> Result<(), Failure> {
         return Ok(());
     }
     let hint = "write a name like `keep.example.com`, without `https://` and `*`";
-    Err(Failure::here(format!("`{domain}` is no domain")).with_hint(hint))
+    Err(Failure::here(format!("`{domain}` is not a domain")).with_hint(hint))
 }
 
 fn vercel(file: VercelFile) -> Result<VercelSettings, Failure> {
@@ -451,7 +451,7 @@ fn vercel(file: VercelFile) -> Result<VercelSettings, Failure> {
     let max_timeout = match max_timeout {
         Some(text) => text.parse().map_err(|error| {
             let hint = "write a span like `24h` or `7d`";
-            Failure::caused(format!("`{text}` is no max_timeout"), error).with_hint(hint)
+            Failure::caused(format!("invalid max_timeout `{text}`"), error).with_hint(hint)
         })?,
         None => usual.max_timeout,
     };
@@ -470,7 +470,7 @@ fn read(path: &Path) -> Result<File, Failure> {
 fn addresses(text: &str) -> Result<Vec<SocketAddr>, Failure> {
     let hint = "write ADDR:PORT, like 127.0.0.1:7777, or `off`";
     let found = text.to_socket_addrs().map_err(|error| {
-        Failure::caused(format!("`{text}` is no address to listen on"), error).with_hint(hint)
+        Failure::caused(format!("invalid listen address `{text}`"), error).with_hint(hint)
     })?;
     Ok(found.collect())
 }

@@ -1,4 +1,4 @@
-//! How a command can end badly: what is said, what is advised, and the exit code.
+//! Errors of commands: message, hint and exit code.
 //!
 //! All errors become a [`Failure`] here, once, so that the codes promised by `keep --help` are
 //! decided in one place.
@@ -12,13 +12,13 @@ use sandkeep_client::Error as ClientError;
 use crate::command::guard::findings_text;
 use crate::screen::Paint;
 
-/// Why `keep` did not do what it was asked.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// The server said no, or could not be asked.
+    /// The server rejected the request, or could not be reached.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// Something here is not as it must be.
+    /// A local error.
     #[error("{message}")]
     Here {
         /// What is wrong.
@@ -29,7 +29,7 @@ pub(crate) enum Failure {
         source: Option<Box<dyn StdError + Send + Sync>>,
     },
     /// No server was named, and none was found.
-    #[error("no server found; looked in {looked}")]
+    #[error("no server found: no address given, and no local server in {looked}")]
     NoServer {
         /// Where its file was looked for.
         looked: String,
@@ -44,15 +44,15 @@ pub(crate) enum Failure {
         /// The exit code of the first.
         code: u8,
     },
-    /// Whoever reads our output has gone. Not worth a word.
+    /// The reader of the output has closed it. Not reported.
     #[error("the reader of the output is gone")]
-    Unheard,
+    OutputClosed,
     /// `doctor --strict` found something.
-    #[error("something this host needs is missing")]
-    Unfit,
+    #[error("this host does not meet the requirements")]
+    HostRequirements,
     /// `fsck` found damage.
     #[error("the data directory is damaged")]
-    Broken,
+    DataDamaged,
 }
 
 impl Failure {
@@ -80,10 +80,10 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Client(error) => client_code(error),
-            Self::Here { .. } | Self::Unfit | Self::Broken => 1,
+            Self::Here { .. } | Self::HostRequirements | Self::DataDamaged => 1,
             Self::NoServer { .. } => 3,
             Self::Some { code, .. } => *code,
-            Self::Unheard => 141,
+            Self::OutputClosed => 141,
         }
     }
 
@@ -95,33 +95,33 @@ impl Failure {
                 "not_executable" | "permission_denied" => 126,
                 _ => 125,
             },
-            Self::Unheard => 141,
+            Self::OutputClosed => 141,
             Self::Client(_)
             | Self::Here { .. }
             | Self::NoServer { .. }
             | Self::Some { .. }
-            | Self::Unfit
-            | Self::Broken => 125,
+            | Self::HostRequirements
+            | Self::DataDamaged => 125,
         }
     }
 
     pub(crate) fn hint(&self) -> Option<&str> {
         match self {
             Self::NoServer { .. } => {
-                Some("start one with `keep serve`, or name one by SANDKEEP_URL and SANDKEEP_KEY")
+                Some("start one with `keep serve`, or set SANDKEEP_URL and SANDKEEP_KEY")
             }
             Self::Client(error) => error.hint(),
             Self::Here { hint, .. } => hint.as_deref(),
-            Self::Broken => Some(
-                "snapshots that are whole can still be resumed; `keep serve` leaves damaged files alone",
+            Self::DataDamaged => Some(
+                "undamaged snapshots can still be resumed; `keep serve` does not touch damaged files",
             ),
-            Self::Some { .. } | Self::Unheard | Self::Unfit => None,
+            Self::Some { .. } | Self::OutputClosed | Self::HostRequirements => None,
         }
     }
 
-    /// Says on standard error what went wrong and what to do: in words, or as one line of JSON.
+    /// Prints the error and the hint on standard error: as text, or as one line of JSON.
     pub(crate) fn tell(&self, json: bool, exit_code: u8) {
-        if matches!(self, Self::Unheard) {
+        if matches!(self, Self::OutputClosed) {
             return;
         }
         let text = match json {
@@ -132,7 +132,7 @@ impl Failure {
         let _ = io::stderr().write_all(text.as_bytes());
     }
 
-    /// A fixed word for programs. The server's own, where the server refused.
+    /// A stable code for programs: the server's, if the server sent one.
     fn code(&self) -> &str {
         match self {
             Self::Client(ClientError::Api { code, .. }) => code,
@@ -141,9 +141,9 @@ impl Failure {
             Self::Client(ClientError::BadUrl { .. }) => "invalid",
             Self::Client(_) | Self::Here { .. } => "failed",
             Self::Some { .. } => "some_failed",
-            Self::Unheard => "output_closed",
-            Self::Unfit => "host_unfit",
-            Self::Broken => "data_damaged",
+            Self::OutputClosed => "output_closed",
+            Self::HostRequirements => "host_unfit",
+            Self::DataDamaged => "data_damaged",
         }
     }
 
@@ -211,10 +211,10 @@ fn client_code(error: &ClientError) -> u8 {
     }
 }
 
-/// Turns errors of our own output into failures; a closed pipe is no news.
-pub(crate) fn unheard(error: io::Error) -> Failure {
+/// Turns errors of writing to standard output into failures. A closed pipe is not reported.
+pub(crate) fn output_error(error: io::Error) -> Failure {
     match error.kind() {
-        io::ErrorKind::BrokenPipe => Failure::Unheard,
+        io::ErrorKind::BrokenPipe => Failure::OutputClosed,
         _ => Failure::caused("cannot write to standard output", error),
     }
 }

@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
+use sandkeep_core::driver::any_alive;
 use sandkeep_core::driver::container::ContainerConfig;
 use sandkeep_core::driver::microvm::MicrovmConfig;
-use sandkeep_core::driver::{AGENT, any_alive};
+use sandkeep_core::embedded::AGENT;
 use sandkeep_core::store::Store;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -32,15 +33,16 @@ const RUN: &str = "/run/sandkeep";
 /// Writes the agent program into `bin`, under a name that says which one it is: sandboxes that an
 /// older server started go on using theirs.
 pub(crate) fn install_agent(bin: &Path) -> io::Result<PathBuf> {
-    let path = bin.join(format!("keep-agent-{}", short_hash(AGENT)));
-    if fs::read(&path).is_ok_and(|there| there == AGENT) {
+    let agent = AGENT.bytes();
+    let path = bin.join(format!("keep-agent-{}", short_hash(&agent)));
+    if fs::read(&path).is_ok_and(|there| there == agent) {
         return Ok(path);
     }
     fs::DirBuilder::new().recursive(true).mode(0o755).create(bin)?;
     let fresh = bin.join(format!(".keep-agent-{}", std::process::id()));
     let mut file =
         fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&fresh)?;
-    file.write_all(AGENT)?;
+    file.write_all(&agent)?;
     file.sync_all()?;
     // Closed before anybody runs it: a program that is open for writing cannot be executed.
     drop(file);
@@ -116,9 +118,9 @@ async fn claim_in(run: &Path, store: &Store) -> Result<Claim, Failure> {
         match take(&path, &own, alive).await.map_err(failed)? {
             Ok(lock) => return Ok(Claim { mark, run: run.to_path_buf(), _lock: lock }),
             Err(original) => {
-                tracing::warn!(original = %original.path.display(), "this data directory is a copy of one that is in use on this host; it is given an identity of its own, and sandboxes that run there are left alone");
+                tracing::warn!(original = %original.path.display(), "this data directory is a copy of one that is in use on this host; it gets an id of its own, and running sandboxes of the original are not touched");
                 store.renew_identity().await.map_err(|error| {
-                    Failure::caused("cannot give a copied data directory its own identity", error)
+                    Failure::caused("cannot give the copied data directory an id of its own", error)
                         .with_hint("free some space, or make the data directory writable")
                 })?;
             }

@@ -114,7 +114,7 @@ pub(crate) fn http_url(global: &Global) -> Result<String, Failure> {
     let known = places.iter().find_map(|place| ClientFile::read(place).ok()?.url);
     known.ok_or_else(|| {
         Failure::here("the server has no HTTP address")
-            .with_hint("start it with --listen, or say where it is with --url http://host:port")
+            .with_hint("start it with --listen, or give its address with --url http://host:port")
     })
 }
 

@@ -3,8 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use sandkeep_core::driver::Check;
 use sandkeep_core::driver::microvm::{MicrovmDriver, kernel};
-use sandkeep_core::driver::{AGENT, Check};
+use sandkeep_core::embedded::AGENT;
 use sandkeep_core::engine::{Absent, agent_answers};
 
 use crate::config::MicrovmSettings;
@@ -89,7 +90,7 @@ fn prepared(data: &Path) -> Check {
         true => "`keep microvm setup`".to_owned(),
         false => format!("`keep microvm setup --data {}`", data.display()),
     };
-    let (ok, detail) = match kernel::open(&host::kernel_dir(data), AGENT) {
+    let (ok, detail) = match kernel::open(&host::kernel_dir(data), &AGENT.bytes()) {
         Ok(kernel) => (true, kernel.vmlinuz.display().to_string()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             (false, "no kernel is prepared for machines".to_owned())

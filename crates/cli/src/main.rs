@@ -1,7 +1,7 @@
 //! The `keep` binary: commands that talk to a server, and `keep serve`, which is one.
 //!
-//! In reading order: [`args`] is what can be written, [`locate`] finds the server, [`command`] does
-//! what was asked, [`screen`] and [`failure`] say how it went.
+//! In reading order: [`args`] and [`settings`] define the arguments, [`locate`] finds the server, [`command`]
+//! carries commands out, [`screen`] prints results and [`failure`] errors.
 
 mod args;
 mod command;
@@ -13,6 +13,7 @@ mod machines;
 mod memory;
 mod screen;
 mod serve;
+mod settings;
 mod terminal;
 mod when;
 
@@ -20,16 +21,14 @@ use std::io;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser as _};
-
 use crate::args::{Command, Keep};
 use crate::failure::{Failure, json_line};
 
 fn main() -> ExitCode {
     memory::few_arenas();
-    let keep = match Keep::try_parse() {
+    let keep = match args::parse() {
         Ok(keep) => keep,
-        Err(error) => return misused(error),
+        Err(error) => return usage_error(error),
     };
     let remote = matches!(keep.command, Command::Exec(_) | Command::Run(_) | Command::Sh(_));
     let json = keep.global.json;
@@ -46,15 +45,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Tells what is wrong with the arguments, or prints the help that was asked for.
-fn misused(error: clap::Error) -> ExitCode {
+/// Reports invalid arguments, or prints the help that was asked for.
+fn usage_error(error: clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        // Whoever does not read the help does not need it.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
     // The usage line shows options that the environment has set as if they had to be given.
-    let plain = Keep::command().mut_args(|arg| arg.env(None::<&'static str>));
+    let plain = args::command().mut_args(|arg| arg.env(None::<&'static str>));
     let error = match plain.try_get_matches_from(std::env::args_os()) {
         Err(again) if again.kind() == error.kind() => again,
         _ => error,
@@ -64,7 +62,11 @@ fn misused(error: clap::Error) -> ExitCode {
         let text = error.to_string();
         let message = text.split("\n\n").next().unwrap_or_default();
         let message = message.trim_start_matches("error: ");
-        let error = serde_json::json!({ "code": "usage", "message": message, "exit_code": 2 });
+        let tip = text.lines().find_map(|line| line.trim_start().strip_prefix("tip: "));
+        let hint = tip.unwrap_or("`--help` lists the arguments");
+        let error = serde_json::json!({
+            "code": "usage", "message": message, "hint": hint, "exit_code": 2,
+        });
         let _ = io::stderr().write_all(json_line(&error).as_bytes());
     } else {
         let _ = error.print();
@@ -83,7 +85,7 @@ fn run(keep: Keep) -> Result<ExitCode, Failure> {
         .build()
         .map_err(|error| Failure::caused("cannot start the async runtime", error))?;
     let done = runtime.block_on(command::dispatch(keep));
-    // Whatever still reads standard input or a slow disk is not worth waiting for.
+    // Do not wait for threads that still read standard input or a slow disk.
     runtime.shutdown_background();
     done
 }

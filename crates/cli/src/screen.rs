@@ -5,7 +5,7 @@ use std::io::{IsTerminal as _, Write as _};
 
 use serde::Serialize;
 
-use crate::failure::{Failure, unheard};
+use crate::failure::{Failure, output_error};
 
 /// Where answers go, and how they are said there.
 #[derive(Debug, Clone, Copy)]
@@ -39,7 +39,7 @@ impl Screen {
 
     pub(crate) fn json<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
         let mut text = serde_json::to_string_pretty(value)
-            .map_err(|error| Failure::caused("cannot write the answer as JSON", error))?;
+            .map_err(|error| Failure::caused("cannot write the response as JSON", error))?;
         text.push('\n');
         self.text(&text)
     }
@@ -47,7 +47,7 @@ impl Screen {
     /// Writes one document on one line, for answers that are streams.
     pub(crate) fn json_line<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
         let mut text = serde_json::to_string(value)
-            .map_err(|error| Failure::caused("cannot write the answer as JSON", error))?;
+            .map_err(|error| Failure::caused("cannot write the response as JSON", error))?;
         text.push('\n');
         self.text(&text)
     }
@@ -58,7 +58,7 @@ impl Screen {
 
     pub(crate) fn bytes(&self, bytes: &[u8]) -> Result<(), Failure> {
         let mut out = io::stdout().lock();
-        out.write_all(bytes).and_then(|()| out.flush()).map_err(unheard)
+        out.write_all(bytes).and_then(|()| out.flush()).map_err(output_error)
     }
 
     pub(crate) fn table(&self, table: &Table) -> String {

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use sandkeep_core::catalog::DiskCatalog;
 use sandkeep_core::db::{Index, MirroredDb};
 use sandkeep_core::driver::Driver;
 use sandkeep_core::driver::container::ContainerDriver;
@@ -88,7 +89,7 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
     let giving_back = tokio::spawn(crate::memory::give_back());
     server.run(engine.clone(), ended).await;
     giving_back.abort();
-    tracing::info!("shutting down; sandboxes go on running");
+    tracing::info!("shutting down; sandboxes keep running");
     engine.shutdown().await;
     drivers.retire();
     Ok(())
@@ -100,7 +101,7 @@ fn raise_file_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "the limit of open files stays where it is");
+        tracing::warn!(%error, "cannot raise the limit of open files");
     }
 }
 
@@ -132,9 +133,8 @@ pub(crate) fn open_store(data: &Path) -> Result<Store, Failure> {
         let full = error.is_no_room();
         let failure = Failure::caused(format!("cannot open `{}`", data.display()), error);
         match (locked, full) {
-            (true, _) => failure.with_hint(
-                "stop the server that works there first, or choose another directory with --data",
-            ),
+            (true, _) => failure
+                .with_hint("stop the server that uses it, or choose another directory with --data"),
             (_, true) => failure.with_hint(no_room_hint(data)),
             _ => failure,
         }
@@ -195,20 +195,20 @@ pub(crate) async fn open_engine(
     let config = host::container_config(agent.clone(), claim.mark());
     let container = ContainerDriver::new(config).map_err(|error| {
         Failure::caused("cannot run sandboxes on this host", error)
-            .with_hint("`keep doctor` tells what is missing and how to fix it")
+            .with_hint("`keep doctor` shows what is missing and how to fix it")
     })?;
     let container = container.with_spares(SPARES);
     let microvm = match machines::driver(&agent, &data, claim.mark(), machines) {
         Ok(driver) => Some(driver),
         Err(absent) => {
-            tracing::info!(reason = absent.reason, "no machines of their own");
+            tracing::info!(reason = absent.reason, "the microvm driver is not available");
             settings.absent_drivers.insert(machines::NAME, absent);
             None
         }
     };
     let db = Index::open(&data.join(INDEX), store.clone())
         .await
-        .map_err(|error| Failure::caused("cannot make an index", error))?;
+        .map_err(|error| Failure::caused("cannot create the index", error))?;
     let db = MirroredDb::new(Arc::new(db))
         .await
         .map_err(|error| Failure::caused("cannot read the index", error))?;
@@ -220,10 +220,11 @@ pub(crate) async fn open_engine(
     let images = Images::new(store.clone(), from);
     let mut drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(container.clone())];
     drivers.extend(microvm.clone().map(|driver| Arc::new(driver) as Arc<dyn Driver>));
-    let parts = Parts { store, images, db: Arc::new(db), drivers, settings };
+    let catalog = Arc::new(DiskCatalog::new(store.clone(), Arc::new(db)));
+    let parts = Parts { store, images, catalog, drivers, settings };
     let engine = Engine::open(parts)
         .await
-        .map_err(|error| Failure::caused("cannot read what is on the disk", error))?;
+        .map_err(|error| Failure::caused("cannot read the data directory", error))?;
     Ok((engine, Drivers { container, microvm, claim }))
 }
 
@@ -242,7 +243,7 @@ pub(crate) fn forget_index(data: &Path) -> Result<(), Failure> {
 fn start_logging(filter: &str) -> Result<(), Failure> {
     let hint = "write error, warn, info, debug or trace, or a filter like `sandkeep_core=debug`";
     let filter = EnvFilter::try_new(filter)
-        .map_err(|error| Failure::caused("the log filter makes no sense", error).with_hint(hint))?;
+        .map_err(|error| Failure::caused("invalid log filter", error).with_hint(hint))?;
     let colours = Paint::for_errors() == Paint::of(true) && std::io::stderr().is_terminal();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -273,10 +274,10 @@ async fn introduce(
     config: &Resolved,
     server: &Server,
 ) -> Result<ClientFile, Failure> {
-    let cannot = |error| Failure::caused("cannot make the first project and key", error);
+    let cannot = |error| Failure::caused("cannot create the first project and key", error);
     let project: Name = DEFAULT_PROJECT
         .parse()
-        .map_err(|error| Failure::caused("the first project cannot have its name", error))?;
+        .map_err(|error| Failure::caused("invalid name for the first project", error))?;
     if engine.projects().is_empty() && engine.locked_projects().is_empty() {
         if ClientFile::is_in(&config.data) {
             // Clients were served from here. A new project would not have the bounds of the old one.
@@ -290,7 +291,7 @@ async fn introduce(
         Some(key) => key,
         None if !engine.locked_projects().is_empty() => {
             tracing::error!(
-                "the key of this machine's operator is in no project that can be read; it has another one until the server ends"
+                "the project of the local operator's key cannot be read; using a temporary key until the server stops"
             );
             engine.emergency_key(project)
         }
@@ -313,10 +314,11 @@ async fn introduce(
     match file.write(&config.data) {
         // Those who know where the server is can still make room.
         Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
-            tracing::error!(%error, "the disk is full: what clients on this machine need to know is not written");
+            tracing::error!(%error, "the disk is full: cannot write the file with the server's address and key");
         }
-        written => written
-            .map_err(|error| Failure::caused("cannot write what clients need to know", error))?,
+        written => written.map_err(|error| {
+            Failure::caused("cannot write the file with the server's address and key", error)
+        })?,
     }
     Ok(file)
 }
@@ -350,7 +352,7 @@ async fn make_host_image(engine: Engine) {
     if engine.images().get(HOST).await.is_ok() {
         return;
     }
-    tracing::info!("making the image `{HOST}` from this machine; once, some seconds");
+    tracing::info!("building the image `{HOST}` from this host; this takes some seconds, once");
     match engine.images().host(false, &Reporter::silent()).await {
         Ok(_) => {
             let seconds = begun.elapsed().as_secs_f64();
@@ -360,7 +362,7 @@ async fn make_host_image(engine: Engine) {
             let error: &dyn std::error::Error = &error;
             tracing::error!(
                 error,
-                "the image `{HOST}` could not be made; the next sandbox that wants it tries again"
+                "cannot build the image `{HOST}`; the next sandbox that uses it will retry"
             );
         }
     }

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io;
 use std::pin::Pin;
-use std::sync::PoisonError;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
@@ -150,7 +149,7 @@ impl Download {
     fn finish(&mut self) {
         self.body = None;
         if let Some((sender, Some(idle))) = self.home.take() {
-            idle.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
+            idle.lock().push(sender);
         }
     }
 }

@@ -14,8 +14,8 @@ use crate::paging::Pages;
 use crate::sandboxes::sandbox;
 use crate::transport::{Call, Wire};
 use crate::types::{
-    Channel, ClientMessage, Command, ExecEvent, ExecRequest, Session, Signal, SignalRequest,
-    TermSize,
+    Channel, ClientMessage, Command, CommandChangeList, ExecEvent, ExecRequest, Session, Signal,
+    SignalRequest, TermSize,
 };
 use crate::{Client, Error};
 
@@ -241,6 +241,11 @@ impl Client {
         })
     }
 
+    /// Reads what a command changed, path by path. Never wakes the sandbox.
+    pub async fn command_changes(&self, name: &str, id: &str) -> Result<CommandChangeList, Error> {
+        self.transport.json(Call::get(sandbox(name, &["commands", id, "changes"]))).await
+    }
+
     /// Reads what a command has printed, from the start. Never wakes the sandbox.
     pub async fn logs(&self, name: &str, id: &str, follow: bool) -> Result<Running, Error> {
         let target = sandbox(name, &["commands", id, "logs"]).flag("follow", follow);
@@ -288,7 +293,7 @@ fn output(event: ExecEvent) -> Result<Output, Error> {
         }
         ExecEvent::Gap { bytes } => Ok(Output::Gap(bytes)),
         ExecEvent::More => Ok(Output::More),
-        ExecEvent::Error { error } => Err(Error::told(200, error)),
+        ExecEvent::Error { error } => Err(Error::from_body(200, error)),
     }
 }
 

@@ -1,19 +1,20 @@
-//! What can go wrong between a caller and a server.
+//! The errors of the client.
 
 use std::io;
 
-use crate::types::{ErrorAnswer, ErrorBody, Finding};
+use crate::types::{ErrorAnswer, ErrorBody, Finding, present_code};
 
-/// Why a call failed, sorted by what a caller can do about it.
+/// Why a call failed, by what a caller can do about it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server understood and said no.
+    /// The server rejected the request or failed.
     #[error("{message}")]
     Api {
-        /// The HTTP status; 200 when it went wrong after the answer had begun.
+        /// The HTTP status; 200 if the error occurred in the middle of a stream.
         status: u16,
-        /// A fixed word for programs: `not_found`, `conflict` ...
+        /// A stable code for programs: `not_found`, `name_taken` ... Former codes of older servers are
+        /// replaced by the present ones.
         code: String,
         /// What is wrong, for people.
         message: String,
@@ -22,7 +23,7 @@ pub enum Error {
         /// What the guard found, when that is why.
         findings: Vec<Finding>,
     },
-    /// Nobody answers at the address.
+    /// No server answers at the address.
     #[error("cannot reach the server at {url}")]
     Connect {
         /// The address.
@@ -40,19 +41,19 @@ pub enum Error {
         /// What the transport said.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// What answers is no Sandkeep server, or one of another version.
-    #[error("the server's answer makes no sense: {reason}")]
+    /// The response is not from a Sandkeep server, or from an incompatible version.
+    #[error("invalid response from the server: {reason}")]
     Protocol {
         /// What was expected, and what came.
         reason: String,
     },
-    /// An address that cannot be one.
+    /// An invalid address.
     #[error("`{text}` is not a server address; write `http://host:port` or `unix:///path`")]
     BadUrl {
         /// What was given.
         text: String,
     },
-    /// What was to be sent could not be read, or what came could not be written.
+    /// Local data could not be read or written.
     #[error("could not {action}")]
     Local {
         /// What was being done, as a verb phrase.
@@ -63,7 +64,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The server's word for the error, if it was the server's.
+    /// The error code, if the server sent one.
     #[must_use]
     pub fn code(&self) -> Option<&str> {
         match self {
@@ -76,7 +77,7 @@ impl Error {
         }
     }
 
-    /// What to do about it, if anybody knows.
+    /// What to do about it, if known.
     #[must_use]
     pub fn hint(&self) -> Option<&str> {
         match self {
@@ -89,7 +90,7 @@ impl Error {
         }
     }
 
-    /// What the guard found, if that is why.
+    /// The findings of the guard, if they are the reason.
     #[must_use]
     pub fn findings(&self) -> &[Finding] {
         match self {
@@ -102,7 +103,7 @@ impl Error {
         }
     }
 
-    /// Whether the same call may work in a moment: the server is away, busy or restarting.
+    /// Whether the same call may succeed soon: the server is unreachable, busy or restarting.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
@@ -123,15 +124,15 @@ impl Error {
         Self::Protocol { reason: reason.into() }
     }
 
-    pub(crate) fn told(status: u16, error: ErrorBody) -> Self {
-        let ErrorBody { code, message, hint, findings } = error;
-        Self::Api { status, code, message, hint, findings }
+    pub(crate) fn from_body(status: u16, error: ErrorBody) -> Self {
+        let ErrorBody { code, aliases: _, message, hint, findings } = error;
+        Self::Api { status, code: present_code(&code).to_owned(), message, hint, findings }
     }
 
-    /// Reads an error answer; a body that is none of ours (a proxy's page) is quoted in short.
+    /// Reads an error response. A body in another format (a proxy's page) is quoted, shortened.
     pub(crate) fn from_answer(status: u16, body: &[u8]) -> Self {
         if let Ok(ErrorAnswer { error }) = serde_json::from_slice(body) {
-            return Self::told(status, error);
+            return Self::from_body(status, error);
         }
         let text: String = String::from_utf8_lossy(body).chars().take(200).collect();
         Self::protocol(format!("HTTP status {status} and `{}`", text.trim()))
@@ -149,6 +150,16 @@ mod tests {
         assert_eq!(error.code(), Some("not_found"));
         assert_eq!(error.hint(), Some("keep ls"));
         assert_eq!(error.to_string(), "no sandbox `x`");
+    }
+
+    #[test]
+    fn former_codes_of_older_servers_become_the_present_ones() {
+        let old = br#"{"error":{"code":"no_room","message":"full"}}"#;
+        let new =
+            br#"{"error":{"code":"insufficient_storage","aliases":["no_room"],"message":"full"}}"#;
+        for body in [&old[..], new] {
+            assert_eq!(Error::from_answer(507, body).code(), Some("insufficient_storage"));
+        }
     }
 
     #[test]

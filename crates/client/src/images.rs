@@ -23,7 +23,7 @@ impl Fetching {
     /// known.
     pub async fn next(&mut self) -> Result<Option<ImageProgress>, Error> {
         match self.lines.next().await? {
-            Some(ImageProgress::Error { error }) => Err(Error::told(200, error)),
+            Some(ImageProgress::Error { error }) => Err(Error::from_body(200, error)),
             other => Ok(other),
         }
     }

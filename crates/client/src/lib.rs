@@ -1,6 +1,6 @@
 //! A typed client of Sandkeep's `/v1` API.
 //!
-//! [`types`] are the words of the API, which the server uses as well. [`Client`] speaks them over TCP
+//! [`types`] are the data types of the API, which the server uses as well. [`Client`] sends them over TCP
 //! or a Unix socket, keeps connections alive between calls, and can be cloned and shared freely.
 //! Nothing here prints, reads the environment or looks for servers: the caller says where and with
 //! which key.
@@ -45,9 +45,10 @@ mod snapshots;
 mod tenants;
 mod transport;
 mod trash;
-pub mod types;
 
 use std::sync::Arc;
+
+pub use sandkeep_types as types;
 
 pub use body::{Download, Lines, Upload};
 pub use commands::{Attached, Input, Output, Running, Started, Terminated};

@@ -10,7 +10,7 @@ use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -20,6 +20,7 @@ use hyper::header::{AUTHORIZATION, CONNECTION, HOST, HeaderValue, UPGRADE, USER_
 use hyper::upgrade::Upgraded;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -303,7 +304,7 @@ impl Transport {
 
     async fn take_idle(&self) -> Option<Connection> {
         loop {
-            let mut sender = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+            let mut sender = self.idle.lock().pop()?;
             if !sender.is_closed() && sender.ready().await.is_ok() {
                 return Some(sender);
             }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sandkeep_core::store::Store;
-use sandkeep_core::store::search::{Needles, Seen, Writers};
+use sandkeep_core::store::search::{Needles, SearchedFiles, Writers};
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
@@ -39,7 +39,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                     &needles,
                     Writers::None,
                     sandkeep_core::store::Effort::Foreground,
-                    Seen::default(),
+                    SearchedFiles::default(),
                 )
                 .await?;
             lines.push((label, (began.elapsed(), searched.bytes)));

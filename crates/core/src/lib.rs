@@ -10,16 +10,20 @@
 //! - [`secret`]: the server's key, what is sealed with it, and what is kept out of sight.
 //! - [`store`]: layers, snapshots, images and the other manifests on disk, which are the truth.
 //! - [`db`]: the index over them.
+//! - [`catalog`]: the seam in front of manifests and index, through which records are saved.
 //!
-//! `engine` uses the other six, and none of those sees another.
+//! `engine` uses the other seven. `catalog` uses `store` and `db`; none of the other six sees another.
 
 #![forbid(unsafe_code)]
 
+pub mod catalog;
 pub mod db;
 pub mod driver;
+pub mod embedded;
 pub mod engine;
 pub mod failpoint;
 pub mod guest;
+mod keyed_lock;
 pub mod model;
 pub mod net;
 mod release;

@@ -20,8 +20,8 @@ static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 /// Closes a descriptor a while later, on a thread of its own. Where there is no thread to be had, at once.
 pub(crate) fn close_later(descriptor: impl Into<OwnedFd>) {
     let descriptor = descriptor.into();
-    let place = Place::take();
-    if place.is_none() {
+    let permit = Permit::take();
+    if permit.is_none() {
         return;
     }
     // If the thread does not start, the closure is dropped, and with it the descriptor.
@@ -31,14 +31,14 @@ pub(crate) fn close_later(descriptor: impl Into<OwnedFd>) {
             let _ = rustix::process::setpriority_process(None, 10);
             thread::sleep(LATER);
             drop(descriptor);
-            drop(place);
+            drop(permit);
         });
 }
 
 /// One of those that may be closed at the same time.
-struct Place;
+struct Permit;
 
-impl Place {
+impl Permit {
     fn take() -> Option<Self> {
         let taken = UNDER_WAY.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
             (count < MOST).then_some(count + 1)
@@ -47,7 +47,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
     }

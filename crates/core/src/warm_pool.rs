@@ -6,20 +6,23 @@
 //! ```
 //!
 //! There are three: begun cages (`driver/container`), hypervisors without a machine (`driver/microvm`) and restored machines without
-//! a sandbox (`engine/ready.rs`). An item is of a *kind*, and only a caller that asks for the same kind gets it.
+//! a sandbox (`engine/machine/warm_machines.rs`). An item is of a *kind*, and only a caller that asks for the same kind gets it.
 //!
 //! - *Who makes them.* The [`Maker`], who owns the pool. One task per pool calls it, for one item at a time. The task lives as long as
 //!   something is wanted or ready, and does not keep the maker alive while it waits.
 //! - *When.* While no start is under way ([`WarmPool::starting`]), and [`PoolLimits::quiet`] after the last one: the host belongs to
 //!   whoever uses it now.
-//! - *What if that fails.* The item is not wanted any more. The next [`WarmPool::restock`] tries again.
+//! - *What if that fails.* An item that cannot be made, or whose maker panics, is given up. The next [`WarmPool::restock`] tries again.
 //! - *How it ends.* After [`WarmPool::close`] nothing is made, and nothing is left.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use futures_util::FutureExt as _;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// How often somebody looks who cannot be woken.
@@ -120,19 +123,19 @@ where
 
     /// The oldest item of a kind.
     pub(crate) fn take(&self, kind: &K) -> Option<T> {
-        let mut stock = locked(&self.stock);
+        let mut stock = self.stock.lock();
         let place = stock.ready.iter().position(|ready| ready.kind == *kind)?;
         Some(stock.ready.remove(place).item)
     }
 
     /// How many items are ready.
     pub(crate) fn waiting(&self) -> usize {
-        locked(&self.stock).ready.len()
+        self.stock.lock().ready.len()
     }
 
     /// Has as many items of a kind made as there may be, soon.
     pub(crate) fn restock<M: Maker<K, T>>(self: &Arc<Self>, maker: &Arc<M>, kind: &K) {
-        let mut stock = locked(&self.stock);
+        let mut stock = self.stock.lock();
         let missing = self.limits.per_kind.saturating_sub(stock.count(kind));
         if missing == 0 || stock.closed {
             return;
@@ -171,7 +174,7 @@ where
     }
 
     fn shut(&self) {
-        let mut stock = locked(&self.stock);
+        let mut stock = self.stock.lock();
         stock.closed = true;
         stock.wanted.clear();
         drop(stock);
@@ -179,7 +182,7 @@ where
     }
 
     fn drain(&self) -> Vec<T> {
-        locked(&self.stock).ready.drain(..).map(|ready| ready.item).collect()
+        self.stock.lock().ready.drain(..).map(|ready| ready.item).collect()
     }
 
     /// Does what there is to do. Answers with how long there is nothing, unless that is for good.
@@ -188,15 +191,16 @@ where
             let _nobody_else = self.working.lock().await;
             match self.step() {
                 Step::Make(kind) => {
-                    let made = Arc::clone(maker).make(kind.clone()).await;
+                    let made = no_panic("make", Arc::clone(maker).make(kind.clone())).await;
+                    let made = made.flatten();
                     let ready = made.map(|item| Ready { kind, item, made: Instant::now() });
-                    let mut stock = locked(&self.stock);
+                    let mut stock = self.stock.lock();
                     stock.making = None;
                     stock.ready.extend(ready);
                 }
                 Step::Discard(items) => {
                     for item in items {
-                        Arc::clone(maker).discard(item).await;
+                        no_panic("discard", Arc::clone(maker).discard(item)).await;
                     }
                 }
                 Step::Wait(wait) => return Some(wait),
@@ -206,7 +210,7 @@ where
     }
 
     fn step(&self) -> Step<K, T> {
-        let mut stock = locked(&self.stock);
+        let mut stock = self.stock.lock();
         let surplus = stock.surplus(&self.limits);
         if !surplus.is_empty() {
             return Step::Discard(surplus);
@@ -235,7 +239,7 @@ where
         if self.starting.load(Ordering::SeqCst) > 0 {
             return Duration::MAX;
         }
-        let last = *locked(&self.last_start);
+        let last = *self.last_start.lock();
         last.map_or(Duration::ZERO, |last| self.limits.quiet.saturating_sub(last.elapsed()))
     }
 }
@@ -282,11 +286,18 @@ where
     }
 }
 
+/// Runs a maker's future. If it panics, that is logged and the result is `None`: the pool's task goes on.
+async fn no_panic<R>(what: &str, future: impl Future<Output = R>) -> Option<R> {
+    let done = AssertUnwindSafe(future).catch_unwind().await;
+    done.map_err(|_| tracing::error!("a warm pool failed to {what} an item: its maker panicked"))
+        .ok()
+}
+
 struct Starting<'a, K, T>(&'a WarmPool<K, T>);
 
 impl<K, T> Drop for Starting<'_, K, T> {
     fn drop(&mut self) {
-        *locked(&self.0.last_start) = Some(Instant::now());
+        *self.0.last_start.lock() = Some(Instant::now());
         if self.0.starting.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.0.wake.notify_one();
         }
@@ -299,20 +310,17 @@ impl<K, T> Drop for WarmPool<K, T> {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-    use std::sync::{Arc, Mutex};
     use std::time::{Duration, Instant};
 
     use async_trait::async_trait;
+    use parking_lot::Mutex;
     use tokio::sync::Semaphore;
 
-    use super::{Maker, PoolLimits, WarmPool, locked};
+    use super::{Maker, PoolLimits, WarmPool};
 
     const LIMITS: PoolLimits = PoolLimits {
         per_kind: 2,
@@ -328,6 +336,7 @@ mod tests {
         most_at_once: AtomicUsize,
         at_once: AtomicUsize,
         fails: AtomicBool,
+        panics: AtomicBool,
         /// If there is one, each item takes a permit.
         slow: Option<Semaphore>,
         discarded: Mutex<Vec<String>>,
@@ -335,7 +344,7 @@ mod tests {
 
     impl Fake {
         fn discarded(&self) -> Vec<String> {
-            locked(&self.discarded).clone()
+            self.discarded.lock().clone()
         }
     }
 
@@ -349,12 +358,13 @@ mod tests {
                 slow.acquire().await.unwrap().forget();
             }
             tokio::task::yield_now().await;
+            assert!(!self.panics.load(Ordering::SeqCst), "it was told to panic");
             self.at_once.fetch_sub(1, Ordering::SeqCst);
             (!self.fails.load(Ordering::SeqCst)).then(|| format!("{kind}{number}"))
         }
 
         async fn discard(self: Arc<Self>, item: String) {
-            locked(&self.discarded).push(item);
+            self.discarded.lock().push(item);
         }
     }
 
@@ -378,7 +388,7 @@ mod tests {
     }
 
     fn is_tended(pool: &Pool) -> bool {
-        locked(&pool.stock).tended
+        pool.stock.lock().tended
     }
 
     #[tokio::test]
@@ -430,10 +440,10 @@ mod tests {
         let (pool, fake) = pool(LIMITS);
         for kind in ["a", "b", "c"] {
             pool.restock(&fake, &kind);
-            until("it is made", || locked(&pool.stock).count(&kind) == 2 && pool.waiting() >= 2)
+            until("it is made", || pool.stock.lock().count(&kind) == 2 && pool.waiting() >= 2)
                 .await;
             until("nothing is wanted", || {
-                let stock = locked(&pool.stock);
+                let stock = pool.stock.lock();
                 stock.wanted.is_empty() && stock.making.is_none()
             })
             .await;
@@ -451,7 +461,7 @@ mod tests {
         for kind in ["a", "b", "c", "d"] {
             pool.restock(&fake, &kind);
         }
-        assert_eq!(locked(&pool.stock).wanted, ["c", "c", "d", "d"]);
+        assert_eq!(pool.stock.lock().wanted, ["c", "c", "d", "d"]);
     }
 
     #[tokio::test]
@@ -476,6 +486,19 @@ mod tests {
         fake.fails.store(false, Ordering::SeqCst);
         pool.restock(&fake, &"a");
         until("two are ready", || pool.waiting() == 2).await;
+    }
+
+    #[tokio::test]
+    async fn a_maker_that_panics_is_called_again_when_an_item_is_wanted_again() {
+        let (pool, fake) = pool(LIMITS);
+        fake.panics.store(true, Ordering::SeqCst);
+        pool.restock(&fake, &"a");
+        until("nobody tends it", || !is_tended(&pool)).await;
+        assert_eq!((pool.waiting(), fake.made.load(Ordering::SeqCst)), (0, 2));
+        fake.panics.store(false, Ordering::SeqCst);
+        pool.restock(&fake, &"a");
+        until("two are ready", || pool.waiting() == 2).await;
+        assert_eq!(pool.close().await.len(), 2, "and it can be closed");
     }
 
     #[tokio::test]

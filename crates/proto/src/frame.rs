@@ -48,7 +48,7 @@ pub const HEADER: usize = 12;
 /// What a frame is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// A request, which opens its stream.
     Open = 1,
     /// The answer to it.
@@ -67,7 +67,7 @@ pub enum Kind {
     Cancel = 8,
 }
 
-impl Kind {
+impl FrameKind {
     /// Reads the kind byte.
     #[must_use]
     pub fn from_byte(byte: u8) -> Option<Self> {
@@ -93,7 +93,7 @@ pub struct Header {
     /// The stream it belongs to.
     pub stream: u32,
     /// What it is.
-    pub kind: Kind,
+    pub kind: FrameKind,
 }
 
 /// Why bytes are not a frame. The connection is of no use after this.
@@ -145,7 +145,7 @@ impl Header {
         if length > MAX_PAYLOAD {
             return Err(BadFrame::TooLong(length));
         }
-        let kind = Kind::from_byte(bytes[8]).ok_or(BadFrame::UnknownKind(bytes[8]))?;
+        let kind = FrameKind::from_byte(bytes[8]).ok_or(BadFrame::UnknownKind(bytes[8]))?;
         if bytes[9..] != [0; 3] {
             return Err(BadFrame::Reserved);
         }
@@ -157,12 +157,12 @@ impl Header {
 mod tests {
     use proptest::prelude::{ProptestConfig, any, proptest};
 
-    use super::{BadFrame, HEADER, Header, Kind, MAX_PAYLOAD};
+    use super::{BadFrame, FrameKind, HEADER, Header, MAX_PAYLOAD};
 
     #[test]
     fn a_header_survives_the_wire() {
         for kind in 1..=8 {
-            let kind = Kind::from_byte(kind).expect("eight kinds");
+            let kind = FrameKind::from_byte(kind).expect("eight kinds");
             let header = Header { length: 77, stream: 9, kind };
             assert_eq!(Header::decode(&header.encode()), Ok(header));
         }
@@ -170,13 +170,13 @@ mod tests {
 
     #[test]
     fn what_is_no_frame_is_refused() {
-        let mut bytes = Header { length: 1, stream: 1, kind: Kind::Data }.encode();
+        let mut bytes = Header { length: 1, stream: 1, kind: FrameKind::Data }.encode();
         bytes[8] = 99;
         assert_eq!(Header::decode(&bytes), Err(BadFrame::UnknownKind(99)));
         bytes[8] = 3;
         bytes[11] = 1;
         assert_eq!(Header::decode(&bytes), Err(BadFrame::Reserved));
-        let long = Header { length: MAX_PAYLOAD + 1, stream: 1, kind: Kind::Data }.encode();
+        let long = Header { length: MAX_PAYLOAD + 1, stream: 1, kind: FrameKind::Data }.encode();
         assert_eq!(Header::decode(&long), Err(BadFrame::TooLong(MAX_PAYLOAD + 1)));
     }
 

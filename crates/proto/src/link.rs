@@ -164,6 +164,13 @@ pub enum Request {
     Freeze,
     /// Ends that. Of one that is not frozen: does nothing. Replies [`Reply::Ok`].
     Thaw,
+    /// Looks at what changed in the root since the last look. Of a machine of its own: in a container the daemon looks itself.
+    /// Replies [`Reply::Looked`].
+    Look {
+        /// Whether everything that is there now is in a snapshot.
+        #[serde(default, skip_serializing_if = "is_false")]
+        saved: bool,
+    },
     /// Packs what was written to a disk: see `docs/MICROVM.md`. Replies [`Reply::Ok`], then Data; Done is [`Done::Moved`].
     Export {
         /// 0 is the root; others are [`Assemble::mounts`], counted from 1.
@@ -381,6 +388,8 @@ pub enum Reply {
         /// Whether there are more after the last.
         more: bool,
     },
+    /// What changed.
+    Looked(Box<Looked>),
     /// It did not work.
     Error {
         /// What kind of failure, for programs.
@@ -388,6 +397,42 @@ pub enum Reply {
         /// What happened, for people: names the path or program and says why.
         message: String,
     },
+}
+
+/// What changed in a machine's root since the last look.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Looked {
+    /// Whether the last look is known. Otherwise this is the first, and says nothing about changes.
+    pub known: bool,
+    /// Whether everything was visited.
+    pub complete: bool,
+    /// Whether no process but the agent is alive.
+    pub alone: bool,
+    /// How many paths were created, modified and deleted.
+    pub counts: [u64; 3],
+    /// What the created and modified ones take on the disk.
+    pub bytes: u64,
+    /// Files that are new, other or gone since the last snapshot, and what the new and other ones take; absent if not known.
+    pub unsaved: Option<(u64, u64)>,
+    /// Paths that changed, sorted: at most 1,000, and no more than fit a frame.
+    pub paths: Vec<LookedPath>,
+    /// Directories with more changes than are listed, each with how many paths were created, modified and deleted.
+    pub more: Vec<(String, [u64; 3])>,
+}
+
+/// A path that changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LookedPath {
+    /// The path from the root, without a leading slash. Bytes that are not printable UTF-8, and `%`, are written `%XX`.
+    pub path: String,
+    /// 0 if it was created, 1 if it was modified, 2 if it was deleted.
+    pub change: u8,
+    /// Whether it is a directory.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub dir: bool,
+    /// What it takes on the disk.
+    #[serde(default)]
+    pub bytes: u64,
 }
 
 /// What kind of failure it was. A kind exists where the daemon's callers act differently.

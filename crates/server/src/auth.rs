@@ -77,7 +77,7 @@ pub(crate) fn authorize(parts: &Parts, app: &App, needed: Scope) -> Result<Calle
         ApiError::new(
             StatusCode::TOO_MANY_REQUESTS,
             "rate_limited",
-            "this key makes too many requests",
+            "too many requests with this key",
         )
         .hint(format!("wait {seconds} s and make fewer at a time"))
         .retry_after(seconds)
@@ -93,7 +93,7 @@ fn secret(headers: &HeaderMap) -> Result<&str, ApiError> {
         ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
             .hint("send `Authorization: Bearer <key>`; the CLI reads SANDKEEP_KEY")
     };
-    let value = headers.get(AUTHORIZATION).ok_or_else(|| refuse("a key is needed"))?;
+    let value = headers.get(AUTHORIZATION).ok_or_else(|| refuse("no key was sent"))?;
     let text = value.to_str().map_err(|_| refuse("the Authorization header is not text"))?;
     let (scheme, secret) = text.split_once(' ').unwrap_or((text, ""));
     if scheme.eq_ignore_ascii_case("bearer") && !secret.trim().is_empty() {
@@ -124,15 +124,14 @@ fn too_narrow(has: Scope, needed: Scope) -> ApiError {
     };
     let (has, needed) = (word(has), word(needed));
     ApiError::forbidden(format!("this needs a key of scope `{needed}`, and this one has `{has}`"))
-        .hint(format!("`keep key create --scope {needed}` makes one, with an admin key"))
+        .hint(format!("create one with `keep key create --scope {needed}` and an admin key"))
 }
 
 /// Refuses to wake a sandbox for a key that may only look.
 pub(crate) fn may_wake(caller: &Caller, wake: &WakeMode) -> Result<(), ApiError> {
     if caller.scope == Scope::Read && matches!(wake, WakeMode::Wake) {
-        return Err(ApiError::forbidden("a key of scope `read` never wakes a sandbox").hint(
-            "add `?if_running=true` to look only if it runs, or use a key of scope `write`",
-        ));
+        return Err(ApiError::forbidden("a key of scope `read` cannot wake a sandbox")
+            .hint("add `?if_running=true`, or use a key of scope `write`"));
     }
     Ok(())
 }

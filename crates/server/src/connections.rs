@@ -15,11 +15,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::process::Resource;
 use sandkeep_core::model::KeyId;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -138,7 +139,7 @@ impl Connections {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -295,7 +296,7 @@ impl Request {
         {
             one.upgraded = true;
         }
-        response.map(|body| Body::new(Held { body, _request: self }))
+        response.map(|body| Body::new(CountedBody { body, _request: self }))
     }
 }
 
@@ -310,12 +311,12 @@ impl Drop for Request {
 }
 
 /// A body that holds its request.
-struct Held {
+struct CountedBody {
     body: Body,
     _request: Request,
 }
 
-impl HttpBody for Held {
+impl HttpBody for CountedBody {
     type Data = Bytes;
     type Error = axum::Error;
 

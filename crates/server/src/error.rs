@@ -1,30 +1,31 @@
-//! How anything that went wrong becomes a status and a JSON body.
+//! Turns errors into an HTTP status and a JSON body.
 
 use axum::Json;
 use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use sandkeep_client::types::{ErrorAnswer, ErrorBody};
+use sandkeep_client::types::{ErrorAnswer, ErrorBody, former_codes};
 use sandkeep_core::guest::GuestError;
 
 use sandkeep_core::engine::{self, ErrorKind};
 
-/// An answer that is not a success.
+/// A response that is not a success.
 #[derive(Debug)]
 pub(crate) struct ApiError {
     status: StatusCode,
-    body: ErrorBody,
+    body: Box<ErrorBody>,
     retry_after: Option<u64>,
 }
 
 impl ApiError {
     pub(crate) fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
-        let body = ErrorBody {
+        let body = Box::new(ErrorBody {
             code: code.to_owned(),
+            aliases: former_codes(code),
             message: message.into(),
             hint: None,
             findings: Vec::new(),
-        };
+        });
         Self { status, body, retry_after: None }
     }
 
@@ -33,21 +34,21 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "invalid", message)
     }
 
-    /// The key does not reach so far.
+    /// The key lacks the permission.
     pub(crate) fn forbidden(message: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, "forbidden", message)
     }
 
-    /// A fault of ours, which was logged where it was found.
+    /// A fault of the server, which was logged where it occurred.
     pub(crate) fn internal() -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server made a mistake")
-            .hint("its log says more")
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "internal error")
+            .hint("see the server's log")
     }
 
-    /// The server goes down.
+    /// The server is shutting down.
     pub(crate) fn shutting_down() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "the server is shutting down")
-            .hint("sandboxes go on; ask again when the server is back")
+            .hint("sandboxes keep running; retry when the server is back")
     }
 
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
@@ -68,9 +69,9 @@ impl ApiError {
         self.retry_after
     }
 
-    /// What is said in the middle of a stream, where there is no status any more.
+    /// The body alone, for errors in the middle of a stream, after the status was sent.
     pub(crate) fn into_body(self) -> ErrorBody {
-        self.body
+        *self.body
     }
 }
 
@@ -100,7 +101,7 @@ impl From<&engine::Error> for ApiError {
             ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             ErrorKind::Fault => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        // Causes help whoever can do something about it; of our own faults they tell too much.
+        // The causes of internal faults are logged, not sent: they may reveal too much.
         let fault = error.kind() == ErrorKind::Fault;
         if fault {
             tracing::error!(error = chain(error), "a request failed");
@@ -127,7 +128,7 @@ impl From<GuestError> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let answer = Json(ErrorAnswer { error: self.body });
+        let answer = Json(ErrorAnswer { error: *self.body });
         let mut response = (self.status, answer).into_response();
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));

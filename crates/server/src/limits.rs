@@ -1,10 +1,10 @@
 //! How much a caller may send, how fast and how long.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
+use parking_lot::Mutex;
 use sandkeep_core::model::KeyId;
 
 use crate::error::ApiError;
@@ -89,7 +89,7 @@ impl RateLimiter {
 
     /// Takes a token, or says how many seconds it takes until there is one.
     pub(crate) fn take(&self, key: &KeyId, now: Instant) -> Result<(), u64> {
-        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buckets = self.buckets.lock();
         if buckets.len() > MANY_KEYS {
             buckets.retain(|_, bucket| self.level(*bucket, now) < self.burst);
         }
@@ -117,33 +117,33 @@ pub(crate) struct PerKey(Mutex<HashMap<KeyId, usize>>);
 
 /// One of them, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn<'a> {
+pub(crate) struct PerKeyPermit<'a> {
     all: &'a PerKey,
     key: KeyId,
 }
 
 impl PerKey {
     /// Begins one, unless the key has `most` under way.
-    pub(crate) fn enter(&self, key: &KeyId, most: usize) -> Result<Turn<'_>, ApiError> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn enter(&self, key: &KeyId, most: usize) -> Result<PerKeyPermit<'_>, ApiError> {
+        let mut all = self.0.lock();
         let count = all.entry(key.clone()).or_default();
         if *count >= most {
             return Err(ApiError::new(
                 StatusCode::TOO_MANY_REQUESTS,
-                "too_many_at_once",
-                format!("this key has {most} such requests under way"),
+                "too_many_concurrent_requests",
+                format!("this key has {most} such requests in progress"),
             )
-            .hint("wait for their answers")
+            .hint("wait for their responses")
             .retry_after(1));
         }
         *count += 1;
-        Ok(Turn { all: self, key: key.clone() })
+        Ok(PerKeyPermit { all: self, key: key.clone() })
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for PerKeyPermit<'_> {
     fn drop(&mut self) {
-        let mut all = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all.0.lock();
         if let Some(count) = all.get_mut(&self.key) {
             *count -= 1;
             if *count == 0 {

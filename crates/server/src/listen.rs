@@ -20,7 +20,7 @@ use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
 use crate::api::{self, App};
 use crate::connections::{Counted, Slot, Via, turn_away};
@@ -100,42 +100,6 @@ pub struct Server {
     web: crate::WebSettings,
 }
 
-/// Connections and streams that are alive, so that a shutdown can wait for them.
-#[derive(Debug, Clone)]
-pub(crate) struct Alive(Arc<watch::Sender<usize>>);
-
-/// Counts as alive until it is dropped.
-#[derive(Debug)]
-pub(crate) struct AliveGuard(Alive);
-
-impl Alive {
-    pub(crate) fn new() -> Self {
-        Self(Arc::new(watch::Sender::new(0)))
-    }
-
-    pub(crate) fn enter(&self) -> AliveGuard {
-        self.0.send_modify(|count| *count += 1);
-        AliveGuard(self.clone())
-    }
-
-    async fn none(&self) {
-        // The sender is ours, so it does not go away while we wait.
-        let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
-    }
-}
-
-impl Drop for AliveGuard {
-    fn drop(&mut self) {
-        self.0.0.send_modify(|count| *count -= 1);
-    }
-}
-
-/// Waits until the server goes down.
-pub(crate) async fn closed(closing: &mut watch::Receiver<bool>) {
-    // An error means that the server itself is gone.
-    let _ = closing.wait_for(|closing| *closing).await;
-}
-
 impl Server {
     /// Opens all sockets.
     ///
@@ -180,21 +144,23 @@ impl Server {
             unix.file
         });
         shutdown.await;
-        app.closing.send_replace(true);
+        app.closing.cancel();
+        app.tasks.close();
         while loops.join_next().await.is_some() {}
         drop(socket);
-        if tokio::time::timeout(drain, app.alive.none()).await.is_err() {
-            tracing::warn!("some requests did not finish in time and were cut off");
+        if tokio::time::timeout(drain, app.tasks.wait()).await.is_err() {
+            let unfinished = app.tasks.len();
+            tracing::warn!(unfinished, "requests did not finish in time and were cut off");
         }
     }
 }
 
 async fn accept_tcp(listener: TcpListener, router: Router, app: Arc<App>) {
-    let mut closing = app.closing.subscribe();
+    let closing = app.closing.clone();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = closed(&mut closing) => return,
+            () = closing.cancelled() => return,
         };
         match accepted {
             Ok((stream, peer)) => {
@@ -205,15 +171,14 @@ async fn accept_tcp(listener: TcpListener, router: Router, app: Arc<App>) {
                 // Small answers must not wait for the kernel to gather more.
                 let _ = stream.set_nodelay(true);
                 notice_the_dead(&stream);
-                tokio::spawn(connection(
+                app.tasks.spawn(connection(
                     stream,
                     slot,
                     Peer(Some(peer.ip())),
                     router.clone(),
                     Arc::clone(&app),
-                    app.alive.enter(),
                 ));
-                while app.connections.is_busy_closing() && !*closing.borrow() {
+                while app.connections.is_busy_closing() && !closing.is_cancelled() {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             }
@@ -223,22 +188,21 @@ async fn accept_tcp(listener: TcpListener, router: Router, app: Arc<App>) {
 }
 
 async fn accept_unix(listener: UnixListener, router: Router, app: Arc<App>) {
-    let mut closing = app.closing.subscribe();
+    let closing = app.closing.clone();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = closed(&mut closing) => return,
+            () = closing.cancelled() => return,
         };
         match accepted {
             Ok((stream, _)) => {
                 let Ok(slot) = app.connections.admit(None) else { continue };
-                tokio::spawn(connection(
+                app.tasks.spawn(connection(
                     stream,
                     slot,
                     Peer(None),
                     router.clone(),
                     Arc::clone(&app),
-                    app.alive.enter(),
                 ));
             }
             Err(error) => pause(&error).await,
@@ -254,7 +218,7 @@ fn notice_the_dead(stream: &TcpStream) {
         .and_then(|()| sockopt::set_tcp_keepintvl(stream, Duration::from_secs(15)))
         .and_then(|()| sockopt::set_tcp_keepcnt(stream, 4));
     if let Err(error) = asked {
-        tracing::debug!(%error, "a connection goes unwatched");
+        tracing::debug!(%error, "cannot enable TCP keepalive on a connection");
     }
 }
 
@@ -283,17 +247,11 @@ const STREAMS: u32 = 256;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer(pub(crate) Option<IpAddr>);
 
-async fn connection<S>(
-    stream: S,
-    slot: Arc<Slot>,
-    peer: Peer,
-    router: Router,
-    app: Arc<App>,
-    _alive: AliveGuard,
-) where
+async fn connection<S>(stream: S, slot: Arc<Slot>, peer: Peer, router: Router, app: Arc<App>)
+where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let mut closing = app.closing.subscribe();
+    let closing = app.closing.clone();
     let mut builder = Builder::new(TokioExecutor::new());
     // A peer that never finishes its headers does not hold a connection for long.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD);
@@ -324,7 +282,7 @@ async fn connection<S>(
     let ended = tokio::select! {
         ended = serving.as_mut() => Some(ended),
         () = asked.notified() => None,
-        () = closed(&mut closing) => None,
+        () = closing.cancelled() => None,
         () = slot.cut() => return,
         () = tokio::time::sleep(app.limits.first_request) => return,
     };
@@ -333,7 +291,7 @@ async fn connection<S>(
         None => tokio::select! {
             ended = serving.as_mut() => ended,
             () = slot.cut() => return,
-            () = closed(&mut closing) => {
+            () = closing.cancelled() => {
                 serving.as_mut().graceful_shutdown();
                 serving.await
             }

@@ -52,6 +52,7 @@ use crate::api::{
         exec::web_socket,
         commands::list,
         commands::get,
+        commands::changes,
         commands::logs,
         commands::signal,
         commands::resize,

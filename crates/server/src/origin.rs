@@ -94,7 +94,7 @@ pub(crate) async fn known_host(
         return ApiError::new(
             StatusCode::MISDIRECTED_REQUEST,
             "unknown_host",
-            "this server does not go by that name",
+            "unknown host name",
         )
         .hint(
             "use localhost or an address, or list the name: `[api] hosts = [\"keep.example.com\"]`",
@@ -123,7 +123,7 @@ pub(crate) async fn own_origin(
     ApiError::new(
         StatusCode::FORBIDDEN,
         "cross_origin",
-        "a page of another origin may not use the API",
+        "pages of other origins may not use the API",
     )
     .hint("list the origin to allow it: `[api] origins = [\"https://console.example.com\"]`")
     .into_response()

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sandkeep_core::db::{
     By, Db, DbError, Direction, Filter, Order, Owner, Page, Remembered, Tombstones, Unless,
 };
-use sandkeep_core::engine::lifecycle::Phase;
+use sandkeep_core::model::lifecycle::Phase;
 use sandkeep_core::model::{
     Change, Command, CommandId, CommandState, Config, DRIVE_SIZE, Drive, DriveId, FORMAT,
     ImageConfig, LayerId, Method, Name, OpenSession, Project, ProjectNetwork, Sandbox, Session,
@@ -32,7 +32,9 @@ fn running(mut sandbox: Sandbox) -> Sandbox {
     sandbox
 }
 
-fn snapshot(of: &Sandbox, generation: u64) -> Snapshot {
+/// A snapshot of a sandbox, of a layer that is nowhere.
+#[must_use]
+pub fn snapshot(of: &Sandbox, generation: u64) -> Snapshot {
     Snapshot {
         format: FORMAT,
         id: SnapshotId::fresh(),
@@ -425,6 +427,8 @@ pub fn command(session: &Session) -> Command {
         secrets: Vec::new(),
         slept_ms: 0,
         carried: None,
+        by: None,
+        changes: None,
     }
 }
 

@@ -10,8 +10,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use sandkeep_core::driver::container::{ContainerConfig, ContainerDriver};
 use sandkeep_core::driver::microvm::{Accelerator, MicrovmConfig, MicrovmDriver, kernel};
 use sandkeep_core::driver::{
-    AGENT, Device, Driver, DriverError, Link, Machine, MachineMount, MachineUsage, Relayer, mac_of,
+    Device, Driver, DriverError, Link, Machine, MachineMount, MachineUsage, Relayer, mac_of,
 };
+use sandkeep_core::embedded::AGENT;
 use sandkeep_core::engine::agent_answers;
 use sandkeep_core::guest::Guest;
 use sandkeep_core::model::{Limits, MachineKey, RootFs, Size, UidRange};
@@ -43,7 +44,7 @@ impl Ground {
         }
         let dir = TempDir::with_prefix("keep-host-").map_err(|e| e.to_string())?;
         let agent = dir.path().join("keep-agent");
-        fs::write(&agent, AGENT).map_err(|e| e.to_string())?;
+        fs::write(&agent, AGENT.bytes()).map_err(|e| e.to_string())?;
         fs::set_permissions(&agent, fs::Permissions::from_mode(0o755))
             .map_err(|e| e.to_string())?;
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -196,7 +197,8 @@ impl MicrovmHost {
         };
         MicrovmDriver::new(config.clone(), agent_answers).map_err(|e| e.to_string())?;
         let into = config.cache_dir.join("kernel");
-        kernel::prepare(&found.vmlinuz, &found.modules, AGENT, &into).map_err(|e| e.to_string())?;
+        kernel::prepare(&found.vmlinuz, &found.modules, &AGENT.bytes(), &into)
+            .map_err(|e| e.to_string())?;
         Ok(Self { ground, config })
     }
 

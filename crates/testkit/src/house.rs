@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use sandkeep_core::catalog::DiskCatalog;
 use sandkeep_core::db::Index;
+use sandkeep_core::driver::Driver;
 use sandkeep_core::driver::container::{ContainerConfig, ContainerDriver};
 use sandkeep_core::driver::microvm::{Accelerator, MicrovmConfig, MicrovmDriver, kernel};
-use sandkeep_core::driver::{AGENT, Driver};
+use sandkeep_core::embedded::AGENT;
 use sandkeep_core::engine::{
-    Checkpoint, Create, Engine, Event, Exec, Parts, Settings, SnapshotFilter, agent_answers,
+    Checkpoint, CommandOutput, Create, Engine, Exec, Parts, Settings, SnapshotFilter, agent_answers,
 };
 use sandkeep_core::model::{Command, CommandId, MachineKey, Name, Patch, SandboxId, Size};
 use sandkeep_core::store::image::{ImageSettings, Images, Reporter};
@@ -48,6 +50,16 @@ macro_rules! house {
     };
 }
 
+/// The name of the test `victim` of the calling module, as the test program knows it: the process that a test starts to have it
+/// killed.
+#[macro_export]
+macro_rules! victim {
+    () => {{
+        let path = concat!(module_path!(), "::victim");
+        path.split_once("::").map_or(path, |(_crate, test)| test)
+    }};
+}
+
 /// What a command did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ran {
@@ -72,7 +84,7 @@ impl House {
         }
         let dir = TempDir::with_prefix("keep-house-").map_err(|error| error.to_string())?;
         let agent = dir.path().join("keep-agent");
-        fs::write(&agent, AGENT).map_err(|error| error.to_string())?;
+        fs::write(&agent, AGENT.bytes()).map_err(|error| error.to_string())?;
         fs::set_permissions(&agent, fs::Permissions::from_mode(0o755))
             .map_err(|error| error.to_string())?;
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -83,8 +95,8 @@ impl House {
             cgroup_parent: format!("sandkeep-test-{id}-h{count}"),
         };
         ContainerDriver::new(config.clone()).map_err(|error| error.to_string())?;
-        // Tests run side by side: each takes uids of its own.
-        let uid_base = 0x7000_0000 + (id % 0x400) * 0x20_0000;
+        // Tests run side by side, in one process or in many: each takes uids of its own.
+        let uid_base = 0x7000_0000 + (id.wrapping_add(count * 61) % 0x400) * 0x20_0000;
         // Tests that are not about the trash want space back at once, and believe the clock.
         let (trash_grace, clock_settle) = (Duration::ZERO, Duration::ZERO);
         let settings =
@@ -110,7 +122,7 @@ impl House {
         let found = crate::machine::test_kernel()?;
         let cache_dir = self.data.join("microvm");
         let into = cache_dir.join("kernel");
-        kernel::prepare(&found.vmlinuz, &found.modules, AGENT, &into)
+        kernel::prepare(&found.vmlinuz, &found.modules, &AGENT.bytes(), &into)
             .map_err(|error| error.to_string())?;
         self.machines = Some(MicrovmConfig {
             agent: self.config.agent.clone(),
@@ -324,8 +336,8 @@ impl House {
     /// # Panics
     ///
     /// When it comes to its end, or panics.
-    pub async fn cut(&self, engine: Engine, deed: &str, point: &str) -> Engine {
-        self.die(engine, deed, point).await;
+    pub async fn cut(&self, engine: Engine, victim: &str, deed: &str, point: &str) -> Engine {
+        self.die(engine, victim, deed, point).await;
         self.open().await
     }
 
@@ -334,12 +346,12 @@ impl House {
     /// # Panics
     ///
     /// When it comes to its end, or panics.
-    pub async fn die(&self, engine: Engine, deed: &str, point: &str) {
+    pub async fn die(&self, engine: Engine, victim: &str, deed: &str, point: &str) {
         engine.shutdown().await;
         drop(engine);
         self.free().await;
         let output = std::process::Command::new(std::env::current_exe().expect("a program"))
-            .args(["--exact", "victim", "--nocapture"])
+            .args(["--exact", victim, "--nocapture"])
             .envs(self.lend())
             .env("SANDKEEP_TEST_DEED", deed)
             .env("SANDKEEP_FAILPOINT", point)
@@ -391,8 +403,8 @@ impl House {
         let images = Images::new(store.clone(), ImageSettings::default());
         let mut drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(self.driver())];
         drivers.extend(more);
-        let parts =
-            Parts { store, images, db: Arc::new(db), drivers, settings: self.settings.clone() };
+        let catalog = Arc::new(DiskCatalog::new(store.clone(), Arc::new(db)));
+        let parts = Parts { store, images, catalog, drivers, settings: self.settings.clone() };
         let engine = Engine::open(parts).await.expect("the engine opens");
         if engine.images().get("small").await.is_err() {
             let tar = self.dir.join("small.tar");
@@ -531,10 +543,10 @@ pub async fn sh(engine: &Engine, sandbox: &str, line: &str) -> Ran {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     while let Some(event) = started.events.next().await {
         match event {
-            Event::Stdout(bytes) => out.extend_from_slice(&bytes),
-            Event::Stderr(bytes) => err.extend_from_slice(&bytes),
-            Event::Gap(bytes) => panic!("{bytes} bytes of output are missing"),
-            Event::Exited(command) => {
+            CommandOutput::Stdout(bytes) => out.extend_from_slice(&bytes),
+            CommandOutput::Stderr(bytes) => err.extend_from_slice(&bytes),
+            CommandOutput::Gap(bytes) => panic!("{bytes} bytes of output are missing"),
+            CommandOutput::Exited(command) => {
                 let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
                 return Ran { command, out: text(&out), err: text(&err) };
             }
@@ -575,9 +587,9 @@ pub async fn printed(engine: &Engine, sandbox: &str, command: &CommandId) -> Vec
     let mut text = Vec::new();
     while let Some(event) = events.next().await {
         match event {
-            Event::Stdout(bytes) => text.extend_from_slice(&bytes),
-            Event::Gap(bytes) => panic!("{bytes} bytes are missing"),
-            Event::Stderr(_) | Event::Exited(_) => {}
+            CommandOutput::Stdout(bytes) => text.extend_from_slice(&bytes),
+            CommandOutput::Gap(bytes) => panic!("{bytes} bytes are missing"),
+            CommandOutput::Stderr(_) | CommandOutput::Exited(_) => {}
         }
     }
     text

@@ -1,10 +1,12 @@
 //! Fixtures and contract suites.
 
 pub mod bench;
+pub mod catalog;
 pub mod chaos;
 pub mod daemon;
 pub mod db;
 pub mod driver;
+pub mod fake;
 pub mod fault_disk;
 pub mod house;
 pub mod inside;

@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use sandkeep_core::driver::AGENT;
 use sandkeep_core::driver::microvm::kernel::{self, Kernel};
+use sandkeep_core::embedded::AGENT;
 use tempfile::TempDir;
 
 use crate::machine::test_kernel;
@@ -31,14 +31,14 @@ pub fn kernel() -> Result<Prepared, String> {
     let found = test_kernel()?;
     let dir = tempfile::Builder::new().prefix("keep-kernel-").tempdir();
     let dir = dir.map_err(|error| error.to_string())?;
-    let kernel = kernel::prepare(&found.vmlinuz, &found.modules, AGENT, dir.path());
+    let kernel = kernel::prepare(&found.vmlinuz, &found.modules, &AGENT.bytes(), dir.path());
     let kernel = kernel.map_err(|error| error.to_string())?;
     Ok(Prepared { kernel, tsc_khz: tsc_khz(dir.path())?, _dir: dir })
 }
 
 fn tsc_khz(dir: &Path) -> Result<u64, String> {
     let agent = dir.join("keep-agent");
-    fs::write(&agent, AGENT).map_err(|error| error.to_string())?;
+    fs::write(&agent, AGENT.bytes()).map_err(|error| error.to_string())?;
     fs::set_permissions(&agent, PermissionsExt::from_mode(0o755))
         .map_err(|error| error.to_string())?;
     let said = Command::new(&agent).arg("tsc").output().map_err(|error| error.to_string())?;

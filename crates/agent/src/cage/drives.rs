@@ -21,14 +21,14 @@ use rustix::mount::{MountFlags, MoveMountFlags};
 use sandkeep_proto::cage::{MOUNT_POINT, Mount};
 
 use super::root::{self, MOUNT_POINTS, Mounts};
-use super::{Step, Trouble, network};
+use super::{Step, StepError, network};
 
 /// Unattached copies of the mounts the drives' layers are on, one for each [`Mount`].
 pub(super) struct Drives(Vec<Mounts>);
 
 impl Drives {
     /// Copies the mounts of all directories, as the host sees them.
-    pub(super) fn copy(mounts: &[Mount]) -> Result<Self, Trouble> {
+    pub(super) fn copy(mounts: &[Mount]) -> Result<Self, StepError> {
         mounts.iter().map(|mount| Mounts::copy(&mount.root)).collect::<Result<_, _>>().map(Self)
     }
 
@@ -38,12 +38,12 @@ impl Drives {
     }
 
     /// Shifts owners to the ids of `user_ns`. Possible as long as nothing is attached.
-    pub(super) fn shift(&self, user_ns: BorrowedFd<'_>) -> Result<(), Trouble> {
+    pub(super) fn shift(&self, user_ns: BorrowedFd<'_>) -> Result<(), StepError> {
         self.0.iter().try_for_each(|mounts| mounts.shift(user_ns))
     }
 
     /// Mounts all drives below the current directory, which is the sandbox's root on the stage.
-    pub(super) fn mount(self, mounts: &[Mount]) -> Result<(), Trouble> {
+    pub(super) fn mount(self, mounts: &[Mount]) -> Result<(), StepError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(".", flags, Mode::empty()).step("hold the root")?;
         for (number, (mount, copies)) in mounts.iter().zip(&self.0).enumerate() {
@@ -72,11 +72,11 @@ impl From<Vec<Mounts>> for Drives {
 }
 
 /// Lays out what the overlays need, as host root.
-pub(super) fn furnish(mounts: &[Mount]) -> Result<(), Trouble> {
+pub(super) fn furnish(mounts: &[Mount]) -> Result<(), StepError> {
     for mount in mounts {
         match DirBuilder::new().mode(0o755).create(mount.root.writable_dir.join("base")) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(Trouble::new("make a drive's base layer", error));
+                return Err(StepError::new("make a drive's base layer", error));
             }
             _ => {}
         }
@@ -85,7 +85,7 @@ pub(super) fn furnish(mounts: &[Mount]) -> Result<(), Trouble> {
 }
 
 /// Gives drives that are new to whom they are for.
-pub(super) fn hand_over(mounts: &[Mount]) -> Result<(), Trouble> {
+pub(super) fn hand_over(mounts: &[Mount]) -> Result<(), StepError> {
     for mount in mounts.iter().filter(|mount| !mount.read_only) {
         if let Some(owner) = &mount.owner {
             give(&mount.target, owner)?;
@@ -95,7 +95,7 @@ pub(super) fn hand_over(mounts: &[Mount]) -> Result<(), Trouble> {
 }
 
 /// Gives a drive to someone. Expects to be in the sandbox's root, because its own `/etc/passwd` says who that is.
-pub(crate) fn give(target: &Path, owner: &str) -> Result<(), Trouble> {
+pub(crate) fn give(target: &Path, owner: &str) -> Result<(), StepError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let place = rustix::fs::open(target, flags, Mode::empty()).step("hand over a drive")?;
     if let Some((uid, gid)) = crate::serve::ids_of(owner) {
@@ -103,7 +103,7 @@ pub(crate) fn give(target: &Path, owner: &str) -> Result<(), Trouble> {
         match rustix::fs::fchown(&place, Some(ids.0), Some(ids.1)) {
             // A number outside the sandbox's range is nobody's.
             Ok(()) | Err(Errno::INVAL) => {}
-            Err(error) => return Err(Trouble::new("hand over a drive", error)),
+            Err(error) => return Err(StepError::new("hand over a drive", error)),
         }
     }
     // The next sandbox's user may have another number.
@@ -111,9 +111,9 @@ pub(crate) fn give(target: &Path, owner: &str) -> Result<(), Trouble> {
 }
 
 /// Finds a place below the current directory, making directories that are missing.
-pub(crate) fn place(target: &Path) -> Result<OwnedFd, Trouble> {
+pub(crate) fn place(target: &Path) -> Result<OwnedFd, StepError> {
     let refuse = |reason: &str| {
-        Trouble::new(MOUNT_POINT, format!("`{}` {reason}", Path::new("/").join(target).display()))
+        StepError::new(MOUNT_POINT, format!("`{}` {reason}", Path::new("/").join(target).display()))
     };
     let names: Vec<&std::ffi::OsStr> = target
         .components()
@@ -162,10 +162,10 @@ pub(super) struct Inside {
 
 /// Where a machine's drives are now, relative to its root, as the kernel says: a directory above one
 /// may have been renamed. Whatever is mounted in the root, but for what every machine has, is a drive.
-pub(super) fn places(pid: u32) -> Result<Inside, Trouble> {
+pub(super) fn places(pid: u32) -> Result<Inside, StepError> {
     let step = "find the machine's drives";
     let table = fs::read(format!("/proc/{pid}/mountinfo")).step(step)?;
-    drives_in(&table).ok_or_else(|| Trouble::new(step, "its mounts do not read"))
+    drives_in(&table).ok_or_else(|| StepError::new(step, "its mounts do not read"))
 }
 
 fn drives_in(table: &[u8]) -> Option<Inside> {

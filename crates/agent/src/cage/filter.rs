@@ -4,7 +4,7 @@
 //! did not know (a number above [`NEWEST`]) and a call of a foreign ABI (32 bit, x32) do not exist.
 //! The namespaces and the missing capabilities already stop most of what is listed; the filter keeps
 //! the kernel code behind these calls out of reach at all. `docs/SECURITY.md` has the reasons,
-//! `crates/core/tests/escape.rs` tries each one.
+//! `crates/core/tests/driver/escape.rs` tries each one.
 //!
 //! The filter is installed in PID 1 once the cage stands, so every command has it and nothing needs
 //! to be done per command. It comes without `no_new_privs`: `sudo` must work inside.
@@ -16,7 +16,7 @@ use seccompiler::{
     SeccompRule, TargetArch, sock_filter,
 };
 
-use super::Trouble;
+use super::StepError;
 
 /// The newest call the list was checked against: `open_tree_attr`, Linux 6.15. The numbers of the x32
 /// ABI carry a high bit and are above this as well.
@@ -131,22 +131,22 @@ const DENIED_TO_HELPERS: &[libc::c_long] = &[
 ];
 
 /// Translates the profile of a helper for the kernel: that of a sandbox, and more.
-pub(crate) fn compile_for_helper() -> Result<BpfProgram, Trouble> {
+pub(crate) fn compile_for_helper() -> Result<BpfProgram, StepError> {
     compile_with(DENIED_TO_HELPERS)
 }
 
 /// Translates the profile for the kernel.
-pub(super) fn compile() -> Result<BpfProgram, Trouble> {
+pub(super) fn compile() -> Result<BpfProgram, StepError> {
     compile_with(&[])
 }
 
-fn compile_with(more: &[libc::c_long]) -> Result<BpfProgram, Trouble> {
+fn compile_with(more: &[libc::c_long]) -> Result<BpfProgram, StepError> {
     let step = "write the system call filter";
     let denied = SeccompAction::Errno(libc::EPERM as u32);
-    let rules = rules().map_err(|e| Trouble::new(step, e))?;
+    let rules = rules().map_err(|e| StepError::new(step, e))?;
     let by_argument = SeccompFilter::new(rules, SeccompAction::Allow, denied, ARCH)
-        .map_err(|e| Trouble::new(step, e))?;
-    let by_argument: BpfProgram = by_argument.try_into().map_err(|e| Trouble::new(step, e))?;
+        .map_err(|e| StepError::new(step, e))?;
+    let by_argument: BpfProgram = by_argument.try_into().map_err(|e| StepError::new(step, e))?;
     let mut program = by_number(more);
     program.extend(by_argument);
     Ok(program)

@@ -22,7 +22,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 use sandkeep_proto::cage::{Cage, Cgroup};
 
 use super::view::{self, View};
-use super::{Doors, OOM_SCORE, Step, Trouble, ahead, drives, filter, network, root, sys};
+use super::{Endpoints, OOM_SCORE, Step, StepError, drives, filter, network, prebuild, root, sys};
 
 /// The agent's saved user id, on all its threads: one that nothing else inside has. `prlimit` on another process takes the same user
 /// id in all three places, or a capability that nobody inside has. So root inside cannot set a limit of processor time or open
@@ -103,7 +103,7 @@ pub(crate) enum Groups {
 }
 
 impl Groups {
-    pub(crate) fn open(cgroup: &Cgroup) -> Result<Self, Trouble> {
+    pub(crate) fn open(cgroup: &Cgroup) -> Result<Self, StepError> {
         let open = |path: &std::path::Path, flags| {
             rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
                 .step(&format!("open the control group `{}`", path.display()))
@@ -127,7 +127,7 @@ impl Groups {
         }
     }
 
-    pub(crate) fn join(self) -> Result<(), Trouble> {
+    pub(crate) fn join(self) -> Result<(), StepError> {
         if let Self::V1(tasks) = self {
             for file in tasks {
                 // Zero into `tasks` moves one thread, the writer. A number, or `cgroup.procs`, takes
@@ -154,7 +154,7 @@ pub(super) fn enter(
     gate: OwnedFd,
     teller: OwnedFd,
     (link, network): (UnixListener, UnixListener),
-) -> Doors {
+) -> Endpoints {
     tell(teller, |teller| {
         let begun = begin(Some(prepared.groups))?;
         wait_for(gate)?;
@@ -164,12 +164,12 @@ pub(super) fn enter(
 }
 
 /// The same for a cage that is begun before it is known what it will be.
-pub(super) fn enter_ahead(gate: UnixStream, teller: OwnedFd) -> Doors {
+pub(super) fn enter_prebuilt(gate: UnixStream, teller: OwnedFd) -> Endpoints {
     tell(teller, |teller| {
         // The driver's ends are not this process's: it would hold them open after the builder.
         let_go_of_stdio()?;
         let begun = begin(None)?;
-        let ahead::Opened { cage, listeners, mounts, drives, groups } = ahead::wait(gate)?;
+        let prebuild::Opened { cage, listeners, mounts, drives, groups } = prebuild::wait(gate)?;
         sys::unshare(libc::CLONE_NEWNS).step("make the mount namespace")?;
         groups.join()?;
         // Not before: it is the session's time, and this has waited.
@@ -179,7 +179,7 @@ pub(super) fn enter_ahead(gate: UnixStream, teller: OwnedFd) -> Doors {
 }
 
 /// Tells the builder of trouble, and does not return then.
-fn tell(teller: OwnedFd, work: impl FnOnce(&mut File) -> Result<Kept, Trouble>) -> Doors {
+fn tell(teller: OwnedFd, work: impl FnOnce(&mut File) -> Result<Kept, StepError>) -> Endpoints {
     let mut teller = File::from(teller);
     match work(&mut teller) {
         Ok(([link, score, network, device, meminfo, stat, loadavg], facts)) => {
@@ -188,7 +188,7 @@ fn tell(teller: OwnedFd, work: impl FnOnce(&mut File) -> Result<Kept, Trouble>) 
             let _ = OOM_SCORE.set(score);
             let view = View::new([meminfo, stat, loadavg], facts);
             let view = Some(Rc::new(RefCell::new(view)));
-            Doors { link: link.into(), network: Some((network.into(), device)), view }
+            Endpoints { link: link.into(), network: Some((network.into(), device)), view }
         }
         Err(trouble) => {
             let _ = write!(teller, "{}\n{}", trouble.step, trouble.reason);
@@ -209,7 +209,7 @@ struct Begun {
 }
 
 /// Makes what is the same in every cage.
-fn begin(groups: Option<Groups>) -> Result<Begun, Trouble> {
+fn begin(groups: Option<Groups>) -> Result<Begun, StepError> {
     no_core_dumps()?;
     let score = own_score()?;
     // A session of its own: no terminal of the host's, no signal meant for the daemon's group.
@@ -226,7 +226,7 @@ fn complete(
     cage: &Cage,
     (mounts, drives): (root::Mounts, drives::Drives),
     (link, network): (UnixListener, UnixListener),
-) -> Result<Kept, Trouble> {
+) -> Result<Kept, StepError> {
     let ([meminfo, stat, loadavg], facts) = furnish(cage, mounts, drives, &filter)?;
     // Said last of all, but before the descriptor goes with the others.
     teller.write_all(b"up\n").step("tell the builder")?;
@@ -235,7 +235,7 @@ fn complete(
 }
 
 /// Opens what [`super::Expendable`] writes to, while this process still has host root's number.
-fn own_score() -> Result<OwnedFd, Trouble> {
+fn own_score() -> Result<OwnedFd, StepError> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     rustix::fs::open("/proc/self/oom_score_adj", flags, Mode::empty())
         .step("open the agent's standing for times without memory")
@@ -243,7 +243,7 @@ fn own_score() -> Result<OwnedFd, Trouble> {
 
 /// Leaves all memory out of core dumps, for whatever is started in the sandbox. The limit of their size does not hold for a program
 /// of the host that receives them (`core_pattern` with `|`), and memory holds secrets.
-fn no_core_dumps() -> Result<(), Trouble> {
+fn no_core_dumps() -> Result<(), StepError> {
     match std::fs::write("/proc/self/coredump_filter", "0") {
         // A kernel that writes no core dumps.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -257,7 +257,7 @@ fn furnish(
     mounts: root::Mounts,
     drives: drives::Drives,
     filter: &seccompiler::BpfProgram,
-) -> Result<(view::Files, view::Facts), Trouble> {
+) -> Result<(view::Files, view::Facts), StepError> {
     become_root()?;
     network::relax();
     rustix::system::sethostname(cage.hostname.as_bytes()).step("set the host name")?;
@@ -287,7 +287,7 @@ fn furnish(
 }
 
 /// Puts `/dev/null` in place of standard input, output and error.
-pub(crate) fn let_go_of_stdio() -> Result<(), Trouble> {
+pub(crate) fn let_go_of_stdio() -> Result<(), StepError> {
     let null = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()).step("open /dev/null")?;
     rustix::stdio::dup2_stdin(&null).step("let go of standard input")?;
     rustix::stdio::dup2_stdout(&null).step("let go of standard output")?;
@@ -295,14 +295,14 @@ pub(crate) fn let_go_of_stdio() -> Result<(), Trouble> {
 }
 
 /// Waits until the maps are written. When the builder dies before that, so does this process.
-pub(crate) fn wait_for(gate: OwnedFd) -> Result<(), Trouble> {
+pub(crate) fn wait_for(gate: OwnedFd) -> Result<(), StepError> {
     let mut byte = [0];
     File::from(gate).read_exact(&mut byte).step("wait for the builder")
 }
 
 /// Takes on the sandbox's own ids; until now this process had host root's number, which the
 /// namespace does not know.
-pub(crate) fn become_root() -> Result<(), Trouble> {
+pub(crate) fn become_root() -> Result<(), StepError> {
     rustix::thread::set_thread_groups(&[]).step("leave the host's groups")?;
     let (uid, gid) = (Uid::ROOT, Gid::ROOT);
     rustix::thread::set_thread_res_gid(gid, gid, gid).step("become the sandbox's root group")?;
@@ -312,12 +312,12 @@ pub(crate) fn become_root() -> Result<(), Trouble> {
 
 /// Makes sure that mounts go where they should. The layers were written by whoever used the sandbox
 /// before: a link in place of `/proc` would lead the mount, by its absolute name, into the host's tree.
-pub(crate) fn check_mount_points() -> Result<(), Trouble> {
+pub(crate) fn check_mount_points() -> Result<(), StepError> {
     for name in root::MOUNT_POINTS {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
         if let Err(error) = rustix::fs::open(name, flags, Mode::empty()) {
             let step = format!("use the image's `/{name}`, which must be a directory");
-            return Err(Trouble::new(step, error));
+            return Err(StepError::new(step, error));
         }
     }
     Ok(())
@@ -326,7 +326,7 @@ pub(crate) fn check_mount_points() -> Result<(), Trouble> {
 pub(super) const INERT: MountFlags =
     MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
-fn mount_proc_and_sys() -> Result<(), Trouble> {
+fn mount_proc_and_sys() -> Result<(), StepError> {
     rustix::mount::mount("proc", "proc", "proc", INERT, None).step("mount /proc")?;
     rustix::mount::mount("sysfs", "sys", "sysfs", INERT | MountFlags::RDONLY, None)
         .step("mount /sys")?;
@@ -361,15 +361,15 @@ fn mount_proc_and_sys() -> Result<(), Trouble> {
 }
 
 /// Sorts out what this kernel does not have.
-fn present(mounted: rustix::io::Result<()>, path: &str) -> Result<bool, Trouble> {
+fn present(mounted: rustix::io::Result<()>, path: &str) -> Result<bool, StepError> {
     match mounted {
         Ok(()) => Ok(true),
         Err(Errno::NOENT) => Ok(false),
-        Err(error) => Err(Trouble::new(format!("mask /{path}"), error)),
+        Err(error) => Err(StepError::new(format!("mask /{path}"), error)),
     }
 }
 
-fn mount_dev() -> Result<(), Trouble> {
+fn mount_dev() -> Result<(), StepError> {
     let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
     mount_tmpfs("dev", flags, c"mode=755,size=64k")?;
     for name in DEVICES {
@@ -385,12 +385,12 @@ fn mount_dev() -> Result<(), Trouble> {
     mount_in_dev()
 }
 
-fn mount_tmpfs(path: &str, flags: MountFlags, options: &CStr) -> Result<(), Trouble> {
+fn mount_tmpfs(path: &str, flags: MountFlags, options: &CStr) -> Result<(), StepError> {
     rustix::mount::mount("tmpfs", path, "tmpfs", flags, options).step(&format!("mount /{path}"))
 }
 
 /// Makes the links that every `/dev` has.
-pub(crate) fn link_dev() -> Result<(), Trouble> {
+pub(crate) fn link_dev() -> Result<(), StepError> {
     for (target, link) in DEV_LINKS {
         rustix::fs::symlink(target, link).step("make the links in /dev")?;
     }
@@ -398,7 +398,7 @@ pub(crate) fn link_dev() -> Result<(), Trouble> {
 }
 
 /// Mounts what is mounted in every `/dev`.
-pub(crate) fn mount_in_dev() -> Result<(), Trouble> {
+pub(crate) fn mount_in_dev() -> Result<(), StepError> {
     rustix::fs::mkdir("dev/shm", Mode::RWXU).step("make /dev/shm")?;
     mount_tmpfs("dev/shm", MountFlags::NOSUID | MountFlags::NODEV, c"mode=1777")?;
     rustix::fs::mkdir("dev/pts", Mode::RWXU).step("make /dev/pts")?;
@@ -414,7 +414,7 @@ pub(crate) fn mount_in_dev() -> Result<(), Trouble> {
 }
 
 /// Mounts an empty `/run`.
-pub(crate) fn mount_run() -> Result<(), Trouble> {
+pub(crate) fn mount_run() -> Result<(), StepError> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     rustix::mount::mount("tmpfs", "run", "tmpfs", flags, c"mode=755").step("mount /run")?;
     rustix::fs::mkdir("run/lock", Mode::RWXU).step("make /run/lock")?;
@@ -422,7 +422,7 @@ pub(crate) fn mount_run() -> Result<(), Trouble> {
 }
 
 /// Makes the current directory the root and lets go of the old one, with everything on it.
-pub(crate) fn pivot() -> Result<(), Trouble> {
+pub(crate) fn pivot() -> Result<(), StepError> {
     // Old and new root in one place: the old one ends up on top of the new, where `.` still is it.
     rustix::process::pivot_root(".", ".").step("change the root")?;
     // Detached and not just unmounted: this process stands in it.
@@ -430,7 +430,7 @@ pub(crate) fn pivot() -> Result<(), Trouble> {
     std::env::set_current_dir("/").step("enter the new root")
 }
 
-fn limit(file_size: u64) -> Result<(), Trouble> {
+fn limit(file_size: u64) -> Result<(), StepError> {
     let set = |resource, current: u64, maximum: Option<u64>| {
         let maximum = maximum.or(rustix::process::getrlimit(resource).maximum);
         let current = Some(maximum.map_or(current, |maximum| current.min(maximum)));
@@ -449,7 +449,7 @@ fn limit(file_size: u64) -> Result<(), Trouble> {
 
 /// Drops capabilities from the bounding set, so that no program gets them back by being executed,
 /// and from this process.
-fn drop_capabilities() -> Result<(), Trouble> {
+fn drop_capabilities() -> Result<(), StepError> {
     for number in 0..64 {
         let capability = CapabilitySet::from_bits_retain(1 << number);
         if KEPT.contains(capability) {
@@ -459,7 +459,7 @@ fn drop_capabilities() -> Result<(), Trouble> {
             Ok(()) => {}
             // The first number this kernel has no capability for.
             Err(Errno::INVAL) => break,
-            Err(error) => return Err(Trouble::new("drop capabilities", error)),
+            Err(error) => return Err(StepError::new("drop capabilities", error)),
         }
     }
     let sets =

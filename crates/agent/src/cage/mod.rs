@@ -24,21 +24,24 @@
 //!
 //! - Host root is not mapped into the user namespace. A process that gets out of the other
 //!   namespaces is still nobody on the host.
+//! - The user namespace belongs to a user of its own, not to host root, so that no sandbox can use up what the kernel allows the owner
+//!   of namespaces ([`owner`]).
 //! - Until the gate opens, a builder that dies takes the first process with it (its end of the gate
 //!   closes). From then on `machine.json` names the process, so a later daemon finds it.
 //! - PID 1 is not dumpable and its memory belongs to the host's user namespace: root inside can
 //!   neither trace it nor look at `/proc/1/{fd,mem,exe,root}`.
 //!
-//! Steps 4 and 5 can be done before it is known what to build: see [`ahead`].
+//! Steps 4 and 5 can be done before it is known what to build: see [`prebuild`].
 //!
 //! Nothing here runs in more than one thread: `clone3` without a thread library's knowledge is only
 //! sound that way. [`crate::serve`] starts its runtime after the cage is built.
 
-mod ahead;
 pub(crate) mod drives;
 pub(crate) mod filter;
 pub(crate) mod inside;
 pub(crate) mod network;
+mod owner;
+mod prebuild;
 pub(crate) mod root;
 mod swap;
 pub(crate) mod sys;
@@ -71,19 +74,19 @@ pub(crate) use view::View;
 
 /// A step that failed, for the driver.
 #[derive(Debug)]
-pub(crate) struct Trouble {
+pub(crate) struct StepError {
     pub(crate) step: String,
     pub(crate) reason: String,
 }
 
-impl Trouble {
+impl StepError {
     pub(crate) fn new(step: impl Into<String>, reason: impl Display) -> Self {
         Self { step: step.into(), reason: reason.to_string() }
     }
 }
 
-impl From<Trouble> for Outcome {
-    fn from(Trouble { step, reason }: Trouble) -> Self {
+impl From<StepError> for Outcome {
+    fn from(StepError { step, reason }: StepError) -> Self {
         // What the system says when the disk, or what may be used of it, is full: ENOSPC and EDQUOT.
         let full = ["(os error 28)", "(os error 122)"].iter().any(|code| reason.ends_with(code));
         if full && step != NO_ROOM {
@@ -95,12 +98,12 @@ impl From<Trouble> for Outcome {
 
 /// Says which step an error belongs to.
 pub(crate) trait Step<T> {
-    fn step(self, step: &str) -> Result<T, Trouble>;
+    fn step(self, step: &str) -> Result<T, StepError>;
 }
 
 impl<T, E: Display> Step<T> for Result<T, E> {
-    fn step(self, step: &str) -> Result<T, Trouble> {
-        self.map_err(|reason| Trouble::new(step, reason))
+    fn step(self, step: &str) -> Result<T, StepError> {
+        self.map_err(|reason| StepError::new(step, reason))
     }
 }
 
@@ -109,11 +112,11 @@ pub(crate) enum Built {
     /// The builder, which has answered the driver and should exit.
     Builder(ExitCode),
     /// The sandbox's first process, which should serve this.
-    First(Doors),
+    First(Endpoints),
 }
 
 /// What the first process serves for ever.
-pub(crate) struct Doors {
+pub(crate) struct Endpoints {
     /// Where the link is dialled.
     pub(crate) link: UnixListener,
     /// The network device and where it is handed over; absent without a cage.
@@ -128,18 +131,18 @@ pub(crate) fn build() -> Built {
 }
 
 /// The same, and begins before there is something on standard input.
-pub(crate) fn build_ahead() -> Built {
-    built(ahead::raise())
+pub(crate) fn prebuild() -> Built {
+    built(prebuild::raise())
 }
 
-fn checked_plan() -> Result<Cage, Trouble> {
+fn checked_plan() -> Result<Cage, StepError> {
     let cage: Cage = read_plan()?;
     if cage.version == VERSION { Ok(cage) } else { Err(wrong_version(cage.version)) }
 }
 
-fn built(raised: Result<Raised, Trouble>) -> Built {
+fn built(raised: Result<Raised, StepError>) -> Built {
     let outcome = match raised {
-        Ok(Raised::Inside(doors)) => return Built::First(doors),
+        Ok(Raised::Inside(endpoints)) => return Built::First(endpoints),
         Ok(Raised::Outside(record)) => Outcome::Done(record),
         Err(trouble) => trouble.into(),
     };
@@ -183,20 +186,20 @@ fn score(value: &[u8]) {
 
 enum Raised {
     Outside(Record),
-    Inside(Doors),
+    Inside(Endpoints),
 }
 
 /// Takes the lock on the runtime directory. Held until the builder exits, so that a daemon started meanwhile waits for the
 /// outcome before it judges the directory. The first process closes its copy.
-fn claim(cage: &Cage) -> Result<File, Trouble> {
+fn claim(cage: &Cage) -> Result<File, StepError> {
     let lock = lock(&cage.run_dir)?;
     if cage.run_dir.join(RECORD).exists() {
-        return Err(Trouble::new("claim the runtime directory", "a machine was started in it"));
+        return Err(StepError::new("claim the runtime directory", "a machine was started in it"));
     }
     Ok(lock)
 }
 
-fn raise(cage: &Cage) -> Result<Raised, Trouble> {
+fn raise(cage: &Cage) -> Result<Raised, StepError> {
     let lock = claim(cage)?;
     let listeners = (listen(&cage.run_dir)?, network::listen()?);
     let mounts = root::Mounts::copy(&cage.root)?;
@@ -210,7 +213,7 @@ fn raise(cage: &Cage) -> Result<Raised, Trouble> {
         Cgroup::V2(_) => groups.directory(),
     };
     view::begin_time();
-    match sys::split(sys::NAMESPACES, into).step("make the namespaces")? {
+    match owner::split_as_owner(sys::NAMESPACES, into).step("make the namespaces")? {
         sys::Side::Child => {
             drop((lock, gate_key, news));
             let prepared = inside::Prepared { cage, mounts, drives, groups };
@@ -236,16 +239,16 @@ pub(crate) const OPEN_THE_GATE: &str = "open the gate";
 
 /// Lets the waiting child go on, and hears what becomes of it.
 fn finish(
-    admit: impl FnOnce() -> Result<Record, Trouble>,
-    hear: impl FnOnce() -> Result<(), Trouble>,
-) -> Result<Record, Trouble> {
+    admit: impl FnOnce() -> Result<Record, StepError>,
+    hear: impl FnOnce() -> Result<(), StepError>,
+) -> Result<Record, StepError> {
     let admitted = admit();
     // Heard in any case: without an open gate the child ends soon, and if it ended before the
     // gate was opened, it knows why.
     match (admitted, hear()) {
         (Ok(record), Ok(())) => Ok(record),
         (Ok(_), Err(trouble)) => Err(trouble),
-        (Err(Trouble { step, .. }), Err(trouble)) if step == OPEN_THE_GATE => Err(trouble),
+        (Err(StepError { step, .. }), Err(trouble)) if step == OPEN_THE_GATE => Err(trouble),
         (Err(trouble), _) => Err(trouble),
     }
 }
@@ -255,7 +258,7 @@ fn grant(
     cage: &Cage,
     child: u32,
     (mounts, drives): (&root::Mounts, &drives::Drives),
-) -> Result<Record, Trouble> {
+) -> Result<Record, StepError> {
     let proc = Path::new("/proc").join(child.to_string());
     root::furnish(&cage.root, &cage.hostname)?;
     drives::furnish(&cage.mounts)?;
@@ -269,7 +272,7 @@ fn grant(
 }
 
 /// Maps `0..count` inside to the sandbox's own range, and nothing else.
-fn map_ids(proc: &Path, ids: Ids) -> Result<(), Trouble> {
+fn map_ids(proc: &Path, ids: Ids) -> Result<(), StepError> {
     let map = format!("0 {} {}\n", ids.base, ids.count);
     for name in ["uid_map", "gid_map"] {
         // The kernel takes a map in one write, once.
@@ -282,16 +285,16 @@ fn map_ids(proc: &Path, ids: Ids) -> Result<(), Trouble> {
     Ok(())
 }
 
-pub(crate) fn record(proc: &Path, pid: u32, hostname: &str) -> Result<Record, Trouble> {
+pub(crate) fn record(proc: &Path, pid: u32, hostname: &str) -> Result<Record, StepError> {
     let stat = fs::read_to_string(proc.join("stat")).step("read the first process's start time")?;
     let started = start_time(&stat)
-        .ok_or_else(|| Trouble::new("read the first process's start time", "it has none"))?;
+        .ok_or_else(|| StepError::new("read the first process's start time", "it has none"))?;
     let hostname = hostname.to_owned();
     Ok(Record { version: VERSION, pid, started, hostname, group: None, uid: None })
 }
 
 /// Writes `machine.json`. The runtime directory does not outlive a reboot, so nothing is synced.
-pub(crate) fn save(run_dir: &Path, record: &Record) -> Result<(), Trouble> {
+pub(crate) fn save(run_dir: &Path, record: &Record) -> Result<(), StepError> {
     let text = serde_json::to_vec(record).step("write the machine's record")?;
     let draft = run_dir.join("machine.json.new");
     fs::write(&draft, text).step("write the machine's record")?;
@@ -299,13 +302,13 @@ pub(crate) fn save(run_dir: &Path, record: &Record) -> Result<(), Trouble> {
 }
 
 /// Waits for the first process to say that it is up, or what went wrong.
-fn hear(news: OwnedFd) -> Result<(), Trouble> {
+fn hear(news: OwnedFd) -> Result<(), StepError> {
     let mut said = String::new();
     File::from(news).read_to_string(&mut said).step("hear from the first process")?;
     match said.split_once('\n') {
         Some(("up", _)) => Ok(()),
-        Some((step, reason)) => Err(Trouble::new(step, reason)),
-        None => Err(Trouble::new("build the cage", "the first process died")),
+        Some((step, reason)) => Err(StepError::new(step, reason)),
+        None => Err(StepError::new("build the cage", "the first process died")),
     }
 }
 
@@ -320,7 +323,7 @@ pub(crate) fn abandon(run_dir: Option<&Path>, child: u32) {
     }
 }
 
-pub(crate) fn lock(run_dir: &Path) -> Result<File, Trouble> {
+pub(crate) fn lock(run_dir: &Path) -> Result<File, StepError> {
     let directory = File::open(run_dir).step("open the runtime directory")?;
     rustix::fs::flock(&directory, FlockOperation::LockShared).step("lock the runtime directory")?;
     Ok(directory)
@@ -328,21 +331,21 @@ pub(crate) fn lock(run_dir: &Path) -> Result<File, Trouble> {
 
 /// Listens where only the host's root can connect: the runtime directory is closed to all others,
 /// and the sandbox has no path to it.
-fn listen(run_dir: &Path) -> Result<UnixListener, Trouble> {
+fn listen(run_dir: &Path) -> Result<UnixListener, StepError> {
     // A socket's address holds 107 bytes, a path may be longer: go through the directory.
     std::env::set_current_dir(run_dir).step("enter the runtime directory")?;
     UnixListener::bind(SOCKET).step("listen on the agent's socket")
 }
 
-pub(crate) fn read_plan<T: DeserializeOwned>() -> Result<T, Trouble> {
+pub(crate) fn read_plan<T: DeserializeOwned>() -> Result<T, StepError> {
     let mut text = Vec::new();
     io::stdin().lock().read_to_end(&mut text).step("read what to build")?;
     serde_json::from_slice(&text).step("read what to build")
 }
 
-pub(crate) fn wrong_version(version: u32) -> Trouble {
+pub(crate) fn wrong_version(version: u32) -> StepError {
     let reason = format!("the driver speaks version {version}, this agent {VERSION}");
-    Trouble::new("read what to build", reason)
+    StepError::new("read what to build", reason)
 }
 
 /// Tells the driver, in one line.

@@ -26,7 +26,7 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use sandkeep_proto::cage::TUN;
 
-use super::{Step, Trouble, sys};
+use super::{Step, StepError, sys};
 
 const DEVICE: &CStr = c"eth0";
 const MTU: i32 = 65_520;
@@ -40,7 +40,7 @@ pub(crate) const RESOLV: &str = "nameserver 100.96.0.1\noptions timeout:5 attemp
 const COVER: &str = "sandkeep/resolv.conf";
 
 /// Makes the device in the network namespace this process is in.
-pub(super) fn make_device() -> Result<OwnedFd, Trouble> {
+pub(super) fn make_device() -> Result<OwnedFd, StepError> {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let device = rustix::fs::open("/dev/net/tun", flags, Mode::empty()).step(TUN)?;
     sys::make_tun(device.as_fd(), DEVICE).step("make the network device")?;
@@ -49,18 +49,18 @@ pub(super) fn make_device() -> Result<OwnedFd, Trouble> {
     Ok(device)
 }
 
-fn raise_v6(device: &CStr) -> Result<(), Trouble> {
+fn raise_v6(device: &CStr) -> Result<(), StepError> {
     match sys::raise_v6(device, V6, 64) {
         Ok(()) => Ok(()),
         // A kernel that was booted without IPv6, or has it switched off for new namespaces.
         Err(error) if no_v6(&error) => Ok(()),
-        Err(error) => Err(Trouble::new("raise the network device for IPv6", error)),
+        Err(error) => Err(StepError::new("raise the network device for IPv6", error)),
     }
 }
 
 /// Raises a network card with the addresses that every sandbox has. Nobody is asked for the address of anyone: all that is sent goes
 /// to the one at the other end.
-pub(crate) fn raise_ethernet(device: &CStr) -> Result<(), Trouble> {
+pub(crate) fn raise_ethernet(device: &CStr) -> Result<(), StepError> {
     let step = "raise the network device";
     let mut raised = Ok(());
     for mtu in [MTU, 9000, 1500] {
@@ -98,19 +98,19 @@ pub(crate) fn hand_over(device: BorrowedFd<'_>, to: &UnixStream) -> io::Result<(
 }
 
 /// Listens where the device is handed over; see [`super::listen`].
-pub(super) fn listen() -> Result<UnixListener, Trouble> {
+pub(super) fn listen() -> Result<UnixListener, StepError> {
     UnixListener::bind(sandkeep_proto::cage::NETWORK_SOCKET).step("listen on the network's socket")
 }
 
 /// Sees to it that names are looked up at the gateway. Expects the sandbox's root as the current directory, with
 /// `/run` mounted and empty.
-pub(crate) fn cover_resolv_conf() -> Result<(), Trouble> {
+pub(crate) fn cover_resolv_conf() -> Result<(), StepError> {
     let step = "cover /etc/resolv.conf";
     rustix::fs::mkdir("run/sandkeep", Mode::from_raw_mode(0o755)).step(step)?;
     let cover = Path::new("run").join(COVER);
     fs::write(&cover, RESOLV).step(step)?;
     match find(Path::new("etc/resolv.conf"))? {
-        Found::File(file) => {
+        ResolvConf::File(file) => {
             // The base layer's shows through, most likely. What was found without a link is read by its name.
             if fs::read("etc/resolv.conf").is_ok_and(|text| text == RESOLV.as_bytes()) {
                 return Ok(());
@@ -119,13 +119,13 @@ pub(crate) fn cover_resolv_conf() -> Result<(), Trouble> {
             let copy = rustix::mount::open_tree(CWD, &cover, flags).step(step)?;
             attach(&copy, &file)
         }
-        Found::LinkInto(run) => {
+        ResolvConf::LinkInto(run) => {
             if let Some(parent) = run.parent() {
                 fs::create_dir_all(parent).step(step)?;
             }
             fs::write(&run, RESOLV).step(step)
         }
-        Found::Other => Ok(()),
+        ResolvConf::Other => Ok(()),
     }
 }
 
@@ -135,19 +135,19 @@ pub(super) fn is_cover(root_of_mount: &[u8]) -> bool {
 }
 
 /// Puts a copy of the cover over the `etc/resolv.conf` of the root that is the current directory.
-pub(super) fn cover_again(copy: &OwnedFd) -> Result<(), Trouble> {
+pub(super) fn cover_again(copy: &OwnedFd) -> Result<(), StepError> {
     match find(Path::new("etc/resolv.conf"))? {
-        Found::File(file) => attach(copy, &file),
-        Found::LinkInto(_) | Found::Other => Ok(()),
+        ResolvConf::File(file) => attach(copy, &file),
+        ResolvConf::LinkInto(_) | ResolvConf::Other => Ok(()),
     }
 }
 
-fn attach(copy: &OwnedFd, file: &OwnedFd) -> Result<(), Trouble> {
+fn attach(copy: &OwnedFd, file: &OwnedFd) -> Result<(), StepError> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     rustix::mount::move_mount(copy, "", file, "", flags).step("cover /etc/resolv.conf")
 }
 
-enum Found {
+enum ResolvConf {
     /// A plain file, reached without a link.
     File(OwnedFd),
     /// A link to this path, which is in `/run`; relative to the root.
@@ -156,30 +156,32 @@ enum Found {
     Other,
 }
 
-fn find(path: &Path) -> Result<Found, Trouble> {
+fn find(path: &Path) -> Result<ResolvConf, StepError> {
     let step = "find /etc/resolv.conf";
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut here = rustix::fs::open(".", flags | OFlags::DIRECTORY, Mode::empty()).step(step)?;
     for name in path.iter() {
         match rustix::fs::openat(&here, name, flags, Mode::empty()) {
             Ok(next) => here = next,
-            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(Found::Other),
-            Err(error) => return Err(Trouble::new(step, error)),
+            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => {
+                return Ok(ResolvConf::Other);
+            }
+            Err(error) => return Err(StepError::new(step, error)),
         }
     }
     let kind = FileType::from_raw_mode(rustix::fs::fstat(&here).step(step)?.st_mode);
     Ok(match kind {
-        FileType::RegularFile => Found::File(here),
+        FileType::RegularFile => ResolvConf::File(here),
         FileType::Symlink => {
             let target = rustix::fs::readlinkat(&here, "", Vec::new()).step(step)?;
             into_run(Path::new(std::ffi::OsStr::from_bytes(target.as_bytes())))
         }
-        _ => Found::Other,
+        _ => ResolvConf::Other,
     })
 }
 
 /// Where in `/run` a link from `/etc` leads, if it leads there by plain names.
-fn into_run(target: &Path) -> Found {
+fn into_run(target: &Path) -> ResolvConf {
     let absolute = Path::new("/etc").join(target);
     let mut names = Vec::new();
     for part in absolute.components() {
@@ -189,7 +191,7 @@ fn into_run(target: &Path) -> Found {
                 names.pop();
             }
             Component::RootDir | Component::CurDir => {}
-            Component::Prefix(_) => return Found::Other,
+            Component::Prefix(_) => return ResolvConf::Other,
         }
     }
     // Everywhere `/var/run` is a link to `/run`.
@@ -198,8 +200,8 @@ fn into_run(target: &Path) -> Found {
         all => all,
     };
     match names {
-        [run, _, ..] if *run == "run" => Found::LinkInto(names.iter().collect()),
-        _ => Found::Other,
+        [run, _, ..] if *run == "run" => ResolvConf::LinkInto(names.iter().collect()),
+        _ => ResolvConf::Other,
     }
 }
 
@@ -207,7 +209,7 @@ fn into_run(target: &Path) -> Found {
 mod tests {
     use std::path::{Path, PathBuf};
 
-    use super::{Found, into_run, is_cover};
+    use super::{ResolvConf, into_run, is_cover};
 
     #[test]
     fn links_into_run_are_told_from_others() {
@@ -217,12 +219,12 @@ mod tests {
             ("../../var/run/x", "run/x"),
         ] {
             match into_run(Path::new(target)) {
-                Found::LinkInto(path) => assert_eq!(path, PathBuf::from(place)),
-                Found::File(_) | Found::Other => panic!("{target}"),
+                ResolvConf::LinkInto(path) => assert_eq!(path, PathBuf::from(place)),
+                ResolvConf::File(_) | ResolvConf::Other => panic!("{target}"),
             }
         }
         for target in ["/proc/x", "resolv.conf.d/x", "/run", "/", ""] {
-            assert!(matches!(into_run(Path::new(target)), Found::Other), "{target}");
+            assert!(matches!(into_run(Path::new(target)), ResolvConf::Other), "{target}");
         }
         assert!(is_cover(b"/sandkeep/resolv.conf"));
         assert!(!is_cover(b"/") && !is_cover(b"/other/resolv.conf"));

@@ -29,7 +29,7 @@ use rustix::fs::{CWD, Mode};
 use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags};
 use sandkeep_proto::cage::Root;
 
-use super::{Step, Trouble, network, sys};
+use super::{Step, StepError, network, sys};
 use crate::overlay::{Overlay, Writable};
 
 /// Directories something is mounted on.
@@ -50,7 +50,7 @@ pub(super) struct Mounts {
 
 impl Mounts {
     /// Copies the mounts of both directories, as the host sees them.
-    pub(super) fn copy(root: &Root) -> Result<Self, Trouble> {
+    pub(super) fn copy(root: &Root) -> Result<Self, StepError> {
         let copy = |path: &Path| {
             let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
             rustix::mount::open_tree(CWD, path, flags)
@@ -65,7 +65,7 @@ impl Mounts {
     }
 
     /// Shifts owners to the ids of `user_ns`. Possible as long as nothing is attached.
-    pub(super) fn shift(&self, user_ns: BorrowedFd<'_>) -> Result<(), Trouble> {
+    pub(super) fn shift(&self, user_ns: BorrowedFd<'_>) -> Result<(), StepError> {
         sys::shift_owners(self.layers.as_fd(), user_ns, true).step("shift the layers' owners")?;
         sys::shift_owners(self.writable.as_fd(), user_ns, false)
             .step("shift the writable directory's owners")
@@ -79,12 +79,12 @@ impl From<[OwnedFd; 2]> for Mounts {
 }
 
 /// Lays out `base`, as host root.
-pub(super) fn furnish(root: &Root, hostname: &str) -> Result<(), Trouble> {
+pub(super) fn furnish(root: &Root, hostname: &str) -> Result<(), StepError> {
     furnish_base(&root.writable_dir.join("base"), hostname)
 }
 
 /// Lays out the lowest layer of a root.
-pub(crate) fn furnish_base(base: &Path, hostname: &str) -> Result<(), Trouble> {
+pub(crate) fn furnish_base(base: &Path, hostname: &str) -> Result<(), StepError> {
     let make = |name: &str, mode: u32| match DirBuilder::new().mode(mode).create(base.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         made => made,
@@ -114,7 +114,7 @@ pub(crate) fn named_files(hostname: &str) -> [(&'static str, String); 2] {
 ///
 /// Expects to be root of the sandbox's user namespace in a mount namespace that belongs to it and
 /// that nobody else is in.
-pub(super) fn stack(root: &Root, mounts: &Mounts) -> Result<(), Trouble> {
+pub(super) fn stack(root: &Root, mounts: &Mounts) -> Result<(), StepError> {
     // Mounts made by the host from now on must not appear in here.
     rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
         .step("keep the host's mounts out")?;
@@ -128,7 +128,7 @@ pub(super) fn stack(root: &Root, mounts: &Mounts) -> Result<(), Trouble> {
 
 /// Stacks the layers at `root` in the current directory, which is the stage or a directory of it, and
 /// enters `layers` beside it.
-pub(super) fn assemble(root: &Root, mounts: &Mounts, flags: MountFlags) -> Result<(), Trouble> {
+pub(super) fn assemble(root: &Root, mounts: &Mounts, flags: MountFlags) -> Result<(), StepError> {
     for (name, mount) in [("layers", &mounts.layers), ("writable", &mounts.writable)] {
         rustix::fs::mkdir(name, Mode::RWXU).step("set up the stage")?;
         // Attached, because older kernels refuse to stack directories of unattached mounts.
@@ -149,14 +149,14 @@ pub(super) fn assemble(root: &Root, mounts: &Mounts, flags: MountFlags) -> Resul
 }
 
 /// Refuses names the kernel would read as something else than one path below the directory.
-pub(crate) fn plain(path: &Path) -> Result<&str, Trouble> {
+pub(crate) fn plain(path: &Path) -> Result<&str, StepError> {
     let fine = |b: &u8| b.is_ascii_alphanumeric() || b"-_./".contains(b);
     let ordinary = path.components().all(|part| matches!(part, std::path::Component::Normal(_)));
     match path.to_str() {
         Some(text) if ordinary && !text.is_empty() && text.as_bytes().iter().all(fine) => Ok(text),
         _ => {
             let shown = String::from_utf8_lossy(path.as_os_str().as_bytes()).into_owned();
-            Err(Trouble::new("name the layers", format!("`{shown}` is no name for a layer")))
+            Err(StepError::new("name the layers", format!("`{shown}` is no name for a layer")))
         }
     }
 }

@@ -20,7 +20,7 @@ use rustix::thread::LinkNameSpaceType;
 use sandkeep_proto::cage::{Outcome, Swap, VERSION, start_time};
 
 use super::{
-    Step, Trouble, answer, drives, inside, lock, network, read_plan, root, sys, wrong_version,
+    Step, StepError, answer, drives, inside, lock, network, read_plan, root, sys, wrong_version,
 };
 
 /// Swaps the root as described on standard input.
@@ -44,7 +44,7 @@ pub(crate) fn swap_root() -> ExitCode {
 }
 
 /// Returns a hold on the root that was there before.
-fn carry_out(swap: &Swap) -> Result<OwnedFd, Trouble> {
+fn carry_out(swap: &Swap) -> Result<OwnedFd, StepError> {
     let _lock = lock(&swap.run_dir)?;
     let (user_ns, mount_ns) = namespaces(swap)?;
     let drives::Inside { drives, cover } = drives::places(swap.machine.pid)?;
@@ -91,19 +91,19 @@ fn carry_out(swap: &Swap) -> Result<OwnedFd, Trouble> {
 }
 
 /// Opens the machine's namespaces, if it is still the machine that is meant.
-fn namespaces(swap: &Swap) -> Result<(File, File), Trouble> {
+fn namespaces(swap: &Swap) -> Result<(File, File), StepError> {
     let proc = Path::new("/proc").join(swap.machine.pid.to_string());
     let open = |name: &str| File::open(proc.join(name)).step("open the machine's namespaces");
     let found = (open("ns/user")?, open("ns/mnt")?);
     // After opening: the number may have been reused until now, but the files stay what they are.
     let stat = std::fs::read_to_string(proc.join("stat")).step("find the machine")?;
     if start_time(&stat) != Some(swap.machine.started) {
-        return Err(Trouble::new("find the machine", "it has ended"));
+        return Err(StepError::new("find the machine", "it has ended"));
     }
     Ok(found)
 }
 
-fn copy(path: &Path, with_children: bool) -> Result<OwnedFd, Trouble> {
+fn copy(path: &Path, with_children: bool) -> Result<OwnedFd, StepError> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     if with_children {
         flags |= OpenTreeFlags::AT_RECURSIVE;
@@ -112,7 +112,7 @@ fn copy(path: &Path, with_children: bool) -> Result<OwnedFd, Trouble> {
         .step(&format!("copy the mount of {}", path.display()))
 }
 
-fn attach(mount: &OwnedFd, path: &Path) -> Result<(), Trouble> {
+fn attach(mount: &OwnedFd, path: &Path) -> Result<(), StepError> {
     rustix::mount::move_mount(mount, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
         .step(&format!("attach {} to the new root", path.display()))
 }

@@ -6,6 +6,7 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+use rustix::thread::Uid;
 use seccompiler::BpfProgram;
 
 /// Which side of [`split`] this is.
@@ -56,6 +57,14 @@ pub(crate) fn split(namespaces: i32, cgroup: Option<BorrowedFd<'_>>) -> io::Resu
         0 => Ok(Side::Child),
         pid => Ok(Side::Parent { child: pid as u32 }),
     }
+}
+
+/// Sets the effective user id of a process of host root. Files are still opened as root.
+pub(super) fn set_effective_uid(uid: Uid) -> io::Result<()> {
+    rustix::thread::set_thread_res_uid(Uid::ROOT, uid, Uid::ROOT)?;
+    // SAFETY: takes a number, touches no memory. Always allowed: root is the real id.
+    unsafe { libc::setfsuid(Uid::ROOT.as_raw()) };
+    Ok(())
 }
 
 /// Leaves a namespace for a new one of the same kind: `CLONE_NEWCGROUP` or `CLONE_NEWNS`, or `CLONE_NEWTIME` for children.

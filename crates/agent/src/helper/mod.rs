@@ -38,7 +38,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 use sandkeep_proto::helper::{End, Helper, Input, MARK, SHIFTED, VERSION};
 
 use crate::cage::inside::{CORE_SIZE, become_root};
-use crate::cage::{self, Side, Step, Trouble, filter, read_plan, wait_for, wrong_version};
+use crate::cage::{self, Side, Step, StepError, filter, read_plan, wait_for, wrong_version};
 use crate::vmm::sys as launch;
 
 /// How many files a helper may have open. The packer has one for each directory it is in.
@@ -61,7 +61,7 @@ pub(crate) fn confine() -> ExitCode {
     });
     let end = match plan.and_then(|helper| run(&helper)) {
         Ok(end) => end,
-        Err(Trouble { step, reason }) => End::Failed { step, reason },
+        Err(StepError { step, reason }) => End::Failed { step, reason },
     };
     let line = serde_json::to_string(&end).unwrap_or_default();
     // On a line of its own, whatever the program left behind.
@@ -69,7 +69,7 @@ pub(crate) fn confine() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn run(helper: &Helper) -> Result<End, Trouble> {
+fn run(helper: &Helper) -> Result<End, StepError> {
     sys::end_with_parent().step("stay with the daemon")?;
     let command = launch::Command::new(&helper.program, &helper.argv, &helper.env)?;
     let mounts = root::Mounts::copy(helper)?;
@@ -80,7 +80,7 @@ fn run(helper: &Helper) -> Result<End, Trouble> {
             drop((gate_key, news));
             let mut teller = File::from(teller);
             let trouble = match become_helper(helper, mounts, gate) {
-                Ok(()) => Trouble::new("run the program", command.exec()),
+                Ok(()) => StepError::new("run the program", command.exec()),
                 Err(trouble) => trouble,
             };
             let _ = write!(teller, "{}\n{}", trouble.step, trouble.reason);
@@ -89,7 +89,8 @@ fn run(helper: &Helper) -> Result<End, Trouble> {
         Side::Parent { child } => {
             drop((gate, teller));
             let pid = i32::try_from(child).ok().and_then(Pid::from_raw);
-            let pid = pid.ok_or_else(|| Trouble::new("make the namespaces", "no such process"))?;
+            let pid =
+                pid.ok_or_else(|| StepError::new("make the namespaces", "no such process"))?;
             let ended = admit(helper, child, &mounts, gate_key).and_then(|()| {
                 drop(mounts);
                 hear(news)?;
@@ -105,7 +106,12 @@ fn run(helper: &Helper) -> Result<End, Trouble> {
 }
 
 /// Does for the waiting child what only the host's root can do, then lets it go on.
-fn admit(helper: &Helper, child: u32, mounts: &root::Mounts, gate: OwnedFd) -> Result<(), Trouble> {
+fn admit(
+    helper: &Helper,
+    child: u32,
+    mounts: &root::Mounts,
+    gate: OwnedFd,
+) -> Result<(), StepError> {
     let proc = Path::new("/proc").join(child.to_string());
     let map = map_of(helper.uid);
     for name in ["uid_map", "gid_map"] {
@@ -130,17 +136,17 @@ fn map_of(uid: u32) -> String {
 }
 
 /// Waits until the child has become the program, or says what went wrong.
-fn hear(news: OwnedFd) -> Result<(), Trouble> {
+fn hear(news: OwnedFd) -> Result<(), StepError> {
     let mut said = String::new();
     File::from(news).read_to_string(&mut said).step("hear from the helper")?;
     match said.split_once('\n') {
-        Some((step, reason)) => Err(Trouble::new(step, reason)),
+        Some((step, reason)) => Err(StepError::new(step, reason)),
         None => Ok(()),
     }
 }
 
 /// Waits until it ends, or ends it. All its processes end with the first.
-fn wait(pid: Pid, deadline: u64) -> Result<End, Trouble> {
+fn wait(pid: Pid, deadline: u64) -> Result<End, StepError> {
     let step = "wait for the helper";
     let process = rustix::process::pidfd_open(pid, PidfdFlags::empty()).step(step)?;
     let patience = Timespec { tv_sec: i64::try_from(deadline).unwrap_or(i64::MAX), tv_nsec: 0 };
@@ -159,7 +165,7 @@ fn wait(pid: Pid, deadline: u64) -> Result<End, Trouble> {
             ended => break ended.step(step)?,
         }
     };
-    let Some((_, status)) = status else { return Err(Trouble::new(step, "it is gone")) };
+    let Some((_, status)) = status else { return Err(StepError::new(step, "it is gone")) };
     Ok(match (ended, status.exit_status(), status.terminating_signal()) {
         (false, ..) => End::TimedOut,
         (true, Some(code), _) => End::Exited(code),
@@ -167,7 +173,7 @@ fn wait(pid: Pid, deadline: u64) -> Result<End, Trouble> {
     })
 }
 
-fn become_helper(helper: &Helper, mounts: root::Mounts, gate: OwnedFd) -> Result<(), Trouble> {
+fn become_helper(helper: &Helper, mounts: root::Mounts, gate: OwnedFd) -> Result<(), StepError> {
     // A session of its own: no terminal of the host's, no signal meant for the daemon's group.
     rustix::process::setsid().step("start a session")?;
     // When the host is short of memory, helpers go before what runs them.
@@ -191,7 +197,7 @@ fn become_helper(helper: &Helper, mounts: root::Mounts, gate: OwnedFd) -> Result
     cage::sys::install_filter(&filter).step("install the system call filter")
 }
 
-fn limit(helper: &Helper) -> Result<(), Trouble> {
+fn limit(helper: &Helper) -> Result<(), StepError> {
     let limits = helper.limits;
     launch::ignore_too_large_files().step("set the resource limits")?;
     for (resource, most) in [
@@ -211,7 +217,7 @@ fn limit(helper: &Helper) -> Result<(), Trouble> {
 }
 
 /// Keeps what reading layers takes, and nothing otherwise. Root of a namespace is given by an exec what the bounding set has.
-fn drop_capabilities(input: &Input) -> Result<(), Trouble> {
+fn drop_capabilities(input: &Input) -> Result<(), StepError> {
     let kept = match input {
         Input::Layers { .. } => CapabilitySet::DAC_READ_SEARCH,
         Input::Nothing | Input::File(_) => CapabilitySet::empty(),
@@ -225,7 +231,7 @@ fn drop_capabilities(input: &Input) -> Result<(), Trouble> {
             Ok(()) => {}
             // The first number this kernel has no capability for.
             Err(Errno::INVAL) => break,
-            Err(error) => return Err(Trouble::new("drop capabilities", error)),
+            Err(error) => return Err(StepError::new("drop capabilities", error)),
         }
     }
     rustix::thread::clear_ambient_capability_set().step("drop capabilities")?;

@@ -9,7 +9,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags};
 use sandkeep_proto::helper::{Helper, INPUT, Input, OUTPUT};
 
-use crate::cage::{Step, Trouble, plain, sys};
+use crate::cage::{Step, StepError, plain, sys};
 use crate::overlay::Overlay;
 use crate::vmm::root::{DEVICES, INERT, STAGE, pivot, show_system};
 use crate::vmm::sys::lock_mounts;
@@ -28,7 +28,7 @@ pub(super) struct Mounts {
 }
 
 impl Mounts {
-    pub(super) fn copy(helper: &Helper) -> Result<Self, Trouble> {
+    pub(super) fn copy(helper: &Helper) -> Result<Self, StepError> {
         let copy = |path: &Path| {
             let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
             rustix::mount::open_tree(CWD, path, flags)
@@ -48,7 +48,7 @@ impl Mounts {
     }
 
     /// Shifts owners to the ids of `user_ns`. Possible as long as nothing is attached.
-    pub(super) fn shift(&self, user_ns: BorrowedFd<'_>) -> Result<(), Trouble> {
+    pub(super) fn shift(&self, user_ns: BorrowedFd<'_>) -> Result<(), StepError> {
         for (mount, read_only) in [(&self.layers, true), (&self.output, false)] {
             if let Some(mount) = mount {
                 sys::shift_owners(mount.as_fd(), user_ns, read_only).step("shift owners")?;
@@ -59,7 +59,7 @@ impl Mounts {
 }
 
 /// Builds the root and makes it this process's. There is no way back.
-pub(super) fn enter(helper: &Helper, mounts: Mounts) -> Result<(), Trouble> {
+pub(super) fn enter(helper: &Helper, mounts: Mounts) -> Result<(), StepError> {
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     rustix::mount::mount_change("/", private).step("keep mounts to itself")?;
     rustix::mount::mount("helper", STAGE, "tmpfs", INERT, c"mode=755,size=16m,nr_inodes=256")
@@ -93,7 +93,11 @@ pub(super) fn enter(helper: &Helper, mounts: Mounts) -> Result<(), Trouble> {
     pivot()
 }
 
-fn show_layers(layers: &OwnedFd, lower: &[std::path::PathBuf], input: &str) -> Result<(), Trouble> {
+fn show_layers(
+    layers: &OwnedFd,
+    lower: &[std::path::PathBuf],
+    input: &str,
+) -> Result<(), StepError> {
     fs::create_dir(input).step("make room for the input")?;
     if let [_] = lower {
         return attach(layers, input);
@@ -111,7 +115,7 @@ fn show_layers(layers: &OwnedFd, lower: &[std::path::PathBuf], input: &str) -> R
     rustix::mount::unmount(LAYERS, rustix::mount::UnmountFlags::DETACH).step("hide the layers")
 }
 
-fn attach(mount: &OwnedFd, at: &str) -> Result<(), Trouble> {
+fn attach(mount: &OwnedFd, at: &str) -> Result<(), StepError> {
     let empty_path = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     rustix::mount::move_mount(mount, "", CWD, at, empty_path).step(&format!("attach `/{at}`"))
 }

@@ -20,8 +20,9 @@ use sandkeep_proto::link::{Assemble, AssembleMount};
 use sandkeep_proto::machine::{self as names, UPPER, WORK};
 
 use super::disks::Disks;
+use super::look::Looks;
 use super::{Part, Whole, identity, sys};
-use crate::cage::{Step as _, Trouble, drives, inside, network, root};
+use crate::cage::{Step as _, StepError, drives, inside, network, root};
 use crate::overlay::{Overlay, Writable};
 
 /// Where the stacks are built.
@@ -32,7 +33,7 @@ const BASE: &str = "base";
 struct Devices(HashMap<String, PathBuf>);
 
 impl Devices {
-    fn find() -> Result<Self, Trouble> {
+    fn find() -> Result<Self, StepError> {
         let step = "find the machine's disks";
         let mut found = HashMap::new();
         for device in fs::read_dir("/sys/block").step(step)? {
@@ -46,17 +47,23 @@ impl Devices {
     }
 
     /// A device as it is now: one that was looked at before the machine was captured may show something else since.
-    fn fresh(&self, serial: &str) -> Result<&Path, Trouble> {
+    fn fresh(&self, serial: &str) -> Result<&Path, StepError> {
         let step = format!("use the disk `{serial}`");
         let Some(path) = self.0.get(serial) else {
-            return Err(Trouble::new(step, "the machine has none"));
+            return Err(StepError::new(step, "the machine has none"));
         };
         let device = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         sys::forget_cached(&device.step(&step)?).step(&step)?;
         Ok(path)
     }
 
-    fn mount(&self, serial: &str, at: &Path, kind: &str, flags: MountFlags) -> Result<(), Trouble> {
+    fn mount(
+        &self,
+        serial: &str,
+        at: &Path,
+        kind: &str,
+        flags: MountFlags,
+    ) -> Result<(), StepError> {
         let step = format!("mount the disk `{serial}`");
         DirBuilder::new().mode(0o700).create(at).step(&step)?;
         // The disk was all zeros when it was made: its tables need not be written over with zeros again.
@@ -91,10 +98,12 @@ struct Stacked {
     upper: Option<OwnedFd>,
     disk: Option<OwnedFd>,
     base: OwnedFd,
+    /// What lies below the upper directory, topmost first.
+    lower: Vec<OwnedFd>,
 }
 
 /// Makes this machine what the plan says. The link is the only thing that was there before.
-pub(super) fn assemble(plan: &Assemble) -> Result<Whole, Trouble> {
+pub(super) fn assemble(plan: &Assemble) -> Result<Whole, StepError> {
     check(plan)?;
     let devices = Devices::find()?;
     DirBuilder::new().mode(0o700).create(PARTS).step("set up the stage")?;
@@ -117,7 +126,7 @@ pub(super) fn assemble(plan: &Assemble) -> Result<Whole, Trouble> {
 }
 
 /// Mounts the disks alone.
-pub(super) fn rescue(plan: &Assemble) -> Result<Whole, Trouble> {
+pub(super) fn rescue(plan: &Assemble) -> Result<Whole, StepError> {
     check(plan)?;
     let devices = Devices::find()?;
     DirBuilder::new().mode(0o700).create(PARTS).step("set up the stage")?;
@@ -126,7 +135,7 @@ pub(super) fn rescue(plan: &Assemble) -> Result<Whole, Trouble> {
     let mut disks = Vec::new();
     for (number, stack) in std::iter::once(Stack::of_root(plan)).chain(drives).enumerate() {
         let Some(serial) = stack.disk else {
-            parts.push(Part { upper: None });
+            parts.push(Part { upper: None, lower: Vec::new() });
             continue;
         };
         let at = Path::new(PARTS).join(number.to_string());
@@ -134,18 +143,19 @@ pub(super) fn rescue(plan: &Assemble) -> Result<Whole, Trouble> {
         // One that was never assembled has none, and nothing was written.
         match DirBuilder::new().mode(0o755).create(at.join(UPPER)) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                return Err(Trouble::new(format!("look at the disk `{serial}`"), error));
+                return Err(StepError::new(format!("look at the disk `{serial}`"), error));
             }
             _ => {}
         }
-        parts.push(Part { upper: Some(open_directory(&at.join(UPPER))?) });
+        parts.push(Part { upper: Some(open_directory(&at.join(UPPER))?), lower: Vec::new() });
         disks.push(open_directory(&at)?);
     }
-    Ok(Whole { parts, base: None, boot_id: None, disks: Disks::new(disks) })
+    let looks = Looks::default();
+    Ok(Whole { parts, base: None, boot_id: None, disks: Disks::new(disks), looks })
 }
 
 /// Mounts a disk that was left in whatever state. The kernel goes by its journal; where that cannot be read, without it.
-fn mount_any(devices: &Devices, serial: &str, at: &Path) -> Result<(), Trouble> {
+fn mount_any(devices: &Devices, serial: &str, at: &Path) -> Result<(), StepError> {
     let Err(trouble) = devices.mount(serial, at, "ext4", MountFlags::NOATIME) else {
         return Ok(());
     };
@@ -156,11 +166,11 @@ fn mount_any(devices: &Devices, serial: &str, at: &Path) -> Result<(), Trouble> 
     }
 }
 
-fn check(plan: &Assemble) -> Result<(), Trouble> {
+fn check(plan: &Assemble) -> Result<(), StepError> {
     let mounts = u32::try_from(plan.mounts.len()).unwrap_or(u32::MAX);
     if plan.lower > names::LOWER_SLOTS || mounts > names::MOUNT_SLOTS {
         let reason = format!("{} layers and {mounts} drives are more than it has", plan.lower);
-        return Err(Trouble::new("use the machine's disks", reason));
+        return Err(StepError::new("use the machine's disks", reason));
     }
     Ok(())
 }
@@ -170,10 +180,12 @@ fn keep(stacks: Vec<Stacked>, boot_id: Option<File>) -> Whole {
     for stacked in stacks {
         // The root's is the first.
         base.get_or_insert(stacked.base);
-        parts.push(Part { upper: stacked.upper });
+        parts.push(Part { upper: stacked.upper, lower: stacked.lower });
         disks.extend(stacked.disk);
     }
-    Whole { parts, base, boot_id, disks: Disks::new(disks) }
+    let looks = Looks::default();
+    looks.begin(&parts);
+    Whole { parts, base, boot_id, disks: Disks::new(disks), looks }
 }
 
 /// Mounts a part's devices and stacks them.
@@ -182,8 +194,8 @@ fn stack(
     number: usize,
     stack: &Stack,
     flags: MountFlags,
-    furnish: impl Fn(&Path) -> Result<(), Trouble>,
-) -> Result<Stacked, Trouble> {
+    furnish: impl Fn(&Path) -> Result<(), StepError>,
+) -> Result<Stacked, StepError> {
     let here = Path::new(PARTS).join(number.to_string());
     let step = "stack the layers";
     DirBuilder::new().mode(0o755).create(&here).step(step)?;
@@ -229,25 +241,26 @@ fn stack(
     }
     .mount(&at)?;
     let disk = stack.disk.is_some().then(|| open_directory(&writable)).transpose()?;
-    Ok(Stacked { at, upper, disk, base: open_directory(&base)? })
+    let lower = lower.iter().map(|path| open_directory(path)).collect::<Result<_, _>>()?;
+    Ok(Stacked { at, upper, disk, base: open_directory(&base)?, lower })
 }
 
-fn make(path: &Path) -> Result<(), Trouble> {
+fn make(path: &Path) -> Result<(), StepError> {
     match DirBuilder::new().mode(0o755).create(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-            Err(Trouble::new("stack the layers", error))
+            Err(StepError::new("stack the layers", error))
         }
         _ => Ok(()),
     }
 }
 
 /// Makes the upper directory of a new disk. The root of the stack is what it is, so it is like that of the topmost layer.
-fn make_upper(upper: &Path, top: &Path) -> Result<(), Trouble> {
+fn make_upper(upper: &Path, top: &Path) -> Result<(), StepError> {
     let step = "make the upper directory";
     match DirBuilder::new().mode(0o755).create(upper) {
         Ok(()) => {}
         Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
-        Err(error) => return Err(Trouble::new(step, error)),
+        Err(error) => return Err(StepError::new(step, error)),
     }
     let like = fs::symlink_metadata(top).step(step)?;
     std::os::unix::fs::chown(upper, Some(like.uid()), Some(like.gid())).step(step)?;
@@ -262,13 +275,17 @@ fn make_upper(upper: &Path, top: &Path) -> Result<(), Trouble> {
     Ok(())
 }
 
-fn open_directory(path: &Path) -> Result<OwnedFd, Trouble> {
+fn open_directory(path: &Path) -> Result<OwnedFd, StepError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     rustix::fs::open(path, flags, Mode::empty()).step("hold a disk's directory")
 }
 
 /// Mounts a drive below the current directory, which is the root to be.
-fn mount_drive(devices: &Devices, number: u32, mount: &AssembleMount) -> Result<Stacked, Trouble> {
+fn mount_drive(
+    devices: &Devices,
+    number: u32,
+    mount: &AssembleMount,
+) -> Result<Stacked, StepError> {
     let target = Path::new(&mount.target);
     let place = drives::place(target)?;
     let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
@@ -284,7 +301,7 @@ fn mount_drive(devices: &Devices, number: u32, mount: &AssembleMount) -> Result<
 }
 
 /// Mounts what the kernel shows of itself, below the current directory.
-fn mount_kernels_own() -> Result<(), Trouble> {
+fn mount_kernels_own() -> Result<(), StepError> {
     let inert = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     let mount = |kind: &str, at: &str, flags, options: Option<&std::ffi::CStr>| {
         rustix::mount::mount(kind, at, kind, flags, options).step(&format!("mount /{at}"))
@@ -299,7 +316,7 @@ fn mount_kernels_own() -> Result<(), Trouble> {
 }
 
 /// Shows another boot id than the kernel's, which all machines have that were restored from the same memory.
-fn cover_boot_id() -> Result<File, Trouble> {
+fn cover_boot_id() -> Result<File, StepError> {
     let step = "cover the boot id";
     // Beside the cover of `/etc/resolv.conf`.
     let path = "run/sandkeep/boot_id";
@@ -311,7 +328,7 @@ fn cover_boot_id() -> Result<File, Trouble> {
 }
 
 /// What is left to do in the root.
-fn settle(plan: &Assemble) -> Result<(), Trouble> {
+fn settle(plan: &Assemble) -> Result<(), StepError> {
     for mount in plan.mounts.iter().filter(|mount| !mount.read_only) {
         if let Some(owner) = &mount.owner {
             drives::give(Path::new(&mount.target), owner)?;
@@ -324,7 +341,7 @@ fn settle(plan: &Assemble) -> Result<(), Trouble> {
     inside::let_go_of_stdio()
 }
 
-fn limit(plan: &Assemble) -> Result<(), Trouble> {
+fn limit(plan: &Assemble) -> Result<(), StepError> {
     let size = Some(plan.file_size);
     let step = "set the resource limits";
     let limit = Rlimit { current: size, maximum: size };
@@ -345,7 +362,7 @@ fn threads(loadavg: &str) -> Option<u64> {
 }
 
 /// Writes what the machine calls itself to the files of its lowest layer.
-pub(super) fn name_in(base: BorrowedFd<'_>, hostname: &str) -> Result<(), Trouble> {
+pub(super) fn name_in(base: BorrowedFd<'_>, hostname: &str) -> Result<(), StepError> {
     let step = "name the machine in its files";
     for (path, text) in root::named_files(hostname) {
         let flags = OFlags::WRONLY | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -14,7 +14,7 @@ use sandkeep_proto::machine::PORT;
 
 use super::{Machine, State, sys};
 use crate::cage::inside::CORE_SIZE;
-use crate::cage::{Step, Trouble, set_oom_score};
+use crate::cage::{Step, StepError, set_oom_score};
 
 /// Where everything is until the machine is somebody's: in memory, and gone when the root is there.
 const STAGE: &str = "/stage";
@@ -23,7 +23,7 @@ const MODULES: &str = "/modules";
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Makes the machine ready for its link.
-pub(super) fn prepare() -> Result<Machine, Trouble> {
+pub(super) fn prepare() -> Result<Machine, StepError> {
     let inert = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("devtmpfs", "/dev", MountFlags::NOSUID)?;
     open_stdio()?;
@@ -55,23 +55,23 @@ pub(super) fn prepare() -> Result<Machine, Trouble> {
     Ok(Machine { port, proc, random, state: Mutex::new(State::Waiting), jobs: OnceLock::new() })
 }
 
-fn mount(kind: &str, at: &str, flags: MountFlags) -> Result<(), Trouble> {
+fn mount(kind: &str, at: &str, flags: MountFlags) -> Result<(), StepError> {
     let step = format!("mount {at}");
     match fs::create_dir(at) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-            return Err(Trouble::new(step, error));
+            return Err(StepError::new(step, error));
         }
         _ => {}
     }
     match rustix::mount::mount(kind, at, kind, flags, None) {
         // The kernel may have done it.
         Ok(()) | Err(rustix::io::Errno::BUSY) => Ok(()),
-        Err(error) => Err(Trouble::new(step, error)),
+        Err(error) => Err(StepError::new(step, error)),
     }
 }
 
 /// Sees to it that 0, 1 and 2 are open: the console where there is one.
-fn open_stdio() -> Result<(), Trouble> {
+fn open_stdio() -> Result<(), StepError> {
     loop {
         let open = |path| rustix::fs::open(path, OFlags::RDWR | OFlags::NOCTTY, Mode::empty());
         let file = open("/dev/console").or_else(|_| open("/dev/null")).step("open the console")?;
@@ -84,7 +84,7 @@ fn open_stdio() -> Result<(), Trouble> {
 }
 
 /// Loads what the initramfs brings, in its order.
-fn load_modules() -> Result<(), Trouble> {
+fn load_modules() -> Result<(), StepError> {
     let step = "read which modules are needed";
     let order = fs::read_to_string(Path::new(MODULES).join("order")).step(step)?;
     for name in order.lines() {
@@ -94,14 +94,14 @@ fn load_modules() -> Result<(), Trouble> {
         match rustix::system::finit_module(file.step(&step)?, c"", 0) {
             // Built in.
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(error) => return Err(Trouble::new(step, error)),
+            Err(error) => return Err(StepError::new(step, error)),
         }
     }
     Ok(())
 }
 
 /// Opens the port of the link, as soon as it is there.
-fn open_port() -> Result<OwnedFd, Trouble> {
+fn open_port() -> Result<OwnedFd, StepError> {
     let start = Instant::now();
     loop {
         if let Some(name) = find_port() {
@@ -112,7 +112,7 @@ fn open_port() -> Result<OwnedFd, Trouble> {
             }
         }
         if start.elapsed() > PATIENCE {
-            return Err(Trouble::new("find the port of the link", "it did not appear"));
+            return Err(StepError::new("find the port of the link", "it did not appear"));
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -128,7 +128,7 @@ fn find_port() -> Option<std::ffi::OsString> {
 
 /// Goes to a root in memory with nothing in it, and gives the initramfs's memory back. The kernel's very first root cannot be left
 /// by `pivot_root`, which is how the sandbox's own is entered later.
-fn leave_initramfs() -> Result<(), Trouble> {
+fn leave_initramfs() -> Result<(), StepError> {
     mount("tmpfs", STAGE, MountFlags::NOSUID | MountFlags::NODEV)?;
     for name in ["dev", "proc", "sys"] {
         let to = Path::new(STAGE).join(name);

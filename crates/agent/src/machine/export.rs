@@ -22,7 +22,7 @@ use sandkeep_proto::link::{Done, Failure, Reply};
 use tar::{Builder, EntryType, GnuExtSparseHeader, GnuSparseHeader, Header};
 
 use super::sys;
-use crate::serve::{Desk, Problem};
+use crate::serve::{FileTask, RequestError};
 
 /// What attributes are carried under.
 const XATTR: &str = "SCHILY.xattr.";
@@ -32,27 +32,27 @@ const NAME: usize = 100;
 const OF_THIS_STACK: [&str; 2] = ["user.overlay.origin", "user.overlay.impure"];
 
 /// Packs a directory. To be called on a thread of its own, whose current directory is changed.
-pub(super) fn pack(upper: BorrowedFd<'_>, desk: &mut Desk) -> Result<Done, Problem> {
+pub(super) fn pack(upper: BorrowedFd<'_>, task: &mut FileTask) -> Result<Done, RequestError> {
     let problem = |error: io::Error| {
-        Problem::new(Failure::Fault, format!("could not pack what was written: {error}"))
+        RequestError::new(Failure::Fault, format!("could not pack what was written: {error}"))
     };
     sys::own_directory().map_err(problem)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let top = rustix::fs::openat(upper, ".", flags, Mode::empty());
     let top = top.map_err(|error| problem(error.into()))?;
     rustix::process::fchdir(&top).map_err(|error| problem(error.into()))?;
-    desk.reply(Reply::Ok)?;
-    let builder = Builder::new(BufWriter::with_capacity(CHUNK, &mut *desk));
+    task.reply(Reply::Ok)?;
+    let builder = Builder::new(BufWriter::with_capacity(CHUNK, &mut *task));
     let mut packing = Packing { builder, links: HashMap::new(), files: 0 };
     packing.all(top).map_err(problem)?;
     let Packing { builder, files, .. } = packing;
     let buffer = builder.into_inner().map_err(problem)?;
-    let desk = buffer.into_inner().map_err(|error| problem(error.into_error()))?;
-    Ok(Done::Moved { bytes: desk.sent(), files })
+    let task = buffer.into_inner().map_err(|error| problem(error.into_error()))?;
+    Ok(Done::Moved { bytes: task.sent(), files })
 }
 
 struct Packing<'a> {
-    builder: Builder<BufWriter<&'a mut Desk>>,
+    builder: Builder<BufWriter<&'a mut FileTask>>,
     /// Under which name a file with several names was packed first.
     links: HashMap<u64, PathBuf>,
     files: u64,

@@ -9,12 +9,12 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use sandkeep_proto::link::{Identity, Moment};
 
 use super::{Whole, assemble, sys};
-use crate::cage::{Step as _, Trouble};
+use crate::cage::{Step as _, StepError};
 
 /// The machine's network device.
 pub(super) const DEVICE: &CStr = c"eth0";
 
-pub(super) fn take_in(moment: &Moment, random: &OwnedFd) -> Result<(), Trouble> {
+pub(super) fn take_in(moment: &Moment, random: &OwnedFd) -> Result<(), StepError> {
     sys::set_clock(moment.unix_ns).step("set the clock")?;
     // As text it holds as much as the 64 bytes it stands for.
     let entropy = moment.entropy.reveal().as_bytes();
@@ -22,14 +22,14 @@ pub(super) fn take_in(moment: &Moment, random: &OwnedFd) -> Result<(), Trouble> 
 }
 
 /// Tells the kernel who it is.
-pub(super) fn take_on(identity: &Identity) -> Result<(), Trouble> {
+pub(super) fn take_on(identity: &Identity) -> Result<(), StepError> {
     rustix::system::sethostname(identity.hostname.as_bytes()).step("set the host name")?;
     sys::set_address(DEVICE, identity.mac).step("set the network device's address")
 }
 
 impl Whole {
     /// What the kernel does not know: other ids than the machine had whose memory this was.
-    pub(super) fn renew(&self, hostname: &str, machine_id: bool) -> Result<(), Trouble> {
+    pub(super) fn renew(&self, hostname: &str, machine_id: bool) -> Result<(), StepError> {
         if let Some(base) = &self.base {
             assemble::name_in(base.as_fd(), hostname)?;
         }
@@ -41,7 +41,7 @@ impl Whole {
 }
 
 /// A boot id, as the kernel writes it.
-pub(super) fn uuid() -> Result<String, Trouble> {
+pub(super) fn uuid() -> Result<String, StepError> {
     let mut bytes = [0_u8; 16];
     random(&mut bytes)?;
     bytes[6] = bytes[6] & 0x0f | 0x40;
@@ -53,7 +53,7 @@ pub(super) fn uuid() -> Result<String, Trouble> {
 }
 
 /// Changes `/etc/machine-id`, where there is one: an image without has none in any of its machines.
-fn change_machine_id() -> Result<(), Trouble> {
+fn change_machine_id() -> Result<(), StepError> {
     let path = "/etc/machine-id";
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_file() && found.len() > 0 => {}
@@ -68,7 +68,7 @@ fn change_machine_id() -> Result<(), Trouble> {
     writeln!(file, "{}", hex(&bytes)).step(step)
 }
 
-fn random(bytes: &mut [u8]) -> Result<(), Trouble> {
+fn random(bytes: &mut [u8]) -> Result<(), StepError> {
     crate::serve::random(bytes).step("draw random bytes")
 }
 

@@ -19,6 +19,7 @@ mod disks;
 mod early;
 mod export;
 mod identity;
+mod look;
 mod sys;
 
 use std::fs::File;
@@ -32,8 +33,8 @@ use std::time::Duration;
 use rustix::fs::{Dir, Mode, OFlags};
 use sandkeep_proto::link::{Assemble, Failure, Identity, Moment, Request};
 
-use crate::cage::{Step as _, Trouble};
-use crate::serve::{self, Desk, Problem};
+use crate::cage::{Step as _, StepError};
+use crate::serve::{self, FileTask, RequestError};
 
 /// What the kernel calls processes of its own.
 const KERNEL_THREAD: u64 = 0x0020_0000;
@@ -51,7 +52,7 @@ pub(crate) fn init() -> ExitCode {
     }
 }
 
-fn start() -> Result<Arc<Machine>, Trouble> {
+fn start() -> Result<Arc<Machine>, StepError> {
     let machine = Arc::new(early::prepare()?);
     let jobs = attendant::start(&machine).step("start a thread")?;
     // Nobody else sets it.
@@ -92,6 +93,7 @@ struct Whole {
     /// What is seen as the kernel's `boot_id`; absent in a rescue.
     boot_id: Option<File>,
     disks: disks::Disks,
+    looks: look::Looks,
 }
 
 /// What was written to one disk.
@@ -99,6 +101,8 @@ struct Whole {
 struct Part {
     /// Absent where nothing can be written.
     upper: Option<OwnedFd>,
+    /// What lies below, topmost first; not known in a rescue.
+    lower: Vec<OwnedFd>,
 }
 
 impl Machine {
@@ -119,7 +123,7 @@ impl Machine {
     }
 
     /// Whether a request can be carried out as the machine is.
-    pub(crate) fn allows(&self, request: &Request) -> Result<(), Problem> {
+    pub(crate) fn allows(&self, request: &Request) -> Result<(), RequestError> {
         let always = matches!(
             request,
             Request::Hello { .. }
@@ -130,11 +134,11 @@ impl Machine {
         );
         match self.whole() {
             _ if always => Ok(()),
-            None => Err(Problem::new(Failure::Invalid, "the machine is nobody's yet")),
+            None => Err(RequestError::new(Failure::Invalid, "the machine is nobody's yet")),
             Some(whole) if whole.base.is_some() => Ok(()),
             Some(_) => match request {
                 Request::Export { .. } | Request::Quiesce { .. } | Request::Commands => Ok(()),
-                _ => Err(Problem::new(
+                _ => Err(RequestError::new(
                     Failure::Invalid,
                     "the machine was only started for what is on its disks",
                 )),
@@ -143,11 +147,14 @@ impl Machine {
     }
 
     /// Makes it the sandbox's.
-    pub(crate) fn assemble(&self, plan: &Assemble) -> Result<(), Problem> {
+    pub(crate) fn assemble(&self, plan: &Assemble) -> Result<(), RequestError> {
         {
             let mut state = self.state();
             if !matches!(*state, State::Waiting) {
-                return Err(Problem::new(Failure::Exists, "the machine is a sandbox's already"));
+                return Err(RequestError::new(
+                    Failure::Exists,
+                    "the machine is a sandbox's already",
+                ));
             }
             *state = State::Assembling;
         }
@@ -164,7 +171,7 @@ impl Machine {
     }
 
     /// Takes in what time it is, and randomness: a machine that was restored has what many others have.
-    pub(crate) fn take_in(&self, moment: &Moment) -> Result<(), Problem> {
+    pub(crate) fn take_in(&self, moment: &Moment) -> Result<(), RequestError> {
         identity::take_in(moment, &self.random).map_err(problem)
     }
 
@@ -173,7 +180,7 @@ impl Machine {
         &self,
         identity: &Identity,
         machine_id: bool,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), RequestError> {
         // What follows is written to disks that were frozen for the capture.
         self.thaw()?;
         identity::take_on(identity).map_err(problem)?;
@@ -184,13 +191,17 @@ impl Machine {
     }
 
     /// Has something done after what was asked before, without holding anybody up.
-    pub(crate) fn in_turn(&self, job: impl FnOnce(&Self) + Send + 'static) -> Result<(), Problem> {
+    pub(crate) fn in_turn(
+        &self,
+        job: impl FnOnce(&Self) + Send + 'static,
+    ) -> Result<(), RequestError> {
         let told = self.jobs.get().is_some_and(|jobs| jobs.send(Box::new(job)).is_ok());
-        told.then_some(()).ok_or_else(|| Problem::new(Failure::Fault, "nobody is there to do it"))
+        told.then_some(())
+            .ok_or_else(|| RequestError::new(Failure::Fault, "nobody is there to do it"))
     }
 
     /// Writes everything to the disks and lets nothing more be written, for ten seconds.
-    pub(crate) fn freeze(&self) -> Result<(), Problem> {
+    pub(crate) fn freeze(&self) -> Result<(), RequestError> {
         match self.whole() {
             Some(whole) => whole.disks.freeze().step("freeze the disks").map_err(problem),
             None => {
@@ -201,7 +212,7 @@ impl Machine {
     }
 
     /// Lets disks be written again.
-    pub(crate) fn thaw(&self) -> Result<(), Problem> {
+    pub(crate) fn thaw(&self) -> Result<(), RequestError> {
         match self.whole() {
             Some(whole) => whole.disks.thaw().step("thaw the disks").map_err(problem),
             None => Ok(()),
@@ -217,16 +228,25 @@ impl Machine {
     pub(crate) fn export(
         &self,
         part: u32,
-        desk: &mut Desk,
-    ) -> Result<sandkeep_proto::link::Done, Problem> {
+        task: &mut FileTask,
+    ) -> Result<sandkeep_proto::link::Done, RequestError> {
         let whole = self.whole();
         let parts = whole.as_ref().map(|whole| whole.parts.as_slice()).unwrap_or_default();
         let found = parts.get(part as usize).and_then(|part| part.upper.as_ref());
         let Some(upper) = found else {
             let message = format!("the machine has no part {part} that can be written");
-            return Err(Problem::new(Failure::NotFound, message));
+            return Err(RequestError::new(Failure::NotFound, message));
         };
-        export::pack(upper.as_fd(), desk)
+        export::pack(upper.as_fd(), task)
+    }
+
+    /// Looks at what changed in the root.
+    pub(crate) fn look(&self, saved: bool) -> Result<sandkeep_proto::link::Looked, RequestError> {
+        let none = || RequestError::new(Failure::NotFound, "the machine has no root yet");
+        let whole = self.whole().ok_or_else(none)?;
+        let mut found = look::look(&whole, saved)?;
+        found.alone = self.is_alone();
+        Ok(found)
     }
 
     /// Whether no process but this one is alive. The kernel's own do not count, which a signal to everybody also reaches.
@@ -267,13 +287,13 @@ fn is_kernel_thread(stat: &str) -> bool {
         .is_some_and(|flags| flags & KERNEL_THREAD != 0)
 }
 
-fn problem(trouble: Trouble) -> Problem {
+fn problem(trouble: StepError) -> RequestError {
     let kind = if trouble.step == sandkeep_proto::cage::MOUNT_POINT {
         Failure::Invalid
     } else {
         Failure::Fault
     };
-    Problem::new(kind, format!("could not {}: {}", trouble.step, trouble.reason))
+    RequestError::new(kind, format!("could not {}: {}", trouble.step, trouble.reason))
 }
 
 #[cfg(test)]

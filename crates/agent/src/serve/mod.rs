@@ -1,31 +1,24 @@
-//! What the agent does once its cage stands: it answers on the link, as PID 1.
+//! What the agent does once the sandbox is built: it answers requests on the link, as PID 1.
 //!
-//! Everything but file work happens on one thread, in one runtime: connections ([`connection`]),
-//! commands ([`command`]), reaping ([`reap`]). File work blocks, and is done as the user it is for,
-//! so each piece gets a thread of its own that ends with it ([`work`]).
+//! | folder | decides |
+//! |---|---|
+//! | [`link`] | which request a frame belongs to |
+//! | [`command`] | how a process is started, when its output is sent, when it is over |
+//! | [`files`] | what file operations do, as which user |
 //!
-//! *Nothing that arrives ends the agent.* It is the sandbox's first process: if it ends, everything
-//! does. Bytes that are no frames close the connection they came on. What the host may make the
-//! agent hold is counted: streams, commands, and a window of bytes for each.
+//! Everything but file operations runs on one thread, in one runtime. File operations block and run as the user they are for, so
+//! each gets a thread that ends with it ([`files::worker`]).
+//!
+//! *No input ends the agent.* It is the first process of the sandbox: if it ends, the sandbox does. Bytes that are not frames close
+//! the connection they came on. What the host can make the agent hold is bounded: streams, commands, and a window of bytes for each.
 
-mod backlog;
 mod command;
-mod connection;
+mod error;
 mod files;
-mod launch;
-mod outbound;
-mod own;
+mod link;
+mod machine_requests;
 mod port;
-mod problem;
-mod reap;
-mod secrets;
-mod start;
-mod tar_in;
-mod tar_out;
-mod transport;
-mod user;
-mod view;
-mod work;
+mod view_refresh;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -40,13 +33,14 @@ use sandkeep_proto::frame::CHUNK;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::LocalSet;
 
-use crate::cage::{Doors, View, hand_over};
+use crate::cage::{Endpoints, View, hand_over};
 use crate::machine::Machine;
-use command::Command;
-use outbound::Outbound;
-pub(crate) use problem::Problem;
-use transport::{Port, Transport};
-pub(crate) use work::Desk;
+use command::{Command, launch, reap, user};
+pub(crate) use error::RequestError;
+pub(crate) use files::worker::FileTask;
+use link::connection;
+use link::outbound::Outbound;
+use link::transport::{Port, Transport};
 
 /// The numbers of a user and its group, if the sandbox knows who that is.
 pub(crate) fn ids_of(user: &str) -> Option<(u32, u32)> {
@@ -100,8 +94,8 @@ impl Agent {
 }
 
 /// Serves until the machine ends.
-pub(crate) fn run(doors: Doors) -> ! {
-    again(|| serve(&doors))
+pub(crate) fn run(endpoints: Endpoints) -> ! {
+    again(|| serve(&endpoints))
 }
 
 /// Serves on the port of a machine of its own, until it ends.
@@ -140,11 +134,11 @@ fn agent(
     }))
 }
 
-fn serve(doors: &Doors) -> std::io::Result<Infallible> {
-    let agent = agent(None, doors.view.clone())?;
+fn serve(endpoints: &Endpoints) -> std::io::Result<Infallible> {
+    let agent = agent(None, endpoints.view.clone())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let listener = copy(&doors.link)?;
-    let network = match &doors.network {
+    let listener = copy(&endpoints.link)?;
+    let network = match &endpoints.network {
         Some((listener, device)) => Some((copy(listener)?, device.try_clone()?)),
         None => None,
     };
@@ -152,7 +146,7 @@ fn serve(doors: &Doors) -> std::io::Result<Infallible> {
         let listener = tokio::net::UnixListener::from_std(listener)?;
         let children = reap::Children::watch()?;
         tokio::task::spawn_local(children.reap(Rc::clone(&agent)));
-        tokio::task::spawn_local(view::keep_current(Rc::clone(&agent)));
+        tokio::task::spawn_local(view_refresh::keep_current(Rc::clone(&agent)));
         if let Some((listener, device)) = network {
             let listener = tokio::net::UnixListener::from_std(listener)?;
             tokio::task::spawn_local(hand_over_network(listener, device));

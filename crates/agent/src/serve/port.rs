@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use sandkeep_proto::frame::{CHUNK, Kind};
+use sandkeep_proto::frame::{CHUNK, FrameKind};
 use sandkeep_proto::link::{Done, Failure, Reply};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -13,10 +13,10 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::timeout;
 
-use super::connection::Stream;
-use super::outbound::Outbound;
-use super::problem::{Problem, kind_of, say};
-use super::work::{Input, Transfer};
+use crate::serve::error::{RequestError, kind_of, say};
+use crate::serve::files::worker::{Input, Transfer};
+use crate::serve::link::connection::Stream;
+use crate::serve::link::outbound::Outbound;
 
 /// How long a listener on loopback may take to accept; only one with a full queue takes any time.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -43,7 +43,7 @@ pub(super) fn connect(out: &Rc<Outbound>, stream: u32, port: u16) {
             Ok((from, to)) => Done::Moved { bytes: from + to, files: 0 },
             Err(error) => {
                 let message = format!("the connection to port {port} broke: {}", say(&error));
-                Problem::new(kind_of(&error), message).done()
+                RequestError::new(kind_of(&error), message).done()
             }
         };
         mine.done(stream, &done);
@@ -51,7 +51,7 @@ pub(super) fn connect(out: &Rc<Outbound>, stream: u32, port: u16) {
     out.streams.borrow_mut().insert(stream, Stream::task(task.abort_handle(), Some(transfer)));
 }
 
-async fn dial(port: u16) -> Result<TcpStream, Problem> {
+async fn dial(port: u16) -> Result<TcpStream, RequestError> {
     let attempt = async {
         match TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await {
             Ok(socket) => Ok(socket),
@@ -62,15 +62,15 @@ async fn dial(port: u16) -> Result<TcpStream, Problem> {
     match timeout(PATIENCE, attempt).await {
         Ok(Ok(socket)) => Ok(socket),
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            Err(Problem::new(Failure::Refused, format!("nothing listens on port {port}")))
+            Err(RequestError::new(Failure::Refused, format!("nothing listens on port {port}")))
         }
-        Ok(Err(error)) => Err(Problem::new(
+        Ok(Err(error)) => Err(RequestError::new(
             kind_of(&error),
             format!("could not connect to port {port}: {}", say(&error)),
         )),
         Err(_) => {
             let message = format!("port {port} does not accept connections");
-            Err(Problem::new(Failure::Refused, message))
+            Err(RequestError::new(Failure::Refused, message))
         }
     }
 }
@@ -86,7 +86,7 @@ async fn from_port(
     loop {
         let count = read.read(&mut buffer).await?;
         if count == 0 {
-            out.push(stream, Kind::End, &[]);
+            out.push(stream, FrameKind::End, &[]);
             return Ok(moved);
         }
         transfer.send(out, stream, buffer.get(..count).unwrap_or_default()).await;

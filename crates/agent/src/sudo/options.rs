@@ -51,7 +51,7 @@ pub(super) enum How {
 
 /// The options that are no command's part.
 #[derive(Default)]
-struct Seen {
+struct SeenOptions {
     run: Run,
     instead: Option<Ask>,
     forget: bool,
@@ -64,7 +64,7 @@ struct Seen {
 /// Returns what is wrong with them.
 pub(super) fn parse(args: impl Iterator<Item = OsString>) -> Result<Ask, String> {
     let mut args = args.peekable();
-    let mut seen = Seen::default();
+    let mut seen = SeenOptions::default();
     while let Some(arg) = args.next_if(|arg| arg.as_bytes().starts_with(b"-") && arg.len() > 1) {
         if arg == "--" {
             break;
@@ -95,7 +95,7 @@ fn assignment(arg: &OsStr) -> Option<(OsString, OsString)> {
     Some((OsString::from_vec(name.to_vec()), value))
 }
 
-impl Seen {
+impl SeenOptions {
     fn short(
         &mut self,
         letters: &[u8],

@@ -39,7 +39,7 @@ use sandkeep_proto::machine::{NET_DIR, VERSION, Vmm, VmmFile, VmmSocket};
 
 use crate::cage::inside::CORE_SIZE;
 use crate::cage::{
-    self, Groups, OPEN_THE_GATE, Side, Step, Trouble, abandon, answer, lock, read_plan, record,
+    self, Groups, OPEN_THE_GATE, Side, Step, StepError, abandon, answer, lock, read_plan, record,
     save, wait_for, wrong_version,
 };
 
@@ -65,12 +65,12 @@ pub(crate) fn launch() -> ExitCode {
     answer(&outcome)
 }
 
-fn raise(vmm: &Vmm) -> Result<Record, Trouble> {
+fn raise(vmm: &Vmm) -> Result<Record, StepError> {
     // Held until the launcher exits, so that a daemon started meanwhile waits for the outcome before it judges the
     // directory. It is closed on exec.
     let lock = lock(&vmm.run_dir)?;
     if vmm.run_dir.join(RECORD).exists() {
-        return Err(Trouble::new("claim the runtime directory", "a machine was started in it"));
+        return Err(StepError::new("claim the runtime directory", "a machine was started in it"));
     }
     make_net(vmm)?;
     let given = open_all(vmm)?;
@@ -89,7 +89,7 @@ fn raise(vmm: &Vmm) -> Result<Record, Trouble> {
                 Ok(()) => become_it(&command, given, teller),
                 Err(trouble) => (File::from(teller), trouble),
             };
-            let (mut teller, Trouble { step, reason }) = trouble;
+            let (mut teller, StepError { step, reason }) = trouble;
             let _ = write!(teller, "{step}\n{reason}");
             cage::leave(1)
         }
@@ -98,7 +98,9 @@ fn raise(vmm: &Vmm) -> Result<Record, Trouble> {
             let outcome = match (admit(vmm, child, gate_key), hear(news)) {
                 (Ok(record), Ok(())) => Ok(record),
                 (Ok(_), Err(trouble)) => Err(trouble),
-                (Err(Trouble { step, .. }), Err(trouble)) if step == OPEN_THE_GATE => Err(trouble),
+                (Err(StepError { step, .. }), Err(trouble)) if step == OPEN_THE_GATE => {
+                    Err(trouble)
+                }
                 (Err(trouble), _) => Err(trouble),
             };
             if outcome.is_err() {
@@ -111,7 +113,7 @@ fn raise(vmm: &Vmm) -> Result<Record, Trouble> {
 
 /// Makes the one directory in which the hypervisor may make something: the socket of its network card. The driver takes
 /// it back before the machine runs.
-fn make_net(vmm: &Vmm) -> Result<(), Trouble> {
+fn make_net(vmm: &Vmm) -> Result<(), StepError> {
     let path = vmm.run_dir.join(NET_DIR);
     fs::DirBuilder::new().mode(0o700).create(&path).step("make the sockets' directory")?;
     std::os::unix::fs::chown(&path, Some(vmm.uid), Some(vmm.gid))
@@ -119,7 +121,7 @@ fn make_net(vmm: &Vmm) -> Result<(), Trouble> {
 }
 
 /// Everything the hypervisor is given, and at which number.
-fn open_all(vmm: &Vmm) -> Result<Vec<(RawFd, OwnedFd)>, Trouble> {
+fn open_all(vmm: &Vmm) -> Result<Vec<(RawFd, OwnedFd)>, StepError> {
     let number = |fd: u32| RawFd::try_from(fd).step("number the descriptors");
     let mut given = Vec::with_capacity(vmm.files.len() + vmm.sockets.len());
     for VmmFile { fd, path, write } in &vmm.files {
@@ -177,7 +179,7 @@ fn in_its_directory<T>(
 }
 
 /// Puts the child on record, then lets it go on.
-fn admit(vmm: &Vmm, child: u32, gate: OwnedFd) -> Result<Record, Trouble> {
+fn admit(vmm: &Vmm, child: u32, gate: OwnedFd) -> Result<Record, StepError> {
     let proc = Path::new("/proc").join(child.to_string());
     let mut record = record(&proc, child, &vmm.hostname)?;
     if vmm.group.is_some() {
@@ -190,20 +192,20 @@ fn admit(vmm: &Vmm, child: u32, gate: OwnedFd) -> Result<Record, Trouble> {
 }
 
 /// Waits until the child has become the hypervisor, or says what went wrong.
-fn hear(news: OwnedFd) -> Result<(), Trouble> {
+fn hear(news: OwnedFd) -> Result<(), StepError> {
     let mut said = String::new();
     File::from(news).read_to_string(&mut said).step("hear from the hypervisor")?;
     match said.strip_prefix(READY).unwrap_or(&said).split_once('\n') {
-        Some((step, reason)) => Err(Trouble::new(step, reason)),
+        Some((step, reason)) => Err(StepError::new(step, reason)),
         None if said == READY => Ok(()),
-        None => Err(Trouble::new("confine the hypervisor", "its process died")),
+        None => Err(StepError::new("confine the hypervisor", "its process died")),
     }
 }
 
 /// Said right before the program is run; what is said after that is why it could not be.
 const READY: &str = "ready\n";
 
-fn confine(vmm: &Vmm, gate: OwnedFd, groups: Groups) -> Result<(), Trouble> {
+fn confine(vmm: &Vmm, gate: OwnedFd, groups: Groups) -> Result<(), StepError> {
     // A session of its own: no terminal of the host's, no signal meant for the daemon's group.
     rustix::process::setsid().step("start a session")?;
     groups.join()?;
@@ -224,7 +226,7 @@ fn become_it(
     command: &sys::Command,
     given: Vec<(RawFd, OwnedFd)>,
     teller: OwnedFd,
-) -> (File, Trouble) {
+) -> (File, StepError) {
     let mut teller = File::from(teller);
     let above = given.iter().map(|(at, _)| at + 1).max().unwrap_or(0).max(3);
     let placed = sys::out_of_the_way(teller.as_fd(), above).and_then(|moved| {
@@ -233,18 +235,18 @@ fn become_it(
         sys::place(null.into(), given, above)
     });
     if let Err(error) = placed {
-        return (teller, Trouble::new("number the descriptors", error));
+        return (teller, StepError::new("number the descriptors", error));
     }
     if let Err(error) = teller.write_all(READY.as_bytes()) {
-        return (teller, Trouble::new("tell the launcher", error));
+        return (teller, StepError::new("tell the launcher", error));
     }
     let error = command.exec();
-    (teller, Trouble::new("run the hypervisor", error))
+    (teller, StepError::new("run the hypervisor", error))
 }
 
 /// Bounds what is not bounded by control groups. Its guest decides how much it writes, and a fault in its disks' format must not
 /// make a file that fills the host.
-fn limit(vmm: &Vmm) -> Result<(), Trouble> {
+fn limit(vmm: &Vmm) -> Result<(), StepError> {
     // Who gets there is told by the write that fails, and not ended by a signal.
     sys::ignore_too_large_files().step("set the resource limits")?;
     let limits =
@@ -258,21 +260,21 @@ fn limit(vmm: &Vmm) -> Result<(), Trouble> {
 }
 
 /// Drops every capability from the bounding set and from what could be inherited. Those in force go with the user.
-fn drop_capabilities() -> Result<(), Trouble> {
+fn drop_capabilities() -> Result<(), StepError> {
     for number in 0..64 {
         let capability = CapabilitySet::from_bits_retain(1 << number);
         match rustix::thread::remove_capability_from_bounding_set(capability) {
             Ok(()) => {}
             // The first number this kernel has no capability for.
             Err(Errno::INVAL) => break,
-            Err(error) => return Err(Trouble::new("drop capabilities", error)),
+            Err(error) => return Err(StepError::new("drop capabilities", error)),
         }
     }
     rustix::thread::clear_ambient_capability_set().step("drop capabilities")
 }
 
 /// Takes on the machine's own user.
-fn become_user(vmm: &Vmm) -> Result<(), Trouble> {
+fn become_user(vmm: &Vmm) -> Result<(), StepError> {
     let (uid, gid) = (Uid::from_raw(vmm.uid), Gid::from_raw(vmm.gid));
     rustix::thread::set_thread_groups(&[]).step("leave the host's groups")?;
     rustix::thread::set_thread_res_gid(gid, gid, gid).step("become the machine's group")?;

@@ -10,7 +10,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use sandkeep_proto::machine::{NET_DIR, RAM_FILE, RAM_SO, Vmm, VmmShown};
 
 use super::sys;
-use crate::cage::{Step, Trouble};
+use crate::cage::{Step, StepError};
 
 /// Where it is built: a directory every host has, and which is not needed any more.
 pub(crate) const STAGE: &str = "/proc";
@@ -25,7 +25,7 @@ pub(crate) const INERT: MountFlags =
     MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
 /// Builds it and makes it this process's root. There is no way back.
-pub(super) fn enter(vmm: &Vmm) -> Result<(), Trouble> {
+pub(super) fn enter(vmm: &Vmm) -> Result<(), StepError> {
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     rustix::mount::mount_change("/", private).step("keep mounts to itself")?;
     // All that is ever written here is directories: the memory's file is never more than a name.
@@ -67,7 +67,7 @@ pub(crate) fn show_system() -> io::Result<()> {
 }
 
 /// Nodes of its own: who may open the host's is the host's affair.
-fn make_dev(vmm: &Vmm) -> Result<(), Trouble> {
+fn make_dev(vmm: &Vmm) -> Result<(), StepError> {
     let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
     fs::create_dir("dev").step("mount /dev")?;
     rustix::mount::mount("machine", "dev", "tmpfs", flags, c"mode=755,size=64k,nr_inodes=32")
@@ -116,7 +116,7 @@ fn inside(path: &Path) -> &Path {
 }
 
 /// Makes the current directory the root. There is no way back.
-pub(crate) fn pivot() -> Result<(), Trouble> {
+pub(crate) fn pivot() -> Result<(), StepError> {
     // Old and new root in one place: the old one ends up on top of the new, where `.` still is it.
     rustix::process::pivot_root(".", ".").step("change the root")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH).step("let go of the old root")?;

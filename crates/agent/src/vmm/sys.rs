@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::cage::{Step, Trouble};
+use crate::cage::{Step, StepError};
 
 /// A program to become, in the form the kernel takes it.
 pub(crate) struct Command {
@@ -22,7 +22,7 @@ impl Command {
         program: &Path,
         argv: &[String],
         env: &BTreeMap<String, String>,
-    ) -> Result<Self, Trouble> {
+    ) -> Result<Self, StepError> {
         let text = |text: &[u8]| CString::new(text).step("read the arguments");
         Ok(Self {
             program: text(program.as_os_str().as_bytes())?,

@@ -321,7 +321,8 @@ impl Bench {
 
     /// The same with 30,000 files, 344 MB.
     async fn large(&self, table: &mut Table) -> Outcome<()> {
-        let (mut stops, mut checkpoints, bare) = (Vec::new(), Vec::new(), self.bare_count());
+        let (mut stops, mut idle_stops) = (Vec::new(), Vec::new());
+        let (mut checkpoints, bare) = (Vec::new(), self.bare_count());
         for round in 0..self.rounds.heavy {
             let name = format!("large-{round}");
             self.create(&name).await?;
@@ -332,6 +333,14 @@ impl Bench {
             if round > 0 {
                 self.client.delete(&name, None).await?;
             }
+            self.create("idle").await?;
+            self.fill("idle").await?;
+            // The daemon visits the files of an idle sandbox ahead of its stop.
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            let began = Instant::now();
+            self.client.stop("idle", None).await?;
+            idle_stops.push(began.elapsed());
+            self.client.delete("idle", None).await?;
             self.create("check").await?;
             self.fill("check").await?;
             let began = Instant::now();
@@ -343,6 +352,7 @@ impl Bench {
             }
         }
         self.add(table, "stop, 30,000 new files", &stops, bare);
+        self.add(table, "stop, 30,000 new files, idle for 3 s", &idle_stops, bare);
         self.add(table, "checkpoint, idle, 30,000 new files", &checkpoints, bare);
         let (mut resumes, bare) = (Vec::new(), self.bare_count());
         for _ in 0..self.rounds.slow {

@@ -1,20 +1,20 @@
-//! Arguments of the commands about what runs in sandboxes.
+//! Arguments of the commands that run and inspect commands in sandboxes.
 
 use clap::Args;
-use sandkeep_client::types::Inject;
-use sandkeep_core::model::Span;
+use sandkeep_client::types::{Inject, Span};
 
-use super::sandbox::{Settings, secret_use, variable};
+use super::sandbox::{secret_use, variable};
+use crate::settings::Settings;
 
 /// Arguments of `exec`.
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {
     #[command(flatten)]
     pub(crate) how: ExecOptions,
-    /// Leave it running and print its id
+    /// Run in the background and print the command's id
     #[arg(short = 'd', long, conflicts_with_all = ["interactive", "tty"])]
     pub(crate) detach: bool,
-    /// Fail if the sandbox sleeps, rather than wake it
+    /// Fail if the sandbox is not running, instead of starting it
     #[arg(long)]
     pub(crate) if_running: bool,
     /// The sandbox
@@ -32,13 +32,13 @@ pub(crate) struct ExecArgs {
 /// How a command is run.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ExecOptions {
-    /// Pass standard input on
+    /// Forward standard input
     #[arg(short = 'i', long)]
     pub(crate) interactive: bool,
-    /// Give it a terminal
+    /// Allocate a terminal
     #[arg(short = 't', long)]
     pub(crate) tty: bool,
-    /// A variable for it; NAME alone takes the value from here; may be repeated
+    /// Environment variable; NAME alone copies the local value (repeatable)
     #[arg(short = 'e', long = "env", value_name = "NAME=VALUE", value_parser = variable)]
     pub(crate) env: Vec<(String, String)>,
     /// Working directory
@@ -47,13 +47,13 @@ pub(crate) struct ExecOptions {
     /// User, as USER or USER:GROUP
     #[arg(short = 'u', long, value_name = "USER")]
     pub(crate) user: Option<String>,
-    /// Kill it after this long
+    /// Kill the command after this long, like 30s
     #[arg(long, value_name = "SPAN")]
     pub(crate) timeout: Option<Span>,
-    /// A secret to give it, in the variable ENV; may be repeated
+    /// Pass a secret in the environment variable ENV (repeatable)
     #[arg(long, value_name = "NAME[=ENV]", value_parser = inject)]
     pub(crate) inject: Vec<Inject>,
-    /// A secret to give it, in a file below /run or /dev/shm that is gone when it ends; may be repeated
+    /// Pass a secret in a file below /run or /dev/shm, deleted when the command ends (repeatable)
     #[arg(long, value_name = "NAME=PATH", value_parser = inject_file)]
     pub(crate) inject_file: Vec<Inject>,
 }
@@ -61,19 +61,19 @@ pub(crate) struct ExecOptions {
 /// Arguments of `run`.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Delete the sandbox when the command has ended
+    /// Delete the sandbox when the command ends
     #[arg(long)]
     pub(crate) rm: bool,
-    /// Pass standard input on
+    /// Forward standard input
     #[arg(short = 'i', long)]
     pub(crate) interactive: bool,
-    /// Give it a terminal
+    /// Allocate a terminal
     #[arg(short = 't', long)]
     pub(crate) tty: bool,
-    /// Name of the sandbox; readable words are chosen if absent
+    /// Name of the sandbox; a readable name is generated if absent
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// Image to start from: `host`, or a name from `keep image ls`
+    /// Image to start from: `host`, or a name from `keep image ls` [default: host]
     #[arg(long, value_name = "IMAGE")]
     pub(crate) image: Option<String>,
     #[command(flatten)]
@@ -91,7 +91,7 @@ pub(crate) struct RunArgs {
 /// Arguments of `sh`.
 #[derive(Debug, Args)]
 pub(crate) struct ShellArgs {
-    /// A variable for the shell; may be repeated
+    /// Environment variable of the shell; NAME alone copies the local value (repeatable)
     #[arg(short = 'e', long = "env", value_name = "NAME=VALUE", value_parser = variable)]
     pub(crate) env: Vec<(String, String)>,
     /// Working directory
@@ -109,7 +109,30 @@ pub(crate) struct ShellArgs {
 pub(crate) struct PsArgs {
     /// The sandbox
     pub(crate) name: String,
-    /// At most so many, the newest first
+    /// Maximum number, newest first
+    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 50)]
+    pub(crate) limit: u32,
+}
+
+pub(super) const HISTORY_HELP: &str = "\
+CHANGED counts paths: `+` created, `~` modified, `-` deleted, then the disk space of the created and
+modified files. `*` marks a command that did not run alone: the counts are of all that ran at the same
+time. `?` marks counts that are too low, for example because the server was restarted meanwhile.
+Drives and mounts in memory, such as /tmp in some images, do not count.
+
+Examples:
+  keep history my-app --changed        only commands that changed something
+  keep history my-app --json           counts, and ids for `GET /v1/sandboxes/my-app/commands/ID/changes`";
+
+/// Arguments of `history`.
+#[derive(Debug, Args)]
+pub(crate) struct HistoryArgs {
+    /// The sandbox
+    pub(crate) name: String,
+    /// Only commands that changed something, or of which that is not known
+    #[arg(long)]
+    pub(crate) changed: bool,
+    /// Maximum number, newest first
     #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 50)]
     pub(crate) limit: u32,
 }
@@ -119,9 +142,9 @@ pub(crate) struct PsArgs {
 pub(crate) struct LogsArgs {
     /// The sandbox
     pub(crate) name: String,
-    /// The command; the newest if absent
+    /// Id of the command [default: the newest]
     pub(crate) command: Option<String>,
-    /// Go on until the command ends
+    /// Keep printing until the command ends
     #[arg(short = 'f', long)]
     pub(crate) follow: bool,
 }
@@ -131,9 +154,9 @@ pub(crate) struct LogsArgs {
 pub(crate) struct KillArgs {
     /// The sandbox
     pub(crate) name: String,
-    /// The command
+    /// Id of the command
     pub(crate) command: String,
-    /// Which signal, by name or number
+    /// Signal, by name or number
     #[arg(short = 's', long, default_value = "TERM", value_parser = signal)]
     pub(crate) signal: i32,
 }

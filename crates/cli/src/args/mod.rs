@@ -1,7 +1,8 @@
-//! What can be written on the command line.
+//! The arguments of all commands.
 //!
-//! These types only say what was written; the modules under `command` say what it means. The help
-//! texts are the reference, `docs/CLI.md` is generated from them and held by a test.
+//! These types only parse; the modules under `command` act on them. `docs/CLI.md` is generated from the help
+//! texts here, and a test compares it. [`command`] is what the program parses with: the definitions of
+//! [`Keep`], with commands in groups and defaults shown only where they apply.
 
 mod exec;
 mod network;
@@ -11,17 +12,20 @@ mod server;
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-pub(crate) use exec::{ExecArgs, ExecOptions, KillArgs, LogsArgs, PsArgs, RunArgs, ShellArgs};
+pub(crate) use exec::{
+    ExecArgs, ExecOptions, HistoryArgs, KillArgs, LogsArgs, PsArgs, RunArgs, ShellArgs,
+};
 pub(crate) use network::{ModeArg, NetArgs, NetworkArgs, NetworkSettings};
 pub(crate) use port::{
     AccessArg, ForwardArgs, OpenArgs, PortsArgs, RestartArg, ServiceCommand, SetServiceArgs,
+    published,
 };
 pub(crate) use sandbox::{
-    CheckpointArgs, ClassArg, CopyArgs, Count, CreateArgs, ForkArgs, GuardArg, GuardCommand,
-    IfExistsArg, LargeFilesArg, Limit, ListArgs, NameArgs, OnIdleArg, PauseArgs, PhaseArg,
-    RemoveArgs, RollbackArgs, Settings, StartArgs, StopArgs, UpdateArgs,
+    CheckpointArgs, CopyArgs, CreateArgs, ForkArgs, GuardCommand, IfExistsArg, ListArgs, NameArgs,
+    PauseArgs, PhaseArg, RemoveArgs, RollbackArgs, StartArgs, StopArgs, UpdateArgs, pair,
+    secret_use, variable,
 };
 pub(crate) use server::{
     ClientsArg, CompletionsArgs, DoctorArgs, DriveCommand, EnvArgs, EventsArgs, FsckArgs,
@@ -31,30 +35,30 @@ pub(crate) use server::{
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0    done
-  1    the server refused, or failed at, what was asked
-  2    the command line makes no sense
-  3    no server could be reached
-  4    what was named does not exist
-  5    it is in a state that does not allow this (taken, busy, not running, other generation)
-`exec`, `run` and `sh` exit with the code of the remote command, and with
-  124  the remote command ran into its timeout
+  0    success
+  1    the server rejected the request or failed
+  2    invalid arguments
+  3    cannot reach a server
+  4    not found
+  5    conflict: name taken, busy, not running, or another generation than expected
+`exec`, `run` and `sh` exit with the code of the remote command, or with
+  124  the remote command timed out
   125  keep itself failed
   126  the program cannot be executed
-  127  the program does not exist
-  128+ a signal ended the remote command: 128 and its number
+  127  the program was not found
+  128+ a signal ended the remote command: 128 plus its number
 
 Environment:
   SANDKEEP_URL      address of the server: http://host:port or unix:///path
   SANDKEEP_KEY      the API key
-  SANDKEEP_PROJECT  the project to act for, with a key that may do everything
-  SANDKEEP_DATA     data directory, in which clients find the local server and its key
-  SANDKEEP_SECRETS_KEY  for `serve`: the key that secrets are sealed with, 32 bytes in base64
-  NO_COLOR          no colours, whatever the terminal can do";
+  SANDKEEP_PROJECT  the project to use, with an admin key
+  SANDKEEP_DATA     data directory of the local server; clients read its address and key there
+  SANDKEEP_SECRETS_KEY  for `serve`: the key that encrypts secrets, 32 bytes in base64
+  NO_COLOR          disables colours";
 
-/// Persistent sandboxes for AI agents: named machines that sleep, wake, fork and roll back.
+/// Persistent sandboxes for AI agents: named machines that stop, resume, fork and roll back.
 #[derive(Debug, Parser)]
-#[command(name = "keep", version, after_long_help = EXIT_CODES, after_help = "`keep --help` also tells the exit codes and environment variables.")]
+#[command(name = "keep", version, after_long_help = EXIT_CODES, after_help = "`keep --help` also lists exit codes and environment variables.")]
 #[command(propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
 #[command(disable_help_subcommand = true)]
 pub(crate) struct Keep {
@@ -68,7 +72,7 @@ pub(crate) struct Keep {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Print the API's answer as JSON; a failure is one line of JSON on standard error
+    /// Print the response of the API as JSON; errors are one line of JSON on standard error
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// Address of the server: http://host:port or unix:///path
@@ -77,7 +81,7 @@ pub(crate) struct Global {
     /// API key
     #[arg(long, global = true, env = "SANDKEEP_KEY", value_name = "KEY", hide_env_values = true)]
     pub(crate) key: Option<String>,
-    /// The project to act for; needs a key that may do everything [default: the key's own]
+    /// Project to use; needs an admin key [default: the key's own]
     #[arg(
         long,
         global = true,
@@ -86,12 +90,12 @@ pub(crate) struct Global {
         hide_env_values = true
     )]
     pub(crate) project: Option<String>,
-    /// Data directory, in which clients find the local server and its key
+    /// Data directory of the local server; clients read its address and key there
     #[arg(long, global = true, env = "SANDKEEP_DATA", value_name = "DIR", hide_env_values = true)]
     pub(crate) data: Option<PathBuf>,
 }
 
-/// What `keep` can do.
+/// All commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run the server
@@ -99,42 +103,45 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Create a sandbox
     Create(Box<CreateArgs>),
-    /// Run a command in a sandbox, waking it if it sleeps
+    /// Run a command in a sandbox, starting it if needed
     Exec(ExecArgs),
-    /// Run a command in a fresh sandbox that is never snapshotted
+    /// Run a command in a new ephemeral sandbox
     Run(Box<RunArgs>),
-    /// Open a login shell in a sandbox
+    /// Open a shell in a sandbox
     Sh(ShellArgs),
-    /// Wake a sandbox
+    /// Start a stopped or paused sandbox
     Start(StartArgs),
-    /// Stop a sandbox and keep what it wrote as a snapshot
+    /// Stop sandboxes and save their files as snapshots
     Stop(StopArgs),
-    /// Pause a sandbox and keep its memory: processes go on where they were on the next call that needs it
+    /// Pause sandboxes and save memory and processes (microvm)
     Pause(PauseArgs),
-    /// Make a new sandbox from the present state of another, or several
+    /// Copy a sandbox, once or many times
     Fork(Box<ForkArgs>),
-    /// Take a snapshot without stopping anything
+    /// Take a snapshot of a running sandbox
     Checkpoint(CheckpointArgs),
-    /// Go back to a snapshot; the present state is kept as a snapshot first
+    /// Return a sandbox to an earlier snapshot
     ///
-    /// A snapshot that has memory is gone back to with its processes. What is kept of a machine that runs are its files: pause
-    /// it first if its memory is to be kept too.
+    /// The current files are saved as a snapshot first, so that a rollback can be undone. If the snapshot has
+    /// memory, its processes continue. The memory of a running VM is not saved: pause it first to keep it.
     Rollback(RollbackArgs),
     /// List sandboxes
     #[command(visible_alias = "list")]
     Ls(ListArgs),
-    /// Show everything about a sandbox
+    /// Show settings and state of sandboxes
     Show(NameArgs),
-    /// Tell why a sandbox is in the state it is in, what keeps it awake and what would wake it
+    /// Explain the state of sandboxes: why, what keeps them running, what wakes them
     Why(NameArgs),
-    /// Draw the lineage of a sandbox: snapshots, forks and what they stand on
+    /// Show the lineage of sandboxes: snapshots and forks
     Tree(NameArgs),
     /// List the commands of a sandbox
     #[command(visible_alias = "commands")]
     Ps(PsArgs),
-    /// Print what a command wrote, also after it ended and after the sandbox stopped
+    /// List the commands of a sandbox with what each changed
+    #[command(after_long_help = exec::HISTORY_HELP)]
+    History(HistoryArgs),
+    /// Print the output of a command, also after it ended
     Logs(LogsArgs),
-    /// Show what happened: sandboxes, commands, snapshots, ports, findings, damage
+    /// Show events: sandboxes, commands, snapshots, ports, findings, damage
     #[command(after_long_help = server::EVENTS_HELP)]
     Events(EventsArgs),
     /// Send a signal to a command
@@ -146,61 +153,136 @@ pub(crate) enum Command {
     Rm(RemoveArgs),
     /// Change the settings of a sandbox
     Update(Box<UpdateArgs>),
-    /// List the sessions of a sandbox and what they used
+    /// List the sessions of a sandbox and their resource usage
     Sessions(PsArgs),
-    /// List the ports that a sandbox publishes, or publish one
+    /// List, publish or unpublish ports of a sandbox
     Ports(PortsArgs),
-    /// Print the address of a port in a sandbox, published for it if need be
+    /// Print the URL of a port, publishing it if needed
     Open(OpenArgs),
-    /// Listen here and carry connections to a port in a sandbox, waking it if it sleeps
+    /// Forward a local port to a port in a sandbox
     Forward(ForwardArgs),
-    /// Look after services: commands that are there again after every resume
+    /// Manage services: commands that run in every session
     #[command(subcommand)]
     Service(ServiceCommand),
-    /// Show or change what a sandbox may reach
+    /// Show or change the network policy of a sandbox
     Network(Box<NetworkArgs>),
-    /// Show what went over a sandbox's network, and what was refused
+    /// Show the network connections of a sandbox
     Net(NetArgs),
-    /// Look after what the guard keeps aside; needs a key that may do everything
+    /// Manage quarantined files; needs an admin key
     #[command(subcommand)]
     Guard(GuardCommand),
-    /// Look after snapshots
+    /// Manage snapshots
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
-    /// Look after secrets: values that sandboxes use and nobody sees
+    /// Manage secrets
     #[command(subcommand)]
     Secret(SecretCommand),
-    /// Show, restore or delete what is in the trash: sandboxes that were deleted or expired
+    /// Restore deleted and expired sandboxes, or empty the trash
     #[command(subcommand)]
     Trash(TrashCommand),
-    /// Look after drives: volumes that outlive sandboxes
+    /// Manage drives: volumes that outlive sandboxes
     #[command(subcommand)]
     Drive(DriveCommand),
-    /// Look after images
+    /// Manage images
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Look after projects
+    /// Manage projects
     #[command(subcommand)]
     Project(ProjectCommand),
-    /// Look after API keys
+    /// Manage API keys
     #[command(subcommand)]
     Key(KeyCommand),
-    /// Print what a shell needs so that other vendors' clients come here
+    /// Print shell settings for clients of other vendors
     Env(EnvArgs),
-    /// Show what takes up the disk
+    /// Show disk usage
     #[command(visible_alias = "df")]
     Usage,
-    /// Prepare this host for machines of their own: the microvm driver
+    /// Prepare this host for the microvm driver
     #[command(subcommand)]
     Microvm(MicrovmCommand),
-    /// Explain what this host can and cannot do, and how to fix it
+    /// Check this host: what works, what is missing, how to fix it
     Doctor(DoctorArgs),
-    /// Check the data directory, with the server stopped
+    /// Check and repair the data directory of a stopped server
     Fsck(FsckArgs),
-    /// Print a completion script for a shell
+    /// Print a shell completion script
     Completions(CompletionsArgs),
     /// Print the versions of client and server
     Version,
+}
+
+/// The commands as `keep --help` lists them, by what a user wants to do.
+const GROUPS: [(&str, &[&str]); 6] = [
+    ("Run commands", &["create", "run", "exec", "sh", "cp", "ps", "logs", "kill"]),
+    (
+        "Manage sandboxes",
+        &[
+            "ls", "show", "why", "start", "stop", "pause", "update", "rm", "trash", "sessions",
+            "events",
+        ],
+    ),
+    ("Copy and go back", &["fork", "checkpoint", "rollback", "tree", "history", "snapshot"]),
+    ("Ports and network", &["ports", "open", "forward", "service", "network", "net"]),
+    ("Images, data and access", &["image", "drive", "secret", "guard", "project", "key", "env"]),
+    ("Run a server", &["serve", "doctor", "microvm", "usage", "fsck", "version", "completions"]),
+];
+
+/// What the program parses with.
+pub(crate) fn command() -> clap::Command {
+    let keep = Keep::command();
+    let template = format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{}Options of every command:\n{{options}}{{after-help}}",
+        grouped(&keep)
+    );
+    keep.help_template(template)
+        .mut_subcommand("fork", |fork| fork.mut_args(without_default))
+        .mut_subcommand("update", |update| update.mut_args(without_default))
+        .mut_subcommand("run", |run| {
+            run.mut_arg("class", |class| class.help(RUN_CLASS))
+                .mut_arg("persistent", |persistent| {
+                    persistent.help("Take a snapshot at every stop")
+                })
+                .mut_arg("non_persistent", |no| no.help("Do not take snapshots (the default)"))
+        })
+}
+
+const RUN_CLASS: &str = "Lifetime: `ephemeral` (never snapshotted, expires after 1d), `resumable` (30d) or \
+    `workspace` (365d) [default: ephemeral]";
+
+/// Parses the arguments of the process.
+pub(crate) fn parse() -> Result<Keep, clap::Error> {
+    Keep::from_arg_matches(&command().try_get_matches()?)
+}
+
+/// The list of commands in groups.
+fn grouped(keep: &clap::Command) -> String {
+    let mut text = String::new();
+    for (group, names) in GROUPS {
+        text.push_str(&format!("{group}:\n"));
+        for name in names {
+            let Some(command) = keep.find_subcommand(name) else { continue };
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            let aliases: Vec<&str> = command.get_visible_aliases().collect();
+            let alias = match aliases.as_slice() {
+                [] => String::new(),
+                names => format!(" [alias: {}]", names.join(", ")),
+            };
+            text.push_str(&format!("  {name:<12} {about}{alias}\n"));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// Removes the default from the help of an option: absent options keep the value.
+fn without_default(arg: clap::Arg) -> clap::Arg {
+    let help = arg.get_help().map(ToString::to_string);
+    match help.as_deref().and_then(|help| help.split_once(" [default: ")) {
+        Some((help, _)) => arg.help(help.to_owned()),
+        None => match help.as_deref().and_then(|help| help.strip_suffix(" (the default)")) {
+            Some(help) => arg.help(help.to_owned()),
+            None => arg,
+        },
+    }
 }
 
 #[cfg(test)]

@@ -1,41 +1,41 @@
-//! Arguments of the commands about what sandboxes may reach.
+//! Arguments of the commands about the network of sandboxes.
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use sandkeep_core::model::{AddressRule, DomainRule};
 
-/// What a sandbox may reach; nothing written means the default, or no change.
+/// Options for a network policy. Without any, the default or the current policy stays.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Network")]
 pub(crate) struct NetworkSettings {
-    /// What it may reach; allowing something below means `custom`
+    /// Network policy; the --allow options imply `custom` [default: the project's]
     #[arg(long, value_name = "MODE", value_enum)]
     pub(crate) network: Option<ModeArg>,
-    /// A name it may reach, like `example.com`, `*.example.com` or `example.com:443`; may be repeated
+    /// Allow a domain, like `example.com`, `*.example.com` or `example.com:443` (repeatable)
     #[arg(long, value_name = "NAME[:PORTS]", value_parser = domain)]
     pub(crate) allow_domain: Vec<String>,
-    /// Addresses it may reach, like `10.0.0.0/8` or `192.0.2.7:5432`; may be repeated
+    /// Allow addresses, like `10.0.0.0/8` or `192.0.2.7:5432` (repeatable)
     #[arg(long, value_name = "CIDR[:PORTS]", value_parser = address)]
     pub(crate) allow_cidr: Vec<String>,
-    /// Addresses it may not reach, whatever allows them; may be repeated
+    /// Deny addresses, even if another rule allows them (repeatable)
     #[arg(long, value_name = "CIDR[:PORTS]", value_parser = address)]
     pub(crate) deny_cidr: Vec<String>,
-    /// A policy in JSON, request rules included; the options above are added to it; `-` is standard input
+    /// Policy file in JSON, for example with request rules; `-` is standard input. The options above are added
     #[arg(long, value_name = "FILE")]
     pub(crate) network_file: Option<PathBuf>,
 }
 
-/// What holds where nothing else is said.
+/// The mode of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ModeArg {
-    /// Everything that is not always refused
+    /// Everything, except addresses that are always denied
     AllowAll,
-    /// Nothing, names included
+    /// Nothing, not even DNS
     DenyAll,
-    /// What is allowed, and nothing else
+    /// Only what is allowed
     Custom,
-    /// What the project says
+    /// The default of the project
     Default,
 }
 
@@ -45,13 +45,13 @@ pub(crate) enum ModeArg {
 pub(crate) struct NetworkArgs {
     /// The sandbox
     pub(crate) name: String,
-    /// Add what is named to what it may reach already
+    /// Add to the current policy
     #[arg(long, conflicts_with_all = ["remove", "default", "network", "network_file"])]
     pub(crate) add: bool,
-    /// Take what is named away from what it may reach
+    /// Remove from the current policy
     #[arg(long, conflicts_with_all = ["default", "network", "network_file"])]
     pub(crate) remove: bool,
-    /// Go back to what the project says: short for --network default
+    /// Use the default of the project: short for --network default
     #[arg(long, conflicts_with = "network")]
     pub(crate) default: bool,
     #[command(flatten)]
@@ -59,12 +59,12 @@ pub(crate) struct NetworkArgs {
 }
 
 const NETWORK_HELP: &str = "\
-Without options it shows what the sandbox may reach. A change holds at once: connections that no longer fit are cut.
+Without options, shows the policy. A change applies immediately: connections that it denies are closed.
 
   keep network my-app --network deny-all
   keep network my-app --allow-domain '*.example.com' --allow-domain github.com:22,443
   keep network my-app --add --allow-cidr 10.1.0.0/16
-  keep network my-app --json >policy.json     # its field `network` may be edited and given back
+  keep network my-app --json >policy.json     # edit its field `network` and use it below
   keep network my-app --network-file policy.json";
 
 /// Arguments of `net`.
@@ -72,28 +72,28 @@ Without options it shows what the sandbox may reach. A change holds at once: con
 pub(crate) struct NetArgs {
     /// The sandbox
     pub(crate) name: String,
-    /// Only what was refused
+    /// Show only denied connections
     #[arg(long)]
     pub(crate) denied: bool,
-    /// Only what is open
+    /// Show only open connections
     #[arg(long)]
     pub(crate) open: bool,
-    /// Only of this session
+    /// Show only this session
     #[arg(long, value_name = "SESSION")]
     pub(crate) session: Option<String>,
-    /// Only to this name, names like `*.example.com`, or this address
+    /// Show only this host: a domain, a pattern like `*.example.com`, or an address
     #[arg(long, value_name = "HOST")]
     pub(crate) host: Option<String>,
-    /// Only what had not ended before: a time, or a span before now, like 1h
+    /// Skip connections that ended earlier: a time, or how long ago, like 1h
     #[arg(long, value_name = "WHEN")]
     pub(crate) since: Option<String>,
-    /// At most so many, the newest
+    /// Maximum number, newest first
     #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 50)]
     pub(crate) limit: u32,
-    /// Go on, and show what ends or is refused as it happens
+    /// Keep printing connections as they end or are denied
     #[arg(short = 'f', long, conflicts_with_all = ["summary", "open"])]
     pub(crate) follow: bool,
-    /// Sum up by destination
+    /// Summarize by destination
     #[arg(long)]
     pub(crate) summary: bool,
 }

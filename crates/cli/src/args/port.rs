@@ -3,8 +3,7 @@
 use std::net::IpAddr;
 
 use clap::{Args, Subcommand, ValueEnum};
-use sandkeep_client::types::{Access, Port};
-use sandkeep_core::model::Span;
+use sandkeep_client::types::{Access, Port, Span};
 
 use super::sandbox::variable;
 
@@ -13,25 +12,25 @@ use super::sandbox::variable;
 pub(crate) struct PortsArgs {
     /// The sandbox
     pub(crate) name: String,
-    /// A port to publish, or to publish otherwise
+    /// Port to publish, or to change
     #[arg(requires = "access", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: Option<u16>,
-    /// Who may reach it
+    /// Who can reach the port
     #[arg(value_enum)]
     pub(crate) access: Option<AccessArg>,
-    /// Requests for it do not wake the sandbox
+    /// Do not let requests to this port wake the sandbox
     #[arg(long, requires = "access")]
     pub(crate) no_wake: bool,
 }
 
-/// Who may reach a port.
+/// Who can reach a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AccessArg {
-    /// Everybody who knows its address
+    /// Everybody who knows the URL
     Public,
-    /// Whoever has a key to the project or a token for the port
+    /// Requests with a key of the project or a token for the port
     Private,
-    /// Nobody
+    /// Nobody: stop publishing
     Off,
 }
 
@@ -43,10 +42,10 @@ pub(crate) struct OpenArgs {
     /// The port
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
-    /// Let everybody in who knows the address
+    /// Publish it for everybody who knows the URL
     #[arg(long)]
     pub(crate) public: bool,
-    /// How long the token in the address works [default: 12h]
+    /// Lifetime of the token in the URL [default: 12h]
     #[arg(long, value_name = "SPAN", conflicts_with = "public")]
     pub(crate) expires: Option<Span>,
 }
@@ -56,29 +55,29 @@ pub(crate) struct OpenArgs {
 pub(crate) struct ForwardArgs {
     /// The sandbox
     pub(crate) name: String,
-    /// The port in it, published or not
+    /// The port in the sandbox, published or not
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
-    /// The port here; 0 for any that is free [default: the same]
+    /// Local port; 0 for any free port [default: the same]
     #[arg(long, value_name = "PORT")]
     pub(crate) local: Option<u16>,
-    /// The address to listen on here
+    /// Local address to listen on
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1")]
     pub(crate) address: IpAddr,
 }
 
-/// What can be done with services.
+/// Subcommands of `service`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ServiceCommand {
-    /// Declare a service, or declare it otherwise; in a running sandbox that takes effect at once
+    /// Add or change a service; applies immediately in a running sandbox
     Set(Box<SetServiceArgs>),
-    /// List the services of a sandbox and how they stand
+    /// List the services of a sandbox and their state
     #[command(visible_alias = "list")]
     Ls {
         /// The sandbox
         name: String,
     },
-    /// End a service and take it away
+    /// Stop and remove a service
     #[command(visible_alias = "delete")]
     Rm {
         /// The sandbox
@@ -86,27 +85,27 @@ pub(crate) enum ServiceCommand {
         /// The service
         service: String,
     },
-    /// Start a service, waking its sandbox if it sleeps
+    /// Start a service, and its sandbox if needed
     Start {
         /// The sandbox
         name: String,
         /// The service
         service: String,
     },
-    /// Stop a service until the next session, or until it is started by hand
+    /// Stop a service until the next session or `service start`
     Stop {
         /// The sandbox
         name: String,
         /// The service
         service: String,
     },
-    /// Print what a service wrote, the last time it was started
+    /// Print the output of the last run of a service
     Logs {
         /// The sandbox
         name: String,
         /// The service
         service: String,
-        /// Go on until it ends
+        /// Keep printing until it ends
         #[arg(short = 'f', long)]
         follow: bool,
     },
@@ -115,16 +114,16 @@ pub(crate) enum ServiceCommand {
 /// Arguments of `service set`.
 #[derive(Debug, Args)]
 pub(crate) struct SetServiceArgs {
-    /// The port it listens on: requests for it wait until it does
+    /// Port of the service: requests to it wait until the service listens
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: Option<u16>,
-    /// What becomes of it when it has ended
+    /// When to restart the service
     #[arg(long, value_enum, default_value_t = RestartArg::OnFailure)]
     pub(crate) restart: RestartArg,
-    /// Do not start it with every session, only by hand
+    /// Do not start it automatically, only with `service start`
     #[arg(long)]
     pub(crate) no_start: bool,
-    /// A variable for it; NAME alone takes the value from here; may be repeated
+    /// Environment variable; NAME alone copies the local value (repeatable)
     #[arg(short = 'e', long = "env", value_name = "NAME=VALUE", value_parser = variable)]
     pub(crate) env: Vec<(String, String)>,
     /// Working directory
@@ -147,24 +146,24 @@ pub(crate) struct SetServiceArgs {
     pub(crate) argv: Vec<String>,
 }
 
-/// What becomes of a service that has ended.
+/// When a service is restarted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RestartArg {
-    /// It stays ended
+    /// Never
     Never,
-    /// It is started again unless it ended with 0
+    /// If its exit code is not 0
     OnFailure,
-    /// It is started again
+    /// Whenever it ends
     Always,
 }
 
 /// Reads `3000`, `3000:private` or `3000:public`.
-pub(super) fn published(text: &str) -> Result<Port, String> {
+pub(crate) fn published(text: &str) -> Result<Port, String> {
     let (port, access) = match text.split_once(':') {
         None => (text, Access::Public),
         Some((port, "public")) => (port, Access::Public),
         Some((port, "private")) => (port, Access::Private),
-        Some((_, other)) => return Err(format!("`{other}` is neither public nor private")),
+        Some((_, other)) => return Err(format!("`{other}` is not `public` or `private`")),
     };
     match port.parse() {
         Ok(port) if port > 0 => Ok(Port { port, access, wake: true }),

@@ -1,18 +1,18 @@
-//! Arguments of the commands about the server and what it owns.
+//! Arguments of the commands about the server, its images, projects, keys and data directory.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use sandkeep_core::model::{Size, Span};
+use sandkeep_client::types::{Size, Span};
 
 use super::sandbox::pair;
 
 pub(super) const EVENTS_HELP: &str = "\
 Examples:
-  keep events                                  what happened in the last hour
-  keep events my-app --since 1d                to one sandbox, since yesterday
-  keep events --follow --kind command.ended    every command that ends from now on
-  keep events --follow --json | jq .kind       for programs: one JSON object per line
+  keep events                                  events of the last hour
+  keep events my-app --since 1d                events of one sandbox, since yesterday
+  keep events --follow --kind command.ended    commands that end from now on
+  keep events --follow --json | jq .kind       one JSON object per line, for programs
 
 Kinds: sandbox.created, sandbox.starting, sandbox.running, sandbox.stopping, sandbox.stopped,
 sandbox.paused, sandbox.failed, sandbox.deleted, sandbox.restored, sandbox.updated,
@@ -21,74 +21,74 @@ snapshot.deleted, port.published, port.unpublished, guard.found, damage.found, d
 events.lost";
 
 pub(super) const SERVE_HELP: &str = "\
-Needs root: building the walls around a sandbox (mounts, cgroups, ranges of user ids) is root's work.
-Sandboxes go on running when the server ends, and are found again when it starts.
+Needs root, for mounts, cgroups and user id ranges. Sandboxes keep running when the server stops; it finds
+them again when it starts.
 
-Settings may also stand in a TOML file given by --config; options and variables win over it:
+Settings can also be in a TOML file given by --config. Options and environment variables take precedence:
 
   data = \"/var/lib/sandkeep\"
   listen = \"127.0.0.1:7777\"       # or \"off\"
-  unix_socket = \"/run/keep.sock\"  # keep.sock in the data directory if absent, or \"off\"
+  unix_socket = \"/run/keep.sock\"  # default: keep.sock in the data directory; or \"off\"
   log = \"info\"
-  host_image = true               # make the image `host` at the first start
+  host_image = true               # build the image `host` at the first start
 
-  [gateway]                       # the way from outside to ports inside sandboxes
-  domain = \"keep.example.com\"     # its subdomains lead there: 3000-my-app.keep.example.com
-  public_url = \"https://keep.example.com\"  # where this server is reached from outside
-  wait = \"30s\"                    # how long a request waits for a sandbox and its port
+  [gateway]                       # published ports of sandboxes
+  domain = \"keep.example.com\"     # ports are 3000-my-app.keep.example.com
+  public_url = \"https://keep.example.com\"  # URL of this server from outside
+  wait = \"30s\"                    # longest wait of a request for a sandbox and its port
 
-  [api]                           # who may reach this server, and with how many connections
-  hosts = [\"keep.lan\"]            # names it answers to over loopback, beside localhost
-  origins = [\"https://console.example.com\"]  # whose web pages may use the API
-  connections = 8192              # never more than half of its open files
+  [api]                           # access to this server
+  hosts = [\"keep.lan\"]            # host names accepted over loopback, besides localhost
+  origins = [\"https://console.example.com\"]  # origins of web pages that may use the API
+  connections = 8192              # at most half of the open file limit
   connections_per_address = 2048
   connections_per_key = 2048
 
-  [network]                       # what sandboxes share of the world outside
-  except = [\"127.0.0.1:8080\"]     # reachable although always refused; policies still apply
+  [network]                       # network of all sandboxes
+  except = [\"127.0.0.1:8080\"]     # exempt from the addresses that are always denied; policies still apply
   resolvers = [\"10.0.0.53\"]       # instead of the host's /etc/resolv.conf
-  hosts.\"git.internal\" = [\"10.0.0.5\"]  # names that are answered here
-  ca = \"/etc/ssl/corp.pem\"        # trusted outward, beside the host's own store
+  hosts.\"git.internal\" = [\"10.0.0.5\"]  # fixed DNS answers
+  ca = \"/etc/ssl/corp.pem\"        # additional CA certificates for outgoing TLS
 
-  [defaults]                      # what sandboxes are that do not say
+  [defaults]                      # defaults of new sandboxes
   driver = \"container\"            # or \"microvm\"
 
   [storage]
-  trash_grace = \"1h\"              # how long what was deleted can be restored; its space is free after it, or when needed
-  commands_kept = 2000            # how many commands a sandbox keeps on record
-  command_logs = \"256MiB\"         # and how much disk space they take, logs included
+  trash_grace = \"1h\"              # how long deleted sandboxes can be restored, unless their space is needed
+  commands_kept = 2000            # records of commands per sandbox
+  command_logs = \"256MiB\"         # their disk space per sandbox, including logs
 
-  [microvm]                       # machines of their own; `keep microvm setup` prepares this host
-  enabled = true                  # offered where this host has what they need
+  [microvm]                       # microVMs; `keep microvm setup` prepares this host
+  enabled = true                  # used if this host meets the requirements
   qemu = \"/usr/bin/qemu-system-x86_64\"
-  spares = 1                      # hypervisors that wait for the next machine; 20 MB each
-  ready = 1                       # machines that wait for the next sandbox; 50 MB each
+  spares = 1                      # warm pool: hypervisors started in advance, 20 MB each
+  ready = 1                       # warm pool: VMs booted in advance, 50 MB each
 
-  [vercel]                        # what Vercel's clients get; of domain and public_url, the gateway's if absent
-  default_image = \"host\"          # what their default machine is made of
-  max_timeout = \"24h\"             # the longest a session may last
-  public_url = \"https://keep.example.com\"  # where they reach this server from outside
-  domain = \"keep.example.com\"     # and their subdomains for ports
-  runtimes.node24 = \"node:24\"     # which image a runtime stands for
-  images.\"vercel/sandbox/node:24\" = \"vercel/node24\"  # and an image
+  [vercel]                        # API of Vercel Sandbox; domain and public_url default to the gateway's
+  default_image = \"host\"          # image of the default machine
+  max_timeout = \"24h\"             # longest session
+  public_url = \"https://keep.example.com\"  # URL of this server for these clients
+  domain = \"keep.example.com\"     # and the domain of ports
+  runtimes.node24 = \"node:24\"     # image of a runtime
+  images.\"vercel/sandbox/node:24\" = \"vercel/node24\"  # image for an image name
   images.\"team/project/repo\" = \"my-image:1\"";
 
 const SETUP_HELP: &str = "\
-Run it on the server's host, as root. It takes the newest kernel in /boot whose name ends in `-cloud-amd64`; if there is
-none, the package that `linux-image-cloud-amd64` stands for is downloaded with apt-get and unpacked into a temporary
-directory. Nothing is installed, and this host's own kernel stays what it is. What machines need of it is written to
-`microvm/kernel` in the data directory; `keep serve` takes it from there when it is started the next time.";
+Run it on the server's host, as root. It uses the newest kernel in /boot whose name ends in
+`-cloud-amd64`. If there is none, it downloads the package of `linux-image-cloud-amd64` with apt-get and
+unpacks it into a temporary directory. Nothing is installed, and the host's kernel does not change. The
+result is `microvm/kernel` in the data directory; `keep serve` uses it from its next start.";
 
 const DRESS_HELP: &str = "\
-The user is `ubuntu`, its home /vercel, and commands begin in /vercel/sandbox. A runtime for Vercel's clients is
-an image called vercel/RUNTIME:
+The user is `ubuntu` with home /vercel, and commands start in /vercel/sandbox. A runtime for Vercel's
+clients is an image named vercel/RUNTIME:
 
   keep image pull node:24 && keep image dress vercel/node24 --from node:24
   npm install --prefix /opt/node24 node@24 npm
   keep image dress vercel/node24 --add /opt/node24:/vercel/runtimes/node24 \\
     --path /vercel/runtimes/node24/node_modules/.bin";
 
-/// A directory here, or on the server where that is elsewhere, and where it goes.
+/// A directory of the server, and its path in the image.
 fn addition(text: &str) -> Result<(PathBuf, String), String> {
     match text.rsplit_once(':') {
         Some((from, to)) if !from.is_empty() && to.starts_with('/') => {
@@ -102,27 +102,27 @@ fn addition(text: &str) -> Result<(PathBuf, String), String> {
 /// Arguments of `serve`. The data directory is the global option `--data`.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ServeArgs {
-    /// Address for HTTP, or `off` [default: 127.0.0.1:7777]
+    /// HTTP address, or `off` [default: 127.0.0.1:7777]
     #[arg(long, env = "SANDKEEP_LISTEN", value_name = "ADDR:PORT", hide_env_values = true)]
     pub(crate) listen: Option<String>,
-    /// Socket file for HTTP, or `off` [default: keep.sock in the data directory]
+    /// HTTP socket file, or `off` [default: keep.sock in the data directory]
     #[arg(long, env = "SANDKEEP_UNIX_SOCKET", value_name = "PATH", hide_env_values = true)]
     pub(crate) unix_socket: Option<String>,
-    /// File with settings
+    /// Settings file in TOML
     #[arg(long, env = "SANDKEEP_CONFIG", value_name = "FILE", hide_env_values = true)]
     pub(crate) config: Option<PathBuf>,
-    /// What is logged: error, warn, info, debug, trace, or a filter like `sandkeep_core=debug`
+    /// Log level (error, warn, info, debug, trace) or a filter like `sandkeep_core=debug` [default: info]
     #[arg(long, env = "SANDKEEP_LOG", value_name = "FILTER", hide_env_values = true)]
     pub(crate) log: Option<String>,
-    /// Do not make the image `host` at the start; the first sandbox that wants it does
+    /// Build the image `host` when a sandbox first uses it, not at the start
     #[arg(long)]
     pub(crate) no_host_image: bool,
 }
 
-/// What can be done about machines of their own.
+/// Subcommands of `microvm`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum MicrovmCommand {
-    /// Prepare the kernel that machines run, from what the distribution has
+    /// Prepare the guest kernel, from the distribution's packages
     #[command(after_help = SETUP_HELP)]
     Setup(SetupArgs),
 }
@@ -130,23 +130,23 @@ pub(crate) enum MicrovmCommand {
 /// Arguments of `microvm setup`. The data directory is the global option `--data`.
 #[derive(Debug, Args)]
 pub(crate) struct SetupArgs {
-    /// A kernel to take instead, as a bzImage
+    /// Kernel to use instead, as a bzImage
     #[arg(long, value_name = "VMLINUZ", requires = "modules")]
     pub(crate) kernel: Option<PathBuf>,
-    /// The directory with its modules, like /lib/modules/6.1.0-13-cloud-amd64
+    /// Directory of its modules, like /lib/modules/6.1.0-13-cloud-amd64
     #[arg(long, value_name = "DIR", requires = "kernel")]
     pub(crate) modules: Option<PathBuf>,
 }
 
-/// What can be done with snapshots.
+/// Subcommands of `snapshot`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SnapshotCommand {
     /// List snapshots
     Ls {
-        /// Only those of this sandbox
+        /// Show only snapshots of this sandbox
         name: Option<String>,
     },
-    /// Show everything about a snapshot
+    /// Show details of a snapshot
     Show {
         /// The snapshot
         id: String,
@@ -156,24 +156,24 @@ pub(crate) enum SnapshotCommand {
         /// The snapshots
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
-        /// Even if sandboxes stand on them: those that sleep cannot be started until rolled back
+        /// Delete even if sandboxes use them: stopped ones cannot start until rolled back
         #[arg(short = 'f', long)]
         force: bool,
     },
-    /// Write a snapshot as an OCI image in a tar archive
+    /// Export a snapshot as an OCI image in a tar archive
     Export {
         /// The snapshot
         id: String,
-        /// Where to; standard output if absent or `-`
+        /// Output file; `-` is standard output [default: -]
         #[arg(short = 'o', long, value_name = "FILE")]
         output: Option<PathBuf>,
     },
 }
 
-/// Where in a request a placeholder is replaced.
+/// The part of a request in which a placeholder is replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum PlaceArg {
-    /// Headers, as always
+    /// Headers (always replaced)
     Header,
     /// The query of the URL
     Query,
@@ -181,31 +181,31 @@ pub(crate) enum PlaceArg {
     Body,
 }
 
-/// What can be done with secrets.
+/// Subcommands of `secret`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SecretCommand {
-    /// Set a secret to what comes by standard input, or is typed unseen
+    /// Set a secret, from standard input or a prompt
     Set {
-        /// Its name: letters, digits and `_`
+        /// Name: letters, digits and `_`
         name: String,
-        /// A host that may have it when it is brokered, like `api.example.com` or `*.example.com`; may be
-        /// repeated, and replaces all there were
+        /// Host that may receive it from sandboxes, like `api.example.com` or `*.example.com`; replaces the
+        /// list (repeatable)
         #[arg(long = "host", value_name = "HOST")]
         hosts: Vec<String>,
-        /// Replace its placeholder in the query or the body of requests too, and not in headers alone; may be
-        /// repeated, and replaces all there were. What is in a body can be read back where the host shows it
+        /// Part of a request, besides headers, in which the placeholder is replaced; replaces the list
+        /// (repeatable). A host that echoes requests reveals a value in a query or body to the sandbox
         #[arg(long = "in", value_name = "PLACE")]
         places: Vec<PlaceArg>,
-        /// A tag that sandboxes must have to use it; may be repeated, and replaces all there were
+        /// Tag that sandboxes must have to use it; replaces the list (repeatable)
         #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = pair)]
         tags: Vec<(String, String)>,
-        /// Keep the newline at the end, if there is one
+        /// Keep a newline at the end of the value
         #[arg(long)]
         keep_newline: bool,
     },
-    /// List secrets; values are not told
+    /// List secrets, without values
     Ls,
-    /// Show everything about a secret but its value
+    /// Show details of a secret, without its value
     #[command(visible_alias = "get")]
     Show {
         /// The secret
@@ -219,81 +219,82 @@ pub(crate) enum SecretCommand {
     },
 }
 
-/// Which events to show.
+/// Arguments of `events`.
 #[derive(Debug, Args)]
 pub(crate) struct EventsArgs {
-    /// Go on with what happens, until interrupted; survives a restart of the server
+    /// Keep printing new events until interrupted, also across restarts of the server
     #[arg(long, short)]
     pub(crate) follow: bool,
-    /// Since when: how long ago, like 10m, or a time, like 2026-01-31T12:00:00Z [default: 1h ago, or now with --follow]
+    /// Start time: how long ago, like 10m, or a time, like 2026-01-31T12:00:00Z [default: 1h ago, or now with --follow]
     #[arg(long, value_name = "TIME")]
     pub(crate) since: Option<String>,
-    /// After the event with this id, which `--json` shows
+    /// Start after the event with this id (shown by `--json`)
     #[arg(long, value_name = "ID", conflicts_with = "since")]
     pub(crate) after: Option<String>,
-    /// Only of this sandbox
+    /// Show only this sandbox
     #[arg(value_name = "SANDBOX")]
     pub(crate) sandbox: Option<String>,
-    /// Only of sandboxes with this tag; may be repeated, and all must match
+    /// Show only sandboxes with this tag (repeatable; all must match)
     #[arg(long = "tag", value_name = "KEY=VALUE")]
     pub(crate) tags: Vec<String>,
-    /// Only of this kind (`command.ended`) or group of kinds (`command`); may be repeated
+    /// Show only this kind (`command.ended`) or group of kinds (`command`) (repeatable)
     #[arg(long = "kind", value_name = "KIND")]
     pub(crate) kinds: Vec<String>,
-    /// Of all projects; needs a key that may do everything
+    /// Show all projects; needs an admin key
     #[arg(long)]
     pub(crate) all_projects: bool,
 }
 
+/// Subcommands of `trash`.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum TrashCommand {
     /// List the sandboxes in the trash
     Ls,
-    /// Bring a sandbox back, with the snapshots it had
+    /// Restore a sandbox with its snapshots
     Restore {
-        /// Its id or its name; of several of one name, the one that was deleted last
+        /// Id or name; if several have the name, the one deleted last
         sandbox: String,
-        /// What it is to be called [default: what it was called]
+        /// Name of the restored sandbox [default: its old name]
         #[arg(long)]
         name: Option<String>,
     },
-    /// Delete everything of the project in the trash, for good
+    /// Permanently delete everything of the project that is in the trash
     Empty,
 }
 
-/// What can be done with drives.
+/// Subcommands of `drive`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum DriveCommand {
-    /// Make a drive; `keep create --mount DRIVE:/PATH` mounts it
+    /// Create a drive; mount it with `keep create --mount DRIVE:/PATH`
     Create {
-        /// Its name
+        /// The name
         name: String,
-        /// What it may hold, like 10G [default: 1T]
+        /// Maximum size, like 10G [default: 1T]
         #[arg(long, value_name = "SIZE")]
         max_size: Option<Size>,
-        /// Return the drive if it exists already
+        /// Return the drive if it exists
         #[arg(long)]
         get: bool,
     },
     /// List drives
     Ls {
-        /// Only those whose names begin with this
+        /// Show only names with this prefix
         prefix: Option<String>,
     },
-    /// Show everything about a drive
+    /// Show details of a drive
     #[command(visible_alias = "get")]
     Show {
         /// The drive
         name: String,
     },
-    /// Make a new drive that holds what another one held when it was last detached
+    /// Copy a drive, as of when it was last detached
     Fork {
-        /// The source
+        /// The drive to copy
         source: String,
-        /// The new drive's name
+        /// Name of the new drive
         name: String,
     },
-    /// Delete drives, with all that is in them
+    /// Delete drives and their contents
     Rm {
         /// The drives
         #[arg(required = true, value_name = "NAME")]
@@ -301,54 +302,54 @@ pub(crate) enum DriveCommand {
     },
 }
 
-/// What can be done with images.
+/// Subcommands of `image`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImageCommand {
     /// List images
     Ls,
-    /// Fetch an image from a registry
+    /// Pull an image from a registry
     Pull {
-        /// What to fetch, like `debian:12` or `ghcr.io/org/name@sha256:...`
+        /// Reference, like `debian:12` or `ghcr.io/org/name@sha256:...`
         reference: String,
-        /// Show no progress
+        /// Do not show progress
         #[arg(short = 'q', long)]
         quiet: bool,
     },
-    /// Make an image from a root tarball, an OCI layout or a docker archive, packed or not
+    /// Import an image from a root tarball, an OCI layout or a docker archive
     Import {
-        /// What to call it
+        /// Name of the image
         name: String,
-        /// The archive; `-` is standard input
+        /// Archive, compressed or not; `-` is standard input
         file: PathBuf,
-        /// Show no progress
+        /// Do not show progress
         #[arg(short = 'q', long)]
         quiet: bool,
     },
-    /// Make an image of another, with a default user, a home and `sudo`, as some clients expect it
+    /// Customize an image for clients of other vendors: default user, home, `sudo`
     #[command(after_help = DRESS_HELP)]
     Dress {
-        /// What to call it
+        /// Name of the image
         name: String,
-        /// The image it is made of
+        /// Image to start from
         #[arg(long, value_name = "IMAGE", default_value = "host")]
         from: String,
-        /// Put a directory of the server into it
+        /// Add a directory of the server (repeatable)
         #[arg(long, value_name = "DIR:PATH", value_parser = addition)]
         add: Vec<(PathBuf, String)>,
-        /// Set a variable for all commands
+        /// Environment variable of all commands (repeatable)
         #[arg(short = 'e', long = "env", value_name = "NAME=VALUE", value_parser = super::sandbox::pair)]
         env: Vec<(String, String)>,
-        /// Put a directory in front of PATH
+        /// Prepend a directory to PATH (repeatable)
         #[arg(long, value_name = "DIR")]
         path: Vec<String>,
     },
-    /// Delete images; sandboxes that stand on them keep what they need
+    /// Delete images; sandboxes that use them keep working
     Rm {
         /// The images
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
-    /// Show everything about an image
+    /// Show details of an image
     #[command(visible_alias = "show")]
     Inspect {
         /// The image
@@ -356,21 +357,21 @@ pub(crate) enum ImageCommand {
     },
 }
 
-/// What can be done with projects.
+/// Subcommands of `project`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProjectCommand {
     /// List projects
     Ls,
-    /// Make a project
+    /// Create a project
     Create {
-        /// Its name
+        /// The name
         name: String,
     },
-    /// Show or set what its sandboxes may reach
+    /// Show or set the network policy of a project
     Network(ProjectNetworkArgs),
     /// Delete a project that has no sandboxes and no drives
     Rm {
-        /// Its name
+        /// The name
         name: String,
     },
 }
@@ -380,50 +381,50 @@ pub(crate) enum ProjectCommand {
 pub(crate) struct ProjectNetworkArgs {
     /// The project
     pub(crate) name: String,
-    /// What holds for sandboxes that have no policy of their own: allow-all or deny-all
+    /// Default policy of its sandboxes: allow-all or deny-all
     #[arg(long, value_name = "MODE", value_enum)]
     pub(crate) default: Option<super::ModeArg>,
-    /// The same, as a policy in JSON; `-` is standard input
+    /// Default policy of its sandboxes, as a JSON file; `-` is standard input
     #[arg(long, value_name = "FILE", conflicts_with = "default")]
     pub(crate) default_file: Option<PathBuf>,
-    /// What no sandbox of the project gets beyond, as a policy in JSON
+    /// Upper bound for all policies of its sandboxes, as a JSON file
     #[arg(long, value_name = "FILE")]
     pub(crate) bound_file: Option<PathBuf>,
-    /// Take the bound away
+    /// Remove the upper bound
     #[arg(long, conflicts_with = "bound_file")]
     pub(crate) no_bound: bool,
 }
 
-/// What can be done with keys.
+/// Subcommands of `key`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {
-    /// Make a key and print its secret, which is shown only this once
+    /// Create a key and print it; it is not shown again
     Create {
-        /// What to call it
+        /// Name of the image
         label: String,
-        /// What it may do
+        /// Permissions
         #[arg(long, value_enum, default_value_t = ScopeArg::Write)]
         scope: ScopeArg,
-        /// How long it works; for good if absent
+        /// Lifetime, like 30d [default: unlimited]
         #[arg(long, value_name = "SPAN")]
         expires: Option<Span>,
     },
     /// List keys
     Ls,
-    /// Make a key stop working, at once and for good
+    /// Revoke keys permanently
     Revoke {
-        /// Ids of keys
+        /// Ids from `keep key ls`
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
     },
 }
 
-/// What a key may do.
+/// The permissions of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ScopeArg {
-    /// Look, never wake or change
+    /// Read only: never starts or changes a sandbox
     Read,
-    /// Everything in the project but keys
+    /// Everything in the project except keys
     Write,
     /// Everything in every project
     Admin,
@@ -440,25 +441,25 @@ pub(crate) struct DoctorArgs {
 /// Arguments of `fsck`. The data directory is the global option `--data`.
 #[derive(Debug, Args)]
 pub(crate) struct FsckArgs {
-    /// Recreate the database from what is on disk
+    /// Rebuild the database from the manifests
     #[arg(long)]
     pub(crate) rebuild: bool,
-    /// Read every file of every layer and compare it with what was sealed
+    /// Read every file of every layer and compare its digest
     #[arg(long)]
     pub(crate) verify: bool,
-    /// With --verify: take layers that were never read before as they are now
+    /// With --verify: record digests of layers that have none
     #[arg(long, requires = "verify")]
     pub(crate) record: bool,
-    /// Bring missing layers back from the trash and the quarantine, and move leftovers to the quarantine; nothing is deleted
+    /// Restore missing layers from trash and quarantine, and move leftovers to the quarantine; deletes nothing
     #[arg(long)]
     pub(crate) repair: bool,
-    /// Move this damaged file or directory to the quarantine, and give up what it described
+    /// Move a damaged manifest or directory to the quarantine and give up its object (repeatable)
     #[arg(long, value_name = "PATH")]
     pub(crate) give_up: Vec<PathBuf>,
-    /// Take this layer as it is now, although it is not what was sealed
+    /// Accept the current contents of a layer although its digest differs (repeatable)
     #[arg(long, value_name = "LAYER")]
     pub(crate) accept_layer: Vec<String>,
-    /// Replace the damaged or missing manifest of this project: without keys, and with a network that denies everything
+    /// Replace the damaged or missing manifest of a project: without keys, network deny-all (repeatable)
     #[arg(long, value_name = "PROJECT")]
     pub(crate) reset_project: Vec<String>,
 }
@@ -475,12 +476,12 @@ pub(crate) struct CompletionsArgs {
 #[derive(Debug, Args)]
 #[command(after_long_help = ENV_HELP)]
 pub(crate) struct EnvArgs {
-    /// Whose clients
+    /// Vendor
     #[arg(value_enum)]
     pub(crate) clients: ClientsArg,
-    /// How long the token in it works
+    /// Lifetime of the token
     #[arg(long, value_name = "SPAN", default_value = "90d")]
-    pub(crate) expires: String,
+    pub(crate) expires: Span,
 }
 
 const ENV_HELP: &str = "\
@@ -488,10 +489,10 @@ Examples:
   eval \"$(keep env vercel)\"
   sandbox create --name my-app     # Vercel's own CLI, now on this server
 
-The token speaks for the key that made it and ends with it. The files that point Node and Python
-programs here are written to the user's data directory (~/.local/share/sandkeep).";
+The token has the permissions of the key that created it, and is revoked with it. The files that redirect
+Node and Python programs are written to the user's data directory (~/.local/share/sandkeep).";
 
-/// Vendors whose clients are served.
+/// Supported vendors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ClientsArg {
     /// Vercel Sandbox: @vercel/sandbox, the CLI `sandbox`, and vercel-sandbox for Python

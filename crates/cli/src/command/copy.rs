@@ -149,7 +149,7 @@ impl Job<'_> {
             let (top, place) = (name.map(str::to_owned), target.clone());
             let unpacking = tokio::task::spawn_blocking(move || unpack(pieces, top, &place));
             let (bytes, unpacked) = tokio::join!(count, unpacking);
-            let unpacked = unpacked.map_err(|error| Failure::caused("unpacking broke", error))?;
+            let unpacked = unpacked.map_err(|error| Failure::caused("unpacking failed", error))?;
             return match (unpacked, bytes) {
                 // The server's reason tells more than "the archive ends early".
                 (_, Err(error)) => Err(error.into()),

@@ -75,7 +75,7 @@ pub(super) async fn doctor(global: &Global, args: &DoctorArgs) -> Result<(), Fai
     let screen = Screen::new(global.json);
     screen.answer(&report, |report| written(screen.paint, report))?;
     match args.strict && !report.fit {
-        true => Err(Failure::Unfit),
+        true => Err(Failure::HostRequirements),
         false => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
 //! Commands about drives.
 
-use sandkeep_client::types::{CreateDrive, Drive, ForkDrive, IfExists, Size};
+use sandkeep_client::types::{CreateDrive, Drive, ForkDrive, IfExists};
 
 use super::{Context, bytes, facts, for_each, or_dash};
 use crate::args::DriveCommand;
@@ -12,7 +12,7 @@ pub(super) async fn drive(context: &Context, command: DriveCommand) -> Result<()
     match command {
         DriveCommand::Create { name, max_size, get } => {
             let if_exists = if get { IfExists::Get } else { IfExists::Fail };
-            let max_size = max_size.map(|size| Size::Number(size.0));
+
             let request = CreateDrive { name, max_size, if_exists };
             let drive = context.client.create_drive(&request).await?;
             context.screen.answer(&drive, |drive| format!("{}  ready\n", drive.name))

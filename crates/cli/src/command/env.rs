@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use sandkeep_client::types::{Audience, IssueToken, Span};
+use sandkeep_client::types::{Audience, IssueToken};
 
 use super::Context;
 use crate::args::{ClientsArg, EnvArgs, Global};
@@ -32,11 +32,8 @@ const THEIRS: [&str; 5] = [
 pub(super) async fn env(context: &Context, global: &Global, args: &EnvArgs) -> Result<(), Failure> {
     let ClientsArg::Vercel = args.clients;
     let url = locate::http_url(global)?;
-    let request = IssueToken {
-        audience: Audience::Vercel,
-        scope: None,
-        expires: Some(Span::Text(args.expires.clone())),
-    };
+    let request =
+        IssueToken { audience: Audience::Vercel, scope: None, expires: Some(args.expires) };
     let made = context.client.issue_token(&request).await?;
     let home = helpers()?;
     let preload = place(&home.join("vercel-preload.mjs"), PRELOAD)?;
@@ -102,7 +99,7 @@ fn helpers() -> Result<PathBuf, Failure> {
         |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let data = set("XDG_DATA_HOME").or_else(|| set("HOME").map(|home| home.join(".local/share")));
     data.map(|data| data.join("sandkeep")).ok_or_else(|| {
-        Failure::here("there is no place for the files that point clients here")
+        Failure::here("no directory for the files that redirect clients")
             .with_hint("set HOME or XDG_DATA_HOME")
     })
 }

@@ -11,17 +11,17 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use sandkeep_client::types::{
-    Class, Command, CommandEnd, CreateSandbox, ExecEvent, ExecRequest, Signal, Span, UpdateSandbox,
+    Class, Command, CommandEnd, CreateSandbox, ExecEvent, ExecRequest, Signal, UpdateSandbox,
 };
 use sandkeep_client::{Attached, Input, Output};
 use tokio::signal::unix::{Signal as Listener, SignalKind, signal};
 
 use super::sandbox::tell_session;
-use super::settings::{change, request_with};
 use super::{Context, or_dash, patiently, word};
 use crate::args::{ExecArgs, ExecOptions, KillArgs, LogsArgs, PsArgs, RunArgs, ShellArgs};
-use crate::failure::{Failure, unheard};
+use crate::failure::{Failure, output_error};
 use crate::screen::{Screen, Table, note};
+use crate::settings::change;
 use crate::terminal::{self, Raw};
 use crate::when;
 
@@ -63,10 +63,8 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<ExitCode, Fa
         persistent: settings.persistent.or(Some(false)),
         ..settings
     };
-    let request = request_with!(
-        CreateSandbox { name: args.name, if_exists: Default::default(), start: true, from: None },
-        settings
-    );
+    let request = CreateSandbox { name: args.name, start: true, ..CreateSandbox::default() }
+        .with_settings(settings);
     let opened = patiently(context.client.create(&request, None)).await?;
     tell_session(&opened.sandbox.name, opened.session.as_ref());
     let name = opened.sandbox.name;
@@ -75,7 +73,7 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<ExitCode, Fa
     if args.rm {
         context.client.delete(&name, None).await?;
     } else if !context.screen.json {
-        note(&format!("sandbox {name} stays until it expires or `keep rm {name}`"));
+        note(&format!("sandbox {name} is kept until it expires; delete it with `keep rm {name}`"));
     }
     ended
 }
@@ -94,7 +92,7 @@ fn asked(how: ExecOptions) -> ExecRequest {
         user,
         tty: tty.then(terminal::size),
         stdin: interactive,
-        timeout: timeout.map(|span| Span::Number(span.0)),
+        timeout,
         inject,
         ..ExecRequest::default()
     }
@@ -132,7 +130,7 @@ async fn listen(screen: &Screen, attached: &mut Attached) -> Result<ExitCode, Fa
             return ended(screen, end.exit_code, &end.command);
         }
     }
-    Err(Failure::here("the server did not say how the command ended"))
+    Err(Failure::here("the connection ended before the command"))
 }
 
 /// The exit code of a command that is over. Unless it just exited, why it ended goes to stderr.
@@ -206,9 +204,9 @@ async fn talk(
                 }
             },
             heard = signals.next() => match heard {
-                Heard::Signal(number) => input.signal(number).await,
-                Heard::Resize if tty => input.resize(terminal::size()).await,
-                Heard::Resize => Ok(()),
+                SignalEvent::Signal(number) => input.signal(number).await,
+                SignalEvent::Resize if tty => input.resize(terminal::size()).await,
+                SignalEvent::Resize => Ok(()),
             },
         };
         if sent.is_err() {
@@ -234,12 +232,10 @@ fn show(screen: &Screen, output: &Output) -> Result<(), Failure> {
         Output::Stdout(bytes) => screen.bytes(bytes),
         Output::Stderr(bytes) => {
             let mut err = io::stderr().lock();
-            err.write_all(bytes).and_then(|()| err.flush()).map_err(unheard)
+            err.write_all(bytes).and_then(|()| err.flush()).map_err(output_error)
         }
         Output::Gap(bytes) => {
-            note(&format!(
-                "{bytes} bytes of the output are missing here: the log does not keep them"
-            ));
+            note(&format!("{bytes} bytes of output are missing: the log has dropped them"));
             Ok(())
         }
         Output::Started(_) | Output::Exited(_) | Output::More => Ok(()),
@@ -274,7 +270,7 @@ struct Signals {
     resize: Listener,
 }
 
-enum Heard {
+enum SignalEvent {
     Signal(i32),
     Resize,
 }
@@ -293,15 +289,15 @@ impl Signals {
         })
     }
 
-    async fn next(&mut self) -> Heard {
+    async fn next(&mut self) -> SignalEvent {
         let kind = tokio::select! {
             _ = self.hangup.recv() => SignalKind::hangup(),
             _ = self.interrupt.recv() => SignalKind::interrupt(),
             _ = self.quit.recv() => SignalKind::quit(),
             _ = self.terminate.recv() => SignalKind::terminate(),
-            _ = self.resize.recv() => return Heard::Resize,
+            _ = self.resize.recv() => return SignalEvent::Resize,
         };
-        Heard::Signal(kind.as_raw_value())
+        SignalEvent::Signal(kind.as_raw_value())
     }
 }
 
@@ -351,7 +347,7 @@ pub(super) async fn print_log(
 async fn newest(context: &Context, name: &str) -> Result<Command, Failure> {
     let mut newest = context.client.commands(name, Some(1)).collect(Some(1)).await?;
     newest.pop().ok_or_else(|| {
-        Failure::here(format!("no command was ever run in `{name}`"))
+        Failure::here(format!("`{name}` has no commands yet"))
             .with_hint(format!("`keep exec {name} -- ARGV` runs one"))
     })
 }

@@ -21,7 +21,7 @@ use crate::serve;
 const RECOVERED_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Serialize)]
-struct Answer {
+struct FsckOutput {
     data: PathBuf,
     #[serde(flatten)]
     report: Report,
@@ -58,9 +58,9 @@ pub(super) async fn fsck(global: &Global, args: &FsckArgs) -> Result<(), Failure
         let problems = missing.into_iter().map(|path| Problem::MissingPart { path }).collect();
         let report = Report { problems, ..Report::default() };
         let (rebuilt, verified, repaired) = (false, None, Vec::new());
-        let answer = Answer { data, report, broken: true, rebuilt, verified, repaired };
+        let answer = FsckOutput { data, report, broken: true, rebuilt, verified, repaired };
         screen.answer(&answer, |answer| written(screen.paint, answer))?;
-        return Err(Failure::Broken);
+        return Err(Failure::DataDamaged);
     }
     let changes = args.rebuild
         || args.repair
@@ -106,10 +106,10 @@ pub(super) async fn fsck(global: &Global, args: &FsckArgs) -> Result<(), Failure
     }
     let broken =
         report.is_broken() || verified.as_ref().is_some_and(|found| !found.damaged.is_empty());
-    let answer = Answer { data, report, broken, rebuilt: args.rebuild, verified, repaired };
+    let answer = FsckOutput { data, report, broken, rebuilt: args.rebuild, verified, repaired };
     screen.answer(&answer, |answer| written(screen.paint, answer))?;
     match broken {
-        true => Err(Failure::Broken),
+        true => Err(Failure::DataDamaged),
         false => Ok(()),
     }
 }
@@ -131,7 +131,7 @@ async fn online(global: &Global, args: &FsckArgs) -> Result<(), Failure> {
         text
     })?;
     match found.broken {
-        true => Err(Failure::Broken),
+        true => Err(Failure::DataDamaged),
         false => Ok(()),
     }
 }
@@ -148,7 +148,7 @@ async fn decide(store: &Store, args: &FsckArgs) -> Result<(), Failure> {
     for name in &args.reset_project {
         let project: Name = name
             .parse()
-            .map_err(|error| Failure::caused(format!("`{name}` is no project"), error))?;
+            .map_err(|error| Failure::caused(format!("`{name}` is not a project name"), error))?;
         store
             .reset_project(&project)
             .await
@@ -157,7 +157,7 @@ async fn decide(store: &Store, args: &FsckArgs) -> Result<(), Failure> {
     for layer in &args.accept_layer {
         let id: LayerId = layer
             .parse()
-            .map_err(|error| Failure::caused(format!("`{layer}` is no layer"), error))?;
+            .map_err(|error| Failure::caused(format!("`{layer}` is not a layer id"), error))?;
         store
             .accept_layer(&id)
             .await
@@ -187,12 +187,12 @@ async fn verify(store: &Store, record: bool) -> Result<Verified, Failure> {
         let verdict = match store.verify(&layer.id, None).await {
             Ok(verdict) => verdict,
             // One that cannot be read is damaged; the others are read all the same.
-            Err(error) => Verdict::Damaged(vec![Difference::Told(error.to_string())]),
+            Err(error) => Verdict::Damaged(vec![Difference::Other(error.to_string())]),
         };
         match verdict {
             Verdict::Intact => found.intact += 1,
             Verdict::Unknown if record => {
-                store.fingerprint(&layer.id, None).await.map_err(cannot)?;
+                store.record_digest(&layer.id, None).await.map_err(cannot)?;
                 found.recorded += 1;
             }
             Verdict::Unknown => found.unverified += 1,
@@ -207,12 +207,12 @@ async fn verify(store: &Store, record: bool) -> Result<Verified, Failure> {
     for layer in store.scan::<MemoryLayer>().await.map_err(cannot)?.good {
         let verdict = match store.verify_memory(&layer.id).await {
             Ok(verdict) => verdict,
-            Err(error) => Verdict::Damaged(vec![Difference::Told(error.to_string())]),
+            Err(error) => Verdict::Damaged(vec![Difference::Other(error.to_string())]),
         };
         match verdict {
             Verdict::Intact => found.intact += 1,
             Verdict::Unknown if record => {
-                store.fingerprint_memory(&layer.id).await.map_err(cannot)?;
+                store.record_memory_digests(&layer.id).await.map_err(cannot)?;
                 found.recorded += 1;
             }
             Verdict::Unknown => found.unverified += 1,
@@ -227,7 +227,7 @@ async fn verify(store: &Store, record: bool) -> Result<Verified, Failure> {
     Ok(found)
 }
 
-fn written(paint: Paint, answer: &Answer) -> String {
+fn written(paint: Paint, answer: &FsckOutput) -> String {
     let Report { problems, projects, sandboxes, snapshots, drives, images, layers, memory } =
         &answer.report;
     let mut text = format!(

@@ -141,7 +141,7 @@ async fn arrive(context: &Context, mut fetching: Fetching, quiet: bool) -> Resul
             ImageProgress::Error { .. } => {}
         }
     }
-    Err(Failure::here("the server did not say what became of the image"))
+    Err(Failure::here("the connection ended before the result of the image"))
 }
 
 /// A bar on standard error, or one nobody sees.

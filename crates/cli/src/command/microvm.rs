@@ -5,8 +5,8 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use sandkeep_core::driver::AGENT;
 use sandkeep_core::driver::microvm::kernel;
+use sandkeep_core::embedded::AGENT;
 use serde::Serialize;
 
 use super::doctor::{self, Finding};
@@ -32,7 +32,7 @@ const NEXT: &str = "
 const TOLD: [&str; 2] = ["acceleration", "booting a machine"];
 
 /// A kernel that was found, and the temporary place it lies in, if it does.
-struct Found {
+struct GuestKernel {
     kernel: PathBuf,
     modules: PathBuf,
     _scratch: Option<Scratch>,
@@ -40,7 +40,7 @@ struct Found {
 
 /// What was written.
 #[derive(Debug, Serialize)]
-struct Answer {
+struct SetupReport {
     release: String,
     vmlinuz: PathBuf,
     vmlinuz_bytes: u64,
@@ -54,11 +54,11 @@ struct Answer {
 pub(super) async fn setup(global: &Global, args: &SetupArgs) -> Result<(), Failure> {
     host::need_root("keep microvm setup")?;
     if !cfg!(target_arch = "x86_64") {
-        return Err(Failure::here("machines of their own need a host with an x86-64 processor"));
+        return Err(Failure::here("microVMs need a host with an x86-64 processor"));
     }
     let data = global.data.clone().unwrap_or_else(locate::default_data);
     let data = std::path::absolute(data)
-        .map_err(|error| Failure::caused("cannot tell the working directory", error))?;
+        .map_err(|error| Failure::caused("cannot determine the working directory", error))?;
     // As the server makes it: what is below is nobody else's to read.
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&data).map_err(|error| {
         Failure::caused(format!("cannot use `{}`", data.display()), error)
@@ -71,16 +71,17 @@ pub(super) async fn setup(global: &Global, args: &SetupArgs) -> Result<(), Failu
             None => downloaded(&data)?,
         },
     };
-    let prepared = kernel::prepare(&found.kernel, &found.modules, AGENT, &host::kernel_dir(&data))
-        .map_err(|error| {
-            Failure::caused("cannot prepare the kernel for machines", error).with_hint(OTHERWISE)
-        })?;
+    let prepared =
+        kernel::prepare(&found.kernel, &found.modules, &AGENT.bytes(), &host::kernel_dir(&data))
+            .map_err(|error| {
+                Failure::caused("cannot prepare the guest kernel", error).with_hint(OTHERWISE)
+            })?;
     let release = found.modules.file_name().unwrap_or_default().to_string_lossy().into_owned();
     // The first machine would have to wait for it otherwise.
     note("trying whether machines run here, and under KVM; this takes up to half a minute");
     let findings = doctor::microvm(&data).await;
     let size = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
-    let answer = Answer {
+    let answer = SetupReport {
         vmlinuz_bytes: size(&prepared.vmlinuz),
         initramfs_bytes: size(&prepared.initramfs),
         release,
@@ -111,21 +112,21 @@ pub(super) async fn setup(global: &Global, args: &SetupArgs) -> Result<(), Failu
 }
 
 /// What was named on the command line.
-fn given(kernel: &Path, modules: &Path) -> Result<Found, Failure> {
+fn given(kernel: &Path, modules: &Path) -> Result<GuestKernel, Failure> {
     if !kernel.is_file() {
         return Err(Failure::here(format!("there is no kernel `{}`", kernel.display()))
             .with_hint("--kernel is a file like /boot/vmlinuz-6.1.0-13-cloud-amd64"));
     }
     if !modules.join("kernel").is_dir() {
-        return Err(Failure::here(format!("`{}` holds no modules", modules.display()))
+        return Err(Failure::here(format!("`{}` has no modules", modules.display()))
             .with_hint("--modules is a directory like /lib/modules/6.1.0-13-cloud-amd64"));
     }
     let (kernel, modules) = (kernel.to_path_buf(), modules.to_path_buf());
-    Ok(Found { kernel, modules, _scratch: None })
+    Ok(GuestKernel { kernel, modules, _scratch: None })
 }
 
 /// The newest kernel of the right kind below `root` that has its modules there too.
-fn newest(root: &Path) -> Option<Found> {
+fn newest(root: &Path) -> Option<GuestKernel> {
     let names = fs::read_dir(root.join("boot")).ok()?;
     let mut versions: Vec<String> = names
         .filter_map(|entry| {
@@ -137,7 +138,7 @@ fn newest(root: &Path) -> Option<Found> {
         .collect();
     versions.sort_by_key(|version| numbers(version));
     let version = versions.pop()?;
-    Some(Found {
+    Some(GuestKernel {
         kernel: root.join(format!("boot/vmlinuz-{version}")),
         modules: root.join("lib/modules").join(version),
         _scratch: None,
@@ -150,14 +151,14 @@ fn numbers(version: &str) -> Vec<u64> {
 }
 
 /// Fetches the distribution's kernel and unpacks it where it is forgotten again.
-fn downloaded(data: &Path) -> Result<Found, Failure> {
+fn downloaded(data: &Path) -> Result<GuestKernel, Failure> {
     let package = package()?;
     note(&format!(
-        "no kernel for machines is installed; downloading `{package}` to take one out of it. Nothing is installed."
+        "no suitable kernel found; downloading `{package}` to extract one. Nothing is installed."
     ));
     let scratch = Scratch(data.join("tmp").join(format!("microvm-setup-{}", std::process::id())));
     fs::create_dir_all(&scratch.0)
-        .map_err(|error| Failure::caused("cannot make a temporary directory", error))?;
+        .map_err(|error| Failure::caused("cannot create a temporary directory", error))?;
     run(program("apt-get").args(["download", "-q", &package]).current_dir(&scratch.0))?;
     let archive = fs::read_dir(&scratch.0)
         .ok()
@@ -169,10 +170,9 @@ fn downloaded(data: &Path) -> Result<Found, Failure> {
     if !root.join("lib").exists() {
         let _ = std::os::unix::fs::symlink("usr/lib", root.join("lib"));
     }
-    let found = newest(&root).ok_or_else(|| {
-        Failure::here(format!("`{package}` holds no kernel")).with_hint(OTHERWISE)
-    })?;
-    Ok(Found { _scratch: Some(scratch), ..found })
+    let found = newest(&root)
+        .ok_or_else(|| Failure::here(format!("`{package}` has no kernel")).with_hint(OTHERWISE))?;
+    Ok(GuestKernel { _scratch: Some(scratch), ..found })
 }
 
 /// The package that has the kernel; [`PACKAGE`] only depends on it.
@@ -180,7 +180,7 @@ fn package() -> Result<String, Failure> {
     let listed = run(program("apt-cache").args(["depends", PACKAGE]))?;
     let named = listed.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
     named.filter(|name| name.starts_with("linux-image-")).map(str::to_owned).ok_or_else(|| {
-        Failure::here(format!("apt knows no package `{PACKAGE}`"))
+        Failure::here(format!("apt has no package `{PACKAGE}`"))
             .with_hint(format!("run `apt-get update` and try again; or {OTHERWISE}"))
     })
 }
@@ -203,7 +203,7 @@ fn run(command: &mut Command) -> Result<String, Failure> {
     let name = command.get_program().to_string_lossy().into_owned();
     let done = command.output().map_err(|error| {
         Failure::caused(format!("cannot run `{name}`"), error)
-            .with_hint(format!("on a host that is not Debian's, {OTHERWISE}"))
+            .with_hint(format!("on a host without apt-get, {OTHERWISE}"))
     })?;
     if !done.status.success() {
         let said = String::from_utf8_lossy(&done.stderr).trim().to_owned();

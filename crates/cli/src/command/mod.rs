@@ -1,4 +1,4 @@
-//! What each command does.
+//! The commands.
 
 mod copy;
 mod doctor;
@@ -8,6 +8,7 @@ mod events;
 mod exec;
 mod fsck;
 pub(crate) mod guard;
+mod history;
 mod image;
 mod microvm;
 mod network;
@@ -15,7 +16,6 @@ mod port;
 mod sandbox;
 mod secret;
 mod service;
-mod settings;
 mod snapshot;
 mod tar;
 mod tenant;
@@ -25,17 +25,18 @@ mod tree;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use clap::CommandFactory as _;
 use sandkeep_client::Client;
 use serde::Serialize;
 
-use crate::args::{Command, Global, Keep, MicrovmCommand};
+pub(crate) use network::{in_short as network_in_short, wished as network_change};
+
+use crate::args::{self, Command, Global, Keep, MicrovmCommand};
 use crate::failure::Failure;
 use crate::locate;
 use crate::screen::{Paint, Screen, note};
 use crate::serve;
 
-/// What every command that asks a server needs.
+/// The client and the output of a command that uses a server.
 #[derive(Debug)]
 struct Context {
     client: Client,
@@ -52,7 +53,7 @@ impl Context {
     }
 }
 
-/// Does what was asked, and returns the exit code.
+/// Runs a command and returns the exit code.
 pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
     let Keep { global, command } = keep;
     let context = || Context::new(&global);
@@ -63,7 +64,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Fsck(args) => fsck::fsck(&global, &args).await?,
         Command::Completions(args) => {
             let mut script = Vec::new();
-            clap_complete::generate(args.shell, &mut Keep::command(), "keep", &mut script);
+            clap_complete::generate(args.shell, &mut args::command(), "keep", &mut script);
             Screen::new(false).bytes(&script)?;
         }
         Command::Version => version(&global).await?,
@@ -82,6 +83,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Why(args) => sandbox::why(&context()?, &args.names).await?,
         Command::Tree(args) => tree::tree(&context()?, &args.names).await?,
         Command::Ps(args) => exec::commands(&context()?, &args).await?,
+        Command::History(args) => history::history(&context()?, &args).await?,
         Command::Logs(args) => exec::logs(&context()?, &args).await?,
         Command::Events(args) => events::events(&context()?, args).await?,
         Command::Kill(args) => exec::kill(&context()?, &args).await?,
@@ -115,7 +117,7 @@ struct Versions {
     server: Option<String>,
 }
 
-/// The server is optional here: the question is often asked because it does not answer.
+/// Works without a server: people ask for versions when it does not answer.
 async fn version(global: &Global) -> Result<(), Failure> {
     let server = match locate::client(global) {
         Ok(client) => client.health().await.ok().map(|health| health.version),
@@ -128,7 +130,7 @@ async fn version(global: &Global) -> Result<(), Failure> {
     })
 }
 
-/// Waits for a sandbox, and says why if that takes long: the image may have to be made first.
+/// Waits for a sandbox, and says why if that takes long: the image may have to be built first.
 async fn patiently<T>(work: impl Future<Output = T>) -> T {
     let mut work = std::pin::pin!(work);
     tokio::select! {
@@ -137,14 +139,14 @@ async fn patiently<T>(work: impl Future<Output = T>) -> T {
     }
     if std::io::stderr().is_terminal() {
         note(
-            "the first sandbox on an image has to wait until the image is made; some seconds more",
+            "the first sandbox of an image waits until the image is built; this takes some seconds",
         );
     }
     work.await
 }
 
-/// Does `each` for all names, tells failures as they happen, and fails if any did. With one name
-/// its failure is the failure.
+/// Runs `each` for all names, reports failures as they happen, and fails if any did. With one name, its
+/// failure is returned.
 async fn for_each<F>(
     context: &Context,
     names: &[String],
@@ -171,7 +173,7 @@ where
     }
 }
 
-/// Lines of a name and what there is to say, aligned.
+/// Lines of a name and a value, aligned.
 fn facts(paint: Paint, facts: &[(&str, String)]) -> String {
     let width = facts.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let line = |(name, value): &(&str, String)| {
@@ -183,18 +185,18 @@ fn facts(paint: Paint, facts: &[(&str, String)]) -> String {
 }
 
 /// A number of bytes for people.
-fn bytes(count: u64) -> String {
+pub(crate) fn bytes(count: u64) -> String {
     sandkeep_core::model::Size(count).to_string()
 }
 
 /// A list of pairs for people.
-fn pairs(map: &std::collections::BTreeMap<String, String>) -> String {
+pub(crate) fn pairs(map: &std::collections::BTreeMap<String, String>) -> String {
     let said: Vec<String> = map.iter().map(|(key, value)| format!("{key}={value}")).collect();
     said.join(",")
 }
 
 /// The word a value has in JSON.
-fn word(value: impl Serialize) -> String {
+pub(crate) fn word(value: impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
         _ => "-".to_owned(),

@@ -22,7 +22,7 @@ use crate::when;
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// What the options say a sandbox may reach; `Some(None)` is what its project says.
-pub(super) fn wished(settings: &NetworkSettings) -> Result<Option<Option<Network>>, Failure> {
+pub(crate) fn wished(settings: &NetworkSettings) -> Result<Option<Option<Network>>, Failure> {
     let NetworkSettings { network, allow_domain, allow_cidr, deny_cidr, network_file } = settings;
     let allows = !allow_domain.is_empty() || !allow_cidr.is_empty();
     let mut policy = match (network_file, network) {
@@ -33,8 +33,10 @@ pub(super) fn wished(settings: &NetworkSettings) -> Result<Option<Option<Network
     match network {
         Some(ModeArg::Default) if network_file.is_some() || allows || !deny_cidr.is_empty() => {
             let hint = "leave one of them out";
-            return Err(Failure::here("`--network default` is all the project says, and no more")
-                .with_hint(hint));
+            return Err(Failure::here(
+                "`--network default` cannot be combined with other network options",
+            )
+            .with_hint(hint));
         }
         Some(ModeArg::Default) => return Ok(Some(None)),
         Some(ModeArg::AllowAll) => policy.mode = NetworkMode::AllowAll,
@@ -79,7 +81,10 @@ pub(super) async fn network(context: &Context, args: &NetworkArgs) -> Result<(),
         if wish.is_none() {
             let what = if args.add { "--add" } else { "--remove" };
             let hint = "name it with --allow-domain, --allow-cidr or --deny-cidr";
-            return Err(Failure::here(format!("{what} needs something")).with_hint(hint));
+            return Err(Failure::here(format!(
+                "{what} needs at least one --allow or --deny option"
+            ))
+            .with_hint(hint));
         }
         let there = context.client.network(&args.name).await?.network;
         let network = match args.add {
@@ -105,7 +110,7 @@ fn added(mut there: Network, more: &NetworkSettings) -> Result<Network, Failure>
     match there.mode {
         NetworkMode::AllowAll if allows => {
             let hint = "without --add, only what is named is allowed";
-            return Err(Failure::here("everything is allowed already").with_hint(hint));
+            return Err(Failure::here("the policy already allows everything").with_hint(hint));
         }
         NetworkMode::DenyAll => there.mode = NetworkMode::Custom,
         NetworkMode::AllowAll | NetworkMode::Custom => {}
@@ -143,7 +148,7 @@ fn removed(mut there: Network, gone: &NetworkSettings) -> Result<Network, Failur
 }
 
 /// A policy in a few words.
-pub(super) fn in_short(network: &Network) -> String {
+pub(crate) fn in_short(network: &Network) -> String {
     let mut parts = Vec::new();
     for (count, one, many) in [
         (network.domains.len(), "domain", "domains"),
@@ -225,7 +230,7 @@ pub(super) async fn of_project(
         }
         (None, Some(ModeArg::Custom | ModeArg::Default)) => {
             let hint = "say allow-all or deny-all, or give a policy with --default-file";
-            return Err(Failure::here("that is no default by itself").with_hint(hint));
+            return Err(Failure::here("not a valid default policy").with_hint(hint));
         }
         (None, None) => {}
     }

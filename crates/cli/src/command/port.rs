@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sandkeep_client::types::{Access, IssuePortToken, PortStatus, PublishPort, Span};
+use sandkeep_client::types::{Access, IssuePortToken, PortStatus, PublishPort};
 use sandkeep_client::{Client, Error};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
@@ -69,7 +69,7 @@ pub(super) async fn open(context: &Context, args: &OpenArgs) -> Result<(), Failu
     if status.access != Access::Private {
         return context.screen.answer(&status, |status| format!("{}\n", status.url));
     }
-    let request = IssuePortToken { expires: expires.map(|span| Span::Number(span.0)) };
+    let request = IssuePortToken { expires: *expires };
     let token = context.client.port_token(name, *port, &request).await?;
     context.screen.answer(&token, |token| format!("{}\n", token.url))
 }

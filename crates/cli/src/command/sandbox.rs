@@ -5,13 +5,11 @@ use std::collections::BTreeMap;
 use sandkeep_client::ListSandboxes;
 use sandkeep_client::types::{
     Checkpoint, CommandsKept, CreateSandbox, Delete, Extend, Finding, Fork, ForkFailed, Forks,
-    HookRun, IfExists, Mount, Opened, Pause, Paused, Rollback, Sandbox, Session, Snapshot, Span,
-    Start, State, Stop, Stopped, UpdateSandbox, Why,
+    HookRun, IfExists, Opened, Pause, Paused, Rollback, Sandbox, Session, Snapshot, Start, State,
+    Stop, Stopped, UpdateSandbox, Why,
 };
 
 use super::guard::findings_text;
-use super::network::in_short;
-use super::settings::{change, class, request_with};
 use super::{Context, bytes, facts, for_each, or_dash, pairs, patiently, word};
 use crate::args::{
     CheckpointArgs, CreateArgs, ForkArgs, IfExistsArg, ListArgs, PauseArgs, PhaseArg, PsArgs,
@@ -19,6 +17,7 @@ use crate::args::{
 };
 use crate::failure::Failure;
 use crate::screen::{Paint, Table, note, state_colour};
+use crate::settings::{self, change};
 use crate::when;
 
 pub(super) async fn create(context: &Context, args: CreateArgs) -> Result<(), Failure> {
@@ -27,15 +26,14 @@ pub(super) async fn create(context: &Context, args: CreateArgs) -> Result<(), Fa
         true => IfExists::Get,
         false => IfExists::Fail,
     };
-    let request = request_with!(
-        CreateSandbox {
-            name: args.name,
-            if_exists: if_exists,
-            start: !args.no_start,
-            from: args.from,
-        },
-        settings
-    );
+    let request = CreateSandbox {
+        name: args.name,
+        if_exists,
+        start: !args.no_start,
+        from: args.from,
+        ..CreateSandbox::default()
+    }
+    .with_settings(settings);
     let creating = context.client.create(&request, args.idempotency_key.as_deref());
     let opened = patiently(creating).await?;
     tell_session(&opened.sandbox.name, opened.session.as_ref());
@@ -57,7 +55,7 @@ pub(super) fn tell_session(name: &str, session: Option<&Session>) {
     if let Some(why) = &session.fallback {
         let (warning, generation) = (paint.yellow("warning:"), session.generation);
         note(&format!(
-            "{warning} {name} started from its files, at the same generation {generation}; what ran in it is gone: {why}"
+            "{warning} {name} started from its files at generation {generation}, without its memory and processes: {why}"
         ));
     }
     for HookRun { hook, argv, exit_code, problem, command } in &session.hooks {
@@ -67,7 +65,7 @@ pub(super) fn tell_session(name: &str, session: Option<&Session>) {
         let how = match (problem, exit_code) {
             (Some(problem), _) => problem.clone(),
             (None, Some(code)) => format!("exit code {code}"),
-            (None, None) => "it could not be started".to_owned(),
+            (None, None) => "the hook could not be started".to_owned(),
         };
         let what = argv.last().map_or("", String::as_str);
         note(&format!("{} {hook} hook `{what}`: {how}", paint.yellow("warning:")));
@@ -78,9 +76,7 @@ pub(super) fn tell_session(name: &str, session: Option<&Session>) {
     }
     if session.valid == Some(false) {
         let warning = paint.yellow("warning:");
-        note(&format!(
-            "{warning} the validate hook finds things other than they were at the last stop"
-        ));
+        note(&format!("{warning} the output of the validate hook differs from the last stop"));
     }
 }
 
@@ -143,16 +139,15 @@ pub(super) async fn fork(context: &Context, args: ForkArgs) -> Result<(), Failur
         settings.tags = added(source.tags, settings.tags, &[]);
         settings.env = added(source.env, settings.env, &[]);
     }
-    let request = request_with!(
-        Fork {
-            name: args.name,
-            count: args.count,
-            from: args.from,
-            expect_generation: args.expect_generation,
-            start: args.start,
-        },
-        settings
-    );
+    let request = Fork {
+        name: args.name,
+        count: args.count,
+        from: args.from,
+        expect_generation: args.expect_generation,
+        start: args.start,
+        ..Fork::default()
+    }
+    .with_settings(settings);
     let key = args.idempotency_key.as_deref();
     if args.count.is_some() {
         let forks = context.client.fork_many(&args.source, &request, key).await?;
@@ -301,7 +296,7 @@ pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failur
             PhaseArg::Stopping => State::Stopping,
             PhaseArg::Failed => State::Failed,
         }),
-        class: args.class.map(class),
+        class: args.class,
         name_prefix: args.prefix,
         limit: None,
     };
@@ -347,17 +342,22 @@ fn commands(sandbox: &Sandbox) -> String {
     or_dash(sandbox.commands.map(told))
 }
 
+/// When it was last saved, and what would be lost.
+fn saved(sandbox: &Sandbox) -> String {
+    let at = sandbox.saved_at.as_deref().map_or("never".to_owned(), when::ago);
+    match &sandbox.unsaved {
+        Some(unsaved) if unsaved.files > 0 => {
+            let files = if unsaved.files == 1 { "file" } else { "files" };
+            let (count, bytes) = (unsaved.files, bytes(unsaved.bytes));
+            format!("{at}; {count} {files} ({bytes}) changed since")
+        }
+        Some(_) => format!("{at}; nothing changed since"),
+        None => at,
+    }
+}
+
 fn described(paint: Paint, sandbox: &Sandbox) -> String {
-    let resources = &sandbox.resources;
-    let limit = |millis: Option<u64>| millis.map_or("none".to_owned(), when::exact);
     let from = sandbox.forked_from.as_ref();
-    let kept = match sandbox.keep_last {
-        Some(count) => format!("the last {count}"),
-        None => "all".to_owned(),
-    };
-    let age = sandbox
-        .snapshot_expires_ms
-        .map_or(String::new(), |millis| format!(", each for {}", when::rough(millis)));
     let mut lines = vec![
         ("name", sandbox.name.clone()),
         ("id", sandbox.id.clone()),
@@ -365,93 +365,27 @@ fn described(paint: Paint, sandbox: &Sandbox) -> String {
         ("state", state_colour(paint, &word(sandbox.state))),
     ];
     lines.extend(sandbox.failure.clone().map(|failure| ("failure", paint.red(&failure))));
-    let lost = sandbox
-        .fallback
-        .as_ref()
-        .map(|why| paint.yellow(&format!("could not be used; it started from its files: {why}")));
-    lines.extend(lost.map(|lost| ("memory", lost)));
+    lines.extend(sandbox.fallback.as_ref().map(|why| {
+        let text = format!("could not be used; the sandbox started from its files: {why}");
+        ("memory", paint.yellow(&text))
+    }));
     lines.extend([
-        ("class", word(sandbox.class)),
-        ("persistent", sandbox.persistent.to_string()),
-        ("owner", sandbox.owner.clone()),
-        ("purpose", sandbox.purpose.clone()),
-        ("tags", pairs(&sandbox.tags)),
-        ("image", sandbox.image.clone()),
-        ("driver", sandbox.driver.clone()),
         ("generation", sandbox.generation.to_string()),
         ("snapshot", or_dash(sandbox.current_snapshot.clone())),
+        ("saved", saved(sandbox)),
         (
             "forked from",
             from.map_or("-".to_owned(), |from| {
                 format!("{} at generation {}", from.name, from.generation)
             }),
         ),
-        ("env", pairs(&sandbox.env)),
-        ("cwd", sandbox.cwd.clone().unwrap_or_else(|| "the image's".to_owned())),
-        ("user", sandbox.user.clone().unwrap_or_else(|| "the image's".to_owned())),
-        ("vcpus", resources.vcpus.to_string()),
-        ("memory", bytes(resources.memory_bytes)),
-        ("pids", resources.pids.to_string()),
-        ("disk", bytes(resources.disk_bytes)),
-        ("timeout", limit(sandbox.session_timeout_ms)),
-        ("idle timeout", limit(sandbox.idle_timeout_ms)),
-        ("on idle", sandbox.on_idle.map_or("what the driver does best".to_owned(), word)),
-        ("snapshots kept", kept + &age),
         ("commands", commands(sandbox)),
-        ("excluded", sandbox.exclude.join(" ")),
-        ("drives", mounts(sandbox)),
-        ("secrets", secrets(sandbox)),
-        ("ports", ports(sandbox)),
-        ("services", services(sandbox)),
-        ("network", sandbox.network.as_ref().map_or("the project's default".to_owned(), in_short)),
-        ("guard", guard(sandbox)),
         ("created", when::ago(&sandbox.created_at)),
         ("used", when::ago(&sandbox.used_at)),
         ("expires", when::ago(&sandbox.expires_at)),
     ]);
-    for (name, hooks) in [
-        ("on create", &sandbox.hooks.on_create[..]),
-        ("on resume", &sandbox.hooks.on_resume[..]),
-        ("validate", sandbox.hooks.validate.as_slice()),
-    ] {
-        lines.extend(hooks.iter().map(|hook| (name, hook.argv.join(" "))));
-    }
+    lines.extend(settings::described(sandbox));
     facts(paint, &lines)
-}
-
-fn secrets(sandbox: &Sandbox) -> String {
-    let said = sandbox.secrets.iter().map(|used| match &used.env {
-        Some(env) if *env != used.secret => format!("{}={env}", used.secret),
-        _ => used.secret.clone(),
-    });
-    said.collect::<Vec<_>>().join(" ")
-}
-
-fn guard(sandbox: &Sandbox) -> String {
-    let guard = &sandbox.guard;
-    let (secrets, junk) = (word(guard.secrets), word(guard.junk));
-    format!("secrets {secrets}, large files {junk} from {}", bytes(guard.large_bytes))
-}
-
-fn mounts(sandbox: &Sandbox) -> String {
-    let said = sandbox.mounts.iter().map(|(path, mount)| {
-        let Mount { drive, mode } = mount;
-        format!("{drive}:{path}:{}", word(mode))
-    });
-    said.collect::<Vec<_>>().join(" ")
-}
-
-fn ports(sandbox: &Sandbox) -> String {
-    let mut said: Vec<String> =
-        sandbox.ports.iter().map(|port| format!("{}:{}", port.port, word(port.access))).collect();
-    if !sandbox.wake_on_request {
-        said.push("(requests do not wake it)".to_owned());
-    }
-    said.join(" ")
-}
-
-fn services(sandbox: &Sandbox) -> String {
-    sandbox.services.iter().map(|service| service.name.as_str()).collect::<Vec<_>>().join(" ")
 }
 
 pub(super) async fn remove(context: &Context, args: &RemoveArgs) -> Result<(), Failure> {
@@ -497,7 +431,7 @@ pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<(), Fa
         settings.ports = Some(ports);
     }
     if let Some(by) = extend {
-        let request = Extend { by: Span::Number(by.0) };
+        let request = Extend { by };
         let session = context.client.extend(&name, &request).await?;
         if settings == UpdateSandbox::default() {
             return context.screen.answer(&session, |session| {
@@ -506,8 +440,8 @@ pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<(), Fa
         }
     }
     if settings == UpdateSandbox::default() {
-        let hint = "`keep update --help` lists what can be changed";
-        return Err(Failure::here("nothing to change was named").with_hint(hint));
+        let hint = "`keep update --help` lists all settings";
+        return Err(Failure::here("no setting given").with_hint(hint));
     }
     let sandbox = context.client.update(&name, &settings).await?;
     context.screen.answer(&sandbox, |sandbox| described(context.screen.paint, sandbox))

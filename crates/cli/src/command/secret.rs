@@ -71,7 +71,7 @@ fn read(name: &str, keep_newline: bool) -> Result<Zeroizing<String>, Failure> {
     }
     if value.is_empty() {
         let hint = format!("give it by standard input: `keep secret set {name} < file`");
-        return Err(Failure::here("there is no value").with_hint(hint));
+        return Err(Failure::here("the value is empty").with_hint(hint));
     }
     Ok(value)
 }

@@ -1,6 +1,6 @@
 //! Commands about projects, keys and the disk.
 
-use sandkeep_client::types::{CreateKey, CreateProject, Key, Scope, Span};
+use sandkeep_client::types::{CreateKey, CreateProject, Key, Scope};
 
 use super::{Context, bytes, facts, for_each, network, word};
 use crate::args::{KeyCommand, ProjectCommand, ScopeArg};
@@ -54,7 +54,7 @@ pub(super) async fn key(
                 ScopeArg::Write => Scope::Write,
                 ScopeArg::Admin => Scope::Admin,
             };
-            let expires = expires.map(|span| Span::Number(span.0));
+
             let request = CreateKey { label, scope, expires };
             let made = context.client.create_key(&project, &request).await?;
             if !context.screen.json {

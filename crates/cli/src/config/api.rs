@@ -49,7 +49,7 @@ impl ApiSettings {
 
 pub(super) fn api(file: ApiFile) -> Result<ApiSettings, Failure> {
     let wrong = |field: &str, text: &str, hint: &str| {
-        Err(Failure::here(format!("[api] {field}: `{text}` makes no sense")).with_hint(hint))
+        Err(Failure::here(format!("[api] {field}: invalid value `{text}`")).with_hint(hint))
     };
     for host in &file.hosts {
         let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');

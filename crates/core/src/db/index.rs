@@ -12,10 +12,11 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio::sync::{RwLock, RwLockReadGuard};
 
 use super::stamp::Stamp;
@@ -190,7 +191,7 @@ impl Inner {
         let rebuilt = Some(Instant::now());
         *current = Current { db, stamp, filled: false, generation, rebuilt, closed: false };
         current.finish().await;
-        *self.damage.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
+        *self.damage.lock() = Some(reason);
         tracing::info!(took = ?begun.elapsed(), "the index is built again");
         Ok(())
     }
@@ -405,7 +406,7 @@ impl Db for Index {
     }
 
     fn damage(&self) -> Option<String> {
-        self.inner.damage.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.inner.damage.lock().clone()
     }
 
     async fn filled(&self) {

@@ -2,7 +2,9 @@
 //!
 //! The disk is the truth; a database only makes it quick to find things. So its interface is small:
 //! documents are put, found, listed and removed, and whatever is in it can be made again from the
-//! disk. Two things it decides, atomically: who gets a name ([`Db::claim`], [`Db::claim_drive`]), and
+//! disk. The engine reads through it; only the catalog writes to it.
+//!
+//! Two things it decides, atomically: who gets a name ([`Db::claim`], [`Db::claim_drive`]), and
 //! whether a snapshot that is to go has anybody standing on it ([`Db::bury_snapshot`]).
 //!
 //! A snapshot that went is a *tombstone* for a while. Whoever does not ask for tombstones does not see

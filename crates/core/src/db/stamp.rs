@@ -35,7 +35,7 @@ impl Stamp {
     pub(super) fn draw(index: &Path) -> io::Result<Self> {
         let mut random = [0u8; 16];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
-        let epoch = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        let epoch = hex::encode(random);
         Ok(Self { epoch, boot: boot(), inode: fs::metadata(index)?.ino(), clean: false })
     }
 

@@ -1,14 +1,18 @@
-//! Isolation backends.
+//! Isolation backends: decides how a root filesystem becomes running processes, kept apart from the host and from each other.
+//!
+//! | where | decides |
+//! |---|---|
+//! | this file | the [`Driver`] trait: what every backend promises |
+//! | `keeps_memory`, `own_disk` | the optional powers [`KeepsMemory`] and [`OwnDisk`] |
+//! | `host/` | what backends share on a host: machine directories, control groups, uid claims, helper programs |
+//! | [`container`] | namespaces and control groups on the host's kernel |
+//! | [`microvm`] | a virtual machine with its own kernel, in QEMU |
 
-mod cgroup;
-pub(crate) mod confined;
 pub mod container;
 mod host;
-mod memory;
+mod keeps_memory;
 pub mod microvm;
 mod own_disk;
-pub(crate) mod strays;
-pub(crate) mod uids;
 
 use std::fmt;
 use std::io;
@@ -18,17 +22,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::host::orphans::kill_orphans;
+pub(crate) use self::host::uid_claims::{CLAIMS_DIR, UidClaims};
 pub use self::host::{READY, any_alive};
-pub use self::memory::{Captured, KeepsMemory, Restored, Then};
+pub use self::keeps_memory::{Captured, KeepsMemory, Restored, Then};
 pub use self::own_disk::OwnDisk;
 pub use crate::model::Device;
 use crate::model::{Limits, MachineKey, RootFs, Size, UidRange};
-
-/// The agent, a static program: build.rs made it, `keep serve` writes it into the data directory.
-pub const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/keep-agent"));
-
-/// What a hypervisor is given its RAM by: a library that is loaded into it. build.rs made it.
-pub const RAM_SO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ram.so"));
 
 /// Keeps sandboxes apart from the host and from each other.
 ///

@@ -2,20 +2,22 @@
 
 use std::time::Duration;
 
-use super::lost::Lost;
-use super::trash::InTrash;
+use super::records::lost_names::Lost;
+use super::snapshots::trash::InTrash;
+use sandkeep_proto::link::Failure;
+
+use crate::catalog::CatalogError;
 use crate::db::DbError;
 use crate::driver::DriverError;
 use crate::guest::GuestError;
 use crate::model::{
-    BadConfig, CommandId, Finding, FindingKind, KeyId, Name, NotAllowed, SandboxId, SessionId,
-    SnapshotId,
+    BadConfig, CommandId, Finding, FindingKind, KeyId, Name, NotAllowed, Revision, SandboxId,
+    SessionId, SnapshotId,
 };
 use crate::net::BadAuthority;
 use crate::secret::{BadKey, SealError};
 use crate::store::StoreError;
 use crate::store::image::ImageError;
-use sandkeep_proto::link::Failure;
 
 /// What the engine answers.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -27,6 +29,19 @@ pub struct NoSuch {
     pub name: Name,
     /// The one of that name that is in the trash.
     pub trashed: Option<InTrash>,
+}
+
+impl From<CatalogError> for Error {
+    fn from(error: CatalogError) -> Self {
+        match error {
+            CatalogError::Conflict { sandbox, expected, found } => {
+                Self::RecordChanged { sandbox, expected, found }
+            }
+            CatalogError::NotFound { kind, key } => Self::Store(StoreError::NotFound { kind, key }),
+            CatalogError::Store(error) => Self::Store(error),
+            CatalogError::Index(error) => Self::Db(error),
+        }
+    }
 }
 
 impl From<Name> for NoSuch {
@@ -132,6 +147,10 @@ pub enum Error {
     SnapshotDeleted(SnapshotId),
     #[error("snapshot `{snapshot}`, which sandbox `{name}` stands on, was deleted")]
     SnapshotGone { name: Name, snapshot: SnapshotId },
+    #[error(
+        "the record of {sandbox} was changed by another writer: it is at revision {found}, not {expected}"
+    )]
+    RecordChanged { sandbox: SandboxId, expected: Revision, found: Revision },
     #[error("sandbox `{name}` is at generation {found}, not {expected}")]
     Generation { name: Name, expected: u64, found: u64 },
     #[error("snapshot `{snapshot}` is what {} stand on", .holders.join(", "))]
@@ -286,6 +305,7 @@ impl Error {
             | Self::SnapshotDeleted(_)
             | Self::NothingKept(_)
             | Self::SnapshotGone { .. } => ErrorKind::Gone,
+            Self::RecordChanged { .. } => ErrorKind::Conflict,
             Self::Generation { .. } => ErrorKind::Stale,
             Self::NoUids
             | Self::Driver(DriverError::NoRoom { .. })
@@ -345,13 +365,13 @@ impl Error {
             Self::NoKey(_) => "key_not_found",
             Self::NoDrive(_) => "drive_not_found",
             Self::DriveTaken(_) => "drive_taken",
-            Self::DriveDiffers { .. } => "drive_differs",
+            Self::DriveDiffers { .. } => "drive_mismatch",
             Self::DriveAttached { .. } => "drive_attached",
             Self::DriveNotInitialised { .. } => "drive_not_initialized",
             Self::DriveBroken { .. } => "drive_broken",
             Self::DrivesUnsaved { .. } => "drives_unsaved",
             Self::Driver(DriverError::MountPoint { .. }) => "bad_mount_point",
-            Self::Driver(DriverError::Unpackable { .. }) => "files_unpackable",
+            Self::Driver(DriverError::Unpackable { .. }) => "unsupported_files",
             Self::NameTaken(_) => "name_taken",
             Self::ProjectTaken(_) => "project_taken",
             Self::ProjectInUse { .. } => "project_in_use",
@@ -369,14 +389,15 @@ impl Error {
             Self::NoQuarantine(_) => "quarantine_not_found",
             Self::KeyReused(_) => "idempotency_key_reused",
             Self::Gone(_) => "deleted",
-            Self::NothingKept(_) => "nothing_kept",
+            Self::NothingKept(_) => "no_snapshot",
             Self::SnapshotDeleted(_) => "snapshot_deleted",
             Self::SnapshotGone { .. } => "snapshot_gone",
+            Self::RecordChanged { .. } => "record_changed",
             Self::Generation { .. } => "generation_mismatch",
-            Self::NoMemory { .. } => "keeps_no_memory",
-            Self::HoldsMemory { .. } => "holds_memory",
+            Self::NoMemory { .. } => "memory_not_supported",
+            Self::HoldsMemory { .. } => "has_memory",
             Self::HasDrives(_) => "has_drives",
-            Self::MemoryTooDeep(_) => "memory_too_deep",
+            Self::MemoryTooDeep(_) => "too_many_captures",
             Self::DriverInUse(_) => "driver_in_use",
             Self::NoUids => "no_uid_ranges",
             Self::SessionOver | Self::SessionEnded { .. } => "session_ended",
@@ -389,7 +410,7 @@ impl Error {
             Self::Store(_) | Self::Driver(_) | Self::Db(_)
                 if self.kind() == ErrorKind::Exhausted =>
             {
-                "no_room"
+                "insufficient_storage"
             }
             Self::Store(StoreError::BadExport { .. }) => "export_refused",
             Self::Store(StoreError::InDoubt { .. }) => "sync_failed",
@@ -398,7 +419,7 @@ impl Error {
             }
             Self::Store(error) if error.is_read_only() => "read_only_filesystem",
             Self::Store(StoreError::Io { .. }) => "storage_failed",
-            Self::Sealed { .. } => "sealed",
+            Self::Sealed { .. } => "decryption_failed",
             Self::NoSecret(_) => "secret_not_found",
             Self::SecretTags { .. } => "secret_not_allowed",
             Self::Store(_)
@@ -456,6 +477,7 @@ impl Error {
             Self::HoldsMemory { name, .. } => {
                 format!("`keep stop {name}` first: that keeps its files and lets go of its memory")
             }
+            Self::RecordChanged { .. } => "try again: the next attempt begins with the changed record".to_owned(),
             Self::Generation { .. } => "somebody changed it meanwhile: look again, then decide".to_owned(),
             Self::NoDrive(_) => "`keep drive ls` lists what there is; `keep drive create` makes one".to_owned(),
             Self::DriveAttached { sandbox, .. } => {
@@ -591,7 +613,7 @@ fn guest_code(error: &GuestError) -> &'static str {
             Failure::Exists => "path_exists",
             Failure::Invalid => "bad_path",
             Failure::Denied => "permission_denied",
-            Failure::NoSpace => "no_room",
+            Failure::NoSpace => "insufficient_storage",
             Failure::Exhausted => "exhausted",
             Failure::Refused => "port_closed",
             Failure::Fault => "internal",
@@ -628,7 +650,7 @@ fn image_kind(error: &ImageError) -> ErrorKind {
     match error {
         ImageError::NotFound { .. } | ImageError::Unknown { .. } => ErrorKind::NotFound,
         ImageError::BadName { .. }
-        | ImageError::BadDress { .. }
+        | ImageError::BadCustomization { .. }
         | ImageError::NotAnImage { .. }
         | ImageError::Damaged { .. }
         | ImageError::Refused { .. }
@@ -647,7 +669,7 @@ fn image_kind(error: &ImageError) -> ErrorKind {
 fn image_code(error: &ImageError) -> &'static str {
     match error {
         ImageError::NotFound { .. } | ImageError::Unknown { .. } => "image_not_found",
-        ImageError::BadName { .. } | ImageError::BadDress { .. } => "invalid",
+        ImageError::BadName { .. } | ImageError::BadCustomization { .. } => "invalid",
         ImageError::NotAnImage { .. } | ImageError::Damaged { .. } | ImageError::Refused { .. } => {
             "bad_image"
         }
@@ -655,7 +677,22 @@ fn image_code(error: &ImageError) -> &'static str {
         ImageError::Platform { .. } => "wrong_platform",
         ImageError::Denied { .. } | ImageError::Credentials { .. } => "registry_denied",
         ImageError::Unreachable { .. } | ImageError::Registry { .. } => "registry_unreachable",
-        ImageError::TooLarge { .. } => "no_room",
+        ImageError::TooLarge { .. } => "insufficient_storage",
         _ => "internal",
     }
+}
+
+/// An error with all its causes, for logs and records.
+pub(in crate::engine) fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        // Transparent wrappers say the same thing twice.
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
 }

@@ -1,163 +1,114 @@
 //! What happens to sandboxes.
 //!
 //! ```text
-//! fronts ──> Engine ──turn──> one piece of work at a time per sandbox
-//!               │                 boot, seal, checkpoint, rollback, erase
-//!               │                 record intent → carry out → record outcome → answer
-//!               └──live──────> commands, files: straight to the agent of a running sandbox
+//! fronts ──> Engine (api) ──> Lifecycle ──turn──> one operation at a time per sandbox
+//!                  │                                record intent → carry out → record outcome → answer
+//!                  └────────> Sessions ─────────> commands, files, ports: straight to the agent of a running sandbox
 //! ```
 //!
-//! - [`lifecycle`] decides, purely, what may happen to a sandbox in each phase;
-//!   [`Sandbox::transition`] asks it and is the only writer of a phase.
-//! - `slot` gives each sandbox its *turn*: work that changes its phase runs one at a time, in the
-//!   order it was asked for, in a task of its own, so that a caller who goes away ends nothing.
-//! - `sandbox` is what callers ask for. `create`, `boot`, `seal`, `checkpoint`, `branch` (fork and
-//!   rollback) and `erase` are that work. Each records what it is about to do in the
-//!   sandbox's manifest first. A daemon that dies in between finds the pending effect when it comes
-//!   back (`recover`) and completes it.
-//! - `drive` are volumes that outlive sandboxes; `attach` is how a session comes to have them and what
-//!   becomes of what it wrote.
-//! - `live` is a running sandbox: its agent, its session, who is using it.
-//! - `guard` looks at what a session wrote before it is sealed.
-//! - `machine` starts machines that keep their memory: from what was kept, from a template, or by booting. `rescue`
-//!   takes files out of their disks, `carry` has their commands go on.
-//! - `pause` keeps the memory of a machine, `why` explains where a sandbox is and what would change that.
-//! - `hooks` are the commands the server runs by itself at a start and a stop.
-//! - `command` runs processes, `track` follows them and keeps what they print (`log`), `stdin` feeds
-//!   them; `files` moves files; `export` makes an OCI image of a snapshot.
-//! - `ports` is the way to a port inside; `services` are commands that are there again after every resume.
-//! - `session` finds sessions and what ran in them; `snapshots` keeps snapshots, and what is left of those
-//!   that went.
-//! - `space` says who holds which layers and drops what is held by nobody; `chain` keeps chains short.
-//! - `network` is what sandboxes may reach and what they reached; `journal` keeps the latter.
-//! - `uplink` is a session's network, `network` what callers ask of it, `journal` what is on record of it.
-//! - `unrecorded` are outcomes that a full disk had no room for.
-//! - `reaper` ends what is idle, over its time or over its disk, and what has expired.
-//! - `doubt` is what becomes of what a failed sync may have lost, `health` whether the disk takes writes.
-//! - `evidence` finds what could name layers and was not read; `trash` keeps what was deleted for a while; `clock` says which
-//!   time things expire by.
-//! - `lost` keeps the names of sandboxes whose manifest is missing or does not read.
-//! - `scrub` verifies layers while the server runs.
-//! - `events` is the feed of what happened, for those who watch.
-//! - `figures` counts what operators watch.
-//! - `damage` is the register of everything that is known to be wrong with stored data.
-//! - `secrets` keeps values of projects and gives them to sessions.
-//! - `tenant` knows projects and keys, `token` what speaks for a key; `once` makes retries harmless.
+//! The engine is made of components: structs with their own state that name what they use as fields. Each uses only what is
+//! below it. [`Engine::open`] creates them from the bottom to the top; nothing else knows all of them.
 //!
-//! *Acknowledged is durable*: an answer that names a snapshot or a new sandbox is given after its
-//! layer, its manifest and the sandbox's manifest are on stable storage, in that order. The
-//! sandbox's manifest is the commit point: before it, the old generation stands.
+//! | folder | component | decides |
+//! |---|---|---|
+//! | `observe` | `EventFeed` | nothing: it tells what happened |
+//! | `context` | `Context` | nothing about a sandbox: store, index, drivers, settings, damage, clock, tasks |
+//! | `running` | `Turns` | whose operation runs next; holds the state of running sandboxes |
+//! | `references` | `References` | whether a layer may be discarded |
+//! | `records` | `Records` | in which order a record is written |
+//! | `tenancy` | `Tenancy`, `Secrets` | who may call, and which secrets a session gets |
+//! | `network` | `Network` | what a session may reach |
+//! | `snapshots` | `Storage` and its seven | what is kept, merged and deleted |
+//! | `integrity` | `Integrity` and its three | whether data on disk can be trusted, and how much a sandbox may write |
+//! | `machine` | `Machines` | how a machine comes up |
+//! | `session` | `Sessions` | how a command runs and is followed |
+//! | `lifecycle` | `Lifecycle` | when the phase of a sandbox changes |
+//! | `api` | [`Engine`] | nothing: it lists what fronts may ask |
+//!
+//! Which folder may use which is a table in `docs/ARCHITECTURE.md`, which `tests/fast/layering.rs` checks.
+//!
+//! - [`lifecycle`](crate::model::lifecycle) decides, purely, what may happen to a sandbox in each phase;
+//!   [`Sandbox::transition`] asks it and is the only writer of a phase.
+//! - *Acknowledged is durable*: an answer that names a snapshot or a new sandbox is given after its
+//!   layer, its manifest and the sandbox's manifest are on stable storage, in that order. The
+//!   sandbox's manifest is the commit point: before it, the old generation stands.
 
-mod attach;
-mod boot;
-mod branch;
-mod carry;
-mod cause;
-mod chain;
-mod checkpoint;
-mod clock;
-mod command;
-mod create;
-mod damage;
-mod disk;
-mod doubt;
-mod drive;
-mod erase;
+mod api;
+mod context;
 mod error;
-mod events;
-mod evidence;
-mod export;
-mod figures;
-mod files;
-mod guard;
-mod health;
-mod hooks;
-mod journal;
-mod kept;
-mod live;
-mod log;
-mod lost;
+mod integrity;
+mod lifecycle;
 mod machine;
-mod manifests;
 mod network;
-mod once;
-mod pause;
-mod ports;
-mod ready;
-mod reaper;
-mod recover;
-mod rescue;
-mod sandbox;
-mod scrub;
-mod seal;
-mod secrets;
-mod services;
+mod observe;
+mod records;
+mod references;
+mod running;
 mod session;
-mod shorten;
-mod slot;
 mod snapshots;
-mod space;
-mod standstill;
-mod stdin;
-mod template;
-mod tenant;
-mod token;
-mod track;
-mod trash;
-mod uids;
-mod unrecorded;
-mod uplink;
-mod usage;
-mod why;
+mod tenancy;
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
-use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
+use tokio_util::sync::DropGuard;
 
-use crate::db::Db;
+use crate::catalog::Catalog;
 use crate::driver::Driver;
+use crate::engine::context::Context;
+use crate::engine::context::single_flight::SingleFlight;
+use crate::engine::integrity::Integrity;
+use crate::engine::lifecycle::Lifecycle;
+use crate::engine::machine::Machines;
+use crate::engine::network::Network;
+use crate::engine::records::Records;
+use crate::engine::references::References;
+use crate::engine::running::turns::Turns;
+use crate::engine::session::Sessions;
+use crate::engine::snapshots::Storage;
+use crate::engine::tenancy::Tenancy;
+use crate::engine::tenancy::secrets::Secrets;
 use crate::guest::Deadlines;
 use crate::model::{
-    Config, Decision, Finding, LayerId, Name, Patch, Sandbox, SandboxId, Session, SessionId, Size,
-    Snapshot, SnapshotId, Span, Timestamp,
+    Config, Decision, Finding, Name, Patch, Sandbox, Session, SessionId, Size, Snapshot,
+    SnapshotId, Span, Timestamp,
 };
-use crate::net::{Outside, OutsideSettings};
+use crate::net::{Upstream, UpstreamSettings};
 use crate::secret::{KeySource, Keyring};
 use crate::store::Store;
-use crate::store::accounting::Books;
 use crate::store::image::Images;
 
-pub use clock::{Clock, HostClock};
-pub use command::{Event, Events, Exec, Started};
-pub use damage::{Damage, DamageKind};
-pub use drive::CreateDrive;
+pub use api::usage::Figures;
+pub use context::clock::{Clock, HostClock};
+pub use context::damage::{Damage, DamageKind};
 pub use error::{Error, ErrorKind, NoSuch, Result};
-pub use events::{EventBatch, EventQuery, EventScope, EventStream};
-pub use figures::Figures;
-pub use files::{Files, Upload};
-pub use health::Unwell;
-pub use kept::{CommandRetention, CommandsKept};
-pub use live::{Hold, agent_answers};
-pub use lost::Lost;
-pub use network::{ConnectionFilter, Destination, Host};
-pub use ports::{Connected, Whose};
-pub use scrub::ScrubSettings;
-pub use secrets::SetSecret;
-pub use services::{ServiceState, ServiceStatus};
-pub use space::Sized;
-pub use stdin::{StdinHandle, StdinProgress};
-pub use tenant::Caller;
-pub use token::PortPass;
-pub use trash::{InTrash, TrashItem};
-pub use usage::{HostSpace, SpaceReport};
-pub use why::Why;
+pub use integrity::disk_probe::Unwell;
+pub use integrity::scrub::ScrubSettings;
+pub use lifecycle::why::Why;
+pub use network::policy::{ConnectionFilter, Destination, Host};
+pub use observe::events::{EventBatch, EventQuery, EventScope, EventStream};
+pub use records::lost_names::Lost;
+pub use references::Sized;
+pub use running::changes::Unsaved;
+pub use running::live::{Hold, agent_answers};
+pub use running::services::ServiceState;
+pub use running::stdin::{StdinHandle, StdinProgress};
+pub use session::command::{CommandOutput, Exec, OutputStream, Started};
+pub use session::files::{Files, Upload};
+pub use session::ports::{Connected, Whose};
+pub use session::retention::{CommandRetention, CommandsKept};
+pub use session::services::ServiceStatus;
+pub use snapshots::drives::CreateDrive;
+pub use snapshots::storage_usage::{HostSpace, SpaceReport};
+pub use snapshots::trash::{InTrash, TrashItem};
+pub use tenancy::projects::Caller;
+pub use tenancy::secrets::SetSecret;
+pub use tenancy::token::PortPass;
 
-pub use crate::model::{Method, OnDelete, lifecycle};
+pub use crate::model::{Method, OnDelete};
 
 /// What the engine is made of.
 #[derive(Debug)]
@@ -166,8 +117,8 @@ pub struct Parts {
     pub store: Store,
     /// What sandboxes start from.
     pub images: Images,
-    /// The index.
-    pub db: Arc<dyn Db>,
+    /// The records of all sandboxes.
+    pub catalog: Arc<dyn Catalog>,
     /// Isolation backends.
     pub drivers: Vec<Arc<dyn Driver>>,
     /// How it behaves.
@@ -183,6 +134,8 @@ pub struct Settings {
     pub commands: CommandRetention,
     /// The first of the host's uids that sandboxes may use.
     pub uid_base: u32,
+    /// Where daemons of this host claim uids. The same for all whose machines share a kernel.
+    pub uid_claims: PathBuf,
     /// How many sandboxes can run at once, as far as uids go; each takes 65,536.
     pub uid_ranges: u32,
     /// How long processes may take to end by themselves at a stop.
@@ -214,7 +167,7 @@ pub struct Settings {
     /// Where the key comes from that secrets are sealed with.
     pub secrets_key: KeySource,
     /// What an operator says about the network outside.
-    pub network: OutsideSettings,
+    pub network: UpstreamSettings,
     /// The driver of sandboxes that ask for none.
     pub default_driver: String,
     /// Drivers that this version has and this host cannot use.
@@ -240,6 +193,7 @@ impl Default for Settings {
             log_limit: Size(64 << 20),
             commands: CommandRetention::default(),
             uid_base: 0x7000_0000,
+            uid_claims: crate::driver::CLAIMS_DIR.into(),
             uid_ranges: 0x7000,
             grace: Duration::from_secs(2),
             patience: Duration::from_secs(20),
@@ -255,7 +209,7 @@ impl Default for Settings {
             clock: Arc::new(HostClock::default()),
             clock_settle: Duration::from_secs(15 * 60),
             secrets_key: KeySource::default(),
-            network: OutsideSettings::default(),
+            network: UpstreamSettings::default(),
             default_driver: Config::default().driver,
             absent_drivers: BTreeMap::new(),
             ready: 0,
@@ -264,77 +218,42 @@ impl Default for Settings {
     }
 }
 
-/// The heart of Sandkeep. Clones are the same engine.
+/// The engine. Clones are the same engine. What fronts may ask of it is in `api`.
 #[derive(Clone)]
 pub struct Engine {
-    inner: Arc<Inner>,
+    parts: Arc<Components>,
 }
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("data", &self.inner.store.data_dir()).finish_non_exhaustive()
+        let data = self.parts.context.store.data_dir();
+        f.debug_struct("Engine").field("data", &data).finish_non_exhaustive()
     }
 }
 
-pub(crate) struct Inner {
-    store: Store,
-    images: Images,
-    db: Arc<dyn Db>,
-    drivers: BTreeMap<&'static str, Arc<dyn Driver>>,
-    settings: Settings,
-    slots: Mutex<HashMap<SandboxId, Arc<slot::Slot>>>,
-    tenants: tenant::Tenants,
-    signer: token::Signer,
-    keyring: Keyring,
-    outside: Arc<Outside>,
-    secrets: secrets::Secrets,
-    once: once::Once,
-    damage: damage::DamageRegister,
-    events: Arc<events::EventFeed>,
-    doubt: doubt::Reported,
-    health: Arc<health::Health>,
-    books: Arc<Mutex<Books>>,
-    scrub: scrub::Scrub,
-    uids: uids::Uids,
-    /// Held while a drive's record is changed.
-    drives: tokio::sync::Mutex<()>,
-    /// One collection at a time. Nobody else takes it.
-    collecting: tokio::sync::Mutex<()>,
-    /// A collection was asked for and has not begun.
-    collect_asked: AtomicBool,
-    /// When the last collection ended, and how long it took.
-    last_collection: Mutex<Option<(Instant, Duration)>>,
-    trash: trash::Trash,
-    /// Layers that no record names any more, once what was written is synced.
-    unnamed: Mutex<Vec<LayerId>>,
-    clock: clock::Watch,
-    measured: usage::Measurements,
-    accounts: kept::Accounts,
-    doubts: evidence::Doubts,
-    lost_names: lost::LostNames,
-    retained: snapshots::Retained,
-    snapshot_locks: snapshots::Locks,
-    /// Which layers were merged lately.
-    chains: chain::Chains,
-    /// What the disk had no room for yet.
-    unrecorded: Mutex<HashMap<SandboxId, unrecorded::Unrecorded>>,
-    /// Some tombstone may still be a snapshot after a power cut.
-    unsynced_tombstones: AtomicBool,
-    /// Commands of paused machines that somebody waits for.
-    asleep: carry::Asleep,
-    /// One at a time makes the template of a kind of machine; the others wait for it.
-    templates: template::Templates,
-    ready: Arc<ready::Ready>,
-    /// How many boot at one time that nobody may be waiting for: after a power cut it could be all there are.
-    boots: tokio::sync::Semaphore,
-    /// Memory is merged for one snapshot at a time.
-    merges: tokio::sync::Semaphore,
-    /// Attempts to wake a sandbox that those who want its ports share.
-    wakes: Mutex<HashMap<SandboxId, ports::Attempt>>,
-    shutdown: watch::Sender<bool>,
-    /// How much of the recovery after a restart is left to do: see `recover`.
-    recovery: watch::Sender<usize>,
+/// The components, from the bottom to the top.
+struct Components {
+    context: Arc<Context>,
+    turns: Arc<Turns>,
+    references: Arc<References>,
+    tenancy: Arc<Tenancy>,
+    secrets: Arc<Secrets>,
+    network: Arc<Network>,
+    storage: Arc<Storage>,
+    integrity: Arc<Integrity>,
+    machines: Arc<Machines>,
+    sessions: Arc<Sessions>,
+    lifecycle: Arc<Lifecycle>,
+    /// Ends all tasks of an engine that is dropped and was not shut down.
+    _shutdown: DropGuard,
 }
+
+/// How long the shutdown waits for operations that have begun, all together.
+const OPERATIONS_WITHIN: Duration = Duration::from_secs(30);
+/// How long it waits for the disk.
+const SYNC_WITHIN: Duration = Duration::from_secs(30);
+/// How long it waits for the tasks in the background.
+const TASKS_WITHIN: Duration = Duration::from_secs(5);
 
 impl Engine {
     /// Opens the engine: reads what is on disk, and starts to recover what an earlier daemon left. Machines that are still alive
@@ -345,135 +264,141 @@ impl Engine {
     ///
     /// Returns [`Error`] when the data directory or the index cannot be read.
     pub async fn open(parts: Parts) -> Result<Self> {
-        let Parts { store, images, db, drivers, settings } = parts;
-        let (signer, bad_signer) = token::Signer::open(store.data_dir()).map_err(Error::Secret)?;
-        let keyring = Keyring::open(store.data_dir(), &settings.secrets_key)?;
-        let outside = Outside::new(settings.network.clone()).map_err(Error::Outside)?;
-        let drivers = drivers.into_iter().map(|driver| (driver.name(), driver)).collect();
-        let events = events::EventFeed::start(store.data_dir().join("events")).await;
-        let uids = uids::Uids::new(store.data_dir(), settings.uid_base, settings.uid_ranges);
-        let ready = ready::pool(settings.ready);
-        let inner = Arc::new(Inner {
-            store,
-            images,
-            db,
-            drivers,
-            settings,
-            slots: Mutex::default(),
-            tenants: tenant::Tenants::default(),
-            signer,
-            keyring,
-            outside: Arc::new(outside),
-            secrets: secrets::Secrets::default(),
-            once: once::Once::default(),
-            damage: damage::DamageRegister::default(),
-            events: Arc::new(events),
-            doubt: doubt::Reported::default(),
-            health: Arc::default(),
-            books: Arc::default(),
-            scrub: scrub::Scrub::default(),
-            uids,
-            drives: tokio::sync::Mutex::default(),
-            collecting: tokio::sync::Mutex::default(),
-            collect_asked: AtomicBool::new(false),
-            last_collection: Mutex::default(),
-            trash: trash::Trash::default(),
-            unnamed: Mutex::default(),
-            clock: clock::Watch::default(),
-            measured: usage::Measurements::default(),
-            accounts: kept::Accounts::default(),
-            doubts: evidence::Doubts::default(),
-            lost_names: lost::LostNames::default(),
-            retained: snapshots::Retained::default(),
-            snapshot_locks: snapshots::Locks::default(),
-            chains: chain::Chains::default(),
-            unrecorded: Mutex::default(),
-            unsynced_tombstones: AtomicBool::default(),
-            asleep: carry::Asleep::default(),
-            templates: template::Templates::default(),
-            ready,
-            merges: tokio::sync::Semaphore::new(1),
-            boots: tokio::sync::Semaphore::new(
-                std::thread::available_parallelism().map_or(2, std::num::NonZero::get),
-            ),
-            wakes: Mutex::default(),
-            shutdown: watch::channel(false).0,
-            recovery: watch::channel(0).0,
-        });
+        let Parts { store, images, catalog, drivers, settings } = parts;
+        let (signer, bad_signer) =
+            tenancy::token::Signer::open(store.data_dir()).map_err(Error::Secret)?;
+        let keyring = Arc::new(Keyring::open(store.data_dir(), &settings.secrets_key)?);
+        let outside = Upstream::new(settings.network.clone()).map_err(Error::Outside)?;
+        let events = observe::events::EventFeed::start(store.data_dir().join("events")).await;
+        let context = Context::new(store, catalog, drivers, settings, events);
         if let Some(aside) = bad_signer {
-            inner.report_damage(
+            context.report_damage(
                 DamageKind::SecurityConfig,
                 "token.key",
                 format!("it was not 32 bytes, and is kept as `{aside}`"),
                 "another one was made: tokens from before are refused",
             );
         }
-        let relief = Arc::downgrade(&inner);
-        inner.store.relieved_by(Box::new(move || {
-            let inner = relief.upgrade();
+        let turns = Turns::new(&context);
+        let references = References::new(&context);
+        let records = Records::new(&context, &references);
+        let tenancy = Tenancy::new(&context, &references, signer);
+        let secrets = Secrets::new(&context, &turns, &keyring);
+        let network =
+            Network::new(&context, &turns, &records, &tenancy, &secrets, &keyring, outside);
+        let storage =
+            Storage::new(&context, &images, &turns, &references, &records, &tenancy, &secrets);
+        let integrity = Integrity::new(&context, &turns, &references);
+        let machines = Machines::new(&context, &references, &records);
+        let sessions = Sessions::new(&context, &turns, &records, &secrets);
+        let lifecycle = Arc::new(Lifecycle {
+            store: context.store.clone(),
+            db: Arc::clone(&context.db),
+            images,
+            context: Arc::clone(&context),
+            turns: Arc::clone(&turns),
+            references: Arc::clone(&references),
+            records,
+            tenancy: Arc::clone(&tenancy),
+            secrets: Arc::clone(&secrets),
+            network: Arc::clone(&network),
+            storage: Arc::clone(&storage),
+            integrity: Arc::clone(&integrity),
+            machines: Arc::clone(&machines),
+            sessions: Arc::clone(&sessions),
+            wakes: SingleFlight::default(),
+        });
+        let shutdown = context.tasks.shutdown().drop_guard();
+        let parts = Arc::new(Components {
+            context,
+            turns,
+            references,
+            tenancy,
+            secrets,
+            network,
+            storage,
+            integrity,
+            machines,
+            sessions,
+            lifecycle,
+            _shutdown: shutdown,
+        });
+        let engine = Self { parts };
+        engine.begin().await?;
+        Ok(engine)
+    }
+
+    /// Begins what the engine does by itself.
+    async fn begin(&self) -> Result<()> {
+        let trash = Arc::downgrade(&self.parts.storage.trash);
+        self.parts.context.store.set_space_reclaimer(Box::new(move || {
+            let trash = trash.upgrade();
             Box::pin(async move {
-                match inner {
-                    Some(inner) => inner.free_some().await,
+                match trash {
+                    Some(trash) => trash.free_space_early().await,
                     None => false,
                 }
             })
         }));
-        inner.recover().await?;
-        reaper::run(&inner);
-        scrub::run(&inner);
-        Ok(Self { inner })
+        self.parts.lifecycle.recover().await?;
+        lifecycle::reaper::run(&self.parts.lifecycle);
+        integrity::scrub::run(&self.parts.integrity.scrub);
+        Ok(())
     }
 
     /// Ends the engine's own work. Sandboxes go on running; the next daemon adopts them.
     pub async fn shutdown(&self) {
-        self.inner.shutdown.send_replace(true);
-        self.inner.scrub.stop();
+        let Components { context, turns, references, network, machines, .. } = &*self.parts;
+        context.tasks.begin_shutdown();
+        references.digests.stop();
         // Operations that have begun run to completion, but not for longer than this all together.
-        let slots: Vec<_> = self.inner.slots().values().cloned().collect();
-        let idle = join_all(slots.iter().map(|slot| slot.idle()));
-        let _ = tokio::time::timeout(Duration::from_secs(30), idle).await;
-        self.inner.all_offline().await;
+        let _ = tokio::time::timeout(OPERATIONS_WITHIN, turns.all_idle()).await;
+        network.disconnect_all().await;
         // A disk that hangs must not keep the daemon.
-        match tokio::time::timeout(Duration::from_secs(30), self.inner.sync_and_discard()).await {
+        match tokio::time::timeout(SYNC_WITHIN, references.sync_and_discard()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::error!(error = boot::chain_of(&error), "not everything was synced");
+                tracing::error!(error = error::error_chain(&error), "not everything was synced");
             }
             Err(_) => tracing::error!("the disk does not answer; not everything was synced"),
         }
-        self.inner.end_ready_machines().await;
-        self.inner.events.finish().await;
-        self.inner.db.close().await;
+        machines.end_warm_machines().await;
+        let left = context.tasks.join(TASKS_WITHIN).await;
+        if left > 0 {
+            tracing::warn!(left, "some tasks in the background have not ended");
+        }
+        context.events.finish().await;
+        context.catalog.close().await;
     }
 
     /// How much is left to recover of what an earlier daemon left: 0 when all of it is done.
     #[must_use]
     pub fn recovering(&self) -> usize {
-        *self.inner.recovery.borrow()
+        *self.parts.context.recovery.borrow()
     }
 
     /// Waits until everything that an earlier daemon left is recovered.
     pub async fn recovered(&self) {
-        let mut left = self.inner.recovery.subscribe();
+        let mut left = self.parts.context.recovery.subscribe();
         let _ = left.wait_for(|left| *left == 0).await;
     }
 
     /// How many machines wait for a sandbox.
     #[must_use]
     pub fn ready_machines(&self) -> usize {
-        self.inner.ready_machines()
+        self.parts.machines.ready_machines()
     }
 
     /// What sandboxes can start from.
     #[must_use]
     pub fn images(&self) -> &Images {
-        &self.inner.images
+        &self.parts.lifecycle.images
     }
 
     /// The names of the drivers this host has.
     #[must_use]
     pub fn drivers(&self) -> Vec<&'static str> {
-        self.inner.drivers.keys().copied().collect()
+        self.parts.context.drivers.keys().copied().collect()
     }
 }
 
@@ -547,7 +472,7 @@ pub struct Stop {
     /// The session that is meant. If it is over, its record is the answer and nothing is touched.
     pub session: Option<SessionId>,
     /// Whether there is to be a snapshot.
-    pub snapshot: Wish,
+    pub snapshot: SnapshotOnStop,
     /// Who wants it.
     pub method: Method,
     /// How long after its last use that snapshot goes, `Some(None)` for never; as the sandbox's retention
@@ -559,7 +484,7 @@ pub struct Stop {
 
 /// Whether the end of a session makes a snapshot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Wish {
+pub enum SnapshotOnStop {
     /// As the sandbox is configured, and if something was written.
     #[default]
     Configured,

@@ -9,7 +9,7 @@
 //! [`Guest::attach`]es to each from the first byte the daemon has not stored.
 //!
 //! *The agent is not trusted.* It runs inside the sandbox, next to whatever escaped there. What it
-//! says is parsed, counted and bounded before anything is kept (see `wire`).
+//! says is parsed, counted and bounded before anything is kept (see `connection`).
 //!
 //! *The agent is not trusted to answer.* Every wait for it has a deadline here, so that no caller can
 //! forget one ([`Deadlines`]): a request fails with [`GuestError::Timeout`] when no reply comes, a
@@ -18,12 +18,12 @@
 //! connection. A timeout fails one call; the connection and the other calls on it go on. Dropping a
 //! call is always safe.
 
+mod connection;
 mod error;
-mod inbox;
+mod receive_buffer;
+mod resume;
 mod serial;
 mod stream;
-mod wake;
-mod wire;
 
 use std::io;
 use std::path::Path;
@@ -32,16 +32,18 @@ use std::time::Duration;
 
 use sandkeep_proto::frame::WINDOW;
 use sandkeep_proto::link::{
-    Assemble, At, Entry, Known, Renew, Reply, Request, Spawn, TermSize, VERSION,
+    Assemble, At, Entry, Known, Looked, Renew, Reply, Request, Spawn, TermSize, VERSION,
 };
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use connection::{AgentConnection, ConnectionOwner, Handle};
 pub use error::GuestError;
+pub use resume::{ResumeHandshake, ResumedGuest};
 use stream::unexpected;
-pub use stream::{Incoming, Moved, Outgoing, Output, OutputEvent, Process, Stdin, StdinCount};
-pub use wake::{Opening, Woken};
-use wire::{Handle, Owner, Wire};
+pub use stream::{
+    Incoming, Outgoing, Output, OutputEvent, Process, Stdin, StdinCount, TransferSummary,
+};
 
 /// How long the agent may take before a call fails with [`GuestError::Timeout`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +69,7 @@ const HELLO: Duration = Duration::from_secs(2);
 /// opened through them is dropped.
 #[derive(Debug, Clone)]
 pub struct Guest {
-    owner: Arc<Owner>,
+    owner: Arc<ConnectionOwner>,
     generation: Arc<str>,
     deadlines: Deadlines,
 }
@@ -82,7 +84,7 @@ impl Guest {
     pub async fn connect(socket: &Path, patience: Duration) -> Result<Self, GuestError> {
         let deadline = Instant::now() + patience;
         let stream = dial(socket, deadline).await?;
-        Self::greet(Wire::start(stream, None), deadline).await
+        Self::greet(AgentConnection::start(stream, None), deadline).await
     }
 
     /// Dials the agent of a machine of its own, through the socket of its serial port, until it answers, and greets it.
@@ -101,7 +103,7 @@ impl Guest {
             // One that is closed before anything was said belongs to a hypervisor that was just ending, or had somebody else.
             if let Some(port) = serial::begin(&stream, deadline).await? {
                 let until = deadline.min(Instant::now() + hello);
-                match Self::greet(Wire::start(stream, Some(port)), until).await {
+                match Self::greet(AgentConnection::start(stream, Some(port)), until).await {
                     // An agent that took note late of who is at its port has given this connection up.
                     Err(GuestError::Timeout | GuestError::Lost) if Instant::now() < deadline => {
                         hello *= 2;
@@ -116,9 +118,10 @@ impl Guest {
         }
     }
 
-    async fn greet(owner: Arc<Owner>, deadline: Instant) -> Result<Self, GuestError> {
+    async fn greet(owner: Arc<ConnectionOwner>, deadline: Instant) -> Result<Self, GuestError> {
         let greeting = async {
-            let handle = Wire::open(&owner, &Request::Hello { version: VERSION }, 0).await?;
+            let handle =
+                AgentConnection::open(&owner, &Request::Hello { version: VERSION }, 0).await?;
             let reply = handle.reply().await?;
             handle.forget();
             Ok(reply)
@@ -248,6 +251,18 @@ impl Guest {
     pub async fn quiesce(&self, grace: Duration) -> Result<(), GuestError> {
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         self.ask_ok(&Request::Quiesce { grace_ms }).await
+    }
+
+    /// Asks a machine of its own what changed in its root since the last look. `saved`: all that is there now is in a snapshot.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] by an agent of an earlier version.
+    pub async fn look(&self, saved: bool) -> Result<Looked, GuestError> {
+        match self.ask(&Request::Look { saved }).await? {
+            Reply::Looked(looked) => Ok(*looked),
+            _ => Err(unexpected()),
+        }
     }
 
     /// Reads a file from `offset`, at most `limit` bytes.
@@ -458,7 +473,7 @@ impl Guest {
     /// Sends a request and waits for the reply. The only way to make a request, so that each has a deadline.
     async fn call(&self, request: &Request, credit: usize) -> Result<(Handle, Reply), GuestError> {
         let call = async {
-            let handle = Wire::open(&self.owner, request, credit).await?;
+            let handle = AgentConnection::open(&self.owner, request, credit).await?;
             let reply = handle.reply().await?;
             Ok((handle, reply))
         };

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use sandkeep_proto::frame::{Kind, WINDOW};
+use sandkeep_proto::frame::{FrameKind, WINDOW};
 use sandkeep_proto::link::{Done, Exit};
 
-use super::inbox::Source;
-use super::wire::{Handle, Stream};
+use super::connection::{Handle, StreamState};
+use super::receive_buffer::OutputSource;
 use super::{GuestError, within};
 
 /// A command this connection is attached to.
@@ -55,10 +55,10 @@ impl Output {
     pub async fn next(&mut self) -> Result<OutputEvent, GuestError> {
         self.handle
             .wait(|stream| {
-                if let Some((source, bytes)) = stream.inbox.pop() {
+                if let Some((source, bytes)) = stream.received.pop() {
                     return Some(Ok(match source {
-                        Source::Out => OutputEvent::Stdout(bytes),
-                        Source::Err => OutputEvent::Stderr(bytes),
+                        OutputSource::Out => OutputEvent::Stdout(bytes),
+                        OutputSource::Err => OutputEvent::Stderr(bytes),
                     }));
                 }
                 match &stream.done {
@@ -164,7 +164,7 @@ impl Stdin {
         self.handle.wait(|stream| Some(stream.listens())).await
     }
 
-    fn counted(&self, stream: &Stream) -> StdinCount {
+    fn counted(&self, stream: &StreamState) -> StdinCount {
         let taken = self.taken + stream.sent;
         let waiting = WINDOW.saturating_sub(stream.credit) as u64;
         let written = taken.saturating_sub(waiting).max(self.written);
@@ -180,7 +180,7 @@ impl Stdin {
     pub async fn close(&self) -> Result<(), GuestError> {
         if self.open.swap(false, Ordering::SeqCst) {
             self.handle.wait(|_| Some(Ok(()))).await?;
-            self.handle.tell(Kind::End, &[]);
+            self.handle.tell(FrameKind::End, &[]);
         }
         Ok(())
     }
@@ -205,8 +205,8 @@ impl Incoming {
     /// [`GuestError::Timeout`] when nothing comes. The time the caller takes between calls does not count.
     pub async fn next(&mut self) -> Result<Option<Bytes>, GuestError> {
         let verdict = self.verdict;
-        let next = self.handle.wait(|stream: &mut Stream| {
-            if let Some((_, bytes)) = stream.inbox.pop() {
+        let next = self.handle.wait(|stream: &mut StreamState| {
+            if let Some((_, bytes)) = stream.received.pop() {
                 return Some(Ok(Some(bytes)));
             }
             if stream.ended && !verdict {
@@ -232,7 +232,7 @@ pub struct Outgoing {
 
 /// What a finished transfer moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moved {
+pub struct TransferSummary {
     /// How many bytes.
     pub bytes: u64,
     /// How many files.
@@ -252,7 +252,7 @@ impl Outgoing {
 
     /// Says that all was sent, without waiting. For a port: the peer sees the end of its input.
     pub fn end(self) {
-        self.handle.tell(Kind::End, &[]);
+        self.handle.tell(FrameKind::End, &[]);
     }
 
     /// Says that all was sent, and waits until the agent has put it in place.
@@ -260,15 +260,15 @@ impl Outgoing {
     /// # Errors
     ///
     /// Fails when the agent broke off, with its reason, or when the connection is gone.
-    pub async fn finish(self) -> Result<Moved, GuestError> {
-        self.handle.tell(Kind::End, &[]);
+    pub async fn finish(self) -> Result<TransferSummary, GuestError> {
+        self.handle.tell(FrameKind::End, &[]);
         within(self.progress, self.handle.wait(|stream| outcome(stream.done.as_ref()))).await
     }
 }
 
-fn outcome(done: Option<&Done>) -> Option<Result<Moved, GuestError>> {
+fn outcome(done: Option<&Done>) -> Option<Result<TransferSummary, GuestError>> {
     Some(match done? {
-        Done::Moved { bytes, files } => Ok(Moved { bytes: *bytes, files: *files }),
+        Done::Moved { bytes, files } => Ok(TransferSummary { bytes: *bytes, files: *files }),
         Done::Failed { kind, message } => {
             Err(GuestError::Refused { kind: *kind, message: message.clone() })
         }

@@ -6,7 +6,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::spec::refuse;
-use super::{BadConfig, CommandId, DriveId, Name, SandboxId, Size, SnapshotId, Timestamp};
+use super::{
+    BadConfig, CommandId, DriveId, GuardPatch, Name, OnJunk, OnSecret, SandboxId, Size, SnapshotId,
+    Timestamp,
+};
 
 /// What is done about what should not be in a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,51 +67,14 @@ fn check_globs(field: &'static str, globs: &[String]) -> Result<(), BadConfig> {
     Ok(())
 }
 
-/// A change to a [`Guard`]: absent fields stay as they are.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[allow(missing_docs)] // each field is the one of `Guard`
-pub struct GuardPatch {
-    pub secrets: Option<OnSecret>,
-    pub junk: Option<OnJunk>,
-    pub large: Option<Size>,
-    pub globs: Option<Vec<String>>,
-}
-
-impl GuardPatch {
-    pub(super) fn apply(self, guard: &mut Guard) {
-        guard.secrets = self.secrets.unwrap_or(guard.secrets);
-        guard.junk = self.junk.unwrap_or(guard.junk);
-        guard.large = self.large.unwrap_or(guard.large);
-        if let Some(globs) = self.globs {
-            guard.globs = globs;
-        }
+/// Applies a change to a guard: absent fields stay as they are.
+pub(super) fn apply_guard(change: GuardPatch, guard: &mut Guard) {
+    guard.secrets = change.secrets.unwrap_or(guard.secrets);
+    guard.junk = change.junk.unwrap_or(guard.junk);
+    guard.large = change.large.unwrap_or(guard.large);
+    if let Some(globs) = change.globs {
+        guard.globs = globs;
     }
-}
-
-/// What a secret's value in a file means.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnSecret {
-    /// Nothing is sealed until somebody decides.
-    #[default]
-    Block,
-    /// The file is kept aside, and the rest sealed.
-    Quarantine,
-    /// It is sealed, and told.
-    Warn,
-}
-
-/// What a large file or junk means.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnJunk {
-    /// Nothing: nobody looks.
-    Off,
-    /// It is sealed, and told.
-    #[default]
-    Warn,
-    /// Nothing is sealed until somebody has decided about each.
-    PromoteOrDrop,
 }
 
 /// What somebody decided about findings, for one end of a session.

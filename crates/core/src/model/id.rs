@@ -1,14 +1,14 @@
 //! Ids: a prefix that says what it names, then 26 characters that sort by time.
 //!
-//! `sbx-01k…`: 48 bits of milliseconds and 80 random bits in lowercase base32 without i, l, o, u.
+//! `sbx-01k…`: a ULID in lowercase, that is 48 bits of milliseconds and 80 random bits in base32
+//! without i, l, o, u.
 //! Lowercase letters, digits and a hyphen are safe as file, cgroup and host names.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-
-const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
+use ulid::Ulid;
 
 /// Why a text is no id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -45,7 +45,7 @@ macro_rules! id_type {
             fn from_str(text: &str) -> Result<Self, BadId> {
                 let good = text
                     .strip_prefix(concat!($prefix, "-"))
-                    .is_some_and(|tail| tail.len() == 26 && tail.bytes().all(|b| ALPHABET.contains(&b)));
+                    .is_some_and(is_tail);
                 if good {
                     Ok(Self(text.to_owned()))
                 } else {
@@ -124,14 +124,20 @@ impl SnapshotId {
     }
 }
 
+/// Whether a text is what [`fresh_tail`] makes. Uppercase letters are not: an id is a file name, and
+/// there is one way to write it.
+fn is_tail(text: &str) -> bool {
+    const LETTERS: &[u8] = b"abcdefghjkmnpqrstvwxyz";
+    text.len() == ulid::ULID_LEN
+        && text.bytes().all(|byte| byte.is_ascii_digit() || LETTERS.contains(&byte))
+}
+
 fn fresh_tail() -> String {
-    let millis = u128::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
-    let mut random = [0u8; 16];
+    let millis = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
+    let mut random = [0; 16];
     // The kernel's random source does not fail once the machine is up.
-    getrandom::fill(&mut random[6..]).expect("the kernel gives random bytes");
-    let value = (millis << 80) | (u128::from_be_bytes(random) & ((1 << 80) - 1));
-    let digit = |i: u32| char::from(ALPHABET[((value >> (5 * (25 - i))) & 31) as usize]);
-    (0..26).map(digit).collect()
+    getrandom::fill(&mut random).expect("the kernel gives random bytes");
+    Ulid::from_parts(millis, u128::from_be_bytes(random)).to_string().to_lowercase()
 }
 
 #[cfg(test)]

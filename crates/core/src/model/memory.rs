@@ -108,15 +108,3 @@ impl Fingerprint {
         Some(format!("the {what} was {then} and is {now} now"))
     }
 }
-
-/// What becomes of a sandbox that nobody uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OnIdle {
-    /// It goes on running.
-    Run,
-    /// It is paused: memory, processes and files are kept.
-    Pause,
-    /// It is stopped: files are kept.
-    Stop,
-}

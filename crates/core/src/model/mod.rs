@@ -16,8 +16,8 @@ mod network;
 mod pages;
 mod policy;
 mod port;
-mod quantity;
 mod record;
+mod revision;
 mod root;
 mod sandbox;
 mod secret;
@@ -36,14 +36,13 @@ pub use event::{
     BadEventId, Event, EventData, EventFilter, EventFinding, EventId, EventSandbox, EventUsage,
 };
 pub use guard::{
-    Aside, Because, Decision, Encoding, Finding, FindingKind, Guard, GuardPatch, OnJunk, OnSecret,
-    Place, Quarantine, Suspect,
+    Aside, Because, Decision, Encoding, Finding, FindingKind, Guard, Place, Quarantine, Suspect,
 };
 pub use id::{
     BadId, CommandId, DriveId, KeyId, LayerId, MemoryId, SandboxId, SessionId, SnapshotId,
 };
 pub use lifecycle::Phase;
-pub use memory::{Fingerprint, MemoryLayer, OnIdle, Template};
+pub use memory::{Fingerprint, MemoryLayer, Template};
 pub use name::{BadName, Name, Tags, check_env_name, check_tag};
 pub use network::{
     Action, AddressRule, Answer, BadPolicy, Connection, Credential, DomainPattern, DomainRule,
@@ -53,11 +52,11 @@ pub use network::{
 pub use pages::{PAGE, PageIndex, PageRun};
 pub(crate) use policy::regex;
 pub use port::{Access, Port};
-pub use quantity::{BadQuantity, Size, Span};
 pub use record::{
     Carried, Command, CommandState, Dressed, Ending, FORMAT, HookRun, Image, ImageConfig, Key,
     Layer, LayerKind, Lineage, OnDelete, Project, Scope, Session, SessionEnd, Usage, Validation,
 };
+pub use revision::{Ownership, Revision};
 pub use root::{Limits, MachineKey, RootFs, UidRange};
 pub use sandbox::{
     Breakdown, Change, Deletion, Ended, LastSession, NotAllowed, OpenSession, Sandbox, SandboxState,
@@ -67,11 +66,15 @@ pub use secret::{
     SecretName, SecretPlace, SecretUse, SecretVersion,
 };
 pub use secret_forms::secret_forms;
-pub use service::{Restart, Service};
+pub use service::Service;
 pub use snapshot::{Expiry, Method, Snapshot, SnapshotKind};
-pub use spec::{BadConfig, Class, Config, Hook, Hooks, Patch, Resources, Retention};
+pub use spec::{BadConfig, Config, Patch, Resources, Retention};
 
 pub use jiff::Timestamp;
+pub use sandkeep_types::{
+    BadQuantity, ChangedPath, Class, CommandChanges, Hook, Hooks, MoreChanges, OnIdle, OnJunk,
+    OnSecret, PathChange, Restart, SetGuard as GuardPatch, Size, Span,
+};
 
 /// The present, to the millisecond: what is stored reads back equal.
 #[must_use]

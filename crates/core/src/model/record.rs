@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CommandEnd, CommandId, Expiry, KeyId, LayerId, Method, Name, ProjectNetwork, SandboxId,
-    SecretGiven, SecretName, SessionId, Size, SnapshotId, SnapshotKind, Span, Timestamp,
+    CommandChanges, CommandEnd, CommandId, Expiry, KeyId, LayerId, Method, Name, ProjectNetwork,
+    SandboxId, SecretGiven, SecretName, SessionId, Size, SnapshotId, SnapshotKind, Span, Timestamp,
 };
 
 /// The version of all documents, and of the data directory. 2: drives, tombstones of snapshots. 3: network policies,
@@ -298,6 +298,12 @@ pub struct Command {
     /// What it was before the memory it lives in became this sandbox's, or was gone back to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub carried: Option<Carried>,
+    /// Who started it: the id of an API key, or `service`, `hook`. Absent in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+    /// What it changed. Absent while it runs, and until that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changes: Option<CommandChanges>,
 }
 
 impl Command {

@@ -5,20 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::spec::{BadConfig, refuse};
-use super::{Name, check_env_name};
-
-/// What becomes of a service that has ended.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Restart {
-    /// It stays ended.
-    Never,
-    /// It is started again unless it ended with 0.
-    #[default]
-    OnFailure,
-    /// It is started again.
-    Always,
-}
+use super::{Name, Restart, check_env_name};
 
 /// A command that belongs to a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,39 +1,21 @@
-//! What a sandbox is asked to be.
+//! The settings of a sandbox: [`Config`], the rules it must meet, and [`Patch`], a change to it.
+//!
+//! The types of the values are shared with the API (`sandkeep-types`), so that most settings need no
+//! translation: `settings!` lists those. `docs/ARCHITECTURE.md` says how to add one.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use sandkeep_types as types;
+
+use super::guard::apply_guard;
 use super::service::check_services;
 use super::{
-    BadName, Guard, GuardPatch, Mounts, Name, OnIdle, Policy, Port, SecretUse, Service, Size, Span,
-    Tags, check_env_name, check_mounts, check_tag,
+    BadName, Class, Guard, GuardPatch, Hooks, Mounts, Name, OnIdle, Policy, Port, SecretUse,
+    Service, Size, Span, Tags, check_env_name, check_mounts, check_tag,
 };
-
-/// How long a sandbox is meant to live, and how it is governed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Class {
-    /// Never snapshotted.
-    Ephemeral,
-    /// Kept for hours or days.
-    Resumable,
-    /// Kept on purpose, governed.
-    Workspace,
-}
-
-impl Class {
-    /// How long after its last use a sandbox of this class goes away unless told otherwise.
-    #[must_use]
-    pub fn default_expiry(self) -> Span {
-        match self {
-            Self::Ephemeral => Span::days(1),
-            Self::Resumable => Span::days(30),
-            Self::Workspace => Span::days(365),
-        }
-    }
-}
 
 /// What a sandbox may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,32 +34,6 @@ impl Default for Resources {
     fn default() -> Self {
         Self { millicpus: 2000, memory: Size(4 << 30), pids: 4096, disk: Size(32 << 30) }
     }
-}
-
-/// A command the server runs at a turning point of a sandbox's life.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Hook {
-    /// Program and arguments.
-    pub argv: Vec<String>,
-    /// How long it may take; 60 seconds if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeout: Option<Span>,
-}
-
-/// The hooks of a sandbox.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Hooks {
-    /// Run in order once, when the sandbox was created. The first that fails ends the list.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub on_create: Vec<Hook>,
-    /// Run in order at every resume. A failure is reported and hides nothing.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub on_resume: Vec<Hook>,
-    /// Run before every stop and after every resume: its output must be the same.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub validate: Option<Hook>,
 }
 
 /// How long snapshots are kept. None of this drops one that some sandbox stands on.
@@ -279,49 +235,124 @@ pub(super) fn refuse(field: &'static str, reason: impl Into<String>) -> BadConfi
     BadConfig { field: field.into(), reason: reason.into() }
 }
 
+/// Implements what is the same for every setting.
+///
+/// - `same`: one name and one type in a request, a [`Patch`], a [`Config`] and a response.
+/// - `spans`: like `same`, but a response has milliseconds, in a field that ends in `_ms`.
+///
+/// The other settings are in groups of a [`Config`], or have another form in a request or a response.
+macro_rules! settings {
+    (
+        same { $($same:ident,)* }
+        spans { $($span:ident => $span_ms:ident,)* }
+    ) => {
+        impl Patch {
+            /// The settings of a request, except `vcpus`, `mounts`, `network`, `secrets`, `ports` and
+            /// `services`: the caller parses those.
+            #[must_use]
+            pub fn from_request(request: types::UpdateSandbox) -> Self {
+                let types::UpdateSandbox {
+                    $($same,)*
+                    $($span,)*
+                    expires,
+                    memory,
+                    pids,
+                    disk,
+                    snapshot_expires,
+                    keep_last,
+                    guard,
+                    vcpus: _,
+                    mounts: _,
+                    network: _,
+                    secrets: _,
+                    ports: _,
+                    services: _,
+                } = request;
+                Self {
+                    $($same,)*
+                    $($span,)*
+                    expires,
+                    memory,
+                    pids,
+                    disk,
+                    snapshot_expires,
+                    keep_last,
+                    guard: guard.unwrap_or_default(),
+                    ..Self::default()
+                }
+            }
+
+            fn apply_listed(&mut self, config: &mut Config) {
+                $(set(&mut config.$same, self.$same.take());)*
+                $(set(&mut config.$span, self.$span.take());)*
+            }
+        }
+
+        impl Config {
+            /// Puts the settings into a response, except `mounts`, `network`, `secrets`, `ports`, `services`
+            /// and `guard`: the caller translates those.
+            #[must_use]
+            pub fn into_response(self, response: types::Sandbox) -> types::Sandbox {
+                types::Sandbox {
+                    $($same: self.$same,)*
+                    $($span_ms: self.$span.map(|span| span.0),)*
+                    expires_ms: self.expires.0,
+                    resources: types::Resources {
+                        vcpus: f64::from(self.resources.millicpus) / 1000.0,
+                        memory_bytes: self.resources.memory.0,
+                        pids: self.resources.pids,
+                        disk_bytes: self.resources.disk.0,
+                    },
+                    snapshot_expires_ms: self.retention.expires.map(|span| span.0),
+                    keep_last: self.retention.keep_last,
+                    ..response
+                }
+            }
+        }
+    };
+}
+
+settings! {
+    same {
+        image, driver, class, persistent, owner, purpose, tags, env, cwd, user, on_idle, hooks,
+        exclude, wake_on_request,
+    }
+    spans {
+        session_timeout => session_timeout_ms,
+        idle_timeout => idle_timeout_ms,
+    }
+}
+
+fn set<T>(place: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *place = value;
+    }
+}
+
 impl Patch {
     /// Applies the patch to `config` and checks the whole.
     ///
     /// # Errors
     ///
     /// Returns [`BadConfig`] for the first field that is wrong.
-    pub fn apply(self, mut config: Config) -> Result<Config, BadConfig> {
-        fn set<T>(place: &mut T, value: Option<T>) {
-            if let Some(value) = value {
-                *place = value;
-            }
-        }
+    pub fn apply(mut self, mut config: Config) -> Result<Config, BadConfig> {
         if let Some(class) = self.class {
             // A class brings its own defaults, which the same patch may override.
             if class != config.class {
                 config.expires = class.default_expiry();
                 config.persistent = class != Class::Ephemeral;
             }
-            config.class = class;
         }
-        set(&mut config.image, self.image);
-        set(&mut config.driver, self.driver);
-        set(&mut config.persistent, self.persistent);
-        set(&mut config.owner, self.owner);
-        set(&mut config.purpose, self.purpose);
+        self.apply_listed(&mut config);
         set(&mut config.expires, self.expires);
-        set(&mut config.tags, self.tags);
-        set(&mut config.env, self.env);
-        set(&mut config.cwd, self.cwd);
-        set(&mut config.user, self.user);
         set(&mut config.resources.millicpus, self.millicpus);
         set(&mut config.resources.memory, self.memory);
         set(&mut config.resources.pids, self.pids);
         set(&mut config.resources.disk, self.disk);
-        set(&mut config.session_timeout, self.session_timeout);
-        set(&mut config.idle_timeout, self.idle_timeout);
-        set(&mut config.on_idle, self.on_idle);
-        set(&mut config.hooks, self.hooks);
         set(&mut config.retention.expires, self.snapshot_expires);
         set(&mut config.retention.keep_last, self.keep_last);
         set(&mut config.retention.kept_expires, self.kept_expires);
         set(&mut config.retention.delete_evicted, self.delete_evicted);
-        set(&mut config.exclude, self.exclude);
         set(&mut config.mounts, self.mounts.map(check_mounts).transpose()?);
         set(&mut config.snapshot_always, self.snapshot_always);
         set(&mut config.ports, self.ports);
@@ -332,7 +363,6 @@ impl Patch {
                 None => config.ports.push(port),
             }
         }
-        set(&mut config.wake_on_request, self.wake_on_request);
         set(&mut config.services, self.services);
         config.services.retain(|service| !self.drop_services.contains(&service.name));
         for service in self.set_services {
@@ -342,7 +372,7 @@ impl Patch {
             }
         }
         set(&mut config.network, self.network);
-        self.guard.apply(&mut config.guard);
+        apply_guard(self.guard, &mut config.guard);
         set(&mut config.secrets, self.secrets);
         for (name, note) in self.notes {
             match note {

@@ -1,4 +1,4 @@
-//! Where the stack ends and decisions begin.
+//! The interface between `stack`, which carries flows, and `dispatch`, which decides about them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,19 +7,19 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio::net::TcpStream;
 
-use super::ledger::Open;
+use super::log::OpenFlow;
 use super::stack::Stream;
 use crate::model::Protocol;
 
 /// What is to be done about a connection that a sandbox wants to open.
 #[derive(Debug, Clone)]
-pub(super) enum Opening {
+pub(super) enum OpenDecision {
     /// It is reset.
     Refuse,
     /// The stack dials this address; when somebody answers, the connection is accepted inside and given to
-    /// [`Switch::relay`]. When nobody does, it is reset.
-    Dial(SocketAddr, Arc<Open>),
-    /// It is accepted at once and given to [`Switch::serve`]: what it is for shows in its first bytes.
+    /// [`FlowHandler::relay`]. When nobody does, it is reset.
+    Dial(SocketAddr, Arc<OpenFlow>),
+    /// It is accepted at once and given to [`FlowHandler::serve`]: what it is for shows in its first bytes.
     Serve,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Datagrams {
     /// Where they really go.
     pub(super) to: SocketAddr,
     /// What counts them, and says when they must end.
-    pub(super) open: Arc<Open>,
+    pub(super) open: Arc<OpenFlow>,
 }
 
 /// Decides about flows and carries those that are not the stack's own business.
@@ -37,15 +37,15 @@ pub(super) struct Datagrams {
 /// Every method is called from the stack's own tasks and must not block. `to` is always what the sandbox
 /// wrote into its packet.
 #[async_trait]
-pub(super) trait Switch: Send + Sync + 'static {
+pub(super) trait FlowHandler: Send + Sync + 'static {
     /// A connection is wanted. Asked once for each, not for repeated packets.
-    fn open(&self, to: SocketAddr) -> Opening;
+    fn open(&self, to: SocketAddr) -> OpenDecision;
 
     /// Nobody answered at the address that was to be dialled.
-    fn unanswered(&self, open: &Open, error: &io::Error);
+    fn unanswered(&self, open: &OpenFlow, error: &io::Error);
 
     /// Carries a connection that was dialled to its end.
-    async fn relay(self: Arc<Self>, guest: Stream, outside: TcpStream, open: Arc<Open>);
+    async fn relay(self: Arc<Self>, guest: Stream, outside: TcpStream, open: Arc<OpenFlow>);
 
     /// Carries a connection that was accepted, to its end.
     async fn serve(self: Arc<Self>, guest: Stream, to: SocketAddr);

@@ -1,53 +1,58 @@
 //! The network of a sandbox: packets in, ordinary sockets out, and a decision in between.
 //!
 //! ```text
-//!  TUN ──packets──> stack ──streams, datagrams──> switch ──sockets──> outside
+//!  TUN ──packets──> stack ──streams, datagrams──> dispatch ──sockets──> upstream
 //!                   (smoltcp)                       │
 //!                                                   ├─ rules      may it?            (pure)
 //!                                                   ├─ dns        names, and what they were answered with
 //!                                                   ├─ proxy      HTTP requests of domains that have rules
-//!                                                   └─ journal    what was, and how much
+//!                                                   └─ log        connections and byte counts, for the journal
 //! ```
 //!
-//! - `rules` decide, purely: an address, a name, a port, in; a verdict and the rule it follows from, out.
-//! - `stack` turns packets into streams and datagrams. It knows no policy: it asks a [`Switch`] what to do with each
-//!   new flow, and drops what is no packet.
-//! - `switch` is that: it holds the rules in force, the names given out, the connections open.
-//! - `dns` answers lookups; `sniff` reads a name off a connection's first bytes; `proxy` opens HTTP.
+//! | module | decides |
+//! |---|---|
+//! | `stack` | which packets form a connection or a datagram flow. Knows no policy: it asks a [`FlowHandler`] about each new flow |
+//! | `dispatch` | what happens to each flow: refused, relayed, or given to `proxy`. Holds the rules in force and the open flows |
+//! | `rules` | whether an address, a name, a port or an HTTP request is allowed, and by which rule. Pure |
+//! | `dns` | how lookups are answered; remembers which names an address was given out for |
+//! | `sniff` | which name the first bytes of a connection are for (TLS server name, HTTP host) |
+//! | `proxy` | what happens to HTTP requests of domains that have rules or credentials |
+//! | `special_addresses` | which addresses are refused whatever the policy says, and which are private |
+//! | `upstream` | how names are resolved and connections made outside; the same for all sandboxes of a daemon |
+//! | `log` | what is recorded about a flow |
 //!
-//! Each sandbox has a stack, a switch and tasks of its own. Buffers are bounded everywhere, and what cannot be
-//! taken now is not read: a slow side slows the other down, nothing grows.
+//! Each sandbox has its own stack, dispatcher and tasks. All buffers are bounded, and data that cannot be taken now is not read:
+//! a slow side slows the other down, and nothing grows.
 //!
-//! What comes from a sandbox is hostile until shown otherwise, and so is what comes from outside.
+//! Everything from a sandbox is untrusted, and so is everything from outside.
 
+mod dispatch;
 mod dns;
 mod flow;
-mod fold;
-mod ledger;
-mod outside;
+mod log;
 mod proxy;
-mod reserved;
 mod rules;
 mod sniff;
+mod special_addresses;
 mod stack;
-mod switch;
 #[cfg(test)]
 mod testing;
+mod upstream;
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use self::flow::Switch;
-use self::ledger::Ledger;
+use self::dispatch::Dispatcher;
+use self::flow::FlowHandler;
+use self::log::ConnectionLog;
 use self::stack::Stack;
-use self::switch::Switchboard;
 use crate::model::{Connection, Device, SessionId};
 
-pub use ledger::{Journal, Traffic};
-pub use outside::{Outside, OutsideSettings};
+pub use log::{Journal, Traffic};
 pub use proxy::{Authority, BadAuthority};
 pub use rules::{Brokered, Rules};
+pub use upstream::{Upstream, UpstreamSettings};
 
 pub use crate::model::MTU;
 
@@ -62,7 +67,7 @@ pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfd73, 0x616e, 0x646b, 0, 0, 0, 
 
 /// What a sandbox's network is made of.
 #[derive(Debug)]
-pub struct Start {
+pub struct NetworkConfig {
     /// The machine's device.
     pub device: Device,
     /// The session it is for.
@@ -74,7 +79,7 @@ pub struct Start {
     /// What may be reached.
     pub rules: Arc<Rules>,
     /// What is outside.
-    pub outside: Arc<Outside>,
+    pub upstream: Arc<Upstream>,
     /// Who signs for names whose requests are judged.
     pub authority: Arc<Authority>,
 }
@@ -82,7 +87,7 @@ pub struct Start {
 /// The network of one session. It ends when this is closed or dropped.
 #[derive(Debug)]
 pub struct Network {
-    switch: Arc<Switchboard>,
+    dispatcher: Arc<Dispatcher>,
     stack: Stack,
 }
 
@@ -92,39 +97,39 @@ impl Network {
     /// # Errors
     ///
     /// Returns an error when the device cannot be used.
-    pub fn start(start: Start) -> io::Result<Self> {
-        let ledger = Ledger::new(start.session, start.journal, start.before);
-        let switch = Switchboard::new(start.rules, start.outside, start.authority, ledger);
-        let stack = Stack::start(start.device, Arc::clone(&switch) as Arc<dyn Switch>)?;
-        Ok(Self { switch, stack })
+    pub fn start(config: NetworkConfig) -> io::Result<Self> {
+        let log = ConnectionLog::new(config.session, config.journal, config.before);
+        let dispatcher = Dispatcher::new(config.rules, config.upstream, config.authority, log);
+        let stack = Stack::start(config.device, Arc::clone(&dispatcher) as Arc<dyn FlowHandler>)?;
+        Ok(Self { dispatcher, stack })
     }
 
     /// Puts other rules in force, at once: connections that no longer fit are cut.
     pub fn set_rules(&self, rules: Arc<Rules>) {
-        self.switch.set_rules(rules);
+        self.dispatcher.set_rules(rules);
     }
 
     /// How much went each way.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
-        self.switch.traffic()
+        self.dispatcher.traffic()
     }
 
     /// Adds what went between the sandbox and the outside by another way: connections to its ports.
     pub fn count(&self, traffic: Traffic) {
-        self.switch.count(traffic);
+        self.dispatcher.count(traffic);
     }
 
     /// What is open.
     #[must_use]
     pub fn open(&self) -> Vec<Connection> {
-        self.switch.open_now()
+        self.dispatcher.open_now()
     }
 
     /// Ends it: every connection is gone when this returns, and in the journal. Answers with how much went each way.
     pub async fn close(self) -> Traffic {
         self.stack.close().await;
-        self.switch.finish();
-        self.switch.traffic()
+        self.dispatcher.finish();
+        self.dispatcher.traffic()
     }
 }

@@ -11,9 +11,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::JoinSet;
 
-use super::ledger::{Journal, Ledger, Traffic};
-use super::outside::{Outside, OutsideSettings};
+use super::log::{ConnectionLog, Journal, Traffic};
 use super::rules::Rules;
+use super::upstream::{Upstream, UpstreamSettings};
 use crate::model::{BadPolicy, Connection, Policy, SessionId, Verdict};
 
 /// A journal in memory.
@@ -52,9 +52,9 @@ impl Notes {
     }
 }
 
-pub(super) fn ledger() -> (Arc<Ledger>, Arc<Notes>) {
+pub(super) fn connection_log() -> (Arc<ConnectionLog>, Arc<Notes>) {
     let notes = Arc::new(Notes::default());
-    (Ledger::new(SessionId::fresh(), notes.clone(), Traffic::default()), notes)
+    (ConnectionLog::new(SessionId::fresh(), notes.clone(), Traffic::default()), notes)
 }
 
 pub(super) fn rules(json: &str) -> Arc<Rules> {
@@ -65,33 +65,33 @@ pub(super) fn rules(json: &str) -> Arc<Rules> {
 }
 
 /// What is outside, with these exceptions and names.
-pub(super) fn outside(
+pub(super) fn upstream(
     except: &[&str],
     hosts: &[(&str, &[&str])],
     resolver: Option<SocketAddr>,
-) -> Arc<Outside> {
+) -> Arc<Upstream> {
     let ips = |ips: &[&str]| ips.iter().map(|ip| ip.parse::<IpAddr>().unwrap()).collect();
     let hosts: BTreeMap<_, _> =
         hosts.iter().map(|(name, list)| ((*name).to_owned(), ips(list))).collect();
     // A server that is not there, rather than the host's own: tests ask nobody else.
     let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
-    let settings = OutsideSettings {
+    let settings = UpstreamSettings {
         except: except.iter().map(|rule| rule.parse().unwrap()).collect(),
         resolvers: vec![resolver.unwrap_or(nobody)],
         hosts,
         ca: None,
     };
-    Arc::new(Outside::new(settings).unwrap())
+    Arc::new(Upstream::new(settings).unwrap())
 }
 
 /// A name server that answers each question with what a function makes of it; silent where that is nothing.
-pub(super) struct NameServer {
+pub(super) struct FakeNameServer {
     pub(super) at: SocketAddr,
     pub(super) asked: Arc<Mutex<Vec<String>>>,
     _tasks: JoinSet<()>,
 }
 
-impl NameServer {
+impl FakeNameServer {
     pub(super) async fn start(
         answer: impl Fn(&Message) -> Option<Vec<u8>> + Send + Sync + 'static,
     ) -> Self {

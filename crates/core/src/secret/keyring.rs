@@ -13,12 +13,13 @@ use std::fmt;
 use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, Nonce, RandomizedNonceKey};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use hmac::{Hmac, KeyInit as _, Mac as _};
+use parking_lot::Mutex;
 use sha2::Sha256;
 use zeroize::{Zeroize as _, Zeroizing};
 
@@ -147,19 +148,19 @@ impl Keyring {
     /// Whether there is a key.
     #[must_use]
     pub fn has_key(&self) -> bool {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.keys.lock().is_some()
     }
 
     /// Why no key may be made, if none may.
     #[must_use]
     pub fn locked(&self) -> Option<String> {
-        self.locked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.locked.lock().clone()
     }
 
     /// Keeps a key from being made in the place of one that is lost: what was sealed with that one
     /// would look as if it had been tampered with, and a backup of the key would not fit any more.
     pub fn lock(&self, reason: String) {
-        *self.locked.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
+        *self.locked.lock() = Some(reason);
     }
 
     /// Seals something for a place: `project/p/secret/NAME/3`. It opens again only with the same context.
@@ -191,7 +192,7 @@ impl Keyring {
         else {
             return Err(SealError::Damaged);
         };
-        let keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let keys = self.keys.lock().clone();
         let Some(keys) = keys.as_ref().filter(|keys| keys.id == id) else {
             let have = keys.map(|keys| keys.id.clone());
             return Err(SealError::OtherKey { found: id.to_owned(), have });
@@ -217,7 +218,7 @@ impl Keyring {
     }
 
     fn keys(&self) -> Result<Arc<Keys>, BadKey> {
-        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.keys.lock();
         if let Some(keys) = &*keys {
             return Ok(Arc::clone(keys));
         }
@@ -386,6 +387,8 @@ mod tests {
         let path = dir.path().join("key");
         let source = KeySource::File(path.clone());
         let put = |bytes: &[u8], mode: u32| {
+            // One that only root may write is in the way of other users.
+            let _ = fs::remove_file(&path);
             fs::write(&path, bytes).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         };

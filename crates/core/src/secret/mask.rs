@@ -30,12 +30,12 @@ pub struct Mask {
     automaton: NFA,
     start: StateID,
     /// For each state how much of which form has been seen.
-    seen: Vec<Seen>,
+    seen: Vec<MatchedPrefix>,
     forms: Vec<Zeroizing<Vec<u8>>>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Seen {
+struct MatchedPrefix {
     /// So many bytes of a form.
     bytes: usize,
     /// The shortest form that begins with them.
@@ -69,19 +69,19 @@ impl Mask {
             for (at, byte) in form.iter().enumerate() {
                 state = automaton.next_state(Anchored::No, state, *byte);
                 if seen.len() <= state.as_usize() {
-                    seen.resize(state.as_usize() + 1, Seen::default());
+                    seen.resize(state.as_usize() + 1, MatchedPrefix::default());
                 }
                 let place = &mut seen[state.as_usize()];
                 // Shorter forms come first, and theirs stands.
                 if place.bytes == 0 {
-                    *place = Seen { bytes: at + 1, form: number };
+                    *place = MatchedPrefix { bytes: at + 1, form: number };
                 }
             }
         }
         Some(Self { automaton, start, seen, forms })
     }
 
-    fn seen(&self, state: StateID) -> Seen {
+    fn seen(&self, state: StateID) -> MatchedPrefix {
         self.seen.get(state.as_usize()).copied().unwrap_or_default()
     }
 
@@ -107,14 +107,14 @@ pub enum Side {
 #[derive(Debug)]
 pub struct Masker {
     mask: Arc<Mask>,
-    places: [Place; 2],
+    places: [StreamPosition; 2],
     /// What was not let go, in the order it came.
     waiting: VecDeque<Piece>,
 }
 
 /// Where one stream stands. Positions are counted in bytes of the stream.
 #[derive(Debug)]
-struct Place {
+struct StreamPosition {
     state: StateID,
     /// So much has come.
     at: u64,
@@ -135,7 +135,7 @@ impl Masker {
     /// A masker of a command that has printed nothing yet.
     #[must_use]
     pub fn new(mask: Arc<Mask>) -> Self {
-        let place = || Place { state: mask.start, at: 0, decided: 0, masked: (0, 0) };
+        let place = || StreamPosition { state: mask.start, at: 0, decided: 0, masked: (0, 0) };
         Self { places: [place(), place()], waiting: VecDeque::new(), mask }
     }
 
@@ -156,7 +156,7 @@ impl Masker {
         }
         for place in &mut self.places {
             // All that matters of what came before is that it is the beginning of this form.
-            let Seen { bytes, form } = self.mask.seen(place.state);
+            let MatchedPrefix { bytes, form } = self.mask.seen(place.state);
             place.state = mask.start;
             for byte in self.mask.forms.get(form).map_or(&[][..], |form| &form[..bytes]) {
                 place.state = mask.automaton.next_state(Anchored::No, place.state, *byte);
@@ -201,7 +201,7 @@ impl Masker {
         for side in [Side::Out, Side::Err] {
             let place = &self.places[side as usize];
             let (from, to) = (place.free(&self.mask), place.at);
-            let Seen { bytes, form } = self.mask.seen(place.state);
+            let MatchedPrefix { bytes, form } = self.mask.seen(place.state);
             let whole = self.mask.forms.get(form).map_or(0, |form| form.len());
             if from < to && bytes * 2 > whole {
                 self.cover(side, from, to);
@@ -232,7 +232,7 @@ impl Masker {
     }
 }
 
-impl Place {
+impl StreamPosition {
     /// What is before this may go: no value can begin there any more that would still have to be masked.
     fn free(&self, mask: &Mask) -> u64 {
         let seen = mask.seen(self.state).bytes;

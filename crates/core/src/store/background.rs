@@ -1,12 +1,13 @@
-//! Work that takes its time, so that others need not.
+//! Throttles long work, so that it does not delay other work.
 //!
-//! Copying a tree ahead of a checkpoint, merging layers, hashing, searching and deleting take as long as sandboxes make them, and
-//! compete with everybody else for processors and for the filesystem's journal: every sync waits for all that was changed before
-//! it. So such work runs on threads of its own ([`background`]). After its first [`UNPACED`] names a thread gets the lowest priority
-//! and rests after every [`AT_ONCE`] names for [`REST`] times as long as those took. Small work is done before that begins.
+//! Copying a tree ahead of a checkpoint, merging layers, hashing, searching and deleting take long in large
+//! sandboxes and compete for CPUs and for the filesystem's journal: every sync waits for all changes before it.
+//! So such work runs on threads of its own ([`background`]). After its first [`UNPACED`] names a thread gets the
+//! lowest priority, and after every [`AT_ONCE`] names it rests [`REST`] times as long as they took. Small work
+//! is done before that begins.
 //!
-//! Names are counted where trees are read and changed ([`step`]), so a walk does not have to know whether it is in the background.
-//! A walk that is has no helper threads ([`walk::visit`](super::walk::visit)).
+//! Names are counted where trees are read and changed ([`step`]), so a walk does not have to know whether it is
+//! in the background. In the background a walk has no helper threads ([`walk::visit`](super::walk::visit)).
 
 use std::cell::RefCell;
 use std::thread;
@@ -24,17 +25,17 @@ const REST: u32 = 2;
 const BOUNDS: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(250));
 
 thread_local! {
-    static PACE: RefCell<Option<Pace>> = const { RefCell::new(None) };
+    static PACE: RefCell<Option<Pacer>> = const { RefCell::new(None) };
 }
 
-struct Pace {
+struct Pacer {
     /// How many names are left until something is to happen.
     left: u32,
     slowed: bool,
     since: Instant,
 }
 
-impl Pace {
+impl Pacer {
     fn step(&mut self) {
         self.left = self.left.saturating_sub(1);
         if self.left > 0 {
@@ -54,7 +55,12 @@ impl Pace {
 
 /// Makes this thread one that works in the background, until it ends.
 pub(super) fn enter() {
-    PACE.set(Some(Pace { left: UNPACED, slowed: false, since: Instant::now() }));
+    enter_after(UNPACED);
+}
+
+/// The same for work that is slowed down after `unpaced` names.
+fn enter_after(unpaced: u32) {
+    PACE.set(Some(Pacer { left: unpaced, slowed: false, since: Instant::now() }));
 }
 
 /// Whether this thread works in the background.
@@ -64,11 +70,20 @@ pub(super) fn is_entered() -> bool {
 
 /// Counts a name that was handled. Rests, if it is time and this thread works in the background.
 pub(super) fn step() {
-    PACE.with_borrow_mut(|pace| pace.iter_mut().for_each(Pace::step));
+    PACE.with_borrow_mut(|pace| pace.iter_mut().for_each(Pacer::step));
 }
 
 /// Runs `work` in the background, on a thread of its own.
 pub(super) async fn background<T, F>(work: F) -> Result<T>
+where
+    T: Send + 'static,
+    F: FnOnce() -> Result<T> + Send + 'static,
+{
+    background_after(UNPACED, work).await
+}
+
+/// Runs `work` in the background, on a thread of its own, which is slowed down after `unpaced` names.
+pub(super) async fn background_after<T, F>(unpaced: u32, work: F) -> Result<T>
 where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,
@@ -78,7 +93,7 @@ where
         thread::scope(|scope| {
             let worker = thread::Builder::new().name("keep-background".to_owned());
             let worker = worker.spawn_scoped(scope, || {
-                enter();
+                enter_after(unpaced);
                 work()
             });
             let worker = worker.map_err(|source| StoreError::Io {

@@ -16,7 +16,7 @@ use std::path::Path;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
-use super::document::check_format;
+use super::manifest::document::check_format;
 use super::manifest::sync_parent;
 use super::{Result, Store, StoreError, blocking, io_error};
 use crate::model::FORMAT;
@@ -53,7 +53,7 @@ impl Store {
     /// Which data directory this is: 32 hex digits.
     #[must_use]
     pub fn identity(&self) -> String {
-        super::walk::lock(&self.inner.identity).clone()
+        self.inner.identity.lock().clone()
     }
 
     /// Gives the directory another identity: it is a copy, and the original has this one.
@@ -66,7 +66,7 @@ impl Store {
         blocking(move || {
             let text = draw(DIGITS);
             write(&store.inner.data, &text)?;
-            *super::walk::lock(&store.inner.identity) = text;
+            *store.inner.identity.lock() = text;
             Ok(())
         })
         .await
@@ -131,7 +131,7 @@ fn write(data: &Path, identity: &str) -> Result<()> {
 
 /// What earlier versions called things outside, after the path of the data directory.
 fn mark_of_path(data: &Path) -> String {
-    hex(&Sha256::digest(data.as_os_str().as_encoded_bytes())[..MARK / 2])
+    hex::encode(&Sha256::digest(data.as_os_str().as_encoded_bytes())[..MARK / 2])
 }
 
 fn draw(digits: usize) -> String {
@@ -141,11 +141,7 @@ fn draw(digits: usize) -> String {
         let text = format!("{}{:?}", std::process::id(), std::time::SystemTime::now());
         bytes.copy_from_slice(&Sha256::digest(text)[..digits / 2]);
     }
-    hex(&bytes)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(bytes)
 }
 
 #[cfg(test)]

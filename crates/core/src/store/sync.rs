@@ -30,18 +30,19 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::Mutex;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, StatxTimestamp};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::manifest::{self, Durability};
-use super::text::{as_path, path_text};
+use super::path_text::{as_path, path_text};
 use super::tree::{Place, file_type, times};
-use super::walk::{lock, vanished, visit};
+use super::walk::{vanished, visit};
 use super::{Result, Store, StoreError, blocking, io_error};
 use crate::model::{FORMAT, LayerId, Timestamp};
 
@@ -62,7 +63,7 @@ const PLACE: &str = "sync-errors.json";
 
 /// A file that may not be on stable storage as it was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Doubtful {
+pub struct DoubtfulFile {
     /// The path from the layer's root, without a leading slash.
     pub path: Vec<u8>,
     /// Its length.
@@ -75,23 +76,23 @@ pub(super) struct Syncs {
     /// Counts who asked for one.
     asked: AtomicU64,
     /// Held over a sync.
-    round: Mutex<Round>,
-    known: Mutex<Known>,
+    round: Mutex<SyncRound>,
+    known: Mutex<SyncHistory>,
     slack: Duration,
 }
 
 #[derive(Debug, Default)]
-struct Round {
+struct SyncRound {
     /// Who asked so far has an outcome.
     covered: u64,
     failed: Option<Errno>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct SyncHistory {
     /// When the last sync began that succeeded.
-    last_good: Option<Moment>,
-    windows: Vec<Window>,
+    last_good: Option<ClockReading>,
+    windows: Vec<FailureWindow>,
     /// Counts failed syncs.
     epoch: u64,
     /// The windows on disk are not these.
@@ -103,14 +104,14 @@ struct Known {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Moment {
+struct ClockReading {
     wall: Timestamp,
     steady: Instant,
 }
 
 /// A time in which writes may have been lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Window {
+struct FailureWindow {
     /// Absent: any time before.
     from: Option<Timestamp>,
     to: Timestamp,
@@ -120,9 +121,9 @@ struct Window {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Saved {
+struct SyncErrorsFile {
     format: u32,
-    windows: Vec<Window>,
+    windows: Vec<FailureWindow>,
 }
 
 impl Syncs {
@@ -131,7 +132,7 @@ impl Syncs {
     }
 }
 
-impl Moment {
+impl ClockReading {
     fn now() -> Self {
         Self { wall: Timestamp::now(), steady: Instant::now() }
     }
@@ -150,7 +151,7 @@ impl Store {
     pub(super) fn sync_now(&self) -> Result<()> {
         let syncs = &self.inner.syncs;
         let ticket = syncs.asked.fetch_add(1, Ordering::SeqCst) + 1;
-        let mut round = lock(&syncs.round);
+        let mut round = syncs.round.lock();
         if round.covered < ticket {
             round.covered = syncs.asked.load(Ordering::SeqCst);
             round.failed = self.sync_round().err();
@@ -169,7 +170,7 @@ impl Store {
 
     fn sync_round(&self) -> Result<(), Errno> {
         let syncs = &self.inner.syncs;
-        let begun = Moment::now();
+        let begun = ClockReading::now();
         let outcome =
             self.write_doubtful_again().map_err(|error| errno_of(&error)).and_then(|until| {
                 rustix::fs::syncfs(&self.inner.dir)?;
@@ -177,16 +178,16 @@ impl Store {
             });
         match outcome {
             Ok(until) => {
-                lock(&syncs.known).last_good = Some(begun);
+                syncs.known.lock().last_good = Some(begun);
                 self.now_synced(until);
             }
             Err(_) => {
                 self.sync_failed_for_all();
-                lock(&syncs.known).fail(Moment::now(), syncs.slack);
+                syncs.known.lock().fail(ClockReading::now(), syncs.slack);
             }
         }
         if let Err(error) = self.save_windows() {
-            tracing::error!(%error, "that a sync failed is not on record yet; a daemon that starts now would not know");
+            tracing::error!(%error, "could not record a failed sync; a restarted daemon would not know of it");
         }
         outcome.map(drop)
     }
@@ -198,14 +199,14 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return,
             read => read.map_err(io_error("read", &path)),
         };
-        let saved = saved.and_then(|bytes| manifest::parse::<Saved>(&path, &bytes));
-        let mut known = lock(&self.inner.syncs.known);
+        let saved = saved.and_then(|bytes| manifest::parse::<SyncErrorsFile>(&path, &bytes));
+        let mut known = self.inner.syncs.known.lock();
         known.epoch = 1;
         known.windows = match saved {
             Ok(saved) => saved.windows,
             Err(error) => {
-                tracing::error!(%error, "when syncs failed is not known; every open layer is in doubt");
-                vec![Window { from: None, to: Timestamp::now(), epoch: 1 }]
+                tracing::error!(%error, "could not read when syncs failed; every open layer is in doubt");
+                vec![FailureWindow { from: None, to: Timestamp::now(), epoch: 1 }]
             }
         };
         known.windows.iter_mut().for_each(|window| window.epoch = 1);
@@ -214,16 +215,16 @@ impl Store {
     fn save_windows(&self) -> Result<()> {
         let known = &self.inner.syncs.known;
         let (windows, epoch) = {
-            let known = lock(known);
+            let known = known.lock();
             if !known.unsaved {
                 return Ok(());
             }
             (known.windows.clone(), known.epoch)
         };
         let place = Path::new(PLACE);
-        let bytes = manifest::to_json(&Saved { format: FORMAT, windows }, place)?;
+        let bytes = manifest::to_json(&SyncErrorsFile { format: FORMAT, windows }, place)?;
         self.put(place, &bytes, Durability::Synced, false)?;
-        let mut known = lock(known);
+        let mut known = known.lock();
         known.unsaved &= known.epoch != epoch;
         Ok(())
     }
@@ -231,7 +232,7 @@ impl Store {
     /// Counts syncs that failed.
     #[must_use]
     pub fn sync_failures(&self) -> u64 {
-        lock(&self.inner.syncs.known).epoch
+        self.inner.syncs.known.lock().epoch
     }
 
     /// Drops windows that no open layer is old enough for.
@@ -242,7 +243,7 @@ impl Store {
     pub async fn forget_sync_failures(&self) -> Result<()> {
         let store = self.clone();
         blocking(move || {
-            if lock(&store.inner.syncs.known).windows.is_empty() {
+            if store.inner.syncs.known.lock().windows.is_empty() {
                 return Ok(());
             }
             let mut oldest = Timestamp::MAX;
@@ -253,7 +254,7 @@ impl Store {
                 }
             }
             {
-                let mut known = lock(&store.inner.syncs.known);
+                let mut known = store.inner.syncs.known.lock();
                 let before = known.windows.len();
                 known.windows.retain(|window| window.to >= oldest);
                 known.unsaved |= known.windows.len() != before;
@@ -268,8 +269,8 @@ impl Store {
     /// # Errors
     ///
     /// Returns [`StoreError::Io`]. What vanishes meanwhile is no error.
-    pub async fn doubtful(&self, open: &LayerId) -> Result<Vec<Doubtful>> {
-        if lock(&self.inner.syncs.known).windows.is_empty() {
+    pub async fn doubtful(&self, open: &LayerId) -> Result<Vec<DoubtfulFile>> {
+        if self.inner.syncs.known.lock().windows.is_empty() {
             return Ok(Vec::new());
         }
         let (store, open) = (self.clone(), open.clone());
@@ -288,28 +289,28 @@ impl Store {
     /// Somebody wants the files of a layer that are in doubt as they can be read now. That holds for what is
     /// known by now, and as long as this daemon lives.
     pub fn accept_doubt(&self, open: &LayerId) {
-        let mut known = lock(&self.inner.syncs.known);
+        let mut known = self.inner.syncs.known.lock();
         let epoch = known.epoch;
         known.accepted.insert(open.clone(), epoch);
     }
 
     /// A layer is gone, or sealed.
     pub(super) fn forget_doubt(&self, id: &LayerId) {
-        let mut known = lock(&self.inner.syncs.known);
+        let mut known = self.inner.syncs.known.lock();
         known.accepted.remove(id);
         known.building.remove(id);
     }
 
     /// A layer is begun that is built by the store itself.
     pub(super) fn build_begins(&self, id: &LayerId) {
-        let mut known = lock(&self.inner.syncs.known);
+        let mut known = self.inner.syncs.known.lock();
         let epoch = known.epoch;
         known.building.insert(id.clone(), epoch);
     }
 
     /// Refuses a layer that the store built when a sync failed since it was begun.
     pub(super) fn refuse_doubtful_build(&self, id: &LayerId) -> Result<()> {
-        let known = lock(&self.inner.syncs.known);
+        let known = self.inner.syncs.known.lock();
         match known.building.get(id) {
             Some(epoch) if *epoch != known.epoch => {
                 Err(StoreError::InDoubt { id: id.clone(), files: Vec::new(), total: 0 })
@@ -334,18 +335,18 @@ impl Store {
         in_doubt(id, &self.doubtful_now(id)?)
     }
 
-    fn doubtful_now(&self, id: &LayerId) -> Result<Vec<Doubtful>> {
+    fn doubtful_now(&self, id: &LayerId) -> Result<Vec<DoubtfulFile>> {
         self.files_in(id, &self.windows_of(id, false))
     }
 
     /// The windows that count for a layer: those that were accepted, or those that were not.
-    fn windows_of(&self, id: &LayerId, accepted: bool) -> Vec<Window> {
-        let known = lock(&self.inner.syncs.known);
+    fn windows_of(&self, id: &LayerId, accepted: bool) -> Vec<FailureWindow> {
+        let known = self.inner.syncs.known.lock();
         let until = known.accepted.get(id).copied().unwrap_or(0);
         known.windows.iter().filter(|window| (window.epoch <= until) == accepted).copied().collect()
     }
 
-    fn files_in(&self, id: &LayerId, windows: &[Window]) -> Result<Vec<Doubtful>> {
+    fn files_in(&self, id: &LayerId, windows: &[FailureWindow]) -> Result<Vec<DoubtfulFile>> {
         if windows.is_empty() {
             return Ok(Vec::new());
         }
@@ -355,9 +356,9 @@ impl Store {
     }
 }
 
-impl Known {
+impl SyncHistory {
     /// A sync has failed by `now`.
-    fn fail(&mut self, now: Moment, slack: Duration) {
+    fn fail(&mut self, now: ClockReading, slack: Duration) {
         self.epoch += 1;
         self.unsaved = true;
         let from = self
@@ -372,7 +373,7 @@ impl Known {
                 last.to = last.to.max(now.wall);
                 last.epoch = epoch;
             }
-            _ => self.windows.push(Window { from, to: now.wall, epoch }),
+            _ => self.windows.push(FailureWindow { from, to: now.wall, epoch }),
         }
         if self.windows.len() > MOST_WINDOWS {
             let first = self.windows.remove(0);
@@ -381,7 +382,7 @@ impl Known {
     }
 }
 
-impl Window {
+impl FailureWindow {
     /// Whether a file may have been written in it.
     fn concerns(&self, stat: &Statx) -> bool {
         let changed = time(stat.stx_ctime);
@@ -397,7 +398,7 @@ fn time(time: StatxTimestamp) -> Timestamp {
 }
 
 /// The files with content under `root` that one of the windows concerns, sorted.
-fn files_in(root: &Path, windows: &[Window]) -> Result<Vec<Doubtful>> {
+fn files_in(root: &Path, windows: &[FailureWindow]) -> Result<Vec<DoubtfulFile>> {
     let found = Mutex::new(Vec::new());
     visit(Place::root(root)?, |place, more| {
         let dir = match place.open() {
@@ -416,7 +417,7 @@ fn files_in(root: &Path, windows: &[Window]) -> Result<Vec<Doubtful>> {
                     if stat.stx_size > 0 && windows.iter().any(|one| one.concerns(&stat)) =>
                 {
                     let path = dir.path_of(name);
-                    lock(&found).push(Doubtful { path, size: stat.stx_size });
+                    found.lock().push(DoubtfulFile { path, size: stat.stx_size });
                 }
                 _ => {}
             }
@@ -427,12 +428,12 @@ fn files_in(root: &Path, windows: &[Window]) -> Result<Vec<Doubtful>> {
             listed => listed,
         }
     })?;
-    let mut found = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    found.sort_by(|a: &Doubtful, b| a.path.cmp(&b.path));
+    let mut found = found.into_inner();
+    found.sort_by(|a: &DoubtfulFile, b| a.path.cmp(&b.path));
     Ok(found)
 }
 
-fn in_doubt(id: &LayerId, files: &[Doubtful]) -> Result<()> {
+fn in_doubt(id: &LayerId, files: &[DoubtfulFile]) -> Result<()> {
     if files.is_empty() {
         return Ok(());
     }
@@ -441,7 +442,7 @@ fn in_doubt(id: &LayerId, files: &[Doubtful]) -> Result<()> {
 }
 
 /// Writes again what of a file is in the page cache and not on the disk.
-fn store_again(root: &Path, doubtful: &Doubtful) -> Result<()> {
+fn store_again(root: &Path, doubtful: &DoubtfulFile) -> Result<()> {
     let whole = root.join(as_path(&doubtful.path));
     let (parent, name) = match doubtful.path.iter().rposition(|byte| *byte == b'/') {
         Some(at) => (&doubtful.path[..at], &doubtful.path[at + 1..]),
@@ -464,7 +465,7 @@ fn store_again(root: &Path, doubtful: &Doubtful) -> Result<()> {
     let file = File::from(dir.open_to_change(&name)?);
     let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let direct = rustix::fs::openat(dir.fd(), &name, flags, Mode::empty()).ok().map(File::from);
-    // What it tells of is known, and must not be told again after what is written now.
+    // Collects an error of earlier writes, so that the next sync reports only what is written now.
     let _ = file.sync_all();
     copy_again(&file, direct.as_ref(), stat.stx_size).map_err(io_error("store again", &whole))?;
     rustix::fs::futimens(&file, &times(&stat))
@@ -547,18 +548,18 @@ fn errno_of(error: &StoreError) -> Errno {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::{Known, MOST_WINDOWS, Moment};
+    use super::{ClockReading, MOST_WINDOWS, SyncHistory};
     use crate::model::Timestamp;
 
-    fn at(second: i64, steady: Instant) -> Moment {
-        Moment { wall: Timestamp::from_second(second).unwrap(), steady }
+    fn at(second: i64, steady: Instant) -> ClockReading {
+        ClockReading { wall: Timestamp::from_second(second).unwrap(), steady }
     }
 
     #[test]
     fn a_window_begins_with_the_last_good_sync_and_grows_while_none_is() {
         let zero = Instant::now();
         let after = |seconds| zero + Duration::from_secs(seconds);
-        let mut known = Known::default();
+        let mut known = SyncHistory::default();
         known.fail(at(1_000, zero), Duration::ZERO);
         assert_eq!(known.windows[0].from, None, "nothing is known of before");
         known.last_good = Some(at(1_010, after(10)));
@@ -574,7 +575,8 @@ mod tests {
     fn a_clock_that_was_set_leaves_a_window_without_a_beginning() {
         let zero = Instant::now();
         for wall in [900, 1_100] {
-            let mut known = Known { last_good: Some(at(1_000, zero)), ..Known::default() };
+            let mut known =
+                SyncHistory { last_good: Some(at(1_000, zero)), ..SyncHistory::default() };
             known.fail(at(wall, zero + Duration::from_secs(3)), Duration::ZERO);
             assert_eq!(known.windows[0].from, None, "{wall}");
         }
@@ -583,7 +585,7 @@ mod tests {
     #[test]
     fn windows_are_bounded_and_none_is_lost() {
         let zero = Instant::now();
-        let mut known = Known::default();
+        let mut known = SyncHistory::default();
         for number in 0..200 {
             let steady = zero + Duration::from_secs(number);
             let second = 1_000 + i64::try_from(number).unwrap();

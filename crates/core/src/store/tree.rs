@@ -19,7 +19,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::text::as_path;
+use super::path_text::as_path;
 use super::{Result, StoreError};
 
 /// How long the path below a base may grow.

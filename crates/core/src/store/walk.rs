@@ -11,7 +11,7 @@ use rustix::fs::{FileType, Statx};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
-use super::junk::{Heap, Junk, JunkLook, JunkRules};
+use super::layer::junk::{Heap, Junk, JunkLook, JunkRules};
 use super::tree::{Place, file_type};
 use super::{Result, StoreError};
 

@@ -12,11 +12,10 @@ use sandkeep_client::types::{self, ExecEvent};
 use sandkeep_core::model::{CommandId, Name};
 use sandkeep_proto::link::TermSize;
 
-use super::input::{Body, Params, Seg};
-use super::{Answer, App, stream, wire};
+use super::input::{Body, Params, PathParam};
+use super::{ApiResult, App, stream, wire};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
-use crate::listen::closed;
 use crate::openapi::Raw;
 
 /// Lists a sandbox's commands, newest first. Never wakes it.
@@ -30,9 +29,9 @@ use crate::openapi::Raw;
 pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     mut params: Params,
-) -> Answer<types::Paged<types::Command>> {
+) -> ApiResult<types::Paged<types::Command>> {
     let page = params.page()?;
     params.end()?;
     let found = app.engine.commands(&caller.project, &name, &page).await?;
@@ -50,19 +49,42 @@ pub(crate) async fn list(
 pub(crate) async fn get(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg((name, id)): Seg<(Name, CommandId)>,
+    PathParam((name, id)): PathParam<(Name, CommandId)>,
     mut params: Params,
-) -> Answer<types::Command> {
+) -> ApiResult<types::Command> {
     let wait = params.flag("wait")?;
     params.end()?;
     if !wait {
         return Ok(Json(wire::command(app.engine.command(&caller.project, &name, &id).await?)));
     }
-    let mut closing = app.closing.subscribe();
+    let closing = app.closing.clone();
     tokio::select! {
         ended = app.engine.wait(&caller.project, &name, &id) => Ok(Json(wire::command(ended?))),
-        () = closed(&mut closing) => Err(ApiError::shutting_down()),
+        () = closing.cancelled() => Err(ApiError::shutting_down()),
     }
+}
+
+/// Tells what a command changed, path by path; of one that runs, so far. Never wakes the sandbox.
+#[utoipa::path(get, path = "/v1/sandboxes/{name}/commands/{id}/changes", tag = "commands", operation_id = "get_command_changes",
+    params(
+        ("name" = String, Path, description = "The sandbox's name."),
+        ("id" = String, Path, description = "The command's id."),
+    ),
+    responses((status = 200, description = "What it changed.", body = types::CommandChangeList)))]
+pub(crate) async fn changes(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    PathParam((name, id)): PathParam<(Name, CommandId)>,
+    params: Params,
+) -> ApiResult<types::CommandChangeList> {
+    params.end()?;
+    let (command, list) = app.engine.command_changes(&caller.project, &name, &id).await?;
+    Ok(Json(types::CommandChangeList {
+        command: command.id.into(),
+        changes: command.changes,
+        paths: list.paths,
+        more: list.more,
+    }))
 }
 
 /// Replays what a command printed, and goes on with what it prints. Never wakes the sandbox.
@@ -76,7 +98,7 @@ pub(crate) async fn get(
 pub(crate) async fn logs(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg((name, id)): Seg<(Name, CommandId)>,
+    PathParam((name, id)): PathParam<(Name, CommandId)>,
     mut params: Params,
 ) -> Result<Response, ApiError> {
     let follow = params.flag("follow")?;
@@ -96,7 +118,7 @@ pub(crate) async fn logs(
 pub(crate) async fn signal(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg((name, id)): Seg<(Name, CommandId)>,
+    PathParam((name, id)): PathParam<(Name, CommandId)>,
     params: Params,
     Body(request): Body<types::SignalRequest>,
 ) -> Result<StatusCode, ApiError> {
@@ -117,7 +139,7 @@ pub(crate) async fn signal(
 pub(crate) async fn resize(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg((name, id)): Seg<(Name, CommandId)>,
+    PathParam((name, id)): PathParam<(Name, CommandId)>,
     params: Params,
     Body(size): Body<types::TermSize>,
 ) -> Result<StatusCode, ApiError> {
@@ -139,7 +161,7 @@ pub(crate) async fn resize(
 pub(crate) async fn stdin(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg((name, id)): Seg<(Name, CommandId)>,
+    PathParam((name, id)): PathParam<(Name, CommandId)>,
     mut params: Params,
     body: RawBody,
 ) -> Result<StatusCode, ApiError> {
@@ -148,7 +170,11 @@ pub(crate) async fn stdin(
     let stdin = app.engine.stdin(&caller.project, &name, &id).await?;
     let mut pieces = body.into_data_stream();
     while let Some(piece) = pieces.next().await {
-        stdin.send(piece.map_err(|_| ApiError::invalid("the body broke off"))?).await?;
+        stdin
+            .send(piece.map_err(|_| {
+                ApiError::invalid("the connection closed before the end of the body")
+            })?)
+            .await?;
     }
     if close {
         stdin.close().await?;

@@ -10,8 +10,8 @@ use sandkeep_client::types;
 use sandkeep_core::engine::{CreateDrive, Error};
 use sandkeep_core::model::{Drive, Name};
 
-use super::input::{Body, Params, Seg, parsed, size};
-use super::{Answer, App, finish};
+use super::input::{Body, Params, PathParam, parsed};
+use super::{ApiResult, App, finish};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
 
@@ -45,7 +45,7 @@ pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
     mut params: Params,
-) -> Answer<types::Paged<types::Drive>> {
+) -> ApiResult<types::Paged<types::Drive>> {
     let prefix = params.text("name_prefix")?;
     let page = params.page()?;
     params.end()?;
@@ -68,11 +68,11 @@ pub(crate) async fn create(
 ) -> Result<(StatusCode, Json<types::Drive>), ApiError> {
     params.end()?;
     let name: Name = parsed("name", &request.name)?;
-    let max_size = request.max_size.map(|value| size("max_size", value)).transpose()?;
+    let max_size = request.max_size;
     let wish = CreateDrive { name: name.clone(), max_size, notes: BTreeMap::new() };
     let engine = app.engine.clone();
     let work = async move { engine.create_drive(&caller.project, wish).await };
-    match (finish(work).await?, request.if_exists) {
+    match (finish(&app, work).await?, request.if_exists) {
         ((drive, true), _) => Ok((StatusCode::CREATED, Json(out(&app, drive)))),
         ((drive, false), types::IfExists::Get) => Ok((StatusCode::OK, Json(out(&app, drive)))),
         ((_, false), types::IfExists::Fail) => Err(Error::DriveTaken(name).into()),
@@ -86,9 +86,9 @@ pub(crate) async fn create(
 pub(crate) async fn get(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
-) -> Answer<types::Drive> {
+) -> ApiResult<types::Drive> {
     params.end()?;
     Ok(Json(out(&app, app.engine.drive(&caller.project, &name).await?)))
 }
@@ -101,7 +101,7 @@ pub(crate) async fn get(
 pub(crate) async fn fork(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(source): Seg<Name>,
+    PathParam(source): PathParam<Name>,
     params: Params,
     Body(request): Body<types::ForkDrive>,
 ) -> Result<(StatusCode, Json<types::Drive>), ApiError> {
@@ -109,7 +109,7 @@ pub(crate) async fn fork(
     let name = parsed("name", &request.name)?;
     let engine = app.engine.clone();
     let work = async move { engine.fork_drive(&caller.project, &source, name).await };
-    Ok((StatusCode::CREATED, Json(out(&app, finish(work).await?))))
+    Ok((StatusCode::CREATED, Json(out(&app, finish(&app, work).await?))))
 }
 
 /// Deletes a drive that nobody writes to, with all that is in it.
@@ -119,11 +119,12 @@ pub(crate) async fn fork(
 pub(crate) async fn remove(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
-) -> Answer<types::Drive> {
+) -> ApiResult<types::Drive> {
     params.end()?;
     let engine = app.engine.clone();
-    let gone = finish(async move { engine.delete_drive(&caller.project, &name).await }).await?;
+    let gone =
+        finish(&app, async move { engine.delete_drive(&caller.project, &name).await }).await?;
     Ok(Json(out(&app, gone)))
 }

@@ -13,13 +13,12 @@ use futures_util::stream;
 use sandkeep_client::types;
 use sandkeep_core::engine::{EventQuery, EventScope, EventStream};
 use sandkeep_core::model::{self, EventFilter, EventId, Name, Scope, Span, Tags, Timestamp, now};
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::App;
 use super::input::{Params, parsed};
 use crate::auth::Reader;
 use crate::error::{ApiError, chain};
-use crate::listen::closed;
 
 /// How often a quiet stream shows that it is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -73,7 +72,7 @@ pub(crate) async fn stream(
     };
     let events = app.engine.events(EventQuery { scope, filter, after, since, follow })?;
     let opened = message(&about_the_stream("stream.opened", events.cursor()));
-    let closing = app.closing.subscribe();
+    let closing = app.closing.clone();
     let state = Messages { first: Some(opened), events: Some(events), closing };
     let body = stream::unfold(state, async |mut messages| {
         let bytes = messages.next().await?;
@@ -134,7 +133,7 @@ fn time(field: &str, text: &str) -> Result<Timestamp, ApiError> {
 struct Messages {
     first: Option<Bytes>,
     events: Option<EventStream>,
-    closing: watch::Receiver<bool>,
+    closing: CancellationToken,
 }
 
 impl Messages {
@@ -147,7 +146,7 @@ impl Messages {
         let batch = tokio::select! {
             biased;
             batch = events.next() => batch,
-            () = closed(&mut self.closing) => {
+            () = self.closing.cancelled() => {
                 self.events = None;
                 return Some(message(&about_the_stream("stream.closing", cursor)));
             }
@@ -166,7 +165,7 @@ impl Messages {
             }
             Ok(None) => {
                 self.events = None;
-                let over = *self.closing.borrow();
+                let over = self.closing.is_cancelled();
                 over.then(|| message(&about_the_stream("stream.closing", cursor)))
             }
             Err(error) => {

@@ -19,13 +19,14 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::commands::signal_number;
-use super::input::{Body, Params, Seg, Upgrade, parse_json, span};
+use super::input::{Body, Params, PathParam, Upgrade, parse_json};
 use super::secrets::inject_in;
 use super::{App, stream, wire};
 use crate::auth::Writer;
 use crate::error::ApiError;
-use crate::listen::closed;
-use sandkeep_core::engine::{Caller, Event, Events, Exec, Started, StdinHandle, WakeMode};
+use sandkeep_core::engine::{
+    Caller, CommandOutput, Exec, OutputStream, Started, StdinHandle, WakeMode,
+};
 
 /// How long a WebSocket may be open before it says what to run.
 const FIRST_WORD: Duration = Duration::from_secs(30);
@@ -46,23 +47,23 @@ const MESSAGE: usize = (1 << 20) + 1;
 pub(crate) async fn exec(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
     Body(request): Body<ExecRequest>,
 ) -> Result<Response, ApiError> {
     let wake = params.wake(&caller)?;
     params.end()?;
     let detach = request.detach;
-    let (exec, input) = wanted(request, wake)?;
+    let (exec, input) = wanted(request, wake, &caller)?;
     let started = app.engine.exec(&caller.project, &name, exec).await?;
     let Started { command, events, stdin, resumed, session } = started;
     if let (Some(input), Some(stdin)) = (input, stdin) {
-        tokio::spawn(feed(stdin, input));
+        app.spawn_until_shutdown(feed(stdin, input));
     }
     if detach {
         return Ok(Json(wire::command(command)).into_response());
     }
-    let leash = Leash::new(&app, caller, name, command.id.clone());
+    let leash = KillOnDisconnect::new(&app, caller, name, command.id.clone());
     let first = ExecEvent::Started {
         command: wire::command(command),
         session: wire::session(session),
@@ -73,14 +74,14 @@ pub(crate) async fn exec(
 
 /// Ends a command whose caller left without having asked for it to go on: as a terminal that hangs
 /// up does, and by force if that is not heard. A server that goes down is not a caller that left.
-pub(crate) struct Leash {
+pub(crate) struct KillOnDisconnect {
     app: Arc<App>,
     caller: Caller,
     name: Name,
     command: Option<CommandId>,
 }
 
-impl Leash {
+impl KillOnDisconnect {
     pub(crate) fn new(app: &Arc<App>, caller: Caller, name: Name, command: CommandId) -> Self {
         Self { app: Arc::clone(app), caller, name, command: Some(command) }
     }
@@ -91,31 +92,33 @@ impl Leash {
     }
 }
 
-impl Drop for Leash {
+impl Drop for KillOnDisconnect {
     fn drop(&mut self) {
         let Some(command) = self.command.take() else { return };
-        if *self.app.closing.borrow() {
+        if self.app.closing.is_cancelled() {
             return;
         }
         let (engine, name) = (self.app.engine.clone(), self.name.clone());
         let project = self.caller.project.clone();
         if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(async move {
+            let hang_up = async move {
                 // Each fails when the command has ended meanwhile, which is what is wanted.
                 let _ = engine.signal(&project, &name, &command, 1).await;
                 let ended = engine.wait(&project, &name, &command);
                 if tokio::time::timeout(HANG_UP, ended).await.is_err() {
                     let _ = engine.signal(&project, &name, &command, 9).await;
                 }
-            });
+            };
+            self.app.tasks.spawn_on(hang_up, &runtime);
         }
     }
 }
 
-/// What is said when a command's events end without its exit.
+/// The last event of a command whose events end without an exit.
 fn broke_off() -> ExecEvent {
     let error = ErrorBody {
         code: "session_ended".to_owned(),
+        aliases: Vec::new(),
         message: "the sandbox stopped while the command ran".to_owned(),
         hint: Some("its log has what it printed".to_owned()),
         findings: Vec::new(),
@@ -130,7 +133,11 @@ async fn feed(stdin: StdinHandle, input: Bytes) {
     }
 }
 
-fn wanted(request: ExecRequest, wake: WakeMode) -> Result<(Exec, Option<Bytes>), ApiError> {
+fn wanted(
+    request: ExecRequest,
+    wake: WakeMode,
+    caller: &Caller,
+) -> Result<(Exec, Option<Bytes>), ApiError> {
     let input = match (request.input, request.input_base64) {
         (None, None) => None,
         (Some(text), None) => Some(Bytes::from(text)),
@@ -139,11 +146,11 @@ fn wanted(request: ExecRequest, wake: WakeMode) -> Result<(Exec, Option<Bytes>),
             Some(Bytes::from(bytes.map_err(|_| ApiError::invalid("input_base64: not base64"))?))
         }
         (Some(_), Some(_)) => {
-            return Err(ApiError::invalid("input and input_base64 exclude each other"));
+            return Err(ApiError::invalid("input and input_base64 cannot be combined"));
         }
     };
     if input.is_some() && request.stdin {
-        return Err(ApiError::invalid("stdin: input is whole, and no more can be sent after it"));
+        return Err(ApiError::invalid("stdin: cannot be combined with input"));
     }
     let exec = Exec {
         argv: request.argv,
@@ -154,9 +161,10 @@ fn wanted(request: ExecRequest, wake: WakeMode) -> Result<(Exec, Option<Bytes>),
         tty: request.tty.map(|size| TermSize { cols: size.cols, rows: size.rows }),
         stdin: request.stdin || input.is_some(),
         detach: request.detach,
-        timeout: request.timeout.map(|value| span("timeout", value)).transpose()?,
+        timeout: request.timeout,
         wake: if request.if_running { WakeMode::IfRunning } else { wake },
         inject: inject_in(request.inject)?,
+        by: Some(caller.key.to_string()),
     };
     Ok((exec, input))
 }
@@ -171,13 +179,13 @@ fn wanted(request: ExecRequest, wake: WakeMode) -> Result<(Exec, Option<Bytes>),
 pub(crate) async fn web_socket(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
     Upgrade(upgrade): Upgrade,
 ) -> Result<Response, ApiError> {
     let wake = params.wake(&caller)?;
     params.end()?;
-    let alive = app.alive.enter();
+    let alive = app.tasks.token();
     Ok(upgrade.max_message_size(MESSAGE).on_upgrade(async move |socket| {
         let _alive = alive;
         converse(socket, &app, caller, &name, wake).await;
@@ -222,16 +230,16 @@ async fn begin(
     name: &Name,
     wake: WakeMode,
 ) -> Result<Begun, Option<ApiError>> {
-    let mut closing = app.closing.subscribe();
+    let closing = app.closing.clone();
     let first = tokio::select! {
         first = tokio::time::timeout(FIRST_WORD, first_text(source)) => first,
-        () = closed(&mut closing) => return Err(Some(ApiError::shutting_down())),
+        () = closing.cancelled() => return Err(Some(ApiError::shutting_down())),
     };
     let Ok(first) = first else {
         return Err(Some(ApiError::invalid("the first message must come within 30 seconds")));
     };
     let request: ExecRequest = parse_json(first?.as_bytes()).map_err(Some)?;
-    let (exec, input) = wanted(request, wake).map_err(Some)?;
+    let (exec, input) = wanted(request, wake, caller).map_err(Some)?;
     let started = app.engine.exec(&caller.project, name, exec).await;
     started.map(|started| (started, input)).map_err(|error| Some(error.into()))
 }
@@ -264,7 +272,7 @@ async fn attend(
 ) -> Option<ExecEvent> {
     let Started { command, events, mut stdin, resumed, session } = started;
     let id = command.id.clone();
-    let mut leash = Leash::new(app, caller.clone(), name.clone(), id.clone());
+    let mut leash = KillOnDisconnect::new(app, caller.clone(), name.clone(), id.clone());
     if command.detached {
         leash.release();
     }
@@ -277,17 +285,17 @@ async fn attend(
     if let Some(input) = input
         && let Some(stdin) = stdin.take()
     {
-        tokio::spawn(feed(stdin, input));
+        app.spawn_until_shutdown(feed(stdin, input));
     }
     // Reading and writing do not wait for each other: a process that is stuck printing does not
     // read, and one that waits for input does not print.
     let (complain, complaints) = mpsc::channel(1);
-    let said = Said { app, caller, name, id, stdin, complain };
-    let mut closing = app.closing.subscribe();
+    let said = ClientInput { app, caller, name, id, stdin, complain };
+    let closing = app.closing.clone();
     let last = tokio::select! {
         last = speak(sink, events, complaints) => last,
         () = said.listen(source) => None,
-        () = closed(&mut closing) => {
+        () = closing.cancelled() => {
             Some(ExecEvent::Error { error: ApiError::shutting_down().into_body() })
         }
     };
@@ -299,16 +307,16 @@ async fn attend(
 
 async fn speak(
     sink: &mut SplitSink<WebSocket, Message>,
-    mut events: Events,
+    mut events: OutputStream,
     mut complaints: mpsc::Receiver<ApiError>,
 ) -> Option<ExecEvent> {
     loop {
         let message = tokio::select! {
             event = events.next() => match event {
-                Some(Event::Stdout(bytes)) => framed(Channel::Stdout, &bytes),
-                Some(Event::Stderr(bytes)) => framed(Channel::Stderr, &bytes),
-                Some(gap @ Event::Gap(_)) => text(&stream::event(gap)),
-                Some(ended @ Event::Exited(_)) => return Some(stream::event(ended)),
+                Some(CommandOutput::Stdout(bytes)) => framed(Channel::Stdout, &bytes),
+                Some(CommandOutput::Stderr(bytes)) => framed(Channel::Stderr, &bytes),
+                Some(gap @ CommandOutput::Gap(_)) => text(&stream::event(gap)),
+                Some(ended @ CommandOutput::Exited(_)) => return Some(stream::event(ended)),
                 None => return Some(broke_off()),
             },
             Some(error) = complaints.recv() => {
@@ -327,7 +335,7 @@ fn framed(channel: Channel, bytes: &[u8]) -> Message {
 }
 
 /// What a client may say while its command runs.
-struct Said<'a> {
+struct ClientInput<'a> {
     app: &'a App,
     caller: &'a Caller,
     name: &'a Name,
@@ -336,7 +344,7 @@ struct Said<'a> {
     complain: mpsc::Sender<ApiError>,
 }
 
-impl Said<'_> {
+impl ClientInput<'_> {
     /// Takes messages in until the client leaves.
     async fn listen(mut self, source: &mut SplitStream<WebSocket>) {
         while let Some(Ok(message)) = source.next().await {

@@ -12,8 +12,8 @@ use sandkeep_client::types;
 use sandkeep_core::model::Name;
 use sandkeep_proto::link::Entry;
 
-use super::input::{Body, Params, Seg};
-use super::{Answer, App, stream, wire};
+use super::input::{Body, Params, PathParam};
+use super::{ApiResult, App, stream, wire};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
 use crate::openapi::Raw;
@@ -73,7 +73,7 @@ fn ascii(json: &str) -> String {
 pub(crate) async fn read(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     mut params: Params,
 ) -> Result<Response, ApiError> {
     let path = params.needed("path")?;
@@ -101,10 +101,10 @@ pub(crate) async fn read(
 pub(crate) async fn write(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     mut params: Params,
     body: RawBody,
-) -> Answer<types::Moved> {
+) -> ApiResult<types::Moved> {
     let path = params.needed("path")?;
     let mode = params.mode()?;
     let (parents, append) = (params.flag("parents")?, params.flag("append")?);
@@ -127,7 +127,7 @@ pub(crate) async fn write(
 pub(crate) async fn remove(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     mut params: Params,
 ) -> Result<StatusCode, ApiError> {
     let path = params.needed("path")?;
@@ -149,9 +149,9 @@ pub(crate) async fn remove(
 pub(crate) async fn stat(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     mut params: Params,
-) -> Answer<types::Entry> {
+) -> ApiResult<types::Entry> {
     let path = params.needed("path")?;
     let files = open(&app, &caller, &name, &mut params).await?;
     Ok(Json(wire::entry(files.stat(&path).await?)))
@@ -170,9 +170,9 @@ pub(crate) async fn stat(
 pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     mut params: Params,
-) -> Answer<types::Listing> {
+) -> ApiResult<types::Listing> {
     let path = params.needed("path")?;
     let after = params.text("cursor")?;
     let files = open(&app, &caller, &name, &mut params).await?;
@@ -192,7 +192,7 @@ pub(crate) async fn list(
 pub(crate) async fn make_dir(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     mut params: Params,
     Body(request): Body<types::MakeDir>,
 ) -> Result<StatusCode, ApiError> {
@@ -212,7 +212,7 @@ pub(crate) async fn make_dir(
 pub(crate) async fn rename(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     mut params: Params,
     Body(request): Body<types::Move>,
 ) -> Result<StatusCode, ApiError> {
@@ -233,7 +233,7 @@ pub(crate) async fn rename(
 pub(crate) async fn tar_out(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     mut params: Params,
 ) -> Result<Response, ApiError> {
     let path = params.needed("path")?;
@@ -256,10 +256,10 @@ pub(crate) async fn tar_out(
 pub(crate) async fn tar_in(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     mut params: Params,
     body: RawBody,
-) -> Answer<types::Moved> {
+) -> ApiResult<types::Moved> {
     let path = params.needed("path")?;
     let files = open(&app, &caller, &name, &mut params).await?;
     let out = files.tar_in(&path).await?;

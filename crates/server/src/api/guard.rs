@@ -7,10 +7,9 @@ use axum::extract::State;
 use sandkeep_client::types;
 use sandkeep_core::model::{self, SnapshotId};
 
-use super::input::{Params, Seg, size};
-use super::{Answer, App};
+use super::input::{Params, PathParam};
+use super::{ApiResult, App};
 use crate::auth::Admin;
-use crate::error::ApiError;
 
 /// Lists what is kept aside, newest first. For operators.
 #[utoipa::path(get, path = "/v1/quarantine", tag = "guard", operation_id = "list_quarantine",
@@ -19,7 +18,7 @@ pub(crate) async fn list(
     _: Admin,
     State(app): State<Arc<App>>,
     params: Params,
-) -> Answer<types::Paged<types::Quarantine>> {
+) -> ApiResult<types::Paged<types::Quarantine>> {
     params.end()?;
     let all = app.engine.quarantines().await?;
     Ok(Json(types::Paged { items: all.into_iter().map(quarantine).collect(), next: None }))
@@ -32,9 +31,9 @@ pub(crate) async fn list(
 pub(crate) async fn remove(
     _: Admin,
     State(app): State<Arc<App>>,
-    Seg(id): Seg<SnapshotId>,
+    PathParam(id): PathParam<SnapshotId>,
     params: Params,
-) -> Answer<types::Quarantine> {
+) -> ApiResult<types::Quarantine> {
     params.end()?;
     Ok(Json(quarantine(app.engine.remove_quarantine(&id).await?)))
 }
@@ -57,36 +56,10 @@ fn quarantine(quarantine: model::Quarantine) -> types::Quarantine {
     }
 }
 
-/// A change to a guard as the model has it.
-pub(super) fn patch(change: types::SetGuard) -> Result<model::GuardPatch, ApiError> {
-    Ok(model::GuardPatch {
-        secrets: change.secrets.map(|policy| match policy {
-            types::OnSecret::Block => model::OnSecret::Block,
-            types::OnSecret::Quarantine => model::OnSecret::Quarantine,
-            types::OnSecret::Warn => model::OnSecret::Warn,
-        }),
-        junk: change.junk.map(|policy| match policy {
-            types::OnJunk::Off => model::OnJunk::Off,
-            types::OnJunk::Warn => model::OnJunk::Warn,
-            types::OnJunk::PromoteOrDrop => model::OnJunk::PromoteOrDrop,
-        }),
-        large: change.large.map(|value| size("guard.large", value)).transpose()?,
-        globs: change.globs,
-    })
-}
-
 pub(super) fn guard(guard: model::Guard) -> types::Guard {
     types::Guard {
-        secrets: match guard.secrets {
-            model::OnSecret::Block => types::OnSecret::Block,
-            model::OnSecret::Quarantine => types::OnSecret::Quarantine,
-            model::OnSecret::Warn => types::OnSecret::Warn,
-        },
-        junk: match guard.junk {
-            model::OnJunk::Off => types::OnJunk::Off,
-            model::OnJunk::Warn => types::OnJunk::Warn,
-            model::OnJunk::PromoteOrDrop => types::OnJunk::PromoteOrDrop,
-        },
+        secrets: guard.secrets,
+        junk: guard.junk,
         large_bytes: guard.large.0,
         globs: guard.globs,
     }

@@ -17,15 +17,14 @@ use tempfile::TempPath;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
-use super::input::{self, Params, Seg};
+use super::input::{self, Params, PathParam};
 use super::stream::{line, ndjson};
-use super::{Answer, App, finish, wire};
+use super::{ApiResult, App, finish, wire};
 use crate::auth::{Admin, Reader};
 use crate::error::ApiError;
-use crate::listen::closed;
 use crate::openapi::Raw;
 use sandkeep_core::engine;
-use sandkeep_core::store::image::{Add, Dress, HOST, Progress, Reporter};
+use sandkeep_core::store::image::{AddedDirectory, Customization, HOST, Progress, Reporter};
 
 /// Lists the images that are here.
 #[utoipa::path(get, path = "/v1/images", tag = "images", operation_id = "list_images",
@@ -34,7 +33,7 @@ pub(crate) async fn list(
     _: Reader,
     State(app): State<Arc<App>>,
     params: Params,
-) -> Answer<types::Paged<types::Image>> {
+) -> ApiResult<types::Paged<types::Image>> {
     params.end()?;
     let images = app.engine.images().list().await.map_err(engine::Error::from)?;
     let mut items = Vec::with_capacity(images.len());
@@ -52,9 +51,9 @@ pub(crate) async fn list(
 pub(crate) async fn get(
     _: Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<String>,
+    PathParam(name): PathParam<String>,
     params: Params,
-) -> Answer<types::Image> {
+) -> ApiResult<types::Image> {
     params.end()?;
     let image = app.engine.images().get(&name).await.map_err(engine::Error::from)?;
     let size = app.engine.image_size(&image).await?;
@@ -68,12 +67,12 @@ pub(crate) async fn get(
 pub(crate) async fn remove(
     _: Admin,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<String>,
+    PathParam(name): PathParam<String>,
     params: Params,
 ) -> Result<StatusCode, ApiError> {
     params.end()?;
     let engine = app.engine.clone();
-    finish(async move { Ok(engine.images().remove(&name).await?) }).await?;
+    finish(&app, async move { Ok(engine.images().remove(&name).await?) }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -119,7 +118,7 @@ pub(crate) async fn import(
         if let Err(error) = tokio::fs::metadata(&wish.path).await {
             return Err(ApiError::invalid(format!("path: `{}` on the server: {error}", wish.path))
                 .hint(
-                    "a path is one of the server's own disk; send the archive as the body instead",
+                    "`path` is on the server's disk and needs an admin key; send the archive as the body instead",
                 ));
         }
         (PathBuf::from(wish.path), wish.name, None)
@@ -153,24 +152,27 @@ pub(crate) async fn dress(
     input::Body(request): input::Body<types::DressRequest>,
 ) -> Result<Response, ApiError> {
     params.end()?;
-    let add = request.add.into_iter().map(|add| Add { from: add.from.into(), to: add.to.into() });
-    let dress = Dress { add: add.collect(), env: request.env, path: request.path };
+    let add = request
+        .add
+        .into_iter()
+        .map(|add| AddedDirectory { from: add.from.into(), to: add.to.into() });
+    let dress = Customization { add: add.collect(), env: request.env, path: request.path };
     let base = request.from.unwrap_or_else(|| HOST.to_owned());
     let engine = app.engine.clone();
-    let checked = engine.images().check_dress(&base, &request.name, &dress).await;
+    let checked = engine.images().check_customization(&base, &request.name, &dress).await;
     checked.map_err(engine::Error::from)?;
     Ok(reported(&app, async move |_| {
-        Ok(engine.images().dress(&base, &request.name, &dress).await?)
+        Ok(engine.images().customize(&base, &request.name, &dress).await?)
     }))
 }
 
 /// Puts an uploaded archive on the disk, piece by piece.
 async fn receive(app: &App, body: Body) -> Result<TempPath, ApiError> {
     let disk = |error: io::Error| {
-        tracing::error!(%error, "could not keep an upload");
+        tracing::error!(%error, "cannot store an upload");
         if error.kind() == io::ErrorKind::StorageFull {
-            let message = "there is no room for the upload";
-            ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "no_room", message)
+            let message = "not enough disk space for the upload";
+            ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "insufficient_storage", message)
         } else {
             ApiError::internal()
         }
@@ -199,33 +201,32 @@ where
     // Reports may be dropped when the caller is slow: the next one says more anyway.
     let (say, reports) = mpsc::channel::<ImageProgress>(64);
     let last_word = say.clone();
-    let alive = app.alive.enter();
+    let tasks = app.tasks.clone();
     let engine = app.engine.clone();
     let reporter = Reporter::new(move |Progress { what, done, total }| {
         let _ = say.try_send(ImageProgress::Progress { what, done, total });
     });
-    tokio::spawn(async move {
-        let _alive = alive;
-        let last = match tokio::spawn(work(reporter)).await {
+    app.tasks.spawn(async move {
+        let last = match tasks.spawn(work(reporter)).await {
             Ok(Ok(image)) => {
                 let size = engine.image_size(&image).await.unwrap_or_default();
                 ImageProgress::Done { image: wire::image(image, size) }
             }
             Ok(Err(error)) => ImageProgress::Error { error: ApiError::from(error).into_body() },
             Err(error) => {
-                tracing::error!(%error, "work on an image broke off");
+                tracing::error!(%error, "a task that builds an image panicked");
                 ImageProgress::Error { error: ApiError::internal().into_body() }
             }
         };
         let _ = last_word.send(last).await;
     });
-    let state = Some((reports, app.closing.subscribe()));
+    let state = Some((reports, app.closing.clone()));
     let lines = stream::unfold(state, async |state| {
-        let (mut reports, mut closing) = state?;
+        let (mut reports, closing) = state?;
         let report = tokio::select! {
             biased;
             report = reports.recv() => report?,
-            () = closed(&mut closing) => {
+            () = closing.cancelled() => {
                 ImageProgress::Error { error: ApiError::shutting_down().into_body() }
             }
         };

@@ -11,7 +11,6 @@ use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use sandkeep_core::model::{Size, Span};
 use serde::de::DeserializeOwned;
 
 use super::App;
@@ -22,9 +21,9 @@ use sandkeep_core::engine::{Caller, WakeMode};
 
 /// What the path says.
 #[derive(Debug)]
-pub(crate) struct Seg<T>(pub(super) T);
+pub(crate) struct PathParam<T>(pub(super) T);
 
-impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Seg<T> {
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathParam<T> {
     type Rejection = ApiError;
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let read = Path::<T>::from_request_parts(parts, state).await;
@@ -37,9 +36,9 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Seg<T> 
 
 /// The `Idempotency-Key` header.
 #[derive(Debug)]
-pub(crate) struct Once(pub(super) Option<String>);
+pub(crate) struct IdempotencyKey(pub(super) Option<String>);
 
-impl<S: Send + Sync> FromRequestParts<S> for Once {
+impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
     type Rejection = ApiError;
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         let Some(value) = parts.headers.get("idempotency-key") else {
@@ -75,7 +74,7 @@ fn header_flag(headers: &HeaderMap) -> Result<bool, ApiError> {
     match headers.get("if-running").map(|value| value.as_bytes()) {
         None | Some(b"false") => Ok(false),
         Some(b"true") => Ok(true),
-        Some(_) => Err(ApiError::invalid("If-Running: say `true` or `false`")),
+        Some(_) => Err(ApiError::invalid("If-Running: use `true` or `false`")),
     }
 }
 
@@ -93,7 +92,7 @@ impl Params {
     pub(crate) fn needed(&mut self, name: &str) -> Result<String, ApiError> {
         match self.text(name)? {
             Some(text) if !text.is_empty() => Ok(text),
-            _ => Err(ApiError::invalid(format!("the query parameter `{name}` is needed"))),
+            _ => Err(ApiError::invalid(format!("the query parameter `{name}` is missing"))),
         }
     }
 
@@ -177,7 +176,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
         let upgrade = WebSocketUpgrade::from_request_parts(parts, state).await;
         upgrade.map(Self).map_err(|error: WebSocketUpgradeRejection| {
             ApiError::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", error.body_text())
-                .hint("this route speaks WebSocket")
+                .hint("this route needs a WebSocket")
         })
     }
 }
@@ -226,7 +225,7 @@ async fn read(request: Request, limit: usize) -> Result<(HeaderMap, Bytes), ApiE
     match Limited::new(body, limit).collect().await {
         Ok(body) => Ok((parts.headers, body.to_bytes())),
         Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
-        Err(_) => Err(ApiError::invalid("the body broke off")),
+        Err(_) => Err(ApiError::invalid("the connection closed before the end of the body")),
     }
 }
 
@@ -283,31 +282,6 @@ pub(crate) fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiErro
         .end()
         .map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))?;
     Ok(value)
-}
-
-/// Reads a span of a request.
-pub(crate) fn span(field: &str, value: sandkeep_client::types::Span) -> Result<Span, ApiError> {
-    use sandkeep_client::types::Span as Said;
-    // As far as text can say it; see the model's parser.
-    const LONGEST: u64 = 365_000 * 86_400_000;
-    match value {
-        Said::Number(millis) if millis <= LONGEST => Ok(Span(millis)),
-        Said::Number(_) => Err(ApiError::invalid(format!("{field}: at most 365000 days"))),
-        Said::Text(text) => {
-            text.parse().map_err(|error| ApiError::invalid(format!("{field}: {error}")))
-        }
-    }
-}
-
-/// Reads a size of a request.
-pub(crate) fn size(field: &str, value: sandkeep_client::types::Size) -> Result<Size, ApiError> {
-    use sandkeep_client::types::Size as Said;
-    match value {
-        Said::Number(bytes) => Ok(Size(bytes)),
-        Said::Text(text) => {
-            text.parse().map_err(|error| ApiError::invalid(format!("{field}: {error}")))
-        }
-    }
 }
 
 /// Reads a name or an id of a request.

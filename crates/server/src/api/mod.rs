@@ -40,20 +40,20 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
 use futures_util::FutureExt;
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::connections::Connections;
 use crate::error::ApiError;
 use crate::limits::{Limits, PerKey, RateLimiter};
-use crate::listen::Alive;
 use sandkeep_core::engine::{self, Engine};
 
 pub(crate) use stream::download;
 
-/// What a handler answers with.
-pub(crate) type Answer<T> = Result<Json<T>, ApiError>;
+/// The result of a handler.
+pub(crate) type ApiResult<T> = Result<Json<T>, ApiError>;
 
-/// What all handlers share.
+/// The state that all handlers share.
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) engine: Engine,
@@ -61,17 +61,18 @@ pub(crate) struct App {
     pub(crate) rate: RateLimiter,
     pub(crate) scratch: PathBuf,
     pub(crate) gateway: crate::gateway::Settings,
-    /// Where this server listens, as far as its own host is concerned.
+    /// The first address this server listens on.
     pub(crate) local: Option<std::net::SocketAddr>,
     pub(crate) vercel: crate::compat::vercel::Settings,
-    /// Which names and web pages may reach the API.
+    /// Host names and origins of web pages that may use the API.
     pub(crate) web: crate::WebSettings,
     pub(crate) vercel_races: crate::compat::vercel::races::Races,
-    /// Turns true once, when the server goes down.
-    pub(crate) closing: watch::Sender<bool>,
-    pub(crate) alive: Alive,
+    /// Cancelled when the server shuts down.
+    pub(crate) closing: CancellationToken,
+    /// Connections, streams and work that a shutdown waits for.
+    pub(crate) tasks: TaskTracker,
     pub(crate) connections: Arc<Connections>,
-    /// Requests that measure disk space.
+    /// Requests that measure disk space, per key.
     pub(crate) measuring: PerKey,
 }
 
@@ -95,11 +96,17 @@ impl App {
             vercel,
             web: crate::WebSettings::default(),
             vercel_races: Default::default(),
-            closing: watch::Sender::new(false),
-            alive: Alive::new(),
+            closing: CancellationToken::new(),
+            tasks: TaskTracker::new(),
             connections,
             measuring: PerKey::default(),
         }
+    }
+
+    /// Runs work that nobody waits for, until it ends or the server shuts down.
+    pub(crate) fn spawn_until_shutdown(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let closing = self.closing.clone();
+        self.tasks.spawn(async move { closing.run_until_cancelled(work).await });
     }
 }
 
@@ -109,16 +116,16 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .merge(stream_routes())
         .merge(crate::compat::vercel::router())
         .fallback(async || {
-            ApiError::new(StatusCode::NOT_FOUND, "no_such_route", "there is no such route")
-                .hint("GET /v1/openapi.json lists what there is")
+            ApiError::new(StatusCode::NOT_FOUND, "route_not_found", "no such route")
+                .hint("GET /v1/openapi.json lists all routes")
         })
         .method_not_allowed_fallback(async || {
             ApiError::new(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "method_not_allowed",
-                "this route does not take that method",
+                "this route does not support the method",
             )
-            .hint("GET /v1/openapi.json lists what there is")
+            .hint("GET /v1/openapi.json lists all routes")
         })
         .layer(from_fn_with_state(Arc::clone(&app), crate::origin::own_origin))
         .layer(from_fn_with_state(Arc::clone(&app), crate::gateway::serve))
@@ -188,6 +195,7 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/sandboxes/{name}/services/{service}/start", post(services::start))
         .route("/v1/sandboxes/{name}/services/{service}/stop", post(services::stop))
         .route("/v1/sandboxes/{name}/commands", get(commands::list))
+        .route("/v1/sandboxes/{name}/commands/{id}/changes", get(commands::changes))
         .route("/v1/sandboxes/{name}/commands/{id}/signal", post(commands::signal))
         .route("/v1/sandboxes/{name}/commands/{id}/resize", post(commands::resize))
         .route("/v1/sandboxes/{name}/files/stat", get(files::stat))
@@ -221,9 +229,11 @@ fn stream_routes() -> Router<Arc<App>> {
 async fn in_time(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     match tokio::time::timeout(app.limits.request_timeout, next.run(request)).await {
         Ok(response) => response,
-        Err(_) => ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout", "this took too long")
-            .hint("what was begun goes on; look at the sandbox before asking again")
-            .into_response(),
+        Err(_) => {
+            ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout", "the request took too long")
+                .hint("the operation continues; check the sandbox before retrying")
+                .into_response()
+        }
     }
 }
 
@@ -238,14 +248,15 @@ async fn no_panic(request: Request, next: Next) -> Response {
     }
 }
 
-/// Sees a change through to its end even if the caller leaves half way.
+/// Runs a change to its end even if the caller disconnects. A shutdown waits for it.
 pub(crate) async fn finish<T: Send + 'static>(
+    app: &App,
     work: impl Future<Output = Result<T, engine::Error>> + Send + 'static,
 ) -> Result<T, ApiError> {
-    match tokio::spawn(work).await {
+    match app.tasks.spawn(work).await {
         Ok(done) => Ok(done?),
         Err(error) => {
-            tracing::error!(%error, "a change broke off");
+            tracing::error!(%error, "a change panicked");
             Err(ApiError::internal())
         }
     }

@@ -8,9 +8,9 @@ use sandkeep_client::types;
 use sandkeep_core::engine::{ConnectionFilter, Host};
 use sandkeep_core::model::{Connection, Name, Protocol, Sandbox, Span, Timestamp, Verdict, now};
 
-use super::input::{Body, Params, Seg, parsed};
+use super::input::{Body, Params, PathParam, parsed};
 use super::policy::{policy_in, policy_out, project_in, project_out};
-use super::{Answer, App, finish};
+use super::{ApiResult, App, finish};
 use crate::auth::{Admin, Reader, Writer};
 use crate::error::ApiError;
 
@@ -21,9 +21,9 @@ use crate::error::ApiError;
 pub(crate) async fn get(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
-) -> Answer<types::SandboxNetwork> {
+) -> ApiResult<types::SandboxNetwork> {
     params.end()?;
     let sandbox = app.engine.get(&caller.project, &name).await?.sandbox;
     Ok(Json(in_force(&app, sandbox)?))
@@ -47,17 +47,17 @@ fn in_force(app: &App, sandbox: Sandbox) -> Result<types::SandboxNetwork, ApiErr
 pub(crate) async fn set(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
     Body(request): Body<types::SetNetwork>,
-) -> Answer<types::SandboxNetwork> {
+) -> ApiResult<types::SandboxNetwork> {
     params.end()?;
     let before = app.engine.get(&caller.project, &name).await?.sandbox.config.network;
     let read = |network| policy_in("network", network, before.as_ref());
     let policy = request.network.map(read).transpose()?;
     let engine = app.engine.clone();
     let work = async move { engine.set_network(&caller.project, &name, policy).await };
-    let sandbox = finish(work).await?;
+    let sandbox = finish(&app, work).await?;
     Ok(Json(in_force(&app, sandbox)?))
 }
 
@@ -77,9 +77,9 @@ pub(crate) async fn set(
 pub(crate) async fn connections(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     mut params: Params,
-) -> Answer<types::Paged<types::Connection>> {
+) -> ApiResult<types::Paged<types::Connection>> {
     let filter = filter(&mut params)?;
     let page = params.page()?;
     params.end()?;
@@ -104,9 +104,9 @@ pub(crate) async fn connections(
 pub(crate) async fn summary(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     mut params: Params,
-) -> Answer<types::NetworkSummary> {
+) -> ApiResult<types::NetworkSummary> {
     let filter = filter(&mut params)?;
     params.end()?;
     let found = app.engine.destinations(&caller.project, &name, &filter).await?;
@@ -207,9 +207,9 @@ fn connection(it: Connection, now: Timestamp) -> types::Connection {
 pub(crate) async fn of_project(
     _: Admin,
     State(app): State<Arc<App>>,
-    Seg(project): Seg<Name>,
+    PathParam(project): PathParam<Name>,
     params: Params,
-) -> Answer<types::ProjectNetwork> {
+) -> ApiResult<types::ProjectNetwork> {
     params.end()?;
     Ok(Json(project_out(app.engine.project_network(&project)?)))
 }
@@ -223,13 +223,13 @@ pub(crate) async fn of_project(
 pub(crate) async fn set_for_project(
     _: Admin,
     State(app): State<Arc<App>>,
-    Seg(project): Seg<Name>,
+    PathParam(project): PathParam<Name>,
     params: Params,
     Body(request): Body<types::ProjectNetwork>,
-) -> Answer<types::ProjectNetwork> {
+) -> ApiResult<types::ProjectNetwork> {
     params.end()?;
     let network = project_in(request, &app.engine.project_network(&project)?)?;
     let engine = app.engine.clone();
     let work = async move { engine.set_project_network(&project, network).await };
-    Ok(Json(project_out(finish(work).await?)))
+    Ok(Json(project_out(finish(&app, work).await?)))
 }

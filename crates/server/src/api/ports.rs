@@ -18,12 +18,12 @@ use sandkeep_core::engine::{Error, WakeMode};
 use sandkeep_core::guest::{Incoming, Outgoing};
 use sandkeep_core::model::{Access, Name, Patch, Port, Sandbox, Span};
 
-use super::input::{Body, MaybeBody, Params, Seg, Upgrade, span};
-use super::{Answer, App, finish};
+use super::input::{Body, MaybeBody, Params, PathParam, Upgrade};
+use super::{ApiResult, App, finish};
 use crate::auth::{Reader, Writer};
 use crate::error::{ApiError, chain};
 use crate::gateway;
-use crate::listen::{Peer, closed};
+use crate::listen::Peer;
 
 /// How long a token for a port works if nobody says.
 const TOKEN_SPAN: Span = Span(12 * 3600 * 1000);
@@ -109,10 +109,10 @@ fn status(
 pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     Base(base): Base,
     params: Params,
-) -> Answer<types::Paged<types::PortStatus>> {
+) -> ApiResult<types::Paged<types::PortStatus>> {
     params.end()?;
     let sandbox = app.engine.get(&caller.project, &name).await?.sandbox;
     let tell = |port: &Port| status(&app, &base, &sandbox, Some(*port), port.number);
@@ -131,11 +131,11 @@ pub(crate) async fn list(
 pub(crate) async fn publish(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg((name, number)): Seg<(Name, u16)>,
+    PathParam((name, number)): PathParam<(Name, u16)>,
     Base(base): Base,
     params: Params,
     Body(request): Body<types::PublishPort>,
-) -> Answer<types::PortStatus> {
+) -> ApiResult<types::PortStatus> {
     params.end()?;
     let types::PublishPort { access, wake } = request;
     let port = access_in(access).map(|access| Port { number, access, wake });
@@ -146,7 +146,7 @@ pub(crate) async fn publish(
     };
     let engine = app.engine.clone();
     let work = async move { engine.update(&caller.project, &name, patch).await };
-    let sandbox = finish(work).await?;
+    let sandbox = finish(&app, work).await?;
     Ok(Json(status(&app, &base, &sandbox, port, number)))
 }
 
@@ -161,11 +161,11 @@ pub(crate) async fn publish(
 pub(crate) async fn issue_token(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg((name, number)): Seg<(Name, u16)>,
+    PathParam((name, number)): PathParam<(Name, u16)>,
     Base(base): Base,
     params: Params,
     MaybeBody(request): MaybeBody<types::IssuePortToken>,
-) -> Answer<types::PortToken> {
+) -> ApiResult<types::PortToken> {
     params.end()?;
     let sandbox = app.engine.get(&caller.project, &name).await?.sandbox;
     let port = sandbox.config.ports.iter().find(|port| port.number == number);
@@ -179,7 +179,7 @@ pub(crate) async fn issue_token(
             return Err(Error::NoPort { sandbox: sandbox.id.clone(), port: number }.into());
         }
     }
-    let expires = request.expires.map(|value| span("expires", value)).transpose()?;
+    let expires = request.expires;
     let expires = expires.unwrap_or(TOKEN_SPAN);
     if expires.0 < 1000 {
         return Err(ApiError::invalid("expires: at least 1s"));
@@ -202,7 +202,7 @@ pub(crate) async fn issue_token(
 pub(crate) async fn connect(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg((name, port)): Seg<(Name, u16)>,
+    PathParam((name, port)): PathParam<(Name, u16)>,
     params: Params,
     mut request: Request,
 ) -> Result<Response, ApiError> {
@@ -219,12 +219,10 @@ pub(crate) async fn connect(
     let wakes = wake == WakeMode::Wake;
     let connected = app.engine.reach(&sandbox, port, wakes, wait).await?;
     let upgrade = hyper::upgrade::on(&mut request);
-    let alive = app.alive.enter();
-    tokio::spawn(async move {
-        let _alive = alive;
-        let mut closing = app.closing.subscribe();
+    let closing = app.closing.clone();
+    app.tasks.spawn(async move {
         if let Ok(stream) = upgrade.await {
-            let left = async { closed(&mut closing).await };
+            let left = async { closing.cancelled().await };
             gateway::carry(TokioIo::new(stream), connected, left).await;
         }
     });
@@ -244,7 +242,7 @@ pub(crate) async fn connect(
 pub(crate) async fn web_socket(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg((name, port)): Seg<(Name, u16)>,
+    PathParam((name, port)): PathParam<(Name, u16)>,
     params: Params,
     Upgrade(upgrade): Upgrade,
 ) -> Result<Response, ApiError> {
@@ -252,7 +250,7 @@ pub(crate) async fn web_socket(
     params.end()?;
     // Before the upgrade, so that a refusal has a status.
     let (out, incoming, hold) = app.engine.connect_port(&caller.project, &name, port, wake).await?;
-    let alive = app.alive.enter();
+    let alive = app.tasks.token();
     Ok(upgrade.on_upgrade(async move |socket| {
         // The sandbox stays awake as long as the connection lasts.
         let _awake = (alive, hold);
@@ -262,11 +260,11 @@ pub(crate) async fn web_socket(
 
 async fn relay(socket: WebSocket, app: &App, out: Outgoing, mut incoming: Incoming) {
     let (mut sink, mut source) = socket.split();
-    let mut closing = app.closing.subscribe();
+    let closing = app.closing.clone();
     let code = tokio::select! {
         code = outwards(&mut sink, &mut incoming) => code,
         () = inwards(&mut source, out) => return,
-        () = closed(&mut closing) => close_code::AWAY,
+        () = closing.cancelled() => close_code::AWAY,
     };
     let _ = sink.send(Message::Close(Some(CloseFrame { code, reason: "".into() }))).await;
 }

@@ -6,11 +6,11 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use sandkeep_client::types;
-use sandkeep_core::model::{Name, Policy, Sandbox, Tags};
+use sandkeep_core::model::{Name, Policy, Tags};
 
 use super::guard;
-use super::input::{Body, MaybeBody, Once, Params, Seg, parsed, span};
-use super::{Answer, App, finish, wire};
+use super::input::{Body, IdempotencyKey, MaybeBody, Params, PathParam, parsed};
+use super::{ApiResult, App, finish, wire};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
 use sandkeep_core::db::Filter;
@@ -33,7 +33,7 @@ pub(crate) async fn create(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
     params: Params,
-    Once(key): Once,
+    IdempotencyKey(key): IdempotencyKey,
     MaybeBody(mut request): MaybeBody<types::CreateSandbox>,
 ) -> Result<(StatusCode, Json<types::Opened>), ApiError> {
     params.end()?;
@@ -48,7 +48,8 @@ pub(crate) async fn create(
         from: request.from.map(|id| parsed("from", &id)).transpose()?,
     };
     let engine = app.engine.clone();
-    let opened = finish(async move { engine.create(&caller.project, create, key).await }).await?;
+    let opened =
+        finish(&app, async move { engine.create(&caller.project, create, key).await }).await?;
     let status = if opened.created { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(wire::opened(opened))))
 }
@@ -68,7 +69,7 @@ pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
     mut params: Params,
-) -> Answer<types::Paged<types::Sandbox>> {
+) -> ApiResult<types::Paged<types::Sandbox>> {
     let mut tags = Tags::new();
     for tag in params.all("tag") {
         let Some((key, value)) = tag.split_once('=') else {
@@ -83,16 +84,18 @@ pub(crate) async fn list(
         tag_texts: Vec::new(),
         phases: params.word("state")?.map(wire::state_in).into_iter().collect(),
         name_prefix: params.text("name_prefix")?,
-        class: params.word("class")?.map(wire::class_in),
+        class: params.word("class")?,
     };
     let page = params.page()?;
     params.end()?;
     let found = app.engine.list(&caller.project, &filter, &page).await?;
-    let told = |sandbox: Sandbox| {
+    let mut items = Vec::with_capacity(found.items.len());
+    for sandbox in found.items {
         let commands = app.engine.commands_kept_known(&sandbox.id).map(wire::commands_kept);
-        types::Sandbox { commands, ..wire::sandbox(sandbox) }
-    };
-    Ok(Json(wire::paged(found, told)))
+        let saved = app.engine.saved(&sandbox).await?;
+        items.push(wire::saved(saved, types::Sandbox { commands, ..wire::sandbox(sandbox) }));
+    }
+    Ok(Json(types::Paged { items, next: found.next }))
 }
 
 /// Tells about a sandbox. Never wakes it.
@@ -102,15 +105,17 @@ pub(crate) async fn list(
 pub(crate) async fn get(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
-) -> Answer<types::Sandbox> {
+) -> ApiResult<types::Sandbox> {
     params.end()?;
     let found = app.engine.get(&caller.project, &name).await?;
     let fallback = found.session.and_then(|session| session.fallback);
     let commands = app.engine.commands_kept(&found.sandbox.id).await?;
     let commands = Some(wire::commands_kept(commands));
-    Ok(Json(types::Sandbox { fallback, commands, ..wire::sandbox(found.sandbox) }))
+    let saved = app.engine.saved(&found.sandbox).await?;
+    let sandbox = types::Sandbox { fallback, commands, ..wire::sandbox(found.sandbox) };
+    Ok(Json(wire::saved(saved, sandbox)))
 }
 
 /// Changes a sandbox's settings.
@@ -121,16 +126,16 @@ pub(crate) async fn get(
 pub(crate) async fn update(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
     Body(change): Body<types::UpdateSandbox>,
-) -> Answer<types::Sandbox> {
+) -> ApiResult<types::Sandbox> {
     params.end()?;
     let before = policy_of(&app, &caller, &name, change.network.is_some()).await?;
     let patch = wire::patch(change, before.as_ref())?;
     let engine = app.engine.clone();
     let work = async move { engine.update(&caller.project, &name, patch).await };
-    Ok(Json(wire::sandbox(finish(work).await?)))
+    Ok(Json(wire::sandbox(finish(&app, work).await?)))
 }
 
 /// What a sandbox may reach by its own policy, if anybody needs to know.
@@ -158,10 +163,10 @@ async fn policy_of(
 pub(crate) async fn remove(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     mut params: Params,
-    Once(key): Once,
-) -> Answer<types::Deleted> {
+    IdempotencyKey(key): IdempotencyKey,
+) -> ApiResult<types::Deleted> {
     let keep = params.flag("keep_snapshots")?;
     let force = params.flag("force")?;
     params.end()?;
@@ -169,7 +174,7 @@ pub(crate) async fn remove(
     let snapshots = if keep { OnDelete::Keep } else { OnDelete::Drop };
     let delete = Delete { snapshots, force, ..Delete::default() };
     let work = async move { engine.delete(&caller.project, &name, delete, key).await };
-    let gone = finish(work).await?;
+    let gone = finish(&app, work).await?;
     let snapshots_kept = gone.snapshots_kept.into_iter().map(Into::into).collect();
     let drives_lost = gone.drives_lost.into_iter().map(Into::into).collect();
     Ok(Json(types::Deleted { snapshots_kept, drives_lost }))
@@ -183,14 +188,14 @@ pub(crate) async fn remove(
 pub(crate) async fn start(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
     MaybeBody(request): MaybeBody<types::Start>,
-) -> Answer<types::Opened> {
+) -> ApiResult<types::Opened> {
     params.end()?;
     let engine = app.engine.clone();
     let work = async move { engine.start(&caller.project, &name, request.expect_generation).await };
-    Ok(Json(wire::opened(finish(work).await?)))
+    Ok(Json(wire::opened(finish(&app, work).await?)))
 }
 
 /// Stops a sandbox and keeps its files. Answers when they are on stable storage.
@@ -204,16 +209,16 @@ pub(crate) async fn start(
 pub(crate) async fn stop(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
-    Once(key): Once,
+    IdempotencyKey(key): IdempotencyKey,
     MaybeBody(request): MaybeBody<types::Stop>,
-) -> Answer<types::Stopped> {
+) -> ApiResult<types::Stopped> {
     params.end()?;
     let engine = app.engine.clone();
     let stop = Stop { decision: guard::decision(request), ..Stop::default() };
     let work = async move { engine.stop(&caller.project, &name, stop, key).await };
-    Ok(Json(wire::stopped(finish(work).await?)))
+    Ok(Json(wire::stopped(finish(&app, work).await?)))
 }
 
 /// Makes a new sandbox on the same files.
@@ -227,9 +232,9 @@ pub(crate) async fn stop(
 pub(crate) async fn fork(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
-    Once(key): Once,
+    IdempotencyKey(key): IdempotencyKey,
     MaybeBody(mut request): MaybeBody<types::Fork>,
 ) -> Result<(StatusCode, Json<types::Forked>), ApiError> {
     params.end()?;
@@ -252,10 +257,10 @@ pub(crate) async fn fork(
     let engine = app.engine.clone();
     let forked = if fork.count.is_some() {
         let work = async move { engine.fork_many(&caller.project, &name, fork, key).await };
-        types::Forked::Many(wire::forks(finish(work).await?))
+        types::Forked::Many(wire::forks(finish(&app, work).await?))
     } else {
         let work = async move { engine.fork(&caller.project, &name, fork, key).await };
-        types::Forked::One(Box::new(wire::opened(finish(work).await?)))
+        types::Forked::One(Box::new(wire::opened(finish(&app, work).await?)))
     };
     Ok((StatusCode::CREATED, Json(forked)))
 }
@@ -268,14 +273,14 @@ pub(crate) async fn fork(
 pub(crate) async fn pause(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
     MaybeBody(request): MaybeBody<types::Pause>,
-) -> Answer<types::Paused> {
+) -> ApiResult<types::Paused> {
     params.end()?;
     let engine = app.engine.clone();
     let work = async move { engine.pause(&caller.project, &name, request.expect_generation).await };
-    Ok(Json(wire::paused(finish(work).await?)))
+    Ok(Json(wire::paused(finish(&app, work).await?)))
 }
 
 /// Tells why a sandbox is in the state it is in, and what would change that. Never wakes it.
@@ -285,9 +290,9 @@ pub(crate) async fn pause(
 pub(crate) async fn why(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
-) -> Answer<types::Why> {
+) -> ApiResult<types::Why> {
     params.end()?;
     Ok(Json(wire::why(app.engine.why(&caller.project, &name).await?)))
 }
@@ -300,16 +305,16 @@ pub(crate) async fn why(
 pub(crate) async fn checkpoint(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
     MaybeBody(request): MaybeBody<types::Checkpoint>,
-) -> Answer<types::Snapshot> {
+) -> ApiResult<types::Snapshot> {
     params.end()?;
     let engine = app.engine.clone();
     let checkpoint =
         Checkpoint { label: request.label, method: Method::Manual, ..Checkpoint::default() };
     let work = async move { engine.checkpoint(&caller.project, &name, checkpoint).await };
-    Ok(Json(wire::sized_snapshot(finish(work).await?)))
+    Ok(Json(wire::sized_snapshot(finish(&app, work).await?)))
 }
 
 /// Goes back to a snapshot, after taking one of how things are.
@@ -320,17 +325,17 @@ pub(crate) async fn checkpoint(
 pub(crate) async fn rollback(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
     Body(request): Body<types::Rollback>,
-) -> Answer<types::RolledBack> {
+) -> ApiResult<types::RolledBack> {
     params.end()?;
     let to = parsed("to", &request.to)?;
     let engine = app.engine.clone();
     let work = async move {
         engine.rollback(&caller.project, &name, &to, request.expect_generation).await
     };
-    let done = finish(work).await?;
+    let done = finish(&app, work).await?;
     Ok(Json(types::RolledBack {
         sandbox: wire::sandbox(done.sandbox),
         before: done.before.map(wire::snapshot),
@@ -345,13 +350,12 @@ pub(crate) async fn rollback(
 pub(crate) async fn extend(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
     Body(request): Body<types::Extend>,
-) -> Answer<types::Session> {
+) -> ApiResult<types::Session> {
     params.end()?;
-    let by = span("by", request.by)?;
-    Ok(Json(wire::session(app.engine.extend(&caller.project, &name, by, None).await?)))
+    Ok(Json(wire::session(app.engine.extend(&caller.project, &name, request.by, None).await?)))
 }
 
 /// Lists a sandbox's sessions, newest first.
@@ -365,9 +369,9 @@ pub(crate) async fn extend(
 pub(crate) async fn sessions(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     mut params: Params,
-) -> Answer<types::Paged<types::Session>> {
+) -> ApiResult<types::Paged<types::Session>> {
     let page = params.page()?;
     params.end()?;
     let found = app.engine.sessions(&caller.project, &name, &page).await?;
@@ -381,9 +385,9 @@ pub(crate) async fn sessions(
 pub(crate) async fn tree(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
-) -> Answer<types::Tree> {
+) -> ApiResult<types::Tree> {
     params.end()?;
     let tree = app.engine.lineage(&caller.project, &name).await?;
     Ok(Json(types::Tree {

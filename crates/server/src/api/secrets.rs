@@ -13,8 +13,8 @@ use sandkeep_core::model::{
 };
 use zeroize::Zeroizing;
 
-use super::input::{Body, Params, Seg, parsed};
-use super::{Answer, App, finish};
+use super::input::{Body, Params, PathParam, parsed};
+use super::{ApiResult, App, finish};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
 
@@ -104,7 +104,7 @@ pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
     params: Params,
-) -> Answer<Vec<types::Secret>> {
+) -> ApiResult<Vec<types::Secret>> {
     params.end()?;
     Ok(Json(app.engine.secrets(&caller.project).into_iter().map(out).collect()))
 }
@@ -120,7 +120,7 @@ pub(crate) async fn list(
 pub(crate) async fn set(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<SecretName>,
+    PathParam(name): PathParam<SecretName>,
     params: Params,
     Body(request): Body<types::SetSecret>,
 ) -> Result<(StatusCode, Json<types::Secret>), ApiError> {
@@ -135,7 +135,7 @@ pub(crate) async fn set(
     let places = places.as_deref().map(places_in);
     let set = SetSecret { value, hosts, places, tags };
     let work = async move { engine.set_secret(&caller.project, name, set).await };
-    let secret = finish(work).await?;
+    let secret = finish(&app, work).await?;
     let new = secret.created_at == secret.updated_at;
     Ok((if new { StatusCode::CREATED } else { StatusCode::OK }, Json(out(secret))))
 }
@@ -147,9 +147,9 @@ pub(crate) async fn set(
 pub(crate) async fn get(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<SecretName>,
+    PathParam(name): PathParam<SecretName>,
     params: Params,
-) -> Answer<types::Secret> {
+) -> ApiResult<types::Secret> {
     params.end()?;
     Ok(Json(out(app.engine.secret(&caller.project, &name)?)))
 }
@@ -161,9 +161,9 @@ pub(crate) async fn get(
 pub(crate) async fn remove(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<SecretName>,
+    PathParam(name): PathParam<SecretName>,
     params: Params,
-) -> Answer<types::Secret> {
+) -> ApiResult<types::Secret> {
     params.end()?;
     let engine = app.engine.clone();
     let work = async move {
@@ -171,5 +171,5 @@ pub(crate) async fn remove(
         engine.delete_secret(&caller.project, &name).await?;
         Ok(was)
     };
-    Ok(Json(out(finish(work).await?)))
+    Ok(Json(out(finish(&app, work).await?)))
 }

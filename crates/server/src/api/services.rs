@@ -9,8 +9,8 @@ use sandkeep_client::types;
 use sandkeep_core::engine::{ServiceState as Standing, ServiceStatus};
 use sandkeep_core::model::{self, Name};
 
-use super::input::{Body, Params, Seg, parsed};
-use super::{Answer, App, finish};
+use super::input::{Body, Params, PathParam, parsed};
+use super::{ApiResult, App, finish};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
 
@@ -21,9 +21,9 @@ use crate::error::ApiError;
 pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     params: Params,
-) -> Answer<types::Paged<types::ServiceStatus>> {
+) -> ApiResult<types::Paged<types::ServiceStatus>> {
     params.end()?;
     let all = app.engine.services(&caller.project, &name).await?;
     let items = all.into_iter().map(service_status).collect();
@@ -41,15 +41,15 @@ pub(crate) async fn list(
 pub(crate) async fn set(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg((name, service)): Seg<(Name, Name)>,
+    PathParam((name, service)): PathParam<(Name, Name)>,
     params: Params,
     Body(request): Body<types::SetService>,
-) -> Answer<types::ServiceStatus> {
+) -> ApiResult<types::ServiceStatus> {
     params.end()?;
     let service = service_in(request.named(service.into()))?;
     let engine = app.engine.clone();
     let work = async move { engine.set_service(&caller.project, &name, service).await };
-    Ok(Json(service_status(finish(work).await?)))
+    Ok(Json(service_status(finish(&app, work).await?)))
 }
 
 /// Ends a service and takes it away.
@@ -62,13 +62,13 @@ pub(crate) async fn set(
 pub(crate) async fn remove(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg((name, service)): Seg<(Name, Name)>,
+    PathParam((name, service)): PathParam<(Name, Name)>,
     params: Params,
 ) -> Result<StatusCode, ApiError> {
     params.end()?;
     let engine = app.engine.clone();
     let work = async move { engine.remove_service(&caller.project, &name, &service).await };
-    finish(work).await?;
+    finish(&app, work).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -82,13 +82,13 @@ pub(crate) async fn remove(
 pub(crate) async fn start(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg((name, service)): Seg<(Name, Name)>,
+    PathParam((name, service)): PathParam<(Name, Name)>,
     params: Params,
-) -> Answer<types::ServiceStatus> {
+) -> ApiResult<types::ServiceStatus> {
     params.end()?;
     let engine = app.engine.clone();
     let work = async move { engine.start_service(&caller.project, &name, &service).await };
-    Ok(Json(service_status(finish(work).await?)))
+    Ok(Json(service_status(finish(&app, work).await?)))
 }
 
 /// Stops a service until the next session, or until it is started by hand. Never wakes.
@@ -101,13 +101,13 @@ pub(crate) async fn start(
 pub(crate) async fn stop(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg((name, service)): Seg<(Name, Name)>,
+    PathParam((name, service)): PathParam<(Name, Name)>,
     params: Params,
-) -> Answer<types::ServiceStatus> {
+) -> ApiResult<types::ServiceStatus> {
     params.end()?;
     let engine = app.engine.clone();
     let work = async move { engine.stop_service(&caller.project, &name, &service).await };
-    Ok(Json(service_status(finish(work).await?)))
+    Ok(Json(service_status(finish(&app, work).await?)))
 }
 
 pub(super) fn service_out(service: model::Service) -> types::Service {
@@ -118,11 +118,7 @@ pub(super) fn service_out(service: model::Service) -> types::Service {
         cwd: service.cwd,
         user: service.user,
         port: service.port,
-        restart: match service.restart {
-            model::Restart::Never => types::Restart::Never,
-            model::Restart::OnFailure => types::Restart::OnFailure,
-            model::Restart::Always => types::Restart::Always,
-        },
+        restart: service.restart,
         start: service.start,
     }
 }
@@ -135,11 +131,7 @@ pub(super) fn service_in(service: types::Service) -> Result<model::Service, ApiE
         cwd: service.cwd,
         user: service.user,
         port: service.port,
-        restart: match service.restart {
-            types::Restart::Never => model::Restart::Never,
-            types::Restart::OnFailure => model::Restart::OnFailure,
-            types::Restart::Always => model::Restart::Always,
-        },
+        restart: service.restart,
         start: service.start,
     })
 }

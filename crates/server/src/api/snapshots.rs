@@ -11,8 +11,8 @@ use sandkeep_core::engine::SnapshotFilter;
 use sandkeep_core::model::{Name, SnapshotId};
 use tokio::sync::mpsc;
 
-use super::input::{Params, Seg, parsed};
-use super::{Answer, App, finish, stream, wire};
+use super::input::{Params, PathParam, parsed};
+use super::{ApiResult, App, finish, stream, wire};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
 use crate::openapi::Raw;
@@ -29,7 +29,7 @@ pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
     mut params: Params,
-) -> Answer<types::Paged<types::Snapshot>> {
+) -> ApiResult<types::Paged<types::Snapshot>> {
     let sandbox: Option<Name> =
         params.text("sandbox")?.map(|name| parsed("sandbox", &name)).transpose()?;
     let page = params.page()?;
@@ -53,9 +53,9 @@ pub(crate) async fn list(
 pub(crate) async fn of_sandbox(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(name): Seg<Name>,
+    PathParam(name): PathParam<Name>,
     mut params: Params,
-) -> Answer<types::Paged<types::Snapshot>> {
+) -> ApiResult<types::Paged<types::Snapshot>> {
     let page = params.page()?;
     params.end()?;
     app.engine.get(&caller.project, &name).await?;
@@ -71,9 +71,9 @@ pub(crate) async fn of_sandbox(
 pub(crate) async fn get(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(id): Seg<SnapshotId>,
+    PathParam(id): PathParam<SnapshotId>,
     params: Params,
-) -> Answer<types::Snapshot> {
+) -> ApiResult<types::Snapshot> {
     params.end()?;
     Ok(Json(wire::sized_snapshot(app.engine.snapshot(&caller.project, &id).await?)))
 }
@@ -88,14 +88,14 @@ pub(crate) async fn get(
 pub(crate) async fn remove(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(id): Seg<SnapshotId>,
+    PathParam(id): PathParam<SnapshotId>,
     mut params: Params,
-) -> Answer<types::SnapshotDeleted> {
+) -> ApiResult<types::SnapshotDeleted> {
     let force = params.flag("force")?;
     params.end()?;
     let engine = app.engine.clone();
     let work = async move { engine.delete_snapshot(&caller.project, &id, force).await };
-    Ok(Json(types::SnapshotDeleted { freed_bytes: finish(work).await? }))
+    Ok(Json(types::SnapshotDeleted { freed_bytes: finish(&app, work).await? }))
 }
 
 /// Exports a snapshot as an OCI image layout, in a tar stream.
@@ -105,7 +105,7 @@ pub(crate) async fn remove(
 pub(crate) async fn export(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
-    Seg(id): Seg<SnapshotId>,
+    PathParam(id): PathParam<SnapshotId>,
     params: Params,
 ) -> Result<Response, ApiError> {
     params.end()?;
@@ -113,7 +113,7 @@ pub(crate) async fn export(
     let (into, mut pieces) = mpsc::channel(4);
     let engine = app.engine.clone();
     let work =
-        tokio::spawn(async move { engine.export_snapshot(&caller.project, &id, into).await });
+        app.tasks.spawn(async move { engine.export_snapshot(&caller.project, &id, into).await });
     let Some(first) = pieces.recv().await else {
         let done = work.await.map_err(|_| ApiError::internal())?;
         done?;

@@ -13,14 +13,14 @@ use futures_util::{StreamExt, stream};
 use sandkeep_client::types::{ExecEvent, Moved};
 use sandkeep_core::guest::Incoming;
 use serde::Serialize;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
-use super::exec::Leash;
+use super::exec::KillOnDisconnect;
 use super::{App, wire};
 use crate::error::{ApiError, chain};
-use crate::listen::closed;
-use sandkeep_core::engine::{self, Event, Events, Files, Upload};
+use sandkeep_core::engine::{self, CommandOutput, Files, OutputStream, Upload};
 
 /// One line of NDJSON.
 pub(super) fn line(value: &impl Serialize) -> Bytes {
@@ -30,12 +30,12 @@ pub(super) fn line(value: &impl Serialize) -> Bytes {
     text.into()
 }
 
-pub(super) fn event(event: Event) -> ExecEvent {
+pub(super) fn event(event: CommandOutput) -> ExecEvent {
     match event {
-        Event::Stdout(bytes) => ExecEvent::stdout(&bytes),
-        Event::Stderr(bytes) => ExecEvent::stderr(&bytes),
-        Event::Gap(bytes) => ExecEvent::Gap { bytes },
-        Event::Exited(command) => {
+        CommandOutput::Stdout(bytes) => ExecEvent::stdout(&bytes),
+        CommandOutput::Stderr(bytes) => ExecEvent::stderr(&bytes),
+        CommandOutput::Gap(bytes) => ExecEvent::Gap { bytes },
+        CommandOutput::Exited(command) => {
             ExecEvent::Exited { exit_code: command.exit_code, command: wire::command(command) }
         }
     }
@@ -44,28 +44,28 @@ pub(super) fn event(event: Event) -> ExecEvent {
 /// What is left to say of a command.
 struct Lines {
     first: Option<Bytes>,
-    events: Option<Events>,
+    events: Option<OutputStream>,
     /// What is said when the events end without an exit.
     otherwise: ExecEvent,
     /// Ends the command if the caller leaves.
-    leash: Option<Leash>,
-    closing: watch::Receiver<bool>,
+    leash: Option<KillOnDisconnect>,
+    closing: CancellationToken,
 }
 
 /// A command's events as NDJSON, `first` before them.
 pub(super) fn lines(
     app: &Arc<App>,
     first: Option<&ExecEvent>,
-    events: Events,
+    events: OutputStream,
     otherwise: ExecEvent,
-    leash: Option<Leash>,
+    leash: Option<KillOnDisconnect>,
 ) -> Response {
     let lines = Lines {
         first: first.map(line),
         events: Some(events),
         otherwise,
         leash,
-        closing: app.closing.subscribe(),
+        closing: app.closing.clone(),
     };
     let stream = stream::unfold(lines, async |mut lines| {
         let bytes = lines.next().await?;
@@ -83,7 +83,7 @@ impl Lines {
         let heard = tokio::select! {
             biased;
             heard = events.next() => heard.map_or_else(|| self.otherwise.clone(), event),
-            () = closed(&mut self.closing) => {
+            () = self.closing.cancelled() => {
                 ExecEvent::Error { error: ApiError::shutting_down().into_body() }
             }
         };
@@ -174,12 +174,12 @@ pub(super) fn export(
 
 #[cfg(test)]
 mod tests {
-    use sandkeep_core::engine::Event;
+    use sandkeep_core::engine::CommandOutput;
 
     use super::{event, line};
 
     #[test]
     fn a_gap_is_a_line_of_its_own() {
-        assert_eq!(line(&event(Event::Gap(7))), "{\"type\":\"gap\",\"bytes\":7}\n");
+        assert_eq!(line(&event(CommandOutput::Gap(7))), "{\"type\":\"gap\",\"bytes\":7}\n");
     }
 }

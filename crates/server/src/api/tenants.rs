@@ -8,8 +8,8 @@ use axum::http::StatusCode;
 use sandkeep_client::types;
 use sandkeep_core::model::{KeyId, Name, Scope, Span};
 
-use super::input::{Body, Params, Seg, parsed, span};
-use super::{Answer, App, finish, wire};
+use super::input::{Body, Params, PathParam, parsed};
+use super::{ApiResult, App, finish, wire};
 use crate::auth::{Admin, Reader};
 use crate::compat::vercel::auth as vercel;
 use crate::error::ApiError;
@@ -21,8 +21,8 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
     responses(
         (status = 200, description = "It is, and its data directory takes writes.", body = types::Health),
         (status = 503, description = "It is, and its data directory takes no writes: `storage_not_responding`, \
-            `read_only_filesystem`, `no_room` or `storage_failed`.", body = types::ErrorAnswer)))]
-pub(crate) async fn health(State(app): State<Arc<App>>) -> Answer<types::Health> {
+            `read_only_filesystem`, `insufficient_storage` or `storage_failed`.", body = types::ErrorAnswer)))]
+pub(crate) async fn health(State(app): State<Arc<App>>) -> ApiResult<types::Health> {
     match app.engine.health() {
         Ok(()) => {
             let recovering = app.engine.recovering() as u64;
@@ -60,10 +60,10 @@ pub(crate) async fn issue_token(
     State(app): State<Arc<App>>,
     params: Params,
     Body(request): Body<types::IssueToken>,
-) -> Answer<types::Token> {
+) -> ApiResult<types::Token> {
     params.end()?;
     let types::Audience::Vercel = request.audience;
-    let expires = request.expires.map(|value| span("expires", value)).transpose()?;
+    let expires = request.expires;
     let scope = request.scope.map_or(Scope::Write, wire::scope_in);
     let token = app.engine.issue_token(
         &caller,
@@ -78,14 +78,14 @@ pub(crate) async fn issue_token(
 /// Tells what lies on the server's disk: of the key's project, or with an admin key that chose none, of all.
 #[utoipa::path(get, path = "/v1/usage", tag = "server", operation_id = "usage",
     responses((status = 200, description = "In bytes.", body = types::SpaceUsage),
-        (status = 429, description = "This key has several such requests under way: `too_many_at_once`.",
+        (status = 429, description = "This key has several such requests under way: `too_many_concurrent_requests`.",
             body = types::ErrorAnswer)))]
 pub(crate) async fn usage(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
     headers: axum::http::HeaderMap,
     params: Params,
-) -> Answer<types::SpaceUsage> {
+) -> ApiResult<types::SpaceUsage> {
     params.end()?;
     let _turn = app.measuring.enter(&caller.key, app.limits.measurements_per_key)?;
     let all = caller.scope == Scope::Admin && !headers.contains_key("sandkeep-project");
@@ -113,7 +113,7 @@ pub(crate) async fn damage(
     _: Admin,
     State(app): State<Arc<App>>,
     params: Params,
-) -> Answer<types::Paged<types::Damage>> {
+) -> ApiResult<types::Paged<types::Damage>> {
     params.end()?;
     let items = app.engine.damage().into_iter().map(wire::damage).collect();
     Ok(Json(types::Paged { items, next: None }))
@@ -128,7 +128,7 @@ pub(crate) async fn fsck(
     State(app): State<Arc<App>>,
     params: Params,
     Body(request): Body<types::FsckRequest>,
-) -> Answer<types::Fsck> {
+) -> ApiResult<types::Fsck> {
     params.end()?;
     let report = app.engine.fsck().await?;
     let mut broken = report.is_broken();
@@ -152,7 +152,7 @@ pub(crate) async fn projects(
     _: Admin,
     State(app): State<Arc<App>>,
     params: Params,
-) -> Answer<types::Paged<types::Project>> {
+) -> ApiResult<types::Paged<types::Project>> {
     params.end()?;
     let projects = app.engine.projects();
     let items = projects.into_iter().map(wire::project).collect();
@@ -172,7 +172,7 @@ pub(crate) async fn create_project(
     params.end()?;
     let name = parsed("name", &request.name)?;
     let engine = app.engine.clone();
-    let made = finish(async move { engine.create_project(name).await }).await?;
+    let made = finish(&app, async move { engine.create_project(name).await }).await?;
     Ok((StatusCode::CREATED, Json(wire::project(made))))
 }
 
@@ -183,12 +183,12 @@ pub(crate) async fn create_project(
 pub(crate) async fn delete_project(
     _: Admin,
     State(app): State<Arc<App>>,
-    Seg(project): Seg<Name>,
+    PathParam(project): PathParam<Name>,
     params: Params,
 ) -> Result<StatusCode, ApiError> {
     params.end()?;
     let engine = app.engine.clone();
-    finish(async move { engine.delete_project(&project).await }).await?;
+    finish(&app, async move { engine.delete_project(&project).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -199,9 +199,9 @@ pub(crate) async fn delete_project(
 pub(crate) async fn keys(
     _: Admin,
     State(app): State<Arc<App>>,
-    Seg(project): Seg<Name>,
+    PathParam(project): PathParam<Name>,
     params: Params,
-) -> Answer<types::Paged<types::Key>> {
+) -> ApiResult<types::Paged<types::Key>> {
     params.end()?;
     let found = app.engine.projects().into_iter().find(|found| found.name == project);
     let Some(found) = found else {
@@ -219,16 +219,16 @@ pub(crate) async fn keys(
 pub(crate) async fn create_key(
     _: Admin,
     State(app): State<Arc<App>>,
-    Seg(project): Seg<Name>,
+    PathParam(project): PathParam<Name>,
     params: Params,
     Body(request): Body<types::CreateKey>,
 ) -> Result<(StatusCode, Json<types::NewKey>), ApiError> {
     params.end()?;
     let scope = wire::scope_in(request.scope);
-    let expires = request.expires.map(|value| span("expires", value)).transpose()?;
+    let expires = request.expires;
     let engine = app.engine.clone();
     let work = async move { engine.create_key(&project, request.label, scope, expires).await };
-    let (key, secret) = finish(work).await?;
+    let (key, secret) = finish(&app, work).await?;
     Ok((StatusCode::CREATED, Json(types::NewKey { key: wire::key(key), secret })))
 }
 
@@ -242,11 +242,11 @@ pub(crate) async fn create_key(
 pub(crate) async fn revoke_key(
     _: Admin,
     State(app): State<Arc<App>>,
-    Seg((project, key)): Seg<(Name, KeyId)>,
+    PathParam((project, key)): PathParam<(Name, KeyId)>,
     params: Params,
 ) -> Result<StatusCode, ApiError> {
     params.end()?;
     let engine = app.engine.clone();
-    finish(async move { engine.revoke_key(&project, &key).await }).await?;
+    finish(&app, async move { engine.revoke_key(&project, &key).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

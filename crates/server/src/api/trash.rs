@@ -7,8 +7,8 @@ use axum::extract::State;
 use sandkeep_client::types;
 use sandkeep_core::engine::TrashItem;
 
-use super::input::{MaybeBody, Params, Seg, parsed};
-use super::{Answer, App, finish, wire};
+use super::input::{MaybeBody, Params, PathParam, parsed};
+use super::{ApiResult, App, finish, wire};
 use crate::auth::{Reader, Writer};
 
 /// Lists the sandboxes in the trash, the latest first.
@@ -18,7 +18,7 @@ pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
     params: Params,
-) -> Answer<types::Paged<types::TrashItem>> {
+) -> ApiResult<types::Paged<types::TrashItem>> {
     params.end()?;
     let items = app.engine.trash(Some(&caller.project)).into_iter().map(out).collect();
     Ok(Json(types::Paged { items, next: None }))
@@ -32,15 +32,15 @@ pub(crate) async fn list(
 pub(crate) async fn restore(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
-    Seg(which): Seg<String>,
+    PathParam(which): PathParam<String>,
     params: Params,
     MaybeBody(request): MaybeBody<types::Restore>,
-) -> Answer<types::Sandbox> {
+) -> ApiResult<types::Sandbox> {
     params.end()?;
     let name = request.name.map(|name| parsed("name", &name)).transpose()?;
     let engine = app.engine.clone();
     let work = async move { engine.restore(&caller.project, &which, name).await };
-    Ok(Json(wire::sandbox(finish(work).await?)))
+    Ok(Json(wire::sandbox(finish(&app, work).await?)))
 }
 
 /// Deletes what the project has in the trash, for good. The space is free a little later.
@@ -50,11 +50,11 @@ pub(crate) async fn empty(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
     params: Params,
-) -> Answer<types::TrashEmptied> {
+) -> ApiResult<types::TrashEmptied> {
     params.end()?;
     let engine = app.engine.clone();
     let work = async move { engine.empty_trash(Some(&caller.project)).await };
-    let sandboxes = u64::try_from(finish(work).await?).unwrap_or(u64::MAX);
+    let sandboxes = u64::try_from(finish(&app, work).await?).unwrap_or(u64::MAX);
     Ok(Json(types::TrashEmptied { sandboxes }))
 }
 

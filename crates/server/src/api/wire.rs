@@ -1,16 +1,17 @@
-//! The engine's words as the wire's, and back.
+//! Conversion between the engine's types and the API's.
 
 use std::collections::BTreeMap;
+use std::mem::take;
 
 use sandkeep_client::types;
 use sandkeep_core::db;
-use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::model;
+use sandkeep_core::model::lifecycle::Phase;
 use sandkeep_core::store::Problem;
 use sandkeep_proto::link;
 
 use super::guard;
-use super::input::{parsed, size, span};
+use super::input::parsed;
 use super::policy::{policy_in, policy_out};
 use super::ports::{port_out, ports_in};
 use super::secrets::{given_out, use_out, uses_in};
@@ -34,22 +35,6 @@ pub(super) fn damage(damage: engine::Damage) -> types::Damage {
         detail: damage.detail,
         consequence: damage.consequence,
         since: damage.since.to_string(),
-    }
-}
-
-pub(super) fn class(class: model::Class) -> types::Class {
-    match class {
-        model::Class::Ephemeral => types::Class::Ephemeral,
-        model::Class::Resumable => types::Class::Resumable,
-        model::Class::Workspace => types::Class::Workspace,
-    }
-}
-
-pub(super) fn class_in(class: types::Class) -> model::Class {
-    match class {
-        types::Class::Ephemeral => model::Class::Ephemeral,
-        types::Class::Resumable => model::Class::Resumable,
-        types::Class::Workspace => model::Class::Workspace,
     }
 }
 
@@ -77,22 +62,6 @@ pub(super) fn state_in(state: types::State) -> Phase {
     }
 }
 
-fn on_idle(what: model::OnIdle) -> types::OnIdle {
-    match what {
-        model::OnIdle::Run => types::OnIdle::Run,
-        model::OnIdle::Pause => types::OnIdle::Pause,
-        model::OnIdle::Stop => types::OnIdle::Stop,
-    }
-}
-
-fn on_idle_in(what: types::OnIdle) -> model::OnIdle {
-    match what {
-        types::OnIdle::Run => model::OnIdle::Run,
-        types::OnIdle::Pause => model::OnIdle::Pause,
-        types::OnIdle::Stop => model::OnIdle::Stop,
-    }
-}
-
 pub(super) fn scope(scope: model::Scope) -> types::Scope {
     match scope {
         model::Scope::Read => types::Scope::Read,
@@ -107,31 +76,6 @@ pub(super) fn scope_in(scope: types::Scope) -> model::Scope {
         types::Scope::Write => model::Scope::Write,
         types::Scope::Admin => model::Scope::Admin,
     }
-}
-
-fn hook(hook: model::Hook) -> types::Hook {
-    types::Hook { argv: hook.argv, timeout: hook.timeout.map(|span| types::Span::Number(span.0)) }
-}
-
-fn hooks(hooks: model::Hooks) -> types::Hooks {
-    types::Hooks {
-        on_create: hooks.on_create.into_iter().map(hook).collect(),
-        on_resume: hooks.on_resume.into_iter().map(hook).collect(),
-        validate: hooks.validate.map(hook),
-    }
-}
-
-fn hook_in(hook: types::Hook) -> Result<model::Hook, ApiError> {
-    let timeout = hook.timeout.map(|value| span("hooks.timeout", value)).transpose()?;
-    Ok(model::Hook { argv: hook.argv, timeout })
-}
-
-fn hooks_in(hooks: types::Hooks) -> Result<model::Hooks, ApiError> {
-    Ok(model::Hooks {
-        on_create: hooks.on_create.into_iter().map(hook_in).collect::<Result<_, _>>()?,
-        on_resume: hooks.on_resume.into_iter().map(hook_in).collect::<Result<_, _>>()?,
-        validate: hooks.validate.map(hook_in).transpose()?,
-    })
 }
 
 fn millicpus(vcpus: f64) -> Result<u32, ApiError> {
@@ -163,49 +107,22 @@ fn mount_out(mount: model::Mount) -> types::Mount {
     types::Mount { drive: mount.drive.into(), mode }
 }
 
-/// A settings' change as the model checks it. `before` is what the sandbox may reach until then.
+/// The settings of a request as a patch. `before` is the sandbox's network policy until now.
 pub(super) fn patch(
-    change: types::UpdateSandbox,
+    mut change: types::UpdateSandbox,
     before: Option<&model::Policy>,
 ) -> Result<model::Patch, ApiError> {
     let policy = |network| policy_in("network", network, before);
-    let maybe_span = |field: &'static str, value: Option<Option<types::Span>>| {
-        value.map(|given| given.map(|value| span(field, value)).transpose()).transpose()
-    };
+    let network = change.network.take();
+    let services = change.services.take();
     Ok(model::Patch {
-        image: change.image,
-        driver: change.driver,
-        class: change.class.map(class_in),
-        persistent: change.persistent,
-        owner: change.owner,
-        purpose: change.purpose,
-        expires: change.expires.map(|value| span("expires", value)).transpose()?,
-        tags: change.tags,
-        env: change.env,
-        cwd: change.cwd,
-        user: change.user,
-        millicpus: change.vcpus.map(millicpus).transpose()?,
-        memory: change.memory.map(|value| size("memory", value)).transpose()?,
-        pids: change.pids,
-        disk: change.disk.map(|value| size("disk", value)).transpose()?,
-        session_timeout: maybe_span("session_timeout", change.session_timeout)?,
-        idle_timeout: maybe_span("idle_timeout", change.idle_timeout)?,
-        on_idle: change.on_idle.map(|given| given.map(on_idle_in)),
-        hooks: change.hooks.map(hooks_in).transpose()?,
-        snapshot_expires: maybe_span("snapshot_expires", change.snapshot_expires)?,
-        keep_last: change.keep_last,
-        exclude: change.exclude,
-        mounts: change.mounts.map(mounts_in).transpose()?,
-        guard: change.guard.map(guard::patch).transpose()?.unwrap_or_default(),
-        network: change.network.map(|given| given.map(policy).transpose()).transpose()?,
-        secrets: change.secrets.map(uses_in).transpose()?,
-        ports: change.ports.map(ports_in).transpose()?,
-        wake_on_request: change.wake_on_request,
-        services: change
-            .services
-            .map(|all| all.into_iter().map(service_in).collect())
-            .transpose()?,
-        ..model::Patch::default()
+        millicpus: change.vcpus.take().map(millicpus).transpose()?,
+        mounts: change.mounts.take().map(mounts_in).transpose()?,
+        network: network.map(|given| given.map(policy).transpose()).transpose()?,
+        secrets: change.secrets.take().map(uses_in).transpose()?,
+        ports: change.ports.take().map(ports_in).transpose()?,
+        services: services.map(|all| all.into_iter().map(service_in).collect()).transpose()?,
+        ..model::Patch::from_request(change)
     })
 }
 
@@ -217,15 +134,14 @@ pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
     let expires_at = sandbox.expires_at().to_string();
     let (phase, failure) = (sandbox.phase(), sandbox.failure().map(str::to_owned));
     let findings = guard::findings(sandbox.guarded().to_vec());
-    let config = sandbox.config;
-    types::Sandbox {
+    let mut config = sandbox.config;
+    let mounts = take(&mut config.mounts);
+    let response = types::Sandbox {
         name: sandbox.name.into(),
         id: sandbox.id.into(),
         project: sandbox.project.into(),
         state: state(phase),
         failure,
-        fallback: None,
-        commands: None,
         generation: sandbox.generation,
         current_snapshot: sandbox.current.map(Into::into),
         forked_from: sandbox.forked_from.map(|from| types::Lineage {
@@ -235,43 +151,33 @@ pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
             generation: from.generation,
         }),
         session: sandbox.session.map(Into::into),
-        image: config.image,
-        driver: config.driver,
-        class: class(config.class),
-        persistent: config.persistent,
-        owner: config.owner,
-        purpose: config.purpose,
-        tags: config.tags,
-        env: config.env,
-        cwd: config.cwd,
-        user: config.user,
-        resources: types::Resources {
-            vcpus: f64::from(config.resources.millicpus) / 1000.0,
-            memory_bytes: config.resources.memory.0,
-            pids: config.resources.pids,
-            disk_bytes: config.resources.disk.0,
-        },
-        session_timeout_ms: config.session_timeout.map(|span| span.0),
-        idle_timeout_ms: config.idle_timeout.map(|span| span.0),
-        on_idle: config.on_idle.map(on_idle),
-        hooks: hooks(config.hooks),
-        snapshot_expires_ms: config.retention.expires.map(|span| span.0),
-        keep_last: config.retention.keep_last,
-        exclude: config.exclude,
-        mounts: config.mounts.into_iter().map(|(path, mount)| (path, mount_out(mount))).collect(),
-        network: config.network.map(policy_out),
-        secrets: config.secrets.into_iter().map(use_out).collect(),
-        ports: config.ports.into_iter().map(port_out).collect(),
-        wake_on_request: config.wake_on_request,
-        services: config.services.into_iter().map(service_out).collect(),
-        guard: guard::guard(config.guard),
+        mounts: mounts.into_iter().map(|(path, mount)| (path, mount_out(mount))).collect(),
+        network: config.network.take().map(policy_out),
+        secrets: take(&mut config.secrets).into_iter().map(use_out).collect(),
+        ports: take(&mut config.ports).into_iter().map(port_out).collect(),
+        services: take(&mut config.services).into_iter().map(service_out).collect(),
+        guard: guard::guard(take(&mut config.guard)),
         findings,
-        expires_ms: config.expires.0,
         expires_at,
         created_at: sandbox.created_at.to_string(),
         updated_at: sandbox.updated_at.to_string(),
         used_at: sandbox.used_at.to_string(),
-    }
+        ..types::Sandbox::default()
+    };
+    config.into_response(response)
+}
+
+/// Adds how much of a sandbox is in a snapshot.
+pub(super) fn saved(
+    (at, unsaved): (Option<model::Timestamp>, Option<engine::Unsaved>),
+    sandbox: types::Sandbox,
+) -> types::Sandbox {
+    let unsaved = unsaved.map(|unsaved| types::Unsaved {
+        files: unsaved.files,
+        bytes: unsaved.bytes,
+        as_of: unsaved.as_of.to_string(),
+    });
+    types::Sandbox { saved_at: at.map(|at| at.to_string()), unsaved, ..sandbox }
 }
 
 fn usage(usage: model::Usage) -> types::Usage {
@@ -338,6 +244,7 @@ pub(super) fn opened(opened: engine::Opened) -> types::Opened {
 pub(super) fn forks(forks: engine::Forks) -> types::Forks {
     let failed = |failed: engine::ForkFailed| types::ForkFailed {
         name: failed.name.into(),
+        aliases: types::former_codes(&failed.code),
         code: failed.code,
         reason: failed.reason,
     };
@@ -439,6 +346,8 @@ fn command_end(end: model::CommandEnd) -> types::CommandEnd {
 
 pub(super) fn command(command: model::Command) -> types::Command {
     types::Command {
+        by: command.by.clone(),
+        changes: command.changes.clone(),
         end: command.ended_by().map(command_end),
         limit: command.limit,
         peak: command.peak,
@@ -519,5 +428,71 @@ pub(super) fn project(project: model::Project) -> types::Project {
         name: project.name.into(),
         created_at: project.created_at.to_string(),
         keys: project.keys.into_iter().map(key).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use sandkeep_client::types::UpdateSandbox;
+    use sandkeep_core::model::{Config, Name, Sandbox};
+    use serde_json::{Value, json};
+    use utoipa::PartialSchema as _;
+
+    use super::{patch, sandbox};
+
+    /// Every setting with a value other than the default, and how a response shows it.
+    fn settings() -> (Value, Value) {
+        let request = json!({
+            "image": "debian:12", "driver": "microvm", "class": "workspace", "persistent": false,
+            "owner": "ops", "purpose": "test", "expires": "2d", "tags": {"a": "b"},
+            "env": {"E": "f"}, "cwd": "/work", "user": "1000:1000", "vcpus": 0.5, "memory": "1G",
+            "pids": 100, "disk": 1 << 30, "session_timeout": "1h", "idle_timeout": 5000,
+            "on_idle": "stop", "hooks": {"validate": {"argv": ["true"], "timeout": "5s"}},
+            "snapshot_expires": "3d", "keep_last": 3, "exclude": ["tmp/**"],
+            "mounts": {"/data": {"drive": "d", "mode": "snapshot"}},
+            "network": {"mode": "deny-all"}, "secrets": [{"secret": "KEY", "env": "TOKEN"}],
+            "ports": [{"port": 3000, "access": "private", "wake": false}],
+            "wake_on_request": false,
+            "services": [{"name": "web", "argv": ["serve"], "restart": "always", "start": false}],
+            "guard": {"secrets": "warn", "junk": "off", "large": "1M", "globs": ["*.iso"]},
+        });
+        let response = json!({
+            "image": "debian:12", "driver": "microvm", "class": "workspace", "persistent": false,
+            "owner": "ops", "purpose": "test", "expires_ms": 172_800_000, "tags": {"a": "b"},
+            "env": {"E": "f"}, "cwd": "/work", "user": "1000:1000",
+            "resources": {"vcpus": 0.5, "memory_bytes": 1 << 30, "pids": 100, "disk_bytes": 1 << 30},
+            "session_timeout_ms": 3_600_000, "idle_timeout_ms": 5000, "on_idle": "stop",
+            "hooks": {"validate": {"argv": ["true"], "timeout": 5000}},
+            "snapshot_expires_ms": 259_200_000, "keep_last": 3, "exclude": ["tmp/**"],
+            "mounts": {"/data": {"drive": "d", "mode": "snapshot"}},
+            "network": {"mode": "deny-all"}, "secrets": [{"secret": "KEY", "env": "TOKEN"}],
+            "ports": [{"port": 3000, "access": "private", "wake": false}],
+            "wake_on_request": false,
+            "services": [{"name": "web", "argv": ["serve"], "restart": "always", "start": false}],
+            "guard": {"secrets": "warn", "junk": "off", "large_bytes": 1 << 20, "globs": ["*.iso"]},
+        });
+        (request, response)
+    }
+
+    fn keys(value: &Value) -> BTreeSet<String> {
+        value.as_object().unwrap().keys().cloned().collect()
+    }
+
+    #[test]
+    fn every_setting_survives_the_way_to_the_engine_and_back() {
+        let (request, expected) = settings();
+        let schema = serde_json::to_value(UpdateSandbox::schema()).unwrap();
+        assert_eq!(keys(&request), keys(&schema["properties"]), "give every setting a value above");
+
+        let change: UpdateSandbox = serde_json::from_value(request).unwrap();
+        let config = patch(change, None).unwrap().apply(Config::default()).unwrap();
+        let name: Name = "box".parse().unwrap();
+        let record = Sandbox::new(name.clone(), name, config, false);
+        let response = serde_json::to_value(sandbox(record)).unwrap();
+        for (key, value) in expected.as_object().unwrap() {
+            assert_eq!(&response[key], value, "{key}");
+        }
     }
 }

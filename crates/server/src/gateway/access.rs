@@ -27,7 +27,7 @@ const PARAMETER: &str = "keep_token";
 
 /// What a request carried for us. It carries none of it any more.
 #[derive(Debug, Default)]
-pub(super) struct Carried {
+pub(super) struct PresentedCredentials {
     /// Keys or tokens, from headers.
     shown: Vec<String>,
     in_query: Option<String>,
@@ -35,7 +35,7 @@ pub(super) struct Carried {
     asks_for_page: bool,
 }
 
-impl Carried {
+impl PresentedCredentials {
     /// Takes all that is ours out of a request.
     pub(super) fn take(
         app: &App,

@@ -21,13 +21,13 @@ const LINGER: Duration = Duration::from_secs(2);
 const HALF_OPEN: Duration = Duration::from_secs(15 * 60);
 
 /// Our end of a connection to a port, upgraded or not. The other end learns when it goes.
-pub(super) struct Held {
+pub(super) struct PortConnection {
     stream: DuplexStream,
     _present: oneshot::Sender<()>,
 }
 
 /// Has a connection carried, and answers with our end of it.
-pub(super) fn held(connected: Connected) -> Held {
+pub(super) fn held(connected: Connected) -> PortConnection {
     let (stream, theirs) = tokio::io::duplex(BUFFER);
     let (present, gone) = oneshot::channel();
     let left = async move {
@@ -35,10 +35,10 @@ pub(super) fn held(connected: Connected) -> Held {
         tokio::time::sleep(LINGER).await;
     };
     tokio::spawn(carry(theirs, connected, left));
-    Held { stream, _present: present }
+    PortConnection { stream, _present: present }
 }
 
-impl AsyncRead for Held {
+impl AsyncRead for PortConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -48,7 +48,7 @@ impl AsyncRead for Held {
     }
 }
 
-impl AsyncWrite for Held {
+impl AsyncWrite for PortConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -112,6 +112,6 @@ where
         carried = async { tokio::try_join!(to_port, from_port) } => if let Err(error) = carried {
             tracing::debug!(%error, "a connection to a port broke");
         },
-        () = left => tracing::debug!("a port does not hang up"),
+        () = left => tracing::debug!("a connection to a port did not close in time"),
     }
 }

@@ -23,12 +23,12 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use sandkeep_core::engine::Connected;
 
-use super::carry::{Held, held};
+use super::carry::{PortConnection, held};
 use super::page::Refusal;
 use super::rewrite::Outside;
 use super::{Settings, Target};
 use crate::api::App;
-use crate::listen::{Peer, closed};
+use crate::listen::Peer;
 
 /// Passes a request on and its answer back.
 pub(super) async fn exchange(
@@ -59,7 +59,10 @@ pub(super) fn is_grpc(kind: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with(['+', ';', ' ']))
 }
 
-async fn over_http1(port: Held, request: Request) -> Result<hyper::Response<Incoming>, Refusal> {
+async fn over_http1(
+    port: PortConnection,
+    request: Request,
+) -> Result<hyper::Response<Incoming>, Refusal> {
     let (mut sender, connection) = http1::Builder::new()
         .preserve_header_case(true)
         .handshake(TokioIo::new(port))
@@ -73,7 +76,10 @@ async fn over_http1(port: Held, request: Request) -> Result<hyper::Response<Inco
     sender.send_request(request).await.map_err(|_| Refusal::SILENT)
 }
 
-async fn over_http2(port: Held, request: Request) -> Result<hyper::Response<Incoming>, Refusal> {
+async fn over_http2(
+    port: PortConnection,
+    request: Request,
+) -> Result<hyper::Response<Incoming>, Refusal> {
     let (mut sender, connection) = http2::Builder::new(TokioExecutor::new())
         .handshake(TokioIo::new(port))
         .await
@@ -192,13 +198,11 @@ fn inwards(
         (Some(port), Some(client), Some(protocol)) => {
             parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
             parts.headers.insert(UPGRADE, protocol);
-            let (app, alive) = (Arc::clone(app), app.alive.enter());
-            tokio::spawn(async move {
-                let _alive = alive;
-                let mut closing = app.closing.subscribe();
+            let closing = app.closing.clone();
+            app.tasks.spawn(async move {
                 tokio::select! {
                     () = pipe(client, port) => {}
-                    () = closed(&mut closing) => {}
+                    () = closing.cancelled() => {}
                 }
             });
             Response::from_parts(parts, Body::empty())

@@ -44,7 +44,7 @@ use sandkeep_core::engine::Whose;
 use sandkeep_core::model::Name;
 
 use crate::api::App;
-use access::Carried;
+use access::PresentedCredentials;
 use address::Target;
 use page::{Reader, Refusal};
 
@@ -111,7 +111,7 @@ async fn forward(
     }
     let by_id = matches!(target.whose, Whose::Id(_));
     let method = request.method().clone();
-    let carried = Carried::take(app, &method, request.headers_mut(), &mut target);
+    let carried = PresentedCredentials::take(app, &method, request.headers_mut(), &mut target);
     let found = app.engine.published(&target.whose, target.port).await;
     let found = found.map_err(|error| Refusal::of(&error, by_id))?;
     let (sandbox, port) = found.ok_or(Refusal::UNKNOWN)?;

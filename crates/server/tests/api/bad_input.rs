@@ -203,7 +203,7 @@ fn rows() -> Vec<Row> {
             r#"{"argv":["a"],"input":"x","input_base64":"eA=="}"#,
             400,
             "invalid",
-            "exclude each other",
+            "cannot be combined",
         ),
         (
             POST,
@@ -222,11 +222,11 @@ fn rows() -> Vec<Row> {
         (GET, "/v1/sandboxes?tag=novalue", "", 400, "invalid", "tag"),
         (GET, "/v1/sandboxes?state=asleep", "", 400, "invalid", "state"),
         (GET, "/v1/sandboxes?limit=1&limit=2", "", 400, "invalid", "more than once"),
-        (GET, "/v1/sandboxes/box/files", "", 400, "invalid", "`path` is needed"),
+        (GET, "/v1/sandboxes/box/files", "", 400, "invalid", "`path` is missing"),
         (PUT, "/v1/sandboxes/box/files?path=/x&mode=999", "", 400, "invalid", "mode"),
         // Routes.
-        (GET, "/v9/sandboxes", "", 404, "no_such_route", "no such route"),
-        (GET, "/", "", 404, "no_such_route", "no such route"),
+        (GET, "/v9/sandboxes", "", 404, "route_not_found", "no such route"),
+        (GET, "/", "", 404, "route_not_found", "no such route"),
         (PUT, SANDBOXES, "", 405, "method_not_allowed", "method"),
         (GET, "/v1/sandboxes/box/exec/ws", "", 426, "upgrade_required", ""),
     ]

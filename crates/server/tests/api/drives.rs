@@ -120,7 +120,7 @@ async fn ours_say_what_they_made() {
     assert_eq!((&drive["initialized"], &drive["attached"]), (&json!(false), &Value::Null));
     for (body, status, code) in [
         (r#"{"name":"data"}"#, 409, "drive_taken"),
-        (r#"{"name":"data","if_exists":"get","max_size":"1G"}"#, 409, "drive_differs"),
+        (r#"{"name":"data","if_exists":"get","max_size":"1G"}"#, 409, "drive_mismatch"),
         (r#"{"name":"../x"}"#, 400, "invalid"),
         (r#"{"name":"x","max_size":0}"#, 400, "invalid"),
         (r#"{"name":"x","size":1}"#, 400, "invalid"),

@@ -16,6 +16,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use sandkeep_client::types::ErrorBody;
+use sandkeep_core::catalog::DiskCatalog;
 use sandkeep_core::db::Index;
 use sandkeep_core::driver::{
     Device, Driver, DriverError, DriverResult, Link, Machine, MachineUsage,
@@ -157,7 +158,8 @@ impl Served {
             Some(host) => Arc::new(host.driver()),
             None => Arc::new(Refuses),
         };
-        let parts = Parts { store, images, db, drivers: vec![driver], settings };
+        let catalog = Arc::new(DiskCatalog::new(store.clone(), db));
+        let parts = Parts { store, images, catalog, drivers: vec![driver], settings };
         let engine = Engine::open(parts).await.unwrap();
         engine.recovered().await;
         let [admin, write, read, foreign] = keys(&engine).await;

@@ -212,7 +212,7 @@ async fn measurements_are_bounded_per_key() {
     let served = Served::limited(Limits { measurements_per_key: 0, ..Limits::default() }).await;
     let refused = served.get("/v1/usage", &served.read).await;
     assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(refused.error().code, "too_many_at_once");
+    assert_eq!(refused.error().code, "too_many_concurrent_requests");
     assert_eq!(refused.headers["retry-after"], "1");
 }
 

@@ -1,6 +1,6 @@
 //! Pausing, forking several, what becomes of idle sandboxes, and why they are where they are.
 //!
-//! What machines with memory do is tried with real ones in `crates/cli/tests/e2e_microvm.rs`; here are the words.
+//! What machines with memory do is tried with real ones in `crates/cli/tests/e2e/microvm.rs`; here are the words.
 
 use std::collections::BTreeMap;
 
@@ -68,7 +68,7 @@ async fn a_sandbox_without_memory_is_not_paused_and_says_what_to_do() {
     let answer = served.post("/v1/sandboxes/box/pause", &served.write, "").await;
     assert_eq!(answer.status, StatusCode::CONFLICT, "{answer:?}");
     let error = answer.error();
-    assert_eq!(error.code, "keeps_no_memory");
+    assert_eq!(error.code, "memory_not_supported");
     assert!(error.hint.is_some_and(|hint| hint.contains("keep stop box")));
     let refused = served.post("/v1/sandboxes/box/pause", &served.read, "").await;
     assert_eq!(refused.status, StatusCode::FORBIDDEN);

@@ -432,7 +432,7 @@ pub(super) fn settings(driver: &'static str) -> CreateSandbox {
         snapshot_expires: Some(None),
         idle_timeout: Some(None),
         session_timeout: Some(None),
-        memory: Some(sandkeep_client::types::Size::from("256M")),
+        memory: Some(sandkeep_client::types::Size(256 << 20)),
         ..CreateSandbox::default()
     }
 }

@@ -343,7 +343,7 @@ impl Control {
         writeln!(self.requests, "{text}")?;
         let mut line = String::new();
         if self.replies.read_line(&mut line)? == 0 {
-            let hint = "the disk's process ended; is `fault_disk_process!()` at the root of this test file?";
+            let hint = "the disk's process ended; is `fault_disk_process!()` at the root of this test program?";
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, hint));
         }
         serde_json::from_str(&line).map_err(io::Error::other)

@@ -32,7 +32,7 @@ use sandkeep_proto::cage::{Cage, Cgroup};
 pub(crate) use current::View;
 
 use super::inside::INERT;
-use super::{Step, Trouble, sys};
+use super::{Step, StepError, sys};
 
 /// The files that [`View`] writes, by their names in `/proc`.
 const CURRENT: [&str; 3] = ["meminfo", "stat", "loadavg"];
@@ -84,7 +84,7 @@ fn together(cgroup: &Cgroup) -> Vec<(Vec<&str>, &PathBuf)> {
 
 /// Makes the files and mounts everything. Expects the sandbox's root as the current directory, in the stage, with `proc` and `sys`
 /// mounted, and the host's tree still there to take the control groups from.
-pub(super) fn mount(cage: &Cage) -> Result<(Files, Facts), Trouble> {
+pub(super) fn mount(cage: &Cage) -> Result<(Files, Facts), StepError> {
     const STEP: &str = "show the sandbox's limits";
     let turn = cage.ids.base / cage.ids.count.max(1);
     let (cpus, affinity) = choose(cage.cpus, turn).step(STEP)?;
@@ -103,7 +103,7 @@ pub(super) fn mount(cage: &Cage) -> Result<(Files, Facts), Trouble> {
             rustix::fs::symlink(&name, format!("{MADE}/fs/cgroup/{part}")).step(STEP)?;
         }
     }
-    let files: Result<Vec<OwnedFd>, Trouble> =
+    let files: Result<Vec<OwnedFd>, StepError> =
         CURRENT.iter().map(|name| make_file(name).map(OwnedFd::from)).collect();
     let mut covers: Vec<(&str, String)> =
         CURRENT.iter().map(|name| (*name, format!("proc/{name}"))).collect();
@@ -132,17 +132,17 @@ pub(super) fn mount(cage: &Cage) -> Result<(Files, Facts), Trouble> {
         rustix::mount::mount_bind(format!("{SHOWN}/{name}"), &over)
             .step(&format!("show the sandbox's own /{over}"))?;
     }
-    let files = files?.try_into().map_err(|_| Trouble::new(STEP, "a file is missing"))?;
+    let files = files?.try_into().map_err(|_| StepError::new(STEP, "a file is missing"))?;
     let v2 = matches!(cage.cgroup, Cgroup::V2(_));
     Ok((files, Facts { memory: cage.memory, cpus, affinity, v2 }))
 }
 
-fn make_dir(name: &str) -> Result<(), Trouble> {
+fn make_dir(name: &str) -> Result<(), StepError> {
     let path = format!("{MADE}/{name}");
     rustix::fs::mkdir(path, Mode::from_raw_mode(0o755)).step("show the sandbox's limits")
 }
 
-fn make_file(name: &str) -> Result<File, Trouble> {
+fn make_file(name: &str) -> Result<File, StepError> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(0o444);
     rustix::fs::open(format!("{MADE}/{name}"), flags, mode)

@@ -8,9 +8,9 @@ use std::path::Path;
 use sandkeep_proto::frame::MAX_PAYLOAD;
 use sandkeep_proto::link::{Entry, Reply};
 
-use super::super::problem::Problem;
-use super::super::work::Place;
 use super::entry;
+use crate::serve::error::RequestError;
+use crate::serve::files::worker::FileTarget;
 
 /// How many entries one answer has at the most.
 const ENTRIES: usize = 10_000;
@@ -18,9 +18,9 @@ const ENTRIES: usize = 10_000;
 const BYTES: usize = MAX_PAYLOAD - (64 << 10);
 
 /// Lists a directory, sorted by name, from after the name `after`.
-pub(in crate::serve) fn list(place: Place, after: Option<&str>) -> Result<Reply, Problem> {
-    let path = &place.path;
-    let problem = |error: std::io::Error| Problem::io("list", path, &error);
+pub(crate) fn list(target: FileTarget, after: Option<&str>) -> Result<Reply, RequestError> {
+    let path = &target.path;
+    let problem = |error: std::io::Error| RequestError::io("list", path, &error);
     let mut names: Vec<OsString> = Vec::new();
     for found in fs::read_dir(path).map_err(problem)? {
         let name = found.map_err(problem)?.file_name();
@@ -37,7 +37,7 @@ fn shown(name: &OsString) -> std::borrow::Cow<'_, str> {
     name.to_string_lossy()
 }
 
-fn page(dir: &Path, names: &[OsString]) -> Result<Reply, Problem> {
+fn page(dir: &Path, names: &[OsString]) -> Result<Reply, RequestError> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut size = 0;
     for name in names {

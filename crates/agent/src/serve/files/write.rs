@@ -15,36 +15,36 @@ use rustix::fs::Access;
 use rustix::io::Errno;
 use sandkeep_proto::link::{Done, Failure, Reply};
 
-use super::super::problem::Problem;
-use super::super::work::{Desk, Place};
 use super::make_parents;
+use crate::serve::error::RequestError;
+use crate::serve::files::worker::{FileTarget, FileTask};
 
 /// As many links as the kernel itself would follow.
 const LINKS: usize = 40;
 
 /// Writes a file from what the host sends.
-pub(in crate::serve) fn write(
-    place: Place,
-    desk: &mut Desk,
+pub(crate) fn write(
+    target: FileTarget,
+    task: &mut FileTask,
     mode: Option<u32>,
     parents: bool,
     append: bool,
-) -> Result<Done, Problem> {
-    let path = follow(&place.path)?;
+) -> Result<Done, RequestError> {
+    let path = follow(&target.path)?;
     if parents {
         make_parents(&path)?;
     }
     let existing = existing(&path)?;
     if append {
-        add(&path, desk, mode, existing.is_some())?;
+        add(&path, task, mode, existing.is_some())?;
     } else {
-        replace(&path, desk, mode, existing.as_ref())?;
+        replace(&path, task, mode, existing.as_ref())?;
     }
-    Ok(Done::Moved { bytes: desk.received, files: 1 })
+    Ok(Done::Moved { bytes: task.received, files: 1 })
 }
 
 /// Where writing to `path` would end up: itself, or where a final symlink leads, there or not.
-fn follow(path: &Path) -> Result<PathBuf, Problem> {
+fn follow(path: &Path) -> Result<PathBuf, RequestError> {
     let mut path = path.to_owned();
     for _ in 0..LINKS {
         match fs::read_link(&path) {
@@ -55,15 +55,15 @@ fn follow(path: &Path) -> Result<PathBuf, Problem> {
             Err(_) => return Ok(path),
         }
     }
-    Err(Problem::io("write", &path, &Errno::LOOP.into()))
+    Err(RequestError::io("write", &path, &Errno::LOOP.into()))
 }
 
 /// What is there, if it is something that can be written.
-fn existing(path: &Path) -> Result<Option<Metadata>, Problem> {
-    let problem = |error: io::Error| Problem::io("write", path, &error);
+fn existing(path: &Path) -> Result<Option<Metadata>, RequestError> {
+    let problem = |error: io::Error| RequestError::io("write", path, &error);
     let invalid = |what: &str| {
         let message = format!("could not write `{}`: it is {what}", path.display());
-        Problem::new(Failure::Invalid, message)
+        RequestError::new(Failure::Invalid, message)
     };
     if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
         return Err(invalid("the name of a directory"));
@@ -86,34 +86,39 @@ fn existing(path: &Path) -> Result<Option<Metadata>, Problem> {
     Ok(Some(meta))
 }
 
-fn add(path: &Path, desk: &mut Desk, mode: Option<u32>, existed: bool) -> Result<(), Problem> {
-    let problem = |error: io::Error| Problem::io("write", path, &error);
+fn add(
+    path: &Path,
+    task: &mut FileTask,
+    mode: Option<u32>,
+    existed: bool,
+) -> Result<(), RequestError> {
+    let problem = |error: io::Error| RequestError::io("write", path, &error);
     let mut options = File::options();
     options.append(true).create(true).mode(0o644).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let mut file = options.open(path).map_err(problem)?;
     if let Some(mode) = mode.filter(|_| !existed) {
         file.set_permissions(Permissions::from_mode(mode & 0o7777)).map_err(problem)?;
     }
-    desk.reply(Reply::Ok)?;
-    io::copy(desk, &mut file).map(drop).map_err(problem)
+    task.reply(Reply::Ok)?;
+    io::copy(task, &mut file).map(drop).map_err(problem)
 }
 
 fn replace(
     path: &Path,
-    desk: &mut Desk,
+    task: &mut FileTask,
     mode: Option<u32>,
     existing: Option<&Metadata>,
-) -> Result<(), Problem> {
-    let problem = |error: io::Error| Problem::io("write", path, &error);
+) -> Result<(), RequestError> {
+    let problem = |error: io::Error| RequestError::io("write", path, &error);
     let (mut file, temporary) = match Temporary::beside(path) {
         Ok(made) => made,
         Err(error) if existing.is_some() && is_forbidden(&error) => {
-            return overwrite(path, desk, mode);
+            return overwrite(path, task, mode);
         }
         Err(error) => return Err(problem(error)),
     };
-    desk.reply(Reply::Ok)?;
-    io::copy(desk, &mut file).map_err(problem)?;
+    task.reply(Reply::Ok)?;
+    io::copy(task, &mut file).map_err(problem)?;
     if let Some(meta) = existing {
         let own = file.metadata().map_err(problem)?;
         if (own.uid(), own.gid()) != (meta.uid(), meta.gid()) {
@@ -148,11 +153,11 @@ fn open_in_place(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-fn overwrite(path: &Path, desk: &mut Desk, mode: Option<u32>) -> Result<(), Problem> {
-    let problem = |error: io::Error| Problem::io("write", path, &error);
+fn overwrite(path: &Path, task: &mut FileTask, mode: Option<u32>) -> Result<(), RequestError> {
+    let problem = |error: io::Error| RequestError::io("write", path, &error);
     let mut file = open_in_place(path).map_err(problem)?;
-    desk.reply(Reply::Ok)?;
-    io::copy(desk, &mut file).map_err(problem)?;
+    task.reply(Reply::Ok)?;
+    io::copy(task, &mut file).map_err(problem)?;
     file.flush().map_err(problem)?;
     if let Some(mode) = mode {
         file.set_permissions(Permissions::from_mode(mode & 0o7777)).map_err(problem)?;
@@ -161,11 +166,11 @@ fn overwrite(path: &Path, desk: &mut Desk, mode: Option<u32>) -> Result<(), Prob
 }
 
 /// A name that goes away unless the file got its real one.
-pub(in crate::serve) struct Temporary(pub(in crate::serve) PathBuf);
+pub(crate) struct Temporary(pub(in crate::serve) PathBuf);
 
 impl Temporary {
     /// A name beside `path` that nobody uses.
-    pub(in crate::serve) fn name(path: &Path) -> PathBuf {
+    pub(crate) fn name(path: &Path) -> PathBuf {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let clock = std::time::SystemTime::now()

@@ -13,20 +13,20 @@
 //! <cgroup>/<parent>/<key>     its limits and accounts
 //! ```
 //!
-//! Who may touch a machine's directory, and who is alive: see `driver/host.rs`.
+//! Who may touch a machine's directory, and who is alive: see `driver/host/mod.rs`.
 //!
 //! *What is left to the background.* Taking an overlay down means forgetting every file that was
 //! looked at through it, and a sync of the whole filesystem: up to a hundred milliseconds in which
 //! nothing can be written any more and nobody needs to wait. So `stop` holds the mounts until the
 //! processes are gone and the layer is sealed ([`release`]), and a builder that has swapped a root is not waited for.
 //!
-//! *What is done ahead.* See [`begun_ahead`].
+//! *Prebuilt containers.* See [`prebuilt`].
 //!
 //! Calls are plain blocking code on the runtime's blocking threads: each is a few milliseconds of
 //! system calls, and one that was begun is finished even if its caller goes away.
 
-mod begun_ahead;
-mod disk;
+mod deleted_files;
+mod prebuilt;
 mod probe;
 
 use std::fs::{self, File};
@@ -47,7 +47,7 @@ use sandkeep_proto::cage::{
 use tokio::io::Interest;
 use tokio::sync::Semaphore;
 
-use self::begun_ahead::Builders;
+use self::prebuilt::Builders;
 pub use self::probe::probe;
 use super::host::{Builder, Host, broken, died, failed, lock, on_thread};
 use super::{
@@ -83,8 +83,8 @@ pub struct ContainerConfig {
 #[derive(Debug, Clone)]
 pub struct ContainerDriver {
     host: Arc<Host>,
-    /// Cages that are begun.
-    ahead: Arc<Builders>,
+    /// Prebuilt containers.
+    prebuilt: Arc<Builders>,
     /// Held while a machine is started.
     turns: Arc<Semaphore>,
 }
@@ -101,25 +101,25 @@ impl ContainerDriver {
         let host = Host::prepare(NAME, agent, run_dir, &cgroup_parent)?;
         let at_once = AT_ONCE * thread::available_parallelism().map_or(2, usize::from);
         let turns = Arc::new(Semaphore::new(at_once));
-        Ok(Self { host: Arc::new(host), ahead: WarmPool::new(begun_ahead::limits(0)), turns })
+        Ok(Self { host: Arc::new(host), prebuilt: WarmPool::new(prebuilt::limits(0)), turns })
     }
 
-    /// Keeps up to so many cages begun ahead of the next starts.
+    /// Keeps up to `most` prebuilt containers for the next starts.
     #[must_use]
     pub fn with_spares(self, most: usize) -> Self {
-        Self { ahead: WarmPool::new(begun_ahead::limits(most)), ..self }
+        Self { prebuilt: WarmPool::new(prebuilt::limits(most)), ..self }
     }
 
-    /// How many cages are begun that are nobody's.
+    /// How many prebuilt containers there are.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.ahead.waiting()
+        self.prebuilt.waiting()
     }
 
     /// Removes the runtime directory, if no machine is left in it. Control groups go with the last
     /// machine by themselves.
     pub fn retire(self) {
-        drop(self.ahead.close_within(Duration::ZERO));
+        drop(self.prebuilt.close_within(Duration::ZERO));
         let _ = fs::remove_dir(self.host.run_dir());
     }
 
@@ -139,13 +139,13 @@ impl Driver for ContainerDriver {
     }
 
     async fn start(&self, machine: &Machine) -> DriverResult<Link> {
-        let (machine, ahead) = (machine.clone(), Arc::clone(&self.ahead));
+        let (machine, pool) = (machine.clone(), Arc::clone(&self.prebuilt));
         let started = {
-            let _under_way = self.ahead.starting();
+            let _under_way = self.prebuilt.starting();
             let _turn = tokio::time::timeout(TURN, self.turns.acquire()).await;
-            self.with_host(move |host| start(host, &machine, begun_ahead::take(&ahead))).await
+            self.with_host(move |host| start(host, &machine, prebuilt::take(&pool))).await
         };
-        self.ahead.restock(&self.host, &());
+        self.prebuilt.restock(&self.host, &());
         started
     }
 
@@ -198,12 +198,12 @@ impl Driver for ContainerDriver {
 
     async fn unnamed(&self, key: &MachineKey) -> DriverResult<Vec<Unnamed>> {
         let key = key.clone();
-        self.with_host(move |host| disk::unnamed(host, &key)).await
+        self.with_host(move |host| deleted_files::unnamed(host, &key)).await
     }
 
     async fn end_writers(&self, key: &MachineKey) -> DriverResult<usize> {
         let key = key.clone();
-        self.with_host(move |host| disk::end_writers(host, &key)).await
+        self.with_host(move |host| deleted_files::end_writers(host, &key)).await
     }
 
     fn relayer(&self) -> Option<&dyn Relayer> {
@@ -246,15 +246,15 @@ fn link(host: &Host, key: &MachineKey) -> Link {
     Link::Unix(host.directory(key).join(SOCKET))
 }
 
-fn start(host: &Host, machine: &Machine, spare: Option<Builder>) -> DriverResult<Link> {
+fn start(host: &Host, machine: &Machine, prebuilt: Option<Builder>) -> DriverResult<Link> {
     step("start.begun");
-    // So many mounts are more than one that was begun ahead takes.
-    let spare = spare.filter(|_| machine.mounts.len() <= MOST_MOUNTS_AHEAD);
-    let Some(spare) = spare else { return build(host, machine, host.builder(&["cage"])?) };
-    match build(host, machine, spare) {
+    // A prebuilt container cannot take more mounts.
+    let prebuilt = prebuilt.filter(|_| machine.mounts.len() <= MOST_MOUNTS_AHEAD);
+    let Some(prebuilt) = prebuilt else { return build(host, machine, host.builder(&["cage"])?) };
+    match build(host, machine, prebuilt) {
         Err(error @ (DriverError::Build { .. } | DriverError::Io { .. })) => {
-            // It may have been the spare's fault.
-            tracing::warn!(machine = %machine.key, %error, "a cage that was begun ahead was not finished; another is built");
+            // The prebuilt container may be at fault.
+            tracing::warn!(machine = %machine.key, %error, "a prebuilt container failed; building another");
             build(host, machine, host.builder(&["cage"])?)
         }
         built => built,

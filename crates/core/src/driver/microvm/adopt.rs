@@ -12,8 +12,8 @@ use sandkeep_proto::cage::RECORD;
 use serde::Serialize;
 use serde_json::json;
 
-use super::qmp::Qmp;
-use super::{Microvm, PLAN, warm};
+use super::qemu::{Qmp, warm_hypervisors};
+use super::{Microvm, PLAN};
 use crate::driver::host::{broken, failed, lock};
 use crate::driver::{DriverError, DriverResult, Link, Machine, MachineUsage};
 use crate::failpoint;
@@ -42,7 +42,7 @@ impl Microvm {
         record.group.get_or_insert_with(|| from.as_str().to_owned());
         replace(&theirs, RECORD, &record)?;
         replace(&ours, PLAN, &plan)?;
-        warm::hand_over(&theirs, &ours).map_err(failed("move a machine to", &ours))?;
+        warm_hypervisors::hand_over(&theirs, &ours).map_err(failed("move a machine to", &ours))?;
         drop(held);
         failpoint::pass("adopt.moved");
         self.go_on(&to.key)?;

@@ -26,9 +26,10 @@ use rustix::fs::{FallocateFlags, FlockOperation};
 use sandkeep_proto::machine::{DISK, RAM_AT};
 use serde_json::{Value, json};
 
+use super::disk::{self, LAYER_DISK, qcow2};
 use super::memory::{PagesWritten, capture_pages, is_whole};
-use super::qmp::Qmp;
-use super::{Microvm, Plan, disks, qcow2};
+use super::qemu::Qmp;
+use super::{Microvm, Plan};
 use crate::driver::host::{broken, lock};
 use crate::driver::{Captured, DriverResult, Then};
 use crate::model::{MachineKey, Size};
@@ -105,7 +106,7 @@ impl Subject<'_> {
         // What was set aside and not used is given back.
         devices.set_len(devices.metadata()?.len())?;
         devices.sync_all()?;
-        File::open(self.into.join(disks::OF_LAYER))?.sync_all()?;
+        File::open(self.into.join(LAYER_DISK))?.sync_all()?;
         File::open(&self.plan.disk_dir)?.sync_all()?;
         File::open(self.into)?.sync_all()?;
         Ok((pages.pages, stood))
@@ -126,7 +127,7 @@ impl Subject<'_> {
         let Size(ram) = self.plan.fingerprint.memory;
         let pages = capture_pages(self.pid, at, ram, of_memory, self.into)?;
         self.put_on_top(qmp, top)?;
-        fs::hard_link(&top.path, self.into.join(disks::OF_LAYER))?;
+        fs::hard_link(&top.path, self.into.join(LAYER_DISK))?;
         qmp.leave_ram()?;
         qmp.ask_with("getfd", json!({"fdname": "devices"}), devices.as_fd())?;
         qmp.ask("migrate", json!({"uri": "fd:devices"}))?;
@@ -147,23 +148,23 @@ impl Subject<'_> {
         let number = number.ok_or_else(|| io::Error::other("its disk is not known"))?;
         let mut captured = Vec::new();
         for layer in self.below {
-            captured.push(disks::inode(&layer.join(disks::OF_LAYER))?);
+            captured.push(disk::inode(&layer.join(LAYER_DISK))?);
         }
-        for (other, path) in disks::session(&self.plan.disk_dir)? {
-            if other < number && !captured.contains(&disks::inode(&path)?) {
+        for (other, path) in disk::session(&self.plan.disk_dir)? {
+            if other < number && !captured.contains(&disk::inode(&path)?) {
                 let why = "an earlier capture broke off, or the session it goes on with did: \
                            it can be captured again after a stop";
                 return Err(io::Error::other(why));
             }
         }
-        let path = self.plan.disk_dir.join(disks::file(number));
+        let path = self.plan.disk_dir.join(disk::file(number));
         Ok(Top { number, size: qcow2::size(&path)?, path })
     }
 
     /// Has the machine write to a fresh disk from now on.
     fn put_on_top(&self, qmp: &mut Qmp, top: &Top) -> io::Result<()> {
-        let (number, below) = (top.number + 1, disks::node("disk", top.number));
-        let path = self.plan.disk_dir.join(disks::file(number));
+        let (number, below) = (top.number + 1, disk::node("disk", top.number));
+        let path = self.plan.disk_dir.join(disk::file(number));
         // One that a daemon made, and did not live to put there.
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -171,7 +172,7 @@ impl Subject<'_> {
         }
         qcow2::create(&path, top.size)?;
         // After an error it stays: the hypervisor may have it in use, and an empty one is in nobody's way.
-        self.attach(qmp, &path, &disks::node("disk", number), &below)
+        self.attach(qmp, &path, &disk::node("disk", number), &below)
     }
 
     fn attach(&self, qmp: &mut Qmp, path: &Path, node: &str, below: &str) -> io::Result<()> {

@@ -1,54 +1,60 @@
-//! The `microvm` driver: a kernel of its own for every machine, in QEMU's `microvm` machine.
+//! The `microvm` driver: a virtual machine with its own kernel per sandbox, in QEMU's `microvm` machine type.
 //!
-//! `docs/MICROVM.md` is the design; this is how the driver goes about its part.
+//! `docs/MICROVM.md` is the design. Where to look:
+//!
+//! | where | decides |
+//! |---|---|
+//! | `lifecycle` | how a machine is started, stopped and found again |
+//! | `capture`, `merge` | what a capture consists of, and how layers of captures are merged |
+//! | `adopt` | how an unassigned machine becomes a sandbox's |
+//! | `probe` | whether this host can run machines, with KVM or emulated |
+//! | `qemu/` | QEMU's command line, its control socket, and the pool of warm hypervisors |
+//! | `disk/` | which files are behind a block device |
+//! | [`memory`] | which pages a capture writes, and how RAM is mapped again |
+//! | [`kernel`] | the guest kernel and its initramfs |
 //!
 //! ```text
 //! <run_dir>/<key>/            0700, made by start, gone after stop
-//!   agent.sock                the machine's serial port: the agent's link
+//!   agent.sock                the machine's serial port: the agent link
 //!   qmp.sock                  the hypervisor's control socket
 //!   net/nic.sock, host.sock   Ethernet frames, in and out
-//!   log                       a pipe: what the hypervisor says on its standard error
-//!   ram.at, ram.map           where its RAM is, and what is mapped there
-//!   ram.sock                  of a spare: where it is told what its RAM is
-//!   machine.json              who the hypervisor is: proto::cage::Record
+//!   log                       a pipe: the hypervisor's standard error
+//!   ram.at, ram.map           the address of its RAM, and what is mapped there
+//!   ram.sock                  of a warm hypervisor: where it receives its RAM
+//!   machine.json              the hypervisor's process: proto::cage::Record
 //!   plan.json                 what it runs: `Plan`
-//! <cgroup>/<parent>/<key>     its limits and accounts
+//! <cgroup>/<parent>/<key>     its limits and usage
 //! <cache>/kernel, blank, roots, probe.json
 //! ```
 //!
-//! *Who may touch a machine's directory, who is alive*: as in the container driver, see `driver/host.rs`. A machine that
-//! was launched but never set going has no `plan.json`, and is ended by whoever finds it.
+//! *Machine directories and liveness* are as in the container driver, see `driver/host/mod.rs`. A machine that was launched but
+//! never resumed has no `plan.json`; whoever finds it ends it.
 //!
-//! *A machine stands still until the driver has looked at it*, whether it boots (`-S`) or is restored (`-incoming defer`): by then the
-//! hypervisor has bound its network socket, and the directory it did that in is taken away from it. It never runs guest
-//! code with a place to write in.
+//! *A machine is paused until the driver has checked it*, whether it boots (`-S`) or is restored (`-incoming defer`). By then the
+//! hypervisor has bound its network socket, and the driver has taken the directory of that socket away from it. So it never
+//! runs guest code while it can write to a directory.
 //!
-//! *Nothing a guest does fills the host's disk*: its serial port goes to a ring of 64 KiB in the hypervisor, the hypervisor's messages
-//! go to a pipe that drops what does not fit, its disks are as large as they may be.
+//! *A guest cannot fill the host's disk*: its serial port goes to a ring of 64 KiB in the hypervisor, the hypervisor's messages go
+//! to a pipe that drops what does not fit, and its disks have a maximum size.
 //!
-//! *Locks of the hypervisor on its disks are off*: forks share the lower ones, and the driver sees to it that the topmost is written
-//! to by one machine (`disks`).
+//! *The hypervisor's locks on disk files are off*: forks share the lower files, and the driver ensures that only one machine writes
+//! to the topmost (`disk/`).
 //!
-//! *KVM is believed when a machine has booted under it* (`probe`), not when `/dev/kvm` opens.
+//! *KVM counts as available once a machine has booted with it* (`probe`), not when `/dev/kvm` opens.
 //!
-//! *A machine that is restored takes over a hypervisor that waits already*, if there is one (`warm`).
+//! *A machine that is restored uses a warm hypervisor*, if there is one (`qemu/warm_hypervisors.rs`).
 //!
 //! Calls are plain blocking code on the runtime's blocking threads, as in the container driver.
 
 mod adopt;
-mod blank;
 mod capture;
-mod disks;
+mod disk;
 pub mod kernel;
-mod life;
+mod lifecycle;
 pub mod memory;
 mod merge;
 mod probe;
-mod qcow2;
 mod qemu;
-mod qmp;
-mod roots;
-mod warm;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -62,19 +68,20 @@ use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use self::life::Start;
-use self::probe::Facts;
+use self::disk::packed_layers::PackedLayers;
+use self::lifecycle::Start;
+use self::probe::HostFacts;
 pub use self::qemu::Accelerator;
 use self::qemu::Shape;
-use self::roots::Roots;
-use self::warm::{Kind, Spares};
-use super::confined::Confined;
+use self::qemu::warm_hypervisors::{self, HypervisorKind, HypervisorPool};
+use super::host::helper::Helpers;
+use super::host::uid_claims::UidClaims;
 use super::host::{Host, broken, died, failed, lock, on_thread};
-use super::uids::Claims;
 use super::{
     Captured, Device, Driver, DriverError, DriverResult, KeepsMemory, Link, Machine, MachineUsage,
-    OwnDisk, RAM_SO, Restored, Then,
+    OwnDisk, Restored, Then,
 };
+use crate::embedded::RAM_SO;
 use crate::model::{Fingerprint, Limits, MachineKey, RootFs, Size};
 
 pub(super) const NAME: &str = "microvm";
@@ -120,15 +127,15 @@ pub struct MicrovmDriver {
 struct Microvm {
     config: MicrovmConfig,
     host: Arc<Host>,
-    roots: Roots,
+    layers: PackedLayers,
     /// Runs the host's programs.
-    confined: Arc<Confined>,
-    facts: Facts,
+    helpers: Arc<Helpers>,
+    facts: HostFacts,
     /// `ram.so`, where hypervisors can be shown it.
     ram_so: PathBuf,
-    spares: Spares,
+    warm: HypervisorPool,
     /// Uids of hypervisors that are no machine's yet.
-    uids: Claims,
+    uids: UidClaims,
     answers: Answers,
 }
 
@@ -171,16 +178,16 @@ impl MicrovmDriver {
         let cache = &config.cache_dir;
         fs::create_dir_all(cache).map_err(failed("create", cache))?;
         let ram_so = cache.join("ram.so");
-        install(RAM_SO, &ram_so)?;
-        let confined = Arc::new(Confined::new(agent, cache));
+        install(&RAM_SO.bytes(), &ram_so)?;
+        let helpers = Arc::new(Helpers::new(agent, cache));
         let inner = Microvm {
             host: Arc::new(host),
-            roots: Roots::new(Arc::clone(&confined), cache),
-            confined,
-            facts: Facts::new(cache),
+            layers: PackedLayers::new(Arc::clone(&helpers), cache),
+            helpers,
+            facts: HostFacts::new(cache),
             ram_so,
-            spares: Spares::new(config.spares),
-            uids: Claims::of(cache, warm::CLAIMED_UIDS),
+            warm: HypervisorPool::new(config.spares),
+            uids: UidClaims::of(cache, warm_hypervisors::CLAIMED_UIDS),
             answers,
             config,
         };
@@ -197,7 +204,7 @@ impl MicrovmDriver {
     /// Ends the hypervisors that wait for a machine, and removes the runtime directory, if no machine is left in it. Control
     /// groups go with the last machine by themselves.
     pub fn retire(self) {
-        self.inner.close_spares();
+        self.inner.close_warm_pool();
         let _ = fs::remove_dir(self.inner.host.run_dir());
     }
 
@@ -221,15 +228,15 @@ impl MicrovmDriver {
         let first = Zeroizing::new(first.to_vec());
         let limits = machine.limits;
         let started = {
-            let _under_way = self.inner.spares.pool.starting();
+            let _under_way = self.inner.warm.pool.starting();
             self.with(move |microvm| microvm.start(&machine, &image, &first, how, accelerator))
                 .await
         };
         if how == Start::Restore && started.is_ok() && self.inner.config.spares > 0 {
             let here = self.with(move |microvm| microvm.fingerprint(&limits, accelerator)).await;
             if let Ok(here) = here {
-                let kind = Kind::of(&limits, accelerator, &here);
-                self.inner.spares.pool.restock(&self.inner, &kind);
+                let kind = HypervisorKind::of(&limits, accelerator, &here);
+                self.inner.warm.pool.restock(&self.inner, &kind);
             }
         }
         started
@@ -337,13 +344,13 @@ impl KeepsMemory for MicrovmDriver {
 #[async_trait]
 impl OwnDisk for MicrovmDriver {
     fn disk_file(&self) -> &'static str {
-        disks::OF_LAYER
+        disk::LAYER_DISK
     }
 
     async fn roots(&self, root: &RootFs) -> DriverResult<Vec<String>> {
         let root = root.clone();
         self.with(move |microvm| {
-            microvm.roots.of_root(&root)?.iter().map(|path| Roots::mark(path)).collect()
+            microvm.layers.of_root(&root)?.iter().map(|path| PackedLayers::mark(path)).collect()
         })
         .await
     }

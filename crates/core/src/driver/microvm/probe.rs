@@ -5,19 +5,21 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::kernel::{self, Kernel};
-use super::life::Start;
+use super::lifecycle::Start;
 use super::qemu::Accelerator;
 use super::{Microvm, MicrovmDriver, NAME};
-use crate::driver::confined::{self, INPUT, Input, LIMITS, Task};
+use crate::driver::host::helper::{self, DEFAULT_LIMITS, HelperTask, INPUT, Input};
 use crate::driver::host::{broken, failed};
-use crate::driver::{AGENT, Check, Driver, DriverError, DriverResult, Machine};
+use crate::driver::{Check, Driver, DriverError, DriverResult, Machine};
+use crate::embedded::AGENT;
 use crate::model::{Limits, MachineKey, RootFs, Size, UidRange};
 
 /// How long a guest may take to boot: by the processor, and translated.
@@ -27,11 +29,11 @@ const SETUP: &str = "run `keep microvm setup`";
 
 /// What was found out about this host.
 #[derive(Debug)]
-pub(super) struct Facts {
+pub(super) struct HostFacts {
     path: PathBuf,
     forced: Mutex<Option<Accelerator>>,
     /// Held while it is being found out, so that it is done once.
-    finding: tokio::sync::Mutex<Option<Found>>,
+    finding: tokio::sync::Mutex<Option<ProbeResult>>,
     version: Mutex<Option<(PathBuf, std::time::SystemTime, String)>>,
     kernel: Mutex<Option<(std::time::SystemTime, Kernel)>>,
     tsc_khz: OnceLock<Option<u64>>,
@@ -39,7 +41,7 @@ pub(super) struct Facts {
 
 /// `probe.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Found {
+struct ProbeResult {
     /// What it holds for: the host's kernel, its processor, the hypervisor, the guest's kernel.
     holds_for: [String; 4],
     accelerator: Accelerator,
@@ -47,7 +49,7 @@ struct Found {
     because: String,
 }
 
-impl Facts {
+impl HostFacts {
     pub(super) fn new(cache: &Path) -> Self {
         Self {
             path: cache.join("probe.json"),
@@ -60,21 +62,21 @@ impl Facts {
     }
 
     pub(super) fn force(&self, accelerator: Accelerator) {
-        *lock(&self.forced) = Some(accelerator);
+        *self.forced.lock() = Some(accelerator);
     }
 }
 
 impl MicrovmDriver {
     /// What machines are run by on this host.
     pub(super) async fn accelerator(&self) -> DriverResult<Accelerator> {
-        let forced = *lock(&self.inner.facts.forced);
+        let forced = *self.inner.facts.forced.lock();
         match forced {
             Some(forced) => Ok(forced),
             None => self.find_out().await.map(|found| found.accelerator),
         }
     }
 
-    async fn find_out(&self) -> DriverResult<Found> {
+    async fn find_out(&self) -> DriverResult<ProbeResult> {
         let facts = &self.inner.facts;
         let holds_for = self.with(Microvm::circumstances).await?;
         let mut known = facts.finding.lock().await;
@@ -88,7 +90,7 @@ impl MicrovmDriver {
             Ok(()) => (Accelerator::Kvm, "a machine booted under KVM".to_owned()),
             Err(reason) => (Accelerator::Tcg, reason),
         };
-        let found = Found { holds_for, accelerator, because };
+        let found = ProbeResult { holds_for, accelerator, because };
         let text = serde_json::to_vec(&found).map_err(|error| broken("remember", &error))?;
         fs::write(&facts.path, text).map_err(failed("write", &facts.path))?;
         *known = Some(found.clone());
@@ -142,10 +144,10 @@ impl MicrovmDriver {
             return checks;
         }
         match self.find_out().await {
-            Ok(Found { accelerator: Accelerator::Kvm, because, .. }) => {
+            Ok(ProbeResult { accelerator: Accelerator::Kvm, because, .. }) => {
                 checks.push(good("acceleration", because));
             }
-            Ok(Found { because, .. }) => checks.push(Check {
+            Ok(ProbeResult { because, .. }) => checks.push(Check {
                 name: "acceleration",
                 // Slower, and all of it works.
                 ok: true,
@@ -179,12 +181,12 @@ impl Microvm {
             let reason = format!("no kernel was prepared for machines; {SETUP}");
             return Err(DriverError::Unsupported { driver: NAME, reason });
         };
-        let mut known = lock(&self.facts.kernel);
+        let mut known = self.facts.kernel.lock();
         if let Some((_, kernel)) = known.as_ref().filter(|(at, _)| *at == changed) {
             return Ok(kernel.clone());
         }
-        let kernel =
-            kernel::open(&directory, AGENT).map_err(failed("open the kernel", &directory))?;
+        let kernel = kernel::open(&directory, &AGENT.bytes())
+            .map_err(failed("open the kernel", &directory))?;
         let changed = fs::metadata(directory.join("kernel.json")).and_then(|at| at.modified());
         *known = changed.ok().map(|at| (at, kernel.clone()));
         Ok(kernel)
@@ -195,17 +197,17 @@ impl Microvm {
         let qemu = &self.config.qemu;
         let changed =
             fs::metadata(qemu).and_then(|at| at.modified()).map_err(failed("open", qemu))?;
-        let mut known = lock(&self.facts.version);
+        let mut known = self.facts.version.lock();
         if let Some((_, _, version)) = known.as_ref().filter(|(_, at, _)| *at == changed) {
             return Ok(version.clone());
         }
-        let told = self.confined.run(&Task {
+        let told = self.helpers.run(&HelperTask {
             program: &qemu.to_string_lossy(),
             args: &["--version"],
             env: &[],
             input: Input::Nothing,
             output: None,
-            limits: LIMITS,
+            limits: DEFAULT_LIMITS,
         })?;
         let version = told.lines().next().unwrap_or_default().trim().to_owned();
         if version.is_empty() {
@@ -218,13 +220,13 @@ impl Microvm {
     /// How fast this host's time stamp counter runs, as the agent measures it.
     pub(super) fn tsc_khz(&self) -> Option<u64> {
         *self.facts.tsc_khz.get_or_init(|| {
-            let told = self.confined.run(&Task {
+            let told = self.helpers.run(&HelperTask {
                 program: INPUT,
                 args: &["tsc"],
                 env: &[],
                 input: Input::File(self.config.agent.clone()),
                 output: None,
-                limits: LIMITS,
+                limits: DEFAULT_LIMITS,
             });
             told.ok()?.trim().parse().ok()
         })
@@ -246,7 +248,7 @@ impl Microvm {
             ("packing layers", "mkfs.erofs", "install erofs-utils"),
             ("making disks", "mkfs.ext4", "install e2fsprogs"),
         ] {
-            checks.push(match confined::find(program) {
+            checks.push(match helper::find(program) {
                 Some(path) => good(name, path.display().to_string()),
                 None => bad(name, format!("there is no `{program}`"), package),
             });
@@ -301,8 +303,4 @@ fn good(name: &'static str, detail: String) -> Check {
 
 fn bad(name: &'static str, detail: String, fix: &str) -> Check {
     Check { name, ok: false, detail, fix: Some(fix.to_owned()) }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

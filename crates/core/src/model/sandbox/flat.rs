@@ -21,6 +21,9 @@
 //! sandbox that was rolled back after its files were lost; `on_delete`, `forced` and `expired` of a
 //! deletion that did not succeed.
 //!
+//! `revision` is absent in records of daemons that had none, and in those that were never saved: both
+//! are revision 0. `owner` is absent where one node has all sandboxes.
+//!
 //! The `ending` of a `stopping` sandbox is absent in old records: it is the ordinary end of a session
 //! that was stopped, which is what recovery always took it for.
 //!
@@ -33,8 +36,8 @@ use super::{Breakdown, Deletion, Ended, LastSession, OpenSession, Sandbox, Sandb
 use crate::model::lifecycle::{Effect, Phase};
 use crate::model::{
     Config, Decision, Ending, Expiry, Finding, ImageConfig, LayerId, Lineage, MemoryId, Method,
-    Mounted, Name, OnDelete, SandboxId, SessionEnd, SessionId, SnapshotId, SnapshotKind, Timestamp,
-    UidRange, Usage, Validation,
+    Mounted, Name, OnDelete, Ownership, Revision, SandboxId, SessionEnd, SessionId, SnapshotId,
+    SnapshotKind, Timestamp, UidRange, Usage, Validation,
 };
 
 /// How a session ends of which a record of before says only that it is being stopped.
@@ -51,6 +54,10 @@ const STOP: Ending = Ending {
 pub(super) struct Flat {
     format: u32,
     id: SandboxId,
+    #[serde(default, skip_serializing_if = "Revision::is_new")]
+    revision: Revision,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    owner: Option<Ownership>,
     project: Name,
     name: Name,
     config: Config,
@@ -146,6 +153,8 @@ impl From<Flat> for Sandbox {
         Self {
             format: flat.format,
             id: flat.id,
+            revision: flat.revision,
+            owner: flat.owner,
             project: flat.project,
             name: flat.name,
             config: flat.config,
@@ -177,6 +186,8 @@ impl From<Sandbox> for Flat {
         let mut flat = Self {
             format: sandbox.format,
             id: sandbox.id,
+            revision: sandbox.revision,
+            owner: sandbox.owner,
             project: sandbox.project,
             name: sandbox.name,
             config: sandbox.config,
@@ -234,7 +245,7 @@ mod tests {
     use crate::model::lifecycle::{Effect, Phase};
     use crate::model::{
         Config, Decision, DriveId, Finding, FindingKind, LayerId, MemoryId, MountMode, Mounted,
-        OnDelete, Sandbox, SessionId, SnapshotId, UidRange,
+        OnDelete, Ownership, Revision, Sandbox, SessionId, SnapshotId, UidRange,
     };
 
     const PHASES: [Phase; 7] = [
@@ -311,6 +322,9 @@ mod tests {
             debt: debt.then_some(effect),
             missing: missing.then(|| SnapshotId::of_layer(&LayerId::fresh())),
             session: session.then(SessionId::fresh),
+            // Neither goes with a state; every record may have them.
+            revision: if uids { Revision::from(7) } else { Revision::NEW },
+            owner: seal.then(|| Ownership { node: name("n1"), epoch: 3 }),
             ending: ending.then_some(STOP),
             on_delete: if keep { OnDelete::Keep } else { OnDelete::Drop },
             forced,

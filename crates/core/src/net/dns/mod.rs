@@ -16,7 +16,7 @@
 mod pins;
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
@@ -24,16 +24,17 @@ use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinEncodable, BinEncoder};
 use hickory_resolver::net::{DnsError, NetError};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use self::pins::Pins;
-use super::ledger::Facts;
-use super::outside::Outside;
-use super::rules::InForce;
+use super::log::FlowInfo;
+use super::log::Refusals;
+use super::rules::ActiveRules;
 use super::sniff;
-use super::switch::Refusals;
+use super::upstream::Upstream;
 use crate::model::Protocol;
 
 /// How many addresses an answer holds at the most.
@@ -69,16 +70,16 @@ const FILTERED: u16 = 17;
 
 /// How a question came, and how long its answer may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Via {
+enum QueryTransport {
     Datagram,
     Stream,
 }
 
 /// The name server of one sandbox.
 #[derive(Debug)]
-pub(super) struct Names {
-    outside: Arc<Outside>,
-    rules: Arc<InForce>,
+pub(super) struct NameServer {
+    upstream: Arc<Upstream>,
+    rules: Arc<ActiveRules>,
     refusals: Arc<Refusals>,
     pins: Mutex<Pins>,
     heard: Semaphore,
@@ -86,14 +87,14 @@ pub(super) struct Names {
 }
 
 /// What is known of a question when it is to be answered.
-struct Asked {
+struct Question {
     query: Query,
     name: String,
     kind: RecordType,
 }
 
 /// What is answered.
-struct Reply {
+struct DnsReply {
     code: ResponseCode,
     answers: Vec<Record>,
     authorities: Vec<Record>,
@@ -101,16 +102,20 @@ struct Reply {
     because: Option<(u16, String)>,
 }
 
-impl Reply {
+impl DnsReply {
     fn new(code: ResponseCode) -> Self {
         Self { code, answers: Vec::new(), authorities: Vec::new(), because: None }
     }
 }
 
-impl Names {
-    pub(super) fn new(outside: Arc<Outside>, rules: Arc<InForce>, refusals: Arc<Refusals>) -> Self {
+impl NameServer {
+    pub(super) fn new(
+        upstream: Arc<Upstream>,
+        rules: Arc<ActiveRules>,
+        refusals: Arc<Refusals>,
+    ) -> Self {
         Self {
-            outside,
+            upstream,
             rules,
             refusals,
             pins: Mutex::default(),
@@ -131,8 +136,8 @@ impl Names {
             return true;
         }
         let Ok(_turn) = self.under_way.acquire().await else { return false };
-        let Ok(places) = self.outside.places(name, 0).await else { return false };
-        let found = places.iter().any(|place| place.asked.ip() == ip);
+        let Ok(places) = self.upstream.places(name, 0).await else { return false };
+        let found = places.iter().any(|destination| destination.asked.ip() == ip);
         if found {
             self.pinned(|pins| pins.give(ip, name, Instant::now()));
         }
@@ -141,7 +146,7 @@ impl Names {
 
     /// Answers a datagram; `None` when there is nothing to say.
     pub(super) async fn datagram(&self, question: &[u8]) -> Option<Vec<u8>> {
-        self.answer(question, Via::Datagram).await
+        self.answer(question, QueryTransport::Datagram).await
     }
 
     /// Answers a connection to its end.
@@ -154,7 +159,7 @@ impl Names {
             }
             let mut question = vec![0; length];
             let Ok(Ok(_)) = timeout(SILENCE, guest.read_exact(&mut question)).await else { return };
-            let Some(answer) = self.answer(&question, Via::Stream).await else { return };
+            let Some(answer) = self.answer(&question, QueryTransport::Stream).await else { return };
             let Ok(length) = u16::try_from(answer.len()) else { return };
             let mut whole = length.to_be_bytes().to_vec();
             whole.extend(answer);
@@ -162,7 +167,7 @@ impl Names {
         }
     }
 
-    async fn answer(&self, question: &[u8], via: Via) -> Option<Vec<u8>> {
+    async fn answer(&self, question: &[u8], via: QueryTransport) -> Option<Vec<u8>> {
         let _heard = self.heard.try_acquire().ok()?;
         let Ok(message) = Message::from_vec(question) else { return malformed(question) };
         if message.metadata.message_type != MessageType::Query {
@@ -170,38 +175,38 @@ impl Names {
         }
         let reply = match asked(&message) {
             Ok(asked) => self.reply(&asked).await,
-            Err(code) => Reply::new(code),
+            Err(code) => DnsReply::new(code),
         };
         encode(&message, reply, via)
     }
 
-    async fn reply(&self, asked: &Asked) -> Reply {
-        let Asked { name, kind, .. } = asked;
+    async fn reply(&self, asked: &Question) -> DnsReply {
+        let Question { name, kind, .. } = asked;
         if name == "localhost" || name.ends_with(".localhost") {
             return fixed(asked, &[[127, 0, 0, 1].into(), IpAddr::V6(1.into())]);
         }
         if let Err(rule) = self.rules.now().lookup(name) {
             return self.refuse(asked, rule);
         }
-        if let Some(ips) = self.outside.fixed(name) {
+        if let Some(ips) = self.upstream.fixed(name) {
             self.give(name, &ips);
             return fixed(asked, &ips);
         }
         match kind {
-            RecordType::HTTPS | RecordType::SVCB => Reply::new(ResponseCode::NoError),
-            RecordType::ANY => Reply::new(ResponseCode::NotImp),
-            RecordType::AXFR | RecordType::IXFR => Reply::new(ResponseCode::Refused),
+            RecordType::HTTPS | RecordType::SVCB => DnsReply::new(ResponseCode::NoError),
+            RecordType::ANY => DnsReply::new(ResponseCode::NotImp),
+            RecordType::AXFR | RecordType::IXFR => DnsReply::new(ResponseCode::Refused),
             RecordType::A | RecordType::AAAA => self.addresses(asked).await,
             _ => self.others(asked).await,
         }
     }
 
-    async fn addresses(&self, asked: &Asked) -> Reply {
+    async fn addresses(&self, asked: &Question) -> DnsReply {
         let records = match self.resolve(asked).await {
             Ok(records) => records,
             Err(reply) => return *reply,
         };
-        let mut reply = Reply::new(ResponseCode::NoError);
+        let mut reply = DnsReply::new(ResponseCode::NoError);
         let mut given = Vec::new();
         let mut kept_back = 0;
         for mut record in chain(asked, records) {
@@ -212,7 +217,7 @@ impl Names {
                 _ => continue,
             };
             if let Some(ip) = ip {
-                match self.outside.heard(ip) {
+                match self.upstream.heard(ip) {
                     Some(_) if given.len() >= ADDRESSES => continue,
                     Some(spelled) => {
                         given.push(spelled);
@@ -241,7 +246,7 @@ impl Names {
         reply
     }
 
-    async fn others(&self, asked: &Asked) -> Reply {
+    async fn others(&self, asked: &Question) -> DnsReply {
         let records = match self.resolve(asked).await {
             Ok(records) => records,
             Err(reply) => return *reply,
@@ -249,7 +254,7 @@ impl Names {
         if let Err(rule) = self.rules.now().lookup(&asked.name) {
             return self.refuse(asked, rule);
         }
-        let mut reply = Reply::new(ResponseCode::NoError);
+        let mut reply = DnsReply::new(ResponseCode::NoError);
         let wanted =
             |record: &Record| [asked.kind, RecordType::CNAME].contains(&record.record_type());
         reply.answers = records.into_iter().filter(wanted).take(RECORDS).collect();
@@ -260,19 +265,19 @@ impl Names {
     }
 
     /// What upstream answers.
-    async fn resolve(&self, asked: &Asked) -> Result<Vec<Record>, Box<Reply>> {
-        let failed = |code| Box::new(Reply::new(code));
+    async fn resolve(&self, asked: &Question) -> Result<Vec<Record>, Box<DnsReply>> {
+        let failed = |code| Box::new(DnsReply::new(code));
         let Ok(_turn) = self.under_way.acquire().await else {
             return Err(failed(ResponseCode::ServFail));
         };
         let absolute = Name::from_ascii(format!("{}.", asked.name))
             .map_err(|_| failed(ResponseCode::FormErr))?;
-        let resolver = self.outside.resolver();
+        let resolver = self.upstream.resolver();
         let answer = timeout(WITHIN, resolver.lookup(absolute, asked.kind)).await;
         match answer.unwrap_or(Err(NetError::Timeout)) {
             Ok(found) => Ok(found.answers().to_vec()),
             Err(NetError::Dns(DnsError::NoRecordsFound(none))) => {
-                let mut reply = Reply::new(none.response_code);
+                let mut reply = DnsReply::new(none.response_code);
                 let soa = none.soa.map(|soa| soa.into_record_of_rdata());
                 reply.authorities.extend(soa);
                 for record in &mut reply.authorities {
@@ -290,16 +295,16 @@ impl Names {
         }
     }
 
-    fn refuse(&self, asked: &Asked, rule: String) -> Reply {
+    fn refuse(&self, asked: &Question, rule: String) -> DnsReply {
         self.refused(&asked.name, rule.clone());
-        let mut reply = Reply::new(ResponseCode::NXDomain);
+        let mut reply = DnsReply::new(ResponseCode::NXDomain);
         reply.because = Some((BLOCKED, rule));
         reply
     }
 
     fn refused(&self, name: &str, rule: String) {
         let name = Some(name.to_owned());
-        self.refusals.add(Facts { protocol: Protocol::Dns, to: None, name, rule });
+        self.refusals.add(FlowInfo { protocol: Protocol::Dns, to: None, name, rule });
     }
 
     fn give(&self, name: &str, ips: &[IpAddr]) {
@@ -308,12 +313,12 @@ impl Names {
     }
 
     fn pinned<T>(&self, act: impl FnOnce(&mut Pins) -> T) -> T {
-        act(&mut self.pins.lock().unwrap_or_else(PoisonError::into_inner))
+        act(&mut self.pins.lock())
     }
 }
 
 /// The question of a message, or what is wrong with it.
-fn asked(message: &Message) -> Result<Asked, ResponseCode> {
+fn asked(message: &Message) -> Result<Question, ResponseCode> {
     if message.metadata.op_code != OpCode::Query {
         return Err(ResponseCode::NotImp);
     }
@@ -330,12 +335,12 @@ fn asked(message: &Message) -> Result<Asked, ResponseCode> {
         return Err(ResponseCode::NXDomain);
     }
     let name = sniff::name(&labels.join(&b'.')).ok_or(ResponseCode::NXDomain)?;
-    Ok(Asked { kind: query.query_type(), name, query: query.clone() })
+    Ok(Question { kind: query.query_type(), name, query: query.clone() })
 }
 
 /// Of some records, those that belong to the asked name and its aliases. A server may say whatever it likes about
 /// other names; they are not what was asked.
-fn chain(asked: &Asked, records: Vec<Record>) -> Vec<Record> {
+fn chain(asked: &Question, records: Vec<Record>) -> Vec<Record> {
     let mut owners = vec![asked.query.name().to_lowercase()];
     for _ in 0..ALIASES {
         let known = owners.last().cloned();
@@ -361,8 +366,8 @@ fn address(ip: IpAddr) -> RData {
 }
 
 /// The answer for a name whose addresses are known here.
-fn fixed(asked: &Asked, ips: &[IpAddr]) -> Reply {
-    let mut reply = Reply::new(ResponseCode::NoError);
+fn fixed(asked: &Question, ips: &[IpAddr]) -> DnsReply {
+    let mut reply = DnsReply::new(ResponseCode::NoError);
     let records = ips.iter().map(|ip| address(*ip)).filter(|data| data.record_type() == asked.kind);
     reply.answers =
         records.map(|data| Record::from_rdata(asked.query.name().clone(), FIXED, data)).collect();
@@ -380,7 +385,7 @@ fn malformed(question: &[u8]) -> Option<Vec<u8>> {
     Message::error_msg(id, OpCode::Query, ResponseCode::FormErr).to_vec().ok()
 }
 
-fn encode(question: &Message, reply: Reply, via: Via) -> Option<Vec<u8>> {
+fn encode(question: &Message, reply: DnsReply, via: QueryTransport) -> Option<Vec<u8>> {
     let asked = question.metadata;
     let mut message = Message::response(asked.id, asked.op_code);
     message.metadata.recursion_desired = asked.recursion_desired;
@@ -402,7 +407,7 @@ fn encode(question: &Message, reply: Reply, via: Via) -> Option<Vec<u8>> {
         }
         message.set_edns(edns);
     }
-    let most = if via == Via::Stream { u16::MAX } else { most };
+    let most = if via == QueryTransport::Stream { u16::MAX } else { most };
     emit(&message, most).or_else(|| emit(&message.truncate(), most))
 }
 

@@ -9,22 +9,22 @@ use hickory_proto::rr::{Name, RData, RecordType};
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::{ADDRESSES, Names, REMEMBERED};
-use crate::net::outside::Outside;
-use crate::net::rules::InForce;
-use crate::net::switch::Refusals;
-use crate::net::testing::{self, NameServer, Notes, answer};
+use super::{ADDRESSES, NameServer, REMEMBERED};
+use crate::net::log::Refusals;
+use crate::net::rules::ActiveRules;
+use crate::net::testing::{self, FakeNameServer, Notes, answer};
+use crate::net::upstream::Upstream;
 
 struct World {
-    names: Arc<Names>,
-    rules: Arc<InForce>,
+    names: Arc<NameServer>,
+    rules: Arc<ActiveRules>,
     notes: Arc<Notes>,
 }
 
-fn world(outside: Arc<Outside>, policy: &str) -> World {
-    let (ledger, notes) = testing::ledger();
-    let rules = Arc::new(InForce::new(testing::rules(policy)));
-    let names = Names::new(outside, Arc::clone(&rules), Refusals::new(ledger));
+fn world(upstream: Arc<Upstream>, policy: &str) -> World {
+    let (log, notes) = testing::connection_log();
+    let rules = Arc::new(ActiveRules::new(testing::rules(policy)));
+    let names = NameServer::new(upstream, Arc::clone(&rules), Refusals::new(log));
     World { names: Arc::new(names), rules, notes }
 }
 
@@ -75,7 +75,7 @@ fn because(message: &Message) -> Option<String> {
 
 #[tokio::test]
 async fn an_allowed_name_is_answered_and_pinned_under_the_asked_name() {
-    let server = NameServer::start(|question| {
+    let server = FakeNameServer::start(|question| {
         let records = match question.queries[0].query_type() {
             RecordType::A => vec![
                 ("www.a.example.", 9000, RData::CNAME(CNAME("cdn.far.test.".parse().unwrap()))),
@@ -89,7 +89,7 @@ async fn an_allowed_name_is_answered_and_pinned_under_the_asked_name() {
         answer(question, records).to_vec().ok()
     })
     .await;
-    let outside = testing::outside(&[], &[], Some(server.at));
+    let outside = testing::upstream(&[], &[], Some(server.at));
     let world = world(outside, r#"{"mode": "custom", "domains": ["*.a.example"]}"#);
     let said = world.ask("WWW.a.example.", RecordType::A).await;
     assert_eq!(addresses(&said), ["198.51.100.1"]);
@@ -109,11 +109,11 @@ async fn an_allowed_name_is_answered_and_pinned_under_the_asked_name() {
 
 #[tokio::test]
 async fn a_refused_name_does_not_exist_and_nobody_is_asked() {
-    let server = NameServer::start(|question| {
+    let server = FakeNameServer::start(|question| {
         answer(question, vec![("evil.example.", 60, a("198.51.100.1"))]).to_vec().ok()
     })
     .await;
-    let outside = testing::outside(&[], &[], Some(server.at));
+    let outside = testing::upstream(&[], &[], Some(server.at));
     let world = world(outside, r#"{"mode": "custom", "domains": ["a.example"]}"#);
     for _ in 0..20 {
         let said = world.ask("evil.example.", RecordType::A).await;
@@ -137,7 +137,7 @@ async fn a_refused_name_does_not_exist_and_nobody_is_asked() {
 
 #[tokio::test]
 async fn names_never_lead_inside_unless_the_operator_says_so() {
-    let server = NameServer::start(|question| {
+    let server = FakeNameServer::start(|question| {
         let name = question.queries[0].name().to_string();
         let ip = match name.as_str() {
             "ten.test." => "10.0.0.1",
@@ -162,7 +162,7 @@ async fn names_never_lead_inside_unless_the_operator_says_so() {
     .await;
     let hosts: &[(&str, &[&str])] =
         &[("git.internal", &["127.0.7.7", "10.1.1.1", "169.254.169.254"])];
-    let outside = testing::outside(&["127.0.7.7:8080"], hosts, Some(server.at));
+    let outside = testing::upstream(&["127.0.7.7:8080"], hosts, Some(server.at));
     let world = world(outside, r#"{"mode": "allow-all"}"#);
     for name in ["ten.test.", "loop.test.", "meta.test.", "shared.test."] {
         let said = world.ask(name, RecordType::A).await;
@@ -181,8 +181,8 @@ async fn names_never_lead_inside_unless_the_operator_says_so() {
 
 #[tokio::test]
 async fn what_would_hide_a_name_is_not_answered() {
-    let server = NameServer::start(|question| answer(question, vec![]).to_vec().ok()).await;
-    let outside = testing::outside(&[], &[], Some(server.at));
+    let server = FakeNameServer::start(|question| answer(question, vec![]).to_vec().ok()).await;
+    let outside = testing::upstream(&[], &[], Some(server.at));
     let world = world(outside, r#"{"mode": "allow-all"}"#);
     for kind in [RecordType::HTTPS, RecordType::SVCB] {
         let said = world.ask("a.example.", kind).await;
@@ -198,13 +198,13 @@ async fn what_would_hide_a_name_is_not_answered() {
 
 #[tokio::test]
 async fn a_large_answer_is_cut_short_by_datagram_and_whole_by_stream() {
-    let server = NameServer::start(|question| {
+    let server = FakeNameServer::start(|question| {
         let ips: Vec<_> = (0..200).map(|n| format!("198.51.100.{n}")).collect();
         let records = ips.iter().map(|ip| ("many.test.", 60, a(ip))).collect();
         answer(question, records).to_vec().ok()
     })
     .await;
-    let outside = testing::outside(&[], &[], Some(server.at));
+    let outside = testing::upstream(&[], &[], Some(server.at));
     let world = world(outside, r#"{"mode": "allow-all"}"#);
     let plain = question("many.test.", RecordType::A, false);
     let short = world.names.datagram(&plain).await.unwrap();
@@ -232,7 +232,7 @@ async fn a_large_answer_is_cut_short_by_datagram_and_whole_by_stream() {
 
 #[tokio::test]
 async fn a_server_that_lies_harms_nobody_else() {
-    let server = NameServer::start(|question| {
+    let server = FakeNameServer::start(|question| {
         let name = question.queries[0].name().to_string();
         let good = answer(question, vec![(&name, 60, a("198.51.100.1"))]);
         match name.as_str() {
@@ -263,7 +263,7 @@ async fn a_server_that_lies_harms_nobody_else() {
         }
     })
     .await;
-    let outside = testing::outside(&[], &[], Some(server.at));
+    let outside = testing::upstream(&[], &[], Some(server.at));
     let world = Arc::new(world(outside, r#"{"mode": "allow-all"}"#));
     let lies = ["silent", "garbage", "number", "question", "loop", "pointer"];
     let mut asking = tokio::task::JoinSet::new();
@@ -283,7 +283,7 @@ async fn a_server_that_lies_harms_nobody_else() {
 
 #[tokio::test]
 async fn what_is_no_question_gets_what_it_deserves() {
-    let world = world(testing::outside(&[], &[], None), r#"{"mode": "allow-all"}"#);
+    let world = world(testing::upstream(&[], &[], None), r#"{"mode": "allow-all"}"#);
     let code = async |bytes: &[u8]| {
         let answer = world.names.datagram(bytes).await?;
         Some(Message::from_vec(&answer).unwrap().metadata.response_code)
@@ -327,7 +327,7 @@ proptest! {
             }
         }
         runtime.block_on(async {
-            let world = world(testing::outside(&[], &[], None), r#"{"mode": "deny-all"}"#);
+            let world = world(testing::upstream(&[], &[], None), r#"{"mode": "deny-all"}"#);
             if let Some(answer) = world.names.datagram(&bytes).await {
                 let answer = Message::from_vec(&answer).expect("an answer that cannot be read");
                 assert!(answer.answers.is_empty());

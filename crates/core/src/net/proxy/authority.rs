@@ -1,15 +1,16 @@
 //! The certificate authority of one sandbox.
 //!
-//! It signs what the daemon shows a sandbox in place of the certificates of domains whose requests are looked at.
+//! It signs what the daemon shows a sandbox instead of the certificates of domains whose requests are looked at.
 //! Each sandbox has its own, trusted inside that sandbox alone: a key that leaks opens nobody else's connections, and the
 //! key itself never enters a sandbox. Leaf certificates last a month, share one key that lives as long as this value, and are made when a name is first
 //! asked for.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use parking_lot::{Mutex, MutexGuard};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PublicKeyData,
@@ -141,7 +142,7 @@ impl Authority {
         &self.certificate
     }
 
-    /// How to answer TLS in the place of `name`.
+    /// The TLS configuration to answer as `name`.
     pub(super) fn server(&self, name: &str) -> Result<Arc<ServerConfig>, BadAuthority> {
         let now = Instant::now();
         if let Some(leaf) = self.leaves().get_mut(name)
@@ -189,7 +190,7 @@ impl Authority {
     }
 
     fn leaves(&self) -> MutexGuard<'_, HashMap<String, Leaf>> {
-        self.leaves.lock().unwrap_or_else(PoisonError::into_inner)
+        self.leaves.lock()
     }
 }
 

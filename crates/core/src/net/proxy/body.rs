@@ -10,17 +10,17 @@ use hyper::HeaderMap;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::Sleep;
 
-use super::outward::{Body, Broken};
-use super::record::{Flight, Record};
-use super::swap::{Stream, Swap};
+use super::replace::{Replacements, StreamReplacer};
+use super::request_log::{InFlightRequest, RequestRecord};
+use super::upstream_connection::{Body, Broken};
 
 /// A body in which texts are replaced, and others looked for.
-pub(super) struct Swapped {
+pub(super) struct ReplacedBody {
     inner: Body,
-    stream: Stream,
+    stream: StreamReplacer,
     /// What is told when a text is found, and what finds it.
-    watched: Vec<(String, Stream)>,
-    record: Option<Arc<Record>>,
+    watched: Vec<(String, StreamReplacer)>,
+    record: Option<Arc<RequestRecord>>,
     trailers: Option<HeaderMap>,
     ended: bool,
     /// Runs while something is held back, where somebody may wait for it.
@@ -31,8 +31,8 @@ pub(super) struct Swapped {
 /// How long what may be the beginning of a text is held back when nothing follows: the other side may wait for it, with what follows.
 const HELD_BACK: Duration = Duration::from_millis(200);
 
-impl Swapped {
-    pub(super) fn new(inner: Body, swap: &Swap) -> Self {
+impl ReplacedBody {
+    pub(super) fn new(inner: Body, swap: &Replacements) -> Self {
         let stream = swap.stream();
         Self {
             inner,
@@ -67,7 +67,11 @@ impl Swapped {
     }
 
     /// Looks for other texts too, and notes them.
-    pub(super) fn watching(mut self, watched: &[(String, Swap)], record: &Arc<Record>) -> Self {
+    pub(super) fn watching(
+        mut self,
+        watched: &[(String, Replacements)],
+        record: &Arc<RequestRecord>,
+    ) -> Self {
         self.watched = watched.iter().map(|(note, swap)| (note.clone(), swap.stream())).collect();
         self.record = Some(Arc::clone(record));
         self
@@ -86,7 +90,7 @@ impl Swapped {
     }
 }
 
-impl HttpBody for Swapped {
+impl HttpBody for ReplacedBody {
     type Data = Bytes;
     type Error = Broken;
 
@@ -136,23 +140,23 @@ impl HttpBody for Swapped {
 }
 
 /// The body of an answer, while its request is on record as open. Ends when the request is cut.
-pub(super) struct Carried {
+pub(super) struct CountedBody {
     inner: Body,
     /// What is taken out of its trailers.
-    masks: Swap,
+    masks: Replacements,
     cut: Pin<Box<dyn Future<Output = ()> + Send>>,
-    _flight: Flight,
+    _flight: InFlightRequest,
 }
 
-impl Carried {
-    pub(super) fn new(inner: Body, flight: Flight, masks: &Swap) -> Self {
+impl CountedBody {
+    pub(super) fn new(inner: Body, flight: InFlightRequest, masks: &Replacements) -> Self {
         let open = Arc::clone(&flight.record.open);
         let cut = Box::pin(async move { open.is_cut().await });
         Self { inner, masks: masks.clone(), cut, _flight: flight }
     }
 }
 
-impl HttpBody for Carried {
+impl HttpBody for CountedBody {
     type Data = Bytes;
     type Error = Broken;
 

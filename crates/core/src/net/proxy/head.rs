@@ -10,17 +10,17 @@ use hyper::{Method, StatusCode, Uri, Version};
 
 /// Why a request is refused before any rule is asked.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Unfit {
+pub(super) struct BadHead {
     pub(super) status: StatusCode,
     pub(super) why: String,
 }
 
-fn unfit(status: StatusCode, why: impl Into<String>) -> Unfit {
-    Unfit { status, why: why.into() }
+fn unfit(status: StatusCode, why: impl Into<String>) -> BadHead {
+    BadHead { status, why: why.into() }
 }
 
 /// Makes sure that a request is for the host that the connection was opened for, and can be read in one way only.
-pub(super) fn check(parts: &Parts, name: &str, port: u16) -> Result<(), Unfit> {
+pub(super) fn check(parts: &Parts, name: &str, port: u16) -> Result<(), BadHead> {
     // The one would carry what cannot be judged, the other tells a sender what was set on the way.
     if parts.method == Method::CONNECT || parts.method == Method::TRACE {
         let why = format!("{} is not passed on", parts.method);

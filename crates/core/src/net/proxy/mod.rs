@@ -8,12 +8,12 @@
 //!  outside <──TLS verified against the real name──────────────────────────┘
 //! ```
 //!
-//! A connection comes here when `switch` has read its name off its first bytes and that name's requests are to be looked at. It is
+//! A connection comes here when `dispatch` has read its name from its first bytes and the rules ask for its requests to be inspected. It is
 //! opened, and each request on it is judged by itself:
 //!
 //! - It must be for the host that the connection was opened for. Otherwise a connection that is allowed would carry requests to any
 //!   other host that the same server answers for.
-//! - The rules in force are asked. When they change, requests under way that they now say something else about are cut, and the
+//! - The rules in force are asked. When they change, requests in flight that they now say something else about are cut, and the
 //!   connection ends after the others.
 //! - What goes on is written anew, in both directions: nothing that two readers could understand in two ways gets
 //!   through, and nothing that is meant for one hop.
@@ -26,13 +26,13 @@
 mod authority;
 mod body;
 mod head;
-mod outward;
-mod record;
+mod replace;
 mod request;
+mod request_log;
 mod secrets;
-mod swap;
 #[cfg(test)]
 mod tests;
+mod upstream_connection;
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -48,18 +48,18 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use self::outward::Tasks;
-use self::request::Door;
-use super::ledger::{Ledger, Open};
-use super::outside::Outside;
-use super::reserved::Place;
+use self::request::ProxyConnection;
+use self::upstream_connection::ConnectionTasks;
+use super::log::{ConnectionLog, OpenFlow};
 use super::rules::Rules;
+use super::special_addresses::Destination;
+use super::upstream::Upstream;
 
 pub use authority::{Authority, BadAuthority};
 
 /// How long a sandbox may take for what it has to say.
 #[derive(Debug, Clone, Copy)]
-struct Patience {
+struct Timeouts {
     /// For its part of a TLS handshake.
     handshake: Duration,
     /// For the head of a request, from the end of the one before.
@@ -70,7 +70,7 @@ struct Patience {
     outward: Duration,
 }
 
-const PATIENCE: Patience = Patience {
+const TIMEOUTS: Timeouts = Timeouts {
     handshake: Duration::from_secs(15),
     head: Duration::from_secs(60),
     body: Duration::from_secs(30),
@@ -78,7 +78,7 @@ const PATIENCE: Patience = Patience {
 };
 /// How large a head may be, on either side.
 const LARGEST_HEAD: u32 = 64 << 10;
-/// How many requests a connection may have under way.
+/// How many requests a connection may have in flight.
 const MOST_STREAMS: u32 = 128;
 /// How much of a stream, and of a whole connection, may be on its way. A sandbox is near: little is enough.
 const STREAM_WINDOW: u32 = 256 << 10;
@@ -96,7 +96,7 @@ pub(super) struct Intercept {
     /// The name it told: in lower case, without a final dot.
     pub(super) name: String,
     /// Where it goes; refused places never come here.
-    pub(super) to: Place,
+    pub(super) to: Destination,
     /// Whether that address was given out for that name. Credentials go over TLS, which proves the name by itself, or
     /// in the clear to places inside that were given out for it.
     pub(super) given: bool,
@@ -104,12 +104,12 @@ pub(super) struct Intercept {
     pub(super) tls: bool,
     /// The rules in force. When they change, requests that no longer fit are cut.
     pub(super) rules: watch::Receiver<Arc<Rules>>,
-    pub(super) outside: Arc<Outside>,
+    pub(super) upstream: Arc<Upstream>,
     pub(super) authority: Arc<Authority>,
     /// Where each request is written down.
-    pub(super) ledger: Arc<Ledger>,
+    pub(super) log: Arc<ConnectionLog>,
     /// The connection itself: counts its bytes, says when it must end.
-    pub(super) open: Arc<Open>,
+    pub(super) open: Arc<OpenFlow>,
 }
 
 /// Carries a connection to its end. `first` are the bytes that were already read off it.
@@ -120,11 +120,11 @@ where
     let open = Arc::clone(&intercept.open);
     tokio::select! {
         () = open.is_cut() => {}
-        () = receive(guest, first, intercept, PATIENCE) => {}
+        () = receive(guest, first, intercept, TIMEOUTS) => {}
     }
 }
 
-async fn receive<S>(guest: S, first: Bytes, intercept: Intercept, patience: Patience)
+async fn receive<S>(guest: S, first: Bytes, intercept: Intercept, patience: Timeouts)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -153,23 +153,23 @@ where
     }
 }
 
-async fn converse<S>(guest: S, is_http2: bool, intercept: Intercept, patience: Patience)
+async fn converse<S>(guest: S, is_http2: bool, intercept: Intercept, patience: Timeouts)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let mut rules = intercept.rules.clone();
     rules.mark_unchanged();
-    let tasks = Tasks::default();
-    let door = Arc::new(Door::new(intercept, is_http2, patience, &tasks));
-    // They hold the door, and the door holds them: somebody has to let go first.
-    let _ends = (tasks.leash(), door.tunnels.leash());
+    let tasks = ConnectionTasks::default();
+    let proxy = Arc::new(ProxyConnection::new(intercept, is_http2, patience, &tasks));
+    // They hold the proxy, and the proxy holds them: somebody has to let go first.
+    let _ends = (tasks.abort_on_drop(), proxy.tunnels.abort_on_drop());
     let builder = builder(&tasks, is_http2, patience);
     let service = {
-        let door = Arc::clone(&door);
-        service_fn(move |request| request::handle(Arc::clone(&door), request))
+        let proxy = Arc::clone(&proxy);
+        service_fn(move |request| request::handle(Arc::clone(&proxy), request))
     };
     let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(guest), service));
-    let mut tunnels = pin!(door.tunnels.all());
+    let mut tunnels = pin!(proxy.tunnels.all());
     let (mut served, mut watching) = (false, true);
     loop {
         tokio::select! {
@@ -179,7 +179,7 @@ where
             changed = rules.changed(), if watching => {
                 watching = changed.is_ok();
                 if watching {
-                    door.judge_again();
+                    proxy.judge_again();
                 }
                 if watching && !served {
                     connection.as_mut().graceful_shutdown();
@@ -189,7 +189,11 @@ where
     }
 }
 
-fn builder(tasks: &Tasks, is_http2: bool, patience: Patience) -> auto::Builder<Tasks> {
+fn builder(
+    tasks: &ConnectionTasks,
+    is_http2: bool,
+    patience: Timeouts,
+) -> auto::Builder<ConnectionTasks> {
     let mut builder = auto::Builder::new(tasks.clone());
     builder
         .http1()

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::error::Error;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -17,33 +17,36 @@ use hyper::upgrade::OnUpgrade;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use tokio::io::copy_bidirectional;
 use tokio::sync::OnceCell;
 use zeroize::Zeroizing;
 
-use super::super::ledger::Facts;
-use super::super::reserved::{self, Place};
-use super::super::rules::{Course, Rules};
-use super::body::{Carried, Swapped};
+use super::super::log::FlowInfo;
+use super::super::rules::{RequestAction, Rules};
+use super::super::special_addresses::{self, Destination};
+use super::body::{CountedBody, ReplacedBody};
 use super::head::{self, Target};
-use super::outward::{Body, Broken, Dialler, Reach, Speaks, Tasks, explain};
-use super::record::{Flight, Flights, Record, line};
+use super::replace::Replacements;
+use super::request_log::{InFlightRequest, InFlightRequests, RequestRecord, line};
 use super::secrets::{self, Secrets};
-use super::swap::Swap;
-use super::{Intercept, Patience};
+use super::upstream_connection::{
+    Body, Broken, ConnectionTasks, Dialler, HttpVersion, Reach, explain,
+};
+use super::{Intercept, Timeouts};
 use crate::model::{Answer, Protocol};
 
 /// Up to this length a body whose length changes is read whole, so that its new length can be told.
 const LARGEST_READ: u64 = 1 << 20;
 
 /// What the requests of one connection share.
-pub(super) struct Door {
+pub(super) struct ProxyConnection {
     pub(super) intercept: Intercept,
     /// Whether the sandbox speaks HTTP/2.
     is_http2: bool,
     /// Whether the other side does, once somebody had to know.
     outside_is_http2: OnceCell<bool>,
-    patience: Patience,
+    patience: Timeouts,
     dialler: Dialler,
     http1: Client<Dialler, Body>,
     http2: Client<Dialler, Body>,
@@ -52,65 +55,65 @@ pub(super) struct Door {
     forward_http1: Client<Dialler, Body>,
     /// For credentials in the clear.
     forward_inside: Client<Dialler, Body>,
-    pub(super) flights: Arc<Flights>,
+    pub(super) flights: Arc<InFlightRequests>,
     /// Connections that speak something else than HTTP by now.
-    pub(super) tunnels: Tasks,
+    pub(super) tunnels: ConnectionTasks,
     /// What is taken out of answers, since it was put into requests. Grows with the secrets there are, not with
     /// the requests.
-    masks: Mutex<Swap>,
+    masks: Mutex<Replacements>,
 }
 
 /// What becomes of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum OwnedRequestAction {
     Deny,
     Answer(Answer),
     Pass,
     Forward { url: String, prefix: Option<String> },
 }
 
-struct Judged {
+struct JudgedRequest {
     rule: String,
-    way: Way,
+    action: OwnedRequestAction,
     set: Vec<(HeaderName, Zeroizing<String>)>,
 }
 
-impl Door {
+impl ProxyConnection {
     pub(super) fn new(
         intercept: Intercept,
         is_http2: bool,
-        patience: Patience,
-        tasks: &Tasks,
+        patience: Timeouts,
+        tasks: &ConnectionTasks,
     ) -> Self {
         let own = (intercept.tls, intercept.name.clone(), intercept.to.asked.port());
-        let Intercept { outside, rules, open, to, .. } = &intercept;
+        let Intercept { upstream, rules, open, to, .. } = &intercept;
         let room = (Arc::clone(&intercept.authority.outward), patience.outward);
-        let dialler = Dialler::new(outside, rules, own, *to, open, room);
+        let dialler = Dialler::new(upstream, rules, own, *to, open, room);
         let forwarder = dialler.reaching(Reach::Host);
         Self {
             is_http2,
             outside_is_http2: OnceCell::new(),
             patience,
-            http1: dialler.client(Speaks::Http1, tasks),
-            http2: dialler.client(Speaks::Http2, tasks),
-            forward: forwarder.client(Speaks::Any, tasks),
-            forward_http1: forwarder.client(Speaks::Http1, tasks),
-            forward_inside: dialler.reaching(Reach::Inside).client(Speaks::Http1, tasks),
+            http1: dialler.client(HttpVersion::Http1, tasks),
+            http2: dialler.client(HttpVersion::Http2, tasks),
+            forward: forwarder.client(HttpVersion::Any, tasks),
+            forward_http1: forwarder.client(HttpVersion::Http1, tasks),
+            forward_inside: dialler.reaching(Reach::Inside).client(HttpVersion::Http1, tasks),
             dialler,
             intercept,
             flights: Arc::default(),
-            tunnels: Tasks::default(),
+            tunnels: ConnectionTasks::default(),
             masks: Mutex::default(),
         }
     }
 
-    /// Cuts requests under way that the rules now in force have another word about.
+    /// Cuts requests in flight that the rules now in force have another word about.
     pub(super) fn judge_again(&self) {
         let rules = self.rules();
         for sent in self.flights.all() {
             let judged = self.judge(&rules, &sent.method, &sent.uri, &sent.headers);
-            let against = if judged.way == sent.went {
-                self.against(&rules, &judged.way)
+            let against = if judged.action == sent.action {
+                self.against(&rules, &judged.action)
             } else {
                 Some(judged.rule)
             };
@@ -119,8 +122,8 @@ impl Door {
     }
 
     /// The rule against where requests were forwarded to, if there is one now.
-    fn against(&self, rules: &Rules, way: &Way) -> Option<String> {
-        let Way::Forward { url, .. } = way else { return None };
+    fn against(&self, rules: &Rules, action: &OwnedRequestAction) -> Option<String> {
+        let OwnedRequestAction::Forward { url, .. } = action else { return None };
         let host = url.parse::<Uri>().ok()?.host()?.to_ascii_lowercase();
         self.dialler.against(rules, &host)
     }
@@ -128,11 +131,11 @@ impl Door {
     /// What a request goes out by.
     async fn client(
         &self,
-        way: &Way,
+        action: &OwnedRequestAction,
         upgrade: bool,
         inside: bool,
     ) -> io::Result<&Client<Dialler, Body>> {
-        if let Way::Forward { .. } = way {
+        if let OwnedRequestAction::Forward { .. } = action {
             return Ok(match (inside, upgrade) {
                 (true, _) => &self.forward_inside,
                 (false, true) => &self.forward_http1,
@@ -154,19 +157,19 @@ impl Door {
     /// Sends a request.
     async fn send(
         &self,
-        way: &Way,
+        action: &OwnedRequestAction,
         upgrade: Option<&HeaderValue>,
         Prepared { mut request, inside, .. }: Prepared,
-    ) -> Result<Response<Incoming>, Lost> {
+    ) -> Result<Response<Incoming>, ProxyError> {
         if let Some(protocol) = upgrade {
             request.headers_mut().insert(UPGRADE, protocol.clone());
             request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
         }
         let lost = |error: &(dyn Error + 'static)| {
             let (why, refused) = explain(error);
-            Lost::Outside { why, refused }
+            ProxyError::Upstream { why, refused }
         };
-        let client = self.client(way, upgrade.is_some(), inside).await.map_err(|e| lost(&e))?;
+        let client = self.client(action, upgrade.is_some(), inside).await.map_err(|e| lost(&e))?;
         client.request(request).await.map_err(|error| lost(&error))
     }
 
@@ -174,14 +177,20 @@ impl Door {
         Arc::clone(&self.intercept.rules.borrow())
     }
 
-    fn judge(&self, rules: &Rules, method: &Method, uri: &Uri, headers: &HeaderMap) -> Judged {
+    fn judge(
+        &self,
+        rules: &Rules,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> JudgedRequest {
         let Intercept { name, to, tls, .. } = &self.intercept;
         let verdict = rules.request(name, *to, method, uri, headers);
-        let way = match verdict.course {
-            Course::Deny => Way::Deny,
-            Course::Pass => Way::Pass,
-            Course::Answer(answer) => Way::Answer(answer.clone()),
-            Course::Forward { url, prefix } => {
+        let action = match verdict.action {
+            RequestAction::Deny => OwnedRequestAction::Deny,
+            RequestAction::Pass => OwnedRequestAction::Pass,
+            RequestAction::Answer(answer) => OwnedRequestAction::Answer(answer.clone()),
+            RequestAction::Forward { url, prefix } => {
                 let target = Target::own(*tls, name, to.asked.port(), uri).forwarded(url);
                 // The bound has a word about what its own rule did not send there.
                 if let Some(target) = target.filter(|_| !verdict.by_bound)
@@ -189,17 +198,24 @@ impl Door {
                     && let Err(rule) =
                         rules.forwarded(&target.host, target.port, method, &uri, headers)
                 {
-                    return Judged { rule, way: Way::Deny, set: Vec::new() };
+                    return JudgedRequest {
+                        rule,
+                        action: OwnedRequestAction::Deny,
+                        set: Vec::new(),
+                    };
                 }
-                Way::Forward { url: url.to_owned(), prefix: prefix.map(str::to_owned) }
+                OwnedRequestAction::Forward {
+                    url: url.to_owned(),
+                    prefix: prefix.map(str::to_owned),
+                }
             }
         };
         let set = verdict.set.into_iter().map(|(name, value)| (name.clone(), value.clone()));
-        Judged { rule: verdict.rule, way, set: set.collect() }
+        JudgedRequest { rule: verdict.rule, action, set: set.collect() }
     }
 
-    fn facts(&self, rule: String) -> Facts {
-        Facts {
+    fn info(&self, rule: String) -> FlowInfo {
+        FlowInfo {
             protocol: Protocol::Http,
             to: Some(self.intercept.to.asked),
             name: Some(self.intercept.name.clone()),
@@ -210,66 +226,66 @@ impl Door {
     fn refuse(&self, parts: &request::Parts, status: StatusCode, rule: String) -> Response<Body> {
         let text = format!("Sandkeep refused this request: {rule}.");
         let detail = format!("{} {}", line(&parts.method, &parts.uri), status.as_u16());
-        self.intercept.ledger.refused(self.facts(rule), Some(detail));
+        self.intercept.log.refused(self.info(rule), Some(detail));
         reply(status, text, wants_json(&parts.headers))
     }
 }
 
 /// Answers a request; whatever happens, there is an answer.
 pub(super) async fn handle(
-    door: Arc<Door>,
+    proxy: Arc<ProxyConnection>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let asked = hyper::upgrade::on(&mut request);
     let (parts, body) = request.into_parts();
-    let port = door.intercept.to.asked.port();
-    if let Err(unfit) = head::check(&parts, &door.intercept.name, port) {
-        return Ok(door.refuse(&parts, unfit.status, unfit.why));
+    let port = proxy.intercept.to.asked.port();
+    if let Err(unfit) = head::check(&parts, &proxy.intercept.name, port) {
+        return Ok(proxy.refuse(&parts, unfit.status, unfit.why));
     }
-    let rules = door.rules();
-    let judged = door.judge(&rules, &parts.method, &parts.uri, &parts.headers);
-    if let Way::Deny = judged.way {
-        return Ok(door.refuse(&parts, StatusCode::FORBIDDEN, judged.rule));
+    let rules = proxy.rules();
+    let judged = proxy.judge(&rules, &parts.method, &parts.uri, &parts.headers);
+    if let OwnedRequestAction::Deny = judged.action {
+        return Ok(proxy.refuse(&parts, StatusCode::FORBIDDEN, judged.rule));
     }
-    if let Some(rule) = door.against(&rules, &judged.way) {
-        return Ok(door.refuse(&parts, StatusCode::FORBIDDEN, rule));
+    if let Some(rule) = proxy.against(&rules, &judged.action) {
+        return Ok(proxy.refuse(&parts, StatusCode::FORBIDDEN, rule));
     }
-    let open = door.intercept.ledger.begin(door.facts(judged.rule.clone()));
-    let record = Record::new(open, line(&parts.method, &parts.uri));
-    if let Way::Answer(answer) = &judged.way {
+    let open = proxy.intercept.log.begin(proxy.info(judged.rule.clone()));
+    let record = RequestRecord::new(open, line(&parts.method, &parts.uri));
+    if let OwnedRequestAction::Answer(answer) = &judged.action {
         record.status(answer.status);
         return Ok(answered(answer));
     }
-    let flight = door.flights.begin(&parts, record, &judged.way);
+    let flight = proxy.flights.begin(&parts, record, &judged.action);
     // They may have changed before it was listed, and nobody would have looked at it again.
-    if !Arc::ptr_eq(&rules, &door.rules()) {
-        door.judge_again();
+    if !Arc::ptr_eq(&rules, &proxy.rules()) {
+        proxy.judge_again();
     }
-    Ok(pass(&door, &rules, judged, parts, body, asked, flight).await)
+    Ok(pass(&proxy, &rules, judged, parts, body, asked, flight).await)
 }
 
 async fn pass(
-    door: &Door,
+    proxy: &ProxyConnection,
     rules: &Rules,
-    judged: Judged,
+    judged: JudgedRequest,
     mut parts: request::Parts,
     body: Incoming,
     asked: OnUpgrade,
-    flight: Flight,
+    flight: InFlightRequest,
 ) -> Response<Body> {
     let json = wants_json(&parts.headers);
     let upgrade = head::upgrade(&parts);
     let record = Arc::clone(&flight.record);
     head::strip_request(&mut parts);
-    let Some(target) = aim(door, &judged.way, &mut parts) else {
+    let Some(target) = aim(proxy, &judged.action, &mut parts) else {
         record.failed("the rule forwards to no URL");
         return reply(StatusCode::BAD_GATEWAY, "Sandkeep cannot forward this request.", json);
     };
     let going = async {
-        let prepared = prepare(door, rules, &judged, target, parts, body, &record).await?;
+        let prepared = prepare(proxy, rules, &judged, target, parts, body, &record).await?;
         let masks = prepared.masks.clone();
-        let answer = door.send(&judged.way, upgrade.as_ref(), prepared).await?;
-        Ok::<_, Lost>((answer, masks))
+        let answer = proxy.send(&judged.action, upgrade.as_ref(), prepared).await?;
+        Ok::<_, ProxyError>((answer, masks))
     };
     let gone = tokio::select! {
         // What is cut already is not sent.
@@ -282,7 +298,7 @@ async fn pass(
     match gone {
         Ok((answer, masks)) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
             match upgrade {
-                Some(_) => tunnel(door, answer, asked, flight, &masks),
+                Some(_) => tunnel(proxy, answer, asked, flight, &masks),
                 None => {
                     record.failed("it was answered with a protocol that nobody asked for");
                     reply(StatusCode::BAD_GATEWAY, "The server switched protocols unasked.", json)
@@ -298,17 +314,17 @@ async fn pass(
 }
 
 /// Why a request was not answered.
-enum Lost {
+enum ProxyError {
     /// The sandbox did not send all of its body.
     Early,
     /// Not soon enough.
     Late,
     /// It could not be passed on; `refused` if a rule was against it.
-    Outside { why: String, refused: bool },
+    Upstream { why: String, refused: bool },
 }
 
-impl Lost {
-    fn told(self, record: &Record, json: bool) -> Response<Body> {
+impl ProxyError {
+    fn told(self, record: &RequestRecord, json: bool) -> Response<Body> {
         let (why, refused) = match self {
             Self::Early => {
                 record.failed("its body ended early");
@@ -318,7 +334,7 @@ impl Lost {
                 record.failed("its body did not come");
                 return reply(StatusCode::REQUEST_TIMEOUT, "The body did not come.", json);
             }
-            Self::Outside { why, refused } => (why, refused),
+            Self::Upstream { why, refused } => (why, refused),
         };
         let status = if refused {
             record.denied(&why);
@@ -332,11 +348,15 @@ impl Lost {
 }
 
 /// Where a request goes, and what it tells about where it was going.
-fn aim(door: &Door, way: &Way, parts: &mut request::Parts) -> Option<Target> {
-    let Intercept { tls, name, to, .. } = &door.intercept;
+fn aim(
+    proxy: &ProxyConnection,
+    action: &OwnedRequestAction,
+    parts: &mut request::Parts,
+) -> Option<Target> {
+    let Intercept { tls, name, to, .. } = &proxy.intercept;
     let own = Target::own(*tls, name, to.asked.port(), &parts.uri);
-    match way {
-        Way::Forward { url, prefix } => {
+    match action {
+        OwnedRequestAction::Forward { url, prefix } => {
             own.tell(&mut parts.headers, prefix.as_deref());
             own.forwarded(url)
         }
@@ -350,20 +370,20 @@ struct Prepared {
     /// Whether it may go to addresses inside only.
     inside: bool,
     /// What is taken out of its answer.
-    masks: Swap,
+    masks: Replacements,
 }
 
 async fn prepare(
-    door: &Door,
+    proxy: &ProxyConnection,
     rules: &Rules,
-    judged: &Judged,
+    judged: &JudgedRequest,
     mut target: Target,
     mut parts: request::Parts,
     body: Incoming,
-    record: &Arc<Record>,
-) -> Result<Prepared, Lost> {
+    record: &Arc<RequestRecord>,
+) -> Result<Prepared, ProxyError> {
     let gives = !judged.set.is_empty() || rules.brokered(&target.host).next().is_some();
-    let trusted = gives && is_trusted(door, &judged.way, &target).await;
+    let trusted = gives && is_trusted(proxy, &judged.action, &target).await;
     let secrets = allotted(rules, &target.host, trusted);
     let put = secrets.put(&mut parts.headers, &mut target.query);
     put.notes.iter().for_each(|note| record.note(note));
@@ -383,13 +403,13 @@ async fn prepare(
     let has_body = !body.is_end_stream();
     let mut body = body.map_err(Broken::from).boxed_unsync();
     if has_body && !(swap.is_empty() && watched.is_empty()) {
-        body = Swapped::new(body, &swap).watching(&watched, record).boxed_unsync();
+        body = ReplacedBody::new(body, &swap).watching(&watched, record).boxed_unsync();
         if !swap.keeps_length() {
-            body = remeasured(door, &mut parts.headers, body).await?;
+            body = remeasured(proxy, &mut parts.headers, body).await?;
         }
     }
     let mut masks = {
-        let mut all = door.masks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = proxy.masks.lock();
         all.extend(&masks);
         all.clone()
     };
@@ -397,7 +417,7 @@ async fn prepare(
     if !masks.is_empty() {
         secrets::ask_for_plain(&mut parts.headers);
     }
-    let lost = || Lost::Outside { why: "its target is no URL".to_owned(), refused: false };
+    let lost = || ProxyError::Upstream { why: "its target is no URL".to_owned(), refused: false };
     let mut request = Request::new(body);
     *request.method_mut() = parts.method;
     *request.uri_mut() = target.uri().ok_or_else(lost)?;
@@ -407,14 +427,15 @@ async fn prepare(
 
 /// Whether credentials may go this way. TLS proves who is there. In the clear anybody could be: a sandbox may dial any
 /// address and call it by the name that is trusted. So the name server must have given out that address, and it must be near.
-async fn is_trusted(door: &Door, way: &Way, target: &Target) -> bool {
-    let Intercept { tls, given, to, outside, .. } = &door.intercept;
-    let is_inside = |place: &Place| reserved::inside(place.real.ip()).is_some();
-    match way {
-        Way::Forward { .. } if target.secure => true,
+async fn is_trusted(proxy: &ProxyConnection, action: &OwnedRequestAction, target: &Target) -> bool {
+    let Intercept { tls, given, to, upstream, .. } = &proxy.intercept;
+    let is_inside =
+        |destination: &Destination| special_addresses::inside(destination.real.ip()).is_some();
+    match action {
+        OwnedRequestAction::Forward { .. } if target.secure => true,
         // Its rule's owner wrote down where it goes; the dialler holds it to what is found here.
-        Way::Forward { .. } => {
-            let places = outside.places(&target.host, target.port).await.unwrap_or_default();
+        OwnedRequestAction::Forward { .. } => {
+            let places = upstream.places(&target.host, target.port).await.unwrap_or_default();
             !places.is_empty() && places.iter().all(is_inside)
         }
         _ => *tls || (*given && is_inside(to)),
@@ -432,22 +453,31 @@ fn allotted(rules: &Rules, host: &str, trusted: bool) -> Secrets {
 }
 
 /// A body whose length changes: read whole if it is short, or else sent without telling its length.
-async fn remeasured(door: &Door, headers: &mut HeaderMap, body: Body) -> Result<Body, Lost> {
+async fn remeasured(
+    proxy: &ProxyConnection,
+    headers: &mut HeaderMap,
+    body: Body,
+) -> Result<Body, ProxyError> {
     let Some(length) = headers.remove(CONTENT_LENGTH) else { return Ok(body) };
     let length = length.to_str().ok().and_then(|text| text.parse::<u64>().ok());
     let short = length.is_some_and(|length| length <= LARGEST_READ);
-    let room = &door.intercept.authority.read_whole;
+    let room = &proxy.intercept.authority.read_whole;
     let Some(_permit) = short.then(|| room.try_acquire().ok()).flatten() else {
         return Ok(body);
     };
-    let whole = tokio::time::timeout(door.patience.body, body.collect()).await;
-    let whole = whole.map_err(|_| Lost::Late)?.map_err(|_| Lost::Early)?.to_bytes();
+    let whole = tokio::time::timeout(proxy.patience.body, body.collect()).await;
+    let whole = whole.map_err(|_| ProxyError::Late)?.map_err(|_| ProxyError::Early)?.to_bytes();
     headers.insert(CONTENT_LENGTH, HeaderValue::from(whole.len()));
     Ok(full(whole))
 }
 
 /// An answer on its way in, without what was put into the request.
-fn carry(answer: Response<Incoming>, flight: Flight, masks: &Swap, json: bool) -> Response<Body> {
+fn carry(
+    answer: Response<Incoming>,
+    flight: InFlightRequest,
+    masks: &Replacements,
+    json: bool,
+) -> Response<Body> {
     let (mut parts, body) = answer.into_parts();
     head::strip_answer(&mut parts.headers);
     masks.headers(&mut parts.headers);
@@ -464,20 +494,20 @@ fn carry(answer: Response<Incoming>, flight: Flight, masks: &Swap, json: bool) -
         if !masks.keeps_length() {
             parts.headers.remove(CONTENT_LENGTH);
         }
-        body = Swapped::new(body, &masks).impatient().boxed_unsync();
+        body = ReplacedBody::new(body, &masks).impatient().boxed_unsync();
     }
     // The sandbox's side tells its own version.
     parts.version = hyper::Version::HTTP_11;
-    Response::from_parts(parts, Carried::new(body, flight, masks).boxed_unsync())
+    Response::from_parts(parts, CountedBody::new(body, flight, masks).boxed_unsync())
 }
 
 /// A connection that speaks something else from here on.
 fn tunnel(
-    door: &Door,
+    proxy: &ProxyConnection,
     mut answer: Response<Incoming>,
     asked: OnUpgrade,
-    flight: Flight,
-    masks: &Swap,
+    flight: InFlightRequest,
+    masks: &Replacements,
 ) -> Response<Body> {
     flight.record.status(answer.status().as_u16());
     let switched = hyper::upgrade::on(&mut answer);
@@ -489,7 +519,7 @@ fn tunnel(
     if let Some(protocol) = protocol {
         parts.headers.insert(UPGRADE, protocol);
     }
-    door.tunnels.execute(async move {
+    proxy.tunnels.execute(async move {
         let both = async {
             let (Ok(inside), Ok(outside)) = tokio::join!(asked, switched) else { return };
             let (mut inside, mut outside) = (TokioIo::new(inside), TokioIo::new(outside));

@@ -1,7 +1,7 @@
 //! Brokered secrets in requests, and what of them comes back.
 //!
 //! A placeholder is looked for in header values (also inside `Authorization: Basic`) and, for secrets of which that is asked, in the query
-//! and in the body. The value takes its place as that place wants it written: percent-encoded in a query or a form, escaped in JSON. A
+//! and in the body. The value is encoded as its position requires: percent-encoded in a query or a form, escaped in JSON. A
 //! body that is compressed is left alone.
 //!
 //! *What comes back.* A value that a host may have is taken out of everything that this host answers: on every connection, whether or not this
@@ -22,7 +22,7 @@ use hyper::header::{
 use zeroize::Zeroizing;
 
 use super::super::rules::Brokered;
-use super::swap::{Pair, Swap};
+use super::replace::{Pair, Replacements};
 use crate::model::{SecretPlace, secret_forms};
 
 /// Values shorter than this are not looked for in answers: they would be found where they are not.
@@ -44,10 +44,10 @@ pub(super) struct Secrets {
 #[derive(Debug, Default)]
 pub(super) struct Put {
     /// What is to be taken out of the answer, and of later ones.
-    pub(super) masks: Swap,
+    pub(super) masks: Replacements,
     /// What is to be taken out of this answer only. A sandbox can write `Basic` credentials in any number of ways:
     /// what is kept of them must not outlive their request.
-    pub(super) once: Swap,
+    pub(super) once: Replacements,
     /// What is worth telling.
     pub(super) notes: Vec<String>,
 }
@@ -103,9 +103,9 @@ impl Secrets {
     }
 
     /// What is put into a body with these headers; nothing if it is to be left alone.
-    pub(super) fn in_body(&self, headers: &HeaderMap) -> Swap {
+    pub(super) fn in_body(&self, headers: &HeaderMap) -> Replacements {
         if is_encoded(headers) {
-            return Swap::default();
+            return Replacements::default();
         }
         let kind = essence(headers);
         let written = |secret: &Brokered| {
@@ -117,14 +117,14 @@ impl Secrets {
                 placed(secret, secret.value.as_bytes())
             }
         };
-        let mut swap = Swap::default();
+        let mut swap = Replacements::default();
         let asked = self.given.iter().filter(|secret| in_bodies(secret));
         asked.for_each(|secret| swap.extend(&written(secret)));
         swap
     }
 
     /// What finds the placeholders in a body that stay in it, and changes nothing.
-    pub(super) fn watched(&self, headers: &HeaderMap) -> Vec<(String, Swap)> {
+    pub(super) fn watched(&self, headers: &HeaderMap) -> Vec<(String, Replacements)> {
         if is_encoded(headers) {
             return Vec::new();
         }
@@ -137,11 +137,11 @@ impl Secrets {
 
 /// What hides a credential that was set as a header, where its name says that it is one. A set header may as well be
 /// `accept: application/json`, whose value must stay readable in answers.
-pub(super) fn hides(name: &HeaderName, value: &str) -> Swap {
+pub(super) fn hides(name: &HeaderName, value: &str) -> Replacements {
     const TELLING: [&str; 7] =
         ["auth", "cookie", "credential", "key", "password", "secret", "token"];
     if !TELLING.iter().any(|word| name.as_str().contains(word)) {
-        return Swap::default();
+        return Replacements::default();
     }
     let parts = [value, value.rsplit(' ').next().unwrap_or(value)];
     let long = parts.into_iter().filter(|part| part.len() >= 2 * SHORTEST_MASKED);
@@ -171,27 +171,27 @@ fn in_bodies(secret: &Brokered) -> bool {
     secret.places.contains(&SecretPlace::Body)
 }
 
-fn not_here(name: &str, place: &str) -> String {
-    format!("placeholder of {name} left in the {place}: it is replaced in headers only")
+fn not_here(name: &str, part: &str) -> String {
+    format!("placeholder of {name} left in the {part}: it is replaced in headers only")
 }
 
 fn withheld(name: &str) -> String {
     format!("placeholder of {name} left as it is")
 }
 
-fn placed(secret: &Brokered, value: &[u8]) -> Swap {
+fn placed(secret: &Brokered, value: &[u8]) -> Replacements {
     Pair::new(secret.placeholder.as_bytes(), value).into_iter().collect()
 }
 
-fn watch(secret: &Brokered) -> Swap {
+fn watch(secret: &Brokered) -> Replacements {
     placed(secret, secret.placeholder.as_bytes())
 }
 
-fn masks(secret: &Brokered) -> Swap {
+fn masks(secret: &Brokered) -> Replacements {
     let value = &secret.value;
     let forms = [value.clone(), json_escaped(value), percent_encoded(value)];
     let long = forms.iter().filter(|form| form.len() >= SHORTEST_MASKED);
-    let mut masks: Swap =
+    let mut masks: Replacements =
         long.filter_map(|form| Pair::new(form.as_bytes(), secret.placeholder.as_bytes())).collect();
     // No placeholder has these forms: they are covered. Base64 is one, of what somebody else's `Basic` credentials were.
     for form in secret_forms(value) {
@@ -214,7 +214,11 @@ fn token(value: &HeaderValue) -> Option<(&str, &str)> {
 }
 
 /// A header's value with values put in inside the base64 of `Basic` credentials.
-fn in_basic(name: &HeaderName, value: &HeaderValue, swap: &Swap) -> Option<Zeroizing<Vec<u8>>> {
+fn in_basic(
+    name: &HeaderName,
+    value: &HeaderValue,
+    swap: &Replacements,
+) -> Option<Zeroizing<Vec<u8>>> {
     const LENIENT: GeneralPurpose = GeneralPurpose::new(
         &alphabet::STANDARD,
         GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),

@@ -14,11 +14,11 @@
 //! | [`Rules::request`] | an HTTP request was read from an opened connection | what becomes of it |
 //! | [`Rules::forwarded`], [`Rules::forward`] | such a request is to go elsewhere | yes, no |
 //!
-//! What is refused whatever the policy says is not here but in `reserved`: it is the operator's, not the policy's. Private
+//! What is refused whatever the policy says is not here but in `special_addresses`: it is the operator's, not the policy's. Private
 //! networks are in between: they are refused unless an `allow` entry names them, or a part of them, or the operator
 //! excepted them. `allow-all` and `0.0.0.0/0` mean the world, not the networks around the host.
 
-mod names;
+mod domain_index;
 mod requests;
 
 use std::collections::BTreeSet;
@@ -29,21 +29,21 @@ use hyper::{HeaderMap, Method, Uri};
 use tokio::sync::watch;
 use zeroize::Zeroizing;
 
-use self::names::Names;
-pub(super) use self::requests::{Course, RequestVerdict};
+use self::domain_index::DomainIndex;
 use self::requests::{Look, Ordered};
-use super::reserved::{self, Place};
+pub(super) use self::requests::{RequestAction, RequestVerdict};
+use super::special_addresses::{self, Destination};
 use crate::model::{
     AddressRule, BadPolicy, Credential, DomainPattern, DomainRule, Mode, Policy, Protocol,
     SecretPlace,
 };
 
-/// A secret whose value is put in the place of its placeholder, on the way to some hosts.
+/// A secret whose placeholder is replaced with its value in requests to some hosts.
 #[derive(Clone)]
 pub struct Brokered {
     /// The secret's name.
     pub name: String,
-    /// What the sandbox has in its place.
+    /// What the sandbox has instead of the value.
     pub placeholder: String,
     /// The value.
     pub value: Zeroizing<String>,
@@ -65,16 +65,16 @@ impl fmt::Debug for Brokered {
 /// A policy in force: the sandbox's own, within its project's bound.
 #[derive(Debug)]
 pub struct Rules {
-    own: Side,
-    bound: Option<Side>,
+    own: PolicySide,
+    bound: Option<PolicySide>,
     brokered: Vec<Brokered>,
 }
 
 /// The rules that hold now. Whoever carries something for long asks again, or watches.
 #[derive(Debug)]
-pub(super) struct InForce(watch::Sender<Arc<Rules>>);
+pub(super) struct ActiveRules(watch::Sender<Arc<Rules>>);
 
-impl InForce {
+impl ActiveRules {
     pub(super) fn new(rules: Arc<Rules>) -> Self {
         Self(watch::Sender::new(rules))
     }
@@ -113,7 +113,7 @@ pub(super) enum Ruling {
 
 /// What first bytes were.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum NameSource {
     /// A TLS greeting.
     Tls,
     /// The head of an HTTP/1 request.
@@ -144,8 +144,10 @@ impl Rules {
         reveal: &dyn Fn(&Credential) -> Result<Zeroizing<String>, BadPolicy>,
     ) -> Result<Self, BadPolicy> {
         Ok(Self {
-            own: Side::new(policy, "", reveal)?,
-            bound: bound.map(|bound| Side::new(bound, "project bound: ", reveal)).transpose()?,
+            own: PolicySide::new(policy, "", reveal)?,
+            bound: bound
+                .map(|bound| PolicySide::new(bound, "project bound: ", reveal))
+                .transpose()?,
             brokered,
         })
     }
@@ -163,7 +165,7 @@ impl Rules {
     #[must_use]
     pub fn deny_all() -> Self {
         let nothing = Policy { mode: Mode::DenyAll, ..Policy::default() };
-        let side = Side::new(&nothing, "", &|_| Err(BadPolicy(String::new())));
+        let side = PolicySide::new(&nothing, "", &|_| Err(BadPolicy(String::new())));
         Self {
             own: side.expect("a policy without rules compiles"),
             bound: None,
@@ -178,7 +180,7 @@ impl Rules {
     }
 
     /// What is said of a connection to an address, before any of its bytes are read.
-    pub(super) fn address(&self, to: Place) -> Ruling {
+    pub(super) fn address(&self, to: Destination) -> Ruling {
         let mut all = None;
         for side in self.sides() {
             match side.address(to) {
@@ -199,11 +201,11 @@ impl Rules {
 
     /// What is said of a connection that told its name. Whether the address was given out for that name is the
     /// caller's to know.
-    pub(super) fn named(&self, to: Place, name: &str, seen: Seen) -> Named {
+    pub(super) fn named(&self, to: Destination, name: &str, source: NameSource) -> Named {
         let mut told = None;
         let mut open = self.intercepts(name);
         for side in self.sides() {
-            match side.named(to, name, seen) {
+            match side.named(to, name, source) {
                 Named::Deny(rule) => return Named::Deny(rule),
                 Named::Pass(rule) => told = told.or(Some(rule)),
                 Named::Open(rule) => {
@@ -220,7 +222,7 @@ impl Rules {
     /// the name it speaks of.
     pub(super) fn unnamed(
         &self,
-        to: Place,
+        to: Destination,
         names: &[String],
     ) -> Result<(String, Option<String>), String> {
         let of = |name: Option<&str>| {
@@ -247,7 +249,7 @@ impl Rules {
     pub(super) fn datagrams(
         &self,
         protocol: Protocol,
-        to: Place,
+        to: Destination,
         names: &[String],
     ) -> Result<String, String> {
         // HTTP goes over datagrams too, where its requests cannot be judged.
@@ -293,7 +295,7 @@ impl Rules {
     pub(super) fn request(
         &self,
         name: &str,
-        to: Place,
+        to: Destination,
         method: &Method,
         uri: &Uri,
         headers: &HeaderMap,
@@ -327,7 +329,7 @@ impl Rules {
 
     /// Whether a request may be forwarded to `host` at `to`: the sandbox's own rule said so, what remains is the
     /// bound and whatever is denied.
-    pub(super) fn forward(&self, host: &str, to: Place) -> Result<(), String> {
+    pub(super) fn forward(&self, host: &str, to: Destination) -> Result<(), String> {
         // A rule that forwards to an address names it, and so opens it.
         let literal = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok();
         let denied = if literal { self.own.listed(to) } else { self.own.denied(to) };
@@ -335,13 +337,13 @@ impl Rules {
             return Err(rule);
         }
         let host = host.trim_end_matches('.');
-        match self.bound.as_ref().map(|bound| bound.named(to, host, Seen::Http)) {
+        match self.bound.as_ref().map(|bound| bound.named(to, host, NameSource::Http)) {
             Some(Named::Deny(rule)) => Err(rule),
             _ => Ok(()),
         }
     }
 
-    fn sides(&self) -> impl Iterator<Item = &Side> {
+    fn sides(&self) -> impl Iterator<Item = &PolicySide> {
         std::iter::once(&self.own).chain(&self.bound)
     }
 }
@@ -351,11 +353,11 @@ const PRIVATE: &str = "a private network, and no rule opens it";
 
 /// One policy.
 #[derive(Debug)]
-struct Side {
+struct PolicySide {
     mode: Mode,
     /// What its rules are told with.
     whose: &'static str,
-    domains: Names,
+    domains: DomainIndex,
     allow: Vec<AddressRule>,
     deny: Vec<AddressRule>,
     /// Private networks that the operator opened.
@@ -363,7 +365,7 @@ struct Side {
     requests: Vec<Ordered>,
 }
 
-impl Side {
+impl PolicySide {
     fn new(
         policy: &Policy,
         whose: &'static str,
@@ -373,7 +375,7 @@ impl Side {
         Ok(Self {
             mode: policy.mode,
             whose,
-            domains: Names::new(policy.domains.clone()),
+            domains: DomainIndex::new(policy.domains.clone()),
             allow: policy.allow.clone(),
             deny: policy.deny.clone(),
             excepted: Vec::new(),
@@ -383,7 +385,7 @@ impl Side {
         })
     }
 
-    fn address(&self, to: Place) -> Ruling {
+    fn address(&self, to: Destination) -> Ruling {
         if let Some(rule) = self.denied(to) {
             return Ruling::Deny(rule);
         }
@@ -400,7 +402,7 @@ impl Side {
         }
     }
 
-    fn named(&self, to: Place, name: &str, seen: Seen) -> Named {
+    fn named(&self, to: Destination, name: &str, source: NameSource) -> Named {
         if let Some(rule) = self.denied(to) {
             return Named::Deny(rule);
         }
@@ -413,7 +415,7 @@ impl Side {
                 } else if let Some(rule) = self.domain(name, to.asked.port()) {
                     // The next request on the same connection may be for another host.
                     let rule = self.rule(format!("domain {rule}"));
-                    if seen == Seen::Http { Named::Open(rule) } else { Named::Pass(rule) }
+                    if source == NameSource::Http { Named::Open(rule) } else { Named::Pass(rule) }
                 } else if let Some(rule) =
                     self.requests.iter().find(|rule| rule.domain.matches(name))
                 {
@@ -425,7 +427,7 @@ impl Side {
         }
     }
 
-    fn unnamed(&self, to: Place, name: Option<&str>) -> Result<String, String> {
+    fn unnamed(&self, to: Destination, name: Option<&str>) -> Result<String, String> {
         if let Some(rule) = self.denied(to) {
             return Err(rule);
         }
@@ -459,7 +461,7 @@ impl Side {
         }
     }
 
-    fn request(&self, name: &str, to: Place, look: &Look<'_>) -> RequestVerdict<'_> {
+    fn request(&self, name: &str, to: Destination, look: &Look<'_>) -> RequestVerdict<'_> {
         if let Some(rule) = self.denied(to) {
             return RequestVerdict::deny(rule);
         }
@@ -484,8 +486,8 @@ impl Side {
 
     fn forwarded(&self, host: &str, port: u16, look: &Look<'_>) -> Result<(), String> {
         if let Some(rule) = self.requests.iter().find(|rule| rule.matches(host, look)) {
-            let RequestVerdict { rule, course, .. } = rule.verdict();
-            return if course == Course::Pass { Ok(()) } else { Err(rule) };
+            let RequestVerdict { rule, action, .. } = rule.verdict();
+            return if action == RequestAction::Pass { Ok(()) } else { Err(rule) };
         }
         let spoken_of = self.requests.iter().any(|rule| rule.domain.matches(host));
         match self.mode {
@@ -501,28 +503,28 @@ impl Side {
         self.domains.matching(name).find(|rule| rule.ports.is_empty() || rule.ports.contains(&port))
     }
 
-    fn allowed(&self, to: Place) -> Option<String> {
+    fn allowed(&self, to: Destination) -> Option<String> {
         let rule = self.allow.iter().find(|rule| to.forms().any(|form| rule.covers(form)))?;
         Some(self.rule(format!("allow {rule}")))
     }
 
-    fn denied(&self, to: Place) -> Option<String> {
+    fn denied(&self, to: Destination) -> Option<String> {
         let closed = || (!self.is_open(to)).then(|| self.rule(PRIVATE));
         self.listed(to).or_else(closed)
     }
 
-    /// Whether it is no place of a private network, or of one that is opened.
-    fn is_open(&self, to: Place) -> bool {
+    /// Whether it is outside private networks, or in one that is opened.
+    fn is_open(&self, to: Destination) -> bool {
         let named = |rule: &AddressRule| {
-            reserved::is_private_net(&rule.net) && to.forms().any(|form| rule.covers(form))
+            special_addresses::is_private_net(&rule.net) && to.forms().any(|form| rule.covers(form))
         };
-        !reserved::is_private(to.asked.ip())
+        !special_addresses::is_private(to.asked.ip())
             || self.allow.iter().any(named)
             || self.excepted.iter().any(|rule| rule.covers(to.real))
     }
 
     /// The rule by which it is denied, if one speaks of it.
-    fn listed(&self, to: Place) -> Option<String> {
+    fn listed(&self, to: Destination) -> Option<String> {
         let rule = self.deny.iter().find(|rule| to.disguises().any(|form| rule.covers(form)))?;
         Some(self.rule(format!("deny {rule}")))
     }

@@ -17,8 +17,8 @@ use crate::model::{
 #[derive(Debug)]
 pub(in crate::net) struct RequestVerdict<'a> {
     pub(in crate::net) rule: String,
-    pub(in crate::net) course: Course<'a>,
-    /// Whether the course is the bound's own.
+    pub(in crate::net) action: RequestAction<'a>,
+    /// Whether the action is the bound's own.
     pub(in crate::net) by_bound: bool,
     /// Headers that are set on the way; later ones replace earlier ones of the same name.
     pub(in crate::net) set: Vec<(&'a HeaderName, &'a Zeroizing<String>)>,
@@ -26,14 +26,14 @@ pub(in crate::net) struct RequestVerdict<'a> {
 
 /// Where a request goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::net) enum Course<'a> {
+pub(in crate::net) enum RequestAction<'a> {
     /// Where it was going.
     Pass,
     /// Nowhere: it is answered with 403.
     Deny,
     /// Nowhere: it is answered with this.
     Answer(&'a Answer),
-    /// To another place; its path and query are appended. [`Rules::forward`](super::Rules::forward) has a word
+    /// To another destination; its path and query are appended. [`Rules::forward`](super::Rules::forward) has a word
     /// about the address.
     Forward {
         url: &'a str,
@@ -44,25 +44,25 @@ pub(in crate::net) enum Course<'a> {
 
 impl<'a> RequestVerdict<'a> {
     pub(super) fn pass(rule: String) -> Self {
-        Self { rule, course: Course::Pass, by_bound: false, set: Vec::new() }
+        Self { rule, action: RequestAction::Pass, by_bound: false, set: Vec::new() }
     }
 
     pub(super) fn deny(rule: String) -> Self {
-        Self { rule, course: Course::Deny, by_bound: false, set: Vec::new() }
+        Self { rule, action: RequestAction::Deny, by_bound: false, set: Vec::new() }
     }
 
-    /// The verdict under a bound: whatever keeps the request from going on wins, then the bound's own course.
+    /// The verdict under a bound: whatever keeps the request from going on wins, then the bound's own action.
     pub(super) fn within(mut self, bound: Self) -> Self {
-        let weight = |course: &Course<'_>| match course {
-            Course::Deny => 3,
-            Course::Answer(_) => 2,
-            Course::Forward { .. } => 1,
-            Course::Pass => 0,
+        let weight = |action: &RequestAction<'_>| match action {
+            RequestAction::Deny => 3,
+            RequestAction::Answer(_) => 2,
+            RequestAction::Forward { .. } => 1,
+            RequestAction::Pass => 0,
         };
-        let stricter = weight(&bound.course).max(weight(&self.course));
-        if stricter > 0 && weight(&bound.course) == stricter {
+        let stricter = weight(&bound.action).max(weight(&self.action));
+        if stricter > 0 && weight(&bound.action) == stricter {
             self.rule = bound.rule;
-            self.course = bound.course;
+            self.action = bound.action;
             self.by_bound = true;
         }
         self.set.extend(bound.set);
@@ -204,17 +204,19 @@ impl Ordered {
 
     pub(super) fn verdict(&self) -> RequestVerdict<'_> {
         let mut set = Vec::new();
-        let course = match &self.act {
-            Act::Allow => Course::Pass,
-            Act::Deny => Course::Deny,
-            Act::Answer(answer) => Course::Answer(answer),
-            Act::Forward { url, prefix } => Course::Forward { url, prefix: prefix.as_deref() },
+        let action = match &self.act {
+            Act::Allow => RequestAction::Pass,
+            Act::Deny => RequestAction::Deny,
+            Act::Answer(answer) => RequestAction::Answer(answer),
+            Act::Forward { url, prefix } => {
+                RequestAction::Forward { url, prefix: prefix.as_deref() }
+            }
             Act::Headers(headers) => {
                 set = headers.iter().map(|(name, value)| (name, &value.0)).collect();
-                Course::Pass
+                RequestAction::Pass
             }
         };
-        RequestVerdict { rule: self.rule.clone(), course, by_bound: false, set }
+        RequestVerdict { rule: self.rule.clone(), action, by_bound: false, set }
     }
 }
 

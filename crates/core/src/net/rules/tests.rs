@@ -3,9 +3,9 @@ use std::net::SocketAddr;
 use hyper::{HeaderMap, Method, Uri};
 use proptest::prelude::*;
 
-use super::{Brokered, Course, Named, Rules, Ruling, Seen};
+use super::{Brokered, NameSource, Named, RequestAction, Rules, Ruling};
 use crate::model::{Credential, Policy, Protocol};
-use crate::net::reserved::Place;
+use crate::net::special_addresses::Destination;
 
 fn policy(json: &str) -> Policy {
     let policy: Policy =
@@ -29,8 +29,8 @@ fn rules(json: &str) -> Rules {
     compiled(&policy(json), None)
 }
 
-fn place(text: &str) -> Place {
-    Place::new(text.parse().unwrap_or_else(|_| panic!("{text}")))
+fn destination(text: &str) -> Destination {
+    Destination::new(text.parse().unwrap_or_else(|_| panic!("{text}")))
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn addresses_are_judged_by_lists() {
         (open, "[2002:a09:909::1]:1", deny("deny 10.0.0.0/8")),
         (r#"{"mode": "deny-all"}"#, "198.51.100.1:1", deny("deny-all")),
     ] {
-        assert_eq!(rules(json).address(place(to)), ruling, "{json} {to}");
+        assert_eq!(rules(json).address(destination(to)), ruling, "{json} {to}");
     }
 }
 
@@ -94,13 +94,13 @@ fn private_networks_are_closed_until_a_rule_names_them() {
         (custom, "10.1.2.3:80", true),
         (custom, "10.2.2.3:80", false),
     ] {
-        let to_place = place(to);
+        let to_place = destination(to);
         let ruling = rules(json).address(to_place);
         match open {
             true => assert!(matches!(ruling, Ruling::Allow(_)), "{json} {to} {ruling:?}"),
             false => assert_eq!(ruling, Ruling::Deny(closed.to_owned()), "{json} {to}"),
         }
-        let named = rules(json).named(to_place, "a.example", Seen::Tls);
+        let named = rules(json).named(to_place, "a.example", NameSource::Tls);
         assert_eq!(matches!(named, Named::Deny(_)), !open, "{json} {to} {named:?}");
         let datagrams = rules(json).datagrams(Protocol::Udp, to_place, &[]);
         assert_eq!(datagrams.is_ok(), open, "{json} {to} {datagrams:?}");
@@ -109,30 +109,30 @@ fn private_networks_are_closed_until_a_rule_names_them() {
     // The operator's exceptions are opened for all.
     let excepted: Vec<_> = ["10.1.2.3:80"].map(|rule| rule.parse().unwrap()).to_vec();
     let rules_with = rules(all).excepting(&excepted);
-    assert!(matches!(rules_with.address(place("10.1.2.3:80")), Ruling::Allow(_)));
-    assert!(matches!(rules_with.address(place("10.1.2.3:81")), Ruling::Deny(_)));
+    assert!(matches!(rules_with.address(destination("10.1.2.3:80")), Ruling::Allow(_)));
+    assert!(matches!(rules_with.address(destination("10.1.2.3:81")), Ruling::Deny(_)));
     // Both sides must open them.
     let bounded = compiled(&policy(named), Some(&policy(all)));
     assert_eq!(
-        bounded.address(place("10.1.2.3:80")),
+        bounded.address(destination("10.1.2.3:80")),
         Ruling::Deny(format!("project bound: {closed}"))
     );
     let bounded = compiled(&policy(named), Some(&policy(custom)));
-    assert!(matches!(bounded.address(place("10.1.2.3:80")), Ruling::Allow(_)));
+    assert!(matches!(bounded.address(destination("10.1.2.3:80")), Ruling::Allow(_)));
     // A rule that forwards to an address names it.
-    assert_eq!(rules(all).forward("10.1.2.3", place("10.1.2.3:80")), Ok(()));
-    assert!(rules(all).forward("a.example", place("10.1.2.3:80")).is_err());
+    assert_eq!(rules(all).forward("10.1.2.3", destination("10.1.2.3:80")), Ok(()));
+    assert!(rules(all).forward("a.example", destination("10.1.2.3:80")).is_err());
 }
 
 #[test]
 fn the_hosts_loopback_is_spoken_of_either_way() {
     for allow in ["127.0.0.1:8080", "100.97.0.1:8080"] {
         let json = format!(r#"{{"mode": "custom", "allow": ["{allow}"]}}"#);
-        assert!(matches!(rules(&json).address(place("100.97.0.1:8080")), Ruling::Allow(_)));
+        assert!(matches!(rules(&json).address(destination("100.97.0.1:8080")), Ruling::Allow(_)));
     }
     for deny in ["127.0.0.0/8", "100.97.0.0/16"] {
         let json = format!(r#"{{"mode": "allow-all", "deny": ["{deny}"]}}"#);
-        assert!(matches!(rules(&json).address(place("100.97.0.1:8080")), Ruling::Deny(_)));
+        assert!(matches!(rules(&json).address(destination("100.97.0.1:8080")), Ruling::Deny(_)));
     }
 }
 
@@ -145,17 +145,17 @@ fn names_are_judged_by_domain_and_port() {
     let pass = |rule: &str| Named::Pass(rule.to_owned());
     let open = |rule: &str| Named::Open(rule.to_owned());
     let deny = |rule: &str| Named::Deny(rule.to_owned());
-    for (name, to, seen, said) in [
-        ("a.example", "198.51.100.1:443", Seen::Tls, pass("domain a.example")),
-        ("a.example", "198.51.100.1:8080", Seen::Http, open("domain a.example")),
-        ("a.example", "198.51.100.9:443", Seen::Tls, deny("deny 198.51.100.9/32")),
-        ("x.b.example", "198.51.100.1:443", Seen::Tls, pass("domain *.b.example:443")),
-        ("x.b.example", "198.51.100.1:8443", Seen::Tls, deny("no rule allows it")),
-        ("b.example", "198.51.100.1:443", Seen::Tls, deny("no rule allows it")),
-        ("api.example", "198.51.100.1:443", Seen::Tls, open("requests to api.example")),
-        ("evil.example", "198.51.100.1:443", Seen::Tls, deny("no rule allows it")),
+    for (name, to, source, said) in [
+        ("a.example", "198.51.100.1:443", NameSource::Tls, pass("domain a.example")),
+        ("a.example", "198.51.100.1:8080", NameSource::Http, open("domain a.example")),
+        ("a.example", "198.51.100.9:443", NameSource::Tls, deny("deny 198.51.100.9/32")),
+        ("x.b.example", "198.51.100.1:443", NameSource::Tls, pass("domain *.b.example:443")),
+        ("x.b.example", "198.51.100.1:8443", NameSource::Tls, deny("no rule allows it")),
+        ("b.example", "198.51.100.1:443", NameSource::Tls, deny("no rule allows it")),
+        ("api.example", "198.51.100.1:443", NameSource::Tls, open("requests to api.example")),
+        ("evil.example", "198.51.100.1:443", NameSource::Tls, deny("no rule allows it")),
     ] {
-        assert_eq!(rules.named(place(to), name, seen), said, "{name} {to}");
+        assert_eq!(rules.named(destination(to), name, source), said, "{name} {to}");
     }
     for (name, fine) in [
         ("a.example", true),
@@ -168,27 +168,27 @@ fn names_are_judged_by_domain_and_port() {
         assert_eq!(rules.lookup(name).is_ok(), fine, "{name}");
     }
     let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
-    let to = place("198.51.100.1:22");
+    let to = destination("198.51.100.1:22");
     let said = rules.unnamed(to, &names(&["a.example", "git.example"]));
     assert_eq!(said, Ok(("domain git.example:22".to_owned(), Some("git.example".to_owned()))));
     // Without a port in the rule, a name must be told; and an address of somebody else is not enough.
     assert!(rules.unnamed(to, &names(&["a.example"])).is_err());
-    assert!(rules.unnamed(place("198.51.100.1:80"), &names(&["git.example"])).is_err());
-    assert!(rules.unnamed(place("198.51.100.9:22"), &names(&["git.example"])).is_err());
+    assert!(rules.unnamed(destination("198.51.100.1:80"), &names(&["git.example"])).is_err());
+    assert!(rules.unnamed(destination("198.51.100.9:22"), &names(&["git.example"])).is_err());
     assert!(rules.unnamed(to, &[]).is_err());
 }
 
 #[test]
 fn datagrams_need_an_address() {
     let custom = rules(r#"{"mode": "custom", "domains": ["*"], "allow": ["192.0.2.0/24"]}"#);
-    assert!(custom.datagrams(Protocol::Udp, place("192.0.2.1:53"), &[]).is_ok());
-    assert!(custom.datagrams(Protocol::Icmp, place("192.0.2.1:0"), &[]).is_ok());
-    let refused = custom.datagrams(Protocol::Udp, place("198.51.100.1:443"), &[]);
+    assert!(custom.datagrams(Protocol::Udp, destination("192.0.2.1:53"), &[]).is_ok());
+    assert!(custom.datagrams(Protocol::Icmp, destination("192.0.2.1:0"), &[]).is_ok());
+    let refused = custom.datagrams(Protocol::Udp, destination("198.51.100.1:443"), &[]);
     assert_eq!(refused, Err("no rule allows it; udp tells no name".to_owned()));
     let open = rules(
         r#"{"mode": "allow-all", "requests": [{"domain": "api.example", "action": "deny"}]}"#,
     );
-    let to = place("198.51.100.1:443");
+    let to = destination("198.51.100.1:443");
     assert!(open.datagrams(Protocol::Udp, to, &[]).is_ok());
     assert!(open.datagrams(Protocol::Udp, to, &["api.example".to_owned()]).is_err());
     assert!(open.datagrams(Protocol::Icmp, to, &["api.example".to_owned()]).is_ok());
@@ -196,7 +196,7 @@ fn datagrams_need_an_address() {
 
 #[test]
 fn connections_are_looked_at_only_where_it_matters() {
-    let web = place("198.51.100.1:443");
+    let web = destination("198.51.100.1:443");
     assert!(!rules(r#"{"mode": "allow-all"}"#).looks());
     let judged = rules(
         r#"{"mode": "allow-all", "requests": [{"domain": "api.example", "action": "deny"}]}"#,
@@ -213,8 +213,14 @@ fn connections_are_looked_at_only_where_it_matters() {
     let brokered = Rules::new(&Policy::default(), None, vec![secret], &reveal).unwrap();
     assert!(brokered.looks());
     assert!(brokered.intercepts("api.example") && !brokered.intercepts("x.api.example"));
-    assert_eq!(brokered.named(web, "api.example", Seen::Tls), Named::Open("allow-all".to_owned()));
-    assert_eq!(brokered.named(web, "b.example", Seen::Tls), Named::Pass("allow-all".to_owned()));
+    assert_eq!(
+        brokered.named(web, "api.example", NameSource::Tls),
+        Named::Open("allow-all".to_owned())
+    );
+    assert_eq!(
+        brokered.named(web, "b.example", NameSource::Tls),
+        Named::Pass("allow-all".to_owned())
+    );
 }
 
 fn ask<'a>(
@@ -222,7 +228,7 @@ fn ask<'a>(
     method: &str,
     url: &str,
     headers: &[(&str, &str)],
-) -> (Course<'a>, String) {
+) -> (RequestAction<'a>, String) {
     let uri: Uri = url.parse().unwrap();
     let mut map = HeaderMap::new();
     for (name, value) in headers {
@@ -230,9 +236,9 @@ fn ask<'a>(
     }
     let method: Method = method.parse().unwrap();
     let name = uri.host().unwrap().to_owned();
-    let verdict = rules.request(&name, place("198.51.100.1:443"), &method, &uri, &map);
+    let verdict = rules.request(&name, destination("198.51.100.1:443"), &method, &uri, &map);
     let set = verdict.set.iter().map(|(name, value)| format!(" +{name}={}", value.as_str()));
-    (verdict.course, verdict.rule + &set.collect::<String>())
+    (verdict.action, verdict.rule + &set.collect::<String>())
 }
 
 #[test]
@@ -246,10 +252,10 @@ fn the_first_request_rule_that_matches_decides() {
             {"domain": "open.example", "match": {"methods": ["PUT"]}, "action": {"headers": {"x-key": "v"}}}
         ]}"#,
     );
-    let check = |method: &str, url: &str, headers: &[(&str, &str)], course: &str, rule: &str| {
+    let check = |method: &str, url: &str, headers: &[(&str, &str)], action: &str, rule: &str| {
         let (said, by) = ask(&rules, method, url, headers);
         assert_eq!(by, rule, "{method} {url}");
-        assert!(format!("{said:?}").starts_with(course), "{method} {url}: {said:?}");
+        assert!(format!("{said:?}").starts_with(action), "{method} {url}: {said:?}");
     };
     check("GET", "https://api.example/v1/x", &[], "Pass", "requests[1]: allow api.example");
     check("POST", "https://api.example/v1/x", &[], "Deny", "no rule allows it");
@@ -258,7 +264,10 @@ fn the_first_request_rule_that_matches_decides() {
     for path in ["/%61dmin", "//admin", "/v1/../admin", "/v1/%2e%2e/admin", "/v1\\..\\admin"] {
         let url = format!("https://api.example{path}");
         let Ok(uri) = url.parse::<Uri>() else { continue };
-        assert!(matches!(ask(&rules, "GET", &uri.to_string(), &[]).0, Course::Deny), "{path}");
+        assert!(
+            matches!(ask(&rules, "GET", &uri.to_string(), &[]).0, RequestAction::Deny),
+            "{path}"
+        );
     }
     let answered = "requests[2]: answer api.example";
     check("POST", "https://api.example/?q=a+b", &[], "Answer", answered);
@@ -291,12 +300,12 @@ fn a_bound_has_the_last_word_on_requests() {
     let rules = compiled(&own, Some(&bound));
     let said = |method, path: &str| ask(&rules, method, &format!("https://a.example{path}"), &[]);
     assert_eq!(said("POST", "/").1, "project bound: requests[0]: deny a.example +x-own=1");
-    assert!(matches!(said("POST", "/f").0, Course::Deny));
+    assert!(matches!(said("POST", "/f").0, RequestAction::Deny));
     assert_eq!(said("PUT", "/").1, "requests[1]: headers a.example +x-own=1 +x-bound=2");
-    assert!(matches!(said("GET", "/f").0, Course::Forward { .. }));
-    assert!(matches!(ask(&rules, "GET", "https://b.example/", &[]).0, Course::Deny));
+    assert!(matches!(said("GET", "/f").0, RequestAction::Forward { .. }));
+    assert!(matches!(ask(&rules, "GET", "https://b.example/", &[]).0, RequestAction::Deny));
     // A sandbox forwards to where its bound lets it.
-    let to = place("198.51.100.2:80");
+    let to = destination("198.51.100.2:80");
     assert!(rules.forward("far.example", to).is_err());
     assert!(rules.forward("a.example", to).is_ok());
     assert!(compiled(&own, None).forward("far.example", to).is_ok());
@@ -411,11 +420,11 @@ fn host() -> impl Strategy<Value = String> {
     prop::sample::select(names).prop_map(str::to_owned)
 }
 
-/// Everything that rules say of a place and a name, as numbers that are larger where more is allowed.
+/// Everything that rules say of a destination and a name, as numbers that are larger where more is allowed.
 fn everything(rules: &Rules, to: SocketAddr, name: &str) -> Vec<u8> {
-    let to = Place::new(to);
+    let to = Destination::new(to);
     let names = [name.to_owned()];
-    let named = |seen| u8::from(!matches!(rules.named(to, name, seen), Named::Deny(_)));
+    let named = |source| u8::from(!matches!(rules.named(to, name, source), Named::Deny(_)));
     let uri: Uri = format!("http://{name}/").parse().unwrap();
     let request = rules.request(name, to, &Method::GET, &uri, &HeaderMap::new());
     vec![
@@ -424,13 +433,13 @@ fn everything(rules: &Rules, to: SocketAddr, name: &str) -> Vec<u8> {
             Ruling::ByName => 1,
             Ruling::Allow(_) => 2,
         },
-        named(Seen::Tls),
-        named(Seen::Http),
+        named(NameSource::Tls),
+        named(NameSource::Http),
         u8::from(rules.unnamed(to, &names).is_ok()),
         u8::from(rules.unnamed(to, &[]).is_ok()),
         u8::from(rules.datagrams(Protocol::Icmp, to, &names).is_ok()),
         u8::from(rules.lookup(name).is_ok()),
-        u8::from(!matches!(request.course, Course::Deny)),
+        u8::from(!matches!(request.action, RequestAction::Deny)),
     ]
 }
 
@@ -480,7 +489,7 @@ proptest! {
             domains.iter().map(|domain| domain.parse().unwrap()).collect();
         let mut slow: Vec<_> =
             rules.iter().filter(|rule| rule.pattern.matches(&name)).map(ToString::to_string).collect();
-        let names = super::names::Names::new(rules);
+        let names = super::domain_index::DomainIndex::new(rules);
         let mut fast: Vec<_> = names.matching(&name).map(ToString::to_string).collect();
         slow.sort();
         fast.sort();

@@ -4,7 +4,7 @@
 //! more to tell. It looks at no more than [`MOST`] bytes; whatever has not told its name by then tells none.
 //!
 //! Servers read more than the standards allow: two spaces in a request line, HTTP/0.9, records of versions that never
-//! were. So what looks like TLS or HTTP to anybody is called that, without a name; [`Told::Other`] is what no such
+//! were. So what looks like TLS or HTTP to anybody is called that, without a name; [`Sniffed::Other`] is what no such
 //! server would answer.
 
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ pub(super) const MOST: usize = 16 << 10;
 
 /// What first bytes tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Sniffed {
     /// Not yet enough: they may still become TLS or HTTP.
     More,
     /// A TLS greeting, with the name of the server it is for; `None` if it has none that is a name.
@@ -28,28 +28,28 @@ pub(super) enum Told {
 }
 
 /// What the first bytes of a connection tell.
-pub(super) fn look(bytes: &[u8]) -> Told {
+pub(super) fn look(bytes: &[u8]) -> Sniffed {
     let told = match bytes.first() {
-        None => Told::More,
+        None => Sniffed::More,
         Some(20..=23) => tls(bytes),
         Some(0x80..) => old_tls(bytes),
         Some(_) => http(bytes),
     };
     match told {
         // Whoever says so much without a name has none.
-        Told::More if bytes.len() >= MOST && bytes[0] == 22 => Told::Tls(None),
-        Told::More if bytes.len() >= MOST => Told::Http(None),
+        Sniffed::More if bytes.len() >= MOST && bytes[0] == 22 => Sniffed::Tls(None),
+        Sniffed::More if bytes.len() >= MOST => Sniffed::Http(None),
         told => told,
     }
 }
 
 /// What the first bytes of a connection tell when no more will come. A head may lack its end: some server answers it.
-pub(super) fn look_at_all(bytes: &[u8]) -> Told {
+pub(super) fn look_at_all(bytes: &[u8]) -> Sniffed {
     match look(bytes) {
-        Told::More if matches!(bytes.first(), Some(20..=23 | 0x80..)) => Told::Tls(None),
-        Told::More => match look(&[bytes, b"\n\n"].concat()) {
-            Told::Other => Told::Other,
-            _ => Told::Http(None),
+        Sniffed::More if matches!(bytes.first(), Some(20..=23 | 0x80..)) => Sniffed::Tls(None),
+        Sniffed::More => match look(&[bytes, b"\n\n"].concat()) {
+            Sniffed::Other => Sniffed::Other,
+            _ => Sniffed::Http(None),
         },
         told => told,
     }
@@ -88,7 +88,7 @@ impl<'a> Bytes<'a> {
 
 /// The handshake may be cut into records at any byte, so their contents are joined first. Of a record's version servers
 /// look at the first byte, if at all, and some pass over empty records and alerts.
-fn tls(bytes: &[u8]) -> Told {
+fn tls(bytes: &[u8]) -> Sniffed {
     let mut handshake = Vec::new();
     let mut rest = bytes;
     loop {
@@ -96,42 +96,42 @@ fn tls(bytes: &[u8]) -> Told {
         let header = &rest[..rest.len().min(5)];
         let fits = |index: usize, fine: u8| header.get(index).is_none_or(|byte| *byte == fine);
         if !(fits(0, 22) && fits(1, 3)) {
-            return Told::Tls(None);
+            return Sniffed::Tls(None);
         }
-        let &[_, _, _, high, low] = header else { return Told::More };
+        let &[_, _, _, high, low] = header else { return Sniffed::More };
         let length = usize::from(u16::from_be_bytes([high, low]));
         if length == 0 || length > (1 << 14) + 256 {
-            return Told::Tls(None);
+            return Sniffed::Tls(None);
         }
         let end = rest.len().min(5 + length);
         handshake.extend_from_slice(&rest[5..end]);
         match greeting(&handshake) {
-            Told::More if end < 5 + length => return Told::More,
-            Told::More => rest = &rest[end..],
+            Sniffed::More if end < 5 + length => return Sniffed::More,
+            Sniffed::More => rest = &rest[end..],
             told => return told,
         }
     }
 }
 
 /// A greeting in the form of SSL 2, which has no name: two bytes of length, then its kind and a version.
-fn old_tls(bytes: &[u8]) -> Told {
+fn old_tls(bytes: &[u8]) -> Sniffed {
     match bytes {
-        [_] | [_, _] | [_, _, 1] => Told::More,
-        [_, _, 1, 0 | 2 | 3, ..] => Told::Tls(None),
+        [_] | [_, _] | [_, _, 1] => Sniffed::More,
+        [_, _, 1, 0 | 2 | 3, ..] => Sniffed::Tls(None),
         _ => http(bytes),
     }
 }
 
-fn greeting(handshake: &[u8]) -> Told {
+fn greeting(handshake: &[u8]) -> Sniffed {
     if handshake.first().is_some_and(|kind| *kind != 1) {
-        return Told::Tls(None);
+        return Sniffed::Tls(None);
     }
     let mut bytes = Bytes(handshake);
-    let Some(length) = bytes.take(1).and_then(|_| bytes.number(3)) else { return Told::More };
+    let Some(length) = bytes.take(1).and_then(|_| bytes.number(3)) else { return Sniffed::More };
     match bytes.take(length) {
-        None if length > MOST => Told::Tls(None),
-        None => Told::More,
-        Some(hello) => Told::Tls(server_name(Bytes(hello))),
+        None if length > MOST => Sniffed::Tls(None),
+        None => Sniffed::More,
+        Some(hello) => Sniffed::Tls(server_name(Bytes(hello))),
     }
 }
 
@@ -165,25 +165,25 @@ fn server_name(mut hello: Bytes<'_>) -> Option<String> {
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n";
 
-fn http(bytes: &[u8]) -> Told {
+fn http(bytes: &[u8]) -> Sniffed {
     // Servers pass over empty lines before a request, and some over any space.
     let begin = bytes.iter().position(|byte| !is_gap(*byte) && *byte != b'\n');
     let (before, bytes) = bytes.split_at(begin.unwrap_or(bytes.len()));
     let common = bytes.len().min(PREFACE.len());
     if bytes[..common] == PREFACE[..common] {
-        return if common == PREFACE.len() { Told::Http2 } else { Told::More };
+        return if common == PREFACE.len() { Sniffed::Http2 } else { Sniffed::More };
     }
     match is_request(bytes) {
-        None => return Told::More,
-        Some(false) => return Told::Other,
+        None => return Sniffed::More,
+        Some(false) => return Sniffed::Other,
         Some(true) => {}
     }
-    let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else { return Told::More };
+    let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else { return Sniffed::More };
     let line = bytes[..end].strip_suffix(b"\r").unwrap_or(&bytes[..end]);
     let plain = before.iter().all(|byte| b"\r\n".contains(byte));
-    let Some(target) = request_target(line).filter(|_| plain) else { return Told::Http(None) };
-    let Some(host) = host(&bytes[end + 1..]) else { return Told::More };
-    Told::Http(match (absolute(target), host) {
+    let Some(target) = request_target(line).filter(|_| plain) else { return Sniffed::Http(None) };
+    let Some(host) = host(&bytes[end + 1..]) else { return Sniffed::More };
+    Sniffed::Http(match (absolute(target), host) {
         // A proxy goes by the target, a server by the header: they must not differ.
         (Some(target), Some(host)) if target != host => None,
         (Some(target), _) => Some(target),

@@ -1,7 +1,7 @@
 //! One TCP connection of a sandbox, from the packet that asks for it to the last.
 //!
 //! ```text
-//! Dialling ──somebody answers──> Opening ──handshake──> Open ──owner lets go──> Lingering ──> Over
+//! Dialling ──somebody answers──> OpenDecision ──handshake──> OpenFlow ──owner lets go──> Lingering ──> Over
 //!     └── nobody does, cut, given up inside ──> Over        └── reset, dead ──────────────────^
 //! ```
 //!
@@ -16,18 +16,19 @@
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::{Instant, sleep_until};
 
 use super::device::Device;
-use super::machine::{Machine, Manner};
-use super::packet::{Bad, Flow, Packet, Segment, parse, reset};
-use super::relay::Lane;
-use super::tcp::{SYN, Table};
+use super::packet::{DropReason, Flow, Packet, Segment, parse, reset};
+use super::relay::RelaySocket;
+use super::tcp::{ConnectionTable, SYN};
+use super::tcp_state::{TcpOptions, TcpStateMachine};
 
 /// How much of what nobody wants is thrown away before the connection is reset.
 const DISCARD: usize = 1 << 20;
@@ -37,8 +38,8 @@ pub(super) struct Connection {
     pub(super) flow: Flow,
     pub(super) device: Arc<Device>,
     /// Weak: the table holds it.
-    table: Weak<Table>,
-    patience: Patience,
+    table: Weak<ConnectionTable>,
+    patience: TcpTimeouts,
     inner: Mutex<Inner>,
     /// Something happened that [`Connection::drive`] must know.
     changed: Notify,
@@ -47,7 +48,7 @@ pub(super) struct Connection {
 #[derive(Debug)]
 pub(super) struct Inner {
     /// `None` while outside is dialled.
-    machine: Option<Machine>,
+    machine: Option<TcpStateMachine>,
     /// The packet that asked for the connection, while outside is dialled.
     syn: Vec<u8>,
     /// Given back when it is open, or over.
@@ -56,7 +57,7 @@ pub(super) struct Inner {
     open_by: Option<Instant>,
     lingering: Option<Lingering>,
     /// Who carries it without a copy.
-    pub(super) lane: Option<Lane>,
+    pub(super) lane: Option<RelaySocket>,
     /// When [`Connection::drive`] looks again.
     armed: Option<Instant>,
     /// The sandbox gave up before outside answered, or nothing more happens.
@@ -72,7 +73,7 @@ struct Lingering {
 
 /// Time that a connection is given.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
+pub(super) struct TcpTimeouts {
     /// To open.
     pub(super) handshake: Duration,
     /// To take what is left when its owner let go.
@@ -83,7 +84,7 @@ impl Connection {
     pub(super) fn new(
         segment: &Segment<'_>,
         device: &Arc<Device>,
-        table: &Arc<Table>,
+        table: &Arc<ConnectionTable>,
         half_open: OwnedSemaphorePermit,
     ) -> Self {
         Self {
@@ -113,21 +114,21 @@ impl Connection {
         } else if segment.rst {
             self.end(&mut inner);
         } else if segment.syn && segment.raw.len() > SYN {
-            self.device.drop_packet(Bad::Full);
+            self.device.drop_packet(DropReason::Full);
         } else if segment.syn {
             inner.syn = segment.raw.to_vec();
         }
     }
 
     /// Opens it towards the sandbox, with the packet that asked for it.
-    pub(super) fn accept(&self, manner: Manner) {
+    pub(super) fn accept(&self, options: TcpOptions) {
         let mut inner = self.inner();
         if inner.over {
             return;
         }
         let syn = std::mem::take(&mut inner.syn);
         inner.open_by = Some(Instant::now() + self.patience.handshake);
-        inner.machine = Some(Machine::new(&self.device, &self.flow, manner));
+        inner.machine = Some(TcpStateMachine::new(&self.device, &self.flow, options));
         self.turn(&mut inner, |machine, device| machine.receive(device, &syn));
     }
 
@@ -175,7 +176,7 @@ impl Connection {
                 if inner.over {
                     return;
                 }
-                let holds = inner.machine.as_ref().is_some_and(Machine::holds);
+                let holds = inner.machine.as_ref().is_some_and(TcpStateMachine::holds);
                 inner.armed = self.next(&mut inner);
                 (inner.armed, holds)
             };
@@ -191,13 +192,13 @@ impl Connection {
     }
 
     /// Acts on the machine and settles what follows; `None` when there is no machine.
-    pub(super) fn act<R>(&self, act: impl FnOnce(&mut Machine) -> R) -> Option<R> {
+    pub(super) fn act<R>(&self, act: impl FnOnce(&mut TcpStateMachine) -> R) -> Option<R> {
         let mut inner = self.inner();
         self.turn(&mut inner, |machine, _| act(machine))
     }
 
     /// Has the lane carry what it can, and says what is on the lane afterwards.
-    pub(super) fn carry<R>(&self, look: impl FnOnce(&mut Lane) -> R) -> Option<R> {
+    pub(super) fn carry<R>(&self, look: impl FnOnce(&mut RelaySocket) -> R) -> Option<R> {
         let mut inner = self.inner();
         if let Some(lane) = &mut inner.lane {
             lane.attend();
@@ -207,7 +208,7 @@ impl Connection {
     }
 
     /// Gives it to who carries it without a copy.
-    pub(super) fn attach(&self, lane: Lane) {
+    pub(super) fn attach(&self, lane: RelaySocket) {
         self.inner().lane = Some(lane);
     }
 
@@ -224,7 +225,7 @@ impl Connection {
     }
 
     pub(super) fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// One turn of the machine, and what follows from it.
@@ -234,7 +235,7 @@ impl Connection {
     fn turn<R>(
         &self,
         inner: &mut Inner,
-        act: impl FnOnce(&mut Machine, &Device) -> R,
+        act: impl FnOnce(&mut TcpStateMachine, &Device) -> R,
     ) -> Option<R> {
         inner.machine.as_ref()?;
         let turned = catch_unwind(AssertUnwindSafe(|| {
@@ -243,7 +244,7 @@ impl Connection {
             result
         }));
         turned.unwrap_or_else(|_| {
-            self.device.drop_packet(Bad::Failed);
+            self.device.drop_packet(DropReason::Failed);
             tracing::error!(flow = ?self.flow, "a connection's machine failed; it is reset");
             let woken = catch_unwind(AssertUnwindSafe(|| {
                 if let Some(machine) = &mut inner.machine {

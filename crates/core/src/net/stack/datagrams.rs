@@ -28,8 +28,8 @@ use super::packet::{
     read_echo_reply, unreachable,
 };
 use crate::model::Protocol;
-use crate::net::flow::{Datagrams, Switch};
-use crate::net::ledger::Open;
+use crate::net::flow::{Datagrams, FlowHandler};
+use crate::net::log::OpenFlow;
 
 /// How many datagrams a flow delivers before it lets others.
 const BATCH: usize = 32;
@@ -41,25 +41,25 @@ thread_local! {
 /// The flows there are.
 #[derive(Debug)]
 pub(super) struct Flows {
-    flows: HashMap<(Protocol, Flow), State>,
+    flows: HashMap<(Protocol, Flow), FlowEntry>,
     limits: Limits,
 }
 
 #[derive(Debug)]
-enum State {
+enum FlowEntry {
     /// When it was refused.
     Refused(u64),
-    Open(Arc<Carried>, AbortHandle),
+    Open(Arc<DatagramFlow>, AbortHandle),
 }
 
 /// A flow that is carried.
 #[derive(Debug)]
-struct Carried {
+struct DatagramFlow {
     flow: Flow,
     socket: UdpSocket,
-    open: Arc<Open>,
+    open: Arc<OpenFlow>,
     device: Arc<Device>,
-    kind: Kind,
+    kind: DatagramKind,
     /// When something last went either way, in milliseconds of the device's time.
     last: AtomicU64,
     ended: AtomicBool,
@@ -68,7 +68,7 @@ struct Carried {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum DatagramKind {
     Udp,
     /// Over the kernel's echo socket, or a raw one with an identifier of ours.
     Echo {
@@ -92,11 +92,11 @@ impl Flows {
         &mut self,
         packet: &Datagram<'_>,
         device: &Arc<Device>,
-        switch: &Arc<dyn Switch>,
+        handler: &Arc<dyn FlowHandler>,
         tasks: &mut JoinSet<()>,
     ) {
         let key = (Protocol::Udp, packet.flow);
-        if let Some(carried) = self.find(key, packet.raw, device, switch, tasks) {
+        if let Some(carried) = self.find(key, packet.raw, device, handler, tasks) {
             carried.send(&Message::Datagram(packet.payload));
         }
     }
@@ -106,11 +106,11 @@ impl Flows {
         &mut self,
         packet: &Echo<'_>,
         device: &Arc<Device>,
-        switch: &Arc<dyn Switch>,
+        handler: &Arc<dyn FlowHandler>,
         tasks: &mut JoinSet<()>,
     ) {
         let key = (Protocol::Icmp, packet.flow);
-        if let Some(carried) = self.find(key, packet.raw, device, switch, tasks) {
+        if let Some(carried) = self.find(key, packet.raw, device, handler, tasks) {
             carried.send(&Message::Echo(packet.sequence, packet.payload));
         }
     }
@@ -120,7 +120,7 @@ impl Flows {
         let (now, limits) = (milliseconds(device), self.limits);
         self.flows.retain(|key, state| {
             let keep = state.is_live(now, key, &limits);
-            if let (false, State::Open(_, task)) = (keep, &state) {
+            if let (false, FlowEntry::Open(_, task)) = (keep, &state) {
                 task.abort();
             }
             keep
@@ -137,14 +137,14 @@ impl Flows {
         key: (Protocol, Flow),
         raw: &[u8],
         device: &Arc<Device>,
-        switch: &Arc<dyn Switch>,
+        handler: &Arc<dyn FlowHandler>,
         tasks: &mut JoinSet<()>,
-    ) -> Option<Arc<Carried>> {
+    ) -> Option<Arc<DatagramFlow>> {
         let now = milliseconds(device);
         match self.flows.get(&key) {
             Some(state) if !state.is_live(now, &key, &self.limits) => {}
-            Some(State::Open(carried, _)) => return Some(Arc::clone(carried)),
-            Some(State::Refused(_)) => {
+            Some(FlowEntry::Open(carried, _)) => return Some(Arc::clone(carried)),
+            Some(FlowEntry::Refused(_)) => {
                 unreachable(device, &key.1, raw, Unreachable::Prohibited);
                 return None;
             }
@@ -156,12 +156,12 @@ impl Flows {
                 self.flows.iter().min_by_key(|(_, state)| state.last()).map(|(key, _)| *key);
             silent.inspect(|key| self.forget(key));
         }
-        let Some(Datagrams { to, open }) = switch.datagrams(key.0, key.1.to) else {
+        let Some(Datagrams { to, open }) = handler.datagrams(key.0, key.1.to) else {
             unreachable(device, &key.1, raw, Unreachable::Prohibited);
-            self.flows.insert(key, State::Refused(now));
+            self.flows.insert(key, FlowEntry::Refused(now));
             return None;
         };
-        let carried = match Carried::new(key, to, open, device, raw) {
+        let carried = match DatagramFlow::new(key, to, open, device, raw) {
             Ok(carried) => Arc::new(carried),
             Err(error) => {
                 tracing::debug!(%to, %error, "a flow of datagrams has no socket");
@@ -170,18 +170,18 @@ impl Flows {
             }
         };
         let task = tasks.spawn(Arc::clone(&carried).deliver());
-        self.flows.insert(key, State::Open(Arc::clone(&carried), task));
+        self.flows.insert(key, FlowEntry::Open(Arc::clone(&carried), task));
         Some(carried)
     }
 
     fn forget(&mut self, key: &(Protocol, Flow)) {
-        if let Some(State::Open(_, task)) = self.flows.remove(key) {
+        if let Some(FlowEntry::Open(_, task)) = self.flows.remove(key) {
             task.abort();
         }
     }
 }
 
-impl State {
+impl FlowEntry {
     fn last(&self) -> u64 {
         match self {
             Self::Refused(at) => *at,
@@ -202,17 +202,17 @@ impl State {
     }
 }
 
-impl Carried {
+impl DatagramFlow {
     fn new(
         (protocol, flow): (Protocol, Flow),
         to: SocketAddr,
-        open: Arc<Open>,
+        open: Arc<OpenFlow>,
         device: &Arc<Device>,
         raw: &[u8],
     ) -> io::Result<Self> {
         let (socket, kind) = match protocol {
             Protocol::Icmp => echo_socket(to)?,
-            _ => (datagram_socket(to)?, Kind::Udp),
+            _ => (datagram_socket(to)?, DatagramKind::Udp),
         };
         Ok(Self {
             flow,
@@ -232,7 +232,7 @@ impl Carried {
         // Straight to the kernel: the runtime does not know yet whether a new socket is writable.
         let socket = SockRef::from(&self.socket);
         let sent = match (message, self.kind) {
-            (Message::Echo(sequence, payload), Kind::Echo { ident }) => {
+            (Message::Echo(sequence, payload), DatagramKind::Echo { ident }) => {
                 let v4 = self.flow.to.is_ipv4();
                 socket.send(&echo_request(v4, ident.unwrap_or(0), *sequence, payload))
             }
@@ -287,8 +287,8 @@ impl Carried {
 
     fn receive(&self, message: &[u8]) {
         match self.kind {
-            Kind::Udp => datagram(&self.device, &self.flow, message),
-            Kind::Echo { ident } => {
+            DatagramKind::Udp => datagram(&self.device, &self.flow, message),
+            DatagramKind::Echo { ident } => {
                 let reply = read_echo_reply(self.flow.to.is_ipv4(), message);
                 // A raw socket hears everybody's replies.
                 let Some((_, sequence, payload)) =
@@ -321,7 +321,7 @@ fn datagram_socket(to: SocketAddr) -> io::Result<UdpSocket> {
     UdpSocket::from_std(socket)
 }
 
-fn echo_socket(to: SocketAddr) -> io::Result<(UdpSocket, Kind)> {
+fn echo_socket(to: SocketAddr) -> io::Result<(UdpSocket, DatagramKind)> {
     let (domain, protocol) = match to {
         SocketAddr::V4(_) => (Domain::IPV4, socket2::Protocol::ICMPV4),
         SocketAddr::V6(_) => (Domain::IPV6, socket2::Protocol::ICMPV6),
@@ -338,7 +338,7 @@ fn echo_socket(to: SocketAddr) -> io::Result<(UdpSocket, Kind)> {
     socket.set_nonblocking(true)?;
     // Sending, receiving and readiness are the same for every kind of socket that keeps messages apart.
     let socket = BlockingUdpSocket::from(OwnedFd::from(socket));
-    Ok((UdpSocket::from_std(socket)?, Kind::Echo { ident }))
+    Ok((UdpSocket::from_std(socket)?, DatagramKind::Echo { ident }))
 }
 
 fn milliseconds(device: &Device) -> u64 {

@@ -15,7 +15,7 @@ use smoltcp::time::Instant as MachineTime;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::time::Instant;
 
-use super::packet::Bad;
+use super::packet::DropReason;
 use crate::model::Device as Outlet;
 use crate::net::MTU;
 
@@ -39,7 +39,7 @@ pub(super) struct Device {
     /// The card's address, if packets come in Ethernet frames.
     card: Option<[u8; 6]>,
     began: Instant,
-    dropped: [AtomicU64; Bad::COUNT],
+    dropped: [AtomicU64; DropReason::COUNT],
 }
 
 impl Device {
@@ -78,7 +78,7 @@ impl Device {
         let length = rustix::io::readv(descriptor, &mut parts)?;
         let kind = [header[12], header[13]];
         if length <= HEADER || (kind != IPV4 && kind != IPV6) {
-            self.drop_packet(Bad::NotIp);
+            self.drop_packet(DropReason::NotIp);
             return Err(io::ErrorKind::Interrupted.into());
         }
         Ok(length - HEADER)
@@ -124,12 +124,12 @@ impl Device {
     }
 
     /// Counts a packet that was not taken.
-    pub(super) fn drop_packet(&self, why: Bad) {
+    pub(super) fn drop_packet(&self, why: DropReason) {
         self.dropped[why as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// How many packets were not taken for this reason.
-    pub(super) fn dropped(&self, why: Bad) -> u64 {
+    pub(super) fn dropped(&self, why: DropReason) -> u64 {
         self.dropped[why as usize].load(Ordering::Relaxed)
     }
 
@@ -233,7 +233,7 @@ impl phy::TxToken for Outgoing<'_> {
             }
             let packet = &mut scratch[..length];
             let result = fill(packet);
-            // An answer to what came in may find the place taken: it is lost, and made again when asked for again.
+            // An answer to what came in may find the buffer full: it is lost, and sent again when the sandbox repeats its packet.
             if self.held.is_none() && !self.device.write(packet) {
                 *self.held = Some(Box::from(&*packet));
             }
@@ -248,7 +248,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixDatagram;
 
-    use super::{Bad, Device, Outlet};
+    use super::{Device, DropReason, Outlet};
 
     const CARD: [u8; 6] = [2, 1, 2, 3, 4, 5];
 
@@ -285,7 +285,7 @@ mod tests {
             let error = device.read(&mut packet).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::Interrupted, "{frame:?}");
         }
-        assert_eq!(device.dropped(Bad::NotIp), odd.len() as u64);
+        assert_eq!(device.dropped(DropReason::NotIp), odd.len() as u64);
         assert_eq!(device.read(&mut packet).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 }

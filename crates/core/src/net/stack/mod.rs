@@ -8,7 +8,7 @@
 //!             └ ICMP   the gateway's echo is ours, others' go out as flows
 //! ```
 //!
-//! Any address outside is answered for: the [`Switch`] says what becomes of a flow, and the stack knows no policy.
+//! Any address outside is answered for: the [`FlowHandler`] says what becomes of a flow, and the stack knows no policy.
 //! One task reads the device and takes packets in, and each connection and each flow has one. What can be
 //! done about a packet is done at once in the task that read it; see [`connection`]. After a batch of packets the
 //! task lets others run, so that a sandbox that floods its device slows down nobody but itself.
@@ -20,11 +20,11 @@
 mod connection;
 mod datagrams;
 mod device;
-mod machine;
 mod packet;
 mod relay;
 mod stream;
 mod tcp;
+mod tcp_state;
 #[cfg(test)]
 mod tests;
 
@@ -39,11 +39,11 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use self::datagrams::Flows;
 use self::device::Device;
-use self::packet::{Bad, Datagram, Packet, Unreachable};
+use self::packet::{Datagram, DropReason, Packet, Unreachable};
 pub(super) use self::relay::relay;
 pub(super) use self::stream::Stream;
-use self::tcp::Table;
-use super::flow::Switch;
+use self::tcp::ConnectionTable;
+use super::flow::FlowHandler;
 use super::{GATEWAY_V4, GATEWAY_V6, MTU};
 use crate::model::Device as Outlet;
 
@@ -104,20 +104,20 @@ pub(super) struct Stack {
 }
 
 impl Stack {
-    /// Answers the packets of `device`, and asks `switch` about every new flow.
-    pub(super) fn start(device: Outlet, switch: Arc<dyn Switch>) -> io::Result<Self> {
-        Ok(Self::with(Limits::default(), Arc::new(Device::new(device)?), switch))
+    /// Answers the packets of `device`, and asks `handler` about every new flow.
+    pub(super) fn start(device: Outlet, handler: Arc<dyn FlowHandler>) -> io::Result<Self> {
+        Ok(Self::with(Limits::default(), Arc::new(Device::new(device)?), handler))
     }
 
-    fn with(limits: Limits, device: Arc<Device>, switch: Arc<dyn Switch>) -> Self {
+    fn with(limits: Limits, device: Arc<Device>, handler: Arc<dyn FlowHandler>) -> Self {
         let close = Arc::new(Notify::new());
-        let carrier = Carrier {
+        let carrier = StackTask {
             lookups: Arc::new(Semaphore::new(limits.lookups)),
-            table: Arc::new(Table::new(limits)),
+            table: Arc::new(ConnectionTable::new(limits)),
             flows: Flows::new(limits),
             tasks: JoinSet::new(),
             device,
-            switch,
+            handler,
         };
         let task = tokio::spawn(carrier.run(Arc::clone(&close)));
         Self { task, close }
@@ -137,17 +137,17 @@ impl Drop for Stack {
 }
 
 /// What the stack's task holds.
-struct Carrier {
+struct StackTask {
     device: Arc<Device>,
-    switch: Arc<dyn Switch>,
-    table: Arc<Table>,
+    handler: Arc<dyn FlowHandler>,
+    table: Arc<ConnectionTable>,
     flows: Flows,
     lookups: Arc<Semaphore>,
     /// One for each connection, flow and lookup. They end with this.
     tasks: JoinSet<()>,
 }
 
-impl Carrier {
+impl StackTask {
     async fn run(mut self, close: Arc<Notify>) {
         let mut buffer = vec![0; MTU];
         let mut sweep = interval(Duration::from_secs(1));
@@ -177,7 +177,7 @@ impl Carrier {
             }
         }
         self.tasks.shutdown().await;
-        for why in Bad::ALL {
+        for why in DropReason::ALL {
             let packets = self.device.dropped(why);
             if packets > 0 {
                 tracing::debug!(?why, packets, "packets of a sandbox were dropped");
@@ -203,19 +203,19 @@ impl Carrier {
         match packet::parse(raw) {
             Err(why) => self.device.drop_packet(why),
             Ok(Packet::Tcp(segment)) => {
-                self.table.receive(&segment, &self.device, &self.switch, &mut self.tasks);
+                self.table.receive(&segment, &self.device, &self.handler, &mut self.tasks);
             }
             Ok(Packet::Udp(datagram)) if is_gateway(datagram.flow.to.ip()) => {
                 self.ask_gateway(&datagram);
             }
             Ok(Packet::Udp(datagram)) => {
-                self.flows.datagram(&datagram, &self.device, &self.switch, &mut self.tasks);
+                self.flows.datagram(&datagram, &self.device, &self.handler, &mut self.tasks);
             }
             Ok(Packet::Echo(echo)) if is_gateway(echo.flow.to.ip()) => {
                 packet::echo_reply(&self.device, &echo.flow, echo.sequence, echo.payload);
             }
             Ok(Packet::Echo(echo)) => {
-                self.flows.echo(&echo, &self.device, &self.switch, &mut self.tasks);
+                self.flows.echo(&echo, &self.device, &self.handler, &mut self.tasks);
             }
         }
     }
@@ -226,16 +226,16 @@ impl Carrier {
         if flow.to.port() != 53 {
             return packet::unreachable(&self.device, &flow, datagram.raw, Unreachable::Port);
         }
-        let Ok(place) = Arc::clone(&self.lookups).try_acquire_owned() else {
-            return self.device.drop_packet(Bad::Full);
+        let Ok(permit) = Arc::clone(&self.lookups).try_acquire_owned() else {
+            return self.device.drop_packet(DropReason::Full);
         };
-        let (device, switch) = (Arc::clone(&self.device), Arc::clone(&self.switch));
+        let (device, handler) = (Arc::clone(&self.device), Arc::clone(&self.handler));
         let query = datagram.payload.to_vec();
         self.tasks.spawn(async move {
-            if let Some(answer) = switch.lookup(query).await {
+            if let Some(answer) = handler.lookup(query).await {
                 packet::datagram(&device, &flow, &answer);
             }
-            drop(place);
+            drop(permit);
         });
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct Flow {
 
 /// Why a packet was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Bad {
+pub(super) enum DropReason {
     /// Neither version of IP.
     NotIp,
     /// Shorter than it claims to be, or than it must be.
@@ -48,7 +48,7 @@ pub(super) enum Bad {
     Failed,
 }
 
-impl Bad {
+impl DropReason {
     pub(super) const COUNT: usize = Self::Failed as usize + 1;
     pub(super) const ALL: [Self; Self::COUNT] = [
         Self::NotIp,
@@ -103,27 +103,27 @@ pub(super) struct Echo<'a> {
 }
 
 /// Takes a packet, or says why not.
-pub(super) fn parse(raw: &[u8]) -> Result<Packet<'_>, Bad> {
-    match raw.first().ok_or(Bad::Truncated)? >> 4 {
+pub(super) fn parse(raw: &[u8]) -> Result<Packet<'_>, DropReason> {
+    match raw.first().ok_or(DropReason::Truncated)? >> 4 {
         4 => parse_v4(raw),
         6 => parse_v6(raw),
-        _ => Err(Bad::NotIp),
+        _ => Err(DropReason::NotIp),
     }
 }
 
-fn parse_v4(raw: &[u8]) -> Result<Packet<'_>, Bad> {
-    let packet = Ipv4Packet::new_checked(raw).map_err(|_| Bad::Truncated)?;
+fn parse_v4(raw: &[u8]) -> Result<Packet<'_>, DropReason> {
+    let packet = Ipv4Packet::new_checked(raw).map_err(|_| DropReason::Truncated)?;
     if packet.header_len() != 20 {
-        return Err(Bad::Options);
+        return Err(DropReason::Options);
     }
     if !packet.verify_checksum() {
-        return Err(Bad::Checksum);
+        return Err(DropReason::Checksum);
     }
     if packet.more_frags() || packet.frag_offset() != 0 {
-        return Err(Bad::Fragment);
+        return Err(DropReason::Fragment);
     }
     if packet.src_addr() != GUEST_V4 {
-        return Err(Bad::Source);
+        return Err(DropReason::Source);
     }
     let raw = &raw[..usize::from(packet.total_len())];
     let payload = &raw[20..];
@@ -132,25 +132,25 @@ fn parse_v4(raw: &[u8]) -> Result<Packet<'_>, Bad> {
         IpProtocol::Tcp => ends.tcp(payload),
         IpProtocol::Udp => ends.udp(payload),
         IpProtocol::Icmp => ends.echo(payload, ECHO_V4),
-        _ => Err(Bad::Protocol),
+        _ => Err(DropReason::Protocol),
     }
 }
 
-fn parse_v6(raw: &[u8]) -> Result<Packet<'_>, Bad> {
-    let packet = Ipv6Packet::new_checked(raw).map_err(|_| Bad::Truncated)?;
+fn parse_v6(raw: &[u8]) -> Result<Packet<'_>, DropReason> {
+    let packet = Ipv6Packet::new_checked(raw).map_err(|_| DropReason::Truncated)?;
     // The next header decides before the source: what a kernel says to its neighbours by itself comes from
     // another address, and is no forgery.
     let next = packet.next_header();
     match next {
         IpProtocol::Tcp | IpProtocol::Udp | IpProtocol::Icmpv6 => {}
-        IpProtocol::Ipv6Frag => return Err(Bad::Fragment),
+        IpProtocol::Ipv6Frag => return Err(DropReason::Fragment),
         IpProtocol::HopByHop | IpProtocol::Ipv6Route | IpProtocol::Ipv6Opts => {
-            return Err(Bad::Options);
+            return Err(DropReason::Options);
         }
-        _ => return Err(Bad::Protocol),
+        _ => return Err(DropReason::Protocol),
     }
     if packet.src_addr() != GUEST_V6 {
-        return Err(Bad::Source);
+        return Err(DropReason::Source);
     }
     let raw = &raw[..packet.total_len()];
     let payload = &raw[40..];
@@ -174,14 +174,14 @@ struct Ends<'a> {
 }
 
 impl<'a> Ends<'a> {
-    fn tcp(self, payload: &'a [u8]) -> Result<Packet<'a>, Bad> {
-        let packet = TcpPacket::new_checked(payload).map_err(|_| Bad::Truncated)?;
+    fn tcp(self, payload: &'a [u8]) -> Result<Packet<'a>, DropReason> {
+        let packet = TcpPacket::new_checked(payload).map_err(|_| DropReason::Truncated)?;
         if !packet.verify_checksum(&self.guest.into(), &self.to.into()) {
-            return Err(Bad::Checksum);
+            return Err(DropReason::Checksum);
         }
         let flow = self.flow(packet.src_port(), packet.dst_port())?;
         if !one_host(self.to) {
-            return Err(Bad::Destination);
+            return Err(DropReason::Destination);
         }
         Ok(Packet::Tcp(Segment {
             flow,
@@ -193,8 +193,8 @@ impl<'a> Ends<'a> {
         }))
     }
 
-    fn udp(self, payload: &'a [u8]) -> Result<Packet<'a>, Bad> {
-        let packet = UdpPacket::new_checked(payload).map_err(|_| Bad::Truncated)?;
+    fn udp(self, payload: &'a [u8]) -> Result<Packet<'a>, DropReason> {
+        let packet = UdpPacket::new_checked(payload).map_err(|_| DropReason::Truncated)?;
         // Only the older version of IP lets a sender leave the sum out.
         let sums = if self.to.is_ipv4() {
             packet.verify_checksum(&self.guest.into(), &self.to.into())
@@ -202,14 +202,14 @@ impl<'a> Ends<'a> {
             packet.checksum() != 0 && packet.verify_checksum(&self.guest.into(), &self.to.into())
         };
         if !sums {
-            return Err(Bad::Checksum);
+            return Err(DropReason::Checksum);
         }
         let flow = self.flow(packet.src_port(), packet.dst_port())?;
         Ok(Packet::Udp(Datagram { flow, raw: self.raw, payload: packet.payload() }))
     }
 
-    fn echo(self, payload: &'a [u8], (request, _): (u8, u8)) -> Result<Packet<'a>, Bad> {
-        let (head, rest) = payload.split_first_chunk::<8>().ok_or(Bad::Truncated)?;
+    fn echo(self, payload: &'a [u8], (request, _): (u8, u8)) -> Result<Packet<'a>, DropReason> {
+        let (head, rest) = payload.split_first_chunk::<8>().ok_or(DropReason::Truncated)?;
         let sum = match (self.guest, self.to) {
             (IpAddr::V6(guest), IpAddr::V6(to)) => checksum::combine(&[
                 checksum::pseudo_header_v6(&guest, &to, IpProtocol::Icmpv6, sum_length(payload)),
@@ -218,14 +218,14 @@ impl<'a> Ends<'a> {
             _ => checksum::data(payload),
         };
         if sum != 0xffff {
-            return Err(Bad::Checksum);
+            return Err(DropReason::Checksum);
         }
         // Neighbours and routers are looked for on other kinds of link, and errors are about what came from here.
         if head[0] != request || head[1] != 0 {
-            return Err(Bad::Protocol);
+            return Err(DropReason::Protocol);
         }
         if !one_host(self.to) {
-            return Err(Bad::Destination);
+            return Err(DropReason::Destination);
         }
         let ident = u16::from_be_bytes([head[4], head[5]]);
         Ok(Packet::Echo(Echo {
@@ -239,9 +239,9 @@ impl<'a> Ends<'a> {
         }))
     }
 
-    fn flow(&self, from: u16, to: u16) -> Result<Flow, Bad> {
+    fn flow(&self, from: u16, to: u16) -> Result<Flow, DropReason> {
         if from == 0 || to == 0 || self.to.is_unspecified() {
-            return Err(Bad::Destination);
+            return Err(DropReason::Destination);
         }
         Ok(Flow { guest: SocketAddr::new(self.guest, from), to: SocketAddr::new(self.to, to) })
     }

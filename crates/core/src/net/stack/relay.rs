@@ -1,6 +1,6 @@
 //! The fast path: bytes go between a connection's ring buffers and a socket outside, with no buffer in between.
 //!
-//! A [`Lane`] is the socket outside, attached to the connection. Whoever settles the connection carries what can be
+//! A [`RelaySocket`] is the socket outside, attached to the connection. Whoever settles the connection carries what can be
 //! carried: the stack's task right after a packet, [`relay`] when the socket is ready. `relay` itself only waits for
 //! what the lane lacks. A ring that is full is not read into, and a socket that takes no more leaves the ring
 //! full, which closes the window: that is all the back-pressure there is, and all that is needed.
@@ -15,21 +15,21 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-use super::machine::{Machine, Readable};
 use super::stream::Stream;
 use super::tcp::end_abruptly;
-use crate::net::ledger::Open;
+use super::tcp_state::{Readable, TcpStateMachine};
+use crate::net::log::OpenFlow;
 
 /// A socket outside that a connection is carried to.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct RelaySocket {
     outside: Arc<TcpStream>,
-    open: Arc<Open>,
+    open: Arc<OpenFlow>,
     /// Something changed that [`relay`] must know.
     wake: Arc<Notify>,
     /// What [`relay`] waits for.
-    awaited: Wants,
-    wants: Wants,
+    awaited: SocketReadiness,
+    wants: SocketReadiness,
     /// All that the sandbox had to say went out.
     sent_all: bool,
     /// All that outside had to say is in the ring.
@@ -39,12 +39,12 @@ pub(super) struct Lane {
 
 /// What a lane needs of the socket to go on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Wants {
+struct SocketReadiness {
     readable: bool,
     writable: bool,
 }
 
-impl Wants {
+impl SocketReadiness {
     fn interest(self) -> Option<Interest> {
         match (self.readable, self.writable) {
             (true, true) => Some(Interest::READABLE | Interest::WRITABLE),
@@ -55,11 +55,11 @@ impl Wants {
     }
 }
 
-impl Lane {
+impl RelaySocket {
     /// Carries what can be carried now, both ways.
-    pub(super) fn carry(&mut self, machine: &mut Machine) {
+    pub(super) fn carry(&mut self, machine: &mut TcpStateMachine) {
         if !self.is_over() {
-            self.wants = Wants::default();
+            self.wants = SocketReadiness::default();
             if let Err(error) = self.carry_out(machine).and_then(|()| self.carry_in(machine)) {
                 self.failed = Some(error);
             }
@@ -73,14 +73,14 @@ impl Lane {
 
     /// [`relay`] looks at it now, and need not be told to.
     pub(super) fn attend(&mut self) {
-        self.awaited = Wants { readable: true, writable: true };
+        self.awaited = SocketReadiness { readable: true, writable: true };
     }
 
     fn is_over(&self) -> bool {
         self.failed.is_some() || (self.sent_all && self.heard_all)
     }
 
-    fn carry_out(&mut self, machine: &mut Machine) -> io::Result<()> {
+    fn carry_out(&mut self, machine: &mut TcpStateMachine) -> io::Result<()> {
         while !self.sent_all {
             match machine.readable() {
                 Readable::Some => {}
@@ -111,7 +111,7 @@ impl Lane {
         Ok(())
     }
 
-    fn carry_in(&mut self, machine: &mut Machine) -> io::Result<()> {
+    fn carry_in(&mut self, machine: &mut TcpStateMachine) -> io::Result<()> {
         while !self.heard_all {
             if !machine.socket().may_send() {
                 return Err(io::ErrorKind::ConnectionReset.into());
@@ -147,16 +147,16 @@ impl Lane {
 pub(in crate::net) async fn relay(
     guest: Stream,
     outside: TcpStream,
-    open: &Arc<Open>,
+    open: &Arc<OpenFlow>,
 ) -> io::Result<()> {
     let outside = Arc::new(outside);
     let wake = Arc::new(Notify::new());
-    guest.connection.attach(Lane {
+    guest.connection.attach(RelaySocket {
         outside: Arc::clone(&outside),
         open: Arc::clone(open),
         wake: Arc::clone(&wake),
-        awaited: Wants::default(),
-        wants: Wants::default(),
+        awaited: SocketReadiness::default(),
+        wants: SocketReadiness::default(),
         sent_all: false,
         heard_all: false,
         failed: None,

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::connection::Connection;
-use super::machine::{Machine, Readable};
+use super::tcp_state::{Readable, TcpStateMachine};
 
 /// The sandbox's end of a TCP connection.
 ///
@@ -86,7 +86,7 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let closed = self.connection.act(|machine: &mut Machine| machine.socket().close());
+        let closed = self.connection.act(|machine: &mut TcpStateMachine| machine.socket().close());
         match closed {
             Some(()) => Poll::Ready(Ok(())),
             None => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),

@@ -11,9 +11,10 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -21,14 +22,14 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::Limits;
-use super::connection::{Connection, Patience};
+use super::connection::{Connection, TcpTimeouts};
 use super::device::Device;
-use super::machine::Manner;
-use super::packet::{Bad, Flow, Segment, reset};
+use super::packet::{DropReason, Flow, Segment, reset};
 use super::stream::Stream;
+use super::tcp_state::TcpOptions;
 use crate::net::MTU;
-use crate::net::flow::{Opening, Switch};
-use crate::net::ledger::Open;
+use crate::net::flow::{FlowHandler, OpenDecision};
+use crate::net::log::OpenFlow;
 
 /// The largest packet that is kept until outside has answered.
 pub(super) const SYN: usize = 1500;
@@ -41,19 +42,19 @@ pub(super) fn end_abruptly(outside: &TcpStream) {
 
 /// The connections there are.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct ConnectionTable {
     connections: Mutex<HashMap<Flow, Arc<Connection>>>,
-    pub(super) patience: Patience,
+    pub(super) patience: TcpTimeouts,
     limits: Limits,
     free: Arc<Semaphore>,
     half_open: Arc<Semaphore>,
 }
 
-impl Table {
+impl ConnectionTable {
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             connections: Mutex::default(),
-            patience: Patience { handshake: limits.handshake, linger: limits.linger },
+            patience: TcpTimeouts { handshake: limits.handshake, linger: limits.linger },
             limits,
             free: Arc::new(Semaphore::new(limits.connections)),
             half_open: Arc::new(Semaphore::new(limits.half_open)),
@@ -65,14 +66,14 @@ impl Table {
         self: &Arc<Self>,
         segment: &Segment<'_>,
         device: &Arc<Device>,
-        switch: &Arc<dyn Switch>,
+        handler: &Arc<dyn FlowHandler>,
         tasks: &mut JoinSet<()>,
     ) {
         let known = self.connections().get(&segment.flow).cloned();
         if let Some(connection) = known {
             connection.receive(segment);
         } else if segment.syn && !segment.rst {
-            self.begin(segment, device, switch, tasks);
+            self.begin(segment, device, handler, tasks);
         } else {
             reset(device, segment);
         }
@@ -82,45 +83,51 @@ impl Table {
         self: &Arc<Self>,
         segment: &Segment<'_>,
         device: &Arc<Device>,
-        switch: &Arc<dyn Switch>,
+        handler: &Arc<dyn FlowHandler>,
         tasks: &mut JoinSet<()>,
     ) {
         let Ok(half_open) = Arc::clone(&self.half_open).try_acquire_owned() else {
-            return device.drop_packet(Bad::Full);
+            return device.drop_packet(DropReason::Full);
         };
         if segment.raw.len() > SYN {
-            return device.drop_packet(Bad::Full);
+            return device.drop_packet(DropReason::Full);
         }
-        let Ok(place) = Arc::clone(&self.free).try_acquire_owned() else {
-            device.drop_packet(Bad::Full);
+        let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() else {
+            device.drop_packet(DropReason::Full);
             return reset(device, segment);
         };
-        let opening = switch.open(segment.flow.to);
-        if matches!(opening, Opening::Refuse) {
+        let opening = handler.open(segment.flow.to);
+        if matches!(opening, OpenDecision::Refuse) {
             return reset(device, segment);
         }
         let connection = Arc::new(Connection::new(segment, device, self, half_open));
         self.connections().insert(segment.flow, Arc::clone(&connection));
-        let (table, switch) = (Arc::clone(self), Arc::clone(switch));
+        let (table, handler) = (Arc::clone(self), Arc::clone(handler));
         tasks.spawn(async move {
-            table.run(connection, switch, opening).await;
-            drop(place);
+            table.run(connection, handler, opening).await;
+            drop(permit);
         });
     }
 
-    async fn run(&self, connection: Arc<Connection>, switch: Arc<dyn Switch>, opening: Opening) {
+    async fn run(
+        &self,
+        connection: Arc<Connection>,
+        handler: Arc<dyn FlowHandler>,
+        opening: OpenDecision,
+    ) {
         let outside = match opening {
-            Opening::Refuse => return connection.refuse(),
-            Opening::Serve => None,
-            Opening::Dial(address, open) => match self.dial(&connection, address, &open).await {
+            OpenDecision::Refuse => return connection.refuse(),
+            OpenDecision::Serve => None,
+            OpenDecision::Dial(address, open) => match self.dial(&connection, address, &open).await
+            {
                 Ok(outside) => Some((outside, open)),
                 Err(error) => {
-                    switch.unanswered(&open, &error);
+                    handler.unanswered(&open, &error);
                     return connection.refuse();
                 }
             },
         };
-        connection.accept(self.manner(&connection.flow));
+        connection.accept(self.options(&connection.flow));
         let carry = async {
             if !connection.established().await {
                 if let Some((outside, _)) = &outside {
@@ -130,8 +137,8 @@ impl Table {
             }
             let guest = Stream { connection: Arc::clone(&connection) };
             match outside {
-                Some((outside, open)) => switch.relay(guest, outside, open).await,
-                None => switch.serve(guest, connection.flow.to).await,
+                Some((outside, open)) => handler.relay(guest, outside, open).await,
+                None => handler.serve(guest, connection.flow.to).await,
             }
         };
         tokio::join!(connection.drive(), carry);
@@ -141,7 +148,7 @@ impl Table {
         &self,
         connection: &Connection,
         address: SocketAddr,
-        open: &Open,
+        open: &OpenFlow,
     ) -> io::Result<TcpStream> {
         let outside = tokio::select! {
             outside = timeout(self.limits.dial, TcpStream::connect(address)) => {
@@ -162,7 +169,7 @@ impl Table {
 
     /// Who has few connections gets room for many packets, who has many gets less: a sandbox that opens all it may
     /// costs some 80 MiB, and only if it fills all its buffers.
-    fn manner(&self, flow: &Flow) -> Manner {
+    fn options(&self, flow: &Flow) -> TcpOptions {
         let headers = if flow.to.is_ipv4() { 40 } else { 60 };
         let segment = MTU - headers;
         let open = self.limits.connections - self.free.available_permits();
@@ -173,7 +180,7 @@ impl Table {
             65..=256 => segment,
             _ => 16 * 1024,
         };
-        Manner { buffer, keep_alive: self.limits.keep_alive, dead: self.limits.dead }
+        TcpOptions { buffer, keep_alive: self.limits.keep_alive, dead: self.limits.dead }
     }
 
     pub(super) fn remove(&self, connection: &Connection) {
@@ -193,6 +200,6 @@ impl Table {
     }
 
     fn connections(&self) -> MutexGuard<'_, HashMap<Flow, Arc<Connection>>> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+        self.connections.lock()
     }
 }

@@ -2,8 +2,7 @@
 
 /// Writes a digest the way manifests do.
 pub(super) fn text(bytes: &[u8]) -> String {
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256:{hex}")
+    format!("sha256:{}", hex::encode(bytes))
 }
 
 /// The 64 digits of a well-formed `sha256:` digest.

@@ -29,9 +29,9 @@ pub enum ImageError {
         /// What is wrong with it.
         reason: String,
     },
-    /// An image cannot be dressed as was asked.
-    #[error("the image cannot be dressed: {what}: {reason}")]
-    BadDress {
+    /// An image cannot be customized as requested.
+    #[error("the image cannot be customized: {what}: {reason}")]
+    BadCustomization {
         /// The wish: the field and its value.
         what: String,
         /// What is wrong with it.

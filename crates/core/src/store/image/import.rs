@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
+use super::builder::{ProgressReader, blocking};
 use super::error::{ImageError, ImageResult};
+use super::files::{self, Contents, ImageFiles};
 use super::oci::{self, Descriptor, Manifest, Next};
-use super::parts::{self, Contents, Parts};
 use super::progress::Reporter;
-use super::shelf::{Watched, blocking};
 use super::unpack::Form;
 use super::{Images, check_name, digest};
 use crate::model::{Image, ImageConfig, LayerId};
@@ -55,7 +55,7 @@ impl Images {
         check_name(name)?;
         let looked_at = archive.clone();
         let contents =
-            blocking(&archive.path, move || parts::detect(&looked_at.path, &looked_at.shown));
+            blocking(&archive.path, move || files::detect(&looked_at.path, &looked_at.shown));
         let (what, wanted) = (archive.shown.clone(), name.to_owned());
         let found = match contents.await? {
             Contents::Root => return self.import_root(name, archive, progress).await,
@@ -77,9 +77,9 @@ impl Images {
         let Archive { path, shown: what } = archive;
         let file = File::open(path).map_err(ImageError::io("open", path))?;
         let total = file.metadata().map_err(ImageError::io("open", path))?.len();
-        let mut stack = self.shelf.begin().await?;
-        let reader = Watched::new(file, what, Some(total), progress);
-        let unpacked = self.shelf.add(&mut stack, reader, Form::Root, None, what.clone()).await?;
+        let mut stack = self.builder.begin().await?;
+        let reader = ProgressReader::new(file, what, Some(total), progress);
+        let unpacked = self.builder.add(&mut stack, reader, Form::Root, None, what.clone()).await?;
         if unpacked.files == 0 {
             let reason = "it is an empty archive".to_owned();
             return Err(ImageError::NotAnImage { what: what.clone(), reason });
@@ -91,13 +91,13 @@ impl Images {
     async fn look(
         &self,
         archive: &Archive,
-        find: impl FnOnce(&Parts) -> ImageResult<Found> + Send + 'static,
-    ) -> ImageResult<(Found, Parts, Scratch)> {
+        find: impl FnOnce(&ImageFiles) -> ImageResult<DetectedImage> + Send + 'static,
+    ) -> ImageResult<(DetectedImage, ImageFiles, Scratch)> {
         let id = LayerId::fresh();
-        let scratch = Scratch(self.shelf.store.data_dir().join(format!("tmp/import-{id}")));
+        let scratch = Scratch(self.builder.store.data_dir().join(format!("tmp/import-{id}")));
         let opened = archive.clone();
         blocking(&archive.path, move || {
-            let parts = Parts::open(&opened.path, &opened.shown, &scratch.0)?;
+            let parts = ImageFiles::open(&opened.path, &opened.shown, &scratch.0)?;
             Ok((find(&parts)?, parts, scratch))
         })
         .await
@@ -107,17 +107,17 @@ impl Images {
         &self,
         name: &str,
         archive: &Archive,
-        (found, parts, _scratch): (Found, Parts, Scratch),
+        (found, parts, _scratch): (DetectedImage, ImageFiles, Scratch),
         progress: &Reporter,
     ) -> ImageResult<Image> {
-        let mut stack = self.shelf.begin().await?;
+        let mut stack = self.builder.begin().await?;
         for (part, diff_id) in &found.layers {
-            if self.shelf.reuse(&mut stack, diff_id).await? {
+            if self.builder.reuse(&mut stack, diff_id).await? {
                 continue;
             }
             let what = format!("layer {part}");
-            let reader = Watched::new(parts.reader(part)?, &what, None, progress);
-            self.shelf.add(&mut stack, reader, Form::Layer, Some(diff_id), what).await?;
+            let reader = ProgressReader::new(parts.reader(part)?, &what, None, progress);
+            self.builder.add(&mut stack, reader, Form::Layer, Some(diff_id), what).await?;
         }
         self.finish(name, found.digest, stack, found.config, &archive.shown).await
     }
@@ -134,7 +134,7 @@ struct Archive {
 }
 
 /// An image in an archive.
-struct Found {
+struct DetectedImage {
     digest: String,
     /// The names of its layers' archives and their digests when uncompressed, the first at the bottom.
     layers: Vec<(String, String)>,
@@ -151,7 +151,7 @@ impl Drop for Scratch {
     }
 }
 
-fn layout(parts: &Parts, what: &str) -> ImageResult<Found> {
+fn layout(parts: &ImageFiles, what: &str) -> ImageResult<DetectedImage> {
     let index: Manifest = oci::read(what, &parts.document("index.json")?)?;
     let mut next = pick(what, index)?;
     for _ in 0..MOST_STEPS {
@@ -165,7 +165,11 @@ fn layout(parts: &Parts, what: &str) -> ImageResult<Found> {
                 let names = names.collect::<ImageResult<Vec<String>>>()?;
                 let layers =
                     names.into_iter().zip(config.rootfs.diff_ids.iter().cloned()).collect();
-                return Ok(Found { digest: next.digest, layers, config: config.settings() });
+                return Ok(DetectedImage {
+                    digest: next.digest,
+                    layers,
+                    config: config.settings(),
+                });
             }
         }
     }
@@ -190,7 +194,7 @@ fn pick(what: &str, index: Manifest) -> ImageResult<Descriptor> {
 }
 
 /// Reads a document of a layout, and checks it.
-fn blob(parts: &Parts, what: &str, descriptor: &Descriptor) -> ImageResult<Vec<u8>> {
+fn blob(parts: &ImageFiles, what: &str, descriptor: &Descriptor) -> ImageResult<Vec<u8>> {
     let bytes = parts.document(&blob_name(what, descriptor)?)?;
     let found = digest::text(&Sha256::digest(&bytes));
     if found == descriptor.digest {
@@ -227,7 +231,7 @@ impl Saved {
     }
 }
 
-fn docker(parts: &Parts, what: &str, wanted: &str) -> ImageResult<Found> {
+fn docker(parts: &ImageFiles, what: &str, wanted: &str) -> ImageResult<DetectedImage> {
     let wrong = |reason: String| ImageError::NotAnImage { what: what.to_owned(), reason };
     if !parts.has("manifest.json") {
         return Err(wrong("it has no `manifest.json`".to_owned()));
@@ -249,5 +253,5 @@ fn docker(parts: &Parts, what: &str, wanted: &str) -> ImageResult<Found> {
     config.check(what, image.layers.len())?;
     let layers = image.layers.iter().cloned().zip(config.rootfs.diff_ids.iter().cloned()).collect();
     let digest = digest::text(&Sha256::digest(&bytes));
-    Ok(Found { digest, layers, config: config.settings() })
+    Ok(DetectedImage { digest, layers, config: config.settings() })
 }

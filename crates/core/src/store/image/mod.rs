@@ -3,7 +3,7 @@
 //! An image is a manifest, `images/<name>.json`, that names a chain of sealed layers and says how
 //! commands run on them. It comes about in four ways: [`Images::host`] makes one of this machine,
 //! [`Images::pull`] gets one from a registry, [`Images::import`] reads one from a file, and
-//! [`Images::dress`] puts a layer on another. What a name stood for before is replaced. `docs/formats/image.md` has the rules in full.
+//! [`Images::customize`] adds a layer to another. What a name stood for before is replaced. `docs/formats/image.md` has the rules in full.
 //!
 //! What holds, whatever is pulled or imported:
 //!
@@ -16,18 +16,18 @@
 //! - Archives and registries are not trusted; see [`unpack`] and [`registry`].
 
 mod attributes;
+mod builder;
+mod customize;
 mod digest;
-mod dress;
 mod error;
+mod files;
 mod host;
 mod import;
 mod oci;
-mod parts;
 mod progress;
 mod reference;
 mod registry;
 mod runtimes;
-mod shelf;
 mod unpack;
 
 use std::collections::HashSet;
@@ -40,15 +40,15 @@ use futures_util::StreamExt as _;
 use super::{Store, StoreError};
 use crate::model::{FORMAT, Image, ImageConfig, LayerId, Size, now};
 
-pub use dress::{Add, Dress};
+pub use customize::{AddedDirectory, Customization};
 pub use error::{ImageError, ImageResult};
 pub use host::{Host, HostTree};
 pub use progress::{Progress, Reporter};
 pub use reference::Reference;
 pub use unpack::{Form, Room, Unpacked, unpack_layer};
 
+use self::builder::{LayerBuilder, LayerStack};
 use self::registry::Registry;
-use self::shelf::{Shelf, Stack};
 
 /// What the image of this machine is called.
 pub const HOST: &str = "host";
@@ -87,14 +87,14 @@ impl Default for ImageSettings {
 /// The images of one store. Clones are the same.
 #[derive(Debug, Clone)]
 pub struct Images {
-    shelf: Arc<Shelf>,
+    builder: Arc<LayerBuilder>,
 }
 
 impl Images {
     /// Images kept in `store`.
     #[must_use]
     pub fn new(store: Store, settings: ImageSettings) -> Self {
-        Self { shelf: Arc::new(Shelf::new(store, settings)) }
+        Self { builder: Arc::new(LayerBuilder::new(store, settings)) }
     }
 
     /// All images, by name.
@@ -103,7 +103,7 @@ impl Images {
     ///
     /// Returns [`ImageError::Store`]. Manifests that cannot be read are left out; `fsck` tells of them.
     pub async fn list(&self) -> ImageResult<Vec<Image>> {
-        let mut images = self.shelf.store.scan::<Image>().await?.good;
+        let mut images = self.builder.store.scan::<Image>().await?.good;
         images.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(images)
     }
@@ -126,7 +126,7 @@ impl Images {
     async fn find(&self, name: &str) -> ImageResult<Option<Image>> {
         let short = name.parse::<Reference>().ok().map(|reference| reference.to_string());
         for name in [Some(name.to_owned()), short].into_iter().flatten() {
-            match self.shelf.store.read::<Image>(&name).await {
+            match self.builder.store.read::<Image>(&name).await {
                 Ok(image) => return Ok(Some(image)),
                 Err(error) if error.is_not_found() => {}
                 Err(error) => return Err(error.into()),
@@ -141,12 +141,12 @@ impl Images {
     ///
     /// Returns [`ImageError::Io`] for the first file that could not be taken.
     pub async fn host(&self, refresh: bool, progress: &Reporter) -> ImageResult<Image> {
-        let _one_at_a_time = self.shelf.lock(HOST).await;
+        let _one_at_a_time = self.builder.lock(HOST).await;
         if !refresh && let Some(image) = self.find(HOST).await? {
             return Ok(image);
         }
-        let mut stack = self.shelf.begin().await?;
-        let tree = self.shelf.add_host(&mut stack, progress).await?;
+        let mut stack = self.builder.begin().await?;
+        let tree = self.builder.add_host(&mut stack, progress).await?;
         self.finish(HOST, tree.digest, stack, ImageConfig::default(), HOST).await
     }
 
@@ -160,32 +160,32 @@ impl Images {
         let reference: Reference = reference.parse()?;
         let name = reference.to_string();
         check_name(&name)?;
-        let registry = Registry::open(&self.shelf.settings, &reference).await?;
+        let registry = Registry::open(&self.builder.settings, &reference).await?;
         let described = registry.describe().await?;
-        let mut stack = self.shelf.begin().await?;
+        let mut stack = self.builder.begin().await?;
         let layers: Vec<Wanted> = described
             .plan
             .layers
             .into_iter()
             .zip(&described.config.rootfs.diff_ids)
             .map(|(blob, diff_id)| Wanted {
-                here: self.shelf.may_have(&stack, diff_id),
+                here: self.builder.may_have(&stack, diff_id),
                 diff_id: diff_id.clone(),
                 blob,
             })
             .collect();
         let need = layers.iter().filter(|layer| !layer.here).map(|layer| layer.blob.size).sum();
-        self.shelf.store.check_room(need).await?;
-        let partial = self.shelf.partial_dir().await?;
+        self.builder.store.check_room(need).await?;
+        let partial = self.builder.partial_dir().await?;
         // Downloads run ahead; unpacking goes from the bottom up, one by one. A layer's lock is held
         // for one of the two at a time, so that pulls of images with layers in another order never
         // wait for each other.
-        let (shelf, registry, partial) = (&self.shelf, &registry, &partial);
+        let (builder, registry, partial) = (&self.builder, &registry, &partial);
         let mut downloads = futures_util::stream::iter(layers)
             .map(|layer| async move {
                 if !layer.here {
-                    let _alone = shelf.lock(&layer.blob.digest).await;
-                    if !shelf.has_made(&layer.diff_id) {
+                    let _alone = builder.lock(&layer.blob.digest).await;
+                    if !builder.has_made(&layer.diff_id) {
                         registry.fetch(&layer.blob, partial, progress).await?;
                     }
                 }
@@ -194,8 +194,8 @@ impl Images {
             .buffered(DOWNLOADS);
         while let Some(layer) = downloads.next().await {
             let layer = layer?;
-            let _alone = shelf.lock(&layer.blob.digest).await;
-            if shelf.reuse(&mut stack, &layer.diff_id).await? {
+            let _alone = builder.lock(&layer.blob.digest).await;
+            if builder.reuse(&mut stack, &layer.diff_id).await? {
                 continue;
             }
             // What was here may be of no use on these layers below, and another pull may have used
@@ -204,7 +204,9 @@ impl Images {
                 Some(path) => path,
                 None => registry.fetch(&layer.blob, partial, progress).await?,
             };
-            shelf.add_blob(&mut stack, path, &layer.diff_id, &layer.blob.digest, progress).await?;
+            builder
+                .add_blob(&mut stack, path, &layer.diff_id, &layer.blob.digest, progress)
+                .await?;
         }
         drop(downloads);
         let config = described.config.settings();
@@ -218,27 +220,27 @@ impl Images {
     /// Returns [`ImageError::NotFound`], which lists what there is.
     pub async fn remove(&self, name: &str) -> ImageResult<()> {
         let image = self.get(name).await?;
-        self.shelf.note_removed(&image.name);
-        Ok(self.shelf.store.remove::<Image>(&image.name).await?)
+        self.builder.note_removed(&image.name);
+        Ok(self.builder.store.remove::<Image>(&image.name).await?)
     }
 
     /// Whether this process removed the image of exactly that name.
     #[must_use]
     pub fn was_removed(&self, name: &str) -> bool {
-        self.shelf.was_removed(name)
+        self.builder.was_removed(name)
     }
 
     /// Layers that a pull or import under way is counting on, and that must not be collected.
     #[must_use]
     pub fn in_use(&self) -> HashSet<LayerId> {
-        self.shelf.store.held_layers()
+        self.builder.store.held_layers()
     }
 
     async fn finish(
         &self,
         name: &str,
         digest: String,
-        stack: Stack,
+        stack: LayerStack,
         config: ImageConfig,
         source: &str,
     ) -> ImageResult<Image> {
@@ -252,7 +254,7 @@ impl Images {
             source: source.to_owned(),
             dressed: None,
         };
-        self.shelf.publish(&image).await?;
+        self.builder.publish(&image).await?;
         Ok(image)
     }
 }
@@ -300,7 +302,7 @@ mod tests {
             can_move(images.host(false, progress));
             can_move(images.pull("x", progress));
             can_move(images.import("x", path, progress));
-            can_move(images.dress("x", "y", &super::Dress::default()));
+            can_move(images.customize("x", "y", &super::Customization::default()));
         }
         let _ = all;
     }

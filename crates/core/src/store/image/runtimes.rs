@@ -7,13 +7,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{BufReader, Read as _};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 use super::Images;
+use super::builder::blocking;
 use super::error::ImageResult;
-use super::shelf::blocking;
 use super::unpack::Below;
 use crate::model::Image;
+use parking_lot::Mutex;
 
 /// Where programs are if the image does not say.
 const USUAL: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -23,7 +23,7 @@ const LARGEST: u64 = 64 << 20;
 const PYTHONS: std::ops::RangeInclusive<u32> = 8..=20;
 
 /// What was found, by the image's digest.
-pub(super) type Seen = Mutex<HashMap<String, BTreeSet<String>>>;
+pub(super) type RuntimeCache = Mutex<HashMap<String, BTreeSet<String>>>;
 
 impl Images {
     /// The runtimes of an image, such as `node24` and `python3.13`. Looked up once for each digest.
@@ -32,13 +32,13 @@ impl Images {
     ///
     /// When its files cannot be read.
     pub async fn runtimes(&self, image: &Image) -> ImageResult<BTreeSet<String>> {
-        let seen = || self.shelf.runtimes.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = || self.builder.runtimes.lock();
         if let Some(known) = seen().get(&image.digest) {
             return Ok(known.clone());
         }
-        let below = self.shelf.diffs(&image.layers);
+        let below = self.builder.diffs(&image.layers);
         let path = image.config.env.get("PATH").map_or(USUAL, String::as_str).to_owned();
-        let what = self.shelf.store.data_dir().to_owned();
+        let what = self.builder.store.data_dir().to_owned();
         let found = blocking(&what, move || Ok(look(&Below(&below), &path))).await?;
         seen().insert(image.digest.clone(), found.clone());
         Ok(found)

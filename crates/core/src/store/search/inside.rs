@@ -12,7 +12,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use flate2::bufread::{DeflateDecoder, MultiGzDecoder};
 
 use super::needles::Needles;
-use super::scan::{Found, Scan};
+use super::scan::{Scan, ScanMatch};
 use crate::model::Encoding;
 
 /// How deep archives in archives are looked into.
@@ -438,7 +438,7 @@ impl<R: Read> Read for Metered<R> {
 }
 
 /// Keeps the first of each secret: a stream may hold a value any number of times.
-fn keep_first(found: &mut Vec<Found>, one: Found) {
+fn keep_first(found: &mut Vec<ScanMatch>, one: ScanMatch) {
     if !found.iter().any(|known| known.hit.secret == one.hit.secret) {
         found.push(one);
     }
@@ -448,7 +448,7 @@ fn keep_first(found: &mut Vec<Found>, one: Found) {
 struct Tee<'a, 'n> {
     stream: &'a mut dyn Read,
     scan: Scan<'n>,
-    found: &'a mut Vec<Found>,
+    found: &'a mut Vec<ScanMatch>,
 }
 
 impl Tee<'_, '_> {

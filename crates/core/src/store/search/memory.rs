@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::scan::{Found, Scan};
+use super::scan::{Scan, ScanMatch};
 use super::{Needles, scan_file};
 use crate::model::{Encoding, MemoryId, PAGE, PageIndex};
 use crate::store::manifest::list;
@@ -69,7 +69,7 @@ impl Store {
     }
 }
 
-fn add(all: &mut Vec<InMemory>, needles: &Needles, file: &str, one: &Found) {
+fn add(all: &mut Vec<InMemory>, needles: &Needles, file: &str, one: &ScanMatch) {
     let (name, encoding) = (needles.name(one.hit.secret), one.hit.encoding);
     let known = |one: &InMemory| one.name == name && one.encoding == encoding && one.file == file;
     if !all.iter().any(known) {
@@ -85,7 +85,7 @@ fn add(all: &mut Vec<InMemory>, needles: &Needles, file: &str, one: &Found) {
 fn search_file(
     path: &Path,
     needles: &Needles,
-    keep: &mut dyn FnMut(Found) -> bool,
+    keep: &mut dyn FnMut(ScanMatch) -> bool,
 ) -> io::Result<()> {
     let file = OwnedFd::from(File::open(path)?);
     let stat = stat_of(&file)?;
@@ -93,7 +93,7 @@ fn search_file(
     Ok(())
 }
 
-fn search_pages(dir: &Path, needles: &Needles, found: &mut dyn FnMut(Found)) -> io::Result<()> {
+fn search_pages(dir: &Path, needles: &Needles, found: &mut dyn FnMut(ScanMatch)) -> io::Result<()> {
     let index = PageIndex::parse(&fs::read(dir.join("index"))?)?;
     let pages = File::open(dir.join("pages"))?;
     let mut scan = Scan::new(needles);

@@ -5,7 +5,7 @@
 //! (`tree`), no link is followed, special files are not opened, and while the session still runs
 //! anything may vanish or change under the search.
 //!
-//! A search of a running session can be made use of by the one after its end: [`Seen`] remembers which
+//! A search of a running session can be made use of by the one after its end: [`SearchedFiles`] remembers which
 //! files were searched, by inode and change time, as copies of a live layer do (`live`), and for the same
 //! reasons only those that had not changed since before a sync with which the search began.
 
@@ -20,17 +20,18 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
-use std::sync::Mutex;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use rustix::fs::{FileType, SeekFrom, Statx};
 use rustix::io::Errno;
 
 use self::inside::{Container, HEAD, Look};
 use self::scan::Scan;
 use super::background::{Effort, with_effort};
-use super::tree::{Dir, Place as Spot, file_type, stat_of, xattrs_of};
-use super::walk::{lock, vanished, visit};
+use super::tree::{Dir, Place as DirPlace, file_type, stat_of, xattrs_of};
+use super::walk::{vanished, visit};
 use super::{Result, Store};
 use crate::model::{Encoding, LayerId, Place, Timestamp};
 
@@ -47,18 +48,18 @@ const BATCH: usize = 64;
 #[derive(Debug, Default)]
 pub struct Searched {
     /// What was found, sorted by path.
-    pub finds: Vec<Find>,
+    pub finds: Vec<Match>,
     /// How many files were read.
     pub files: u64,
     /// How much was read of them.
     pub bytes: u64,
     /// What need not be searched again.
-    pub seen: Seen,
+    pub seen: SearchedFiles,
 }
 
 /// Something in one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Find {
+pub struct Match {
     /// The path from the layer's root, without a leading slash.
     pub path: Vec<u8>,
     /// How large the file is.
@@ -66,12 +67,12 @@ pub struct Find {
     /// When it last changed.
     pub changed: Timestamp,
     /// What it is.
-    pub what: What,
+    pub what: MatchKind,
 }
 
 /// What was found in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum What {
+pub enum MatchKind {
     /// A value.
     Secret {
         /// The secret's name.
@@ -98,7 +99,7 @@ pub enum What {
 
 /// What was searched, by inode: the change time it had.
 #[derive(Debug, Default)]
-pub struct Seen(HashMap<u64, (i64, u32)>);
+pub struct SearchedFiles(HashMap<u64, (i64, u32)>);
 
 /// Whether the session still runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +123,7 @@ impl Store {
         needles: &std::sync::Arc<Needles>,
         writers: Writers,
         effort: Effort,
-        before: Seen,
+        before: SearchedFiles,
     ) -> Result<Searched> {
         let (store, diff, needles) =
             (self.clone(), self.diff_dir(open), std::sync::Arc::clone(needles));
@@ -141,21 +142,21 @@ impl Store {
     }
 }
 
-enum Item {
-    Dir(Spot),
+enum SearchItem {
+    Dir(DirPlace),
     Files(Dir, Vec<CString>),
 }
 
 struct Walk<'a> {
     needles: &'a Needles,
     writers: Writers,
-    before: &'a Seen,
+    before: &'a SearchedFiles,
     /// Files that changed before this may be remembered.
     trusted: Option<Timestamp>,
-    finds: Mutex<Vec<Find>>,
+    finds: Mutex<Vec<Match>>,
     /// Inodes something was found in: they are looked at again, whatever was decided about them.
     stained: Mutex<HashSet<u64>>,
-    seen: Mutex<Seen>,
+    seen: Mutex<SearchedFiles>,
     files: AtomicU64,
     bytes: AtomicU64,
     /// Buffers that no thread is using.
@@ -167,7 +168,7 @@ fn search_tree(
     root: &std::path::Path,
     needles: &Needles,
     writers: Writers,
-    before: &Seen,
+    before: &SearchedFiles,
     trusted: Option<Timestamp>,
 ) -> Result<Searched> {
     let walk = Walk {
@@ -182,21 +183,21 @@ fn search_tree(
         bytes: AtomicU64::new(0),
         scans: Mutex::default(),
     };
-    visit(Item::Dir(Spot::root(root)?), |item, more| match item {
-        Item::Dir(place) => walk.forgive(walk.dir(&place, more)),
-        Item::Files(dir, names) => {
-            let mut scan = lock(&walk.scans).pop().unwrap_or_else(|| Scan::new(needles));
+    visit(SearchItem::Dir(DirPlace::root(root)?), |item, more| match item {
+        SearchItem::Dir(place) => walk.forgive(walk.dir(&place, more)),
+        SearchItem::Files(dir, names) => {
+            let mut scan = walk.scans.lock().pop().unwrap_or_else(|| Scan::new(needles));
             for name in &names {
                 walk.forgive(walk.file(&dir, name, &mut scan))?;
             }
-            lock(&walk.scans).push(scan);
+            walk.scans.lock().push(scan);
             Ok(())
         }
     })?;
-    let mut finds = walk.finds.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut finds = walk.finds.into_inner();
     finds.sort_by(|a, b| a.path.cmp(&b.path));
-    let mut seen = walk.seen.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    for inode in lock(&walk.stained).iter() {
+    let mut seen = walk.seen.into_inner();
+    for inode in walk.stained.lock().iter() {
         seen.0.remove(inode);
     }
     Ok(Searched { finds, files: walk.files.into_inner(), bytes: walk.bytes.into_inner(), seen })
@@ -211,7 +212,7 @@ impl Walk<'_> {
         }
     }
 
-    fn dir(&self, place: &Spot, more: &mut Vec<Item>) -> Result<()> {
+    fn dir(&self, place: &DirPlace, more: &mut Vec<SearchItem>) -> Result<()> {
         let dir = place.open()?;
         let stat = dir.own_stat()?;
         if !self.is_known(&stat) {
@@ -225,18 +226,18 @@ impl Walk<'_> {
             let path = dir.path_of(&entry.name);
             self.name(&dir, &entry.name, &path, opaque)?;
             match entry.kind {
-                FileType::Directory => more.push(Item::Dir(dir.child(&entry.name))),
+                FileType::Directory => more.push(SearchItem::Dir(dir.child(&entry.name))),
                 FileType::RegularFile | FileType::Symlink | FileType::Unknown => {
                     batch.push(entry.name);
                 }
                 _ => {}
             }
             if batch.len() == BATCH {
-                more.push(Item::Files(dir.clone(), std::mem::take(&mut batch)));
+                more.push(SearchItem::Files(dir.clone(), std::mem::take(&mut batch)));
             }
         }
         if !batch.is_empty() {
-            more.push(Item::Files(dir, batch));
+            more.push(SearchItem::Files(dir, batch));
         }
         Ok(())
     }
@@ -325,7 +326,7 @@ impl Walk<'_> {
         let kind = Container::of(&head[..got]);
         let found = Finder { walk: self, path: path.to_vec(), stat, container: kind.is_some() };
         let mut first: Vec<usize> = Vec::new();
-        let mut keep = |one: scan::Found| {
+        let mut keep = |one: scan::ScanMatch| {
             // Where else it is in the same file tells nobody more.
             if !first.contains(&one.hit.secret) {
                 first.push(one.hit.secret);
@@ -345,7 +346,7 @@ impl Walk<'_> {
             }
             for (member, reason) in look.missed {
                 let within = Some(member).filter(|member| !member.is_empty());
-                found.push(What::Unsearched { within, reason });
+                found.push(MatchKind::Unsearched { within, reason });
             }
         }
         Ok(kind.is_some())
@@ -360,7 +361,7 @@ impl Walk<'_> {
         let (seconds, nanos) = changed(stat);
         let Ok(at) = Timestamp::new(seconds, i32::try_from(nanos).unwrap_or(0)) else { return };
         if at.as_nanosecond() + i128::from(TICK) < trusted.as_nanosecond() {
-            lock(&self.seen).0.insert(stat.stx_ino, (seconds, nanos));
+            self.seen.lock().0.insert(stat.stx_ino, (seconds, nanos));
         }
     }
 }
@@ -370,7 +371,7 @@ fn scan_file(
     file: &OwnedFd,
     stat: &Statx,
     scan: &mut Scan<'_>,
-    keep: &mut dyn FnMut(scan::Found) -> bool,
+    keep: &mut dyn FnMut(scan::ScanMatch) -> bool,
 ) -> io::Result<u64> {
     let sparse = stat.stx_blocks * 512 < stat.stx_size;
     let (mut at, mut bytes) = (0, 0);
@@ -452,20 +453,20 @@ impl Finder<'_, '_> {
     ) {
         let name = self.walk.needles.name(secret).to_owned();
         let maskable = place != Place::Member && !(self.container && place == Place::Contents);
-        self.push(What::Secret { name, place, encoding, offset, within, maskable });
+        self.push(MatchKind::Secret { name, place, encoding, offset, within, maskable });
     }
 
-    fn push(&self, what: What) {
+    fn push(&self, what: MatchKind) {
         let (seconds, nanos) = changed(self.stat);
         let changed = Timestamp::new(seconds, i32::try_from(nanos).unwrap_or(0));
-        let find = Find {
+        let find = Match {
             path: self.path.clone(),
             size: self.stat.stx_size,
             changed: changed.unwrap_or(Timestamp::UNIX_EPOCH),
             what,
         };
-        lock(&self.walk.stained).insert(self.stat.stx_ino);
-        let mut finds = lock(&self.walk.finds);
+        self.walk.stained.lock().insert(self.stat.stx_ino);
+        let mut finds = self.walk.finds.lock();
         // A value that is found by several pieces of a form is one find.
         if !finds.iter().rev().take(16).any(|known| *known == find) {
             finds.push(find);

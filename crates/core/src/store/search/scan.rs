@@ -25,13 +25,13 @@ pub(super) struct Scan<'n> {
 
 /// Something found in a stream.
 #[derive(Debug, Clone)]
-pub(super) struct Found {
+pub(super) struct ScanMatch {
     pub(super) hit: Hit,
     /// The place in the stream that `hit`'s runs count from.
     pub(super) base: u64,
 }
 
-impl Found {
+impl ScanMatch {
     pub(super) fn offset(&self) -> u64 {
         self.base + self.hit.runs.first().map_or(0, |run| run.start as u64)
     }
@@ -57,7 +57,7 @@ impl<'n> Scan<'n> {
     pub(super) fn fill(
         &mut self,
         read: impl FnOnce(&mut [u8]) -> io::Result<usize>,
-        found: &mut dyn FnMut(Found),
+        found: &mut dyn FnMut(ScanMatch),
     ) -> io::Result<usize> {
         let room = CHUNK + 2 * self.needles.reach();
         if self.buffer.len() < room {
@@ -79,7 +79,7 @@ impl<'n> Scan<'n> {
     }
 
     /// Searches `bytes` as what comes next in the stream.
-    pub(super) fn feed(&mut self, bytes: &[u8], found: &mut dyn FnMut(Found)) {
+    pub(super) fn feed(&mut self, bytes: &[u8], found: &mut dyn FnMut(ScanMatch)) {
         let mut rest = bytes;
         while !rest.is_empty() {
             // A slice is always read.
@@ -88,14 +88,14 @@ impl<'n> Scan<'n> {
     }
 
     /// Searches what is left; nothing follows.
-    pub(super) fn finish(&mut self, found: &mut dyn FnMut(Found)) {
+    pub(super) fn finish(&mut self, found: &mut dyn FnMut(ScanMatch)) {
         self.search(self.filled, found);
     }
 
-    fn search(&mut self, upto: usize, found: &mut dyn FnMut(Found)) {
+    fn search(&mut self, upto: usize, found: &mut dyn FnMut(ScanMatch)) {
         let base = self.base;
         self.needles.find(&self.buffer[..self.filled], self.done..upto, |hit| {
-            found(Found { hit, base });
+            found(ScanMatch { hit, base });
         });
         self.done = upto;
     }

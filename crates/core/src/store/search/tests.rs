@@ -12,9 +12,9 @@ use zeroize::Zeroizing;
 
 use super::needles::Needles;
 use super::scan::Scan;
-use super::{Effort, Find, Searched, Seen, What, Writers, search_tree};
+use super::{Effort, Match, MatchKind, Searched, SearchedFiles, Writers, search_tree};
 use crate::model::{Encoding, LayerId, Place, Timestamp};
-use crate::store::Store;
+use crate::store::{Store, StoreOptions};
 
 const VALUE: &str = "s3cr3t/Value+with?odd=chars&more";
 const OTHER: &str = "tok_1234567890abcdef";
@@ -32,7 +32,7 @@ fn named(secrets: &[(&str, &str)]) -> Needles {
 }
 
 fn search(root: &Path, needles: &Needles) -> Searched {
-    search_tree(root, needles, Writers::None, &Seen::default(), None).unwrap()
+    search_tree(root, needles, Writers::None, &SearchedFiles::default(), None).unwrap()
 }
 
 fn find_in(needles: &Needles, content: &[u8]) -> Vec<(String, Place, Encoding)> {
@@ -41,10 +41,10 @@ fn find_in(needles: &Needles, content: &[u8]) -> Vec<(String, Place, Encoding)> 
     search(dir.path(), needles).finds.iter().filter_map(secret).collect()
 }
 
-fn secret(find: &Find) -> Option<(String, Place, Encoding)> {
+fn secret(find: &Match) -> Option<(String, Place, Encoding)> {
     match &find.what {
-        What::Secret { name, place, encoding, .. } => Some((name.clone(), *place, *encoding)),
-        What::Unsearched { .. } => None,
+        MatchKind::Secret { name, place, encoding, .. } => Some((name.clone(), *place, *encoding)),
+        MatchKind::Unsearched { .. } => None,
     }
 }
 
@@ -241,11 +241,11 @@ fn inside_every_container_and_nested() {
         fs::write(dir.path().join("f"), &bytes).unwrap();
         let found = search(dir.path(), &needles).finds;
         let inside = found.iter().find(|find| {
-            matches!(&find.what, What::Secret { place: Place::Member, name, within, maskable: false, .. }
+            matches!(&find.what, MatchKind::Secret { place: Place::Member, name, within, maskable: false, .. }
                 if name == "TOKEN" && within.as_deref() == Some(member.as_bytes()))
         });
         assert!(inside.is_some(), "{what}: {found:?}");
-        let unsearched = |find: &Find| matches!(find.what, What::Unsearched { .. });
+        let unsearched = |find: &Match| matches!(find.what, MatchKind::Unsearched { .. });
         assert!(!found.iter().any(unsearched), "{what}: {found:?}");
     }
 }
@@ -259,8 +259,8 @@ fn what_is_not_looked_into_is_told() {
         fs::write(dir.path().join("f"), bytes).unwrap();
         let found = search(dir.path(), &needles).finds;
         found.into_iter().find_map(|find| match find.what {
-            What::Unsearched { reason, .. } => Some(reason),
-            What::Secret { .. } => None,
+            MatchKind::Unsearched { reason, .. } => Some(reason),
+            MatchKind::Secret { .. } => None,
         })
     };
     let deep = gzip(&gzip(&gzip(&gzip(text))));
@@ -304,7 +304,7 @@ fn a_bomb_costs_no_more_than_a_large_file() {
         .collect();
     assert_eq!(told.len(), 3, "{told:?}");
     for (path, what) in told {
-        let What::Unsearched { reason, .. } = what else { panic!("{path}: {what:?}") };
+        let MatchKind::Unsearched { reason, .. } = what else { panic!("{path}: {what:?}") };
         assert_eq!(reason, "it unpacks to more than is looked at", "{path}");
     }
 }
@@ -356,7 +356,7 @@ fn holes_are_passed_over_and_what_follows_them_is_not() {
     drop(file);
     let searched = search(dir.path(), &needles());
     assert!(searched.bytes < 1 << 20, "{} bytes were read", searched.bytes);
-    let What::Secret { offset, .. } = searched.finds[0].what else { panic!("{searched:?}") };
+    let MatchKind::Secret { offset, .. } = searched.finds[0].what else { panic!("{searched:?}") };
     assert_eq!(offset, Some(8 << 30));
 }
 
@@ -370,7 +370,8 @@ fn what_was_searched_is_read_again_only_when_it_changed() {
     std::thread::sleep(Duration::from_millis(100));
     let began = Some(Timestamp::now());
     let needles = needles();
-    let first = search_tree(dir.path(), &needles, Writers::Busy, &Seen::default(), began).unwrap();
+    let first =
+        search_tree(dir.path(), &needles, Writers::Busy, &SearchedFiles::default(), began).unwrap();
     assert_eq!((first.files, first.finds.len()), (201, 1));
     fs::write(dir.path().join("7"), OTHER).unwrap();
     fs::rename(dir.path().join("8"), dir.path().join(format!("8-{OTHER}"))).unwrap();
@@ -381,14 +382,17 @@ fn what_was_searched_is_read_again_only_when_it_changed() {
     // What changed just now may change again in the same tick.
     let now = Some(Timestamp::now());
     fs::write(dir.path().join("10"), "just now").unwrap();
-    let third = search_tree(dir.path(), &needles, Writers::Busy, &Seen::default(), now).unwrap();
+    let third =
+        search_tree(dir.path(), &needles, Writers::Busy, &SearchedFiles::default(), now).unwrap();
     assert!(third.seen.0.len() < first.seen.0.len(), "{}", third.seen.0.len());
 }
 
 #[tokio::test]
 async fn masking_leaves_nothing_and_moves_nothing() {
     let data = tempfile::tempdir().unwrap();
-    let store = Store::open(data.path()).unwrap();
+    let ids = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let options = StoreOptions { base_owner: Some(ids), ..StoreOptions::default() };
+    let store = Store::open_with(data.path(), options).unwrap();
     let lower = store.begin(&[]).await.unwrap();
     fs::write(store.diff_dir(&lower).join(format!("old-{OTHER}")), "old").unwrap();
     let open = store.begin(std::slice::from_ref(&lower)).await.unwrap();
@@ -406,13 +410,13 @@ async fn masking_leaves_nothing_and_moves_nothing() {
     let chain: Vec<LayerId> = vec![lower];
     for _ in 0..2 {
         let found = store
-            .search(&open, &needles, Writers::None, Effort::Foreground, Seen::default())
+            .search(&open, &needles, Writers::None, Effort::Foreground, SearchedFiles::default())
             .await
             .unwrap();
         store.mask(&open, &chain, &needles, &found.finds).await.unwrap();
     }
     let left = store
-        .search(&open, &needles, Writers::None, Effort::Foreground, Seen::default())
+        .search(&open, &needles, Writers::None, Effort::Foreground, SearchedFiles::default())
         .await
         .unwrap()
         .finds;

@@ -17,7 +17,7 @@ use sandkeep_core::model::{Name, Scope};
 use serde_json::{Map, json};
 
 use super::error::VercelError;
-use super::input::Asked;
+use super::input::QueryParams;
 use crate::api::App;
 use crate::auth::authorize;
 
@@ -45,7 +45,7 @@ macro_rules! needs {
                 app: &Arc<App>,
             ) -> Result<Self, VercelError> {
                 let caller = authorize(parts, app, Scope::$scope).map_err(denied)?;
-                let asked = Asked::from_request_parts(parts, app).await?;
+                let asked = QueryParams::from_request_parts(parts, app).await?;
                 check_team(&asked)?;
                 let project = asked.text("projectId").or_else(|| asked.text("project"));
                 choose(&app.engine, caller, project).map(Self)
@@ -70,7 +70,7 @@ fn denied(error: crate::error::ApiError) -> VercelError {
     }
 }
 
-fn check_team(asked: &Asked) -> Result<(), VercelError> {
+fn check_team(asked: &QueryParams) -> Result<(), VercelError> {
     let team = asked.text("teamId").filter(|team| *team != TEAM && *team != TEAM_SLUG);
     let slug = asked.text("slug").filter(|slug| *slug != TEAM_SLUG);
     match team.or(slug) {

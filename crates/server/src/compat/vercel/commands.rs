@@ -27,11 +27,10 @@ use serde_json::{Value, json};
 use super::auth::{Acts, Looks};
 use super::error::VercelError;
 use super::ids::Foreign as _;
-use super::input::{Asked, Fields};
-use super::ndjson::{self, Telling};
+use super::input::{Fields, QueryParams};
+use super::ndjson::{self, LogStream};
 use super::within::Within;
 use crate::api::App;
-use crate::listen::closed;
 
 /// How much input one request may bring.
 const INPUT: usize = 512 << 10;
@@ -90,7 +89,7 @@ async fn run(
     Acts(caller): Acts,
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
-    asked: Asked,
+    asked: QueryParams,
     mut fields: Fields,
 ) -> Result<Response, VercelError> {
     let within = Within::find(&app, &caller, &id).await?;
@@ -114,7 +113,7 @@ async fn run(
         return Ok(Json(begun).into_response());
     }
     let first = Some(begun);
-    Ok(ndjson::told(&app, events, Telling { first, logs, last: Some(answer) }))
+    Ok(ndjson::told(&app, events, LogStream { first, logs, last: Some(answer) }))
 }
 
 fn wanted(within: &Within, fields: &mut Fields) -> Result<Exec, VercelError> {
@@ -129,6 +128,7 @@ fn wanted(within: &Within, fields: &mut Fields) -> Result<Exec, VercelError> {
         stdin: fields.flag("attachStdin")?.unwrap_or(false),
         timeout: fields.span("timeout", 100..=u64::from(u32::MAX) * 1000)?,
         wake: within.only(),
+        by: Some(within.key.to_string()),
         ..Exec::default()
     })
 }
@@ -170,7 +170,7 @@ async fn look(
     Looks(caller): Looks,
     State(app): State<Arc<App>>,
     Path((id, cmd)): Path<(String, String)>,
-    asked: Asked,
+    asked: QueryParams,
 ) -> Result<Response, VercelError> {
     let within = Within::find(&app, &caller, &id).await?;
     let found = within.command(&app, &cmd).await?;
@@ -187,15 +187,15 @@ async fn look(
     }
     // Their client waits five minutes for the head of an answer, and for the rest of it for ever. Space
     // before a document is allowed, and keeps the connection.
-    let state = Some((ended, app.closing.subscribe()));
+    let state = Some((ended, app.closing.clone()));
     let stream = stream::unfold(state, move |state| async move {
-        let (mut ended, mut closing) = state?;
+        let (mut ended, closing) = state?;
         tokio::select! {
             ended = ended.as_mut() => {
                 let said = ended.map(|said| Bytes::from(said.to_string())).map_err(io::Error::other);
                 Some((said, None))
             }
-            () = closed(&mut closing) => Some((Err(io::Error::other("going down")), None)),
+            () = closing.cancelled() => Some((Err(io::Error::other("going down")), None)),
             () = tokio::time::sleep(keep_alive) => {
                 Some((Ok(Bytes::from_static(b"\n")), Some((ended, closing))))
             }
@@ -215,7 +215,7 @@ async fn logs(
     let within = Within::find(&app, &caller, &id).await?;
     let command = within.command(&app, &cmd).await?;
     let events = app.engine.logs(within.project(), within.name(), &command.id, true).await?;
-    Ok(ndjson::told(&app, events, Telling { first: None, logs: true, last: None }))
+    Ok(ndjson::told(&app, events, LogStream { first: None, logs: true, last: None }))
 }
 
 async fn kill(

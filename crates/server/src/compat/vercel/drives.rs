@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::auth::{Acts, Looks, choose, project_id};
 use super::error::VercelError;
 use super::ids::Foreign as _;
-use super::input::{Asked, Fields};
+use super::input::{Fields, QueryParams};
 use super::sandboxes::{page, pagination};
 use super::settings::{REGION, short};
 use super::wire::HERE;
@@ -99,7 +99,7 @@ fn answer(drive: &Drive) -> Json<Value> {
     Json(json!({ "drive": out(drive) }))
 }
 
-async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -> Answer {
+async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: QueryParams) -> Answer {
     let words = [("createdAt", By::Created), ("updatedAt", By::Updated), ("name", By::Name)];
     let by = asked.word("sortBy", &words)?.unwrap_or(By::Created);
     let page = page(&asked, by, Direction::Descending)?;
@@ -156,7 +156,7 @@ async fn get_or_create(
     let work = async move {
         engine.create_drive(&caller.project, CreateDrive { name, max_size, notes }).await
     };
-    let (drive, made) = done(work).await?;
+    let (drive, made) = done(&app.tasks, work).await?;
     let status = if made { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, answer(&drive)))
 }
@@ -173,7 +173,7 @@ async fn fork(
     let source = source.parse().map_err(|_| VercelError::not_found("Drive"))?;
     let engine = app.engine.clone();
     let work = async move { engine.fork_drive(&caller.project, &source, name).await };
-    Ok(answer(&done(work).await?))
+    Ok(answer(&done(&app.tasks, work).await?))
 }
 
 async fn remove(
@@ -184,7 +184,7 @@ async fn remove(
     let name = name.parse().map_err(|_| VercelError::not_found("Drive"))?;
     let engine = app.engine.clone();
     let work = async move { engine.delete_drive(&caller.project, &name).await };
-    Ok(answer(&done(work).await?))
+    Ok(answer(&done(&app.tasks, work).await?))
 }
 
 fn drive_name(field: &str, text: &str) -> Result<Name, VercelError> {

@@ -111,7 +111,9 @@ async fn unpack(
     loop {
         let piece = match tokio::time::timeout(app.limits.upload_pause, pieces.next()).await {
             Ok(Some(Ok(piece))) => piece,
-            Ok(Some(Err(_))) => return Err(VercelError::bad("the body broke off.")),
+            Ok(Some(Err(_))) => {
+                return Err(VercelError::bad("the connection closed before the end of the body."));
+            }
             Ok(None) => break,
             Err(_) => {
                 let message = "The upload paused for too long.";

@@ -32,7 +32,7 @@ impl FromRequest<Arc<App>> for Fields {
         let body = Limited::new(request.into_body(), limit).collect().await.map_err(|error| {
             match error.downcast_ref::<http_body_util::LengthLimitError>() {
                 Some(_) => VercelError::bad(format!("the body is over {limit} bytes")),
-                None => VercelError::bad("the body broke off"),
+                None => VercelError::bad("the connection closed before the end of the body"),
             }
         })?;
         let bytes = body.to_bytes();
@@ -206,9 +206,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Reached {
 
 /// What the query says. Parameters nobody asks for are let be: every client sends some.
 #[derive(Debug)]
-pub(crate) struct Asked(Vec<(String, String)>);
+pub(crate) struct QueryParams(Vec<(String, String)>);
 
-impl<S: Send + Sync> FromRequestParts<S> for Asked {
+impl<S: Send + Sync> FromRequestParts<S> for QueryParams {
     type Rejection = VercelError;
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, VercelError> {
         let read = Query::<Vec<(String, String)>>::from_request_parts(parts, state).await;
@@ -216,7 +216,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Asked {
     }
 }
 
-impl Asked {
+impl QueryParams {
     /// The first value of that name, if it says anything.
     pub(crate) fn text(&self, name: &str) -> Option<&str> {
         self.all(name).first().copied()

@@ -26,7 +26,9 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt as _, StreamExt as _};
-use sandkeep_core::engine::{Caller, Error, Event, Events, Exec, Started, StdinHandle};
+use sandkeep_core::engine::{
+    Caller, CommandOutput, Error, Exec, OutputStream, Started, StdinHandle,
+};
 use sandkeep_core::guest::GuestError;
 use sandkeep_core::model::{CommandId, KeyId, Name, Scope, Span};
 use sandkeep_proto::link::{Failure, TermSize};
@@ -36,12 +38,11 @@ use serde_json::{Value, json};
 use super::auth::Acts;
 use super::error::VercelError;
 use super::ids::Foreign as _;
-use super::input::{Asked, Fields, Reached};
+use super::input::{Fields, QueryParams, Reached};
 use super::within::Within;
 use crate::api::App;
-use crate::api::exec::Leash;
+use crate::api::exec::KillOnDisconnect;
 use crate::api::input::Upgrade;
-use crate::listen::closed;
 
 /// What the token is signed for.
 const PURPOSE: &str = "vercel-interactive";
@@ -90,7 +91,7 @@ async fn open(
 
 async fn connect(
     State(app): State<Arc<App>>,
-    asked: Asked,
+    asked: QueryParams,
     Upgrade(upgrade): Upgrade,
 ) -> Result<Response, VercelError> {
     let refused = || {
@@ -106,7 +107,7 @@ async fn connect(
         return Err(refused());
     }
     let caller = Caller { project, key, scope: Scope::Write, until: None };
-    let alive = app.alive.enter();
+    let alive = app.tasks.token();
     Ok(upgrade.max_message_size(MESSAGE).on_upgrade(async move |socket| {
         let _alive = alive;
         converse(socket, &app, caller, &session).await;
@@ -181,10 +182,10 @@ async fn begin(
 ) -> Result<(Name, Started), Last> {
     let invalid = |why: &str| Last::Close(close_code::POLICY, why.to_owned());
     let gone = |error: &VercelError| Last::Close(close_code::AWAY, error.message().to_owned());
-    let mut closing = app.closing.subscribe();
+    let closing = app.closing.clone();
     let first = tokio::select! {
         first = tokio::time::timeout(FIRST_WORD, first_text(source)) => first,
-        () = closed(&mut closing) => {
+        () = closing.cancelled() => {
             return Err(Last::Close(close_code::AWAY, "The server is going down.".to_owned()));
         }
     };
@@ -214,6 +215,7 @@ async fn begin(
         tty: Some(size),
         stdin: true,
         wake: within.only(),
+        by: Some(within.key.to_string()),
         ..Exec::default()
     };
     match app.engine.exec(within.project(), within.name(), exec).await {
@@ -258,13 +260,13 @@ async fn attend(
     started: Started,
 ) -> Last {
     let Started { command, events, stdin, .. } = started;
-    let mut leash = Leash::new(app, caller.clone(), name.clone(), command.id.clone());
-    let typed = Typed { app, caller: &caller, name, id: command.id, stdin };
-    let mut closing = app.closing.subscribe();
+    let mut leash = KillOnDisconnect::new(app, caller.clone(), name.clone(), command.id.clone());
+    let typed = TerminalInput { app, caller: &caller, name, id: command.id, stdin };
+    let closing = app.closing.clone();
     let last = tokio::select! {
         last = show(sink, events) => last,
         () = typed.listen(source) => Last::Left,
-        () = closed(&mut closing) => {
+        () = closing.cancelled() => {
             Last::Close(close_code::AWAY, "The server is going down; the command goes on.".to_owned())
         }
     };
@@ -274,21 +276,21 @@ async fn attend(
     last
 }
 
-async fn show(sink: &mut SplitSink<WebSocket, Message>, mut events: Events) -> Last {
+async fn show(sink: &mut SplitSink<WebSocket, Message>, mut events: OutputStream) -> Last {
     loop {
         match events.next().await {
-            Some(Event::Stdout(bytes) | Event::Stderr(bytes)) => {
+            Some(CommandOutput::Stdout(bytes) | CommandOutput::Stderr(bytes)) => {
                 if sink.send(Message::Binary(bytes)).await.is_err() {
                     return Last::Left;
                 }
             }
-            Some(Event::Gap(bytes)) => {
+            Some(CommandOutput::Gap(bytes)) => {
                 let said = format!("\r\n[{bytes} bytes of output are missing here]\r\n");
                 if sink.send(Message::Binary(said.into())).await.is_err() {
                     return Last::Left;
                 }
             }
-            Some(Event::Exited(command)) => match command.exit_code {
+            Some(CommandOutput::Exited(command)) => match command.exit_code {
                 Some(code) => return Last::Exit(code, None),
                 None => return over(),
             },
@@ -302,7 +304,7 @@ fn over() -> Last {
 }
 
 /// What a client says while its command runs.
-struct Typed<'a> {
+struct TerminalInput<'a> {
     app: &'a App,
     caller: &'a Caller,
     name: &'a Name,
@@ -310,7 +312,7 @@ struct Typed<'a> {
     stdin: Option<StdinHandle>,
 }
 
-impl Typed<'_> {
+impl TerminalInput<'_> {
     /// Takes messages in until the client leaves. What comes too late changes nothing.
     async fn listen(self, source: &mut SplitStream<WebSocket>) {
         while let Some(Ok(message)) = source.next().await {

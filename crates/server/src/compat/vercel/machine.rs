@@ -17,7 +17,8 @@ use std::collections::BTreeSet;
 use axum::http::StatusCode;
 use sandkeep_core::engine;
 use sandkeep_core::model::Image;
-use sandkeep_core::store::image::{Dress, HOST, ImageError, Images};
+use sandkeep_core::store::image::{Customization, HOST, ImageError, Images};
+use tokio_util::task::TaskTracker;
 
 use super::error::VercelError;
 use super::{Settings, done};
@@ -36,7 +37,7 @@ const CUSTOM: &str = "custom";
 
 /// What a sandbox is made from.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Ground {
+pub(super) struct BaseImage {
     /// The engine's name of the image.
     pub(super) image: String,
     /// What to call it: clients of 2.x insist on a runtime.
@@ -54,8 +55,9 @@ pub(super) async fn choose(
     app: &App,
     runtime: Option<&str>,
     image: Option<&str>,
-) -> Result<Ground, VercelError> {
-    let machines = Machines { images: app.engine.images(), settings: &app.vercel };
+) -> Result<BaseImage, VercelError> {
+    let machines =
+        Machines { tasks: &app.tasks, images: app.engine.images(), settings: &app.vercel };
     match (runtime, image) {
         (Some(_), Some(_)) => {
             Err(VercelError::bad("`runtime` should NOT be given together with `image`."))
@@ -67,18 +69,19 @@ pub(super) async fn choose(
 }
 
 struct Machines<'a> {
+    tasks: &'a TaskTracker,
     images: &'a Images,
     settings: &'a Settings,
 }
 
 impl Machines<'_> {
     /// The default machine.
-    async fn usual(&self) -> Result<Ground, VercelError> {
+    async fn usual(&self) -> Result<BaseImage, VercelError> {
         let image = self.default_machine().await?;
         let runtime = self.known_as(&image, "universal").await;
         // Whatever it is made of, this is what they call it.
         let reference = Some(format!("{UNIVERSAL}@{}", image.digest));
-        Ok(Ground { image: image.name, runtime, reference })
+        Ok(BaseImage { image: image.name, runtime, reference })
     }
 
     async fn default_machine(&self) -> Result<Image, VercelError> {
@@ -86,7 +89,7 @@ impl Machines<'_> {
         self.dressed(base, UNIVERSAL, "the default machine").await
     }
 
-    async fn with_runtime(&self, runtime: &str) -> Result<Ground, VercelError> {
+    async fn with_runtime(&self, runtime: &str) -> Result<BaseImage, VercelError> {
         let image = match self.stands_for(runtime).await? {
             Some(base) => {
                 let what = format!("the runtime `{runtime}`");
@@ -101,7 +104,7 @@ impl Machines<'_> {
                 machine
             }
         };
-        Ok(Ground { image: image.name, runtime: runtime.to_owned(), reference: None })
+        Ok(BaseImage { image: image.name, runtime: runtime.to_owned(), reference: None })
     }
 
     /// The image that a runtime stands for, by the settings or by its name.
@@ -116,7 +119,7 @@ impl Machines<'_> {
         Ok(self.find(&name).await?.map(|image| image.name))
     }
 
-    async fn named(&self, asked: &str) -> Result<Ground, VercelError> {
+    async fn named(&self, asked: &str) -> Result<BaseImage, VercelError> {
         let short = asked.strip_prefix(REGISTRY).unwrap_or(asked);
         let (name, digest) = match short.split_once('@') {
             Some((name, digest)) => (name, Some(digest)),
@@ -147,7 +150,7 @@ impl Machines<'_> {
             _ => untagged,
         };
         let reference = format!("{repository}@{}", image.digest);
-        Ok(Ground { image: image.name, runtime, reference: Some(reference) })
+        Ok(BaseImage { image: image.name, runtime, reference: Some(reference) })
     }
 
     async fn first_of(&self, names: &[&str]) -> Result<Option<Image>, VercelError> {
@@ -179,12 +182,15 @@ impl Machines<'_> {
         }
         let (images, base, name) = (self.images.clone(), base.to_owned(), name.to_owned());
         // To its end, even if the caller leaves: the next one finds it done.
-        done(async move { Ok(images.dressed(&base, &name, &Dress::default()).await?) }).await
+        done(self.tasks, async move {
+            Ok(images.customized(&base, &name, &Customization::default()).await?)
+        })
+        .await
     }
 
     async fn runtimes_of(&self, image: &Image) -> BTreeSet<String> {
         self.images.runtimes(image).await.unwrap_or_else(|error| {
-            tracing::warn!(image = image.name, %error, "could not look for runtimes");
+            tracing::warn!(image = image.name, %error, "cannot list runtimes");
             BTreeSet::new()
         })
     }
@@ -228,7 +234,7 @@ impl Machines<'_> {
         match self.images.list().await {
             Ok(images) => images.into_iter().map(|image| image.name).collect(),
             Err(error) => {
-                tracing::warn!(%error, "could not list images");
+                tracing::warn!(%error, "cannot list images");
                 Vec::new()
             }
         }
@@ -276,16 +282,20 @@ mod tests {
     use axum::http::StatusCode;
     use axum::response::IntoResponse as _;
     use sandkeep_core::store::Store;
-    use sandkeep_core::store::image::{Add, Dress, ImageSettings, Images, Reporter};
+    use sandkeep_core::store::image::{
+        AddedDirectory, Customization, ImageSettings, Images, Reporter,
+    };
     use tempfile::TempDir;
+    use tokio_util::task::TaskTracker;
 
-    use super::{Ground, Machines, UNIVERSAL};
+    use super::{BaseImage, Machines, UNIVERSAL};
     use crate::compat::vercel::Settings;
     use crate::compat::vercel::error::VercelError;
 
     struct Bench {
         images: Images,
         settings: Settings,
+        tasks: TaskTracker,
         dir: TempDir,
     }
 
@@ -297,7 +307,7 @@ mod tests {
             let images = Images::new(store, ImageSettings::default());
             let settings =
                 Settings { default_image: Some("tiny".to_owned()), ..Settings::default() };
-            let bench = Self { images, settings, dir };
+            let bench = Self { images, settings, tasks: TaskTracker::new(), dir };
             bench.import("tiny", Some("node-v24.1.0-headers")).await;
             bench
         }
@@ -318,23 +328,23 @@ mod tests {
         }
 
         fn machines(&self) -> Machines<'_> {
-            Machines { images: &self.images, settings: &self.settings }
+            Machines { tasks: &self.tasks, images: &self.images, settings: &self.settings }
         }
     }
 
-    fn ground(image: &str, runtime: &str) -> Ground {
-        Ground { image: image.to_owned(), runtime: runtime.to_owned(), reference: None }
+    fn ground(image: &str, runtime: &str) -> BaseImage {
+        BaseImage { image: image.to_owned(), runtime: runtime.to_owned(), reference: None }
     }
 
     /// What a create that names nothing is made from.
     async fn usual(bench: &Bench) -> (String, String) {
-        let Ground { image, runtime, reference } = bench.machines().usual().await.unwrap();
+        let BaseImage { image, runtime, reference } = bench.machines().usual().await.unwrap();
         let digest = bench.images.get(&image).await.unwrap().digest;
         assert_eq!(reference, Some(format!("{UNIVERSAL}@{digest}")), "it is told");
         (image, runtime)
     }
 
-    fn refused(answer: Result<Ground, VercelError>) -> (StatusCode, String) {
+    fn refused(answer: Result<BaseImage, VercelError>) -> (StatusCode, String) {
         let error = answer.unwrap_err();
         let message = error.object()["message"].as_str().unwrap().to_owned();
         (error.into_response().status(), message)
@@ -356,7 +366,7 @@ mod tests {
     #[tokio::test]
     async fn a_default_that_was_dressed_by_hand_is_taken_as_it_is() {
         let mut bench = Bench::new().await;
-        bench.images.dress("tiny", "mine", &Dress::default()).await.unwrap();
+        bench.images.customize("tiny", "mine", &Customization::default()).await.unwrap();
         bench.settings.default_image = Some("mine".to_owned());
         assert_eq!(usual(&bench).await, ("mine".to_owned(), "node24".to_owned()));
         bench.settings.default_image = Some("nowhere".to_owned());
@@ -380,10 +390,10 @@ mod tests {
         bench.import("vercel/python3.13", None).await;
         let auto = ground("vercel/auto/python3.13", "python3.13");
         assert_eq!(bench.machines().with_runtime("python3.13").await.unwrap(), auto);
-        let add = Add { from: bench.dir.path().join("data/blobs"), to: "/opt/x".into() };
+        let add = AddedDirectory { from: bench.dir.path().join("data/blobs"), to: "/opt/x".into() };
         fs::create_dir_all(&add.from).unwrap();
-        let dress = Dress { add: vec![add], ..Dress::default() };
-        bench.images.dress("tiny", "vercel/node24", &dress).await.unwrap();
+        let dress = Customization { add: vec![add], ..Customization::default() };
+        bench.images.customize("tiny", "vercel/node24", &dress).await.unwrap();
         assert_eq!(
             bench.machines().with_runtime("node24").await.unwrap(),
             ground("vercel/node24", "node24")

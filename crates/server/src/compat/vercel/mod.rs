@@ -48,6 +48,7 @@ use axum::Router;
 use axum::routing::get;
 use sandkeep_core::engine;
 use sandkeep_core::model::Span;
+use tokio_util::task::TaskTracker;
 
 use crate::api::App;
 use error::VercelError;
@@ -55,15 +56,16 @@ use error::VercelError;
 /// What most handlers answer with.
 type Answer = Result<axum::Json<serde_json::Value>, VercelError>;
 
-/// Sees a change through to its end even if the caller leaves half way: a client that gives up and
-/// asks again must find it done or not done.
+/// Runs a change to its end even if the caller disconnects: a client that retries must find it done or not
+/// done. A shutdown waits for it.
 async fn done<T: Send + 'static>(
+    tasks: &TaskTracker,
     work: impl Future<Output = Result<T, engine::Error>> + Send + 'static,
 ) -> Result<T, VercelError> {
-    match tokio::spawn(work).await {
+    match tasks.spawn(work).await {
         Ok(done) => Ok(done?),
         Err(error) => {
-            tracing::error!(%error, "a change broke off");
+            tracing::error!(%error, "a change panicked");
             Err(crate::error::ApiError::internal().into())
         }
     }

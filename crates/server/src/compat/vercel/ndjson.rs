@@ -16,15 +16,14 @@ use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use sandkeep_core::engine::{Event, Events};
+use sandkeep_core::engine::{CommandOutput, OutputStream};
 use sandkeep_core::model::Command;
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::api::App;
-use crate::listen::closed;
 
 /// A value as one line of ASCII.
 pub(super) fn line(value: &Value) -> Vec<u8> {
@@ -107,7 +106,7 @@ impl Decoder {
 
 /// What is told of a command.
 #[derive(Debug)]
-pub(super) struct Telling {
+pub(super) struct LogStream {
     /// A line before everything else.
     pub(super) first: Option<Value>,
     /// Whether what it prints is told.
@@ -117,23 +116,23 @@ pub(super) struct Telling {
 }
 
 struct Lines {
-    telling: Telling,
-    events: Option<Events>,
+    telling: LogStream,
+    events: Option<OutputStream>,
     out: Decoder,
     err: Decoder,
     keep_alive: Duration,
-    closing: watch::Receiver<bool>,
+    closing: CancellationToken,
 }
 
 /// A command's events as a response.
-pub(super) fn told(app: &Arc<App>, events: Events, telling: Telling) -> Response {
+pub(super) fn told(app: &Arc<App>, events: OutputStream, telling: LogStream) -> Response {
     let lines = Lines {
         telling,
         events: Some(events),
         out: Decoder::default(),
         err: Decoder::default(),
         keep_alive: app.limits.keep_alive,
-        closing: app.closing.subscribe(),
+        closing: app.closing.clone(),
     };
     let stream = stream::unfold(lines, async |mut lines| {
         let bytes = lines.next().await?;
@@ -154,7 +153,7 @@ impl Lines {
             let heard = tokio::select! {
                 biased;
                 heard = events.next() => heard,
-                () = closed(&mut self.closing) => {
+                () = self.closing.cancelled() => {
                     self.events = None;
                     return Some(broke_off("The server is going down; the command goes on."));
                 }
@@ -167,12 +166,12 @@ impl Lines {
         }
     }
 
-    fn said(&mut self, heard: Option<Event>) -> Vec<u8> {
+    fn said(&mut self, heard: Option<CommandOutput>) -> Vec<u8> {
         match heard {
-            Some(Event::Stdout(bytes)) => self.printed("stdout", &bytes),
-            Some(Event::Stderr(bytes)) => self.printed("stderr", &bytes),
-            Some(Event::Gap(_)) if !self.telling.logs => Vec::new(),
-            Some(Event::Gap(bytes)) => {
+            Some(CommandOutput::Stdout(bytes)) => self.printed("stdout", &bytes),
+            Some(CommandOutput::Stderr(bytes)) => self.printed("stderr", &bytes),
+            Some(CommandOutput::Gap(_)) if !self.telling.logs => Vec::new(),
+            Some(CommandOutput::Gap(bytes)) => {
                 // Nobody knows what was printed to which stream there, so both are told.
                 let marker = format!(
                     "\n[{bytes} bytes of output are missing here: the log does not keep them]\n"
@@ -181,7 +180,7 @@ impl Lines {
                 said.extend(log_line("stderr", self.err.end() + &marker));
                 said
             }
-            Some(Event::Exited(command)) => {
+            Some(CommandOutput::Exited(command)) => {
                 self.events = None;
                 self.ended(&command)
             }
@@ -237,10 +236,10 @@ mod tests {
 
     use std::time::Duration;
 
-    use sandkeep_core::engine::Event;
-    use tokio::sync::watch;
+    use sandkeep_core::engine::CommandOutput;
+    use tokio_util::sync::CancellationToken;
 
-    use super::{Decoder, Lines, Telling, line};
+    use super::{Decoder, Lines, LogStream, line};
 
     fn decoded<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> String {
         let mut decoder = Decoder::default();
@@ -262,17 +261,17 @@ mod tests {
     #[test]
     fn a_gap_is_marked_in_both_streams_and_the_rest_follows() {
         let lines = |logs| Lines {
-            telling: Telling { first: None, logs, last: None },
+            telling: LogStream { first: None, logs, last: None },
             events: None,
             out: Decoder::default(),
             err: Decoder::default(),
             keep_alive: Duration::MAX,
-            closing: watch::channel(false).1,
+            closing: CancellationToken::new(),
         };
         let mut whole = lines(true);
-        let mut said = whole.said(Some(Event::Stdout(b"a\xc3".as_slice().into())));
-        said.extend(whole.said(Some(Event::Gap(7))));
-        said.extend(whole.said(Some(Event::Stdout(b"b".as_slice().into()))));
+        let mut said = whole.said(Some(CommandOutput::Stdout(b"a\xc3".as_slice().into())));
+        said.extend(whole.said(Some(CommandOutput::Gap(7))));
+        said.extend(whole.said(Some(CommandOutput::Stdout(b"b".as_slice().into()))));
         let marker = "\n[7 bytes of output are missing here: the log does not keep them]\n";
         let said: Vec<Value> = said
             .split(|byte| *byte == b'\n')
@@ -289,7 +288,7 @@ mod tests {
                 log("stdout", "b".to_owned()),
             ]
         );
-        assert!(lines(false).said(Some(Event::Gap(7))).is_empty());
+        assert!(lines(false).said(Some(CommandOutput::Gap(7))).is_empty());
     }
 
     #[test]

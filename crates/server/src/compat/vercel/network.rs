@@ -82,7 +82,8 @@ pub(super) fn read(asked: &Ordered) -> Result<(Policy, Option<String>), VercelEr
     }
     legacy(asked, &mut fields, &mut policy, &mut rules)?;
     fields.end()?;
-    let (mut requests, as_written): (Vec<RequestRule>, Vec<Told>) = rules.into_iter().unzip();
+    let (mut requests, as_written): (Vec<RequestRule>, Vec<RuleResponse>) =
+        rules.into_iter().unzip();
     // A stable sort: rules of one domain stay in the order they were written.
     requests.sort_by_key(|rule| std::cmp::Reverse(exactness(&rule.domain)));
     policy.requests = requests;
@@ -94,7 +95,7 @@ pub(super) fn read(asked: &Ordered) -> Result<(Policy, Option<String>), VercelEr
 }
 
 /// What is to be noted of how a policy was written: nothing, if it is told like that anyway.
-fn note(asked: &Ordered, policy: &Policy, rules: Vec<Told>) -> Option<String> {
+fn note(asked: &Ordered, policy: &Policy, rules: Vec<RuleResponse>) -> Option<String> {
     let texts = |list: Option<&Ordered>| -> Vec<String> {
         let list = list.map(Ordered::items).unwrap_or_default();
         list.iter().filter_map(Ordered::text).map(str::to_owned).collect()
@@ -129,7 +130,7 @@ fn legacy(
     asked: &Ordered,
     fields: &mut Fields,
     policy: &mut Policy,
-    rules: &mut Vec<(RequestRule, Told)>,
+    rules: &mut Vec<(RequestRule, RuleResponse)>,
 ) -> Result<(), VercelError> {
     for (index, domain) in fields.list("allowedDomains")?.unwrap_or_default().iter().enumerate() {
         policy.domains.push(domain_in(&format!("allowedDomains[{index}]"), domain)?);
@@ -194,7 +195,7 @@ fn exactness(domain: &DomainPattern) -> (bool, usize) {
 }
 
 /// In which list of an answer a rule is told, and how.
-type Told = (&'static str, Value);
+type RuleResponse = (&'static str, Value);
 
 /// Reads a rule of a domain that was `written` so; answers also with how it is told as it was written.
 fn rule_in(
@@ -202,7 +203,7 @@ fn rule_in(
     written: &str,
     domain: &DomainPattern,
     value: &Ordered,
-) -> Result<(RequestRule, Told), VercelError> {
+) -> Result<(RequestRule, RuleResponse), VercelError> {
     let mut rule = Fields::of(at, value.to_value())?;
     let matches = rule.object("match")?.map(match_in).transpose()?.unwrap_or_default();
     let actions = [rule.any("transform"), rule.any("forwardURL"), rule.any("response")];
@@ -373,7 +374,12 @@ fn told(policy: &Policy) -> Value {
 }
 
 /// A policy in the form of an answer. `addresses` are those that are allowed and those that are denied.
-fn tell(mode: Mode, domains: &[String], addresses: &[Vec<String>; 2], rules: Vec<Told>) -> Value {
+fn tell(
+    mode: Mode,
+    domains: &[String],
+    addresses: &[Vec<String>; 2],
+    rules: Vec<RuleResponse>,
+) -> Value {
     let mut said = Map::new();
     let word = match mode {
         Mode::AllowAll => "allow-all",
@@ -396,7 +402,7 @@ fn tell(mode: Mode, domains: &[String], addresses: &[Vec<String>; 2], rules: Vec
     Value::Object(said)
 }
 
-fn rule_told(rule: &RequestRule) -> Told {
+fn rule_told(rule: &RequestRule) -> RuleResponse {
     let mut one = rule_out(rule);
     match &rule.action {
         Action::Headers(headers) => {
@@ -466,7 +472,7 @@ pub(crate) async fn adopt_notes(engine: &Engine) {
         let sandboxes = match found {
             Ok(found) => found.items,
             Err(error) => {
-                tracing::error!(project = %project.name, %error, "cannot look for noted policies");
+                tracing::error!(project = %project.name, %error, "cannot read recorded network policies");
                 continue;
             }
         };
@@ -477,7 +483,7 @@ pub(crate) async fn adopt_notes(engine: &Engine) {
             let notes = [(NOTE.to_owned(), None)].into();
             let patch = Patch { network: Some(network), notes, ..Patch::default() };
             if let Err(error) = engine.update(&project.name, &sandbox.name, patch).await {
-                tracing::error!(sandbox = %sandbox.name, %error, "a noted policy is not in force");
+                tracing::error!(sandbox = %sandbox.name, %error, "cannot apply a recorded network policy");
             }
         }
     }

@@ -21,9 +21,10 @@
 //! Such a caller waits and is handed the sandbox.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use sandkeep_core::model::Name;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -41,12 +42,12 @@ const MOST_UNHEARD: usize = 16;
 /// How many names are watched at the most.
 const MOST: usize = 10_000;
 
-type Place = (Name, Name);
+type SandboxKey = (Name, Name);
 
 /// Who is at it just now.
 #[derive(Debug, Clone)]
 pub(crate) struct Races {
-    all: Arc<Mutex<HashMap<Place, Runners>>>,
+    all: Arc<Mutex<HashMap<SandboxKey, Runners>>>,
     lease: Duration,
 }
 
@@ -104,17 +105,17 @@ impl Changed {
 
 /// A create under way. It belongs to the work, which goes on when the caller leaves.
 #[derive(Debug)]
-pub(crate) struct Running {
+pub(crate) struct CreateInProgress {
     races: Races,
-    place: Place,
+    place: SandboxKey,
     wishes: String,
 }
 
 /// The caller of a create, until it has the answer.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct CreateCaller {
     races: Races,
-    place: Place,
+    place: SandboxKey,
     wishes: String,
     /// Another one of the same kind was under way when it came, or had not been heard.
     joined: bool,
@@ -122,8 +123,8 @@ pub(crate) struct Waiting {
 }
 
 impl Races {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Place, Runners>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<SandboxKey, Runners>> {
+        self.all.lock()
     }
 
     /// A get that came at `since` found nothing.
@@ -151,7 +152,12 @@ impl Races {
     }
 
     /// A create begins.
-    pub(crate) fn begin(&self, project: &Name, name: &Name, wishes: &str) -> (Running, Waiting) {
+    pub(crate) fn begin(
+        &self,
+        project: &Name,
+        name: &Name,
+        wishes: &str,
+    ) -> (CreateInProgress, CreateCaller) {
         let place = (project.clone(), name.clone());
         let mut all = self.lock();
         let runners = all.entry(place.clone()).or_default();
@@ -168,12 +174,12 @@ impl Races {
         drop(all);
         let (races, wishes) = (self.clone(), wishes.to_owned());
         let running =
-            Running { races: races.clone(), place: place.clone(), wishes: wishes.clone() };
-        (running, Waiting { races, place, wishes, joined, answered: false })
+            CreateInProgress { races: races.clone(), place: place.clone(), wishes: wishes.clone() };
+        (running, CreateCaller { races, place, wishes, joined, answered: false })
     }
 }
 
-impl Waiting {
+impl CreateCaller {
     /// The caller has its answer, and will not ask again. Whether it may be handed a sandbox that is there already.
     pub(crate) fn answered(&mut self) -> bool {
         self.answered = true;
@@ -181,7 +187,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for CreateCaller {
     fn drop(&mut self) {
         if !self.answered {
             let mut all = self.races.lock();
@@ -194,7 +200,7 @@ impl Drop for Waiting {
     }
 }
 
-impl Drop for Running {
+impl Drop for CreateInProgress {
     fn drop(&mut self) {
         let mut all = self.races.lock();
         let Some(runners) = all.get_mut(&self.place) else { return };
@@ -215,7 +221,7 @@ mod tests {
     use sandkeep_core::model::Name;
     use tokio::time::Instant;
 
-    use super::{Missed, Races, TURNS, Waiting};
+    use super::{CreateCaller, Missed, Races, TURNS};
 
     const LEASE: Duration = Duration::from_millis(50);
 
@@ -228,7 +234,7 @@ mod tests {
     }
 
     /// A create whose work is done at once.
-    fn create(races: &Races, wishes: &str) -> Waiting {
+    fn create(races: &Races, wishes: &str) -> CreateCaller {
         let (project, name) = names();
         races.begin(&project, &name, wishes).1
     }

@@ -7,10 +7,10 @@ use axum::extract::{Path, State};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use sandkeep_core::db::{By, Direction, Filter, Order, Page};
-use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::engine::{
     Caller, Create, Delete, Error, ErrorKind, Fork, ForkFrom, IfExists, OnDelete, Opened,
 };
+use sandkeep_core::model::lifecycle::Phase;
 use sandkeep_core::model::{Name, Patch, Sandbox, SnapshotId, Tags};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -18,9 +18,9 @@ use tokio::time::Instant;
 use super::auth::{Acts, Looks, choose};
 use super::error::VercelError;
 use super::ids::Foreign as _;
-use super::input::{Asked, Fields, Reached};
+use super::input::{Fields, QueryParams, Reached};
 use super::races::Missed;
-use super::settings::{self, DAY, IMAGE, RUNTIME, Source, Wishes};
+use super::settings::{self, DAY, IMAGE, RUNTIME, RequestedSettings, Source};
 use super::wire::HERE;
 use super::{Answer, done, machine, wire};
 use crate::api::App;
@@ -76,7 +76,8 @@ async fn create(
         return Err(VercelError::bad("should NOT have additional property `runtime`."));
     }
     let image = fields.text("image")?;
-    let mut wishes = Wishes::read(&mut fields, &app.vercel)?.with_defaults(version.snapshots);
+    let mut wishes =
+        RequestedSettings::read(&mut fields, &app.vercel)?.with_defaults(version.snapshots);
     fields.end()?;
     wishes.check_regions(&BTreeMap::new(), HERE)?;
     if let Some(count) = version.keep_last
@@ -116,7 +117,7 @@ async fn create(
 async fn make(app: &App, caller: &Caller, create: Create) -> Result<Opened, VercelError> {
     let (engine, project) = (app.engine.clone(), caller.project.clone());
     let Some(name) = create.name.clone() else {
-        return done(async move { engine.create(&project, create, None).await }).await;
+        return done(&app.tasks, async move { engine.create(&project, create, None).await }).await;
     };
     let (running, mut race) = app.vercel_races.begin(&project, &name, &format!("{create:?}"));
     let work = async move {
@@ -124,7 +125,7 @@ async fn make(app: &App, caller: &Caller, create: Create) -> Result<Opened, Verc
         drop(running);
         Ok(made)
     };
-    match done(work).await? {
+    match done(&app.tasks, work).await? {
         Err(Error::NameTaken(_)) if race.answered() => resume(app, caller, &name).await,
         made => {
             race.answered();
@@ -159,7 +160,7 @@ async fn inherit(
     caller: &Caller,
     snapshot: &SnapshotId,
     runtime: Option<String>,
-    wishes: &mut Wishes,
+    wishes: &mut RequestedSettings,
 ) -> Result<(), VercelError> {
     let found = app.engine.snapshot(&caller.project, snapshot).await?;
     let source = match app.engine.get(&caller.project, &found.item.sandbox_name).await {
@@ -182,7 +183,7 @@ async fn open(
     State(app): State<Arc<App>>,
     Reached(host): Reached,
     Path(name): Path<String>,
-    asked: Asked,
+    asked: QueryParams,
 ) -> Answer {
     let name = existing(&name)?;
     let found = look(&app, &caller, &name).await;
@@ -217,7 +218,7 @@ async fn look(app: &App, caller: &Caller, name: &Name) -> Result<Opened, Error> 
 /// Wakes a sandbox, after whatever is being done to it just now.
 pub(super) async fn resume(app: &App, caller: &Caller, name: &Name) -> Result<Opened, VercelError> {
     let (engine, project, name) = (app.engine.clone(), caller.project.clone(), name.clone());
-    done(async move { engine.resume(&project, &name).await }).await
+    done(&app.tasks, async move { engine.resume(&project, &name).await }).await
 }
 
 /// A name of a path; one that cannot be is of no sandbox.
@@ -229,7 +230,7 @@ pub(super) const DIRECTIONS: [(&str, Direction); 2] =
     [("asc", Direction::Ascending), ("desc", Direction::Descending)];
 
 /// A page of a list, as all of theirs are asked for.
-pub(super) fn page(asked: &Asked, by: By, default: Direction) -> Result<Page, VercelError> {
+pub(super) fn page(asked: &QueryParams, by: By, default: Direction) -> Result<Page, VercelError> {
     let limit = asked.number("limit", 1..=50)?.unwrap_or(20);
     let direction = asked.word("sortOrder", &DIRECTIONS)?.unwrap_or(default);
     let cursor = asked.text("cursor").map(ToOwned::to_owned);
@@ -241,7 +242,7 @@ pub(super) fn pagination(count: usize, next: Option<String>) -> Value {
     json!({ "count": count, "next": next })
 }
 
-async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -> Answer {
+async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: QueryParams) -> Answer {
     let words = [
         ("createdAt", By::Created),
         ("name", By::Name),
@@ -291,7 +292,7 @@ async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -
 }
 
 /// `tags=key:value`, any number of them; all must fit. With further colons it does not say where the key ends.
-fn tags(asked: &Asked) -> Result<(Tags, Vec<String>), VercelError> {
+fn tags(asked: &QueryParams) -> Result<(Tags, Vec<String>), VercelError> {
     let (mut tags, mut texts) = (Tags::new(), Vec::new());
     for tag in asked.all("tags") {
         let Some((key, value)) = tag.split_once(':') else {
@@ -313,7 +314,7 @@ async fn update(
     State(app): State<Arc<App>>,
     Reached(host): Reached,
     Path(name): Path<String>,
-    asked: Asked,
+    asked: QueryParams,
     mut fields: Fields,
 ) -> Answer {
     let name = existing(&name)?;
@@ -323,7 +324,7 @@ async fn update(
         None => None,
     };
     same_runtime(&app, &before, fields.text("runtime")?).await?;
-    let mut wishes = Wishes::read(&mut fields, &app.vercel)?;
+    let mut wishes = RequestedSettings::read(&mut fields, &app.vercel)?;
     fields.end()?;
     wishes.check_regions(&before.config.notes, HERE)?;
     if let Some(persistent) = wishes.patch.persistent {
@@ -334,7 +335,7 @@ async fn update(
     // Clients give the session under way more time by themselves.
     let patch = Patch { next_session: true, ..wishes.patch };
     let (engine, project, changed) = (app.engine.clone(), caller.project.clone(), name.clone());
-    let mut sandbox = done(async move {
+    let mut sandbox = done(&app.tasks, async move {
         // First what may fail. A session under way ends with it, and what it had is kept.
         if let Some(target) = target.filter(|target| before.current.as_ref() != Some(target)) {
             engine.rollback(&project, &changed, &target, None).await?;
@@ -382,13 +383,13 @@ async fn remove(
     Acts(caller): Acts,
     State(app): State<Arc<App>>,
     Path(name): Path<String>,
-    asked: Asked,
+    asked: QueryParams,
 ) -> Answer {
     let name = existing(&name)?;
     let orphans = asked.flag("deleteOrphanSnapshots")?;
     let snapshots = if orphans { OnDelete::Drop } else { OnDelete::Keep };
     let (engine, project) = (app.engine.clone(), caller.project);
-    let gone = done(async move {
+    let gone = done(&app.tasks, async move {
         let mut found = engine.get(&project, &name).await?;
         if found.sandbox.config.persistent && found.sandbox.phase() == Phase::Running && !orphans {
             // Snapshots outlive their sandbox, so what the session under way wrote is kept as well.
@@ -427,7 +428,7 @@ async fn fork(
             "`image`: a fork goes on from its source's files, so it has its source's image.",
         ));
     }
-    let wishes = Wishes::read(&mut fields, &app.vercel)?;
+    let wishes = RequestedSettings::read(&mut fields, &app.vercel)?;
     fields.end()?;
     wishes.check_regions(&original.config.notes, HERE)?;
     let mut patch = wishes.patch;
@@ -444,6 +445,7 @@ async fn fork(
         count: None,
     };
     let (engine, project) = (app.engine.clone(), caller.project.clone());
-    let made = done(async move { engine.fork(&project, &source, fork, None).await }).await?;
+    let made =
+        done(&app.tasks, async move { engine.fork(&project, &source, fork, None).await }).await?;
     Ok(Json(wire::opened(&app, host.as_deref(), &made)))
 }

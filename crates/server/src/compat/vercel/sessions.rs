@@ -10,15 +10,15 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use sandkeep_core::db::{By, Direction};
-use sandkeep_core::engine::lifecycle::Phase;
-use sandkeep_core::engine::{Caller, Checkpoint, Error, Stop, Wish};
+use sandkeep_core::engine::{Caller, Checkpoint, Error, SnapshotOnStop, Stop};
+use sandkeep_core::model::lifecycle::Phase;
 use sandkeep_core::model::{Method, Patch, Sandbox, Session, SessionId, Span};
 use serde_json::{Value, json};
 
 use super::auth::{Acts, Looks};
 use super::error::VercelError;
 use super::ids::Foreign as _;
-use super::input::{Asked, Fields, Reached};
+use super::input::{Fields, QueryParams, Reached};
 use super::sandboxes::{existing, page, pagination};
 use super::settings::{self, DAY, EXPIRATION};
 use super::{Answer, done, network, wire};
@@ -87,7 +87,7 @@ async fn look(
     Ok(Json(json!({ "session": wire::session(&app, &sandbox, &session), "routes": routes })))
 }
 
-async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -> Answer {
+async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: QueryParams) -> Answer {
     let page = page(&asked, By::Created, Direction::Descending)?;
     let name = asked.text("name").map(existing).transpose()?;
     let found = app.engine.project_sessions(&caller.project, name.as_ref(), &page).await?;
@@ -113,7 +113,8 @@ async fn stop(
     let (sandbox, session) = find(&app, &caller, &id).await?;
     let ask = Stop { session: Some(session.id), ..Stop::default() };
     let (engine, project, name) = (app.engine.clone(), caller.project.clone(), sandbox.name);
-    let stopped = done(async move { engine.stop(&project, &name, ask, None).await }).await?;
+    let stopped =
+        done(&app.tasks, async move { engine.stop(&project, &name, ask, None).await }).await?;
     let session = stopped.session.as_ref();
     let mut answer = json!({ "sandbox": wire::sandbox(&app, &stopped.sandbox, session) });
     if let Some(session) = session {
@@ -165,7 +166,8 @@ async fn network_policy(
     let patch = Patch { network: Some(Some(policy)), notes, ..Patch::default() };
     let (sandbox, session) = running(&app, &caller, &id).await?;
     let (engine, project, name) = (app.engine.clone(), caller.project.clone(), sandbox.name);
-    let sandbox = done(async move { engine.update(&project, &name, patch).await }).await?;
+    let sandbox =
+        done(&app.tasks, async move { engine.update(&project, &name, patch).await }).await?;
     Ok(Json(json!({ "session": wire::session(&app, &sandbox, &session) })))
 }
 
@@ -173,7 +175,7 @@ async fn snapshot_2(
     who: Acts,
     app: State<Arc<App>>,
     id: Path<String>,
-    asked: Asked,
+    asked: QueryParams,
     headers: HeaderMap,
     fields: Fields,
 ) -> Result<(StatusCode, Json<Value>), VercelError> {
@@ -184,7 +186,7 @@ async fn snapshot_3(
     who: Acts,
     app: State<Arc<App>>,
     id: Path<String>,
-    asked: Asked,
+    asked: QueryParams,
     headers: HeaderMap,
     fields: Fields,
 ) -> Result<(StatusCode, Json<Value>), VercelError> {
@@ -193,7 +195,7 @@ async fn snapshot_3(
 
 /// Whether the session is to go on, which theirs never does: `x-sandkeep-keep-running: true`, or
 /// `?keepRunning=true`.
-fn keep_running(asked: &Asked, headers: &HeaderMap) -> Result<bool, VercelError> {
+fn keep_running(asked: &QueryParams, headers: &HeaderMap) -> Result<bool, VercelError> {
     match headers.get("x-sandkeep-keep-running").map(|value| value.as_bytes()) {
         Some(b"true") => Ok(true),
         Some(b"false") | None => asked.flag("keepRunning"),
@@ -218,7 +220,7 @@ async fn snapshot(
         asked.or(default.filter(|_| !told && !kept)).map(settings::span_of);
     let (engine, project, name) = (app.engine.clone(), caller.project.clone(), sandbox.name);
     let (session, method) = (Some(session.id), Method::Manual);
-    let answer = done(async move {
+    let answer = done(&app.tasks, async move {
         if keep_running {
             let ask = Checkpoint { label: None, method, expires, session };
             let taken = engine.checkpoint(&project, &name, ask).await?;
@@ -226,7 +228,7 @@ async fn snapshot(
             return Ok((now.sandbox, now.session, Some(taken)));
         }
         let decision = Default::default();
-        let ask = Stop { session, snapshot: Wish::Always, method, expires, decision };
+        let ask = Stop { session, snapshot: SnapshotOnStop::Always, method, expires, decision };
         let stopped = engine.stop(&project, &name, ask, None).await?;
         Ok((stopped.sandbox, stopped.session, stopped.snapshot))
     });

@@ -29,11 +29,11 @@ pub(super) const KEPT_EXPIRATION: &str = "vercel.keepLastSnapshots.expiration";
 
 /// What a request asks for.
 #[derive(Debug, Default)]
-pub(super) struct Wishes {
+pub(super) struct RequestedSettings {
     pub(super) patch: Patch,
 }
 
-impl Wishes {
+impl RequestedSettings {
     /// Reads what create, fork and update have in common.
     pub(super) fn read(fields: &mut Fields, settings: &Settings) -> Result<Self, VercelError> {
         let mut wishes = Self::default();

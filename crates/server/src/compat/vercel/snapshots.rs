@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::auth::{Acts, Looks};
 use super::error::VercelError;
 use super::ids::Foreign as _;
-use super::input::Asked;
+use super::input::QueryParams;
 use super::sandboxes::{DIRECTIONS, page, pagination};
 use super::{Answer, done, wire};
 use crate::api::App;
@@ -30,7 +30,7 @@ pub(super) fn routes() -> Router<Arc<App>> {
         .route("/v2/sandboxes/snapshots/{id}", get(look).delete(remove))
 }
 
-async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -> Answer {
+async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: QueryParams) -> Answer {
     let page = page(&asked, By::Created, Direction::Descending)?;
     let sandbox = match asked.text("name") {
         // Snapshots outlive their sandbox, so a name nobody has is no mistake.
@@ -65,7 +65,7 @@ async fn remove(Acts(caller): Acts, State(app): State<Arc<App>>, Path(id): Path<
     let found = find(&app, &caller, &id).await?;
     if found.item.deleted_at.is_none() {
         let (engine, project, id) = (app.engine.clone(), caller.project.clone(), found.item.id);
-        done(async move { engine.delete_snapshot(&project, &id, true).await }).await?;
+        done(&app.tasks, async move { engine.delete_snapshot(&project, &id, true).await }).await?;
     }
     let gone = find(&app, &caller, &id).await?;
     Ok(Json(json!({ "snapshot": wire::snapshot(&gone) })))
@@ -73,7 +73,7 @@ async fn remove(Acts(caller): Acts, State(app): State<Arc<App>>, Path(id): Path<
 
 /// Walks from a snapshot to its ancestors (`desc`) or its descendants (`asc`). The snapshot itself is
 /// the `anchor`; the next page is anchored on the last node of this one.
-async fn tree(Looks(caller): Looks, State(app): State<Arc<App>>, asked: Asked) -> Answer {
+async fn tree(Looks(caller): Looks, State(app): State<Arc<App>>, asked: QueryParams) -> Answer {
     let Some(anchor) = asked.text("snapshotId") else {
         return Err(VercelError::bad("missing required property `snapshotId`."));
     };

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use axum::http::StatusCode;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use sandkeep_core::engine::{Caller, Delete, Event, Exec, OnDelete, Opened, WakeMode};
+use sandkeep_core::engine::{Caller, CommandOutput, Delete, Exec, OnDelete, Opened, WakeMode};
 use sandkeep_core::model::Span;
 
 use super::error::VercelError;
@@ -168,29 +168,30 @@ impl Fetched {
         caller: &Caller,
         made: &Opened,
     ) -> Result<(), VercelError> {
-        let Err(problem) = self.fetch(app, made).await else { return Ok(()) };
+        let Err(problem) = self.fetch(app, caller, made).await else { return Ok(()) };
         let delete = Delete { snapshots: OnDelete::Drop, ..Delete::default() };
         let gone = app.engine.delete(&caller.project, &made.sandbox.name, delete, None).await;
         if let Err(error) = gone {
-            tracing::warn!(sandbox = %made.sandbox.name, %error, "a sandbox without its source stays");
+            tracing::warn!(sandbox = %made.sandbox.name, %error, "cannot delete a sandbox whose source could not be loaded");
         }
         Err(problem)
     }
 
-    async fn fetch(&self, app: &App, made: &Opened) -> Result<(), VercelError> {
+    async fn fetch(&self, app: &App, caller: &Caller, made: &Opened) -> Result<(), VercelError> {
         let session = made.session.as_ref().ok_or_else(VercelError::stopped)?;
-        let exec = Exec { wake: WakeMode::Session(session.id.clone()), ..self.command() };
+        let (wake, by) = (WakeMode::Session(session.id.clone()), Some(caller.key.to_string()));
+        let exec = Exec { wake, by, ..self.command() };
         let (project, name) = (&made.sandbox.project, &made.sandbox.name);
         let mut events = app.engine.exec(project, name, exec).await?.events;
         let mut said = Vec::new();
         let code = loop {
             match events.next().await {
-                Some(Event::Stdout(bytes) | Event::Stderr(bytes)) => {
+                Some(CommandOutput::Stdout(bytes) | CommandOutput::Stderr(bytes)) => {
                     said.extend_from_slice(&bytes);
                     said.drain(..said.len().saturating_sub(TOLD));
                 }
-                Some(Event::Gap(_)) => {}
-                Some(Event::Exited(command)) => break command.exit_code,
+                Some(CommandOutput::Gap(_)) => {}
+                Some(CommandOutput::Exited(command)) => break command.exit_code,
                 None => break None,
             }
         };

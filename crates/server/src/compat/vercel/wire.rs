@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use sandkeep_core::engine::lifecycle::Phase;
 use sandkeep_core::engine::{Opened, Sized};
+use sandkeep_core::model::lifecycle::Phase;
 use sandkeep_core::model::{
     Access, FORMAT, Method, Port, Sandbox, SandboxId, Session, SessionEnd, SessionId, Snapshot,
     Timestamp, Usage,

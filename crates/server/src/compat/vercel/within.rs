@@ -6,7 +6,7 @@
 use axum::http::StatusCode;
 use sandkeep_core::engine::{Caller, Error, WakeMode};
 use sandkeep_core::guest::GuestError;
-use sandkeep_core::model::{Command, CommandId, Name, Sandbox, Session};
+use sandkeep_core::model::{Command, CommandId, KeyId, Name, Sandbox, Session};
 
 use super::error::VercelError;
 use super::ids::Foreign as _;
@@ -18,19 +18,21 @@ use crate::api::App;
 pub(crate) struct Within {
     pub(crate) sandbox: Sandbox,
     pub(crate) session: Session,
+    /// The key of whoever asks.
+    pub(crate) key: KeyId,
 }
 
 impl Within {
     /// Finds the session that a path names.
     pub(crate) async fn find(app: &App, caller: &Caller, id: &str) -> Result<Self, VercelError> {
         let (sandbox, session) = sessions::find(app, caller, id).await?;
-        Ok(Self { sandbox, session })
+        Ok(Self { sandbox, session, key: caller.key.clone() })
     }
 
     /// Finds it if it is under way.
     pub(crate) async fn running(app: &App, caller: &Caller, id: &str) -> Result<Self, VercelError> {
         let (sandbox, session) = sessions::running(app, caller, id).await?;
-        Ok(Self { sandbox, session })
+        Ok(Self { sandbox, session, key: caller.key.clone() })
     }
 
     pub(crate) fn project(&self) -> &Name {

@@ -6,7 +6,7 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::driver::confined;
+use crate::driver::host::helper;
 
 /// What a machine cannot do without, built into its kernel or as a module.
 pub(super) const NEEDED: [&str; 8] = [
@@ -137,7 +137,7 @@ fn unxz(path: &Path) -> io::Result<Vec<u8>> {
         let reason = format!("the module is packed with `xz`, which does not run here: {error}");
         io::Error::new(error.kind(), reason)
     };
-    let program = confined::find("xz").ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+    let program = helper::find("xz").ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
     let mut xz = Command::new(program);
     xz.arg("-dc").arg("--").arg(path).stdin(Stdio::null()).env_clear();
     let ran = xz.output().map_err(failed)?;

@@ -9,8 +9,9 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
+
+use parking_lot::Mutex;
 
 use super::map::{Extent, overlay};
 use super::{DEEPEST, MOST_ENTRIES, layers_of, trouble};
@@ -304,7 +305,7 @@ fn in_parallel<T: Sync>(
             let Some(item) = items.get(number) else { break };
             match work(&mut buffers, item) {
                 Ok(runs) => {
-                    done.lock().unwrap_or_else(PoisonError::into_inner).push((number, runs));
+                    done.lock().push((number, runs));
                 }
                 Err(error) => {
                     failed.store(true, Ordering::Relaxed);
@@ -324,7 +325,7 @@ fn in_parallel<T: Sync>(
             None => mine,
         }
     })?;
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut done = done.into_inner();
     done.sort_by_key(|(number, _)| *number);
     let mut runs: Vec<PageRun> = Vec::new();
     for run in done.into_iter().flat_map(|(_, runs)| runs) {

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::server::Server;
 use super::{
-    Answered, NAME, PLACEHOLDER, Patience, SHORT, Sandbox, VALUE, get, rules, secret, with,
+    Answered, NAME, PLACEHOLDER, SHORT, Sandbox, Timeouts, VALUE, get, rules, secret, with,
 };
 use crate::model::{Protocol, Verdict};
 
@@ -30,7 +30,7 @@ fn elsewhere(port: u16) -> SocketAddr {
 async fn connections_outward_are_bounded() {
     let mut sandbox = Sandbox::allow_all(Vec::new());
     let short = Duration::from_millis(500);
-    sandbox.patience = Patience { head: SOON, outward: short, ..sandbox.patience };
+    sandbox.patience = Timeouts { head: SOON, outward: short, ..sandbox.patience };
     let room = sandbox.authority.outward.clone();
     room.forget_permits(room.available_permits() - 1);
     let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
@@ -43,8 +43,8 @@ async fn connections_outward_are_bounded() {
     assert_eq!(answer.status, 502);
     assert!(answer.body.contains("too many connections outward"), "{}", answer.body);
     drop((first, body));
-    let place = tokio::time::timeout(SOON, room.acquire()).await;
-    drop(place.expect("the connection outward ends with the sandbox's"));
+    let permit = tokio::time::timeout(SOON, room.acquire()).await;
+    drop(permit.expect("the connection outward ends with the sandbox's"));
     assert_eq!(sandbox.fetch(&server, get("/")).await.status, 200);
 }
 
@@ -52,7 +52,7 @@ async fn connections_outward_are_bounded() {
 async fn a_body_that_is_read_whole_must_come() {
     let mut sandbox = Sandbox::allow_all(vec![secret("KEY", SHORT, NAME)]);
     sandbox.patience =
-        Patience { head: SOON, body: Duration::from_millis(200), ..sandbox.patience };
+        Timeouts { head: SOON, body: Duration::from_millis(200), ..sandbox.patience };
     let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
     let before = sandbox.authority.read_whole.available_permits();
     let mut stream = Box::pin(sandbox.open(&server, "http/1.1").await);
@@ -72,8 +72,7 @@ async fn a_request_whose_body_is_waited_for_can_be_cut() {
     let mut stream = Box::pin(sandbox.open(&server, "http/1.1").await);
     let head = format!("POST / HTTP/1.1\r\nhost: {NAME}\r\ncontent-length: 10\r\n\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
-    let is_open =
-        || sandbox.ledger.open().iter().any(|open| open.record().protocol == Protocol::Http);
+    let is_open = || sandbox.log.open().iter().any(|open| open.record().protocol == Protocol::Http);
     for _ in 0..500 {
         if is_open() {
             break;
@@ -161,7 +160,7 @@ async fn a_loop_of_requests_does_not_fill_the_journal() {
     }
     drop(client);
     sandbox.lines(1, Protocol::Tcp).await;
-    sandbox.ledger.flush();
+    sandbox.log.flush();
     let lines = sandbox.requests(2).await;
     assert!(lines.len() < 300, "{}", lines.len());
     for verdict in [Verdict::Allowed, Verdict::Denied] {

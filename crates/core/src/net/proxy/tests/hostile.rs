@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
 
 use super::server::{Proof, Server};
-use super::{Answered, NAME, Patience, Sandbox, get, over_http2};
+use super::{Answered, NAME, Sandbox, Timeouts, get, over_http2};
 use crate::model::{Protocol, Verdict};
 
 async fn raw(sandbox: &Sandbox, server: &Server, text: &str) -> String {
@@ -119,7 +119,7 @@ async fn giant_heads_are_refused() {
 async fn who_dawdles_is_left() {
     let mut sandbox = Sandbox::allow_all(Vec::new());
     let short = Duration::from_millis(200);
-    sandbox.patience = Patience { handshake: short, head: short, ..sandbox.patience };
+    sandbox.patience = Timeouts { handshake: short, head: short, ..sandbox.patience };
     let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
     let within = Duration::from_secs(5);
 
@@ -148,7 +148,7 @@ async fn who_opens_too_many_waits() {
     let taken = sandbox.authority.places.acquire_many(all).await.unwrap();
     let mut fetch = std::pin::pin!(sandbox.fetch(&server, get("/")));
     let early = tokio::time::timeout(Duration::from_millis(300), fetch.as_mut()).await;
-    assert!(early.is_err(), "there was no place for it");
+    assert!(early.is_err(), "there was no room for it");
     drop(taken);
     let late = tokio::time::timeout(Duration::from_secs(5), fetch).await.unwrap();
     assert_eq!(late.status, 200);
@@ -208,7 +208,7 @@ async fn a_cut_ends_everything_on_a_connection() {
     server.send_more(1);
     let mut body = client.send_request(get("/events")).await.unwrap().into_body();
     body.frame().await.unwrap().unwrap();
-    for open in sandbox.ledger.open() {
+    for open in sandbox.log.open() {
         open.cut("the test".to_owned());
     }
     let end = tokio::time::timeout(Duration::from_secs(5), body.frame()).await.unwrap();

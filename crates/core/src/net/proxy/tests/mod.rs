@@ -27,11 +27,11 @@ use tokio_rustls::TlsConnector;
 use zeroize::Zeroizing;
 
 use self::server::{Authorities, Server};
-use super::super::ledger::{Facts, Journal, Ledger, Traffic};
-use super::super::outside::{Outside, OutsideSettings};
-use super::super::reserved::{Place, alias};
+use super::super::log::{ConnectionLog, FlowInfo, Journal, Traffic};
 use super::super::rules::{Brokered, Rules};
-use super::{Authority, Intercept, PATIENCE, Patience, receive, serve};
+use super::super::special_addresses::{Destination, alias};
+use super::super::upstream::{Upstream, UpstreamSettings};
+use super::{Authority, Intercept, TIMEOUTS, Timeouts, receive, serve};
 use crate::model::{Connection, Credential, Policy, Protocol, SecretPlace, SessionId};
 
 const NAME: &str = "api.example";
@@ -53,12 +53,12 @@ impl Journal for Lines {
 struct Sandbox {
     authorities: Authorities,
     authority: Arc<Authority>,
-    outside: Arc<Outside>,
+    upstream: Arc<Upstream>,
     rules: watch::Sender<Arc<Rules>>,
-    ledger: Arc<Ledger>,
+    log: Arc<ConnectionLog>,
     lines: Arc<Lines>,
     given: bool,
-    patience: Patience,
+    patience: Timeouts,
 }
 
 fn rules(policy: serde_json::Value, brokered: Vec<Brokered>) -> Arc<Rules> {
@@ -100,7 +100,7 @@ impl Sandbox {
         let authorities = Authorities::new();
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(authorities.pem().as_bytes()).unwrap();
-        let settings = OutsideSettings {
+        let settings = UpstreamSettings {
             except: vec!["127.0.0.1".parse().unwrap()],
             ca: Some(file.path().to_owned()),
             hosts: [
@@ -113,19 +113,19 @@ impl Sandbox {
                 (name.to_owned(), ips.iter().map(|ip| ip.parse().unwrap()).collect())
             })
             .into(),
-            ..OutsideSettings::default()
+            ..UpstreamSettings::default()
         };
         let lines = Arc::<Lines>::default();
         let journal = Arc::clone(&lines) as Arc<dyn Journal>;
         Self {
             authorities,
             authority: Arc::new(Authority::generate("test").unwrap()),
-            outside: Arc::new(Outside::new(settings).unwrap()),
+            upstream: Arc::new(Upstream::new(settings).unwrap()),
             rules: watch::channel(rules(policy, brokered)).0,
-            ledger: Ledger::new(SessionId::fresh(), journal, Traffic::default()),
+            log: ConnectionLog::new(SessionId::fresh(), journal, Traffic::default()),
             lines,
             given: true,
-            patience: PATIENCE,
+            patience: TIMEOUTS,
         }
     }
 
@@ -136,7 +136,7 @@ impl Sandbox {
     /// The sandbox's end of a connection to `server`, before anything was said.
     fn dial(&self, server: SocketAddr, tls: bool) -> (DuplexStream, JoinHandle<()>) {
         let asked = SocketAddr::new(alias(server.ip()).unwrap(), server.port());
-        let facts = Facts {
+        let info = FlowInfo {
             protocol: Protocol::Tcp,
             to: Some(asked),
             name: Some(NAME.to_owned()),
@@ -144,19 +144,19 @@ impl Sandbox {
         };
         let intercept = Intercept {
             name: NAME.to_owned(),
-            to: Place::new(asked),
+            to: Destination::new(asked),
             given: self.given,
             tls,
             rules: self.rules.subscribe(),
-            outside: Arc::clone(&self.outside),
+            upstream: Arc::clone(&self.upstream),
             authority: Arc::clone(&self.authority),
-            ledger: Arc::clone(&self.ledger),
-            open: self.ledger.begin(facts),
+            log: Arc::clone(&self.log),
+            open: self.log.begin(info),
         };
         let (inside, guest) = tokio::io::duplex(64 << 10);
         let patience = self.patience;
         let task = tokio::spawn(async move {
-            if patience.head == PATIENCE.head {
+            if patience.head == TIMEOUTS.head {
                 serve(guest, Bytes::new(), intercept).await;
             } else {
                 receive(guest, Bytes::new(), intercept, patience).await;

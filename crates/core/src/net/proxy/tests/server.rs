@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-use super::super::outward::{Body, Broken};
+use super::super::upstream_connection::{Body, Broken};
 
 const DAY: Duration = Duration::from_secs(86_400);
 

@@ -8,42 +8,42 @@ use smoltcp::wire::{Ipv4Packet, TcpControl, TcpPacket};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use super::guest::{Fields, SYN, datagram, read, seen, segment};
-use super::{Limits, Say, Told, device, outside};
+use super::guest::{Fields, SYN, datagram, parse_segment, read, segment};
+use super::{FakeHandler, Limits, Say, device, outside};
 use crate::model::Device as Outlet;
-use crate::net::flow::Switch;
+use crate::net::flow::FlowHandler;
 use crate::net::stack::datagrams::Flows;
 use crate::net::stack::device::Device;
-use crate::net::stack::packet::{Bad, parse};
-use crate::net::stack::tcp::Table;
-use crate::net::stack::{Carrier, packet};
+use crate::net::stack::packet::{DropReason, parse};
+use crate::net::stack::tcp::ConnectionTable;
+use crate::net::stack::{StackTask, packet};
 use crate::net::{GUEST_V4, GUEST_V6};
 
 const LIMITS: (usize, usize, usize) = (16, 8, 8);
 
 /// A stack whose packets are put in by hand, and its device's other end.
-fn carrier(switch: &Arc<Told>) -> (Carrier, std::os::fd::OwnedFd) {
+fn stack_task(handler: &Arc<FakeHandler>) -> (StackTask, std::os::fd::OwnedFd) {
     let (ours, theirs) = device();
     let (connections, half_open, datagrams) = LIMITS;
     let limits = Limits { connections, half_open, datagrams, ..Limits::default() };
-    let carrier = Carrier {
+    let stack_task = StackTask {
         device: Arc::new(Device::new(Outlet::Tun(ours)).unwrap()),
-        switch: Arc::clone(switch) as Arc<dyn Switch>,
-        table: Arc::new(Table::new(limits)),
+        handler: Arc::clone(handler) as Arc<dyn FlowHandler>,
+        table: Arc::new(ConnectionTable::new(limits)),
         flows: Flows::new(limits),
         lookups: Arc::new(Semaphore::new(limits.lookups)),
         tasks: JoinSet::new(),
     };
-    (carrier, theirs)
+    (stack_task, theirs)
 }
 
-fn switch() -> Arc<Told> {
-    let switch = Told::new();
+fn handler() -> Arc<FakeHandler> {
+    let handler = FakeHandler::new();
     for v4 in [true, false] {
-        switch.say(outside(v4, 7), Say::Echo);
-        switch.say(outside(v4, 8), Say::Answer(b"answer"));
+        handler.say(outside(v4, 7), Say::Echo);
+        handler.say(outside(v4, 8), Say::Answer(b"answer"));
     }
-    switch
+    handler
 }
 
 /// Sums a TCP packet up, so that it passes the door.
@@ -144,10 +144,10 @@ impl Known {
         let Some(known) = self.0.get_mut(usize::from(port % 4) + 4 * usize::from(v4)) else {
             return;
         };
-        let seen = seen(packet);
-        let fin = matches!(seen.control, TcpControl::Syn | TcpControl::Fin);
-        let length = i32::try_from(seen.payload.len()).unwrap() + i32::from(fin);
-        *known = (seen.ack.unwrap_or(0), seen.seq.wrapping_add(length));
+        let parse_segment = parse_segment(packet);
+        let fin = matches!(parse_segment.control, TcpControl::Syn | TcpControl::Fin);
+        let length = i32::try_from(parse_segment.payload.len()).unwrap() + i32::from(fin);
+        *known = (parse_segment.ack.unwrap_or(0), parse_segment.seq.wrapping_add(length));
     }
 }
 
@@ -209,11 +209,11 @@ proptest! {
     fn a_hostile_sandbox_breaks_nothing_and_grows_nothing(all in vec(moves(), 1..120)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let switch = switch();
-            let (mut carrier, end) = carrier(&switch);
+            let handler = handler();
+            let (mut stack_task, end) = stack_task(&handler);
             let mut known = Known::default();
             for one in &all {
-                carrier.take(&packet_of(one, &known));
+                stack_task.take(&packet_of(one, &known));
                 if matches!(one, Move::Wait) {
                     tokio::task::yield_now().await;
                 }
@@ -222,11 +222,11 @@ proptest! {
                 }
             }
             let (connections, _, datagrams) = LIMITS;
-            assert!(carrier.table.len() <= connections);
-            assert!(carrier.flows.len() <= datagrams);
-            assert!(carrier.tasks.len() <= connections + datagrams + 64 + all.len());
-            assert_eq!(carrier.device.dropped(Bad::Failed), 0, "a machine panicked");
-            carrier.tasks.shutdown().await;
+            assert!(stack_task.table.len() <= connections);
+            assert!(stack_task.flows.len() <= datagrams);
+            assert!(stack_task.tasks.len() <= connections + datagrams + 64 + all.len());
+            assert_eq!(stack_task.device.dropped(DropReason::Failed), 0, "a machine panicked");
+            stack_task.tasks.shutdown().await;
         });
     }
 }

@@ -19,14 +19,14 @@ use crate::net::{GATEWAY_V4, GATEWAY_V6, GUEST_V4, GUEST_V6, MTU};
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A sandbox that behaves.
-pub(super) struct Guest {
+pub(super) struct FakeGuest {
     wire: Wire,
     interface: Interface,
     pub(super) sockets: SocketSet<'static>,
     next_port: u16,
 }
 
-impl Guest {
+impl FakeGuest {
     pub(super) fn new(end: OwnedFd) -> Self {
         let mut wire = Wire { end, began: Instant::now() };
         let config = Config::new(HardwareAddress::Ip);
@@ -250,14 +250,14 @@ pub(super) fn datagram(from: u16, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
 
 /// The parts of a TCP packet that came.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct TcpSegment {
     pub(super) control: TcpControl,
     pub(super) seq: i32,
     pub(super) ack: Option<i32>,
     pub(super) payload: Vec<u8>,
 }
 
-pub(super) fn seen(packet: &[u8]) -> Seen {
+pub(super) fn parse_segment(packet: &[u8]) -> TcpSegment {
     let header = if packet[0] >> 4 == 4 { 20 } else { 40 };
     let address = |at: usize| -> smoltcp::wire::IpAddress {
         if header == 20 {
@@ -270,7 +270,7 @@ pub(super) fn seen(packet: &[u8]) -> Seen {
     };
     let body = TcpPacket::new_checked(&packet[header..]).unwrap();
     let repr = TcpRepr::parse(&body, &address(0), &address(1), &Default::default()).unwrap();
-    Seen {
+    TcpSegment {
         control: repr.control,
         seq: repr.seq_number.0,
         ack: repr.ack_number.map(|number| number.0),

@@ -9,10 +9,12 @@ use smoltcp::wire::{IpProtocol, IpRepr, TcpControl};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::guest::{Fields, SYN, Seen, assert_silence, datagram, next, read, seen, segment, write};
-use super::{Limits, Say, Told, outside, pattern, start};
+use super::guest::{
+    Fields, SYN, TcpSegment, assert_silence, datagram, next, parse_segment, read, segment, write,
+};
+use super::{FakeHandler, Limits, Say, outside, pattern, start};
 use crate::net::stack::device::Device;
-use crate::net::stack::packet::Bad;
+use crate::net::stack::packet::DropReason;
 use crate::net::{GUEST_V4, GUEST_V6};
 
 /// A connection written by hand.
@@ -30,7 +32,7 @@ struct ByHand {
 impl ByHand {
     async fn open(end: OwnedFd, port: u16, to: SocketAddr, window: u16) -> Self {
         write(&end, &segment(port, to, Fields { window, ..SYN }));
-        let answer = seen(&next(&end).await);
+        let answer = parse_segment(&next(&end).await);
         assert_eq!(answer.control, TcpControl::Syn);
         assert_eq!(answer.ack, Some(SYN.seq + 1));
         let seq = SYN.seq + 1;
@@ -44,19 +46,21 @@ impl ByHand {
         write(&self.end, &segment(self.port, self.to, fields));
     }
 
-    async fn next(&self) -> Seen {
-        seen(&next(&self.end).await)
+    async fn next(&self) -> TcpSegment {
+        parse_segment(&next(&self.end).await)
     }
 }
 
-async fn dialled(limits: Limits) -> (super::Stack, Arc<Device>, OwnedFd, TcpListener, Arc<Told>) {
+async fn dialled(
+    limits: Limits,
+) -> (super::Stack, Arc<Device>, OwnedFd, TcpListener, Arc<FakeHandler>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let switch = Told::new();
+    let handler = FakeHandler::new();
     for v4 in [true, false] {
-        switch.say(outside(v4, 443), Say::Dial(listener.local_addr().unwrap()));
+        handler.say(outside(v4, 443), Say::Dial(listener.local_addr().unwrap()));
     }
-    let (stack, device, end) = start(limits, &switch);
-    (stack, device, end, listener, switch)
+    let (stack, device, end) = start(limits, &handler);
+    (stack, device, end, listener, handler)
 }
 
 async fn exactly(stream: &mut TcpStream, length: usize) -> Vec<u8> {
@@ -107,55 +111,67 @@ async fn what_is_no_packet_is_dropped_and_counted() {
     let length = u16::try_from(with_options.len()).unwrap().to_be_bytes();
     let with_options = changed(&with_options, 2, &length);
 
-    let cases: Vec<(&str, Vec<u8>, Bad)> = vec![
-        ("one byte", vec![0x45], Bad::Truncated),
-        ("neither version", vec![0; 60], Bad::NotIp),
-        ("noise", vec![0xff; 1500], Bad::NotIp),
-        ("half a header", syn4[..12].to_vec(), Bad::Truncated),
-        ("half a header, v6", syn6[..30].to_vec(), Bad::Truncated),
-        ("claims more than there is", summed(changed(&syn4, 2, &[0xff, 0xff])), Bad::Truncated),
-        ("claims more than there is, v6", changed(&syn6, 4, &[0xff, 0xff]), Bad::Truncated),
-        ("claims less than its header", summed(changed(&syn4, 2, &[0, 19])), Bad::Truncated),
-        ("claims a short header", changed(&syn4, 0, &[0x44]), Bad::Truncated),
-        ("claims a long header", changed(&syn4, 0, &[0x4f]), Bad::Truncated),
-        ("options", summed(with_options), Bad::Options),
-        ("the header's sum", changed(&syn4, 10, &[1, 2]), Bad::Checksum),
-        ("the first of several", summed(changed(&syn4, 6, &[0x20, 0])), Bad::Fragment),
-        ("the last of several", summed(changed(&syn4, 6, &[0, 9])), Bad::Fragment),
-        ("from elsewhere", summed(changed(&syn4, 12, &[10, 0, 0, 1])), Bad::Source),
-        ("from elsewhere, v6", changed(&syn6, 8, &[0x20, 1]), Bad::Source),
-        ("the segment's sum", changed(&syn4, 36, &[1, 2]), Bad::Checksum),
-        ("the segment's sum, v6", changed(&syn6, 56, &[1, 2]), Bad::Checksum),
-        ("the datagram's sum", changed(&udp4, 26, &[1, 2]), Bad::Checksum),
-        ("a datagram without a sum, v6", changed(&udp6, 46, &[0, 0]), Bad::Checksum),
-        ("a datagram longer than its packet", changed(&udp4, 24, &[0xff, 0xff]), Bad::Truncated),
-        ("a datagram shorter than its header", changed(&udp4, 24, &[0, 3]), Bad::Truncated),
-        ("a short segment", ip(v4, IpProtocol::Tcp, &[0; 10]), Bad::Truncated),
-        ("an empty segment", ip(v4, IpProtocol::Tcp, &[]), Bad::Truncated),
-        ("a short datagram", ip(v6, IpProtocol::Udp, &[0; 4]), Bad::Truncated),
-        ("a short echo", ip(v4, IpProtocol::Icmp, &[8, 0, 0]), Bad::Truncated),
-        ("no echo", ip(v4, IpProtocol::Icmp, &[13, 0, 0xf2, 0xff, 0, 0, 0, 0]), Bad::Protocol),
-        ("another protocol", ip(v4, IpProtocol::Unknown(132), &[0; 32]), Bad::Protocol),
-        ("groups", ip(crowd, IpProtocol::Igmp, &[0; 8]), Bad::Protocol),
-        ("hop by hop", ip(v6, IpProtocol::HopByHop, &syn6[40..]), Bad::Options),
-        ("a route", ip(v6, IpProtocol::Ipv6Route, &[6, 0, 0, 0, 0, 0, 0, 0]), Bad::Options),
-        ("destination options", ip(v6, IpProtocol::Ipv6Opts, &[6; 16]), Bad::Options),
-        ("part of a packet, v6", ip(v6, IpProtocol::Ipv6Frag, &[6; 16]), Bad::Fragment),
-        ("no next header", ip(v6, IpProtocol::Ipv6NoNxt, &[]), Bad::Protocol),
-        ("a segment to nobody", segment(5000, nobody, SYN), Bad::Destination),
-        ("a segment to a crowd", segment(5000, crowd, SYN), Bad::Destination),
-        ("a segment to all", segment(5000, all, SYN), Bad::Destination),
-        ("a segment to a crowd, v6", segment(5000, crowd6, SYN), Bad::Destination),
-        ("a segment to no port", segment(5000, outside(true, 0), SYN), Bad::Destination),
-        ("a segment from no port", segment(0, v4, SYN), Bad::Destination),
-        ("a datagram to no port", datagram(5000, outside(false, 0), b"x"), Bad::Destination),
+    let cases: Vec<(&str, Vec<u8>, DropReason)> = vec![
+        ("one byte", vec![0x45], DropReason::Truncated),
+        ("neither version", vec![0; 60], DropReason::NotIp),
+        ("noise", vec![0xff; 1500], DropReason::NotIp),
+        ("half a header", syn4[..12].to_vec(), DropReason::Truncated),
+        ("half a header, v6", syn6[..30].to_vec(), DropReason::Truncated),
+        (
+            "claims more than there is",
+            summed(changed(&syn4, 2, &[0xff, 0xff])),
+            DropReason::Truncated,
+        ),
+        ("claims more than there is, v6", changed(&syn6, 4, &[0xff, 0xff]), DropReason::Truncated),
+        ("claims less than its header", summed(changed(&syn4, 2, &[0, 19])), DropReason::Truncated),
+        ("claims a short header", changed(&syn4, 0, &[0x44]), DropReason::Truncated),
+        ("claims a long header", changed(&syn4, 0, &[0x4f]), DropReason::Truncated),
+        ("options", summed(with_options), DropReason::Options),
+        ("the header's sum", changed(&syn4, 10, &[1, 2]), DropReason::Checksum),
+        ("the first of several", summed(changed(&syn4, 6, &[0x20, 0])), DropReason::Fragment),
+        ("the last of several", summed(changed(&syn4, 6, &[0, 9])), DropReason::Fragment),
+        ("from elsewhere", summed(changed(&syn4, 12, &[10, 0, 0, 1])), DropReason::Source),
+        ("from elsewhere, v6", changed(&syn6, 8, &[0x20, 1]), DropReason::Source),
+        ("the segment's sum", changed(&syn4, 36, &[1, 2]), DropReason::Checksum),
+        ("the segment's sum, v6", changed(&syn6, 56, &[1, 2]), DropReason::Checksum),
+        ("the datagram's sum", changed(&udp4, 26, &[1, 2]), DropReason::Checksum),
+        ("a datagram without a sum, v6", changed(&udp6, 46, &[0, 0]), DropReason::Checksum),
+        (
+            "a datagram longer than its packet",
+            changed(&udp4, 24, &[0xff, 0xff]),
+            DropReason::Truncated,
+        ),
+        ("a datagram shorter than its header", changed(&udp4, 24, &[0, 3]), DropReason::Truncated),
+        ("a short segment", ip(v4, IpProtocol::Tcp, &[0; 10]), DropReason::Truncated),
+        ("an empty segment", ip(v4, IpProtocol::Tcp, &[]), DropReason::Truncated),
+        ("a short datagram", ip(v6, IpProtocol::Udp, &[0; 4]), DropReason::Truncated),
+        ("a short echo", ip(v4, IpProtocol::Icmp, &[8, 0, 0]), DropReason::Truncated),
+        (
+            "no echo",
+            ip(v4, IpProtocol::Icmp, &[13, 0, 0xf2, 0xff, 0, 0, 0, 0]),
+            DropReason::Protocol,
+        ),
+        ("another protocol", ip(v4, IpProtocol::Unknown(132), &[0; 32]), DropReason::Protocol),
+        ("groups", ip(crowd, IpProtocol::Igmp, &[0; 8]), DropReason::Protocol),
+        ("hop by hop", ip(v6, IpProtocol::HopByHop, &syn6[40..]), DropReason::Options),
+        ("a route", ip(v6, IpProtocol::Ipv6Route, &[6, 0, 0, 0, 0, 0, 0, 0]), DropReason::Options),
+        ("destination options", ip(v6, IpProtocol::Ipv6Opts, &[6; 16]), DropReason::Options),
+        ("part of a packet, v6", ip(v6, IpProtocol::Ipv6Frag, &[6; 16]), DropReason::Fragment),
+        ("no next header", ip(v6, IpProtocol::Ipv6NoNxt, &[]), DropReason::Protocol),
+        ("a segment to nobody", segment(5000, nobody, SYN), DropReason::Destination),
+        ("a segment to a crowd", segment(5000, crowd, SYN), DropReason::Destination),
+        ("a segment to all", segment(5000, all, SYN), DropReason::Destination),
+        ("a segment to a crowd, v6", segment(5000, crowd6, SYN), DropReason::Destination),
+        ("a segment to no port", segment(5000, outside(true, 0), SYN), DropReason::Destination),
+        ("a segment from no port", segment(0, v4, SYN), DropReason::Destination),
+        ("a datagram to no port", datagram(5000, outside(false, 0), b"x"), DropReason::Destination),
     ];
     for (what, packet, why) in cases {
-        let before: Vec<u64> = Bad::ALL.map(|why| device.dropped(why)).to_vec();
+        let before: Vec<u64> = DropReason::ALL.map(|why| device.dropped(why)).to_vec();
         write(&end, &packet);
         assert_silence(&end, what).await;
-        let after = Bad::ALL.map(|why| device.dropped(why));
-        for (at, one) in Bad::ALL.into_iter().enumerate() {
+        let after = DropReason::ALL.map(|why| device.dropped(why));
+        for (at, one) in DropReason::ALL.into_iter().enumerate() {
             let expected = before[at] + u64::from(one == why);
             assert_eq!(after[at], expected, "{what}: counted as {one:?}, must be as {why:?}");
         }
@@ -169,12 +185,12 @@ async fn strays_are_reset_and_resets_are_not_answered() {
         let to = outside(v4, 443);
         let stray = Fields { control: TcpControl::None, ack: Some(77), payload: b"data", ..SYN };
         write(&end, &segment(5000, to, stray));
-        let answer = seen(&next(&end).await);
+        let answer = parse_segment(&next(&end).await);
         assert_eq!((answer.control, answer.seq, answer.ack), (TcpControl::Rst, 77, None));
 
         let end_of_one = Fields { control: TcpControl::Fin, ack: None, ..SYN };
         write(&end, &segment(5000, to, end_of_one));
-        let answer = seen(&next(&end).await);
+        let answer = parse_segment(&next(&end).await);
         assert_eq!((answer.control, answer.ack), (TcpControl::Rst, Some(SYN.seq + 1)));
 
         for ack in [None, Some(5)] {
@@ -187,14 +203,14 @@ async fn strays_are_reset_and_resets_are_not_answered() {
 
 #[tokio::test]
 async fn a_repeated_question_is_asked_once() {
-    let (_stack, _, end, listener, switch) = dialled(Limits::default()).await;
+    let (_stack, _, end, listener, handler) = dialled(Limits::default()).await;
     for _ in 0..20 {
         write(&end, &segment(5000, outside(true, 443), SYN));
     }
-    let first = seen(&next(&end).await);
+    let first = parse_segment(&next(&end).await);
     assert_eq!(first.control, TcpControl::Syn);
     listener.accept().await.unwrap();
-    assert_eq!(switch.asked(), 1);
+    assert_eq!(handler.asked(), 1);
 }
 
 #[tokio::test]
@@ -204,15 +220,15 @@ async fn a_question_that_is_repeated_at_length_is_not_kept() {
     // Both are taken in before the dial has a turn.
     write(&end, &segment(5000, outside(true, 443), SYN));
     write(&end, &segment(5000, outside(true, 443), Fields { payload: &payload, ..SYN }));
-    assert_eq!(seen(&next(&end).await).control, TcpControl::Syn);
+    assert_eq!(parse_segment(&next(&end).await).control, TcpControl::Syn);
     listener.accept().await.unwrap();
-    assert_eq!(device.dropped(Bad::Full), 1);
+    assert_eq!(device.dropped(DropReason::Full), 1);
 }
 
 #[tokio::test]
 async fn half_open_connections_are_bounded_and_end() {
     let limits = Limits { half_open: 8, handshake: Duration::from_secs(3), ..Limits::default() };
-    let (_stack, device, end, _listener, switch) = dialled(limits).await;
+    let (_stack, device, end, _listener, handler) = dialled(limits).await;
     for port in 0..200 {
         write(&end, &segment(5000 + port, outside(true, 443), SYN));
         // The pair that stands for the device has a short queue.
@@ -221,13 +237,13 @@ async fn half_open_connections_are_bounded_and_end() {
         }
         while read(&end).is_some() {}
     }
-    assert_eq!(switch.asked(), 8);
-    assert_eq!(device.dropped(Bad::Full), 192);
+    assert_eq!(handler.asked(), 8);
+    assert_eq!(device.dropped(DropReason::Full), 192);
 
     tokio::time::sleep(Duration::from_millis(3500)).await;
     while read(&end).is_some() {}
     write(&end, &segment(9000, outside(true, 443), SYN));
-    assert_eq!(seen(&next(&end).await).control, TcpControl::Syn, "there is room again");
+    assert_eq!(parse_segment(&next(&end).await).control, TcpControl::Syn, "there is room again");
 }
 
 #[tokio::test]
@@ -241,8 +257,8 @@ async fn connections_are_bounded() {
     }
     let end = end.unwrap();
     write(&end, &segment(6000, outside(true, 443), SYN));
-    assert_eq!(seen(&next(&end).await).control, TcpControl::Rst);
-    assert_eq!(device.dropped(Bad::Full), 1);
+    assert_eq!(parse_segment(&next(&end).await).control, TcpControl::Rst);
+    assert_eq!(device.dropped(DropReason::Full), 1);
 }
 
 #[tokio::test]
@@ -287,7 +303,7 @@ async fn resets_that_do_not_fit_reset_nothing() {
 
 #[tokio::test]
 async fn a_closed_window_holds_up_and_a_tiny_one_goes_on() {
-    let (_stack, _, end, listener, switch) = dialled(Limits::default()).await;
+    let (_stack, _, end, listener, handler) = dialled(Limits::default()).await;
     let mut hand = ByHand::open(end, 5000, outside(true, 443), 0).await;
     let (mut stream, _) = listener.accept().await.unwrap();
     stream.write_all(&pattern(5000)).await.unwrap();
@@ -297,7 +313,7 @@ async fn a_closed_window_holds_up_and_a_tiny_one_goes_on() {
         assert_eq!(probe.payload.len(), 1);
         hand.send(hand.seq, TcpControl::None, &[]);
     }
-    assert!(switch.ledger.traffic().received <= 5000);
+    assert!(handler.log.traffic().received <= 5000);
 
     hand.window = 10;
     hand.send(hand.seq, TcpControl::None, &[]);
@@ -327,14 +343,14 @@ async fn who_gives_up_while_outside_is_dialled_is_forgotten() {
         more.push(stream);
         assert!(more.len() < 16, "the backlog fills");
     }
-    let switch = Told::new();
-    switch.say(outside(true, 443), Say::Dial(full));
-    let (_stack, _, end) = start(Limits::default(), &switch);
+    let handler = FakeHandler::new();
+    handler.say(outside(true, 443), Say::Dial(full));
+    let (_stack, _, end) = start(Limits::default(), &handler);
     write(&end, &segment(5000, outside(true, 443), SYN));
     let reset = Fields { control: TcpControl::Rst, seq: SYN.seq + 1, ..SYN };
     write(&end, &segment(5000, outside(true, 443), reset));
     let began = std::time::Instant::now();
-    while !switch.ledger.open().is_empty() || switch.asked() == 0 {
+    while !handler.log.open().is_empty() || handler.asked() == 0 {
         assert!(began.elapsed() < Duration::from_secs(10), "it is still dialled");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -25,8 +25,8 @@ use super::device::Device;
 use super::{Limits, Stack, Stream, relay};
 use crate::model::Device as Outlet;
 use crate::model::{Connection, Protocol, SessionId};
-use crate::net::flow::{Datagrams, Opening, Switch};
-use crate::net::ledger::{Facts, Journal, Ledger, Open, Traffic};
+use crate::net::flow::{Datagrams, FlowHandler, OpenDecision};
+use crate::net::log::{ConnectionLog, FlowInfo, Journal, OpenFlow, Traffic};
 
 /// Both ends of a device.
 fn device() -> (OwnedFd, OwnedFd) {
@@ -44,14 +44,14 @@ enum Say {
     Answer(&'static [u8]),
 }
 
-/// A switch that does as it is told, and remembers what it was asked.
+/// A handler that does as it is told, and remembers what it was asked.
 #[derive(Debug)]
-struct Told {
+struct FakeHandler {
     say: Mutex<HashMap<SocketAddr, Say>>,
-    ledger: Arc<Ledger>,
+    log: Arc<ConnectionLog>,
     asked: AtomicUsize,
     unanswered: Mutex<Vec<io::ErrorKind>>,
-    carried: Mutex<Vec<Arc<Open>>>,
+    carried: Mutex<Vec<Arc<OpenFlow>>>,
 }
 
 #[derive(Debug, Default)]
@@ -63,13 +63,13 @@ impl Journal for Lines {
     }
 }
 
-impl Told {
+impl FakeHandler {
     fn new() -> Arc<Self> {
         let journal = Arc::new(Lines::default());
-        let ledger = Ledger::new(SessionId::fresh(), journal, Traffic::default());
+        let log = ConnectionLog::new(SessionId::fresh(), journal, Traffic::default());
         Arc::new(Self {
             say: Mutex::default(),
-            ledger,
+            log,
             asked: AtomicUsize::new(0),
             unanswered: Mutex::default(),
             carried: Mutex::default(),
@@ -84,30 +84,30 @@ impl Told {
         self.asked.load(Ordering::Relaxed)
     }
 
-    fn open(&self, protocol: Protocol, to: SocketAddr) -> Arc<Open> {
-        let facts = Facts { protocol, to: Some(to), name: None, rule: "told".into() };
-        self.ledger.begin(facts)
+    fn open(&self, protocol: Protocol, to: SocketAddr) -> Arc<OpenFlow> {
+        let info = FlowInfo { protocol, to: Some(to), name: None, rule: "told".into() };
+        self.log.begin(info)
     }
 }
 
 #[async_trait]
-impl Switch for Told {
-    fn open(&self, to: SocketAddr) -> Opening {
+impl FlowHandler for FakeHandler {
+    fn open(&self, to: SocketAddr) -> OpenDecision {
         self.asked.fetch_add(1, Ordering::Relaxed);
         match self.say.lock().unwrap().get(&to) {
-            None => Opening::Refuse,
+            None => OpenDecision::Refuse,
             Some(Say::Dial(address)) => {
-                Opening::Dial(*address, Told::open(self, Protocol::Tcp, to))
+                OpenDecision::Dial(*address, FakeHandler::open(self, Protocol::Tcp, to))
             }
-            Some(Say::Echo | Say::Answer(_)) => Opening::Serve,
+            Some(Say::Echo | Say::Answer(_)) => OpenDecision::Serve,
         }
     }
 
-    fn unanswered(&self, _: &Open, error: &io::Error) {
+    fn unanswered(&self, _: &OpenFlow, error: &io::Error) {
         self.unanswered.lock().unwrap().push(error.kind());
     }
 
-    async fn relay(self: Arc<Self>, guest: Stream, outside: TcpStream, open: Arc<Open>) {
+    async fn relay(self: Arc<Self>, guest: Stream, outside: TcpStream, open: Arc<OpenFlow>) {
         self.carried.lock().unwrap().push(Arc::clone(&open));
         let _ = relay(guest, outside, &open).await;
         self.carried.lock().unwrap().retain(|one| !Arc::ptr_eq(one, &open));
@@ -133,7 +133,7 @@ impl Switch for Told {
         self.asked.fetch_add(1, Ordering::Relaxed);
         match self.say.lock().unwrap().get(&to) {
             Some(Say::Dial(address)) => {
-                let open = Told::open(self, protocol, to);
+                let open = FakeHandler::open(self, protocol, to);
                 self.carried.lock().unwrap().push(Arc::clone(&open));
                 Some(Datagrams { to: *address, open })
             }
@@ -147,14 +147,14 @@ impl Switch for Told {
 }
 
 /// A stack with its device's other end.
-fn start(limits: Limits, switch: &Arc<Told>) -> (Stack, Arc<Device>, OwnedFd) {
+fn start(limits: Limits, handler: &Arc<FakeHandler>) -> (Stack, Arc<Device>, OwnedFd) {
     let (ours, theirs) = device();
     let device = Arc::new(Device::new(Outlet::Tun(ours)).unwrap());
-    let switch: Arc<dyn Switch> = Arc::clone(switch) as Arc<dyn Switch>;
-    (Stack::with(limits, Arc::clone(&device), switch), device, theirs)
+    let handler: Arc<dyn FlowHandler> = Arc::clone(handler) as Arc<dyn FlowHandler>;
+    (Stack::with(limits, Arc::clone(&device), handler), device, theirs)
 }
 
-/// An address outside that stands for nobody until the switch says otherwise.
+/// An address outside that stands for nobody until the handler says otherwise.
 fn outside(v4: bool, port: u16) -> SocketAddr {
     let ip: IpAddr = if v4 { "192.0.2.7" } else { "2001:db8::7" }.parse().unwrap();
     SocketAddr::new(ip, port)

@@ -10,8 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use super::guest::{Guest, PATIENCE, take};
-use super::{Limits, Say, Told, outside, pattern, start};
+use super::guest::{FakeGuest, PATIENCE, take};
+use super::{FakeHandler, Limits, Say, outside, pattern, start};
 
 async fn listener(v4: bool) -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind(if v4 { "127.0.0.1:0" } else { "[::1]:0" }).await.unwrap();
@@ -31,10 +31,10 @@ async fn what_is_dialled_is_carried_both_ways_and_counted() {
     for v4 in [true, false] {
         let (listener, address) = listener(v4).await;
         let server = tokio::spawn(async move { echo(listener.accept().await.unwrap().0).await });
-        let switch = Told::new();
-        switch.say(outside(v4, 443), Say::Dial(address));
-        let (stack, _, end) = start(Limits::default(), &switch);
-        let mut guest = Guest::new(end);
+        let handler = FakeHandler::new();
+        handler.say(outside(v4, 443), Say::Dial(address));
+        let (stack, _, end) = start(Limits::default(), &handler);
+        let mut guest = FakeGuest::new(end);
 
         let data = pattern(3_000_000);
         let handle = guest.connect(outside(v4, 443), 300_000);
@@ -42,11 +42,11 @@ async fn what_is_dialled_is_carried_both_ways_and_counted() {
 
         assert!(came == data, "what came back is not what was sent (v4: {v4})");
         server.await.unwrap();
-        let traffic = switch.ledger.traffic();
+        let traffic = handler.log.traffic();
         assert_eq!((traffic.sent, traffic.received), (3_000_000, 3_000_000));
-        assert_eq!(switch.asked(), 1);
+        assert_eq!(handler.asked(), 1);
         stack.close().await;
-        assert_eq!(switch.carried.lock().unwrap().len(), 0);
+        assert_eq!(handler.carried.lock().unwrap().len(), 0);
     }
 }
 
@@ -62,10 +62,10 @@ async fn who_ended_one_direction_still_hears_the_other() {
         stream.write_all(&pattern(200_000)).await.unwrap();
         asked
     });
-    let switch = Told::new();
-    switch.say(outside(true, 80), Say::Dial(address));
-    let (_stack, _, end) = start(Limits::default(), &switch);
-    let mut guest = Guest::new(end);
+    let handler = FakeHandler::new();
+    handler.say(outside(true, 80), Say::Dial(address));
+    let (_stack, _, end) = start(Limits::default(), &handler);
+    let mut guest = FakeGuest::new(end);
 
     let handle = guest.connect(outside(true, 80), 20_000);
     let came = guest.exchange(handle, b"all I have to say").await;
@@ -85,10 +85,10 @@ async fn outside_may_end_first() {
         stream.read_to_end(&mut rest).await.unwrap();
         rest
     });
-    let switch = Told::new();
-    switch.say(outside(true, 80), Say::Dial(address));
-    let (_stack, _, end) = start(Limits::default(), &switch);
-    let mut guest = Guest::new(end);
+    let handler = FakeHandler::new();
+    handler.say(outside(true, 80), Say::Dial(address));
+    let (_stack, _, end) = start(Limits::default(), &handler);
+    let mut guest = FakeGuest::new(end);
 
     let handle = guest.connect(outside(true, 80), 20_000);
     guest.until("the end", |guest| guest.state(handle) == State::CloseWait).await;
@@ -105,16 +105,16 @@ async fn outside_may_end_first() {
 async fn what_is_refused_or_unanswered_is_reset() {
     let (listener, gone) = listener(true).await;
     drop(listener);
-    let switch = Told::new();
-    switch.say(outside(true, 81), Say::Dial(gone));
-    let (_stack, _, end) = start(Limits::default(), &switch);
-    let mut guest = Guest::new(end);
+    let handler = FakeHandler::new();
+    handler.say(outside(true, 81), Say::Dial(gone));
+    let (_stack, _, end) = start(Limits::default(), &handler);
+    let mut guest = FakeGuest::new(end);
 
     for port in [80, 81] {
         let handle = guest.connect(outside(true, port), 5000);
         guest.until("a reset", |guest| guest.state(handle) == State::Closed).await;
     }
-    assert_eq!(*switch.unanswered.lock().unwrap(), [std::io::ErrorKind::ConnectionRefused]);
+    assert_eq!(*handler.unanswered.lock().unwrap(), [std::io::ErrorKind::ConnectionRefused]);
 }
 
 #[tokio::test]
@@ -130,24 +130,24 @@ async fn a_dial_that_nobody_answers_ends() {
         more.push(stream);
         assert!(more.len() < 16, "the backlog fills");
     }
-    let switch = Told::new();
-    switch.say(outside(true, 80), Say::Dial(full));
+    let handler = FakeHandler::new();
+    handler.say(outside(true, 80), Say::Dial(full));
     let limits = Limits { dial: Duration::from_millis(100), ..Limits::default() };
-    let (_stack, _, end) = start(limits, &switch);
-    let mut guest = Guest::new(end);
+    let (_stack, _, end) = start(limits, &handler);
+    let mut guest = FakeGuest::new(end);
 
     let handle = guest.connect(outside(true, 80), 5000);
     guest.until("a reset", |guest| guest.state(handle) == State::Closed).await;
-    assert_eq!(*switch.unanswered.lock().unwrap(), [std::io::ErrorKind::TimedOut]);
+    assert_eq!(*handler.unanswered.lock().unwrap(), [std::io::ErrorKind::TimedOut]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_is_read_and_written_by_whoever_serves_it() {
-    let switch = Told::new();
-    let (_stack, _, end) = start(Limits::default(), &switch);
-    let mut guest = Guest::new(end);
+    let handler = FakeHandler::new();
+    let (_stack, _, end) = start(Limits::default(), &handler);
+    let mut guest = FakeGuest::new(end);
     for v4 in [true, false] {
-        switch.say(outside(v4, 53), Say::Echo);
+        handler.say(outside(v4, 53), Say::Echo);
         let handle = guest.connect(outside(v4, 53), 100_000);
         let data = pattern(1_000_000);
         assert!(guest.exchange(handle, &data).await == data);
@@ -156,20 +156,20 @@ async fn a_stream_is_read_and_written_by_whoever_serves_it() {
 
 #[tokio::test]
 async fn an_answer_arrives_although_the_question_was_not_read() {
-    let switch = Told::new();
-    switch.say(outside(true, 80), Say::Answer(b"no"));
-    let (_stack, _, end) = start(Limits::default(), &switch);
-    let mut guest = Guest::new(end);
+    let handler = FakeHandler::new();
+    handler.say(outside(true, 80), Say::Answer(b"no"));
+    let (_stack, _, end) = start(Limits::default(), &handler);
+    let mut guest = FakeGuest::new(end);
     let handle = guest.connect(outside(true, 80), 100_000);
     assert_eq!(guest.exchange(handle, &pattern(500_000)).await, b"no");
 }
 
 #[tokio::test]
 async fn who_goes_on_sending_to_nobody_is_reset() {
-    let switch = Told::new();
-    switch.say(outside(true, 80), Say::Answer(b"no"));
-    let (_stack, _, end) = start(Limits::default(), &switch);
-    let mut guest = Guest::new(end);
+    let handler = FakeHandler::new();
+    handler.say(outside(true, 80), Say::Answer(b"no"));
+    let (_stack, _, end) = start(Limits::default(), &handler);
+    let mut guest = FakeGuest::new(end);
     let handle = guest.connect(outside(true, 80), 100_000);
     let chunk = pattern(50_000);
     let mut sent = 0;
@@ -193,10 +193,10 @@ async fn two_hundred_connections_at_once_lose_nothing() {
             tokio::spawn(echo(stream));
         }
     });
-    let switch = Told::new();
-    switch.say(outside(true, 443), Say::Dial(address));
-    let (_stack, _, end) = start(Limits::default(), &switch);
-    let mut guest = Guest::new(end);
+    let handler = FakeHandler::new();
+    handler.say(outside(true, 443), Say::Dial(address));
+    let (_stack, _, end) = start(Limits::default(), &handler);
+    let mut guest = FakeGuest::new(end);
 
     let data = pattern(60_000);
     let handles: Vec<_> = (0..200).map(|_| guest.connect(outside(true, 443), 30_000)).collect();
@@ -215,7 +215,7 @@ async fn two_hundred_connections_at_once_lose_nothing() {
         })
         .await;
     assert!(got.iter().all(|got| *got == data));
-    assert_eq!(switch.carried.lock().unwrap().len(), 200);
+    assert_eq!(handler.carried.lock().unwrap().len(), 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -231,10 +231,10 @@ async fn a_sandbox_that_does_not_read_stops_outside() {
             counter.fetch_add(chunk.len(), Ordering::Relaxed);
         }
     });
-    let switch = Told::new();
-    switch.say(outside(true, 443), Say::Dial(address));
-    let (_stack, _, end) = start(Limits::default(), &switch);
-    let mut guest = Guest::new(end);
+    let handler = FakeHandler::new();
+    handler.say(outside(true, 443), Say::Dial(address));
+    let (_stack, _, end) = start(Limits::default(), &handler);
+    let mut guest = FakeGuest::new(end);
 
     let handle = guest.connect(outside(true, 443), 30_000);
     let mut before = usize::MAX;
@@ -249,7 +249,7 @@ async fn a_sandbox_that_does_not_read_stops_outside() {
     // The host's own socket buffers are the larger part of it.
     let stuck = written.load(Ordering::Relaxed);
     assert!(stuck < 32 << 20, "{stuck} bytes were taken for who does not read");
-    let through = switch.ledger.traffic().received;
+    let through = handler.log.traffic().received;
     assert!(through < 1 << 20, "{through} bytes are buffered for who does not read");
 
     let (mut got, chunk) = (Vec::new(), pattern(64 * 1024));
@@ -273,10 +273,10 @@ async fn outside_that_does_not_read_stops_the_sandbox() {
         stream.read_to_end(&mut got).await.unwrap();
         got
     });
-    let switch = Told::new();
-    switch.say(outside(true, 443), Say::Dial(address));
-    let (_stack, _, end) = start(Limits::default(), &switch);
-    let mut guest = Guest::new(end);
+    let handler = FakeHandler::new();
+    handler.say(outside(true, 443), Say::Dial(address));
+    let (_stack, _, end) = start(Limits::default(), &handler);
+    let mut guest = FakeGuest::new(end);
 
     let handle = guest.connect(outside(true, 443), 100_000);
     let chunk = pattern(64 * 1024);
@@ -315,18 +315,18 @@ async fn what_is_cut_is_reset_on_both_sides() {
         let mut got = Vec::new();
         stream.read_to_end(&mut got).await.map_err(|error| error.kind())
     });
-    let switch = Told::new();
-    switch.say(outside(true, 443), Say::Dial(address));
-    let (_stack, _, end) = start(Limits::default(), &switch);
-    let mut guest = Guest::new(end);
+    let handler = FakeHandler::new();
+    handler.say(outside(true, 443), Say::Dial(address));
+    let (_stack, _, end) = start(Limits::default(), &handler);
+    let mut guest = FakeGuest::new(end);
     let handle = guest.connect(outside(true, 443), 10_000);
     guest
         .until("established", |guest| {
-            guest.state(handle) == State::Established && switch.carried.lock().unwrap().len() == 1
+            guest.state(handle) == State::Established && handler.carried.lock().unwrap().len() == 1
         })
         .await;
 
-    let open = switch.carried.lock().unwrap()[0].clone();
+    let open = handler.carried.lock().unwrap()[0].clone();
     open.cut("no longer".into());
     guest.until("a reset", |guest| guest.state(handle) == State::Closed).await;
     assert_eq!(server.await.unwrap(), Err(std::io::ErrorKind::ConnectionReset));
@@ -343,13 +343,13 @@ async fn what_is_cut_while_it_is_dialled_is_reset() {
         more.push(stream);
         assert!(more.len() < 16, "the backlog fills");
     }
-    let switch = Told::new();
-    switch.say(outside(true, 80), Say::Dial(full));
-    let (_stack, _, end) = start(Limits::default(), &switch);
-    let mut guest = Guest::new(end);
+    let handler = FakeHandler::new();
+    handler.say(outside(true, 80), Say::Dial(full));
+    let (_stack, _, end) = start(Limits::default(), &handler);
+    let mut guest = FakeGuest::new(end);
     let handle = guest.connect(outside(true, 80), 5000);
-    guest.until("a question", |_| switch.asked() == 1).await;
-    for open in switch.ledger.open() {
+    guest.until("a question", |_| handler.asked() == 1).await;
+    for open in handler.log.open() {
         open.cut("no longer".into());
     }
     guest.until("a reset", |guest| guest.state(handle) == State::Closed).await;
@@ -358,10 +358,10 @@ async fn what_is_cut_while_it_is_dialled_is_reset() {
 #[tokio::test]
 async fn a_reset_outside_is_a_reset_inside_and_the_other_way_round() {
     let (listener, address) = listener(true).await;
-    let switch = Told::new();
-    switch.say(outside(true, 443), Say::Dial(address));
-    let (_stack, _, end) = start(Limits::default(), &switch);
-    let mut guest = Guest::new(end);
+    let handler = FakeHandler::new();
+    handler.say(outside(true, 443), Say::Dial(address));
+    let (_stack, _, end) = start(Limits::default(), &handler);
+    let mut guest = FakeGuest::new(end);
 
     let handle = guest.connect(outside(true, 443), 10_000);
     guest.until("established", |guest| guest.state(handle) == State::Established).await;
@@ -382,10 +382,10 @@ async fn a_reset_outside_is_a_reset_inside_and_the_other_way_round() {
 #[tokio::test]
 async fn a_closed_stack_leaves_nothing() {
     let (listener, address) = listener(true).await;
-    let switch = Told::new();
-    switch.say(outside(true, 443), Say::Dial(address));
-    let (stack, device, end) = start(Limits::default(), &switch);
-    let mut guest = Guest::new(end);
+    let handler = FakeHandler::new();
+    handler.say(outside(true, 443), Say::Dial(address));
+    let (stack, device, end) = start(Limits::default(), &handler);
+    let mut guest = FakeGuest::new(end);
     let handle = guest.connect(outside(true, 443), 10_000);
     guest.until("established", |guest| guest.state(handle) == State::Established).await;
     let (mut stream, _) = listener.accept().await.unwrap();
@@ -394,21 +394,21 @@ async fn a_closed_stack_leaves_nothing() {
 
     assert!(matches!(timeout(PATIENCE, stream.read(&mut [0; 1])).await.unwrap(), Ok(0) | Err(_)));
     assert_eq!(Arc::strong_count(&device), 1, "nobody holds the device");
-    assert_eq!(switch.ledger.open().len(), 0);
+    assert_eq!(handler.log.open().len(), 0);
 }
 
 #[tokio::test]
 async fn a_sandbox_that_is_gone_is_noticed() {
     let (listener, address) = listener(true).await;
-    let switch = Told::new();
-    switch.say(outside(true, 443), Say::Dial(address));
+    let handler = FakeHandler::new();
+    handler.say(outside(true, 443), Say::Dial(address));
     let limits = Limits {
         keep_alive: Duration::from_millis(50),
         dead: Duration::from_millis(300),
         ..Limits::default()
     };
-    let (_stack, _, end) = start(limits, &switch);
-    let mut guest = Guest::new(end);
+    let (_stack, _, end) = start(limits, &handler);
+    let mut guest = FakeGuest::new(end);
     let handle = guest.connect(outside(true, 443), 10_000);
     guest.until("established", |guest| guest.state(handle) == State::Established).await;
     let (mut stream, _) = listener.accept().await.unwrap();

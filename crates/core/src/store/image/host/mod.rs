@@ -1,7 +1,7 @@
 //! The `host` image: this machine's own system directories, as one layer.
 //!
 //! It is what makes a sandbox possible with nothing configured and nothing downloaded. What is taken
-//! and what is not is decided in [`rules`], file by file; [`fresh`] writes the parts of `/etc` that
+//! and what is not is decided in [`rules`], file by file; [`etc_files`] writes the parts of `/etc` that
 //! must not be the host's.
 //!
 //! Programs are *hard links* to the host's own where the data directory is on the same filesystem,
@@ -20,7 +20,7 @@
 //! The work is done by a few threads that share a stack of directories; it is bound by the
 //! filesystem, not by the processor.
 
-mod fresh;
+mod etc_files;
 mod rules;
 
 use std::collections::{BTreeSet, HashSet};
@@ -31,8 +31,8 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
@@ -85,7 +85,7 @@ impl Host {
     pub fn build(&self, diff: &Path, never: &Path, progress: &Reporter) -> ImageResult<HostTree> {
         let work = Work {
             never: fs::metadata(never).ok().map(|found| identity(&found)),
-            homes: fresh::homes(&self.root),
+            homes: etc_files::homes(&self.root),
             ..Work::new(progress)
         };
         fs::set_permissions(diff, std::os::unix::fs::PermissionsExt::from_mode(0o755))
@@ -110,7 +110,7 @@ impl Host {
             self.plan(&work, diff, name, Means::Link, Rule::All)?;
         }
         work.run()?;
-        fresh::write(&self.root, diff)?;
+        etc_files::write(&self.root, diff)?;
         Ok(work.into_tree())
     }
 
@@ -190,7 +190,7 @@ struct Work<'a> {
     never: Option<(u64, u64)>,
     homes: BTreeSet<String>,
     progress: &'a Reporter,
-    stack: Mutex<Stack>,
+    stack: Mutex<JobQueue>,
     changed: Condvar,
     failed: AtomicBool,
     files: AtomicU64,
@@ -204,7 +204,7 @@ struct Work<'a> {
 }
 
 #[derive(Default)]
-struct Stack {
+struct JobQueue {
     jobs: Vec<Job>,
     busy: usize,
     error: Option<ImageError>,
@@ -228,8 +228,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Stack> {
-        self.stack.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, JobQueue> {
+        self.stack.lock()
     }
 
     fn push(&self, job: Job) {
@@ -262,7 +262,7 @@ impl<'a> Work<'a> {
             drop(stack);
             self.changed.notify_all();
         }
-        self.hashes.lock().unwrap_or_else(PoisonError::into_inner).append(&mut hashes);
+        self.hashes.lock().append(&mut hashes);
     }
 
     fn next(&self) -> Option<Job> {
@@ -278,7 +278,7 @@ impl<'a> Work<'a> {
             if stack.busy == 0 {
                 return None;
             }
-            stack = self.changed.wait(stack).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut stack);
         }
     }
 
@@ -403,7 +403,7 @@ impl<'a> Work<'a> {
     fn count_shared(&self, stat: &Stat) {
         self.shared.fetch_add(1, Ordering::Relaxed);
         let seen = || {
-            let mut linked = self.linked.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut linked = self.linked.lock();
             !linked.insert(stat.st_ino)
         };
         if stat.st_nlink == 1 || !seen() {
@@ -413,7 +413,7 @@ impl<'a> Work<'a> {
     }
 
     fn into_tree(self) -> HostTree {
-        let mut hashes = self.hashes.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut hashes = self.hashes.into_inner();
         hashes.sort_unstable();
         let mut all = Sha256::new();
         for hash in &hashes {

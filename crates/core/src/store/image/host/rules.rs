@@ -6,7 +6,7 @@
 //!    but for [`LEFT_OUT`].
 //! 2. Of `/etc`, only the names in [`ETC`] are taken. Daemons' settings, credentials, keys, and all
 //!    that tells this machine from another are not on the list. Some files are written anew: see
-//!    [`super::fresh`].
+//!    [`super::etc_files`].
 //! 3. Of `/var`, what package managers need to know is taken ([`VAR`]).
 //! 4. [`SKELETON`] is made as empty directories.
 //! 5. Directories named in the settings are taken whole.

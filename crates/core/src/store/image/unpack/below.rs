@@ -19,7 +19,7 @@ pub(in crate::store::image) struct Below<'a>(pub(in crate::store::image) &'a [Pa
 
 /// Where something was found, and what it is.
 #[derive(Debug)]
-pub(in crate::store::image) struct Found {
+pub(in crate::store::image) struct LowerEntry {
     pub(in crate::store::image) path: PathBuf,
     pub(in crate::store::image) metadata: fs::Metadata,
 }
@@ -29,16 +29,16 @@ pub(in crate::store::image) type Names = Vec<Vec<u8>>;
 
 impl Below<'_> {
     /// Finds `path`, following symlinks on the way to it but not at its end.
-    pub(in crate::store::image) fn find(&self, path: &[Vec<u8>]) -> Option<Found> {
+    pub(in crate::store::image) fn find(&self, path: &[Vec<u8>]) -> Option<LowerEntry> {
         self.walk(path, false).map(|(_, found)| found)
     }
 
     /// Finds what `path` leads to, following all symlinks, and says where that is.
-    pub(in crate::store::image) fn follow(&self, path: &[Vec<u8>]) -> Option<(Names, Found)> {
+    pub(in crate::store::image) fn follow(&self, path: &[Vec<u8>]) -> Option<(Names, LowerEntry)> {
         self.walk(path, true)
     }
 
-    fn walk(&self, path: &[Vec<u8>], to_the_end: bool) -> Option<(Names, Found)> {
+    fn walk(&self, path: &[Vec<u8>], to_the_end: bool) -> Option<(Names, LowerEntry)> {
         // Directories entered so far: where each exists, and its name.
         let mut stack: Vec<(Vec<PathBuf>, Vec<u8>)> = vec![(self.0.to_vec(), Vec::new())];
         let mut todo: Names = path.iter().rev().cloned().collect();
@@ -83,8 +83,8 @@ impl Below<'_> {
 
 /// Looks a name up in a directory that exists in several layers. Also tells in which of them the name
 /// is a directory whose content shows.
-fn look(dirs: &[PathBuf], name: &[u8]) -> Option<(Found, Vec<PathBuf>)> {
-    let mut first: Option<Found> = None;
+fn look(dirs: &[PathBuf], name: &[u8]) -> Option<(LowerEntry, Vec<PathBuf>)> {
+    let mut first: Option<LowerEntry> = None;
     let mut below = Vec::new();
     for dir in dirs {
         let path = dir.join(OsStr::from_bytes(name));
@@ -99,7 +99,7 @@ fn look(dirs: &[PathBuf], name: &[u8]) -> Option<(Found, Vec<PathBuf>)> {
         let opaque = is_dir && xattr::get(&path, OPAQUE).ok().flatten().is_some();
         // A file hides what is below, and under a directory a file does not show.
         if first.is_none() {
-            first = Some(Found { path, metadata });
+            first = Some(LowerEntry { path, metadata });
         } else if !is_dir {
             break;
         }

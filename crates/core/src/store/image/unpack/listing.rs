@@ -5,7 +5,7 @@ use std::io::{self, BufReader, Read};
 
 use super::super::error::{ImageError, ImageResult};
 use super::compression;
-use super::stream::{Kind, TarStream};
+use super::stream::{TarKind, TarStream};
 
 /// Where each file begins and how long it is, and where links lead.
 pub(in super::super) type Index = (BTreeMap<String, (u64, u64)>, BTreeMap<String, String>);
@@ -37,12 +37,12 @@ pub(in super::super) fn index(what: &str, archive: impl Read) -> ImageResult<Ind
     while let Some(entry) = stream.next().map_err(damaged)? {
         let name = plain(&entry.path);
         match entry.kind {
-            Kind::File => {
+            TarKind::File => {
                 files.insert(name, (stream.inner().at, entry.size));
             }
-            Kind::Symlink | Kind::HardLink => {
+            TarKind::Symlink | TarKind::HardLink => {
                 let target = String::from_utf8_lossy(&entry.link).into_owned();
-                let from_top = entry.kind == Kind::HardLink;
+                let from_top = entry.kind == TarKind::HardLink;
                 links.insert(name.clone(), if from_top { target } else { beside(&name, &target) });
             }
             _ => {}

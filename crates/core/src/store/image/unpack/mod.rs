@@ -40,8 +40,8 @@ use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
 use self::dirs::Dirs;
-use self::stream::{Entry, Kind, TarStream};
-use self::tree::{Place, Tree};
+use self::stream::{Entry, TarKind, TarStream};
+use self::tree::{ParentDir, Tree};
 use super::attributes::{
     Attributes, Carrier, copy_file, create_file, keeps_exported_xattr, keeps_xattr,
 };
@@ -242,13 +242,13 @@ impl Unpacker<'_> {
         if climbs(&entry.path) {
             return Err(refused("its name has `..` in it"));
         }
-        if entry.kind == Kind::HardLink && climbs(&entry.link) {
+        if entry.kind == TarKind::HardLink && climbs(&entry.link) {
             return Err(refused("it is a hard link with `..` in it"));
         }
         let (parent, name) = split(&entry.path);
         let host = |source| Trouble::Host { entry: entry.path.clone(), source };
         if name.is_empty() {
-            if entry.kind != Kind::Directory {
+            if entry.kind != TarKind::Directory {
                 return Err(refused("it would replace the top of the image"));
             }
             self.first = false;
@@ -263,8 +263,8 @@ impl Unpacker<'_> {
             return Err(refused("it comes before the directory it is in"));
         }
         self.first = false;
-        let is_whiteout = entry.kind == Kind::Whiteout && self.form == Form::Upper;
-        if matches!(entry.kind, Kind::Device | Kind::Whiteout) && !is_whiteout {
+        let is_whiteout = entry.kind == TarKind::Whiteout && self.form == Form::Upper;
+        if matches!(entry.kind, TarKind::Device | TarKind::Whiteout) && !is_whiteout {
             self.devices += 1;
             return Ok(());
         }
@@ -274,19 +274,21 @@ impl Unpacker<'_> {
             return self.whiteout(&place, &name).map_err(host)?.map_err(refused);
         }
         match entry.kind {
-            Kind::File => self.file(&place, &name, &entry, content),
-            Kind::Directory => {
+            TarKind::File => self.file(&place, &name, &entry, content),
+            TarKind::Directory => {
                 self.directory(&place, &name, &entry).map_err(host)?.map_err(refused)
             }
-            Kind::Symlink => self.symlink(&place, &name, &entry).map_err(host),
-            Kind::Fifo => self.fifo(&place, &name, &entry).map_err(host),
-            Kind::HardLink => self.hard_link(&place, &name, &entry).map_err(host)?.map_err(refused),
-            Kind::Whiteout => self.hidden(&place, &name, &entry).map_err(host),
-            Kind::Device | Kind::Unknown => Err(refused("it is of no kind that is known")),
+            TarKind::Symlink => self.symlink(&place, &name, &entry).map_err(host),
+            TarKind::Fifo => self.fifo(&place, &name, &entry).map_err(host),
+            TarKind::HardLink => {
+                self.hard_link(&place, &name, &entry).map_err(host)?.map_err(refused)
+            }
+            TarKind::Whiteout => self.hidden(&place, &name, &entry).map_err(host),
+            TarKind::Device | TarKind::Unknown => Err(refused("it is of no kind that is known")),
         }
     }
 
-    fn enter(&mut self, path: &[u8]) -> io::Result<Place> {
+    fn enter(&mut self, path: &[u8]) -> io::Result<ParentDir> {
         let (below, borrowed) = (&self.below, &mut self.borrowed);
         let mut missing = |path: &[u8]| match below.find(&names_of(path)) {
             Some(found) if found.metadata.is_dir() => {
@@ -298,7 +300,7 @@ impl Unpacker<'_> {
         self.tree.enter(path, &mut missing)
     }
 
-    fn whiteout(&mut self, place: &Place, name: &[u8]) -> io::Result<Result<(), &'static str>> {
+    fn whiteout(&mut self, place: &ParentDir, name: &[u8]) -> io::Result<Result<(), &'static str>> {
         if name == OPAQUE_MARK {
             tree::hide_below(&place.dir)?;
             return Ok(Ok(()));
@@ -324,7 +326,7 @@ impl Unpacker<'_> {
 
     fn file(
         &mut self,
-        place: &Place,
+        place: &ParentDir,
         name: &[u8],
         entry: &Entry,
         content: &mut impl Read,
@@ -360,7 +362,7 @@ impl Unpacker<'_> {
 
     fn directory(
         &mut self,
-        place: &Place,
+        place: &ParentDir,
         name: &[u8],
         entry: &Entry,
     ) -> io::Result<Result<(), &'static str>> {
@@ -383,22 +385,22 @@ impl Unpacker<'_> {
         Ok(self.dirs.push(&tree::joined(&place.path, name), entry.attributes))
     }
 
-    fn symlink(&mut self, place: &Place, name: &[u8], entry: &Entry) -> io::Result<()> {
+    fn symlink(&mut self, place: &ParentDir, name: &[u8], entry: &Entry) -> io::Result<()> {
         self.clear(place, name)?;
         rustix::fs::symlinkat(entry.link.as_slice(), place.fd(), name)?;
         self.special(place, name, entry)
     }
 
     /// A name that is no more, as overlayfs wrote it.
-    fn hidden(&mut self, place: &Place, name: &[u8], entry: &Entry) -> io::Result<()> {
+    fn hidden(&mut self, place: &ParentDir, name: &[u8], entry: &Entry) -> io::Result<()> {
         self.clear(place, name)?;
         tree::make_whiteout(place.fd(), name)?;
         self.special(place, name, entry)
     }
 
     /// Gives its attributes to what cannot be opened.
-    fn special(&mut self, place: &Place, name: &[u8], entry: &Entry) -> io::Result<()> {
-        entry.attributes.give_at(place.fd(), name, entry.kind == Kind::Symlink)?;
+    fn special(&mut self, place: &ParentDir, name: &[u8], entry: &Entry) -> io::Result<()> {
+        entry.attributes.give_at(place.fd(), name, entry.kind == TarKind::Symlink)?;
         if self.form != Form::Upper || entry.xattrs.is_empty() {
             return Ok(());
         }
@@ -412,7 +414,7 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    fn fifo(&mut self, place: &Place, name: &[u8], entry: &Entry) -> io::Result<()> {
+    fn fifo(&mut self, place: &ParentDir, name: &[u8], entry: &Entry) -> io::Result<()> {
         self.clear(place, name)?;
         rustix::fs::mkfifoat(place.fd(), name, Mode::from_raw_mode(0o600))?;
         self.special(place, name, entry)
@@ -420,7 +422,7 @@ impl Unpacker<'_> {
 
     fn hard_link(
         &mut self,
-        place: &Place,
+        place: &ParentDir,
         name: &[u8],
         entry: &Entry,
     ) -> io::Result<Result<(), &'static str>> {
@@ -456,7 +458,7 @@ impl Unpacker<'_> {
     }
 
     /// Copies a file from the layers below into this one.
-    fn copy_up(&mut self, parent: &[u8], name: &[u8]) -> io::Result<Option<Place>> {
+    fn copy_up(&mut self, parent: &[u8], name: &[u8]) -> io::Result<Option<ParentDir>> {
         let mut path = names_of(parent);
         path.push(name.to_vec());
         let Some(found) = self.below.find(&path).filter(|found| found.metadata.is_file()) else {
@@ -477,7 +479,7 @@ impl Unpacker<'_> {
     }
 
     /// Makes way for an entry.
-    fn clear(&mut self, place: &Place, name: &[u8]) -> io::Result<()> {
+    fn clear(&mut self, place: &ParentDir, name: &[u8]) -> io::Result<()> {
         let Some(stat) = tree::stat(place.fd(), name)? else { return Ok(()) };
         let kind = FileType::from_raw_mode(stat.st_mode);
         if kind.is_dir() || kind.is_symlink() {
@@ -533,8 +535,8 @@ fn write_with_holes(file: &mut std::fs::File, bytes: &[u8]) -> io::Result<u64> {
 /// The extended attributes that are kept of an entry.
 fn wanted(entry: &Entry, form: Form) -> impl Iterator<Item = &(String, Vec<u8>)> {
     let carrier = match entry.kind {
-        Kind::Directory => Carrier::Directory,
-        Kind::File if entry.size == 0 => Carrier::EmptyFile,
+        TarKind::Directory => Carrier::Directory,
+        TarKind::File if entry.size == 0 => Carrier::EmptyFile,
         _ => Carrier::Other,
     };
     entry.xattrs.iter().filter(move |(name, value)| match form {

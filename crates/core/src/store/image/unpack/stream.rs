@@ -16,7 +16,7 @@ const LARGEST_HEADER: u64 = 1 << 20;
 
 /// What kind of file an entry describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TarKind {
     File,
     Directory,
     Symlink,
@@ -34,7 +34,7 @@ pub(super) enum Kind {
 pub(super) struct Entry {
     pub(super) path: Vec<u8>,
     pub(super) link: Vec<u8>,
-    pub(super) kind: Kind,
+    pub(super) kind: TarKind,
     pub(super) attributes: Attributes,
     pub(super) xattrs: Vec<(String, Vec<u8>)>,
     /// How long the file is.
@@ -126,24 +126,24 @@ impl<R: Read> TarStream<R> {
             // Before there was a kind for directories, they were files with a slash at the end.
             kind if kind.is_file() || kind.is_contiguous() => {
                 if path.ends_with(b"/") {
-                    Kind::Directory
+                    TarKind::Directory
                 } else {
-                    Kind::File
+                    TarKind::File
                 }
             }
-            kind if kind.is_gnu_sparse() => Kind::File,
-            kind if kind.is_dir() => Kind::Directory,
-            kind if kind.is_symlink() => Kind::Symlink,
-            kind if kind.is_hard_link() => Kind::HardLink,
-            kind if kind.is_fifo() => Kind::Fifo,
-            kind if kind.is_character_special() && is_null(header) => Kind::Whiteout,
-            kind if kind.is_character_special() || kind.is_block_special() => Kind::Device,
-            _ => Kind::Unknown,
+            kind if kind.is_gnu_sparse() => TarKind::File,
+            kind if kind.is_dir() => TarKind::Directory,
+            kind if kind.is_symlink() => TarKind::Symlink,
+            kind if kind.is_hard_link() => TarKind::HardLink,
+            kind if kind.is_fifo() => TarKind::Fifo,
+            kind if kind.is_character_special() && is_null(header) => TarKind::Whiteout,
+            kind if kind.is_character_special() || kind.is_block_special() => TarKind::Device,
+            _ => TarKind::Unknown,
         };
         let stored = match (kind, extended.size) {
             // Whatever size is written there, nothing follows these.
-            (Kind::Directory | Kind::Symlink | Kind::HardLink | Kind::Fifo, _) => 0,
-            (Kind::Device | Kind::Whiteout, _) => 0,
+            (TarKind::Directory | TarKind::Symlink | TarKind::HardLink | TarKind::Fifo, _) => 0,
+            (TarKind::Device | TarKind::Whiteout, _) => 0,
             (_, Some(size)) => size,
             (_, None) => number(header.entry_size(), "size")?,
         };

@@ -32,12 +32,12 @@ pub(super) struct Tree {
 }
 
 /// A directory of the tree, open.
-pub(super) struct Place {
+pub(super) struct ParentDir {
     pub(super) dir: Rc<OwnedFd>,
     pub(super) path: Resolved,
 }
 
-impl Place {
+impl ParentDir {
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.dir.as_fd()
     }
@@ -69,11 +69,11 @@ impl Tree {
     }
 
     /// Opens a directory, making what is missing on the way.
-    pub(super) fn enter(&mut self, path: &[u8], missing: Missing<'_>) -> io::Result<Place> {
+    pub(super) fn enter(&mut self, path: &[u8], missing: Missing<'_>) -> io::Result<ParentDir> {
         if let Some((last, dir, resolved)) = &self.last
             && last == path
         {
-            return Ok(Place { dir: Rc::clone(dir), path: resolved.clone() });
+            return Ok(ParentDir { dir: Rc::clone(dir), path: resolved.clone() });
         }
         let place = self
             .walk(path, Some(missing))?
@@ -83,7 +83,7 @@ impl Tree {
     }
 
     /// Opens a directory if it is there.
-    pub(super) fn find(&mut self, path: &[u8]) -> io::Result<Option<Place>> {
+    pub(super) fn find(&mut self, path: &[u8]) -> io::Result<Option<ParentDir>> {
         let found = self.walk(path, None)?;
         if let Some(place) = found.as_ref().filter(|_| !self.links) {
             self.last = Some((path.to_owned(), Rc::clone(&place.dir), place.path.clone()));
@@ -113,7 +113,7 @@ impl Tree {
         Ok((at, path[..same].to_vec(), &path[same..]))
     }
 
-    fn walk(&self, path: &[u8], mut missing: Option<Missing<'_>>) -> io::Result<Option<Place>> {
+    fn walk(&self, path: &[u8], mut missing: Option<Missing<'_>>) -> io::Result<Option<ParentDir>> {
         let (begin, mut resolved, path) = self.begin(path)?;
         let mut dirs = vec![begin];
         let mut todo: Vec<Vec<u8>> = parts(path);
@@ -166,7 +166,7 @@ impl Tree {
             }
             resolved.extend_from_slice(&name);
         }
-        Ok(dirs.pop().map(|dir| Place { dir, path: resolved }))
+        Ok(dirs.pop().map(|dir| ParentDir { dir, path: resolved }))
     }
 
     /// Turns a file into a directory. If it was a whiteout, the directory hides what it hid.

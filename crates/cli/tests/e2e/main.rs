@@ -1,0 +1,22 @@
+//! `keep` and its daemon as processes: what users type, faults, power cuts, other vendors' clients.
+
+#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
+
+mod basics;
+mod chaos;
+mod conformance;
+#[cfg(feature = "failpoints")]
+mod crash;
+mod disk_faults;
+mod drives;
+mod events;
+mod full_disk;
+mod microvm;
+mod moved;
+mod network;
+mod ports;
+mod secrets;
+mod vercel_conformance;
+mod without_server;
+
+sandkeep_testkit::fault_disk_process!();

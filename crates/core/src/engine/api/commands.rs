@@ -1,0 +1,237 @@
+//! Running, finding and signalling commands.
+
+use std::sync::Arc;
+
+use sandkeep_proto::link::TermSize;
+
+use crate::db::{Page, Paged};
+use crate::engine::running::changes::Unsaved;
+use crate::engine::running::live::RunningSandbox;
+use crate::engine::running::stdin::StdinHandle;
+use crate::engine::running::tracked::Tracked;
+use crate::engine::session::command::{Exec, Follow, OutputStream, Started, check};
+use crate::engine::session::log::LogReader;
+use crate::engine::session::retention::CommandsKept;
+use crate::engine::{Engine, Error, Result, WakeMode};
+use crate::model::lifecycle::Phase;
+use crate::model::{Command, CommandId, CommandState, Name, Sandbox, SandboxId, Timestamp};
+use crate::store::ListedChanges;
+
+impl Engine {
+    /// Runs a command, waking the sandbox if need be.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error`] when the sandbox cannot be woken or the program cannot be started.
+    pub async fn exec(&self, project: &Name, name: &Name, exec: Exec) -> Result<Started> {
+        check(&exec)?;
+        let mut tries = 0;
+        loop {
+            let (live, resumed) = self.parts.lifecycle.awake(project, name, &exec.wake).await?;
+            match self.parts.sessions.launch(&live, &exec).await {
+                Err(error) => {
+                    tries += 1;
+                    exec.wake.may_try_again(error)?;
+                    if tries > 5 {
+                        return Err(Error::SessionOver);
+                    }
+                }
+                Ok((tracked, events)) => {
+                    let stdin = exec.stdin.then(|| StdinHandle::new(Arc::clone(&tracked)));
+                    let (command, session) = (tracked.record(), live.session());
+                    return Ok(Started { command, events, stdin, resumed, session });
+                }
+            }
+        }
+    }
+
+    /// Finds a command.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoCommand`] when the sandbox has none of that id.
+    pub async fn command(&self, project: &Name, name: &Name, id: &CommandId) -> Result<Command> {
+        let sandbox = self.parts.lifecycle.find(project, name).await?;
+        self.parts.sessions.find_command(&sandbox, id).await
+    }
+
+    /// Waits until a command has ended.
+    ///
+    /// # Errors
+    ///
+    /// As [`command`](Self::command).
+    pub async fn wait(&self, project: &Name, name: &Name, id: &CommandId) -> Result<Command> {
+        let sandbox = self.parts.lifecycle.find(project, name).await?;
+        self.parts.turns.recovered(&sandbox.id).await?;
+        if let Some(tracked) = self.parts.sessions.tracked(&sandbox.id, id) {
+            tracked.ended().await;
+        }
+        self.parts.sessions.looked(&sandbox.id, Some(id)).await;
+        self.parts.sessions.find_command(&sandbox, id).await
+    }
+
+    /// Lists a sandbox's commands, newest first.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoSandbox`] when there is none of that name.
+    pub async fn commands(
+        &self,
+        project: &Name,
+        name: &Name,
+        page: &Page,
+    ) -> Result<Paged<Command>> {
+        let sandbox = self.parts.lifecycle.find(project, name).await?;
+        self.parts.sessions.looked(&sandbox.id, None).await;
+        Ok(self.parts.context.db.commands(&sandbox.id, page).await?)
+    }
+
+    /// What a command changed: its record, and the paths. Of one that runs: so far. Never wakes.
+    ///
+    /// # Errors
+    ///
+    /// As [`command`](Self::command).
+    pub async fn command_changes(
+        &self,
+        project: &Name,
+        name: &Name,
+        id: &CommandId,
+    ) -> Result<(Command, ListedChanges)> {
+        let sandbox = self.parts.lifecycle.find(project, name).await?;
+        self.parts.sessions.changes_of(&sandbox, id).await
+    }
+
+    /// When the snapshot was taken that a sandbox stands on, and what it has written since.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error`] when the index cannot be read.
+    pub async fn saved(&self, sandbox: &Sandbox) -> Result<(Option<Timestamp>, Option<Unsaved>)> {
+        let current = self.parts.lifecycle.records.current_snapshot(sandbox).await?;
+        Ok((current.map(|current| current.created_at), self.unsaved(&sandbox.id)))
+    }
+
+    /// What a running sandbox has written since its last snapshot, as of the last command that ended. `None` if that is not known.
+    #[must_use]
+    pub fn unsaved(&self, sandbox: &SandboxId) -> Option<Unsaved> {
+        self.parts.turns.live(sandbox)?.changes.unsaved()
+    }
+
+    /// What a command printed, from the beginning, and with `follow` until it ends. Never wakes.
+    ///
+    /// # Errors
+    ///
+    /// As [`command`](Self::command).
+    pub async fn logs(
+        &self,
+        project: &Name,
+        name: &Name,
+        id: &CommandId,
+        follow: bool,
+    ) -> Result<OutputStream> {
+        let sandbox = self.parts.lifecycle.find(project, name).await?;
+        if follow {
+            self.parts.turns.recovered(&sandbox.id).await?;
+        }
+        let follow = match self.parts.sessions.tracked(&sandbox.id, id) {
+            Some(tracked) if follow => {
+                let progress = tracked.progress.subscribe();
+                Follow::Running(tracked, progress)
+            }
+            Some(_) => Follow::Snapshot,
+            None => Follow::Ended(Box::new(self.parts.sessions.find_command(&sandbox, id).await?)),
+        };
+        let reader = LogReader::new(self.parts.context.store.log_path(&sandbox.id, id), 0);
+        Ok(OutputStream::from_log(reader, follow))
+    }
+
+    /// Sends a signal to a command.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::CommandEnded`] when it is not alive.
+    pub async fn signal(
+        &self,
+        project: &Name,
+        name: &Name,
+        id: &CommandId,
+        signal: i32,
+    ) -> Result<Command> {
+        if !(1..=64).contains(&signal) {
+            return Err(Error::invalid("signal", "a number from 1 to 64"));
+        }
+        let (live, tracked) = self.alive(project, name, id).await?;
+        tracked.causes().signalled(signal);
+        live.guest().await?.signal(tracked.record().inside(), signal).await?;
+        Ok(tracked.record())
+    }
+
+    /// Changes the size of a command's terminal.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::CommandEnded`] when it is not alive.
+    pub async fn resize(
+        &self,
+        project: &Name,
+        name: &Name,
+        id: &CommandId,
+        size: TermSize,
+    ) -> Result<()> {
+        let (live, tracked) = self.alive(project, name, id).await?;
+        Ok(live.guest().await?.resize(tracked.record().inside(), size).await?)
+    }
+
+    /// The standard input of a command that was started with one.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoStdin`] or [`Error::CommandEnded`].
+    pub async fn stdin(&self, project: &Name, name: &Name, id: &CommandId) -> Result<StdinHandle> {
+        let (_, tracked) = self.alive(project, name, id).await?;
+        if tracked.stdin.attached {
+            Ok(StdinHandle::new(tracked))
+        } else {
+            Err(Error::NoStdin(id.clone()))
+        }
+    }
+
+    /// A command that is alive; one that sleeps with its machine is woken for whoever wants something of it.
+    async fn alive(
+        &self,
+        project: &Name,
+        name: &Name,
+        id: &CommandId,
+    ) -> Result<(Arc<RunningSandbox>, Arc<Tracked>)> {
+        let sandbox = self.parts.lifecycle.find(project, name).await?;
+        self.parts.turns.recovered(&sandbox.id).await?;
+        if let Some(live) = self.parts.turns.live(&sandbox.id) {
+            let tracked = live.commands.lock().get(id).cloned();
+            if let Some(tracked) = tracked {
+                return Ok((live, tracked));
+            }
+        }
+        let command = self.parts.sessions.find_command(&sandbox, id).await?;
+        if sandbox.phase() == Phase::Paused && command.state == CommandState::Running {
+            let (live, _) = self.parts.lifecycle.awake(project, name, &WakeMode::Wake).await?;
+            let tracked = live.commands.lock().get(id).cloned();
+            return tracked.map(|tracked| (live, tracked)).ok_or(Error::CommandEnded(command.id));
+        }
+        Err(Error::CommandEnded(command.id))
+    }
+
+    /// What the commands of a sandbox take, if that was measured since the start.
+    #[must_use]
+    pub fn commands_kept_known(&self, sandbox: &SandboxId) -> Option<CommandsKept> {
+        self.parts.sessions.accounts.known(sandbox)
+    }
+
+    /// What the commands of a sandbox take.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error`](crate::engine::Error) when the disk cannot be asked.
+    pub async fn commands_kept(&self, sandbox: &SandboxId) -> Result<CommandsKept> {
+        self.parts.sessions.commands_kept(sandbox).await
+    }
+}

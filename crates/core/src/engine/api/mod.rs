@@ -1,0 +1,20 @@
+//! What fronts may ask of the engine: the methods of [`Engine`](crate::engine::Engine), by subject.
+//!
+//! A call that needs a running sandbox wakes it first (`lifecycle`) and then does its work (`session`). Nothing below calls
+//! anything here.
+
+mod commands;
+mod drives;
+mod events;
+mod files;
+mod health;
+mod network;
+mod ports;
+mod projects;
+mod sandboxes;
+mod secrets;
+mod services;
+mod sessions;
+mod snapshots;
+mod trash;
+pub(in crate::engine) mod usage;

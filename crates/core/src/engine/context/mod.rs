@@ -1,0 +1,80 @@
+//! What every component stands on: the store, the index, the drivers, the settings, the event feed, the register of damage,
+//! the clock, and the tasks that the engine has started.
+//!
+//! Nothing here decides anything about a sandbox.
+
+pub(in crate::engine) mod clock;
+pub(in crate::engine) mod damage;
+pub(in crate::engine) mod single_flight;
+pub(in crate::engine) mod tasks;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::catalog::Catalog;
+use crate::db::Db;
+use crate::driver::Driver;
+use crate::engine::observe::events::EventFeed;
+use crate::engine::{Absent, Error, Result, Settings};
+use crate::store::Store;
+
+/// The foundation of all components.
+pub(in crate::engine) struct Context {
+    /// The truth.
+    pub(in crate::engine) store: Store,
+    /// The records of all sandboxes. Everything on record is saved by it.
+    pub(in crate::engine) catalog: Arc<dyn Catalog>,
+    /// The index: what the catalog is read by.
+    pub(in crate::engine) db: Arc<dyn Db>,
+    pub(in crate::engine) drivers: BTreeMap<&'static str, Arc<dyn Driver>>,
+    pub(in crate::engine) settings: Settings,
+    pub(in crate::engine) events: Arc<EventFeed>,
+    pub(in crate::engine) damage: damage::DamageRegister,
+    clock: clock::ClockWatch,
+    pub(in crate::engine) tasks: tasks::Tasks,
+    /// How many sandboxes are still to be recovered after a restart; one more for the work that follows.
+    pub(in crate::engine) recovery: watch::Sender<usize>,
+}
+
+impl Context {
+    pub(in crate::engine) fn new(
+        store: Store,
+        catalog: Arc<dyn Catalog>,
+        drivers: Vec<Arc<dyn Driver>>,
+        settings: Settings,
+        events: EventFeed,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            db: catalog.reader(),
+            catalog,
+            drivers: drivers.into_iter().map(|driver| (driver.name(), driver)).collect(),
+            settings,
+            events: Arc::new(events),
+            damage: damage::DamageRegister::default(),
+            clock: clock::ClockWatch::default(),
+            tasks: tasks::Tasks::default(),
+            recovery: watch::channel(0).0,
+        })
+    }
+
+    pub(in crate::engine) fn driver(&self, name: &str) -> Result<Arc<dyn Driver>> {
+        let missing = || match self.settings.absent_drivers.get(name).cloned() {
+            Some(Absent { reason, fix }) => {
+                Error::AbsentDriver { asked: name.to_owned(), reason, fix }
+            }
+            None => Error::NoDriver {
+                asked: name.to_owned(),
+                have: self.drivers.keys().copied().collect(),
+            },
+        };
+        self.drivers.get(name).cloned().ok_or_else(missing)
+    }
+
+    /// Whether some sandbox is not recovered yet.
+    pub(in crate::engine) fn is_recovering(&self) -> bool {
+        *self.recovery.borrow() > 1
+    }
+}

@@ -1,0 +1,441 @@
+//! Holds sandboxes to their disk, drives to their size, and all of them to the host's reserve.
+//!
+//! | the filesystem | over the limit | over the reserve of the host |
+//! |---|---|---|
+//! | has project quotas | the write fails (`EDQUOT`, `ENOSPC`), the command goes on | the quota shrinks to what is left: the same |
+//! | has none | the processes that write the most are ended; if it goes on growing, all commands | the same, of the one that grew the most |
+//! | is a machine's own | the guest's own: the write fails | nothing is done: the disk of a machine is a file of the host |
+//!
+//! Where there are no quotas what sandboxes write is counted: often while the disk fills quickly, and seldom otherwise. Counted are blocks of
+//! files, also of those that were removed and are still open, and inodes, each as [`PER_INODE`] bytes; there is a limit for their number
+//! too ([`inodes_for`]). What was written stays, so that somebody can look and clean up. Between two looks a sandbox can go over its limit
+//! by what it writes meanwhile; a single file cannot (`RLIMIT_FSIZE`).
+//!
+//! *Uploads* are written by the agent, which is not ended. They are counted as they are sent, and refused from where the limit is. While
+//! one goes on nobody is ended for what the disk takes: it may be the upload, which is refused from then on.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use sandkeep_proto::link::Failure;
+
+use crate::driver::Unnamed;
+use crate::engine::error::error_chain;
+use crate::engine::integrity::DiskLimits;
+use crate::engine::running::live::RunningSandbox;
+use crate::engine::{Error, Result};
+use crate::guest::GuestError;
+use crate::model::{LayerId, MountMode, Sandbox, Size};
+use crate::store::{FreeSpace, Usage, inodes_for};
+
+/// What is counted for an inode besides its blocks: what filesystems take for it, and for its name.
+const PER_INODE: u64 = 512;
+/// How often the disk is looked at, and how often when little more than the reserve is left.
+const TICK: Duration = Duration::from_millis(250);
+const SOON: Duration = Duration::from_millis(50);
+const LITTLE: u64 = 2 << 30;
+/// What must have been taken since the last look for the next: of bytes, and of inodes.
+const FILLED: u64 = 32 << 20;
+const FILLED_INODES: u64 = 8192;
+/// How long a look is good for if nothing fills up.
+const LOOKED: Duration = Duration::from_secs(60);
+/// After so many rounds of ending those who write the most, all commands are ended.
+const ROUNDS: u32 = 4;
+/// The reserve is about to be used when it would be after so many looks.
+const AHEAD: u64 = 6;
+/// What a sandbox wrote since a look longer ago than this does not tell who fills the disk now.
+const JUST_NOW: Duration = Duration::from_secs(1);
+/// What a sandbox may always write, so that it can start and be cleaned up when there is little left.
+const AT_LEAST: u64 = 8 << 20;
+/// How long the end of a process that was ended may take to be heard of.
+const HEARD: Duration = Duration::from_millis(250);
+/// What a session may add to a drive that is full: to be mounted, and to have files removed, takes a little.
+const TO_CLEAN_UP: u64 = 1 << 20;
+/// A sandbox that grew by less is not ended for the host's sake.
+const GREW: u64 = 1 << 20;
+
+/// A limit, and how much of it is used.
+struct Bound {
+    layer: LayerId,
+    /// What it is called: "its disk", "drive `data`".
+    what: String,
+    used: u64,
+    inodes: u64,
+    limit: u64,
+    /// Whether the filesystem holds the layer to it.
+    enforced: bool,
+}
+
+impl Bound {
+    fn is_over(&self) -> bool {
+        self.used > self.limit || self.inodes > inodes_for(self.limit)
+    }
+
+    fn left(&self) -> u64 {
+        let inodes = inodes_for(self.limit).saturating_sub(self.inodes);
+        if inodes == 0 { 0 } else { self.limit.saturating_sub(self.used) }
+    }
+}
+
+/// What the watch remembers between looks.
+#[derive(Default)]
+struct LimitWatch {
+    /// What layers took at the last look, and what had been uploaded by then.
+    before: HashMap<LayerId, (u64, u64)>,
+    /// How often writers were ended, of sandboxes that are over a limit.
+    rounds: HashMap<LayerId, u32>,
+}
+
+/// Ends the session of a machine that cannot be controlled any more, and keeps what it wrote.
+#[async_trait]
+pub(in crate::engine) trait EndsSessions: Send + Sync {
+    async fn end_uncontrolled(self: Arc<Self>, live: Arc<RunningSandbox>) -> Result<()>;
+}
+
+/// Looks at what sandboxes write until the engine ends.
+pub(in crate::engine) async fn watch(this: Weak<DiskLimits>, sessions: Weak<dyn EndsSessions>) {
+    let Some(shutdown) = this.upgrade().map(|this| this.context.tasks.shutdown()) else {
+        return;
+    };
+    let mut watch = LimitWatch::default();
+    let (mut free_then, mut inodes_then) = (u64::MAX, u64::MAX);
+    let (mut looked, mut tick, mut last) = (Instant::now(), TICK, u64::MAX);
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(tick) => {}
+            () = shutdown.cancelled() => return,
+        }
+        let Some(this) = this.upgrade() else { return };
+        let Ok(FreeSpace { spare, free, reserve }) = this.store.spare() else { continue };
+        let Ok(inodes) = this.store.free_inodes() else { continue };
+        tick = if spare < LITTLE { SOON } else { TICK };
+        let fills = free.saturating_add(FILLED) < free_then
+            || inodes.saturating_add(FILLED_INODES) < inodes_then;
+        // At this speed it would be gone before long.
+        let fell = last.saturating_sub(free);
+        let short = reserve > 0 && fell > 0 && spare <= fell.saturating_mul(AHEAD);
+        last = free;
+        if !fills && !short && watch.rounds.is_empty() && looked.elapsed() < LOOKED {
+            continue;
+        }
+        let since = looked.elapsed();
+        (free_then, inodes_then, looked) = (free, inodes, Instant::now());
+        watch.look(&this, &sessions, spare, short && since < JUST_NOW).await;
+    }
+}
+
+impl LimitWatch {
+    async fn look(
+        &mut self,
+        this: &Arc<DiskLimits>,
+        sessions: &Weak<dyn EndsSessions>,
+        spare: u64,
+        short: bool,
+    ) {
+        let mut now = HashMap::new();
+        let mut rounds = HashMap::new();
+        // Who grew the most, for when the host has nothing to spare.
+        let mut grew: Option<(u64, Arc<RunningSandbox>, Vec<LayerId>)> = None;
+        for live in this.turns.all_live() {
+            // Before it is counted: what is uploaded meanwhile is then seen at the next look.
+            let uploaded = live.room.lock().total();
+            let bounds = match this.bounds(&live).await {
+                Ok(bounds) => bounds,
+                Err(error) => {
+                    tracing::debug!(
+                        error = error_chain(&error),
+                        "could not tell how much a session wrote"
+                    );
+                    continue;
+                }
+            };
+            live.counted(&bounds, spare);
+            let mut growth = 0;
+            let mut over: Option<&Bound> = None;
+            for bound in &bounds {
+                let then = self.before.get(&bound.layer).copied();
+                let uploading = then.is_none_or(|(_, then)| uploaded > then);
+                let then = then.map(|(used, _)| used);
+                if bound.enforced {
+                    this.enforce(bound, spare).await;
+                } else {
+                    growth += bound.used.saturating_sub(then.unwrap_or(0));
+                }
+                if !bound.enforced && bound.is_over() {
+                    match then {
+                        Some(then) if bound.used > then && !uploading => over = Some(bound),
+                        // Whether it grows, and by whom, is not known yet: soon it is.
+                        Some(_) if !uploading => {}
+                        _ => drop(rounds.insert(bound.layer.clone(), 0)),
+                    }
+                }
+                now.insert(bound.layer.clone(), (bound.used, uploaded));
+            }
+            if let Some(Bound { layer, what, used, inodes, limit, .. }) = over {
+                let sandbox = live.sandbox();
+                tracing::warn!(sandbox = %sandbox.name, what, used, inodes, limit, "over its disk limit and growing; the processes that write are killed");
+                let round = self.rounds.get(layer).copied().unwrap_or(0) + 1;
+                rounds.insert(layer.clone(), round);
+                live.over_disk(*limit, *used);
+                let over = Some((layer.clone(), *used));
+                this.end_writers(sessions, &live, over, round > ROUNDS);
+            }
+            let held: Vec<LayerId> = bounds.into_iter().map(|bound| bound.layer).collect();
+            if grew.as_ref().is_none_or(|(most, _, _)| growth > *most) {
+                grew = Some((growth, live, held));
+            }
+        }
+        if short
+            && let Some((growth, live, layers)) = grew.filter(|(growth, _, _)| *growth >= GREW)
+            && !layers.iter().any(|layer| rounds.contains_key(layer))
+        {
+            tracing::warn!(sandbox = %live.sandbox().name, growth, "the host's disk is about to reach its reserve; the processes that write the most are killed");
+            live.over_disk(live.sandbox().config.resources.disk.0, growth);
+            this.end_writers(sessions, &live, None, false);
+        }
+        (self.before, self.rounds) = (now, rounds);
+    }
+}
+
+impl RunningSandbox {
+    /// Remembers what may still be uploaded.
+    fn counted(&self, bounds: &[Bound], spare: u64) {
+        let left = bounds.iter().map(Bound::left).min().unwrap_or(u64::MAX);
+        self.room.lock().counted(left.min(spare));
+    }
+}
+
+impl DiskLimits {
+    /// Holds the layers of a machine that is to be started to their limits, where the filesystem does that.
+    pub(in crate::engine) async fn limit_layers(&self, sandbox: &Sandbox) {
+        if let Some(open) = sandbox.open_layer() {
+            self.limit_layer(open, sandbox.config.resources.disk.0).await;
+        }
+        for mounted in sandbox.mounted().iter().filter(|one| one.mode == MountMode::ReadWrite) {
+            if let Ok(Some(drive)) = self.db.drive_by_id(&mounted.drive).await {
+                let held = self.references.counts().bytes_of(&drive.layers);
+                let left = drive.max_size.0.saturating_sub(held).max(TO_CLEAN_UP);
+                self.limit_layer(&mounted.layer, left).await;
+            }
+        }
+    }
+
+    /// Holds a layer that was just begun to its limit, where the filesystem does that. A layer it does not do that for is counted.
+    pub(in crate::engine) async fn limit_layer(&self, layer: &LayerId, limit: u64) {
+        let limited = async {
+            let spare = self.store.spare()?.spare.max(AT_LEAST);
+            self.store.limit_open(layer, limit.min(spare), inodes_for(limit)).await
+        };
+        if let Err(error) = limited.await {
+            tracing::warn!(%layer, error = error_chain(&error), "its quota was not set");
+        }
+    }
+
+    /// Holds a running sandbox to limits that have changed.
+    pub(in crate::engine) async fn limits_changed(&self, live: &RunningSandbox) {
+        let (Ok(bounds), Ok(FreeSpace { spare, .. })) =
+            (self.bounds(live).await, self.store.spare())
+        else {
+            return;
+        };
+        live.counted(&bounds, spare);
+        for bound in bounds.iter().filter(|bound| bound.enforced) {
+            self.enforce(bound, spare).await;
+        }
+    }
+
+    /// Every limit of a running sandbox, and how much of it is used.
+    async fn bounds(&self, live: &RunningSandbox) -> Result<Vec<Bound>> {
+        let sandbox = live.sandbox();
+        let mut unnamed = None;
+        let mut bounds = Vec::new();
+        // The disk of a machine of its own is as large as it may be; its kernel holds it to that.
+        if let Some(open) = sandbox.open_layer().filter(|_| live.driver.disk().is_none()) {
+            let limit = sandbox.config.resources.disk.0;
+            let used = self.used(live, open, Path::new("/"), &mut unnamed).await?;
+            bounds.push(Bound::new(open, "its disk".to_owned(), used, 0, limit));
+        }
+        for mounted in sandbox.mounted().iter().filter(|one| one.mode == MountMode::ReadWrite) {
+            let Some(drive) = self.db.drive_by_id(&mounted.drive).await? else { continue };
+            let held = self.references.counts().bytes_of(&drive.layers);
+            let place = Path::new(&mounted.path);
+            let used = self.used(live, &mounted.layer, place, &mut unnamed).await?;
+            let what = format!("drive `{}`", drive.name);
+            bounds.push(Bound::new(&mounted.layer, what, used, held, drive.max_size.0));
+        }
+        Ok(bounds)
+    }
+
+    /// What is written to an open layer that is mounted at `place`.
+    async fn used(
+        &self,
+        live: &RunningSandbox,
+        open: &LayerId,
+        place: &Path,
+        unnamed: &mut Option<Vec<Unnamed>>,
+    ) -> Result<Usage> {
+        let mut used = self.store.usage_of_open(open).await?;
+        if used.enforced {
+            return Ok(used);
+        }
+        if unnamed.is_none() {
+            // One that is ending has no processes to ask.
+            *unnamed = Some(live.driver.unnamed(&live.key).await.unwrap_or_default());
+        }
+        for one in unnamed.iter().flatten().filter(|one| one.mount == place) {
+            used.bytes += one.bytes;
+            used.inodes += one.files;
+        }
+        used.bytes = used.bytes.saturating_add(used.inodes.saturating_mul(PER_INODE));
+        Ok(used)
+    }
+
+    /// Keeps a quota to the limit, which may have changed, and to what the host has to spare.
+    async fn enforce(&self, bound: &Bound, spare: u64) {
+        let limit = bound.limit.min(bound.used.saturating_add(spare).max(AT_LEAST));
+        let set = self.store.limit_open(&bound.layer, limit, inodes_for(bound.limit)).await;
+        if let Err(error) = set {
+            tracing::debug!(layer = %bound.layer, error = error_chain(&error), "its quota was not set");
+        }
+    }
+
+    /// Lets so many bytes of an upload through, or says which limit they are beyond.
+    pub(in crate::engine) async fn admit_upload(
+        &self,
+        live: &RunningSandbox,
+        bytes: u64,
+    ) -> Result<(), GuestError> {
+        if live.driver.disk().is_some() {
+            return Ok(());
+        }
+        if live.room.lock().admit(bytes) {
+            return Ok(());
+        }
+        // One at a time counts for a sandbox, however many upload.
+        let _one = live.counting.lock().await;
+        if live.room.lock().admit(bytes) {
+            return Ok(());
+        }
+        let counted = async {
+            let spare = self.store.spare()?.spare;
+            Ok::<_, Error>((self.bounds(live).await?, spare))
+        };
+        let (bounds, spare) = match counted.await {
+            Ok(counted) => counted,
+            Err(error) => {
+                // Then it is the watch that holds it to its limit.
+                tracing::debug!(
+                    error = error_chain(&error),
+                    "could not tell how much a session wrote"
+                );
+                return Ok(());
+            }
+        };
+        live.counted(&bounds, spare);
+        if let Some(bound) = bounds.iter().find(|bound| bound.left() < bytes) {
+            let message = format!("{} may take {}", bound.what, Size(bound.limit));
+            return Err(GuestError::DiskLimit { message });
+        }
+        if spare < bytes {
+            let message = "the disk of the host has no room".to_owned();
+            return Err(GuestError::Refused { kind: Failure::NoSpace, message });
+        }
+        live.room.lock().admit_counted(bytes);
+        Ok(())
+    }
+
+    /// Says that it is the sandbox's limit that is reached when its agent found no space, and not the host's disk.
+    pub(in crate::engine) fn judge_full(
+        &self,
+        live: &RunningSandbox,
+        error: GuestError,
+    ) -> GuestError {
+        let GuestError::Refused { kind: Failure::NoSpace, message } = error else { return error };
+        match self.store.spare() {
+            Ok(FreeSpace { spare: 1.., .. }) => {
+                let limit = live.sandbox().config.resources.disk;
+                GuestError::DiskLimit { message: format!("{message}; its disk may take {limit}") }
+            }
+            _ => GuestError::Refused { kind: Failure::NoSpace, message },
+        }
+    }
+
+    /// Ends the processes of a sandbox that fill the disk, or all of its commands. Not waited for: its agent may not answer, and
+    /// the next sandbox is to be looked at.
+    fn end_writers(
+        self: &Arc<Self>,
+        sessions: &Weak<dyn EndsSessions>,
+        live: &Arc<RunningSandbox>,
+        over: Option<(LayerId, u64)>,
+        all: bool,
+    ) {
+        if live.clearing.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (this, sessions, live) = (Arc::clone(self), Weak::clone(sessions), Arc::clone(live));
+        self.context.tasks.spawn(async move {
+            let ended = match all {
+                true => Ok(0),
+                false => live.driver.end_writers(&live.key).await,
+            };
+            match ended {
+                Ok(ended @ 1..) => {
+                    tracing::warn!(sandbox = %live.sandbox().name, ended, "processes that filled the disk were ended");
+                }
+                // Whoever runs now may be who cleans up: it must not be ended for that.
+                Ok(0) if !this.shrinks(&live, over).await => this.clear(&sessions, &live).await,
+                Ok(0) => {}
+                Err(error) => {
+                    tracing::debug!(error = error_chain(&error), "the processes that write were not found");
+                    this.clear(&sessions, &live).await;
+                }
+            }
+            // Commands that were ended report it within this time, with the disk limit as the reason. Those that still run
+            // after it were not ended for that.
+            tokio::time::sleep(HEARD).await;
+            live.within_disk();
+            live.clearing.store(false, Ordering::SeqCst);
+        });
+    }
+
+    /// Whether a layer takes less than it did, or nothing is known to be over a limit.
+    async fn shrinks(&self, live: &RunningSandbox, over: Option<(LayerId, u64)>) -> bool {
+        let Some((layer, then)) = over else { return true };
+        let bounds = self.bounds(live).await.unwrap_or_default();
+        let same = bounds.iter().find(|bound| bound.layer == layer);
+        same.is_some_and(|bound| bound.used < then || !bound.is_over())
+    }
+
+    /// Ends the processes of a sandbox that is over its disk. If its agent does not do that the session is ended: a sandbox that
+    /// keeps its agent from answering must not fill the disk of all.
+    async fn clear(&self, sessions: &Weak<dyn EndsSessions>, live: &Arc<RunningSandbox>) {
+        let ended = async {
+            // What is started after this may be what cleans up: it waits until the others are gone.
+            let _gate = tokio::time::timeout(Duration::from_secs(1), live.gate.write()).await;
+            Ok::<_, Error>(live.guest().await?.quiesce(Duration::ZERO).await?)
+        };
+        let Err(error) = ended.await else { return };
+        let sandbox = live.sandbox();
+        tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "is over its disk limit and its agent did not end its commands; its session is ended");
+        let Some(sessions) = sessions.upgrade() else { return };
+        if let Err(error) = sessions.end_uncontrolled(Arc::clone(live)).await {
+            tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "its session is not ended yet");
+        }
+    }
+}
+
+impl Bound {
+    fn new(layer: &LayerId, what: String, used: Usage, held: u64, limit: u64) -> Self {
+        let Usage { bytes, inodes, enforced } = used;
+        // A quota is for what is added.
+        let (used, limit) = match enforced {
+            true => (bytes, limit.saturating_sub(held).max(TO_CLEAN_UP)),
+            false => (bytes.saturating_add(held), limit),
+        };
+        Self { layer: layer.clone(), what, used, inodes, limit, enforced }
+    }
+}

@@ -1,0 +1,143 @@
+//! Machines that stand still for a moment go on, whatever happens.
+//!
+//! A checkpoint freezes the processes of a sandbox, a pause holds its machine. Between that and the end of it there is disk
+//! work, which can fail, panic or be cancelled. So both are guards: dropping one lets the sandbox go on, in a task of
+//! its own. A daemon that dies leaves it to the next, which lets everything go on that it adopts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::error::error_chain;
+use crate::engine::running::live::RunningSandbox;
+use crate::engine::{Error, Result};
+use crate::model::Sandbox;
+
+/// How long after a failure a sandbox is told again to go on.
+const AGAIN: [Duration; 4] =
+    [Duration::ZERO, Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(10)];
+
+/// The processes of a sandbox, frozen while this lives.
+#[derive(Debug)]
+pub(in crate::engine) struct FrozenProcesses {
+    /// Absent once they go on.
+    live: Option<Arc<RunningSandbox>>,
+}
+
+impl FrozenProcesses {
+    pub(in crate::engine) async fn freeze(live: &Arc<RunningSandbox>) -> Result<Self> {
+        // Made first: a freeze that is given up half way counts.
+        let frozen = Self { live: Some(Arc::clone(live)) };
+        if let Some(relayer) = live.driver.relayer() {
+            relayer.freeze(&live.key).await?;
+        }
+        Ok(frozen)
+    }
+
+    /// Lets them go on. After an error it is tried again in the background.
+    pub(in crate::engine) async fn thaw(mut self) -> Result<()> {
+        if let Some(live) = &self.live {
+            thaw(live).await?;
+        }
+        self.live = None;
+        Ok(())
+    }
+}
+
+impl Drop for FrozenProcesses {
+    fn drop(&mut self) {
+        let Some(live) = self.live.take() else { return };
+        in_background(async move {
+            for pause in AGAIN {
+                tokio::time::sleep(pause).await;
+                match thaw(&live).await {
+                    Ok(()) => return,
+                    Err(error) => {
+                        tracing::error!(machine = %live.key, error = error_chain(&error), "is frozen and was not thawed");
+                    }
+                }
+            }
+        });
+    }
+}
+
+async fn thaw(live: &RunningSandbox) -> Result<()> {
+    match live.driver.relayer() {
+        Some(relayer) => Ok(relayer.thaw(&live.key).await?),
+        None => Ok(()),
+    }
+}
+
+/// A machine that is held, or about to be, until its memory is on record.
+pub(in crate::engine) struct SuspendedMachine {
+    /// Absent once it goes on, or is not to.
+    live: Option<Arc<RunningSandbox>>,
+}
+
+impl SuspendedMachine {
+    pub(in crate::engine) fn new(live: &Arc<RunningSandbox>) -> Self {
+        Self { live: Some(Arc::clone(live)) }
+    }
+
+    /// Its memory is on record: it is not to go on.
+    pub(in crate::engine) fn keep(mut self) {
+        self.live = None;
+    }
+
+    /// Lets it go on.
+    pub(in crate::engine) async fn release(mut self) {
+        if let Some(live) = self.live.take() {
+            resume_machine(&live).await;
+        }
+    }
+}
+
+impl Drop for SuspendedMachine {
+    fn drop(&mut self) {
+        let Some(live) = self.live.take() else { return };
+        in_background(async move { resume_machine(&live).await });
+    }
+}
+
+/// Runs `work`, unless the daemon is about to end: then the next one does it.
+fn in_background(work: impl Future<Output = ()> + Send + 'static) {
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        runtime.spawn(work);
+    }
+}
+
+/// How long filesystems may take to be frozen. One that does not answer is captured all the same: its kernel keeps a journal.
+const FREEZE_WITHIN: Duration = Duration::from_secs(2);
+
+/// Freezes the filesystems of a machine. One that does not answer is captured all the same.
+pub(in crate::engine) async fn freeze_filesystems(
+    live: &RunningSandbox,
+    sandbox: &Sandbox,
+) -> bool {
+    let frozen = async { live.guest().await?.freeze().await.map_err(Error::from) };
+    let problem = match tokio::time::timeout(FREEZE_WITHIN, frozen).await {
+        Ok(Ok(())) => return true,
+        Ok(Err(error)) => error_chain(&error),
+        Err(_) => "its agent does not answer".to_owned(),
+    };
+    tracing::warn!(sandbox = %sandbox.name, problem, "its filesystems were not frozen; it is captured all the same");
+    // It may come to it yet.
+    true
+}
+
+pub(in crate::engine) async fn thaw_filesystems(live: &RunningSandbox) {
+    let thawed = async { live.guest().await?.thaw().await.map_err(Error::from) };
+    if !matches!(tokio::time::timeout(FREEZE_WITHIN, thawed).await, Ok(Ok(()))) {
+        // The agent thaws by itself after a while.
+        tracing::warn!(machine = %live.key, "was not thawed");
+    }
+}
+
+/// Lets a machine go on that was held.
+pub(in crate::engine) async fn resume_machine(live: &RunningSandbox) {
+    if let Some(memory) = live.driver.memory()
+        && let Err(error) = memory.go_on(&live.key).await
+    {
+        tracing::error!(machine = %live.key, error = error_chain(&error), "a suspended machine was not resumed");
+    }
+    thaw_filesystems(live).await;
+}

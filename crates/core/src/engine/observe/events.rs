@@ -1,0 +1,664 @@
+//! The event feed: what happened, for those who watch.
+//!
+//! ```text
+//! record written ──> EventFeed::emit ──queue──> one task ──> store/event_journal.rs (journal on disk)
+//!                                                  │
+//!                     EventStream <── "written up to id N" (watch channel) ── reads the files
+//! ```
+//!
+//! Whoever changes something emits an event after the record of the change is on disk. Emitting never
+//! waits: when the queue is full (a disk that hangs) the event is counted as lost, and readers are
+//! told the number. Readers keep no events in memory: each follows the files of the journal at its
+//! own speed, and one that is too slow is told that it missed some.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::engine::{Error, Result};
+use crate::model::lifecycle::Phase;
+use crate::model::{
+    Command, Event, EventData, EventFilter, EventFinding, EventId, EventSandbox, Finding, Name,
+    Port, Sandbox, SandboxId, Session, Snapshot, Timestamp, now,
+};
+use crate::store::{
+    EventPosition, EventSource, EventWriter, event_sources, last_event, read_events,
+};
+
+/// How many events may wait to be written.
+const QUEUE: usize = 4096;
+/// How many bytes of the journal a reader takes at a time, of all sources together.
+const READ_BYTES: u64 = 512 << 10;
+/// How many readers may read files at the same time.
+const READERS: usize = 4;
+/// How long the shutdown waits for the last events.
+const FINISH_WITHIN: Duration = Duration::from_secs(2);
+/// How much of a text an event holds.
+const TEXT: usize = 500;
+/// How many findings an event lists.
+const FINDINGS: usize = 10;
+
+/// Numbers events and has them written.
+#[derive(Debug)]
+pub(in crate::engine) struct EventFeed {
+    journal: PathBuf,
+    state: Arc<Mutex<State>>,
+    queue: mpsc::Sender<Work>,
+    /// Up to which id the journal is written.
+    written: watch::Sender<EventId>,
+    reading: Arc<Semaphore>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    last: EventId,
+    /// How many events there were since the start, and how many of them were lost.
+    counts: (u64, u64),
+    /// Events that did not fit into the queue.
+    lost: BTreeMap<EventSource, u64>,
+    /// The phase that was told last, of sandboxes that are neither stopped nor paused.
+    phases: HashMap<SandboxId, Phase>,
+}
+
+#[derive(Debug)]
+enum Work {
+    Write(Box<Event>),
+    Remove(Name),
+    Finish(oneshot::Sender<()>),
+}
+
+impl EventFeed {
+    /// Continues the journal below `journal`.
+    pub(in crate::engine) async fn start(journal: PathBuf) -> Self {
+        let at = journal.clone();
+        let last = match tokio::task::spawn_blocking(move || last_event(&at)).await {
+            Ok(Ok(last)) => last,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the event journal cannot be read; ids continue from the time of day");
+                EventId(0)
+            }
+            Err(_) => EventId(0),
+        };
+        let (queue, work) = mpsc::channel(QUEUE);
+        let written = watch::Sender::new(last);
+        let state = Arc::new(Mutex::new(State { last, ..State::default() }));
+        let writer = EventWriter::new(journal.clone());
+        tokio::spawn(write_events(writer, work, written.clone(), Arc::clone(&state)));
+        Self { journal, state, queue, written, reading: Arc::new(Semaphore::new(READERS)) }
+    }
+
+    /// Adds an event.
+    pub(in crate::engine) fn emit(
+        &self,
+        project: Option<&Name>,
+        sandbox: Option<EventSandbox>,
+        change: EventData,
+    ) {
+        self.emit_in(&mut self.state.lock(), project, sandbox, change);
+    }
+
+    fn emit_in(
+        &self,
+        state: &mut State,
+        project: Option<&Name>,
+        sandbox: Option<EventSandbox>,
+        change: EventData,
+    ) {
+        let source = project.cloned().map_or(EventSource::Host, EventSource::Project);
+        if let Some(count) = state.lost.get(&source).copied() {
+            // First those that were lost, so that the gap is where it is.
+            let event = state.event(project, None, EventData::EventsLost { count });
+            if self.queue.try_send(Work::Write(Box::new(event))).is_err() {
+                state.lost.insert(source, count + 1);
+                state.counts.1 += 1;
+                return;
+            }
+            state.lost.remove(&source);
+        }
+        let event = state.event(project, sandbox, change);
+        if self.queue.try_send(Work::Write(Box::new(event))).is_err() {
+            state.counts.1 += 1;
+            let lost = state.lost.entry(source).or_default();
+            *lost += 1;
+            if lost.is_power_of_two() {
+                tracing::warn!(lost, "events come faster than they can be written");
+            }
+        }
+    }
+
+    fn of(&self, sandbox: &Sandbox, change: EventData) {
+        self.emit(Some(&sandbox.project), Some(as_it_is(sandbox)), change);
+    }
+
+    /// The record of a sandbox is on disk: tells its phase if that is another one.
+    pub(in crate::engine) fn recorded(&self, sandbox: &Sandbox) {
+        let phase = sandbox.phase();
+        let at_rest = matches!(phase, Phase::Stopped | Phase::Paused);
+        let mut state = self.state.lock();
+        let before = match at_rest {
+            true => state.phases.remove(&sandbox.id),
+            false => state.phases.insert(sandbox.id.clone(), phase),
+        };
+        if before == Some(phase) || (before.is_none() && at_rest) {
+            return;
+        }
+        let (session, generation) = (sandbox.session.clone(), sandbox.generation);
+        let snapshot = sandbox.current.clone();
+        let change = match phase {
+            Phase::Starting => EventData::SandboxStarting { session, generation },
+            Phase::Running => EventData::SandboxRunning { session, generation },
+            Phase::Stopping => EventData::SandboxStopping { session },
+            Phase::Stopped => EventData::SandboxStopped { generation, snapshot },
+            Phase::Paused => EventData::SandboxPaused { generation, snapshot },
+            Phase::Failed => {
+                let reason = sandbox.failure().unwrap_or("not known");
+                EventData::SandboxFailed { reason: shortened(reason) }
+            }
+            Phase::Deleted => EventData::SandboxDeleted {
+                expired: sandbox.deletion().is_some_and(|deletion| deletion.expired),
+            },
+        };
+        self.emit_in(&mut state, Some(&sandbox.project), Some(as_it_is(sandbox)), change);
+    }
+
+    /// Takes note of a sandbox as an earlier daemon left it, so that its phase is not told again.
+    pub(in crate::engine) fn learn(&self, sandbox: &Sandbox) {
+        if !matches!(sandbox.phase(), Phase::Stopped | Phase::Paused) {
+            self.state.lock().phases.insert(sandbox.id.clone(), sandbox.phase());
+        }
+    }
+
+    /// How many events there were since the start, and how many of them were lost.
+    pub(in crate::engine) fn counts(&self) -> (u64, u64) {
+        self.state.lock().counts
+    }
+
+    /// A sandbox is gone.
+    pub(in crate::engine) fn forget(&self, sandbox: &SandboxId) {
+        self.state.lock().phases.remove(sandbox);
+    }
+
+    pub(in crate::engine) fn created(&self, sandbox: &Sandbox) {
+        self.of(sandbox, EventData::SandboxCreated { forked_from: sandbox.forked_from.clone() });
+        for port in &sandbox.config.ports {
+            self.of(sandbox, published(port));
+        }
+    }
+
+    pub(in crate::engine) fn restored(&self, sandbox: &Sandbox) {
+        self.of(sandbox, EventData::SandboxRestored {});
+    }
+
+    pub(in crate::engine) fn updated(&self, before: &[Port], sandbox: &Sandbox) {
+        self.of(sandbox, EventData::SandboxUpdated {});
+        let after = &sandbox.config.ports;
+        let gone = before.iter().filter(|old| !after.iter().any(|new| new.number == old.number));
+        for port in gone {
+            self.of(sandbox, EventData::PortUnpublished { port: port.number });
+        }
+        for port in after.iter().filter(|new| !before.contains(new)) {
+            self.of(sandbox, published(port));
+        }
+    }
+
+    pub(in crate::engine) fn rolled_back(&self, sandbox: &Sandbox, to: &Snapshot) {
+        let (generation, snapshot) = (sandbox.generation, to.id.clone());
+        self.of(sandbox, EventData::SandboxRolledBack { generation, snapshot });
+    }
+
+    pub(in crate::engine) fn session_ended(&self, sandbox: &Sandbox, session: &Session) {
+        let change = EventData::SessionEnded {
+            session: session.id.clone(),
+            end: session.end,
+            snapshot: session.snapshot.clone(),
+            usage: session.usage.into(),
+        };
+        self.of(sandbox, change);
+    }
+
+    pub(in crate::engine) fn command_started(&self, sandbox: &Sandbox, command: &Command) {
+        let change = EventData::CommandStarted {
+            command: command.id.clone(),
+            session: command.session.clone(),
+            line: line_of(&command.argv),
+            service: command.service.clone(),
+        };
+        self.of(sandbox, change);
+    }
+
+    pub(in crate::engine) fn command_ended(&self, sandbox: &Sandbox, command: &Command) {
+        let change = EventData::CommandEnded {
+            command: command.id.clone(),
+            session: command.session.clone(),
+            exit_code: command.exit_code,
+            end: command.ended_by(),
+            output_bytes: command.output_bytes,
+        };
+        self.of(sandbox, change);
+    }
+
+    pub(in crate::engine) fn snapshot_created(&self, sandbox: &Sandbox, snapshot: &Snapshot) {
+        let change = EventData::SnapshotCreated {
+            snapshot: snapshot.id.clone(),
+            generation: snapshot.generation,
+            cause: snapshot.kind,
+            label: snapshot.label.as_deref().map(shortened),
+        };
+        self.of(sandbox, change);
+        if !snapshot.findings.is_empty() {
+            self.guard_found(sandbox, &snapshot.findings, snapshot.findings.len(), false);
+        }
+    }
+
+    pub(in crate::engine) fn snapshot_deleted(&self, snapshot: &Snapshot) {
+        let (id, name) = (snapshot.sandbox.clone(), snapshot.sandbox_name.clone());
+        let sandbox = EventSandbox { id, name, tags: Default::default() };
+        let (generation, snapshot_id) = (snapshot.generation, snapshot.id.clone());
+        let change = EventData::SnapshotDeleted { snapshot: snapshot_id, generation };
+        self.emit(Some(&snapshot.project), Some(sandbox), change);
+    }
+
+    pub(in crate::engine) fn guard_found(
+        &self,
+        sandbox: &Sandbox,
+        findings: &[Finding],
+        count: usize,
+        blocked: bool,
+    ) {
+        let told = findings.iter().take(FINDINGS).map(|finding| EventFinding {
+            what: finding.kind,
+            path: shortened(&finding.path),
+            secret: finding.secret.clone(),
+        });
+        let count = u64::try_from(count).unwrap_or(u64::MAX);
+        self.of(sandbox, EventData::GuardFound { blocked, findings: told.collect(), count });
+    }
+
+    /// Removes the events of a project that is gone.
+    pub(in crate::engine) async fn remove(&self, project: &Name) {
+        let _ = self.queue.send(Work::Remove(project.clone())).await;
+    }
+
+    /// Waits, but not for long, until all events are written.
+    pub(in crate::engine) async fn finish(&self) {
+        let (told, done) = oneshot::channel();
+        let end = async {
+            if self.queue.send(Work::Finish(told)).await.is_ok() {
+                let _ = done.await;
+            }
+        };
+        if tokio::time::timeout(FINISH_WITHIN, end).await.is_err() {
+            tracing::warn!("the last events are not written");
+        }
+    }
+}
+
+impl State {
+    fn event(
+        &mut self,
+        project: Option<&Name>,
+        sandbox: Option<EventSandbox>,
+        change: EventData,
+    ) -> Event {
+        self.counts.0 += 1;
+        let time = EventId::at(Timestamp::now());
+        self.last = time.max(EventId(self.last.0 + 1));
+        Event { id: self.last, at: now(), project: project.cloned(), sandbox, change }
+    }
+}
+
+fn as_it_is(sandbox: &Sandbox) -> EventSandbox {
+    EventSandbox {
+        id: sandbox.id.clone(),
+        name: sandbox.name.clone(),
+        tags: sandbox.config.tags.clone(),
+    }
+}
+
+fn published(port: &Port) -> EventData {
+    EventData::PortPublished { port: port.number, access: port.access }
+}
+
+/// The beginning of a text.
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(TEXT) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// The beginning of a command line.
+fn line_of(argv: &[String]) -> String {
+    let mut line = String::new();
+    for argument in argv {
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.extend(argument.chars().take(TEXT + 1));
+        if line.len() > 4 * TEXT {
+            break;
+        }
+    }
+    shortened(&line)
+}
+
+async fn write_events(
+    writer: EventWriter,
+    mut work: mpsc::Receiver<Work>,
+    written: watch::Sender<EventId>,
+    state: Arc<Mutex<State>>,
+) {
+    let (mut writer, mut batch) = (Some(writer), Vec::new());
+    let mut failures = 0_u64;
+    while work.recv_many(&mut batch, 256).await > 0 {
+        let (mut events, mut removed, mut finished) = (Vec::new(), Vec::new(), Vec::new());
+        for one in batch.drain(..) {
+            match one {
+                Work::Write(event) => events.push(*event),
+                Work::Remove(project) => removed.push(project),
+                Work::Finish(told) => finished.push(told),
+            }
+        }
+        let last = events.last().map(|event| event.id);
+        let Some(mut taken) = writer.take() else { return };
+        let wrote = tokio::task::spawn_blocking(move || {
+            let outcome = taken.append(&events);
+            for project in &removed {
+                if let Err(error) = taken.remove(project) {
+                    tracing::warn!(%project, %error, "the events of a deleted project are left");
+                }
+            }
+            (taken, outcome)
+        });
+        // The daemon goes down.
+        let Ok((given_back, outcome)) = wrote.await else { return };
+        writer = Some(given_back);
+        if let Err((error, lost)) = outcome {
+            for (source, count) in lost {
+                let mut state = state.lock();
+                *state.lost.entry(source).or_default() += count;
+                state.counts.1 += count;
+            }
+            failures += 1;
+            if failures.is_power_of_two() {
+                tracing::warn!(%error, failures, "events could not be written");
+            }
+        }
+        if let Some(last) = last {
+            written.send_replace(last);
+        }
+        for told in finished {
+            let _ = told.send(());
+        }
+    }
+}
+
+/// Whose events are wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EventScope {
+    /// A project's.
+    Project(Name),
+    /// A project's, and those of the host.
+    ProjectAndHost(Name),
+    /// All.
+    Everything,
+}
+
+/// Which events are wanted, and from where on.
+#[derive(Debug, Clone)]
+pub struct EventQuery {
+    /// Whose.
+    pub scope: EventScope,
+    /// Which.
+    pub filter: EventFilter,
+    /// Only those after this one.
+    pub after: Option<EventId>,
+    /// Only those at this time or later; ignored with `after`.
+    pub since: Option<Timestamp>,
+    /// Whether the stream goes on with what happens. Without `after` and `since` it then begins now.
+    pub follow: bool,
+}
+
+/// Events, as they are read.
+#[derive(Debug)]
+pub struct EventStream {
+    feed: Arc<EventFeed>,
+    query: EventQuery,
+    written: watch::Receiver<EventId>,
+    sources: BTreeMap<EventSource, Source>,
+    /// Where every source that was not there before is read from.
+    start: EventId,
+    /// All up to here was handed out.
+    cursor: EventId,
+    /// Whether it counts that events before the first that is read were removed.
+    strict: bool,
+    shutdown: CancellationToken,
+}
+
+#[derive(Debug)]
+struct Source {
+    position: Option<EventPosition>,
+    /// All events up to here are in `waiting` or were handed out.
+    read: EventId,
+    waiting: VecDeque<Event>,
+}
+
+/// A part of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventBatch {
+    /// The events, in order.
+    pub events: Vec<Event>,
+    /// Whether events before these were removed before this stream could read them.
+    pub missed: bool,
+    /// The stream can be continued after this position.
+    pub cursor: EventId,
+}
+
+impl EventStream {
+    pub(in crate::engine) fn open(
+        feed: &Arc<EventFeed>,
+        shutdown: CancellationToken,
+        query: EventQuery,
+    ) -> Result<Self> {
+        let written = feed.written.subscribe();
+        let newest = feed.state.lock().last.max(EventId::at(Timestamp::now()));
+        if query.after.is_some_and(|after| after > newest) {
+            let reason = "it is later than every event; use the `id` of an event of this server";
+            return Err(Error::invalid("cursor", reason));
+        }
+        let start = match (query.after, query.since) {
+            (Some(after), _) => after,
+            (None, Some(since)) => EventId(EventId::at(since).0.saturating_sub(1)),
+            (None, None) if query.follow => *written.borrow(),
+            (None, None) => EventId(0),
+        };
+        Ok(Self {
+            feed: Arc::clone(feed),
+            strict: query.after.is_some(),
+            query,
+            written,
+            sources: BTreeMap::new(),
+            start,
+            cursor: start,
+            shutdown,
+        })
+    }
+
+    /// The stream can be continued after this position.
+    #[must_use]
+    pub fn cursor(&self) -> EventId {
+        self.cursor
+    }
+
+    /// The next events. `None` when there are no more: the stream does not follow, or the daemon
+    /// goes down. Nothing is lost when the future is dropped.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] when the journal cannot be read.
+    pub async fn next(&mut self) -> Result<Option<EventBatch>> {
+        loop {
+            let end = *self.written.borrow_and_update();
+            while self.cursor < end {
+                let missed = self.read(end).await?;
+                let batch = self.take();
+                if !batch.events.is_empty() || missed {
+                    return Ok(Some(EventBatch { missed, ..batch }));
+                }
+            }
+            if !self.query.follow || self.shutdown.is_cancelled() {
+                return Ok(None);
+            }
+            tokio::select! {
+                changed = self.written.changed() => if changed.is_err() { return Ok(None) },
+                () = self.shutdown.cancelled() => {}
+            }
+        }
+    }
+
+    /// Reads more of the sources of which everything was handed out. Says whether some was missed.
+    async fn read(&mut self, end: EventId) -> Result<bool> {
+        let journal = self.feed.journal.clone();
+        let reading = Arc::clone(&self.feed.reading);
+        let Ok(_permit) = reading.acquire().await else { return Ok(false) };
+        let (scope, start) = (self.query.scope.clone(), self.start.max(self.cursor));
+        let known: Vec<_> = self
+            .sources
+            .iter()
+            .map(|(source, at)| (source.clone(), at.position, at.read, at.waiting.is_empty()))
+            .collect();
+        let work = move || {
+            let wanted = match scope {
+                EventScope::Project(name) => vec![EventSource::Project(name)],
+                EventScope::ProjectAndHost(name) => {
+                    vec![EventSource::Host, EventSource::Project(name)]
+                }
+                EventScope::Everything => event_sources(&journal)?,
+            };
+            let share = READ_BYTES / u64::try_from(wanted.len()).unwrap_or(1).max(1);
+            let mut chunks = Vec::new();
+            for source in wanted {
+                let at = known.iter().find(|(known, ..)| *known == source);
+                let (position, read) =
+                    at.map_or((None, start), |(_, position, read, _)| (*position, *read));
+                let is_empty = at.is_none_or(|(.., is_empty)| *is_empty);
+                if is_empty && read < end {
+                    let chunk =
+                        read_events(&journal, &source, position, (read, end), share.max(8 << 10))?;
+                    chunks.push((source, read, chunk));
+                }
+            }
+            Ok::<_, io::Error>(chunks)
+        };
+        let chunks = match tokio::task::spawn_blocking(work).await {
+            Ok(chunks) => chunks.map_err(Error::EventJournal)?,
+            Err(_) => return Ok(false),
+        };
+        let mut missed = false;
+        for (source, read, chunk) in chunks {
+            missed |= chunk.missed;
+            let last = chunk.events.last().map_or(read, |event| event.id);
+            let read = if chunk.complete { end } else { last };
+            let waiting = chunk.events.into();
+            self.sources.insert(source, Source { position: chunk.position, read, waiting });
+        }
+        Ok(std::mem::replace(&mut self.strict, true) && missed)
+    }
+
+    /// Hands out what comes before everything that was not read.
+    fn take(&mut self) -> EventBatch {
+        let horizon = self.sources.values().map(|source| source.read).min();
+        // A project that has no events has nothing to wait for.
+        let horizon = horizon.unwrap_or(*self.written.borrow());
+        let mut events = Vec::new();
+        for source in self.sources.values_mut() {
+            let ready = source.waiting.partition_point(|event| event.id <= horizon);
+            events.extend(source.waiting.drain(..ready));
+        }
+        events.retain(|event| self.query.filter.wants(event));
+        events.sort_by_key(|event| event.id);
+        self.cursor = self.cursor.max(horizon);
+        EventBatch { events, missed: false, cursor: self.cursor }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{EventFeed, QUEUE, line_of, shortened};
+    use crate::model::{Event, EventData, EventId, Name};
+    use crate::store::{EventSource, read_events};
+
+    fn failed() -> EventData {
+        EventData::SandboxFailed { reason: "x".to_owned() }
+    }
+
+    fn read(dir: &std::path::Path, source: &EventSource) -> Vec<Event> {
+        let range = (EventId(0), EventId(u64::MAX));
+        read_events(dir, source, None, range, u64::MAX).unwrap().events
+    }
+
+    #[tokio::test]
+    async fn ids_increase_over_restarts() {
+        let dir = tempfile::tempdir().unwrap();
+        let project: Name = "p".parse().unwrap();
+        for _ in 0..3 {
+            let feed = EventFeed::start(dir.path().into()).await;
+            for _ in 0..10 {
+                feed.emit(Some(&project), None, failed());
+            }
+            feed.finish().await;
+        }
+        let all = read(dir.path(), &EventSource::Project(project));
+        assert_eq!(all.len(), 30);
+        assert!(all.windows(2).all(|pair| pair[0].id < pair[1].id));
+    }
+
+    #[tokio::test]
+    async fn what_does_not_fit_is_counted_and_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let feed = EventFeed::start(dir.path().into()).await;
+        // The task that writes does not run before this one waits.
+        for _ in 0..QUEUE + 50 {
+            feed.emit(None, None, failed());
+        }
+        feed.finish().await;
+        feed.emit(None, None, failed());
+        feed.finish().await;
+        let all = read(dir.path(), &EventSource::Host);
+        let lost: Vec<u64> = all
+            .iter()
+            .filter_map(|event| match event.change {
+                EventData::EventsLost { count } => Some(count),
+                _ => None,
+            })
+            .collect();
+        assert_eq!((all.len(), lost), (QUEUE + 2, vec![50]));
+    }
+
+    #[tokio::test]
+    async fn a_journal_that_cannot_be_written_holds_nobody_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("events");
+        std::fs::write(&file, "in the way").unwrap();
+        let feed = EventFeed::start(file).await;
+        feed.emit(None, None, failed());
+        tokio::time::timeout(Duration::from_secs(1), feed.finish()).await.unwrap();
+    }
+
+    #[test]
+    fn texts_are_bounded() {
+        assert_eq!(shortened("short"), "short");
+        assert!(shortened(&"ä".repeat(10_000)).chars().count() <= 501);
+        let argv: Vec<String> = (0..100_000).map(|number| number.to_string()).collect();
+        let line = line_of(&argv);
+        assert!(line.starts_with("0 1 2 3") && line.chars().count() <= 501, "{}", line.len());
+    }
+}

@@ -1,0 +1,426 @@
+//! Which commands may have changed which files of a running sandbox.
+//!
+//! The upper directory is compared with an index of its names whenever a command has ended (a *look*,
+//! `session/changes.rs`). What changed since the look before belongs to the commands that were alive
+//! in between. If that was one command, and nothing else can have written, the record is exact.
+//! Otherwise the changes are attributed to each of them, and their records name each other.
+//!
+//! This file is the bookkeeping: no files are touched here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use sandkeep_upper::{Changes, Index};
+use tokio::sync::watch;
+
+use crate::model::{CommandChanges, CommandId, LayerId, Timestamp, now};
+
+/// How many other commands a record names.
+const MOST_NAMED: usize = 16;
+/// How many paths a record lists.
+pub(in crate::engine) const MOST_LISTED: usize = 1_000;
+/// How many results wait to be fetched by the trackers of their commands.
+const MOST_RESULTS: usize = 1_024;
+/// A look is followed by a rest of so many times as long as it took, so that looks take a fifth of one CPU at the most.
+const REST: u32 = 4;
+/// Shorter looks need no rest.
+const SHORT: Duration = Duration::from_millis(2);
+
+/// What a command changed, with the list of paths.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in crate::engine) struct ChangeRecord {
+    pub(in crate::engine) counts: CommandChanges,
+    pub(in crate::engine) changes: Changes,
+}
+
+/// What a running sandbox would lose if its host went down now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unsaved {
+    /// Files that are new, other or gone since the last snapshot.
+    pub files: u64,
+    /// The disk space of the new and other ones.
+    pub bytes: u64,
+    /// When that was looked at.
+    pub as_of: Timestamp,
+}
+
+/// The bookkeeping of one running sandbox.
+#[derive(Debug)]
+pub(in crate::engine) struct ChangeTracking {
+    state: Mutex<State>,
+    /// Counts looks that ended.
+    looks: watch::Sender<u64>,
+    /// One look at a time.
+    pub(in crate::engine) looking: tokio::sync::Mutex<()>,
+}
+
+/// The names of the open layer at a look.
+#[derive(Debug, Clone, Default)]
+pub(in crate::engine) enum LayerNames {
+    /// They are not known.
+    #[default]
+    Unknown,
+    /// They are here.
+    Here(Arc<Index>),
+    /// The agent of a microVM has them.
+    InGuest,
+}
+
+impl LayerNames {
+    fn are_known(&self) -> bool {
+        !matches!(self, Self::Unknown)
+    }
+}
+
+/// What a look found.
+#[derive(Debug)]
+pub(in crate::engine) struct FoundChanges {
+    /// Since the look before, if that is known.
+    pub(in crate::engine) changes: Option<Changes>,
+    /// Whether everything was visited.
+    pub(in crate::engine) complete: bool,
+    /// Whether no process is left in the sandbox.
+    pub(in crate::engine) alone: bool,
+    pub(in crate::engine) names: LayerNames,
+    /// Files and bytes that are in no snapshot, if the agent said so.
+    pub(in crate::engine) unsaved: Option<(u64, u64)>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The open layer that the indexes are of.
+    layer: Option<LayerId>,
+    /// Its names at the last look.
+    names: LayerNames,
+    /// Its names when the last snapshot was taken.
+    saved: Option<Arc<Index>>,
+    unsaved: Option<Unsaved>,
+    /// Commands that are alive, or have ended since the last look.
+    open: BTreeMap<CommandId, OpenCommand>,
+    results: BTreeMap<CommandId, ChangeRecord>,
+    /// A look is under way.
+    under_way: bool,
+    /// Files were uploaded, or otherwise changed through the API, since the last look.
+    uploaded: bool,
+    /// At the last look a process was alive that a command had left behind. It goes on writing.
+    left_behind: bool,
+    not_before: Option<Instant>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct OpenCommand {
+    record: ChangeRecord,
+    with: BTreeSet<CommandId>,
+    inexact: bool,
+    incomplete: bool,
+    ended: bool,
+}
+
+impl OpenCommand {
+    fn finish(mut self) -> ChangeRecord {
+        let changes = &mut self.record.changes;
+        changes.list.shorten(MOST_LISTED);
+        self.record.counts = CommandChanges {
+            created: changes.created,
+            modified: changes.modified,
+            deleted: changes.deleted,
+            bytes: changes.bytes,
+            exact: !self.inexact && self.with.is_empty(),
+            complete: !self.incomplete,
+            with: self.with.iter().take(MOST_NAMED).map(ToString::to_string).collect(),
+        };
+        self.record
+    }
+}
+
+impl Default for ChangeTracking {
+    fn default() -> Self {
+        Self { state: Mutex::default(), looks: watch::Sender::new(0), looking: Default::default() }
+    }
+}
+
+impl ChangeTracking {
+    /// A session begins with an empty layer, or goes on with one after a checkpoint. `in_guest`: the agent looks at it.
+    pub(in crate::engine) fn begin_layer(&self, layer: &LayerId, in_guest: bool) {
+        let mut state = self.state.lock();
+        state.layer = Some(layer.clone());
+        state.unsaved = None;
+        let empty = Arc::new(Index::default());
+        (state.names, state.saved) = match in_guest {
+            true => (LayerNames::InGuest, None),
+            false => (LayerNames::Here(Arc::clone(&empty)), Some(empty)),
+        };
+    }
+
+    /// A snapshot was taken of what was there at the last look, or a moment later.
+    pub(in crate::engine) fn saved(&self) {
+        let mut state = self.state.lock();
+        state.saved = match &state.names {
+            LayerNames::Here(index) => Some(Arc::clone(index)),
+            LayerNames::InGuest | LayerNames::Unknown => None,
+        };
+        state.unsaved = None;
+    }
+
+    /// A command is about to start.
+    pub(in crate::engine) fn starts(&self, command: &CommandId) {
+        let mut state = self.state.lock();
+        let unknown = !state.names.are_known();
+        let mut new = OpenCommand {
+            inexact: state.uploaded || state.left_behind || state.under_way || unknown,
+            incomplete: unknown,
+            ..OpenCommand::default()
+        };
+        for (id, other) in &mut state.open {
+            other.with.insert(command.clone());
+            new.with.insert(id.clone());
+        }
+        state.open.insert(command.clone(), new);
+    }
+
+    /// A command was not started after all.
+    pub(in crate::engine) fn never_started(&self, command: &CommandId) {
+        let mut state = self.state.lock();
+        state.open.remove(command);
+        for other in state.open.values_mut() {
+            other.with.remove(command);
+        }
+    }
+
+    /// A command that an earlier daemon started, or that ran when its machine was paused, goes on: what it changed before is not known.
+    pub(in crate::engine) fn adopted(&self, command: &CommandId) {
+        self.starts(command);
+        if let Some(open) = self.state.lock().open.get_mut(command) {
+            (open.inexact, open.incomplete) = (true, true);
+        }
+    }
+
+    /// A command has ended.
+    pub(in crate::engine) fn ends(&self, command: &CommandId) {
+        if let Some(open) = self.state.lock().open.get_mut(command) {
+            open.ended = true;
+        }
+    }
+
+    /// Files are changed through the API.
+    pub(in crate::engine) fn uploaded(&self) {
+        let mut state = self.state.lock();
+        state.uploaded = true;
+        state.open.values_mut().for_each(|open| open.inexact = true);
+    }
+
+    /// Whether the next command would not have an exact record for want of a look.
+    pub(in crate::engine) fn wants_look(&self) -> bool {
+        let state = self.state.lock();
+        !state.names.are_known() || state.uploaded || state.open.values().any(|open| open.ended)
+    }
+
+    /// Whether a command has ended whose changes are not known yet.
+    pub(in crate::engine) fn is_behind(&self) -> bool {
+        self.state.lock().open.values().any(|open| open.ended)
+    }
+
+    /// How long the next look has to wait.
+    pub(in crate::engine) fn rest(&self) -> Duration {
+        let not_before = self.state.lock().not_before;
+        not_before.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// A look at a layer begins. Answers with its names at the look before.
+    pub(in crate::engine) fn look_begins(&self, layer: &LayerId) -> LayerNames {
+        let mut state = self.state.lock();
+        (state.under_way, state.uploaded) = (true, false);
+        if state.layer.as_ref() != Some(layer) {
+            state.layer = Some(layer.clone());
+            (state.saved, state.unsaved) = (None, None);
+            // Under a microVM a layer is exchanged without its agent taking notice.
+            if !matches!(state.names, LayerNames::InGuest) {
+                state.names = LayerNames::Unknown;
+            }
+        }
+        state.names.clone()
+    }
+
+    /// A look ended; `None` if it failed. The changes of commands that have ended are known then.
+    pub(in crate::engine) fn look_ends(&self, found: Option<FoundChanges>, took: Duration) {
+        let mut state = self.state.lock();
+        state.under_way = false;
+        state.not_before = (took > SHORT).then(|| Instant::now() + took.saturating_mul(REST));
+        let alive = state.open.values().any(|open| !open.ended);
+        let left_behind = found.as_ref().is_none_or(|found| !found.alone) && !alive;
+        let known = found.as_ref().is_some_and(|found| found.changes.is_some());
+        let complete = known && found.as_ref().is_some_and(|found| found.complete);
+        for open in state.open.values_mut() {
+            open.incomplete |= !complete;
+            open.inexact |= !known || left_behind;
+            if let Some(changes) = found.as_ref().and_then(|found| found.changes.as_ref()) {
+                add(&mut open.record.changes, changes);
+            }
+        }
+        let unsaved = match (&found, &state.saved) {
+            (Some(FoundChanges { unsaved: Some(unsaved), .. }), _) => Some(*unsaved),
+            (Some(FoundChanges { names: LayerNames::Here(index), .. }), Some(saved)) => {
+                Some(index.difference(saved))
+            }
+            _ => None,
+        };
+        let as_of = now();
+        state.unsaved = unsaved.map(|(files, bytes)| Unsaved { files, bytes, as_of });
+        state.names = found.map(|found| found.names).unwrap_or_default();
+        state.left_behind = left_behind;
+        let ended: Vec<CommandId> =
+            state.open.iter().filter(|(_, open)| open.ended).map(|(id, _)| id.clone()).collect();
+        for id in &ended {
+            if let Some(open) = state.open.remove(id) {
+                state.results.insert(id.clone(), open.finish());
+            }
+        }
+        while state.results.len() > MOST_RESULTS {
+            state.results.pop_first();
+        }
+        drop(state);
+        self.looks.send_modify(|looks| *looks += 1);
+    }
+
+    /// The result of a command, if there is one.
+    pub(in crate::engine) fn result(&self, command: &CommandId) -> Option<ChangeRecord> {
+        self.state.lock().results.get(command).cloned()
+    }
+
+    /// The result of a command is on record.
+    pub(in crate::engine) fn recorded(&self, command: &CommandId) {
+        self.state.lock().results.remove(command);
+        self.looks.send_modify(|looks| *looks += 1);
+    }
+
+    /// What a command that is alive has changed by now, as far as looks have seen.
+    pub(in crate::engine) fn so_far(&self, command: &CommandId) -> Option<ChangeRecord> {
+        self.state.lock().open.get(command).map(|open| open.clone().finish())
+    }
+
+    /// Whether the changes of a command are still being found out.
+    pub(in crate::engine) fn is_open(&self, command: &CommandId) -> bool {
+        let state = self.state.lock();
+        state.open.contains_key(command) || state.results.contains_key(command)
+    }
+
+    /// Changes when a look ends.
+    pub(in crate::engine) fn looks(&self) -> watch::Receiver<u64> {
+        self.looks.subscribe()
+    }
+
+    /// How many names the open layer had at the last look; 0 if that is not known.
+    pub(in crate::engine) fn names(&self) -> u64 {
+        match &self.state.lock().names {
+            LayerNames::Here(index) => index.names(),
+            LayerNames::InGuest | LayerNames::Unknown => 0,
+        }
+    }
+
+    pub(in crate::engine) fn unsaved(&self) -> Option<Unsaved> {
+        self.state.lock().unsaved
+    }
+}
+
+/// Adds what one look found to what looks before it found.
+fn add(all: &mut Changes, more: &Changes) {
+    all.created += more.created;
+    all.modified += more.modified;
+    all.deleted += more.deleted;
+    all.bytes = all.bytes.saturating_add(more.bytes);
+    all.list.paths.extend_from_slice(&more.list.paths);
+    all.list.more.extend_from_slice(&more.list.more);
+    if all.list.paths.len() > 2 * MOST_LISTED {
+        all.list.shorten(MOST_LISTED);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(created: u64, alone: bool) -> Option<FoundChanges> {
+        let changes = Some(Changes { created, ..Changes::default() });
+        let names = LayerNames::Here(Arc::default());
+        Some(FoundChanges { changes, complete: true, alone, names, unsaved: None })
+    }
+
+    fn known() -> ChangeTracking {
+        let tracking = ChangeTracking::default();
+        tracking.begin_layer(&LayerId::fresh(), false);
+        tracking
+    }
+
+    #[test]
+    fn a_command_alone_has_an_exact_record() {
+        let (tracking, id) = (known(), CommandId::fresh());
+        tracking.starts(&id);
+        tracking.ends(&id);
+        tracking.look_ends(look(3, true), Duration::ZERO);
+        let record = tracking.result(&id).unwrap();
+        assert_eq!((record.counts.created, record.counts.exact), (3, true));
+        assert!(record.counts.complete && tracking.is_open(&id));
+        tracking.recorded(&id);
+        assert!(!tracking.is_open(&id));
+    }
+
+    #[test]
+    fn commands_that_overlap_share_what_was_found_and_say_so() {
+        let (tracking, [long, short]) = (known(), [0; 2].map(|_| CommandId::fresh()));
+        tracking.starts(&long);
+        tracking.starts(&short);
+        tracking.ends(&short);
+        tracking.look_ends(look(2, false), Duration::ZERO);
+        let record = tracking.result(&short).unwrap().counts;
+        assert_eq!((record.created, record.exact), (2, false));
+        assert_eq!(record.with, [long.to_string()]);
+        tracking.ends(&long);
+        tracking.look_ends(look(5, true), Duration::ZERO);
+        let record = tracking.result(&long).unwrap().counts;
+        assert_eq!((record.created, record.exact), (7, false));
+    }
+
+    #[test]
+    fn what_a_command_left_behind_makes_the_next_record_inexact() {
+        let (tracking, [one, two, three]) = (known(), [0; 3].map(|_| CommandId::fresh()));
+        tracking.starts(&one);
+        tracking.ends(&one);
+        tracking.look_ends(look(1, false), Duration::ZERO);
+        assert!(!tracking.result(&one).unwrap().counts.exact);
+        tracking.starts(&two);
+        tracking.ends(&two);
+        tracking.look_ends(look(1, true), Duration::ZERO);
+        assert!(!tracking.result(&two).unwrap().counts.exact);
+        tracking.starts(&three);
+        tracking.ends(&three);
+        tracking.look_ends(look(1, true), Duration::ZERO);
+        assert!(tracking.result(&three).unwrap().counts.exact, "it is gone");
+    }
+
+    #[test]
+    fn without_an_index_nothing_is_claimed() {
+        let (tracking, id) = (ChangeTracking::default(), CommandId::fresh());
+        tracking.adopted(&id);
+        tracking.ends(&id);
+        let unknown = look(9, true).map(|found| FoundChanges { changes: None, ..found });
+        tracking.look_ends(unknown, Duration::ZERO);
+        let record = tracking.result(&id).unwrap().counts;
+        assert_eq!((record.created, record.exact, record.complete), (0, false, false));
+        let next = CommandId::fresh();
+        tracking.starts(&next);
+        tracking.ends(&next);
+        tracking.look_ends(look(4, true), Duration::ZERO);
+        assert_eq!(tracking.result(&next).unwrap().counts.created, 4);
+    }
+
+    #[test]
+    fn long_looks_are_followed_by_rests() {
+        let tracking = known();
+        tracking.look_ends(look(0, true), Duration::from_millis(1));
+        assert_eq!(tracking.rest(), Duration::ZERO);
+        tracking.look_ends(look(0, true), Duration::from_secs(1));
+        assert!(tracking.rest() > Duration::from_secs(3));
+    }
+}

@@ -1,0 +1,286 @@
+//! What each command changed.
+//!
+//! ```text
+//! command starts ── waits a moment for a look that is under way
+//! command ends ──> look: upper directory against the index of the last look (`store/layer/changes.rs`)
+//!                    └─> commands that were alive since then get what was found (`running/changes.rs`)
+//!                          └─> counts into the command's record, paths into a file beside its log
+//! ```
+//!
+//! Nobody waits for a look for long: a command that starts waits [`START_WAITS`], the record of one that
+//! ended [`RECORD_WAITS`]. If the look takes longer, because there are very many files, the records say
+//! that their commands overlap, and the counts are added to the record when they are known.
+//!
+//! A microVM's files are on a disk of its own, so its agent looks (`guest`).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sandkeep_proto::link::Looked;
+use sandkeep_upper::{Change, ChangeKind, ChangeList, Changes, Under};
+
+use crate::driver::Relayer;
+use crate::engine::error::error_chain;
+use crate::engine::running::changes::{ChangeRecord, FoundChanges, LayerNames, MOST_LISTED};
+use crate::engine::running::live::RunningSandbox;
+use crate::engine::running::tracked::Tracked;
+use crate::engine::session::Sessions;
+use crate::engine::{Error, Result};
+use crate::model::{Command, CommandId, Sandbox, SandboxId};
+use crate::store::ListedChanges;
+
+/// How long the start of a command waits for a look that is under way.
+const START_WAITS: Duration = Duration::from_millis(1);
+/// The same for a microVM, whose agent has to be asked.
+const START_WAITS_FOR_GUEST: Duration = Duration::from_millis(20);
+/// How long the record of a command that ended waits for its look.
+const RECORD_WAITS: Duration = Duration::from_millis(20);
+/// How long whoever asks for the changes of a command waits for its look.
+const READER_WAITS: Duration = Duration::from_secs(5);
+/// How many looks are under way at a time.
+pub(in crate::engine) const LOOKS_AT_ONCE: usize = 2;
+
+impl Sessions {
+    /// A command is about to start: the files it finds should be known.
+    pub(in crate::engine) async fn before_start(
+        self: &Arc<Self>,
+        live: &Arc<RunningSandbox>,
+        command: &CommandId,
+    ) {
+        if live.changes.wants_look() {
+            let mut looks = live.changes.looks();
+            self.look_soon(live);
+            let patience = match live.driver.relayer() {
+                Some(_) => START_WAITS,
+                None => START_WAITS_FOR_GUEST,
+            };
+            let _ = tokio::time::timeout(patience, looks.changed()).await;
+        }
+        live.changes.starts(command);
+    }
+
+    /// A command has ended: what did it change? `None` if that takes longer; the record is completed then.
+    pub(in crate::engine) async fn after_end(
+        self: &Arc<Self>,
+        live: &Arc<RunningSandbox>,
+        command: &CommandId,
+    ) -> Option<ChangeRecord> {
+        live.changes.ends(command);
+        self.look_soon(live);
+        let mut looks = live.changes.looks();
+        let known = async {
+            loop {
+                if let Some(record) = live.changes.result(command) {
+                    return Some(record);
+                }
+                looks.changed().await.ok()?;
+            }
+        };
+        tokio::time::timeout(RECORD_WAITS, known).await.ok().flatten()
+    }
+
+    /// Completes the record of a command whose look took long.
+    pub(in crate::engine) fn complete_later(
+        self: &Arc<Self>,
+        live: &Arc<RunningSandbox>,
+        command: Command,
+    ) {
+        let (this, live) = (Arc::clone(self), Arc::clone(live));
+        self.context.tasks.spawn(async move {
+            let mut looks = live.changes.looks();
+            let record = loop {
+                if let Some(record) = live.changes.result(&command.id) {
+                    break record;
+                }
+                if !live.changes.is_open(&command.id) || looks.changed().await.is_err() {
+                    return;
+                }
+            };
+            let mut command = command;
+            this.keep_changes(&mut command, record).await;
+            if let Err(error) = this.records.keep_command(&command).await {
+                tracing::warn!(command = %command.id, error = error_chain(&error), "what a command changed was not recorded");
+            }
+            live.changes.recorded(&command.id);
+        });
+    }
+
+    /// Puts the counts into a command's record, and the paths beside its log.
+    pub(in crate::engine) async fn keep_changes(
+        &self,
+        command: &mut Command,
+        record: ChangeRecord,
+    ) {
+        let ChangeRecord { counts, changes } = record;
+        if !changes.is_empty() {
+            let list = ListedChanges::new(&changes);
+            let kept = self.store.write_changes(&command.sandbox, &command.id, list).await;
+            if let Err(error) = kept {
+                tracing::warn!(command = %command.id, %error, "the paths that a command changed were not recorded");
+            }
+        }
+        command.changes = Some(counts);
+    }
+
+    /// Looks at the files of a sandbox as soon as it may.
+    pub(in crate::engine) fn look_soon(self: &Arc<Self>, live: &Arc<RunningSandbox>) {
+        let (this, live) = (Arc::clone(self), Arc::clone(live));
+        self.context.tasks.spawn(async move {
+            let _one = live.changes.looking.lock().await;
+            // The one before may have seen everything.
+            if !live.changes.wants_look() {
+                return;
+            }
+            if !this.context.tasks.sleep(live.changes.rest()).await {
+                return;
+            }
+            this.look(&live).await;
+        });
+    }
+
+    async fn look(&self, live: &Arc<RunningSandbox>) {
+        let Ok(_few) = self.looks.acquire().await else { return };
+        let sandbox = live.sandbox();
+        let Some(layer) = sandbox.open_layer() else { return };
+        let begun = Instant::now();
+        let names = live.changes.look_begins(layer);
+        let found = match live.driver.relayer() {
+            Some(relayer) => self.look_at_layer(live, relayer, &sandbox, names).await,
+            None => self.look_in_guest(live, false).await,
+        };
+        let found = found.inspect_err(|error| {
+            tracing::debug!(sandbox = %sandbox.name, error = error_chain(error), "its files were not looked at");
+        });
+        live.changes.look_ends(found.ok(), begun.elapsed());
+    }
+
+    async fn look_at_layer(
+        &self,
+        live: &RunningSandbox,
+        relayer: &dyn Relayer,
+        sandbox: &Sandbox,
+        names: LayerNames,
+    ) -> Result<FoundChanges> {
+        let layer = sandbox.open_layer().ok_or(Error::SessionOver)?;
+        let (before, known) = match names {
+            LayerNames::Here(index) => (index, true),
+            LayerNames::InGuest | LayerNames::Unknown => (Arc::default(), false),
+        };
+        // The session may end meanwhile, and what it stood on may be merged.
+        let hold = self.store.hold();
+        hold.layers(sandbox.open_chain()).await;
+        hold.layers(std::slice::from_ref(layer)).await;
+        let look = self.store.look_at_open(layer, sandbox.open_chain(), before).await?;
+        Ok(FoundChanges {
+            changes: known.then_some(look.changes),
+            complete: look.complete,
+            alone: relayer.alone(&live.key).await.unwrap_or(false),
+            names: look
+                .index
+                .map_or(LayerNames::Unknown, |index| LayerNames::Here(Arc::new(index))),
+            unsaved: None,
+        })
+    }
+
+    /// Asks the agent of a microVM.
+    async fn look_in_guest(&self, live: &RunningSandbox, saved: bool) -> Result<FoundChanges> {
+        let looked = live.guest_at_rest().await?.look(saved).await?;
+        Ok(FoundChanges {
+            changes: looked.known.then(|| as_changes(&looked)),
+            complete: looked.complete,
+            alone: looked.alone,
+            names: LayerNames::InGuest,
+            unsaved: looked.unsaved,
+        })
+    }
+
+    /// The files of a running microVM are in a snapshot now.
+    pub(in crate::engine) fn saved_in_guest(self: &Arc<Self>, live: &Arc<RunningSandbox>) {
+        let (this, live) = (Arc::clone(self), Arc::clone(live));
+        self.context.tasks.spawn(async move {
+            let _one = live.changes.looking.lock().await;
+            let Some(layer) = live.sandbox().open_layer().cloned() else { return };
+            let begun = Instant::now();
+            live.changes.look_begins(&layer);
+            let found = this.look_in_guest(&live, true).await;
+            live.changes.look_ends(found.ok(), begun.elapsed());
+        });
+    }
+
+    /// What a command changed: its record, and the paths. Waits for a look that is under way.
+    pub(in crate::engine) async fn changes_of(
+        self: &Arc<Self>,
+        sandbox: &Sandbox,
+        id: &CommandId,
+    ) -> Result<(Command, ListedChanges)> {
+        let alive = self.tracked(&sandbox.id, id).filter(|tracked| tracked.outcome().is_none());
+        if let Some((live, tracked)) = self.turns.live(&sandbox.id).zip(alive) {
+            // It still runs: what it changed so far.
+            let look = async {
+                let _one = live.changes.looking.lock().await;
+                self.look(&live).await;
+            };
+            let _ = tokio::time::timeout(READER_WAITS, look).await;
+            if let Some(ChangeRecord { counts, changes }) = live.changes.so_far(id) {
+                let command = Command { changes: Some(counts), ..tracked.record() };
+                return Ok((command, ListedChanges::new(&changes)));
+            }
+        }
+        self.looked(&sandbox.id, Some(id)).await;
+        let command = self.find_command(sandbox, id).await?;
+        let list = self.store.read_changes(&sandbox.id, id).await?;
+        Ok((command, list.unwrap_or_default()))
+    }
+
+    /// Waits until the changes of a command, or of all commands that have ended, are on record.
+    pub(in crate::engine) async fn looked(
+        self: &Arc<Self>,
+        sandbox: &SandboxId,
+        command: Option<&CommandId>,
+    ) {
+        let Some(live) = self.turns.live(sandbox) else { return };
+        let mut looks = live.changes.looks();
+        let known = async {
+            loop {
+                let waits = match command {
+                    Some(id) => {
+                        let alive = |tracked: Arc<Tracked>| tracked.outcome().is_none();
+                        live.changes.is_open(id) && !self.tracked(sandbox, id).is_some_and(alive)
+                    }
+                    None => live.changes.is_behind(),
+                };
+                if !waits || looks.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(READER_WAITS, known).await;
+    }
+}
+
+/// What an agent said, which may be anything.
+fn as_changes(looked: &Looked) -> Changes {
+    let bytes = |text: &String| -> Vec<u8> {
+        text.chars()
+            .map(|char| if char.is_control() { '?' } else { char })
+            .collect::<String>()
+            .into()
+    };
+    let [created, modified, deleted] = looked.counts;
+    let paths = looked.paths.iter().take(MOST_LISTED).map(|one| Change {
+        path: bytes(&one.path),
+        kind: match one.change {
+            0 => ChangeKind::Created,
+            1 => ChangeKind::Modified,
+            _ => ChangeKind::Deleted,
+        },
+        dir: one.dir,
+        bytes: one.bytes,
+    });
+    let more = looked.more.iter().take(MOST_LISTED).map(|(path, counts)| {
+        let [created, modified, deleted] = *counts;
+        Under { path: bytes(path), created, modified, deleted }
+    });
+    let list = ChangeList { paths: paths.collect(), more: more.collect() };
+    Changes { created, modified, deleted, bytes: looked.bytes, list }
+}

@@ -1,0 +1,257 @@
+//! Files inside a running sandbox, moved by its agent.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use sandkeep_proto::link::{At, Entry};
+
+use crate::engine::Result;
+use crate::engine::integrity::DiskLimits;
+use crate::engine::running::live::{Hold, RunningSandbox};
+use crate::engine::session::Sessions;
+use crate::guest::{Guest, GuestError, Incoming, Outgoing, TransferSummary};
+
+/// A sandbox's files. It stays awake while this lives.
+#[derive(Debug)]
+pub struct Files {
+    pub(in crate::engine) guest: Guest,
+    pub(in crate::engine) bounds: Bounds,
+    pub(in crate::engine) user: Option<String>,
+    pub(in crate::engine) cwd: Option<String>,
+    pub(in crate::engine) _hold: Hold,
+    pub(in crate::engine) writes: Writes,
+    /// The root is not exchanged under a transfer: the agent has files of it open.
+    pub(in crate::engine) _gate: tokio::sync::OwnedRwLockReadGuard<()>,
+}
+
+/// Sees to it that files which were written here are not taken for changes of the next command.
+pub(in crate::engine) struct Writes {
+    sessions: Arc<Sessions>,
+    live: Arc<RunningSandbox>,
+    wrote: AtomicBool,
+}
+
+impl std::fmt::Debug for Writes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.live.fmt(f)
+    }
+}
+
+impl Writes {
+    pub(in crate::engine) fn new(sessions: &Arc<Sessions>, live: &Arc<RunningSandbox>) -> Self {
+        let (sessions, live) = (Arc::clone(sessions), Arc::clone(live));
+        Self { sessions, live, wrote: AtomicBool::new(false) }
+    }
+
+    fn begin(&self) {
+        self.live.changes.uploaded();
+        self.wrote.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Writes {
+    fn drop(&mut self) {
+        if self.wrote.load(Ordering::Relaxed) {
+            // Once more: a look meanwhile saw only a part.
+            self.live.changes.uploaded();
+            self.sessions.look_soon(&self.live);
+        }
+    }
+}
+
+/// Bytes on their way into a sandbox's files, as many as its disk limit and the host's disk have room for.
+#[derive(Debug)]
+pub struct Upload {
+    out: Outgoing,
+    bounds: Bounds,
+}
+
+impl Upload {
+    /// Sends bytes, as fast as the agent takes them.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::DiskLimit`] when the sandbox may not have more on its disk, and otherwise as
+    /// [`Outgoing::send`].
+    pub async fn send(&mut self, bytes: Bytes) -> Result<(), GuestError> {
+        let Bounds { limits, live } = &self.bounds;
+        limits.admit_upload(live, bytes.len() as u64).await?;
+        self.out.send(bytes).await.map_err(|error| self.bounds.judge(error))
+    }
+
+    /// Says that all was sent, and waits until the agent has put it in place.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Self::send).
+    pub async fn finish(self) -> Result<TransferSummary, GuestError> {
+        let Self { out, bounds } = self;
+        out.finish().await.map_err(|error| bounds.judge(error))
+    }
+}
+
+/// What a sandbox is held to.
+#[derive(Clone)]
+pub(in crate::engine) struct Bounds {
+    pub(in crate::engine) limits: Arc<DiskLimits>,
+    pub(in crate::engine) live: Arc<RunningSandbox>,
+}
+
+impl std::fmt::Debug for Bounds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.live.fmt(f)
+    }
+}
+
+impl Bounds {
+    /// Says whose disk is full when the agent says that one is.
+    fn judge(&self, error: GuestError) -> GuestError {
+        self.limits.judge_full(&self.live, error)
+    }
+}
+
+impl Files {
+    /// Acts as another user than the sandbox's own.
+    #[must_use]
+    pub fn as_user(mut self, user: Option<String>) -> Self {
+        if user.is_some() {
+            self.user = user;
+        }
+        self
+    }
+
+    fn at(&self, path: &str) -> At {
+        At { path: path.to_owned(), cwd: self.cwd.clone(), user: self.user.clone() }
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when it is not there or may not be read.
+    pub async fn read(
+        &self,
+        path: &str,
+        offset: u64,
+        limit: Option<u64>,
+    ) -> Result<(Entry, Incoming), GuestError> {
+        self.guest.read_file(self.at(path), offset, limit).await
+    }
+
+    /// Writes a file.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when it may not be written.
+    pub async fn write(
+        &self,
+        path: &str,
+        mode: Option<u32>,
+        parents: bool,
+        append: bool,
+    ) -> Result<Upload, GuestError> {
+        self.writes.begin();
+        self.upload(self.guest.write_file(self.at(path), mode, parents, append).await)
+    }
+
+    fn upload(&self, out: Result<Outgoing, GuestError>) -> Result<Upload, GuestError> {
+        match out {
+            Ok(out) => Ok(Upload { out, bounds: self.bounds.clone() }),
+            Err(error) => Err(self.bounds.judge(error)),
+        }
+    }
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when it is there or may not be made.
+    pub async fn make_dir(
+        &self,
+        path: &str,
+        mode: Option<u32>,
+        parents: bool,
+    ) -> Result<(), GuestError> {
+        self.writes.begin();
+        let made = self.guest.make_dir(self.at(path), mode, parents).await;
+        made.map_err(|error| self.bounds.judge(error))
+    }
+
+    /// Lists a directory; the second answer tells whether there is more.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when it is not there.
+    pub async fn list(
+        &self,
+        path: &str,
+        after: Option<String>,
+    ) -> Result<(Vec<Entry>, bool), GuestError> {
+        self.guest.list_dir(self.at(path), after).await
+    }
+
+    /// Tells about a path.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when nothing is there.
+    pub async fn stat(&self, path: &str) -> Result<Entry, GuestError> {
+        self.guest.stat(self.at(path)).await
+    }
+
+    /// Renames.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when it cannot be done.
+    pub async fn rename(&self, from: &str, to: &str) -> Result<(), GuestError> {
+        self.writes.begin();
+        self.guest.rename(self.at(from), to.to_owned()).await
+    }
+
+    /// Removes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when it cannot be done.
+    pub async fn remove(
+        &self,
+        path: &str,
+        recursive: bool,
+        missing_ok: bool,
+    ) -> Result<(), GuestError> {
+        self.writes.begin();
+        self.guest.remove(self.at(path), recursive, missing_ok).await
+    }
+
+    /// Unpacks a tar stream below a directory.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when the directory cannot be written.
+    pub async fn tar_in(&self, dir: &str) -> Result<Upload, GuestError> {
+        self.writes.begin();
+        self.upload(self.guest.tar_in(self.at(dir), false).await)
+    }
+
+    /// Unpacks a tar stream as if its entries were files written one by one: through links to
+    /// directories that are on their way.
+    ///
+    /// # Errors
+    ///
+    /// As [`tar_in`](Self::tar_in).
+    pub async fn tar_through(&self, dir: &str) -> Result<Upload, GuestError> {
+        self.writes.begin();
+        self.upload(self.guest.tar_in(self.at(dir), true).await)
+    }
+
+    /// Packs a file or directory as a tar stream.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`GuestError::Refused`] when it is not there.
+    pub async fn tar_out(&self, path: &str) -> Result<(Entry, Incoming), GuestError> {
+        self.guest.tar_out(self.at(path)).await
+    }
+}

@@ -1,0 +1,502 @@
+//! What a command printed, on disk, within bounds.
+//!
+//! Up to the limit a log is one file. Past it, the beginning (half of the limit) stays and the end
+//! (up to the other half) goes round in two further files, so that both how a command started and
+//! how it ended can be read. `docs/formats/command-log.md` has the layout:
+//!
+//! ```text
+//! <command>.log        head: "SKLOG\0\0\x01", then records
+//! <command>.log.tail   the newest records past the head, at most a quarter of the limit
+//! <command>.log.mid    the tail before that
+//!
+//! record: stream u8 (1 out, 2 err), 3 zero bytes, length u32, time u64 (ms), offset u64, bytes; little endian
+//! ```
+//!
+//! `offset` counts all the command ever printed: it tells a restarted daemon from where to attach,
+//! and a reader that something is missing in between. A record is written with one call and credited
+//! to the agent after; half a record at the end of a file, left by a crash, is cut off on opening.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::Semaphore;
+
+const MAGIC: &[u8; 8] = b"SKLOG\0\0\x01";
+const HEADER: usize = 24;
+
+/// Which of its two streams a command printed to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine) enum Stream {
+    Out = 1,
+    Err = 2,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::engine) struct Record {
+    pub(in crate::engine) stream: Stream,
+    pub(in crate::engine) offset: u64,
+    pub(in crate::engine) bytes: Bytes,
+}
+
+/// Appends to a command's log.
+#[derive(Debug)]
+pub(in crate::engine) struct LogWriter {
+    head: PathBuf,
+    limit: u64,
+    /// Absent when it could not be opened: nothing is kept then.
+    file: Option<File>,
+    size: u64,
+    in_tail: bool,
+    offset: u64,
+    truncated: bool,
+}
+
+fn part(head: &Path, suffix: &str) -> PathBuf {
+    let mut name = head.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+/// The files of a log, for whoever removes it.
+pub(in crate::engine) fn files(head: &Path) -> [PathBuf; 3] {
+    [head.to_owned(), part(head, ".mid"), part(head, ".tail")]
+}
+
+/// How many threads may wait for the disk with logs. A disk that hangs takes no more of them, and the rest of the daemon
+/// goes on; whoever wants to read or write another log waits without a thread.
+static WRITING: Semaphore = Semaphore::const_new(64);
+
+static READING: Semaphore = Semaphore::const_new(64);
+
+/// Runs what may wait for the disk so that no other task waits with it.
+fn beside<T>(work: impl FnOnce() -> T) -> T {
+    match Handle::try_current() {
+        Ok(handle) if handle.runtime_flavor() == RuntimeFlavor::MultiThread => {
+            tokio::task::block_in_place(work)
+        }
+        _ => work(),
+    }
+}
+
+impl LogWriter {
+    /// Opens a log, new or left by an earlier daemon. A disk that refuses costs the log, never the
+    /// command.
+    pub(in crate::engine) fn open(head: &Path, limit: u64) -> Self {
+        beside(|| Self::try_open(head, limit)).unwrap_or_else(|error| {
+            tracing::warn!(log = %head.display(), %error, "a command's log is not kept");
+            Self {
+                head: head.to_owned(),
+                limit,
+                file: None,
+                size: 0,
+                in_tail: false,
+                offset: 0,
+                truncated: true,
+            }
+        })
+    }
+
+    fn try_open(head: &Path, limit: u64) -> io::Result<Self> {
+        let [_, mid, tail] = files(head);
+        let in_tail = tail.exists();
+        let path = if in_tail { &tail } else { head };
+        let mut file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let mut size = file.metadata()?.len();
+        let mut offset = 0;
+        if size < MAGIC.len() as u64 {
+            file.set_len(0)?;
+            file.write_all(MAGIC)?;
+            size = MAGIC.len() as u64;
+        } else {
+            let mut reader = Reader::new(file.try_clone()?);
+            while let Some(record) = reader.next()? {
+                offset = record.offset + record.bytes.len() as u64;
+            }
+            size = reader.position.max(MAGIC.len() as u64);
+            file.set_len(size)?;
+            file.seek(SeekFrom::Start(size))?;
+        }
+        if offset == 0 && in_tail {
+            offset = last_offset(&mid)?.max(last_offset(head)?);
+        }
+        Ok(Self {
+            head: head.to_owned(),
+            limit,
+            file: Some(file),
+            size,
+            in_tail,
+            offset,
+            truncated: mid.exists(),
+        })
+    }
+
+    /// How much of the command's output was taken, kept or not.
+    pub(in crate::engine) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    pub(in crate::engine) fn truncated(&self) -> bool {
+        self.truncated
+    }
+
+    /// Takes what was printed, when it is its turn to wait for the disk.
+    pub(in crate::engine) async fn append_in_turn(&mut self, stream: Stream, bytes: &[u8]) {
+        let _turn = WRITING.acquire().await;
+        self.append(stream, bytes);
+    }
+
+    /// Takes what was printed.
+    pub(in crate::engine) fn append(&mut self, stream: Stream, bytes: &[u8]) {
+        let at = self.offset;
+        self.offset += bytes.len() as u64;
+        if let Err(error) = beside(|| self.write(stream, at, bytes)) {
+            if !self.truncated {
+                tracing::warn!(log = %self.head.display(), %error, "a command's log is not written any more");
+            }
+            self.truncated = true;
+            if let Some(file) = &mut self.file {
+                let _ = file.set_len(self.size);
+                let _ = file.seek(SeekFrom::Start(self.size));
+            }
+        }
+    }
+
+    fn write(&mut self, stream: Stream, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        if self.file.is_none() {
+            return Ok(());
+        }
+        let room = if self.in_tail { self.limit / 4 } else { self.limit / 2 };
+        if self.size + (HEADER + bytes.len()) as u64 > room {
+            self.rotate()?;
+        }
+        let mut record = Vec::with_capacity(HEADER + bytes.len());
+        record.extend_from_slice(&[stream as u8, 0, 0, 0]);
+        record.extend_from_slice(&u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes());
+        let now = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
+        record.extend_from_slice(&now.to_le_bytes());
+        record.extend_from_slice(&offset.to_le_bytes());
+        record.extend_from_slice(bytes);
+        if let Some(file) = &mut self.file {
+            file.write_all(&record)?;
+        }
+        self.size += record.len() as u64;
+        Ok(())
+    }
+
+    fn rotate(&mut self) -> io::Result<()> {
+        let [_, mid, tail] = files(&self.head);
+        if self.in_tail {
+            self.truncated |= mid.exists();
+            std::fs::rename(&tail, &mid)?;
+        }
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&tail)?;
+        file.write_all(MAGIC)?;
+        self.file = Some(file);
+        self.size = MAGIC.len() as u64;
+        self.in_tail = true;
+        Ok(())
+    }
+}
+
+/// The newest records of a log that ends at `offset`: at least as much as any value is long, in any shape.
+pub(in crate::engine) fn last_records(head: PathBuf, offset: u64) -> Vec<(Stream, Bytes)> {
+    let mut reader = LogReader::new(head, offset.saturating_sub(1 << 20));
+    let mut records = Vec::new();
+    beside(|| {
+        while let Ok(Some(piece)) = reader.next() {
+            if let Piece::Record(record) = piece {
+                records.push((record.stream, record.bytes));
+            }
+        }
+    });
+    records
+}
+
+fn last_offset(path: &Path) -> io::Result<u64> {
+    let Ok(file) = File::open(path) else { return Ok(0) };
+    let mut reader = Reader::new(file);
+    let mut offset = 0;
+    while let Some(record) = reader.next()? {
+        offset = record.offset + record.bytes.len() as u64;
+    }
+    Ok(offset)
+}
+
+/// What a reader finds next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::engine) enum Piece {
+    Record(Record),
+    /// So many bytes were printed here and are not kept.
+    Gap(u64),
+}
+
+/// Reads a log, also while it grows.
+#[derive(Debug)]
+pub(in crate::engine) struct LogReader {
+    head: PathBuf,
+    reader: Option<Reader>,
+    /// Output before this was handed out.
+    offset: u64,
+    /// What comes after a gap that was told.
+    after_gap: Option<Record>,
+}
+
+impl LogReader {
+    /// Reads what was printed from `offset` on, which is where a record begins.
+    pub(in crate::engine) fn new(head: PathBuf, offset: u64) -> Self {
+        Self { head, reader: None, offset, after_gap: None }
+    }
+
+    /// The next piece, when it is its turn to wait for the disk.
+    pub(in crate::engine) async fn next_in_turn(&mut self) -> io::Result<Option<Piece>> {
+        let _turn = READING.acquire().await;
+        beside(|| self.next())
+    }
+
+    /// The next piece; `None` at the present end, after which it may be asked again.
+    pub(in crate::engine) fn next(&mut self) -> io::Result<Option<Piece>> {
+        let record = match self.after_gap.take() {
+            Some(record) => record,
+            None => match self.find()? {
+                None => return Ok(None),
+                Some(record) if record.offset > self.offset => {
+                    let gap = record.offset - self.offset;
+                    self.offset = record.offset;
+                    self.after_gap = Some(record);
+                    return Ok(Some(Piece::Gap(gap)));
+                }
+                Some(record) => record,
+            },
+        };
+        self.offset = record.offset + record.bytes.len() as u64;
+        Ok(Some(Piece::Record(record)))
+    }
+
+    /// The log is read to its end, and the command printed `printed` bytes: how many of them are
+    /// missing at that end. Told once.
+    pub(in crate::engine) fn missing_at_end(&mut self, printed: u64) -> Option<u64> {
+        let missing = printed.checked_sub(self.offset).filter(|missing| *missing > 0)?;
+        self.offset = printed;
+        Some(missing)
+    }
+
+    fn find(&mut self) -> io::Result<Option<Record>> {
+        if self.reader.is_none() {
+            self.reader = open(&self.head)?;
+        }
+        if let Some(record) = self.find_here()? {
+            return Ok(Some(record));
+        }
+        let [_, mid, tail] = files(&self.head);
+        if !self.is_left(&mid, &tail)? {
+            return Ok(None);
+        }
+        // Nothing more comes to a file that was left, but something may just have come.
+        if let Some(record) = self.find_here()? {
+            return Ok(Some(record));
+        }
+        // In this order: should they go round in between, the second is never older than the one before
+        // the first, so that no file between them is missed.
+        let (tail, mid) = (open(&tail)?, open(&mid)?);
+        let mut nearest: Option<(Reader, Record)> = None;
+        for mut reader in [mid, tail].into_iter().flatten() {
+            if let Some(record) = reader.next_from(self.offset)?
+                && nearest.as_ref().is_none_or(|(_, other)| record.offset < other.offset)
+            {
+                nearest = Some((reader, record));
+            }
+        }
+        Ok(nearest.map(|(reader, record)| {
+            self.reader = Some(reader);
+            record
+        }))
+    }
+
+    fn find_here(&mut self) -> io::Result<Option<Record>> {
+        let offset = self.offset;
+        self.reader.as_mut().map_or(Ok(None), |reader| reader.next_from(offset))
+    }
+
+    /// Whether the writer has gone on to another file than the one that is read.
+    fn is_left(&self, mid: &Path, tail: &Path) -> io::Result<bool> {
+        let Some(reader) = &self.reader else { return Ok(tail.exists() || mid.exists()) };
+        match tail.metadata() {
+            // It is open, so its number is not given to another.
+            Ok(newest) => Ok(newest.ino() != reader.file.metadata()?.ino()),
+            Err(_) => Ok(mid.exists()),
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<Option<Reader>> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(Reader::new(file))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[derive(Debug)]
+struct Reader {
+    file: File,
+    position: u64,
+}
+
+impl Reader {
+    fn new(file: File) -> Self {
+        Self { file, position: MAGIC.len() as u64 }
+    }
+
+    /// The next whole record. Half a record is the end: more of it may come.
+    fn next(&mut self) -> io::Result<Option<Record>> {
+        self.next_from(0)
+    }
+
+    /// The next whole record at `from` or after it; the bytes of those before it are not read.
+    fn next_from(&mut self, from: u64) -> io::Result<Option<Record>> {
+        loop {
+            let Some((stream, length, offset)) = self.header()? else { return Ok(None) };
+            let whole = (HEADER + length) as u64;
+            if offset < from {
+                self.position += whole;
+                continue;
+            }
+            let mut bytes = vec![0; length];
+            if !fill(&mut self.file, &mut bytes)? {
+                return Ok(None);
+            }
+            self.position += whole;
+            return Ok(Some(Record { stream, offset, bytes: bytes.into() }));
+        }
+    }
+
+    /// Reads the header at the present place: the stream, how many bytes follow, and their offset.
+    fn header(&mut self) -> io::Result<Option<(Stream, usize, u64)>> {
+        self.file.seek(SeekFrom::Start(self.position))?;
+        let mut header = [0u8; HEADER];
+        if !fill(&mut self.file, &mut header)? {
+            return Ok(None);
+        }
+        let stream = match header[0] {
+            1 => Stream::Out,
+            2 => Stream::Err,
+            _ => return Ok(None),
+        };
+        let length = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
+        if length > sandkeep_proto::frame::MAX_PAYLOAD {
+            return Ok(None);
+        }
+        let mut offset = [0; 8];
+        offset.copy_from_slice(&header[16..]);
+        Ok(Some((stream, length, u64::from_le_bytes(offset))))
+    }
+}
+
+fn fill(file: &mut File, into: &mut [u8]) -> io::Result<bool> {
+    match file.read_exact(into) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::{LogReader, LogWriter, Piece, Stream};
+
+    /// What is kept, and how long each gap in it is.
+    fn read_with_gaps(reader: &mut LogReader) -> (String, Vec<u64>) {
+        let (mut text, mut gaps) = (String::new(), Vec::new());
+        while let Some(piece) = reader.next().unwrap() {
+            match piece {
+                Piece::Record(record) => text.push_str(&String::from_utf8_lossy(&record.bytes)),
+                Piece::Gap(bytes) => gaps.push(bytes),
+            }
+        }
+        (text, gaps)
+    }
+
+    fn read(reader: &mut LogReader) -> String {
+        let (text, gaps) = read_with_gaps(reader);
+        assert_eq!(gaps, [0; 0], "nothing is missing");
+        text
+    }
+
+    #[test]
+    fn what_is_printed_is_read_again_also_while_it_grows() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.log");
+        let mut writer = LogWriter::open(&path, 1 << 20);
+        let mut reader = LogReader::new(path.clone(), 0);
+        writer.append(Stream::Out, b"one ");
+        writer.append(Stream::Err, b"two ");
+        assert_eq!(read(&mut reader), "one two ");
+        writer.append(Stream::Out, b"three");
+        assert_eq!(read(&mut reader), "three");
+        assert_eq!(read(&mut LogReader::new(path, 0)), "one two three");
+    }
+
+    #[test]
+    fn a_long_log_keeps_its_beginning_and_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.log");
+        let mut writer = LogWriter::open(&path, 4096);
+        let mut follower = LogReader::new(path.clone(), 0);
+        let mut followed = String::new();
+        for line in 0..1000 {
+            writer.append(Stream::Out, format!("line {line}\n").as_bytes());
+            followed.push_str(&read(&mut follower));
+        }
+        let (text, gaps) = read_with_gaps(&mut LogReader::new(path.clone(), 0));
+        assert!(text.starts_with("line 0\nline 1\n") && text.ends_with("line 999\n"), "{text}");
+        assert_eq!(gaps, [writer.offset() - text.len() as u64], "one, and of all that is missing");
+        // Whoever has the beginning and is not too late misses nothing.
+        let late = writer.offset() - "line 998\nline 999\n".len() as u64;
+        assert_eq!(read(&mut LogReader::new(path.clone(), late)), "line 998\nline 999\n");
+        assert!(writer.truncated());
+        assert!(followed.ends_with("line 998\nline 999\n"));
+        assert_eq!(followed.lines().count(), 1000, "a reader that keeps up misses nothing");
+        let size: u64 =
+            super::files(&path).iter().filter_map(|f| f.metadata().ok()).map(|m| m.len()).sum();
+        assert!(size <= 4096 + 64, "{size}");
+    }
+
+    #[test]
+    fn what_is_missing_at_the_end_is_told_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.log");
+        LogWriter::open(&path, 1 << 20).append(Stream::Out, b"kept");
+        let mut reader = LogReader::new(path, 0);
+        assert_eq!(read(&mut reader), "kept");
+        assert_eq!(reader.missing_at_end(4), None);
+        assert_eq!((reader.missing_at_end(9), reader.missing_at_end(9)), (Some(5), None));
+        assert_eq!(reader.missing_at_end(0), None, "of a command that was lost no count is known");
+    }
+
+    #[test]
+    fn half_a_record_left_by_a_crash_is_cut_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.log");
+        let mut writer = LogWriter::open(&path, 1 << 20);
+        writer.append(Stream::Out, b"whole");
+        drop(writer);
+        std::fs::OpenOptions::new()
+            .append(true)
+            .open(&path)
+            .unwrap()
+            .write_all(&[1, 0, 0, 0, 9, 0, 0])
+            .unwrap();
+        let mut writer = LogWriter::open(&path, 1 << 20);
+        assert_eq!(writer.offset(), 5);
+        writer.append(Stream::Out, b", again");
+        assert_eq!(read(&mut LogReader::new(path, 0)), "whole, again");
+    }
+}

@@ -1,0 +1,306 @@
+//! Snapshots after they were made: who may have them, how long they are kept, what is left of them.
+//!
+//! - A snapshot that goes leaves a *tombstone*: its record without layers, for lists to show for
+//!   [`REMEMBERED`]. The index decides whether it may go, in one statement, so that nobody comes to
+//!   stand on it meanwhile; then the tombstone is written over the manifest.
+//! - *Retention* never drops what some sandbox stands on: an expired snapshot strands nobody. Only
+//!   [`Engine::delete_snapshot`](crate::engine::Engine::delete_snapshot) with `force` does. The tombstone comes first, then every sandbox that
+//!   stood on it is told in its turn (`missing`); a daemon that dies in between tells the rest when it
+//!   comes back. A start that read the snapshot before holds its layers by then, and any later one is
+//!   refused.
+//! - What changes a record that is there (its use, its label, its layers' number, its end) holds the
+//!   record's lock, so that none of it brings back what was buried.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::catalog::{Buried, Record, RecordKey};
+use crate::db::Unless;
+use crate::engine::error::error_chain;
+use crate::engine::snapshots::Snapshots;
+use crate::engine::{Error, Result};
+use crate::model::{
+    Expiry, Name, Retention, Sandbox, SandboxId, Snapshot, SnapshotId, Span, Timestamp, now,
+};
+use crate::store::Durability;
+
+/// How long a tombstone stays.
+const REMEMBERED: jiff::SignedDuration = jiff::SignedDuration::from_hours(30 * 24);
+/// How many stay: a sandbox that stops every minute must not make starting the daemon slow.
+const MOST: u32 = 10_000;
+/// How many snapshots next to the boundary are looked at. A checkpoint moves it by one.
+const NEXT: u32 = 8;
+
+/// Where a snapshot is among those of its sandbox.
+type Place = (u64, Timestamp);
+
+fn place(snapshot: &Snapshot) -> Place {
+    (snapshot.generation, snapshot.created_at)
+}
+
+/// Sandboxes all of whose snapshots were looked at, and under which retention. It is in memory: the next daemon looks once more.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Retained(parking_lot::Mutex<HashMap<SandboxId, Retention>>);
+
+impl Retained {
+    fn is(&self, id: &SandboxId, retention: Retention) -> bool {
+        self.0.lock().get(id) == Some(&retention)
+    }
+
+    fn note(&self, id: &SandboxId, retention: Retention) {
+        self.0.lock().insert(id.clone(), retention);
+    }
+
+    /// Has all of them looked at the next time.
+    pub(in crate::engine) fn forget(&self, id: &SandboxId) {
+        self.0.lock().remove(id);
+    }
+}
+
+impl Snapshots {
+    /// A snapshot to start from.
+    pub(in crate::engine) async fn find_snapshot(
+        &self,
+        project: &Name,
+        id: &SnapshotId,
+    ) -> Result<Snapshot> {
+        let found = self.db.snapshot_record(id).await?;
+        let found = found.filter(|snapshot| snapshot.project == *project);
+        let found = found.ok_or_else(|| Error::NoSnapshot(id.clone()))?;
+        if found.deleted_at.is_some() {
+            return Err(Error::SnapshotDeleted(id.clone()));
+        }
+        Ok(found)
+    }
+
+    /// Drops a snapshot; the answer tells whether it went. What is not synced here is before its
+    /// layers are collected.
+    pub(in crate::engine) async fn delete_record(
+        &self,
+        id: &SnapshotId,
+        unless: Unless<'_>,
+        durability: Durability,
+    ) -> Result<bool> {
+        let _record = self.snapshot_locks.lock(id).await;
+        let Some(snapshot) = self.db.snapshot(id).await? else { return Ok(false) };
+        let tombstone = Snapshot {
+            layers: Vec::new(),
+            memory: Vec::new(),
+            commands: Vec::new(),
+            deleted_at: Some(now()),
+            ..snapshot.clone()
+        };
+        match self.context.catalog.bury(&snapshot, &tombstone, unless, durability).await? {
+            Buried::Not => return Ok(false),
+            Buried::Tombstone => {}
+            Buried::Removed => {
+                self.references.counts().drop_snapshot(id);
+                self.context.events.snapshot_deleted(&snapshot);
+                return Ok(true);
+            }
+        }
+        if durability == Durability::Soon {
+            self.unsynced_tombstones.store(true, Ordering::SeqCst);
+        }
+        {
+            let mut books = self.references.counts();
+            books.drop_snapshot(id);
+            books.known_manifests.mark_snapshot_deleted(id);
+        }
+        self.context.events.snapshot_deleted(&snapshot);
+        Ok(true)
+    }
+
+    /// Changes the record of a snapshot, unless it was buried; the answer is what it is now.
+    pub(in crate::engine) async fn change_snapshot(
+        &self,
+        id: &SnapshotId,
+        durability: Durability,
+        change: impl FnOnce(&mut Snapshot),
+    ) -> Result<Option<Snapshot>> {
+        let _record = self.snapshot_locks.lock(id).await;
+        let Some(before) = self.db.snapshot(id).await? else { return Ok(None) };
+        let mut after = before.clone();
+        change(&mut after);
+        if after != before {
+            self.context.catalog.put(Record::Snapshot(&after), durability).await?;
+            let left = |one: &Snapshot| (one.outlives, one.sandbox_deleted_at);
+            if after.layers != before.layers
+                || after.memory != before.memory
+                || left(&after) != left(&before)
+            {
+                self.references.counts().hold_snapshot(&after);
+            }
+        }
+        Ok(Some(after))
+    }
+
+    /// Notes that something starts from a snapshot, from when its expiry is counted. Whatever becomes
+    /// of that note, what starts goes on.
+    pub(in crate::engine) async fn note_use(&self, id: Option<&SnapshotId>) {
+        let Some(id) = id else { return };
+        let noted = self.change_snapshot(id, Durability::Soon, |snapshot| {
+            snapshot.used_at = Some(now());
+        });
+        if let Err(error) = noted.await {
+            tracing::warn!(snapshot = %id, error = error_chain(&error), "its use is not on record");
+        }
+    }
+
+    /// Tells a sandbox that what it stood on is no more, in its turn.
+    pub(in crate::engine) async fn tell_snapshot_deleted(
+        self: &Arc<Self>,
+        holder: Sandbox,
+        gone: &SnapshotId,
+    ) -> Result<()> {
+        let (id, gone) = (holder.id, gone.clone());
+        let this = Arc::clone(self);
+        self.turns
+            .turn(id.clone(), move |slot| async move {
+                let Some(mut sandbox) = this.db.sandbox_by_id(&id).await? else { return Ok(()) };
+                if sandbox.current.as_ref() != Some(&gone) {
+                    return Ok(());
+                }
+                sandbox.lose_snapshot();
+                this.records.record(&mut sandbox, Durability::Synced).await?;
+                if let Some(live) = slot.live() {
+                    live.set_sandbox(sandbox);
+                }
+                Ok(())
+            })
+            .await
+    }
+
+    /// [`retain`](Self::retain) where it is an afterthought.
+    pub(in crate::engine) async fn try_to_retain(&self, sandbox: &Sandbox) {
+        if let Err(error) = self.retain(sandbox).await {
+            tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "its retention was not applied");
+        }
+    }
+
+    /// Applies a sandbox's retention to its snapshots, in its turn.
+    ///
+    /// IdempotencyKeys all of them were looked at, only what can have changed since is: the few next to the boundary between those that are
+    /// kept and those that are not, and what has expired. So it takes as long with ten snapshots as with ten thousand.
+    pub(in crate::engine) async fn retain(&self, sandbox: &Sandbox) -> Result<()> {
+        let retention = sandbox.config.retention;
+        let keep = retention.keep_last.map(|count| count as usize);
+        let known = self.retained.is(&sandbox.id, retention);
+        let boundary = match keep {
+            Some(keep) if known => {
+                self.retain_beyond(sandbox, keep, keep.saturating_sub(1), NEXT).await?
+            }
+            Some(keep) => {
+                self.retained.forget(&sandbox.id);
+                self.retain_beyond(sandbox, keep, 0, u32::MAX).await?
+            }
+            None if known => None,
+            None => {
+                // What an earlier retention kept is kept no more.
+                self.retained.forget(&sandbox.id);
+                self.retain_beyond(sandbox, usize::MAX, 0, u32::MAX).await?;
+                None
+            }
+        };
+        self.retained.note(&sandbox.id, retention);
+        let Some(time) = self.context.expiry_time() else { return Ok(()) };
+        for snapshot in self.db.expired_snapshots_of(&sandbox.id, time).await? {
+            let buried = self.delete_record(&snapshot.id, Unless::Held, Durability::Soon).await?;
+            let evicted = boundary.is_some_and(|boundary| place(&snapshot) < boundary);
+            if buried && keep.is_some() && !evicted {
+                // Those behind it move up.
+                self.retained.forget(&sandbox.id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies retention to as many as `limit` snapshots, from place `first` on, where the newest has place 0. Answers with the last that
+    /// is kept, if it was among them.
+    async fn retain_beyond(
+        &self,
+        sandbox: &Sandbox,
+        keep: usize,
+        first: usize,
+        limit: u32,
+    ) -> Result<Option<Place>> {
+        let retention = sandbox.config.retention;
+        let from = u32::try_from(first).unwrap_or(u32::MAX);
+        let snapshots = self.db.newest_snapshots(&sandbox.id, from, limit).await?;
+        let mut boundary = None;
+        for (index, snapshot) in snapshots.iter().enumerate() {
+            let evicted = first + index >= keep;
+            if !evicted {
+                boundary = Some(place(snapshot));
+            }
+            let kept = retention.kept_expires.filter(|_| retention.keep_last.is_some() && !evicted);
+            if snapshot.kept != kept {
+                self.change_snapshot(&snapshot.id, Durability::Soon, |snapshot| {
+                    snapshot.kept = kept;
+                })
+                .await?;
+            }
+            if evicted && retention.delete_evicted {
+                self.delete_record(&snapshot.id, Unless::Held, Durability::Soon).await?;
+            }
+        }
+        Ok(boundary)
+    }
+
+    /// Drops what has expired and what deleted sandboxes left that nobody stands on any more, and
+    /// tombstones whose time is up.
+    pub(in crate::engine) async fn retain_all(&self) -> Result<()> {
+        let time = self.context.expiry_time();
+        if let Some(time) = time {
+            for snapshot in self.db.expired_snapshots(time).await? {
+                if self.delete_record(&snapshot.id, Unless::Held, Durability::Soon).await? {
+                    self.retained.forget(&snapshot.sandbox);
+                }
+            }
+        }
+        let left = self.references.counts().known_manifests.left_behind();
+        for id in left {
+            self.delete_record(&id, Unless::Held, Durability::Soon).await?;
+        }
+        let before = time.and_then(|time| time.checked_sub(REMEMBERED).ok());
+        let before = before.unwrap_or(Timestamp::UNIX_EPOCH);
+        for id in self.db.old_tombstones(before, MOST).await? {
+            self.context.catalog.delete(RecordKey::Snapshot(&id)).await?;
+            self.references.counts().known_manifests.remove_snapshot(&id);
+        }
+        Ok(())
+    }
+
+    /// Whether a sandbox still names a snapshot that was deleted, and is yet to be told.
+    pub(in crate::engine) async fn lost_snapshot(&self, sandbox: &Sandbox) -> Result<bool> {
+        let Some(current) = &sandbox.current else { return Ok(false) };
+        let record = self.db.snapshot_record(current).await?;
+        Ok(record.is_some_and(|snapshot| snapshot.deleted_at.is_some()))
+    }
+
+    /// Refuses a sandbox whose snapshot was deleted under it.
+    pub(in crate::engine) async fn require_snapshot(&self, sandbox: &Sandbox) -> Result<()> {
+        let gone = match (&sandbox.missing, &sandbox.current) {
+            (Some(missing), None) => missing,
+            (_, Some(current)) if self.lost_snapshot(sandbox).await? => current,
+            _ => return Ok(()),
+        };
+        Err(Error::SnapshotGone { name: sandbox.name.clone(), snapshot: gone.clone() })
+    }
+}
+
+impl Sandbox {
+    /// What it stands on was deleted.
+    pub(in crate::engine) fn lose_snapshot(&mut self) {
+        self.missing = self.current.take();
+    }
+}
+
+/// What whoever asks for a snapshot may say about its expiry.
+pub(in crate::engine) fn checked_expiry(given: Option<Option<Span>>) -> Result<Expiry> {
+    if given.flatten().is_some_and(|span| span < Span::seconds(60)) {
+        return Err(Error::invalid("expires", "at least 60s"));
+    }
+    Ok(given.into())
+}

@@ -1,0 +1,64 @@
+//! Retries under one idempotency key do the work once and get the same answer.
+//!
+//! The answer is kept in the index for a day. While the first caller is still at work the others
+//! wait. Creates and forks are safe even against a crash between the work and the answer: the key is
+//! in the sandbox's own manifest.
+
+use std::future::Future;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::db::Remembered;
+use crate::engine::tenancy::Tenancy;
+use crate::engine::{Error, Result};
+use crate::model::Name;
+
+impl Tenancy {
+    /// Does `work` unless it was done under this key before.
+    pub(in crate::engine) async fn idempotent<T, F>(
+        &self,
+        project: &Name,
+        key: Option<String>,
+        request: String,
+        work: F,
+    ) -> Result<T>
+    where
+        T: Serialize + DeserializeOwned,
+        F: Future<Output = Result<T>>,
+    {
+        let Some(key) = key else { return work.await };
+        if key.is_empty() || key.len() > 255 || key.chars().any(char::is_control) {
+            return Err(Error::invalid("idempotency key", "1 to 255 characters on one line"));
+        }
+        let _one = self.idempotency.lock(&(project.clone(), key.clone())).await;
+        self.remembered(project, &key, request, work).await
+    }
+
+    async fn remembered<T, F>(
+        &self,
+        project: &Name,
+        key: &str,
+        request: String,
+        work: F,
+    ) -> Result<T>
+    where
+        T: Serialize + DeserializeOwned,
+        F: Future<Output = Result<T>>,
+    {
+        if let Some(before) = self.db.recall(project, key).await? {
+            if before.request != request {
+                return Err(Error::KeyReused(key.to_owned()));
+            }
+            let read = serde_json::from_str(&before.answer);
+            return read.map_err(|source| {
+                crate::db::DbError::Damaged { kind: "kept answer", source }.into()
+            });
+        }
+        let answer = work.await?;
+        let text = serde_json::to_string(&answer)
+            .map_err(|source| crate::db::DbError::Damaged { kind: "answer to keep", source })?;
+        self.db.remember(project, key, &Remembered { request, answer: text }).await?;
+        Ok(answer)
+    }
+}

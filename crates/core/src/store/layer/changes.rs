@@ -1,0 +1,193 @@
+//! What changed in an open layer since the last look, and the list of a command's changes on disk.
+//!
+//! `docs/formats/changes.md` describes the file.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use sandkeep_upper::{ChangeKind, Changes, Index, Limits, Look, Lower, look};
+use serde::{Deserialize, Serialize};
+
+use crate::model::{ChangedPath, CommandId, LayerId, MoreChanges, PathChange, SandboxId};
+use crate::store::path_text::path_text;
+use crate::store::{Result, Store, StoreError, blocking, io_error};
+
+/// How many names of a layer are looked at. The index of a layer with more takes too much memory.
+const MOST_NAMES: u64 = 250_000;
+/// How much text the listed paths of a command take, all together.
+const MOST_TEXT: usize = 512 << 10;
+/// The largest file of changes that is read.
+const LARGEST: u64 = 4 << 20;
+
+/// The paths that a command changed: all of them, or some and where the others are.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedChanges {
+    /// Paths, sorted.
+    pub paths: Vec<ChangedPath>,
+    /// Directories with more changed paths than are listed, sorted.
+    pub more: Vec<MoreChanges>,
+}
+
+fn as_path_change(kind: ChangeKind) -> PathChange {
+    match kind {
+        ChangeKind::Created => PathChange::Created,
+        ChangeKind::Modified => PathChange::Modified,
+        ChangeKind::Deleted => PathChange::Deleted,
+    }
+}
+
+fn more_below(under: String) -> MoreChanges {
+    MoreChanges { under, created: 0, modified: 0, deleted: 0 }
+}
+
+impl ListedChanges {
+    /// The list of what a look found.
+    #[must_use]
+    pub fn new(changes: &Changes) -> Self {
+        let rooted = |path: &[u8]| format!("/{}", path_text(path));
+        let mut list = Self::default();
+        let mut rest = more_below("/".to_owned());
+        let mut room = MOST_TEXT;
+        for one in &changes.list.paths {
+            let path = rooted(&one.path);
+            let change = as_path_change(one.kind);
+            if path.len() > room {
+                match change {
+                    PathChange::Created => rest.created += 1,
+                    PathChange::Modified => rest.modified += 1,
+                    PathChange::Deleted => rest.deleted += 1,
+                }
+                continue;
+            }
+            room -= path.len();
+            list.paths.push(ChangedPath { path, change, dir: one.dir, bytes: one.bytes });
+        }
+        for one in &changes.list.more {
+            let under = match one.path.is_empty() {
+                true => "/".to_owned(),
+                false => format!("{}/", rooted(&one.path)),
+            };
+            let (created, modified, deleted) = (one.created, one.modified, one.deleted);
+            if under == "/" || under.len() > room {
+                rest.created += created;
+                rest.modified += modified;
+                rest.deleted += deleted;
+                continue;
+            }
+            room -= under.len();
+            list.more.push(MoreChanges { under, created, modified, deleted });
+        }
+        if rest != more_below("/".to_owned()) {
+            list.more.insert(0, rest);
+        }
+        list
+    }
+
+    fn to_lines(&self) -> serde_json::Result<Vec<u8>> {
+        let mut text = b"{\"format\":1}\n".to_vec();
+        for path in &self.paths {
+            serde_json::to_writer(&mut text, path)?;
+            text.push(b'\n');
+        }
+        for more in &self.more {
+            serde_json::to_writer(&mut text, more)?;
+            text.push(b'\n');
+        }
+        Ok(text)
+    }
+
+    /// Reads what it can: a line that was cut off by a crash is left out.
+    fn from_lines(text: &str) -> Self {
+        let mut list = Self::default();
+        for line in text.lines().skip(1) {
+            if let Ok(path) = serde_json::from_str(line) {
+                list.paths.push(path);
+            } else if let Ok(more) = serde_json::from_str(line) {
+                list.more.push(more);
+            }
+        }
+        list
+    }
+}
+
+impl Store {
+    /// Compares an open layer with the index of the last look.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`] when the layer or one below it is not there.
+    pub async fn look_at_open(
+        &self,
+        open: &LayerId,
+        chain: &[LayerId],
+        before: Arc<Index>,
+    ) -> Result<Look> {
+        let upper = self.diff_dir(open);
+        let lower: Vec<PathBuf> = chain.iter().map(|layer| self.diff_dir(layer)).collect();
+        blocking(move || {
+            let failed = |source: rustix::io::Errno| StoreError::Io {
+                action: "look at the changes in",
+                path: upper.clone(),
+                source: source.into(),
+            };
+            let opened = fs::File::open(&upper).map_err(io_error("open", &upper))?;
+            let lower = Lower::open(&lower).map_err(failed)?;
+            let limits = Limits { names: MOST_NAMES, cancelled: &AtomicBool::new(false) };
+            let found = look(opened.as_fd(), &lower, &before, &limits).map_err(failed)?;
+            found.ok_or_else(|| failed(rustix::io::Errno::CANCELED))
+        })
+        .await
+    }
+
+    /// Keeps the paths that a command changed.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`].
+    pub async fn write_changes(
+        &self,
+        sandbox: &SandboxId,
+        command: &CommandId,
+        list: ListedChanges,
+    ) -> Result<()> {
+        let path = self.changes_path(sandbox, command);
+        blocking(move || {
+            let text = list.to_lines().map_err(|error| io_error("write", &path)(error.into()))?;
+            fs::write(&path, text).map_err(io_error("write", &path))
+        })
+        .await
+    }
+
+    /// The paths that a command changed; `None` if none are on record.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`].
+    pub async fn read_changes(
+        &self,
+        sandbox: &SandboxId,
+        command: &CommandId,
+    ) -> Result<Option<ListedChanges>> {
+        let path = self.changes_path(sandbox, command);
+        blocking(move || {
+            use io::Read as _;
+            let file = match fs::File::open(&path) {
+                Ok(file) => file,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(io_error("open", &path)(error)),
+            };
+            let mut text = Vec::new();
+            file.take(LARGEST).read_to_end(&mut text).map_err(io_error("read", &path))?;
+            Ok(Some(ListedChanges::from_lines(&String::from_utf8_lossy(&text))))
+        })
+        .await
+    }
+
+    fn changes_path(&self, sandbox: &SandboxId, command: &CommandId) -> PathBuf {
+        self.log_path(sandbox, command).with_extension("changes")
+    }
+}

@@ -1,0 +1,7 @@
+//! Tests that need no root and no machine: the engine on a fake host, records in memory, sources and documents.
+
+#![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
+
+mod catalog;
+mod engine;
+mod layering;

@@ -1,0 +1,372 @@
+//! Walking an upper directory, and comparing it with an index on the way.
+
+use std::cmp::Ordering::{Equal, Greater, Less};
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxFlags};
+use rustix::io::Errno;
+
+use crate::changes::{ChangeKind, Changes};
+use crate::index::{Entry, Index, Kind, Reader, compare};
+use crate::lower::{Below, Found, Lower, is_opaque, join};
+
+/// How many directories may be nested.
+pub const MAX_DEPTH: usize = 200;
+/// How many names of lower layers are counted at the most when a directory was deleted.
+const LOWER_NAMES: usize = 100_000;
+/// After how many names it is asked whether to stop.
+const ASK: u64 = 64;
+
+/// What a look may cost.
+#[derive(Debug)]
+pub struct Limits<'a> {
+    /// How many names it visits at the most.
+    pub names: u64,
+    /// Turns true when the look is not wanted any more.
+    pub cancelled: &'a AtomicBool,
+}
+
+/// What a look found.
+#[derive(Debug)]
+pub struct Look {
+    /// The names, for the next look. Absent if there are too many.
+    pub index: Option<Index>,
+    /// What changed since the index before.
+    pub changes: Changes,
+    /// Whether everything was visited. Otherwise `changes` has the part that was.
+    pub complete: bool,
+}
+
+/// Compares an upper directory with the index of the last look; with an empty one if it was empty then.
+///
+/// Returns `None` if it was cancelled.
+///
+/// # Errors
+///
+/// Returns the error of the upper directory itself. Below it, what cannot be read is skipped.
+pub fn look(
+    upper: BorrowedFd<'_>,
+    lower: &Lower,
+    before: &Index,
+    limits: &Limits<'_>,
+) -> Result<Option<Look>, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(upper, ".", flags, Mode::empty())?;
+    let mut walk = Walk {
+        upper,
+        lower,
+        old: Reader::new(before),
+        index: Index::default(),
+        changes: Changes::default(),
+        complete: true,
+        too_many: false,
+        lower_names: 0,
+    };
+    walk.old.advance();
+    let done = walk.all(root, limits)?;
+    if !done {
+        return Ok(None);
+    }
+    let Walk { mut index, changes, complete, too_many, .. } = walk;
+    index.finish();
+    Ok(Some(Look { index: (!too_many).then_some(index), changes, complete: complete && !too_many }))
+}
+
+struct Walk<'a> {
+    upper: BorrowedFd<'a>,
+    lower: &'a Lower,
+    old: Reader<'a>,
+    index: Index,
+    changes: Changes,
+    complete: bool,
+    too_many: bool,
+    lower_names: usize,
+}
+
+/// A directory that is being visited.
+struct Frame {
+    dir: OwnedFd,
+    path: Vec<u8>,
+    /// Names that are still to be visited, the next one last.
+    names: Vec<Box<[u8]>>,
+    /// What it was at the last look; `None` if it was not in the upper directory.
+    was: Option<Kind>,
+    /// What lay below it at the last look, once somebody asked.
+    below: Option<Below>,
+}
+
+impl Walk<'_> {
+    /// Visits everything. False if it was cancelled.
+    fn all(&mut self, root: OwnedFd, limits: &Limits<'_>) -> Result<bool, Errno> {
+        let mut frames = vec![Frame::new(root, Vec::new(), Some(Kind::Dir), limits.names)?];
+        frames[0].below = Some(self.lower.root());
+        let mut visited = 0u64;
+        while let Some(frame) = frames.last_mut() {
+            let Some(name) = frame.names.pop() else {
+                frames.pop();
+                continue;
+            };
+            visited += 1;
+            if visited.is_multiple_of(ASK) && limits.cancelled.load(Ordering::Relaxed) {
+                return Ok(false);
+            }
+            if visited > limits.names {
+                self.too_many = true;
+                return Ok(true);
+            }
+            let Some((stat, kind, dir)) = examine(&frame.dir, &name) else { continue };
+            let path = join(&frame.path, &name);
+            let was = self.meet(&mut frames, &path, &stat, kind);
+            let Some(dir) = dir else { continue };
+            if frames.len() > MAX_DEPTH {
+                self.complete = false;
+                continue;
+            }
+            match Frame::new(dir, path, was, limits.names) {
+                Ok(frame) => frames.push(frame),
+                Err(_) => self.complete = false,
+            }
+        }
+        while self.old.entry().is_some() {
+            self.vanished();
+        }
+        Ok(true)
+    }
+
+    /// Comes to a name and compares it with what it was, which is the answer.
+    fn meet(
+        &mut self,
+        frames: &mut [Frame],
+        path: &[u8],
+        stat: &Statx,
+        kind: Kind,
+    ) -> Option<Kind> {
+        let was = loop {
+            let Some(old) = self.old.entry() else { break None };
+            match compare(old.path, path) {
+                Less => self.vanished(),
+                Equal => {
+                    let was = (old.kind, old.mark);
+                    self.old.advance();
+                    break Some(was);
+                }
+                Greater => break None,
+            }
+        };
+        let bytes = if kind.is_dir() || kind == Kind::Whiteout { 0 } else { taken(stat) };
+        let mark = mark(stat, kind);
+        self.index.push(Entry { path, kind, mark, bytes });
+        match was {
+            None => self.appeared(frames, path, kind, mark, bytes),
+            Some((old, before)) if old == kind => {
+                if before != mark && kind != Kind::Whiteout {
+                    self.changes.add(path, ChangeKind::Modified, kind.is_dir(), bytes);
+                }
+            }
+            Some((old, before)) => {
+                let change = match (old, kind) {
+                    (_, Kind::Whiteout) => Some(ChangeKind::Deleted),
+                    (Kind::Whiteout, _) => Some(ChangeKind::Created),
+                    // Removed and made again.
+                    (Kind::Dir, Kind::OpaqueDir) if before == mark => None,
+                    _ => Some(ChangeKind::Modified),
+                };
+                if let Some(change) = change {
+                    let is_dir = if kind == Kind::Whiteout { old } else { kind }.is_dir();
+                    self.changes.add(path, change, is_dir, bytes);
+                }
+                if old == Kind::Dir {
+                    let below = self.lower.descend(&below_parent(self.lower, frames), path);
+                    self.lower_deleted(&below, path, kind.is_dir());
+                }
+            }
+        }
+        was.map(|(old, _)| old)
+    }
+
+    /// A name that was not in the upper directory at the last look.
+    fn appeared(&mut self, frames: &mut [Frame], path: &[u8], kind: Kind, mark: u64, bytes: u64) {
+        let below = below_parent(self.lower, frames);
+        let found = self.lower.find(&below, path);
+        let change = match (found, kind) {
+            // Copied up to hold what changed in it, or removed and made again.
+            (Found::Nothing, Kind::Whiteout) => None,
+            (Found::Dir(lower), Kind::Dir | Kind::OpaqueDir) if lower == mark => None,
+            (_, Kind::Whiteout) => Some(ChangeKind::Deleted),
+            (Found::Nothing, _) => Some(ChangeKind::Created),
+            _ => Some(ChangeKind::Modified),
+        };
+        if let Some(change) = change {
+            let is_dir = match kind {
+                Kind::Whiteout => matches!(found, Found::Dir(_)),
+                kind => kind.is_dir(),
+            };
+            self.changes.add(path, change, is_dir, bytes);
+        }
+        if matches!(found, Found::Dir(_)) && kind != Kind::Dir {
+            let below = self.lower.descend(&below, path);
+            self.lower_deleted(&below, path, kind.is_dir());
+        }
+    }
+
+    /// What lay below a directory is hidden now. It was deleted, but for what the upper directory has instead, and for what was
+    /// hidden or copied up before. `is_dir`: there is a directory in its place.
+    fn lower_deleted(&mut self, below: &Below, path: &[u8], is_dir: bool) {
+        let known = self.below_in_old(path);
+        let mut waiting = vec![(path.to_vec(), below.clone(), is_dir)];
+        while let Some((at, below, is_dir)) = waiting.pop() {
+            let room = LOWER_NAMES.saturating_sub(self.lower_names);
+            if room == 0 {
+                self.complete = false;
+                return;
+            }
+            let names = self.lower.names(&below, &at, room);
+            self.lower_names += names.len().max(1);
+            for (name, lower_is_dir) in names {
+                let path = join(&at, &name);
+                let now = if is_dir { self.is_there(&path) } else { None };
+                match known.get(&path) {
+                    // Counted where it vanishes from the index. What lay below it is not in the index.
+                    Some(Kind::Dir) => {}
+                    Some(_) => continue,
+                    None if now.is_none() => {
+                        self.changes.add(&path, ChangeKind::Deleted, lower_is_dir, 0);
+                    }
+                    None => {}
+                }
+                if lower_is_dir {
+                    let below = self.lower.descend(&below, &path);
+                    waiting.push((path, below, now == Some(FileType::Directory)));
+                }
+            }
+        }
+    }
+
+    /// The names below `path` at the last look. The walk has just come to `path`.
+    fn below_in_old(&self, path: &[u8]) -> HashMap<Vec<u8>, Kind> {
+        let mut reader = self.old.clone();
+        let mut known = HashMap::new();
+        while let Some(entry) = reader.entry() {
+            let below =
+                entry.path.strip_prefix(path).is_some_and(|rest| rest.first() == Some(&b'/'));
+            if !below {
+                break;
+            }
+            known.insert(entry.path.to_vec(), entry.kind);
+            reader.advance();
+        }
+        known
+    }
+
+    /// What a path is in the upper directory now; `None` if it is not there.
+    fn is_there(&self, path: &[u8]) -> Option<FileType> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let (dir, name) = match path.iter().rposition(|byte| *byte == b'/') {
+            Some(at) => (&path[..at], &path[at + 1..]),
+            None => (&b"."[..], path),
+        };
+        let dir = rustix::fs::openat2(self.upper, dir, flags, Mode::empty(), resolve).ok()?;
+        let stat = stat(&dir, name)?;
+        (!is_whiteout(&stat)).then(|| file_type(&stat))
+    }
+
+    /// The old index has a name that is not there any more.
+    fn vanished(&mut self) {
+        let Some(old) = self.old.entry() else { return };
+        if old.kind != Kind::Whiteout {
+            self.changes.add(old.path, ChangeKind::Deleted, old.kind.is_dir(), 0);
+        }
+        self.old.advance();
+    }
+}
+
+/// What lay below the innermost directory at the last look.
+fn below_parent(lower: &Lower, frames: &mut [Frame]) -> Below {
+    let Some((frame, outer)) = frames.split_last_mut() else { return Below::default() };
+    if let Some(known) = &frame.below {
+        return known.clone();
+    }
+    let below = match frame.was {
+        None | Some(Kind::Dir) => {
+            let outer = below_parent(lower, outer);
+            if outer.is_empty() { outer } else { lower.descend(&outer, &frame.path) }
+        }
+        Some(_) => Below::default(),
+    };
+    frame.below = Some(below.clone());
+    below
+}
+
+impl Frame {
+    fn new(dir: OwnedFd, path: Vec<u8>, was: Option<Kind>, most: u64) -> Result<Self, Errno> {
+        let mut names: Vec<Box<[u8]>> = Vec::new();
+        let mut buffer = [MaybeUninit::<u8>::uninit(); 32 << 10];
+        let mut listing = RawDir::new(dir.as_fd(), &mut buffer);
+        while let Some(entry) = listing.next() {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if !matches!(name, b"." | b"..") {
+                names.push(name.into());
+            }
+            // More would not be visited anyway.
+            if names.len() as u64 > most {
+                break;
+            }
+        }
+        names.sort_unstable_by(|one, two| two.cmp(one));
+        Ok(Self { dir, path, names, was, below: None })
+    }
+}
+
+/// What a name is, and the directory if it is one; `None` if it is gone.
+fn examine(dir: &OwnedFd, name: &[u8]) -> Option<(Statx, Kind, Option<OwnedFd>)> {
+    let stat = stat(dir, name)?;
+    Some(match file_type(&stat) {
+        FileType::Directory => {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let inner = rustix::fs::openat(dir, name, flags, Mode::empty()).ok()?;
+            let kind = if is_opaque(&inner) { Kind::OpaqueDir } else { Kind::Dir };
+            (stat, kind, Some(inner))
+        }
+        FileType::RegularFile => (stat, Kind::File, None),
+        FileType::Symlink => (stat, Kind::Symlink, None),
+        _ if is_whiteout(&stat) => (stat, Kind::Whiteout, None),
+        _ => (stat, Kind::Special, None),
+    })
+}
+
+fn stat(dir: &OwnedFd, name: &[u8]) -> Option<Statx> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+    rustix::fs::statx(dir, name, flags, StatxFlags::BASIC_STATS).ok()
+}
+
+fn file_type(stat: &Statx) -> FileType {
+    FileType::from_raw_mode(stat.stx_mode.into())
+}
+
+fn is_whiteout(stat: &Statx) -> bool {
+    file_type(stat) == FileType::CharacterDevice
+        && (stat.stx_rdev_major, stat.stx_rdev_minor) == (0, 0)
+}
+
+/// What a file takes: its size, or less if it has holes.
+fn taken(stat: &Statx) -> u64 {
+    stat.stx_size.min(stat.stx_blocks.saturating_mul(512))
+}
+
+/// What tells one version of a name from another.
+pub(crate) fn mark(stat: &Statx, kind: Kind) -> u64 {
+    let mut hash = DefaultHasher::new();
+    (stat.stx_mode, stat.stx_uid, stat.stx_gid).hash(&mut hash);
+    // The times of a directory change with its contents, and overlayfs changes them too.
+    if !kind.is_dir() {
+        let changed = (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec);
+        (stat.stx_ino, changed, stat.stx_size).hash(&mut hash);
+    }
+    hash.finish()
+}
