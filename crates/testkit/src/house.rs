@@ -293,7 +293,7 @@ impl House {
     ///
     /// # Panics
     ///
-    /// Never.
+    /// When it does not become free.
     pub async fn close(&self, engine: Engine) {
         engine.shutdown().await;
         drop(engine);
@@ -321,13 +321,19 @@ impl House {
     }
 
     /// Waits until an engine that was shut down has let go of the data directory: its last tasks do when they have seen the end.
-    pub async fn free(&self) {
+    /// Answers with the store in it.
+    ///
+    /// # Panics
+    ///
+    /// When they do not.
+    pub async fn free(&self) -> Store {
         for _ in 0..500 {
-            if Store::open(&self.data()).is_ok() {
-                break;
+            if let Ok(store) = Store::open(&self.data()) {
+                return store;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+        panic!("the data directory is still held: a task of the engine has not ended");
     }
 
     /// Hands the house to a process that dies at `point` while doing `deed`, and opens it again. That process is the test

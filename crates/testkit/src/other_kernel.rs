@@ -42,7 +42,7 @@ const PROGRAMS: [&str; 14] = [
 const MODULES: [&str; 7] =
     ["virtio_pci", "virtio_blk", "overlay", "tun", "quota_v2", "xfs", "loop"];
 
-/// Runs the test `name` of this program in a machine with disks of these sizes, as `/dev/vda` and so on, and with more programs in
+/// Runs the test `name` of this program, with its module (`view::inside`), in a machine with disks of these sizes, as `/dev/vda` and so on, and with more programs in
 /// its `small` image. Returns what it printed.
 ///
 /// # Errors

@@ -19,7 +19,7 @@ const LIMIT: u64 = 50 << 20;
 #[test]
 fn quotas_hold_sandboxes_to_their_disk() {
     let disks = [1200 << 20, 1200 << 20];
-    match other_kernel::run("inside", &disks, &["df"]) {
+    match other_kernel::run("disk_quota::inside", &disks, &["df"]) {
         Ok(printed) => {
             for filesystem in ["ext4", "xfs"] {
                 assert!(printed.contains(&format!("{filesystem} holds")), "{printed}");

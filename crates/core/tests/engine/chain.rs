@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use sandkeep_core::db::Page;
 use sandkeep_core::engine::{Checkpoint, Create, Delete, Engine, Fork, ForkFrom, Stop};
 use sandkeep_core::model::{FORMAT, LayerId, Patch, Snapshot, SnapshotId};
-use sandkeep_core::store::{Durability, SealOptions, Store};
+use sandkeep_core::store::{Durability, SealOptions};
 use sandkeep_testkit::house;
 use sandkeep_testkit::house::{detached, name, of, ok, project, small, until};
 use sandkeep_testkit::victim;
@@ -277,12 +277,7 @@ async fn lengthen(
     of: &Snapshot,
     count: usize,
 ) -> SnapshotId {
-    let store = loop {
-        match Store::open(&house.data()) {
-            Ok(store) => break store,
-            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
-        }
-    };
+    let store = house.free().await;
     let mut layers: Vec<LayerId> = of.layers.clone();
     for n in 0..count {
         let open = store.begin(&layers[..1]).await.unwrap();

@@ -12,7 +12,6 @@ use sandkeep_core::model::lifecycle::Phase;
 use sandkeep_core::model::{
     Class, MachineKey, Mount, MountMode, Mounts, Patch, SessionEnd, Size, SnapshotKind,
 };
-use sandkeep_core::store::Store;
 use sandkeep_testkit::house;
 use sandkeep_testkit::house::{House, name, project, sh, small};
 
@@ -56,16 +55,8 @@ async fn refusal(engine: &Engine, request: Create) -> Error {
 }
 
 async fn fsck(house: &House) {
-    for _ in 0..200 {
-        // The engine's tasks let go of the directory's lock a moment after it is dropped.
-        if let Ok(store) = Store::open(&house.data()) {
-            let report = store.fsck().await.unwrap();
-            assert!(!report.is_broken(), "{report:?}");
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("the data directory is still held");
+    let report = house.free().await.fsck().await.unwrap();
+    assert!(!report.is_broken(), "{report:?}");
 }
 
 async fn reopen(house: &House, engine: Engine) -> Engine {

@@ -49,12 +49,7 @@ async fn house_with_snapshots() -> Option<(House, Snapshot)> {
 async fn close(house: &House, engine: Engine) {
     engine.shutdown().await;
     drop(engine);
-    let store = loop {
-        match Store::open(&house.data()) {
-            Ok(store) => break store,
-            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
-        }
-    };
+    let store = house.free().await;
     for mut layer in store.scan::<Layer>().await.unwrap().good {
         layer.sealed_at = Timestamp::UNIX_EPOCH;
         store.write(&layer, sandkeep_core::store::Durability::Synced).await.unwrap();

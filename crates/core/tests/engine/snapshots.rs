@@ -123,12 +123,7 @@ async fn expiry_counts_from_the_last_use_and_strands_nobody() {
     drop(engine);
 
     // Two days pass.
-    let store = loop {
-        match Store::open(&house.data()) {
-            Ok(store) => break store,
-            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
-        }
-    };
+    let store = house.free().await;
     for id in &made {
         let mut snapshot: Snapshot = store.read(id).await.unwrap();
         snapshot.created_at = two_days_before(snapshot.created_at);
@@ -237,9 +232,7 @@ async fn a_session_whose_files_are_lost_is_not_taken_for_one_that_wrote_nothing(
     let open = running.open_layer().cloned().unwrap();
     engine.shutdown().await;
     drop(engine);
-    while Store::open(&house.data()).is_err() {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    drop(house.free().await);
     for (key, _) in house.driver().survivors().await.unwrap() {
         house.driver().stop(&key).await.unwrap();
     }

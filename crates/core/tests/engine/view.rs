@@ -213,7 +213,7 @@ async fn changes(house: &House) {
 #[test]
 fn control_groups_of_version_2_are_seen_too() {
     const TEST: &str = "control_groups_of_version_2_are_seen_too";
-    if let Err(why) = other_kernel::run("inside", &[800 << 20], &[]) {
+    if let Err(why) = other_kernel::run("view::inside", &[800 << 20], &[]) {
         skipped(TEST, &why);
     }
 }

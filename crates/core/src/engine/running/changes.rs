@@ -289,6 +289,28 @@ impl ChangeTracking {
         self.state.lock().results.get(command).cloned()
     }
 
+    /// Waits for the result of a command. `None` if there will be none.
+    pub(in crate::engine) async fn known(&self, command: &CommandId) -> Option<ChangeRecord> {
+        let mut looks = self.looks();
+        while self.is_open(command) {
+            if let Some(record) = self.result(command) {
+                return Some(record);
+            }
+            looks.changed().await.ok()?;
+        }
+        None
+    }
+
+    /// Nobody will look at what a command that has ended changed: answers with what looks have seen by now.
+    pub(in crate::engine) fn give_up(&self, command: &CommandId) -> Option<ChangeRecord> {
+        let mut state = self.state.lock();
+        let Some(mut open) = state.open.remove(command) else {
+            return state.results.get(command).cloned();
+        };
+        (open.inexact, open.incomplete) = (true, true);
+        Some(open.finish())
+    }
+
     /// The result of a command is on record.
     pub(in crate::engine) fn recorded(&self, command: &CommandId) {
         self.state.lock().results.remove(command);
@@ -413,6 +435,20 @@ mod tests {
         tracking.ends(&next);
         tracking.look_ends(look(4, true), Duration::ZERO);
         assert_eq!(tracking.result(&next).unwrap().counts.created, 4);
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_for_a_look_that_never_comes_can_give_up() {
+        let (tracking, [long, gone]) = (known(), [0; 2].map(|_| CommandId::fresh()));
+        tracking.starts(&long);
+        tracking.look_ends(look(2, true), Duration::ZERO);
+        tracking.ends(&long);
+        let waits = tokio::time::timeout(Duration::from_millis(10), tracking.known(&long)).await;
+        assert!(waits.is_err(), "no look has ended since");
+        let record = tracking.give_up(&long).unwrap().counts;
+        assert_eq!((record.created, record.exact, record.complete), (2, false, false));
+        assert_eq!(tracking.known(&long).await, None);
+        assert_eq!(tracking.known(&gone).await, None, "of a command that was never here");
     }
 
     #[test]

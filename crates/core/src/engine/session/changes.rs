@@ -67,19 +67,11 @@ impl Sessions {
     ) -> Option<ChangeRecord> {
         live.changes.ends(command);
         self.look_soon(live);
-        let mut looks = live.changes.looks();
-        let known = async {
-            loop {
-                if let Some(record) = live.changes.result(command) {
-                    return Some(record);
-                }
-                looks.changed().await.ok()?;
-            }
-        };
-        tokio::time::timeout(RECORD_WAITS, known).await.ok().flatten()
+        tokio::time::timeout(RECORD_WAITS, live.changes.known(command)).await.ok().flatten()
     }
 
-    /// Completes the record of a command whose look took long.
+    /// Completes the record of a command whose look took long. If the engine shuts down before the look, the
+    /// record gets what earlier looks saw, and says that it is not complete.
     pub(in crate::engine) fn complete_later(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,
@@ -87,15 +79,10 @@ impl Sessions {
     ) {
         let (this, live) = (Arc::clone(self), Arc::clone(live));
         self.context.tasks.spawn(async move {
-            let mut looks = live.changes.looks();
-            let record = loop {
-                if let Some(record) = live.changes.result(&command.id) {
-                    break record;
-                }
-                if !live.changes.is_open(&command.id) || looks.changed().await.is_err() {
-                    return;
-                }
-            };
+            let shutdown = this.context.tasks.shutdown();
+            let known = shutdown.run_until_cancelled(live.changes.known(&command.id)).await;
+            let record = known.unwrap_or_else(|| live.changes.give_up(&command.id));
+            let Some(record) = record else { return };
             let mut command = command;
             this.keep_changes(&mut command, record).await;
             if let Err(error) = this.records.keep_command(&command).await {
@@ -141,8 +128,12 @@ impl Sessions {
     async fn look(&self, live: &Arc<RunningSandbox>) {
         let Ok(_few) = self.looks.acquire().await else { return };
         let sandbox = live.sandbox();
-        let Some(layer) = sandbox.open_layer() else { return };
         let begun = Instant::now();
+        let Some(layer) = sandbox.open_layer() else {
+            // The session is over. Nobody looks again, so those who wait are answered.
+            live.changes.look_ends(None, begun.elapsed());
+            return;
+        };
         let names = live.changes.look_begins(layer);
         let found = match live.driver.relayer() {
             Some(relayer) => self.look_at_layer(live, relayer, &sandbox, names).await,
