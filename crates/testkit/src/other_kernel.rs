@@ -141,7 +141,8 @@ fn furnish(root: &Path, modules: &Path, name: &str, more: &[&str]) -> io::Result
         // `finit_module`: not every host has `insmod`.
         script.push_str(&format!("perl -e 'open F, \"/modules/{module}\"; $o = \"\"; syscall(313, fileno F, $o, 0) == 0 or warn \"{module}: $!\"'\n"));
     }
-    // The root of an initramfs cannot be pivoted away from: one in memory goes on top of it.
+    // The root of an initramfs cannot be pivoted away from: one in memory goes on top of it. The last line keeps the kernel
+    // from panicking before the serial port has sent the line before it.
     script.push_str(&format!(
         "mount -t tmpfs -o size=90% new /new\ncp -a /bin /etc /lib /lib64 /small.tar /new/\ncd /new\n\
          mkdir dev proc run sys tmp mnt usr usr/bin\nfor p in dev proc sys; do mount --move /$p $p; done\n\
@@ -149,7 +150,7 @@ fn furnish(root: &Path, modules: &Path, name: &str, more: &[&str]) -> io::Result
          mkdir -p /dev/pts /dev/shm; mount -t devpts devpts /dev/pts; mount -t tmpfs tmp /tmp; mount -t tmpfs run /run\n\
          mount -t cgroup2 cgroup2 /sys/fs/cgroup\n\
          export {INSIDE}=1 {SMALL_ROOT}=/small.tar RUST_BACKTRACE=1\n\
-         own-test --exact {name} --nocapture 2>&1\necho INSIDE $?\n'\n",
+         own-test --exact {name} --nocapture 2>&1\necho INSIDE $?\nperl -e \"sleep 60\"\n'\n",
     ));
     let init = root.join("init");
     fs::write(&init, script)?;
