@@ -3,11 +3,15 @@
 //! A client goes, in this order, to what it was told (`--url`, `SANDKEEP_URL`), and to the server
 //! whose `client.json` it can read in `--data` or `SANDKEEP_DATA`, else in the data directories a
 //! server uses by default. `keep serve` writes that file for its owner only: it holds a key.
+//!
+//! The file says which directory it was written in. One that was copied along with the directory
+//! speaks of the original's server, and whoever names the copy does not mean that one: it counts
+//! as absent until a server of the copy writes its own.
 
 use std::fs;
 use std::io;
 use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use sandkeep_client::{Client, Endpoint};
@@ -30,12 +34,41 @@ pub(crate) struct ClientFile {
     pub(crate) key: String,
 }
 
+/// A directory, whatever its path is: a move keeps this, a copy has another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct DirectoryId {
+    device: u64,
+    inode: u64,
+}
+
+impl DirectoryId {
+    fn of(path: &Path) -> io::Result<Self> {
+        let stat = fs::metadata(path)?;
+        Ok(Self { device: stat.dev(), inode: stat.ino() })
+    }
+}
+
+/// The file as it is on disk.
+#[derive(Debug, Serialize, Deserialize)]
+struct StoredClientFile {
+    #[serde(flatten)]
+    file: ClientFile,
+    /// The data directory it was written in; servers up to 0.1 did not say.
+    directory: Option<DirectoryId>,
+}
+
 impl ClientFile {
     const NAME: &str = "client.json";
 
     pub(crate) fn read(data: &Path) -> io::Result<Self> {
         let text = fs::read(data.join(Self::NAME))?;
-        serde_json::from_slice(&text).map_err(io::Error::from)
+        let stored: StoredClientFile = serde_json::from_slice(&text)?;
+        match stored.directory {
+            Some(directory) if directory != DirectoryId::of(data)? => {
+                Err(io::Error::new(io::ErrorKind::NotFound, "it was copied from another directory"))
+            }
+            _ => Ok(stored.file),
+        }
     }
 
     /// Whether a server wrote one, readable or not.
@@ -52,7 +85,9 @@ impl ClientFile {
         }
         let mut file =
             fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
-        file.write_all(&serde_json::to_vec_pretty(self)?)?;
+        let stored =
+            StoredClientFile { file: self.clone(), directory: Some(DirectoryId::of(data)?) };
+        file.write_all(&serde_json::to_vec_pretty(&stored)?)?;
         file.sync_all()?;
         fs::rename(&fresh, data.join(Self::NAME))
     }
@@ -184,6 +219,21 @@ mod tests {
         let found = client(&global(data.path(), None)).unwrap();
         assert_eq!(found.endpoint().to_string(), "http://127.0.0.1:7001");
         assert!(found.has_key());
+    }
+
+    #[test]
+    fn a_copied_file_does_not_lead_to_the_originals_server() {
+        let data = tempfile::tempdir().unwrap();
+        let original = data.path().join("original");
+        std::fs::create_dir(&original).unwrap();
+        file().write(&original).unwrap();
+        let moved = data.path().join("moved");
+        std::fs::rename(&original, &moved).unwrap();
+        assert_eq!(ClientFile::read(&moved).unwrap(), file());
+        let copy = data.path().join("copy");
+        std::fs::create_dir(&copy).unwrap();
+        std::fs::copy(moved.join("client.json"), copy.join("client.json")).unwrap();
+        assert_eq!(client(&global(&copy, None)).unwrap_err().exit_code(), 3);
     }
 
     #[test]
