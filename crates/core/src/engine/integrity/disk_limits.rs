@@ -12,7 +12,8 @@
 //! by what it writes meanwhile; a single file cannot (`RLIMIT_FSIZE`).
 //!
 //! *Uploads* are written by the agent, which is not ended. They are counted as they are sent, and refused from where the limit is. While
-//! one goes on nobody is ended for what the disk takes: it may be the upload, which is refused from then on.
+//! one goes on, and until the agent has written what it was sent, nobody is ended for what the disk takes: it may be the upload, which
+//! is refused from then on.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -142,7 +143,10 @@ impl LimitWatch {
         let mut grew: Option<(u64, Arc<RunningSandbox>, Vec<LayerId>)> = None;
         for live in this.turns.all_live() {
             // Before it is counted: what is uploaded meanwhile is then seen at the next look.
-            let uploaded = live.room.lock().total();
+            let (uploaded, unwritten) = {
+                let room = live.room.lock();
+                (room.total(), room.is_being_written())
+            };
             let bounds = match this.bounds(&live).await {
                 Ok(bounds) => bounds,
                 Err(error) => {
@@ -158,7 +162,7 @@ impl LimitWatch {
             let mut over: Option<&Bound> = None;
             for bound in &bounds {
                 let then = self.before.get(&bound.layer).copied();
-                let uploading = then.is_none_or(|(_, then)| uploaded > then);
+                let uploading = unwritten || then.is_none_or(|(_, then)| uploaded > then);
                 let then = then.map(|(used, _)| used);
                 if bound.enforced {
                     this.enforce(bound, spare).await;

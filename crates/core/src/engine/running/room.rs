@@ -1,7 +1,11 @@
 //! What may still be uploaded into a running sandbox.
 
+use std::time::{Duration, Instant};
+
 /// What may be sent between two counts although less of it is known to fit.
 const STEP: u64 = 1 << 20;
+/// How long the agent may take to write what it was sent: at most a window of the link, on a busy host.
+const WRITTEN_AFTER: Duration = Duration::from_secs(3);
 
 /// What may still be uploaded into a sandbox.
 ///
@@ -15,6 +19,8 @@ pub(in crate::engine) struct Room {
     sent: u64,
     /// What was sent in all.
     total: u64,
+    /// When something was last sent.
+    last_sent: Option<Instant>,
 }
 
 impl Room {
@@ -27,6 +33,11 @@ impl Room {
     /// What was sent in all.
     pub(in crate::engine) const fn total(&self) -> u64 {
         self.total
+    }
+
+    /// Whether the agent may still be writing what it was sent.
+    pub(in crate::engine) fn is_being_written(&self) -> bool {
+        self.last_sent.is_some_and(|at| at.elapsed() < WRITTEN_AFTER)
     }
 
     /// Lets so many bytes through, if they are known to fit.
@@ -43,12 +54,24 @@ impl Room {
     pub(in crate::engine) fn admit_counted(&mut self, bytes: u64) {
         self.sent = self.sent.saturating_add(bytes);
         self.total = self.total.saturating_add(bytes);
+        self.last_sent = Some(Instant::now());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_just_sent_may_not_be_written_yet() {
+        let mut room = Room::default();
+        room.counted(100);
+        assert!(!room.is_being_written());
+        assert!(!room.admit(101) && !room.is_being_written(), "nothing was sent");
+        assert!(room.admit(10) && room.is_being_written());
+        room.last_sent = Instant::now().checked_sub(WRITTEN_AFTER);
+        assert!(!room.is_being_written());
+    }
 
     #[test]
     fn a_part_of_what_is_left_is_let_through_between_counts() {
