@@ -8,8 +8,11 @@
 //!
 //! Names are counted where trees are read and changed ([`step`]), so a walk does not have to know whether it is
 //! in the background. In the background a walk has no helper threads ([`walk::visit`](super::walk::visit)).
+//! Work that was given a stop flag ([`background_until`]) ends with an error at the next name once it is set.
 
 use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,6 +36,8 @@ struct Pacer {
     left: u32,
     slowed: bool,
     since: Instant,
+    /// Set to end the work.
+    stop: Option<Arc<AtomicBool>>,
 }
 
 impl Pacer {
@@ -55,12 +60,12 @@ impl Pacer {
 
 /// Makes this thread one that works in the background, until it ends.
 pub(super) fn enter() {
-    enter_after(UNPACED);
+    enter_after(UNPACED, None);
 }
 
 /// The same for work that is slowed down after `unpaced` names.
-fn enter_after(unpaced: u32) {
-    PACE.set(Some(Pacer { left: unpaced, slowed: false, since: Instant::now() }));
+fn enter_after(unpaced: u32, stop: Option<Arc<AtomicBool>>) {
+    PACE.set(Some(Pacer { left: unpaced, slowed: false, since: Instant::now(), stop }));
 }
 
 /// Whether this thread works in the background.
@@ -73,17 +78,43 @@ pub(super) fn step() {
     PACE.with_borrow_mut(|pace| pace.iter_mut().for_each(Pacer::step));
 }
 
+/// Fails if this thread works in the background and its work is to end.
+pub(super) fn check() -> Result<()> {
+    let stopped = PACE.with_borrow(|pace| {
+        let stop = pace.as_ref().and_then(|pace| pace.stop.as_ref());
+        stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
+    });
+    if stopped { Err(StoreError::ShuttingDown) } else { Ok(()) }
+}
+
 /// Runs `work` in the background, on a thread of its own.
 pub(super) async fn background<T, F>(work: F) -> Result<T>
 where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,
 {
-    background_after(UNPACED, work).await
+    run_on_thread(UNPACED, None, work).await
+}
+
+/// The same for work that ends with [`StoreError::ShuttingDown`] once `stop` is set.
+pub(super) async fn background_until<T, F>(stop: Arc<AtomicBool>, work: F) -> Result<T>
+where
+    T: Send + 'static,
+    F: FnOnce() -> Result<T> + Send + 'static,
+{
+    run_on_thread(UNPACED, Some(stop), work).await
 }
 
 /// Runs `work` in the background, on a thread of its own, which is slowed down after `unpaced` names.
 pub(super) async fn background_after<T, F>(unpaced: u32, work: F) -> Result<T>
+where
+    T: Send + 'static,
+    F: FnOnce() -> Result<T> + Send + 'static,
+{
+    run_on_thread(unpaced, None, work).await
+}
+
+async fn run_on_thread<T, F>(unpaced: u32, stop: Option<Arc<AtomicBool>>, work: F) -> Result<T>
 where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,
@@ -93,7 +124,7 @@ where
         thread::scope(|scope| {
             let worker = thread::Builder::new().name("keep-background".to_owned());
             let worker = worker.spawn_scoped(scope, || {
-                enter_after(unpaced);
+                enter_after(unpaced, stop);
                 work()
             });
             let worker = worker.map_err(|source| StoreError::Io {

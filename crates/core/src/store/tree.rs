@@ -84,6 +84,12 @@ impl Place {
         Ok(Self { base: Arc::new(base), below: Vec::new() })
     }
 
+    /// The directory this one is in; the root is in itself.
+    pub(super) fn parent(&self) -> Self {
+        let end = self.below.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+        Self { base: Arc::clone(&self.base), below: self.below[..end].to_vec() }
+    }
+
     /// The path from the root, without a leading slash.
     pub(super) fn path(&self) -> Vec<u8> {
         join(&self.base.path, &self.below)
@@ -148,6 +154,11 @@ impl Dir {
         &self.base.fd
     }
 
+    /// Where it is.
+    pub(super) fn place(&self) -> &Place {
+        &self.place
+    }
+
     /// Calls `each` with every name but `.` and `..`.
     pub(super) fn for_each(
         &self,
@@ -179,9 +190,20 @@ impl Dir {
     /// What `name` is; links are not followed.
     pub(super) fn stat(&self, name: &CStr) -> Result<Statx> {
         super::background::step();
+        super::background::check()?;
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
         rustix::fs::statx(self.fd(), name, flags, StatxFlags::BASIC_STATS)
             .map_err(|error| self.failure("stat", name, error))
+    }
+
+    /// What `name` is, if it is there; links are not followed.
+    pub(super) fn stat_if_there(&self, name: &CStr) -> Result<Option<Statx>> {
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+        match rustix::fs::statx(self.fd(), name, flags, StatxFlags::BASIC_STATS) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(self.failure("stat", name, error)),
+        }
     }
 
     /// What the directory itself is.

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use crate::store_world::World;
 use rustix::fs::{Mode, OFlags};
 use sandkeep_core::model::LayerId;
-use sandkeep_core::store::{Difference, SealOptions, StoreError, Verdict};
+use sandkeep_core::store::{Difference, ReadThrottle, SealOptions, StoreError, Verdict};
 use sha2::{Digest, Sha256};
 
 /// A tree with names whose order in a directory is not that of their paths.
@@ -95,6 +97,20 @@ async fn every_sort_of_change_is_found() {
     change(&world.store.diff_dir(&layer));
     assert_changes(&damage(&world, &layer).await);
     assert_eq!(fs::read_dir(world.data().join("tmp")).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn a_stop_ends_it_at_the_next_name_also_before_files_are_read() {
+    let world = World::new();
+    let layer = world.image(tree).await;
+    // Whoever looks at all names finds this.
+    change(&world.store.diff_dir(&layer));
+    let stop = Arc::new(AtomicBool::new(true));
+    let throttle = ReadThrottle { rate: u64::MAX, bypass_cache: false, stop };
+    let ended = world.store.record_digest(&layer, Some(&throttle)).await;
+    assert!(matches!(ended, Err(StoreError::ShuttingDown)), "{ended:?}");
+    let ended = world.store.verify(&layer, Some(&throttle)).await;
+    assert!(matches!(ended, Err(StoreError::ShuttingDown)), "{ended:?}");
 }
 
 #[tokio::test]

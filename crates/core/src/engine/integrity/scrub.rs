@@ -21,7 +21,7 @@ use crate::engine::context::damage::DamageKind;
 use crate::engine::error::error_chain;
 use crate::engine::integrity::Scrubber;
 use crate::model::{Layer, LayerId};
-use crate::store::{Difference, ReadThrottle, Verdict};
+use crate::store::{Difference, ReadThrottle, StoreError, Verdict};
 
 /// How long after a seal its layer is read. Whoever resumes right away goes first.
 const DELAY: Duration = Duration::from_secs(1);
@@ -103,7 +103,7 @@ impl Scrubber {
         let gently = self.gently(self.context.settings.scrub.digest_rate, false);
         match self.store.record_digest(layer, Some(&gently)).await {
             Ok(Verdict::Damaged(differences)) => self.layer_changed(layer, &differences),
-            Ok(Verdict::Intact | Verdict::Unknown) => {}
+            Ok(Verdict::Intact | Verdict::Unknown) | Err(StoreError::ShuttingDown) => {}
             // It was collected since.
             Err(error) if error.is_not_found() || self.store.layer(layer).await.is_err() => {}
             Err(error) => {
@@ -171,7 +171,7 @@ impl Scrubber {
             Ok(Verdict::Unknown) => None,
             // It was collected since.
             Err(_) if self.store.layer(layer).await.is_err() => None,
-            Err(crate::store::StoreError::ShuttingDown) => None,
+            Err(StoreError::ShuttingDown) => None,
             Err(error) => {
                 let differences = vec![Difference::Other(error_chain(&Error::from(error)))];
                 self.layer_changed(layer, &differences);

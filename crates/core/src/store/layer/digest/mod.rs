@@ -25,7 +25,7 @@ use serde::Serialize;
 use self::file::DigestFile;
 use self::hash::TreeHasher;
 use crate::model::{Layer, LayerId};
-use crate::store::background::{Effort, with_effort};
+use crate::store::background::background_until;
 use crate::store::manifest::{self, Durability, Manifest as _};
 use crate::store::tree::Place;
 use crate::store::walk::{Measure, measure};
@@ -84,7 +84,7 @@ impl Store {
         throttle: Option<&ReadThrottle>,
     ) -> Result<Verdict> {
         let (store, id, throttle) = (self.clone(), layer.clone(), throttle.cloned());
-        with_effort(effort_of(throttle.as_ref()), move || {
+        as_throttled(throttle.clone(), move || {
             if let Some(recorded) = DigestFile::find(&store.layer_dir(&id))? {
                 return recorded.check().map(|()| Verdict::Intact);
             }
@@ -174,7 +174,7 @@ impl Store {
         throttle: Option<&ReadThrottle>,
     ) -> Result<Verdict> {
         let (store, id, throttle) = (self.clone(), layer.clone(), throttle.cloned());
-        with_effort(effort_of(throttle.as_ref()), move || {
+        as_throttled(throttle.clone(), move || {
             let Some(recorded) = DigestFile::find(&store.layer_dir(&id))? else {
                 let differences = store.compare_summary(&id)?;
                 let unknown = differences.is_empty();
@@ -196,6 +196,14 @@ impl Store {
     }
 }
 
-fn effort_of(throttle: Option<&ReadThrottle>) -> Effort {
-    if throttle.is_some() { Effort::Background } else { Effort::Foreground }
+/// Runs `work` as fast as it goes, or in the background until the throttle's stop flag is set.
+async fn as_throttled<T, F>(throttle: Option<ReadThrottle>, work: F) -> Result<T>
+where
+    T: Send + 'static,
+    F: FnOnce() -> Result<T> + Send + 'static,
+{
+    match throttle {
+        Some(throttle) => background_until(throttle.stop, work).await,
+        None => blocking(work).await,
+    }
 }
