@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod command;
+mod diff;
 mod drive;
 mod error;
 mod event;
@@ -38,6 +39,10 @@ pub use command::{
     BadData, ChangedPath, Channel, ClientMessage, Command, CommandChangeList, CommandChanges,
     CommandEnd, CommandState, Encoding, ExecEvent, ExecRequest, MoreChanges, PathChange, Signal,
     SignalRequest, TermSize,
+};
+pub use diff::{
+    Diff, DiffAspect, DiffCounts, DiffEntry, DiffKind, DiffPoint, DiffSide, Merge, MergeConflict,
+    MergeCounts, Merged, OnConflict, Promote,
 };
 pub use drive::{Attached, CreateDrive, Drive, ForkDrive, Mount, MountMode};
 pub use error::{ErrorAnswer, ErrorBody, RENAMED_CODES, former_codes, present_code};

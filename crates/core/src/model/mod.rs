@@ -72,7 +72,8 @@ pub use spec::{BadConfig, Config, Patch, Resources, Retention};
 
 pub use jiff::Timestamp;
 pub use sandkeep_types::{
-    BadQuantity, ChangedPath, Class, CommandChanges, Hook, Hooks, MoreChanges, OnIdle, OnJunk,
+    BadQuantity, ChangedPath, Class, CommandChanges, DiffAspect, DiffCounts, DiffEntry, DiffKind,
+    DiffSide, EntryKind, Hook, Hooks, MergeConflict, MergeCounts, MoreChanges, OnIdle, OnJunk,
     OnSecret, PathChange, Restart, SetGuard as GuardPatch, Size, Span,
 };
 

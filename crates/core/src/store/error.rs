@@ -66,6 +66,12 @@ pub enum StoreError {
         /// Its key.
         key: String,
     },
+    /// Two points differ in too much to be compared.
+    #[error("the comparison is too large: {why}")]
+    DiffTooLarge {
+        /// Which limit it is beyond.
+        why: String,
+    },
     /// The layer is still being written to.
     #[error("layer {id} is not sealed")]
     NotSealed {

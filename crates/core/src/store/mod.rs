@@ -23,6 +23,7 @@
 //! |---|---|
 //! | how a manifest is written, and survives a power cut | [`manifest`] |
 //! | how a layer is sealed, merged, copied, hashed, exported | [`layer`] |
+//! | how two chains of layers are compared and merged | [`diff`] |
 //! | how a VM's memory is kept | [`memory`] |
 //! | what may be deleted, and how it is | [`gc`] |
 //! | what happens after a failed sync | [`sync`] |
@@ -37,6 +38,7 @@
 
 mod background;
 mod blocking;
+mod diff;
 mod error;
 mod event_journal;
 mod fsck;
@@ -69,6 +71,7 @@ use self::error::io_error;
 use crate::model::{LayerId, MemoryId};
 
 pub use background::Effort;
+pub use diff::{DiffOptions, MergeChains, MergeOptions, MergeOutcome, PatchOptions, TreeDiff};
 pub use error::{Result, StoreError};
 pub use event_journal::{
     EventChunk, EventPosition, EventSource, EventWriter, event_sources, last_event, read_events,

@@ -336,28 +336,39 @@ impl Dir {
 
     /// Copies anything but a directory, with all that can be copied.
     pub(super) fn copy_from(&self, name: &CStr, from: &Dir, stat: &Statx) -> Result<()> {
-        let failed = |action| move |error| self.failure(action, name, error);
         let xattrs = from.xattrs(name)?;
+        self.copy_data(name, from, name, stat)?;
+        self.dress(name, stat, &xattrs)
+    }
+
+    /// Copies the content of anything but a directory, and none of its attributes.
+    pub(super) fn copy_data(
+        &self,
+        name: &CStr,
+        from: &Dir,
+        old: &CStr,
+        stat: &Statx,
+    ) -> Result<()> {
+        let failed = |action| move |error| self.failure(action, name, error);
         match file_type(stat) {
             FileType::RegularFile => {
-                let source = from.open_file(name)?;
+                let source = from.open_file(old)?;
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
                 let target = rustix::fs::openat(self.fd(), name, flags, Mode::RUSR | Mode::WUSR)
                     .map_err(failed("create"))?;
-                copy_content(&source, &target, stat).map_err(failed("copy"))?;
+                copy_content(&source, &target, stat).map_err(failed("copy"))
             }
             FileType::Symlink => {
-                let target = from.link_target(name)?;
+                let target = from.link_target(old)?;
                 rustix::fs::symlinkat(target.as_c_str(), self.fd(), name)
-                    .map_err(failed("create the link"))?;
+                    .map_err(failed("create the link"))
             }
             kind => {
                 let device = rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor);
                 rustix::fs::mknodat(self.fd(), name, kind, Mode::empty(), device)
-                    .map_err(failed("create"))?;
+                    .map_err(failed("create"))
             }
         }
-        self.dress(name, stat, &xattrs)
     }
 
     /// Gives `name` owner, mode, attributes and times. The order matters: a change of owner clears

@@ -5,6 +5,7 @@
 #[cfg(feature = "failpoints")]
 mod crash;
 mod db_sqlite;
+mod diff;
 mod digest;
 mod disk_import;
 mod faults;
@@ -14,6 +15,8 @@ mod manifests;
 mod memory;
 #[cfg(feature = "failpoints")]
 mod memory_crash;
+mod merge;
 mod store_world;
+mod tree_model;
 
 sandkeep_testkit::fault_disk_process!();

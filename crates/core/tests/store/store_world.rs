@@ -83,7 +83,7 @@ impl World {
         describe(mount.path())
     }
 
-    fn place(&self) -> PathBuf {
+    pub(crate) fn place(&self) -> PathBuf {
         let count = self.mounts.fetch_add(1, Ordering::Relaxed);
         self.dir.path().join(format!("mount{count}"))
     }

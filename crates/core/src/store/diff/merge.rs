@@ -1,0 +1,370 @@
+//! Decides about every path of a three-way merge.
+//!
+//! What *theirs* changed since the base is taken over into *ours*. A path that changed on one side only is taken as it
+//! is; content, mode, owner and attributes of a path that changed on both sides are decided one by one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rustix::fs::FileType;
+use similar::TextMerge;
+
+use super::content::{is_text, read_whole, shown_xattrs};
+use super::walk::{PathDiff, Side, name_of};
+use super::{DiffOptions, TreeDiff};
+use crate::model::{DiffAspect, LayerId};
+use crate::store::layer::exclude::Globs;
+use crate::store::path_text::path_text;
+use crate::store::tree::Xattrs;
+use crate::store::{Result, Store, StoreError};
+
+/// How many paths each side may have changed.
+const MOST_CHANGES: usize = 200_000;
+/// The largest file that is merged by lines, and the most lines it has.
+const LARGEST_TEXT: usize = 1 << 20;
+const MOST_LINES: usize = 50_000;
+
+/// The attributes of a path in the result.
+#[derive(Debug, Clone)]
+pub(super) struct Attributes {
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) xattrs: Xattrs,
+}
+
+/// Where the content of a path in the result comes from.
+#[derive(Debug, Clone)]
+pub(super) enum Content {
+    /// As a side has it. Of a directory: none.
+    Side(Side),
+    /// Merged by lines; the times are those of the side.
+    Text(Vec<u8>, Side),
+}
+
+/// What happens to a path.
+#[derive(Debug, Clone)]
+pub(super) enum Action {
+    Remove,
+    Write { content: Content, attributes: Attributes },
+}
+
+/// A path that changed on both sides in ways that do not go together.
+#[derive(Debug, Clone)]
+pub struct Conflict {
+    /// From the root, without a leading slash.
+    pub(super) path: Vec<u8>,
+    /// Why.
+    pub reason: &'static str,
+    /// The other side's version, if it can be written beside.
+    theirs: Option<Side>,
+}
+
+impl Conflict {
+    /// The path, for people.
+    #[must_use]
+    pub fn path(&self) -> String {
+        format!("/{}", path_text(&self.path))
+    }
+}
+
+/// What a merge is to do.
+#[derive(Debug, Default)]
+pub struct MergePlan {
+    pub(super) actions: BTreeMap<Vec<u8>, Action>,
+    /// What theirs changed of these paths.
+    pub(super) taken: Vec<PathDiff>,
+    /// Paths that were merged by lines.
+    pub(super) merged: BTreeSet<Vec<u8>>,
+    /// Paths that cannot be merged.
+    pub conflicts: Vec<Conflict>,
+}
+
+impl MergePlan {
+    /// Whether nothing is to be done.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.actions.is_empty()
+    }
+}
+
+/// What differs between the base and a side, by path.
+struct Changes {
+    by_path: BTreeMap<Vec<u8>, PathDiff>,
+}
+
+impl Changes {
+    fn new(diff: TreeDiff) -> Result<Self> {
+        if diff.truncated {
+            let why = format!("more than {MOST_CHANGES} paths changed since the common ancestor");
+            return Err(StoreError::DiffTooLarge { why });
+        }
+        Ok(Self { by_path: diff.paths.into_iter().map(|one| (one.path.clone(), one)).collect() })
+    }
+
+    fn below<'a>(&'a self, dir: &'a [u8]) -> impl Iterator<Item = &'a PathDiff> {
+        let start = [dir, b"/"].concat();
+        let all = self.by_path.range(start.clone()..);
+        all.take_while(move |(path, _)| path.starts_with(&start)).map(|(_, one)| one)
+    }
+
+    /// Whether a directory that a path is in is not there any more as one.
+    fn lost_parent(&self, path: &[u8]) -> bool {
+        ancestors(path).any(|parent| {
+            self.by_path.get(parent).is_some_and(|one| !one.to.as_ref().is_some_and(Side::is_dir))
+        })
+    }
+}
+
+/// The directories a path is in, without the root.
+fn ancestors(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &path[..at])
+}
+
+/// The path of the Git repository's directory that a path is in, or is.
+fn git_dir(path: &[u8]) -> Option<&[u8]> {
+    let ends = ancestors(path).chain([path]);
+    let mut ends = ends.filter(|part| part.rsplit(|byte| *byte == b'/').next() == Some(b".git"));
+    ends.next()
+}
+
+impl Store {
+    /// Decides what a merge has to do, and reads what it needs to know for that.
+    pub(super) fn plan_merge(
+        &self,
+        base: &[LayerId],
+        ours: &[LayerId],
+        theirs: &[LayerId],
+        only: Option<&Globs>,
+    ) -> Result<MergePlan> {
+        let options = DiffOptions { only: None, limit: MOST_CHANGES, renames: false };
+        let theirs = Changes::new(self.diff_now(base, theirs, &options)?)?;
+        let ours = Changes::new(self.diff_now(base, ours, &options)?)?;
+        let mut plan = MergePlan::default();
+        let repositories: BTreeSet<&[u8]> = theirs
+            .by_path
+            .keys()
+            .filter_map(|path| git_dir(path))
+            .filter(|git| ours.by_path.contains_key(*git) || ours.below(git).next().is_some())
+            .collect();
+        for (path, their) in &theirs.by_path {
+            if only.is_some_and(|globs| !globs.covers(path)) {
+                continue;
+            }
+            if git_dir(path).is_some_and(|git| repositories.contains(git)) {
+                continue;
+            }
+            plan.decide(path, their, &ours)?;
+        }
+        for git in repositories {
+            if only.is_none_or(|globs| globs.covers(git)) {
+                let reason = "the Git repository changed on both sides: exchange a branch or a patch instead";
+                plan.conflicts.push(Conflict { path: git.to_vec(), reason, theirs: None });
+            }
+        }
+        plan.conflicts.sort_by(|one, other| one.path.cmp(&other.path));
+        Ok(plan)
+    }
+}
+
+impl MergePlan {
+    fn conflict(&mut self, path: &[u8], reason: &'static str, theirs: Option<&Side>) {
+        self.conflicts.push(Conflict { path: path.to_vec(), reason, theirs: theirs.cloned() });
+    }
+
+    fn act(&mut self, their: &PathDiff, action: Action) {
+        self.actions.insert(their.path.clone(), action);
+        self.taken.push(their.clone());
+    }
+
+    fn decide(&mut self, path: &[u8], their: &PathDiff, ours: &Changes) -> Result<()> {
+        let Some(our) = ours.by_path.get(path) else {
+            return self.take(path, their, ours);
+        };
+        match (&our.to, &their.to) {
+            (None, None) => Ok(()),
+            (None, Some(to)) => {
+                self.conflict(path, "removed in the target, changed in the source", Some(to));
+                Ok(())
+            }
+            (Some(_), None) => {
+                self.conflict(path, "changed in the target, removed in the source", None);
+                Ok(())
+            }
+            (Some(ours_now), Some(theirs_now)) => self.both(path, our, their, ours_now, theirs_now),
+        }
+    }
+
+    /// A path that only theirs changed.
+    fn take(&mut self, path: &[u8], their: &PathDiff, ours: &Changes) -> Result<()> {
+        let Some(to) = &their.to else {
+            let is_used = |one: &PathDiff| one.to.is_some();
+            if ours.below(path).any(is_used) {
+                let reason = "the source removed the directory, the target changed something in it";
+                self.conflict(path, reason, None);
+            } else if !ours.lost_parent(path) {
+                self.act(their, Action::Remove);
+            }
+            return Ok(());
+        };
+        if ours.lost_parent(path) {
+            self.conflict(path, "the target removed the directory it is in", Some(to));
+            return Ok(());
+        }
+        let is_replaced = their.from.as_ref().is_some_and(Side::is_dir) && !to.is_dir();
+        if is_replaced && ours.below(path).any(|one| one.to.is_some()) {
+            let reason = "the source replaced the directory, the target changed something in it";
+            self.conflict(path, reason, Some(to));
+            return Ok(());
+        }
+        let attributes = attributes_of(to)?;
+        self.act(their, Action::Write { content: Content::Side(to.clone()), attributes });
+        Ok(())
+    }
+
+    /// A path that both sides changed and both have.
+    fn both(
+        &mut self,
+        path: &[u8],
+        our: &PathDiff,
+        their: &PathDiff,
+        ours: &Side,
+        theirs: &Side,
+    ) -> Result<()> {
+        if ours.kind != theirs.kind {
+            self.conflict(path, "it has another file type on each side", Some(theirs));
+            return Ok(());
+        }
+        let base = their.from.as_ref().filter(|base| base.kind == theirs.kind);
+        let Some(attributes) = merge_attributes(base, ours, theirs)? else {
+            self.conflict(path, "mode, owner or attributes changed on both sides", Some(theirs));
+            return Ok(());
+        };
+        let changed = |one: &PathDiff| base.is_none() || one.what.contains(&DiffAspect::Content);
+        let content = match (changed(our), changed(their)) {
+            _ if theirs.kind == FileType::Directory => Some(Content::Side(ours.clone())),
+            (_, false) => Some(Content::Side(ours.clone())),
+            (false, true) => Some(Content::Side(theirs.clone())),
+            (true, true) => merge_content(base, ours, theirs)?,
+        };
+        let Some(content) = content else {
+            self.conflict(path, "the content changed on both sides", Some(theirs));
+            return Ok(());
+        };
+        let is_as_ours = matches!(&content, Content::Side(side) if side.inode == ours.inode);
+        let now = attributes_of(ours)?;
+        let same = (attributes.mode, attributes.uid, attributes.gid)
+            == (now.mode, now.uid, now.gid)
+            && attributes.xattrs == now.xattrs;
+        if is_as_ours && same {
+            return Ok(());
+        }
+        if matches!(content, Content::Text(..)) {
+            self.merged.insert(path.to_vec());
+        }
+        self.act(their, Action::Write { content, attributes });
+        Ok(())
+    }
+
+    /// Writes the other side's versions beside ours, as `<name>.from-<source>`. Conflicts that have none stay.
+    pub(super) fn keep_both(&mut self, source: &str) -> Result<()> {
+        let mut left = Vec::new();
+        let is_room = |path: &[u8]| !self.actions.contains_key(path);
+        let mut beside = Vec::new();
+        for conflict in std::mem::take(&mut self.conflicts) {
+            let new = [&conflict.path, b".from-".as_slice(), source.as_bytes()].concat();
+            let name = name_of(&new);
+            match &conflict.theirs {
+                Some(theirs) if name.as_bytes().len() <= 255 && is_room(&new) => {
+                    let attributes = attributes_of(theirs)?;
+                    beside.push((new, theirs.clone(), attributes));
+                }
+                _ => left.push(conflict),
+            }
+        }
+        for (new, theirs, attributes) in beside {
+            let content = Content::Side(theirs.clone());
+            let (to, what) = (Some(theirs), Vec::new());
+            self.taken.push(PathDiff { path: new.clone(), from: None, to, what, old_path: None });
+            self.actions.insert(new, Action::Write { content, attributes });
+        }
+        self.conflicts = left;
+        Ok(())
+    }
+}
+
+fn attributes_of(side: &Side) -> Result<Attributes> {
+    let dir = side.dir.open()?;
+    let xattrs = if side.name.is_empty() { dir.own_xattrs()? } else { dir.xattrs(&side.name)? };
+    Ok(Attributes { mode: side.mode, uid: side.uid, gid: side.gid, xattrs: shown_xattrs(xattrs) })
+}
+
+/// What each attribute becomes; `None` if one changed on both sides to different values.
+fn merge_attributes(base: Option<&Side>, ours: &Side, theirs: &Side) -> Result<Option<Attributes>> {
+    let base = base.map(attributes_of).transpose()?;
+    let (ours, theirs) = (attributes_of(ours)?, attributes_of(theirs)?);
+    let of =
+        |get: &dyn Fn(&Attributes) -> u32| pick(base.as_ref().map(get), get(&ours), get(&theirs));
+    let mode = of(&|one| one.mode);
+    let (uid, gid) = (of(&|one| one.uid), of(&|one| one.gid));
+    let xattrs = pick(base.map(|base| base.xattrs), ours.xattrs, theirs.xattrs);
+    Ok(match (mode, uid, gid, xattrs) {
+        (Some(mode), Some(uid), Some(gid), Some(xattrs)) => {
+            Some(Attributes { mode, uid, gid, xattrs })
+        }
+        _ => None,
+    })
+}
+
+/// The value that changed, or that both sides have.
+fn pick<T: PartialEq>(base: Option<T>, ours: T, theirs: T) -> Option<T> {
+    if ours == theirs || base.as_ref() == Some(&theirs) {
+        return Some(ours);
+    }
+    (base.as_ref() == Some(&ours)).then_some(theirs)
+}
+
+/// The content of a path that both sides changed; `None` for a conflict.
+fn merge_content(base: Option<&Side>, ours: &Side, theirs: &Side) -> Result<Option<Content>> {
+    let name = &ours.name;
+    let (our_dir, their_dir) = (ours.dir.open()?, theirs.dir.open()?);
+    match ours.kind {
+        FileType::Symlink => {
+            let same = our_dir.link_target(name)? == their_dir.link_target(name)?;
+            return Ok(same.then(|| Content::Side(ours.clone())));
+        }
+        FileType::RegularFile => {}
+        FileType::CharacterDevice | FileType::BlockDevice => {
+            let (one, other) = (our_dir.stat(name)?, their_dir.stat(name)?);
+            let same = (one.stx_rdev_major, one.stx_rdev_minor)
+                == (other.stx_rdev_major, other.stx_rdev_minor);
+            return Ok(same.then(|| Content::Side(ours.clone())));
+        }
+        _ => return Ok(Some(Content::Side(ours.clone()))),
+    }
+    if ours.size == theirs.size {
+        let (one, other) = (our_dir.open_file(name), their_dir.open_file(name));
+        if super::content::same_content(one, other, || Ok(()))? {
+            return Ok(Some(Content::Side(ours.clone())));
+        }
+    }
+    let Some(base) = base else { return Ok(None) };
+    let read = |side: &Side| -> Result<Option<Vec<u8>>> {
+        let bytes = read_whole(&side.dir.open()?.open_file(name)?, LARGEST_TEXT)?;
+        let lines = |bytes: &[u8]| bytes.iter().filter(|byte| **byte == b'\n').count();
+        Ok(bytes.filter(|bytes| is_text(bytes) && lines(bytes) <= MOST_LINES))
+    };
+    let (Some(base), Some(one), Some(other)) = (read(base)?, read(ours)?, read(theirs)?) else {
+        return Ok(None);
+    };
+    let merge = TextMerge::from_lines(&base[..], &one[..], &other[..]);
+    if merge.is_conflicted() {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    merge.to_writer(&mut bytes).map_err(|source| StoreError::Io {
+        action: "merge",
+        path: "the lines of a file".into(),
+        source,
+    })?;
+    Ok(Some(Content::Text(bytes, theirs.clone())))
+}

@@ -1,0 +1,201 @@
+//! Differences between two points of the history of sandboxes.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::EntryKind;
+
+/// How a path differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DiffKind {
+    /// Only the second point has it.
+    Added,
+    /// Only the first point has it.
+    Removed,
+    /// Both have it, and it is not the same.
+    Modified,
+    /// The first point has the same content at `old_path`.
+    Renamed,
+}
+
+/// What of a path differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DiffAspect {
+    /// The bytes of a file, the target of a symbolic link, the number of a device.
+    Content,
+    /// Permission bits.
+    Mode,
+    /// User or group.
+    Owner,
+    /// Extended attributes.
+    Xattrs,
+    /// File, directory, symbolic link, ...
+    Type,
+}
+
+/// What a point has at a path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiffSide {
+    /// What it is.
+    pub kind: EntryKind,
+    /// Permission bits, set-user-id and its like included.
+    pub mode: u32,
+    /// Owner, as a number inside the sandbox.
+    pub uid: u32,
+    /// Group, as a number inside the sandbox.
+    pub gid: u32,
+    /// Size in bytes; of a directory 0.
+    pub size_bytes: u64,
+}
+
+/// One path that differs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiffEntry {
+    /// The path. Bytes that are not printable UTF-8, and `%`, are written `%XX`.
+    pub path: String,
+    /// How it differs.
+    pub change: DiffKind,
+    /// Of a renamed file: its path at the first point.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub old_path: Option<String>,
+    /// Of a modified or renamed path: what differs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub what: Vec<DiffAspect>,
+    /// What the first point has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<DiffSide>,
+    /// What the second point has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<DiffSide>,
+}
+
+/// How many paths differ.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiffCounts {
+    /// Paths that only the second point has.
+    pub added: u64,
+    /// Paths that only the first point has.
+    pub removed: u64,
+    /// Paths that both have and that differ.
+    pub modified: u64,
+    /// Files that have another path.
+    pub renamed: u64,
+    /// Sizes of added and modified files at the second point.
+    pub bytes: u64,
+}
+
+/// A point as it was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiffPoint {
+    /// As it was asked for.
+    pub point: String,
+    /// The snapshot; absent for an image, and for a running sandbox, whose files are read as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+    /// Whether it runs, so that files may change during the comparison.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub live: bool,
+}
+
+/// The differences between two points.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Diff {
+    /// The first point.
+    pub from: DiffPoint,
+    /// The second point.
+    pub to: DiffPoint,
+    /// How many paths differ, listed or not.
+    pub counts: DiffCounts,
+    /// The paths, sorted.
+    pub changes: Vec<DiffEntry>,
+    /// Whether there are more than are listed.
+    pub truncated: bool,
+}
+
+/// Gives the origin of a fork the fork's state.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Promote {
+    /// The generation the origin must have; that of the fork's beginning if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expect_generation: Option<u64>,
+}
+
+/// What to do with paths that changed on both sides.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnConflict {
+    /// Change nothing and list them.
+    #[default]
+    Refuse,
+    /// Keep the target's version and write the other one beside it.
+    Keep,
+}
+
+/// Brings the changes of a sandbox into another one.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Merge {
+    /// The sandbox that gets the changes; the origin if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub into: Option<String>,
+    /// Says what would be done, and does nothing.
+    #[serde(default)]
+    pub dry_run: bool,
+    /// What to do with conflicts.
+    #[serde(default)]
+    pub conflicts: OnConflict,
+    /// Globs of the paths to take; all if empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub only: Vec<String>,
+    /// The generation the target must have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expect_generation: Option<u64>,
+}
+
+/// A path that cannot be merged.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MergeConflict {
+    /// The path.
+    pub path: String,
+    /// Why, as a sentence.
+    pub reason: String,
+}
+
+/// What a merge did, or would do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Merged {
+    /// The sandbox that got the changes.
+    pub sandbox: String,
+    /// Its generation now.
+    pub generation: u64,
+    /// The snapshot with the result; absent if nothing was changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+    /// How many paths were taken over, and how many of them were merged by lines.
+    pub counts: MergeCounts,
+    /// Paths that changed on both sides; at most 1,000 are listed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conflicts: Vec<MergeConflict>,
+    /// Paths that are, or would be, changed; at most 1,000 are listed.
+    pub changes: Vec<DiffEntry>,
+    /// Whether there are more changes or conflicts than are listed.
+    pub truncated: bool,
+}
+
+/// How many paths a merge changes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MergeCounts {
+    /// Added.
+    pub added: u64,
+    /// Removed.
+    pub removed: u64,
+    /// Replaced by the other side's.
+    pub modified: u64,
+    /// Merged by lines.
+    pub merged: u64,
+    /// In conflict.
+    pub conflicts: u64,
+}
