@@ -25,6 +25,7 @@ impl ApiError {
             message: message.into(),
             hint: None,
             findings: Vec::new(),
+            conflicts: Vec::new(),
         });
         Self { status, body, retry_after: None }
     }
@@ -97,6 +98,7 @@ impl From<&engine::Error> for ApiError {
             ErrorKind::Gone => StatusCode::GONE,
             ErrorKind::Stale => StatusCode::PRECONDITION_FAILED,
             ErrorKind::OverLimit => StatusCode::PAYLOAD_TOO_LARGE,
+            ErrorKind::TooLarge => StatusCode::UNPROCESSABLE_ENTITY,
             ErrorKind::Exhausted => StatusCode::INSUFFICIENT_STORAGE,
             ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             ErrorKind::Fault => StatusCode::INTERNAL_SERVER_ERROR,
@@ -112,6 +114,9 @@ impl From<&engine::Error> for ApiError {
         answer.body.hint = error.hint();
         if let engine::Error::Guarded { findings, .. } = error {
             answer.body.findings = crate::api::guard::findings(findings.clone());
+        }
+        if let engine::Error::MergeConflicts { conflicts, .. } = error {
+            answer.body.conflicts = conflicts.clone();
         }
         if error.kind() == ErrorKind::Unavailable {
             answer.retry_after = Some(1);

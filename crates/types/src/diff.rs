@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::EntryKind;
+use crate::{EntryKind, ForkFailed, Sandbox};
 
 /// How a path differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -86,6 +86,29 @@ pub struct DiffCounts {
     pub bytes: u64,
 }
 
+/// How a fork's work was brought back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BroughtBack {
+    /// The other sandbox became what the fork was.
+    Promoted,
+    /// The fork's changes were merged into the other sandbox.
+    Merged,
+}
+
+/// What became of a fork's work.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ForkOutcome {
+    /// How it was brought back.
+    pub how: BroughtBack,
+    /// The sandbox it was brought back into.
+    pub into: String,
+    /// That sandbox's generation with it.
+    pub generation: u64,
+    /// When.
+    pub at: String,
+}
+
 /// A point as it was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiffPoint {
@@ -121,6 +144,38 @@ pub struct Promote {
     /// The generation the origin must have; that of the fork's beginning if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expect_generation: Option<u64>,
+    /// Deletes the fork afterwards. It goes to the trash.
+    #[serde(default)]
+    pub delete_fork: bool,
+    /// Deletes the other forks of its group too: those that were made together with it.
+    #[serde(default)]
+    pub delete_group: bool,
+}
+
+/// A fork that was promoted.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Promoted {
+    /// The origin, which is now what the fork is.
+    pub sandbox: Sandbox,
+    /// The snapshot it has now.
+    pub snapshot: String,
+    /// The snapshot it had before, for a rollback; absent if it was its image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<String>,
+    /// Forks that were deleted afterwards.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub deleted: Vec<String>,
+    /// Forks that were to be deleted and are still there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<ForkFailed>,
+}
+
+/// Gives a sandbox another name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rename {
+    /// The new name.
+    pub name: String,
 }
 
 /// What to do with paths that changed on both sides.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Finding;
+use super::{Finding, MergeConflict};
 
 /// The body of every response that is not a success.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -28,6 +28,9 @@ pub struct ErrorBody {
     /// What the guard found, when that is why (`secret_found`, `decision_needed`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<Finding>,
+    /// Paths that cannot be merged, when that is why (`merge_conflicts`); at most 1,000.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conflicts: Vec<MergeConflict>,
 }
 
 /// Error codes that were renamed: the former code and the present one.

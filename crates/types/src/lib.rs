@@ -41,8 +41,8 @@ pub use command::{
     SignalRequest, TermSize,
 };
 pub use diff::{
-    Diff, DiffAspect, DiffCounts, DiffEntry, DiffKind, DiffPoint, DiffSide, Merge, MergeConflict,
-    MergeCounts, Merged, OnConflict, Promote,
+    BroughtBack, Diff, DiffAspect, DiffCounts, DiffEntry, DiffKind, DiffPoint, DiffSide,
+    ForkOutcome, Merge, MergeConflict, MergeCounts, Merged, OnConflict, Promote, Promoted, Rename,
 };
 pub use drive::{Attached, CreateDrive, Drive, ForkDrive, Mount, MountMode};
 pub use error::{ErrorAnswer, ErrorBody, RENAMED_CODES, former_codes, present_code};

@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::quantity::given;
-use super::{Finding, Guard, Mount, Network, Port, SecretUse, Service, SetGuard, Size, Span};
+use super::{
+    Finding, ForkOutcome, Guard, Mount, Network, Port, SecretUse, Service, SetGuard, Size, Span,
+};
 
 /// The lifetime class of a sandbox.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -368,6 +370,9 @@ pub struct Lineage {
     pub snapshot: Option<String>,
     /// The source's generation.
     pub generation: u64,
+    /// The forks that were made together with it, by the name they begin with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
 }
 
 /// What a running sandbox would lose if its host went down now.
@@ -414,6 +419,9 @@ pub struct Sandbox {
     pub unsaved: Option<Unsaved>,
     /// Where it was forked from.
     pub forked_from: Option<Lineage>,
+    /// What became of its work, if it is a fork that was promoted or merged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<ForkOutcome>,
     /// The current session, or the last one.
     pub session: Option<String>,
     /// The image it was created from.

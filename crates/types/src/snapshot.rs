@@ -21,6 +21,8 @@ pub enum SnapshotKind {
     Recovered,
     /// At a pause: with memory.
     Pause,
+    /// From a merge of another sandbox's changes.
+    Merge,
 }
 
 /// What a snapshot takes on the disk.

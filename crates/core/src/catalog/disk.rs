@@ -15,8 +15,8 @@ use super::{
 };
 use crate::db::{Db, Unless};
 use crate::model::{
-    Command, CommandId, Drive, DriveId, Layer, Project, Revision, Sandbox, SandboxId, Snapshot,
-    SnapshotId,
+    Command, CommandId, Drive, DriveId, Layer, Name, Project, Revision, Sandbox, SandboxId,
+    Snapshot, SnapshotId,
 };
 use crate::store::{DiskListing, Durability, Store, Trashed};
 
@@ -116,6 +116,10 @@ impl Catalog for DiskCatalog {
     async fn release(&self, id: &SandboxId) -> CatalogResult<()> {
         self.versions.strike(id);
         Ok(self.index.remove_sandbox(id).await?)
+    }
+
+    async fn rename(&self, id: &SandboxId, name: &Name) -> CatalogResult<bool> {
+        Ok(self.index.rename(id, name).await?)
     }
 
     async fn save(&self, sandbox: &mut Sandbox, durability: Durability) -> CatalogResult<()> {

@@ -196,6 +196,10 @@ pub trait Catalog: fmt::Debug + Send + Sync {
     /// Takes back a claim of a sandbox that was not saved after all.
     async fn release(&self, id: &SandboxId) -> CatalogResult<()>;
 
+    /// Reserves another name for a sandbox that is about to be saved with it. False if its project has a sandbox of
+    /// that name. If the save fails, the former name has to be reserved again.
+    async fn rename(&self, id: &SandboxId, name: &Name) -> CatalogResult<bool>;
+
     /// Saves a sandbox that was claimed, as the version after the one that it carries.
     async fn save(&self, sandbox: &mut Sandbox, durability: Durability) -> CatalogResult<()>;
 

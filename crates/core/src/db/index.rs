@@ -450,6 +450,14 @@ impl Db for Index {
         ask!(self.sandboxes_on(snapshot))
     }
 
+    async fn sandboxes_based_on(&self, snapshot: &SnapshotId) -> DbResult<Vec<Sandbox>> {
+        ask!(self.sandboxes_based_on(snapshot))
+    }
+
+    async fn rename(&self, id: &SandboxId, name: &Name) -> DbResult<bool> {
+        ask!(self.rename(id, name))
+    }
+
     async fn sandbox_created_with(&self, project: &Name, key: &str) -> DbResult<Option<Sandbox>> {
         ask!(self.sandbox_created_with(project, key))
     }

@@ -200,6 +200,20 @@ impl Db for MirroredDb {
         self.memory.sandboxes_on(snapshot).await
     }
 
+    async fn sandboxes_based_on(&self, snapshot: &SnapshotId) -> DbResult<Vec<Sandbox>> {
+        self.memory.sandboxes_based_on(snapshot).await
+    }
+
+    async fn rename(&self, id: &SandboxId, name: &Name) -> DbResult<bool> {
+        let _order = self.order.lock().await;
+        let renamed = self.memory.rename(id, name).await?;
+        if renamed {
+            let (disk, id, name) = (Arc::clone(&self.disk), id.clone(), name.clone());
+            self.follower.push(async move { disk.rename(&id, &name).await.map(drop) }).await;
+        }
+        Ok(renamed)
+    }
+
     async fn sandbox_created_with(&self, project: &Name, key: &str) -> DbResult<Option<Sandbox>> {
         self.memory.sandbox_created_with(project, key).await
     }

@@ -125,7 +125,7 @@ pub enum Tombstones {
 /// Who may stand on a snapshot that is to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unless<'a> {
-    /// Nobody.
+    /// Nobody; and no fork may have begun there.
     Held,
     /// Nobody but this one, who lets go.
     HeldByOther(&'a SandboxId),
@@ -250,6 +250,11 @@ pub trait Db: fmt::Debug + Send + Sync {
     ) -> DbResult<Paged<Sandbox>>;
     /// Lists sandboxes whose current snapshot is `snapshot`.
     async fn sandboxes_on(&self, snapshot: &SnapshotId) -> DbResult<Vec<Sandbox>>;
+    /// Lists sandboxes that were forked from `snapshot`, or that merged it last into another one.
+    async fn sandboxes_based_on(&self, snapshot: &SnapshotId) -> DbResult<Vec<Sandbox>>;
+    /// Reserves another name for a sandbox that is about to be saved with it, unless its project has a sandbox of
+    /// that name: then nothing changes and the answer is false.
+    async fn rename(&self, id: &SandboxId, name: &Name) -> DbResult<bool>;
     /// Finds the sandbox that was created under an idempotency key.
     async fn sandbox_created_with(&self, project: &Name, key: &str) -> DbResult<Option<Sandbox>>;
     /// Lists sandboxes whose time is up.

@@ -11,8 +11,8 @@ use crate::db::DbError;
 use crate::driver::DriverError;
 use crate::guest::GuestError;
 use crate::model::{
-    BadConfig, CommandId, Finding, FindingKind, KeyId, Name, NotAllowed, Revision, SandboxId,
-    SessionId, SnapshotId,
+    BadConfig, CommandId, Finding, FindingKind, KeyId, MergeConflict, Name, NotAllowed, Revision,
+    SandboxId, SessionId, SnapshotId,
 };
 use crate::net::BadAuthority;
 use crate::secret::{BadKey, SealError};
@@ -153,6 +153,28 @@ pub enum Error {
     RecordChanged { sandbox: SandboxId, expected: Revision, found: Revision },
     #[error("sandbox `{name}` is at generation {found}, not {expected}")]
     Generation { name: Name, expected: u64, found: u64 },
+    #[error("sandbox `{name}` has no snapshot with the label `{label}`")]
+    NoLabel { name: Name, label: String },
+    #[error("the files of `{point}` cannot be read: {why}")]
+    FilesNotReadable { point: String, why: &'static str },
+    #[error("sandbox `{fork}` is no fork")]
+    NoOrigin { fork: Name },
+    #[error("sandbox `{origin}`, from which `{fork}` was forked, was deleted")]
+    OriginDeleted { fork: Name, origin: Name },
+    #[error("sandbox `{origin}` has changed since `{fork}` was forked from it: {why}")]
+    OriginMovedOn { origin: Name, fork: Name, why: String },
+    #[error("sandboxes `{from}` and `{into}` have no common ancestor")]
+    Unrelated { from: Name, into: Name },
+    #[error("snapshot `{snapshot}`, the common ancestor, was deleted")]
+    AncestorDeleted { snapshot: SnapshotId },
+    #[error("`{from}` cannot be merged into `{into}`: {count} conflicts: {named}")]
+    MergeConflicts {
+        from: Name,
+        into: Name,
+        count: u64,
+        named: String,
+        conflicts: Vec<MergeConflict>,
+    },
     #[error("snapshot `{snapshot}` is what {} stand on", .holders.join(", "))]
     SnapshotInUse { snapshot: SnapshotId, holders: Vec<String> },
     #[error("snapshot `{snapshot}` of sandbox `{name}` cannot be resumed: {reason}")]
@@ -238,6 +260,8 @@ pub enum ErrorKind {
     Stale,
     /// Ask for less, or for a higher limit.
     OverLimit,
+    /// Ask for less: the work has a bound.
+    TooLarge,
     /// Free some room, or wait, then ask again.
     Exhausted,
     /// Ask again in a moment.
@@ -273,6 +297,7 @@ impl Error {
             | Self::NoDrive(_)
             | Self::NoSecret(_)
             | Self::NoQuarantine(_)
+            | Self::NoLabel { .. }
             | Self::NoKey(_) => ErrorKind::NotFound,
             Self::NameTaken(_)
             | Self::Lost(_)
@@ -299,6 +324,13 @@ impl Error {
             | Self::DriverInUse(_)
             | Self::ProjectLocked { .. }
             | Self::ImageDamaged { .. }
+            | Self::FilesNotReadable { .. }
+            | Self::NoOrigin { .. }
+            | Self::OriginDeleted { .. }
+            | Self::OriginMovedOn { .. }
+            | Self::Unrelated { .. }
+            | Self::AncestorDeleted { .. }
+            | Self::MergeConflicts { .. }
             | Self::KeyReused(_) => ErrorKind::Conflict,
             Self::Gone(_)
             | Self::SessionEnded { .. }
@@ -394,6 +426,16 @@ impl Error {
             Self::SnapshotGone { .. } => "snapshot_gone",
             Self::RecordChanged { .. } => "record_changed",
             Self::Generation { .. } => "generation_mismatch",
+            Self::NoLabel { .. } => "label_not_found",
+            Self::FilesNotReadable { .. } => "files_not_readable",
+            Self::NoOrigin { .. } => "not_a_fork",
+            Self::OriginDeleted { .. } => "origin_deleted",
+            Self::OriginMovedOn { .. } => "origin_moved_on",
+            Self::Unrelated { .. } => "unrelated",
+            Self::AncestorDeleted { .. } => "ancestor_deleted",
+            Self::MergeConflicts { .. } => "merge_conflicts",
+            Self::Store(StoreError::DiffTooLarge { .. }) => "diff_too_large",
+            Self::Store(StoreError::BadGlob { .. }) => "invalid",
             Self::NoMemory { .. } => "memory_not_supported",
             Self::HoldsMemory { .. } => "has_memory",
             Self::HasDrives(_) => "has_drives",
@@ -477,6 +519,25 @@ impl Error {
             Self::HoldsMemory { name, .. } => {
                 format!("`keep stop {name}` first: that keeps its files and lets go of its memory")
             }
+            Self::NoLabel { name, .. } => format!("`keep snapshot ls {name}` lists labels"),
+            Self::FilesNotReadable { .. } => {
+                "stop the sandbox, or name `@saved` if its last snapshot was made by a stop".to_owned()
+            }
+            Self::NoOrigin { fork } => format!("`keep merge {fork} --into NAME` names the sandbox that gets the changes"),
+            Self::OriginDeleted { fork, origin } => format!(
+                "`keep trash restore {origin}` brings it back; or `keep rename {fork} {origin}` puts the fork in its place"
+            ),
+            Self::OriginMovedOn { origin, fork, .. } => format!(
+                "`keep merge {fork}` brings in what the fork changed; `keep diff {fork}@base {origin}` shows what has changed there"
+            ),
+            Self::Unrelated { from, into } => format!(
+                "exchange a patch instead: `keep diff {from}@base {from} --patch`, then `git apply` in `{into}`"
+            ),
+            Self::AncestorDeleted { .. } => "exchange a patch or a branch instead".to_owned(),
+            Self::MergeConflicts { from, into, .. } => format!(
+                "`keep merge {from} --into {into} --dry-run` lists all of them; `--conflicts keep` writes both versions, `--only GLOB` takes chosen paths"
+            ),
+            Self::Store(StoreError::DiffTooLarge { .. }) => "compare fewer paths: name files or directories".to_owned(),
             Self::RecordChanged { .. } => "try again: the next attempt begins with the changed record".to_owned(),
             Self::Generation { .. } => "somebody changed it meanwhile: look again, then decide".to_owned(),
             Self::NoDrive(_) => "`keep drive ls` lists what there is; `keep drive create` makes one".to_owned(),
@@ -630,6 +691,7 @@ fn store_kind(error: &StoreError) -> ErrorKind {
         _ if error.is_no_room() => ErrorKind::Exhausted,
         StoreError::NotFound { .. } => ErrorKind::NotFound,
         StoreError::BadGlob { .. } => ErrorKind::Invalid,
+        StoreError::DiffTooLarge { .. } => ErrorKind::TooLarge,
         StoreError::BadExport { .. } | StoreError::InDoubt { .. } => ErrorKind::Conflict,
         StoreError::ShuttingDown | StoreError::Slow { .. } => ErrorKind::Unavailable,
         _ if error.is_read_only() => ErrorKind::Unavailable,

@@ -73,13 +73,13 @@ use crate::engine::tenancy::Tenancy;
 use crate::engine::tenancy::secrets::Secrets;
 use crate::guest::Deadlines;
 use crate::model::{
-    Config, Decision, Finding, Name, Patch, Sandbox, Session, SessionId, Size, Snapshot,
+    Config, Decision, Finding, Name, Patch, Point, Sandbox, Session, SessionId, Size, Snapshot,
     SnapshotId, Span, Timestamp,
 };
 use crate::net::{Upstream, UpstreamSettings};
 use crate::secret::{KeySource, Keyring};
-use crate::store::Store;
 use crate::store::image::Images;
+use crate::store::{MergeOutcome, Store, TreeDiff};
 
 pub use api::usage::Figures;
 pub use context::clock::{Clock, HostClock};
@@ -109,6 +109,7 @@ pub use tenancy::secrets::SetSecret;
 pub use tenancy::token::PortPass;
 
 pub use crate::model::{Method, OnDelete};
+pub use crate::store::PatchOptions;
 
 /// What the engine is made of.
 #[derive(Debug)]
@@ -598,6 +599,76 @@ pub struct Paused {
     pub session: Option<Session>,
     /// What it wakes from.
     pub snapshot: Option<Sized<Snapshot>>,
+}
+
+/// A fork whose state its origin is to get.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Promote {
+    /// The generation the origin must be at; the one it was forked at if absent.
+    pub expect_generation: Option<u64>,
+}
+
+/// An origin that got the state of a fork.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Promoted {
+    /// The origin.
+    pub sandbox: Sandbox,
+    /// What it stands on now.
+    pub snapshot: Snapshot,
+    /// What it stood on before; its image if absent.
+    pub before: Option<Snapshot>,
+}
+
+/// Changes to be brought into another sandbox.
+#[derive(Debug, Clone, Default)]
+pub struct MergeRequest {
+    /// The sandbox that gets them; the origin if absent.
+    pub into: Option<Name>,
+    /// Globs of the paths to take; all if empty.
+    pub only: Vec<String>,
+    /// Whether both versions of a conflict are kept, side by side.
+    pub keep_both: bool,
+    /// Whether nothing is to be changed.
+    pub dry_run: bool,
+    /// The generation the target must be at.
+    pub expect_generation: Option<u64>,
+}
+
+/// What a merge did, or would do.
+#[derive(Debug, Clone)]
+pub struct Merged {
+    /// Paths and conflicts.
+    pub outcome: MergeOutcome,
+    /// The target.
+    pub sandbox: Sandbox,
+    /// The snapshot with the result, if something was changed.
+    pub snapshot: Option<Snapshot>,
+    /// Whether all paths were considered.
+    pub all: bool,
+}
+
+/// Which differences of two points are wanted.
+#[derive(Debug, Clone)]
+pub struct DiffRequest {
+    /// The first point.
+    pub from: Point,
+    /// The second point.
+    pub to: Point,
+    /// Paths or globs; all if empty. Without a leading slash they are below the working directory.
+    pub paths: Vec<String>,
+    /// How many paths are listed.
+    pub limit: usize,
+}
+
+/// What differs between two points.
+#[derive(Debug)]
+pub struct Difference {
+    /// The snapshots that were compared, where they are some, and whether files may change meanwhile.
+    pub from: (Option<SnapshotId>, bool),
+    /// The same of the second point.
+    pub to: (Option<SnapshotId>, bool),
+    /// The differences.
+    pub tree: TreeDiff,
 }
 
 /// What of its source a fork starts from.

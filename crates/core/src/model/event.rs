@@ -158,6 +158,30 @@ pub enum EventData {
         /// The snapshot.
         snapshot: SnapshotId,
     },
+    /// A sandbox became what a fork of it is.
+    #[serde(rename = "sandbox.promoted")]
+    SandboxPromoted {
+        /// Its new generation.
+        generation: u64,
+        /// The snapshot.
+        snapshot: SnapshotId,
+        /// The fork.
+        from: Name,
+    },
+    /// The changes of another sandbox were merged into a sandbox.
+    #[serde(rename = "sandbox.merged")]
+    SandboxMerged {
+        /// Its new generation.
+        generation: u64,
+        /// The other sandbox.
+        from: Name,
+    },
+    /// A sandbox has another name.
+    #[serde(rename = "sandbox.renamed")]
+    SandboxRenamed {
+        /// Its former name.
+        from: Name,
+    },
     /// A session ended.
     #[serde(rename = "session.ended")]
     SessionEnded {
@@ -311,7 +335,7 @@ pub struct EventFinding {
 
 impl EventData {
     /// All kinds of events, in the order of the documentation.
-    pub const KINDS: [&'static str; 22] = [
+    pub const KINDS: [&'static str; 25] = [
         "sandbox.created",
         "sandbox.starting",
         "sandbox.running",
@@ -323,6 +347,9 @@ impl EventData {
         "sandbox.restored",
         "sandbox.updated",
         "sandbox.rolled_back",
+        "sandbox.promoted",
+        "sandbox.merged",
+        "sandbox.renamed",
         "session.ended",
         "command.started",
         "command.ended",
@@ -351,6 +378,9 @@ impl EventData {
             Self::SandboxRestored {} => "sandbox.restored",
             Self::SandboxUpdated {} => "sandbox.updated",
             Self::SandboxRolledBack { .. } => "sandbox.rolled_back",
+            Self::SandboxPromoted { .. } => "sandbox.promoted",
+            Self::SandboxMerged { .. } => "sandbox.merged",
+            Self::SandboxRenamed { .. } => "sandbox.renamed",
             Self::SessionEnded { .. } => "session.ended",
             Self::CommandStarted { .. } => "command.started",
             Self::CommandEnded { .. } => "command.ended",

@@ -14,6 +14,7 @@ mod memory;
 mod name;
 mod network;
 mod pages;
+mod point;
 mod policy;
 mod port;
 mod record;
@@ -50,11 +51,13 @@ pub use network::{
     TextMatch, Verdict,
 };
 pub use pages::{PAGE, PageIndex, PageRun};
+pub use point::{BadPoint, Point};
 pub(crate) use policy::regex;
 pub use port::{Access, Port};
 pub use record::{
-    Carried, Command, CommandState, Dressed, Ending, FORMAT, HookRun, Image, ImageConfig, Key,
-    Layer, LayerKind, Lineage, OnDelete, Project, Scope, Session, SessionEnd, Usage, Validation,
+    Carried, Command, CommandState, Dressed, Ending, FORMAT, ForkOutcome, HookRun, Image,
+    ImageConfig, Key, Layer, LayerKind, Lineage, MergePoint, OnDelete, Project, Scope, Session,
+    SessionEnd, Usage, Validation,
 };
 pub use revision::{Ownership, Revision};
 pub use root::{Limits, MachineKey, RootFs, UidRange};
@@ -72,9 +75,9 @@ pub use spec::{BadConfig, Config, Patch, Resources, Retention};
 
 pub use jiff::Timestamp;
 pub use sandkeep_types::{
-    BadQuantity, ChangedPath, Class, CommandChanges, DiffAspect, DiffCounts, DiffEntry, DiffKind,
-    DiffSide, EntryKind, Hook, Hooks, MergeConflict, MergeCounts, MoreChanges, OnIdle, OnJunk,
-    OnSecret, PathChange, Restart, SetGuard as GuardPatch, Size, Span,
+    BadQuantity, BroughtBack, ChangedPath, Class, CommandChanges, DiffAspect, DiffCounts,
+    DiffEntry, DiffKind, DiffSide, EntryKind, Hook, Hooks, MergeConflict, MergeCounts, MoreChanges,
+    OnIdle, OnJunk, OnSecret, PathChange, Restart, SetGuard as GuardPatch, Size, Span,
 };
 
 /// The present, to the millisecond: what is stored reads back equal.

@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CommandChanges, CommandEnd, CommandId, Expiry, KeyId, LayerId, Method, Name, ProjectNetwork,
-    SandboxId, SecretGiven, SecretName, SessionId, Size, SnapshotId, SnapshotKind, Span, Timestamp,
+    BroughtBack, CommandChanges, CommandEnd, CommandId, Expiry, KeyId, LayerId, Method, Name,
+    ProjectNetwork, SandboxId, SecretGiven, SecretName, SessionId, Size, SnapshotId, SnapshotKind,
+    Span, Timestamp,
 };
 
 /// The version of all documents, and of the data directory. 2: drives, tombstones of snapshots. 3: network policies,
@@ -110,6 +111,31 @@ pub struct Lineage {
     pub snapshot: Option<SnapshotId>,
     /// The source's generation.
     pub generation: u64,
+    /// The forks that were made together with it, by the name they begin with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<Name>,
+}
+
+/// A merge of a sandbox into another one. The next merge of the two begins here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergePoint {
+    /// The sandbox that got the changes.
+    pub into: SandboxId,
+    /// The snapshot whose changes it got.
+    pub snapshot: SnapshotId,
+}
+
+/// What became of a fork's work.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForkOutcome {
+    /// How it was brought back.
+    pub how: BroughtBack,
+    /// Into which sandbox.
+    pub into: Name,
+    /// That sandbox's generation with it.
+    pub generation: u64,
+    /// When.
+    pub at: Timestamp,
 }
 
 /// One waking period of a sandbox.

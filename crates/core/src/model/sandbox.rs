@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use super::lifecycle::{Effect, Phase};
 use super::record::after;
 use super::{
-    Config, Decision, Ending, FORMAT, Finding, ImageConfig, LayerId, Lineage, MemoryId, Mounted,
-    Name, Ownership, Revision, SandboxId, SessionId, SnapshotId, Timestamp, UidRange, Usage,
-    Validation, now,
+    Config, Decision, Ending, FORMAT, Finding, ForkOutcome, ImageConfig, LayerId, Lineage,
+    MemoryId, MergePoint, Mounted, Name, Ownership, Revision, SandboxId, SessionId, SnapshotId,
+    Timestamp, UidRange, Usage, Validation, now,
 };
 
 pub use change::{Change, NotAllowed};
@@ -54,6 +54,10 @@ pub struct Sandbox {
     pub image_config: ImageConfig,
     /// Where it was forked from.
     pub forked_from: Option<Lineage>,
+    /// What it was merged into, the latest of each sandbox.
+    pub merged: Vec<MergePoint>,
+    /// What became of its work, if it is a fork that was brought back.
+    pub outcome: Option<ForkOutcome>,
     /// The session that is under way, or the last one.
     pub session: Option<SessionId>,
     /// What all sessions that have ended used together.
@@ -103,6 +107,8 @@ impl Sandbox {
             image_layers: Vec::new(),
             image_config: ImageConfig::default(),
             forked_from: None,
+            merged: Vec::new(),
+            outcome: None,
             session: None,
             totals: Usage::default(),
             created_with: None,

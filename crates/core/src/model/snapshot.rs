@@ -119,6 +119,8 @@ pub enum SnapshotKind {
     Recovered,
     /// At a pause: with memory.
     Pause,
+    /// From a merge of another sandbox's changes.
+    Merge,
 }
 
 /// Who wanted a snapshot.

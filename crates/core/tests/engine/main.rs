@@ -13,6 +13,7 @@ mod disk;
 mod drives;
 mod ends;
 mod evidence;
+mod forks;
 mod full_disk;
 mod guard;
 mod kept;

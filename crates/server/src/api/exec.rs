@@ -122,6 +122,7 @@ fn broke_off() -> ExecEvent {
         message: "the sandbox stopped while the command ran".to_owned(),
         hint: Some("its log has what it printed".to_owned()),
         findings: Vec::new(),
+        conflicts: Vec::new(),
     };
     ExecEvent::Error { error }
 }

@@ -149,6 +149,13 @@ pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
             name: from.name.into(),
             snapshot: from.snapshot.map(Into::into),
             generation: from.generation,
+            group: from.group.map(Into::into),
+        }),
+        outcome: sandbox.outcome.map(|outcome| types::ForkOutcome {
+            how: outcome.how,
+            into: outcome.into.into(),
+            generation: outcome.generation,
+            at: outcome.at.to_string(),
         }),
         session: sandbox.session.map(Into::into),
         mounts: mounts.into_iter().map(|(path, mount)| (path, mount_out(mount))).collect(),
@@ -242,16 +249,20 @@ pub(super) fn opened(opened: engine::Opened) -> types::Opened {
 }
 
 pub(super) fn forks(forks: engine::Forks) -> types::Forks {
-    let failed = |failed: engine::ForkFailed| types::ForkFailed {
+    types::Forks {
+        made: forks.made.into_iter().map(opened).collect(),
+        failed: failed_forks(forks.failed),
+    }
+}
+
+pub(super) fn failed_forks(failed: Vec<engine::ForkFailed>) -> Vec<types::ForkFailed> {
+    let failed = failed.into_iter().map(|failed| types::ForkFailed {
         name: failed.name.into(),
         aliases: types::former_codes(&failed.code),
         code: failed.code,
         reason: failed.reason,
-    };
-    types::Forks {
-        made: forks.made.into_iter().map(opened).collect(),
-        failed: forks.failed.into_iter().map(failed).collect(),
-    }
+    });
+    failed.collect()
 }
 
 pub(super) fn paused(paused: engine::Paused) -> types::Paused {
@@ -292,6 +303,7 @@ fn snapshot_kind(kind: model::SnapshotKind) -> types::SnapshotKind {
         model::SnapshotKind::BeforeRollback => types::SnapshotKind::BeforeRollback,
         model::SnapshotKind::Recovered => types::SnapshotKind::Recovered,
         model::SnapshotKind::Pause => types::SnapshotKind::Pause,
+        model::SnapshotKind::Merge => types::SnapshotKind::Merge,
     }
 }
 

@@ -210,6 +210,10 @@ impl Catalog for MemoryCatalog {
         Ok(self.index.remove_sandbox(id).await?)
     }
 
+    async fn rename(&self, id: &SandboxId, name: &Name) -> CatalogResult<bool> {
+        Ok(self.index.rename(id, name).await?)
+    }
+
     async fn save(&self, sandbox: &mut Sandbox, _: Durability) -> CatalogResult<()> {
         self.disturb(sandbox).await?;
         let next = self.versions.next(sandbox).await?;

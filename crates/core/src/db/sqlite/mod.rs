@@ -170,6 +170,18 @@ impl Db for SqliteDb {
         self.all("SELECT doc FROM sandboxes WHERE current = ?", Some(snapshot.as_str())).await
     }
 
+    async fn sandboxes_based_on(&self, snapshot: &SnapshotId) -> DbResult<Vec<Sandbox>> {
+        let sql =
+            "SELECT doc FROM sandboxes WHERE id IN (SELECT sandbox FROM bases WHERE snapshot = ?)";
+        self.all(sql, Some(snapshot.as_str())).await
+    }
+
+    async fn rename(&self, id: &SandboxId, name: &Name) -> DbResult<bool> {
+        let query = sqlx::query("UPDATE OR IGNORE sandboxes SET name = ? WHERE id = ?");
+        let done = query.bind(name.as_str()).bind(id.as_str()).execute(&self.pool).await;
+        Ok(done.map_err(failed("rename a sandbox"))?.rows_affected() > 0)
+    }
+
     async fn sandbox_created_with(&self, project: &Name, key: &str) -> DbResult<Option<Sandbox>> {
         let query = sqlx::query("SELECT doc FROM sandboxes WHERE project = ? AND created_with = ?");
         let row = query.bind(project.as_str()).bind(key).fetch_optional(&self.pool).await;
@@ -290,8 +302,14 @@ impl Db for SqliteDb {
             Owner::Name(project, name) => query
                 .push(" AND project = ")
                 .push_bind(project.to_string())
+                .push(" AND (name = ")
+                .push_bind(name.to_string())
+                // Those that a sandbox took before it was renamed have its former name.
+                .push(" OR sandbox = (SELECT id FROM sandboxes WHERE project = ")
+                .push_bind(project.to_string())
                 .push(" AND name = ")
-                .push_bind(name.to_string()),
+                .push_bind(name.to_string())
+                .push("))"),
             Owner::Sandbox(sandbox) => query.push(" AND sandbox = ").push_bind(sandbox.to_string()),
         };
         let list = format!("snapshots {owner:?} {tombstones:?}");
@@ -340,21 +358,22 @@ impl Db for SqliteDb {
         let free = match unless {
             Unless::Never => "",
             Unless::Held | Unless::HeldByOther(_) => {
-                " AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE current = snapshots.id AND id <> ?)"
+                " AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE current = snapshots.id AND id <> ?1) \
+                 AND NOT EXISTS (SELECT 1 FROM bases WHERE snapshot = snapshots.id AND sandbox <> ?1)"
             }
         };
         let sql = AssertSqlSafe(format!(
-            "UPDATE snapshots SET deleted_ms = ?, doc = ? WHERE id = ? AND deleted_ms IS NULL{free}"
+            "UPDATE snapshots SET deleted_ms = ?2, doc = ?3 WHERE id = ?4 AND deleted_ms IS NULL{free}"
         ));
-        let mut query = sqlx::query(sql)
+        let but = match unless {
+            Unless::Never | Unless::Held => "",
+            Unless::HeldByOther(holder) => holder.as_str(),
+        };
+        let query = sqlx::query(sql)
+            .bind(but)
             .bind(tombstone.deleted_at.map(Timestamp::as_millisecond))
             .bind(write(tombstone)?)
             .bind(tombstone.id.as_str());
-        match unless {
-            Unless::Never => {}
-            Unless::Held => query = query.bind(""),
-            Unless::HeldByOther(holder) => query = query.bind(holder.as_str()),
-        }
         let done = query.execute(&self.pool).await.map_err(failed("bury a snapshot"))?;
         Ok(done.rows_affected() > 0)
     }

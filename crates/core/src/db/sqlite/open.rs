@@ -17,7 +17,7 @@ use super::{SqliteDb, failed};
 use crate::db::DbResult;
 
 /// The version of the tables in `tables.sql`.
-const VERSION: i64 = 7;
+const VERSION: i64 = 8;
 
 /// Files up to this size are checked when they are opened.
 const CHECKED_UP_TO: u64 = 64 << 20;

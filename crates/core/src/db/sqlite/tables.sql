@@ -22,6 +22,25 @@ WHEN json_extract(old.doc, '$.config.tags') IS NOT json_extract(new.doc, '$.conf
     DELETE FROM tags WHERE sandbox = new.id;
     INSERT INTO tags (sandbox, key, value) SELECT new.id, key, value FROM json_each(new.doc, '$.config.tags');
 END;
+-- Snapshots that a sandbox is compared with: what it was forked from, and what it merged last.
+CREATE TABLE bases (
+    sandbox TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE, snapshot TEXT NOT NULL,
+    PRIMARY KEY (sandbox, snapshot)
+) WITHOUT ROWID;
+CREATE INDEX bases_by_snapshot ON bases (snapshot);
+CREATE TRIGGER bases_of_new AFTER INSERT ON sandboxes
+WHEN json_extract(new.doc, '$.forked_from.snapshot', '$.merged') <> '[null,null]' BEGIN
+    INSERT OR IGNORE INTO bases (sandbox, snapshot)
+    SELECT new.id, json_extract(new.doc, '$.forked_from.snapshot') WHERE json_extract(new.doc, '$.forked_from.snapshot') IS NOT NULL
+    UNION SELECT new.id, json_extract(value, '$.snapshot') FROM json_each(new.doc, '$.merged');
+END;
+CREATE TRIGGER bases_of_changed AFTER UPDATE OF doc ON sandboxes
+WHEN json_extract(old.doc, '$.forked_from.snapshot', '$.merged') IS NOT json_extract(new.doc, '$.forked_from.snapshot', '$.merged') BEGIN
+    DELETE FROM bases WHERE sandbox = new.id;
+    INSERT OR IGNORE INTO bases (sandbox, snapshot)
+    SELECT new.id, json_extract(new.doc, '$.forked_from.snapshot') WHERE json_extract(new.doc, '$.forked_from.snapshot') IS NOT NULL
+    UNION SELECT new.id, json_extract(value, '$.snapshot') FROM json_each(new.doc, '$.merged');
+END;
 CREATE INDEX sandboxes_by_expiry ON sandboxes (expires_ms);
 CREATE TABLE sessions (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, doc TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX sessions_by_sandbox ON sessions (sandbox, id);

@@ -7,6 +7,7 @@ mod commands;
 mod drives;
 mod events;
 mod files;
+mod forks;
 mod health;
 mod network;
 mod ports;

@@ -79,7 +79,9 @@ impl Engine {
         let (freed, sandbox) = (found.freed_if_deleted, found.item.sandbox);
         let unless = if force { Unless::Never } else { Unless::Held };
         if !self.parts.storage.snapshots.delete_record(id, unless, Durability::Synced).await? {
-            let holders = self.parts.context.db.sandboxes_on(id).await?;
+            let mut holders = self.parts.context.db.sandboxes_on(id).await?;
+            holders.extend(self.parts.context.db.sandboxes_based_on(id).await?);
+            holders.dedup_by(|one, other| one.id == other.id);
             if holders.is_empty() {
                 // Somebody else was quicker.
                 return Err(Error::NoSnapshot(id.clone()));

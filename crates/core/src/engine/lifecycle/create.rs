@@ -120,7 +120,7 @@ impl Lifecycle {
     }
 
     /// The image of that name, with its layers held.
-    async fn hold_image(&self, name: &str) -> Result<(Image, Hold)> {
+    pub(in crate::engine) async fn hold_image(&self, name: &str) -> Result<(Image, Hold)> {
         let hold = self.store.hold();
         let mut image = self.image(name).await?;
         loop {
@@ -187,6 +187,7 @@ impl Lifecycle {
             name: snapshot.sandbox_name.clone(),
             snapshot: Some(snapshot.id.clone()),
             generation: snapshot.generation,
+            group: None,
         };
         let layers =
             source.map_or_else(|| snapshot.layers.clone(), |source| source.image_layers.clone());

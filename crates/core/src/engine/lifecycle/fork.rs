@@ -11,6 +11,7 @@ use std::sync::Arc;
 use crate::engine::error::error_chain;
 use crate::engine::lifecycle::Lifecycle;
 use crate::engine::lifecycle::create::StartingPoint;
+use crate::engine::lifecycle::lineage::promote::require_generation;
 use crate::engine::lifecycle::sandbox::expect_generation;
 use crate::engine::lifecycle::stop::SnapshotOptions;
 use crate::engine::machine::capabilities::pausing;
@@ -159,7 +160,10 @@ impl Lifecycle {
         let start = request.start;
         if !wanted.is_empty() {
             self.store.check_room(1).await?;
-            let start_point = self.fork_starting_point(project, name, request).await?;
+            let mut start_point = self.fork_starting_point(project, name, request).await?;
+            if let Some(from) = &mut start_point.forked_from {
+                from.group = Some(stem);
+            }
             let gate = Arc::new(tokio::sync::Semaphore::new(FORKS_AT_ONCE));
             let mut under_way = tokio::task::JoinSet::new();
             for (place, new, key) in wanted {
@@ -209,6 +213,7 @@ impl Lifecycle {
             }
             ForkFrom::Now | ForkFrom::Kept => None,
         };
+        let chosen_by_id = chosen.is_some();
         let work = self.turn(id.clone(), move |this, slot| async move {
             let mut source = this.reread(&slot, &id, &source_name).await?;
             expect_generation(&source, expect)?;
@@ -238,7 +243,7 @@ impl Lifecycle {
         self.storage.drives.check_drives(project, &config.mounts).await?;
         self.secrets.check_secret_uses(project, &config)?;
         self.check_driver(&config, snapshot.as_ref())?;
-        Ok(match snapshot {
+        let start_point = match snapshot {
             Some(snapshot) => self.starting_point_of(config, Some(&source), snapshot),
             None => StartingPoint {
                 config,
@@ -252,9 +257,21 @@ impl Lifecycle {
                     name: source.name.clone(),
                     snapshot: None,
                     generation: source.generation,
+                    group: None,
                 }),
             },
-        })
+        };
+        let forked_from = start_point.forked_from.map(|from| match chosen_by_id {
+            true => from,
+            // It may stand on a snapshot of its own origin. It is what was forked all the same.
+            false => Lineage {
+                sandbox: source.id.clone(),
+                name: source.name.clone(),
+                generation: source.generation,
+                ..from
+            },
+        });
+        Ok(StartingPoint { forked_from, ..start_point })
     }
 
     /// Refuses a driver that is not here, one that cannot use the memory a snapshot has, and a wish to be paused of one that
@@ -288,10 +305,23 @@ impl Lifecycle {
         target: &Snapshot,
         expect: Option<u64>,
     ) -> Result<RolledBack> {
-        let mut sandbox = self.reread(slot, id, name).await?;
+        let sandbox = self.reread(slot, id, name).await?;
         expect_generation(&sandbox, expect)?;
+        self.rollback_at(slot, id, name, target, None).await
+    }
+
+    /// The same. For a promotion of a fork it is refused if the session that ends for it has changed files after all.
+    pub(in crate::engine) async fn rollback_at(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        id: &SandboxId,
+        name: &Name,
+        target: &Snapshot,
+        promotes: Option<(u64, &Name)>,
+    ) -> Result<RolledBack> {
+        let mut sandbox = self.reread(slot, id, name).await?;
         self.check_driver(&sandbox.config, Some(target))?;
-        let mut before = None;
+        let (mut before, began) = (None, sandbox.clone());
         if slot.live().is_some() || sandbox.open_layer().is_some() {
             let ending = Ending::by_itself(SnapshotKind::BeforeRollback, SessionEnd::RolledBack);
             before = match self.end_session(slot, &mut sandbox, ending).await {
@@ -311,6 +341,17 @@ impl Lifecycle {
                 settled => settled?,
             };
         }
+        if let Some((expected, fork)) = promotes {
+            let has_same_files = match &before {
+                Some(before) if sandbox.generation == expected + 1 => {
+                    self.is_same_as_saved(&began, before).await?
+                }
+                _ => false,
+            };
+            if !has_same_files {
+                require_generation(&sandbox, fork, expected)?;
+            }
+        }
         failpoint::pass("rollback.kept");
         let stood_on = sandbox.clone();
         sandbox.current = Some(target.id.clone());
@@ -326,7 +367,9 @@ impl Lifecycle {
             self.records.record(&mut sandbox, Durability::Synced).await?;
             return Err(Error::SnapshotDeleted(target.id.clone()));
         }
-        self.context.events.rolled_back(&sandbox, target);
+        if promotes.is_none() {
+            self.context.events.rolled_back(&sandbox, target);
+        }
         failpoint::pass("rollback.done");
         // What slept with the memory it leaves does not wake in the other; what is alive there is carried over.
         self.sessions.commands_lost(&sandbox.id, CommandEnd::SessionEnded).await?;

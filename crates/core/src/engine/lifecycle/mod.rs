@@ -9,6 +9,7 @@ pub(in crate::engine) mod checkpoint;
 pub(in crate::engine) mod create;
 pub(in crate::engine) mod delete;
 pub(in crate::engine) mod fork;
+pub(in crate::engine) mod lineage;
 pub(in crate::engine) mod pause;
 pub(in crate::engine) mod reaper;
 pub(in crate::engine) mod recover;

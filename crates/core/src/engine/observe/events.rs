@@ -25,7 +25,7 @@ use crate::engine::{Error, Result};
 use crate::model::lifecycle::Phase;
 use crate::model::{
     Command, Event, EventData, EventFilter, EventFinding, EventId, EventSandbox, Finding, Name,
-    Port, Sandbox, SandboxId, Session, Snapshot, Timestamp, now,
+    Port, Sandbox, SandboxId, Session, Snapshot, SnapshotId, Timestamp, now,
 };
 use crate::store::{
     EventPosition, EventSource, EventWriter, event_sources, last_event, read_events,
@@ -210,6 +210,20 @@ impl EventFeed {
     pub(in crate::engine) fn rolled_back(&self, sandbox: &Sandbox, to: &Snapshot) {
         let (generation, snapshot) = (sandbox.generation, to.id.clone());
         self.of(sandbox, EventData::SandboxRolledBack { generation, snapshot });
+    }
+
+    pub(in crate::engine) fn promoted(&self, sandbox: &Sandbox, to: &SnapshotId, from: &Name) {
+        let (generation, snapshot) = (sandbox.generation, to.clone());
+        self.of(sandbox, EventData::SandboxPromoted { generation, snapshot, from: from.clone() });
+    }
+
+    pub(in crate::engine) fn merged(&self, sandbox: &Sandbox, from: &Name) {
+        let generation = sandbox.generation;
+        self.of(sandbox, EventData::SandboxMerged { generation, from: from.clone() });
+    }
+
+    pub(in crate::engine) fn renamed(&self, sandbox: &Sandbox, from: &Name) {
+        self.of(sandbox, EventData::SandboxRenamed { from: from.clone() });
     }
 
     pub(in crate::engine) fn session_ended(&self, sandbox: &Sandbox, session: &Session) {

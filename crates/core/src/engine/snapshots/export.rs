@@ -102,7 +102,8 @@ fn header(size: u64) -> tar::Header {
     header
 }
 
-struct Sender(mpsc::Sender<Bytes>);
+/// Sends what is written, in pieces as it comes.
+pub(in crate::engine) struct Sender(pub(in crate::engine) mpsc::Sender<Bytes>);
 
 impl Write for Sender {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

@@ -35,9 +35,9 @@ use serde::{Deserialize, Serialize};
 use super::{Breakdown, Deletion, Ended, LastSession, OpenSession, Sandbox, SandboxState};
 use crate::model::lifecycle::{Effect, Phase};
 use crate::model::{
-    Config, Decision, Ending, Expiry, Finding, ImageConfig, LayerId, Lineage, MemoryId, Method,
-    Mounted, Name, OnDelete, Ownership, Revision, SandboxId, SessionEnd, SessionId, SnapshotId,
-    SnapshotKind, Timestamp, UidRange, Usage, Validation,
+    Config, Decision, Ending, Expiry, Finding, ForkOutcome, ImageConfig, LayerId, Lineage,
+    MemoryId, MergePoint, Method, Mounted, Name, OnDelete, Ownership, Revision, SandboxId,
+    SessionEnd, SessionId, SnapshotId, SnapshotKind, Timestamp, UidRange, Usage, Validation,
 };
 
 /// How a session ends of which a record of before says only that it is being stopped.
@@ -70,6 +70,10 @@ pub(super) struct Flat {
     image_layers: Vec<LayerId>,
     image_config: ImageConfig,
     forked_from: Option<Lineage>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    merged: Vec<MergePoint>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    outcome: Option<ForkOutcome>,
     session: Option<SessionId>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ending: Option<Ending>,
@@ -164,6 +168,8 @@ impl From<Flat> for Sandbox {
             image_layers: flat.image_layers,
             image_config: flat.image_config,
             forked_from: flat.forked_from,
+            merged: flat.merged,
+            outcome: flat.outcome,
             session: flat.session,
             totals: flat.totals,
             created_with: flat.created_with,
@@ -199,6 +205,8 @@ impl From<Sandbox> for Flat {
             image_layers: sandbox.image_layers,
             image_config: sandbox.image_config,
             forked_from: sandbox.forked_from,
+            merged: sandbox.merged,
+            outcome: sandbox.outcome,
             session: sandbox.session,
             ending,
             on_delete: deletion.on_delete,

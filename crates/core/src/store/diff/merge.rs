@@ -50,11 +50,11 @@ pub(super) enum Action {
 
 /// A path that changed on both sides in ways that do not go together.
 #[derive(Debug, Clone)]
-pub struct Conflict {
+pub(super) struct Conflict {
     /// From the root, without a leading slash.
     pub(super) path: Vec<u8>,
     /// Why.
-    pub reason: &'static str,
+    pub(super) reason: &'static str,
     /// The other side's version, if it can be written beside.
     theirs: Option<Side>,
 }
@@ -62,27 +62,27 @@ pub struct Conflict {
 impl Conflict {
     /// The path, for people.
     #[must_use]
-    pub fn path(&self) -> String {
+    pub(super) fn path(&self) -> String {
         format!("/{}", path_text(&self.path))
     }
 }
 
 /// What a merge is to do.
 #[derive(Debug, Default)]
-pub struct MergePlan {
+pub(super) struct MergePlan {
     pub(super) actions: BTreeMap<Vec<u8>, Action>,
     /// What theirs changed of these paths.
     pub(super) taken: Vec<PathDiff>,
     /// Paths that were merged by lines.
     pub(super) merged: BTreeSet<Vec<u8>>,
     /// Paths that cannot be merged.
-    pub conflicts: Vec<Conflict>,
+    pub(super) conflicts: Vec<Conflict>,
 }
 
 impl MergePlan {
     /// Whether nothing is to be done.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.actions.is_empty()
     }
 }
@@ -265,8 +265,13 @@ impl MergePlan {
         Ok(())
     }
 
-    /// Writes the other side's versions beside ours, as `<name>.from-<source>`. Conflicts that have none stay.
-    pub(super) fn keep_both(&mut self, source: &str) -> Result<()> {
+    /// Writes the other side's versions beside ours, as `<name>.from-<source>`. Conflicts stay that have none, or where ours
+    /// has that name already.
+    pub(super) fn keep_both(
+        &mut self,
+        source: &str,
+        ours_has: impl Fn(&[u8]) -> Result<bool>,
+    ) -> Result<()> {
         let mut left = Vec::new();
         let is_room = |path: &[u8]| !self.actions.contains_key(path);
         let mut beside = Vec::new();
@@ -274,6 +279,10 @@ impl MergePlan {
             let new = [&conflict.path, b".from-".as_slice(), source.as_bytes()].concat();
             let name = name_of(&new);
             match &conflict.theirs {
+                Some(_) if ours_has(&new)? => {
+                    let reason = "the name for the other version is taken: <name>.from-<source>";
+                    left.push(Conflict { reason, ..conflict });
+                }
                 Some(theirs) if name.as_bytes().len() <= 255 && is_room(&new) => {
                     let attributes = attributes_of(theirs)?;
                     beside.push((new, theirs.clone(), attributes));

@@ -211,7 +211,12 @@ impl Store {
                     why: format!("more than {} paths differ", options.limit),
                 });
             }
-            patch::write(&diff, &how, &mut into)
+            patch::write(&diff, &how, &mut into)?;
+            into.flush().map_err(|source| StoreError::Io {
+                action: "write",
+                path: "the patch".into(),
+                source,
+            })
         })
         .await
     }
@@ -233,7 +238,7 @@ impl Store {
             let MergeChains { base, ours, theirs } = &chains;
             let mut plan = store.plan_merge(base, ours, theirs, options.only.as_ref())?;
             if let Some(source) = &options.keep_both {
-                plan.keep_both(source)?;
+                plan.keep_both(source, |path| walk::is_there(&store, ours, path))?;
             }
             Ok(plan)
         });

@@ -148,6 +148,23 @@ pub(super) fn compare<'c>(
     Ok(diff)
 }
 
+/// Whether a stack has something at a path.
+pub(super) fn is_there(store: &Store, chain: &[LayerId], path: &[u8]) -> Result<bool> {
+    let root = |(layer, id): (usize, &LayerId)| {
+        Ok(LayerDir { layer, place: Place::root(&store.diff_dir(id))? })
+    };
+    let mut parts = chain.iter().enumerate().map(root).collect::<Result<Vec<_>>>()?;
+    let mut names = path.split(|byte| *byte == b'/').peekable();
+    while let Some(name) = names.next() {
+        match MergedDir::open(&parts)?.find(&name_of(name))? {
+            Found::Nothing => return Ok(false),
+            Found::Leaf { .. } => return Ok(names.peek().is_none()),
+            Found::Dir { parts: below, .. } => parts = below,
+        }
+    }
+    Ok(true)
+}
+
 struct Comparison<'a> {
     options: &'a DiffOptions,
     budget: &'a mut Budget,

@@ -1,0 +1,17 @@
+//! Forks that come back: which files a point has, what is a common ancestor, promote, merge, rename.
+//!
+//! | file | decides |
+//! |---|---|
+//! | `points` | which layers a point has, and keeps them while they are read |
+//! | `ancestor` | where the histories of two sandboxes parted |
+//! | `promote` | when an origin may become what its fork is |
+//! | `merge` | how the changes of one sandbox get into another one |
+//! | `rename` | who has a name |
+//!
+//! `docs/FORKS.md` has the rules for users. What two trees of files differ in is decided in `store/diff/`.
+
+pub(in crate::engine) mod ancestor;
+pub(in crate::engine) mod merge;
+pub(in crate::engine) mod points;
+pub(in crate::engine) mod promote;
+pub(in crate::engine) mod rename;

@@ -1,0 +1,468 @@
+//! Forks that come back: differences of two points, promotion, merges, other names.
+
+use sandkeep_core::db::Page;
+use sandkeep_core::engine::{
+    Create, Delete, DiffRequest, Difference, Engine, Error, ErrorKind, Fork, MergeRequest, Merged,
+    PatchOptions, Promote, Promoted, Stop,
+};
+use sandkeep_core::model::lifecycle::Phase;
+use sandkeep_core::model::{BroughtBack, DiffKind, Patch, Sandbox, SnapshotKind};
+use sandkeep_testkit::house;
+use sandkeep_testkit::house::{labelled, name, of, ok, project, small};
+
+async fn app(engine: &Engine) {
+    engine.create(&project(), small("app"), None).await.unwrap();
+    ok(engine, "app", "mkdir -p /srv; seq 1 9 > /srv/lines; echo old > /srv/file").await;
+    stop(engine, "app").await;
+}
+
+async fn stop(engine: &Engine, sandbox: &str) {
+    engine.stop(&project(), &name(sandbox), Stop::default(), None).await.unwrap();
+}
+
+async fn fork(engine: &Engine, source: &str, fork: &str) {
+    let request = Fork { name: Some(name(fork)), ..Fork::default() };
+    engine.fork(&project(), &name(source), request, None).await.unwrap();
+}
+
+async fn get(engine: &Engine, sandbox: &str) -> Sandbox {
+    engine.get(&project(), &name(sandbox)).await.unwrap().sandbox
+}
+
+async fn diff_of(
+    engine: &Engine,
+    from: &str,
+    to: &str,
+    paths: &[&str],
+) -> Result<Difference, Error> {
+    let paths = paths.iter().map(|path| (*path).to_owned()).collect();
+    let (from, to) = (from.parse().unwrap(), to.parse().unwrap());
+    engine.diff(&project(), DiffRequest { from, to, paths, limit: 100 }).await
+}
+
+/// `A /srv/new` and so on.
+async fn diff(engine: &Engine, from: &str, to: &str) -> Vec<String> {
+    let found = diff_of(engine, from, to, &[]).await.unwrap();
+    let line = |entry: &sandkeep_core::model::DiffEntry| {
+        let letter = match entry.change {
+            DiffKind::Added => 'A',
+            DiffKind::Removed => 'D',
+            DiffKind::Modified => 'M',
+            DiffKind::Renamed => 'R',
+        };
+        format!("{letter} {}", entry.path)
+    };
+    let shown = |line: &String| !line.ends_with("/srv");
+    found.tree.entries().iter().map(line).filter(shown).collect()
+}
+
+async fn promote(engine: &Engine, fork: &str) -> Result<Promoted, Error> {
+    engine.promote(&project(), &name(fork), Promote::default(), None).await
+}
+
+fn into(target: &str) -> MergeRequest {
+    MergeRequest { into: Some(name(target)), ..MergeRequest::default() }
+}
+
+async fn merge(engine: &Engine, source: &str, request: MergeRequest) -> Result<Merged, Error> {
+    engine.merge(&project(), &name(source), request).await
+}
+
+async fn cat(engine: &Engine, sandbox: &str, path: &str) -> String {
+    ok(engine, sandbox, &format!("cat {path}")).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn points_are_compared_and_nothing_is_started() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    fork(&engine, "app", "try").await;
+    assert!(diff(&engine, "app", "try").await.is_empty());
+    assert_eq!(get(&engine, "try").await.phase(), Phase::Stopped);
+    ok(&engine, "try", "echo 1 > /srv/one; rm /srv/file").await;
+    let checkpoint = engine.checkpoint(&project(), &name("try"), labelled("green")).await.unwrap();
+    ok(&engine, "try", "echo 2 > /srv/two").await;
+    let live = ["D /srv/file", "A /srv/one", "A /srv/two"];
+    assert_eq!(diff(&engine, "app", "try").await, live, "it runs");
+    assert_eq!(diff(&engine, "try@base", "try").await, live);
+    assert_eq!(diff(&engine, "try@saved", "try").await, ["A /srv/two"]);
+    let green = ["D /srv/file", "A /srv/one"];
+    assert_eq!(diff(&engine, "app", "try@green").await, green);
+    assert_eq!(diff(&engine, "app@saved", checkpoint.item.id.as_str()).await, green);
+    let added = diff(&engine, "image:small", "app").await;
+    assert_eq!(added, ["A /srv/file", "A /srv/lines"]);
+    assert_eq!(diff(&engine, "app@base", "app").await, added, "it began as its image");
+    let only = diff_of(&engine, "app", "try", &["/srv/one"]).await.unwrap();
+    assert_eq!(only.tree.counts.added, 1);
+    assert!(only.to.1, "files of one that runs may change meanwhile");
+    assert_eq!(get(&engine, "app").await.phase(), Phase::Stopped, "it was not started");
+    stop(&engine, "try").await;
+    assert_eq!(diff(&engine, "app", "try").await, live);
+    for (from, code) in [
+        ("nobody", "sandbox_not_found"),
+        ("app@yellow", "label_not_found"),
+        ("snp-01k00000000000000000000000", "snapshot_not_found"),
+        ("image:nothing", "image_not_found"),
+    ] {
+        let refused = diff_of(&engine, from, "app", &[]).await.unwrap_err();
+        assert_eq!(refused.code(), code, "{from}: {refused}");
+        assert!(refused.hint().is_some() || code != "label_not_found", "{refused}");
+    }
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_patch_is_what_git_applies() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    fork(&engine, "app", "try").await;
+    ok(&engine, "try", "sed -i 's/5/five/' /srv/lines; chmod +x /srv/file; echo n > /srv/new")
+        .await;
+    let there = house.path().join("patched");
+    std::fs::create_dir(&there).unwrap();
+    let lines: String = (1..10).map(|n| format!("{n}\n")).collect();
+    std::fs::write(there.join("lines"), lines).unwrap();
+    std::fs::write(there.join("file"), "old\n").unwrap();
+    let (into, mut pieces) = tokio::sync::mpsc::channel(4);
+    let request = DiffRequest {
+        from: "app".parse().unwrap(),
+        to: "try".parse().unwrap(),
+        paths: Vec::new(),
+        limit: 1,
+    };
+    let how = PatchOptions { relative: b"srv".to_vec(), binary: false };
+    let work = engine.clone();
+    let writing =
+        tokio::spawn(async move { work.write_patch(&project(), request, how, into).await });
+    let mut patch = Vec::new();
+    while let Some(piece) = pieces.recv().await {
+        patch.extend_from_slice(&piece);
+    }
+    writing.await.unwrap().unwrap();
+    let file = house.path().join("patch");
+    std::fs::write(&file, patch).unwrap();
+    let git = std::process::Command::new("git")
+        .args(["apply", "--unsafe-paths"])
+        .arg(&file)
+        .current_dir(&there)
+        .output()
+        .unwrap();
+    assert!(git.status.success(), "{}", String::from_utf8_lossy(&git.stderr));
+    let read = |name: &str| std::fs::read_to_string(there.join(name)).unwrap();
+    assert_eq!(read("new"), "n\n");
+    assert!(read("lines").contains("\nfive\n"));
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_origin_becomes_what_its_fork_is_and_can_go_back() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    let before = get(&engine, "app").await;
+    fork(&engine, "app", "try").await;
+    ok(&engine, "try", "echo new > /srv/file").await;
+    // The fork runs, and so does the origin, which has changed nothing.
+    engine.start(&project(), &name("app"), None).await.unwrap();
+    let promoted = promote(&engine, "try").await.unwrap();
+    assert_eq!(promoted.sandbox.generation, before.generation + 1);
+    assert_eq!(promoted.before.as_ref().map(|one| &one.id), before.current.as_ref());
+    assert_eq!(cat(&engine, "app", "/srv/file").await, "new\n");
+    assert!(diff(&engine, "app", "try").await.is_empty());
+    let tried = get(&engine, "try").await;
+    let outcome = tried.outcome.expect("its fate is on record");
+    assert_eq!((outcome.how, outcome.into.as_str()), (BroughtBack::Promoted, "app"));
+    assert_eq!(outcome.generation, before.generation + 1);
+    // Once more, after a restart: it is there already.
+    stop(&engine, "app").await;
+    stop(&engine, "try").await;
+    let engine = house.reopen(engine).await;
+    assert!(get(&engine, "try").await.outcome.is_some());
+    let again = promote(&engine, "try").await.unwrap();
+    assert_eq!(again.sandbox.current, promoted.sandbox.current);
+    // Further work of the fork is promoted to what the origin is now.
+    ok(&engine, "try", "echo newer > /srv/file").await;
+    let newer = promote(&engine, "try").await.unwrap();
+    assert_eq!(cat(&engine, "app", "/srv/file").await, "newer\n");
+    // What it had is there for a rollback.
+    let back = promoted.before.unwrap().id;
+    engine.rollback(&project(), &name("app"), &back, None).await.unwrap();
+    assert_eq!(cat(&engine, "app", "/srv/file").await, "old\n");
+    assert!(newer.sandbox.generation > promoted.sandbox.generation);
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_origin_that_moved_on_is_not_overwritten() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    for one in ["try-a", "try-b", "try-c"] {
+        fork(&engine, "app", one).await;
+        ok(&engine, one, &format!("echo {one} > /srv/{one}")).await;
+        stop(&engine, one).await;
+    }
+    // It runs and has changed a file.
+    ok(&engine, "app", "echo mine > /srv/file").await;
+    let refused = promote(&engine, "try-a").await.unwrap_err();
+    assert_eq!(refused.code(), "origin_moved_on", "{refused}");
+    assert_eq!(refused.kind(), ErrorKind::Conflict);
+    assert_eq!(cat(&engine, "app", "/srv/file").await, "mine\n", "its session goes on");
+    ok(&engine, "app", "echo old > /srv/file").await;
+    let (one, other) = tokio::join!(promote(&engine, "try-a"), promote(&engine, "try-b"));
+    let lost = match (one, other) {
+        (Ok(_), Err(error)) | (Err(error), Ok(_)) => error,
+        both => panic!("one wins: {both:?}"),
+    };
+    assert_eq!(lost.code(), "origin_moved_on", "{lost}");
+    assert!(lost.hint().is_some_and(|hint| hint.contains("merge")), "{:?}", lost.hint());
+    // The others can be merged, or promoted by somebody who knows.
+    merge(&engine, "try-c", into("app")).await.unwrap();
+    assert_eq!(cat(&engine, "app", "/srv/try-c").await, "try-c\n");
+    stop(&engine, "app").await;
+    let generation = get(&engine, "app").await.generation;
+    let knowing = Promote { expect_generation: Some(generation) };
+    engine.promote(&project(), &name("try-b"), knowing, None).await.unwrap();
+    assert_eq!(ok(&engine, "app", "ls /srv").await, "file\nlines\ntry-b\n");
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_of_both_sides_are_merged_or_nothing_is() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    fork(&engine, "app", "try").await;
+    ok(&engine, "try", "sed -i 's/^1$/one/' /srv/lines; echo theirs > /srv/new").await;
+    ok(&engine, "app", "sed -i 's/^9$/nine/' /srv/lines; echo mine > /srv/mine").await;
+    let session = get(&engine, "app").await.session;
+    let dry = MergeRequest { dry_run: true, ..into("app") };
+    let would = merge(&engine, "try", dry.clone()).await.unwrap();
+    assert_eq!((would.outcome.counts.added, would.outcome.counts.merged), (1, 1));
+    assert!(would.snapshot.is_none());
+    let merged = merge(&engine, "try", MergeRequest::default()).await.unwrap();
+    assert_eq!(merged.snapshot.as_ref().map(|one| one.kind), Some(SnapshotKind::Merge));
+    let lines = cat(&engine, "app", "/srv/lines").await;
+    assert!(lines.starts_with("one\n2\n") && lines.ends_with("8\nnine\n"), "{lines}");
+    assert_eq!(ok(&engine, "app", "cat /srv/new /srv/mine").await, "theirs\nmine\n");
+    assert_ne!(get(&engine, "app").await.session, session, "it was stopped for that");
+    assert_eq!(get(&engine, "try").await.outcome.map(|one| one.how), Some(BroughtBack::Merged));
+
+    // The next merge begins where this one ended: what was merged is no conflict.
+    ok(&engine, "try", "echo more >> /srv/new").await;
+    ok(&engine, "app", "sed -i 's/^one$/ONE/' /srv/lines").await;
+    merge(&engine, "try", MergeRequest::default()).await.unwrap();
+    assert_eq!(
+        ok(&engine, "app", "cat /srv/new; head -n1 /srv/lines").await,
+        "theirs\nmore\nONE\n"
+    );
+    let nothing = merge(&engine, "try", MergeRequest::default()).await.unwrap();
+    assert!(nothing.snapshot.is_none(), "there is nothing left to merge");
+
+    // A conflict: nothing is changed, and a session that runs goes on.
+    ok(&engine, "try", "echo theirs > /srv/file; echo fine > /srv/fine").await;
+    ok(&engine, "app", "echo ours > /srv/file").await;
+    let session = get(&engine, "app").await.session;
+    let refused = merge(&engine, "try", MergeRequest::default()).await.unwrap_err();
+    let Error::MergeConflicts { conflicts, .. } = &refused else { panic!("{refused}") };
+    assert_eq!(conflicts[0].path, "/srv/file");
+    assert_eq!(refused.code(), "merge_conflicts");
+    assert_eq!(
+        ok(&engine, "app", "cat /srv/file; ls /srv").await,
+        "ours\nfile\nlines\nmine\nnew\n"
+    );
+    assert_eq!(get(&engine, "app").await.session, session);
+    let would = merge(&engine, "try", dry).await.unwrap();
+    assert_eq!(would.outcome.counts.conflicts, 1);
+
+    // Chosen paths only, then both versions.
+    let only = MergeRequest { only: vec!["/srv/fine".to_owned()], ..MergeRequest::default() };
+    merge(&engine, "try", only).await.unwrap();
+    assert_eq!(ok(&engine, "app", "cat /srv/fine /srv/file").await, "fine\nours\n");
+    let keep = MergeRequest { keep_both: true, ..MergeRequest::default() };
+    merge(&engine, "try", keep).await.unwrap();
+    let both = ok(&engine, "app", "cat /srv/file /srv/file.from-try").await;
+    assert_eq!(both, "ours\ntheirs\n");
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_kept_beside_ours_replaces_nothing() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    ok(&engine, "app", "echo precious > /srv/file.from-try").await;
+    stop(&engine, "app").await;
+    fork(&engine, "app", "try").await;
+    ok(&engine, "try", "echo theirs > /srv/file").await;
+    ok(&engine, "app", "echo ours > /srv/file").await;
+    let keep = MergeRequest { keep_both: true, ..MergeRequest::default() };
+    let refused = merge(&engine, "try", keep).await.unwrap_err();
+    assert_eq!(refused.code(), "merge_conflicts", "{refused}");
+    assert_eq!(cat(&engine, "app", "/srv/file.from-try").await, "precious\n");
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_no_common_past_is_not_merged() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    engine.create(&project(), small("other"), None).await.unwrap();
+    let code = |refused: Result<Merged, Error>| refused.unwrap_err().code().to_owned();
+    assert_eq!(code(merge(&engine, "other", into("app")).await), "unrelated");
+    assert_eq!(code(merge(&engine, "app", into("app")).await), "invalid");
+    assert_eq!(code(merge(&engine, "app", MergeRequest::default()).await), "not_a_fork");
+    assert_eq!(code(merge(&engine, "app", into("nobody")).await), "sandbox_not_found");
+    let globs = MergeRequest { only: vec!["a/[".to_owned()], ..into("app") };
+    assert_eq!(code(merge(&engine, "other", globs).await), "invalid");
+    let refused = promote(&engine, "app").await.unwrap_err();
+    assert_eq!(refused.code(), "not_a_fork");
+
+    // Two forks of one origin have a common past, also when the origin is gone.
+    for one in ["try-a", "try-b"] {
+        fork(&engine, "app", one).await;
+        ok(&engine, one, &format!("echo {one} > /srv/{one}")).await;
+    }
+    let base = get(&engine, "app").await.current.unwrap();
+    let held = engine.delete_snapshot(&project(), &base, false).await.unwrap_err();
+    assert_eq!(held.code(), "snapshot_in_use", "{held}");
+    engine.delete(&project(), &name("app"), Delete::default(), None).await.unwrap();
+    assert_eq!(promote(&engine, "try-a").await.unwrap_err().code(), "origin_deleted");
+    merge(&engine, "try-a", into("try-b")).await.unwrap();
+    assert_eq!(ok(&engine, "try-b", "ls /srv").await, "file\nlines\ntry-a\ntry-b\n");
+    let later = ok(&engine, "try-a", "echo more > /srv/more").await;
+    assert_eq!(later, "");
+    // By force the common past goes, and that is said.
+    let merged = get(&engine, "try-a").await.merged[0].snapshot.clone();
+    engine.delete_snapshot(&project(), &merged, true).await.unwrap();
+    assert_eq!(code(merge(&engine, "try-a", into("try-b")).await), "ancestor_deleted");
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn forks_that_were_made_together_are_a_group() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    let many = Fork { name: Some(name("try")), count: Some(3), ..Fork::default() };
+    engine.fork_many(&project(), &name("app"), many, None).await.unwrap();
+    fork(&engine, "app", "alone").await;
+    let names = |forks: Vec<Sandbox>| -> Vec<String> {
+        forks.into_iter().map(|one| one.name.to_string()).collect()
+    };
+    let group = engine.forks(&project(), None, Some(&name("try"))).await.unwrap();
+    assert_eq!(names(group), ["try-1", "try-2", "try-3"]);
+    let all = engine.forks(&project(), Some(&name("app")), None).await.unwrap();
+    assert_eq!(names(all), ["alone", "try-1", "try-2", "try-3"]);
+    let others = engine.group_of(&project(), &name("try-2")).await.unwrap();
+    assert_eq!(others, [name("try-1"), name("try-3")]);
+    assert!(engine.group_of(&project(), &name("alone")).await.unwrap().is_empty());
+    let (deleted, failed) = engine.delete_forks(&project(), others).await;
+    assert_eq!((deleted.len(), failed.len()), (2, 0));
+    let group = engine.forks(&project(), None, Some(&name("try"))).await.unwrap();
+    assert_eq!(names(group), ["try-2"]);
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_name_changes_nothing_else() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    engine.create(&project(), small("other"), None).await.unwrap();
+    ok(&engine, "app", "echo 1 > /srv/running").await;
+    let before = get(&engine, "app").await;
+    let taken = engine.rename(&project(), &name("app"), name("other")).await.unwrap_err();
+    assert_eq!(taken.code(), "name_taken");
+    let renamed = engine.rename(&project(), &name("app"), name("fix")).await.unwrap();
+    assert_eq!((renamed.id.clone(), renamed.name.as_str()), (before.id.clone(), "fix"));
+    assert!(engine.get(&project(), &name("app")).await.is_err());
+    assert_eq!(cat(&engine, "fix", "/srv/running").await, "1\n");
+    assert_eq!(get(&engine, "fix").await.session, before.session, "its session goes on");
+    // The name is free, and what was taken under it is still listed.
+    engine.create(&project(), small("app"), None).await.unwrap();
+    let all = engine.snapshots(&project(), of("fix"), &Page::all()).await.unwrap().items;
+    assert_eq!(all.len(), 1);
+    stop(&engine, "fix").await;
+    let engine = house.reopen(engine).await;
+    assert_eq!(get(&engine, "fix").await.id, before.id);
+    assert_ne!(get(&engine, "app").await.id, before.id);
+    assert_eq!(cat(&engine, "fix", "/srv/running").await, "1\n");
+    let same = engine.rename(&project(), &name("fix"), name("fix")).await.unwrap();
+    assert_eq!(same.id, before.id);
+    engine.shutdown().await;
+}
+
+#[cfg(feature = "failpoints")]
+mod cut {
+    use sandkeep_testkit::victim;
+
+    use super::*;
+
+    /// What the process that dies does. Without a house it is not that process and does nothing.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn victim() {
+        let Some(house) = sandkeep_testkit::house::House::lent() else { return };
+        let engine = house.open().await;
+        match std::env::var("SANDKEEP_TEST_DEED").unwrap().as_str() {
+            "promote" => drop(promote(&engine, "try").await),
+            "merge" => drop(merge(&engine, "try", MergeRequest::default()).await),
+            _ => drop(engine.rename(&project(), &name("app"), name("fix")).await),
+        }
+        engine.shutdown().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_daemon_that_dies_leaves_the_old_state_or_the_new() {
+        let house = house!();
+        let mut engine = house.open().await;
+        for (deed, point) in [
+            ("promote", "promote.captured"),
+            ("promote", "promote.done"),
+            ("merge", "merge.captured"),
+            ("merge", "merge.built"),
+            ("merge", "merge.committed"),
+        ] {
+            let create = Create { patch: Patch::default(), ..small("app") };
+            let create = Create { patch: small("app").patch, ..create };
+            engine.create(&project(), create, None).await.unwrap();
+            ok(&engine, "app", "mkdir -p /srv; echo old > /srv/file").await;
+            stop(&engine, "app").await;
+            fork(&engine, "app", "try").await;
+            ok(&engine, "try", "echo new > /srv/file").await;
+            stop(&engine, "try").await;
+            let before = get(&engine, "app").await;
+            engine = house.cut(engine, victim!(), deed, point).await;
+            let now = get(&engine, "app").await;
+            let file = cat(&engine, "app", "/srv/file").await;
+            match now.generation == before.generation {
+                true => assert_eq!(file, "old\n", "{deed} {point}"),
+                false => assert_eq!(file, "new\n", "{deed} {point}"),
+            }
+            // Whatever was done, it can be done again.
+            stop(&engine, "app").await;
+            match deed {
+                "merge" => drop(merge(&engine, "try", MergeRequest::default()).await.unwrap()),
+                _ => {
+                    let expect_generation = Some(get(&engine, "app").await.generation);
+                    let knowing = Promote { expect_generation };
+                    engine.promote(&project(), &name("try"), knowing, None).await.unwrap();
+                }
+            }
+            assert_eq!(cat(&engine, "app", "/srv/file").await, "new\n", "{deed} {point}");
+            for one in ["try", "app"] {
+                engine.delete(&project(), &name(one), Delete::default(), None).await.unwrap();
+            }
+        }
+        engine.create(&project(), small("app"), None).await.unwrap();
+        ok(&engine, "app", "echo 1 > /file").await;
+        stop(&engine, "app").await;
+        engine = house.cut(engine, victim!(), "rename", "rename.reserved").await;
+        assert_eq!(cat(&engine, "app", "/file").await, "1\n", "it was not renamed");
+        engine.create(&project(), small("fix"), None).await.unwrap();
+        engine.shutdown().await;
+    }
+}
