@@ -9,6 +9,7 @@ use std::io::Write as _;
 
 use sandkeep_client::Error as ClientError;
 
+use crate::command::conflicts_text;
 use crate::command::guard::findings_text;
 use crate::screen::Paint;
 
@@ -156,10 +157,13 @@ impl Failure {
         if let Some(hint) = self.hint() {
             error["hint"] = hint.into();
         }
-        if let Self::Client(ClientError::Api { status, findings, .. }) = self {
+        if let Self::Client(ClientError::Api { status, findings, conflicts, .. }) = self {
             error["status"] = (*status).into();
             if !findings.is_empty() {
                 error["findings"] = serde_json::to_value(findings).unwrap_or_default();
+            }
+            if !conflicts.is_empty() {
+                error["conflicts"] = serde_json::to_value(conflicts).unwrap_or_default();
             }
         }
         json_line(&error)
@@ -189,6 +193,7 @@ impl Failure {
         let mut text = format!("{} {}\n", paint.red("error:"), self.message());
         if let Self::Client(error) = self {
             text.push_str(&findings_text(error.findings()));
+            text.push_str(&conflicts_text(error.conflicts()));
         }
         if let Some(hint) = self.hint() {
             text.push_str(&format!("{} {hint}\n", paint.cyan("hint:")));
@@ -236,6 +241,7 @@ mod tests {
             message,
             hint: Some("do".to_owned()),
             findings: Vec::new(),
+            conflicts: Vec::new(),
         })
     }
 

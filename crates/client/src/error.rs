@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::types::{ErrorAnswer, ErrorBody, Finding, present_code};
+use crate::types::{ErrorAnswer, ErrorBody, Finding, MergeConflict, present_code};
 
 /// Why a call failed, by what a caller can do about it.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +22,8 @@ pub enum Error {
         hint: Option<String>,
         /// What the guard found, when that is why.
         findings: Vec<Finding>,
+        /// Paths that cannot be merged, when that is why.
+        conflicts: Vec<MergeConflict>,
     },
     /// No server answers at the address.
     #[error("cannot reach the server at {url}")]
@@ -103,6 +105,19 @@ impl Error {
         }
     }
 
+    /// The paths that cannot be merged, if they are the reason.
+    #[must_use]
+    pub fn conflicts(&self) -> &[MergeConflict] {
+        match self {
+            Self::Api { conflicts, .. } => conflicts,
+            Self::Connect { .. }
+            | Self::Broken { .. }
+            | Self::Protocol { .. }
+            | Self::BadUrl { .. }
+            | Self::Local { .. } => &[],
+        }
+    }
+
     /// Whether the same call may succeed soon: the server is unreachable, busy or restarting.
     #[must_use]
     pub fn may_pass(&self) -> bool {
@@ -125,8 +140,9 @@ impl Error {
     }
 
     pub(crate) fn from_body(status: u16, error: ErrorBody) -> Self {
-        let ErrorBody { code, aliases: _, message, hint, findings } = error;
-        Self::Api { status, code: present_code(&code).to_owned(), message, hint, findings }
+        let ErrorBody { code, aliases: _, message, hint, findings, conflicts } = error;
+        let code = present_code(&code).to_owned();
+        Self::Api { status, code, message, hint, findings, conflicts }
     }
 
     /// Reads an error response. A body in another format (a proxy's page) is quoted, shortened.

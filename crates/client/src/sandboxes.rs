@@ -11,7 +11,7 @@ use crate::types::{
 use crate::{Client, Error};
 
 /// The header that makes a retry harmless.
-const IDEMPOTENCY: &str = "idempotency-key";
+pub(crate) const IDEMPOTENCY: &str = "idempotency-key";
 
 /// Which sandboxes to list. All of what is set must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

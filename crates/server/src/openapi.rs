@@ -10,8 +10,8 @@ use utoipa::openapi::{Content, OpenApi as Document, Ref, RefOr, Response, Respon
 use utoipa::{Modify, OpenApi, ToSchema};
 
 use crate::api::{
-    commands, drives, events, exec, files, guard, images, metrics, network, ports, sandboxes,
-    secrets, services, snapshots, tenants, trash,
+    commands, drives, events, exec, files, forks, guard, images, metrics, network, ports,
+    sandboxes, secrets, services, snapshots, tenants, trash,
 };
 
 #[derive(OpenApi)]
@@ -46,6 +46,12 @@ use crate::api::{
         sandboxes::checkpoint,
         sandboxes::rollback,
         sandboxes::extend,
+        forks::diff,
+        forks::patch,
+        forks::list,
+        forks::promote,
+        forks::merge,
+        forks::rename,
         sandboxes::sessions,
         sandboxes::tree,
         exec::exec,

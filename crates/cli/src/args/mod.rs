@@ -5,6 +5,7 @@
 //! [`Keep`], with commands in groups and defaults shown only where they apply.
 
 mod exec;
+mod fork;
 mod network;
 mod port;
 mod sandbox;
@@ -16,6 +17,9 @@ use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 pub(crate) use exec::{
     ExecArgs, ExecOptions, HistoryArgs, KillArgs, LogsArgs, PsArgs, RunArgs, ShellArgs,
+};
+pub(crate) use fork::{
+    ChangesArgs, ConflictsArg, DiffArgs, MergeArgs, PickArgs, PromoteArgs, PruneArgs, RenameArgs,
 };
 pub(crate) use network::{ModeArg, NetArgs, NetworkArgs, NetworkSettings};
 pub(crate) use port::{
@@ -124,6 +128,29 @@ pub(crate) enum Command {
     /// The current files are saved as a snapshot first, so that a rollback can be undone. If the snapshot has
     /// memory, its processes continue. The memory of a running VM is not saved: pause it first to keep it.
     Rollback(RollbackArgs),
+    /// Compare two states: sandboxes, snapshots, images
+    ///
+    /// Shared layers are skipped, so the time depends on what differs.
+    #[command(after_long_help = fork::DIFF_HELP)]
+    Diff(DiffArgs),
+    /// Show what a session changed so far, or one command
+    Changes(ChangesArgs),
+    /// Give the origin of a fork the fork's state
+    ///
+    /// Refused if the origin has changed since. What it had stays as a snapshot. A running fork is checkpointed
+    /// first, a running origin is stopped.
+    Promote(PromoteArgs),
+    /// Promote one fork of a group and delete the others
+    Pick(PickArgs),
+    /// Bring the changes of a sandbox into another one
+    ///
+    /// A three-way merge with the state that both come from. Text that changed on both sides is merged by lines.
+    /// With a conflict nothing is changed. A running target is stopped first.
+    Merge(MergeArgs),
+    /// Give a sandbox another name
+    Rename(RenameArgs),
+    /// Delete forks of a sandbox that are not used any more
+    Prune(PruneArgs),
     /// List sandboxes
     #[command(visible_alias = "list")]
     Ls(ListArgs),
@@ -211,7 +238,7 @@ pub(crate) enum Command {
 }
 
 /// The commands as `keep --help` lists them, by what a user wants to do.
-const GROUPS: [(&str, &[&str]); 6] = [
+const GROUPS: [(&str, &[&str]); 7] = [
     ("Run commands", &["create", "run", "exec", "sh", "cp", "ps", "logs", "kill"]),
     (
         "Manage sandboxes",
@@ -221,6 +248,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
         ],
     ),
     ("Copy and go back", &["fork", "checkpoint", "rollback", "tree", "history", "snapshot"]),
+    ("Compare and bring back", &["diff", "changes", "promote", "pick", "merge", "rename", "prune"]),
     ("Ports and network", &["ports", "open", "forward", "service", "network", "net"]),
     ("Images, data and access", &["image", "drive", "secret", "guard", "project", "key", "env"]),
     ("Run a server", &["serve", "doctor", "microvm", "usage", "fsck", "version", "completions"]),

@@ -15,7 +15,7 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 
 use super::image::bar_if;
-use super::tar::{Counted, pack, unpack};
+use super::tar::{Counted, pack, unpack, without_top};
 use super::{Context, bytes};
 use crate::args::CopyArgs;
 use crate::failure::Failure;
@@ -70,9 +70,8 @@ pub(super) async fn copy(context: &Context, args: &CopyArgs) -> Result<(), Failu
         (End::There { sandbox, path }, End::Stream) => {
             return job.print(&sandbox, &path).await;
         }
-        (End::There { .. }, End::There { .. }) => {
-            let hint = "copy it here first, and from here into the other";
-            Err(Failure::here("both ends are in sandboxes").with_hint(hint))
+        (End::There { sandbox: one, path: from }, End::There { sandbox: other, path: to }) => {
+            job.transfer(&one, &from, &other, &to).await
         }
         _ => {
             let hint = "a path in a sandbox is written NAME:/path";
@@ -169,6 +168,50 @@ impl Job<'_> {
         let mode = std::fs::Permissions::from_mode(entry.mode & 0o777);
         std::fs::set_permissions(&target, mode).map_err(cannot)?;
         Ok(Copied { files: 1, bytes: total })
+    }
+
+    /// Copies from one sandbox to another, through here: nothing is kept on this machine.
+    async fn transfer(
+        &self,
+        source: &str,
+        from: &str,
+        target: &str,
+        to: &str,
+    ) -> Result<Copied, Failure> {
+        let client = &self.context.client;
+        let entry = client.stat(self.place(source, from)).await?;
+        let directory = entry.kind == EntryKind::Directory;
+        if directory && !self.args.recursive {
+            return Err(directory_refused(&format!("{source}:{from}")));
+        }
+        let plain = from.strip_suffix("/.").unwrap_or(from).trim_end_matches('/');
+        let name = plain.rsplit('/').next().filter(|name| !["", ".", ".."].contains(name));
+        let into = !from.ends_with("/.")
+            && (to.ends_with('/') || self.is_directory_there(target, to).await?);
+        let destination = match name {
+            Some(name) if into => format!("{}/{name}", to.trim_end_matches('/')),
+            _ => to.to_owned(),
+        };
+        self.bar.set_message(format!("{target}:{destination}"));
+        let place = self.place(target, &destination);
+        if directory {
+            let plain = if plain.is_empty() { "/" } else { plain };
+            let download = client.tar_out(self.place(source, plain)).await?;
+            let (pieces, count) = self.flow(download);
+            let archive = without_top(pieces, name.map(str::to_owned));
+            let (sent, moved) = tokio::join!(count, client.tar_in(place, Upload::channel(archive)));
+            // The reason of the source tells more than "the archive ends early".
+            sent?;
+            let moved = moved?;
+            return Ok(Copied { files: moved.files, bytes: moved.bytes });
+        }
+        let download = client.read_file(self.place(source, from)).await?;
+        let (pieces, count) = self.flow(download);
+        let options = WriteOptions { mode: Some(entry.mode & 0o777), ..WriteOptions::default() };
+        let (sent, moved) =
+            tokio::join!(count, client.write_file(place, options, Upload::channel(pieces)));
+        sent?;
+        Ok(Copied { files: 1, bytes: moved?.bytes })
     }
 
     async fn print(&self, sandbox: &str, path: &str) -> Result<(), Failure> {

@@ -6,6 +6,7 @@ mod drive;
 mod env;
 mod events;
 mod exec;
+mod fork;
 mod fsck;
 pub(crate) mod guard;
 mod history;
@@ -26,6 +27,7 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use sandkeep_client::Client;
+use sandkeep_client::types::MergeConflict;
 use serde::Serialize;
 
 pub(crate) use network::{in_short as network_in_short, wished as network_change};
@@ -78,6 +80,13 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Fork(args) => sandbox::fork(&context()?, *args).await?,
         Command::Checkpoint(args) => sandbox::checkpoint(&context()?, args).await?,
         Command::Rollback(args) => sandbox::rollback(&context()?, args).await?,
+        Command::Diff(args) => fork::diff(&context()?, args).await?,
+        Command::Changes(args) => fork::changes(&context()?, &args).await?,
+        Command::Promote(args) => fork::promote(&context()?, &args).await?,
+        Command::Pick(args) => fork::pick(&context()?, &args).await?,
+        Command::Merge(args) => fork::merge(&context()?, args).await?,
+        Command::Rename(args) => fork::rename(&context()?, &args).await?,
+        Command::Prune(args) => fork::prune(&context()?, &args).await?,
         Command::Ls(args) => sandbox::list(&context()?, args).await?,
         Command::Show(args) => sandbox::show(&context()?, &args.names).await?,
         Command::Why(args) => sandbox::why(&context()?, &args.names).await?,
@@ -201,6 +210,12 @@ pub(crate) fn word(value: impl Serialize) -> String {
         Ok(serde_json::Value::String(word)) => word,
         _ => "-".to_owned(),
     }
+}
+
+/// Paths that cannot be merged, a line each.
+pub(crate) fn conflicts_text(conflicts: &[MergeConflict]) -> String {
+    let line = |one: &MergeConflict| format!("C {}  {}\n", one.path, one.reason);
+    conflicts.iter().map(line).collect()
 }
 
 fn or_dash(value: Option<String>) -> String {

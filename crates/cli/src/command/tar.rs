@@ -193,6 +193,77 @@ pub(super) fn unpack(
     Ok(files)
 }
 
+/// The same archive, with names that do not begin with `top`. The entry of `top` itself is left out.
+pub(super) fn without_top(
+    source: mpsc::Receiver<io::Result<Bytes>>,
+    top: Option<String>,
+) -> mpsc::Receiver<io::Result<Bytes>> {
+    let (sender, receiver) = mpsc::channel(WAITING);
+    tokio::task::spawn_blocking(move || {
+        let pipe = Pipe { sender: sender.clone(), bar: ProgressBar::hidden() };
+        let pipe = io::BufWriter::with_capacity(PIECE, pipe);
+        if let Err(error) = renamed(source, top.as_deref(), pipe) {
+            // If nobody receives any more, there is nobody to tell.
+            let _ = sender.blocking_send(Err(error));
+        }
+    });
+    receiver
+}
+
+fn renamed(
+    source: mpsc::Receiver<io::Result<Bytes>>,
+    top: Option<&str>,
+    pipe: impl Write,
+) -> io::Result<()> {
+    let mut archive = tar::Archive::new(Source { channel: source, rest: Bytes::new() });
+    let mut builder = tar::Builder::new(pipe);
+    let inside = |name: &Path| {
+        below(name, top).ok_or_else(|| {
+            io::Error::other(format!("the archive names `{}`, which is outside it", name.display()))
+        })
+    };
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let inner = inside(&entry.path()?)?;
+        if inner.as_os_str().is_empty() {
+            continue;
+        }
+        let mut attributes = Vec::new();
+        for extension in entry.pax_extensions()?.into_iter().flatten() {
+            let extension = extension?;
+            // Names, sizes and times are in the header and what follows it.
+            if extension.key_bytes().starts_with(b"SCHILY.xattr.") {
+                let key = extension.key().map_err(io::Error::other)?.to_owned();
+                attributes.push((key, extension.value_bytes().to_vec()));
+            }
+        }
+        if !attributes.is_empty() {
+            builder.append_pax_extensions(
+                attributes.iter().map(|(key, value)| (key.as_str(), value.as_slice())),
+            )?;
+        }
+        let mut header = entry.header().clone();
+        match header.entry_type() {
+            tar::EntryType::Symlink => {
+                let target = entry.link_name()?.unwrap_or_default().into_owned();
+                builder.append_link(&mut header, &inner, target)?;
+            }
+            tar::EntryType::Link => {
+                let target = inside(&entry.link_name()?.unwrap_or_default())?;
+                builder.append_link(&mut header, &inner, target)?;
+            }
+            tar::EntryType::Directory => {
+                builder.append_data(&mut header, with_slash(&inner), io::empty())?;
+            }
+            _ => {
+                header.set_size(entry.size());
+                builder.append_data(&mut header, &inner, entry)?;
+            }
+        }
+    }
+    builder.into_inner()?.flush()
+}
+
 /// The part of `name` below `top`; nothing if it is not below.
 fn below(name: &Path, top: Option<&str>) -> Option<PathBuf> {
     let mut parts = Vec::new();

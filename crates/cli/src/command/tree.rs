@@ -114,6 +114,10 @@ impl Drawing<'_> {
             true => self.paint.bold(&sandbox.name),
             false => sandbox.name.clone(),
         };
-        format!("{name} ({})", state_colour(self.paint, &word(sandbox.state)))
+        let mut said = state_colour(self.paint, &word(sandbox.state));
+        if let Some(fate) = super::fork::fate(sandbox) {
+            said.push_str(&format!(", {fate}"));
+        }
+        format!("{name} ({said})")
     }
 }

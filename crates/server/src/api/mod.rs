@@ -12,6 +12,7 @@ pub(crate) mod drives;
 pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod files;
+pub(crate) mod forks;
 pub(crate) mod guard;
 pub(crate) mod images;
 pub(crate) mod input;
@@ -177,6 +178,10 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/sandboxes/{name}/fork", post(sandboxes::fork))
         .route("/v1/sandboxes/{name}/checkpoint", post(sandboxes::checkpoint))
         .route("/v1/sandboxes/{name}/rollback", post(sandboxes::rollback))
+        .route("/v1/sandboxes/{name}/promote", post(forks::promote))
+        .route("/v1/sandboxes/{name}/merge", post(forks::merge))
+        .route("/v1/sandboxes/{name}/rename", post(forks::rename))
+        .route("/v1/forks", get(forks::list))
         .route("/v1/sandboxes/{name}/extend", post(sandboxes::extend))
         .route("/v1/sandboxes/{name}/sessions", get(sandboxes::sessions))
         .route("/v1/sandboxes/{name}/snapshots", get(snapshots::of_sandbox))
@@ -210,6 +215,8 @@ fn stream_routes() -> Router<Arc<App>> {
         .route("/v1/images/pull", post(images::pull))
         .route("/v1/images/import", post(images::import))
         .route("/v1/images/dress", post(images::dress))
+        .route("/v1/diff", get(forks::diff))
+        .route("/v1/diff/patch", get(forks::patch))
         .route("/v1/snapshots/{id}/export", get(snapshots::export))
         .route("/v1/sandboxes/{name}/exec", post(exec::exec))
         .route("/v1/sandboxes/{name}/exec/ws", get(exec::web_socket))

@@ -1,0 +1,222 @@
+//! Forks that come back: what differs, promote, merge, rename.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use sandkeep_client::types;
+use sandkeep_core::engine::{DiffRequest, MergeRequest, PatchOptions, Promote};
+use sandkeep_core::model::{Name, Point};
+use tokio::sync::mpsc;
+
+use super::input::{Body as JsonBody, IdempotencyKey, MaybeBody, Params, PathParam, parsed};
+use super::{ApiResult, App, finish, stream, wire};
+use crate::auth::{Reader, Writer};
+use crate::error::ApiError;
+use crate::openapi::Raw;
+
+/// How many paths are listed if nothing is said, and at the most.
+const LISTED: usize = 10_000;
+const MOST_LISTED: u64 = 100_000;
+
+/// Compares two points of the history of sandboxes. Starts neither.
+#[utoipa::path(get, path = "/v1/diff", tag = "forks", operation_id = "diff",
+    params(
+        ("from" = String, Query, description = "The first point: NAME, NAME@saved, NAME@base, NAME@LABEL, a snapshot's id, or image:NAME."),
+        ("to" = String, Query, description = "The second point."),
+        ("path" = Option<Vec<String>>, Query, description = "Only these paths or globs. Without a leading slash they are below the working directory."),
+        ("limit" = Option<u32>, Query, description = "How many paths are listed: 1 to 100000, 10000 if absent. All are counted."),
+    ),
+    responses((status = 200, description = "What differs.", body = types::Diff)))]
+pub(crate) async fn diff(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    mut params: Params,
+) -> ApiResult<types::Diff> {
+    let limit = match params.number("limit")? {
+        None => LISTED,
+        Some(limit @ 1..=MOST_LISTED) => usize::try_from(limit).unwrap_or(LISTED),
+        Some(_) => {
+            return Err(ApiError::invalid(format!("`limit`: between 1 and {MOST_LISTED}")));
+        }
+    };
+    let request = diff_request(&mut params, limit)?;
+    params.end()?;
+    let points = (request.from.to_string(), request.to.to_string());
+    let found = app.engine.diff(&caller.project, request).await?;
+    let point = |point: String, (snapshot, live): (Option<_>, bool)| types::DiffPoint {
+        point,
+        snapshot: snapshot.map(|id: sandkeep_core::model::SnapshotId| id.to_string()),
+        live,
+    };
+    Ok(Json(types::Diff {
+        from: point(points.0, found.from),
+        to: point(points.1, found.to),
+        counts: found.tree.counts,
+        truncated: found.tree.truncated,
+        changes: found.tree.entries(),
+    }))
+}
+
+/// Streams the differences of two points as a patch in git's format. Empty if nothing differs.
+#[utoipa::path(get, path = "/v1/diff/patch", tag = "forks", operation_id = "diff_patch",
+    params(
+        ("from" = String, Query, description = "The first point."),
+        ("to" = String, Query, description = "The second point."),
+        ("path" = Option<Vec<String>>, Query, description = "Only these paths or globs."),
+        ("relative" = Option<String>, Query, description = "Only what is below this directory, with paths relative to it."),
+        ("binary" = Option<bool>, Query, description = "With the contents of binary files."),
+    ),
+    responses((status = 200, description = "The patch.", body = Raw, content_type = "text/x-diff")))]
+pub(crate) async fn patch(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    mut params: Params,
+) -> Result<Response, ApiError> {
+    let request = diff_request(&mut params, LISTED)?;
+    let relative = params.text("relative")?.unwrap_or_default();
+    let relative = relative.trim_matches('/').as_bytes().to_vec();
+    let how = PatchOptions { relative, binary: params.flag("binary")? };
+    params.end()?;
+    // Room for a few pieces: who writes waits when the caller is slow.
+    let (into, mut pieces) = mpsc::channel(4);
+    let engine = app.engine.clone();
+    let work = app
+        .tasks
+        .spawn(async move { engine.write_patch(&caller.project, request, how, into).await });
+    let body = match pieces.recv().await {
+        Some(first) => stream::export(first, pieces, work),
+        None => {
+            work.await.map_err(|_| ApiError::internal())??;
+            Body::empty()
+        }
+    };
+    Ok(([(CONTENT_TYPE, "text/x-diff")], body).into_response())
+}
+
+fn diff_request(params: &mut Params, limit: usize) -> Result<DiffRequest, ApiError> {
+    let from: Point = parsed("from", &params.needed("from")?)?;
+    let to: Point = parsed("to", &params.needed("to")?)?;
+    Ok(DiffRequest { from, to, paths: params.all("path"), limit })
+}
+
+/// Lists forks: those of a sandbox, or those that were made together.
+#[utoipa::path(get, path = "/v1/forks", tag = "forks", operation_id = "list_forks",
+    params(
+        ("of" = Option<String>, Query, description = "Only forks of this sandbox."),
+        ("group" = Option<String>, Query, description = "Only forks that were made together under this name."),
+    ),
+    responses((status = 200, description = "All of them, on one page.", body = types::Paged<types::Sandbox>)))]
+pub(crate) async fn list(
+    Reader(caller): Reader,
+    State(app): State<Arc<App>>,
+    mut params: Params,
+) -> ApiResult<types::Paged<types::Sandbox>> {
+    let mut name = |field: &str| -> Result<Option<Name>, ApiError> {
+        params.text(field)?.map(|name| parsed(field, &name)).transpose()
+    };
+    let (of, group) = (name("of")?, name("group")?);
+    params.end()?;
+    let forks = app.engine.forks(&caller.project, of.as_ref(), group.as_ref()).await?;
+    let items = forks.into_iter().map(wire::sandbox).collect();
+    Ok(Json(types::Paged { items, next: None }))
+}
+
+/// Gives the origin of a fork the fork's state. What it had stays as a snapshot.
+#[utoipa::path(post, path = "/v1/sandboxes/{name}/promote", tag = "forks", operation_id = "promote_sandbox",
+    params(
+        ("name" = String, Path, description = "The fork's name."),
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes retries harmless."),
+    ),
+    request_body = Option<types::Promote>,
+    responses((status = 200, description = "The origin as it is now.", body = types::Promoted)))]
+pub(crate) async fn promote(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    PathParam(name): PathParam<Name>,
+    params: Params,
+    IdempotencyKey(key): IdempotencyKey,
+    MaybeBody(request): MaybeBody<types::Promote>,
+) -> ApiResult<types::Promoted> {
+    params.end()?;
+    let types::Promote { expect_generation, delete_fork, delete_group } = request;
+    let engine = app.engine.clone();
+    let work = async move {
+        let project = &caller.project;
+        let wanted = Promote { expect_generation };
+        let mut leave = match delete_group {
+            true => engine.group_of(project, &name).await?,
+            false => Vec::new(),
+        };
+        let promoted = engine.promote(project, &name, wanted, key).await?;
+        if delete_fork {
+            leave.push(name);
+        }
+        let (deleted, failed) = engine.delete_forks(project, leave).await;
+        Ok((promoted, deleted, failed))
+    };
+    let (promoted, deleted, failed) = finish(&app, work).await?;
+    Ok(Json(types::Promoted {
+        sandbox: wire::sandbox(promoted.sandbox),
+        snapshot: promoted.snapshot.id.to_string(),
+        before: promoted.before.map(|before| before.id.to_string()),
+        deleted: deleted.into_iter().map(Into::into).collect(),
+        failed: wire::failed_forks(failed),
+    }))
+}
+
+/// Brings the changes of a sandbox into another one: a three-way merge, all or nothing.
+#[utoipa::path(post, path = "/v1/sandboxes/{name}/merge", tag = "forks", operation_id = "merge_sandbox",
+    params(("name" = String, Path, description = "The sandbox whose changes are taken.")),
+    request_body = Option<types::Merge>,
+    responses((status = 200, description = "What was done, or would be.", body = types::Merged)))]
+pub(crate) async fn merge(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    PathParam(name): PathParam<Name>,
+    params: Params,
+    MaybeBody(request): MaybeBody<types::Merge>,
+) -> ApiResult<types::Merged> {
+    params.end()?;
+    let request = MergeRequest {
+        into: request.into.map(|into| parsed("into", &into)).transpose()?,
+        only: request.only,
+        keep_both: request.conflicts == types::OnConflict::Keep,
+        dry_run: request.dry_run,
+        expect_generation: request.expect_generation,
+    };
+    let engine = app.engine.clone();
+    let work = async move { engine.merge(&caller.project, &name, request).await };
+    let merged = finish(&app, work).await?;
+    Ok(Json(types::Merged {
+        sandbox: merged.sandbox.name.to_string(),
+        generation: merged.sandbox.generation,
+        snapshot: merged.snapshot.map(|snapshot| snapshot.id.to_string()),
+        counts: merged.outcome.counts,
+        conflicts: merged.outcome.conflicts,
+        changes: merged.outcome.changes,
+        truncated: merged.outcome.truncated,
+    }))
+}
+
+/// Gives a sandbox another name. Its id, snapshots and history stay; a running session goes on.
+#[utoipa::path(post, path = "/v1/sandboxes/{name}/rename", tag = "forks", operation_id = "rename_sandbox",
+    params(("name" = String, Path, description = "The name it has.")),
+    request_body = types::Rename,
+    responses((status = 200, description = "The sandbox under its new name.", body = types::Sandbox)))]
+pub(crate) async fn rename(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    PathParam(name): PathParam<Name>,
+    params: Params,
+    JsonBody(request): JsonBody<types::Rename>,
+) -> ApiResult<types::Sandbox> {
+    params.end()?;
+    let to: Name = parsed("name", &request.name)?;
+    let engine = app.engine.clone();
+    let work = async move { engine.rename(&caller.project, &name, to).await };
+    Ok(Json(wire::sandbox(finish(&app, work).await?)))
+}
