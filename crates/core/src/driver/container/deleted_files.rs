@@ -73,7 +73,7 @@ pub(super) fn end_writers(host: &Host, key: &MachineKey) -> DriverResult<usize> 
     let mut ended = 0;
     for number in chosen {
         let Some(pid) = i32::try_from(number).ok().and_then(Pid::from_raw) else { continue };
-        // DeletedFiles before it is looked for again: its number may be another's by now.
+        // Opened before the list of processes is read again: by now the number may belong to another process.
         let Ok(process) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { continue };
         if others()?.contains(&number)
             && rustix::process::pidfd_send_signal(process, Signal::KILL).is_ok()

@@ -73,7 +73,7 @@ impl UidClaims {
         self.blocks(ids).all(|number| ours.contains(&number))
     }
 
-    /// UidClaims the blocks that these ids are in; `false` if one of them is another daemon's.
+    /// Claims the blocks that these ids are in; `false` if one of them is another daemon's.
     ///
     /// # Errors
     ///
@@ -82,7 +82,7 @@ impl UidClaims {
         self.claim_all(ids, false)
     }
 
-    /// UidClaims them as [`claim`](Self::claim) does, whoever has claimed them before: for what runs there and is known to be ours.
+    /// Claims them as [`claim`](Self::claim) does, whoever has claimed them before: for what runs there and is known to be ours.
     ///
     /// # Errors
     ///

@@ -63,7 +63,7 @@ impl StartPlan {
         matches!(self.how, StartMethod::ImageTemplate).then(|| self.memory.clone())
     }
 
-    /// StartMethod many layers were an image's for the machine that was captured.
+    /// How many layers of the captured machine belonged to its image.
     pub(in crate::engine) fn image(&self) -> Option<usize> {
         match &self.how {
             StartMethod::Memory(snapshot) => snapshot.image,

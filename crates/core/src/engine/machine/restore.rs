@@ -26,7 +26,7 @@ const RENEW_WITHIN: Duration = Duration::from_secs(20);
 /// By how much a machine's clock may be behind.
 const LATE: Duration = Duration::from_millis(250);
 
-/// RestoreAs a machine becomes that is restored.
+/// What a restored machine becomes: itself again, or another sandbox.
 pub(in crate::engine) struct RestoreAs {
     /// Absent if it is who it was.
     pub(in crate::engine) identity: Option<Identity>,

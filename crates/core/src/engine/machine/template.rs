@@ -32,7 +32,7 @@ const MOST_TEMPLATES: usize = 128;
 /// What the keys of machines begin with that become templates.
 pub(in crate::engine) const TEMPLATE: &str = "template-";
 
-/// RestoreAs makes which template just now.
+/// Which templates are being made, and which could not be made lately.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Templates {
     /// One at a time makes the template of a kind of machine; the others wait for it.

@@ -181,8 +181,8 @@ impl Snapshots {
 
     /// Applies a sandbox's retention to its snapshots, in its turn.
     ///
-    /// IdempotencyKeys all of them were looked at, only what can have changed since is: the few next to the boundary between those that are
-    /// kept and those that are not, and what has expired. So it takes as long with ten snapshots as with ten thousand.
+    /// Once all were checked, only those are checked again that can have changed since: the few next to the boundary between kept and
+    /// not kept, and those that have expired. So it takes as long with ten snapshots as with ten thousand.
     pub(in crate::engine) async fn retain(&self, sandbox: &Sandbox) -> Result<()> {
         let retention = sandbox.config.retention;
         let keep = retention.keep_last.map(|count| count as usize);

@@ -50,7 +50,7 @@ const MOST_IDLE: usize = 4;
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 2 << 20;
 
-/// ConnectionTasks that end when the last holder lets go.
+/// Tasks of a connection. They end when the last holder is dropped.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ConnectionTasks(Arc<Mutex<JoinSet<()>>>);
 

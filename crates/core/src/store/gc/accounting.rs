@@ -75,7 +75,7 @@ pub struct ReferenceCounts {
     layer_sizes: HashMap<LayerId, LayerSize>,
     chains: HashMap<SnapshotId, Chain>,
     layers: References<Holder, LayerId>,
-    /// What memory layers total_size.
+    /// The size of each memory layer.
     memory_sizes: HashMap<MemoryId, u64>,
     memory: References<Holder, MemoryId>,
     /// Bytes that several layers keep, by the layer that was made of the others, and for each layer by which
@@ -167,7 +167,7 @@ impl ReferenceCounts {
         self.layer_sizes.contains_key(id)
     }
 
-    /// What layers total_size, whoever else holds them.
+    /// The total size of these layers, whoever else holds them.
     #[must_use]
     pub fn bytes_of(&self, layers: &[LayerId]) -> u64 {
         layers.iter().filter_map(|layer| self.layer_sizes.get(layer)).map(|size| size.bytes).sum()
@@ -179,14 +179,14 @@ impl ReferenceCounts {
         layers.iter().filter_map(|layer| self.layer_sizes.get(layer)).map(|size| size.foreign).sum()
     }
 
-    /// What layers total_size that are of no image, each once.
+    /// The total size of those that belong to no image, each counted once.
     #[must_use]
     pub fn own_bytes<'a>(&self, layers: impl Iterator<Item = &'a LayerId>) -> u64 {
         let is_own = |layer: &&LayerId| self.layer_sizes.get(layer).is_some_and(|one| !one.image);
         self.total_size(&layers.filter(is_own).collect())
     }
 
-    /// What memory layers total_size that are of no template, each once.
+    /// The total size of the memory layers that belong to no template, each counted once.
     #[must_use]
     pub fn own_memory<'a>(&self, layers: impl Iterator<Item = &'a MemoryId>) -> u64 {
         let of_templates: HashSet<&MemoryId> = self.templates.values().collect();
@@ -468,7 +468,7 @@ impl ReferenceCounts {
 }
 
 impl Store {
-    /// Reads what all sealed layers total_size. Damaged ones total_size nothing here; `fsck` names them.
+    /// Reads the sizes of all sealed layers. Damaged ones are left out; `fsck` names them.
     ///
     /// # Errors
     ///
@@ -483,7 +483,7 @@ impl Store {
         .await
     }
 
-    /// What a sealed layer weighs.
+    /// The size of a sealed layer.
     #[must_use]
     pub fn layer_size(&self, layer: &Layer) -> LayerSize {
         let linked = match layer.kind {
