@@ -1,7 +1,7 @@
 //! The daemon dies in the middle of a capture, a pause, a resume or an export of a real machine, and the next one goes on as
 //! if it had not begun, or had ended.
 //!
-//! Each place is tried in a process of its own, as in `engine_crash.rs`.
+//! Each place is tried in a process of its own, as in `crash.rs`.
 
 use std::time::Duration;
 
