@@ -1,4 +1,4 @@
-//! Drives.
+//! Calls about drives: create, get, list, fork, delete.
 
 use hyper::Method;
 

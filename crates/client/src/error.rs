@@ -1,4 +1,4 @@
-//! The errors of the client.
+//! The errors of the client: what the server answered, or why it could not be reached or understood.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! The event feed.
+//! The event feed: reads past events and follows new ones, and connects again where a stream broke off.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Images.
+//! Calls about images. A pull, an import or a customization reports its progress ([`Fetching`]) until the image is there.
 
 use hyper::Method;
 

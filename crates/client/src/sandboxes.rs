@@ -1,4 +1,4 @@
-//! Sandboxes and their sessions.
+//! Calls about sandboxes as a whole: create, list, start, stop, fork, checkpoint, roll back; and about their sessions.
 
 use crate::paging::Pages;
 use crate::query::Target;

@@ -1,4 +1,4 @@
-//! Secrets.
+//! Calls about secrets: set, list, get, delete. Values are sent and never come back.
 
 use hyper::Method;
 

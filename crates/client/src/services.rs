@@ -1,4 +1,4 @@
-//! Services of sandboxes.
+//! Calls about services of a sandbox: list, set, remove, start, stop.
 
 use crate::sandboxes::sandbox;
 use crate::transport::Call;

@@ -1,4 +1,4 @@
-//! Snapshots.
+//! Calls about snapshots: get, list, delete, export as an OCI archive.
 
 use crate::body::Download;
 use crate::paging::Pages;

@@ -1,4 +1,4 @@
-//! Projects, keys, and the server itself.
+//! Calls about projects and their keys, and about the server: health, disk usage, damage, verification.
 
 use hyper::Method;
 

@@ -1,4 +1,4 @@
-//! Sandboxes in the trash.
+//! Calls about the trash: list deleted sandboxes, restore one, delete all for good.
 
 use hyper::Method;
 

@@ -3,16 +3,21 @@
 //! In reading order:
 //!
 //! - [`model`]: the nouns; parsed at the edge, trusted inside.
-//! - [`engine`]: what happens to them: lifecycle, one task per live sandbox, commands, snapshots.
-//! - [`driver`]: isolation backends, which turn a described root into running processes.
+//! - [`engine`]: what happens to them, in components: lifecycle, commands, snapshots, network, tenancy. One operation at a time
+//!   changes a sandbox.
+//! - [`catalog`]: the only writer of records: saves them in the store and in the index.
+//! - [`store`]: the data directory: manifests, which are the truth, layers, memory, images; garbage collection and fsck.
+//! - [`db`]: the index over the manifests.
+//! - [`driver`]: isolation backends, which turn a described root into running processes: containers and microVMs.
 //! - [`guest`]: the host's end of the agent link.
 //! - [`net`]: a sandbox's network: a user-space stack, policy, metering, credentials.
 //! - [`secret`]: the server's key, what is sealed with it, and what is kept out of sight.
-//! - [`store`]: layers, snapshots, images and the other manifests on disk, which are the truth.
-//! - [`db`]: the index over them.
-//! - [`catalog`]: the seam in front of manifests and index, through which records are saved.
 //!
-//! `engine` uses the other seven. `catalog` uses `store` and `db`; none of the other six sees another.
+//! Small modules that all of them may use: [`embedded`] (the agent and other programs that are part of this one), [`failpoint`]
+//! (where tests kill the daemon), `keyed_lock`, `release` (unmounts in the background), `warm_pool`.
+//!
+//! `engine` uses all others. `catalog` uses `store` and `db`; none of the other six sees another. A table in
+//! `docs/ARCHITECTURE.md` says so, and `tests/fast/layering.rs` checks it.
 
 #![forbid(unsafe_code)]
 

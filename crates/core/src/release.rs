@@ -1,4 +1,4 @@
-//! Letting go of a dead machine's mounts, on a thread beside and a while later.
+//! Waits a while before it releases the mounts of a dead machine, on a thread of its own.
 //!
 //! The last descriptor of a mount namespace takes its mounts with it: the kernel forgets every file that was looked at through the
 //! overlay, syncs the filesystem below it and waits for all processors to have noticed (20 to 40 ms here). Nothing can be written through

@@ -1,4 +1,4 @@
-//! Images.
+//! Images, and requests to pull, import and customize them.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Snapshots.
+//! Snapshots: how they came about, what they hold, how long they are kept.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

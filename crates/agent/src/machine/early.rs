@@ -1,4 +1,4 @@
-//! From the kernel's first breath to the link.
+//! The boot of a machine of its own, from `/init` until the agent link is open: mounts, modules, devices, limits.
 
 use std::fs;
 use std::io::ErrorKind;

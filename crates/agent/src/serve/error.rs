@@ -1,4 +1,4 @@
-//! What the agent answers when something does not work.
+//! The agent's errors: which kind of failure a system call's error is on the link, and what its message says.
 
 use std::io;
 use std::path::Path;

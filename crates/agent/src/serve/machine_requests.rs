@@ -1,4 +1,4 @@
-//! What only a machine of its own is asked.
+//! Requests that only an agent in a microVM is sent: assemble the root, renew after a restore, freeze, look at changes, export.
 
 use std::rc::Rc;
 

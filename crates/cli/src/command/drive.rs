@@ -1,4 +1,4 @@
-//! Commands about drives.
+//! `keep drive`: creates, lists, shows, forks and deletes drives.
 
 use sandkeep_client::types::{CreateDrive, Drive, ForkDrive, IfExists};
 

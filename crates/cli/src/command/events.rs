@@ -1,4 +1,4 @@
-//! What happened.
+//! `keep events`: prints the event feed, one event to a line, and follows it.
 
 use sandkeep_client::EventQuery;
 use sandkeep_client::types::Event;

@@ -1,4 +1,4 @@
-//! Commands about images.
+//! `keep image`: pulls, imports, customizes, lists and deletes images, with a bar for what takes long.
 
 use std::collections::HashMap;
 use std::io::IsTerminal as _;

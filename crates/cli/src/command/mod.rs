@@ -1,4 +1,9 @@
-//! The commands.
+//! What the commands of `keep` do, once their arguments are parsed (`args`).
+//!
+//! [`dispatch`] runs the command that was given. Most commands ask a server: they get a [`Context`], which has a client
+//! for the server that `locate` found and the output, as text or JSON. `serve`, `doctor`, `microvm setup`, `fsck`,
+//! `completions` and `version` work without a server. A file per noun, with `exec` for running commands and `sandbox` for
+//! sandboxes as a whole; what several of them print is at the end of this file.
 
 mod copy;
 mod doctor;

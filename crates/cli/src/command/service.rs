@@ -1,4 +1,4 @@
-//! Commands about services.
+//! `keep service`: sets, lists, starts, stops and removes services of a sandbox, and prints their logs.
 
 use sandkeep_client::types::{Restart, ServiceState, ServiceStatus, SetService};
 

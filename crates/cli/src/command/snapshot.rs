@@ -1,4 +1,4 @@
-//! Commands about snapshots.
+//! `keep snapshot`: lists, shows, deletes and exports snapshots.
 
 use std::path::Path;
 

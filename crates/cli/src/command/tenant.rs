@@ -1,4 +1,4 @@
-//! Commands about projects, keys and the disk.
+//! `keep project`, `keep key` and `keep usage`: projects, API keys, and what takes disk space.
 
 use sandkeep_client::types::{CreateKey, CreateProject, Key, Scope};
 

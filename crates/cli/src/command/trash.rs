@@ -1,4 +1,4 @@
-//! Commands about the trash.
+//! `keep trash`: lists deleted sandboxes, restores one, and empties the trash.
 
 use std::time::Duration;
 

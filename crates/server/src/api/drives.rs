@@ -1,4 +1,4 @@
-//! Drives.
+//! Routes about drives, `/v1/drives`: list, create, get, fork, delete.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Files inside a sandbox.
+//! Routes about files inside a sandbox: read, write, list, rename, delete, and whole directories as tar.
 
 use std::sync::Arc;
 

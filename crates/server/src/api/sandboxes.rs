@@ -1,4 +1,4 @@
-//! Sandboxes and their life.
+//! Routes about sandboxes as a whole: create, list, start, stop, fork, checkpoint, roll back, delete.
 
 use std::sync::Arc;
 

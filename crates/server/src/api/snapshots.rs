@@ -1,4 +1,4 @@
-//! Snapshots.
+//! Routes about snapshots, `/v1/snapshots`: list, get, delete, export as an OCI archive.
 
 use std::sync::Arc;
 

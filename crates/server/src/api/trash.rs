@@ -1,4 +1,4 @@
-//! Sandboxes in the trash.
+//! Routes about the trash, `/v1/trash`: list deleted sandboxes, restore one, delete all for good.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The event feed.
+//! Reading the event feed: what happened, from an event or a time on.
 
 use crate::engine::observe::events::{EventQuery, EventStream};
 use crate::engine::{Engine, Result};

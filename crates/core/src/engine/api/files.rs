@@ -1,4 +1,4 @@
-//! Files inside a sandbox.
+//! Files inside a sandbox: wakes the sandbox and keeps its root in place during a transfer.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What pausing takes of a driver.
+//! What a driver must be able to do so that its sandboxes can be paused: keep memory, and have disks of its own.
 
 use crate::driver::{Driver, KeepsMemory, OwnDisk};
 use crate::engine::Error;
