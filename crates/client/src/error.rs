@@ -145,7 +145,7 @@ impl Error {
         Self::Api { status, code, message, hint, findings, conflicts }
     }
 
-    /// Reads an error response. A body in another format (a proxy's page) is quoted, shortened.
+    /// Reads an error response. A body in another format (a proxy's page) is quoted, truncated.
     pub(crate) fn from_answer(status: u16, body: &[u8]) -> Self {
         if let Ok(ErrorAnswer { error }) = serde_json::from_slice(body) {
             return Self::from_body(status, error);

@@ -27,7 +27,7 @@ pub struct Image {
     pub cwd: Option<String>,
     /// The environment of commands.
     pub env: BTreeMap<String, String>,
-    /// Where it came from: `host`, a path, a registry reference, the image it was dressed from.
+    /// Where it came from: `host`, a path, a registry reference, the image it was customized from.
     pub source: String,
     /// Whether it is another image with a layer of the server's own on top.
     pub dressed: bool,
@@ -85,7 +85,7 @@ pub struct AddDirectory {
     pub to: String,
 }
 
-/// One line of the answer to a pull, an import or a dressing.
+/// One line of the answer to a pull, an import or a customization.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ImageProgress {

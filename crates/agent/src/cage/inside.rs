@@ -1,4 +1,4 @@
-//! The first process's part: it furnishes the cage from inside, locks it, and stays.
+//! The first process's part: it mounts what a root needs, locks the cage, and stays.
 //!
 //! Everything is mounted while the host's tree is still there to take devices from, and because the
 //! kernel lets a user namespace mount `/proc` and `/sys` only where they can be seen already. Then the
@@ -148,7 +148,7 @@ pub(super) struct Prepared<'a> {
     pub(super) groups: Groups,
 }
 
-/// Furnishes the cage and tells the builder. On trouble it tells that, and does not return.
+/// Sets up the cage from inside and tells the builder. On trouble it tells that, and does not return.
 pub(super) fn enter(
     prepared: Prepared<'_>,
     gate: OwnedFd,

@@ -10,8 +10,9 @@
 //!  wait on standard input                    write the system call filter
 //!     (the driver keeps both waiting)        wait at the gate
 //!  read what to build
-//!  lock, listen, copy mounts, furnish,
-//!  write the maps, shift owners,
+//!  lock, listen, copy mounts,
+//!  make base layers, write the maps,
+//!  shift owners,
 //!  write machine.json
 //!  open the gate: the plan and all
 //!  descriptors in one message  ---------->   join the control groups, then as always

@@ -1,4 +1,4 @@
-//! Mounts a machine's root and drives, furnishes the root and enters it.
+//! Mounts a machine's root and drives, and `/proc`, `/sys` and `/dev` in the root, and enters it.
 //!
 //! Every part is the same: erofs images below, a directory of an ext4 disk on top, stacked by overlayfs. The stack is built in memory
 //! that is let go of with everything on it once the root is entered. What the overlays stand on is then mounted nowhere.

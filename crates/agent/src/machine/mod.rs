@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! init          mount /proc, /sys, /dev; load modules; open the port; let go of the initramfs; serve the link
-//! assemble      mount the root and the drives, furnish it, enter it, become who the machine is to be
+//! assemble      mount the root and the drives, /proc, /sys and /dev, enter it, become who the machine is to be
 //! renew         after a restore: the time, randomness, and who it is if that has changed
 //! freeze, thaw  before and after a capture
 //! export        what was written, at the end
@@ -88,7 +88,7 @@ enum State {
 struct Whole {
     /// The root first, then the drives.
     parts: Vec<Part>,
-    /// The lowest layer of the root, which is furnished here; absent in a rescue.
+    /// The lowest layer of the root, which has mount points and files for images that lack them; absent in a rescue.
     base: Option<OwnedFd>,
     /// What is seen as the kernel's `boot_id`; absent in a rescue.
     boot_id: Option<File>,

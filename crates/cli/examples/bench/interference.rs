@@ -87,7 +87,7 @@ async fn disturb(bench: &Bench, what: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// How many layers a chain has before it is shortened.
+/// How many layers a chain has before it is compacted.
 const LAYERS: usize = 24;
 
 /// Adds a layer with its share of the files.

@@ -185,7 +185,7 @@ fn exit_code(code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(code & 0xff).unwrap_or(125))
 }
 
-/// Passes on keystrokes, window sizes and signals for as long as it is let. When the connection
+/// Sends keystrokes, window sizes and signals to the command for as long as it is let. When the connection
 /// breaks, [`listen`] is the one to say so.
 async fn talk(
     mut input: Input,
@@ -260,7 +260,7 @@ fn event(output: &Output) -> ExecEvent {
     }
 }
 
-/// The signals that are passed on.
+/// The signals that are sent to the command.
 #[derive(Debug)]
 struct Signals {
     hangup: Listener,

@@ -431,12 +431,12 @@ pub struct Image {
     pub created_at: Timestamp,
     /// Where it came from: `host`, a path, a registry reference.
     pub source: String,
-    /// What it was dressed from, if it was.
+    /// What it was customized from, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dressed: Option<Dressed>,
 }
 
-/// How a dressed image came about.
+/// How a customized image came about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dressed {
     /// The image below.

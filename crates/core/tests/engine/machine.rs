@@ -1,4 +1,4 @@
-//! The default machine of clients that come from elsewhere: the dressed host, tried from inside.
+//! The default machine of clients that come from elsewhere: the customized host, tried from inside.
 //!
 //! With the host's own `sudo` where it has one, and with ours, which other hosts get.
 

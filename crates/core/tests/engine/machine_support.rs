@@ -1,4 +1,4 @@
-//! A running sandbox on the dressed image of this host.
+//! A running sandbox on the customized image of this host.
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

@@ -213,7 +213,7 @@ async fn it_is_made_once_and_again_when_the_base_has_changed() {
     let dress = Customization { path: vec!["/opt/x".to_owned()], ..Customization::default() };
     let other = bench.images.customized("base", "machine", &dress).await.unwrap();
     assert!(other.config.env["PATH"].starts_with("/vercel/bin:/opt/x:"));
-    // A dressed image is a base like any other.
+    // A customized image is a base like any other.
     let twice =
         bench.images.customize("machine", "twice", &Customization::default()).await.unwrap();
     let passwd = fs::read_to_string(bench.top(&twice).join("etc/passwd")).unwrap();

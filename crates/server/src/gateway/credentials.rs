@@ -1,6 +1,6 @@
 //! No credential of ours goes inside, in whatever form it comes.
 //!
-//! Whoever runs the server inside a sandbox could use it here. So before a request is passed on, every word of every header
+//! Whoever runs the server inside a sandbox could use it here. So before a request is forwarded, every word of every header
 //! and of the query is looked at: as it is, percent-decoded, and, where it is base64, as what that says. A value with a
 //! credential of ours in it does not go on; other values, and other cookies in the same header, do. What the server inside
 //! has as its own (a bearer of somebody else, a password) goes through unchanged.

@@ -2,7 +2,7 @@
 //!
 //! Each request gets a connection of its own to the port: HTTP/1.1, or HTTP/2 for gRPC, which knows
 //! nothing else. Both sides speak HTTP through the same parser, which decides where a request ends;
-//! what one side says about the connection itself is not passed on to the other. Bodies and trailers
+//! what one side says about the connection itself is not forwarded to the other. Bodies and trailers
 //! stream both ways, and an upgraded connection is a pipe.
 
 use std::net::IpAddr;

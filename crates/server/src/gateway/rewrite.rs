@@ -41,7 +41,7 @@ impl Outside {
             .iter()
             .filter_map(|cookie| match cookie.to_str() {
                 Ok(text) => self.cookie(text).and_then(|text| HeaderValue::try_from(text).ok()),
-                // What is no text has no attributes that could be read; it is not passed on.
+                // What is no text has no attributes that could be read; it is not forwarded.
                 Err(_) => None,
             })
             .collect();

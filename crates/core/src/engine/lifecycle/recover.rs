@@ -236,8 +236,8 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Tells of manifests that do not read. What they name is held by nobody in the books, and must not
-    /// be collected for that.
+    /// Tells of manifests that do not read. The reference counts know nobody who holds what they name, and it
+    /// must not be collected for that.
     fn doubt(&self, damaged: &[Damaged]) {
         self.report_unreadable(damaged);
         for Damaged { path, reason, .. } in damaged {

@@ -85,7 +85,7 @@ impl Lifecycle {
             if let Some(begin) = begin.as_mut().filter(|begin| begin.is_of_snapshot()) {
                 let (hold, now) = self.references.hold_current(&sandbox).await?;
                 if let Some(now) = now {
-                    // It may have been shortened meanwhile.
+                    // It may have been compacted meanwhile.
                     begin.memory = now.memory;
                 }
                 held = Some(hold);

@@ -6,7 +6,7 @@
 //! last.
 //!
 //! What they take is counted in memory as commands end, and measured once after a start: when a command ends, when somebody
-//! asks, or by and by in housekeeping, which also sees to sandboxes that nobody uses.
+//! asks, or over time in housekeeping, which also sees to sandboxes that nobody uses.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

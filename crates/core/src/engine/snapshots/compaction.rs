@@ -50,7 +50,7 @@ struct Merged {
 #[derive(Debug)]
 pub(in crate::engine) struct Chains {
     merged: Mutex<HashMap<SandboxId, VecDeque<Merged>>>,
-    /// One at a time shortens the chain of a sandbox.
+    /// The chain of a sandbox is compacted by one task at a time.
     merging: KeyedLock<SandboxId>,
     pub(in crate::engine) few: tokio::sync::Semaphore,
 }
@@ -298,7 +298,7 @@ pub(in crate::engine) fn effort(urgent: bool) -> Effort {
     if urgent { Effort::Foreground } else { Effort::Background }
 }
 
-/// A chain that could not be shortened is in nobody's way as long as it can be mounted.
+/// A failed compaction does not matter as long as the chain can still be mounted.
 pub(in crate::engine) fn may_go_on<T>(shortened: Result<T>, layers: &[LayerId]) -> Result<()> {
     match shortened {
         Err(error) if layers.len() <= MOST_LAYERS => {

@@ -463,7 +463,7 @@ async fn hear<G: GuestStream>(
     }
 }
 
-/// As [`hear`], of a connection that was dialled: what the server says meanwhile is passed on. `None` if there is nothing
+/// As [`hear`], of a connection that was dialled: what the server says meanwhile is forwarded. `None` if there is nothing
 /// to wait for, because one of them will say no more.
 async fn hear_both<G: GuestStream>(
     guest: &mut G,

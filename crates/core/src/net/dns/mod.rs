@@ -7,7 +7,7 @@
 //! - Addresses that lead inside are taken out of answers, and never more than [`ADDRESSES`] are given out.
 //! - `HTTPS` and `SVCB` are answered as if there were none: they carry keys that would hide the server's name from whoever
 //!   must check it, and addresses of their own. Clients do without.
-//! - Other types are passed on for names that are allowed.
+//! - Other types are forwarded for names that are allowed.
 //!
 //! Upstream is `hickory-resolver`, with its cache, its repeats and its TCP. Nothing that comes from either side is
 //! trusted to be well formed, small or fast: lookups have a deadline, so many are under way at the most, and whoever asks for

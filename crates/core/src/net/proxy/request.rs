@@ -319,7 +319,7 @@ enum ProxyError {
     Early,
     /// Not soon enough.
     Late,
-    /// It could not be passed on; `refused` if a rule was against it.
+    /// It could not be forwarded; `refused` if a rule was against it.
     Upstream { why: String, refused: bool },
 }
 

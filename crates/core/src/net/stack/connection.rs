@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Three things touch a connection, each under its lock and for a moment: the stack's task, with a packet; whoever
-//! carries it, with bytes; and its own [`Connection::drive`], when a timer runs out. Whoever does, settles it
-//! afterwards: carries what can be carried, sends what is to be sent, and says when to look again. So no packet
+//! carries it, with bytes; and its own [`Connection::drive`], when a timer runs out. Whoever does, finishes its
+//! turn: moves the bytes that can be moved, sends what is to be sent, and says when to look again. So no packet
 //! waits for a task to be scheduled.
 //!
 //! A connection whose owner let go of it *lingers*: what was written still goes to the sandbox, what comes from there is
@@ -191,13 +191,13 @@ impl Connection {
         }
     }
 
-    /// Acts on the machine and settles what follows; `None` when there is no machine.
+    /// Acts on the machine and does what follows from that; `None` when there is no machine.
     pub(super) fn act<R>(&self, act: impl FnOnce(&mut TcpStateMachine) -> R) -> Option<R> {
         let mut inner = self.inner();
         self.turn(&mut inner, |machine, _| act(machine))
     }
 
-    /// Has the lane carry what it can, and says what is on the lane afterwards.
+    /// Moves what can be moved between the connection and its relay socket, then looks at that socket with `look`.
     pub(super) fn carry<R>(&self, look: impl FnOnce(&mut RelaySocket) -> R) -> Option<R> {
         let mut inner = self.inner();
         if let Some(lane) = &mut inner.lane {

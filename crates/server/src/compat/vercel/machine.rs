@@ -2,13 +2,13 @@
 //!
 //! | asked for | is |
 //! |---|---|
-//! | nothing, or `vercel/sandbox/universal` | the *default machine*: the image `host`, or what `default_image` names, dressed |
+//! | nothing, or `vercel/sandbox/universal` | the *default machine*: the image `host`, or what `default_image` names, customized |
 //! | a runtime | what `[vercel.runtimes]` says; else the image `vercel/<runtime>`; else the default machine, if it has that runtime |
 //! | an image | what `[vercel.images]` says; else the image of that name, with or without `vcr.vercel.com/` |
 //!
-//! The default machine and runtimes are *dressed* (`docs/formats/image.md`): they have the user, the home and the
+//! The default machine and runtimes are *customized* (`docs/formats/image.md`): they have the user, the home and the
 //! `sudo` these clients expect. It is done on first use, and again when the base has changed; an image that was
-//! dressed by hand is taken as it is. Images that are asked for by name keep their own user and directory.
+//! customized by hand is taken as it is. Images that are asked for by name keep their own user and directory.
 //!
 //! Nothing is pulled here: an image that is not on this server is an answer that lists those that are.
 
@@ -28,7 +28,7 @@ use crate::api::App;
 const UNIVERSAL: &str = "vercel/sandbox/universal";
 /// Images with a runtime are called this and the runtime.
 const RUNTIMES: &str = "vercel/";
-/// Images that were dressed for a runtime because somebody asked for it.
+/// Images that were customized for a runtime because somebody asked for it.
 const DRESSED: &str = "vercel/auto/";
 /// Their registry, which is often written out.
 const REGISTRY: &str = "vcr.vercel.com/";
@@ -171,7 +171,7 @@ impl Machines<'_> {
         }
     }
 
-    /// The base itself if it is dressed already; else the image `name`, dressed from it.
+    /// The base itself if it is customized already; else the image `name`, customized from it.
     async fn dressed(&self, base: &str, name: &str, what: &str) -> Result<Image, VercelError> {
         if base != HOST {
             match self.find(base).await? {
@@ -386,7 +386,7 @@ mod tests {
             bench.machines().with_runtime("node24").await.unwrap(),
             ground(UNIVERSAL, "node24")
         );
-        // An image of that name is used from now on, and dressed if it is not.
+        // An image of that name is used from now on, and customized if it is not.
         bench.import("vercel/python3.13", None).await;
         let auto = ground("vercel/auto/python3.13", "python3.13");
         assert_eq!(bench.machines().with_runtime("python3.13").await.unwrap(), auto);

@@ -74,7 +74,7 @@ async fn done<T: Send + 'static>(
 /// How this front behaves on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// The image of a sandbox that names neither a runtime nor an image; the dressed `host` if absent.
+    /// The image of a sandbox that names neither a runtime nor an image; the customized `host` if absent.
     pub default_image: Option<String>,
     /// What runtimes stand for.
     pub runtimes: BTreeMap<String, String>,

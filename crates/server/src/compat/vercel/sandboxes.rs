@@ -361,7 +361,7 @@ async fn update(
     Ok(Json(answer))
 }
 
-/// What a sandbox starts from is settled when it is made.
+/// What a sandbox starts from is decided when it is created.
 async fn same_runtime(
     app: &App,
     sandbox: &Sandbox,
