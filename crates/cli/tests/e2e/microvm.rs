@@ -330,7 +330,7 @@ fn is_not_used(keep: &Daemon) {
             "{told}"
         );
     }
-    assert!(keep.log().contains("its memory cannot be used"), "{}", keep.log());
+    assert!(keep.log().contains("the memory of a sandbox cannot be used"), "{}", keep.log());
     assert!(keep.ok(["ps", "m"]).contains("lost"), "what ran is not said to have ended well");
     let again = keep.keep(["exec", "m", "--", "cat", "/work/file"]);
     assert!(

@@ -190,7 +190,11 @@ async fn remove_stale_sandboxes(
 async fn note_missing(store: &Store, place: String, doc: &impl Serialize) -> Option<String> {
     let json = serde_json::to_vec_pretty(doc).unwrap_or_default();
     let error = store.remember_missing(&place, json).await.err()?;
-    tracing::error!(place, error = with_causes(&error), "what the index knew of it is not kept");
+    tracing::error!(
+        place,
+        error = with_causes(&error),
+        "the index's copy of a missing manifest was not saved"
+    );
     Some(place)
 }
 

@@ -110,11 +110,14 @@ impl Index {
             _ => match usable(file).await {
                 Ok(db) => Some(db),
                 Err(Refused::Stale(reason)) => {
-                    tracing::info!(reason, "the index is built again from the disk");
+                    tracing::info!(reason, "the index is being rebuilt from the data directory");
                     None
                 }
                 Err(Refused::Damaged(reason)) => {
-                    tracing::warn!(reason, "the index is damaged; it is built again from the disk");
+                    tracing::warn!(
+                        reason,
+                        "the index is damaged; it is being rebuilt from the data directory"
+                    );
                     damage = Some(reason);
                     None
                 }
@@ -124,7 +127,7 @@ impl Index {
             None if full => {
                 tracing::warn!("the disk is full; the index is kept in memory");
                 if let Err(error) = clear_away(file) {
-                    tracing::warn!(%error, "the index on the disk is left");
+                    tracing::warn!(%error, "the files of the old index were not removed");
                 }
                 (SqliteDb::in_memory().await?, None, true)
             }
@@ -178,7 +181,10 @@ impl Inner {
         if current.closed {
             return Err(DbError::Closed);
         }
-        tracing::error!(reason, "the index is damaged; it is built again from the disk");
+        tracing::error!(
+            reason,
+            "the index is damaged; it is being rebuilt from the data directory"
+        );
         let begun = Instant::now();
         current.db.hang_up().await;
         let again = current.rebuilt.is_some_and(|at| at.elapsed() < AGAIN);
@@ -192,7 +198,7 @@ impl Inner {
         *current = Current { db, stamp, filled: false, generation, rebuilt, closed: false };
         current.finish().await;
         *self.damage.lock() = Some(reason);
-        tracing::info!(took = ?begun.elapsed(), "the index is built again");
+        tracing::info!(took = ?begun.elapsed(), "the index was rebuilt");
         Ok(())
     }
 }
@@ -204,7 +210,10 @@ impl Current {
         if let Some(stamp) = &self.stamp
             && let Err(error) = self.db.set_epoch(&stamp.epoch).await
         {
-            tracing::warn!(error = chain(&error), "the index is not marked as filled");
+            tracing::warn!(
+                error = chain(&error),
+                "the index was not marked as complete; the next daemon rebuilds it"
+            );
         }
     }
 
@@ -220,7 +229,10 @@ impl Current {
             sync().and_then(|()| stamp.closed().write(file)).map_err(|error| error.to_string())
         });
         if let Err(error) = synced {
-            tracing::warn!(error, "the index was not closed; the next daemon may build it again");
+            tracing::warn!(
+                error,
+                "the index was not closed properly; the next daemon may rebuild it"
+            );
         }
     }
 }
@@ -332,7 +344,7 @@ async fn fill(db: &SqliteDb, manifests: &dyn Manifests) -> DbResult<()> {
         match db.put_sandbox(&sandbox).await {
             // One of that name is there: a manifest was copied. It costs that one alone.
             Err(error) if !is_unusable(&error) => {
-                tracing::error!(sandbox = %sandbox.id, error = chain(&error), "not in the index");
+                tracing::error!(sandbox = %sandbox.id, error = chain(&error), "a sandbox was left out of the index");
                 continue;
             }
             done => done?,
@@ -417,7 +429,7 @@ impl Db for Index {
         // Somebody who never comes back must not keep the daemon from ending.
         let closing = async { self.inner.current.write().await.close(&self.inner.file).await };
         if tokio::time::timeout(Duration::from_secs(10), closing).await.is_err() {
-            tracing::warn!("the index was not closed; the next daemon may build it again");
+            tracing::warn!("the index was not closed properly; the next daemon may rebuild it");
         }
     }
 

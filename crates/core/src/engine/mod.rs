@@ -359,14 +359,19 @@ impl Engine {
         match tokio::time::timeout(SYNC_WITHIN, references.sync_and_discard()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::error!(error = error::error_chain(&error), "not everything was synced");
+                tracing::error!(
+                    error = error::error_chain(&error),
+                    "shutdown: not everything was synced"
+                );
             }
-            Err(_) => tracing::error!("the disk does not answer; not everything was synced"),
+            Err(_) => {
+                tracing::error!("shutdown: the disk does not answer; not everything was synced")
+            }
         }
         machines.end_warm_machines().await;
         let left = context.tasks.join(TASKS_WITHIN).await;
         if left > 0 {
-            tracing::warn!(left, "some tasks in the background have not ended");
+            tracing::warn!(left, "shutdown: some background tasks have not ended");
         }
         context.events.finish().await;
         context.catalog.close().await;

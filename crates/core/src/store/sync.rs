@@ -205,7 +205,7 @@ impl Store {
         known.windows = match saved {
             Ok(saved) => saved.windows,
             Err(error) => {
-                tracing::error!(%error, "could not read when syncs failed; every open layer is in doubt");
+                tracing::error!(%error, "could not read which syncs failed earlier; every open layer is in doubt");
                 vec![FailureWindow { from: None, to: Timestamp::now(), epoch: 1 }]
             }
         };

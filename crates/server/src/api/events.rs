@@ -169,7 +169,7 @@ impl Messages {
                 over.then(|| message(&about_the_stream("stream.closing", cursor)))
             }
             Err(error) => {
-                tracing::error!(error = chain(&error), "a stream of events broke off");
+                tracing::error!(error = chain(&error), "a stream of events ended early");
                 self.events = None;
                 Some(message(&about_the_stream("stream.closing", cursor)))
             }

@@ -263,7 +263,7 @@ pub(crate) async fn finish<T: Send + 'static>(
     match app.tasks.spawn(work).await {
         Ok(done) => Ok(done?),
         Err(error) => {
-            tracing::error!(%error, "a change panicked");
+            tracing::error!(%error, "the work of a request panicked");
             Err(ApiError::internal())
         }
     }

@@ -166,7 +166,7 @@ pub(super) fn export(
             Ok(Err(error)) => chain(&error),
             Err(error) => error.to_string(),
         };
-        tracing::error!(error = broke, "an export broke off");
+        tracing::error!(error = broke, "the export of a snapshot ended early");
         Some((Err(io::Error::other(broke)), (None, pieces, None)))
     });
     Body::from_stream(stream)

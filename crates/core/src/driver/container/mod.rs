@@ -351,7 +351,7 @@ impl Thaw<'_> {
 impl Drop for Thaw<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.host.groups.thaw(self.key) {
-            tracing::error!(machine = %self.key, %error, "was not thawed");
+            tracing::error!(machine = %self.key, %error, "a frozen container was not thawed");
         }
     }
 }

@@ -164,7 +164,7 @@ impl Cgroups {
             if Instant::now() > deadline {
                 return Err(failed("end the processes in", &path)(io::ErrorKind::TimedOut.into()));
             }
-            tracing::warn!(machine = %key, processes = ?left, "has no record and is ended");
+            tracing::warn!(machine = %key, processes = ?left, "killing processes that are left in the cgroup of a machine without a record");
             // The frozen cannot die under version 1.
             self.thaw(key)?;
             self.kill(key)?;

@@ -216,7 +216,7 @@ impl Stopped<'_> {
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.resume() {
-            tracing::error!(machine = %self.run_dir.display(), %error, "a machine that was being captured stands still");
+            tracing::error!(machine = %self.run_dir.display(), %error, "a VM was not resumed after a capture");
         }
     }
 }

@@ -60,7 +60,7 @@ impl Engine {
             }
             // The others must hear of it all the same, and the network of this one.
             if let Err(error) = self.parts.secrets.give_brokered(&live).await {
-                tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the secrets it was given are not recorded");
+                tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the secrets that a session uses were not recorded");
             }
         }
         // Headers of policies may name it too.

@@ -181,7 +181,7 @@ impl LimitWatch {
             }
             if let Some(Bound { layer, what, used, inodes, limit, .. }) = over {
                 let sandbox = live.sandbox();
-                tracing::warn!(sandbox = %sandbox.name, what, used, inodes, limit, "over its disk limit and growing; the processes that write are killed");
+                tracing::warn!(sandbox = %sandbox.name, what, used, inodes, limit, "a sandbox is over its disk limit and growing; the processes that write are killed");
                 let round = self.rounds.get(layer).copied().unwrap_or(0) + 1;
                 rounds.insert(layer.clone(), round);
                 live.over_disk(*limit, *used);
@@ -235,7 +235,7 @@ impl DiskLimits {
             self.store.limit_open(layer, limit.min(spare), inodes_for(limit)).await
         };
         if let Err(error) = limited.await {
-            tracing::warn!(%layer, error = error_chain(&error), "its quota was not set");
+            tracing::warn!(%layer, error = error_chain(&error), "the quota of an open layer was not set");
         }
     }
 
@@ -303,7 +303,7 @@ impl DiskLimits {
         let limit = bound.limit.min(bound.used.saturating_add(spare).max(AT_LEAST));
         let set = self.store.limit_open(&bound.layer, limit, inodes_for(bound.limit)).await;
         if let Err(error) = set {
-            tracing::debug!(layer = %bound.layer, error = error_chain(&error), "its quota was not set");
+            tracing::debug!(layer = %bound.layer, error = error_chain(&error), "the quota of an open layer was not set");
         }
     }
 
@@ -424,10 +424,10 @@ impl DiskLimits {
         };
         let Err(error) = ended.await else { return };
         let sandbox = live.sandbox();
-        tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "is over its disk limit and its agent did not end its commands; its session is ended");
+        tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "a sandbox is over its disk limit and its agent did not end its commands; its session is ended");
         let Some(sessions) = sessions.upgrade() else { return };
         if let Err(error) = sessions.end_uncontrolled(Arc::clone(live)).await {
-            tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "its session is not ended yet");
+            tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the session of a sandbox over its disk limit was not ended");
         }
     }
 }

@@ -73,7 +73,7 @@ impl FailedSyncs {
             if files.is_empty() {
                 continue;
             }
-            tracing::warn!(sandbox = %sandbox.name, layer = %one.layer, files = files.len(), "files in doubt are kept as they can be read");
+            tracing::warn!(sandbox = %sandbox.name, layer = %one.layer, files = files.len(), "files that a failed sync may have lost were accepted as they are");
             self.store.accept_doubt(one.layer);
             let on_disk = self.store.has_disk(one.layer)?;
             findings.extend(files.iter().map(|file| finding(file, one.prefix, on_disk)));
@@ -135,7 +135,7 @@ impl FailedSyncs {
             Err(error) => {
                 tracing::error!(
                     error = error_chain(&error),
-                    "which layers are in doubt is not known"
+                    "cannot tell which layers a failed sync affects"
                 );
             }
         }

@@ -107,7 +107,7 @@ impl Scrubber {
             // It was collected since.
             Err(error) if error.is_not_found() || self.store.layer(layer).await.is_err() => {}
             Err(error) => {
-                tracing::warn!(%layer, error = error_chain(&Error::from(error)), "its digest was not made");
+                tracing::warn!(%layer, error = error_chain(&Error::from(error)), "the digest of a layer was not made");
             }
         }
     }
@@ -119,7 +119,7 @@ impl Scrubber {
             Err(error) => {
                 tracing::warn!(
                     error = error_chain(&Error::from(error)),
-                    "layers were not verified"
+                    "layers were not verified: they cannot be listed"
                 );
                 return;
             }

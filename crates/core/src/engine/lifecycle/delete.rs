@@ -60,19 +60,19 @@ impl Lifecycle {
         let drives_lost = self.rescue_drives(&mut sandbox).await?;
         if let Err(error) = self.sessions.commands_lost(&sandbox.id, CommandEnd::SessionEnded).await
         {
-            tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "its commands were not marked as ended; callers may wait for them");
+            tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "commands of a deleted sandbox were not marked as ended; callers may wait for them");
         }
         // What was written to drives is theirs. One that cannot be freed now is freed when the sandbox is
         // gone, by housekeeping or by the next who comes for it.
         match self.guard_drives(&sandbox).await {
             // Nobody can say any more what to look for, and a sandbox must be deletable all the same.
             Err(error @ (Error::NoSecret(_) | Error::Sealed { .. })) => {
-                tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "what it wrote to drives is kept and was not searched for secrets");
+                tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "what a deleted sandbox wrote to drives is kept without a search for secrets");
             }
             looked => looked?,
         }
         if let Err(error) = self.storage.drives.detach(&sandbox).await {
-            tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "drives are not detached yet");
+            tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "drives of a deleted sandbox are not detached yet; housekeeping will retry");
         }
         let written = [sandbox.open_layer(), sandbox.unsealed()].into_iter().flatten().cloned();
         self.references.discard_when_synced(written);
@@ -99,7 +99,7 @@ impl Lifecycle {
             self.machines.hand_over(live, sandbox, false).await
         };
         if let Err(error) = handed_over.await {
-            tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "did not export its files on drives");
+            tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "a VM did not export what it wrote to drives");
             // What is in its cache and not on its disks would be lost.
             freeze_filesystems(live, sandbox).await;
         }
@@ -132,7 +132,7 @@ impl Lifecycle {
             return Err(error);
         }
         if sandbox.deletion().is_some_and(|deletion| deletion.forced) {
-            tracing::error!(sandbox = %sandbox.name, drives = ?lost, error = error_chain(&error), "its delete was forced: what it wrote to drives is lost");
+            tracing::error!(sandbox = %sandbox.name, drives = ?lost, error = error_chain(&error), "a sandbox was deleted by force: what it wrote to drives is lost");
             for layer in layers {
                 self.store.clear_disk(&layer).await?;
             }
@@ -140,7 +140,7 @@ impl Lifecycle {
         }
         let reason = error_chain(&error);
         let error = Error::DrivesUnsaved { name: sandbox.name.clone(), drives: lost, reason };
-        tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "is not deleted");
+        tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "a sandbox was not deleted");
         sandbox.transition(Change::Broke { why: error_chain(&error), guarded: Vec::new() })?;
         self.records.record(sandbox, Durability::Synced).await?;
         Err(error)

@@ -327,7 +327,7 @@ impl Lifecycle {
             before = match self.end_session(slot, &mut sandbox, ending).await {
                 Err(Error::Store(error)) if error.is_not_found() => {
                     // Its files are lost, and this is the way out: by name, never by itself.
-                    tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "rolled back without what its last session wrote");
+                    tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "a sandbox was rolled back without what its last session wrote: those files are lost");
                     self.machines.release_uids(sandbox.uids());
                     // It may be at rest already, and only its session's record be missing.
                     if sandbox.open_session().is_some() {

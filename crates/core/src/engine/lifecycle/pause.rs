@@ -169,7 +169,7 @@ impl Lifecycle {
         if let Err(error) = self.commit(&mut after, &snapshot).await {
             // Whatever of it is on record must not be: the machine goes on from here.
             if let Err(error) = self.records.record(sandbox, Durability::Synced).await {
-                tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "runs, but its manifest may say paused");
+                tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "a pause failed and the sandbox runs, but its manifest may say paused");
             }
             live.set_sandbox(sandbox.clone());
             let _ = self

@@ -44,7 +44,7 @@ pub(in crate::engine) fn run(this: &Arc<Lifecycle>) {
         if let Err(error) = store.tidy_documents().await {
             tracing::warn!(
                 error = error_chain(&error),
-                "older versions of documents are left beside them"
+                "replaced versions of manifests were not removed"
             );
         }
     });
@@ -111,7 +111,7 @@ impl Lifecycle {
                     // Somebody came in the meantime.
                     Ok(()) | Err(Error::SessionOver) => {}
                     Err(error) => {
-                        tracing::warn!(sandbox = %name, error = error_chain(&error), "was not stopped or paused when idle");
+                        tracing::warn!(sandbox = %name, error = error_chain(&error), "an idle sandbox was not stopped or paused");
                     }
                 }
             });
@@ -139,7 +139,7 @@ impl Lifecycle {
                     Err(error @ (Error::Driver(_) | Error::MemoryTooDeep(_)))
                         if live.pause_refused(&error) >= GIVE_UP =>
                     {
-                        tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "cannot be paused; it is stopped");
+                        tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "an idle sandbox cannot be paused; it is stopped");
                         let ending = Ending::by_itself(SnapshotKind::Stop, end);
                         this.end_session(&slot, &mut sandbox, ending).await.map(drop)
                     }
@@ -188,7 +188,7 @@ impl Lifecycle {
                         tracing::info!(sandbox = %sandbox.name, "an interrupted delete is continued");
                     } else {
                         tracing::warn!(sandbox = %sandbox.name, id = %sandbox.id, used_at = %sandbox.used_at,
-                            "expired; it is moved to the trash and can be restored from there");
+                            "a sandbox expired; it is moved to the trash and can be restored from there");
                     }
                     let wish = Delete { expired: !deleted, ..Delete::default() };
                     this.delete_sandbox(&slot, sandbox, wish).await?;
@@ -197,7 +197,7 @@ impl Lifecycle {
             });
             // What follows may free the room that this one wants for.
             if let Err(error) = erased.await {
-                tracing::error!(sandbox = %name, error = error_chain(&error), "was not deleted");
+                tracing::error!(sandbox = %name, error = error_chain(&error), "a sandbox was not deleted");
             }
         }
         if let Err(error) = self.storage.snapshots.retain_all().await {

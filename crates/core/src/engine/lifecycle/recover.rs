@@ -100,7 +100,7 @@ impl Lifecycle {
         let (damaged, unowned): (Vec<_>, Vec<_>) =
             alive.into_keys().partition(|id| data.join(id.as_str()).is_dir());
         for id in damaged {
-            tracing::error!(machine = %id, "its sandbox's manifest cannot be used; it is left running");
+            tracing::error!(machine = %id, "a machine is left running: the manifest of its sandbox cannot be read");
         }
         self.end_unowned(unowned).await;
         let this = Arc::clone(self);
@@ -118,7 +118,7 @@ impl Lifecycle {
                 match this.recover_one(one, &heavy).await {
                     // The next daemon finishes it.
                     Ok(()) | Err(Error::ShuttingDown) => {}
-                    Err(error) => tracing::error!(sandbox = %name, error = error_chain(&error), "was not recovered; start or delete the sandbox"),
+                    Err(error) => tracing::error!(sandbox = %name, error = error_chain(&error), "a sandbox was not recovered; start or delete it"),
                 }
             });
         }
@@ -148,12 +148,12 @@ impl Lifecycle {
             tracing::warn!(machine = %id, "a machine without a sandbox is stopped");
             for driver in self.context.drivers.values() {
                 if let Err(error) = driver.stop(&MachineKey::from(id)).await {
-                    tracing::error!(machine = %id, error = error_chain(&error), "it is left");
+                    tracing::error!(machine = %id, error = error_chain(&error), "a machine without a sandbox was not stopped");
                 }
             }
         });
         if tokio::time::timeout(UNOWNED_WITHIN, join_all(ended)).await.is_err() {
-            tracing::error!("some machines that belong to no sandbox are not gone yet");
+            tracing::error!("some machines without a sandbox have not stopped yet");
         }
     }
 
@@ -266,11 +266,11 @@ impl Lifecycle {
                     Err(_)
                         if [TEMPLATE, READY].iter().any(|mark| key.as_str().starts_with(mark)) =>
                     {
-                        tracing::warn!(machine = %key, "was not assigned to a sandbox yet; it is ended");
+                        tracing::warn!(machine = %key, "stopping a machine that an earlier daemon had not assigned to a sandbox");
                         let driver = Arc::clone(driver);
                         self.context.tasks.spawn(async move {
                             if let Err(error) = driver.stop(&key).await {
-                                tracing::error!(machine = %key, error = error_chain(&error), "it is left");
+                                tracing::error!(machine = %key, error = error_chain(&error), "a machine without a sandbox was not stopped");
                             }
                         });
                     }
@@ -300,7 +300,7 @@ impl Lifecycle {
                     // The next daemon adopts it.
                     Err(Error::ShuttingDown) => return Ok(()),
                     Err(error) => {
-                        tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "its agent does not answer; it is ended and what it wrote is kept");
+                        tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the agent of a sandbox does not answer; its session is ended and its files are kept");
                     }
                 }
                 self.finish_session_end(recovering, sandbox, Ending::broken(), heavy).await?;
@@ -348,7 +348,7 @@ impl Lifecycle {
         self.context.tasks.spawn(async move {
             let _turn = turn;
             if let Err(error) = this.end_session(&slot, &mut sandbox, ending).await {
-                tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "its session could not be ended; start or delete the sandbox");
+                tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the session of a sandbox could not be ended; start or delete the sandbox");
             }
         });
         Ok(())
@@ -483,7 +483,7 @@ impl Lifecycle {
         if driver.disk().is_some() {
             // One that is not thawed now thaws by itself.
             if let Err(error) = guest.thaw().await {
-                tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "was not thawed");
+                tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "the filesystems of a VM were not thawed; its agent thaws them later");
             }
         }
         let known = guest.commands().await?;

@@ -216,7 +216,7 @@ impl Lifecycle {
             session.secrets.push(given);
             if let Err(error) = self.secrets.given_values(&sandbox.project, session) {
                 session.secrets.pop();
-                tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "its memory may contain a secret whose value is not available any more");
+                tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the memory of a sandbox may contain a secret whose value is not available any more");
             }
         }
         if snapshot.sandbox == sandbox.id
@@ -321,7 +321,7 @@ impl Lifecycle {
         for mounted in held.mounted() {
             // A session that never began wrote nothing that anybody was told of.
             if let Err(error) = self.store.clear_disk(&mounted.layer).await {
-                tracing::warn!(%error, "the disk of a drive is left");
+                tracing::warn!(%error, "the disk of a drive was not removed after a failed start");
             }
         }
         // A drive that cannot be freed now is freed when the next comes for it.
@@ -417,7 +417,7 @@ impl Lifecycle {
             return Ok(());
         }
         let mut sandbox = (*dead.sandbox()).clone();
-        tracing::warn!(sandbox = %sandbox.name, "its session ended unexpectedly; its files are kept");
+        tracing::warn!(sandbox = %sandbox.name, "the session of a sandbox ended unexpectedly; its files are kept");
         self.end_session(&slot, &mut sandbox, Ending::broken()).await?;
         Ok(())
     }

@@ -171,7 +171,7 @@ impl Lifecycle {
                 };
                 let broke = Change::Broke { why: error_chain(&error), guarded };
                 if let Err(refused) = sandbox.transition(broke) {
-                    tracing::error!(sandbox = %sandbox.name, error = %refused, "the failure was not recorded");
+                    tracing::error!(sandbox = %sandbox.name, error = %refused, "the failure of a stop was not recorded");
                 }
                 self.record_outcome(sandbox, None).await;
                 Err(error)
@@ -292,7 +292,7 @@ impl Lifecycle {
                 self.machines.hand_over(live, sandbox, keep).await
             };
             if let Err(error) = handed.await {
-                tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "did not end on request, or did not export its files; the machine is killed");
+                tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "a machine did not end on request, or did not export its files; it is killed");
                 if live.driver.disk().is_some() {
                     // What is in its cache and not on its disk would be lost.
                     freeze_filesystems(live, sandbox).await;
@@ -320,7 +320,7 @@ impl Lifecycle {
                         move || kill_orphans(&key)
                     });
                     let processes = ended.await.unwrap_or_default();
-                    tracing::warn!(sandbox = %sandbox.name, %layer, ?processes, "an unknown machine still writes to its layer; it is killed");
+                    tracing::warn!(sandbox = %sandbox.name, %layer, ?processes, "processes of an unknown machine still have the layer mounted; they are killed");
                 }
                 if begun.elapsed() > STRAY_WITHIN {
                     return Err(StoreError::StillMounted { id: layer.clone() }.into());

@@ -32,13 +32,13 @@ impl Lifecycle {
             }
             return;
         };
-        tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the outcome is not written to disk yet");
+        tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the new state of a sandbox is not written to disk yet");
         if matches!(error, Error::RecordChanged { .. }) {
             // Another writer has saved the record, and what that one saved counts.
             return;
         }
         if let Err(error) = self.context.catalog.show(sandbox).await {
-            tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the outcome is not in the index either");
+            tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the new state of a sandbox is not in the index either");
         }
         let outcome = Unrecorded { sandbox: Some(sandbox.clone()), held };
         self.records.unrecorded.lock().insert(sandbox.id.clone(), outcome);
@@ -55,7 +55,7 @@ impl Lifecycle {
                 && let Err(error) = self.records.record(&mut sandbox, Durability::Soon).await
             {
                 if matches!(error, Error::RecordChanged { .. }) {
-                    tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "an outcome is dropped: another writer saved the record");
+                    tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the new state of a sandbox is dropped: another writer has saved its record since");
                     continue;
                 }
                 tracing::debug!(

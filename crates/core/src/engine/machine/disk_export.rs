@@ -126,7 +126,7 @@ impl Machines {
         let Some(disk) = driver.disk() else {
             return Err(StoreError::OnDisk { id: layer.clone() }.into());
         };
-        tracing::warn!(sandbox = %sandbox.name, "is booted again to export its files");
+        tracing::warn!(sandbox = %sandbox.name, "a VM is booted again to export its files");
         let image = self.store.check_disks(sandbox.open_memory()).await?;
         let scratch = self.store.data_dir().join("tmp").join(format!("rescue-{}", sandbox.id));
         let machine = only(self.machine(sandbox)?, &parts, &scratch);

@@ -52,7 +52,7 @@ impl Drop for FrozenProcesses {
                 match thaw(&live).await {
                     Ok(()) => return,
                     Err(error) => {
-                        tracing::error!(machine = %live.key, error = error_chain(&error), "is frozen and was not thawed");
+                        tracing::error!(machine = %live.key, error = error_chain(&error), "the processes of a sandbox are still frozen: thawing failed");
                     }
                 }
             }
@@ -119,7 +119,7 @@ pub(in crate::engine) async fn freeze_filesystems(
         Ok(Err(error)) => error_chain(&error),
         Err(_) => "its agent does not answer".to_owned(),
     };
-    tracing::warn!(sandbox = %sandbox.name, problem, "its filesystems were not frozen; it is captured all the same");
+    tracing::warn!(sandbox = %sandbox.name, problem, "the filesystems of a VM could not be frozen; its disk is used as it is");
     // It may come to it yet.
     true
 }
@@ -128,7 +128,7 @@ pub(in crate::engine) async fn thaw_filesystems(live: &RunningSandbox) {
     let thawed = async { live.guest().await?.thaw().await.map_err(Error::from) };
     if !matches!(tokio::time::timeout(FREEZE_WITHIN, thawed).await, Ok(Ok(()))) {
         // The agent thaws by itself after a while.
-        tracing::warn!(machine = %live.key, "was not thawed");
+        tracing::warn!(machine = %live.key, "the filesystems of a VM were not thawed; its agent thaws them later");
     }
 }
 

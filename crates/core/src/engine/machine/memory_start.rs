@@ -115,7 +115,7 @@ impl Machines {
         let memory = match self.template(driver, powers, machine.clone(), &here).await {
             Ok(memory) => memory,
             Err(error) => {
-                tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "there is no template of its size; it is booted");
+                tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "there is no template for a sandbox of this size; its VM is booted");
                 return Ok(Some(StartPlan { memory: Vec::new(), how: StartMethod::Blank }));
             }
         };
@@ -126,7 +126,7 @@ impl Machines {
                 }
                 Ok(None) => StartPlan { memory: vec![memory], how: StartMethod::Template },
                 Err(error) => {
-                    tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "there is no template of its image");
+                    tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "there is no template for the image of a sandbox; its root is mounted at the start");
                     StartPlan { memory: vec![memory], how: StartMethod::Template }
                 }
             },
@@ -193,7 +193,7 @@ impl Machines {
                     });
                 }
                 Err(error) => {
-                    tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "could not be started from the template of its image; its root is mounted instead");
+                    tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "a sandbox could not be started from the template of its image; its root is mounted instead");
                     self.start_over(driver, &machine, sandbox).await?;
                     begin =
                         StartPlan { memory: begin.memory.split_off(1), how: StartMethod::Template };
@@ -211,7 +211,7 @@ impl Machines {
                     self.restore(driver, memory, &machine, &image, &snapshot, sandbox).await;
                 if let Err(Error::Guest(error)) = &tried {
                     // A host that is overloaded for a moment is no reason to give memory up.
-                    tracing::warn!(sandbox = %sandbox.name, error = error_chain(error), "does not answer; it is restored once more");
+                    tracing::warn!(sandbox = %sandbox.name, error = error_chain(error), "a restored VM does not answer; it is restored once more");
                     self.start_over(driver, &machine, sandbox).await?;
                     tried =
                         self.restore(driver, memory, &machine, &image, &snapshot, sandbox).await;
@@ -247,7 +247,7 @@ impl Machines {
                 // It has to do with the drive, not with the template.
                 Err(error @ Error::Driver(DriverError::MountPoint { .. })) => return Err(error),
                 Err(error) => {
-                    tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "could not be started from a template; it is booted");
+                    tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "a sandbox could not be started from a template; its VM is booted");
                     self.start_over(driver, &machine, sandbox).await?;
                     if let Some(open) = sandbox.open_session_mut() {
                         open.memory.clear();
@@ -268,7 +268,7 @@ impl Machines {
             }
             StartMethod::Disks(reason) => reason,
         };
-        tracing::error!(sandbox = %sandbox.name, reason, "its memory cannot be used; it is booted on its files, of the same generation");
+        tracing::error!(sandbox = %sandbox.name, reason, "the memory of a sandbox cannot be used; it is booted on its files, of the same generation");
         self.start_over(driver, &machine, sandbox).await?;
         session.fallback = Some(reason);
         self.records.keep_session(session).await?;

@@ -104,7 +104,7 @@ impl Machines {
         let key = machine.key.clone();
         self.context.tasks.spawn(async move {
             if let Err(error) = guest.thaw().await {
-                tracing::error!(machine = %key, error = error_chain(&error), "its filesystems were not thawed; they thaw by themselves");
+                tracing::error!(machine = %key, error = error_chain(&error), "the filesystems of a restored VM were not thawed; its agent thaws them later");
             }
         });
     }

@@ -119,7 +119,11 @@ impl Machines {
             let reason = format!("there are {MOST_TEMPLATES} already");
             return Err(Error::invalid("template", reason));
         }
-        tracing::info!(key, of_image = base.is_some(), "a template is created");
+        tracing::info!(
+            key,
+            of_image = base.is_some(),
+            "creating a template: memory that new microVMs start from"
+        );
         let layer = self.make_template(driver, powers, machine, &key, base).await?;
         self.references.count_memory_layer(&layer);
         let template = Template { format: FORMAT, key, memory: layer.id.clone(), used_at: now() };

@@ -126,12 +126,12 @@ impl Machines {
                     self.release_uids(Some(range));
                 }
                 Err(error) => {
-                    tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "it has no uids of its own");
+                    tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "another daemon took the uids of a sandbox, and it got no others");
                 }
             },
             Err(error) => {
                 let error = failed(error);
-                tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "its uids are not claimed");
+                tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the uids of a sandbox could not be claimed; another daemon may use them");
             }
         }
     }

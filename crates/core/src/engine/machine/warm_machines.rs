@@ -162,7 +162,7 @@ impl Machines {
         let key = machine.key.clone();
         tokio::task::spawn_blocking(move || {
             if let Err(error) = std::fs::File::open(&place).and_then(|dir| dir.sync_all()) {
-                tracing::error!(machine = %key, %error, "where its disks are is not on stable storage");
+                tracing::error!(machine = %key, %error, "the move of a machine's disks is not synced; a power cut now may lose it");
             }
         });
     }

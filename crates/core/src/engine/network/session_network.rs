@@ -127,7 +127,7 @@ impl Network {
     pub(in crate::engine) async fn reconnect_session(&self, live: &Arc<RunningSandbox>) {
         let sandbox = live.sandbox();
         let rules = self.rules(&sandbox).unwrap_or_else(|error| {
-            tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "its network policy is invalid; all connections are denied");
+            tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the network policy of a sandbox is invalid; all its connections are denied");
             Arc::new(Rules::deny_all())
         });
         let online = async {
@@ -136,7 +136,7 @@ impl Network {
             self.connect_session(live, device, rules, authority).await
         };
         if let Err(error) = online.await {
-            tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "is without a network until its next session");
+            tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "a sandbox is without a network until its next session");
         }
     }
 
@@ -161,7 +161,7 @@ impl Network {
             self.disconnect_session(&live, Some(&mut session)).await;
             let counted = live.change_session(|kept| kept.usage = session.usage);
             if let Err(error) = self.records.keep_session(&counted).await {
-                tracing::warn!(session = %counted.id, error = error_chain(&error), "its traffic is not on record");
+                tracing::warn!(session = %counted.id, error = error_chain(&error), "the traffic of a session was not recorded");
             }
         });
         join_all(offline).await;
@@ -204,7 +204,7 @@ impl Network {
         let uplink = live.network.lock();
         let uplink = uplink.as_ref()?;
         let rules = self.rules_by(&sandbox, uplink.policy.as_ref()).unwrap_or_else(|error| {
-            tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "its network policy is invalid; all connections are denied");
+            tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the network policy of a sandbox is invalid; all its connections are denied");
             Arc::new(Rules::deny_all())
         });
         let opens = rules.opens();
@@ -220,7 +220,7 @@ impl Network {
             Ok(Err(error)) => error_chain(&error),
             Err(_) => "its agent does not answer".to_owned(),
         };
-        tracing::error!(sandbox = %live.sandbox().name, problem, "does not trust its authority");
+        tracing::error!(sandbox = %live.sandbox().name, problem, "the CA certificate for intercepted TLS was not installed in a sandbox; its intercepted requests fail");
     }
 
     /// The authority that was kept, or a new one. Says whether it was kept.
@@ -330,7 +330,7 @@ impl Network {
                 changed = session.usage != before;
             });
             if changed && let Err(error) = self.records.keep_session(&session).await {
-                tracing::warn!(session = %session.id, error = error_chain(&error), "its traffic is not on record yet");
+                tracing::warn!(session = %session.id, error = error_chain(&error), "the traffic of a session is not recorded yet");
             }
         }
     }

@@ -127,7 +127,7 @@ impl EventFeed {
             let lost = state.lost.entry(source).or_default();
             *lost += 1;
             if lost.is_power_of_two() {
-                tracing::warn!(lost, "events come faster than they can be written");
+                tracing::warn!(lost, "events were lost: they come faster than they can be written");
             }
         }
     }
@@ -308,7 +308,7 @@ impl EventFeed {
             }
         };
         if tokio::time::timeout(FINISH_WITHIN, end).await.is_err() {
-            tracing::warn!("the last events are not written");
+            tracing::warn!("the last events before the shutdown were not written");
         }
     }
 }
@@ -385,7 +385,7 @@ async fn write_events(
             let outcome = taken.append(&events);
             for project in &removed {
                 if let Err(error) = taken.remove(project) {
-                    tracing::warn!(%project, %error, "the events of a deleted project are left");
+                    tracing::warn!(%project, %error, "the events of a deleted project were not removed");
                 }
             }
             (taken, outcome)

@@ -65,7 +65,7 @@ impl FileJournal {
             }
         };
         if tokio::time::timeout(FINISH_WITHIN, end).await.is_err() {
-            tracing::warn!("the end of a network journal is not written");
+            tracing::warn!("the end of a network journal was not written");
         }
     }
 }
@@ -75,7 +75,10 @@ impl Journal for FileJournal {
         if self.queue.try_send(Entry::Line(Box::new(connection))).is_err() {
             let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
             if lost.is_power_of_two() {
-                tracing::warn!(lost, "connections come faster than they can be written down");
+                tracing::warn!(
+                    lost,
+                    "connections are missing in a network journal: they come faster than they can be written"
+                );
             }
         }
     }

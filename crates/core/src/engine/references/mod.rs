@@ -194,7 +194,7 @@ impl References {
                 tracing::warn!(
                     layer = id,
                     path,
-                    "no reference in memory, but a manifest names it; it is kept"
+                    "a layer without a reference in memory is kept: a manifest names it"
                 );
                 continue;
             }
@@ -214,7 +214,7 @@ impl References {
     /// Puts layers back from the trash, and into the accounts.
     pub(in crate::engine) async fn restore_from_trash(&self, ids: Vec<String>) -> Result<()> {
         for id in self.store.untrash(ids).await? {
-            tracing::warn!(layer = id, "was in the trash and is still referenced; it is restored");
+            tracing::warn!(layer = id, "a layer in the trash is still referenced; it was restored");
             self.counts().set_trashed(&id, false);
             if let Ok(layer) = id.parse() {
                 let sealed = self.store.layer(&layer).await;
@@ -241,7 +241,7 @@ impl References {
             if found.as_ref().is_err_and(crate::store::StoreError::is_not_found) {
                 // It may be in the trash, by mistake or by hand.
                 if let Err(error) = self.restore_from_trash(vec![layer.to_string()]).await {
-                    tracing::error!(%layer, error = error_chain(&error), "was not restored from the trash");
+                    tracing::error!(%layer, error = error_chain(&error), "a layer was not restored from the trash");
                 }
                 found = self.store.layer(layer).await;
             }

@@ -296,7 +296,7 @@ impl Sessions {
             }
             Err(error) => {
                 // Nobody knows whether it runs. Its tracker finds out when the agent answers.
-                tracing::warn!(command = %record.id, %error, "whether a command was started is not known yet");
+                tracing::warn!(command = %record.id, %error, "the agent did not say whether a command was started; it will be asked again");
                 let hold = service.is_none().then_some(hold);
                 let tracked = self.adopt_held(live, record, hold);
                 if service.is_none() {

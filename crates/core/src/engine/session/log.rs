@@ -88,7 +88,7 @@ impl LogWriter {
     /// command.
     pub(in crate::engine) fn open(head: &Path, limit: u64) -> Self {
         beside(|| Self::try_open(head, limit)).unwrap_or_else(|error| {
-            tracing::warn!(log = %head.display(), %error, "a command's log is not kept");
+            tracing::warn!(log = %head.display(), %error, "the log of a command cannot be opened; its output is not kept");
             Self {
                 head: head.to_owned(),
                 limit,
@@ -157,7 +157,7 @@ impl LogWriter {
         self.offset += bytes.len() as u64;
         if let Err(error) = beside(|| self.write(stream, at, bytes)) {
             if !self.truncated {
-                tracing::warn!(log = %self.head.display(), %error, "a command's log is not written any more");
+                tracing::warn!(log = %self.head.display(), %error, "the log of a command cannot be written; further output is not kept");
             }
             self.truncated = true;
             if let Some(file) = &mut self.file {

@@ -150,7 +150,7 @@ impl Compaction {
             match compacted {
                 Ok(shorter) => this.after_compaction(&sandbox, &id, shorter).await,
                 Err(error) => {
-                    tracing::warn!(snapshot = %id, error = error_chain(&error), "compaction of its layer chain failed");
+                    tracing::warn!(snapshot = %id, error = error_chain(&error), "compaction of a snapshot's layer chain failed");
                 }
             }
         });
@@ -176,7 +176,7 @@ impl Compaction {
             Ok::<_, Error>(())
         };
         if let Err(error) = newest.await {
-            tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "its newest snapshot cannot be read, and is not compacted");
+            tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "the newest snapshot of a sandbox cannot be read, and is not compacted");
         }
     }
 
@@ -214,7 +214,7 @@ impl Compaction {
             if own < bound {
                 continue;
             }
-            tracing::info!(sandbox = %sandbox.name, layers = own, "its layer chain is compacted before a checkpoint");
+            tracing::info!(sandbox = %sandbox.name, layers = own, "compacting a layer chain before a checkpoint");
             let Some(run) = self.run_of(&short[..own], true).await? else { continue };
             let merged = self.store.compact(&short[..run], Effort::Foreground).await?;
             self.references.count_layer(&merged);
@@ -232,7 +232,7 @@ impl Compaction {
             return Ok(());
         }
         let turn = self.chains.merging.lock(&sandbox.id).await;
-        tracing::info!(sandbox = %sandbox.name, layers = own, "its layer chain is compacted before a start");
+        tracing::info!(sandbox = %sandbox.name, layers = own, "compacting a layer chain before a start");
         let shortened = self.compact_snapshot(&turn, sandbox, &snapshot.id, true).await;
         may_go_on(shortened, &snapshot.layers)
     }

@@ -176,7 +176,7 @@ impl Drives {
         if sandbox.as_ref().is_some_and(listed) {
             return Ok(());
         }
-        tracing::warn!(drive = %drive.name, sandbox = %attached.name, "was attached to a session that does not exist; its files are kept");
+        tracing::warn!(drive = %drive.name, sandbox = %attached.name, "a drive was attached to a session that does not exist; its files are kept");
         if let Some(sandbox) = &sandbox
             && let Some(session) = self.db.session(&attached.session).await?
         {
@@ -201,7 +201,7 @@ impl Drives {
         let all = match self.db.drives(None, None, &Page::all()).await {
             Ok(all) => all.items,
             Err(error) => {
-                tracing::error!(%error, "stale drives were not looked for");
+                tracing::error!(%error, "drives cannot be listed; stale ones are not detached");
                 return;
             }
         };
@@ -247,7 +247,7 @@ impl Drives {
         self.context.tasks.spawn(async move {
             let Ok(_few) = this.compaction.chains.few.acquire().await else { return };
             if let Err(error) = this.compact_drive(&id, false).await {
-                tracing::warn!(drive = %id, error = error_chain(&error), "compaction of a layer chain failed");
+                tracing::warn!(drive = %id, error = error_chain(&error), "compaction of a drive's layer chain failed");
             }
         });
     }
@@ -266,7 +266,7 @@ impl Drives {
                 Ok(sealed.map(|layer| layer.id))
             }
             Err(error) if error.is_not_found() => {
-                tracing::warn!(%layer, "is missing; it was empty at an earlier seal");
+                tracing::warn!(%layer, "the open layer of a drive is missing; it was empty when an earlier attempt sealed it");
                 Ok(None)
             }
             Err(error) => Err(error.into()),

@@ -347,7 +347,7 @@ impl Collector {
             if self.db.sandboxes_on(&id).await?.is_empty() {
                 continue;
             }
-            tracing::info!(snapshot = %id, %sandbox, "its sandbox was deleted by an earlier version");
+            tracing::info!(snapshot = %id, %sandbox, "a snapshot is marked: an earlier version deleted its sandbox");
             self.snapshots
                 .change_snapshot(&id, Durability::Soon, |snapshot| {
                     snapshot.sandbox_deleted_at = Some(now());

@@ -46,7 +46,7 @@ impl Compaction {
         let id = snapshot.id.clone();
         let work = async move {
             if let Err(error) = this.compact_memory(&driver, &id).await {
-                tracing::warn!(snapshot = %id, error = error_chain(&error), "compaction of its memory layers failed");
+                tracing::warn!(snapshot = %id, error = error_chain(&error), "compaction of a snapshot's memory layers failed");
             }
         };
         if length >= URGENT {
@@ -89,7 +89,7 @@ impl Compaction {
             self.store.discard_memory(&merged).await?;
         }
         let length = named?.map_or(0, |snapshot| snapshot.memory.len());
-        tracing::info!(snapshot = %id, merged = run, length, "its memory layers were compacted");
+        tracing::info!(snapshot = %id, merged = run, length, "memory layers of a snapshot were compacted");
         Ok(())
     }
 

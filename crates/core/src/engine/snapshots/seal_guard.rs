@@ -277,7 +277,7 @@ impl SealGuard {
         };
         let values = match values {
             Err(error) if sandbox.config.guard.secrets == OnSecret::Warn => {
-                tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "what a session wrote is not searched");
+                tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "files of a session are not searched for secrets: their values are not available");
                 Vec::new()
             }
             values => values?,

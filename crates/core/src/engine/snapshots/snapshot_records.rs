@@ -144,7 +144,7 @@ impl Snapshots {
             snapshot.used_at = Some(now());
         });
         if let Err(error) = noted.await {
-            tracing::warn!(snapshot = %id, error = error_chain(&error), "its use is not on record");
+            tracing::warn!(snapshot = %id, error = error_chain(&error), "the use of a snapshot was not recorded; it may expire earlier");
         }
     }
 
@@ -175,7 +175,7 @@ impl Snapshots {
     /// [`retain`](Self::retain) where it is an afterthought.
     pub(in crate::engine) async fn try_to_retain(&self, sandbox: &Sandbox) {
         if let Err(error) = self.retain(sandbox).await {
-            tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "its retention was not applied");
+            tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "the snapshot retention of a sandbox was not applied");
         }
     }
 

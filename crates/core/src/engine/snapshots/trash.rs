@@ -155,7 +155,7 @@ impl Trash {
                 self.contents.sandboxes.lock().insert(trashed.path.clone(), entry);
             }
             Err(error) => {
-                tracing::warn!(path = %trashed.path.display(), error = error_chain(&error), "cannot be restored from the trash");
+                tracing::warn!(path = %trashed.path.display(), error = error_chain(&error), "a sandbox in the trash cannot be restored");
             }
         }
     }
@@ -186,7 +186,7 @@ impl Trash {
             }
         };
         if let Err(error) = outcome.await {
-            tracing::warn!(sandbox = %id, error = error_chain(&error), "is left in the trash");
+            tracing::warn!(sandbox = %id, error = error_chain(&error), "an item in the trash was not deleted");
         }
     }
 
@@ -298,7 +298,7 @@ impl Trash {
                 tracing::error!(
                     id = trashed.id,
                     error = error_chain(&error),
-                    "is left in the trash"
+                    "an item in the trash was not deleted"
                 );
             }
             if self.store.is_short_of_room()? {
@@ -338,7 +338,7 @@ impl Trash {
             self.store.purge(&gone).await?;
             self.forget_layer(&gone.id);
         }
-        tracing::info!(sandbox = %id, "deleted from the trash");
+        tracing::info!(sandbox = %id, "a sandbox was deleted from the trash for good");
         Ok(())
     }
 
@@ -365,9 +365,16 @@ impl Trash {
             Err(_) => None,
         };
         let Some(oldest) = oldest else { return false };
-        tracing::warn!(id = oldest.id, "space is needed: it is deleted from the trash early");
+        tracing::warn!(
+            id = oldest.id,
+            "an item in the trash is deleted early: its space is needed"
+        );
         if let Err(error) = self.delete_for_good(&oldest).await {
-            tracing::error!(id = oldest.id, error = error_chain(&error), "is left in the trash");
+            tracing::error!(
+                id = oldest.id,
+                error = error_chain(&error),
+                "an item in the trash was not deleted"
+            );
             return false;
         }
         tokio::time::timeout(FREED_WITHIN, self.store.deletions_done()).await.is_ok()

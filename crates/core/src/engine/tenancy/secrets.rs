@@ -568,7 +568,7 @@ impl Secrets {
             match self.given_values(&sandbox.project, &session) {
                 Ok(found) => values.extend(found),
                 Err(error) => {
-                    tracing::error!(sandbox = %sandbox.name, %error, "a value is not masked any more");
+                    tracing::error!(sandbox = %sandbox.name, %error, "a secret is no longer masked in command output: its value is not available");
                 }
             }
         }

@@ -245,7 +245,7 @@ impl Connection {
         }));
         turned.unwrap_or_else(|_| {
             self.device.drop_packet(DropReason::Failed);
-            tracing::error!(flow = ?self.flow, "a connection's machine failed; it is reset");
+            tracing::error!(flow = ?self.flow, "the TCP state machine of a connection panicked; the connection is reset");
             let woken = catch_unwind(AssertUnwindSafe(|| {
                 if let Some(machine) = &mut inner.machine {
                     machine.socket().abort();

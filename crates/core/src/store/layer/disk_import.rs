@@ -128,7 +128,7 @@ impl Store {
             }
         };
         if attributes > 0 {
-            tracing::warn!(layer = %id, attributes, "left extended attributes that a layer cannot have out of a VM's export");
+            tracing::warn!(layer = %id, attributes, "extended attributes of a VM's export that a layer cannot have were dropped");
         }
         failpoint::pass("store.fill.unpacked");
         self.sync_now()?;

@@ -65,7 +65,7 @@ async fn done<T: Send + 'static>(
     match tasks.spawn(work).await {
         Ok(done) => Ok(done?),
         Err(error) => {
-            tracing::error!(%error, "a change panicked");
+            tracing::error!(%error, "the work of a request panicked");
             Err(crate::error::ApiError::internal().into())
         }
     }
