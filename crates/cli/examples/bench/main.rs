@@ -21,8 +21,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use sandkeep_client::types::{Checkpoint, CreateSandbox, ExecRequest, Fork, Start};
-use sandkeep_client::{Client, Place, Upload};
+use sandkeep_client::types::{Checkpoint, CreateSandbox, ExecRequest, Fork, Merge, Promote, Start};
+use sandkeep_client::{Client, DiffQuery, Place, Upload};
 use sandkeep_testkit::bench::{Compared, Run};
 use sandkeep_testkit::daemon::Daemon;
 
@@ -364,7 +364,47 @@ impl Bench {
         }
         self.add(table, "resume → first command, 30,000 files", &resumes, bare);
         self.forks(table, "large-0", "fork → first command, 30,000 files").await?;
+        self.differences(table, "large-0").await?;
         self.client.delete("large-0", None).await?;
+        Ok(())
+    }
+
+    /// A fork that differs in ten files: compared, merged and promoted.
+    async fn differences(&self, table: &mut Table, origin: &str) -> Outcome<()> {
+        let bare = self.bare_count();
+        let (mut diffs, mut merges, mut promotions) = (Vec::new(), Vec::new(), Vec::new());
+        let query =
+            DiffQuery { from: origin.to_owned(), to: "differs".to_owned(), ..DiffQuery::default() };
+        for _ in 0..self.rounds.slow {
+            self.client.fork(origin, &named("differs"), None).await?;
+            let line = "find /work -type f | head -n 10 | while read f; do echo more >> $f; done";
+            self.run("differs", &["/bin/sh", "-c", line]).await?;
+            self.client.stop("differs", None).await?;
+            let began = Instant::now();
+            let diff = self.client.diff(&query, None).await?;
+            diffs.push(began.elapsed());
+            if diff.counts.modified != 10 {
+                return Err(format!("10 files differ, and not {:?}", diff.counts).into());
+            }
+            self.client.fork(origin, &named("target"), None).await?;
+            let into = Merge { into: Some("target".to_owned()), ..Merge::default() };
+            let began = Instant::now();
+            self.client.merge("differs", &into).await?;
+            merges.push(began.elapsed());
+            self.client.fork("target", &named("promoted"), None).await?;
+            self.run("promoted", &["/bin/sh", "-c", "echo more > /work/more"]).await?;
+            self.client.stop("promoted", None).await?;
+            let began = Instant::now();
+            self.client.promote("promoted", &Promote::default(), None).await?;
+            promotions.push(began.elapsed());
+            for name in ["promoted", "target", "differs"] {
+                self.client.delete(name, None).await?;
+            }
+            self.beside().await?;
+        }
+        self.add(table, "diff, 10 of 30,000 files", &diffs, bare);
+        self.add(table, "merge, 10 of 30,000 files", &merges, bare);
+        self.add(table, "promote, 30,000 files", &promotions, bare);
         Ok(())
     }
 
@@ -461,6 +501,11 @@ fn count_processes(data: &Path) -> (usize, usize) {
     let (waiting, of_sandboxes): (Vec<_>, Vec<_>) =
         agents.partition(|process| mounts(process) == ours);
     (of_sandboxes.len(), waiting.len())
+}
+
+/// A fork that is not started.
+fn named(name: &str) -> Fork {
+    Fork { name: Some(name.to_owned()), start: false, ..Fork::default() }
 }
 
 /// Writes a tar with so many files, a hundred in a directory.

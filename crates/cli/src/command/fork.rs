@@ -40,8 +40,7 @@ pub(super) async fn diff(context: &Context, args: DiffArgs) -> Result<(), Failur
         }
         return Ok(());
     }
-    let limit = if args.stat { Some(1) } else { args.limit };
-    let diff = context.client.diff(&query, limit).await?;
+    let diff = context.client.diff(&query, args.limit).await?;
     context.screen.answer(&diff, |diff| match (args.stat, args.name_only) {
         (true, _) => format!("{}\n", counts_text(&diff.counts)),
         (_, true) => diff.changes.iter().map(|one| format!("{}\n", one.path)).collect(),
@@ -118,7 +117,7 @@ async fn compare_group(context: &Context, group: &str, paths: &[String]) -> Resu
     for sandbox in forks {
         let from = format!("{}@base", sandbox.name);
         let query = DiffQuery { from, to: sandbox.name.clone(), paths: paths.to_vec() };
-        let (counts, problem) = match context.client.diff(&query, Some(1)).await {
+        let (counts, problem) = match context.client.diff(&query, None).await {
             Ok(diff) => (Some(diff.counts), None),
             Err(error) => (None, Some(error.to_string())),
         };

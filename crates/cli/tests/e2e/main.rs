@@ -10,6 +10,7 @@ mod crash;
 mod disk_faults;
 mod drives;
 mod events;
+mod forks;
 mod full_disk;
 mod microvm;
 mod moved;

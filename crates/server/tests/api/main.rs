@@ -7,6 +7,7 @@ mod bad_input;
 mod damage;
 mod drives;
 mod fixture;
+mod forks;
 mod gateway;
 mod limits;
 mod lists;

@@ -1,0 +1,143 @@
+//! Three attempts at one task: compared, one picked, the work of another one merged.
+
+use std::process::Command;
+
+use sandkeep_testkit::daemon::{Daemon, SMALL, skipped, unfit};
+
+fn daemon(test: &str) -> Option<Daemon> {
+    if let Some(why) = unfit() {
+        skipped(test, why);
+        return None;
+    }
+    Some(Daemon::with_small_image(env!("CARGO_BIN_EXE_keep")))
+}
+
+/// What a command says that must fail with an exit code.
+fn fails(keep: &Daemon, args: &[&str], code: i32) -> String {
+    let (found, said) = keep.fails(args.iter());
+    assert_eq!(found, code, "{args:?}: {said}");
+    said
+}
+
+#[test]
+fn attempts_are_compared_and_one_is_picked() {
+    let Some(keep) = daemon("attempts_are_compared_and_one_is_picked") else { return };
+    keep.ok(["create", "my-app", "--image", SMALL]);
+    keep.sh("my-app", "mkdir /srv; seq 1 9 > /srv/lines; echo old > /srv/file");
+    assert_eq!(keep.ok(["changes", "my-app"]).lines().last(), Some("+3, 22 B"));
+    keep.ok(["stop", "my-app"]);
+    assert_eq!(keep.ok(["changes", "my-app"]), "no differences\n");
+    keep.ok(["fork", "my-app", "try", "--count", "3"]);
+    keep.sh("try-1", "echo wrong > /srv/file");
+    keep.sh("try-2", "sed -i s/5/five/ /srv/lines; mv /srv/file /srv/moved");
+    keep.sh("try-3", "echo right > /srv/file; echo new > /srv/new");
+
+    let shown = keep.ok(["diff", "my-app", "try-3"]);
+    assert!(shown.contains("M /srv/file  content\n") && shown.contains("A /srv/new\n"), "{shown}");
+    assert_eq!(keep.ok(["diff", "try-3"]), shown, "with its base");
+    assert!(keep.ok(["diff", "my-app", "try-2"]).contains("R /srv/file -> /srv/moved\n"));
+    let paths = keep.ok(["diff", "my-app", "try-3", "--name-only", "--", "/srv/n*"]);
+    assert_eq!(paths, "/srv/new\n");
+    assert_eq!(keep.ok(["diff", "try-3", "--stat"]), "+1 ~1, 10 B\n");
+    let table = keep.ok(["diff", "--group", "try"]);
+    for told in ["try-1", "~1, 6 B", "try-2", "1 renamed", "try-3", "+1 ~1, 10 B"] {
+        assert!(table.contains(told), "{told} in {table}");
+    }
+    let json = keep.json(["diff", "my-app", "try-3"]);
+    assert_eq!(json["counts"]["modified"], 1);
+    let patch = keep.ok(["diff", "my-app", "try-2", "--patch", "--relative", "/srv"]);
+    assert!(patch.contains("-5\n+five\n") && patch.contains("rename to moved\n"), "{patch}");
+
+    // What an attempt made is taken over by path, into the origin or another sandbox.
+    keep.ok(["merge", "try-2", "--only", "/srv/lines", "--into", "my-app"]);
+    assert_eq!(keep.sh("my-app", "sed -n 5p /srv/lines; ls /srv"), "five\nfile\nlines\n");
+    let late = fails(&keep, &["promote", "try-3"], 5);
+    assert!(late.contains("has changed since") && late.contains("keep merge"), "{late}");
+    let before = keep.json(["show", "my-app"])["generation"].to_string();
+    let picked = keep.ok(["pick", "try-3", "--expect-generation", &before]);
+    assert!(picked.contains("promoted from try-3") && picked.contains("keep rollback"), "{picked}");
+    assert!(picked.contains("deleted: try-1, try-2"), "{picked}");
+    assert_eq!(keep.sh("my-app", "cat /srv/file"), "right\n");
+    let tree = keep.ok(["tree", "my-app"]);
+    assert!(tree.contains("promoted into my-app"), "{tree}");
+}
+
+#[test]
+fn a_conflict_changes_nothing_and_says_where_it_is() {
+    let Some(keep) = daemon("a_conflict_changes_nothing_and_says_where_it_is") else { return };
+    keep.ok(["create", "my-app", "--image", SMALL]);
+    keep.sh("my-app", "mkdir /srv; echo old > /srv/file");
+    keep.ok(["stop", "my-app"]);
+    keep.ok(["fork", "my-app", "try"]);
+    keep.sh("try", "echo theirs > /srv/file; echo 1 > /srv/one");
+    keep.sh("my-app", "echo ours > /srv/file");
+    let refused = fails(&keep, &["merge", "try"], 5);
+    assert!(refused.contains("C /srv/file  the content changed on both sides"), "{refused}");
+    assert!(refused.contains("hint: "), "{refused}");
+    let json = fails(&keep, &["merge", "try", "--json"], 5);
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON on standard error");
+    assert_eq!(json["error"]["conflicts"][0]["path"], "/srv/file");
+    let would = keep.ok(["merge", "try", "--dry-run", "--conflicts", "keep"]);
+    assert!(would.contains("A /srv/file.from-try\n") && would.contains("can be merged"), "{would}");
+    assert_eq!(keep.sh("my-app", "ls /srv"), "file\n");
+    keep.ok(["merge", "try", "--conflicts", "keep"]);
+    assert_eq!(keep.sh("my-app", "cat /srv/file /srv/file.from-try /srv/one"), "ours\ntheirs\n1\n");
+}
+
+#[test]
+fn sandboxes_are_renamed_pruned_and_copied_between() {
+    let Some(keep) = daemon("sandboxes_are_renamed_pruned_and_copied_between") else { return };
+    keep.ok(["create", "my-app", "--image", SMALL]);
+    for fork in ["try-a", "try-b", "try-c"] {
+        keep.ok(["fork", "my-app", fork]);
+    }
+    keep.sh(
+        "try-a",
+        "mkdir -p /srv/out/deep; echo 1 > /srv/out/deep/one; ln -s deep /srv/out/link",
+    );
+    keep.sh("try-a", "ln /srv/out/deep/one /srv/out/two; chmod 640 /srv/out/deep/one");
+    keep.ok(["cp", "-r", "try-a:/srv/out", "my-app:/srv/renamed"]);
+    let there = keep.sh("my-app", "cd /srv/renamed; cat link/one; stat -c '%a %h' two");
+    assert_eq!(there, "1\n640 2\n");
+    keep.ok(["cp", "try-a:/srv/out/two", "my-app:/srv/"]);
+    assert_eq!(keep.sh("my-app", "cat /srv/two; stat -c %a /srv/two"), "1\n640\n");
+    fails(&keep, &["cp", "try-a:/srv/out", "my-app:/srv/"], 1);
+    fails(&keep, &["cp", "try-a:/nothing", "my-app:/srv/"], 4);
+
+    assert_eq!(keep.ok(["rename", "try-a", "auth-fix"]), "auth-fix  was try-a\n");
+    assert_eq!(keep.sh("auth-fix", "cat /srv/out/two"), "1\n");
+    let taken = fails(&keep, &["rename", "auth-fix", "try-b"], 5);
+    assert!(taken.contains("try-b"), "{taken}");
+
+    let would = keep.ok(["prune", "my-app", "--forks", "--dry-run"]);
+    assert!(would.contains("try-b  would be deleted") && would.contains("stays: it is running"));
+    assert!(keep.ok(["prune", "my-app", "--forks", "--older", "1h"]).contains("it was used"));
+    let pruned = keep.ok(["prune", "my-app", "--forks"]);
+    assert!(pruned.contains("try-b  deleted") && pruned.contains("try-c  deleted"), "{pruned}");
+    let mut left: Vec<String> = keep.ok(["ls", "-q"]).lines().map(str::to_owned).collect();
+    left.sort();
+    assert_eq!(left, ["auth-fix", "my-app"]);
+}
+
+#[test]
+fn a_patch_goes_into_a_repository_here() {
+    let Some(keep) = daemon("a_patch_goes_into_a_repository_here") else { return };
+    keep.ok(["create", "my-app", "--image", SMALL]);
+    keep.sh("my-app", "mkdir -p /work/repo; echo one > /work/repo/file");
+    keep.ok(["stop", "my-app"]);
+    keep.ok(["fork", "my-app", "try"]);
+    keep.sh("try", "cd /work/repo; echo two >> file; echo new > more");
+    let repo = keep.scratch().join("repo");
+    std::fs::create_dir(&repo).expect("a directory");
+    let git = |args: &[&str]| {
+        let done = Command::new("git").args(args).current_dir(&repo).output().expect("git runs");
+        assert!(done.status.success(), "{args:?}: {}", String::from_utf8_lossy(&done.stderr));
+    };
+    git(&["init", "-q"]);
+    std::fs::write(repo.join("file"), "one\n").expect("it is written");
+    let patch = keep.ok(["diff", "my-app", "try", "-p", "--relative", "/work/repo", "--", "/work"]);
+    std::fs::write(repo.join(".git/patch"), patch).expect("it is written");
+    git(&["apply", ".git/patch"]);
+    let read = |name: &str| std::fs::read_to_string(repo.join(name)).expect("it is there");
+    assert_eq!((read("file"), read("more")), ("one\ntwo\n".to_owned(), "new\n".to_owned()));
+}
