@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxFlags};
 use rustix::io::Errno;
@@ -18,16 +17,15 @@ use crate::lower::{Below, Found, Lower, is_opaque, join};
 pub const MAX_DEPTH: usize = 200;
 /// How many names of lower layers are counted at the most when a directory was deleted.
 const LOWER_NAMES: usize = 100_000;
-/// After how many names it is asked whether to stop.
+/// After how many names it is asked whether to go on.
 const ASK: u64 = 64;
 
 /// What a look may cost.
-#[derive(Debug)]
 pub struct Limits<'a> {
     /// How many names it visits at the most.
     pub names: u64,
-    /// Turns true when the look is not wanted any more.
-    pub cancelled: &'a AtomicBool,
+    /// Asked now and then. It may wait, to let others go first; false ends the look.
+    pub go_on: &'a dyn Fn() -> bool,
 }
 
 /// What a look found.
@@ -43,7 +41,7 @@ pub struct Look {
 
 /// Compares an upper directory with the index of the last look; with an empty one if it was empty then.
 ///
-/// Returns `None` if it was cancelled.
+/// Returns `None` if it was not to go on.
 ///
 /// # Errors
 ///
@@ -100,7 +98,7 @@ struct Frame {
 }
 
 impl Walk<'_> {
-    /// Visits everything. False if it was cancelled.
+    /// Visits everything. False if it was not to go on.
     fn all(&mut self, root: OwnedFd, limits: &Limits<'_>) -> Result<bool, Errno> {
         let mut frames = vec![Frame::new(root, Vec::new(), Some(Kind::Dir), limits.names)?];
         frames[0].below = Some(self.lower.root());
@@ -111,7 +109,7 @@ impl Walk<'_> {
                 continue;
             };
             visited += 1;
-            if visited.is_multiple_of(ASK) && limits.cancelled.load(Ordering::Relaxed) {
+            if visited.is_multiple_of(ASK) && !(limits.go_on)() {
                 return Ok(false);
             }
             if visited > limits.names {

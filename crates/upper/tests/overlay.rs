@@ -7,7 +7,6 @@ use std::fs;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -65,7 +64,7 @@ impl World {
     fn look(&self, before: &Index) -> Look {
         let upper = fs::File::open(self.at("upper")).unwrap();
         let lower = Lower::open(&[self.at("mid"), self.at("low")]).unwrap();
-        let limits = Limits { names: 100_000, cancelled: &AtomicBool::new(false) };
+        let limits = Limits { names: 100_000, go_on: &|| true };
         look(upper.as_fd(), &lower, before, &limits).unwrap().unwrap()
     }
 
@@ -223,7 +222,7 @@ proptest! {
 }
 
 #[test]
-fn deep_and_wide_trees_are_bounded_and_a_look_can_be_cancelled() {
+fn deep_and_wide_trees_are_bounded_and_a_look_can_be_ended() {
     let dir = TempDir::with_prefix("keep-upper-").unwrap();
     let upper = dir.path().join("upper");
     fs::create_dir(&upper).unwrap();
@@ -232,12 +231,11 @@ fn deep_and_wide_trees_are_bounded_and_a_look_can_be_cancelled() {
     }
     let lower = Lower::new(Vec::new());
     let at = fs::File::open(&upper).unwrap();
-    let go = AtomicBool::new(false);
-    let few = Limits { names: 100, cancelled: &go };
+    let few = Limits { names: 100, go_on: &|| true };
     let cut = look(at.as_fd(), &lower, &Index::default(), &few).unwrap().unwrap();
     assert!(!cut.complete && cut.index.is_none());
 
-    let all = Limits { names: 10_000, cancelled: &go };
+    let all = Limits { names: 10_000, go_on: &|| true };
     let seen = look(at.as_fd(), &lower, &Index::default(), &all).unwrap().unwrap();
     assert_eq!((seen.complete, seen.changes.created), (true, 500));
 
@@ -252,6 +250,6 @@ fn deep_and_wide_trees_are_bounded_and_a_look_can_be_cancelled() {
     let cut = look(at.as_fd(), &lower, &seen.index.unwrap(), &all).unwrap().unwrap();
     assert!(!cut.complete && cut.changes.deleted == 0, "{:?}", cut.changes);
 
-    go.store(true, Ordering::Relaxed);
-    assert!(look(at.as_fd(), &lower, &Index::default(), &all).unwrap().is_none());
+    let ended = Limits { names: 10_000, go_on: &|| false };
+    assert!(look(at.as_fd(), &lower, &Index::default(), &ended).unwrap().is_none());
 }

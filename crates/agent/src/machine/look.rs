@@ -4,7 +4,6 @@
 //! machine that was taken over can say anything, about itself alone.
 
 use std::os::fd::AsFd as _;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError};
 
 use sandkeep_proto::link::{Failure, Looked, LookedPath};
@@ -64,10 +63,10 @@ pub(super) fn look(whole: &Whole, saved: bool) -> Result<Looked, RequestError> {
     let mut remembered = whole.looks.0.lock().unwrap_or_else(PoisonError::into_inner);
     let known = remembered.index.is_some();
     let before = remembered.index.take().unwrap_or_default();
-    let limits = Limits { names: MOST_NAMES, cancelled: &AtomicBool::new(false) };
+    let limits = Limits { names: MOST_NAMES, go_on: &|| true };
     let found = sandkeep_upper::look(upper.as_fd(), &Lower::new(lower), &before, &limits);
     let Some(mut found) = found.map_err(problem)? else {
-        return Err(RequestError::new(Failure::Fault, "the look was cancelled"));
+        return Err(RequestError::new(Failure::Fault, "the look was ended"));
     };
     if saved {
         remembered.saved.clone_from(&found.index);

@@ -105,13 +105,17 @@ where
     run_on_thread(UNPACED, Some(stop), work).await
 }
 
-/// Runs `work` in the background, on a thread of its own, which is slowed down after `unpaced` names.
-pub(super) async fn background_after<T, F>(unpaced: u32, work: F) -> Result<T>
+/// The same, slowed down after `unpaced` names.
+pub(super) async fn background_after<T, F>(
+    unpaced: u32,
+    stop: Arc<AtomicBool>,
+    work: F,
+) -> Result<T>
 where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,
 {
-    run_on_thread(unpaced, None, work).await
+    run_on_thread(unpaced, Some(stop), work).await
 }
 
 async fn run_on_thread<T, F>(unpaced: u32, stop: Option<Arc<AtomicBool>>, work: F) -> Result<T>

@@ -86,6 +86,7 @@ impl Lifecycle {
                 )
                 .await;
         }
+        let _seal = live.seal.begin();
         let mut looked = GuardScan::default();
         wanted.findings =
             self.storage.guard.guard_checkpoint(live, sandbox, Writers::Busy, &mut looked).await?;

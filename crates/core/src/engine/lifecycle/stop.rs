@@ -56,6 +56,7 @@ impl Lifecycle {
     ) -> Result<Option<Snapshot>> {
         step("seal.begun");
         let live = slot.live();
+        let _seal = live.as_ref().map(|live| live.seal.begin());
         if live.is_none() && self.never_began(sandbox).await? {
             return self.roll_back_start(sandbox).await;
         }

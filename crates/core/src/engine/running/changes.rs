@@ -100,8 +100,8 @@ struct State {
     /// Commands that are alive, or have ended since the last look.
     open: BTreeMap<CommandId, OpenCommand>,
     results: BTreeMap<CommandId, ChangeRecord>,
-    /// A look is under way.
-    under_way: bool,
+    /// The layer that a look is under way at.
+    under_way: Option<LayerId>,
     /// Files were uploaded, or otherwise changed through the API, since the last look.
     uploaded: bool,
     /// At the last look a process was alive that a command had left behind. It goes on writing.
@@ -169,7 +169,7 @@ impl ChangeTracking {
         let mut state = self.state.lock();
         let unknown = !state.names.are_known();
         let mut new = OpenCommand {
-            inexact: state.uploaded || state.left_behind || state.under_way || unknown,
+            inexact: state.uploaded || state.left_behind || state.under_way.is_some() || unknown,
             incomplete: unknown,
             ..OpenCommand::default()
         };
@@ -231,7 +231,7 @@ impl ChangeTracking {
     /// A look at a layer begins. Answers with its names at the look before.
     pub(in crate::engine) fn look_begins(&self, layer: &LayerId) -> LayerNames {
         let mut state = self.state.lock();
-        (state.under_way, state.uploaded) = (true, false);
+        (state.under_way, state.uploaded) = (Some(layer.clone()), false);
         if state.layer.as_ref() != Some(layer) {
             state.layer = Some(layer.clone());
             (state.saved, state.unsaved) = (None, None);
@@ -246,7 +246,8 @@ impl ChangeTracking {
     /// A look ended; `None` if it failed. The changes of commands that have ended are known then.
     pub(in crate::engine) fn look_ends(&self, found: Option<FoundChanges>, took: Duration) {
         let mut state = self.state.lock();
-        state.under_way = false;
+        // The layer may have been exchanged meanwhile: what was found is true of the one before.
+        let exchanged = state.under_way.take().is_some_and(|at| state.layer.as_ref() != Some(&at));
         state.not_before = (took > SHORT).then(|| Instant::now() + took.saturating_mul(REST));
         let alive = state.open.values().any(|open| !open.ended);
         let left_behind = found.as_ref().is_none_or(|found| !found.alone) && !alive;
@@ -260,6 +261,7 @@ impl ChangeTracking {
             }
         }
         let unsaved = match (&found, &state.saved) {
+            _ if exchanged => None,
             (Some(FoundChanges { unsaved: Some(unsaved), .. }), _) => Some(*unsaved),
             (Some(FoundChanges { names: LayerNames::Here(index), .. }), Some(saved)) => {
                 Some(index.difference(saved))
@@ -268,7 +270,9 @@ impl ChangeTracking {
         };
         let as_of = now();
         state.unsaved = unsaved.map(|(files, bytes)| Unsaved { files, bytes, as_of });
-        state.names = found.map(|found| found.names).unwrap_or_default();
+        if !exchanged {
+            state.names = found.map(|found| found.names).unwrap_or_default();
+        }
         state.left_behind = left_behind;
         let ended: Vec<CommandId> =
             state.open.iter().filter(|(_, open)| open.ended).map(|(id, _)| id.clone()).collect();
@@ -449,6 +453,23 @@ mod tests {
         assert_eq!((record.created, record.exact, record.complete), (2, false, false));
         assert_eq!(tracking.known(&long).await, None);
         assert_eq!(tracking.known(&gone).await, None, "of a command that was never here");
+    }
+
+    #[test]
+    fn a_layer_that_begins_during_a_look_begins_empty() {
+        let (tracking, id) = (known(), CommandId::fresh());
+        let old = tracking.state.lock().layer.clone().unwrap();
+        tracking.starts(&id);
+        tracking.ends(&id);
+        tracking.look_begins(&old);
+        let fresh = LayerId::fresh();
+        tracking.begin_layer(&fresh, false);
+        let found = look(3, true).map(|found| FoundChanges { names: LayerNames::Unknown, ..found });
+        tracking.look_ends(found, Duration::ZERO);
+        assert_eq!(tracking.result(&id).unwrap().counts.created, 3);
+        assert!(
+            matches!(tracking.look_begins(&fresh), LayerNames::Here(index) if index.names() == 0)
+        );
     }
 
     #[test]

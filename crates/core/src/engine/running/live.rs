@@ -15,6 +15,7 @@ use tokio::sync::{OwnedRwLockReadGuard, watch};
 
 use crate::driver::{Driver, Link};
 use crate::engine::running::changes::ChangeTracking;
+use crate::engine::running::give_way::SealUnderWay;
 use crate::engine::running::measured::MeasuredAhead;
 use crate::engine::running::network::SessionNetwork;
 use crate::engine::running::room::Room;
@@ -81,6 +82,8 @@ pub(crate) struct RunningSandbox {
     pub(in crate::engine) measured: Mutex<MeasuredAhead>,
     /// Which commands changed which files.
     pub(in crate::engine) changes: ChangeTracking,
+    /// Whether its open layer is being sealed.
+    pub(in crate::engine) seal: SealUnderWay,
 }
 
 impl std::fmt::Debug for RunningSandbox {
@@ -124,6 +127,7 @@ impl RunningSandbox {
             uses: AtomicU64::new(0),
             measured: Mutex::default(),
             changes: ChangeTracking::default(),
+            seal: SealUnderWay::default(),
         })
     }
 

@@ -5,6 +5,7 @@
 
 pub(in crate::engine) mod changes;
 pub(in crate::engine) mod end_cause;
+pub(in crate::engine) mod give_way;
 pub(in crate::engine) mod live;
 pub(in crate::engine) mod measured;
 pub(in crate::engine) mod network;

@@ -161,7 +161,8 @@ impl Sessions {
         let hold = self.store.hold();
         hold.layers(sandbox.open_chain()).await;
         hold.layers(std::slice::from_ref(layer)).await;
-        let look = self.store.look_at_open(layer, sandbox.open_chain(), before).await?;
+        let seal = live.seal.flag();
+        let look = self.store.look_at_open(layer, sandbox.open_chain(), before, seal).await?;
         Ok(FoundChanges {
             changes: known.then_some(look.changes),
             complete: look.complete,

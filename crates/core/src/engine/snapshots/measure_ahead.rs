@@ -9,6 +9,7 @@
 //!                                                                                                                         │
 //! stop, checkpoint: nobody asked the agent for anything since? ── yes ──> the seal takes the result ──────────────────────┘
 //!                                                               └─ no ──> the seal visits every name itself
+//! stop, checkpoint during the visit: the visit ends, so that it does not slow down the seal's
 //! ```
 //!
 //! *Why that is safe.* Files change through processes of the sandbox or through the agent. Only the agent starts processes, and it
@@ -61,7 +62,7 @@ impl StorageUsage {
         let mut result = None;
         if relayer.alone(&live.key).await?
             && let Some(measured) =
-                self.store.measure_open(layer, junk_warned_of(&sandbox)?).await?
+                self.store.measure_open(layer, junk_warned_of(&sandbox)?, live.seal.flag()).await?
             && relayer.alone(&live.key).await?
             && live.uses() == uses
         {

@@ -7,7 +7,9 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use sandkeep_upper::{ChangeKind, Changes, Index, Limits, Look, Lower, look};
 use serde::{Deserialize, Serialize};
@@ -114,8 +116,20 @@ impl ListedChanges {
     }
 }
 
+/// A look waits so long for a seal of the same layer at the most.
+const SEAL_WITHIN: Duration = Duration::from_secs(5);
+
+/// Lets a seal that is under way go first, because somebody waits for it.
+fn wait_for_seal(seal: &AtomicBool) -> bool {
+    let begun = Instant::now();
+    while seal.load(Ordering::Relaxed) && begun.elapsed() < SEAL_WITHIN {
+        thread::sleep(Duration::from_millis(2));
+    }
+    true
+}
+
 impl Store {
-    /// Compares an open layer with the index of the last look.
+    /// Compares an open layer with the index of the last look. Waits while `seal` is true.
     ///
     /// # Errors
     ///
@@ -125,6 +139,7 @@ impl Store {
         open: &LayerId,
         chain: &[LayerId],
         before: Arc<Index>,
+        seal: Arc<AtomicBool>,
     ) -> Result<Look> {
         let upper = self.diff_dir(open);
         let lower: Vec<PathBuf> = chain.iter().map(|layer| self.diff_dir(layer)).collect();
@@ -136,7 +151,7 @@ impl Store {
             };
             let opened = fs::File::open(&upper).map_err(io_error("open", &upper))?;
             let lower = Lower::open(&lower).map_err(failed)?;
-            let limits = Limits { names: MOST_NAMES, cancelled: &AtomicBool::new(false) };
+            let limits = Limits { names: MOST_NAMES, go_on: &|| wait_for_seal(&seal) };
             let found = look(opened.as_fd(), &lower, &before, &limits).map_err(failed)?;
             found.ok_or_else(|| failed(rustix::io::Errno::CANCELED))
         })

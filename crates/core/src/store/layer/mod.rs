@@ -33,6 +33,8 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use sandkeep_quota::Amount;
@@ -263,7 +265,7 @@ impl Store {
     }
 
     /// Visits every name of an open layer that nobody writes to, with the lowest priority, so that its seal need not. `None`
-    /// if nothing was written to it.
+    /// if nothing was written to it. Ends with an error once `stop` is true.
     ///
     /// # Errors
     ///
@@ -272,9 +274,10 @@ impl Store {
         &self,
         open: &LayerId,
         rules: Option<JunkRules>,
+        stop: Arc<AtomicBool>,
     ) -> Result<Option<MeasuredLayer>> {
         let (store, id) = (self.clone(), open.clone());
-        background_after(MEASURED_UNPACED, move || {
+        background_after(MEASURED_UNPACED, stop, move || {
             if store.is_untouched_now(&id)? {
                 return Ok(None);
             }
