@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
 
 mod catalog;
+mod documents;
 mod engine;
 mod layering;
