@@ -72,7 +72,7 @@ impl From<Vec<Mounts>> for Drives {
 }
 
 /// Lays out what the overlays need, as host root.
-pub(super) fn furnish(mounts: &[Mount]) -> Result<(), StepError> {
+pub(super) fn make_base(mounts: &[Mount]) -> Result<(), StepError> {
     for mount in mounts {
         match DirBuilder::new().mode(0o755).create(mount.root.writable_dir.join("base")) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {

@@ -227,7 +227,7 @@ fn complete(
     (mounts, drives): (root::Mounts, drives::Drives),
     (link, network): (UnixListener, UnixListener),
 ) -> Result<Kept, StepError> {
-    let ([meminfo, stat, loadavg], facts) = furnish(cage, mounts, drives, &filter)?;
+    let ([meminfo, stat, loadavg], facts) = set_up(cage, mounts, drives, &filter)?;
     // Said last of all, but before the descriptor goes with the others.
     teller.write_all(b"up\n").step("tell the builder")?;
     let kept = [link.into(), score, network.into(), device, meminfo, stat, loadavg];
@@ -252,7 +252,7 @@ fn no_core_dumps() -> Result<(), StepError> {
 }
 
 /// Answers with what the sandbox's limits are written to.
-fn furnish(
+fn set_up(
     cage: &Cage,
     mounts: root::Mounts,
     drives: drives::Drives,

@@ -260,8 +260,8 @@ fn grant(
     (mounts, drives): (&root::Mounts, &drives::Drives),
 ) -> Result<Record, StepError> {
     let proc = Path::new("/proc").join(child.to_string());
-    root::furnish(&cage.root, &cage.hostname)?;
-    drives::furnish(&cage.mounts)?;
+    root::make_base(&cage.root, &cage.hostname)?;
+    drives::make_base(&cage.mounts)?;
     map_ids(&proc, cage.ids)?;
     let user_ns = File::open(proc.join("ns/user")).step("open the user namespace")?;
     mounts.shift(user_ns.as_fd())?;

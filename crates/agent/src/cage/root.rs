@@ -79,12 +79,12 @@ impl From<[OwnedFd; 2]> for Mounts {
 }
 
 /// Lays out `base`, as host root.
-pub(super) fn furnish(root: &Root, hostname: &str) -> Result<(), StepError> {
-    furnish_base(&root.writable_dir.join("base"), hostname)
+pub(super) fn make_base(root: &Root, hostname: &str) -> Result<(), StepError> {
+    make_base_layer(&root.writable_dir.join("base"), hostname)
 }
 
 /// Lays out the lowest layer of a root.
-pub(crate) fn furnish_base(base: &Path, hostname: &str) -> Result<(), StepError> {
+pub(crate) fn make_base_layer(base: &Path, hostname: &str) -> Result<(), StepError> {
     let make = |name: &str, mode: u32| match DirBuilder::new().mode(mode).create(base.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         made => made,

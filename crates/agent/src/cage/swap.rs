@@ -48,7 +48,7 @@ fn carry_out(swap: &Swap) -> Result<OwnedFd, StepError> {
     let _lock = lock(&swap.run_dir)?;
     let (user_ns, mount_ns) = namespaces(swap)?;
     let drives::Inside { drives, cover } = drives::places(swap.machine.pid)?;
-    root::furnish(&swap.root, &swap.machine.hostname)?;
+    root::make_base(&swap.root, &swap.machine.hostname)?;
     let mounts = root::Mounts::copy(&swap.root)?;
     mounts.shift(user_ns.as_fd())?;
 

@@ -107,8 +107,8 @@ pub(super) fn assemble(plan: &Assemble) -> Result<Whole, StepError> {
     check(plan)?;
     let devices = Devices::find()?;
     DirBuilder::new().mode(0o700).create(PARTS).step("set up the stage")?;
-    let furnish = |base: &Path| root::furnish_base(base, &plan.identity.hostname);
-    let whole = stack(&devices, 0, &Stack::of_root(plan), MountFlags::empty(), furnish)?;
+    let make_base = |base: &Path| root::make_base_layer(base, &plan.identity.hostname);
+    let whole = stack(&devices, 0, &Stack::of_root(plan), MountFlags::empty(), make_base)?;
     std::env::set_current_dir(&whole.at).step("enter the root")?;
     inside::check_mount_points()?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
@@ -121,7 +121,7 @@ pub(super) fn assemble(plan: &Assemble) -> Result<Whole, StepError> {
     network::cover_resolv_conf()?;
     let boot_id = cover_boot_id()?;
     inside::pivot()?;
-    settle(plan)?;
+    finish_root(plan)?;
     Ok(keep(stacks, Some(boot_id)))
 }
 
@@ -194,7 +194,7 @@ fn stack(
     number: usize,
     stack: &Stack,
     flags: MountFlags,
-    furnish: impl Fn(&Path) -> Result<(), StepError>,
+    make_base: impl Fn(&Path) -> Result<(), StepError>,
 ) -> Result<Stacked, StepError> {
     let here = Path::new(PARTS).join(number.to_string());
     let step = "stack the layers";
@@ -211,7 +211,7 @@ fn stack(
         None => DirBuilder::new().mode(0o755).create(&writable).step(step)?,
     }
     let base = writable.join(BASE);
-    furnish(&base)?;
+    make_base(&base)?;
     lower.push(base.clone());
     if stack.disk.is_none() {
         // Where nothing is written there must be two at least.
@@ -328,7 +328,7 @@ fn cover_boot_id() -> Result<File, StepError> {
 }
 
 /// What is left to do in the root.
-fn settle(plan: &Assemble) -> Result<(), StepError> {
+fn finish_root(plan: &Assemble) -> Result<(), StepError> {
     for mount in plan.mounts.iter().filter(|mount| !mount.read_only) {
         if let Some(owner) = &mount.owner {
             drives::give(Path::new(&mount.target), owner)?;

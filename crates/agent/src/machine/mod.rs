@@ -134,7 +134,10 @@ impl Machine {
         );
         match self.whole() {
             _ if always => Ok(()),
-            None => Err(RequestError::new(Failure::Invalid, "the machine is nobody's yet")),
+            None => Err(RequestError::new(
+                Failure::Invalid,
+                "the machine is not assigned to a sandbox yet",
+            )),
             Some(whole) if whole.base.is_some() => Ok(()),
             Some(_) => match request {
                 Request::Export { .. } | Request::Quiesce { .. } | Request::Commands => Ok(()),

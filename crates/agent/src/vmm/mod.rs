@@ -16,7 +16,7 @@
 //! `/usr`, which everyone may read; the machine's own files, open; two sockets that speak for the machine anyway; no process
 //! but itself, no network, no way to gain a privilege. Its own filter of system calls comes on top.
 //!
-//! It is the first process of its pid namespace and nobody's child of the daemon's: the daemon may die and come back.
+//! It is the first process of its pid namespace and not a child of the daemon, which may die and come back.
 
 pub(crate) mod root;
 pub(crate) mod sys;

@@ -30,7 +30,7 @@
 //!   nothing. Callers retry; retries must be harmless.
 //! - *There is no phase between running and paused.* A capture touches nothing of the machine but to hold it still, so until
 //!   the memory is on record the sandbox runs: a daemon that dies in between finds `running`, lets the machine go
-//!   on, and owes nothing. After that it finds `paused`, and a machine that is still there is only ended.
+//!   on, and has no pending effect. After that it finds `paused`, and a machine that is still there is only ended.
 //! - The files of a paused sandbox are on a disk that only its own kernel reads, so it is woken to be stopped.
 //! - Delete is accepted in every phase. Nothing is stuck. It is taken back only where going on would lose what was written to
 //!   a drive, which is not the sandbox's own.

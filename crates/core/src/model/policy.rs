@@ -18,7 +18,7 @@ const TEXT: usize = 4096;
 const BODY: usize = 64 << 10;
 const CREDENTIAL: usize = 16 << 10;
 
-/// Headers that tell how a request is carried, and are nobody's to set.
+/// Headers that describe the transport of a request. No rule may set them.
 const CARRIED: [&str; 9] = [
     "connection",
     "content-length",

@@ -14,7 +14,7 @@ pub enum Access {
 
 /// A published port.
 ///
-/// On record a plain number is what it always was: public, and nobody's request wakes the sandbox.
+/// On record a plain number means what it always meant: public, and requests do not wake the sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Port {
     /// Its number.

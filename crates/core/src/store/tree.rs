@@ -305,7 +305,7 @@ impl Dir {
         self.remove_name(name)?;
         rustix::fs::symlinkat(target, self.fd(), name)
             .map_err(|error| self.failure("create the link", name, error))?;
-        self.dress(name, &stat, &xattrs)
+        self.set_attributes(name, &stat, &xattrs)
     }
 
     /// Makes a directory to be filled; [`Dir::finish`] gives it its attributes.
@@ -338,7 +338,7 @@ impl Dir {
     pub(super) fn copy_from(&self, name: &CStr, from: &Dir, stat: &Statx) -> Result<()> {
         let xattrs = from.xattrs(name)?;
         self.copy_data(name, from, name, stat)?;
-        self.dress(name, stat, &xattrs)
+        self.set_attributes(name, stat, &xattrs)
     }
 
     /// Copies the content of anything but a directory, and none of its attributes.
@@ -373,7 +373,7 @@ impl Dir {
 
     /// Gives `name` owner, mode, attributes and times. The order matters: a change of owner clears
     /// the setuid bit and capabilities, and any change moves the times.
-    pub(super) fn dress(&self, name: &CStr, stat: &Statx, xattrs: &Xattrs) -> Result<()> {
+    pub(super) fn set_attributes(&self, name: &CStr, stat: &Statx, xattrs: &Xattrs) -> Result<()> {
         let failed = |action| move |error| self.failure(action, name, error);
         let (uid, gid) = (Uid::from_raw(stat.stx_uid), Gid::from_raw(stat.stx_gid));
         rustix::fs::chownat(self.fd(), name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)

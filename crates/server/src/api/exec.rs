@@ -39,10 +39,10 @@ const MESSAGE: usize = (1 << 20) + 1;
 #[utoipa::path(post, path = "/v1/sandboxes/{name}/exec", tag = "commands", operation_id = "exec",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
-        ("if_running" = Option<bool>, Query, description = "Refuse instead of waking it."),
+        ("if_running" = Option<bool>, Query, description = "Fail with 409 `not_running` instead of waking the sandbox."),
     ),
     request_body = ExecRequest,
-    responses((status = 200, description = "NDJSON, an event a line; with `detach`, the command.",
+    responses((status = 200, description = "NDJSON: one event per line; with `detach`, the command.",
         content((ExecEvent = "application/x-ndjson"), (types::Command = "application/json")))))]
 pub(crate) async fn exec(
     Writer(caller): Writer,
@@ -127,7 +127,7 @@ fn broke_off() -> ExecEvent {
     ExecEvent::Error { error }
 }
 
-/// A whole standard input. A process that does not read it is nobody's mistake.
+/// A whole standard input. A process that does not read it causes no error.
 async fn feed(stdin: StdinHandle, input: Bytes) {
     if input.is_empty() || stdin.send(input).await.is_ok() {
         let _ = stdin.close().await;
@@ -174,9 +174,9 @@ fn wanted(
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/exec/ws", tag = "commands", operation_id = "exec_web_socket",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
-        ("if_running" = Option<bool>, Query, description = "Refuse instead of waking it."),
+        ("if_running" = Option<bool>, Query, description = "Fail with 409 `not_running` instead of waking the sandbox."),
     ),
-    responses((status = 101, description = "The WebSocket; docs/API.md tells what is said on it.")))]
+    responses((status = 101, description = "The WebSocket; docs/API.md describes its messages.")))]
 pub(crate) async fn web_socket(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,

@@ -67,7 +67,7 @@ pub(crate) fn unpack(
         // What is left of it is not part of the next one's headers.
         io::copy(&mut entry, &mut io::sink()).map_err(|error| unreadable(&error))?;
     }
-    unpacking.settle();
+    unpacking.finish_directories();
     // Padding behind the archive is still the host's to send.
     io::copy(task, &mut io::sink()).map_err(|error| unreadable(&error))?;
     Ok(Done::Moved { bytes: task.received, files })
@@ -261,10 +261,10 @@ impl Unpacking {
                 }
             }
         }
-        match settle(&file, traits) {
+        match set_attributes(&file, traits) {
             // What a link leads to may be somebody else's, to write but not to change.
             Err(Errno::PERM) if there == Some(FileType::Symlink) => Ok(()),
-            settled => settled.map_err(|errno| problem(errno.into())),
+            set => set.map_err(|errno| problem(errno.into())),
         }
     }
 
@@ -286,7 +286,7 @@ impl Unpacking {
         if self.later.len() < LATER {
             self.later.push((name.to_owned(), traits));
         } else {
-            self.settle_directory(name, &traits);
+            self.finish_directory(name, &traits);
         }
         Ok(())
     }
@@ -361,19 +361,19 @@ impl Unpacking {
     }
 
     /// Gives directories their modes, owners and times, the innermost first.
-    fn settle(&mut self) {
+    fn finish_directories(&mut self) {
         while let Some((name, traits)) = self.later.pop() {
-            self.settle_directory(&name, &traits);
+            self.finish_directory(&name, &traits);
         }
     }
 
     /// What another entry has replaced meanwhile, or may not be changed, stays as it is.
-    fn settle_directory(&mut self, name: &Path, traits: &Traits) {
+    fn finish_directory(&mut self, name: &Path, traits: &Traits) {
         let (above, leaf) = split(name);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let Ok(parent) = self.parent(above, name) else { return };
         if let Ok(dir) = openat(&parent, leaf, flags, Mode::empty()) {
-            let _ = settle(&File::from(dir), traits);
+            let _ = set_attributes(&File::from(dir), traits);
         }
     }
 }
@@ -385,7 +385,7 @@ fn existing(parent: &OwnedFd, leaf: &OsStr) -> Option<FileType> {
 }
 
 /// Sets owner, mode and times, in this order: giving a file away clears its set-user-id bit.
-fn settle(file: &File, traits: &Traits) -> Result<(), Errno> {
+fn set_attributes(file: &File, traits: &Traits) -> Result<(), Errno> {
     if let Some((uid, gid)) = traits.owner {
         match fchown(file, Some(uid), Some(gid)) {
             // An owner this sandbox cannot have: the file stays root's.

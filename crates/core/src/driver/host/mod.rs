@@ -54,7 +54,7 @@ const DEATH: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 /// What the keys begin with of what was started and is no machine's yet.
 pub(super) const SPARE: &str = "spare-";
 
-/// What the keys of machines begin with that are nobody's yet.
+/// How the keys of machines begin that are not assigned to a sandbox yet.
 pub const READY: &str = "ready-";
 
 /// A driver's part of this host.
@@ -142,7 +142,7 @@ impl Host {
     /// Everything that is alive; what the dead have left is cleared away.
     pub(super) fn survivors(&self) -> DriverResult<Vec<MachineKey>> {
         let run_dir = &self.run_dir;
-        // Before directories, so that none is taken for nobody's whose machine was started meanwhile.
+        // Before directories, so that the directory of a machine that is started meanwhile does not look like a leftover.
         let groups = self.groups.keys();
         let listed = fs::read_dir(run_dir)
             .and_then(Iterator::collect::<Result<Vec<_>, _>>)

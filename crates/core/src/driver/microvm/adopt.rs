@@ -1,8 +1,8 @@
-//! A machine that was nobody's becomes somebody's.
+//! Assigns a machine of the warm pool to a sandbox.
 //!
-//! What a machine is on the host lies in two places: its directory (sockets, record, plan) and its disks. Both are moved, the record last;
-//! from then on it is the other's. The process, its user and its control group stay what they are: the record names the group, and the
-//! plan how much of its work was done for nobody. Who takes over what failed on the way ends both.
+//! On the host a machine consists of two parts: its directory (sockets, record, plan) and its disks. Both are moved, the record last;
+//! from then on the machine belongs to the sandbox. The process, its user and its control group stay as they are: the record names the
+//! group, and the plan the CPU time that was used before. After a failure on the way, recovery ends the machine under both names.
 
 use std::fs;
 use std::path::Path;

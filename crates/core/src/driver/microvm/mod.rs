@@ -153,7 +153,7 @@ struct Plan {
     image: usize,
     /// Whether it began with the image's memory, or only with its disk.
     restored: bool,
-    /// CPU time it used while it was nobody's.
+    /// CPU time it used before it was assigned to a sandbox.
     #[serde(default)]
     used_before: Duration,
 }

@@ -35,7 +35,7 @@ impl Engine {
         self.parts.turns.turn(turn, work).await
     }
 
-    /// Deletes everything in the trash for good, of one project or of all. Layers that nobody names are nobody's in particular and go with
+    /// Deletes everything in the trash for good, of one project or of all. Layers that no manifest names belong to no project and go with
     /// all. Says how many sandboxes that were; the space is free a little later.
     ///
     /// # Errors

@@ -62,8 +62,8 @@ impl Engine {
     /// Returns [`Error`] when one of them cannot be read.
     pub async fn image_size(&self, image: &Image) -> Result<(u64, u64)> {
         self.parts.references.count_image_layers(&image.layers).await?;
-        let books = self.parts.references.counts();
-        Ok((books.bytes_of(&image.layers), books.foreign_of(&image.layers)))
+        let counts = self.parts.references.counts();
+        Ok((counts.bytes_of(&image.layers), counts.foreign_of(&image.layers)))
     }
 
     /// Figures about the whole engine. It reads every record in memory, so it is not for every request.

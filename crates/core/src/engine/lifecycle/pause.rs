@@ -129,7 +129,7 @@ impl Lifecycle {
                 self.machines.release_uids(before.uids());
                 self.note_usage(Some(&mut session), usage).await;
             }
-            // What it holds is in nobody's way but the host's: the next start ends it first, and so does the next daemon.
+            // The machine only uses memory of the host: the next start ends it first, and so does the next daemon.
             Err(error) => {
                 tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the machine of a paused sandbox was not removed");
             }

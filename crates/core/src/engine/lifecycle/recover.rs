@@ -1,4 +1,4 @@
-//! Coming back: reading what is on disk, paying what was owed, adopting what is alive.
+//! Recovery after a restart: reads what is on disk, completes pending effects, adopts live machines.
 //!
 //! The catalog reads all records and brings its index up to date. After that every sandbox is brought
 //! to a phase that can be explained:

@@ -94,7 +94,7 @@ impl Lifecycle {
             }
             open.memory = begin.as_ref().map(|begin| begin.memory.clone()).unwrap_or_default();
             open.image = begin.as_ref().and_then(StartPlan::image);
-            // One that mounts nothing waits for nobody's drive.
+            // A sandbox without drives does not wait for the drives of others.
             let drives = match sandbox.config.mounts.is_empty() {
                 true => None,
                 false => Some(self.storage.drives.changes.lock().await),

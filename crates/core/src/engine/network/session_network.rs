@@ -146,12 +146,12 @@ impl Network {
         live: &RunningSandbox,
         session: Option<&mut Session>,
     ) {
-        let Some(uplink) = live.network.lock().take() else { return };
-        let traffic = uplink.network.close().await;
+        let Some(connected) = live.network.lock().take() else { return };
+        let traffic = connected.network.close().await;
         if let Some(session) = session {
             session.usage.count(traffic);
         }
-        uplink.journal.finish().await;
+        connected.journal.finish().await;
     }
 
     /// Takes all sessions offline, for the next daemon to find what was counted.
@@ -173,8 +173,8 @@ impl Network {
         live: &Arc<RunningSandbox>,
         policy: Option<Policy>,
     ) {
-        if let Some(uplink) = &mut *live.network.lock() {
-            uplink.policy = policy;
+        if let Some(connected) = &mut *live.network.lock() {
+            connected.policy = policy;
         }
         self.rules_changed(live).await;
     }
@@ -201,15 +201,15 @@ impl Network {
     /// has the last word. Answers with the authority if it must be trusted.
     fn put_in_force(&self, live: &Arc<RunningSandbox>) -> Option<Arc<Trust>> {
         let sandbox = live.sandbox();
-        let uplink = live.network.lock();
-        let uplink = uplink.as_ref()?;
-        let rules = self.rules_by(&sandbox, uplink.policy.as_ref()).unwrap_or_else(|error| {
+        let connected = live.network.lock();
+        let connected = connected.as_ref()?;
+        let rules = self.rules_by(&sandbox, connected.policy.as_ref()).unwrap_or_else(|error| {
             tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the network policy of a sandbox is invalid; all its connections are denied");
             Arc::new(Rules::deny_all())
         });
         let opens = rules.opens();
-        uplink.network.set_rules(rules);
-        opens.then(|| Arc::clone(&uplink.trust))
+        connected.network.set_rules(rules);
+        opens.then(|| Arc::clone(&connected.trust))
     }
 
     /// A sandbox can keep its agent from answering, and loses by it: requests that rules look at fail inside.

@@ -90,10 +90,10 @@ impl References {
     }
 
     pub(in crate::engine) fn sized(&self, snapshot: Snapshot) -> Sized<Snapshot> {
-        let books = self.counts();
-        let Sizes { own, shared, freed } = books.sizes(&snapshot.id).unwrap_or_default();
-        let memory = books.memory_of(&snapshot.id);
-        let export = books.bytes_of(&snapshot.layers) + books.foreign_of(&snapshot.layers);
+        let counts = self.counts();
+        let Sizes { own, shared, freed } = counts.sizes(&snapshot.id).unwrap_or_default();
+        let memory = counts.memory_of(&snapshot.id);
+        let export = counts.bytes_of(&snapshot.layers) + counts.foreign_of(&snapshot.layers);
         Sized { item: snapshot, own, shared, freed_if_deleted: freed, memory, export }
     }
 
@@ -198,8 +198,8 @@ impl References {
                 );
                 continue;
             }
-            let (books, asked) = (Arc::clone(&self.counts), id.clone());
-            if self.store.discard_unheld(&id, move || books.lock().names(&asked)).await? {
+            let (counts, asked) = (Arc::clone(&self.counts), id.clone());
+            if self.store.discard_unheld(&id, move || counts.lock().names(&asked)).await? {
                 self.counts().set_trashed(&id, true);
                 gone.insert(id);
             }

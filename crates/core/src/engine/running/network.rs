@@ -57,17 +57,18 @@ impl SessionNetwork {
 impl RunningSandbox {
     /// What the session's network carried so far; `None` without one.
     pub(in crate::engine) fn traffic(&self) -> Option<Traffic> {
-        self.network.lock().as_ref().map(|uplink| uplink.network.traffic())
+        self.network.lock().as_ref().map(|connected| connected.network.traffic())
     }
 
     /// What is open on the session's network.
     pub(in crate::engine) fn connections(&self) -> Vec<crate::model::Connection> {
-        self.network.lock().as_ref().map(|uplink| uplink.network.open()).unwrap_or_default()
+        self.network.lock().as_ref().map(|connected| connected.network.open()).unwrap_or_default()
     }
 
     /// What commands must know to trust the sandbox's authority; nothing while it signs for nobody.
     pub(in crate::engine) fn trust(&self) -> BTreeMap<String, String> {
-        let trusts = |uplink: &SessionNetwork| uplink.trust.established.load(Ordering::SeqCst);
+        let trusts =
+            |connected: &SessionNetwork| connected.trust.established.load(Ordering::SeqCst);
         match self.network.lock().as_ref().is_some_and(trusts) {
             true => TRUST.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
             false => BTreeMap::new(),

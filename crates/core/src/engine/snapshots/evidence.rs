@@ -90,11 +90,11 @@ impl Collector {
             found.entry(subject).or_insert(Doubt { kind, detail });
         };
         let (orphans, dangling, known) = {
-            let books = self.references.counts();
+            let counts = self.references.counts();
             (
-                books.known_manifests.orphans(),
-                books.known_manifests.dangling(&listing.layers),
-                books.known_manifests.manifests(),
+                counts.known_manifests.orphans(),
+                counts.known_manifests.dangling(&listing.layers),
+                counts.known_manifests.manifests(),
             )
         };
         for (path, reason) in unread {
@@ -301,8 +301,8 @@ impl Collector {
             self.references.counts().hold_images(&scan.good);
         } else {
             // Those that are gone or do not read keep what they held.
-            let mut books = self.references.counts();
-            scan.good.iter().for_each(|image| books.hold_image(image));
+            let mut counts = self.references.counts();
+            scan.good.iter().for_each(|image| counts.hold_image(image));
         }
         Ok(found)
     }

@@ -66,8 +66,8 @@ impl Collector {
         self.survey().await?;
         let begun_before = now().checked_sub(YOUNG).unwrap_or_else(|_| now());
         let (held, held_memory) = {
-            let books = self.references.counts();
-            (books.held(), books.held_memory())
+            let counts = self.references.counts();
+            (counts.held(), counts.held_memory())
         };
         self.store.named(held.iter().map(LayerId::as_str));
         self.store.named(held_memory.iter().map(MemoryId::as_str));

@@ -104,9 +104,9 @@ impl Snapshots {
             self.unsynced_tombstones.store(true, Ordering::SeqCst);
         }
         {
-            let mut books = self.references.counts();
-            books.drop_snapshot(id);
-            books.known_manifests.mark_snapshot_deleted(id);
+            let mut counts = self.references.counts();
+            counts.drop_snapshot(id);
+            counts.known_manifests.mark_snapshot_deleted(id);
         }
         self.context.events.snapshot_deleted(&snapshot);
         Ok(true)

@@ -94,11 +94,11 @@ impl StorageUsage {
         let of_drives: HashSet<&LayerId> = drives.iter().flat_map(|drive| &drive.layers).collect();
         let layers: HashSet<&LayerId> = snapshots.iter().flat_map(|one| &one.layers).collect();
         let memory: HashSet<&MemoryId> = snapshots.iter().flat_map(|one| &one.memory).collect();
-        let books = self.references.counts();
+        let counts = self.references.counts();
         Ok(SpaceReport {
-            snapshots: books.own_bytes(layers.difference(&of_drives).copied()),
-            drives: books.own_bytes(of_drives.iter().copied()),
-            memory: books.own_memory(memory.into_iter()),
+            snapshots: counts.own_bytes(layers.difference(&of_drives).copied()),
+            drives: counts.own_bytes(of_drives.iter().copied()),
+            memory: counts.own_memory(memory.into_iter()),
             ..SpaceReport::default()
         })
     }

@@ -269,9 +269,9 @@ impl Trash {
         }
         self.context.events.restored(&sandbox);
         {
-            let mut books = self.references.counts();
-            books.hold_sandbox(&sandbox);
-            books.drop_trashed(&sandbox.id);
+            let mut counts = self.references.counts();
+            counts.hold_sandbox(&sandbox);
+            counts.drop_trashed(&sandbox.id);
         }
         self.forget_trashed(trashed);
         self.store.forget_kept(&sandbox.id).await?;
@@ -343,11 +343,11 @@ impl Trash {
     }
 
     fn forget_layer(&self, id: &str) {
-        let mut books = self.references.counts();
+        let mut counts = self.references.counts();
         if let Ok(id) = id.parse::<LayerId>() {
-            books.remove(&[id]);
+            counts.remove(&[id]);
         } else if let Ok(id) = id.parse::<MemoryId>() {
-            books.remove_memory(&[id]);
+            counts.remove_memory(&[id]);
         }
     }
 

@@ -201,7 +201,7 @@ impl Builder<'_> {
                 stat
             }
         };
-        dir.dress(&name, &changed(stat, attributes), &attributes.xattrs)?;
+        dir.set_attributes(&name, &changed(stat, attributes), &attributes.xattrs)?;
         if is_linked {
             self.links.insert(side.inode, path.to_vec());
         }

@@ -77,7 +77,7 @@ pub fn prepare(vmlinuz: &Path, modules: &Path, agent: &[u8], into: &Path) -> io:
     }
     save(&into.join("vmlinuz"), &read(vmlinuz)?)?;
     save(&into.join(MODULES), &archive.finish())?;
-    dress(into, agent, found.into_iter().map(|module| module.name).collect())
+    write_initramfs(into, agent, found.into_iter().map(|module| module.name).collect())
 }
 
 /// The kernel in a directory, with this agent: if it has another one, its initramfs is written again.
@@ -97,11 +97,11 @@ pub fn open(dir: &Path, agent: &[u8]) -> io::Result<Kernel> {
     if record.agent == hex(&Sha256::digest(agent)) {
         return kernel(dir, record.digest);
     }
-    dress(dir, agent, record.modules)
+    write_initramfs(dir, agent, record.modules)
 }
 
 /// Writes the initramfs and the record.
-fn dress(dir: &Path, agent: &[u8], modules: Vec<String>) -> io::Result<Kernel> {
+fn write_initramfs(dir: &Path, agent: &[u8], modules: Vec<String>) -> io::Result<Kernel> {
     let mut initramfs = read(&dir.join(MODULES))?;
     let mut archive = cpio::Archive::new();
     archive.directory("dev");
