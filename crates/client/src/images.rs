@@ -5,7 +5,7 @@ use hyper::Method;
 use crate::body::{Lines, Upload};
 use crate::query::Target;
 use crate::transport::Call;
-use crate::types::{DressRequest, Image, ImageProgress, ImportRequest, Paged, PullRequest};
+use crate::types::{CustomizeRequest, Image, ImageProgress, ImportRequest, Paged, PullRequest};
 use crate::{Client, Error};
 
 /// An image on its way, and how far it has come.
@@ -73,9 +73,9 @@ impl Client {
         self.fetching(Call::post(Target::new(&["images", "import"])).json(request)?).await
     }
 
-    /// Makes an image of another, with a default user, a home and `sudo`.
-    pub async fn dress_image(&self, request: &DressRequest) -> Result<Fetching, Error> {
-        self.fetching(Call::post(Target::new(&["images", "dress"])).json(request)?).await
+    /// Customizes an image: adds a default user, a home and `sudo`.
+    pub async fn customize_image(&self, request: &CustomizeRequest) -> Result<Fetching, Error> {
+        self.fetching(Call::post(Target::new(&["images", "customize"])).json(request)?).await
     }
 
     /// Deletes an image. Sandboxes that stand on it keep what they need.

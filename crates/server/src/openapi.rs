@@ -107,7 +107,7 @@ use crate::api::{
         images::remove,
         images::pull,
         images::import,
-        images::dress,
+        images::customize,
         tenants::projects,
         tenants::create_project,
         tenants::delete_project,
@@ -123,7 +123,7 @@ use crate::api::{
 )]
 struct Described;
 
-/// Bytes as they are.
+/// Raw bytes.
 #[derive(ToSchema)]
 #[schema(value_type = String, format = Binary)]
 pub(crate) struct Raw(#[allow(dead_code)] Vec<u8>);

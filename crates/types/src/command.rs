@@ -67,7 +67,7 @@ pub struct ExecRequest {
     pub inject: Vec<Inject>,
 }
 
-/// How a command stands.
+/// The state of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CommandState {
@@ -185,9 +185,9 @@ pub struct Command {
     pub session: String,
     /// Program and arguments.
     pub argv: Vec<String>,
-    /// Where it ran.
+    /// Its working directory.
     pub cwd: Option<String>,
-    /// As whom.
+    /// The user it ran as.
     pub user: Option<String>,
     /// Names of the variables it was given; values are not kept.
     pub env_names: Vec<String>,
@@ -195,7 +195,7 @@ pub struct Command {
     pub tty: bool,
     /// Whether it goes on when the caller leaves.
     pub detached: bool,
-    /// How it stands.
+    /// Its state.
     pub state: CommandState,
     /// Its exit code; 128 + signal when a signal ended it.
     pub exit_code: Option<i32>,
@@ -229,7 +229,7 @@ pub struct Command {
     pub changes: Option<CommandChanges>,
 }
 
-/// How `data` says bytes.
+/// The encoding of `data`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Encoding {
@@ -239,12 +239,12 @@ pub enum Encoding {
     Base64,
 }
 
-/// What is said while a command runs.
+/// One line of the stream of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[allow(clippy::large_enum_variant)] // one at a time, on its way to or from JSON
 pub enum ExecEvent {
-    /// It runs. Always the first.
+    /// The command was started. Always the first line.
     Started {
         /// The command.
         command: Command,
@@ -255,14 +255,14 @@ pub enum ExecEvent {
     },
     /// Bytes of standard output, or of the terminal.
     Stdout {
-        /// How `data` says them.
+        /// The encoding of `data`.
         encoding: Encoding,
         /// The bytes.
         data: String,
     },
     /// Bytes of standard error.
     Stderr {
-        /// How `data` says them.
+        /// The encoding of `data`.
         encoding: Encoding,
         /// The bytes.
         data: String,
@@ -272,7 +272,7 @@ pub enum ExecEvent {
         /// How many.
         bytes: u64,
     },
-    /// It ended. Always the last, unless something went wrong.
+    /// The command ended. Always the last line, unless something went wrong.
     Exited {
         /// Its exit code; absent if its session ended under it.
         exit_code: Option<i32>,
@@ -358,7 +358,7 @@ impl Channel {
     }
 }
 
-/// What a client says as WebSocket text after its [`ExecRequest`].
+/// A text message of a WebSocket client, after its [`ExecRequest`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ClientMessage {
@@ -374,7 +374,7 @@ pub enum ClientMessage {
         /// Which.
         signal: Signal,
     },
-    /// There is no more standard input.
+    /// Close standard input.
     StdinClose,
 }
 

@@ -14,7 +14,7 @@ pub struct Drive {
     pub id: String,
     /// The project it belongs to.
     pub project: String,
-    /// What it may hold.
+    /// Its maximum size.
     pub max_size_bytes: u64,
     /// What it takes on the disk, what it shares with its forks included. What a session under way
     /// writes is counted when that ends.
@@ -48,10 +48,10 @@ pub struct Attached {
 pub struct CreateDrive {
     /// Its name: 1 to 64 letters, digits, `-` and `_`.
     pub name: String,
-    /// What it may hold; 1T if absent.
+    /// Maximum size; 1T if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_size: Option<Size>,
-    /// What to do when the name is taken. One of another size is never handed out.
+    /// The action if the name is taken. A drive of another size is never returned.
     #[serde(default)]
     pub if_exists: IfExists,
 }

@@ -185,7 +185,7 @@ pub struct Finding {
     pub commands: Vec<Suspect>,
 }
 
-/// A file that is kept aside.
+/// A quarantined file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct QuarantinedFile {
     /// Where it was, as the sandbox saw it; a value in a name is masked.

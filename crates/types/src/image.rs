@@ -49,39 +49,39 @@ pub struct PullRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImportRequest {
-    /// Where it is on the server.
+    /// Its path on the server.
     pub path: String,
     /// What to call the image.
     pub name: String,
 }
 
-/// An image to be made of another, with a default user, a home and `sudo`.
+/// An image to customize: a default user, a home and `sudo` are added.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct DressRequest {
-    /// What to call it.
+pub struct CustomizeRequest {
+    /// Name of the new image.
     pub name: String,
-    /// The image it is made of; `host` if absent.
+    /// The image to start from; `host` if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// Directories of the server's own disk to put into it.
+    /// Directories of the server to add.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub add: Vec<AddDirectory>,
-    /// More for the environment of commands.
+    /// Additional environment variables of commands.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// Directories for `PATH`, in front of what the image has.
+    /// Directories to prepend to `PATH`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub path: Vec<String>,
 }
 
-/// A directory of the server's own disk, and where it goes.
+/// A directory of the server to be added to an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddDirectory {
-    /// Where it is on the server.
+    /// Its path on the server.
     pub from: String,
-    /// Where it is to be in the image.
+    /// Its path in the image.
     pub to: String,
 }
 

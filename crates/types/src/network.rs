@@ -51,7 +51,7 @@ pub struct RequestRule {
     pub action: RequestAction,
 }
 
-/// How a request looks. All that is said must hold.
+/// Conditions on a request. All must hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RequestMatch {
@@ -75,19 +75,19 @@ impl RequestMatch {
     }
 }
 
-/// How a text looks.
+/// A condition on a text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TextMatch {
-    /// Just so.
+    /// Equal to this text.
     Exact(String),
-    /// Beginning so.
+    /// With this prefix.
     Prefix(String),
-    /// With a match of this regular expression.
+    /// Matching this regular expression.
     Regex(String),
 }
 
-/// How a key and its value look.
+/// Conditions on a key and its value.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PairMatch {
@@ -103,13 +103,13 @@ pub struct PairMatch {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestAction {
-    /// It goes on as it is.
+    /// Send the request unchanged.
     Allow,
-    /// It is answered with 403.
+    /// Answer 403.
     Deny,
-    /// It is answered here.
+    /// Answer without sending the request.
     Answer(DirectAnswer),
-    /// It goes to another place; its path and query are appended.
+    /// Send the request to another URL; its path and query are appended.
     Forward(Forward),
     /// It goes on with these headers set. A value is never told back: answers say `null`. In a change, `null`
     /// leaves the value that a rule for the same domain has.
@@ -157,17 +157,17 @@ pub struct SandboxNetwork {
     pub network: Network,
     /// Whether that is its own; it is the project's default otherwise.
     pub own: bool,
-    /// What no sandbox of the project gets beyond.
+    /// The bound of the project: no sandbox reaches more than this.
     pub bound: Option<Network>,
 }
 
-/// A project's word on the network of its sandboxes.
+/// The network policies of a project.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProjectNetwork {
-    /// What holds for sandboxes that have no policy of their own.
+    /// The policy of sandboxes without their own.
     pub default: Network,
-    /// What no sandbox gets beyond; no bound if absent or null.
+    /// The bound: no sandbox reaches more than this; no bound if absent or null.
     #[serde(default)]
     pub bound: Option<Network>,
 }
@@ -188,7 +188,7 @@ pub enum Protocol {
     Http,
 }
 
-/// What became of it.
+/// The outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -202,7 +202,7 @@ pub enum Verdict {
     Failed,
 }
 
-/// Something that went over a sandbox's network, or was kept from it.
+/// A network connection of a sandbox, allowed or refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Connection {
     /// The session it was in.
@@ -221,7 +221,7 @@ pub struct Connection {
     pub protocol: Protocol,
     /// The address and port the sandbox asked for; null for a lookup.
     pub to: Option<String>,
-    /// The name, if one was told.
+    /// The host name, if known.
     pub name: Option<String>,
     /// What was decided, or how it went.
     pub verdict: Verdict,
@@ -231,14 +231,14 @@ pub struct Connection {
     pub bytes_in: u64,
     /// Bytes sent outside.
     pub bytes_out: u64,
-    /// What else is worth telling: a request and its status, why nobody was reached.
+    /// More details: a request and its status, or why the destination was not reached.
     pub detail: Option<String>,
 }
 
 /// All that went to one place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Destination {
-    /// The name, or the address where none was told.
+    /// The host name, or the address if no name is known.
     pub host: String,
     /// How many connections, those that were refused included.
     pub connections: u64,

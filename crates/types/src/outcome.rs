@@ -62,7 +62,7 @@ pub struct Paused {
     pub snapshot: Option<Snapshot>,
 }
 
-/// Why a sandbox is where it is.
+/// Why a sandbox is in its state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Why {
     /// Where it is.
@@ -70,13 +70,13 @@ pub struct Why {
     /// Since when.
     #[schema(format = DateTime)]
     pub since: String,
-    /// How it came there, in words for people, as all that follows.
+    /// How it came into this state, as text for people; the following fields, too.
     pub reason: String,
     /// What would wake it, or, while it runs, what would put it to sleep and when.
     pub waking: Vec<String>,
     /// What keeps it awake now.
     pub holding: Vec<String>,
-    /// What somebody should know: memory that could not be used, a pause that was refused, a failure.
+    /// Other notices: memory that could not be used, a pause that was refused, a failure.
     pub notices: Vec<String>,
 }
 

@@ -19,7 +19,7 @@ pub struct Secret {
     pub versions: Vec<SecretVersion>,
     /// The hosts that may have it when it is brokered.
     pub hosts: Vec<String>,
-    /// Where in a request its placeholder is replaced when it is brokered.
+    /// Parts of a request in which its placeholder is replaced when it is brokered.
     #[serde(default)]
     pub places: Vec<SecretPlace>,
     /// Only sandboxes that have all of these tags may use it.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What becomes of a service that has ended.
+/// Whether a service that has ended is restarted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Restart {
@@ -42,7 +42,7 @@ pub struct Service {
     /// The port it listens on: requests for it wait until it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
-    /// What becomes of it when it has ended.
+    /// Whether it is restarted when it has ended.
     #[serde(default)]
     pub restart: Restart,
     /// Whether it is started with every session.
@@ -68,7 +68,7 @@ pub struct SetService {
     /// The port it listens on: requests for it wait until it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
-    /// What becomes of it when it has ended.
+    /// Whether it is restarted when it has ended.
     #[serde(default)]
     pub restart: Restart,
     /// Whether it is started with every session, and now if the sandbox runs.
@@ -85,7 +85,7 @@ impl SetService {
     }
 }
 
-/// How a service stands.
+/// The state of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ServiceState {
@@ -103,12 +103,12 @@ pub enum ServiceState {
     Failed,
 }
 
-/// A service and how it stands.
+/// A service and its state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ServiceStatus {
     /// What it is meant to be.
     pub service: Service,
-    /// How it stands.
+    /// Its state.
     pub state: ServiceState,
     /// Since when it runs.
     #[schema(format = DateTime)]

@@ -65,7 +65,7 @@ pub struct Snapshot {
     pub parent: Option<String>,
     /// How it came about.
     pub kind: SnapshotKind,
-    /// What people call it.
+    /// A label, for people.
     pub label: Option<String>,
     /// How many layers it stands on, the image's included.
     pub layers: u64,

@@ -42,7 +42,7 @@ pub struct CreateProject {
 pub struct Key {
     /// Its id, which is no secret.
     pub id: String,
-    /// What people call it.
+    /// A label, for people.
     pub label: String,
     /// What it may do.
     pub scope: Scope,
@@ -58,12 +58,12 @@ pub struct Key {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateKey {
-    /// What people call it.
+    /// A label, for people.
     #[serde(default)]
     pub label: String,
     /// What it may do.
     pub scope: Scope,
-    /// How long it works; for ever if absent.
+    /// Its lifetime; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Span>,
 }
@@ -111,7 +111,7 @@ pub struct Token {
     pub team: String,
 }
 
-/// Who is asking.
+/// The calling key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WhoAmI {
     /// The project the key acts for.
@@ -124,7 +124,7 @@ pub struct WhoAmI {
     pub server_version: String,
 }
 
-/// What lies on the server's disk: of the key's project, or with an admin key of all.
+/// Disk usage: of the key's project, or with an admin key of all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SpaceUsage {
     /// The project that the sums are of; absent if they are of all.
@@ -141,7 +141,7 @@ pub struct SpaceUsage {
     pub drives_bytes: u64,
     /// What images take, which all projects share; for admin keys.
     pub images_bytes: Option<u64>,
-    /// What is kept aside by the guard.
+    /// Disk space of quarantined files.
     #[serde(default)]
     pub quarantine_bytes: u64,
     /// What sessions under way have written.
@@ -149,7 +149,7 @@ pub struct SpaceUsage {
     /// What records and logs of commands take.
     #[serde(default)]
     pub commands_bytes: u64,
-    /// What lies in the trash, and is free when its grace period is over or space is needed. It is in no other sum.
+    /// Disk space of the trash, which becomes free when its grace period is over or space is needed. Not part of any other sum.
     #[serde(default)]
     pub trash_bytes: u64,
 }

@@ -22,7 +22,7 @@ pub struct TrashItem {
     pub stays_for_ms: u64,
 }
 
-/// How a sandbox comes back.
+/// A restore from the trash.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Restore {
@@ -31,7 +31,7 @@ pub struct Restore {
     pub name: Option<String>,
 }
 
-/// What went.
+/// The deleted sandboxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TrashEmptied {
     /// How many sandboxes.

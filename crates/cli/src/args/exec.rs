@@ -115,14 +115,14 @@ pub(crate) struct PsArgs {
 }
 
 pub(super) const HISTORY_HELP: &str = "\
-CHANGED counts paths: `+` created, `~` modified, `-` deleted, then the disk space of the created and
-modified files. `*` marks a command that did not run alone: the counts are of all that ran at the same
-time. `?` marks counts that are too low, for example because the server was restarted meanwhile.
-Drives and mounts in memory, such as /tmp in some images, do not count.
+CHANGED counts paths: `+` created, `~` modified, `-` deleted, then the disk space of the created \
+and modified files. `*` marks a command that did not run alone: the counts are of all that ran at \
+the same time. `?` marks counts that are too low, for example because the server was restarted \
+meanwhile. Drives and mounts in memory, such as /tmp in some images, do not count.
 
 Examples:
   keep history my-app --changed        only commands that changed something
-  keep history my-app --json           counts, and ids for `GET /v1/sandboxes/my-app/commands/ID/changes`";
+  keep history my-app --json           counts, and ids for `keep changes my-app --command ID`";
 
 /// Arguments of `history`.
 #[derive(Debug, Args)]

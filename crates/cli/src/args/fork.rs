@@ -11,13 +11,14 @@ A point is
   my-app@LABEL     its newest snapshot with that label
   snp-...          a snapshot
   image:debian     an image
-With one point, FROM is its @base. Paths and globs after `--` without a leading slash are below the working directory.
+With one point, FROM is its @base. Paths and globs after `--` without a leading slash are below \
+the working directory.
 
 Examples:
   keep diff my-app try-a                      A added, D deleted, M modified, R renamed
   keep diff my-app@base my-app --patch -- src
   keep diff try-a --patch --relative /work/repo | git apply
-  keep diff --group try                       forks of `keep fork my-app try --count 3`, side by side";
+  keep diff --group try                       all forks of `keep fork my-app try --count 3`";
 
 /// Arguments of `diff`.
 #[derive(Debug, Args)]

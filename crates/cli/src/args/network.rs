@@ -59,7 +59,8 @@ pub(crate) struct NetworkArgs {
 }
 
 const NETWORK_HELP: &str = "\
-Without options, shows the policy. A change applies immediately: connections that it denies are closed.
+Without options, shows the policy. A change applies immediately: connections that it denies are \
+closed.
 
   keep network my-app --network deny-all
   keep network my-app --allow-domain '*.example.com' --allow-domain github.com:22,443

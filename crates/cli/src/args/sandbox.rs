@@ -221,8 +221,9 @@ pub(crate) enum PhaseArg {
 /// Arguments of `cp`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A path in a sandbox is written NAME:/path. `keep cp -r ./src my-app:/work/src` makes /work/src;
-a source that ends in `/.` copies the contents of the directory. `-` is standard input or output."
+    after_help = "A path in a sandbox is written NAME:/path. `keep cp -r ./src my-app:/work/src` makes \
+                  /work/src; a source that ends in `/.` copies the contents of the directory. `-` is \
+                  standard input or output."
 )]
 pub(crate) struct CopyArgs {
     /// Copy directories recursively

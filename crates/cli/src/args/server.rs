@@ -21,10 +21,11 @@ command.started, command.ended, snapshot.created, snapshot.deleted, port.publish
 port.unpublished, guard.found, damage.found, damage.cleared, events.lost";
 
 pub(super) const SERVE_HELP: &str = "\
-Needs root, for mounts, cgroups and user id ranges. Sandboxes keep running when the server stops; it finds
-them again when it starts.
+Needs root, for mounts, cgroups and user id ranges. Sandboxes keep running when the server stops; \
+it finds them again when it starts.
 
-Settings can also be in a TOML file given by --config. Options and environment variables take precedence:
+Settings can also be in a TOML file given by --config. Options and environment variables take \
+precedence:
 
   data = \"/var/lib/sandkeep\"
   listen = \"127.0.0.1:7777\"       # or \"off\"
@@ -45,7 +46,7 @@ Settings can also be in a TOML file given by --config. Options and environment v
   connections_per_key = 2048
 
   [network]                       # network of all sandboxes
-  except = [\"127.0.0.1:8080\"]     # exempt from the addresses that are always denied; policies still apply
+  except = [\"127.0.0.1:8080\"]     # exempt from what is always denied; policies apply
   resolvers = [\"10.0.0.53\"]       # instead of the host's /etc/resolv.conf
   hosts.\"git.internal\" = [\"10.0.0.5\"]  # fixed DNS answers
   ca = \"/etc/ssl/corp.pem\"        # additional CA certificates for outgoing TLS
@@ -54,9 +55,12 @@ Settings can also be in a TOML file given by --config. Options and environment v
   driver = \"container\"            # or \"microvm\"
 
   [storage]
-  trash_grace = \"1h\"              # how long deleted sandboxes can be restored, unless their space is needed
+  trash_grace = \"1h\"              # how long deleted sandboxes can be restored
   commands_kept = 2000            # records of commands per sandbox
   command_logs = \"256MiB\"         # their disk space per sandbox, including logs
+
+  [secrets]
+  key_file = \"/etc/sandkeep/key\"  # key that encrypts secrets
 
   [microvm]                       # microVMs; `keep microvm setup` prepares this host
   enabled = true                  # used if this host meets the requirements
@@ -64,28 +68,29 @@ Settings can also be in a TOML file given by --config. Options and environment v
   spares = 1                      # warm pool: hypervisors started in advance, 20 MB each
   ready = 1                       # warm pool: VMs booted in advance, 50 MB each
 
-  [vercel]                        # API of Vercel Sandbox; domain and public_url default to the gateway's
+  [vercel]                        # API of Vercel Sandbox
   default_image = \"host\"          # image of the default machine
   max_timeout = \"24h\"             # longest session
-  public_url = \"https://keep.example.com\"  # URL of this server for these clients
-  domain = \"keep.example.com\"     # and the domain of ports
+  public_url = \"https://keep.example.com\"  # URL for these clients [default: the gateway's]
+  domain = \"keep.example.com\"     # domain of ports [default: the gateway's]
   runtimes.node24 = \"node:24\"     # image of a runtime
   images.\"vercel/sandbox/node:24\" = \"vercel/node24\"  # image for an image name
   images.\"team/project/repo\" = \"my-image:1\"";
 
 const SETUP_HELP: &str = "\
-Run it on the server's host, as root. It uses the newest kernel in /boot whose name ends in
-`-cloud-amd64`. If there is none, it downloads the package of `linux-image-cloud-amd64` with apt-get and
-unpacks it into a temporary directory. Nothing is installed, and the host's kernel does not change. The
-result is `microvm/kernel` in the data directory; `keep serve` uses it from its next start.";
+Run it on the server's host, as root. It uses the newest kernel in /boot whose name ends in \
+`-cloud-amd64`. If there is none, it downloads the package of `linux-image-cloud-amd64` with \
+apt-get and unpacks it into a temporary directory. Nothing is installed, and the host's kernel does \
+not change. The result is `microvm/kernel` in the data directory; `keep serve` uses it from its \
+next start.";
 
-const DRESS_HELP: &str = "\
-The user is `ubuntu` with home /vercel, and commands start in /vercel/sandbox. A runtime for Vercel's
-clients is an image named vercel/RUNTIME:
+const CUSTOMIZE_HELP: &str = "\
+The user is `ubuntu` with home /vercel, and commands start in /vercel/sandbox. A runtime for \
+Vercel's clients is an image named vercel/RUNTIME:
 
-  keep image pull node:24 && keep image dress vercel/node24 --from node:24
+  keep image pull node:24 && keep image customize vercel/node24 --from node:24
   npm install --prefix /opt/node24 node@24 npm
-  keep image dress vercel/node24 --add /opt/node24:/vercel/runtimes/node24 \\
+  keep image customize vercel/node24 --add /opt/node24:/vercel/runtimes/node24 \\
     --path /vercel/runtimes/node24/node_modules/.bin";
 
 /// A directory of the server, and its path in the image.
@@ -326,8 +331,8 @@ pub(crate) enum ImageCommand {
         quiet: bool,
     },
     /// Customize an image for clients of other vendors: default user, home, `sudo`
-    #[command(after_help = DRESS_HELP)]
-    Dress {
+    #[command(alias = "dress", after_help = CUSTOMIZE_HELP)]
+    Customize {
         /// Name of the image
         name: String,
         /// Image to start from
@@ -381,7 +386,7 @@ pub(crate) enum ProjectCommand {
 pub(crate) struct ProjectNetworkArgs {
     /// The project
     pub(crate) name: String,
-    /// Default policy of its sandboxes: allow-all or deny-all
+    /// Default policy of its sandboxes: allow-all or deny-all; others by --default-file
     #[arg(long, value_name = "MODE", value_enum)]
     pub(crate) default: Option<super::ModeArg>,
     /// Default policy of its sandboxes, as a JSON file; `-` is standard input
@@ -400,7 +405,7 @@ pub(crate) struct ProjectNetworkArgs {
 pub(crate) enum KeyCommand {
     /// Create a key and print it; it is not shown again
     Create {
-        /// Name of the image
+        /// Label that `keep key ls` shows
         label: String,
         /// Permissions
         #[arg(long, value_enum, default_value_t = ScopeArg::Write)]
@@ -489,8 +494,9 @@ Examples:
   eval \"$(keep env vercel)\"
   sandbox create --name my-app     # Vercel's own CLI, now on this server
 
-The token has the permissions of the key that created it, and is revoked with it. The files that redirect
-Node and Python programs are written to the user's data directory (~/.local/share/sandkeep).";
+The token has the permissions of the key that created it, and is revoked with it. The files that \
+redirect Node and Python programs are written to the user's data directory \
+(~/.local/share/sandkeep).";
 
 /// Supported vendors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -104,7 +104,7 @@ fn valid_arguments() {
         "image pull debian:12 -q",
         "image import mine root.tar",
         "image inspect mine",
-        "image dress vercel/node24 --from node:24 -e A=b --path /opt/x/bin",
+        "image customize vercel/node24 --from node:24 -e A=b --path /opt/x/bin",
         "image dress x --add /a:/b --add rel:/c",
         "project create other",
         "key create ci --scope read --expires 30d --project other",
@@ -154,9 +154,9 @@ fn invalid_arguments_are_explained() {
         ("create a --keep-last some", "or `all`"),
         ("create a --idle-timeout x", "or `never`"),
         ("key create x --scope all", "read, write, admin"),
-        ("image dress x --add /a", "write DIR:PATH"),
-        ("image dress x --add /a:b", "write DIR:PATH"),
-        ("image dress x --env A", "write KEY=VALUE"),
+        ("image customize x --add /a", "write DIR:PATH"),
+        ("image customize x --add /a:b", "write DIR:PATH"),
+        ("image customize x --env A", "write KEY=VALUE"),
     ] {
         let error = parse(line).expect_err(line);
         assert!(error.contains(told), "{line}: {error}");
@@ -184,7 +184,7 @@ fn the_reference_is_up_to_date() {
     let mut keep = command().term_width(96);
     keep.build();
     let mut text = String::from(
-        "# The command line\n\nGenerated from `--help` of every command. `KEEP_REGENERATE=1 cargo test -p sandkeep --bins` updates it.\n",
+        "# The command line\n\nGenerated from `--help` of every command.\n`KEEP_REGENERATE=1 cargo test -p sandkeep --bins` updates it.\n",
     );
     describe(&keep, "keep", &mut text);
     if std::env::var_os("KEEP_REGENERATE").is_some() {

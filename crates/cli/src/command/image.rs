@@ -5,7 +5,7 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use sandkeep_client::types::{AddDirectory, DressRequest, Image, ImageProgress, PullRequest};
+use sandkeep_client::types::{AddDirectory, CustomizeRequest, Image, ImageProgress, PullRequest};
 use sandkeep_client::{Fetching, Upload};
 
 use super::{Context, bytes, facts, for_each, or_dash, pairs};
@@ -26,14 +26,15 @@ pub(super) async fn image(context: &Context, command: ImageCommand) -> Result<()
             arrive(context, fetching, quiet).await
         }
         ImageCommand::Import { file, name, quiet } => import(context, file, &name, quiet).await,
-        ImageCommand::Dress { name, from, add, env, path } => {
+        ImageCommand::Customize { name, from, add, env, path } => {
             let add = add.into_iter().map(|(from, to)| {
                 let from = from.to_string_lossy().into_owned();
                 AddDirectory { from, to }
             });
             let env = env.into_iter().collect();
-            let request = DressRequest { name, from: Some(from), add: add.collect(), env, path };
-            arrive(context, context.client.dress_image(&request).await?, true).await
+            let request =
+                CustomizeRequest { name, from: Some(from), add: add.collect(), env, path };
+            arrive(context, context.client.customize_image(&request).await?, true).await
         }
         ImageCommand::Rm { names } => {
             for_each(context, &names, async |name| {

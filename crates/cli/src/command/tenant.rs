@@ -104,8 +104,8 @@ pub(super) async fn usage(context: &Context) -> Result<(), Failure> {
         tell("snapshots", Some(usage.snapshots_bytes));
         tell("drives", Some(usage.drives_bytes));
         tell("images", usage.images_bytes);
-        tell("kept aside", Some(usage.quarantine_bytes));
-        tell("sessions under way", Some(usage.open_bytes));
+        tell("quarantine", Some(usage.quarantine_bytes));
+        tell("open sessions", Some(usage.open_bytes));
         tell("commands", Some(usage.commands_bytes));
         tell("trash", Some(usage.trash_bytes));
         facts(context.screen.paint, &told)

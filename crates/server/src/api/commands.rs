@@ -22,10 +22,10 @@ use crate::openapi::Raw;
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/commands", tag = "commands", operation_id = "list_commands",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
-        ("limit" = Option<u32>, Query, description = "How many at the most: 1 to 1000, 100 if absent."),
-        ("cursor" = Option<String>, Query, description = "`next` of the page before."),
+        ("limit" = Option<u32>, Query, description = "Maximum number of items: 1 to 1000, 100 if absent."),
+        ("cursor" = Option<String>, Query, description = "`next` of the previous page."),
     ),
-    responses((status = 200, description = "A page.", body = types::Paged<types::Command>)))]
+    responses((status = 200, description = "A page of the list.", body = types::Paged<types::Command>)))]
 pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -38,14 +38,14 @@ pub(crate) async fn list(
     Ok(Json(wire::paged(found, wire::command)))
 }
 
-/// Tells about a command, at once or when it has ended.
+/// Shows a command, immediately or when it has ended.
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/commands/{id}", tag = "commands", operation_id = "get_command",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
         ("id" = String, Path, description = "The command's id."),
-        ("wait" = Option<bool>, Query, description = "Answer when it has ended."),
+        ("wait" = Option<bool>, Query, description = "Respond when the command has ended."),
     ),
-    responses((status = 200, description = "It.", body = types::Command)))]
+    responses((status = 200, description = "The command.", body = types::Command)))]
 pub(crate) async fn get(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -64,7 +64,7 @@ pub(crate) async fn get(
     }
 }
 
-/// Tells what a command changed, path by path; of one that runs, so far. Never wakes the sandbox.
+/// Lists the paths a command changed; for a running command, so far. Never wakes the sandbox.
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/commands/{id}/changes", tag = "commands", operation_id = "get_command_changes",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
@@ -87,14 +87,14 @@ pub(crate) async fn changes(
     }))
 }
 
-/// Replays what a command printed, and goes on with what it prints. Never wakes the sandbox.
+/// Streams the output of a command, past and new. Never wakes the sandbox.
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/commands/{id}/logs", tag = "commands", operation_id = "get_logs",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
         ("id" = String, Path, description = "The command's id."),
-        ("follow" = Option<bool>, Query, description = "Go on until it ends."),
+        ("follow" = Option<bool>, Query, description = "Keep the stream open until the command ends."),
     ),
-    responses((status = 200, description = "NDJSON, an event a line.", body = ExecEvent, content_type = "application/x-ndjson")))]
+    responses((status = 200, description = "NDJSON: one event per line.", body = ExecEvent, content_type = "application/x-ndjson")))]
 pub(crate) async fn logs(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -114,7 +114,7 @@ pub(crate) async fn logs(
         ("id" = String, Path, description = "The command's id."),
     ),
     request_body = types::SignalRequest,
-    responses((status = 204, description = "It was sent.")))]
+    responses((status = 204, description = "The signal was sent.")))]
 pub(crate) async fn signal(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
@@ -128,14 +128,14 @@ pub(crate) async fn signal(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Tells a command's terminal its new size.
+/// Resizes the terminal of a command.
 #[utoipa::path(post, path = "/v1/sandboxes/{name}/commands/{id}/resize", tag = "commands", operation_id = "resize_command",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
         ("id" = String, Path, description = "The command's id."),
     ),
     request_body = types::TermSize,
-    responses((status = 204, description = "It was told.")))]
+    responses((status = 204, description = "The new size was set.")))]
 pub(crate) async fn resize(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
@@ -154,10 +154,10 @@ pub(crate) async fn resize(
     params(
         ("name" = String, Path, description = "The sandbox's name."),
         ("id" = String, Path, description = "The command's id."),
-        ("close" = Option<bool>, Query, description = "There is no more after this body."),
+        ("close" = Option<bool>, Query, description = "Close standard input after this body."),
     ),
     request_body(content = Raw, content_type = "application/octet-stream"),
-    responses((status = 204, description = "It was taken.")))]
+    responses((status = 204, description = "The input was accepted.")))]
 pub(crate) async fn stdin(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,

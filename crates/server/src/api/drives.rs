@@ -36,11 +36,11 @@ fn out(app: &App, drive: Drive) -> types::Drive {
 /// Lists the drives of a project, newest first.
 #[utoipa::path(get, path = "/v1/drives", tag = "drives", operation_id = "list_drives",
     params(
-        ("name_prefix" = Option<String>, Query, description = "How their names begin."),
-        ("limit" = Option<u32>, Query, description = "How many at the most: 1 to 1000, 100 if absent."),
-        ("cursor" = Option<String>, Query, description = "`next` of the page before."),
+        ("name_prefix" = Option<String>, Query, description = "Only names with this prefix."),
+        ("limit" = Option<u32>, Query, description = "Maximum number of items: 1 to 1000, 100 if absent."),
+        ("cursor" = Option<String>, Query, description = "`next` of the previous page."),
     ),
-    responses((status = 200, description = "A page.", body = types::Paged<types::Drive>)))]
+    responses((status = 200, description = "A page of the list.", body = types::Paged<types::Drive>)))]
 pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -53,12 +53,12 @@ pub(crate) async fn list(
     Ok(Json(super::wire::paged(found, |drive| out(&app, drive))))
 }
 
-/// Creates a drive, or gets the one of that name.
+/// Creates a drive, or returns the one with its name.
 #[utoipa::path(post, path = "/v1/drives", tag = "drives", operation_id = "create_drive",
     request_body = types::CreateDrive,
     responses(
-        (status = 201, description = "It was created.", body = types::Drive),
-        (status = 200, description = "It was there.", body = types::Drive),
+        (status = 201, description = "The drive was created.", body = types::Drive),
+        (status = 200, description = "The drive existed.", body = types::Drive),
     ))]
 pub(crate) async fn create(
     Writer(caller): Writer,
@@ -79,10 +79,10 @@ pub(crate) async fn create(
     }
 }
 
-/// Tells about a drive.
+/// Shows a drive.
 #[utoipa::path(get, path = "/v1/drives/{name}", tag = "drives", operation_id = "get_drive",
     params(("name" = String, Path, description = "Its name.")),
-    responses((status = 200, description = "It.", body = types::Drive)))]
+    responses((status = 200, description = "The drive.", body = types::Drive)))]
 pub(crate) async fn get(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -93,7 +93,7 @@ pub(crate) async fn get(
     Ok(Json(out(&app, app.engine.drive(&caller.project, &name).await?)))
 }
 
-/// Makes a new drive that holds what another one held when it was last detached.
+/// Copies a drive, as of when it was last detached.
 #[utoipa::path(post, path = "/v1/drives/{name}/fork", tag = "drives", operation_id = "fork_drive",
     params(("name" = String, Path, description = "The source's name.")),
     request_body = types::ForkDrive,
@@ -112,10 +112,10 @@ pub(crate) async fn fork(
     Ok((StatusCode::CREATED, Json(out(&app, finish(&app, work).await?))))
 }
 
-/// Deletes a drive that nobody writes to, with all that is in it.
+/// Deletes a drive that no session writes to, with its contents.
 #[utoipa::path(delete, path = "/v1/drives/{name}", tag = "drives", operation_id = "delete_drive",
     params(("name" = String, Path, description = "Its name.")),
-    responses((status = 200, description = "What it was.", body = types::Drive)))]
+    responses((status = 200, description = "The deleted drive.", body = types::Drive)))]
 pub(crate) async fn remove(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,

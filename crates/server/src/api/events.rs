@@ -23,16 +23,16 @@ use crate::error::{ApiError, chain};
 /// How often a quiet stream shows that it is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Streams what happens, and what has happened. Never wakes anything.
+/// Streams past and new events. Never wakes a sandbox.
 #[utoipa::path(get, path = "/v1/events", tag = "events", operation_id = "events",
     params(
         ("sandbox" = Option<String>, Query, description = "Only of the sandbox of this name."),
         ("tag" = Option<Vec<String>>, Query, description = "Only of sandboxes with this tag, `key=value`; repeat it, and all must match."),
         ("kind" = Option<Vec<String>>, Query, description = "Only this kind (`command.ended`) or group of kinds (`command`); repeat it for more."),
-        ("cursor" = Option<String>, Query, description = "Only after the event with this id. The header `Last-Event-ID` does the same."),
-        ("since" = Option<String>, Query, description = "Only since then: a time (RFC 3339), or how long ago (`10m`)."),
-        ("follow" = Option<bool>, Query, description = "Whether to go on with what happens: true if absent. Without `cursor` and `since` the stream then begins now."),
-        ("all_projects" = Option<bool>, Query, description = "Those of all projects, and of the host; needs an admin key."),
+        ("cursor" = Option<String>, Query, description = "Only events after the one with this id. The header `Last-Event-ID` does the same."),
+        ("since" = Option<String>, Query, description = "Only events since a time (RFC 3339), or since how long ago (`10m`)."),
+        ("follow" = Option<bool>, Query, description = "Whether the stream stays open for new events: true if absent. Without `cursor` and `since` it then begins now."),
+        ("all_projects" = Option<bool>, Query, description = "Events of all projects and of the host; needs an admin key."),
     ),
     responses((status = 200, description = "Server-sent events; the `data` of each is an Event.", body = types::Event, content_type = "text/event-stream")))]
 pub(crate) async fn stream(

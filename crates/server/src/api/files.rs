@@ -63,13 +63,13 @@ fn ascii(json: &str) -> String {
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/files", tag = "files", operation_id = "read_file",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
-        ("path" = String, Query, description = "Where; relative paths start at the sandbox's cwd."),
-        ("offset" = Option<u64>, Query, description = "Where to begin."),
-        ("limit" = Option<u64>, Query, description = "How many bytes at the most."),
-        ("user" = Option<String>, Query, description = "As whom; the sandbox's user if absent."),
-        ("if_running" = Option<bool>, Query, description = "Refuse instead of waking it."),
+        ("path" = String, Query, description = "The path; relative paths start at the sandbox's working directory."),
+        ("offset" = Option<u64>, Query, description = "First byte to read."),
+        ("limit" = Option<u64>, Query, description = "Maximum number of bytes."),
+        ("user" = Option<String>, Query, description = "The user; the sandbox's user if absent."),
+        ("if_running" = Option<bool>, Query, description = "Fail with 409 `not_running` instead of waking the sandbox."),
     ),
-    responses((status = 200, description = "Its bytes; the header `Sandkeep-Entry` tells about it, as JSON.", body = Raw, content_type = "application/octet-stream")))]
+    responses((status = 200, description = "The bytes of the file; the header `Sandkeep-Entry` describes it as JSON.", body = Raw, content_type = "application/octet-stream")))]
 pub(crate) async fn read(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -85,16 +85,16 @@ pub(crate) async fn read(
     Ok((headers, stream::download(files, incoming)).into_response())
 }
 
-/// Writes a file from the body; it is in place, whole, when this answers.
+/// Writes a file from the body. It is complete and in place when the response arrives.
 #[utoipa::path(put, path = "/v1/sandboxes/{name}/files", tag = "files", operation_id = "write_file",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
-        ("path" = String, Query, description = "Where; relative paths start at the sandbox's cwd."),
+        ("path" = String, Query, description = "The path; relative paths start at the sandbox's working directory."),
         ("mode" = Option<String>, Query, description = "Permission bits in octal; an existing file keeps its own if absent."),
-        ("parents" = Option<bool>, Query, description = "Make missing directories."),
-        ("append" = Option<bool>, Query, description = "Add to the end instead of replacing."),
-        ("user" = Option<String>, Query, description = "As whom; the sandbox's user if absent."),
-        ("if_running" = Option<bool>, Query, description = "Refuse instead of waking it."),
+        ("parents" = Option<bool>, Query, description = "Create missing directories."),
+        ("append" = Option<bool>, Query, description = "Append instead of replacing."),
+        ("user" = Option<String>, Query, description = "The user; the sandbox's user if absent."),
+        ("if_running" = Option<bool>, Query, description = "Fail with 409 `not_running` instead of waking the sandbox."),
     ),
     request_body(content = Raw, content_type = "application/octet-stream"),
     responses((status = 200, description = "What was written.", body = types::Moved)))]
@@ -117,13 +117,13 @@ pub(crate) async fn write(
 #[utoipa::path(delete, path = "/v1/sandboxes/{name}/files", tag = "files", operation_id = "remove_file",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
-        ("path" = String, Query, description = "What."),
-        ("recursive" = Option<bool>, Query, description = "A directory goes with all it holds."),
-        ("missing_ok" = Option<bool>, Query, description = "It is fine that nothing is there."),
-        ("user" = Option<String>, Query, description = "As whom; the sandbox's user if absent."),
-        ("if_running" = Option<bool>, Query, description = "Refuse instead of waking it."),
+        ("path" = String, Query, description = "The path."),
+        ("recursive" = Option<bool>, Query, description = "Remove directories with their contents."),
+        ("missing_ok" = Option<bool>, Query, description = "Succeed if nothing is there."),
+        ("user" = Option<String>, Query, description = "The user; the sandbox's user if absent."),
+        ("if_running" = Option<bool>, Query, description = "Fail with 409 `not_running` instead of waking the sandbox."),
     ),
-    responses((status = 204, description = "It is gone.")))]
+    responses((status = 204, description = "It was deleted.")))]
 pub(crate) async fn remove(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
@@ -137,13 +137,13 @@ pub(crate) async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Tells about one path, without following a final symlink.
+/// Describes one path, without following a final symlink.
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/files/stat", tag = "files", operation_id = "stat_file",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
-        ("path" = String, Query, description = "Where."),
-        ("user" = Option<String>, Query, description = "As whom; the sandbox's user if absent."),
-        ("if_running" = Option<bool>, Query, description = "Refuse instead of waking it."),
+        ("path" = String, Query, description = "The path."),
+        ("user" = Option<String>, Query, description = "The user; the sandbox's user if absent."),
+        ("if_running" = Option<bool>, Query, description = "Fail with 409 `not_running` instead of waking the sandbox."),
     ),
     responses((status = 200, description = "What is there.", body = types::Entry)))]
 pub(crate) async fn stat(
@@ -161,12 +161,12 @@ pub(crate) async fn stat(
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/files/list", tag = "files", operation_id = "list_files",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
-        ("path" = String, Query, description = "Where."),
-        ("cursor" = Option<String>, Query, description = "`next` of the page before."),
-        ("user" = Option<String>, Query, description = "As whom; the sandbox's user if absent."),
-        ("if_running" = Option<bool>, Query, description = "Refuse instead of waking it."),
+        ("path" = String, Query, description = "The path."),
+        ("cursor" = Option<String>, Query, description = "`next` of the previous page."),
+        ("user" = Option<String>, Query, description = "The user; the sandbox's user if absent."),
+        ("if_running" = Option<bool>, Query, description = "Fail with 409 `not_running` instead of waking the sandbox."),
     ),
-    responses((status = 200, description = "A page.", body = types::Listing)))]
+    responses((status = 200, description = "A page of the list.", body = types::Listing)))]
 pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -181,14 +181,14 @@ pub(crate) async fn list(
     Ok(Json(types::Listing { items: entries.into_iter().map(wire::entry).collect(), next }))
 }
 
-/// Makes a directory.
+/// Creates a directory.
 #[utoipa::path(post, path = "/v1/sandboxes/{name}/files/mkdir", tag = "files", operation_id = "make_directory",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
-        ("if_running" = Option<bool>, Query, description = "Refuse instead of waking it."),
+        ("if_running" = Option<bool>, Query, description = "Fail with 409 `not_running` instead of waking the sandbox."),
     ),
     request_body = types::MakeDir,
-    responses((status = 204, description = "It is there.")))]
+    responses((status = 204, description = "The directory exists.")))]
 pub(crate) async fn make_dir(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
@@ -201,14 +201,14 @@ pub(crate) async fn make_dir(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Renames.
+/// Moves a file or directory.
 #[utoipa::path(post, path = "/v1/sandboxes/{name}/files/move", tag = "files", operation_id = "move_file",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
-        ("if_running" = Option<bool>, Query, description = "Refuse instead of waking it."),
+        ("if_running" = Option<bool>, Query, description = "Fail with 409 `not_running` instead of waking the sandbox."),
     ),
     request_body = types::Move,
-    responses((status = 204, description = "It is there now.")))]
+    responses((status = 204, description = "The file was moved.")))]
 pub(crate) async fn rename(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
@@ -226,10 +226,10 @@ pub(crate) async fn rename(
     params(
         ("name" = String, Path, description = "The sandbox's name."),
         ("path" = String, Query, description = "What to pack."),
-        ("user" = Option<String>, Query, description = "As whom; the sandbox's user if absent."),
-        ("if_running" = Option<bool>, Query, description = "Refuse instead of waking it."),
+        ("user" = Option<String>, Query, description = "The user; the sandbox's user if absent."),
+        ("if_running" = Option<bool>, Query, description = "Fail with 409 `not_running` instead of waking the sandbox."),
     ),
-    responses((status = 200, description = "The tar stream; the header `Sandkeep-Entry` tells what was packed, as JSON.", body = Raw, content_type = "application/x-tar")))]
+    responses((status = 200, description = "The tar stream; the header `Sandkeep-Entry` describes the packed entry as JSON.", body = Raw, content_type = "application/x-tar")))]
 pub(crate) async fn tar_out(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -248,8 +248,8 @@ pub(crate) async fn tar_out(
     params(
         ("name" = String, Path, description = "The sandbox's name."),
         ("path" = String, Query, description = "The directory."),
-        ("user" = Option<String>, Query, description = "As whom; the sandbox's user if absent."),
-        ("if_running" = Option<bool>, Query, description = "Refuse instead of waking it."),
+        ("user" = Option<String>, Query, description = "The user; the sandbox's user if absent."),
+        ("if_running" = Option<bool>, Query, description = "Fail with 409 `not_running` instead of waking the sandbox."),
     ),
     request_body(content = Raw, content_type = "application/x-tar"),
     responses((status = 200, description = "What was unpacked.", body = types::Moved)))]

@@ -22,7 +22,7 @@ use crate::openapi::Raw;
 const LISTED: usize = 10_000;
 const MOST_LISTED: u64 = 100_000;
 
-/// Compares two points of the history of sandboxes. Starts neither.
+/// Compares two points. Starts no sandbox.
 #[utoipa::path(get, path = "/v1/diff", tag = "forks", operation_id = "diff",
     params(
         ("from" = String, Query, description = "The first point: NAME, NAME@saved, NAME@base, NAME@LABEL, a snapshot's id, or image:NAME."),
@@ -109,7 +109,7 @@ fn diff_request(params: &mut Params, limit: usize) -> Result<DiffRequest, ApiErr
         ("of" = Option<String>, Query, description = "Only forks of this sandbox."),
         ("group" = Option<String>, Query, description = "Only forks that were made together under this name."),
     ),
-    responses((status = 200, description = "All of them, on one page.", body = types::Paged<types::Sandbox>)))]
+    responses((status = 200, description = "All of them on one page.", body = types::Paged<types::Sandbox>)))]
 pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -125,11 +125,11 @@ pub(crate) async fn list(
     Ok(Json(types::Paged { items, next: None }))
 }
 
-/// Gives the origin of a fork the fork's state. What it had stays as a snapshot.
+/// Gives the origin of a fork the fork's state. Its previous state stays as a snapshot.
 #[utoipa::path(post, path = "/v1/sandboxes/{name}/promote", tag = "forks", operation_id = "promote_sandbox",
     params(
         ("name" = String, Path, description = "The fork's name."),
-        ("Idempotency-Key" = Option<String>, Header, description = "Makes retries harmless."),
+        ("Idempotency-Key" = Option<String>, Header, description = "A retry with the same key returns the first response."),
     ),
     request_body = Option<types::Promote>,
     responses((status = 200, description = "The origin as it is now.", body = types::Promoted)))]
@@ -172,7 +172,7 @@ pub(crate) async fn promote(
 #[utoipa::path(post, path = "/v1/sandboxes/{name}/merge", tag = "forks", operation_id = "merge_sandbox",
     params(("name" = String, Path, description = "The sandbox whose changes are taken.")),
     request_body = Option<types::Merge>,
-    responses((status = 200, description = "What was done, or would be.", body = types::Merged)))]
+    responses((status = 200, description = "What was done, or would be done.", body = types::Merged)))]
 pub(crate) async fn merge(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,

@@ -11,7 +11,7 @@ use super::input::{Params, PathParam};
 use super::{ApiResult, App};
 use crate::auth::Admin;
 
-/// Lists what is kept aside, newest first. For operators.
+/// Lists quarantined files, newest first. For operators.
 #[utoipa::path(get, path = "/v1/quarantine", tag = "guard", operation_id = "list_quarantine",
     responses((status = 200, description = "All of it.", body = types::Paged<types::Quarantine>)))]
 pub(crate) async fn list(
@@ -24,10 +24,10 @@ pub(crate) async fn list(
     Ok(Json(types::Paged { items: all.into_iter().map(quarantine).collect(), next: None }))
 }
 
-/// Removes what is kept aside, for good. For operators.
+/// Deletes quarantined files permanently. For operators.
 #[utoipa::path(delete, path = "/v1/quarantine/{id}", tag = "guard", operation_id = "delete_quarantine",
-    params(("id" = String, Path, description = "The snapshot the files are not in.")),
-    responses((status = 200, description = "It is gone.", body = types::Quarantine)))]
+    params(("id" = String, Path, description = "The snapshot from which the files were removed.")),
+    responses((status = 200, description = "It was deleted.", body = types::Quarantine)))]
 pub(crate) async fn remove(
     _: Admin,
     State(app): State<Arc<App>>,

@@ -26,9 +26,9 @@ use crate::openapi::Raw;
 use sandkeep_core::engine;
 use sandkeep_core::store::image::{AddedDirectory, Customization, HOST, Progress, Reporter};
 
-/// Lists the images that are here.
+/// Lists the images on this server.
 #[utoipa::path(get, path = "/v1/images", tag = "images", operation_id = "list_images",
-    responses((status = 200, description = "All, on one page.", body = types::Paged<types::Image>)))]
+    responses((status = 200, description = "All of them on one page.", body = types::Paged<types::Image>)))]
 pub(crate) async fn list(
     _: Reader,
     State(app): State<Arc<App>>,
@@ -44,10 +44,10 @@ pub(crate) async fn list(
     Ok(Json(types::Paged { items, next: None }))
 }
 
-/// Tells about an image.
+/// Shows an image.
 #[utoipa::path(get, path = "/v1/images/{name}", tag = "images", operation_id = "get_image",
     params(("name" = String, Path, description = "Its name; slashes need no escaping.")),
-    responses((status = 200, description = "It.", body = types::Image)))]
+    responses((status = 200, description = "The image.", body = types::Image)))]
 pub(crate) async fn get(
     _: Reader,
     State(app): State<Arc<App>>,
@@ -63,7 +63,7 @@ pub(crate) async fn get(
 /// Removes an image. Sandboxes that were made from it keep their files.
 #[utoipa::path(delete, path = "/v1/images/{name}", tag = "images", operation_id = "remove_image",
     params(("name" = String, Path, description = "Its name; slashes need no escaping.")),
-    responses((status = 204, description = "It is gone.")))]
+    responses((status = 204, description = "It was deleted.")))]
 pub(crate) async fn remove(
     _: Admin,
     State(app): State<Arc<App>>,
@@ -79,7 +79,7 @@ pub(crate) async fn remove(
 /// Fetches an image from a registry; `host` is made again from this machine.
 #[utoipa::path(post, path = "/v1/images/pull", tag = "images", operation_id = "pull_image",
     request_body = types::PullRequest,
-    responses((status = 200, description = "NDJSON, a report a line.", body = ImageProgress, content_type = "application/x-ndjson")))]
+    responses((status = 200, description = "NDJSON: one progress report per line.", body = ImageProgress, content_type = "application/x-ndjson")))]
 pub(crate) async fn pull(
     _: Admin,
     State(app): State<Arc<App>>,
@@ -99,11 +99,11 @@ pub(crate) async fn pull(
 
 /// Imports an archive: the body itself, or, as JSON, a path on the server.
 #[utoipa::path(post, path = "/v1/images/import", tag = "images", operation_id = "import_image",
-    params(("name" = Option<String>, Query, description = "What to call the image; needed when the body is the archive.")),
+    params(("name" = Option<String>, Query, description = "Name of the image; required if the body is the archive.")),
     request_body(
-        description = "A root tarball, an OCI layout or a docker archive; or, as JSON, where one lies on the server.",
+        description = "A root tarball, an OCI layout or a docker archive; or, as JSON, the path of one on the server.",
         content((types::ImportRequest = "application/json"), (Raw = "application/x-tar"))),
-    responses((status = 200, description = "NDJSON, a report a line.", body = ImageProgress, content_type = "application/x-ndjson")))]
+    responses((status = 200, description = "NDJSON: one progress report per line.", body = ImageProgress, content_type = "application/x-ndjson")))]
 pub(crate) async fn import(
     _: Admin,
     State(app): State<Arc<App>>,
@@ -141,28 +141,28 @@ pub(crate) async fn import(
     }))
 }
 
-/// Makes an image of another, with a default user, a home and `sudo`, for clients that expect them.
-#[utoipa::path(post, path = "/v1/images/dress", tag = "images", operation_id = "dress_image",
-    request_body = types::DressRequest,
-    responses((status = 200, description = "NDJSON, a report a line.", body = ImageProgress, content_type = "application/x-ndjson")))]
-pub(crate) async fn dress(
+/// Customizes an image: adds a default user, a home and `sudo`, for clients that expect them.
+#[utoipa::path(post, path = "/v1/images/customize", tag = "images", operation_id = "customize_image",
+    request_body = types::CustomizeRequest,
+    responses((status = 200, description = "NDJSON: one progress report per line.", body = ImageProgress, content_type = "application/x-ndjson")))]
+pub(crate) async fn customize(
     _: Admin,
     State(app): State<Arc<App>>,
     params: Params,
-    input::Body(request): input::Body<types::DressRequest>,
+    input::Body(request): input::Body<types::CustomizeRequest>,
 ) -> Result<Response, ApiError> {
     params.end()?;
     let add = request
         .add
         .into_iter()
         .map(|add| AddedDirectory { from: add.from.into(), to: add.to.into() });
-    let dress = Customization { add: add.collect(), env: request.env, path: request.path };
+    let customization = Customization { add: add.collect(), env: request.env, path: request.path };
     let base = request.from.unwrap_or_else(|| HOST.to_owned());
     let engine = app.engine.clone();
-    let checked = engine.images().check_customization(&base, &request.name, &dress).await;
+    let checked = engine.images().check_customization(&base, &request.name, &customization).await;
     checked.map_err(engine::Error::from)?;
     Ok(reported(&app, async move |_| {
-        Ok(engine.images().customize(&base, &request.name, &dress).await?)
+        Ok(engine.images().customize(&base, &request.name, &customization).await?)
     }))
 }
 

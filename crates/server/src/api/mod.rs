@@ -214,7 +214,9 @@ fn stream_routes() -> Router<Arc<App>> {
         .route("/v1/events", get(events::stream))
         .route("/v1/images/pull", post(images::pull))
         .route("/v1/images/import", post(images::import))
-        .route("/v1/images/dress", post(images::dress))
+        .route("/v1/images/customize", post(images::customize))
+        // Its former name.
+        .route("/v1/images/dress", post(images::customize))
         .route("/v1/diff", get(forks::diff))
         .route("/v1/diff/patch", get(forks::patch))
         .route("/v1/snapshots/{id}/export", get(snapshots::export))

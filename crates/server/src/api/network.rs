@@ -14,7 +14,7 @@ use super::{ApiResult, App, finish};
 use crate::auth::{Admin, Reader, Writer};
 use crate::error::ApiError;
 
-/// Tells what a sandbox may reach, and whether that is its own policy. Values of headers are not told.
+/// Shows the network policy of a sandbox, and whether it is its own. Header values are not shown.
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/network", tag = "network", operation_id = "get_network",
     params(("name" = String, Path, description = "The sandbox's name.")),
     responses((status = 200, description = "What it may reach.", body = types::SandboxNetwork)))]
@@ -39,7 +39,7 @@ fn in_force(app: &App, sandbox: Sandbox) -> Result<types::SandboxNetwork, ApiErr
     })
 }
 
-/// Changes what a sandbox may reach, at once. Connections that no longer fit are cut.
+/// Changes the network policy of a sandbox immediately. Connections that it forbids are cut.
 #[utoipa::path(put, path = "/v1/sandboxes/{name}/network", tag = "network", operation_id = "set_network",
     params(("name" = String, Path, description = "The sandbox's name.")),
     request_body = types::SetNetwork,
@@ -61,19 +61,19 @@ pub(crate) async fn set(
     Ok(Json(in_force(&app, sandbox)?))
 }
 
-/// Lists what went over a sandbox's network or was kept from it, newest first.
+/// Lists the network connections of a sandbox, allowed and refused, newest first.
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/connections", tag = "network", operation_id = "list_connections",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
-        ("verdict" = Option<types::Verdict>, Query, description = "With this outcome."),
-        ("session" = Option<String>, Query, description = "Of this session."),
-        ("host" = Option<String>, Query, description = "To this name, names like `*.example.com`, or this address."),
-        ("since" = Option<String>, Query, description = "That had not ended before: a time, or a span before now, like `1h`."),
-        ("open" = Option<bool>, Query, description = "Only those that are open."),
-        ("limit" = Option<u32>, Query, description = "How many at the most: 1 to 1000, 100 if absent."),
-        ("cursor" = Option<String>, Query, description = "`next` of the page before."),
+        ("verdict" = Option<types::Verdict>, Query, description = "Only connections with this verdict."),
+        ("session" = Option<String>, Query, description = "Only connections of this session."),
+        ("host" = Option<String>, Query, description = "Only connections to this name, to names like `*.example.com`, or to this address."),
+        ("since" = Option<String>, Query, description = "Only connections that had not ended before a time, or before a span ago, like `1h`."),
+        ("open" = Option<bool>, Query, description = "Only open connections."),
+        ("limit" = Option<u32>, Query, description = "Maximum number of items: 1 to 1000, 100 if absent."),
+        ("cursor" = Option<String>, Query, description = "`next` of the previous page."),
     ),
-    responses((status = 200, description = "A page.", body = types::Paged<types::Connection>)))]
+    responses((status = 200, description = "A page of the list.", body = types::Paged<types::Connection>)))]
 pub(crate) async fn connections(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -90,17 +90,17 @@ pub(crate) async fn connections(
     Ok(Json(types::Paged { items, next: found.next }))
 }
 
-/// Sums up what went over a sandbox's network by destination, as far as it is on record.
+/// Sums up the recorded network connections of a sandbox by destination.
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/connections/summary", tag = "network", operation_id = "summarize_connections",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
-        ("verdict" = Option<types::Verdict>, Query, description = "With this outcome."),
-        ("session" = Option<String>, Query, description = "Of this session."),
-        ("host" = Option<String>, Query, description = "To this name, names like `*.example.com`, or this address."),
-        ("since" = Option<String>, Query, description = "That had not ended before: a time, or a span before now, like `1h`."),
-        ("open" = Option<bool>, Query, description = "Only those that are open."),
+        ("verdict" = Option<types::Verdict>, Query, description = "Only connections with this verdict."),
+        ("session" = Option<String>, Query, description = "Only connections of this session."),
+        ("host" = Option<String>, Query, description = "Only connections to this name, to names like `*.example.com`, or to this address."),
+        ("since" = Option<String>, Query, description = "Only connections that had not ended before a time, or before a span ago, like `1h`."),
+        ("open" = Option<bool>, Query, description = "Only open connections."),
     ),
-    responses((status = 200, description = "By destination, the most bytes first.", body = types::NetworkSummary)))]
+    responses((status = 200, description = "Sums by destination, most bytes first.", body = types::NetworkSummary)))]
 pub(crate) async fn summary(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -200,7 +200,7 @@ fn connection(it: Connection, now: Timestamp) -> types::Connection {
     }
 }
 
-/// Tells what a project says about the network of its sandboxes.
+/// Shows the default network policy of a project, and its bound.
 #[utoipa::path(get, path = "/v1/projects/{project}/network", tag = "projects", operation_id = "get_project_network",
     params(("project" = String, Path, description = "The project's name.")),
     responses((status = 200, description = "Default and bound.", body = types::ProjectNetwork)))]

@@ -105,7 +105,7 @@ fn status(
 /// Lists the ports that a sandbox publishes, and where they are reached. Never wakes it.
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/ports", tag = "ports", operation_id = "list_ports",
     params(("name" = String, Path, description = "The sandbox's name.")),
-    responses((status = 200, description = "All, on one page.", body = types::Paged<types::PortStatus>)))]
+    responses((status = 200, description = "All of them on one page.", body = types::Paged<types::PortStatus>)))]
 pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -120,7 +120,7 @@ pub(crate) async fn list(
     Ok(Json(types::Paged { items, next: None }))
 }
 
-/// Publishes a port, changes how it is published, or publishes it no more.
+/// Publishes a port, changes its access, or stops publishing it.
 #[utoipa::path(put, path = "/v1/sandboxes/{name}/ports/{port}", tag = "ports", operation_id = "publish_port",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
@@ -150,14 +150,14 @@ pub(crate) async fn publish(
     Ok(Json(status(&app, &base, &sandbox, port, number)))
 }
 
-/// Makes a token for a private port.
+/// Creates a token for a private port.
 #[utoipa::path(post, path = "/v1/sandboxes/{name}/ports/{port}/token", tag = "ports", operation_id = "issue_port_token",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
         ("port" = u16, Path, description = "The port."),
     ),
     request_body = Option<types::IssuePortToken>,
-    responses((status = 200, description = "The token. It ends with the key.", body = types::PortToken)))]
+    responses((status = 200, description = "The token. It is revoked together with the key.", body = types::PortToken)))]
 pub(crate) async fn issue_token(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
@@ -196,7 +196,7 @@ pub(crate) async fn issue_token(
     params(
         ("name" = String, Path, description = "The sandbox's name."),
         ("port" = u16, Path, description = "The port."),
-        ("if_running" = Option<bool>, Query, description = "Refuse instead of waking it."),
+        ("if_running" = Option<bool>, Query, description = "Fail with 409 `not_running` instead of waking the sandbox."),
     ),
     responses((status = 101, description = "The stream.")))]
 pub(crate) async fn connect(
@@ -236,7 +236,7 @@ pub(crate) async fn connect(
     params(
         ("name" = String, Path, description = "The sandbox's name."),
         ("port" = u16, Path, description = "The port."),
-        ("if_running" = Option<bool>, Query, description = "Refuse instead of waking it."),
+        ("if_running" = Option<bool>, Query, description = "Fail with 409 `not_running` instead of waking the sandbox."),
     ),
     responses((status = 101, description = "The WebSocket.")))]
 pub(crate) async fn web_socket(

@@ -21,13 +21,13 @@ use sandkeep_core::engine::{
 /// How many forks may be asked for at once.
 const MOST_FORKS: u32 = 100;
 
-/// Creates a sandbox, or gets the one that has its name.
+/// Creates a sandbox, or returns the one with its name.
 #[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", operation_id = "create_sandbox",
-    params(("Idempotency-Key" = Option<String>, Header, description = "Makes retries harmless.")),
+    params(("Idempotency-Key" = Option<String>, Header, description = "A retry with the same key returns the first response.")),
     request_body = types::CreateSandbox,
     responses(
-        (status = 201, description = "It was created.", body = types::Opened),
-        (status = 200, description = "It was there already.", body = types::Opened),
+        (status = 201, description = "The sandbox was created.", body = types::Opened),
+        (status = 200, description = "The sandbox existed.", body = types::Opened),
     ))]
 pub(crate) async fn create(
     Writer(caller): Writer,
@@ -58,13 +58,13 @@ pub(crate) async fn create(
 #[utoipa::path(get, path = "/v1/sandboxes", tag = "sandboxes", operation_id = "list_sandboxes",
     params(
         ("tag" = Option<Vec<String>>, Query, description = "`key=value`; repeat it, and all must match."),
-        ("state" = Option<types::State>, Query, description = "Where they are."),
-        ("name_prefix" = Option<String>, Query, description = "How their names begin."),
-        ("class" = Option<types::Class>, Query, description = "How they are governed."),
-        ("limit" = Option<u32>, Query, description = "How many at the most: 1 to 1000, 100 if absent."),
-        ("cursor" = Option<String>, Query, description = "`next` of the page before."),
+        ("state" = Option<types::State>, Query, description = "Only sandboxes in this state."),
+        ("name_prefix" = Option<String>, Query, description = "Only names with this prefix."),
+        ("class" = Option<types::Class>, Query, description = "Only sandboxes of this class."),
+        ("limit" = Option<u32>, Query, description = "Maximum number of items: 1 to 1000, 100 if absent."),
+        ("cursor" = Option<String>, Query, description = "`next` of the previous page."),
     ),
-    responses((status = 200, description = "A page.", body = types::Paged<types::Sandbox>)))]
+    responses((status = 200, description = "A page of the list.", body = types::Paged<types::Sandbox>)))]
 pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -98,10 +98,10 @@ pub(crate) async fn list(
     Ok(Json(types::Paged { items, next: found.next }))
 }
 
-/// Tells about a sandbox. Never wakes it.
+/// Shows a sandbox. Never wakes it.
 #[utoipa::path(get, path = "/v1/sandboxes/{name}", tag = "sandboxes", operation_id = "get_sandbox",
     params(("name" = String, Path, description = "Its name.")),
-    responses((status = 200, description = "It.", body = types::Sandbox)))]
+    responses((status = 200, description = "The sandbox.", body = types::Sandbox)))]
 pub(crate) async fn get(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -122,7 +122,7 @@ pub(crate) async fn get(
 #[utoipa::path(patch, path = "/v1/sandboxes/{name}", tag = "sandboxes", operation_id = "update_sandbox",
     params(("name" = String, Path, description = "Its name.")),
     request_body = types::UpdateSandbox,
-    responses((status = 200, description = "As it is now.", body = types::Sandbox)))]
+    responses((status = 200, description = "The changed sandbox.", body = types::Sandbox)))]
 pub(crate) async fn update(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
@@ -155,11 +155,11 @@ async fn policy_of(
 #[utoipa::path(delete, path = "/v1/sandboxes/{name}", tag = "sandboxes", operation_id = "delete_sandbox",
     params(
         ("name" = String, Path, description = "Its name."),
-        ("keep_snapshots" = Option<bool>, Query, description = "Whether its snapshots stay, until they are deleted or expire."),
-        ("force" = Option<bool>, Query, description = "Even if what it wrote to drives cannot be had from its disks, and is lost. Otherwise that is refused (409 `drives_unsaved`)."),
-        ("Idempotency-Key" = Option<String>, Header, description = "Makes retries harmless."),
+        ("keep_snapshots" = Option<bool>, Query, description = "Whether to keep its snapshots until they are deleted or expire."),
+        ("force" = Option<bool>, Query, description = "Delete even if writes to drives cannot be recovered from its disks and are lost. Otherwise this is refused (409 `drives_unsaved`)."),
+        ("Idempotency-Key" = Option<String>, Header, description = "A retry with the same key returns the first response."),
     ),
-    responses((status = 200, description = "It is gone.", body = types::Deleted)))]
+    responses((status = 200, description = "It was deleted.", body = types::Deleted)))]
 pub(crate) async fn remove(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
@@ -184,7 +184,7 @@ pub(crate) async fn remove(
 #[utoipa::path(post, path = "/v1/sandboxes/{name}/start", tag = "sandboxes", operation_id = "start_sandbox",
     params(("name" = String, Path, description = "Its name.")),
     request_body = Option<types::Start>,
-    responses((status = 200, description = "It runs.", body = types::Opened)))]
+    responses((status = 200, description = "The running sandbox.", body = types::Opened)))]
 pub(crate) async fn start(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
@@ -202,7 +202,7 @@ pub(crate) async fn start(
 #[utoipa::path(post, path = "/v1/sandboxes/{name}/stop", tag = "sandboxes", operation_id = "stop_sandbox",
     params(
         ("name" = String, Path, description = "Its name."),
-        ("Idempotency-Key" = Option<String>, Header, description = "Makes retries harmless."),
+        ("Idempotency-Key" = Option<String>, Header, description = "A retry with the same key returns the first response."),
     ),
     request_body = Option<types::Stop>,
     responses((status = 200, description = "What was kept and used.", body = types::Stopped)))]
@@ -221,11 +221,11 @@ pub(crate) async fn stop(
     Ok(Json(wire::stopped(finish(&app, work).await?)))
 }
 
-/// Makes a new sandbox on the same files.
+/// Forks a sandbox: creates one that starts from its current state.
 #[utoipa::path(post, path = "/v1/sandboxes/{name}/fork", tag = "sandboxes", operation_id = "fork_sandbox",
     params(
         ("name" = String, Path, description = "The source's name."),
-        ("Idempotency-Key" = Option<String>, Header, description = "Makes retries harmless."),
+        ("Idempotency-Key" = Option<String>, Header, description = "A retry with the same key returns the first response."),
     ),
     request_body = Option<types::Fork>,
     responses((status = 201, description = "The new sandbox, or with `count` a list of them.", body = types::Forked)))]
@@ -283,10 +283,10 @@ pub(crate) async fn pause(
     Ok(Json(wire::paused(finish(&app, work).await?)))
 }
 
-/// Tells why a sandbox is in the state it is in, and what would change that. Never wakes it.
+/// Explains why a sandbox is in its state, and what would change that. Never wakes it.
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/why", tag = "sandboxes", operation_id = "why_sandbox",
     params(("name" = String, Path, description = "Its name.")),
-    responses((status = 200, description = "Why.", body = types::Why)))]
+    responses((status = 200, description = "The state and the reasons for it.", body = types::Why)))]
 pub(crate) async fn why(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -317,11 +317,11 @@ pub(crate) async fn checkpoint(
     Ok(Json(wire::sized_snapshot(finish(&app, work).await?)))
 }
 
-/// Goes back to a snapshot, after taking one of how things are.
+/// Returns a sandbox to a snapshot, after taking one of the current state.
 #[utoipa::path(post, path = "/v1/sandboxes/{name}/rollback", tag = "sandboxes", operation_id = "rollback_sandbox",
     params(("name" = String, Path, description = "Its name.")),
     request_body = types::Rollback,
-    responses((status = 200, description = "The sandbox, and the way back.", body = types::RolledBack)))]
+    responses((status = 200, description = "The sandbox, and the snapshot to undo the rollback with.", body = types::RolledBack)))]
 pub(crate) async fn rollback(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
@@ -342,7 +342,7 @@ pub(crate) async fn rollback(
     }))
 }
 
-/// Gives the session under way more time.
+/// Extends the current session.
 #[utoipa::path(post, path = "/v1/sandboxes/{name}/extend", tag = "sandboxes", operation_id = "extend_session",
     params(("name" = String, Path, description = "The sandbox's name.")),
     request_body = types::Extend,
@@ -362,10 +362,10 @@ pub(crate) async fn extend(
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/sessions", tag = "sandboxes", operation_id = "list_sessions",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
-        ("limit" = Option<u32>, Query, description = "How many at the most: 1 to 1000, 100 if absent."),
-        ("cursor" = Option<String>, Query, description = "`next` of the page before."),
+        ("limit" = Option<u32>, Query, description = "Maximum number of items: 1 to 1000, 100 if absent."),
+        ("cursor" = Option<String>, Query, description = "`next` of the previous page."),
     ),
-    responses((status = 200, description = "A page.", body = types::Paged<types::Session>)))]
+    responses((status = 200, description = "A page of the list.", body = types::Paged<types::Session>)))]
 pub(crate) async fn sessions(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,

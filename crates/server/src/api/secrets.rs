@@ -97,7 +97,7 @@ pub(super) fn inject_in(inject: Vec<types::Inject>) -> Result<Vec<Inject>, ApiEr
     inject.into_iter().map(one).collect()
 }
 
-/// Lists the secrets of a project, by name. Values are not told.
+/// Lists the secrets of a project by name, without values.
 #[utoipa::path(get, path = "/v1/secrets", tag = "secrets", operation_id = "list_secrets",
     responses((status = 200, description = "All of them.", body = Vec<types::Secret>)))]
 pub(crate) async fn list(
@@ -109,13 +109,13 @@ pub(crate) async fn list(
     Ok(Json(app.engine.secrets(&caller.project).into_iter().map(out).collect()))
 }
 
-/// Sets a secret: a new one, or another value of one that is there, which is used from then on.
+/// Sets a secret: creates it, or gives it a new value that is used from then on.
 #[utoipa::path(put, path = "/v1/secrets/{name}", tag = "secrets", operation_id = "set_secret",
     params(("name" = String, Path, description = "Its name: letters, digits and `_`, no digit first.")),
     request_body = types::SetSecret,
     responses(
-        (status = 201, description = "It is new.", body = types::Secret),
-        (status = 200, description = "It has another value now.", body = types::Secret),
+        (status = 201, description = "The secret was created.", body = types::Secret),
+        (status = 200, description = "The secret has a new version.", body = types::Secret),
     ))]
 pub(crate) async fn set(
     Writer(caller): Writer,
@@ -140,10 +140,10 @@ pub(crate) async fn set(
     Ok((if new { StatusCode::CREATED } else { StatusCode::OK }, Json(out(secret))))
 }
 
-/// Tells about a secret, but not its value.
+/// Shows a secret, without its value.
 #[utoipa::path(get, path = "/v1/secrets/{name}", tag = "secrets", operation_id = "get_secret",
     params(("name" = String, Path, description = "Its name.")),
-    responses((status = 200, description = "It.", body = types::Secret)))]
+    responses((status = 200, description = "The secret.", body = types::Secret)))]
 pub(crate) async fn get(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -157,7 +157,7 @@ pub(crate) async fn get(
 /// Deletes a secret, with all its values.
 #[utoipa::path(delete, path = "/v1/secrets/{name}", tag = "secrets", operation_id = "delete_secret",
     params(("name" = String, Path, description = "Its name.")),
-    responses((status = 200, description = "What it was.", body = types::Secret)))]
+    responses((status = 200, description = "The deleted secret.", body = types::Secret)))]
 pub(crate) async fn remove(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,

@@ -14,10 +14,10 @@ use super::{ApiResult, App, finish};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
 
-/// Lists a sandbox's services and how they stand. Never wakes it.
+/// Lists the services of a sandbox and their state. Never wakes it.
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/services", tag = "services", operation_id = "list_services",
     params(("name" = String, Path, description = "The sandbox's name.")),
-    responses((status = 200, description = "All, on one page.", body = types::Paged<types::ServiceStatus>)))]
+    responses((status = 200, description = "All of them on one page.", body = types::Paged<types::ServiceStatus>)))]
 pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -30,14 +30,14 @@ pub(crate) async fn list(
     Ok(Json(types::Paged { items, next: None }))
 }
 
-/// Declares a service, or declares it otherwise. In a running sandbox that takes effect at once.
+/// Adds or changes a service. In a running sandbox this takes effect immediately.
 #[utoipa::path(put, path = "/v1/sandboxes/{name}/services/{service}", tag = "services", operation_id = "set_service",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
         ("service" = String, Path, description = "The service's name."),
     ),
     request_body = types::SetService,
-    responses((status = 200, description = "It, and how it stands.", body = types::ServiceStatus)))]
+    responses((status = 200, description = "The service and its state.", body = types::ServiceStatus)))]
 pub(crate) async fn set(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
@@ -52,13 +52,13 @@ pub(crate) async fn set(
     Ok(Json(service_status(finish(&app, work).await?)))
 }
 
-/// Ends a service and takes it away.
+/// Stops and removes a service.
 #[utoipa::path(delete, path = "/v1/sandboxes/{name}/services/{service}", tag = "services", operation_id = "remove_service",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
         ("service" = String, Path, description = "The service's name."),
     ),
-    responses((status = 204, description = "It is gone.")))]
+    responses((status = 204, description = "It was deleted.")))]
 pub(crate) async fn remove(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
@@ -72,13 +72,13 @@ pub(crate) async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Starts a service, waking its sandbox if need be. One that runs is left alone.
+/// Starts a service, and its sandbox if needed. A running service is left alone.
 #[utoipa::path(post, path = "/v1/sandboxes/{name}/services/{service}/start", tag = "services", operation_id = "start_service",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
         ("service" = String, Path, description = "The service's name."),
     ),
-    responses((status = 200, description = "How it stands.", body = types::ServiceStatus)))]
+    responses((status = 200, description = "The service and its state.", body = types::ServiceStatus)))]
 pub(crate) async fn start(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
@@ -97,7 +97,7 @@ pub(crate) async fn start(
         ("name" = String, Path, description = "The sandbox's name."),
         ("service" = String, Path, description = "The service's name."),
     ),
-    responses((status = 200, description = "How it stands.", body = types::ServiceStatus)))]
+    responses((status = 200, description = "The service and its state.", body = types::ServiceStatus)))]
 pub(crate) async fn stop(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,

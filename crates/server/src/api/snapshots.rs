@@ -20,11 +20,11 @@ use crate::openapi::Raw;
 /// Lists the snapshots of a project, newest first.
 #[utoipa::path(get, path = "/v1/snapshots", tag = "snapshots", operation_id = "list_snapshots",
     params(
-        ("sandbox" = Option<String>, Query, description = "Only those of this sandbox."),
-        ("limit" = Option<u32>, Query, description = "How many at the most: 1 to 1000, 100 if absent."),
-        ("cursor" = Option<String>, Query, description = "`next` of the page before."),
+        ("sandbox" = Option<String>, Query, description = "Only snapshots of this sandbox."),
+        ("limit" = Option<u32>, Query, description = "Maximum number of items: 1 to 1000, 100 if absent."),
+        ("cursor" = Option<String>, Query, description = "`next` of the previous page."),
     ),
-    responses((status = 200, description = "A page.", body = types::Paged<types::Snapshot>)))]
+    responses((status = 200, description = "A page of the list.", body = types::Paged<types::Snapshot>)))]
 pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -46,10 +46,10 @@ pub(crate) async fn list(
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/snapshots", tag = "snapshots", operation_id = "list_sandbox_snapshots",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
-        ("limit" = Option<u32>, Query, description = "How many at the most: 1 to 1000, 100 if absent."),
-        ("cursor" = Option<String>, Query, description = "`next` of the page before."),
+        ("limit" = Option<u32>, Query, description = "Maximum number of items: 1 to 1000, 100 if absent."),
+        ("cursor" = Option<String>, Query, description = "`next` of the previous page."),
     ),
-    responses((status = 200, description = "A page.", body = types::Paged<types::Snapshot>)))]
+    responses((status = 200, description = "A page of the list.", body = types::Paged<types::Snapshot>)))]
 pub(crate) async fn of_sandbox(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -64,10 +64,10 @@ pub(crate) async fn of_sandbox(
     Ok(Json(wire::paged(found, wire::sized_snapshot)))
 }
 
-/// Tells about a snapshot.
+/// Shows a snapshot.
 #[utoipa::path(get, path = "/v1/snapshots/{id}", tag = "snapshots", operation_id = "get_snapshot",
     params(("id" = String, Path, description = "Its id.")),
-    responses((status = 200, description = "It.", body = types::Snapshot)))]
+    responses((status = 200, description = "The snapshot.", body = types::Snapshot)))]
 pub(crate) async fn get(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -78,13 +78,13 @@ pub(crate) async fn get(
     Ok(Json(wire::sized_snapshot(app.engine.snapshot(&caller.project, &id).await?)))
 }
 
-/// Deletes a snapshot nothing stands on, or any by force.
+/// Deletes a snapshot that no sandbox uses, or any by force.
 #[utoipa::path(delete, path = "/v1/snapshots/{id}", tag = "snapshots", operation_id = "delete_snapshot",
     params(
         ("id" = String, Path, description = "Its id."),
-        ("force" = Option<bool>, Query, description = "Even if sandboxes stand on it. They do not start again until they are rolled back to another one; those that run go on, and leave a new one when they stop."),
+        ("force" = Option<bool>, Query, description = "Delete even if sandboxes use it. They do not start again until they are rolled back to another snapshot; running ones continue, and make a new snapshot when they stop."),
     ),
-    responses((status = 200, description = "What that freed.", body = types::SnapshotDeleted)))]
+    responses((status = 200, description = "The freed space.", body = types::SnapshotDeleted)))]
 pub(crate) async fn remove(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,

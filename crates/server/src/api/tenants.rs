@@ -16,11 +16,11 @@ use crate::error::ApiError;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Says that the server is up. Needs no key.
+/// Reports whether the server is up and can write. Needs no key.
 #[utoipa::path(get, path = "/healthz", tag = "server", operation_id = "health", security(()),
     responses(
-        (status = 200, description = "It is, and its data directory takes writes.", body = types::Health),
-        (status = 503, description = "It is, and its data directory takes no writes: `storage_not_responding`, \
+        (status = 200, description = "The server is up and its data directory accepts writes.", body = types::Health),
+        (status = 503, description = "The server is up and its data directory accepts no writes: `storage_not_responding`, \
             `read_only_filesystem`, `insufficient_storage` or `storage_failed`.", body = types::ErrorAnswer)))]
 pub(crate) async fn health(State(app): State<Arc<App>>) -> ApiResult<types::Health> {
     match app.engine.health() {
@@ -36,7 +36,7 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> ApiResult<types::Heal
     }
 }
 
-/// Says whose key this is.
+/// Shows the project and scope of the calling key.
 #[utoipa::path(get, path = "/v1/whoami", tag = "server", operation_id = "who_am_i",
     responses((status = 200, description = "The key's project and scope.", body = types::WhoAmI)))]
 pub(crate) async fn who_am_i(Reader(caller): Reader) -> Json<types::WhoAmI> {
@@ -51,10 +51,10 @@ pub(crate) async fn who_am_i(Reader(caller): Reader) -> Json<types::WhoAmI> {
 /// How long a token works if nobody says.
 const TOKEN_SPAN: Span = Span(90 * 24 * 3600 * 1000);
 
-/// Makes a token of the key that asks, in the form another vendor's clients want.
+/// Creates a token from the calling key, in the form that another vendor's clients expect.
 #[utoipa::path(post, path = "/v1/tokens", tag = "projects", operation_id = "issue_token",
     request_body = types::IssueToken,
-    responses((status = 200, description = "The token. It ends with the key.", body = types::Token)))]
+    responses((status = 200, description = "The token. It is revoked together with the key.", body = types::Token)))]
 pub(crate) async fn issue_token(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -75,10 +75,10 @@ pub(crate) async fn issue_token(
     Ok(Json(types::Token { token, project, team: vercel::TEAM.to_owned() }))
 }
 
-/// Tells what lies on the server's disk: of the key's project, or with an admin key that chose none, of all.
+/// Reports disk usage: of the key's project, or with an admin key and no chosen project, of all.
 #[utoipa::path(get, path = "/v1/usage", tag = "server", operation_id = "usage",
-    responses((status = 200, description = "In bytes.", body = types::SpaceUsage),
-        (status = 429, description = "This key has several such requests under way: `too_many_concurrent_requests`.",
+    responses((status = 200, description = "Disk usage in bytes.", body = types::SpaceUsage),
+        (status = 429, description = "The key has too many such requests in flight: `too_many_concurrent_requests`.",
             body = types::ErrorAnswer)))]
 pub(crate) async fn usage(
     Reader(caller): Reader,
@@ -105,9 +105,9 @@ pub(crate) async fn usage(
     }))
 }
 
-/// Lists everything the server knows to be wrong with stored data.
+/// Lists all known damage of stored data.
 #[utoipa::path(get, path = "/v1/damage", tag = "server", operation_id = "damage",
-    responses((status = 200, description = "All, on one page: at most 1,000.",
+    responses((status = 200, description = "All of it on one page: at most 1,000 entries.",
         body = types::Paged<types::Damage>)))]
 pub(crate) async fn damage(
     _: Admin,
@@ -147,7 +147,7 @@ pub(crate) async fn fsck(
 
 /// Lists all projects, with their keys.
 #[utoipa::path(get, path = "/v1/projects", tag = "projects", operation_id = "list_projects",
-    responses((status = 200, description = "All, on one page.", body = types::Paged<types::Project>)))]
+    responses((status = 200, description = "All of them on one page.", body = types::Paged<types::Project>)))]
 pub(crate) async fn projects(
     _: Admin,
     State(app): State<Arc<App>>,
@@ -162,7 +162,7 @@ pub(crate) async fn projects(
 /// Creates a project.
 #[utoipa::path(post, path = "/v1/projects", tag = "projects", operation_id = "create_project",
     request_body = types::CreateProject,
-    responses((status = 201, description = "It.", body = types::Project)))]
+    responses((status = 201, description = "The project.", body = types::Project)))]
 pub(crate) async fn create_project(
     _: Admin,
     State(app): State<Arc<App>>,
@@ -179,7 +179,7 @@ pub(crate) async fn create_project(
 /// Deletes a project that has no sandboxes and no drives.
 #[utoipa::path(delete, path = "/v1/projects/{project}", tag = "projects", operation_id = "delete_project",
     params(("project" = String, Path, description = "Its name.")),
-    responses((status = 204, description = "It is gone.")))]
+    responses((status = 204, description = "It was deleted.")))]
 pub(crate) async fn delete_project(
     _: Admin,
     State(app): State<Arc<App>>,
@@ -195,7 +195,7 @@ pub(crate) async fn delete_project(
 /// Lists a project's keys.
 #[utoipa::path(get, path = "/v1/projects/{project}/keys", tag = "projects", operation_id = "list_keys",
     params(("project" = String, Path, description = "The project's name.")),
-    responses((status = 200, description = "All, on one page.", body = types::Paged<types::Key>)))]
+    responses((status = 200, description = "All of them on one page.", body = types::Paged<types::Key>)))]
 pub(crate) async fn keys(
     _: Admin,
     State(app): State<Arc<App>>,
@@ -215,7 +215,7 @@ pub(crate) async fn keys(
 #[utoipa::path(post, path = "/v1/projects/{project}/keys", tag = "projects", operation_id = "create_key",
     params(("project" = String, Path, description = "The project's name.")),
     request_body = types::CreateKey,
-    responses((status = 201, description = "It, with its secret.", body = types::NewKey)))]
+    responses((status = 201, description = "The key, with its secret.", body = types::NewKey)))]
 pub(crate) async fn create_key(
     _: Admin,
     State(app): State<Arc<App>>,
@@ -232,13 +232,13 @@ pub(crate) async fn create_key(
     Ok((StatusCode::CREATED, Json(types::NewKey { key: wire::key(key), secret })))
 }
 
-/// Takes a key's power away, at once.
+/// Revokes a key immediately.
 #[utoipa::path(delete, path = "/v1/projects/{project}/keys/{key}", tag = "projects", operation_id = "revoke_key",
     params(
         ("project" = String, Path, description = "The project's name."),
         ("key" = String, Path, description = "The key's id."),
     ),
-    responses((status = 204, description = "It works no more.")))]
+    responses((status = 204, description = "The key is revoked.")))]
 pub(crate) async fn revoke_key(
     _: Admin,
     State(app): State<Arc<App>>,

@@ -13,7 +13,7 @@ use crate::auth::{Reader, Writer};
 
 /// Lists the sandboxes in the trash, the latest first.
 #[utoipa::path(get, path = "/v1/trash", tag = "trash", operation_id = "list_trash",
-    responses((status = 200, description = "All, on one page.", body = types::Paged<types::TrashItem>)))]
+    responses((status = 200, description = "All of them on one page.", body = types::Paged<types::TrashItem>)))]
 pub(crate) async fn list(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -24,9 +24,9 @@ pub(crate) async fn list(
     Ok(Json(types::Paged { items, next: None }))
 }
 
-/// Brings a sandbox back from the trash, with the snapshots it had. It is at rest then.
+/// Restores a sandbox from the trash, with its snapshots. It is stopped or paused then.
 #[utoipa::path(post, path = "/v1/trash/{sandbox}/restore", tag = "trash", operation_id = "restore_sandbox",
-    params(("sandbox" = String, Path, description = "Its id or its name; of several of one name, the one that was deleted last.")),
+    params(("sandbox" = String, Path, description = "Its id or name; if several have the name, the one deleted last.")),
     request_body = Option<types::Restore>,
     responses((status = 200, description = "The sandbox.", body = types::Sandbox)))]
 pub(crate) async fn restore(
@@ -43,9 +43,9 @@ pub(crate) async fn restore(
     Ok(Json(wire::sandbox(finish(&app, work).await?)))
 }
 
-/// Deletes what the project has in the trash, for good. The space is free a little later.
+/// Permanently deletes the project's trash. The space becomes free a little later.
 #[utoipa::path(delete, path = "/v1/trash", tag = "trash", operation_id = "empty_trash",
-    responses((status = 200, description = "How many sandboxes went.", body = types::TrashEmptied)))]
+    responses((status = 200, description = "The number of deleted sandboxes.", body = types::TrashEmptied)))]
 pub(crate) async fn empty(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,

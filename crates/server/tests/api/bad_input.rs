@@ -17,7 +17,7 @@ const PUT: Method = Method::PUT;
 type Row = (Method, &'static str, &'static str, u16, &'static str, &'static str);
 
 const SANDBOXES: &str = "/v1/sandboxes";
-const DRESS: &str = "/v1/images/dress";
+const CUSTOMIZE: &str = "/v1/images/customize";
 const ROLLBACK: &str = "/v1/sandboxes/box/rollback";
 const NO_SNAPSHOT: &str = "/v1/snapshots/snp-00000000000000000000000000";
 const NO_COMMAND: &str = "/v1/sandboxes/box/commands/cmd-00000000000000000000000000";
@@ -152,21 +152,28 @@ fn rows() -> Vec<Row> {
             "invalid",
             "/no/such",
         ),
-        (POST, DRESS, r#"{"name":"x","from":"nothing"}"#, 404, "image_not_found", "nothing"),
-        (POST, DRESS, r#"{"name":"small","from":"small"}"#, 400, "invalid", "`small`"),
-        (POST, DRESS, r#"{"name":"a b","from":"small"}"#, 400, "invalid", "a b"),
-        (POST, DRESS, r#"{"name":"x","path":["bin"]}"#, 400, "invalid", "path `bin`"),
-        (POST, DRESS, r#"{"name":"x","env":{"A=B":"1"}}"#, 400, "invalid", "A=B"),
+        (POST, CUSTOMIZE, r#"{"name":"x","from":"nothing"}"#, 404, "image_not_found", "nothing"),
+        (POST, CUSTOMIZE, r#"{"name":"small","from":"small"}"#, 400, "invalid", "`small`"),
+        (POST, CUSTOMIZE, r#"{"name":"a b","from":"small"}"#, 400, "invalid", "a b"),
+        (POST, CUSTOMIZE, r#"{"name":"x","path":["bin"]}"#, 400, "invalid", "path `bin`"),
+        (POST, CUSTOMIZE, r#"{"name":"x","env":{"A=B":"1"}}"#, 400, "invalid", "A=B"),
         (
             POST,
-            DRESS,
+            CUSTOMIZE,
             r#"{"name":"x","add":[{"from":"/no/such","to":"/x"}]}"#,
             400,
             "invalid",
             "/no/such",
         ),
-        (POST, DRESS, r#"{"name":"x","add":[{"from":"/","to":"/"}]}"#, 400, "invalid", "below `/`"),
-        (POST, DRESS, r#"{"name":"x","dir":"/"}"#, 400, "invalid", "dir"),
+        (
+            POST,
+            CUSTOMIZE,
+            r#"{"name":"x","add":[{"from":"/","to":"/"}]}"#,
+            400,
+            "invalid",
+            "below `/`",
+        ),
+        (POST, CUSTOMIZE, r#"{"name":"x","dir":"/"}"#, 400, "invalid", "dir"),
         // What is there already, or is not so.
         (POST, SANDBOXES, r#"{"name":"box","image":"small"}"#, 409, "name_taken", "box"),
         (POST, "/v1/projects", r#"{"name":"main"}"#, 409, "project_taken", "main"),

@@ -27,7 +27,7 @@ async fn a_read_key_looks_and_never_wakes() {
         served.get("/v1/projects", key).await,
         served.post("/v1/projects/main/keys", &served.write, r#"{"scope":"admin"}"#).await,
         served.post("/v1/images/pull", &served.write, r#"{"reference":"x"}"#).await,
-        served.post("/v1/images/dress", &served.write, r#"{"name":"x"}"#).await,
+        served.post("/v1/images/customize", &served.write, r#"{"name":"x"}"#).await,
         served.call(Method::DELETE, "/v1/images/small", &served.write).await,
     ];
     for (at, answer) in refused.iter().enumerate() {

@@ -212,7 +212,7 @@ impl Machines<'_> {
         let runtime: String = runtime.chars().take(60).collect();
         VercelError::bad(format!(
             "`runtime` `{runtime}` is not on this server; it has {}. An operator adds one with \
-             `keep image dress {RUNTIMES}RUNTIME --from IMAGE`, or maps one under [vercel.runtimes].",
+             `keep image customize {RUNTIMES}RUNTIME --from IMAGE`, or maps one under [vercel.runtimes].",
             listed(&there)
         ))
     }
@@ -381,7 +381,7 @@ mod tests {
         let (status, message) = refused(bench.machines().with_runtime("python3.13").await);
         assert_eq!(status, StatusCode::BAD_REQUEST);
         assert!(message.contains("`runtime` `python3.13`") && message.contains("it has `node24`"));
-        assert!(message.contains("keep image dress"), "{message}");
+        assert!(message.contains("keep image customize"), "{message}");
         assert_eq!(
             bench.machines().with_runtime("node24").await.unwrap(),
             ground(UNIVERSAL, "node24")
