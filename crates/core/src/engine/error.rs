@@ -77,7 +77,7 @@ pub enum Error {
     BadKey,
     #[error("there is no sandbox `{}`{}", .0.name, .0.explained())]
     NoSandbox(NoSuch),
-    #[error("the manifest of sandbox `{}` ({}) is missing or does not read, so it cannot be used", .0.name, .0.id)]
+    #[error("the manifest of sandbox `{}` ({}) is missing or cannot be read, so the sandbox cannot be used", .0.name, .0.id)]
     Lost(Lost),
     #[error("there is no sandbox `{0}` in the trash")]
     NotInTrash(String),
@@ -127,7 +127,7 @@ pub enum Error {
     DriveAttached { drive: Name, sandbox: Name },
     #[error("{}", not_initialised(.drive, .writer.as_ref()))]
     DriveNotInitialised { drive: Name, writer: Option<Name> },
-    #[error("sandbox `{name}` was not deleted: what it wrote to {} could not be had from its disks: {reason}", drives_named(.drives))]
+    #[error("sandbox `{name}` was not deleted: what it wrote to {} could not be recovered from its disks: {reason}", drives_named(.drives))]
     DrivesUnsaved { name: Name, drives: Vec<Name>, reason: String },
     #[error("drive `{drive}` cannot be mounted: {reason}")]
     DriveBroken { drive: Name, reason: String },
@@ -157,7 +157,7 @@ pub enum Error {
     NoLabel { name: Name, label: String },
     #[error("the files of `{point}` cannot be read: {why}")]
     FilesNotReadable { point: String, why: &'static str },
-    #[error("sandbox `{fork}` is no fork")]
+    #[error("sandbox `{fork}` is not a fork")]
     NoOrigin { fork: Name },
     #[error("sandbox `{origin}`, from which `{fork}` was forked, was deleted")]
     OriginDeleted { fork: Name, origin: Name },
@@ -175,13 +175,13 @@ pub enum Error {
         named: String,
         conflicts: Vec<MergeConflict>,
     },
-    #[error("snapshot `{snapshot}` is what {} stand on", .holders.join(", "))]
+    #[error("snapshot `{snapshot}` is in use by {}", .holders.join(", "))]
     SnapshotInUse { snapshot: SnapshotId, holders: Vec<String> },
     #[error("snapshot `{snapshot}` of sandbox `{name}` cannot be resumed: {reason}")]
     Unresumable { name: Name, snapshot: SnapshotId, reason: String, offers: Vec<SnapshotId> },
     #[error("{}", guarded_message(.name, *.files, .findings, *.goes_on))]
     Guarded { name: Name, files: usize, findings: Vec<Finding>, goes_on: bool },
-    #[error("nothing is kept aside as `{0}`")]
+    #[error("there are no quarantined files with the id `{0}`")]
     NoQuarantine(SnapshotId),
     #[error("idempotency key `{0}` was used for another request")]
     KeyReused(String),
@@ -195,11 +195,11 @@ pub enum Error {
     NoMemory { name: Name, driver: String },
     #[error("sandbox `{0}` cannot change its driver while it runs")]
     DriverInUse(Name),
-    #[error("sandbox `{0}` has drives, which are part of no memory image")]
+    #[error("sandbox `{0}` has drives, which cannot be part of a memory image")]
     HasDrives(Name),
-    #[error("sandbox `{0}` was captured too often since its files were last a layer")]
+    #[error("sandbox `{0}` has too many captures since its last pause or stop")]
     MemoryTooDeep(Name),
-    #[error("sandbox `{name}` is kept with its memory, which {what}")]
+    #[error("sandbox `{name}` has stored memory, which {what}")]
     HoldsMemory { name: Name, what: String },
     #[error("all uid ranges of this host are taken")]
     NoUids,
@@ -213,7 +213,7 @@ pub enum Error {
     Recovering,
     #[error("the daemon is shutting down")]
     ShuttingDown,
-    #[error("the secret that tokens are signed with cannot be had")]
+    #[error("the secret that tokens are signed with cannot be read")]
     Secret(#[source] std::io::Error),
     #[error("there is no secret `{0}`")]
     NoSecret(String),
@@ -504,20 +504,20 @@ impl Error {
             Self::NoService { sandbox, .. } => format!("`keep service ls {sandbox}` lists what there is"),
             Self::NoSnapshot(_) => "`keep snapshot ls` lists what there is".to_owned(),
             Self::NoCommand { sandbox, .. } => format!("`keep commands {sandbox}` lists what was run"),
-            Self::NotRunning(name) => format!("start it with `keep start {name}`, or leave out the wish not to wake it"),
+            Self::NotRunning(name) => format!("start it with `keep start {name}`, or omit `if_running`"),
             Self::NoMemory { name, .. } => {
                 format!("`keep stop {name}` keeps its files; stopped, it can change with `keep update {name} --driver microvm`")
             }
             Self::DriverInUse(name) => format!("`keep stop {name}` first"),
             Self::DrivesUnsaved { name, .. } => {
-                format!("`keep rm {name}` tries again; `keep rm {name} --force` deletes it and gives that up")
+                format!("`keep rm {name}` tries again; `keep rm {name} --force` deletes it without recovering them")
             }
-            Self::MemoryTooDeep(name) => format!("`keep pause {name}` or `keep stop {name}` once: either makes few of what was captured"),
+            Self::MemoryTooDeep(name) => format!("`keep pause {name}` or `keep stop {name}` once: either merges its captures"),
             Self::HasDrives(name) => {
                 format!("`keep stop {name}` keeps its files, and those of its drives")
             }
             Self::HoldsMemory { name, .. } => {
-                format!("`keep stop {name}` first: that keeps its files and lets go of its memory")
+                format!("`keep stop {name}` first: that keeps its files and discards its memory")
             }
             Self::NoLabel { name, .. } => format!("`keep snapshot ls {name}` lists labels"),
             Self::FilesNotReadable { .. } => {
@@ -549,10 +549,10 @@ impl Error {
             Self::SnapshotInUse { .. } => "delete those first, or roll them back to another snapshot".to_owned(),
             Self::Unresumable { offers, name, .. } if !offers.is_empty() => {
                 let offers: Vec<String> = offers.iter().take(5).map(ToString::to_string).collect();
-                format!("these are whole: {}; `keep rollback {name} <snapshot>` goes there", offers.join(", "))
+                format!("these snapshots are complete: {}; `keep rollback {name} <snapshot>` returns to one", offers.join(", "))
             }
             Self::SnapshotGone { name, .. } => {
-                format!("`keep rollback {name} <snapshot>` puts it on another one; it never starts from its image by itself")
+                format!("`keep rollback {name} <snapshot>` returns to another snapshot; the sandbox never falls back to its image")
             }
             Self::Sealed { reason: SealError::OtherKey { .. }, .. } => {
                 "start the server with the key it was sealed with, or set it again".to_owned()

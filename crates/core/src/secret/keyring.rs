@@ -73,7 +73,7 @@ pub enum BadKey {
     Open(PathBuf),
     #[error("the key for secrets is locked: {0}")]
     Locked(String),
-    #[error("the key for secrets in `{}` cannot be had", .path.display())]
+    #[error("the key for secrets in `{}` cannot be read", .path.display())]
     Io { path: PathBuf, source: io::Error },
 }
 

@@ -294,7 +294,7 @@ impl Lifecycle {
         Ok(sandbox)
     }
 
-    /// Refuses changes that what a sandbox is kept as cannot follow.
+    /// Refuses changes that the stored memory of a sandbox does not allow.
     async fn check_machine(&self, slot: &Slot, sandbox: &Sandbox, patch: &Patch) -> Result<()> {
         let config = &sandbox.config;
         let other_driver = patch.driver.as_ref().is_some_and(|driver| *driver != config.driver);
@@ -312,9 +312,9 @@ impl Lifecycle {
             || patch.disk.is_some_and(|disk| disk != sizes.disk);
         let drives = patch.mounts.as_ref().is_some_and(|mounts| !mounts.is_empty());
         let what = match (other_driver, other_size, drives) {
-            (true, ..) => "is of use to its own driver alone",
-            (_, true, _) => "is of a machine of this size",
-            (.., true) => "has no place for drives",
+            (true, ..) => "only its current driver can use",
+            (_, true, _) => "only a machine of the current size can use",
+            (.., true) => "cannot be combined with drives",
             _ => return Ok(()),
         };
         Err(Error::HoldsMemory { name: sandbox.name.clone(), what: what.to_owned() })
