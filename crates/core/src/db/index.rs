@@ -109,11 +109,11 @@ impl Index {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             _ => match usable(file).await {
                 Ok(db) => Some(db),
-                Err(Refused::Stale(reason)) => {
+                Err(UnusableIndex::Stale(reason)) => {
                     tracing::info!(reason, "the index is being rebuilt from the data directory");
                     None
                 }
-                Err(Refused::Damaged(reason)) => {
+                Err(UnusableIndex::Damaged(reason)) => {
                     tracing::warn!(
                         reason,
                         "the index is damaged; it is being rebuilt from the data directory"
@@ -237,31 +237,31 @@ impl Current {
     }
 }
 
-enum Refused {
+enum UnusableIndex {
     /// It is not of this time; nothing is broken.
     Stale(String),
     Damaged(String),
 }
 
 /// Opens what is there and looks whether it can be used.
-async fn usable(file: &Path) -> Result<SqliteDb, Refused> {
-    let damaged = |error: DbError| Refused::Damaged(chain(&error));
+async fn usable(file: &Path) -> Result<SqliteDb, UnusableIndex> {
+    let damaged = |error: DbError| UnusableIndex::Damaged(chain(&error));
     let is_file = fs::symlink_metadata(file).is_ok_and(|found| found.is_file());
     if !is_file {
-        return Err(Refused::Damaged("it is not a file".to_owned()));
+        return Err(UnusableIndex::Damaged("it is not a file".to_owned()));
     }
     if fs::metadata(file).is_ok_and(|found| found.len() == 0) {
-        return Err(Refused::Damaged("it is empty".to_owned()));
+        return Err(UnusableIndex::Damaged("it is empty".to_owned()));
     }
     let db = SqliteDb::open(file).await.map_err(damaged)?;
     let checked = async {
         if db.is_fresh() {
-            return Err(Refused::Stale("it is of another version".to_owned()));
+            return Err(UnusableIndex::Stale("it is of another version".to_owned()));
         }
         db.check(file).await.map_err(damaged)?;
         let epoch = db.epoch().await.map_err(damaged)?;
         match Stamp::refuses(file, epoch.as_deref()) {
-            Some(reason) => Err(Refused::Stale(reason.to_owned())),
+            Some(reason) => Err(UnusableIndex::Stale(reason.to_owned())),
             None => Ok(()),
         }
     };

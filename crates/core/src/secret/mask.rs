@@ -109,7 +109,7 @@ pub struct Masker {
     mask: Arc<Mask>,
     places: [StreamPosition; 2],
     /// What was not let go, in the order it came.
-    waiting: VecDeque<Piece>,
+    waiting: VecDeque<HeldPiece>,
 }
 
 /// Where one stream stands. Positions are counted in bytes of the stream.
@@ -125,7 +125,7 @@ struct StreamPosition {
 }
 
 #[derive(Debug)]
-struct Piece {
+struct HeldPiece {
     side: Side,
     start: u64,
     bytes: Vec<u8>,
@@ -168,7 +168,7 @@ impl Masker {
     /// Takes what was printed.
     pub fn push(&mut self, side: Side, bytes: &[u8]) {
         let start = self.places[side as usize].at;
-        self.waiting.push_back(Piece { side, start, bytes: bytes.to_vec() });
+        self.waiting.push_back(HeldPiece { side, start, bytes: bytes.to_vec() });
         for byte in bytes {
             let place = &mut self.places[side as usize];
             place.state = self.mask.automaton.next_state(Anchored::No, place.state, *byte);

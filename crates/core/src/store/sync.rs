@@ -91,7 +91,7 @@ struct SyncRound {
 #[derive(Debug, Default)]
 struct SyncHistory {
     /// When the last sync began that succeeded.
-    last_good: Option<ClockReading>,
+    last_good: Option<SyncTime>,
     windows: Vec<FailureWindow>,
     /// Counts failed syncs.
     epoch: u64,
@@ -104,7 +104,7 @@ struct SyncHistory {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct ClockReading {
+struct SyncTime {
     wall: Timestamp,
     steady: Instant,
 }
@@ -132,7 +132,7 @@ impl Syncs {
     }
 }
 
-impl ClockReading {
+impl SyncTime {
     fn now() -> Self {
         Self { wall: Timestamp::now(), steady: Instant::now() }
     }
@@ -170,7 +170,7 @@ impl Store {
 
     fn sync_round(&self) -> Result<(), Errno> {
         let syncs = &self.inner.syncs;
-        let begun = ClockReading::now();
+        let begun = SyncTime::now();
         let outcome =
             self.write_doubtful_again().map_err(|error| errno_of(&error)).and_then(|until| {
                 rustix::fs::syncfs(&self.inner.dir)?;
@@ -183,7 +183,7 @@ impl Store {
             }
             Err(_) => {
                 self.sync_failed_for_all();
-                syncs.known.lock().fail(ClockReading::now(), syncs.slack);
+                syncs.known.lock().fail(SyncTime::now(), syncs.slack);
             }
         }
         if let Err(error) = self.save_windows() {
@@ -358,7 +358,7 @@ impl Store {
 
 impl SyncHistory {
     /// A sync has failed by `now`.
-    fn fail(&mut self, now: ClockReading, slack: Duration) {
+    fn fail(&mut self, now: SyncTime, slack: Duration) {
         self.epoch += 1;
         self.unsaved = true;
         let from = self
@@ -548,11 +548,11 @@ fn errno_of(error: &StoreError) -> Errno {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::{ClockReading, MOST_WINDOWS, SyncHistory};
+    use super::{MOST_WINDOWS, SyncHistory, SyncTime};
     use crate::model::Timestamp;
 
-    fn at(second: i64, steady: Instant) -> ClockReading {
-        ClockReading { wall: Timestamp::from_second(second).unwrap(), steady }
+    fn at(second: i64, steady: Instant) -> SyncTime {
+        SyncTime { wall: Timestamp::from_second(second).unwrap(), steady }
     }
 
     #[test]

@@ -148,7 +148,7 @@ where
         false => thread::available_parallelism().map_or(2, usize::from).clamp(2, 8),
     };
     let queue = Queue {
-        state: Mutex::new(State { waiting: vec![first], busy: 0, outcome: Ok(()) }),
+        state: Mutex::new(WalkState { waiting: vec![first], busy: 0, outcome: Ok(()) }),
         changed: Condvar::new(),
     };
     thread::scope(|scope| {
@@ -161,11 +161,11 @@ where
 }
 
 struct Queue<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<WalkState<T>>,
     changed: Condvar,
 }
 
-struct State<T> {
+struct WalkState<T> {
     waiting: Vec<T>,
     busy: usize,
     outcome: Result<()>,

@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 use super::disk::{self, LAYER_DISK, qcow2};
 use super::memory::{PagesWritten, capture_pages, is_whole};
 use super::qemu::Qmp;
-use super::{Microvm, Plan};
+use super::{MachinePlan, Microvm};
 use crate::driver::host::{broken, lock};
 use crate::driver::{Captured, DriverResult, Then};
 use crate::model::{MachineKey, Size};
@@ -41,7 +41,7 @@ const DEVICES: u64 = 4 << 20;
 struct Subject<'a> {
     pid: u32,
     run_dir: PathBuf,
-    plan: &'a Plan,
+    plan: &'a MachinePlan,
     below: &'a [PathBuf],
     into: &'a Path,
 }

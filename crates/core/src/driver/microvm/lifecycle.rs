@@ -23,7 +23,7 @@ use super::qemu::{
     self, Accelerator, Beginning, INITRAMFS, KERNEL, LATER_FD, LINK_FD, Layout, MountDevices,
     QMP_FD, Qmp,
 };
-use super::{Microvm, NAME, PLAN, Plan};
+use super::{MachinePlan, Microvm, NAME, PLAN};
 use crate::driver::host::{SPARE, broken, connect, failed, lock};
 use crate::driver::{
     Device, DriverError, DriverResult, Link, Machine, MachineMount, MachineUsage, Restored, mac_of,
@@ -51,7 +51,7 @@ pub(super) enum Start {
 /// What was prepared for a machine.
 pub(super) struct Prepared {
     pub(super) layout: Layout,
-    pub(super) plan: Plan,
+    pub(super) plan: MachinePlan,
 }
 
 /// Whose a hypervisor is.
@@ -142,7 +142,7 @@ impl Microvm {
         };
         let packed = lower.iter().chain(mounts.iter().filter_map(|mount| mount.lower.as_ref()));
         let roots = packed.map(|path| PackedLayers::mark(path)).collect::<DriverResult<_>>()?;
-        let plan = Plan {
+        let plan = MachinePlan {
             fingerprint,
             lower: u32::try_from(lower.len()).unwrap_or(u32::MAX),
             roots,
@@ -277,14 +277,14 @@ impl Microvm {
     }
 
     /// The machine, if it lives.
-    pub(super) fn demand(&self, key: &MachineKey) -> DriverResult<(Record, Plan, OwnedFd)> {
+    pub(super) fn demand(&self, key: &MachineKey) -> DriverResult<(Record, MachinePlan, OwnedFd)> {
         let absent = || DriverError::Absent { key: key.clone() };
         let (record, process) = self.host.alive(key).ok_or_else(absent)?;
         Ok((record, self.plan(key).ok_or_else(absent)?, process))
     }
 
     /// What a machine is, of one that was set going.
-    pub(super) fn plan(&self, key: &MachineKey) -> Option<Plan> {
+    pub(super) fn plan(&self, key: &MachineKey) -> Option<MachinePlan> {
         let text = fs::read(self.host.directory(key).join(PLAN)).ok()?;
         serde_json::from_slice(&text).ok()
     }
@@ -357,7 +357,7 @@ impl Microvm {
 }
 
 /// Lets a machine run, after it was put down what it is.
-pub(super) fn set_going(qmp: &mut Qmp, run_dir: &Path, plan: &Plan) -> io::Result<()> {
+pub(super) fn set_going(qmp: &mut Qmp, run_dir: &Path, plan: &MachinePlan) -> io::Result<()> {
     fs::write(run_dir.join(PLAN), serde_json::to_vec(plan)?)?;
     qmp.ask("cont", json!({})).map(drop)
 }

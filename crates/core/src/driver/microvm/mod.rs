@@ -22,7 +22,7 @@
 //!   ram.at, ram.map           the address of its RAM, and what is mapped there
 //!   ram.sock                  of a warm hypervisor: where it receives its RAM
 //!   machine.json              the hypervisor's process: proto::cage::Record
-//!   plan.json                 what it runs: `Plan`
+//!   plan.json                 what it runs: `MachinePlan`
 //! <cgroup>/<parent>/<key>     its limits and usage
 //! <cache>/kernel, blank, roots, probe.json
 //! ```
@@ -141,7 +141,7 @@ struct Microvm {
 
 /// What a machine is, for the driver that finds it running.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Plan {
+struct MachinePlan {
     fingerprint: Fingerprint,
     /// How many devices make its root.
     lower: u32,

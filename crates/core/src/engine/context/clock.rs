@@ -64,7 +64,7 @@ struct ClockReading {
 
 /// What a look at the clocks found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Look {
+struct ClockCheck {
     /// By how many seconds the wall clock jumped since the last look.
     jump: Option<i64>,
     /// Whether it is believed.
@@ -72,11 +72,11 @@ struct Look {
 }
 
 impl ClockWatch {
-    fn look(&self, wall: Timestamp, monotonic: Duration, settle: Duration) -> Look {
+    fn look(&self, wall: Timestamp, monotonic: Duration, settle: Duration) -> ClockCheck {
         let mut seen = self.0.lock();
         let Some(before) = *seen else {
             *seen = Some(ClockReading { wall, monotonic, steady_since: monotonic, jumped: false });
-            return Look { jump: None, steady: settle.is_zero() };
+            return ClockCheck { jump: None, steady: settle.is_zero() };
         };
         let passed = monotonic.saturating_sub(before.monotonic).as_secs();
         let passed = i64::try_from(passed).unwrap_or(i64::MAX);
@@ -89,7 +89,7 @@ impl ClockWatch {
         if steady && let Some(seen) = seen.as_mut() {
             seen.jumped = false;
         }
-        Look { jump: jumped.then_some(off), steady }
+        ClockCheck { jump: jumped.then_some(off), steady }
     }
 }
 
@@ -100,7 +100,7 @@ impl Context {
         let clock = &self.settings.clock;
         let (wall, monotonic) = (clock.wall(), clock.monotonic());
         let settle = self.settings.clock_settle;
-        let Look { jump, steady } = self.clock.look(wall, monotonic, settle);
+        let ClockCheck { jump, steady } = self.clock.look(wall, monotonic, settle);
         if let Some(seconds) = jump {
             self.report_damage(
                 DamageKind::ClockJumped,
@@ -123,7 +123,7 @@ impl Context {
 mod tests {
     use std::time::Duration;
 
-    use super::{ClockWatch, Look};
+    use super::{ClockCheck, ClockWatch};
     use crate::model::Timestamp;
 
     const HOUR: Duration = Duration::from_secs(3600);
@@ -136,14 +136,14 @@ mod tests {
             let wall = Timestamp::from_second(wall).expect("a time");
             watch.look(wall, Duration::from_secs(monotonic), HOUR)
         };
-        let no = Look { jump: None, steady: false };
+        let no = ClockCheck { jump: None, steady: false };
         assert_eq!(look(1_000, 0), no, "just begun");
         assert_eq!(look(1_030, 30), no);
-        assert_eq!(look(4_610, 3_600), Look { jump: None, steady: true }, "within the slack");
-        let jump = Look { jump: Some(90 * DAYS), steady: false };
+        assert_eq!(look(4_610, 3_600), ClockCheck { jump: None, steady: true }, "within the slack");
+        let jump = ClockCheck { jump: Some(90 * DAYS), steady: false };
         assert_eq!(look(4_640 + 90 * DAYS, 3_630), jump);
         assert_eq!(look(4_670 + 90 * DAYS, 3_660), no, "still not believed");
-        let back = Look { jump: Some(-90 * DAYS), steady: false };
+        let back = ClockCheck { jump: Some(-90 * DAYS), steady: false };
         assert_eq!(look(4_700, 3_690), back);
         assert_eq!(look(4_730, 3_720), no, "nor is one that jumped back, for a while");
         assert!(look(4_700 + 3_600, 3_690 + 3_600).steady);

@@ -48,15 +48,15 @@ const FINDINGS: usize = 10;
 #[derive(Debug)]
 pub(in crate::engine) struct EventFeed {
     journal: PathBuf,
-    state: Arc<Mutex<State>>,
-    queue: mpsc::Sender<Work>,
+    state: Arc<Mutex<FeedState>>,
+    queue: mpsc::Sender<JournalWork>,
     /// Up to which id the journal is written.
     written: watch::Sender<EventId>,
     reading: Arc<Semaphore>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FeedState {
     last: EventId,
     /// How many events there were since the start, and how many of them were lost.
     counts: (u64, u64),
@@ -67,7 +67,7 @@ struct State {
 }
 
 #[derive(Debug)]
-enum Work {
+enum JournalWork {
     Write(Box<Event>),
     Remove(Name),
     Finish(oneshot::Sender<()>),
@@ -87,7 +87,7 @@ impl EventFeed {
         };
         let (queue, work) = mpsc::channel(QUEUE);
         let written = watch::Sender::new(last);
-        let state = Arc::new(Mutex::new(State { last, ..State::default() }));
+        let state = Arc::new(Mutex::new(FeedState { last, ..FeedState::default() }));
         let writer = EventWriter::new(journal.clone());
         tokio::spawn(write_events(writer, work, written.clone(), Arc::clone(&state)));
         Self { journal, state, queue, written, reading: Arc::new(Semaphore::new(READERS)) }
@@ -105,7 +105,7 @@ impl EventFeed {
 
     fn emit_in(
         &self,
-        state: &mut State,
+        state: &mut FeedState,
         project: Option<&Name>,
         sandbox: Option<EventSandbox>,
         change: EventData,
@@ -114,7 +114,7 @@ impl EventFeed {
         if let Some(count) = state.lost.get(&source).copied() {
             // First those that were lost, so that the gap is where it is.
             let event = state.event(project, None, EventData::EventsLost { count });
-            if self.queue.try_send(Work::Write(Box::new(event))).is_err() {
+            if self.queue.try_send(JournalWork::Write(Box::new(event))).is_err() {
                 state.lost.insert(source, count + 1);
                 state.counts.1 += 1;
                 return;
@@ -122,7 +122,7 @@ impl EventFeed {
             state.lost.remove(&source);
         }
         let event = state.event(project, sandbox, change);
-        if self.queue.try_send(Work::Write(Box::new(event))).is_err() {
+        if self.queue.try_send(JournalWork::Write(Box::new(event))).is_err() {
             state.counts.1 += 1;
             let lost = state.lost.entry(source).or_default();
             *lost += 1;
@@ -296,14 +296,14 @@ impl EventFeed {
 
     /// Removes the events of a project that is gone.
     pub(in crate::engine) async fn remove(&self, project: &Name) {
-        let _ = self.queue.send(Work::Remove(project.clone())).await;
+        let _ = self.queue.send(JournalWork::Remove(project.clone())).await;
     }
 
     /// Waits, but not for long, until all events are written.
     pub(in crate::engine) async fn finish(&self) {
         let (told, done) = oneshot::channel();
         let end = async {
-            if self.queue.send(Work::Finish(told)).await.is_ok() {
+            if self.queue.send(JournalWork::Finish(told)).await.is_ok() {
                 let _ = done.await;
             }
         };
@@ -313,7 +313,7 @@ impl EventFeed {
     }
 }
 
-impl State {
+impl FeedState {
     fn event(
         &mut self,
         project: Option<&Name>,
@@ -364,9 +364,9 @@ fn line_of(argv: &[String]) -> String {
 
 async fn write_events(
     writer: EventWriter,
-    mut work: mpsc::Receiver<Work>,
+    mut work: mpsc::Receiver<JournalWork>,
     written: watch::Sender<EventId>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<FeedState>>,
 ) {
     let (mut writer, mut batch) = (Some(writer), Vec::new());
     let mut failures = 0_u64;
@@ -374,9 +374,9 @@ async fn write_events(
         let (mut events, mut removed, mut finished) = (Vec::new(), Vec::new(), Vec::new());
         for one in batch.drain(..) {
             match one {
-                Work::Write(event) => events.push(*event),
-                Work::Remove(project) => removed.push(project),
-                Work::Finish(told) => finished.push(told),
+                JournalWork::Write(event) => events.push(*event),
+                JournalWork::Remove(project) => removed.push(project),
+                JournalWork::Finish(told) => finished.push(told),
             }
         }
         let last = events.last().map(|event| event.id);
@@ -445,7 +445,7 @@ pub struct EventStream {
     feed: Arc<EventFeed>,
     query: EventQuery,
     written: watch::Receiver<EventId>,
-    sources: BTreeMap<EventSource, Source>,
+    sources: BTreeMap<EventSource, SourceCursor>,
     /// Where every source that was not there before is read from.
     start: EventId,
     /// All up to here was handed out.
@@ -456,7 +456,7 @@ pub struct EventStream {
 }
 
 #[derive(Debug)]
-struct Source {
+struct SourceCursor {
     position: Option<EventPosition>,
     /// All events up to here are in `waiting` or were handed out.
     read: EventId,
@@ -580,7 +580,7 @@ impl EventStream {
             let last = chunk.events.last().map_or(read, |event| event.id);
             let read = if chunk.complete { end } else { last };
             let waiting = chunk.events.into();
-            self.sources.insert(source, Source { position: chunk.position, read, waiting });
+            self.sources.insert(source, SourceCursor { position: chunk.position, read, waiting });
         }
         Ok(std::mem::replace(&mut self.strict, true) && missed)
     }

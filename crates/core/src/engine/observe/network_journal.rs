@@ -37,12 +37,12 @@ const LONGEST: u64 = 64 << 10;
 /// The journal of one session, being written. What is in its queue when it is dropped is still written.
 #[derive(Debug)]
 pub(in crate::engine) struct FileJournal {
-    queue: mpsc::Sender<Entry>,
+    queue: mpsc::Sender<JournalEntry>,
     lost: AtomicU64,
 }
 
 #[derive(Debug)]
-enum Entry {
+enum JournalEntry {
     Line(Box<Connection>),
     /// All before this is written: whoever waits for that is told, and no more comes.
     End(oneshot::Sender<()>),
@@ -60,7 +60,7 @@ impl FileJournal {
     pub(in crate::engine) async fn finish(&self) {
         let (told, written) = oneshot::channel();
         let end = async {
-            if self.queue.send(Entry::End(told)).await.is_ok() {
+            if self.queue.send(JournalEntry::End(told)).await.is_ok() {
                 let _ = written.await;
             }
         };
@@ -72,7 +72,7 @@ impl FileJournal {
 
 impl Journal for FileJournal {
     fn write(&self, connection: Connection) {
-        if self.queue.try_send(Entry::Line(Box::new(connection))).is_err() {
+        if self.queue.try_send(JournalEntry::Line(Box::new(connection))).is_err() {
             let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
             if lost.is_power_of_two() {
                 tracing::warn!(
@@ -84,15 +84,15 @@ impl Journal for FileJournal {
     }
 }
 
-async fn write_all(dir: PathBuf, session: SessionId, mut waiting: mpsc::Receiver<Entry>) {
+async fn write_all(dir: PathBuf, session: SessionId, mut waiting: mpsc::Receiver<JournalEntry>) {
     let (mut batch, mut file, mut end) = (Vec::new(), None, None);
     while end.is_none() && waiting.recv_many(&mut batch, 256).await > 0 {
         let mut lines = Vec::with_capacity(batch.len());
         for entry in batch.drain(..) {
             match entry {
-                Entry::Line(line) if end.is_none() => lines.push(*line),
-                Entry::Line(_) => {}
-                Entry::End(told) => end = Some(told),
+                JournalEntry::Line(line) if end.is_none() => lines.push(*line),
+                JournalEntry::Line(_) => {}
+                JournalEntry::End(told) => end = Some(told),
             }
         }
         if lines.is_empty() {

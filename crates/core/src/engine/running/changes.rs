@@ -49,7 +49,7 @@ pub struct Unsaved {
 /// The bookkeeping of one running sandbox.
 #[derive(Debug)]
 pub(in crate::engine) struct ChangeTracking {
-    state: Mutex<State>,
+    state: Mutex<TrackingState>,
     /// Counts looks that ended.
     looks: watch::Sender<u64>,
     /// One look at a time.
@@ -89,7 +89,7 @@ pub(in crate::engine) struct FoundChanges {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct TrackingState {
     /// The open layer that the indexes are of.
     layer: Option<LayerId>,
     /// Its names at the last look.

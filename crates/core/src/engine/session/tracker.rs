@@ -182,7 +182,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// How soon a command that outlived its timeout is killed again, because the agent did not answer or it did not end.
 const KILL_AGAIN: Duration = Duration::from_secs(10);
 
-struct Why {
+struct EndReason {
     end: CommandEnd,
     limit: Option<u64>,
     peak: Option<u64>,
@@ -288,7 +288,7 @@ impl Tracker {
     }
 
     /// Why it ended, with the limit that it ran into and how much it used.
-    async fn why(&self, exit: Option<Exit>) -> Why {
+    async fn why(&self, exit: Option<Exit>) -> EndReason {
         let record = self.tracked.record();
         let killed = exit.is_some_and(|exit| exit.is_kill());
         let oom = killed && self.live.driver.oom_kills(&self.live.key) > record.oom_kills_before;
@@ -307,7 +307,7 @@ impl Tracker {
             CommandEnd::OutOfDisk => self.tracked.causes().disk().unzip(),
             _ => (None, None),
         };
-        Why { end, limit, peak }
+        EndReason { end, limit, peak }
     }
 
     /// Takes output until the command ends; `None` when its session ended under it, or the agent does not know it.

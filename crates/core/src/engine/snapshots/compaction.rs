@@ -41,7 +41,7 @@ const AT_ONCE: usize = 2;
 
 /// Layers that were made one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Merged {
+struct MergedRun {
     run: Vec<LayerId>,
     into: LayerId,
 }
@@ -49,7 +49,7 @@ struct Merged {
 /// What was merged lately, and for whom something is being merged.
 #[derive(Debug)]
 pub(in crate::engine) struct Chains {
-    merged: Mutex<HashMap<SandboxId, VecDeque<Merged>>>,
+    merged: Mutex<HashMap<SandboxId, VecDeque<MergedRun>>>,
     /// The chain of a sandbox is compacted by one task at a time.
     merging: KeyedLock<SandboxId>,
     pub(in crate::engine) few: tokio::sync::Semaphore,
@@ -67,7 +67,7 @@ impl Chains {
     fn compacted(&self, id: &SandboxId, layers: &[LayerId]) -> (Vec<LayerId>, Vec<LayerId>) {
         let mut short = layers.to_vec();
         let mut used = Vec::new();
-        for Merged { run, into } in self.merged.lock().get(id).into_iter().flatten() {
+        for MergedRun { run, into } in self.merged.lock().get(id).into_iter().flatten() {
             if replace(&mut short, run, into) {
                 used.push(into.clone());
             }
@@ -81,7 +81,7 @@ impl Chains {
         if known.len() >= REMEMBERED {
             known.pop_front();
         }
-        known.push_back(Merged { run, into });
+        known.push_back(MergedRun { run, into });
     }
 
     fn forget_merge(&self, id: &SandboxId, into: &LayerId) {

@@ -58,7 +58,7 @@ pub(in crate::engine) fn junk_warned_of(sandbox: &Sandbox) -> Result<Option<Junk
 }
 
 /// A layer that is to be sealed.
-struct Part {
+struct GuardedPart {
     layer: LayerId,
     chain: Vec<LayerId>,
     /// Where the sandbox has it, without a leading slash.
@@ -245,7 +245,7 @@ impl SealGuard {
         mounted: &Mounted,
     ) -> Result<()> {
         let inspection = self.inspection(sandbox, session, false)?;
-        let parts = [Part::of_drive(mounted)];
+        let parts = [GuardedPart::of_drive(mounted)];
         self.store.finish_setting_aside(&mounted.layer).await?;
         let found = inspection
             .search(self, &parts, (Writers::None, Effort::Foreground), &mut GuardScan::default())
@@ -321,7 +321,7 @@ impl SealGuard {
     async fn set_aside(
         &self,
         inspection: &Inspection<'_>,
-        parts: &[Part],
+        parts: &[GuardedPart],
         found: Vec<Spotted>,
     ) -> Result<Vec<Finding>> {
         let sandbox = inspection.sandbox;
@@ -365,7 +365,7 @@ impl SealGuard {
     }
 }
 
-impl Part {
+impl GuardedPart {
     fn of_drive(mounted: &Mounted) -> Self {
         Self {
             layer: mounted.layer.clone(),
@@ -383,7 +383,7 @@ impl Spotted {
     }
 
     /// The path in the sandbox, without a leading slash.
-    fn full_path(&self, parts: &[Part]) -> Vec<u8> {
+    fn full_path(&self, parts: &[GuardedPart]) -> Vec<u8> {
         let prefix = &parts[self.part].prefix;
         if prefix.is_empty() { self.path.clone() } else { [prefix, &self.path[..]].join(&b'/') }
     }
@@ -397,11 +397,11 @@ impl Inspection<'_> {
     }
 
     /// The layers that would be sealed if the session ended now.
-    fn parts(&self) -> Vec<Part> {
+    fn parts(&self) -> Vec<GuardedPart> {
         let mut parts = Vec::new();
         if self.keep {
             let chain = self.sandbox.open_chain();
-            let own = |layer: &LayerId, chain: &[LayerId]| Part {
+            let own = |layer: &LayerId, chain: &[LayerId]| GuardedPart {
                 layer: layer.clone(),
                 chain: chain.to_vec(),
                 prefix: Vec::new(),
@@ -414,14 +414,14 @@ impl Inspection<'_> {
             parts.extend(self.sandbox.open_layer().map(|open| own(open, chain)));
         }
         let written = self.sandbox.mounted().iter().filter(|one| one.mode == MountMode::ReadWrite);
-        parts.extend(written.map(Part::of_drive));
+        parts.extend(written.map(GuardedPart::of_drive));
         parts
     }
 
     async fn search(
         &self,
         this: &SealGuard,
-        parts: &[Part],
+        parts: &[GuardedPart],
         (writers, effort): (Writers, Effort),
         looked: &mut GuardScan,
     ) -> Result<Vec<Spotted>> {
@@ -442,7 +442,7 @@ impl Inspection<'_> {
     }
 
     /// Masks what can be masked.
-    async fn mask(&self, this: &SealGuard, parts: &[Part]) -> Result<()> {
+    async fn mask(&self, this: &SealGuard, parts: &[GuardedPart]) -> Result<()> {
         let Some(needles) = &self.needles else { return Ok(()) };
         for part in parts {
             let store = &this.store;
@@ -462,7 +462,7 @@ impl Inspection<'_> {
     }
 
     /// Large files and junk, if somebody has to decide about each. Drives are for what is large.
-    async fn junk(&self, this: &SealGuard, parts: &[Part]) -> Result<Vec<Spotted>> {
+    async fn junk(&self, this: &SealGuard, parts: &[GuardedPart]) -> Result<Vec<Spotted>> {
         let guard = &self.sandbox.config.guard;
         if guard.junk != OnJunk::PromoteOrDrop {
             return Ok(Vec::new());
@@ -486,7 +486,7 @@ impl Inspection<'_> {
     fn split(
         &self,
         spotted: Vec<Spotted>,
-        parts: &[Part],
+        parts: &[GuardedPart],
         promoted: &Globs,
         settled: impl Fn(&Spotted) -> bool,
     ) -> (Vec<Spotted>, Vec<Spotted>) {
@@ -539,7 +539,7 @@ impl Inspection<'_> {
     }
 }
 
-fn spot(at: usize, part: &Part, needles: &Needles, find: Match) -> Spotted {
+fn spot(at: usize, part: &GuardedPart, needles: &Needles, find: Match) -> Spotted {
     let mut told = Finding {
         kind: FindingKind::Unsearched,
         path: shown(&part.prefix, &find.path, Some(needles)),

@@ -33,9 +33,9 @@ const MOST: u32 = 10_000;
 const NEXT: u32 = 8;
 
 /// Where a snapshot is among those of its sandbox.
-type Place = (u64, Timestamp);
+type SnapshotOrder = (u64, Timestamp);
 
-fn place(snapshot: &Snapshot) -> Place {
+fn place(snapshot: &Snapshot) -> SnapshotOrder {
     (snapshot.generation, snapshot.created_at)
 }
 
@@ -224,7 +224,7 @@ impl Snapshots {
         keep: usize,
         first: usize,
         limit: u32,
-    ) -> Result<Option<Place>> {
+    ) -> Result<Option<SnapshotOrder>> {
         let retention = sandbox.config.retention;
         let from = u32::try_from(first).unwrap_or(u32::MAX);
         let snapshots = self.db.newest_snapshots(&sandbox.id, from, limit).await?;

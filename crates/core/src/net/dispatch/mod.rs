@@ -148,7 +148,7 @@ enum Heard {
 }
 
 /// What is done with a connection that was looked at.
-enum Decision {
+enum FlowDecision {
     Relay(Arc<OpenFlow>),
     Judge { open: Arc<OpenFlow>, name: String, source: NameSource, given: bool },
     Refuse { name: Option<String>, rule: String },
@@ -248,7 +248,7 @@ impl Dispatcher {
             return self.meet(guest, to, names).await;
         }
         match self.decide(to, &names, heard, None).await {
-            Decision::Relay(open) => match self.dial(&open, to).await {
+            FlowDecision::Relay(open) => match self.dial(&open, to).await {
                 Some(outside) => relay(guest, &first, outside, open).await,
                 None => guest.reset(),
             },
@@ -285,7 +285,7 @@ impl Dispatcher {
             Err(_) => return guest.reset(),
         };
         match self.decide(to, &names, heard, Some(open)).await {
-            Decision::Relay(open) => relay(guest, &first, outside, open).await,
+            FlowDecision::Relay(open) => relay(guest, &first, outside, open).await,
             decision => {
                 drop(outside);
                 self.end(guest, first, to, decision).await;
@@ -300,13 +300,13 @@ impl Dispatcher {
         names: &[String],
         heard: Heard,
         open: Option<Arc<OpenFlow>>,
-    ) -> Decision {
+    ) -> FlowDecision {
         let (name, source) = match heard {
             Heard::Bytes(Sniffed::Tls(Some(name))) => (name, NameSource::Tls),
             Heard::Bytes(Sniffed::Http(Some(name))) => (name, NameSource::Http),
             heard => return self.decide_unnamed(to, names, &heard, open),
         };
-        let refuse = |rule: String| Decision::Refuse { name: Some(name.clone()), rule };
+        let refuse = |rule: String| FlowDecision::Refuse { name: Some(name.clone()), rule };
         // A name that may not be reached is not looked up either.
         if let Named::Deny(rule) = self.rules.now().named(to, &name, source) {
             return refuse(rule);
@@ -327,9 +327,9 @@ impl Dispatcher {
                 None => self.begin(rule, told, basis),
             };
             if opened {
-                Decision::Judge { open, name: name.clone(), source, given }
+                FlowDecision::Judge { open, name: name.clone(), source, given }
             } else {
-                Decision::Relay(open)
+                FlowDecision::Relay(open)
             }
         })
     }
@@ -340,7 +340,7 @@ impl Dispatcher {
         names: &[String],
         heard: &Heard,
         open: Option<Arc<OpenFlow>>,
-    ) -> Decision {
+    ) -> FlowDecision {
         let kind = match heard {
             Heard::Nothing => UnnamedKind::Silent,
             Heard::Bytes(Sniffed::Other) => UnnamedKind::Other,
@@ -349,11 +349,11 @@ impl Dispatcher {
         self.rules.during(|rules| {
             let (rule, name) = match fits_unnamed(rules, to, names, kind) {
                 Ok(allowed) => allowed,
-                Err(rule) => return Decision::Refuse { name: None, rule },
+                Err(rule) => return FlowDecision::Refuse { name: None, rule },
             };
             let name = name.or_else(|| names.first().cloned());
             let basis = Basis::Unnamed { to, names: names.to_vec(), kind };
-            Decision::Relay(match open {
+            FlowDecision::Relay(match open {
                 Some(open) => {
                     self.learn(&open, rule, name, basis);
                     open
@@ -369,12 +369,12 @@ impl Dispatcher {
         guest: G,
         first: Vec<u8>,
         to: Destination,
-        decision: Decision,
+        decision: FlowDecision,
     ) {
         match decision {
-            Decision::Relay(_) => {}
-            Decision::Refuse { name, rule } => self.end_refused(guest, to, name, rule),
-            Decision::Judge { open, name, source, given } => {
+            FlowDecision::Relay(_) => {}
+            FlowDecision::Refuse { name, rule } => self.end_refused(guest, to, name, rule),
+            FlowDecision::Judge { open, name, source, given } => {
                 let intercept = Intercept {
                     name,
                     to,

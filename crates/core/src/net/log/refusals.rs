@@ -19,16 +19,16 @@ const IN_TOTAL: usize = 100;
 #[derive(Debug)]
 pub(in crate::net) struct Refusals {
     log: Arc<ConnectionLog>,
-    window: Mutex<Option<Window>>,
+    window: Mutex<Option<RefusalWindow>>,
 }
 
-type Key = (Protocol, Option<SocketAddr>, Option<String>, String);
+type RefusalKey = (Protocol, Option<SocketAddr>, Option<String>, String);
 
 /// The refusals since the window was opened.
 #[derive(Debug)]
-struct Window {
+struct RefusalWindow {
     opened: Instant,
-    repeats: HashMap<Key, u64>,
+    repeats: HashMap<RefusalKey, u64>,
     overflow: u64,
 }
 
@@ -48,7 +48,7 @@ impl Refusals {
         }
         let open = window.get_or_insert_with(|| {
             self.close_when_over();
-            Window { opened: Instant::now(), repeats: HashMap::new(), overflow: 0 }
+            RefusalWindow { opened: Instant::now(), repeats: HashMap::new(), overflow: 0 }
         });
         let key = (info.protocol, info.to, info.name.clone(), info.rule.clone());
         if let Some(repeats) = open.repeats.get_mut(&key) {
@@ -84,8 +84,8 @@ impl Refusals {
         }
     }
 
-    fn write_counts(&self, over: Option<Window>) {
-        let Some(Window { repeats, overflow, .. }) = over else { return };
+    fn write_counts(&self, over: Option<RefusalWindow>) {
+        let Some(RefusalWindow { repeats, overflow, .. }) = over else { return };
         for ((protocol, to, name, rule), count) in repeats {
             if count > 0 {
                 let detail = format!("{count} more within a second");
@@ -99,7 +99,7 @@ impl Refusals {
         }
     }
 
-    fn window(&self) -> MutexGuard<'_, Option<Window>> {
+    fn window(&self) -> MutexGuard<'_, Option<RefusalWindow>> {
         self.window.lock()
     }
 }

@@ -15,17 +15,17 @@ pub(super) const WINDOW: Duration = Duration::from_secs(1);
 const PER_GROUP: usize = 20;
 const IN_TOTAL: usize = 100;
 
-type Key = (Option<String>, Option<String>, String, Verdict);
+type RequestGroupKey = (Option<String>, Option<String>, String, Verdict);
 
 /// Decides which requests get a line of their own and which are only counted.
 #[derive(Debug, Default)]
-pub(super) struct RequestLimiter(Mutex<Option<Window>>);
+pub(super) struct RequestLimiter(Mutex<Option<RequestWindow>>);
 
 #[derive(Debug)]
-struct Window {
+struct RequestWindow {
     opened: Instant,
     written: usize,
-    groups: HashMap<Key, Group>,
+    groups: HashMap<RequestGroupKey, Group>,
     /// Requests of groups beyond the limit.
     overflow: Group,
 }
@@ -43,7 +43,7 @@ impl RequestLimiter {
         let mut lines = self.expire(WINDOW);
         let mut held = self.window();
         let is_new = held.is_none();
-        let window = held.get_or_insert_with(|| Window {
+        let window = held.get_or_insert_with(|| RequestWindow {
             opened: Instant::now(),
             written: 0,
             groups: HashMap::new(),
@@ -69,7 +69,7 @@ impl RequestLimiter {
     /// Closes a window of at least this age, and returns the lines for what was only counted in it.
     pub(super) fn expire(&self, age: Duration) -> Vec<Connection> {
         let over = self.window().take_if(|window| window.opened.elapsed() >= age);
-        let Some(Window { groups, overflow, .. }) = over else { return Vec::new() };
+        let Some(RequestWindow { groups, overflow, .. }) = over else { return Vec::new() };
         let mut lines: Vec<_> = groups.into_values().filter_map(Group::line).collect();
         lines.extend(overflow.line().map(|line| Connection {
             name: None,
@@ -81,7 +81,7 @@ impl RequestLimiter {
         lines
     }
 
-    fn window(&self) -> MutexGuard<'_, Option<Window>> {
+    fn window(&self) -> MutexGuard<'_, Option<RequestWindow>> {
         self.0.lock()
     }
 }
@@ -98,7 +98,7 @@ impl Group {
     }
 }
 
-fn key(line: &Connection) -> Key {
+fn key(line: &Connection) -> RequestGroupKey {
     let method = line.detail.as_deref().and_then(|detail| detail.split(' ').next());
     (method.map(str::to_owned), line.name.clone(), line.rule.clone(), line.verdict)
 }

@@ -159,7 +159,7 @@ impl ProxyConnection {
         &self,
         action: &OwnedRequestAction,
         upgrade: Option<&HeaderValue>,
-        Prepared { mut request, inside, .. }: Prepared,
+        PreparedRequest { mut request, inside, .. }: PreparedRequest,
     ) -> Result<Response<Incoming>, ProxyError> {
         if let Some(protocol) = upgrade {
             request.headers_mut().insert(UPGRADE, protocol.clone());
@@ -365,7 +365,7 @@ fn aim(
 }
 
 /// A request as it goes out.
-struct Prepared {
+struct PreparedRequest {
     request: Request<Body>,
     /// Whether it may go to addresses inside only.
     inside: bool,
@@ -381,7 +381,7 @@ async fn prepare(
     mut parts: request::Parts,
     body: Incoming,
     record: &Arc<RequestRecord>,
-) -> Result<Prepared, ProxyError> {
+) -> Result<PreparedRequest, ProxyError> {
     let gives = !judged.set.is_empty() || rules.brokered(&target.host).next().is_some();
     let trusted = gives && is_trusted(proxy, &judged.action, &target).await;
     let secrets = allotted(rules, &target.host, trusted);
@@ -422,7 +422,7 @@ async fn prepare(
     *request.method_mut() = parts.method;
     *request.uri_mut() = target.uri().ok_or_else(lost)?;
     *request.headers_mut() = parts.headers;
-    Ok(Prepared { request, inside: trusted && !target.secure, masks })
+    Ok(PreparedRequest { request, inside: trusted && !target.secure, masks })
 }
 
 /// Whether credentials may go this way. TLS proves who is there. In the clear anybody could be: a sandbox may dial any

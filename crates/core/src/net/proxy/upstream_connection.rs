@@ -223,7 +223,7 @@ impl Dialler {
             Reach::Inside => self.forward(&host, port, true).await,
         };
         let stream = stream.map_err(|error| told(&error, &host, "cannot be reached"))?;
-        let counted = Counted { stream, open: Arc::clone(&self.open), _room: room };
+        let counted = CountedConnection { stream, open: Arc::clone(&self.open), _room: room };
         if !secure {
             return Ok(UpstreamIo { io: TokioIo::new(Box::new(counted)), is_http2: false });
         }
@@ -326,13 +326,13 @@ impl Write for UpstreamIo {
 }
 
 /// Counts what goes over the wire.
-struct Counted {
+struct CountedConnection {
     stream: TcpStream,
     open: Arc<OpenFlow>,
     _room: OwnedSemaphorePermit,
 }
 
-impl AsyncRead for Counted {
+impl AsyncRead for CountedConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -345,7 +345,7 @@ impl AsyncRead for Counted {
     }
 }
 
-impl AsyncWrite for Counted {
+impl AsyncWrite for CountedConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

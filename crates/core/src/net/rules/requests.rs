@@ -103,8 +103,8 @@ pub(super) struct Ordered {
     rule: String,
     methods: Vec<String>,
     path: Option<Text>,
-    query: Vec<Pair>,
-    headers: Vec<Pair>,
+    query: Vec<PairPattern>,
+    headers: Vec<PairPattern>,
     act: Act,
 }
 
@@ -133,7 +133,7 @@ enum Text {
 }
 
 #[derive(Debug)]
-struct Pair {
+struct PairPattern {
     key: Option<Text>,
     value: Option<Text>,
 }
@@ -173,8 +173,8 @@ impl Ordered {
             rule: format!("{whose}requests[{index}]: {verb} {}", rule.domain),
             methods: looks.methods.iter().map(|method| method.to_ascii_uppercase()).collect(),
             path: looks.path.as_ref().map(Text::new).transpose()?,
-            query: looks.query.iter().map(Pair::new).collect::<Result<_, _>>()?,
-            headers: looks.headers.iter().map(Pair::header).collect::<Result<_, _>>()?,
+            query: looks.query.iter().map(PairPattern::new).collect::<Result<_, _>>()?,
+            headers: looks.headers.iter().map(PairPattern::header).collect::<Result<_, _>>()?,
             act,
         })
     }
@@ -184,8 +184,9 @@ impl Ordered {
             Act::Deny => text.matches(look.sent) || text.matches(&look.plain),
             _ => text.matches(look.sent) && text.matches(&look.plain),
         };
-        let in_query = |pair: &Pair| look.query.iter().any(|(key, value)| pair.matches(key, value));
-        let in_headers = |pair: &Pair| {
+        let in_query =
+            |pair: &PairPattern| look.query.iter().any(|(key, value)| pair.matches(key, value));
+        let in_headers = |pair: &PairPattern| {
             look.headers.iter().any(|(key, value)| {
                 pair.matches(key.as_str(), &String::from_utf8_lossy(value.as_bytes()))
             })
@@ -238,7 +239,7 @@ impl Text {
     }
 }
 
-impl Pair {
+impl PairPattern {
     fn new(pair: &PairMatch) -> Result<Self, BadPolicy> {
         Ok(Self {
             key: pair.key.as_ref().map(Text::new).transpose()?,

@@ -37,13 +37,13 @@ pub struct PatchOptions {
 }
 
 /// One version of a file, as git sees it.
-struct Blob {
+struct PatchSide {
     mode: &'static str,
     /// `None` if it is too large.
     bytes: Option<Vec<u8>>,
 }
 
-impl Blob {
+impl PatchSide {
     /// Reads what is at a path; `None` for what git does not store.
     fn read(side: Option<&Side>) -> Result<Option<Self>> {
         let Some(side) = side else { return Ok(None) };
@@ -118,9 +118,9 @@ fn write_path(
     let old = one.old_path.as_deref().and_then(|old| below(old, &how.relative));
     let before = match one.old_path.is_some() && old.is_none() {
         true => None,
-        false => Blob::read(one.from.as_ref())?,
+        false => PatchSide::read(one.from.as_ref())?,
     };
-    let after = Blob::read(one.to.as_ref())?;
+    let after = PatchSide::read(one.to.as_ref())?;
     let old = old.unwrap_or(path);
     let mut write = || match (&before, &after) {
         (None, None) => Ok(()),
@@ -137,8 +137,8 @@ fn write_path(
 fn file(
     old: &[u8],
     new: &[u8],
-    from: Option<&Blob>,
-    to: Option<&Blob>,
+    from: Option<&PatchSide>,
+    to: Option<&PatchSide>,
     how: &PatchOptions,
     into: &mut impl Write,
 ) -> io::Result<()> {
@@ -164,7 +164,7 @@ fn file(
     if same {
         return Ok(());
     }
-    let id = |blob: Option<&Blob>| match blob {
+    let id = |blob: Option<&PatchSide>| match blob {
         Some(blob) => blob.id(),
         None => Some("0".repeat(40)),
     };
@@ -176,7 +176,7 @@ fn file(
         };
         writeln!(into, "index {from}..{to}{mode}")?;
     }
-    let text = |blob: Option<&'_ Blob>| match blob {
+    let text = |blob: Option<&'_ PatchSide>| match blob {
         Some(blob) => blob.text().map(<[u8]>::to_vec),
         None => Some(Vec::new()),
     };
@@ -199,7 +199,7 @@ fn file(
     }
 }
 
-fn bytes_of(blob: Option<&Blob>) -> Option<&[u8]> {
+fn bytes_of(blob: Option<&PatchSide>) -> Option<&[u8]> {
     match blob {
         Some(blob) => blob.bytes.as_deref(),
         None => Some(&[]),

@@ -110,7 +110,7 @@ pub(in crate::store) fn name_of(path: &[u8]) -> CString {
 }
 
 /// A directory that one of the stacks has, or both, and that may differ.
-struct Pair {
+struct DirectoryPair {
     path: Vec<u8>,
     from: Option<Vec<LayerDir>>,
     to: Option<Vec<LayerDir>>,
@@ -139,7 +139,8 @@ pub(super) fn compare<'c>(
     let (from_roots, to_roots) = (roots(from)?, roots(to)?);
     let mut comparison = Comparison { options, budget, diff: TreeDiff::default() };
     comparison.root(&from_roots, &to_roots)?;
-    let mut pairs = vec![Pair { path: Vec::new(), from: Some(from_roots), to: Some(to_roots) }];
+    let mut pairs =
+        vec![DirectoryPair { path: Vec::new(), from: Some(from_roots), to: Some(to_roots) }];
     while let Some(pair) = pairs.pop() {
         comparison.directory(pair, &mut pairs)?;
     }
@@ -192,7 +193,7 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    fn directory(&mut self, pair: Pair, pairs: &mut Vec<Pair>) -> Result<()> {
+    fn directory(&mut self, pair: DirectoryPair, pairs: &mut Vec<DirectoryPair>) -> Result<()> {
         let same = |one: &[LayerDir], other: &[LayerDir]| {
             one.len() == other.len() && one.iter().zip(other).all(|(a, b)| a.layer == b.layer)
         };
@@ -234,7 +235,7 @@ impl Comparison<'_> {
         name: &CStr,
         from: Found,
         to: Found,
-        pairs: &mut Vec<Pair>,
+        pairs: &mut Vec<DirectoryPair>,
     ) -> Result<()> {
         let (from, from_parts, from_layer) = split(name, from);
         let (to, to_parts, to_layer) = split(name, to);
@@ -256,7 +257,7 @@ impl Comparison<'_> {
             }
         }
         if from_parts.is_some() || to_parts.is_some() {
-            pairs.push(Pair { path, from: from_parts, to: to_parts });
+            pairs.push(DirectoryPair { path, from: from_parts, to: to_parts });
         }
         Ok(())
     }

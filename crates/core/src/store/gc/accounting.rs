@@ -73,14 +73,14 @@ pub struct Totals {
 #[derive(Debug, Default)]
 pub struct ReferenceCounts {
     layer_sizes: HashMap<LayerId, LayerSize>,
-    chains: HashMap<SnapshotId, Chain>,
+    chains: HashMap<SnapshotId, SnapshotChain>,
     layers: References<Holder, LayerId>,
     /// The size of each memory layer.
     memory_sizes: HashMap<MemoryId, u64>,
     memory: References<Holder, MemoryId>,
     /// Bytes that several layers keep, by the layer that was made of the others, and for each layer by which
     /// others it is named.
-    extents: HashMap<LayerId, Vec<Extent>>,
+    extents: HashMap<LayerId, Vec<SharedExtent>>,
     named_by: HashMap<LayerId, HashSet<LayerId>>,
     /// Templates and their memory.
     templates: HashMap<String, MemoryId>,
@@ -103,7 +103,7 @@ enum Holder {
 }
 
 #[derive(Debug, Default)]
-struct Chain {
+struct SnapshotChain {
     parent: Option<SnapshotId>,
     layers: Vec<LayerId>,
     memory: Vec<MemoryId>,
@@ -111,7 +111,7 @@ struct Chain {
 
 /// Bytes of a layer that any of several others keeps as well. Some of those may be gone.
 #[derive(Debug)]
-struct Extent {
+struct SharedExtent {
     bytes: u64,
     others: HashSet<LayerId>,
 }
@@ -135,7 +135,7 @@ impl ReferenceCounts {
             for other in &others {
                 self.named_by.entry(other.clone()).or_default().insert(id.clone());
             }
-            extents.push(Extent { bytes: linked.bytes, others });
+            extents.push(SharedExtent { bytes: linked.bytes, others });
         }
         if !extents.is_empty() {
             self.extents.insert(id.clone(), extents);
@@ -202,7 +202,7 @@ impl ReferenceCounts {
         self.memory.hold(holder, &snapshot.memory);
         self.known_manifests.add_snapshot(snapshot);
         let (layers, memory) = (snapshot.layers.clone(), snapshot.memory.clone());
-        let chain = Chain { parent: snapshot.parent.clone(), layers, memory };
+        let chain = SnapshotChain { parent: snapshot.parent.clone(), layers, memory };
         self.chains.insert(snapshot.id.clone(), chain);
     }
 
@@ -389,7 +389,7 @@ impl ReferenceCounts {
         layers.iter().filter_map(|layer| self.memory_sizes.get(layer)).sum()
     }
 
-    fn sizes_of_memory(&self, chain: &Chain, parent: Option<&Chain>) -> Sizes {
+    fn sizes_of_memory(&self, chain: &SnapshotChain, parent: Option<&SnapshotChain>) -> Sizes {
         let mut sizes = Sizes::default();
         if chain.memory.is_empty() {
             return sizes;
@@ -501,7 +501,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{Chain, Holder, LayerSize, ReferenceCounts, Sizes, Totals};
+    use super::{Holder, LayerSize, ReferenceCounts, Sizes, SnapshotChain, Totals};
     use crate::model::{LayerId, MemoryId, SnapshotId, Template};
     use crate::store::Linked;
 
@@ -517,7 +517,7 @@ mod tests {
         let id = SnapshotId::fresh();
         let layers: Vec<LayerId> = layers.iter().map(|id| (*id).clone()).collect();
         counts.layers.hold(Holder::Snapshot(id.clone()), &layers);
-        let chain = Chain { parent: parent.cloned(), layers, ..Chain::default() };
+        let chain = SnapshotChain { parent: parent.cloned(), layers, ..SnapshotChain::default() };
         counts.chains.insert(id.clone(), chain);
         id
     }

@@ -27,7 +27,7 @@ impl Images {
     /// is refused and from trouble on this host.
     pub async fn import(&self, name: &str, path: &Path, progress: &Reporter) -> ImageResult<Image> {
         let shown = path.display().to_string();
-        self.import_from(name, &Archive { path: path.to_owned(), shown }, progress).await
+        self.import_from(name, &LocalArchive { path: path.to_owned(), shown }, progress).await
     }
 
     /// Imports an archive that somebody sent and that lies at `path` for now. That path is nobody else's
@@ -42,14 +42,14 @@ impl Images {
         path: &Path,
         progress: &Reporter,
     ) -> ImageResult<Image> {
-        let archive = Archive { path: path.to_owned(), shown: UPLOAD.to_owned() };
+        let archive = LocalArchive { path: path.to_owned(), shown: UPLOAD.to_owned() };
         self.import_from(name, &archive, progress).await
     }
 
     async fn import_from(
         &self,
         name: &str,
-        archive: &Archive,
+        archive: &LocalArchive,
         progress: &Reporter,
     ) -> ImageResult<Image> {
         check_name(name)?;
@@ -71,10 +71,10 @@ impl Images {
     async fn import_root(
         &self,
         name: &str,
-        archive: &Archive,
+        archive: &LocalArchive,
         progress: &Reporter,
     ) -> ImageResult<Image> {
-        let Archive { path, shown: what } = archive;
+        let LocalArchive { path, shown: what } = archive;
         let file = File::open(path).map_err(ImageError::io("open", path))?;
         let total = file.metadata().map_err(ImageError::io("open", path))?.len();
         let mut stack = self.builder.begin().await?;
@@ -90,7 +90,7 @@ impl Images {
     /// Opens an archive or directory and finds an image in it.
     async fn look(
         &self,
-        archive: &Archive,
+        archive: &LocalArchive,
         find: impl FnOnce(&ImageFiles) -> ImageResult<DetectedImage> + Send + 'static,
     ) -> ImageResult<(DetectedImage, ImageFiles, Scratch)> {
         let id = LayerId::fresh();
@@ -106,7 +106,7 @@ impl Images {
     async fn assemble(
         &self,
         name: &str,
-        archive: &Archive,
+        archive: &LocalArchive,
         (found, parts, _scratch): (DetectedImage, ImageFiles, Scratch),
         progress: &Reporter,
     ) -> ImageResult<Image> {
@@ -128,7 +128,7 @@ const UPLOAD: &str = "the upload";
 
 /// Where an archive lies, and what it is called.
 #[derive(Debug, Clone)]
-struct Archive {
+struct LocalArchive {
     path: PathBuf,
     shown: String,
 }

@@ -99,14 +99,16 @@ impl Store {
     fn merge(&self, run: &[LayerId], id: &LayerId, staging: &Path) -> Result<Layer> {
         let mut parts = Vec::new();
         for (rank, layer) in run.iter().enumerate() {
-            parts.push(LayerDir { rank, place: Place::root(&self.diff_dir(layer))? });
+            parts.push(CompactedPart { rank, place: Place::root(&self.diff_dir(layer))? });
         }
         let merger = Merger {
             links: run.iter().map(|_| Mutex::default()).collect(),
             dirs: Mutex::default(),
         };
         let target = Place::root(&staging.join("diff"))?;
-        visit(MergedDir { parts, target, closed: false }, |group, more| merger.merge(group, more))?;
+        visit(CompactedDir { parts, target, closed: false }, |group, more| {
+            merger.merge(group, more)
+        })?;
         failpoint::pass("store.compact.linked");
         merger.finish_dirs()?;
         // A layer is renamed before anything in it is deleted. Those that are there now were there all the time;
@@ -149,15 +151,15 @@ impl Store {
 
 /// One layer's part in a merged directory.
 #[derive(Debug, Clone)]
-struct LayerDir {
+struct CompactedPart {
     /// Which layer of the run.
     rank: usize,
     place: Place,
 }
 
 /// A directory of the new layer and what it is merged from, topmost first.
-struct MergedDir {
-    parts: Vec<LayerDir>,
+struct CompactedDir {
+    parts: Vec<CompactedPart>,
     target: Place,
     /// Whether what is below the run was hidden.
     closed: bool,
@@ -183,11 +185,11 @@ enum MergedEntry {
     /// Something to be linked, from the part with this index.
     Leaf(usize, Box<Statx>),
     /// Directories to be merged; `true` when no lower one can join.
-    Dirs(Vec<LayerDir>, bool),
+    Dirs(Vec<CompactedPart>, bool),
 }
 
 impl Merger {
-    fn merge(&self, group: MergedDir, more: &mut Vec<MergedDir>) -> Result<()> {
+    fn merge(&self, group: CompactedDir, more: &mut Vec<CompactedDir>) -> Result<()> {
         let mut dirs = Vec::new();
         let mut closed = group.closed;
         for part in &group.parts {
@@ -215,7 +217,7 @@ impl Merger {
                 }
                 MergedEntry::Dirs(parts, stopped) => {
                     let closed = closed || stopped;
-                    more.push(MergedDir { parts, target: target.make_dir(&name)?, closed });
+                    more.push(CompactedDir { parts, target: target.make_dir(&name)?, closed });
                 }
             }
         }
@@ -285,7 +287,7 @@ fn collect(
             Some(MergedEntry::Dirs(parts, stopped)) => {
                 let place = dir.child(&entry.name);
                 *stopped = place.open()?.opaque()? == Opaque::Yes;
-                parts.push(LayerDir { rank, place });
+                parts.push(CompactedPart { rank, place });
             }
             None if whiteout => {
                 names.insert(entry.name, MergedEntry::Whiteout);
@@ -293,8 +295,10 @@ fn collect(
             None if is_dir => {
                 let place = dir.child(&entry.name);
                 let stopped = place.open()?.opaque()? == Opaque::Yes;
-                names
-                    .insert(entry.name, MergedEntry::Dirs(vec![LayerDir { rank, place }], stopped));
+                names.insert(
+                    entry.name,
+                    MergedEntry::Dirs(vec![CompactedPart { rank, place }], stopped),
+                );
             }
             None => {
                 names.insert(entry.name, MergedEntry::Leaf(index, Box::new(stat)));

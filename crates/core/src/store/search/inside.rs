@@ -155,7 +155,7 @@ impl<'n> Look<'n> {
         path: &[u8],
         depth: usize,
     ) -> io::Result<()> {
-        let mut source = Source { stream, failed: None };
+        let mut source = StreamSource { stream, failed: None };
         let outcome = match kind {
             Container::Gzip => {
                 let plain = MultiGzDecoder::new(BufReader::with_capacity(64 << 10, &mut source));
@@ -471,12 +471,12 @@ impl Read for Tee<'_, '_> {
 }
 
 /// A stream that remembers whether it was the one that failed.
-struct Source<'a> {
+struct StreamSource<'a> {
     stream: &'a mut dyn Read,
     failed: Option<io::Error>,
 }
 
-impl Read for Source<'_> {
+impl Read for StreamSource<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.stream.read(buffer).map_err(|error| {
             let told = io::Error::new(error.kind(), error.to_string());

@@ -33,7 +33,7 @@ const LONGEST_GAP: usize = 64;
 pub struct Needles {
     names: Vec<String>,
     forms: Vec<Form>,
-    pieces: Vec<Piece>,
+    pieces: Vec<NeedlePiece>,
     automaton: Option<AhoCorasick>,
     longest_piece: usize,
     reach: usize,
@@ -47,7 +47,7 @@ struct Form {
     weight: usize,
 }
 
-struct Piece {
+struct NeedlePiece {
     form: usize,
     at: Range<usize>,
 }
@@ -141,7 +141,7 @@ impl Needles {
         masked
     }
 
-    fn text_of(&self, piece: &Piece) -> &[u8] {
+    fn text_of(&self, piece: &NeedlePiece) -> &[u8] {
         &self.forms[piece.form].text[piece.at.clone()]
     }
 
@@ -162,7 +162,7 @@ impl Needles {
         let form = self.forms.len();
         for at in pieces_of(&text, wraps) {
             self.longest_piece = self.longest_piece.max(at.len());
-            self.pieces.push(Piece { form, at });
+            self.pieces.push(NeedlePiece { form, at });
         }
         // Lines of sixty, each indented, is as thin as a form is drawn.
         self.reach = self.reach.max(text.len() * 2 + LONGEST_GAP);

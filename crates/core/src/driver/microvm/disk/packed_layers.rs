@@ -52,7 +52,7 @@ pub(crate) struct PackedLayers {
 
 /// `<name>.json`.
 #[derive(Debug, Serialize, Deserialize)]
-struct Contents {
+struct PackedRecord {
     layers_dir: PathBuf,
     layers: Vec<PathBuf>,
     /// The image's id, drawn when it was packed.
@@ -95,7 +95,7 @@ impl PackedLayers {
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }
-            let Some(Contents { layers_dir, layers, .. }) = contents(&path) else { continue };
+            let Some(PackedRecord { layers_dir, layers, .. }) = contents(&path) else { continue };
             let gone = |layer: &PathBuf| {
                 matches!(layers_dir.join(layer).try_exists(), Ok(false)) && layers_dir.exists()
             };
@@ -118,7 +118,7 @@ impl PackedLayers {
             // Earlier versions did not sync it, so a power cut may have left it empty.
             (true, None) => uuid_in(&path).and_then(|uuid| {
                 let (layers_dir, layers) = (layers_dir.to_owned(), layers.to_vec());
-                list(&path, &Contents { layers_dir, layers, uuid })
+                list(&path, &PackedRecord { layers_dir, layers, uuid })
             }),
             (false, _) => self.pack(layers_dir, layers, &path),
         };
@@ -146,7 +146,7 @@ impl PackedLayers {
         draft.as_file().set_len(SLOT).map_err(failed("make room for", path))?;
         draft.as_file().sync_all().map_err(failed("sync", path))?;
         let contents =
-            Contents { layers_dir: layers_dir.to_owned(), layers: layers.to_vec(), uuid };
+            PackedRecord { layers_dir: layers_dir.to_owned(), layers: layers.to_vec(), uuid };
         list(path, &contents)?;
         draft.persist(path).map_err(|error| failed("rename", path)(error.error))?;
         File::open(&self.directory)
@@ -181,13 +181,13 @@ impl PackedLayers {
 }
 
 /// What packed layers are, if that reads.
-fn contents(path: &Path) -> Option<Contents> {
+fn contents(path: &Path) -> Option<PackedRecord> {
     let text = fs::read(path.with_extension("json")).ok()?;
     serde_json::from_slice(&text).ok()
 }
 
 /// Puts on record, on stable storage, what packed layers are.
-fn list(path: &Path, contents: &Contents) -> DriverResult<()> {
+fn list(path: &Path, contents: &PackedRecord) -> DriverResult<()> {
     let text = serde_json::to_vec(contents)
         .map_err(|error| broken("describe the packed layers", &error))?;
     let listed = path.with_extension("json");

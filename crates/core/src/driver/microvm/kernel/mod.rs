@@ -40,7 +40,7 @@ pub struct Kernel {
 
 /// `kernel.json`.
 #[derive(Debug, Serialize, Deserialize)]
-struct Record {
+struct KernelRecord {
     format: u32,
     /// Of `vmlinuz` and `initramfs`, one after the other.
     digest: String,
@@ -88,7 +88,7 @@ pub fn prepare(vmlinuz: &Path, modules: &Path, agent: &[u8], into: &Path) -> io:
 pub fn open(dir: &Path, agent: &[u8]) -> io::Result<Kernel> {
     let path = dir.join(RECORD);
     let text = read(&path)?;
-    let record: Record = serde_json::from_slice(&text)
+    let record: KernelRecord = serde_json::from_slice(&text)
         .map_err(|error| at(&path, &io::Error::new(io::ErrorKind::InvalidData, error)))?;
     if record.format != FORMAT {
         let error = format!("format {} is not known here", record.format);
@@ -115,7 +115,7 @@ fn write_initramfs(dir: &Path, agent: &[u8], modules: Vec<String>) -> io::Result
     digest.update(&initramfs);
     let digest = hex(&digest.finalize());
     let agent = hex(&Sha256::digest(agent));
-    let record = Record { format: FORMAT, digest: digest.clone(), agent, modules };
+    let record = KernelRecord { format: FORMAT, digest: digest.clone(), agent, modules };
     let text = serde_json::to_vec_pretty(&record).map_err(io::Error::other)?;
     save(&dir.join(RECORD), &text)?;
     kernel(dir, digest)

@@ -84,7 +84,7 @@ pub(super) fn capture_within(
     let pages = ram / PAGE;
     let process = Process::open(pid, at)?;
     process.check(pages)?;
-    let below = Below::open(image, pages)?;
+    let below = ImageBelow::open(image, pages)?;
     let out = Out { file: create(&into.join("pages"))?, end: AtomicU64::new(0) };
     let changed = process.changed(pages)?;
     let whole = below.files.is_empty() || below.files.len() >= DEEPEST;
@@ -117,7 +117,7 @@ fn create(path: &Path) -> io::Result<File> {
 fn capture_part(
     most: usize,
     process: &Process,
-    below: &Below,
+    below: &ImageBelow,
     changed: &[Range<u64>],
     out: &Out,
 ) -> io::Result<Option<Vec<PageRun>>> {
@@ -137,7 +137,7 @@ fn capture_part(
 fn capture_whole(
     most: usize,
     process: &Process,
-    below: &Below,
+    below: &ImageBelow,
     changed: &[Range<u64>],
     out: &Out,
 ) -> io::Result<Vec<PageRun>> {
@@ -207,7 +207,7 @@ fn widen(
 /// Looks through ranges of RAM and writes the pages that differ from what is below, or, if nothing is, from zero.
 fn write_all(
     process: &Process,
-    below: Option<&Below>,
+    below: Option<&ImageBelow>,
     ranges: &[Range<u64>],
     out: &Out,
 ) -> io::Result<Vec<PageRun>> {
@@ -418,12 +418,12 @@ impl Process {
 }
 
 /// The image that RAM is compared with.
-struct Below {
+struct ImageBelow {
     files: Vec<File>,
     extents: Vec<Extent>,
 }
 
-impl Below {
+impl ImageBelow {
     fn open(image: &[PathBuf], pages: u64) -> io::Result<Self> {
         let layers = layers_of(image)?;
         let mut below = Self { files: Vec::new(), extents: Vec::new() };

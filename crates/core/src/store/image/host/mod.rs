@@ -83,10 +83,10 @@ impl Host {
     ///
     /// Returns the first file that could not be linked or copied. `diff` is then of no use.
     pub fn build(&self, diff: &Path, never: &Path, progress: &Reporter) -> ImageResult<HostTree> {
-        let work = Work {
+        let work = CopyWork {
             never: fs::metadata(never).ok().map(|found| identity(&found)),
             homes: etc_files::homes(&self.root),
-            ..Work::new(progress)
+            ..CopyWork::new(progress)
         };
         fs::set_permissions(diff, std::os::unix::fs::PermissionsExt::from_mode(0o755))
             .map_err(ImageError::io("change the mode of", diff))?;
@@ -138,7 +138,7 @@ impl Host {
     /// Puts one name of the host on the list: a directory to be walked, or a file or link.
     fn plan(
         &self,
-        work: &Work<'_>,
+        work: &CopyWork<'_>,
         diff: &Path,
         name: &str,
         means: Means,
@@ -186,7 +186,7 @@ struct Job {
 }
 
 /// What the threads share.
-struct Work<'a> {
+struct CopyWork<'a> {
     never: Option<(u64, u64)>,
     homes: BTreeSet<String>,
     progress: &'a Reporter,
@@ -210,7 +210,7 @@ struct JobQueue {
     error: Option<ImageError>,
 }
 
-impl<'a> Work<'a> {
+impl<'a> CopyWork<'a> {
     fn new(progress: &'a Reporter) -> Self {
         Self {
             never: None,

@@ -55,14 +55,14 @@ impl std::fmt::Debug for Credentials {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct DockerConfig {
-    auths: BTreeMap<String, Entry>,
+    auths: BTreeMap<String, AuthEntry>,
     cred_helpers: BTreeMap<String, String>,
     creds_store: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Entry {
+struct AuthEntry {
     auth: Option<String>,
     username: Option<String>,
     password: Option<String>,
@@ -72,7 +72,7 @@ struct Entry {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Answer {
+struct HelperAnswer {
     username: String,
     secret: String,
 }
@@ -113,7 +113,7 @@ pub(super) async fn find(
     }
 }
 
-impl Entry {
+impl AuthEntry {
     fn credentials(&self) -> Result<Option<Credentials>, String> {
         let said = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         if let Some(token) = said(&self.registrytoken) {
@@ -185,11 +185,15 @@ async fn ask(
         let said: String = said.trim().chars().take(200).collect();
         return Err(bad(format!("`{program}` says: {said}")));
     }
-    let answer: Answer = serde_json::from_slice(&output.stdout)
+    let answer: HelperAnswer = serde_json::from_slice(&output.stdout)
         .map_err(|error| bad(format!("`{program}` answers with something else: {error}")))?;
     Ok(match answer {
-        Answer { username, secret } if username == TOKEN_USER => Credentials::Identity(secret),
-        Answer { username, secret } => Credentials::Password { user: username, password: secret },
+        HelperAnswer { username, secret } if username == TOKEN_USER => {
+            Credentials::Identity(secret)
+        }
+        HelperAnswer { username, secret } => {
+            Credentials::Password { user: username, password: secret }
+        }
     })
 }
 

@@ -32,7 +32,7 @@ pub(in super::super) fn names(
 /// Notes where the files of an uncompressed archive are.
 pub(in super::super) fn index(what: &str, archive: impl Read) -> ImageResult<Index> {
     let damaged = |source| ImageError::Damaged { what: what.to_owned(), source };
-    let mut stream = TarStream::new(Counted { inner: BufReader::new(archive), at: 0 });
+    let mut stream = TarStream::new(CountedReader { inner: BufReader::new(archive), at: 0 });
     let (mut files, mut links) = (BTreeMap::new(), BTreeMap::new());
     while let Some(entry) = stream.next().map_err(damaged)? {
         let name = plain(&entry.path);
@@ -77,12 +77,12 @@ fn beside(name: &str, target: &str) -> String {
     parts.join("/")
 }
 
-struct Counted<R> {
+struct CountedReader<R> {
     inner: R,
     at: u64,
 }
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for CountedReader<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(into)?;
         self.at += read as u64;

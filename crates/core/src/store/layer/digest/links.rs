@@ -93,14 +93,14 @@ impl SortedLinks {
     }
 }
 
-type Record = [u64; 3];
+type LinkRecord = [u64; 3];
 
 /// Sorts records. Those that do not fit in memory go to a temporary file in sorted runs.
 #[derive(Debug)]
 struct SpillSort {
     temporary: PathBuf,
     limit: usize,
-    held: Vec<Record>,
+    held: Vec<LinkRecord>,
     spilled: Option<File>,
     /// How many records the runs in the file have.
     runs: Vec<u64>,
@@ -111,7 +111,7 @@ impl SpillSort {
         Self { temporary, limit, held: Vec::new(), spilled: None, runs: Vec::new() }
     }
 
-    fn push(&mut self, record: Record) -> Result<()> {
+    fn push(&mut self, record: LinkRecord) -> Result<()> {
         if self.held.len() >= self.limit {
             self.spill()?;
         }
@@ -166,7 +166,7 @@ struct Sorted {
     file: Option<File>,
     runs: Vec<Run>,
     /// The first record of each run that has one.
-    heads: BinaryHeap<Reverse<(Record, usize)>>,
+    heads: BinaryHeap<Reverse<(LinkRecord, usize)>>,
 }
 
 #[derive(Debug)]
@@ -174,11 +174,11 @@ struct Run {
     /// The records of the file that are still to be read.
     at: u64,
     end: u64,
-    read: VecDeque<Record>,
+    read: VecDeque<LinkRecord>,
 }
 
 impl Sorted {
-    fn next(&mut self) -> Result<Option<Record>> {
+    fn next(&mut self) -> Result<Option<LinkRecord>> {
         let Some(Reverse((record, run))) = self.heads.pop() else { return Ok(None) };
         self.advance(run)?;
         Ok(Some(record))
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn records_are_sorted_however_few_are_held() {
         let dir = tempfile::tempdir().unwrap();
-        let records: Vec<Record> = (0..5000u64).map(|n| [n * 7919 % 613, n, n]).collect();
+        let records: Vec<LinkRecord> = (0..5000u64).map(|n| [n * 7919 % 613, n, n]).collect();
         let mut expected = records.clone();
         expected.sort_unstable();
         for limit in [1, 10, 4999, 5000, 10_000] {
