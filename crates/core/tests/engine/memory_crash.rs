@@ -179,6 +179,7 @@ async fn what_breaks_off_costs_nothing() {
         ("checkpoint", "commit.snapshot"),
         ("pause", "capture.recorded"),
         ("pause", "capture.taken"),
+        ("pause", "pause.held"),
         ("pause", "pause.sealed"),
         ("pause", "commit.snapshot"),
         ("pause", "pause.committed"),
