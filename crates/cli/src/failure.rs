@@ -241,7 +241,7 @@ mod tests {
             message,
             hint: Some("do".to_owned()),
             findings: Vec::new(),
-            conflicts: Vec::new(),
+            conflicts: Box::default(),
         })
     }
 

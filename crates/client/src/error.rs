@@ -23,7 +23,7 @@ pub enum Error {
         /// What the guard found, when that is why.
         findings: Vec<Finding>,
         /// Paths that cannot be merged, when that is why.
-        conflicts: Vec<MergeConflict>,
+        conflicts: Box<[MergeConflict]>,
     },
     /// No server answers at the address.
     #[error("cannot reach the server at {url}")]
@@ -142,7 +142,7 @@ impl Error {
     pub(crate) fn from_body(status: u16, error: ErrorBody) -> Self {
         let ErrorBody { code, aliases: _, message, hint, findings, conflicts } = error;
         let code = present_code(&code).to_owned();
-        Self::Api { status, code, message, hint, findings, conflicts }
+        Self::Api { status, code, message, hint, findings, conflicts: conflicts.into() }
     }
 
     /// Reads an error response. A body in another format (a proxy's page) is quoted, truncated.

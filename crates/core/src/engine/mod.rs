@@ -365,7 +365,7 @@ impl Engine {
                 );
             }
             Err(_) => {
-                tracing::error!("shutdown: the disk does not answer; not everything was synced")
+                tracing::error!("shutdown: the disk does not answer; not everything was synced");
             }
         }
         machines.end_warm_machines().await;

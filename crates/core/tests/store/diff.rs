@@ -188,8 +188,7 @@ async fn patch(world: &World, from: &[LayerId], to: &[LayerId], how: PatchOption
     let sink = Sink::default();
     let options = DiffOptions { limit: 100_000, ..DiffOptions::default() };
     world.store.write_patch(from, to, options, how, sink.clone()).await.unwrap();
-    let bytes = sink.0.lock().unwrap().clone();
-    bytes
+    sink.0.lock().unwrap().clone()
 }
 
 fn git(dir: &Path, args: &[&str], input: &[u8]) {
@@ -222,7 +221,7 @@ async fn git_applies_the_patches() {
     for seed in 0..12 {
         let world = World::new();
         let image = world.image(|root| churn(root, seed, 60)).await;
-        let from = world.churned(&[image.clone()], seed + 1, 1).await;
+        let from = world.churned(std::slice::from_ref(&image), seed + 1, 1).await;
         let mut to = world.churned(&[image], seed + 500, 2).await;
         let lines = |root: &Path| {
             fs::write(root.join("lines"), "1\n2\n3\n4\r\nfive\rsix\n7\n8\n9").unwrap();
