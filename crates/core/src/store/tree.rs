@@ -145,6 +145,11 @@ impl Dir {
         Place { base: Arc::clone(&self.base), below: name.to_bytes().to_vec() }
     }
 
+    /// The path from the root of the tree to this directory.
+    pub(super) fn path(&self) -> &[u8] {
+        &self.base.path
+    }
+
     /// The path from the root of the tree to `name` in this directory.
     pub(super) fn path_of(&self, name: &CStr) -> Vec<u8> {
         join(&self.base.path, name.to_bytes())

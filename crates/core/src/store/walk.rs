@@ -27,29 +27,49 @@ pub(super) struct Measure {
     pub(super) summary: [u8; 32],
 }
 
-/// What of a name goes into the summary. The size of directories, link counts and change times are
-/// the filesystem's own.
-fn summed(path: &[u8], stat: &Statx) -> [u8; 32] {
-    let size = match file_type(stat) {
-        FileType::Directory => 0,
-        _ => stat.stx_size,
-    };
-    let mut hash = Sha256::new();
-    hash.update(path);
-    for number in [
-        u64::from(stat.stx_mode),
-        u64::from(stat.stx_uid),
-        u64::from(stat.stx_gid),
-        size,
-        stat.stx_mtime.tv_sec.cast_unsigned(),
-        u64::from(stat.stx_mtime.tv_nsec),
-        u64::from(stat.stx_rdev_major),
-        u64::from(stat.stx_rdev_minor),
-    ] {
-        hash.update([0]);
-        hash.update(number.to_le_bytes());
+/// Hashes the names of one directory. What goes into the hash of a name is its path from the root of the tree and what is
+/// known of it; the size of directories, link counts and change times are the filesystem's own.
+struct NameHasher {
+    /// The path of the directory has gone in.
+    prefix: Sha256,
+}
+
+impl NameHasher {
+    /// For names in the directory at `path`, without slashes at its ends.
+    fn new(path: &[u8]) -> Self {
+        let mut prefix = Sha256::new();
+        prefix.update(path);
+        if !path.is_empty() {
+            prefix.update(b"/");
+        }
+        Self { prefix }
     }
-    hash.finalize().into()
+
+    fn hash(&self, name: &[u8], stat: &Statx) -> [u8; 32] {
+        let size = match file_type(stat) {
+            FileType::Directory => 0,
+            _ => stat.stx_size,
+        };
+        let numbers = [
+            u64::from(stat.stx_mode),
+            u64::from(stat.stx_uid),
+            u64::from(stat.stx_gid),
+            size,
+            stat.stx_mtime.tv_sec.cast_unsigned(),
+            u64::from(stat.stx_mtime.tv_nsec),
+            u64::from(stat.stx_rdev_major),
+            u64::from(stat.stx_rdev_minor),
+        ];
+        // A zero before each number, and all of them in one piece: a hasher is asked for every name.
+        let mut text = [0u8; 8 * 9];
+        for (to, number) in text.chunks_exact_mut(9).zip(numbers) {
+            to[1..].copy_from_slice(&number.to_le_bytes());
+        }
+        let mut hash = self.prefix.clone();
+        hash.update(name);
+        hash.update(text);
+        hash.finalize().into()
+    }
 }
 
 fn add_up(sum: &mut [u8; 32], one: &[u8; 32]) {
@@ -78,13 +98,14 @@ pub(super) fn measure_looking(
     let root = Place::root(root)?;
     let own = root.open()?.own_stat()?;
     bytes.fetch_add(own.stx_blocks * 512, Ordering::Relaxed);
-    let summary = Mutex::new(summed(b"", &own));
+    let summary = Mutex::new(NameHasher::new(b"").hash(b"", &own));
     visit((root, None::<Arc<Heap>>), |(place, heap), more| {
         let dir = match place.open() {
             Err(error) if moving && vanished(&error) => return Ok(()),
             opened => opened?,
         };
         let mut here = Measure::default();
+        let hasher = (!moving).then(|| NameHasher::new(dir.path()));
         let listed = dir.for_each(|name, _| {
             let stat = match dir.stat(name) {
                 Err(error) if moving && vanished(&error) => return Ok(()),
@@ -92,8 +113,8 @@ pub(super) fn measure_looking(
             };
             let is_dir = file_type(&stat) == FileType::Directory;
             here.files += 1;
-            if !moving {
-                add_up(&mut here.summary, &summed(&dir.path_of(name), &stat));
+            if let Some(hasher) = &hasher {
+                add_up(&mut here.summary, &hasher.hash(name.to_bytes(), &stat));
             }
             if is_dir || stat.stx_nlink == 1 || lock(&linked).insert(stat.stx_ino) {
                 here.bytes += stat.stx_blocks * 512;
@@ -219,4 +240,58 @@ impl<T> Drop for Turn<'_, T> {
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::ffi::OsStrExt;
+    use std::path::PathBuf;
+
+    use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+
+    use super::*;
+
+    /// The summary as `docs/formats/layer.md` defines it. Sealed layers are compared by it for years.
+    fn by_definition(root: &Path, names: &[&str]) -> [u8; 32] {
+        let mut sum = [0; 32];
+        for name in names {
+            let at = if name.is_empty() { root.to_owned() } else { root.join(name) };
+            let stat = statx(CWD, &at, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)
+                .expect("a name of the test");
+            let is_dir = file_type(&stat) == FileType::Directory;
+            let mut text = PathBuf::from(name).as_os_str().as_bytes().to_vec();
+            for number in [
+                u64::from(stat.stx_mode),
+                u64::from(stat.stx_uid),
+                u64::from(stat.stx_gid),
+                if is_dir { 0 } else { stat.stx_size },
+                stat.stx_mtime.tv_sec.cast_unsigned(),
+                u64::from(stat.stx_mtime.tv_nsec),
+                u64::from(stat.stx_rdev_major),
+                u64::from(stat.stx_rdev_minor),
+            ] {
+                text.push(0);
+                text.extend(number.to_le_bytes());
+            }
+            add_up(&mut sum, &Sha256::digest(&text).into());
+        }
+        sum
+    }
+
+    #[test]
+    fn the_summary_is_the_documented_one() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (root, long) = (dir.path(), "d".repeat(200));
+        fs::create_dir_all(root.join(format!("a/{long}/b"))).expect("directories");
+        for file in ["top", "a/middle", &format!("a/{long}/b/deep")] {
+            fs::write(root.join(file), file).expect("a file");
+        }
+        std::os::unix::fs::symlink("top", root.join("a/link")).expect("a link");
+        let [under, below, deep] = ["", "/b", "/b/deep"].map(|end| format!("a/{long}{end}"));
+        let names = ["", "top", "a", "a/middle", "a/link", &under, &below, &deep];
+        let measured = measure(root).expect("a tree that can be read");
+        assert_eq!(measured.files, 7);
+        assert_eq!(measured.summary, by_definition(root, &names));
+    }
 }
