@@ -8,6 +8,7 @@ use std::io;
 use std::io::Write as _;
 
 use sandkeep_client::Error as ClientError;
+use sandkeep_client::types::error_chain;
 
 use crate::command::conflicts_text;
 use crate::command::guard::findings_text;
@@ -171,22 +172,7 @@ impl Failure {
 
     /// What went wrong, with its causes.
     fn message(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = match self {
-            // Transparent: its own text was just written.
-            Self::Client(error) => error.source(),
-            other => other.source(),
-        };
-        while let Some(error) = cause {
-            let words = error.to_string();
-            // Some libraries repeat their cause in their own words.
-            if !text.contains(&words) {
-                text.push_str(": ");
-                text.push_str(&words);
-            }
-            cause = error.source();
-        }
-        text
+        error_chain(self)
     }
 
     fn told(&self, paint: Paint) -> String {

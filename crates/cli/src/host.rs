@@ -51,7 +51,7 @@ pub(crate) fn install_agent(bin: &Path) -> io::Result<PathBuf> {
 }
 
 /// The first of the uids of hypervisors that are no machine's yet: behind all that sandboxes may have.
-const SPARE_UIDS: u32 = 0xE000_0000;
+const WARM_HYPERVISOR_UIDS: u32 = 0xE000_0000;
 
 /// Which data directory uses a mark.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -215,8 +215,8 @@ pub(crate) fn microvm_config(
         cgroup_parent: beside(&container.cgroup_parent),
         cache_dir: data.join("microvm"),
         qemu: settings.qemu.clone(),
-        spares: settings.spares,
-        spare_uids: SPARE_UIDS,
+        warm_hypervisors: settings.warm_hypervisors,
+        warm_uids: WARM_HYPERVISOR_UIDS,
     }
 }
 
@@ -226,7 +226,7 @@ pub(crate) fn kernel_dir(data: &Path) -> PathBuf {
 }
 
 fn short_hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(&Sha256::digest(bytes)[..6])
 }
 
 /// Explains why root is needed, to whoever is not.

@@ -40,7 +40,7 @@ const DEFAULT_PROJECT: &str = "default";
 const INDEX: &str = "index.sqlite";
 
 /// How many cages are begun ahead of the next starts.
-const SPARES: usize = 2;
+const PREBUILT: usize = 2;
 
 pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failure> {
     let config = config::resolve(global, args)?;
@@ -72,7 +72,7 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
     let mut settings = Settings {
         secrets_key: config.secrets_key.clone(),
         network: config.network.clone(),
-        ready: config.microvm.ready,
+        warm_vms: config.microvm.warm_vms,
         trash_grace: config.trash_grace,
         commands: config.commands,
         ..Settings::default()
@@ -83,12 +83,13 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
     let (engine, drivers) = open_engine(store, settings, &config.microvm).await?;
     let file = introduce(&engine, &config, &server).await?;
     greet(global, &config, &file)?;
+    let mut background = tokio::task::JoinSet::new();
     if config.host_image {
-        tokio::spawn(make_host_image(engine.clone()));
+        background.spawn(make_host_image(engine.clone()));
     }
-    let giving_back = tokio::spawn(crate::memory::give_back());
+    background.spawn(crate::memory::give_back());
     server.run(engine.clone(), ended).await;
-    giving_back.abort();
+    background.shutdown().await;
     tracing::info!("shutting down; sandboxes keep running");
     engine.shutdown().await;
     drivers.retire();
@@ -197,7 +198,7 @@ pub(crate) async fn open_engine(
         Failure::caused("cannot run sandboxes on this host", error)
             .with_hint("`keep doctor` shows what is missing and how to fix it")
     })?;
-    let container = container.with_spares(SPARES);
+    let container = container.with_prebuilt(PREBUILT);
     let microvm = match machines::driver(&agent, &data, claim.mark(), machines) {
         Ok(driver) => Some(driver),
         Err(absent) => {

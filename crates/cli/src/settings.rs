@@ -31,7 +31,7 @@ pub(crate) struct Settings {
     /// CPUs, like 2 or 0.5 [default: 2]
     #[arg(long, value_name = "COUNT", value_parser = millicpus)]
     pub(crate) vcpus: Option<u32>,
-    /// Memory including swap, like 512M or 4G [default: 4G]
+    /// Memory, like 512M or 4G; pages in swap count too [default: 4G]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Size>,
     /// Disk space that one session may write, like 10G [default: 32G]

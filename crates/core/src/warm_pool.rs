@@ -24,6 +24,7 @@ use async_trait::async_trait;
 use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio_util::task::AbortOnDropHandle;
 
 /// How often somebody looks who cannot be woken.
 const LOOK: Duration = Duration::from_millis(5);
@@ -63,6 +64,8 @@ pub(crate) struct WarmPool<K, T> {
     working: tokio::sync::Mutex<()>,
     /// Wakes the task.
     wake: Arc<Notify>,
+    /// The task. It holds the pool while it makes or discards something, so it is only ever aborted while it waits.
+    task: Mutex<Option<AbortOnDropHandle<()>>>,
 }
 
 #[derive(Debug)]
@@ -84,7 +87,7 @@ struct Ready<K, T> {
 }
 
 /// What there is to do.
-enum Step<K, T> {
+enum PoolStep<K, T> {
     Make(K),
     Discard(Vec<T>),
     Wait(Duration),
@@ -112,6 +115,7 @@ where
             last_start: Mutex::default(),
             working: tokio::sync::Mutex::default(),
             wake: Arc::default(),
+            task: Mutex::default(),
         })
     }
 
@@ -151,7 +155,9 @@ where
             self.wake.notify_one();
         } else {
             let (pool, maker) = (Arc::downgrade(self), Arc::downgrade(maker));
-            tokio::spawn(tend(pool, maker, Arc::clone(&self.wake)));
+            let wake = Arc::clone(&self.wake);
+            let task = AbortOnDropHandle::new(tokio::spawn(tend(pool, maker, wake)));
+            *self.task.lock() = Some(task);
         }
     }
 
@@ -190,7 +196,7 @@ where
         loop {
             let _nobody_else = self.working.lock().await;
             match self.step() {
-                Step::Make(kind) => {
+                PoolStep::Make(kind) => {
                     let made = no_panic("make", Arc::clone(maker).make(kind.clone())).await;
                     let made = made.flatten();
                     let ready = made.map(|item| Ready { kind, item, made: Instant::now() });
@@ -198,38 +204,38 @@ where
                     stock.making = None;
                     stock.ready.extend(ready);
                 }
-                Step::Discard(items) => {
+                PoolStep::Discard(items) => {
                     for item in items {
                         no_panic("discard", Arc::clone(maker).discard(item)).await;
                     }
                 }
-                Step::Wait(wait) => return Some(wait),
-                Step::Done => return None,
+                PoolStep::Wait(wait) => return Some(wait),
+                PoolStep::Done => return None,
             }
         }
     }
 
-    fn step(&self) -> Step<K, T> {
+    fn step(&self) -> PoolStep<K, T> {
         let mut stock = self.stock.lock();
         let surplus = stock.surplus(&self.limits);
         if !surplus.is_empty() {
-            return Step::Discard(surplus);
+            return PoolStep::Discard(surplus);
         }
         if !stock.wanted.is_empty() {
             let busy = self.busy_for();
             if !busy.is_zero() {
-                return Step::Wait(busy);
+                return PoolStep::Wait(busy);
             }
             let kind = stock.wanted.remove(0);
             stock.making = Some(kind.clone());
-            return Step::Make(kind);
+            return PoolStep::Make(kind);
         }
         match stock.ready.first() {
-            Some(oldest) => Step::Wait(self.limits.idle.saturating_sub(oldest.made.elapsed())),
+            Some(oldest) => PoolStep::Wait(self.limits.idle.saturating_sub(oldest.made.elapsed())),
             None => {
                 // Under the lock: whoever wants one later finds that nobody tends the pool.
                 stock.tended = false;
-                Step::Done
+                PoolStep::Done
             }
         }
     }
@@ -301,12 +307,6 @@ impl<K, T> Drop for Starting<'_, K, T> {
         if self.0.starting.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.0.wake.notify_one();
         }
-    }
-}
-
-impl<K, T> Drop for WarmPool<K, T> {
-    fn drop(&mut self) {
-        self.wake.notify_one();
     }
 }
 

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use sandkeep_client::types::{ErrorAnswer, ErrorBody, former_codes};
+use sandkeep_client::types::{ErrorAnswer, ErrorBody, error_chain, former_codes};
 use sandkeep_core::guest::GuestError;
 
 use sandkeep_core::engine::{self, ErrorKind};
@@ -106,10 +106,10 @@ impl From<&engine::Error> for ApiError {
         // The causes of internal faults are logged, not sent: they may reveal too much.
         let fault = error.kind() == ErrorKind::Fault;
         if fault {
-            tracing::error!(error = chain(error), "a request failed");
+            tracing::error!(error = error_chain(error), "a request failed");
         }
         let message =
-            if fault && !error.is_of_the_disk() { error.to_string() } else { chain(error) };
+            if fault && !error.is_of_the_disk() { error.to_string() } else { error_chain(error) };
         let mut answer = Self::new(status, error.code(), message);
         answer.body.hint = error.hint();
         if let engine::Error::Guarded { findings, .. } = error {
@@ -140,16 +140,4 @@ impl IntoResponse for ApiError {
         }
         response
     }
-}
-
-/// An error with all its causes, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

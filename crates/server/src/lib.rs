@@ -27,8 +27,8 @@ pub mod listen;
 pub mod openapi;
 mod origin;
 
-pub use compat::vercel::Settings as VercelSettings;
-pub use gateway::Settings as GatewaySettings;
+pub use compat::vercel::VercelSettings;
+pub use gateway::GatewaySettings;
 pub use limits::Limits;
 pub use listen::{ServeConfig, ServeError, Server, serve};
 pub use origin::WebSettings;

@@ -15,16 +15,18 @@ use std::time::Duration;
 
 use axum::Router;
 use hyper::service::{Service as _, service_fn};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Notify;
+use tokio_util::task::TaskTracker;
 
 use crate::api::{self, App};
 use crate::connections::{Counted, Slot, Via, turn_away};
 use crate::limits::Limits;
+use sandkeep_client::types::error_chain;
 use sandkeep_core::engine::Engine;
 
 /// Where and how to serve.
@@ -247,12 +249,26 @@ const STREAMS: u32 = 256;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer(pub(crate) Option<IpAddr>);
 
+/// Runs the tasks of an HTTP/2 connection among those that a shutdown waits for.
+#[derive(Clone)]
+pub(crate) struct TrackedTasks(pub(crate) TaskTracker);
+
+impl<F> hyper::rt::Executor<F> for TrackedTasks
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    fn execute(&self, work: F) {
+        self.0.spawn(work);
+    }
+}
+
 async fn connection<S>(stream: S, slot: Arc<Slot>, peer: Peer, router: Router, app: Arc<App>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let closing = app.closing.clone();
-    let mut builder = Builder::new(TokioExecutor::new());
+    let mut builder = Builder::new(TrackedTasks(app.tasks.clone()));
     // A peer that never finishes its headers does not hold a connection for long.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD);
     builder
@@ -298,7 +314,7 @@ where
         },
     };
     if let Err(error) = ended {
-        tracing::debug!(error = crate::error::chain(error.as_ref()), "a connection broke");
+        tracing::debug!(error = error_chain(error.as_ref()), "a connection broke");
     }
 }
 

@@ -180,7 +180,7 @@ async fn a_snapshot_goes_only_when_nobody_stands_on_it(db: &dyn Db) {
         ..snapshot.clone()
     };
     let bury = async |snapshot: &Snapshot, unless: Unless<'_>| {
-        db.bury_snapshot(&buried(snapshot), unless).await.expect("it answers")
+        db.put_tombstone(&buried(snapshot), unless).await.expect("it answers")
     };
     assert!(!bury(&new, Unless::Held).await, "somebody stands on it");
     assert_eq!(

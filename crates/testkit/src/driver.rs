@@ -192,8 +192,8 @@ impl MicrovmHost {
             cgroup_parent: ground.name.clone(),
             cache_dir: ground.path().join("microvm"),
             qemu: PathBuf::from("/usr/bin/qemu-system-x86_64"),
-            spares: 0,
-            spare_uids: 0xE000_0000,
+            warm_hypervisors: 0,
+            warm_uids: 0xE000_0000,
         };
         MicrovmDriver::new(config.clone(), agent_answers).map_err(|e| e.to_string())?;
         let into = config.cache_dir.join("kernel");
@@ -291,7 +291,7 @@ pub async fn bring_up(driver: &dyn Driver, machine: &Machine) -> Guest {
 /// # Panics
 ///
 /// When that does not work.
-pub async fn settle(driver: &dyn Driver, guest: &Guest) {
+pub async fn wait_until_quiet(driver: &dyn Driver, guest: &Guest) {
     guest.quiesce(Duration::ZERO).await.expect("commands end");
     if driver.disk().is_some() {
         guest.freeze().await.expect("all is on the disk");
@@ -383,7 +383,7 @@ pub async fn driver_contract<D: Driver>(
     let link = survivor(&driver, &one.key).await;
     let inside = reach(&link).await;
     assert_eq!(read(&inside, "/kept").await, "by one", "and their agents are where they were");
-    settle(&driver, &inside).await;
+    wait_until_quiet(&driver, &inside).await;
     drop(inside);
 
     let (died, stopped) = tokio::join!(

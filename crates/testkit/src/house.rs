@@ -130,8 +130,8 @@ impl House {
             cgroup_parent: format!("{}-m", self.config.cgroup_parent),
             cache_dir,
             qemu: "/usr/bin/qemu-system-x86_64".into(),
-            spares: 0,
-            spare_uids: self.settings.uid_base + self.settings.uid_ranges * 0x1_0000,
+            warm_hypervisors: 0,
+            warm_uids: self.settings.uid_base + self.settings.uid_ranges * 0x1_0000,
         });
         // Boots are emulated, and the host is busy with other tests.
         self.settings.patience = Duration::from_secs(60);

@@ -33,6 +33,22 @@ pub struct ErrorBody {
     pub conflicts: Vec<MergeConflict>,
 }
 
+/// An error with all its causes, in one line. A cause that the text before it contains is left out: transparent wrappers, and some
+/// libraries, repeat their causes.
+#[must_use]
+pub fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
 /// Error codes that were renamed: the former code and the present one.
 pub const RENAMED_CODES: [(&str, &str); 10] = [
     ("no_room", "insufficient_storage"),
@@ -63,7 +79,36 @@ pub fn present_code(code: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::{RENAMED_CODES, former_codes, present_code};
+    use std::fmt;
+
+    use super::{RENAMED_CODES, error_chain, former_codes, present_code};
+
+    #[derive(Debug)]
+    struct Layered(&'static str, Option<Box<Layered>>);
+
+    impl fmt::Display for Layered {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl std::error::Error for Layered {
+        fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+            self.1.as_deref().map(|cause| cause as _)
+        }
+    }
+
+    #[test]
+    fn causes_are_named_once() {
+        let of = |texts: &[&'static str]| {
+            let wrap = |cause, text: &&'static str| Some(Box::new(Layered(text, cause)));
+            error_chain(&*texts.iter().rev().fold(None, wrap).unwrap())
+        };
+        assert_eq!(of(&["cannot start"]), "cannot start");
+        assert_eq!(of(&["cannot start", "no disk", "EIO"]), "cannot start: no disk: EIO");
+        assert_eq!(of(&["no disk", "no disk", "EIO"]), "no disk: EIO", "a transparent wrapper");
+        assert_eq!(of(&["failed (EIO) twice", "EIO"]), "failed (EIO) twice");
+    }
 
     #[test]
     fn renamed_codes_are_found_by_either_name() {

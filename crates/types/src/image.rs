@@ -29,7 +29,12 @@ pub struct Image {
     pub env: BTreeMap<String, String>,
     /// Where it came from: `host`, a path, a registry reference, the image it was customized from.
     pub source: String,
-    /// Whether it is another image with a layer of the server's own on top.
+    /// Whether it was made by customizing another image.
+    #[serde(default)]
+    pub customized: bool,
+    /// The former name of `customized`. It goes with the next release.
+    #[serde(default)]
+    #[schema(deprecated)]
     pub dressed: bool,
     /// When it was made here.
     #[schema(format = DateTime)]

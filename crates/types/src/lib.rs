@@ -45,7 +45,7 @@ pub use diff::{
     ForkOutcome, Merge, MergeConflict, MergeCounts, Merged, OnConflict, Promote, Promoted, Rename,
 };
 pub use drive::{Attached, CreateDrive, Drive, ForkDrive, Mount, MountMode};
-pub use error::{ErrorAnswer, ErrorBody, RENAMED_CODES, former_codes, present_code};
+pub use error::{ErrorAnswer, ErrorBody, RENAMED_CODES, error_chain, former_codes, present_code};
 pub use event::{Event, EventSandbox};
 pub use file::{Entry, EntryKind, Listing, MakeDir, Move, Moved};
 pub use guard::{

@@ -113,7 +113,7 @@ impl ChangeList {
 
     /// Makes the list at most `most` paths long. Large directories are cut to a few paths each, so that
     /// a thousand files of one do not hide a single file of another.
-    pub fn shorten(&mut self, most: usize) {
+    pub fn truncate_to(&mut self, most: usize) {
         self.paths.sort_by(|one, two| compare(&one.path, &two.path));
         let mut more: BTreeMap<Vec<u8>, Under> = BTreeMap::new();
         for under in self.more.drain(..) {
@@ -255,7 +255,7 @@ mod tests {
         let many = (0..500).map(|n| format!("node_modules/p{}/f{n}.js", n % 7));
         let few = ["package.json", "src/main.ts"].map(str::to_owned);
         let mut changes = changes(many.chain(few));
-        changes.list.shorten(12);
+        changes.list.truncate_to(12);
         let shown = shown(&changes.list);
         assert!(changes.list.paths.len() <= 12, "{shown:?}");
         assert!(
@@ -274,7 +274,7 @@ mod tests {
         for (count, most) in [(0, 5), (3, 5), (5, 5), (40_000, 1000), (25_000, 1), (25_000, 0)] {
             let names = (0..count).map(|n| format!("a{}/b{}/c{}/d{n}", n % 3, n % 5, n % 7));
             let mut changes = changes(names);
-            changes.list.shorten(most);
+            changes.list.truncate_to(most);
             assert!(changes.list.paths.len() <= most);
             assert_eq!(total(&changes.list), count, "{count} in {most}");
             assert_eq!(changes.created, count);
@@ -288,7 +288,7 @@ mod tests {
             0 => "new".to_owned(),
             n => format!("new/{n:02}"),
         }));
-        changes.list.shorten(5);
+        changes.list.truncate_to(5);
         assert_eq!(shown(&changes.list)[0], "new");
         assert_eq!(total(&changes.list), 30);
     }

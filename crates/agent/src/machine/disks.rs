@@ -2,10 +2,10 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::sys;
+use super::{locked, sys};
 
 /// How long disks stay frozen, as this machine counts it: the time in which it is not there does not pass.
 const AT_MOST: Duration = Duration::from_secs(10);
@@ -23,7 +23,7 @@ impl Disks {
     }
 
     fn frozen_at(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.frozen_at.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.frozen_at)
     }
 
     /// All or none. Disks that are frozen already stay so for as long again.

@@ -46,7 +46,7 @@ pub(super) fn uuid() -> Result<String, StepError> {
     random(&mut bytes)?;
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    let text = hex(&bytes);
+    let text = crate::serve::hex(&bytes);
     let parts = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)];
     let parts = parts.map(|(from, to)| text.get(from..to).unwrap_or_default());
     Ok(format!("{}\n", parts.join("-")))
@@ -65,15 +65,11 @@ fn change_machine_id() -> Result<(), StepError> {
     let mut options = File::options();
     options.write(true).truncate(true).custom_flags(libc::O_NOFOLLOW);
     let mut file = options.open(path).step(step)?;
-    writeln!(file, "{}", hex(&bytes)).step(step)
+    writeln!(file, "{}", crate::serve::hex(&bytes)).step(step)
 }
 
 fn random(bytes: &mut [u8]) -> Result<(), StepError> {
     crate::serve::random(bytes).step("draw random bytes")
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

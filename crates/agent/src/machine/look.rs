@@ -4,12 +4,12 @@
 //! machine that was taken over can say anything, about itself alone.
 
 use std::os::fd::AsFd as _;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use sandkeep_proto::link::{Failure, Looked, LookedPath};
 use sandkeep_upper::{ChangeKind, Index, Limits, Lower, path_text};
 
-use super::{Part, Whole};
+use super::{Part, Whole, locked};
 use crate::serve::RequestError;
 
 /// How many names are looked at. An index of more takes too much of the machine's memory.
@@ -40,7 +40,7 @@ impl Looks {
             })
         };
         if upper.is_some_and(|upper| rustix::fs::Dir::read_from(upper).is_ok_and(is_empty)) {
-            let mut remembered = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut remembered = locked(&self.0);
             remembered.index = Some(Index::default());
             remembered.saved = Some(Index::default());
         }
@@ -60,7 +60,7 @@ pub(super) fn look(whole: &Whole, saved: bool) -> Result<Looked, RequestError> {
     let lower = lower.collect::<Result<_, _>>().map_err(|error| {
         RequestError::new(Failure::Fault, format!("could not look at the changes: {error}"))
     })?;
-    let mut remembered = whole.looks.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut remembered = locked(&whole.looks.0);
     let known = remembered.index.is_some();
     let before = remembered.index.take().unwrap_or_default();
     let limits = Limits { names: MOST_NAMES, go_on: &|| true };
@@ -74,7 +74,7 @@ pub(super) fn look(whole: &Whole, saved: bool) -> Result<Looked, RequestError> {
     let unsaved = found.index.as_ref().zip(remembered.saved.as_ref());
     let unsaved = unsaved.map(|(index, saved)| index.difference(saved));
     remembered.index = found.index;
-    found.changes.list.shorten(MOST_LISTED);
+    found.changes.list.truncate_to(MOST_LISTED);
     let (changes, mut room) = (&found.changes, MOST_TEXT);
     let mut looked = Looked {
         known,

@@ -105,6 +105,11 @@ struct Part {
     lower: Vec<OwnedFd>,
 }
 
+/// Locks a mutex, also after a thread panicked with it: the agent goes on as long as it can.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Machine {
     /// The port, for the link.
     pub(crate) fn port(&self) -> io::Result<OwnedFd> {
@@ -112,7 +117,7 @@ impl Machine {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     fn whole(&self) -> Option<Arc<Whole>> {

@@ -200,11 +200,16 @@ async fn hand_over_network(listener: tokio::net::UnixListener, device: OwnedFd) 
     }
 }
 
+/// Bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// A name for this run of the machine, which no other run has.
 fn generation() -> std::io::Result<String> {
     let mut bytes = [0; 16];
     random(&mut bytes)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&bytes))
 }
 
 /// Draws random bytes, a few: of the kernel itself, so that no device has to be there.

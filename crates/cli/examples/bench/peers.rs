@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::Outcome;
 use super::stats::Table;
@@ -53,14 +54,14 @@ impl Bare {
             .parse()
             .map_err(|_| format!("yardstick: {}", String::from_utf8_lossy(&output.stderr)))?;
         std::fs::remove_dir_all(&self.room)?;
-        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut times = self.times.lock();
         times.push(Duration::from_micros(micros));
         Ok(())
     }
 
     /// All that was measured.
     pub(crate) fn times(&self) -> Vec<Duration> {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.times.lock().clone()
     }
 
     /// What was measured since there were `count`.

@@ -21,7 +21,7 @@ pub(crate) use exec::{
 pub(crate) use fork::{
     ChangesArgs, ConflictsArg, DiffArgs, MergeArgs, PickArgs, PromoteArgs, PruneArgs, RenameArgs,
 };
-pub(crate) use network::{ModeArg, NetArgs, NetworkArgs, NetworkSettings};
+pub(crate) use network::{DefaultModeArg, ModeArg, NetArgs, NetworkArgs, NetworkSettings};
 pub(crate) use port::{
     AccessArg, ForwardArgs, OpenArgs, PortsArgs, RestartArg, ServiceCommand, SetServiceArgs,
     published,

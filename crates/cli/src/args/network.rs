@@ -39,6 +39,15 @@ pub(crate) enum ModeArg {
     Default,
 }
 
+/// The default policy of a project, as far as it is one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DefaultModeArg {
+    /// Everything, except addresses that are always denied
+    AllowAll,
+    /// Nothing, not even DNS
+    DenyAll,
+}
+
 /// Arguments of `network`.
 #[derive(Debug, Args)]
 #[command(after_help = NETWORK_HELP)]

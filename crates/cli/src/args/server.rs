@@ -65,8 +65,8 @@ precedence:
   [microvm]                       # microVMs; `keep microvm setup` prepares this host
   enabled = true                  # used if this host meets the requirements
   qemu = \"/usr/bin/qemu-system-x86_64\"
-  spares = 1                      # warm pool: hypervisors started in advance, 20 MB each
-  ready = 1                       # warm pool: VMs booted in advance, 50 MB each
+  warm_hypervisors = 1            # warm pool: hypervisors started in advance, 20 MB each
+  warm_vms = 1                    # warm pool: VMs booted in advance, 50 MB each
 
   [vercel]                        # API of Vercel Sandbox
   default_image = \"host\"          # image of the default machine
@@ -386,9 +386,9 @@ pub(crate) enum ProjectCommand {
 pub(crate) struct ProjectNetworkArgs {
     /// The project
     pub(crate) name: String,
-    /// Default policy of its sandboxes: allow-all or deny-all; others by --default-file
+    /// Default policy of its sandboxes; use --default-file for any other policy
     #[arg(long, value_name = "MODE", value_enum)]
-    pub(crate) default: Option<super::ModeArg>,
+    pub(crate) default: Option<super::DefaultModeArg>,
     /// Default policy of its sandboxes, as a JSON file; `-` is standard input
     #[arg(long, value_name = "FILE", conflicts_with = "default")]
     pub(crate) default_file: Option<PathBuf>,

@@ -368,7 +368,7 @@ fn trial(
     settings: &MicrovmSettings,
 ) -> Result<MicrovmDriver, String> {
     let config = host::microvm_config(agent, scratch, &host::scratch_mark(scratch), settings);
-    let config = MicrovmConfig { cache_dir: data.join("microvm"), spares: 0, ..config };
+    let config = MicrovmConfig { cache_dir: data.join("microvm"), warm_hypervisors: 0, ..config };
     MicrovmDriver::new(config, agent_answers).map_err(|error| error.to_string())
 }
 

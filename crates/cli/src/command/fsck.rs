@@ -6,7 +6,7 @@ use std::time::Duration;
 use sandkeep_core::engine::Settings;
 use sandkeep_core::model::{Layer, LayerId, MemoryLayer, Name};
 use sandkeep_core::store::{
-    Difference, Problem, Repair, Report, Store, StoreError, Verdict, missing_parts,
+    Difference, DigestVerdict, Problem, Repair, Report, Store, StoreError, missing_parts,
 };
 use serde::Serialize;
 
@@ -187,16 +187,16 @@ async fn verify(store: &Store, record: bool) -> Result<Verified, Failure> {
         let verdict = match store.verify(&layer.id, None).await {
             Ok(verdict) => verdict,
             // One that cannot be read is damaged; the others are read all the same.
-            Err(error) => Verdict::Damaged(vec![Difference::Other(error.to_string())]),
+            Err(error) => DigestVerdict::Damaged(vec![Difference::Other(error.to_string())]),
         };
         match verdict {
-            Verdict::Intact => found.intact += 1,
-            Verdict::Unknown if record => {
+            DigestVerdict::Intact => found.intact += 1,
+            DigestVerdict::Unknown if record => {
                 store.record_digest(&layer.id, None).await.map_err(cannot)?;
                 found.recorded += 1;
             }
-            Verdict::Unknown => found.unverified += 1,
-            Verdict::Damaged(differences) => {
+            DigestVerdict::Unknown => found.unverified += 1,
+            DigestVerdict::Damaged(differences) => {
                 let told = differences
                     .iter()
                     .map(|difference| format!("layer {}: {difference}", layer.id));
@@ -207,16 +207,16 @@ async fn verify(store: &Store, record: bool) -> Result<Verified, Failure> {
     for layer in store.scan::<MemoryLayer>().await.map_err(cannot)?.good {
         let verdict = match store.verify_memory(&layer.id).await {
             Ok(verdict) => verdict,
-            Err(error) => Verdict::Damaged(vec![Difference::Other(error.to_string())]),
+            Err(error) => DigestVerdict::Damaged(vec![Difference::Other(error.to_string())]),
         };
         match verdict {
-            Verdict::Intact => found.intact += 1,
-            Verdict::Unknown if record => {
+            DigestVerdict::Intact => found.intact += 1,
+            DigestVerdict::Unknown if record => {
                 store.record_memory_digests(&layer.id).await.map_err(cannot)?;
                 found.recorded += 1;
             }
-            Verdict::Unknown => found.unverified += 1,
-            Verdict::Damaged(differences) => {
+            DigestVerdict::Unknown => found.unverified += 1,
+            DigestVerdict::Damaged(differences) => {
                 let told = differences
                     .iter()
                     .map(|difference| format!("memory layer {}: {difference}", layer.id));

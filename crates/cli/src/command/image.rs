@@ -82,7 +82,7 @@ fn described(paint: Paint, image: &Image) -> String {
             ("cwd", or_dash(image.cwd.clone())),
             ("env", pairs(&image.env)),
             ("source", image.source.clone()),
-            ("dressed", if image.dressed { "yes" } else { "no" }.to_owned()),
+            ("customized", if image.customized || image.dressed { "yes" } else { "no" }.to_owned()),
             ("created", when::ago(&image.created_at)),
         ],
     )

@@ -13,7 +13,9 @@ use sandkeep_client::types::{
 };
 
 use super::{Context, bytes, facts, or_dash, word};
-use crate::args::{ModeArg, NetArgs, NetworkArgs, NetworkSettings, ProjectNetworkArgs};
+use crate::args::{
+    DefaultModeArg, ModeArg, NetArgs, NetworkArgs, NetworkSettings, ProjectNetworkArgs,
+};
 use crate::failure::Failure;
 use crate::screen::{Paint, Table};
 use crate::when;
@@ -224,13 +226,9 @@ pub(super) async fn of_project(
     let before = network.clone();
     match (&args.default_file, args.default) {
         (Some(file), _) => network.default = read(file)?,
-        (None, Some(ModeArg::AllowAll)) => network.default = Network::default(),
-        (None, Some(ModeArg::DenyAll)) => {
+        (None, Some(DefaultModeArg::AllowAll)) => network.default = Network::default(),
+        (None, Some(DefaultModeArg::DenyAll)) => {
             network.default = Network { mode: NetworkMode::DenyAll, ..Network::default() };
-        }
-        (None, Some(ModeArg::Custom | ModeArg::Default)) => {
-            let hint = "say allow-all or deny-all, or give a policy with --default-file";
-            return Err(Failure::here("not a valid default policy").with_hint(hint));
         }
         (None, None) => {}
     }

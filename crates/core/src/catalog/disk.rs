@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use super::load::{self, Contents};
 use super::versions::{Next, Versions};
 use super::{
-    Buried, Catalog, CatalogFeed, CatalogResult, CatalogWatch, Record, RecordKey, UnreadKey,
+    Catalog, CatalogFeed, CatalogResult, CatalogWatch, Record, RecordKey, SnapshotDrop, UnreadKey,
 };
 use crate::db::{Db, Unless};
 use crate::model::{
@@ -240,23 +240,23 @@ impl Catalog for DiskCatalog {
         Ok(self.index.claim_drive(drive).await?)
     }
 
-    async fn bury(
+    async fn replace_by_tombstone(
         &self,
         snapshot: &Snapshot,
         tombstone: &Snapshot,
         unless: Unless<'_>,
         durability: Durability,
-    ) -> CatalogResult<Buried> {
-        if !self.index.bury_snapshot(tombstone, unless).await? {
-            return Ok(Buried::Not);
+    ) -> CatalogResult<SnapshotDrop> {
+        if !self.index.put_tombstone(tombstone, unless).await? {
+            return Ok(SnapshotDrop::Not);
         }
         match self.store.write(tombstone, durability).await {
-            Ok(()) => Ok(Buried::Tombstone),
+            Ok(()) => Ok(SnapshotDrop::Tombstone),
             Err(error) if error.is_no_room() => {
                 // Making room must not need room: it goes without a tombstone.
                 self.store.remove::<Snapshot>(&snapshot.id).await?;
                 self.index.remove_snapshot(&snapshot.id).await?;
-                Ok(Buried::Removed)
+                Ok(SnapshotDrop::Removed)
             }
             Err(error) => {
                 self.index.put_snapshot(snapshot).await?;

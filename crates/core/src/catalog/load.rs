@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 
+use sandkeep_types::error_chain;
 use serde::Serialize;
 
 use super::CatalogResult;
@@ -25,6 +26,9 @@ pub struct Contents {
     pub drives: Vec<Drive>,
     /// All sandboxes that can be used.
     pub sandboxes: Vec<Sandbox>,
+    /// Sandboxes that are known and not among `sandboxes`: their records are damaged, unusable or missing.
+    /// What their machines wrote is nowhere else, so these must not be ended.
+    pub unavailable: HashSet<SandboxId>,
     /// Records that do not read.
     pub damaged: DamagedRecords,
     /// Records that read and cannot be used.
@@ -87,7 +91,7 @@ pub(super) async fn all(store: &Store, index: &dyn Db) -> CatalogResult<Contents
         if let Err(error) = index.put_sandbox(&sandbox).await {
             // Another one has its name: a directory was copied. Nobody can tell which is meant.
             let path = format!("sandboxes/{}/sandbox.json", sandbox.id);
-            let reason = with_causes(&error);
+            let reason = error_chain(&error);
             contents.unusable.push(Unusable { sandbox: Some(sandbox), drive: None, path, reason });
             continue;
         }
@@ -95,6 +99,10 @@ pub(super) async fn all(store: &Store, index: &dyn Db) -> CatalogResult<Contents
             history(store, index, &sandbox.id).await?;
         }
         contents.sandboxes.push(sandbox);
+    }
+    contents.unavailable = listing.sandboxes;
+    for sandbox in &contents.sandboxes {
+        contents.unavailable.remove(&sandbox.id);
     }
     index.filled().await;
     Ok(contents)
@@ -127,7 +135,7 @@ async fn enter_drives(
     for drive in drives {
         if let Err(error) = index.put_drive(&drive).await {
             let path = format!("drives/{}.json", drive.id);
-            let reason = with_causes(&error);
+            let reason = error_chain(&error);
             contents.unusable.push(Unusable { sandbox: None, drive: Some(drive), path, reason });
             continue;
         }
@@ -192,22 +200,8 @@ async fn note_missing(store: &Store, place: String, doc: &impl Serialize) -> Opt
     let error = store.remember_missing(&place, json).await.err()?;
     tracing::error!(
         place,
-        error = with_causes(&error),
+        error = error_chain(&error),
         "the index's copy of a missing manifest was not saved"
     );
     Some(place)
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        // Transparent wrappers say the same thing twice.
-        if !text.ends_with(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
 }

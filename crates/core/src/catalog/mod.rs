@@ -111,7 +111,7 @@ pub enum UnreadKey<'a> {
 
 /// What became of a snapshot that was to be dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Buried {
+pub enum SnapshotDrop {
     /// A sandbox stands on it, or it is dropped already: nothing was changed.
     Not,
     /// Its tombstone is on record.
@@ -165,8 +165,13 @@ pub enum Buried {
 /// restored from then on, in the order of revisions per sandbox, after the reader has it. It delivers
 /// no records: a watcher reads what it needs, and finds that revision or a later one. A watcher that
 /// falls behind loses the oldest changes and is told how many ([`CatalogEvent::Missed`]); it has to read
-/// everything it cares about again. A watcher never delays a save. Changes are not kept: the feed for
-/// users, with history and cursors, is the engine's event journal.
+/// everything it cares about again. A watcher never delays a save, and changes are not kept.
+///
+/// No part of this release watches: on one node whoever saves also knows what changed. It is part of the seam for a
+/// catalog that several nodes share, where a node has to learn what the others saved. The events of `GET /v1/events`
+/// are *not* made from it. They must not be lost when their writer is slow, they tell every phase although
+/// phases follow each other faster than records can be read again, and they carry what no record has (what a
+/// rollback returned to, which command ended). The engine adds them to its event journal right after each save.
 ///
 /// # One node
 ///
@@ -190,7 +195,7 @@ pub trait Catalog: fmt::Debug + Send + Sync {
     async fn load(&self, id: &SandboxId) -> CatalogResult<Option<Sandbox>>;
 
     /// Reserves the name and the current snapshot of a sandbox that is to be saved, atomically with
-    /// [`bury`](Self::bury). False if its project has a sandbox of that name.
+    /// [`replace_by_tombstone`](Self::replace_by_tombstone). False if its project has a sandbox of that name.
     async fn claim(&self, sandbox: &Sandbox) -> CatalogResult<bool>;
 
     /// Takes back a claim of a sandbox that was not saved after all.
@@ -245,13 +250,13 @@ pub trait Catalog: fmt::Debug + Send + Sync {
 
     /// Puts a tombstone in the place of a snapshot, `unless` a sandbox stands on it. Atomic with
     /// [`claim`](Self::claim) and [`save`](Self::save).
-    async fn bury(
+    async fn replace_by_tombstone(
         &self,
         snapshot: &Snapshot,
         tombstone: &Snapshot,
         unless: Unless<'_>,
         durability: Durability,
-    ) -> CatalogResult<Buried>;
+    ) -> CatalogResult<SnapshotDrop>;
 
     /// Reads a record that did not read before, to see whether it does by now. Readers are not told.
     async fn verify(&self, key: UnreadKey<'_>) -> CatalogResult<()>;

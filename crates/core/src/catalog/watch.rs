@@ -1,4 +1,4 @@
-//! The changes of a catalog, for parts of the engine that follow them.
+//! The changes of a catalog, for whoever follows them. Nobody does yet: see "Watching" at [`Catalog`](super::Catalog).
 
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;

@@ -14,7 +14,7 @@ use super::{DbError, DbResult};
 /// What a list is sorted by.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub(super) enum Key {
+pub(super) enum CursorKey {
     Number(i64),
     Text(String),
 }
@@ -24,14 +24,14 @@ pub(super) struct Cursor {
     #[serde(rename = "l")]
     list: String,
     #[serde(rename = "k")]
-    pub(super) key: Key,
+    pub(super) key: CursorKey,
     #[serde(rename = "i")]
     pub(super) id: String,
 }
 
 impl Cursor {
     /// `list` is any text that differs between lists that do not share cursors.
-    pub(super) fn new(list: &str, key: Key, id: String) -> Self {
+    pub(super) fn new(list: &str, key: CursorKey, id: String) -> Self {
         Self { list: mark(list), key, id }
     }
 
@@ -52,13 +52,14 @@ fn mark(list: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cursor, Key};
+    use super::{Cursor, CursorKey};
 
     #[test]
     fn a_cursor_belongs_to_one_list() {
-        let cursor = Cursor::new("a", Key::Text("é\"".to_owned()), "sbx-1".to_owned()).write();
+        let cursor =
+            Cursor::new("a", CursorKey::Text("é\"".to_owned()), "sbx-1".to_owned()).write();
         let read = Cursor::parse(&cursor, "a").unwrap();
-        assert_eq!((read.key, read.id.as_str()), (Key::Text("é\"".to_owned()), "sbx-1"));
+        assert_eq!((read.key, read.id.as_str()), (CursorKey::Text("é\"".to_owned()), "sbx-1"));
         assert!(Cursor::parse(&cursor, "b").is_err());
         for text in ["", "?", "AAAA", "e30", &cursor[1..]] {
             assert!(Cursor::parse(text, "a").is_err(), "{text}");

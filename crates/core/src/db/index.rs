@@ -9,6 +9,8 @@
 //! What is lost with an index are the answers that were kept under idempotency keys. A create finds
 //! its sandbox by its key all the same, because that is part of the sandbox's manifest.
 
+mod fill;
+
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,8 +19,11 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use sandkeep_types::error_chain;
 use tokio::sync::{RwLock, RwLockReadGuard};
+use tokio_util::task::TaskTracker;
 
+use self::fill::fill;
 use super::stamp::Stamp;
 use super::{
     Db, DbError, DbResult, Filter, Owner, Page, Paged, Remembered, SqliteDb, Tombstones, Unless,
@@ -71,17 +76,19 @@ const KEPT: u32 = 100;
 /// [`Db`] in a file that is made again whenever it cannot be used.
 #[derive(Debug, Clone)]
 pub struct Index {
-    inner: Arc<Inner>,
+    inner: Arc<IndexInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct IndexInner {
     file: PathBuf,
     manifests: Box<dyn Manifests>,
     fresh: bool,
     current: RwLock<Current>,
     /// Why it was built again, if it was damaged.
     damage: Mutex<Option<String>>,
+    /// Rebuilds that are under way.
+    rebuilds: TaskTracker,
 }
 
 #[derive(Debug)]
@@ -145,12 +152,13 @@ impl Index {
         };
         let current =
             Current { db, stamp, filled: !fresh, generation: 0, rebuilt: None, closed: false };
-        let inner = Inner {
+        let inner = IndexInner {
             file: file.to_owned(),
             manifests: Box::new(manifests),
             fresh,
             current: RwLock::new(current),
             damage: Mutex::new(damage),
+            rebuilds: TaskTracker::new(),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -162,9 +170,10 @@ impl Index {
 
     /// Builds the index again, unless that has happened since `generation`.
     async fn rebuild(&self, generation: u64, error: &DbError) -> DbResult<()> {
-        let (inner, reason) = (Arc::clone(&self.inner), chain(error));
+        let (inner, reason) = (Arc::clone(&self.inner), error_chain(error));
         // A caller that goes away must not leave it half done.
-        let task = tokio::spawn(async move { inner.rebuild(generation, reason).await });
+        let rebuilds = inner.rebuilds.clone();
+        let task = rebuilds.spawn(async move { inner.rebuild(generation, reason).await });
         match tokio::time::timeout(PATIENCE, task).await {
             Ok(Ok(done)) => done,
             Ok(Err(_)) | Err(_) => Err(DbError::Rebuilding),
@@ -172,7 +181,7 @@ impl Index {
     }
 }
 
-impl Inner {
+impl IndexInner {
     async fn rebuild(&self, generation: u64, reason: String) -> DbResult<()> {
         let mut current = self.current.write().await;
         if current.generation != generation {
@@ -211,7 +220,7 @@ impl Current {
             && let Err(error) = self.db.set_epoch(&stamp.epoch).await
         {
             tracing::warn!(
-                error = chain(&error),
+                error = error_chain(&error),
                 "the index was not marked as complete; the next daemon rebuilds it"
             );
         }
@@ -220,7 +229,7 @@ impl Current {
     async fn close(&mut self, file: &Path) {
         self.closed = true;
         let Some(stamp) = self.stamp.take() else { return };
-        let closed = self.db.close().await.map_err(|error| chain(&error));
+        let closed = self.db.close().await.map_err(|error| error_chain(&error));
         if !self.filled {
             return;
         }
@@ -245,7 +254,7 @@ enum UnusableIndex {
 
 /// Opens what is there and looks whether it can be used.
 async fn usable(file: &Path) -> Result<SqliteDb, UnusableIndex> {
-    let damaged = |error: DbError| UnusableIndex::Damaged(chain(&error));
+    let damaged = |error: DbError| UnusableIndex::Damaged(error_chain(&error));
     let is_file = fs::symlink_metadata(file).is_ok_and(|found| found.is_file());
     if !is_file {
         return Err(UnusableIndex::Damaged("it is not a file".to_owned()));
@@ -279,7 +288,7 @@ async fn usable(file: &Path) -> Result<SqliteDb, UnusableIndex> {
 async fn begin(file: &Path, db: &SqliteDb) -> Result<Stamp, String> {
     let stamp = Stamp::draw(file).map_err(|error| error.to_string())?;
     stamp.write(file).map_err(|error| error.to_string())?;
-    db.set_epoch(&stamp.epoch).await.map_err(|error| chain(&error))?;
+    db.set_epoch(&stamp.epoch).await.map_err(|error| error_chain(&error))?;
     Ok(stamp)
 }
 
@@ -287,7 +296,7 @@ async fn begin(file: &Path, db: &SqliteDb) -> Result<Stamp, String> {
 async fn make(file: &Path) -> DbResult<(SqliteDb, Option<Stamp>)> {
     let made = async {
         clear_away(file).map_err(|error| error.to_string())?;
-        let db = SqliteDb::open(file).await.map_err(|error| chain(&error))?;
+        let db = SqliteDb::open(file).await.map_err(|error| error_chain(&error))?;
         let stamp = Stamp::draw(file).map_err(|error| error.to_string())?;
         stamp.write(file).map_err(|error| error.to_string())?;
         Ok::<_, String>((db, Some(stamp)))
@@ -325,40 +334,6 @@ fn clear_away(file: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads everything that is on disk into an empty index. What cannot be read is left out.
-async fn fill(db: &SqliteDb, manifests: &dyn Manifests) -> DbResult<()> {
-    let unread = |source| DbError::Query { action: "be filled from the disk", source };
-    for project in manifests.projects().await.map_err(unread)? {
-        db.put_project(&project).await?;
-    }
-    for snapshot in manifests.snapshots().await.map_err(unread)? {
-        db.put_snapshot(&snapshot).await?;
-    }
-    for drive in manifests.drives().await.map_err(unread)? {
-        db.put_drive(&drive).await?;
-    }
-    for mut sandbox in manifests.sandboxes().await.map_err(unread)? {
-        if sandbox.phase_at == Timestamp::UNIX_EPOCH {
-            sandbox.phase_at = sandbox.used_at;
-        }
-        match db.put_sandbox(&sandbox).await {
-            // One of that name is there: a manifest was copied. It costs that one alone.
-            Err(error) if !is_unusable(&error) => {
-                tracing::error!(sandbox = %sandbox.id, error = chain(&error), "a sandbox was left out of the index");
-                continue;
-            }
-            done => done?,
-        }
-        for session in manifests.sessions(&sandbox.id).await.map_err(unread)? {
-            db.put_session(&session).await?;
-        }
-        for command in manifests.commands(&sandbox.id).await.map_err(unread)? {
-            db.put_command(&command).await?;
-        }
-    }
-    Ok(())
-}
-
 /// Whether an error says that the index itself cannot be used.
 fn is_unusable(error: &DbError) -> bool {
     match error {
@@ -382,16 +357,6 @@ fn is_unusable(error: &DbError) -> bool {
         },
         _ => false,
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text = format!("{text}: {source}");
-        next = source.source();
-    }
-    text
 }
 
 /// Asks the index, and once more after it was built again.
@@ -427,7 +392,12 @@ impl Db for Index {
 
     async fn close(&self) {
         // Somebody who never comes back must not keep the daemon from ending.
-        let closing = async { self.inner.current.write().await.close(&self.inner.file).await };
+        let closing = async {
+            self.inner.current.write().await.close(&self.inner.file).await;
+            // One that waited for this finds the index closed, and ends.
+            self.inner.rebuilds.close();
+            self.inner.rebuilds.wait().await;
+        };
         if tokio::time::timeout(Duration::from_secs(10), closing).await.is_err() {
             tracing::warn!("the index was not closed properly; the next daemon may rebuild it");
         }
@@ -564,8 +534,8 @@ impl Db for Index {
         ask!(self.old_tombstones(before, most))
     }
 
-    async fn bury_snapshot(&self, tombstone: &Snapshot, unless: Unless<'_>) -> DbResult<bool> {
-        ask!(self.bury_snapshot(tombstone, unless))
+    async fn put_tombstone(&self, tombstone: &Snapshot, unless: Unless<'_>) -> DbResult<bool> {
+        ask!(self.put_tombstone(tombstone, unless))
     }
 
     async fn remove_snapshot(&self, id: &SnapshotId) -> DbResult<()> {

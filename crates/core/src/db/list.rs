@@ -4,7 +4,7 @@ use serde::de::DeserializeOwned;
 use sqlx::sqlite::{SqlitePool, SqliteRow};
 use sqlx::{QueryBuilder, Row, Sqlite};
 
-use super::cursor::{Cursor, Key};
+use super::cursor::{Cursor, CursorKey};
 use super::sqlite::{failed, read};
 use super::{By, DbError, DbResult, Direction, Order, Page, Paged};
 
@@ -27,8 +27,8 @@ pub(super) async fn page<T: DeserializeOwned>(
         let Cursor { key, id, .. } = Cursor::parse(cursor, &list)?;
         query.push(" AND (").push(column).push(", id").push(before);
         match key {
-            Key::Number(number) => query.push_bind(number),
-            Key::Text(text) => query.push_bind(text),
+            CursorKey::Number(number) => query.push_bind(number),
+            CursorKey::Text(text) => query.push_bind(text),
         };
         query.push(", ").push_bind(id).push(")");
     }
@@ -63,8 +63,8 @@ pub(super) fn by_id(page: &Page) -> DbResult<&'static str> {
 /// Where the next page begins.
 fn place(last: &SqliteRow, list: &str) -> DbResult<String> {
     let key = match last.try_get::<i64, _>("place") {
-        Ok(number) => Key::Number(number),
-        Err(_) => Key::Text(last.try_get("place").map_err(failed("read a place"))?),
+        Ok(number) => CursorKey::Number(number),
+        Err(_) => CursorKey::Text(last.try_get("place").map_err(failed("read a place"))?),
     };
     let id = last.try_get("id").map_err(failed("read an id"))?;
     Ok(Cursor::new(list, key, id).write())

@@ -326,9 +326,9 @@ impl Db for MirroredDb {
         self.memory.old_tombstones(before, most).await
     }
 
-    async fn bury_snapshot(&self, tombstone: &Snapshot, unless: Unless<'_>) -> DbResult<bool> {
+    async fn put_tombstone(&self, tombstone: &Snapshot, unless: Unless<'_>) -> DbResult<bool> {
         let _order = self.order.lock().await;
-        let buried = self.memory.bury_snapshot(tombstone, unless).await?;
+        let buried = self.memory.put_tombstone(tombstone, unless).await?;
         if buried {
             self.snapshot_follows(tombstone).await;
         }

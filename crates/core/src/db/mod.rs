@@ -5,7 +5,7 @@
 //! disk. The engine reads through it; only the catalog writes to it.
 //!
 //! Two things it decides, atomically: who gets a name ([`Db::claim`], [`Db::claim_drive`]), and
-//! whether a snapshot that is to go has anybody standing on it ([`Db::bury_snapshot`]).
+//! whether a snapshot that is to go has anybody standing on it ([`Db::put_tombstone`]).
 //!
 //! A snapshot that went is a *tombstone* for a while. Whoever does not ask for tombstones does not see
 //! them.
@@ -316,7 +316,7 @@ pub trait Db: fmt::Debug + Send + Sync {
     /// Puts a tombstone in the place of its snapshot, `unless` somebody stands on it or it is one
     /// already: then nothing changes and the answer is false. Atomic with [`claim`](Self::claim) and
     /// [`put_sandbox`](Self::put_sandbox).
-    async fn bury_snapshot(&self, tombstone: &Snapshot, unless: Unless<'_>) -> DbResult<bool>;
+    async fn put_tombstone(&self, tombstone: &Snapshot, unless: Unless<'_>) -> DbResult<bool>;
     /// Forgets a snapshot or a tombstone that nobody stands on.
     async fn remove_snapshot(&self, id: &SnapshotId) -> DbResult<()>;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 #[cfg(doc)]
-use super::{Driver, OwnDisk, READY};
+use super::{Driver, OwnDisk, WARM_VM};
 use super::{DriverResult, Link, Machine};
 use crate::model::{Fingerprint, MachineKey, Size};
 
@@ -81,7 +81,7 @@ pub trait KeepsMemory: Send + Sync {
     /// Lets a held machine go on.
     async fn go_on(&self, key: &MachineKey) -> DriverResult<()>;
 
-    /// Renames the live machine `from` to `to`, and lets it go on. `from` must begin with [`READY`]; `to` has the same limits and
+    /// Renames the live machine `from` to `to`, and lets it go on. `from` must begin with [`WARM_VM`]; `to` has the same limits and
     /// the same root but for what is written. What `from` wrote moves to the root of `to`; what it used until now is not counted for
     /// `to`. After an error parts of both may be left, for [`Driver::stop`].
     async fn adopt(&self, from: &MachineKey, to: &Machine) -> DriverResult<Link>;

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::host::orphans::kill_orphans;
 pub(crate) use self::host::uid_claims::{CLAIMS_DIR, UidClaims};
-pub use self::host::{READY, any_alive};
+pub use self::host::{WARM_VM, any_alive};
 pub use self::keeps_memory::{Captured, KeepsMemory, Restored, Then};
 pub use self::own_disk::OwnDisk;
 pub use crate::model::Device;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::records::lost_names::Lost;
 use super::snapshots::trash::InTrash;
 use sandkeep_proto::link::Failure;
+pub(in crate::engine) use sandkeep_types::error_chain;
 
 use crate::catalog::CatalogError;
 use crate::db::DbError;
@@ -742,19 +743,4 @@ fn image_code(error: &ImageError) -> &'static str {
         ImageError::TooLarge { .. } => "insufficient_storage",
         _ => "internal",
     }
-}
-
-/// An error with all its causes, for logs and records.
-pub(in crate::engine) fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        // Transparent wrappers say the same thing twice.
-        if !text.ends_with(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
 }

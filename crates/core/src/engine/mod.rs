@@ -88,7 +88,7 @@ pub use error::{Error, ErrorKind, NoSuch, Result};
 pub use integrity::disk_probe::Unwell;
 pub use integrity::scrub::ScrubSettings;
 pub use lifecycle::why::Why;
-pub use network::policy::{ConnectionFilter, Destination, Host};
+pub use network::policy::{ConnectionFilter, ConnectionHost, Destination};
 pub use observe::events::{EventBatch, EventQuery, EventScope, EventStream};
 pub use records::lost_names::Lost;
 pub use references::Sized;
@@ -173,8 +173,8 @@ pub struct Settings {
     pub default_driver: String,
     /// Drivers that this version has and this host cannot use.
     pub absent_drivers: BTreeMap<&'static str, Absent>,
-    /// How many machines wait for the next sandbox, for each of the templates that were used last.
-    pub ready: usize,
+    /// How many VMs are booted in advance, for each of the templates that were used last.
+    pub warm_vms: usize,
     /// How layers are verified.
     pub scrub: ScrubSettings,
 }
@@ -213,7 +213,7 @@ impl Default for Settings {
             network: UpstreamSettings::default(),
             default_driver: Config::default().driver,
             absent_drivers: BTreeMap::new(),
-            ready: 0,
+            warm_vms: 0,
             scrub: ScrubSettings::default(),
         }
     }
@@ -391,8 +391,8 @@ impl Engine {
 
     /// How many machines wait for a sandbox.
     #[must_use]
-    pub fn ready_machines(&self) -> usize {
-        self.parts.machines.ready_machines()
+    pub fn waiting_warm_vms(&self) -> usize {
+        self.parts.machines.waiting_warm_vms()
     }
 
     /// What sandboxes can start from.
@@ -408,12 +408,12 @@ impl Engine {
     }
 }
 
-/// A sandbox to be made, or got if it is there.
+/// A sandbox to create, or to get if it exists.
 #[derive(Debug, Clone, Default)]
 pub struct Create {
-    /// Its name; a readable one is made up if absent.
+    /// Its name. If absent, a readable one is generated.
     pub name: Option<Name>,
-    /// What it is to be, on top of the defaults.
+    /// Its settings, where they differ from the defaults.
     pub patch: Patch,
     /// What to do if there is one of that name.
     pub if_exists: IfExists,
@@ -426,10 +426,10 @@ pub struct Create {
 /// What to do if a name is taken.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum IfExists {
-    /// Say so.
+    /// Fail with [`Error::NameTaken`].
     #[default]
     Fail,
-    /// Hand out the one that is there.
+    /// Return the existing one.
     Get,
 }
 
@@ -439,10 +439,10 @@ pub enum WakeMode {
     /// It is woken.
     #[default]
     Wake,
-    /// It is left alone, and the answer is [`Error::NotRunning`].
+    /// It stays asleep, and the call fails with [`Error::NotRunning`].
     IfRunning,
-    /// Only this session will do: when it has ended, or is about to, the answer is
-    /// [`Error::SessionEnded`], whether or not another one runs.
+    /// Only this session may be used. If it has ended, or is ending, the call fails with [`Error::SessionEnded`], also when another one
+    /// runs.
     Session(SessionId),
 }
 
@@ -466,7 +466,7 @@ pub struct Opened {
     pub sandbox: Sandbox,
     /// Its session, if it has had one.
     pub session: Option<Session>,
-    /// Whether this call made it.
+    /// Whether this call created it.
     pub created: bool,
     /// Whether this call woke it.
     pub resumed: bool,
@@ -501,36 +501,35 @@ pub enum SnapshotOnStop {
 /// A checkpoint to be taken.
 #[derive(Debug, Clone, Default)]
 pub struct Checkpoint {
-    /// What people call it.
+    /// A label, for people.
     pub label: Option<String>,
-    /// Who wants it.
+    /// Whether somebody asked for it, or the engine takes it by itself.
     pub method: Method,
-    /// How long after its last use it goes, `Some(None)` for never; as the sandbox's retention says if
-    /// absent.
+    /// How long after its last use the snapshot expires, `Some(None)` for never. If absent, the sandbox's retention decides.
     pub expires: Option<Option<Span>>,
-    /// The session that is meant; whichever is under way if absent.
+    /// The session to take it of. If absent, the current one.
     pub session: Option<SessionId>,
 }
 
 /// How a sandbox is to be deleted.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Delete {
-    /// What becomes of its snapshots.
+    /// What happens to its snapshots.
     pub snapshots: OnDelete,
-    /// Whether it goes even if what it wrote to drives cannot be had from its disks, and is lost.
+    /// Whether it is deleted even if its writes to drives cannot be recovered from its disks and are lost.
     pub force: bool,
     /// Whether it skips the trash.
     pub at_once: bool,
-    /// Whether nobody asked for it: its time is up.
+    /// Whether it is deleted because it expired, not because somebody asked for it.
     pub expired: bool,
 }
 
-/// Which snapshots are wanted.
+/// Filters a list of snapshots.
 #[derive(Debug, Clone, Default)]
 pub struct SnapshotFilter {
     /// Of sandboxes of this name, deleted ones included.
     pub sandbox: Option<Name>,
-    /// Whether those that were deleted or have expired are wanted too.
+    /// Whether to include those that were deleted or have expired.
     pub deleted: bool,
 }
 
@@ -692,13 +691,13 @@ pub enum ForkFrom {
 /// A sandbox that was rolled back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RolledBack {
-    /// The sandbox, which now stands on the snapshot that was asked for.
+    /// The sandbox, which now continues from the chosen snapshot.
     pub sandbox: Sandbox,
-    /// Where it was before, if a session had to be ended for it.
+    /// The snapshot of its former state, if a session had to be ended.
     pub before: Option<Snapshot>,
 }
 
-/// Sandboxes and snapshots that hang together.
+/// A sandbox's relatives: all sandboxes that are connected with it by forks, and their snapshots.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tree {
     /// The sandboxes, oldest first.

@@ -21,9 +21,10 @@ use sandkeep_proto::serial::escaped;
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::receive_buffer::{OutputSource, ReceiveBuffer};
-use super::serial::Port;
+use super::serial::SerialPort;
 use super::{GuestError, within};
 
 /// How many bytes may wait for the socket before callers that send data or requests wait too.
@@ -82,26 +83,30 @@ pub(super) struct StreamState {
     wake: Arc<Notify>,
 }
 
-/// Keeps the connection open; the tasks do not.
+/// Keeps the connection open, and its tasks running.
 #[derive(Debug)]
-pub(super) struct ConnectionOwner(pub(super) Arc<AgentConnection>);
+pub(super) struct ConnectionOwner {
+    pub(super) connection: Arc<AgentConnection>,
+    _reading: AbortOnDropHandle<()>,
+    _writing: AbortOnDropHandle<()>,
+}
 
 impl Drop for ConnectionOwner {
     fn drop(&mut self) {
-        self.0.lose(None);
+        self.connection.lose(None);
     }
 }
 
 impl AgentConnection {
     /// Takes over a connected socket and starts its tasks. On a serial port a connection has begun.
-    pub(super) fn start(socket: UnixStream, port: Option<Port>) -> Arc<ConnectionOwner> {
+    pub(super) fn start(socket: UnixStream, port: Option<SerialPort>) -> Arc<ConnectionOwner> {
         Self::with(socket, port, HashMap::new())
     }
 
     /// The same, of a port to which `asked` requests were written already, with the first so many numbers.
     pub(super) fn go_on(
         socket: UnixStream,
-        port: Port,
+        port: SerialPort,
         asked: u32,
     ) -> (Arc<ConnectionOwner>, Vec<Handle>) {
         let streams: HashMap<u32, StreamState> =
@@ -117,7 +122,7 @@ impl AgentConnection {
 
     fn with(
         socket: UnixStream,
-        port: Option<Port>,
+        port: Option<SerialPort>,
         streams: HashMap<u32, StreamState>,
     ) -> Arc<ConnectionOwner> {
         // As many as are there were numbered from one.
@@ -136,9 +141,12 @@ impl AgentConnection {
             room: Notify::new(),
             lost: CancellationToken::new(),
         });
-        tokio::spawn(Self::read(Arc::clone(&connection), port));
-        tokio::spawn(Self::write(Arc::clone(&connection)));
-        Arc::new(ConnectionOwner(connection))
+        let (reader, writer) = (Arc::clone(&connection), Arc::clone(&connection));
+        Arc::new(ConnectionOwner {
+            connection,
+            _reading: AbortOnDropHandle::new(tokio::spawn(Self::read(reader, port))),
+            _writing: AbortOnDropHandle::new(tokio::spawn(Self::write(writer))),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, ConnectionState> {
@@ -233,7 +241,7 @@ impl AgentConnection {
         }
     }
 
-    async fn read(connection: Arc<Self>, mut port: Option<Port>) {
+    async fn read(connection: Arc<Self>, mut port: Option<SerialPort>) {
         let mut buffer = BytesMut::new();
         let mut raw = BytesMut::new();
         loop {
@@ -287,7 +295,7 @@ impl AgentConnection {
         request: &Request,
         credit: usize,
     ) -> Result<Handle, GuestError> {
-        let connection = &owner.0;
+        let connection = &owner.connection;
         let json = serde_json::to_vec(request).map_err(|error| GuestError::Refused {
             kind: Failure::Invalid,
             message: format!("the request cannot be written down: {error}"),
@@ -431,7 +439,7 @@ pub(super) struct Handle {
 
 impl Handle {
     fn connection(&self) -> &AgentConnection {
-        &self.owner.0
+        &self.owner.connection
     }
 
     /// Waits until `ready` has an answer. What arrived before the connection was lost still counts.

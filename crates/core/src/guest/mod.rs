@@ -153,12 +153,12 @@ impl Guest {
     /// Whether the connection is gone.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.owner.0.is_lost()
+        self.owner.connection.is_lost()
     }
 
     /// Waits until the connection is gone.
     pub async fn lost(&self) {
-        self.owner.0.lost().await;
+        self.owner.connection.lost().await;
     }
 
     /// Starts a process.

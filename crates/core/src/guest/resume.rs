@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use zeroize::Zeroizing;
 
 use super::connection::{AgentConnection, Handle};
-use super::serial::{self, Port};
+use super::serial::{self, SerialPort};
 use super::stream::unexpected;
 use super::{Deadlines, Guest, GuestError, HELLO, greeted};
 
@@ -101,7 +101,7 @@ impl Guest {
     ) -> Result<ResumedGuest, GuestError> {
         let asked = if handshake.renews { 3 } else { 1 };
         let (owner, handles) =
-            AgentConnection::go_on(line, Port::expecting(handshake.nonce), asked);
+            AgentConnection::go_on(line, SerialPort::expecting(handshake.nonce), asked);
         let mut handles = handles.into_iter();
         let mut answer = async |until| -> Result<Reply, GuestError> {
             let handle: Handle = handles.next().ok_or(GuestError::Lost)?;

@@ -20,7 +20,7 @@ const ONE_SOCKET: Duration = Duration::from_secs(2);
 
 /// What comes out of a port on which a connection has begun.
 #[derive(Debug)]
-pub(super) struct Port {
+pub(super) struct SerialPort {
     decoder: Decoder,
     nonce: Nonce,
     /// Whether the agent has said that the connection begins.
@@ -29,7 +29,7 @@ pub(super) struct Port {
     started: bool,
 }
 
-impl Port {
+impl SerialPort {
     /// One on which the agent was told that a connection begins, and has not answered yet.
     pub(super) fn expecting(nonce: Nonce) -> Self {
         Self { decoder: Decoder::new(), nonce, begun: false, started: false }
@@ -66,9 +66,9 @@ pub(super) fn nonce() -> Result<Nonce, GuestError> {
 pub(super) async fn begin(
     socket: &UnixStream,
     deadline: Instant,
-) -> Result<Option<Port>, GuestError> {
+) -> Result<Option<SerialPort>, GuestError> {
     let nonce = nonce()?;
-    let mut port = Port::expecting(nonce);
+    let mut port = SerialPort::expecting(nonce);
     let given_up = Instant::now() + ONE_SOCKET;
     loop {
         let asked = timeout_at(deadline, write(socket, &nonce.mark())).await;
@@ -99,7 +99,7 @@ async fn write(socket: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Drops everything until the connection has begun. The agent sends nothing of it before it is asked something.
-async fn answer(socket: &UnixStream, port: &mut Port) -> io::Result<()> {
+async fn answer(socket: &UnixStream, port: &mut SerialPort) -> io::Result<()> {
     let mut raw = vec![0; 4096];
     loop {
         // A port that always has something would keep whoever waits for the time from being asked.

@@ -61,7 +61,7 @@ pub enum Phase {
 
 /// What a caller wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Command {
+pub enum LifecycleCommand {
     /// Be running.
     Start,
     /// Be paused, with memory and processes kept.
@@ -88,7 +88,7 @@ pub enum Effect {
 
 /// What was heard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Report {
+pub enum LifecycleReport {
     /// The agent answers.
     Up,
     /// It is down and sealed.
@@ -139,12 +139,15 @@ pub enum Refused {
 /// # Errors
 ///
 /// Returns [`Refused`] and leaves the sandbox as it was.
-pub fn command(phase: Phase, command: Command) -> Result<(Phase, Option<Effect>), Refused> {
+pub fn command(
+    phase: Phase,
+    command: LifecycleCommand,
+) -> Result<(Phase, Option<Effect>), Refused> {
     match (phase, command) {
-        (Phase::Stopped | Phase::Paused | Phase::Failed, Command::Start)
-        | (Phase::Paused, Command::Stop) => Ok((Phase::Starting, Some(Effect::Boot))),
-        (Phase::Running, Command::Pause) => Ok((Phase::Running, Some(Effect::Capture))),
-        (Phase::Running | Phase::Failed, Command::Stop) => {
+        (Phase::Stopped | Phase::Paused | Phase::Failed, LifecycleCommand::Start)
+        | (Phase::Paused, LifecycleCommand::Stop) => Ok((Phase::Starting, Some(Effect::Boot))),
+        (Phase::Running, LifecycleCommand::Pause) => Ok((Phase::Running, Some(Effect::Capture))),
+        (Phase::Running | Phase::Failed, LifecycleCommand::Stop) => {
             Ok((Phase::Stopping, Some(Effect::Seal)))
         }
         (
@@ -154,37 +157,50 @@ pub fn command(phase: Phase, command: Command) -> Result<(Phase, Option<Effect>)
             | Phase::Paused
             | Phase::Stopping
             | Phase::Failed,
-            Command::Delete,
+            LifecycleCommand::Delete,
         ) => Ok((Phase::Deleted, Some(Effect::Erase))),
 
         // Already there, or on the way.
-        (Phase::Starting | Phase::Running, Command::Start)
-        | (Phase::Paused, Command::Pause)
-        | (Phase::Stopping | Phase::Stopped, Command::Stop)
-        | (Phase::Deleted, Command::Delete) => Ok((phase, None)),
+        (Phase::Starting | Phase::Running, LifecycleCommand::Start)
+        | (Phase::Paused, LifecycleCommand::Pause)
+        | (Phase::Stopping | Phase::Stopped, LifecycleCommand::Stop)
+        | (Phase::Deleted, LifecycleCommand::Delete) => Ok((phase, None)),
 
-        (Phase::Stopping, Command::Start | Command::Pause)
-        | (Phase::Starting, Command::Stop | Command::Pause) => Err(Refused::Busy(phase)),
-        (Phase::Stopped | Phase::Failed, Command::Pause) => Err(Refused::NotRunning),
-        (Phase::Deleted, Command::Start | Command::Pause | Command::Stop) => Err(Refused::Gone),
+        (Phase::Stopping, LifecycleCommand::Start | LifecycleCommand::Pause)
+        | (Phase::Starting, LifecycleCommand::Stop | LifecycleCommand::Pause) => {
+            Err(Refused::Busy(phase))
+        }
+        (Phase::Stopped | Phase::Failed, LifecycleCommand::Pause) => Err(Refused::NotRunning),
+        (
+            Phase::Deleted,
+            LifecycleCommand::Start | LifecycleCommand::Pause | LifecycleCommand::Stop,
+        ) => Err(Refused::Gone),
     }
 }
 
 /// Takes in what was heard. `None`: that does not happen in this phase, and changes nothing.
 #[must_use]
-pub fn report(phase: Phase, report: Report) -> Option<(Phase, Option<Effect>)> {
+pub fn report(phase: Phase, report: LifecycleReport) -> Option<(Phase, Option<Effect>)> {
     let rests = |memory| if memory { Phase::Paused } else { Phase::Stopped };
     Some(match (phase, report) {
-        (Phase::Starting, Report::Up) => (Phase::Running, None),
-        (Phase::Stopping, Report::Down) => (Phase::Stopped, None),
-        (Phase::Running, Report::Captured) => (Phase::Paused, None),
-        (Phase::Starting | Phase::Running | Phase::Stopping | Phase::Deleted, Report::Broke)
-        | (Phase::Starting | Phase::Running | Phase::Stopping, Report::Lost)
-        | (Phase::Failed, Report::GivenUp) => (Phase::Failed, None),
-        (Phase::Starting | Phase::Running, Report::Died) => (Phase::Stopping, Some(Effect::Seal)),
-        (Phase::Starting | Phase::Failed, Report::Undone { paused: memory })
-        | (Phase::Stopped | Phase::Paused | Phase::Failed, Report::RolledBack { memory })
-        | (Phase::Deleted, Report::Restored { memory }) => (rests(memory), None),
+        (Phase::Starting, LifecycleReport::Up) => (Phase::Running, None),
+        (Phase::Stopping, LifecycleReport::Down) => (Phase::Stopped, None),
+        (Phase::Running, LifecycleReport::Captured) => (Phase::Paused, None),
+        (
+            Phase::Starting | Phase::Running | Phase::Stopping | Phase::Deleted,
+            LifecycleReport::Broke,
+        )
+        | (Phase::Starting | Phase::Running | Phase::Stopping, LifecycleReport::Lost)
+        | (Phase::Failed, LifecycleReport::GivenUp) => (Phase::Failed, None),
+        (Phase::Starting | Phase::Running, LifecycleReport::Died) => {
+            (Phase::Stopping, Some(Effect::Seal))
+        }
+        (Phase::Starting | Phase::Failed, LifecycleReport::Undone { paused: memory })
+        | (
+            Phase::Stopped | Phase::Paused | Phase::Failed,
+            LifecycleReport::RolledBack { memory },
+        )
+        | (Phase::Deleted, LifecycleReport::Restored { memory }) => (rests(memory), None),
         (
             Phase::Stopped
             | Phase::Starting
@@ -204,7 +220,7 @@ mod tests {
 
     use proptest::prelude::{ProptestConfig, prop, proptest};
 
-    use super::{Command, Effect, Phase, Refused, Report, command, report};
+    use super::{Effect, LifecycleCommand, LifecycleReport, Phase, Refused, command, report};
 
     const PHASES: [Phase; 7] = [
         Phase::Stopped,
@@ -215,21 +231,26 @@ mod tests {
         Phase::Failed,
         Phase::Deleted,
     ];
-    const COMMANDS: [Command; 4] = [Command::Start, Command::Pause, Command::Stop, Command::Delete];
-    const REPORTS: [Report; 13] = [
-        Report::Up,
-        Report::Down,
-        Report::Captured,
-        Report::Broke,
-        Report::Died,
-        Report::Lost,
-        Report::GivenUp,
-        Report::Undone { paused: false },
-        Report::Undone { paused: true },
-        Report::RolledBack { memory: false },
-        Report::RolledBack { memory: true },
-        Report::Restored { memory: false },
-        Report::Restored { memory: true },
+    const COMMANDS: [LifecycleCommand; 4] = [
+        LifecycleCommand::Start,
+        LifecycleCommand::Pause,
+        LifecycleCommand::Stop,
+        LifecycleCommand::Delete,
+    ];
+    const REPORTS: [LifecycleReport; 13] = [
+        LifecycleReport::Up,
+        LifecycleReport::Down,
+        LifecycleReport::Captured,
+        LifecycleReport::Broke,
+        LifecycleReport::Died,
+        LifecycleReport::Lost,
+        LifecycleReport::GivenUp,
+        LifecycleReport::Undone { paused: false },
+        LifecycleReport::Undone { paused: true },
+        LifecycleReport::RolledBack { memory: false },
+        LifecycleReport::RolledBack { memory: true },
+        LifecycleReport::Restored { memory: false },
+        LifecycleReport::Restored { memory: true },
     ];
 
     fn row(next: Phase, effect: Option<Effect>) -> String {
@@ -319,12 +340,12 @@ mod tests {
                 let Ok((next, effect)) = command(phase, asked) else { continue };
                 // These two are on their way only when the effect has been carried out.
                 if effect == Some(Effect::Capture) {
-                    let paused = report(next, Report::Captured).expect("it is running").0;
+                    let paused = report(next, LifecycleReport::Captured).expect("it is running").0;
                     assert_eq!(command(paused, asked), Ok((paused, None)));
                     continue;
                 }
-                if (phase, asked) == (Phase::Paused, Command::Stop) {
-                    let running = report(next, Report::Up).expect("it is starting").0;
+                if (phase, asked) == (Phase::Paused, LifecycleCommand::Stop) {
+                    let running = report(next, LifecycleReport::Up).expect("it is starting").0;
                     assert_eq!(command(running, asked), Ok((Phase::Stopping, Some(Effect::Seal))));
                     continue;
                 }
@@ -336,13 +357,16 @@ mod tests {
     #[test]
     fn delete_is_never_refused_and_is_final_unless_it_broke_or_was_restored() {
         for phase in PHASES {
-            assert_eq!(command(phase, Command::Delete).map(|(next, _)| next), Ok(Phase::Deleted));
+            assert_eq!(
+                command(phase, LifecycleCommand::Delete).map(|(next, _)| next),
+                Ok(Phase::Deleted)
+            );
         }
         for heard in REPORTS {
             let next = match heard {
-                Report::Broke => Some((Phase::Failed, None)),
-                Report::Restored { memory: true } => Some((Phase::Paused, None)),
-                Report::Restored { memory: false } => Some((Phase::Stopped, None)),
+                LifecycleReport::Broke => Some((Phase::Failed, None)),
+                LifecycleReport::Restored { memory: true } => Some((Phase::Paused, None)),
+                LifecycleReport::Restored { memory: false } => Some((Phase::Stopped, None)),
                 _ => None,
             };
             assert_eq!(report(Phase::Deleted, heard), next);
@@ -353,8 +377,8 @@ mod tests {
     /// machine is alive.
     #[derive(Debug, Clone, Copy)]
     enum Step {
-        Ask(Command),
-        Hear(Report),
+        Ask(LifecycleCommand),
+        Hear(LifecycleReport),
     }
 
     proptest! {
@@ -368,7 +392,7 @@ mod tests {
             let mut machine = false;
             for step in steps {
                 // Only a machine that lives can be captured; the task reports nothing else.
-                if matches!(step, Step::Hear(Report::Captured)) && !machine {
+                if matches!(step, Step::Hear(LifecycleReport::Captured)) && !machine {
                     continue;
                 }
                 let effect = match step {
@@ -395,7 +419,7 @@ mod tests {
                     Phase::Running => assert!(machine, "running without a machine"),
                     Phase::Starting | Phase::Stopping => {}
                 }
-                assert!(command(phase, Command::Delete).is_ok(), "stuck");
+                assert!(command(phase, LifecycleCommand::Delete).is_ok(), "stuck");
             }
         }
     }

@@ -88,7 +88,7 @@ impl Fingerprint {
     pub fn key(&self) -> String {
         use sha2::Digest as _;
         let text = format!("{self:?}");
-        sha2::Sha256::digest(text).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+        hex::encode(&sha2::Sha256::digest(text)[..16])
     }
 
     /// The first thing in which an image differs from what is here, as a sentence for people.

@@ -55,7 +55,7 @@ pub use point::{BadPoint, Point};
 pub(crate) use policy::regex;
 pub use port::{Access, Port};
 pub use record::{
-    Carried, Command, CommandState, Dressed, Ending, FORMAT, ForkOutcome, HookRun, Image,
+    Carried, Command, CommandState, Customized, Ending, FORMAT, ForkOutcome, HookRun, Image,
     ImageConfig, Key, Layer, LayerKind, Lineage, MergePoint, OnDelete, Project, Scope, Session,
     SessionEnd, Usage, Validation,
 };

@@ -432,13 +432,13 @@ pub struct Image {
     /// Where it came from: `host`, a path, a registry reference.
     pub source: String,
     /// What it was customized from, if it was.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dressed: Option<Dressed>,
+    #[serde(default, rename = "dressed", skip_serializing_if = "Option::is_none")]
+    pub customized: Option<Customized>,
 }
 
 /// How a customized image came about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Dressed {
+pub struct Customized {
     /// The image below.
     pub base: String,
     /// SHA-256 over all that went into it, as `sha256:…`.

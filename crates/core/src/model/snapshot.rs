@@ -123,11 +123,11 @@ pub enum SnapshotKind {
     Merge,
 }
 
-/// Who wanted a snapshot.
+/// Whether somebody asked for a snapshot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
-    /// Nobody in particular: the end of a session makes one.
+    /// Nobody did: it was taken at the end of a session.
     #[default]
     Automatic,
     /// Somebody asked for it.

@@ -86,12 +86,12 @@ pub struct NetworkConfig {
 
 /// The network of one session. It ends when this is closed or dropped.
 #[derive(Debug)]
-pub struct Network {
+pub struct SessionNetworkStack {
     dispatcher: Arc<Dispatcher>,
     stack: Stack,
 }
 
-impl Network {
+impl SessionNetworkStack {
     /// Begins to answer the device.
     ///
     /// # Errors

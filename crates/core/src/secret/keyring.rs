@@ -235,7 +235,7 @@ impl Keys {
     fn from(key: &[u8; KEY]) -> Self {
         let id = mac(key, "sandkeep key id");
         Self {
-            id: id[..4].iter().map(|byte| format!("{byte:02x}")).collect(),
+            id: hex::encode(&id[..4]),
             cipher: RandomizedNonceKey::new(&AES_256_GCM, &*mac(key, "sandkeep seal"))
                 .expect("32 bytes are a key of this cipher"),
             derive: mac(key, "sandkeep derive"),

@@ -98,7 +98,7 @@ impl Mask {
 /// Which of its two streams a command prints to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // each is what it says
-pub enum Side {
+pub enum MaskedStream {
     Out,
     Err,
 }
@@ -126,7 +126,7 @@ struct StreamPosition {
 
 #[derive(Debug)]
 struct HeldPiece {
-    side: Side,
+    side: MaskedStream,
     start: u64,
     bytes: Vec<u8>,
 }
@@ -140,7 +140,7 @@ impl Masker {
     }
 
     /// Takes note of what was printed and let go before.
-    pub fn recall(&mut self, side: Side, bytes: &[u8]) {
+    pub fn recall(&mut self, side: MaskedStream, bytes: &[u8]) {
         let place = &mut self.places[side as usize];
         for byte in bytes {
             place.state = self.mask.automaton.next_state(Anchored::No, place.state, *byte);
@@ -166,7 +166,7 @@ impl Masker {
     }
 
     /// Takes what was printed.
-    pub fn push(&mut self, side: Side, bytes: &[u8]) {
+    pub fn push(&mut self, side: MaskedStream, bytes: &[u8]) {
         let start = self.places[side as usize].at;
         self.waiting.push_back(HeldPiece { side, start, bytes: bytes.to_vec() });
         for byte in bytes {
@@ -181,7 +181,7 @@ impl Masker {
     }
 
     /// The next piece that may go.
-    pub fn pop(&mut self) -> Option<(Side, Vec<u8>)> {
+    pub fn pop(&mut self) -> Option<(MaskedStream, Vec<u8>)> {
         let front = self.waiting.front_mut()?;
         let free = self.places[front.side as usize].free(&self.mask).checked_sub(front.start)?;
         let free = usize::try_from(free).unwrap_or(usize::MAX);
@@ -198,7 +198,7 @@ impl Masker {
 
     /// Holds nothing any longer of what came so far.
     pub fn decide(&mut self) {
-        for side in [Side::Out, Side::Err] {
+        for side in [MaskedStream::Out, MaskedStream::Err] {
             let place = &self.places[side as usize];
             let (from, to) = (place.free(&self.mask), place.at);
             let MatchedPrefix { bytes, form } = self.mask.seen(place.state);
@@ -216,7 +216,7 @@ impl Masker {
         self.waiting.iter().map(|piece| piece.bytes.len()).sum()
     }
 
-    fn cover(&mut self, side: Side, from: u64, to: u64) {
+    fn cover(&mut self, side: MaskedStream, from: u64, to: u64) {
         for piece in self.waiting.iter_mut().rev().filter(|piece| piece.side == side) {
             let end = piece.start + piece.bytes.len() as u64;
             if end <= from {
@@ -252,7 +252,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{Mask, Masker, Side};
+    use super::{Mask, MaskedStream, Masker};
 
     fn masker(values: &[&str]) -> Masker {
         Masker::new(Arc::new(Mask::new(values.iter().copied()).unwrap()))
@@ -270,73 +270,73 @@ mod tests {
     #[test]
     fn values_go_whole_or_in_pieces() {
         let mut m = masker(&["hunter2hunter2"]);
-        m.push(Side::Out, b"it is hunter2hunter2!\n");
+        m.push(MaskedStream::Out, b"it is hunter2hunter2!\n");
         assert_eq!(out(&mut m), "it is **************!\n");
         for cut in 1..14 {
             let (head, tail) = "hunter2hunter2".split_at(cut);
-            m.push(Side::Out, head.as_bytes());
+            m.push(MaskedStream::Out, head.as_bytes());
             let first = out(&mut m);
             assert_eq!(first, if cut < 4 { head } else { "" });
-            m.push(Side::Out, tail.as_bytes());
+            m.push(MaskedStream::Out, tail.as_bytes());
             assert_eq!(out(&mut m), "*".repeat(14 - first.len()), "{cut}");
             // The second half of this value begins another: a line's end parts them.
-            m.push(Side::Out, b"\n");
+            m.push(MaskedStream::Out, b"\n");
             assert_eq!(out(&mut m), "\n");
         }
         // A value at the very end waits for nothing.
         assert_eq!(m.waiting(), 0);
-        m.push(Side::Out, b"aHVudGVyMmh1bnRlcjI=");
+        m.push(MaskedStream::Out, b"aHVudGVyMmh1bnRlcjI=");
         assert_eq!(out(&mut m), "******************I=");
     }
 
     #[test]
     fn a_beginning_that_becomes_nothing_is_let_go() {
         let mut m = masker(&["hunter2hunter2"]);
-        m.push(Side::Out, b"the hunter");
+        m.push(MaskedStream::Out, b"the hunter");
         assert_eq!((out(&mut m).as_str(), m.waiting()), ("the ", 6));
-        m.push(Side::Out, b"s came");
+        m.push(MaskedStream::Out, b"s came");
         assert_eq!(out(&mut m), "hunters came");
     }
 
     #[test]
     fn streams_are_told_apart_and_keep_their_order() {
         let mut m = masker(&["hunter2hunter2"]);
-        m.push(Side::Out, b"hunter2");
-        m.push(Side::Err, b"hunter2hunter2 ");
-        m.push(Side::Err, b"warning ");
+        m.push(MaskedStream::Out, b"hunter2");
+        m.push(MaskedStream::Err, b"hunter2hunter2 ");
+        m.push(MaskedStream::Err, b"warning ");
         assert_eq!(out(&mut m), "", "nothing overtakes");
-        m.push(Side::Out, b"hunter2");
+        m.push(MaskedStream::Out, b"hunter2");
         let mut pieces = Vec::new();
         while let Some(piece) = m.pop() {
             pieces.push(piece);
         }
         let stars = |n: usize| "*".repeat(n).into_bytes();
-        assert_eq!(pieces[0], (Side::Out, stars(7)));
-        assert_eq!(pieces[1], (Side::Err, [stars(14), b" ".to_vec()].concat()));
-        assert_eq!(pieces[2], (Side::Err, b"warning ".to_vec()));
-        assert_eq!(pieces[3], (Side::Out, stars(7)));
+        assert_eq!(pieces[0], (MaskedStream::Out, stars(7)));
+        assert_eq!(pieces[1], (MaskedStream::Err, [stars(14), b" ".to_vec()].concat()));
+        assert_eq!(pieces[2], (MaskedStream::Err, b"warning ".to_vec()));
+        assert_eq!(pieces[3], (MaskedStream::Out, stars(7)));
     }
 
     #[test]
     fn what_waits_too_long_goes_and_the_rest_is_still_masked() {
         let mut m = masker(&["hunter2hunter2"]);
-        m.push(Side::Out, b"hunter");
+        m.push(MaskedStream::Out, b"hunter");
         m.decide();
         assert_eq!(out(&mut m), "hunter", "less than half");
-        m.push(Side::Out, b"2hunter2");
+        m.push(MaskedStream::Out, b"2hunter2");
         assert_eq!(out(&mut m), "********");
-        m.push(Side::Out, b"hunter2hunter");
+        m.push(MaskedStream::Out, b"hunter2hunter");
         m.decide();
         assert_eq!(out(&mut m), "*************", "more than half");
-        m.push(Side::Out, b"2");
+        m.push(MaskedStream::Out, b"2");
         assert_eq!(out(&mut m), "*");
-        m.push(Side::Out, b"\n");
+        m.push(MaskedStream::Out, b"\n");
         assert_eq!(out(&mut m), "\n");
         // One byte at a time, each waited for: no more than half is seen.
         let slowly: String = "hunter2hunter2"
             .bytes()
             .map(|byte| {
-                m.push(Side::Out, &[byte]);
+                m.push(MaskedStream::Out, &[byte]);
                 m.decide();
                 out(&mut m)
             })
@@ -347,27 +347,27 @@ mod tests {
     #[test]
     fn values_in_values() {
         let mut m = masker(&["secret", "my-secret-thing"]);
-        m.push(Side::Out, b"my-secret-th");
+        m.push(MaskedStream::Out, b"my-secret-th");
         assert_eq!(out(&mut m), "", "the longer one may still come");
-        m.push(Side::Out, b"ing");
+        m.push(MaskedStream::Out, b"ing");
         assert_eq!(out(&mut m), "***************");
-        m.push(Side::Out, b"my-secret-thought");
+        m.push(MaskedStream::Out, b"my-secret-thought");
         assert_eq!(out(&mut m), "my-******-thought");
     }
 
     #[test]
     fn another_mask_takes_over_in_the_middle_of_a_value() {
         let mut m = masker(&["hunter2hunter2"]);
-        m.push(Side::Out, b"hu");
+        m.push(MaskedStream::Out, b"hu");
         assert_eq!(out(&mut m), "hu");
         m.renew(&Arc::new(Mask::new(["hunter2hunter2", "another value"]).unwrap()));
-        m.push(Side::Out, b"nter2hunter2 another val");
+        m.push(MaskedStream::Out, b"nter2hunter2 another val");
         assert_eq!(out(&mut m), "************ ");
-        m.push(Side::Out, b"ue");
+        m.push(MaskedStream::Out, b"ue");
         assert_eq!(out(&mut m), "*************");
         let mut later = masker(&["hunter2hunter2"]);
-        later.recall(Side::Out, b"... hun");
-        later.push(Side::Out, b"ter2hunter2");
+        later.recall(MaskedStream::Out, b"... hun");
+        later.push(MaskedStream::Out, b"ter2hunter2");
         assert_eq!(out(&mut later), "***********");
     }
 
@@ -385,12 +385,12 @@ mod tests {
             let (mut rest, mut printed) = (text.as_bytes(), String::new());
             for cut in cuts.into_iter().chain([usize::MAX]) {
                 let (piece, after) = rest.split_at(cut.min(rest.len()));
-                masker.push(Side::Out, piece);
+                masker.push(MaskedStream::Out, piece);
                 printed.push_str(&out(&mut masker));
                 rest = after;
             }
             // A byte that no form goes on with, so that nothing is left to be decided.
-            masker.push(Side::Out, b"\n");
+            masker.push(MaskedStream::Out, b"\n");
             printed.push_str(&out(&mut masker));
             prop_assert_eq!(printed.len(), text.len() + 1);
             let mut within = vec![false; text.len()];

@@ -11,4 +11,4 @@ mod keyring;
 mod mask;
 
 pub use keyring::{BadKey, KeySource, Keyring, SealError};
-pub use mask::{Mask, Masker, Side};
+pub use mask::{Mask, MaskedStream, Masker};

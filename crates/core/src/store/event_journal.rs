@@ -58,11 +58,11 @@ struct Header {
 pub struct EventWriter {
     journal: PathBuf,
     segment_bytes: u64,
-    open: HashMap<EventSource, Segment>,
+    open: HashMap<EventSource, JournalSegment>,
 }
 
 #[derive(Debug)]
-struct Segment {
+struct JournalSegment {
     file: File,
     size: u64,
     last: EventId,
@@ -107,7 +107,7 @@ impl EventWriter {
             serde_json::to_writer(&mut text, event)?;
             text.push(b'\n');
         }
-        let is_full = |open: &Segment| open.size >= self.segment_bytes;
+        let is_full = |open: &JournalSegment| open.size >= self.segment_bytes;
         if self.open.get(source).is_none_or(is_full) {
             let before = self.open.remove(source).map(|open| open.last);
             if self.open.len() >= OPEN {
@@ -139,7 +139,7 @@ impl EventWriter {
 }
 
 /// Begins a segment, and removes the oldest ones beyond [`SEGMENTS`].
-fn begin(dir: &Path, first: EventId, before: Option<EventId>) -> io::Result<Segment> {
+fn begin(dir: &Path, first: EventId, before: Option<EventId>) -> io::Result<JournalSegment> {
     fs::create_dir_all(dir)?;
     let segments = segments(dir)?;
     let before = match (before, segments.last()) {
@@ -154,7 +154,7 @@ fn begin(dir: &Path, first: EventId, before: Option<EventId>) -> io::Result<Segm
     let mut header = serde_json::to_vec(&Header { format: FORMAT, before })?;
     header.push(b'\n');
     file.write_all(&header)?;
-    Ok(Segment { file, size: header.len() as u64, last: before })
+    Ok(JournalSegment { file, size: header.len() as u64, last: before })
 }
 
 fn path_of(dir: &Path, first: EventId) -> PathBuf {

@@ -86,7 +86,7 @@ pub use gc::trash::{Trashed, TrashedSandbox};
 pub use gc::{accounting, known_manifests};
 pub use layer::changes::ListedChanges;
 pub use layer::compact::Linked;
-pub use layer::digest::{Difference, ReadThrottle, Verdict};
+pub use layer::digest::{Difference, DigestVerdict, ReadThrottle};
 pub use layer::disk_import::{ImportedDisk, export_limit};
 pub use layer::exclude::Globs;
 pub use layer::export::Exported;
@@ -94,7 +94,7 @@ pub use layer::junk::{Junk, JunkRules};
 pub use layer::live_copy::LiveCopy;
 pub use layer::quarantine::FileToQuarantine;
 pub use layer::quota::{Enforcement, enforcement, inodes_for};
-pub use layer::{Collected, MeasuredLayer, SealOptions, Sealing, Unheld, Usage};
+pub use layer::{Collected, LayerUsage, MeasuredLayer, SealOptions, Sealing, Unheld};
 pub use manifest::command_files::CommandFiles;
 pub use manifest::{Damaged, Durability, Manifest, Scan};
 pub use memory::{CollectedMemory, NewMemory};
@@ -122,11 +122,11 @@ pub const ALL_PARTS: u32 = 5;
 /// Everything on disk, seen through one open data directory. Clones are the same store.
 #[derive(Debug, Clone)]
 pub struct Store {
-    inner: Arc<Inner>,
+    inner: Arc<StoreInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct StoreInner {
     data: PathBuf,
     /// The data directory itself, for `syncfs` and `fstatvfs`.
     dir: File,
@@ -212,7 +212,7 @@ impl Store {
         let enforcement = enforcement(&data).map_err(io_error("look at", &data))?;
         let deletion_threads =
             gc::remove::DeletionThreads::start().map_err(io_error("start a thread for", &data))?;
-        let inner = Inner {
+        let inner = StoreInner {
             data,
             dir,
             _lock: lock,

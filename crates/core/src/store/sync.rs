@@ -321,7 +321,7 @@ impl Store {
 
     /// Brings a layer's files to stable storage again where they are in doubt and accepted, and refuses the
     /// layer where they are not accepted. Everything was synced before.
-    pub(super) fn settle_doubt(&self, id: &LayerId) -> Result<()> {
+    pub(super) fn resolve_doubt(&self, id: &LayerId) -> Result<()> {
         in_doubt(id, &self.doubtful_now(id)?)?;
         let accepted = self.files_in(id, &self.windows_of(id, true))?;
         let diff = self.diff_dir(id);

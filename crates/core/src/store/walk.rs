@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use parking_lot::{Condvar, Mutex};
 use rustix::fs::{FileType, Statx};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
@@ -116,7 +117,7 @@ pub(super) fn measure_looking(
             if let Some(hasher) = &hasher {
                 add_up(&mut here.summary, &hasher.hash(name.to_bytes(), &stat));
             }
-            if is_dir || stat.stx_nlink == 1 || lock(&linked).insert(stat.stx_ino) {
+            if is_dir || stat.stx_nlink == 1 || linked.lock().insert(stat.stx_ino) {
                 here.bytes += stat.stx_blocks * 512;
             }
             let look = look.as_ref().filter(|_| heap.is_none());
@@ -139,10 +140,10 @@ pub(super) fn measure_looking(
         }
         bytes.fetch_add(here.bytes, Ordering::Relaxed);
         files.fetch_add(here.files, Ordering::Relaxed);
-        add_up(&mut lock(&summary), &here.summary);
+        add_up(&mut summary.lock(), &here.summary);
         Ok(())
     })?;
-    let summary = summary.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let summary = summary.into_inner();
     let measure = Measure { bytes: bytes.into_inner(), files: files.into_inner(), summary };
     Ok((measure, look.map(JunkLook::finish).unwrap_or_default()))
 }
@@ -178,7 +179,7 @@ where
         }
         queue.work_off(&work);
     });
-    queue.state.into_inner().unwrap_or_else(PoisonError::into_inner).outcome
+    queue.state.into_inner().outcome
 }
 
 struct Queue<T> {
@@ -199,7 +200,7 @@ impl<T> Queue<T> {
             // Lets the others end should `work` panic.
             let turn = Turn { queue: self };
             let outcome = work(item, &mut more);
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             if outcome.is_err() && state.outcome.is_ok() {
                 state.outcome = outcome;
             }
@@ -210,7 +211,7 @@ impl<T> Queue<T> {
     }
 
     fn take(&self) -> Option<T> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             if state.outcome.is_err() {
                 return None;
@@ -222,7 +223,7 @@ impl<T> Queue<T> {
             if state.busy == 0 {
                 return None;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 }
@@ -233,13 +234,9 @@ struct Turn<'a, T> {
 
 impl<T> Drop for Turn<'_, T> {
     fn drop(&mut self) {
-        lock(&self.queue.state).busy -= 1;
+        self.queue.state.lock().busy -= 1;
         self.queue.changed.notify_all();
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use sandkeep_core::driver::{Driver, DriverError, KeepsMemory, Machine, OwnDisk, 
 use sandkeep_core::model::RootFs;
 use sandkeep_proto::link::{Identity, Renew};
 use sandkeep_testkit::driver::{
-    MicrovmHost, bring_up, driver_contract, key, moment, network_contract, reach, settle,
+    MicrovmHost, bring_up, driver_contract, key, moment, network_contract, reach, wait_until_quiet,
 };
 use sandkeep_testkit::inside::{Inside, userland};
 use tokio::time::{sleep, timeout};
@@ -334,7 +334,7 @@ async fn an_image_s_disk_is_booted_without_its_memory() {
     let inside = Inside::over(guest);
     assert_eq!(inside.sh("cat /written").await.out, "kept\n");
     inside.sh("echo more > /written").await;
-    settle(&driver, inside.guest()).await;
+    wait_until_quiet(&driver, inside.guest()).await;
     drop(inside);
     driver.stop(&second.key).await.expect("it stops");
     // What the second session wrote is newer than the image: memory does not go with it.

@@ -54,7 +54,7 @@ async fn wait_until(what: &str, condition: impl Fn() -> bool) {
 
 /// Starts one machine and waits until so many cages wait for the next.
 async fn stocked(host: &ContainerHost, name: &str, most: usize) -> ContainerDriver {
-    let driver = host.driver().with_spares(most);
+    let driver = host.driver().with_prebuilt(most);
     let machine = host.machine(name);
     driver.start(&machine).await.unwrap();
     driver.stop(&machine.key).await.unwrap();
@@ -73,7 +73,7 @@ async fn a_driver_that_begins_cages_ahead_keeps_the_contract() {
     };
     let volume = |name: &str| host.root(name, &[]);
     // Every driver of the test begins some, and finds some.
-    let driver = || host.driver().with_spares(2);
+    let driver = || host.driver().with_prebuilt(2);
     driver_contract(driver, |name| host.machine(name), broken, volume).await;
 }
 

@@ -23,7 +23,7 @@ fn host(test: &str) -> Option<MicrovmHost> {
 }
 
 fn with_a_spare(host: &MicrovmHost) -> MicrovmDriver {
-    let config = MicrovmConfig { spares: 1, ..host.config().clone() };
+    let config = MicrovmConfig { warm_hypervisors: 1, ..host.config().clone() };
     MicrovmDriver::new(config, agent_answers).unwrap().accelerated_by(Accelerator::Tcg)
 }
 
@@ -84,8 +84,8 @@ fn record(dir: &Path) -> serde_json::Value {
     serde_json::from_slice(&fs::read(dir.join("machine.json")).unwrap()).unwrap()
 }
 
-/// Directories of spares.
-fn spares(host: &MicrovmHost) -> Vec<PathBuf> {
+/// Directories of hypervisors in the pool.
+fn pooled(host: &MicrovmHost) -> Vec<PathBuf> {
     let listed = fs::read_dir(&host.config().run_dir).unwrap();
     let paths = listed.map(|entry| entry.unwrap().path());
     paths.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("spare-")).collect()
@@ -119,7 +119,7 @@ async fn a_machine_takes_over_a_hypervisor_that_waits() {
         if !is_cold {
             wait_for_a_spare(&driver).await;
         }
-        let waiting = spares(&host);
+        let waiting = pooled(&host);
         let inside = restore(&driver, machine, &image).await;
         let dir = host.config().run_dir.join(machine.key.as_str());
         let record = record(&dir);
@@ -130,7 +130,7 @@ async fn a_machine_takes_over_a_hypervisor_that_waits() {
                 assert!(!waiting[0].exists(), "it is no spare any more");
                 assert!(!dir.join("ram.sock").exists());
                 let uid = record["uid"].as_u64().unwrap();
-                assert!(uid >= u64::from(host.config().spare_uids) && !uids.contains(&uid));
+                assert!(uid >= u64::from(host.config().warm_uids) && !uids.contains(&uid));
                 let status = fs::read_to_string(format!("/proc/{}/status", record["pid"])).unwrap();
                 assert!(
                     status.contains(&format!("Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n")),
@@ -157,7 +157,7 @@ async fn a_machine_takes_over_a_hypervisor_that_waits() {
     let next = host.driver();
     let found = next.survivors().await.unwrap();
     assert_eq!(found.len(), 3, "{found:?}");
-    assert_eq!(spares(&host).len(), 0, "those of a driver that is gone are ended");
+    assert_eq!(pooled(&host).len(), 0, "those of a driver that is gone are ended");
     let into = host.path().join("memory/two");
     fs::create_dir_all(&into).unwrap();
     let captured = next.capture(&machines[1].key, &into, &image, Then::Hold).await.unwrap();
@@ -184,7 +184,7 @@ async fn a_spare_that_is_of_no_use_costs_no_machine_and_none_outlives_its_driver
     drop(restore(&driver, &cold, &image).await);
     driver.stop(&cold.key).await.unwrap();
     wait_for_a_spare(&driver).await;
-    let pid = record(&spares(&host)[0])["pid"].clone();
+    let pid = record(&pooled(&host)[0])["pid"].clone();
     let number = rustix::process::Pid::from_raw(i32::try_from(pid.as_i64().unwrap()).unwrap());
     rustix::process::kill_process(number.unwrap(), rustix::process::Signal::KILL).unwrap();
     until_dead(&pid).await;
@@ -196,11 +196,11 @@ async fn a_spare_that_is_of_no_use_costs_no_machine_and_none_outlives_its_driver
     driver.stop(&next.key).await.unwrap();
     // One of another size finds none.
     wait_for_a_spare(&driver).await;
-    let waiting = spares(&host);
+    let waiting = pooled(&host);
     let mut other = machine(&host, "other");
     other.limits.millicpus += 1000;
     drop(bring_up(&driver, &other).await);
-    assert_eq!((spares(&host), driver.waiting()), (waiting.clone(), 1));
+    assert_eq!((pooled(&host), driver.waiting()), (waiting.clone(), 1));
     driver.stop(&other.key).await.unwrap();
     let pid = record(&waiting[0])["pid"].clone();
     assert!(is_alive(&pid));

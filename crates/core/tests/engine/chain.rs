@@ -215,7 +215,7 @@ async fn a_daemon_that_dies_over_a_merge_loses_no_checkpoint() {
     let mut engine = house.open().await;
     engine.create(&project(), app(), None).await.unwrap();
     let mut from = 0;
-    for point in ["store.compact.linked", "chain.merged", "chain.shortened"] {
+    for point in ["store.compact.linked", "compaction.merged", "compaction.done"] {
         engine = house.cut(engine, victim!(), &from.to_string(), point).await;
         // A step may have been made that no checkpoint was taken of.
         from = ok(&engine, "app", "cat /work/n").await.trim().parse::<usize>().unwrap();

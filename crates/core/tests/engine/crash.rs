@@ -154,9 +154,9 @@ async fn a_snapshot_that_is_deleted_under_sandboxes_is_gone_for_all_of_them() {
     for (point, gone) in [
         ("store.write.before_rename", false),
         ("store.write.done", true),
-        ("snapshot.buried", true),
-        ("snapshot.told", true),
-        ("snapshot.told:2", true),
+        ("snapshot_delete.tombstone", true),
+        ("snapshot_delete.sandbox", true),
+        ("snapshot_delete.sandbox:2", true),
     ] {
         engine.create(&project(), small("app"), None).await.unwrap();
         sh(&engine, "app", "echo kept > /work/file").await;

@@ -35,8 +35,8 @@ impl Machine {
     /// One whose base has the `sudo` of the directories, or the host's own if there are none.
     pub(crate) async fn with_sudo(house: &House, added: Vec<AddedDirectory>) -> Self {
         let engine = house.open().await;
-        let dress = Customization { add: added, ..Customization::default() };
-        engine.images().customize("host", "with-sudo", &dress).await.unwrap();
+        let customization = Customization { add: added, ..Customization::default() };
+        engine.images().customize("host", "with-sudo", &customization).await.unwrap();
         Self::start(engine, "with-sudo").await
     }
 

@@ -184,8 +184,8 @@ async fn what_breaks_off_costs_nothing() {
         ("pause", "commit.snapshot"),
         ("pause", "pause.committed"),
         ("pause", "pause.down"),
-        ("shorten", "shorten.sealed"),
-        ("shorten", "shorten.done"),
+        ("shorten", "memory_compaction.sealed"),
+        ("shorten", "memory_compaction.done"),
     ] {
         engine = house.cut(engine, victim!(), deed, point).await;
         goes_on(&engine, &counter, &format!("{deed}, {point}")).await;

@@ -113,8 +113,8 @@ async fn programs_see_the_limits_of_their_sandbox() {
     go_program(&programs);
     let engine = house.open().await;
     let add = vec![AddedDirectory { from: programs, to: "/opt/go".into() }];
-    let dress = Customization { add, ..Customization::default() };
-    engine.images().customize("host", "programs", &dress).await.unwrap();
+    let customization = Customization { add, ..Customization::default() };
+    engine.images().customize("host", "programs", &customization).await.unwrap();
     let patch = Patch { image: Some("programs".to_owned()), ..limits(MEMORY, 700) };
     let request = Create { name: Some(name("app")), patch, start: true, ..Create::default() };
     engine.create(&project(), request, None).await.unwrap();

@@ -15,13 +15,13 @@ use serde_json::Value;
 fn house(test: &str) -> Option<House> {
     let mut house =
         House::new().and_then(House::with_machines).map_err(|why| skipped(test, &why)).ok()?;
-    house.settings.ready = 1;
+    house.settings.warm_vms = 1;
     Some(house)
 }
 
 /// The machine that waits, once it does.
 async fn waiting(house: &House, engine: &Engine) -> MachineKey {
-    until("a machine that waits", async || (engine.ready_machines() == 1).then_some(())).await;
+    until("a warm VM", async || (engine.waiting_warm_vms() == 1).then_some(())).await;
     let alive = house.machines_alive().await;
     alive.into_iter().find(|key| key.as_str().starts_with("ready-")).expect("it is alive")
 }
@@ -143,10 +143,10 @@ async fn a_machine_that_died_waiting_costs_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn as_many_wait_as_the_settings_say() {
     let Some(mut house) = house("as_many_wait_as_the_settings_say") else { return };
-    house.settings.ready = 2;
+    house.settings.warm_vms = 2;
     let engine = house.open().await;
     engine.create(&project(), machine("one"), None).await.unwrap();
-    until("two machines that wait", async || (engine.ready_machines() == 2).then_some(())).await;
+    until("two warm VMs", async || (engine.waiting_warm_vms() == 2).then_some(())).await;
     let project = project();
     let (two, three) = tokio::join!(
         engine.create(&project, machine("two"), None),
@@ -158,7 +158,7 @@ async fn as_many_wait_as_the_settings_say() {
         assert!(on_host["group"].as_str().unwrap().starts_with("ready-"), "{on_host}");
         assert_eq!(ok(&engine, sandbox, "hostname").await, format!("{sandbox}\n"));
     }
-    until("two more", async || (engine.ready_machines() == 2).then_some(())).await;
+    until("two more", async || (engine.waiting_warm_vms() == 2).then_some(())).await;
     engine.shutdown().await;
 }
 
@@ -167,7 +167,7 @@ async fn as_many_wait_as_the_settings_say() {
 async fn victim() {
     let Some(house) = House::lent() else { return };
     let mut house = house.with_machines().unwrap();
-    house.settings.ready = 1;
+    house.settings.warm_vms = 1;
     let engine = house.open().await;
     let sandbox = std::env::var("SANDKEEP_TEST_DEED").unwrap();
     engine.create(&project(), machine(&format!("before-{sandbox}")), None).await.unwrap();
@@ -180,7 +180,7 @@ async fn victim() {
 async fn a_daemon_that_dies_while_a_machine_is_taken_over_leaves_nothing() {
     let test = "a_daemon_that_dies_while_a_machine_is_taken_over_leaves_nothing";
     let Some(mut house) = house(test) else { return };
-    house.settings.ready = 0;
+    house.settings.warm_vms = 0;
     let mut engine = house.open().await;
     for (number, point) in ["adopt.disks", "adopt.moved", "ready.taken"].iter().enumerate() {
         let sandbox = format!("app-{number}");

@@ -145,6 +145,92 @@ fn the_crash_matrix_lists_every_fail_point() {
     assert!(missing.is_empty() && gone.is_empty(), "not listed: {missing:?}; not there: {gone:?}");
 }
 
+#[test]
+fn the_api_document_lists_every_error_code() {
+    let root = root();
+    let mut answered = BTreeSet::new();
+    let engine = root.join("crates/core/src/engine");
+    for file in sources(&engine).into_iter().chain(sources(&root.join("crates/server/src"))) {
+        let path = file.strip_prefix(&root).expect("in the repository").display().to_string();
+        // They have codes of their own: `docs/compat/` and `docs/PORTS.md` list them.
+        if !path.contains("/compat/") && !path.contains("/gateway/") {
+            let text = fs::read_to_string(&file).expect("a source");
+            answered
+                .extend(error_codes(text.split("#[cfg(test)]\nmod tests").next().unwrap_or("")));
+        }
+    }
+    assert!(answered.len() > 80, "{answered:?}");
+    let document = fs::read_to_string(root.join("docs/API.md")).expect("the document");
+    let table =
+        document.split("\n| status | code | meaning |\n").nth(1).expect("the table of codes");
+    let rows: Vec<&str> = table.lines().take_while(|line| line.starts_with('|')).collect();
+    let listed: BTreeSet<&str> =
+        rows.iter().flat_map(|row| row.split('`').skip(1).step_by(2)).collect();
+    let missing: Vec<_> = answered.iter().filter(|code| !listed.contains(code.as_str())).collect();
+    assert!(missing.is_empty(), "codes that docs/API.md does not list: {missing:?}");
+}
+
+/// The codes that a source gives to errors: in functions that choose one, and where an answer is made.
+fn error_codes(text: &str) -> Vec<String> {
+    let quoted = |text: &str| -> Vec<String> {
+        text.split('"').skip(1).step_by(2).map(str::to_owned).collect()
+    };
+    let is_code = |code: &String| {
+        !code.is_empty() && code.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
+    };
+    let mut codes = Vec::new();
+    for head in ["pub fn code(", "fn guest_code(", "fn image_code("] {
+        let bodies = text.split(head).skip(1);
+        for body in bodies {
+            let ends = ["\n    }\n", "\n}\n"].map(|end| body.find(end).unwrap_or(body.len()));
+            let end = if head.starts_with("pub") { ends[0] } else { ends[1] };
+            codes.extend(quoted(&body[..end]));
+        }
+    }
+    for head in ["ApiError::new(", "Self::new("] {
+        for call in text.split(head).skip(1) {
+            let second = call.split_once(',').map_or("", |(_, rest)| rest.trim_start());
+            if call.trim_start().starts_with("StatusCode::")
+                && let Some(code) = second.strip_prefix('"')
+            {
+                codes.extend(code.split('"').next().map(str::to_owned));
+            }
+        }
+    }
+    for head in ["code: \"", "\"code\":\""] {
+        let values = text.split(head).skip(1).filter_map(|rest| rest.split('"').next());
+        codes.extend(values.map(str::to_owned));
+    }
+    codes.into_iter().filter(is_code).collect()
+}
+
+#[test]
+fn every_way_to_write_an_error_code_is_seen() {
+    let text = r#"
+        ApiError::new(StatusCode::NOT_FOUND, "one_line", "text");
+        ApiError::new(
+            StatusCode::NOT_FOUND,
+            "more_lines",
+            "text",
+        );
+        ApiError::new(StatusCode::NOT_FOUND, unwell.code, "not_this");
+        Self::new(StatusCode::BAD_REQUEST, "own", message);
+        let body = ErrorBody { code: "in_a_field".to_owned(), message: "not_this".to_owned() };
+        const BODY: &str = "{\"error\":{\"code\":\"in_json\"}}";
+fn guest_code(error: &GuestError) -> &'static str {
+    match error {
+        GuestError::Lost => "in_a_function",
+    }
+}
+fn other() { "not_this" }
+"#
+    .replace("\\\"", "\"");
+    let mut found = error_codes(&text);
+    found.sort();
+    let expected = ["in_a_field", "in_a_function", "in_json", "more_lines", "one_line", "own"];
+    assert_eq!(found, expected);
+}
+
 /// What a heading is called in a link: lower case, without punctuation, hyphens for spaces.
 fn anchor(heading: &str) -> String {
     let kept = heading.to_lowercase();

@@ -287,6 +287,49 @@ async fn machines_and_commands_outlive_a_killed_daemon() {
 }
 
 #[tokio::test]
+async fn a_machine_whose_record_does_not_read_goes_on() {
+    for (house, is_on_disk) in [(FakeHouse::new(), false), (FakeHouse::on_disk(), true)] {
+        let engine = house.open_apart().await;
+        let made = engine
+            .run(|engine| async move {
+                let made = engine.create(&project(), small("app"), None).await.expect("it is made");
+                ok(&engine, "app", "write /a one").await;
+                made.sandbox
+            })
+            .await;
+        engine.kill();
+        let dir = house.data().join("sandboxes").join(made.id.as_str());
+        let mut kept = Vec::new();
+        if is_on_disk {
+            for entry in std::fs::read_dir(&dir).expect("its directory").flatten() {
+                if entry.file_name().to_string_lossy().starts_with("sandbox.json") {
+                    kept.push((entry.path(), std::fs::read(entry.path()).expect("a manifest")));
+                    std::fs::write(entry.path(), "{").expect("it is damaged");
+                }
+            }
+            assert!(!kept.is_empty());
+        } else {
+            house.records().set_damaged(&made.id, true);
+        }
+        let engine = house.open().await;
+        assert!(engine.get(&project(), &name("app")).await.is_err(), "it cannot be used");
+        assert_eq!(house.alive(), [machine_of(&made.id)], "what it wrote is nowhere else");
+        engine.shutdown().await;
+        drop(engine);
+        for (path, manifest) in kept {
+            std::fs::write(path, manifest).expect("it is repaired");
+        }
+        if !is_on_disk {
+            house.records().set_damaged(&made.id, false);
+        }
+        let engine = house.open().await;
+        assert_eq!(ok(&engine, "app", "cat /a").await, "one", "it was adopted");
+        assert_eq!(house.started(), 1);
+        house.end(engine).await;
+    }
+}
+
+#[tokio::test]
 async fn after_a_power_cut_what_was_written_is_kept() {
     for house in [FakeHouse::new(), FakeHouse::on_disk()] {
         let engine = house.open_apart().await;

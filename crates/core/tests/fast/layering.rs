@@ -157,13 +157,30 @@ fn only_the_catalog_writes_records() {
                 }
             }
         }
-        for call in ["claim(", "claim_drive(", "bury_snapshot(", "clear(", "is_fresh("] {
+        for call in ["claim(", "claim_drive(", "put_tombstone(", "clear(", "is_fresh("] {
             if text.contains(&format!("db.{call}")) {
                 written.push(format!("{}: {call}", source.path));
             }
         }
     }
     assert_eq!(written, [""; 0], "go through the catalog");
+}
+
+/// What is on record is told by the catalog, not by the directories that one catalog keeps its records in.
+#[test]
+fn the_engine_reads_no_directory_of_records() {
+    let mut found = Vec::new();
+    for source in sources().into_iter().filter(|source| source.path.starts_with("engine/")) {
+        let text: String = source.text.split_whitespace().collect();
+        for directory in ["sandboxes", "snapshots", "drives", "projects"] {
+            for begin in [".join(\"", ".join(format!(\""] {
+                if text.contains(&format!("{begin}{directory}")) {
+                    found.push(format!("{}: {directory}", source.path));
+                }
+            }
+        }
+    }
+    assert_eq!(found, [""; 0], "ask the catalog: `Contents`, or `listing`");
 }
 
 #[test]
@@ -243,7 +260,7 @@ fn table(heading: &str) -> Vec<(Vec<String>, BTreeSet<String>)> {
     rows.map(row).collect()
 }
 
-fn crates() -> PathBuf {
+pub(super) fn crates() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crates").to_owned()
 }
 
@@ -390,7 +407,7 @@ fn heads_below(tokens: &[String], module: &str) -> Vec<String> {
 }
 
 /// Words, `::`, and single characters; comments and text in quotes are left out.
-fn tokens(text: &str) -> Vec<String> {
+pub(super) fn tokens(text: &str) -> Vec<String> {
     let text: Vec<char> = text.chars().collect();
     let char_at = |at: usize| text.get(at).copied().unwrap_or('\0');
     let is_word = |c: char| c.is_alphanumeric() || c == '_';

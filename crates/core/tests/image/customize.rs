@@ -34,11 +34,11 @@ impl Bench {
         self.images.import(name, &path, &Reporter::silent()).await.expect("a base")
     }
 
-    async fn dress(&self, base: &str) -> Image {
+    async fn customize(&self, base: &str) -> Image {
         self.images
-            .customize(base, "dressed", &Customization::default())
+            .customize(base, "customized", &Customization::default())
             .await
-            .expect("it is dressed")
+            .expect("it is customized")
     }
 
     fn top(&self, image: &Image) -> PathBuf {
@@ -93,13 +93,13 @@ fn owner(path: &Path) -> (u32, u32, u32) {
 async fn the_layer_has_a_user_a_home_and_sudo() {
     let bench = Bench::new();
     let base = bench.base("debian", debian()).await;
-    let image = bench.dress("debian").await;
+    let image = bench.customize("debian").await;
     assert_eq!(image.layers.len(), 2);
     assert_eq!(image.layers[1..], base.layers);
     assert_eq!(image.config.user.as_deref(), Some("ubuntu"));
     assert_eq!(image.config.cwd.as_deref(), Some("/vercel/sandbox"));
     assert_eq!(
-        (image.source.as_str(), image.dressed.as_ref().unwrap().base.as_str()),
+        (image.source.as_str(), image.customized.as_ref().unwrap().base.as_str()),
         ("debian", "debian")
     );
     let top = bench.top(&image);
@@ -144,7 +144,7 @@ async fn a_base_is_seen_as_its_layers_show_it() {
         .file("conf/.wh.profile.d", "")
         .file("sys/usr/bin/.wh..wh..opq", "");
     bench.base("low", docker_archive(&[low.end(), high.end()])).await;
-    let image = bench.dress("low").await;
+    let image = bench.customize("low").await;
     let top = bench.top(&image);
     let all = picture(&top);
     // Written where the links lead: a directory `etc` would hide the base's.
@@ -169,7 +169,7 @@ async fn a_sudo_of_the_base_stays_and_one_in_rust_does_not() {
     let bench = Bench::new();
     let has_ours = async |archive: Archive| {
         bench.base("base", archive).await;
-        let top = bench.top(&bench.dress("base").await);
+        let top = bench.top(&bench.customize("base").await);
         (top.join("usr/bin/sudo").is_file(), picture(&top).get("etc/sudoers").cloned())
     };
     let sudo = |meta: &Meta| debian().entry(EntryType::Regular, "usr/bin/sudo", "", meta, b"sudo");
@@ -200,7 +200,7 @@ async fn it_is_made_once_and_again_when_the_base_has_changed() {
     assert_eq!(fs::read_dir(bench.store.data_dir().join("layers")).unwrap().count(), 2);
     assert_eq!(wanted().await, all[0]);
     let layer = |image: &Image| image.layers[0].clone();
-    assert_eq!(layer(&bench.dress("base").await), layer(&all[0]), "two names share the layer");
+    assert_eq!(layer(&bench.customize("base").await), layer(&all[0]), "two names share the layer");
 
     fs::remove_file(bench.store.data_dir().join(format!("layers/{}/layer.json", layer(&all[0]))))
         .expect("it was sealed");

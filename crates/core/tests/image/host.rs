@@ -8,7 +8,7 @@ use std::process::Command;
 
 use sandkeep_core::model::Size;
 use sandkeep_core::store::Store;
-use sandkeep_core::store::image::{Host, HostTree, ImageSettings, Images, Reporter};
+use sandkeep_core::store::image::{HostRoot, HostTree, ImageSettings, Images, Reporter};
 use tempfile::TempDir;
 
 /// A small machine with a secret in every corner.
@@ -73,7 +73,7 @@ fn machine(root: &Path) {
     close("root");
 }
 
-fn build(host: &Host, diff: &Path) -> HostTree {
+fn build(host: &HostRoot, diff: &Path) -> HostTree {
     host.build(diff, &host.root.join("data"), &Reporter::silent()).expect("the image is built")
 }
 
@@ -101,7 +101,7 @@ fn listing(dir: &Path) -> BTreeSet<String> {
 fn no_secret_and_nothing_of_the_host_itself_is_taken() {
     let (root, image) = (TempDir::new().expect("a directory"), TempDir::new().expect("another"));
     machine(root.path());
-    let host = Host { root: root.path().to_owned(), also: Vec::new() };
+    let host = HostRoot { root: root.path().to_owned(), also: Vec::new() };
     build(&host, image.path());
     let all = listing(image.path());
     for name in &all {
@@ -148,7 +148,7 @@ fn no_secret_and_nothing_of_the_host_itself_is_taken() {
 fn accounts_are_the_systems_and_all_are_locked() {
     let (root, image) = (TempDir::new().expect("a directory"), TempDir::new().expect("another"));
     machine(root.path());
-    build(&Host { root: root.path().to_owned(), also: Vec::new() }, image.path());
+    build(&HostRoot { root: root.path().to_owned(), also: Vec::new() }, image.path());
     let read = |name: &str| fs::read_to_string(image.path().join(name)).expect("the file is there");
     assert_eq!(
         read("etc/passwd"),
@@ -172,7 +172,7 @@ fn programs_are_shared_and_the_hosts_files_stay_as_they_are() {
         (found.ino(), found.mode(), found.uid(), found.mtime(), found.mtime_nsec())
     };
     let before = look(root.path(), "usr/bin/sudo");
-    let tree = build(&Host { root: root.path().to_owned(), also: Vec::new() }, image.path());
+    let tree = build(&HostRoot { root: root.path().to_owned(), also: Vec::new() }, image.path());
     assert!(tree.shared >= 4 && tree.files > tree.shared, "{tree:?}");
     assert_eq!(look(root.path(), "usr/bin/sudo"), before);
     assert_eq!(look(image.path(), "usr/bin/sudo"), before, "one inode, setuid kept");
@@ -190,7 +190,7 @@ fn programs_are_shared_and_the_hosts_files_stay_as_they_are() {
 fn the_digest_tells_whether_the_host_has_changed() {
     let root = TempDir::new().expect("a directory");
     machine(root.path());
-    let host = Host { root: root.path().to_owned(), also: vec!["/opt/service".into()] };
+    let host = HostRoot { root: root.path().to_owned(), also: vec!["/opt/service".into()] };
     let digest = || {
         let image = TempDir::new().expect("a directory");
         build(&host, image.path()).digest

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use crate::image_support::{Archive, architecture, config, digest, drawn, gzip, picture, zstd};
 use sandkeep_core::model::{Image, Size};
 use sandkeep_core::store::Store;
-use sandkeep_core::store::image::{Host, ImageError, ImageResult, ImageSettings, Images, Reporter};
+use sandkeep_core::store::image::{
+    HostRoot, ImageError, ImageResult, ImageSettings, Images, Reporter,
+};
 use tempfile::TempDir;
 
 /// A store of its own for one test, and a directory for files.
@@ -323,7 +325,7 @@ async fn the_host_image_is_made_once() {
     let root = TempDir::new().expect("a directory");
     fs::create_dir_all(root.path().join("usr/bin")).expect("ours");
     fs::write(root.path().join("usr/bin/tool"), "tool").expect("ours");
-    let host = Host { root: root.path().to_owned(), also: Vec::new() };
+    let host = HostRoot { root: root.path().to_owned(), also: Vec::new() };
     let bench = Bench::with(ImageSettings { host, ..Default::default() });
     let silent = Reporter::silent();
     let (one, two) =

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use crate::store_world::World;
 use rustix::fs::{Mode, OFlags};
 use sandkeep_core::model::LayerId;
-use sandkeep_core::store::{Difference, ReadThrottle, SealOptions, StoreError, Verdict};
+use sandkeep_core::store::{Difference, DigestVerdict, ReadThrottle, SealOptions, StoreError};
 use sha2::{Digest, Sha256};
 
 /// A tree with names whose order in a directory is not that of their paths.
@@ -76,7 +76,7 @@ fn digest_of(world: &World, layer: &LayerId) -> PathBuf {
 
 async fn damage(world: &World, layer: &LayerId) -> Vec<Difference> {
     match world.store.verify(layer, None).await.unwrap() {
-        Verdict::Damaged(differences) => differences,
+        DigestVerdict::Damaged(differences) => differences,
         verdict => panic!("{verdict:?}"),
     }
 }
@@ -92,8 +92,8 @@ fn assert_changes(found: &[Difference]) {
 async fn every_sort_of_change_is_found() {
     let world = World::new();
     let layer = world.image(tree).await;
-    assert_eq!(world.store.record_digest(&layer, None).await.unwrap(), Verdict::Intact);
-    assert_eq!(world.store.verify(&layer, None).await.unwrap(), Verdict::Intact);
+    assert_eq!(world.store.record_digest(&layer, None).await.unwrap(), DigestVerdict::Intact);
+    assert_eq!(world.store.verify(&layer, None).await.unwrap(), DigestVerdict::Intact);
     change(&world.store.diff_dir(&layer));
     assert_changes(&damage(&world, &layer).await);
     assert_eq!(fs::read_dir(world.data().join("tmp")).unwrap().count(), 0);
@@ -121,8 +121,12 @@ async fn digests_of_earlier_versions_are_compared() {
         let path = digest_of(&world, &layer).with_extension("json");
         let document = earlier_document(&world.store.diff_dir(&layer), format);
         fs::write(&path, &document).unwrap();
-        assert_eq!(world.store.verify(&layer, None).await.unwrap(), Verdict::Intact, "{document}");
-        assert_eq!(world.store.record_digest(&layer, None).await.unwrap(), Verdict::Intact);
+        assert_eq!(
+            world.store.verify(&layer, None).await.unwrap(),
+            DigestVerdict::Intact,
+            "{document}"
+        );
+        assert_eq!(world.store.record_digest(&layer, None).await.unwrap(), DigestVerdict::Intact);
         assert!(!digest_of(&world, &layer).exists(), "the first digest stays");
         let long_ago = SystemTime::now() - Duration::from_secs(1000);
         fs::File::options().append(true).open(&path).unwrap().set_modified(long_ago).unwrap();
@@ -134,7 +138,7 @@ async fn digests_of_earlier_versions_are_compared() {
         // What is accepted gets a digest of today.
         world.store.accept_layer(&layer).await.unwrap();
         assert!(!path.exists() && digest_of(&world, &layer).exists());
-        assert_eq!(world.store.verify(&layer, None).await.unwrap(), Verdict::Intact);
+        assert_eq!(world.store.verify(&layer, None).await.unwrap(), DigestVerdict::Intact);
     }
 }
 
@@ -149,7 +153,7 @@ async fn of_two_digests_the_newer_one_counts() {
     fs::write(&path, earlier_document(&world.store.diff_dir(&layer), 5)).unwrap();
     let soon = SystemTime::now() + Duration::from_secs(10);
     fs::File::options().append(true).open(&path).unwrap().set_modified(soon).unwrap();
-    assert_eq!(world.store.verify(&layer, None).await.unwrap(), Verdict::Intact);
+    assert_eq!(world.store.verify(&layer, None).await.unwrap(), DigestVerdict::Intact);
 }
 
 #[tokio::test]
@@ -173,7 +177,7 @@ async fn a_damaged_digest_is_not_taken_for_a_damaged_layer() {
         }
     }
     fs::write(&path, good).unwrap();
-    assert_eq!(world.store.verify(&layer, None).await.unwrap(), Verdict::Intact);
+    assert_eq!(world.store.verify(&layer, None).await.unwrap(), DigestVerdict::Intact);
 }
 
 #[tokio::test]
@@ -195,7 +199,7 @@ async fn the_digest_of_a_deep_tree_is_not_longer_than_its_names() {
     world.store.record_digest(&layer, None).await.unwrap();
     let bytes = fs::metadata(digest_of(&world, &layer)).unwrap().len();
     assert!(bytes < 2 * depth * 200, "{bytes} bytes for {depth} levels");
-    assert_eq!(world.store.verify(&layer, None).await.unwrap(), Verdict::Intact);
+    assert_eq!(world.store.verify(&layer, None).await.unwrap(), DigestVerdict::Intact);
     rustix::fs::mkdirat(&dir, "new", Mode::RWXU).unwrap();
     let found = damage(&world, &layer).await;
     let deepest = vec![name; 1500].join("/");
@@ -215,7 +219,7 @@ async fn a_large_directory_is_compared_by_name_and_the_list_of_differences_ends(
     };
     let layer = world.image(fill).await;
     world.store.record_digest(&layer, None).await.unwrap();
-    assert_eq!(world.store.verify(&layer, None).await.unwrap(), Verdict::Intact);
+    assert_eq!(world.store.verify(&layer, None).await.unwrap(), DigestVerdict::Intact);
     let many = world.store.diff_dir(&layer).join("many");
     fs::remove_file(many.join("69999")).unwrap();
     let found = damage(&world, &layer).await;

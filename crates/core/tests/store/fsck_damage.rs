@@ -11,7 +11,7 @@ use std::process::Command;
 use sandkeep_core::db::Page;
 use sandkeep_core::engine::{Engine, SetSecret, Stop};
 use sandkeep_core::model::{Layer, LayerId, SandboxId, SnapshotId};
-use sandkeep_core::store::{Durability, Store, Verdict, missing_parts};
+use sandkeep_core::store::{DigestVerdict, Durability, Store, missing_parts};
 use sandkeep_testkit::db::drive;
 use sandkeep_testkit::house;
 use sandkeep_testkit::house::{House, name, of, ok, project, small};
@@ -133,8 +133,10 @@ async fn verdict(data: &Path) -> (Right, String) {
     }
     for layer in store.scan::<Layer>().await.unwrap().good {
         match store.verify(&layer.id, None).await.unwrap() {
-            Verdict::Damaged(differences) => return (Right::Unread, format!("{differences:?}")),
-            Verdict::Unknown | Verdict::Intact => {}
+            DigestVerdict::Damaged(differences) => {
+                return (Right::Unread, format!("{differences:?}"));
+            }
+            DigestVerdict::Unknown | DigestVerdict::Intact => {}
         }
     }
     let clean = report.problems.is_empty();
@@ -463,7 +465,7 @@ async fn a_repair_restores_and_quarantines_and_deletes_nothing() {
     store.accept_layer(&fixture.top).await.unwrap();
     let report = store.fsck().await.unwrap();
     assert!(!report.is_broken(), "{report:?}");
-    assert_eq!(store.verify(&fixture.top, None).await.unwrap(), Verdict::Intact);
+    assert_eq!(store.verify(&fixture.top, None).await.unwrap(), DigestVerdict::Intact);
     let kept = fs::read_dir(data.join("quarantine")).unwrap().count();
     assert_eq!(kept, 4, "the record, the project, the snapshot and the digest");
     drop(store);

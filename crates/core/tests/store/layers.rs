@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::store_world::World;
 use sandkeep_core::model::{LayerId, LayerKind};
-use sandkeep_core::store::{Difference, Effort, SealOptions, Verdict};
+use sandkeep_core::store::{Difference, DigestVerdict, Effort, SealOptions};
 use sandkeep_testkit::tree::{assert_same, churn, describe, nasty, upset};
 
 /// How many random histories are tried; more of them with `SANDKEEP_SEEDS`.
@@ -316,17 +316,17 @@ async fn an_export_unpacks_to_the_same_tree() {
 async fn damage_is_found_by_name() {
     let world = World::new();
     let image = world.image(nasty).await;
-    assert_eq!(world.store.verify(&image, None).await.expect("ok"), Verdict::Unknown);
+    assert_eq!(world.store.verify(&image, None).await.expect("ok"), DigestVerdict::Unknown);
     for _ in 0..2 {
         let made = world.store.record_digest(&image, None).await.expect("hashed");
-        assert_eq!(made, Verdict::Intact);
+        assert_eq!(made, DigestVerdict::Intact);
     }
-    assert_eq!(world.store.verify(&image, None).await.expect("ok"), Verdict::Intact);
+    assert_eq!(world.store.verify(&image, None).await.expect("ok"), DigestVerdict::Intact);
     let diff = world.store.diff_dir(&image);
     fs::write(diff.join("dir/deep/er/leaf"), [7; 5001]).expect("a file");
     fs::remove_file(diff.join("absolute")).expect("a link");
     fs::write(diff.join("kept/new"), "").expect("a file");
-    let Verdict::Damaged(found) = world.store.verify(&image, None).await.expect("ok") else {
+    let DigestVerdict::Damaged(found) = world.store.verify(&image, None).await.expect("ok") else {
         panic!("damage");
     };
     for expected in [

@@ -58,7 +58,7 @@ async fn documents_come_back_as_they_were_written() {
         config: ImageConfig::default(),
         created_at: now(),
         source: "somewhere".to_owned(),
-        dressed: None,
+        customized: None,
     };
     let (project, sandbox, snapshot) = (project("p"), sandbox(&[]), snapshot(&[]));
     let drive = drive("p", "data");

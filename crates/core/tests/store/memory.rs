@@ -11,7 +11,7 @@ use sandkeep_core::model::{
     PageRun, Size, Template, Timestamp, now,
 };
 use sandkeep_core::store::search::Needles;
-use sandkeep_core::store::{Durability, NewMemory, Problem, Store, StoreError, Verdict};
+use sandkeep_core::store::{DigestVerdict, Durability, NewMemory, Problem, Store, StoreError};
 use zeroize::Zeroizing;
 
 fn new(roots: &[&str]) -> NewMemory {
@@ -197,12 +197,12 @@ async fn fsck_and_verify_see_what_is_wrong() {
     assert_eq!(found, expected);
     assert!(report.is_broken());
 
-    assert_eq!(store.verify_memory(&held).await.expect("read"), Verdict::Unknown);
+    assert_eq!(store.verify_memory(&held).await.expect("read"), DigestVerdict::Unknown);
     store.record_memory_digests(&held).await.expect("read");
-    assert_eq!(store.verify_memory(&held).await.expect("read"), Verdict::Intact);
+    assert_eq!(store.verify_memory(&held).await.expect("read"), DigestVerdict::Intact);
     let file = File::options().write(true).open(store.memory_dir(&held).join("pages"));
     file.expect("pages").write_all_at(b"x", 5000).expect("damage");
-    let Verdict::Damaged(told) = store.verify_memory(&held).await.expect("read") else {
+    let DigestVerdict::Damaged(told) = store.verify_memory(&held).await.expect("read") else {
         panic!("damage is seen")
     };
     assert_eq!(told[0].to_string(), "`pages` is not what was sealed");

@@ -10,7 +10,7 @@ use axum::http::HeaderMap;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use sandkeep_client::types;
+use sandkeep_client::types::{self, error_chain};
 use sandkeep_core::engine::{EventQuery, EventScope, EventStream};
 use sandkeep_core::model::{self, EventFilter, EventId, Name, Scope, Span, Tags, Timestamp, now};
 use tokio_util::sync::CancellationToken;
@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::App;
 use super::input::{Params, parsed};
 use crate::auth::Reader;
-use crate::error::{ApiError, chain};
+use crate::error::ApiError;
 
 /// How often a quiet stream shows that it is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -169,7 +169,7 @@ impl Messages {
                 over.then(|| message(&about_the_stream("stream.closing", cursor)))
             }
             Err(error) => {
-                tracing::error!(error = chain(&error), "a stream of events ended early");
+                tracing::error!(error = error_chain(&error), "a stream of events ended early");
                 self.events = None;
                 Some(message(&about_the_stream("stream.closing", cursor)))
             }

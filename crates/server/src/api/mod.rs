@@ -61,10 +61,10 @@ pub(crate) struct App {
     pub(crate) limits: Limits,
     pub(crate) rate: RateLimiter,
     pub(crate) scratch: PathBuf,
-    pub(crate) gateway: crate::gateway::Settings,
+    pub(crate) gateway: crate::gateway::GatewaySettings,
     /// The first address this server listens on.
     pub(crate) local: Option<std::net::SocketAddr>,
-    pub(crate) vercel: crate::compat::vercel::Settings,
+    pub(crate) vercel: crate::compat::vercel::VercelSettings,
     /// Host names and origins of web pages that may use the API.
     pub(crate) web: crate::WebSettings,
     pub(crate) vercel_races: crate::compat::vercel::races::Races,
@@ -82,8 +82,8 @@ impl App {
         engine: Engine,
         limits: Limits,
         scratch: PathBuf,
-        gateway: crate::gateway::Settings,
-        vercel: crate::compat::vercel::Settings,
+        gateway: crate::gateway::GatewaySettings,
+        vercel: crate::compat::vercel::VercelSettings,
     ) -> Self {
         let rate = RateLimiter::new(&limits);
         let connections = Connections::new(&limits);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use sandkeep_client::types;
-use sandkeep_core::engine::{ConnectionFilter, Host};
+use sandkeep_core::engine::{ConnectionFilter, ConnectionHost};
 use sandkeep_core::model::{Connection, Name, Protocol, Sandbox, Span, Timestamp, Verdict, now};
 
 use super::input::{Body, Params, PathParam, parsed};
@@ -149,10 +149,10 @@ fn filter(params: &mut Params) -> Result<ConnectionFilter, ApiError> {
     })
 }
 
-fn host(text: &str) -> Result<Host, ApiError> {
+fn host(text: &str) -> Result<ConnectionHost, ApiError> {
     match text.parse() {
-        Ok(address) => Ok(Host::Address(address)),
-        Err(_) => parsed("`host`", text).map(Host::Name),
+        Ok(address) => Ok(ConnectionHost::Address(address)),
+        Err(_) => parsed("`host`", text).map(ConnectionHost::Name),
     }
 }
 

@@ -13,7 +13,7 @@ use axum::response::{IntoResponse as _, Response};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use hyper_util::rt::TokioIo;
-use sandkeep_client::types;
+use sandkeep_client::types::{self, error_chain};
 use sandkeep_core::engine::{Error, WakeMode};
 use sandkeep_core::guest::{Incoming, Outgoing};
 use sandkeep_core::model::{Access, Name, Patch, Port, Sandbox, Span};
@@ -21,7 +21,7 @@ use sandkeep_core::model::{Access, Name, Patch, Port, Sandbox, Span};
 use super::input::{Body, MaybeBody, Params, PathParam, Upgrade};
 use super::{ApiResult, App, finish};
 use crate::auth::{Reader, Writer};
-use crate::error::{ApiError, chain};
+use crate::error::ApiError;
 use crate::gateway;
 use crate::listen::Peer;
 
@@ -223,7 +223,7 @@ pub(crate) async fn connect(
     app.tasks.spawn(async move {
         if let Ok(stream) = upgrade.await {
             let left = async { closing.cancelled().await };
-            gateway::carry(TokioIo::new(stream), connected, left).await;
+            gateway::relay(TokioIo::new(stream), connected, left).await;
         }
     });
     let headers = [(CONNECTION, "upgrade"), (UPGRADE, PROTOCOL)];
@@ -280,7 +280,7 @@ async fn outwards(sink: &mut SplitSink<WebSocket, Message>, incoming: &mut Incom
             }
             Ok(None) => return close_code::NORMAL,
             Err(error) => {
-                tracing::debug!(error = chain(&error), "a port's connection broke");
+                tracing::debug!(error = error_chain(&error), "a port's connection broke");
                 return close_code::ERROR;
             }
         }

@@ -10,7 +10,7 @@ use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, stream};
-use sandkeep_client::types::{ExecEvent, Moved};
+use sandkeep_client::types::{ExecEvent, Moved, error_chain};
 use sandkeep_core::guest::Incoming;
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::exec::KillOnDisconnect;
 use super::{App, wire};
-use crate::error::{ApiError, chain};
+use crate::error::ApiError;
 use sandkeep_core::engine::{self, CommandOutput, Files, OutputStream, Upload};
 
 /// One line of NDJSON.
@@ -42,7 +42,7 @@ pub(super) fn event(event: CommandOutput) -> ExecEvent {
 }
 
 /// What is left to say of a command.
-struct Lines {
+struct ExecLines {
     first: Option<Bytes>,
     events: Option<OutputStream>,
     /// What is said when the events end without an exit.
@@ -60,7 +60,7 @@ pub(super) fn lines(
     otherwise: ExecEvent,
     leash: Option<KillOnDisconnect>,
 ) -> Response {
-    let lines = Lines {
+    let lines = ExecLines {
         first: first.map(line),
         events: Some(events),
         otherwise,
@@ -74,7 +74,7 @@ pub(super) fn lines(
     ndjson(Body::from_stream(stream))
 }
 
-impl Lines {
+impl ExecLines {
     async fn next(&mut self) -> Option<Bytes> {
         if let Some(first) = self.first.take() {
             return Some(first);
@@ -116,7 +116,7 @@ pub(crate) fn download(files: Files, incoming: Incoming) -> Body {
             Ok(Some(bytes)) => Some((Ok(bytes), Some((files, incoming)))),
             Ok(None) => None,
             Err(error) => {
-                tracing::debug!(error = chain(&error), "a download broke off");
+                tracing::debug!(error = error_chain(&error), "a download broke off");
                 Some((Err(io::Error::other(error)), None))
             }
         }
@@ -163,7 +163,7 @@ pub(super) fn export(
         }
         let broke = match work.take()?.await {
             Ok(Ok(())) => return None,
-            Ok(Err(error)) => chain(&error),
+            Ok(Err(error)) => error_chain(&error),
             Err(error) => error.to_string(),
         };
         tracing::error!(error = broke, "the export of a snapshot ended early");

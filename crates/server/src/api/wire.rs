@@ -420,7 +420,8 @@ pub(super) fn image(image: model::Image, sizes: (u64, u64)) -> types::Image {
         cwd: image.config.cwd,
         env: image.config.env,
         source: image.source,
-        dressed: image.dressed.is_some(),
+        customized: image.customized.is_some(),
+        dressed: image.customized.is_some(),
         created_at: image.created_at.to_string(),
     }
 }

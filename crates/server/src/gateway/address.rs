@@ -19,7 +19,7 @@ use axum::http::{HeaderMap, Uri};
 use sandkeep_core::engine::Whose;
 use sandkeep_core::model::{Name, Sandbox, SandboxId};
 
-use super::Settings;
+use super::GatewaySettings;
 
 /// The path under which every port has a place by its sandbox's id.
 const BY_ID: &str = "/_route/";
@@ -76,7 +76,7 @@ pub(crate) fn base_url(public_url: Option<&str>, host: Option<&str>) -> String {
 
 /// Where a port of a sandbox is reached: the best address there is, and the one by path.
 pub(crate) fn addresses(
-    settings: &Settings,
+    settings: &GatewaySettings,
     base: &str,
     sandbox: &Sandbox,
     port: u16,
@@ -91,7 +91,7 @@ pub(crate) fn addresses(
 }
 
 /// The label that a sandbox's port has by name, if its names fit.
-fn label(settings: &Settings, sandbox: &Sandbox, port: u16) -> Option<String> {
+fn label(settings: &GatewaySettings, sandbox: &Sandbox, port: u16) -> Option<String> {
     let fits = |name: &Name| {
         let text = name.as_str();
         let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
@@ -112,7 +112,7 @@ fn label(settings: &Settings, sandbox: &Sandbox, port: u16) -> Option<String> {
 
 /// Whether a request is for a port; `Some(None)` if it is for one that cannot be.
 pub(super) fn target(
-    settings: &Settings,
+    settings: &GatewaySettings,
     uri: &Uri,
     headers: &HeaderMap,
 ) -> Option<Option<Target>> {
@@ -129,7 +129,7 @@ pub(super) fn target(
 }
 
 /// What a host name stands for: `None` if for no port, `Some(None)` for one that cannot be.
-fn by_host(settings: &Settings, host: &str) -> Option<Option<(Whose, u16)>> {
+fn by_host(settings: &GatewaySettings, host: &str) -> Option<Option<(Whose, u16)>> {
     // Host names are the same in capitals, and with a dot at the end.
     let host = host.to_ascii_lowercase();
     let host = host.rsplit_once(':').map_or(host.as_str(), |(host, _)| host);
@@ -202,13 +202,13 @@ mod tests {
     use axum::http::{HeaderMap, HeaderValue, Uri};
     use sandkeep_core::engine::Whose;
 
-    use super::super::Settings;
+    use super::super::GatewaySettings;
     use super::{Target, id_and_port, subdomain};
 
     const TAIL: &str = "01k00000000000000000000000";
 
-    fn settings(domain: Option<&str>) -> Settings {
-        Settings { domain: domain.map(str::to_owned), ..Settings::default() }
+    fn settings(domain: Option<&str>) -> GatewaySettings {
+        GatewaySettings { domain: domain.map(str::to_owned), ..GatewaySettings::default() }
     }
 
     fn target(host: &str, path: &str) -> Option<Option<Target>> {

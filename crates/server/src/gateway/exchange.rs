@@ -20,15 +20,17 @@ use axum::response::Response;
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper::upgrade::OnUpgrade;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::TokioIo;
+use sandkeep_client::types::error_chain;
 use sandkeep_core::engine::Connected;
+use tokio_util::task::TaskTracker;
 
-use super::carry::{PortConnection, held};
 use super::page::Refusal;
+use super::relay::{PortConnection, relayed};
 use super::rewrite::Outside;
-use super::{Settings, Target};
+use super::{GatewaySettings, Target};
 use crate::api::App;
-use crate::listen::Peer;
+use crate::listen::{Peer, TrackedTasks};
 
 /// Passes a request on and its answer back.
 pub(super) async fn exchange(
@@ -41,12 +43,12 @@ pub(super) async fn exchange(
     let grpc = grpc.is_some_and(is_grpc);
     let (mut request, upgrade) = outwards(&app.gateway, target, request);
     let outside = Outside::new(target.prefix.clone(), request.headers(), target.port);
-    let port = held(connected);
+    let port = relayed(&app.tasks, connected);
     let response = match grpc {
-        false => over_http1(port, request).await,
+        false => over_http1(&app.tasks, port, request).await,
         true => {
             to_http2(&mut request)?;
-            over_http2(port, request).await
+            over_http2(&app.tasks, port, request).await
         }
     };
     Ok(inwards(app, &outside, response?, upgrade))
@@ -60,6 +62,7 @@ pub(super) fn is_grpc(kind: &str) -> bool {
 }
 
 async fn over_http1(
+    tasks: &TaskTracker,
     port: PortConnection,
     request: Request,
 ) -> Result<hyper::Response<Incoming>, Refusal> {
@@ -68,25 +71,26 @@ async fn over_http1(
         .handshake(TokioIo::new(port))
         .await
         .map_err(|_| Refusal::SILENT)?;
-    tokio::spawn(async move {
+    tasks.spawn(async move {
         if let Err(error) = connection.with_upgrades().await {
-            tracing::debug!(error = crate::error::chain(&error), "a published port broke off");
+            tracing::debug!(error = error_chain(&error), "a published port broke off");
         }
     });
     sender.send_request(request).await.map_err(|_| Refusal::SILENT)
 }
 
 async fn over_http2(
+    tasks: &TaskTracker,
     port: PortConnection,
     request: Request,
 ) -> Result<hyper::Response<Incoming>, Refusal> {
-    let (mut sender, connection) = http2::Builder::new(TokioExecutor::new())
+    let (mut sender, connection) = http2::Builder::new(TrackedTasks(tasks.clone()))
         .handshake(TokioIo::new(port))
         .await
         .map_err(|_| Refusal::SILENT)?;
-    tokio::spawn(async move {
+    tasks.spawn(async move {
         if let Err(error) = connection.await {
-            tracing::debug!(error = crate::error::chain(&error), "a published port broke off");
+            tracing::debug!(error = error_chain(&error), "a published port broke off");
         }
     });
     // The stream goes on when the sender has gone; the connection ends with it.
@@ -109,7 +113,7 @@ fn to_http2(request: &mut Request) -> Result<(), Refusal> {
 
 /// The request as the port gets it, and the client's side of an upgrade if it asks for one.
 fn outwards(
-    settings: &Settings,
+    settings: &GatewaySettings,
     target: &Target,
     mut request: Request,
 ) -> (Request, Option<OnUpgrade>) {
@@ -157,7 +161,12 @@ fn says(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
         .any(|value| value.split(',').any(|said| said.trim().eq_ignore_ascii_case(word)))
 }
 
-fn forwarded(settings: &Settings, target: &Target, peer: Option<IpAddr>, headers: &mut HeaderMap) {
+fn forwarded(
+    settings: &GatewaySettings,
+    target: &Target,
+    peer: Option<IpAddr>,
+    headers: &mut HeaderMap,
+) {
     // What a client says of this is not true.
     for name in [FORWARDED, HeaderName::from_static("x-forwarded-prefix")] {
         headers.remove(name);
@@ -208,7 +217,7 @@ fn inwards(
             Response::from_parts(parts, Body::empty())
         }
         // Nobody asked for it.
-        (Some(_), _, _) => Refusal::SILENT.page(super::page::Reader::Program),
+        (Some(_), _, _) => Refusal::SILENT.page(super::page::PageFormat::Program),
     }
 }
 
@@ -252,7 +261,7 @@ mod tests {
     use axum::http::header::HOST;
     use axum::http::{HeaderMap, HeaderValue, Uri};
 
-    use super::super::Settings;
+    use super::super::GatewaySettings;
     use super::super::address::{Target, target};
     use super::{forwarded, is_grpc, outwards, strip, to_http2};
 
@@ -265,7 +274,7 @@ mod tests {
 
     fn found(uri: &str, host: &'static str) -> Target {
         let uri = uri.parse::<Uri>().unwrap();
-        target(&Settings::default(), &uri, &headers(&[("host", host)])).unwrap().unwrap()
+        target(&GatewaySettings::default(), &uri, &headers(&[("host", host)])).unwrap().unwrap()
     }
 
     #[test]
@@ -280,7 +289,7 @@ mod tests {
                 headers.append(name, HeaderValue::from_static("forged"));
             }
             let peer = Some([10, 0, 0, 1].into());
-            forwarded(&Settings::default(), &found(uri, host), peer, &mut headers);
+            forwarded(&GatewaySettings::default(), &found(uri, host), peer, &mut headers);
             assert!(!headers.values().any(|value| value == "forged"), "{headers:?}");
             let said = headers.get("x-forwarded-prefix").map(|value| value.to_str().unwrap());
             assert_eq!(said, prefix);
@@ -315,7 +324,7 @@ mod tests {
             *request.headers_mut() =
                 headers(&[("host", "here"), ("upgrade", protocol), ("connection", connection)]);
             let target = found("/_port/p/a/80/", "here");
-            let (request, upgrade) = outwards(&Settings::default(), &target, request);
+            let (request, upgrade) = outwards(&GatewaySettings::default(), &target, request);
             assert_eq!(request.headers().contains_key("upgrade"), passed, "{protocol}");
             assert_eq!(upgrade.is_some(), passed);
         }

@@ -7,13 +7,13 @@
 //!                │
 //!             Engine::reach: woken, and the port open    ── in time, or a page that says why
 //!                │
-//!             exchange: one connection to the port ── carry: its bytes, the sandbox held awake
+//!             exchange: one connection to the port ── relay: its bytes, the sandbox held awake
 //! ```
 //!
 //! - `address`: what ports are called, by host and by path.
 //! - `access`: keys, tokens and cookies for private ports. None of them goes inside (`credentials`).
 //! - `exchange`: HTTP/1.1, and HTTP/2 for gRPC; `rewrite` puts places and cookies right.
-//! - `carry`: bytes between a connection and the agent.
+//! - `relay`: bytes between a connection and the agent.
 //! - `page`: what is said to those who did not get there.
 //!
 //! Only ports that a sandbox publishes are reachable. Names by id last as long as the sandbox does, and a
@@ -27,10 +27,10 @@
 
 mod access;
 mod address;
-mod carry;
 mod credentials;
 mod exchange;
 mod page;
+mod relay;
 mod rewrite;
 
 use std::sync::Arc;
@@ -46,14 +46,14 @@ use sandkeep_core::model::Name;
 use crate::api::App;
 use access::PresentedCredentials;
 use address::Target;
-use page::{Reader, Refusal};
+use page::{PageFormat, Refusal};
 
 pub(crate) use address::{addresses, base_url, is_port_by_id, subdomain};
-pub(crate) use carry::carry;
+pub(crate) use relay::relay;
 
 /// How ports are reached from outside.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct GatewaySettings {
     /// The domain whose subdomains lead to ports, such as `keep.example.com`.
     pub domain: Option<String>,
     /// Where clients reach this server from outside, such as `https://keep.example.com`; as they
@@ -65,7 +65,7 @@ pub struct Settings {
     pub default_project: Name,
 }
 
-impl Default for Settings {
+impl Default for GatewaySettings {
     fn default() -> Self {
         Self {
             domain: None,
@@ -76,7 +76,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl GatewaySettings {
     /// Whether clients reach this server through TLS.
     fn is_secure(&self) -> bool {
         self.public_url.as_ref().is_some_and(|url| url.starts_with("https:"))
@@ -92,7 +92,7 @@ pub(crate) fn route_url(app: &App, host: Option<&str>, sub: &str) -> String {
 
 /// Takes requests for ports out of the way of everything else: their paths are none of ours.
 pub(crate) async fn serve(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let reader = Reader::of(request.headers());
+    let reader = PageFormat::of(request.headers());
     let answer = match address::target(&app.gateway, request.uri(), request.headers()) {
         None => return next.run(request).await,
         Some(None) => Err(Refusal::UNKNOWN),

@@ -9,6 +9,7 @@ use axum::http::header::{
 };
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use sandkeep_client::types::error_chain;
 use sandkeep_core::engine::{Error, ErrorKind};
 use sandkeep_core::guest::GuestError;
 use sandkeep_proto::link::Failure;
@@ -29,13 +30,13 @@ pub(super) struct Refusal {
 
 /// What a reader wants to be told in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reader {
+pub(super) enum PageFormat {
     Browser,
     Program,
     Grpc,
 }
 
-impl Reader {
+impl PageFormat {
     pub(super) fn of(headers: &HeaderMap) -> Self {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         match (text("content-type"), text("accept")) {
@@ -129,9 +130,9 @@ impl Refusal {
     };
     const FULL: Self = Self {
         status: StatusCode::SERVICE_UNAVAILABLE,
-        code: "NO_ROOM",
-        title: "No room",
-        message: "This server has no room to wake another sandbox right now.",
+        code: "NO_CAPACITY",
+        title: "The server is full",
+        message: "This server has no disk space or other capacity to wake another sandbox right now.",
         advice: "Try again later, or ask its operator.",
         retry: Some(30),
     };
@@ -147,7 +148,7 @@ impl Refusal {
         status: StatusCode::INTERNAL_SERVER_ERROR,
         code: "INTERNAL",
         title: "Something went wrong",
-        message: "This server could not look after the request; its log says why.",
+        message: "This server could not handle the request; its log says why.",
         advice: "Tell its operator.",
         retry: None,
     };
@@ -178,33 +179,37 @@ impl Refusal {
             | Error::AbsentDriver { .. } => Self::FAILED,
             error if error.kind() != ErrorKind::Fault => Self::FAILED,
             error => {
-                tracing::error!(error = crate::error::chain(error), "a published port failed");
+                tracing::error!(error = error_chain(error), "a published port failed");
                 Self::BROKEN
             }
         }
     }
 
-    pub(super) fn page(self, reader: Reader) -> Response {
+    pub(super) fn page(self, reader: PageFormat) -> Response {
         let Self { status, code, title, message, advice, retry } = self;
         let mut response = match reader {
-            Reader::Grpc => self.grpc(),
-            Reader::Browser => (status, self.html()).into_response(),
-            Reader::Program => {
+            PageFormat::Grpc => self.grpc(),
+            PageFormat::Browser => (status, self.html()).into_response(),
+            PageFormat::Program => {
                 let message = format!("{title}. {message}");
-                let error = json!({ "code": code, "message": message, "hint": advice });
+                let mut error = json!({ "code": code, "message": message, "hint": advice });
+                if code == Self::FULL.code {
+                    // Its former name.
+                    error["aliases"] = json!(["NO_ROOM"]);
+                }
                 (status, json!({ "error": error }).to_string()).into_response()
             }
         };
         let headers = response.headers_mut();
         let kind = match reader {
-            Reader::Grpc => "application/grpc",
-            Reader::Browser => "text/html; charset=utf-8",
-            Reader::Program => "application/json",
+            PageFormat::Grpc => "application/grpc",
+            PageFormat::Browser => "text/html; charset=utf-8",
+            PageFormat::Program => "application/json",
         };
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-        if reader == Reader::Browser {
+        if reader == PageFormat::Browser {
             let policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'";
             headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
         }
@@ -258,27 +263,35 @@ h1{margin:.1rem 0 .9rem;font-size:1.7rem;line-height:1.2;letter-spacing:-.015em}
 mod tests {
     use axum::http::{HeaderMap, HeaderValue};
 
-    use super::{Reader, Refusal};
+    use super::{PageFormat, Refusal};
 
     #[test]
     fn everybody_is_told_in_their_own_words() {
         for (headers, reader, kind) in [
-            (vec![("accept", "text/html,*/*")], Reader::Browser, "text/html; charset=utf-8"),
-            (vec![("accept", "*/*")], Reader::Program, "application/json"),
-            (vec![], Reader::Program, "application/json"),
-            (vec![("content-type", "application/grpc+proto")], Reader::Grpc, "application/grpc"),
-            (vec![("content-type", "application/grpc-web")], Reader::Program, "application/json"),
+            (vec![("accept", "text/html,*/*")], PageFormat::Browser, "text/html; charset=utf-8"),
+            (vec![("accept", "*/*")], PageFormat::Program, "application/json"),
+            (vec![], PageFormat::Program, "application/json"),
+            (
+                vec![("content-type", "application/grpc+proto")],
+                PageFormat::Grpc,
+                "application/grpc",
+            ),
+            (
+                vec![("content-type", "application/grpc-web")],
+                PageFormat::Program,
+                "application/json",
+            ),
         ] {
             let headers: HeaderMap = headers
                 .into_iter()
                 .map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value)))
                 .collect();
-            assert_eq!(Reader::of(&headers), reader, "{headers:?}");
+            assert_eq!(PageFormat::of(&headers), reader, "{headers:?}");
             let page = Refusal::BUSY.page(reader);
             assert_eq!(page.headers()["content-type"], kind);
             assert_eq!(page.headers()["retry-after"], "1");
             assert_eq!(page.headers()["cache-control"], "no-store");
-            let status = if reader == Reader::Grpc { 200 } else { 503 };
+            let status = if reader == PageFormat::Grpc { 200 } else { 503 };
             assert_eq!(page.status().as_u16(), status);
         }
     }

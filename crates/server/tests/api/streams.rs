@@ -311,14 +311,18 @@ async fn a_snapshot_is_exported_and_a_closed_port_is_told() {
 }
 
 #[tokio::test]
-async fn an_image_is_dressed_and_worn() {
-    let Some(served) = Served::with_machines("an_image_is_dressed_and_worn").await else {
+async fn an_image_is_customized_and_used() {
+    let Some(served) = Served::with_machines("an_image_is_customized_and_used").await else {
         return;
     };
     let body = r#"{"name":"worn","from":"small","env":{"MINE":"1"},"path":["/work"]}"#;
     let said = lines(&served.post("/v1/images/dress", &served.admin, body).await.body);
     let image = &said.last().unwrap()["image"];
-    assert_eq!((&image["user"], &image["dressed"]), (&json!("ubuntu"), &json!(true)), "{said:?}");
+    assert_eq!(
+        (&image["user"], &image["customized"], &image["dressed"]),
+        (&json!("ubuntu"), &json!(true), &json!(true)),
+        "{said:?}"
+    );
     let body = r#"{"name":"box","image":"worn"}"#;
     assert_eq!(served.post("/v1/sandboxes", &served.write, body).await.status, 201);
     // `small` has a user 1000 of its own, who is not renamed.

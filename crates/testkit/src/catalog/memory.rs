@@ -6,12 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 use sandkeep_core::catalog::{
-    Buried, Catalog, CatalogError, CatalogFeed, CatalogResult, CatalogWatch, Contents, Next,
-    Record, RecordKey, UnreadKey, Versions,
+    Catalog, CatalogError, CatalogFeed, CatalogResult, CatalogWatch, Contents, Next, Record,
+    RecordKey, SnapshotDrop, UnreadKey, Versions,
 };
 use sandkeep_core::db::{Db, SqliteDb, Unless};
 use sandkeep_core::model::{
@@ -34,6 +35,8 @@ struct Tables {
     drives: BTreeMap<DriveId, Drive>,
     /// Sandboxes that were claimed and not saved yet.
     claimed: BTreeSet<SandboxId>,
+    /// Sandboxes whose records do not read.
+    damaged: BTreeSet<SandboxId>,
     /// How many of the next saves fail.
     failing: usize,
     /// How many of the next saves find that somebody else was faster.
@@ -41,14 +44,23 @@ struct Tables {
 }
 
 impl Records {
-    fn tables(&self) -> std::sync::MutexGuard<'_, Tables> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        self.0.lock()
     }
 
     /// Has another node save a sandbox right before each of the next `times` saves, so that those find
     /// another revision than they expect.
     pub fn overtake(&self, times: usize) {
         self.tables().overtaken = times;
+    }
+
+    /// Sets whether the record of a sandbox does not read when a catalog is opened.
+    pub fn set_damaged(&self, sandbox: &SandboxId, damaged: bool) {
+        let mut tables = self.tables();
+        match damaged {
+            true => tables.damaged.insert(sandbox.clone()),
+            false => tables.damaged.remove(sandbox),
+        };
     }
 
     /// Has the next `times` saves fail as on a disk that takes no writes.
@@ -164,11 +176,14 @@ impl Catalog for MemoryCatalog {
             let mut tables = self.records.tables();
             // A claim without a save is of a daemon that died.
             tables.claimed.clear();
+            let sandboxes = tables.sandboxes.values();
+            let usable = sandboxes.filter(|sandbox| !tables.damaged.contains(&sandbox.id));
             Contents {
                 projects: tables.projects.values().cloned().collect(),
                 snapshots: tables.snapshots.values().cloned().collect(),
                 drives: tables.drives.values().cloned().collect(),
-                sandboxes: tables.sandboxes.values().cloned().collect(),
+                sandboxes: usable.cloned().collect(),
+                unavailable: tables.damaged.iter().cloned().collect(),
                 ..Contents::default()
             }
         };
@@ -364,19 +379,19 @@ impl Catalog for MemoryCatalog {
         Ok(self.index.claim_drive(drive).await?)
     }
 
-    async fn bury(
+    async fn replace_by_tombstone(
         &self,
         snapshot: &Snapshot,
         tombstone: &Snapshot,
         unless: Unless<'_>,
         _: Durability,
-    ) -> CatalogResult<Buried> {
+    ) -> CatalogResult<SnapshotDrop> {
         assert_eq!(snapshot.id, tombstone.id, "a tombstone is of its snapshot");
-        if !self.index.bury_snapshot(tombstone, unless).await? {
-            return Ok(Buried::Not);
+        if !self.index.put_tombstone(tombstone, unless).await? {
+            return Ok(SnapshotDrop::Not);
         }
         self.records.tables().snapshots.insert(tombstone.id.clone(), as_document(tombstone));
-        Ok(Buried::Tombstone)
+        Ok(SnapshotDrop::Tombstone)
     }
 
     async fn verify(&self, key: UnreadKey<'_>) -> CatalogResult<()> {

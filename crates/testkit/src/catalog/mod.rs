@@ -3,7 +3,7 @@
 mod memory;
 
 use sandkeep_core::catalog::{
-    Buried, Catalog, CatalogChange, CatalogError, CatalogEvent, Record, RecordKey,
+    Catalog, CatalogChange, CatalogError, CatalogEvent, Record, RecordKey, SnapshotDrop,
 };
 use sandkeep_core::db::{Filter, Owner, Page, Tombstones, Unless};
 use sandkeep_core::model::{Ownership, Revision, Sandbox, Snapshot, SnapshotId, now};
@@ -212,14 +212,15 @@ async fn snapshots_go_when_nobody_stands_on_them(catalog: &dyn Catalog) {
     catalog.commit(&[], Some(&kept), &mut made).await.expect("it is committed");
     let grave = Snapshot { layers: Vec::new(), deleted_at: Some(now()), ..kept.clone() };
     let bury = async || {
-        let buried = catalog.bury(&kept, &grave, Unless::Held, Durability::Synced).await;
+        let buried =
+            catalog.replace_by_tombstone(&kept, &grave, Unless::Held, Durability::Synced).await;
         buried.expect("an answer")
     };
-    assert_eq!(bury().await, Buried::Not, "a sandbox stands on it");
+    assert_eq!(bury().await, SnapshotDrop::Not, "a sandbox stands on it");
     made.current = None;
     catalog.save(&mut made, Durability::Soon).await.expect("it is saved");
-    assert_eq!(bury().await, Buried::Tombstone);
-    assert_eq!(bury().await, Buried::Not, "it is buried already");
+    assert_eq!(bury().await, SnapshotDrop::Tombstone);
+    assert_eq!(bury().await, SnapshotDrop::Not, "it is buried already");
     let reader = catalog.reader();
     assert_eq!(reader.snapshot(&kept.id).await.expect("an answer"), None);
     assert_eq!(reader.snapshot_record(&kept.id).await.expect("an answer"), Some(grave.clone()));

@@ -31,7 +31,7 @@ impl Content {
     pub(super) fn digest(self) -> String {
         let line = self.line() + "\n";
         let bytes: Vec<u8> = line.bytes().cycle().take(self.length).collect();
-        Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+        hex::encode(Sha256::digest(&bytes))
     }
 }
 

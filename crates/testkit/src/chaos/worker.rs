@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use sandkeep_client::types::{
-    self, Checkpoint, CreateSandbox, ExecRequest, Fork, Rollback, Start, State,
+    self, Checkpoint, CreateSandbox, ExecRequest, Fork, Rollback, Start, State, error_chain,
 };
 use sandkeep_client::{Client, Error};
 
@@ -461,13 +461,7 @@ pub(super) async fn files(client: &Client, name: &str) -> Result<Files, String> 
 
 /// An error with its causes.
 pub(super) fn told(error: Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(&error);
-    while let Some(next) = cause {
-        text = format!("{text}: {next}");
-        cause = next.source();
-    }
-    text
+    error_chain(&error)
 }
 
 fn parse(output: &str) -> Files {

@@ -20,8 +20,9 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sandkeep_core::model::RootFs;
 use sandkeep_proto::frame::{CHUNK, FrameKind, HEADER, Header, WINDOW};
 use sandkeep_proto::link::{
@@ -83,10 +84,6 @@ struct Command {
     exit: watch::Sender<Option<Exit>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Agent {
     /// Listens at `socket`.
     pub(super) fn start(
@@ -109,12 +106,12 @@ impl Agent {
 
     /// Whether a command runs.
     pub(super) fn is_busy(&self) -> bool {
-        lock(&self.inside.commands).iter().any(|one| one.exit.borrow().is_none())
+        self.inside.commands.lock().iter().any(|one| one.exit.borrow().is_none())
     }
 
     /// What it was asked for that it does not do.
     pub(super) fn problems(&self) -> Vec<String> {
-        lock(&self.inside.problems).clone()
+        self.inside.problems.lock().clone()
     }
 
     /// Ends it. Nothing writes to its root afterwards.
@@ -197,7 +194,7 @@ async fn converse(inside: Arc<Inside>, stream: UnixStream) {
             FrameKind::Credit => {}
             FrameKind::Cancel => drop(streams.remove(&header.stream)),
             FrameKind::Reply | FrameKind::DataErr | FrameKind::Done => {
-                lock(&inside.problems).push(format!("the daemon sent {:?}", header.kind));
+                inside.problems.lock().push(format!("the daemon sent {:?}", header.kind));
             }
         }
     }
@@ -238,12 +235,12 @@ impl Inside {
                     let exit = *one.exit.borrow();
                     Known { command: one.id.clone(), pid: one.pid, exit }
                 };
-                let commands = lock(&self.commands).iter().map(known).collect();
+                let commands = self.commands.lock().iter().map(known).collect();
                 out.reply(stream, &Reply::Commands { commands }).await;
             }
             Request::Forget { command } => {
                 let running = {
-                    let mut commands = lock(&self.commands);
+                    let mut commands = self.commands.lock();
                     let runs = |one: &Command| one.id == command && one.exit.borrow().is_none();
                     let running = commands.iter().any(runs);
                     commands.retain(|one| one.id != command || running);
@@ -275,16 +272,16 @@ impl Inside {
                 None => out.refuse(stream, Failure::NotFound, at.path).await,
             },
             other => {
-                lock(&self.problems).push(format!("{other:?}"));
+                self.problems.lock().push(format!("{other:?}"));
                 out.refuse(stream, Failure::Fault, "a fake agent does not do this").await;
             }
         }
     }
 
     fn spawn(&self, spawn: &Spawn) -> Result<(), String> {
-        let mut commands = lock(&self.commands);
+        let mut commands = self.commands.lock();
         if commands.iter().any(|one| one.id == spawn.command) {
-            lock(&self.problems).push(format!("{} is started twice", spawn.command));
+            self.problems.lock().push(format!("{} is started twice", spawn.command));
         }
         let script = self.script(&spawn.argv)?;
         for (path, text) in &script.writes {
@@ -326,7 +323,7 @@ impl Inside {
     /// Sends what a command prints, from a byte on, and how it ends.
     async fn attach(&self, out: &Out, stream: u32, id: &str, from: u64) {
         let found = {
-            let commands = lock(&self.commands);
+            let commands = self.commands.lock();
             let found = commands.iter().find(|one| one.id == id);
             found.map(|one| (one.pid, one.output.clone(), one.exit.subscribe()))
         };
@@ -351,7 +348,7 @@ impl Inside {
 
     /// Ends commands that run, and tells how many those were.
     fn end_commands(&self, signal: i32, which: impl Fn(&Command) -> bool) -> usize {
-        let commands = lock(&self.commands);
+        let commands = self.commands.lock();
         let running = commands.iter().filter(|one| one.exit.borrow().is_none() && which(one));
         let mut ended = 0;
         for one in running {
@@ -363,7 +360,7 @@ impl Inside {
 
     /// Where a file of the root is, in the topmost layer that has it.
     fn find(&self, path: &str) -> Option<PathBuf> {
-        let root = lock(&self.root);
+        let root = self.root.lock();
         let inside = path.trim_start_matches('/');
         let upper = root.writable_dir.join(&root.upper);
         let lower = root.lower.iter().map(|lower| root.layers_dir.join(lower));
@@ -376,7 +373,7 @@ impl Inside {
             true => self.find(path).map(fs::read).transpose()?.unwrap_or_default(),
             false => Vec::new(),
         };
-        let root = lock(&self.root);
+        let root = self.root.lock();
         let file = root.writable_dir.join(&root.upper).join(path.trim_start_matches('/'));
         if let Some(dir) = file.parent() {
             fs::create_dir_all(dir)?;

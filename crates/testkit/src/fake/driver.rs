@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sandkeep_core::driver::{
     Driver, DriverError, DriverResult, Link, Machine, MachineUsage, Relayer,
@@ -97,7 +98,7 @@ impl FakeHost {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -129,7 +130,7 @@ impl FakeDriver {
         assert!(!state.machines.contains_key(key), "{key} is alive, and is started again");
         check_root(&machine.root);
         for (other, alive) in &state.machines {
-            let root = alive.root.lock().unwrap_or_else(PoisonError::into_inner);
+            let root = alive.root.lock();
             assert_ne!(
                 root.writable_dir, machine.root.writable_dir,
                 "{other} writes to the layer that {key} is to write to"
@@ -275,7 +276,7 @@ impl Relayer for FakeDriver {
             return Err(DriverError::NotAlone { key: key.clone() });
         }
         check_root(root);
-        let mut current = machine.root.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = machine.root.lock();
         assert_ne!(current.writable_dir, root.writable_dir, "{key} stands on that root already");
         *current = root.clone();
         Ok(())

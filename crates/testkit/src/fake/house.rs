@@ -233,7 +233,7 @@ async fn make_image(store: &Store) {
         config: ImageConfig::default(),
         created_at: now(),
         source: "a test".to_owned(),
-        dressed: None,
+        customized: None,
     };
     store.write(&image, Durability::Synced).await.expect("an image");
 }

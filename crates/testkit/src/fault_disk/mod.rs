@@ -37,10 +37,10 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::fs::FallocateFlags;
 use tempfile::TempDir;
 
@@ -179,7 +179,7 @@ impl FaultDisk {
     /// they are gone. A sandbox's first process runs a program from its data directory, so this
     /// ends sandboxes too.
     pub fn kill_users(&self) {
-        let mounted = self.mounted.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mounted = self.mounted.lock().clone();
         if let Some(mounted) = mounted {
             mounted.kill_users();
         }
@@ -188,7 +188,7 @@ impl FaultDisk {
     /// Remembers what is mounted, while it can be asked.
     fn look(&self) {
         let mounted = Mounted::find(&self.path);
-        *self.mounted.lock().unwrap_or_else(PoisonError::into_inner) = mounted;
+        *self.mounted.lock() = mounted;
     }
 
     /// The whole of a power cut: [`cut`](Self::cut), [`kill_users`](Self::kill_users) and
@@ -279,7 +279,7 @@ impl FaultDisk {
     }
 
     fn ask(&self, request: &Request) -> Reply {
-        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut control = self.control.lock();
         match control.ask(request) {
             Ok(reply) => reply,
             Err(error) => panic!("{request:?}: {error}"),
@@ -289,11 +289,11 @@ impl FaultDisk {
 
 impl Drop for FaultDisk {
     fn drop(&mut self) {
-        let control = self.control.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let control = self.control.get_mut();
         // Processes that wait for the disk cannot be killed.
         let _ = control.ask(&Request::HealAll);
         self.kill_users();
-        let control = self.control.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let control = self.control.get_mut();
         let closed = control.ask(&Request::Close);
         let _ = control.requests.shutdown(std::net::Shutdown::Both);
         let deadline = Instant::now() + Duration::from_secs(10);

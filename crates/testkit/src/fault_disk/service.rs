@@ -8,7 +8,7 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use fuser::{
@@ -16,6 +16,8 @@ use fuser::{
     KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen,
     ReplyWrite, Request, WriteFlags,
 };
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::medium::{Cut, Medium};
 use super::protocol::{Fault, FaultId, Operation, Outcome, Stats};
@@ -75,7 +77,7 @@ impl Service {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Begins a new generation without faults, and returns the name of its file.

@@ -99,12 +99,12 @@ fn on_behalf(env: &mut BTreeMap<String, String>, from: &Identity, argv: &[String
         ("SUDO_USER".to_owned(), name_of(from)),
         ("SUDO_UID".to_owned(), from.uid.to_string()),
         ("SUDO_GID".to_owned(), from.gid.to_string()),
-        ("SUDO_COMMAND".to_owned(), shortened(argv.join(" "))),
+        ("SUDO_COMMAND".to_owned(), truncated(argv.join(" "))),
     ]);
 }
 
 /// No more than `sudo` itself tells: a variable that is too long would keep the program from starting.
-fn shortened(mut text: String) -> String {
+fn truncated(mut text: String) -> String {
     text.truncate(text.floor_char_boundary(4096));
     text
 }

@@ -70,8 +70,8 @@ pub(crate) async fn run(keep: &Path, quick: bool) -> Outcome<()> {
 
 /// What may wait for the next machine, and does not.
 const LESS: [(&str, &str); 2] = [
-    (", no machine waits", "[microvm]\nready = 0\n"),
-    (", nothing waits", "[microvm]\nready = 0\nspares = 0\n"),
+    (", no warm VM", "[microvm]\nwarm_vms = 0\n"),
+    (", no warm pool", "[microvm]\nwarm_vms = 0\nwarm_hypervisors = 0\n"),
 ];
 
 /// The same when less waits for the next machine.

@@ -148,7 +148,7 @@ impl Suite {
             (Language::Python { surface }, _) => format!("`{package}`, {surface}"),
             (Language::Node, "sdk-2") => format!("`{package}` 2.x"),
             (Language::Node, "sdk-3") => format!("`{package}` 3.x"),
-            (Language::Node, _) if package.is_empty() => "the wire itself".to_owned(),
+            (Language::Node, _) if package.is_empty() => "plain HTTP requests".to_owned(),
             (Language::Node, _) => format!("`{package}`, the command line"),
         };
         Row::of(what, results)

@@ -354,7 +354,7 @@ impl Db for SqliteDb {
         rows.iter().map(|row| read::<Snapshot>(row).map(|tombstone| tombstone.id)).collect()
     }
 
-    async fn bury_snapshot(&self, tombstone: &Snapshot, unless: Unless<'_>) -> DbResult<bool> {
+    async fn put_tombstone(&self, tombstone: &Snapshot, unless: Unless<'_>) -> DbResult<bool> {
         let free = match unless {
             Unless::Never => "",
             Unless::Held | Unless::HeldByOther(_) => {

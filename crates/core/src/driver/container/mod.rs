@@ -106,7 +106,7 @@ impl ContainerDriver {
 
     /// Keeps up to `most` prebuilt containers for the next starts.
     #[must_use]
-    pub fn with_spares(self, most: usize) -> Self {
+    pub fn with_prebuilt(self, most: usize) -> Self {
         Self { prebuilt: WarmPool::new(prebuilt::limits(most)), ..self }
     }
 

@@ -52,10 +52,10 @@ use crate::model::MachineKey;
 const DEATH: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 
 /// What the keys begin with of what was started and is no machine's yet.
-pub(super) const SPARE: &str = "spare-";
+pub(super) const WARM_HYPERVISOR: &str = "spare-";
 
 /// How the keys of machines begin that are not assigned to a sandbox yet.
-pub const READY: &str = "ready-";
+pub const WARM_VM: &str = "ready-";
 
 /// A driver's part of this host.
 #[derive(Debug)]
@@ -212,7 +212,8 @@ impl Host {
     /// Removes what a machine that is not alive has left.
     pub(super) fn clear(&self, key: &MachineKey) -> DriverResult<()> {
         let directory = self.directory(key);
-        let was_for_others = [SPARE, READY].iter().any(|mark| key.as_str().starts_with(mark));
+        let was_for_others =
+            [WARM_HYPERVISOR, WARM_VM].iter().any(|mark| key.as_str().starts_with(mark));
         // What such a one had may be another's by now, if it has no record.
         if !was_for_others || directory.join(RECORD).exists() {
             let group = self.group(key);

@@ -87,7 +87,7 @@ impl UidClaims {
     /// # Errors
     ///
     /// Returns the error of a directory that cannot be used.
-    pub(crate) fn take_back(&self, ids: &Range<u32>) -> io::Result<bool> {
+    pub(crate) fn reclaim(&self, ids: &Range<u32>) -> io::Result<bool> {
         self.claim_all(ids, true)
     }
 

@@ -85,7 +85,8 @@ impl Subject<'_> {
         File::open(&top.path)?.sync_data()?;
         let ran = qmp.is_running()?;
         let began = Instant::now();
-        let mut stopped = Stopped { qmp: Some(qmp), run_dir: &self.run_dir, resume: ran };
+        let mut stopped =
+            SuspendedForCapture { qmp: Some(qmp), run_dir: &self.run_dir, resume: ran };
         let captured = match &mut stopped.qmp {
             Some(qmp) => {
                 qmp.ask("stop", json!({})).and_then(|_| self.standing(qmp, &top, &devices))
@@ -192,14 +193,14 @@ impl Subject<'_> {
 }
 
 /// A machine that was stopped to be captured. It goes on when this is dropped, also by a panic: nobody else knows that it stands still.
-struct Stopped<'a> {
+struct SuspendedForCapture<'a> {
     qmp: Option<Qmp>,
     run_dir: &'a Path,
     /// Whether it ran before.
     resume: bool,
 }
 
-impl Stopped<'_> {
+impl SuspendedForCapture<'_> {
     fn resume(&mut self) -> io::Result<()> {
         if !std::mem::take(&mut self.resume) {
             return Ok(());
@@ -213,7 +214,7 @@ impl Stopped<'_> {
     }
 }
 
-impl Drop for Stopped<'_> {
+impl Drop for SuspendedForCapture<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.resume() {
             tracing::error!(machine = %self.run_dir.display(), %error, "a VM was not resumed after a capture");

@@ -24,7 +24,7 @@ use super::qemu::{
     QMP_FD, Qmp,
 };
 use super::{MachinePlan, Microvm, NAME, PLAN};
-use crate::driver::host::{SPARE, broken, connect, failed, lock};
+use crate::driver::host::{WARM_HYPERVISOR, broken, connect, failed, lock};
 use crate::driver::{
     Device, DriverError, DriverResult, Link, Machine, MachineMount, MachineUsage, Restored, mac_of,
 };
@@ -55,7 +55,7 @@ pub(super) struct Prepared {
 }
 
 /// Whose a hypervisor is.
-pub(super) struct Owner<'a> {
+pub(super) struct MachineOwner<'a> {
     pub(super) key: &'a MachineKey,
     pub(super) hostname: &'a str,
     pub(super) uid: u32,
@@ -196,7 +196,7 @@ impl Microvm {
     ) -> DriverResult<UnixStream> {
         let Machine { key, hostname, uids, limits, .. } = machine;
         let run_dir = self.host.directory(key);
-        let owner = Owner { key, hostname, uid: uids.base, limits };
+        let owner = MachineOwner { key, hostname, uid: uids.base, limits };
         let (log, launched) = self.hypervisor_of(&owner, &prepared.layout)?;
         let going = launched.and_then(|(mut qmp, mut line)| {
             if let (true, Some(top)) = (prepared.plan.restored, image.first()) {
@@ -218,7 +218,7 @@ impl Microvm {
     /// connections to its control socket and to the machine's serial port.
     pub(super) fn hypervisor_of(
         &self,
-        owner: &Owner<'_>,
+        owner: &MachineOwner<'_>,
         layout: &Layout,
     ) -> DriverResult<(File, io::Result<(Qmp, UnixStream)>)> {
         let run_dir = self.host.directory(owner.key);
@@ -236,7 +236,7 @@ impl Microvm {
         Ok((log, launched))
     }
 
-    fn describe(&self, owner: &Owner<'_>, layout: &Layout) -> DriverResult<Vmm> {
+    fn describe(&self, owner: &MachineOwner<'_>, layout: &Layout) -> DriverResult<Vmm> {
         let run_dir = self.host.directory(owner.key);
         let kernel = self.kernel()?;
         let mut line = qemu::command_line(layout);
@@ -315,7 +315,7 @@ impl Microvm {
                 }
                 continue;
             }
-            if key.as_str().starts_with(SPARE) {
+            if key.as_str().starts_with(WARM_HYPERVISOR) {
                 // Another driver's, which is gone: there is one for a directory.
                 if !self.warm.is_ours(&key) {
                     self.stop(&key)?;

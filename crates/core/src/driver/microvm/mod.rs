@@ -108,9 +108,9 @@ pub struct MicrovmConfig {
     /// The hypervisor, below `/usr`.
     pub qemu: PathBuf,
     /// How many hypervisors wait for the next machine, of each kind that was restored lately.
-    pub spares: usize,
+    pub warm_hypervisors: usize,
     /// The first of 65,536 uids for those, which are no machine's yet.
-    pub spare_uids: u32,
+    pub warm_uids: u32,
 }
 
 /// Waits until the agent behind a link answers, for as long as the caller says. A driver does not talk to agents, so whoever makes
@@ -186,7 +186,7 @@ impl MicrovmDriver {
             helpers,
             facts: HostFacts::new(cache),
             ram_so,
-            warm: HypervisorPool::new(config.spares),
+            warm: HypervisorPool::new(config.warm_hypervisors),
             uids: UidClaims::of(cache, warm_hypervisors::CLAIMED_UIDS),
             answers,
             config,
@@ -232,7 +232,7 @@ impl MicrovmDriver {
             self.with(move |microvm| microvm.start(&machine, &image, &first, how, accelerator))
                 .await
         };
-        if how == Start::Restore && started.is_ok() && self.inner.config.spares > 0 {
+        if how == Start::Restore && started.is_ok() && self.inner.config.warm_hypervisors > 0 {
             let here = self.with(move |microvm| microvm.fingerprint(&limits, accelerator)).await;
             if let Ok(here) = here {
                 let kind = HypervisorKind::of(&limits, accelerator, &here);

@@ -270,7 +270,7 @@ pub(super) fn processor(accelerator: Accelerator) -> String {
         line.and_then(|line| Some(line.split_once(':')?.1.trim())).unwrap_or_default()
     };
     let flags = sha2::Sha256::digest(field("flags"));
-    let flags: String = flags.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    let flags = hex::encode(&flags[..4]);
     format!("{} ({flags})", field("model name"))
 }
 

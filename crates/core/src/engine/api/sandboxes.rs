@@ -15,7 +15,7 @@ use crate::engine::{
     Checkpoint, Create, Delete, Deleted, Engine, Error, Fork, Forks, Opened, Paused, Result,
     RolledBack, Stop, Stopped, Tree,
 };
-use crate::model::lifecycle::{Command as LifecycleCommand, Phase};
+use crate::model::lifecycle::{LifecycleCommand, Phase};
 use crate::model::{
     Name, Patch, Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotId, SnapshotKind, lifecycle,
 };

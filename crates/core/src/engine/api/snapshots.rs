@@ -89,11 +89,11 @@ impl Engine {
             let holders = holders.iter().map(|sandbox| format!("`{}`", sandbox.name)).collect();
             return Err(Error::SnapshotInUse { snapshot: id.clone(), holders });
         }
-        failpoint::pass("snapshot.buried");
+        failpoint::pass("snapshot_delete.tombstone");
         self.parts.storage.snapshots.retained.forget(&sandbox);
         for holder in self.parts.context.db.sandboxes_on(id).await? {
             self.parts.storage.snapshots.tell_snapshot_deleted(holder, id).await?;
-            failpoint::pass("snapshot.told");
+            failpoint::pass("snapshot_delete.sandbox");
         }
         self.parts.storage.collector.collect_soon();
         Ok(freed)

@@ -23,6 +23,15 @@ impl Tasks {
         self.running.spawn(work)
     }
 
+    /// Starts work that waits for the disk, on a thread of its own. [`join`](Self::join) waits for it.
+    pub(in crate::engine) fn spawn_blocking<F, T>(&self, work: F) -> JoinHandle<T>
+    where
+        F: FnOnce() -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        self.running.spawn_blocking(work)
+    }
+
     /// Starts a task that is dropped, wherever it waits, when the engine shuts down.
     pub(in crate::engine) fn spawn_until_shutdown<F>(&self, work: F)
     where

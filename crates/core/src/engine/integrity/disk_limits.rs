@@ -31,7 +31,7 @@ use crate::engine::running::live::RunningSandbox;
 use crate::engine::{Error, Result};
 use crate::guest::GuestError;
 use crate::model::{LayerId, MountMode, Sandbox, Size};
-use crate::store::{FreeSpace, Usage, inodes_for};
+use crate::store::{FreeSpace, LayerUsage, inodes_for};
 
 /// What is counted for an inode besides its blocks: what filesystems take for it, and for its name.
 const PER_INODE: u64 = 512;
@@ -111,21 +111,21 @@ pub(in crate::engine) async fn watch(this: Weak<DiskLimits>, sessions: Weak<dyn 
             () = shutdown.cancelled() => return,
         }
         let Some(this) = this.upgrade() else { return };
-        let Ok(FreeSpace { spare, free, reserve }) = this.store.spare() else { continue };
+        let Ok(FreeSpace { usable, free, reserve }) = this.store.usable() else { continue };
         let Ok(inodes) = this.store.free_inodes() else { continue };
-        tick = if spare < LITTLE { SOON } else { TICK };
+        tick = if usable < LITTLE { SOON } else { TICK };
         let fills = free.saturating_add(FILLED) < free_then
             || inodes.saturating_add(FILLED_INODES) < inodes_then;
         // At this speed it would be gone before long.
         let fell = last.saturating_sub(free);
-        let short = reserve > 0 && fell > 0 && spare <= fell.saturating_mul(AHEAD);
+        let short = reserve > 0 && fell > 0 && usable <= fell.saturating_mul(AHEAD);
         last = free;
         if !fills && !short && watch.rounds.is_empty() && looked.elapsed() < LOOKED {
             continue;
         }
         let since = looked.elapsed();
         (free_then, inodes_then, looked) = (free, inodes, Instant::now());
-        watch.look(&this, &sessions, spare, short && since < JUST_NOW).await;
+        watch.look(&this, &sessions, usable, short && since < JUST_NOW).await;
     }
 }
 
@@ -134,12 +134,12 @@ impl LimitWatch {
         &mut self,
         this: &Arc<DiskLimits>,
         sessions: &Weak<dyn EndsSessions>,
-        spare: u64,
+        usable: u64,
         short: bool,
     ) {
         let mut now = HashMap::new();
         let mut rounds = HashMap::new();
-        // Who grew the most, for when the host has nothing to spare.
+        // Who grew the most, for when the host has nothing to usable.
         let mut grew: Option<(u64, Arc<RunningSandbox>, Vec<LayerId>)> = None;
         for live in this.turns.all_live() {
             // Before it is counted: what is uploaded meanwhile is then seen at the next look.
@@ -157,7 +157,7 @@ impl LimitWatch {
                     continue;
                 }
             };
-            live.counted(&bounds, spare);
+            live.counted(&bounds, usable);
             let mut growth = 0;
             let mut over: Option<&Bound> = None;
             for bound in &bounds {
@@ -165,7 +165,7 @@ impl LimitWatch {
                 let uploading = unwritten || then.is_none_or(|(_, then)| uploaded > then);
                 let then = then.map(|(used, _)| used);
                 if bound.enforced {
-                    this.enforce(bound, spare).await;
+                    this.enforce(bound, usable).await;
                 } else {
                     growth += bound.used.saturating_sub(then.unwrap_or(0));
                 }
@@ -207,9 +207,9 @@ impl LimitWatch {
 
 impl RunningSandbox {
     /// Remembers what may still be uploaded.
-    fn counted(&self, bounds: &[Bound], spare: u64) {
+    fn counted(&self, bounds: &[Bound], usable: u64) {
         let left = bounds.iter().map(Bound::left).min().unwrap_or(u64::MAX);
-        self.room.lock().counted(left.min(spare));
+        self.room.lock().counted(left.min(usable));
     }
 }
 
@@ -231,8 +231,8 @@ impl DiskLimits {
     /// Holds a layer that was just begun to its limit, where the filesystem does that. A layer it does not do that for is counted.
     pub(in crate::engine) async fn limit_layer(&self, layer: &LayerId, limit: u64) {
         let limited = async {
-            let spare = self.store.spare()?.spare.max(AT_LEAST);
-            self.store.limit_open(layer, limit.min(spare), inodes_for(limit)).await
+            let usable = self.store.usable()?.usable.max(AT_LEAST);
+            self.store.limit_open(layer, limit.min(usable), inodes_for(limit)).await
         };
         if let Err(error) = limited.await {
             tracing::warn!(%layer, error = error_chain(&error), "the quota of an open layer was not set");
@@ -241,14 +241,14 @@ impl DiskLimits {
 
     /// Holds a running sandbox to limits that have changed.
     pub(in crate::engine) async fn limits_changed(&self, live: &RunningSandbox) {
-        let (Ok(bounds), Ok(FreeSpace { spare, .. })) =
-            (self.bounds(live).await, self.store.spare())
+        let (Ok(bounds), Ok(FreeSpace { usable, .. })) =
+            (self.bounds(live).await, self.store.usable())
         else {
             return;
         };
-        live.counted(&bounds, spare);
+        live.counted(&bounds, usable);
         for bound in bounds.iter().filter(|bound| bound.enforced) {
-            self.enforce(bound, spare).await;
+            self.enforce(bound, usable).await;
         }
     }
 
@@ -281,7 +281,7 @@ impl DiskLimits {
         open: &LayerId,
         place: &Path,
         unnamed: &mut Option<Vec<Unnamed>>,
-    ) -> Result<Usage> {
+    ) -> Result<LayerUsage> {
         let mut used = self.store.usage_of_open(open).await?;
         if used.enforced {
             return Ok(used);
@@ -298,9 +298,9 @@ impl DiskLimits {
         Ok(used)
     }
 
-    /// Keeps a quota to the limit, which may have changed, and to what the host has to spare.
-    async fn enforce(&self, bound: &Bound, spare: u64) {
-        let limit = bound.limit.min(bound.used.saturating_add(spare).max(AT_LEAST));
+    /// Keeps a quota to the limit, which may have changed, and to what the host has to usable.
+    async fn enforce(&self, bound: &Bound, usable: u64) {
+        let limit = bound.limit.min(bound.used.saturating_add(usable).max(AT_LEAST));
         let set = self.store.limit_open(&bound.layer, limit, inodes_for(bound.limit)).await;
         if let Err(error) = set {
             tracing::debug!(layer = %bound.layer, error = error_chain(&error), "the quota of an open layer was not set");
@@ -325,10 +325,10 @@ impl DiskLimits {
             return Ok(());
         }
         let counted = async {
-            let spare = self.store.spare()?.spare;
-            Ok::<_, Error>((self.bounds(live).await?, spare))
+            let usable = self.store.usable()?.usable;
+            Ok::<_, Error>((self.bounds(live).await?, usable))
         };
-        let (bounds, spare) = match counted.await {
+        let (bounds, usable) = match counted.await {
             Ok(counted) => counted,
             Err(error) => {
                 // Then it is the watch that holds it to its limit.
@@ -339,12 +339,12 @@ impl DiskLimits {
                 return Ok(());
             }
         };
-        live.counted(&bounds, spare);
+        live.counted(&bounds, usable);
         if let Some(bound) = bounds.iter().find(|bound| bound.left() < bytes) {
             let message = format!("{} may take {}", bound.what, Size(bound.limit));
             return Err(GuestError::DiskLimit { message });
         }
-        if spare < bytes {
+        if usable < bytes {
             let message = "the disk of the host has no room".to_owned();
             return Err(GuestError::Refused { kind: Failure::NoSpace, message });
         }
@@ -359,8 +359,8 @@ impl DiskLimits {
         error: GuestError,
     ) -> GuestError {
         let GuestError::Refused { kind: Failure::NoSpace, message } = error else { return error };
-        match self.store.spare() {
-            Ok(FreeSpace { spare: 1.., .. }) => {
+        match self.store.usable() {
+            Ok(FreeSpace { usable: 1.., .. }) => {
                 let limit = live.sandbox().config.resources.disk;
                 GuestError::DiskLimit { message: format!("{message}; its disk may take {limit}") }
             }
@@ -433,8 +433,8 @@ impl DiskLimits {
 }
 
 impl Bound {
-    fn new(layer: &LayerId, what: String, used: Usage, held: u64, limit: u64) -> Self {
-        let Usage { bytes, inodes, enforced } = used;
+    fn new(layer: &LayerId, what: String, used: LayerUsage, held: u64, limit: u64) -> Self {
+        let LayerUsage { bytes, inodes, enforced } = used;
         // A quota is for what is added.
         let (used, limit) = match enforced {
             true => (bytes, limit.saturating_sub(held).max(TO_CLEAN_UP)),

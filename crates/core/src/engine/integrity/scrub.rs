@@ -21,7 +21,7 @@ use crate::engine::context::damage::DamageKind;
 use crate::engine::error::error_chain;
 use crate::engine::integrity::Scrubber;
 use crate::model::{Layer, LayerId};
-use crate::store::{Difference, ReadThrottle, StoreError, Verdict};
+use crate::store::{Difference, DigestVerdict, ReadThrottle, StoreError};
 
 /// How long after a seal its layer is read. Whoever resumes right away goes first.
 const DELAY: Duration = Duration::from_secs(1);
@@ -102,8 +102,8 @@ impl Scrubber {
     async fn make_digest(&self, layer: &LayerId) {
         let gently = self.gently(self.context.settings.scrub.digest_rate, false);
         match self.store.record_digest(layer, Some(&gently)).await {
-            Ok(Verdict::Damaged(differences)) => self.layer_changed(layer, &differences),
-            Ok(Verdict::Intact | Verdict::Unknown) | Err(StoreError::ShuttingDown) => {}
+            Ok(DigestVerdict::Damaged(differences)) => self.layer_changed(layer, &differences),
+            Ok(DigestVerdict::Intact | DigestVerdict::Unknown) | Err(StoreError::ShuttingDown) => {}
             // It was collected since.
             Err(error) if error.is_not_found() || self.store.layer(layer).await.is_err() => {}
             Err(error) => {
@@ -156,19 +156,19 @@ impl Scrubber {
     ) -> Option<Vec<Difference>> {
         let calm = gently.then(|| self.gently(self.context.settings.scrub.rate, true));
         let verdict = match self.store.verify(layer, calm.as_ref()).await {
-            Ok(Verdict::Unknown) if !gently => self.store.record_digest(layer, None).await,
+            Ok(DigestVerdict::Unknown) if !gently => self.store.record_digest(layer, None).await,
             verdict => verdict,
         };
         match verdict {
-            Ok(Verdict::Damaged(differences)) => {
+            Ok(DigestVerdict::Damaged(differences)) => {
                 self.layer_changed(layer, &differences);
                 Some(differences)
             }
-            Ok(Verdict::Intact) => {
+            Ok(DigestVerdict::Intact) => {
                 self.context.clear_damage(DamageKind::LayerChanged, &format!("layers/{layer}"));
                 None
             }
-            Ok(Verdict::Unknown) => None,
+            Ok(DigestVerdict::Unknown) => None,
             // It was collected since.
             Err(_) if self.store.layer(layer).await.is_err() => None,
             Err(StoreError::ShuttingDown) => None,

@@ -203,7 +203,7 @@ impl Lifecycle {
             self.references.count_layer(&layer);
             *copied = Some(ahead);
         }
-        let frozen = FrozenProcesses::freeze(live).await?;
+        let frozen = FrozenProcesses::freeze(&self.context, live).await?;
         failpoint::pass("checkpoint.frozen");
         let outcome = match self
             .storage

@@ -97,7 +97,7 @@ impl Lifecycle {
             return Err(Error::SessionOver);
         }
         let still = live.still.write().await;
-        let held = SuspendedMachine::new(&live);
+        let held = SuspendedMachine::new(&self.context, &live);
         let taken = match self.capture(&live, powers, sandbox, Then::Hold).await {
             Ok(taken) => taken,
             Err(error) => {

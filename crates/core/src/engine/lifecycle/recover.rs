@@ -29,7 +29,7 @@
 //!
 //! Drives follow their sandboxes; one that is attached to a session nobody knows is freed last.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::db::Page;
-use crate::driver::{Driver, Link, READY};
+use crate::driver::{Driver, Link, WARM_VM};
 use crate::engine::context::damage::DamageKind;
 use crate::engine::error::error_chain;
 use crate::engine::lifecycle::Lifecycle;
@@ -61,6 +61,13 @@ const AT_ONCE: usize = 32;
 /// How long the end of machines without a sandbox is waited for. They may write to drives of other sandboxes.
 const UNOWNED_WITHIN: Duration = Duration::from_secs(10);
 
+/// The sandboxes on record.
+struct RecordedSandboxes {
+    sandboxes: Vec<Sandbox>,
+    /// Those whose records cannot be used.
+    unavailable: HashSet<SandboxId>,
+}
+
 /// A sandbox to be recovered, in its turn.
 struct ToRecover {
     sandbox: Sandbox,
@@ -71,7 +78,7 @@ struct ToRecover {
 impl Lifecycle {
     /// Reads what is on disk and begins to recover it. Waits for no guest.
     pub(in crate::engine) async fn recover(self: &Arc<Self>) -> Result<()> {
-        let mut sandboxes = self.reindex().await?;
+        let RecordedSandboxes { mut sandboxes, unavailable } = self.reindex().await?;
         self.secrets.check_secrets_key(&sandboxes).await?;
         let mut alive = self.survivors().await?;
         for sandbox in &mut sandboxes {
@@ -95,12 +102,11 @@ impl Lifecycle {
         }
         // One is what comes after all sandboxes.
         self.context.recovery.send_replace(found.len() + 1);
-        // One whose manifest does not read is left running: what it wrote is nowhere else.
-        let data = self.store.data_dir().join("sandboxes");
-        let (damaged, unowned): (Vec<_>, Vec<_>) =
-            alive.into_keys().partition(|id| data.join(id.as_str()).is_dir());
-        for id in damaged {
-            tracing::error!(machine = %id, "a machine is left running: the manifest of its sandbox cannot be read");
+        // What these wrote is nowhere else.
+        let (left, unowned): (Vec<_>, Vec<_>) =
+            alive.into_keys().partition(|id| unavailable.contains(id));
+        for id in left {
+            tracing::error!(machine = %id, "a machine is left running: the record of its sandbox cannot be used");
         }
         self.end_unowned(unowned).await;
         let this = Arc::clone(self);
@@ -158,7 +164,7 @@ impl Lifecycle {
     }
 
     /// Reads everything on record, enters it in the accounts, and answers with the sandboxes.
-    async fn reindex(&self) -> Result<Vec<Sandbox>> {
+    async fn reindex(&self) -> Result<RecordedSandboxes> {
         self.references.doubts.started_with(self.store.disk_listing().await?.layers);
         let contents = self.context.catalog.open().await?;
         let layers = self.store.scan::<Layer>().await?;
@@ -222,7 +228,7 @@ impl Lifecycle {
             self.storage.collector.mark_left_behind().await?;
         }
         self.records.find_lost_names(&self.context.catalog.listing().await?).await?;
-        Ok(contents.sandboxes)
+        Ok(RecordedSandboxes { sandboxes: contents.sandboxes, unavailable: contents.unavailable })
     }
 
     /// Enters memory layers, and the templates that hold some.
@@ -264,7 +270,9 @@ impl Lifecycle {
                 match key.sandbox() {
                     Ok(id) => drop(alive.insert(id, link)),
                     Err(_)
-                        if [TEMPLATE, READY].iter().any(|mark| key.as_str().starts_with(mark)) =>
+                        if [TEMPLATE, WARM_VM]
+                            .iter()
+                            .any(|mark| key.as_str().starts_with(mark)) =>
                     {
                         tracing::warn!(machine = %key, "stopping a machine that an earlier daemon had not assigned to a sandbox");
                         let driver = Arc::clone(driver);

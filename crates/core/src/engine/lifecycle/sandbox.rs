@@ -11,7 +11,7 @@ use crate::engine::running::live::{Hold, RunningSandbox};
 use crate::engine::running::turns::Slot;
 use crate::engine::snapshots::snapshot_records::checked_expiry;
 use crate::engine::{Error, Result, SnapshotOnStop, Stop, Stopped, WakeMode, after};
-use crate::model::lifecycle::{Command as LifecycleCommand, Phase};
+use crate::model::lifecycle::{LifecycleCommand, Phase};
 use crate::model::{
     Change, Ending, Name, Patch, Sandbox, SandboxId, Session, SessionEnd, SessionId, SnapshotKind,
     lifecycle,

@@ -21,7 +21,7 @@ use crate::engine::running::turns::Slot;
 use crate::engine::{Error, ErrorKind, Result, after};
 use crate::failpoint;
 use crate::failpoint::step;
-use crate::model::lifecycle::Command as LifecycleCommand;
+use crate::model::lifecycle::LifecycleCommand;
 use crate::model::{
     Change, CommandEnd, Ending, FORMAT, LayerId, MachineKey, OpenSession, RootFs, Sandbox, Session,
     SessionEnd, SessionId, Snapshot, Usage, lifecycle, now,

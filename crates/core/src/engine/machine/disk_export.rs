@@ -23,6 +23,7 @@ use bytes::{Buf as _, Bytes};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::driver::Machine;
 use crate::engine::Result;
@@ -169,12 +170,14 @@ struct Export {
     pieces: mpsc::Receiver<io::Result<Bytes>>,
     rest: Bytes,
     over: bool,
+    /// Receives from the agent. It ends with this, and the agent is told.
+    _receiving: AbortOnDropHandle<()>,
 }
 
 impl Export {
     fn of(mut incoming: Incoming) -> Self {
         let (sender, pieces) = mpsc::channel(16);
-        tokio::spawn(async move {
+        let receiving = AbortOnDropHandle::new(tokio::spawn(async move {
             let mut pace = Pace::default();
             loop {
                 let began = Instant::now();
@@ -196,8 +199,8 @@ impl Export {
                     return;
                 }
             }
-        });
-        Self { pieces, rest: Bytes::new(), over: false }
+        }));
+        Self { pieces, rest: Bytes::new(), over: false, _receiving: receiving }
     }
 }
 
@@ -253,6 +256,7 @@ mod tests {
     use bytes::Bytes;
     use tokio::io::AsyncReadExt as _;
     use tokio::sync::mpsc;
+    use tokio_util::task::AbortOnDropHandle;
 
     use super::{BEFORE, Export, PER_SECOND, Pace, SILENCE};
 
@@ -279,7 +283,8 @@ mod tests {
         for piece in pieces {
             sender.try_send(piece.map(Bytes::from_static)).unwrap();
         }
-        Export { pieces: receiver, rest: Bytes::new(), over: false }
+        let receiving = AbortOnDropHandle::new(tokio::spawn(async {}));
+        Export { pieces: receiver, rest: Bytes::new(), over: false, _receiving: receiving }
     }
 
     #[tokio::test]

@@ -1,32 +1,36 @@
 //! Machines that stand still for a moment go on, whatever happens.
 //!
 //! A checkpoint freezes the processes of a sandbox, a pause holds its machine. Between that and the end of it there is disk
-//! work, which can fail, panic or be cancelled. So both are guards: dropping one lets the sandbox go on, in a task of
-//! its own. A daemon that dies leaves it to the next, which lets everything go on that it adopts.
+//! work, which can fail, panic or be cancelled. So both are guards: dropping one lets the sandbox go on, in a background task that a
+//! shutdown waits for. A daemon that dies leaves it to the next, which lets everything go on that it adopts.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::engine::context::Context;
 use crate::engine::error::error_chain;
 use crate::engine::running::live::RunningSandbox;
 use crate::engine::{Error, Result};
 use crate::model::Sandbox;
 
 /// How long after a failure a sandbox is told again to go on.
-const AGAIN: [Duration; 4] =
-    [Duration::ZERO, Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(10)];
+const AGAIN: [Duration; 3] =
+    [Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(10)];
 
 /// The processes of a sandbox, frozen while this lives.
-#[derive(Debug)]
 pub(in crate::engine) struct FrozenProcesses {
     /// Absent once they go on.
     live: Option<Arc<RunningSandbox>>,
+    context: Arc<Context>,
 }
 
 impl FrozenProcesses {
-    pub(in crate::engine) async fn freeze(live: &Arc<RunningSandbox>) -> Result<Self> {
+    pub(in crate::engine) async fn freeze(
+        context: &Arc<Context>,
+        live: &Arc<RunningSandbox>,
+    ) -> Result<Self> {
         // Made first: a freeze that is given up half way counts.
-        let frozen = Self { live: Some(Arc::clone(live)) };
+        let frozen = Self { live: Some(Arc::clone(live)), context: Arc::clone(context) };
         if let Some(relayer) = live.driver.relayer() {
             relayer.freeze(&live.key).await?;
         }
@@ -46,14 +50,15 @@ impl FrozenProcesses {
 impl Drop for FrozenProcesses {
     fn drop(&mut self) {
         let Some(live) = self.live.take() else { return };
-        in_background(async move {
-            for pause in AGAIN {
-                tokio::time::sleep(pause).await;
-                match thaw(&live).await {
-                    Ok(()) => return,
-                    Err(error) => {
-                        tracing::error!(machine = %live.key, error = error_chain(&error), "the processes of a sandbox are still frozen: thawing failed");
-                    }
+        let context = Arc::clone(&self.context);
+        in_background(&self.context, async move {
+            let mut pauses = AGAIN.into_iter();
+            while let Err(error) = thaw(&live).await {
+                tracing::error!(machine = %live.key, error = error_chain(&error), "the processes of a sandbox are still frozen: thawing failed");
+                let Some(pause) = pauses.next() else { return };
+                // The next daemon thaws what it adopts.
+                if !context.tasks.sleep(pause).await {
+                    return;
                 }
             }
         });
@@ -71,11 +76,12 @@ async fn thaw(live: &RunningSandbox) -> Result<()> {
 pub(in crate::engine) struct SuspendedMachine {
     /// Absent once it goes on, or is not to.
     live: Option<Arc<RunningSandbox>>,
+    context: Arc<Context>,
 }
 
 impl SuspendedMachine {
-    pub(in crate::engine) fn new(live: &Arc<RunningSandbox>) -> Self {
-        Self { live: Some(Arc::clone(live)) }
+    pub(in crate::engine) fn new(context: &Arc<Context>, live: &Arc<RunningSandbox>) -> Self {
+        Self { live: Some(Arc::clone(live)), context: Arc::clone(context) }
     }
 
     /// Its memory is on record: it is not to go on.
@@ -94,14 +100,14 @@ impl SuspendedMachine {
 impl Drop for SuspendedMachine {
     fn drop(&mut self) {
         let Some(live) = self.live.take() else { return };
-        in_background(async move { resume_machine(&live).await });
+        in_background(&self.context, async move { resume_machine(&live).await });
     }
 }
 
-/// Runs `work`, unless the daemon is about to end: then the next one does it.
-fn in_background(work: impl Future<Output = ()> + Send + 'static) {
-    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-        runtime.spawn(work);
+/// Runs `work` in a task that a shutdown waits for. When the runtime itself ends, the next daemon does it.
+fn in_background(context: &Context, work: impl Future<Output = ()> + Send + 'static) {
+    if tokio::runtime::Handle::try_current().is_ok() {
+        context.tasks.spawn(work);
     }
 }
 

@@ -61,7 +61,7 @@ impl Machines {
                 settings.uid_ranges,
             ),
             templates: Templates::default(),
-            warm: warm_machines::pool(settings.ready),
+            warm: warm_machines::pool(settings.warm_vms),
             boots: tokio::sync::Semaphore::new(cpus),
         })
     }

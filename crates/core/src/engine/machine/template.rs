@@ -88,7 +88,7 @@ impl Machines {
         let Limits { pids, file_size, .. } = machine.limits;
         let parts = format!("{} {base} {roots:?} {pids} {}", here.key(), file_size.0);
         let digest = sha2::Sha256::digest(parts);
-        let key: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        let key = hex::encode(&digest[..16]);
         if self.templates.has_failed(&key) {
             return Ok(None);
         }

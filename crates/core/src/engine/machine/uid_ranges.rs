@@ -114,7 +114,7 @@ impl Machines {
         let ids = range.base..range.base.saturating_add(range.count);
         // What runs there is the proof that they are ours, under whatever name the data directory had.
         let claims = &self.uids.claims;
-        let claimed = if alive { claims.take_back(&ids) } else { claims.claim(&ids) };
+        let claimed = if alive { claims.reclaim(&ids) } else { claims.claim(&ids) };
         match claimed {
             Ok(true) => {}
             Ok(false) if alive => {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use sandkeep_proto::link::{Renew, Spawn};
 
-use crate::driver::{Driver, KeepsMemory, Link, Machine, READY};
+use crate::driver::{Driver, KeepsMemory, Link, Machine, WARM_VM};
 use crate::engine::error::error_chain;
 use crate::engine::machine::Machines;
 use crate::engine::machine::description::limits;
@@ -79,7 +79,7 @@ pub(in crate::engine) struct WarmMachine {
 
 impl Machines {
     /// How many machines wait for a sandbox.
-    pub(in crate::engine) fn ready_machines(&self) -> usize {
+    pub(in crate::engine) fn waiting_warm_vms(&self) -> usize {
         self.warm.waiting()
     }
 
@@ -160,7 +160,7 @@ impl Machines {
     fn sync_soon(&self, machine: &Machine) {
         let place = machine.root.writable_dir.clone();
         let key = machine.key.clone();
-        tokio::task::spawn_blocking(move || {
+        self.context.tasks.spawn_blocking(move || {
             if let Err(error) = std::fs::File::open(&place).and_then(|dir| dir.sync_all()) {
                 tracing::error!(machine = %key, %error, "the move of a machine's disks is not synced; a power cut now may lose it");
             }
@@ -274,6 +274,6 @@ async fn try_out(guest: &Guest) -> Result<(), GuestError> {
 fn fresh_key() -> Result<MachineKey> {
     let mut random = [0_u8; 8];
     getrandom::fill(&mut random).map_err(|error| Error::invalid("machine", error.to_string()))?;
-    let key = format!("{READY}{:016x}", u64::from_le_bytes(random));
+    let key = format!("{WARM_VM}{:016x}", u64::from_le_bytes(random));
     MachineKey::parse(&key).ok_or_else(|| Error::invalid("machine", "its key is no machine's"))
 }

@@ -18,7 +18,7 @@ pub struct ConnectionFilter {
     /// Of this session.
     pub session: Option<SessionId>,
     /// To these names, or to this address.
-    pub host: Option<Host>,
+    pub host: Option<ConnectionHost>,
     /// That had not ended before this time.
     pub since: Option<Timestamp>,
     /// That are open.
@@ -27,7 +27,7 @@ pub struct ConnectionFilter {
 
 /// Where a connection went.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Host {
+pub enum ConnectionHost {
     /// To a name.
     Name(DomainPattern),
     /// To an address, whatever its name.
@@ -41,10 +41,10 @@ impl ConnectionFilter {
             && (!self.open || connection.ended_at.is_none())
             && match &self.host {
                 None => true,
-                Some(Host::Name(pattern)) => {
+                Some(ConnectionHost::Name(pattern)) => {
                     connection.name.as_deref().is_some_and(|name| pattern.matches(name))
                 }
-                Some(Host::Address(ip)) => connection.to.is_some_and(|to| to.ip() == *ip),
+                Some(ConnectionHost::Address(ip)) => connection.to.is_some_and(|to| to.ip() == *ip),
             }
     }
 }

@@ -34,7 +34,7 @@ use crate::model::{
     Tags,
 };
 use crate::net::{
-    Authority, BadAuthority, Journal, Network as NetworkStack, NetworkConfig, Rules, Traffic,
+    Authority, BadAuthority, Journal, NetworkConfig, Rules, SessionNetworkStack, Traffic,
 };
 use crate::store::Durability;
 
@@ -100,7 +100,7 @@ impl Network {
         let journal = FileJournal::new(self.store.network_dir(&sandbox.id), session.id.clone());
         let journal = Arc::new(journal);
         let opens = rules.opens();
-        let network = NetworkStack::start(NetworkConfig {
+        let network = SessionNetworkStack::start(NetworkConfig {
             device,
             session: session.id.clone(),
             journal: Arc::clone(&journal) as Arc<dyn Journal>,

@@ -158,7 +158,7 @@ impl EventFeed {
             Phase::Paused => EventData::SandboxPaused { generation, snapshot },
             Phase::Failed => {
                 let reason = sandbox.failure().unwrap_or("not known");
-                EventData::SandboxFailed { reason: shortened(reason) }
+                EventData::SandboxFailed { reason: truncated(reason) }
             }
             Phase::Deleted => EventData::SandboxDeleted {
                 expired: sandbox.deletion().is_some_and(|deletion| deletion.expired),
@@ -262,7 +262,7 @@ impl EventFeed {
             snapshot: snapshot.id.clone(),
             generation: snapshot.generation,
             cause: snapshot.kind,
-            label: snapshot.label.as_deref().map(shortened),
+            label: snapshot.label.as_deref().map(truncated),
         };
         self.of(sandbox, change);
         if !snapshot.findings.is_empty() {
@@ -287,7 +287,7 @@ impl EventFeed {
     ) {
         let told = findings.iter().take(FINDINGS).map(|finding| EventFinding {
             what: finding.kind,
-            path: shortened(&finding.path),
+            path: truncated(&finding.path),
             secret: finding.secret.clone(),
         });
         let count = u64::try_from(count).unwrap_or(u64::MAX);
@@ -340,7 +340,7 @@ fn published(port: &Port) -> EventData {
 }
 
 /// The beginning of a text.
-fn shortened(text: &str) -> String {
+fn truncated(text: &str) -> String {
     match text.char_indices().nth(TEXT) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
@@ -359,7 +359,7 @@ fn line_of(argv: &[String]) -> String {
             break;
         }
     }
-    shortened(&line)
+    truncated(&line)
 }
 
 async fn write_events(
@@ -606,7 +606,7 @@ impl EventStream {
 mod tests {
     use std::time::Duration;
 
-    use super::{EventFeed, QUEUE, line_of, shortened};
+    use super::{EventFeed, QUEUE, line_of, truncated};
     use crate::model::{Event, EventData, EventId, Name};
     use crate::store::{EventSource, read_events};
 
@@ -669,8 +669,8 @@ mod tests {
 
     #[test]
     fn texts_are_bounded() {
-        assert_eq!(shortened("short"), "short");
-        assert!(shortened(&"ä".repeat(10_000)).chars().count() <= 501);
+        assert_eq!(truncated("short"), "short");
+        assert!(truncated(&"ä".repeat(10_000)).chars().count() <= 501);
         let argv: Vec<String> = (0..100_000).map(|number| number.to_string()).collect();
         let line = line_of(&argv);
         assert!(line.starts_with("0 1 2 3") && line.chars().count() <= 501, "{}", line.len());

@@ -33,10 +33,10 @@ impl Doubts {
     /// Sandboxes whose manifest does not read.
     pub(in crate::engine) fn unread_sandboxes(&self) -> Vec<SandboxId> {
         let state = self.0.lock();
-        let named = state.unread.keys().filter_map(|path| Named::parse(path));
+        let named = state.unread.keys().filter_map(|path| UncertainRecord::parse(path));
         named
             .filter_map(|named| match named {
-                Named::Sandbox(id) => Some(id),
+                UncertainRecord::Sandbox(id) => Some(id),
                 _ => None,
             })
             .collect()
@@ -55,13 +55,13 @@ impl Doubts {
 }
 
 /// What a manifest is about.
-pub(in crate::engine) enum Named {
+pub(in crate::engine) enum UncertainRecord {
     Sandbox(SandboxId),
     Snapshot(SnapshotId),
     Drive(DriveId),
 }
 
-impl Named {
+impl UncertainRecord {
     pub(in crate::engine) fn parse(path: &str) -> Option<Self> {
         let (part, rest) = path.split_once('/')?;
         match part {

@@ -121,7 +121,7 @@ struct OpenCommand {
 impl OpenCommand {
     fn finish(mut self) -> ChangeRecord {
         let changes = &mut self.record.changes;
-        changes.list.shorten(MOST_LISTED);
+        changes.list.truncate_to(MOST_LISTED);
         self.record.counts = CommandChanges {
             created: changes.created,
             modified: changes.modified,
@@ -359,7 +359,7 @@ fn add(all: &mut Changes, more: &Changes) {
     all.list.paths.extend_from_slice(&more.list.paths);
     all.list.more.extend_from_slice(&more.list.more);
     if all.list.paths.len() > 2 * MOST_LISTED {
-        all.list.shorten(MOST_LISTED);
+        all.list.truncate_to(MOST_LISTED);
     }
 }
 

@@ -15,12 +15,12 @@ use tokio::sync::{OwnedRwLockReadGuard, watch};
 
 use crate::driver::{Driver, Link};
 use crate::engine::running::changes::ChangeTracking;
-use crate::engine::running::give_way::SealUnderWay;
 use crate::engine::running::measured::MeasuredAhead;
 use crate::engine::running::network::SessionNetwork;
-use crate::engine::running::room::Room;
+use crate::engine::running::seal_under_way::SealUnderWay;
 use crate::engine::running::services::Services;
 use crate::engine::running::tracked::Tracked;
+use crate::engine::running::upload_allowance::UploadAllowance;
 use crate::engine::{Error, Result};
 use crate::guest::{Deadlines, Guest, GuestError};
 use crate::model::{CommandId, MachineKey, Revision, Sandbox, Session, Timestamp, now};
@@ -67,7 +67,7 @@ pub(crate) struct RunningSandbox {
     /// Its processes are being ended, because it is over its disk.
     pub(in crate::engine) clearing: AtomicBool,
     /// What may still be uploaded into it.
-    pub(in crate::engine) room: Mutex<Room>,
+    pub(in crate::engine) room: Mutex<UploadAllowance>,
     /// Held while what it takes on the disk is counted for an upload.
     pub(in crate::engine) counting: tokio::sync::Mutex<()>,
     /// The session is being ended: nobody new comes in.
@@ -283,7 +283,7 @@ impl RunningSandbox {
     }
 
     /// Counts what a connection to one of its ports carried.
-    pub(in crate::engine) fn carried(&self, traffic: Traffic) {
+    pub(in crate::engine) fn count_traffic(&self, traffic: Traffic) {
         if let Some(network) = self.network.lock().as_ref() {
             return network.count(traffic);
         }
@@ -339,8 +339,8 @@ pub struct Hold {
 impl Hold {
     /// Counts bytes that a connection to one of the sandbox's ports carried, as part of its session's traffic:
     /// `received` by the sandbox, `sent` by it.
-    pub fn carried(&self, received: u64, sent: u64) {
-        self.live.carried(Traffic { received, sent });
+    pub fn count_traffic(&self, received: u64, sent: u64) {
+        self.live.count_traffic(Traffic { received, sent });
     }
 }
 

@@ -5,12 +5,12 @@
 
 pub(in crate::engine) mod changes;
 pub(in crate::engine) mod end_cause;
-pub(in crate::engine) mod give_way;
 pub(in crate::engine) mod live;
 pub(in crate::engine) mod measured;
 pub(in crate::engine) mod network;
-pub(in crate::engine) mod room;
+pub(in crate::engine) mod seal_under_way;
 pub(in crate::engine) mod services;
 pub(in crate::engine) mod stdin;
 pub(in crate::engine) mod tracked;
 pub(in crate::engine) mod turns;
+pub(in crate::engine) mod upload_allowance;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::engine::observe::network_journal::FileJournal;
 use crate::engine::running::live::RunningSandbox;
 use crate::model::{Policy, Usage};
-use crate::net::{Authority, Network, Traffic};
+use crate::net::{Authority, SessionNetworkStack, Traffic};
 
 /// Where the authority's certificate is inside.
 pub(in crate::engine) const CERTIFICATE: &str = "/run/sandkeep/ca.pem";
@@ -32,7 +32,7 @@ pub(in crate::engine) const TRUST: [(&str, &str); 12] = [
 /// A live session's network.
 #[derive(Debug)]
 pub(in crate::engine) struct SessionNetwork {
-    pub(in crate::engine) network: Network,
+    pub(in crate::engine) network: SessionNetworkStack,
     pub(in crate::engine) journal: Arc<FileJournal>,
     /// The sandbox's own policy in this session; its record may have another for the next.
     pub(in crate::engine) policy: Option<Policy>,

@@ -15,7 +15,7 @@ use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::stdin::StdinHandle;
 use crate::engine::running::tracked::Tracked;
 use crate::engine::session::Sessions;
-use crate::engine::session::log::{LogReader, Piece, Stream};
+use crate::engine::session::log::{LogReader, LogStream, Piece};
 use crate::engine::tenancy::secrets::{Given, check_inject};
 use crate::engine::{Error, ErrorKind, Result, WakeMode};
 use crate::guest::GuestError;
@@ -153,8 +153,8 @@ impl OutputStream {
                         return Some(match piece {
                             Piece::Gap(bytes) => CommandOutput::Gap(bytes),
                             Piece::Record(record) => match record.stream {
-                                Stream::Out => CommandOutput::Stdout(record.bytes),
-                                Stream::Err => CommandOutput::Stderr(record.bytes),
+                                LogStream::Out => CommandOutput::Stdout(record.bytes),
+                                LogStream::Err => CommandOutput::Stderr(record.bytes),
                             },
                         });
                     }

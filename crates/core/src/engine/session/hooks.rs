@@ -166,9 +166,5 @@ fn report(name: &str, hook: &Hook, outcome: Result<Ran>) -> HookRun {
 fn verdict(ran: &Ran) -> Validation {
     let hash = Sha256::digest(&ran.output);
     let excerpt: String = String::from_utf8_lossy(&ran.output).chars().take(EXCERPT).collect();
-    Validation {
-        exit_code: ran.exit_code.unwrap_or(-1),
-        output_hash: hash.iter().map(|byte| format!("{byte:02x}")).collect(),
-        excerpt,
-    }
+    Validation { exit_code: ran.exit_code.unwrap_or(-1), output_hash: hex::encode(hash), excerpt }
 }

@@ -31,14 +31,14 @@ const HEADER: usize = 24;
 
 /// Which of its two streams a command printed to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::engine) enum Stream {
+pub(in crate::engine) enum LogStream {
     Out = 1,
     Err = 2,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::engine) struct Record {
-    pub(in crate::engine) stream: Stream,
+pub(in crate::engine) struct LogRecord {
+    pub(in crate::engine) stream: LogStream,
     pub(in crate::engine) offset: u64,
     pub(in crate::engine) bytes: Bytes,
 }
@@ -146,13 +146,13 @@ impl LogWriter {
     }
 
     /// Takes what was printed, when it is its turn to wait for the disk.
-    pub(in crate::engine) async fn append_in_turn(&mut self, stream: Stream, bytes: &[u8]) {
+    pub(in crate::engine) async fn append_in_turn(&mut self, stream: LogStream, bytes: &[u8]) {
         let _turn = WRITING.acquire().await;
         self.append(stream, bytes);
     }
 
     /// Takes what was printed.
-    pub(in crate::engine) fn append(&mut self, stream: Stream, bytes: &[u8]) {
+    pub(in crate::engine) fn append(&mut self, stream: LogStream, bytes: &[u8]) {
         let at = self.offset;
         self.offset += bytes.len() as u64;
         if let Err(error) = beside(|| self.write(stream, at, bytes)) {
@@ -167,7 +167,7 @@ impl LogWriter {
         }
     }
 
-    fn write(&mut self, stream: Stream, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    fn write(&mut self, stream: LogStream, offset: u64, bytes: &[u8]) -> io::Result<()> {
         if self.file.is_none() {
             return Ok(());
         }
@@ -205,7 +205,7 @@ impl LogWriter {
 }
 
 /// The newest records of a log that ends at `offset`: at least as much as any value is long, in any shape.
-pub(in crate::engine) fn last_records(head: PathBuf, offset: u64) -> Vec<(Stream, Bytes)> {
+pub(in crate::engine) fn last_records(head: PathBuf, offset: u64) -> Vec<(LogStream, Bytes)> {
     let mut reader = LogReader::new(head, offset.saturating_sub(1 << 20));
     let mut records = Vec::new();
     beside(|| {
@@ -231,7 +231,7 @@ fn last_offset(path: &Path) -> io::Result<u64> {
 /// What a reader finds next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine) enum Piece {
-    Record(Record),
+    Record(LogRecord),
     /// So many bytes were printed here and are not kept.
     Gap(u64),
 }
@@ -244,7 +244,7 @@ pub(in crate::engine) struct LogReader {
     /// Output before this was handed out.
     offset: u64,
     /// What comes after a gap that was told.
-    after_gap: Option<Record>,
+    after_gap: Option<LogRecord>,
 }
 
 impl LogReader {
@@ -286,7 +286,7 @@ impl LogReader {
         Some(missing)
     }
 
-    fn find(&mut self) -> io::Result<Option<Record>> {
+    fn find(&mut self) -> io::Result<Option<LogRecord>> {
         if self.reader.is_none() {
             self.reader = open(&self.head)?;
         }
@@ -304,7 +304,7 @@ impl LogReader {
         // In this order: should they go round in between, the second is never older than the one before
         // the first, so that no file between them is missed.
         let (tail, mid) = (open(&tail)?, open(&mid)?);
-        let mut nearest: Option<(Reader, Record)> = None;
+        let mut nearest: Option<(Reader, LogRecord)> = None;
         for mut reader in [mid, tail].into_iter().flatten() {
             if let Some(record) = reader.next_from(self.offset)?
                 && nearest.as_ref().is_none_or(|(_, other)| record.offset < other.offset)
@@ -318,7 +318,7 @@ impl LogReader {
         }))
     }
 
-    fn find_here(&mut self) -> io::Result<Option<Record>> {
+    fn find_here(&mut self) -> io::Result<Option<LogRecord>> {
         let offset = self.offset;
         self.reader.as_mut().map_or(Ok(None), |reader| reader.next_from(offset))
     }
@@ -354,12 +354,12 @@ impl Reader {
     }
 
     /// The next whole record. Half a record is the end: more of it may come.
-    fn next(&mut self) -> io::Result<Option<Record>> {
+    fn next(&mut self) -> io::Result<Option<LogRecord>> {
         self.next_from(0)
     }
 
     /// The next whole record at `from` or after it; the bytes of those before it are not read.
-    fn next_from(&mut self, from: u64) -> io::Result<Option<Record>> {
+    fn next_from(&mut self, from: u64) -> io::Result<Option<LogRecord>> {
         loop {
             let Some((stream, length, offset)) = self.header()? else { return Ok(None) };
             let whole = (HEADER + length) as u64;
@@ -372,20 +372,20 @@ impl Reader {
                 return Ok(None);
             }
             self.position += whole;
-            return Ok(Some(Record { stream, offset, bytes: bytes.into() }));
+            return Ok(Some(LogRecord { stream, offset, bytes: bytes.into() }));
         }
     }
 
     /// Reads the header at the present place: the stream, how many bytes follow, and their offset.
-    fn header(&mut self) -> io::Result<Option<(Stream, usize, u64)>> {
+    fn header(&mut self) -> io::Result<Option<(LogStream, usize, u64)>> {
         self.file.seek(SeekFrom::Start(self.position))?;
         let mut header = [0u8; HEADER];
         if !fill(&mut self.file, &mut header)? {
             return Ok(None);
         }
         let stream = match header[0] {
-            1 => Stream::Out,
-            2 => Stream::Err,
+            1 => LogStream::Out,
+            2 => LogStream::Err,
             _ => return Ok(None),
         };
         let length = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
@@ -410,7 +410,7 @@ fn fill(file: &mut File, into: &mut [u8]) -> io::Result<bool> {
 mod tests {
     use std::io::Write as _;
 
-    use super::{LogReader, LogWriter, Piece, Stream};
+    use super::{LogReader, LogStream, LogWriter, Piece};
 
     /// What is kept, and how long each gap in it is.
     fn read_with_gaps(reader: &mut LogReader) -> (String, Vec<u64>) {
@@ -436,10 +436,10 @@ mod tests {
         let path = dir.path().join("c.log");
         let mut writer = LogWriter::open(&path, 1 << 20);
         let mut reader = LogReader::new(path.clone(), 0);
-        writer.append(Stream::Out, b"one ");
-        writer.append(Stream::Err, b"two ");
+        writer.append(LogStream::Out, b"one ");
+        writer.append(LogStream::Err, b"two ");
         assert_eq!(read(&mut reader), "one two ");
-        writer.append(Stream::Out, b"three");
+        writer.append(LogStream::Out, b"three");
         assert_eq!(read(&mut reader), "three");
         assert_eq!(read(&mut LogReader::new(path, 0)), "one two three");
     }
@@ -452,7 +452,7 @@ mod tests {
         let mut follower = LogReader::new(path.clone(), 0);
         let mut followed = String::new();
         for line in 0..1000 {
-            writer.append(Stream::Out, format!("line {line}\n").as_bytes());
+            writer.append(LogStream::Out, format!("line {line}\n").as_bytes());
             followed.push_str(&read(&mut follower));
         }
         let (text, gaps) = read_with_gaps(&mut LogReader::new(path.clone(), 0));
@@ -473,7 +473,7 @@ mod tests {
     fn what_is_missing_at_the_end_is_told_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.log");
-        LogWriter::open(&path, 1 << 20).append(Stream::Out, b"kept");
+        LogWriter::open(&path, 1 << 20).append(LogStream::Out, b"kept");
         let mut reader = LogReader::new(path, 0);
         assert_eq!(read(&mut reader), "kept");
         assert_eq!(reader.missing_at_end(4), None);
@@ -486,7 +486,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.log");
         let mut writer = LogWriter::open(&path, 1 << 20);
-        writer.append(Stream::Out, b"whole");
+        writer.append(LogStream::Out, b"whole");
         drop(writer);
         std::fs::OpenOptions::new()
             .append(true)
@@ -496,7 +496,7 @@ mod tests {
             .unwrap();
         let mut writer = LogWriter::open(&path, 1 << 20);
         assert_eq!(writer.offset(), 5);
-        writer.append(Stream::Out, b", again");
+        writer.append(LogStream::Out, b", again");
         assert_eq!(read(&mut LogReader::new(path, 0)), "whole, again");
     }
 }

@@ -34,25 +34,25 @@ use crate::engine::running::stdin::Input;
 use crate::engine::running::tracked::Tracked;
 use crate::engine::session::Sessions;
 use crate::engine::session::command::CommandOutput;
-use crate::engine::session::log::{LogWriter, Stream, last_records};
+use crate::engine::session::log::{LogStream, LogWriter, last_records};
 use crate::guest::{GuestError, Output, OutputEvent, Process};
 use crate::model::{Command, CommandEnd, CommandState, now};
-use crate::secret::{Masker, Side};
+use crate::secret::{MaskedStream, Masker};
 
-impl From<Stream> for Side {
-    fn from(stream: Stream) -> Self {
+impl From<LogStream> for MaskedStream {
+    fn from(stream: LogStream) -> Self {
         match stream {
-            Stream::Out => Self::Out,
-            Stream::Err => Self::Err,
+            LogStream::Out => Self::Out,
+            LogStream::Err => Self::Err,
         }
     }
 }
 
-impl From<Side> for Stream {
-    fn from(side: Side) -> Self {
+impl From<MaskedStream> for LogStream {
+    fn from(side: MaskedStream) -> Self {
         match side {
-            Side::Out => Self::Out,
-            Side::Err => Self::Err,
+            MaskedStream::Out => Self::Out,
+            MaskedStream::Err => Self::Err,
         }
     }
 }
@@ -338,8 +338,8 @@ impl Tracker {
                 event = output.next() => event,
             };
             match event {
-                Ok(OutputEvent::Stdout(bytes)) => self.take(Stream::Out, bytes, &output).await,
-                Ok(OutputEvent::Stderr(bytes)) => self.take(Stream::Err, bytes, &output).await,
+                Ok(OutputEvent::Stdout(bytes)) => self.take(LogStream::Out, bytes, &output).await,
+                Ok(OutputEvent::Stderr(bytes)) => self.take(LogStream::Err, bytes, &output).await,
                 Ok(OutputEvent::Exited(exit)) => {
                     self.decide(&output).await;
                     return Some(exit);
@@ -397,7 +397,7 @@ impl Tracker {
     }
 
     /// Takes what came, masks it and keeps what is not held back.
-    async fn take(&mut self, stream: Stream, mut bytes: Bytes, output: &Output) {
+    async fn take(&mut self, stream: LogStream, mut bytes: Bytes, output: &Output) {
         let again = bytes.len().min(self.seen);
         self.seen -= again;
         bytes.advance(again);
@@ -440,7 +440,7 @@ impl Tracker {
         };
     }
 
-    async fn keep(&mut self, stream: Stream, bytes: Bytes, output: &Output) {
+    async fn keep(&mut self, stream: LogStream, bytes: Bytes, output: &Output) {
         {
             // What is taken while memory is captured would be missing from what the captured agent sends again.
             let _moves = self.live.still.read().await;
@@ -451,8 +451,8 @@ impl Tracker {
         self.tracked.progress.send_replace(self.log.offset());
         if let Some(caller) = &self.caller {
             let event = match stream {
-                Stream::Out => CommandOutput::Stdout(bytes),
-                Stream::Err => CommandOutput::Stderr(bytes),
+                LogStream::Out => CommandOutput::Stdout(bytes),
+                LogStream::Err => CommandOutput::Stderr(bytes),
             };
             let keeps_up = tokio::select! {
                 biased;

@@ -233,8 +233,8 @@ impl Compaction {
         }
         let turn = self.chains.merging.lock(&sandbox.id).await;
         tracing::info!(sandbox = %sandbox.name, layers = own, "compacting a layer chain before a start");
-        let shortened = self.compact_snapshot(&turn, sandbox, &snapshot.id, true).await;
-        may_go_on(shortened, &snapshot.layers)
+        let compacted = self.compact_snapshot(&turn, sandbox, &snapshot.id, true).await;
+        may_go_on(compacted, &snapshot.layers)
     }
 
     /// Merges the topmost layers of a snapshot. Answers whether its chain is shorter now.
@@ -255,7 +255,7 @@ impl Compaction {
         let run = snapshot.layers[..run].to_vec();
         // No lock is held: this may take long.
         let merged = self.store.compact(&run, effort(urgent)).await?;
-        failpoint::pass("chain.merged");
+        failpoint::pass("compaction.merged");
         self.references.count_layer(&merged);
         let mut named = false;
         let changed = self.snapshots.change_snapshot(id, Durability::Synced, |snapshot| {
@@ -265,7 +265,7 @@ impl Compaction {
             }
         });
         let changed = changed.await?;
-        failpoint::pass("chain.shortened");
+        failpoint::pass("compaction.done");
         if named && let Some(snapshot) = changed {
             let (merged_layers, left) = (run.len(), snapshot.layers.len());
             tracing::debug!(snapshot = %id, merged_layers, left, "its layer chain was compacted");
@@ -299,13 +299,13 @@ pub(in crate::engine) fn effort(urgent: bool) -> Effort {
 }
 
 /// A failed compaction does not matter as long as the chain can still be mounted.
-pub(in crate::engine) fn may_go_on<T>(shortened: Result<T>, layers: &[LayerId]) -> Result<()> {
-    match shortened {
+pub(in crate::engine) fn may_go_on<T>(compacted: Result<T>, layers: &[LayerId]) -> Result<()> {
+    match compacted {
         Err(error) if layers.len() <= MOST_LAYERS => {
             tracing::warn!(error = error_chain(&error), "compaction of a layer chain failed");
             Ok(())
         }
-        shortened => shortened.map(|_| ()),
+        compacted => compacted.map(|_| ()),
     }
 }
 

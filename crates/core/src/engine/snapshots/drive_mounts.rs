@@ -278,8 +278,8 @@ impl Drives {
         for mount in sandbox.config.mounts.values() {
             let Ok(drive) = self.find_drive(&sandbox.project, &mount.drive).await else { continue };
             if drive.layers.len() >= self.context.settings.chain_bound {
-                let shortened = self.compact_drive(&drive.id, true).await;
-                may_go_on(shortened, &drive.layers)?;
+                let compacted = self.compact_drive(&drive.id, true).await;
+                may_go_on(compacted, &drive.layers)?;
             }
         }
         Ok(())

@@ -28,7 +28,7 @@ use crate::catalog::UnreadKey;
 use crate::db::Unless;
 use crate::engine::context::damage::DamageKind;
 use crate::engine::error::error_chain;
-use crate::engine::references::doubts::Named;
+use crate::engine::references::doubts::UncertainRecord;
 use crate::engine::snapshots::Collector;
 use crate::engine::{Error, Result};
 use crate::model::lifecycle::Phase;
@@ -174,12 +174,12 @@ impl Collector {
     /// Whether a manifest reads by now; why not, if that can be told.
     async fn try_to_read(&self, path: &str) -> Result<(), Option<String>> {
         let told = |error: StoreError| Some(error_chain(&error));
-        match Named::parse(path) {
+        match UncertainRecord::parse(path) {
             Some(named) => {
                 let key = match &named {
-                    Named::Sandbox(id) => UnreadKey::Sandbox(id),
-                    Named::Snapshot(id) => UnreadKey::Snapshot(id),
-                    Named::Drive(id) => UnreadKey::Drive(id),
+                    UncertainRecord::Sandbox(id) => UnreadKey::Sandbox(id),
+                    UncertainRecord::Snapshot(id) => UnreadKey::Snapshot(id),
+                    UncertainRecord::Drive(id) => UnreadKey::Drive(id),
                 };
                 self.context.catalog.verify(key).await.map_err(|error| Some(error_chain(&error)))
             }
@@ -200,11 +200,11 @@ impl Collector {
                 doubt.kind == DamageKind::UnreadableManifest
                     && !self.references.doubts.0.lock().unread.contains_key(&path)
             });
-            let Some(named) = Named::parse(&path).filter(|_| unknown) else { continue };
+            let Some(named) = UncertainRecord::parse(&path).filter(|_| unknown) else { continue };
             let taken = match &named {
-                Named::Sandbox(id) => self.adopt_sandbox(id).await,
-                Named::Snapshot(id) => self.adopt_snapshot(id).await,
-                Named::Drive(id) => self.adopt_drive(id).await,
+                UncertainRecord::Sandbox(id) => self.adopt_sandbox(id).await,
+                UncertainRecord::Snapshot(id) => self.adopt_snapshot(id).await,
+                UncertainRecord::Drive(id) => self.adopt_drive(id).await,
             };
             match taken {
                 Ok(None) => {

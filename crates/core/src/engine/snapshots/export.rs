@@ -79,8 +79,7 @@ fn command_config(config: &ImageConfig) -> serde_json::Value {
 
 /// Appends a document as a blob; answers with its digest and size.
 fn small<W: Write>(archive: &mut tar::Builder<W>, bytes: &[u8]) -> io::Result<(String, usize)> {
-    let hex: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-    let digest = format!("sha256:{hex}");
+    let digest = format!("sha256:{}", hex::encode(Sha256::digest(bytes)));
     let mut header = header(bytes.len() as u64);
     archive.append_data(&mut header, blob_path(&digest), bytes)?;
     Ok((digest, bytes.len()))

@@ -110,14 +110,14 @@ impl Compaction {
         let new = NewMemory { fingerprint, ram, roots, disk };
         let merged = self.store.seal_memory(id, new).await?;
         self.references.count_memory_layer(&merged);
-        failpoint::pass("shorten.sealed");
+        failpoint::pass("memory_compaction.sealed");
         let changed = self.snapshots.change_snapshot(snapshot, Durability::Synced, |snapshot| {
             if snapshot.memory.starts_with(run) {
                 snapshot.memory.splice(..run.len(), [merged.id]);
             }
         });
         let changed = changed.await?;
-        failpoint::pass("shorten.done");
+        failpoint::pass("memory_compaction.done");
         Ok(changed)
     }
 }

@@ -30,7 +30,7 @@ use crate::engine::running::turns::Turns;
 use crate::engine::snapshots::compaction::Chains;
 use crate::engine::snapshots::snapshot_records::Retained;
 use crate::engine::snapshots::storage_usage::Measurements;
-use crate::engine::snapshots::trash::Contents;
+use crate::engine::snapshots::trash::TrashContents;
 use crate::engine::tenancy::Tenancy;
 use crate::engine::tenancy::secrets::Secrets;
 use crate::keyed_lock::KeyedLock;
@@ -106,7 +106,7 @@ pub(in crate::engine) struct Trash {
     tenancy: Arc<Tenancy>,
     snapshots: Arc<Snapshots>,
     guard: Arc<SealGuard>,
-    contents: Contents,
+    contents: TrashContents,
 }
 
 /// Garbage collection of layers.
@@ -193,7 +193,7 @@ impl Storage {
             tenancy: Arc::clone(tenancy),
             snapshots: Arc::clone(&snapshots),
             guard: Arc::clone(&guard),
-            contents: Contents::default(),
+            contents: TrashContents::default(),
         });
         let collector = Arc::new(Collector {
             store: store(),

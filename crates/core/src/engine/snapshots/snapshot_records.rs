@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::catalog::{Buried, Record, RecordKey};
+use crate::catalog::{Record, RecordKey, SnapshotDrop};
 use crate::db::Unless;
 use crate::engine::error::error_chain;
 use crate::engine::snapshots::Snapshots;
@@ -91,10 +91,15 @@ impl Snapshots {
             deleted_at: Some(now()),
             ..snapshot.clone()
         };
-        match self.context.catalog.bury(&snapshot, &tombstone, unless, durability).await? {
-            Buried::Not => return Ok(false),
-            Buried::Tombstone => {}
-            Buried::Removed => {
+        match self
+            .context
+            .catalog
+            .replace_by_tombstone(&snapshot, &tombstone, unless, durability)
+            .await?
+        {
+            SnapshotDrop::Not => return Ok(false),
+            SnapshotDrop::Tombstone => {}
+            SnapshotDrop::Removed => {
                 self.references.counts().drop_snapshot(id);
                 self.context.events.snapshot_deleted(&snapshot);
                 return Ok(true);

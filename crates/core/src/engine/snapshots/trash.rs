@@ -48,7 +48,7 @@ pub struct TrashItem {
 
 /// What is known of the trash.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct Contents {
+pub(in crate::engine) struct TrashContents {
     /// Since when this daemon has seen things lie there, on the monotonic clock.
     seen: Mutex<HashMap<PathBuf, Duration>>,
     sandboxes: Mutex<HashMap<PathBuf, (Trashed, TrashedSandbox)>>,

@@ -168,7 +168,7 @@ fn fresh_secret() -> String {
 }
 
 fn hash_of(secret: &str) -> String {
-    Sha256::digest(secret.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(Sha256::digest(secret.as_bytes()))
 }
 
 impl Tenancy {

@@ -4,7 +4,7 @@
 //! data of the state that is left, and refuses a change that would drop an open session.
 
 use super::state::{Breakdown, Deletion, Ended, LastSession, OpenSession, SandboxState};
-use crate::model::lifecycle::{self, Command, Effect, Phase, Report};
+use crate::model::lifecycle::{self, Effect, LifecycleCommand, LifecycleReport, Phase};
 use crate::model::{Decision, Ending, Finding, SessionEnd};
 
 /// What happens to a sandbox, with what it has from then on.
@@ -159,23 +159,23 @@ impl Change {
     /// What the table says about it.
     pub(super) fn allowed_in(&self, phase: Phase) -> Option<(Phase, Option<Effect>)> {
         let report = match self {
-            Self::Start(_) => return lifecycle::command(phase, Command::Start).ok(),
-            Self::Delete(_) => return lifecycle::command(phase, Command::Delete).ok(),
+            Self::Start(_) => return lifecycle::command(phase, LifecycleCommand::Start).ok(),
+            Self::Delete(_) => return lifecycle::command(phase, LifecycleCommand::Delete).ok(),
             Self::End(Ending { end: SessionEnd::Interrupted, .. })
                 if matches!(phase, Phase::Starting | Phase::Running) =>
             {
-                Report::Died
+                LifecycleReport::Died
             }
-            Self::End(_) => return lifecycle::command(phase, Command::Stop).ok(),
-            Self::Up => Report::Up,
-            Self::StartBroke { .. } | Self::Broke { .. } => Report::Broke,
-            Self::Undone { paused } => Report::Undone { paused: *paused },
-            Self::Down => Report::Down,
-            Self::Captured(_) => Report::Captured,
-            Self::Lost => Report::Lost,
-            Self::GiveUp => Report::GivenUp,
-            Self::RolledBack { memory } => Report::RolledBack { memory: *memory },
-            Self::Restored { memory } => Report::Restored { memory: *memory },
+            Self::End(_) => return lifecycle::command(phase, LifecycleCommand::Stop).ok(),
+            Self::Up => LifecycleReport::Up,
+            Self::StartBroke { .. } | Self::Broke { .. } => LifecycleReport::Broke,
+            Self::Undone { paused } => LifecycleReport::Undone { paused: *paused },
+            Self::Down => LifecycleReport::Down,
+            Self::Captured(_) => LifecycleReport::Captured,
+            Self::Lost => LifecycleReport::Lost,
+            Self::GiveUp => LifecycleReport::GivenUp,
+            Self::RolledBack { memory } => LifecycleReport::RolledBack { memory: *memory },
+            Self::Restored { memory } => LifecycleReport::Restored { memory: *memory },
         };
         lifecycle::report(phase, report)
     }

@@ -7,6 +7,7 @@
 
 mod refusals;
 mod requests;
+mod timer;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -19,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(super) use self::refusals::Refusals;
 use self::requests::{RequestLimiter, WINDOW};
+use self::timer::Timer;
 use crate::model::{Connection, Protocol, SessionId, Timestamp, Verdict, now};
 
 /// Where connections are recorded. Must not block: it is called from the tasks that handle packets.
@@ -47,6 +49,8 @@ pub(super) struct ConnectionLog {
     open: Mutex<HashMap<u64, Weak<OpenFlow>>>,
     /// Limits lines about HTTP requests.
     requests: RequestLimiter,
+    /// Writes what was only counted, when the time for that has come.
+    request_timer: Timer,
 }
 
 /// What is known about a flow when it begins.
@@ -70,6 +74,7 @@ impl ConnectionLog {
             sent: AtomicU64::new(before.sent),
             open: Mutex::default(),
             requests: RequestLimiter::default(),
+            request_timer: Timer::default(),
         })
     }
 
@@ -138,10 +143,9 @@ impl ConnectionLog {
         }
         let (lines, more) = self.requests.add(line);
         lines.into_iter().for_each(|line| self.journal.write(line));
-        if more && let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        if more {
             let this = Arc::downgrade(self);
-            runtime.spawn(async move {
-                tokio::time::sleep(WINDOW).await;
+            self.request_timer.set(WINDOW, move || {
                 if let Some(this) = this.upgrade() {
                     let over = this.requests.expire(WINDOW);
                     over.into_iter().for_each(|line| this.journal.write(line));

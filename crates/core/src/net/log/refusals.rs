@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::timer::Timer;
 use super::{ConnectionLog, FlowInfo};
 use crate::model::Protocol;
 
@@ -20,6 +21,8 @@ const IN_TOTAL: usize = 100;
 pub(in crate::net) struct Refusals {
     log: Arc<ConnectionLog>,
     window: Mutex<Option<RefusalWindow>>,
+    /// Closes the window.
+    timer: Timer,
 }
 
 type RefusalKey = (Protocol, Option<SocketAddr>, Option<String>, String);
@@ -34,7 +37,7 @@ struct RefusalWindow {
 
 impl Refusals {
     pub(in crate::net) fn new(log: Arc<ConnectionLog>) -> Arc<Self> {
-        Arc::new(Self { log, window: Mutex::new(None) })
+        Arc::new(Self { log, window: Mutex::new(None), timer: Timer::default() })
     }
 
     /// Adds a refused flow.
@@ -71,17 +74,14 @@ impl Refusals {
     /// Closes the window when it ends, even if no further flow is refused.
     fn close_when_over(self: &Arc<Self>) {
         let this: Weak<Self> = Arc::downgrade(self);
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move {
-                tokio::time::sleep(WINDOW).await;
-                if let Some(this) = this.upgrade() {
-                    let mut window = this.window();
-                    let over = window.take_if(|window| window.opened.elapsed() >= WINDOW);
-                    drop(window);
-                    this.write_counts(over);
-                }
-            });
-        }
+        self.timer.set(WINDOW, move || {
+            if let Some(this) = this.upgrade() {
+                let mut window = this.window();
+                let over = window.take_if(|window| window.opened.elapsed() >= WINDOW);
+                drop(window);
+                this.write_counts(over);
+            }
+        });
     }
 
     fn write_counts(&self, over: Option<RefusalWindow>) {

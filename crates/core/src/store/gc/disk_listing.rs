@@ -16,6 +16,8 @@ const LARGEST: u64 = 16 << 20;
 pub struct DiskListing {
     /// Manifests of sandboxes, snapshots and drives, as paths below the data directory.
     pub manifests: HashSet<String>,
+    /// Directories of sandboxes, by id, whatever is in them.
+    pub sandboxes: HashSet<SandboxId>,
     /// Directories of sandboxes that hold something and have no manifest.
     pub bare: Vec<String>,
     /// Layers of both sorts, by id.
@@ -48,9 +50,12 @@ impl Store {
         let mut listing = DiskListing::default();
         for dir in list(&data.join("sandboxes"))? {
             let id = id_of(&dir);
+            let named = id.parse::<SandboxId>().ok().filter(|_| dir.is_dir());
+            let is_sandbox = named.is_some();
+            listing.sandboxes.extend(named);
             if versions_of(&dir.join("sandbox.json")).iter().any(|path| path.exists()) {
                 listing.manifests.insert(format!("sandboxes/{id}/sandbox.json"));
-            } else if id.parse::<SandboxId>().is_ok() && holds_something(&dir)? {
+            } else if is_sandbox && holds_something(&dir)? {
                 listing.bare.push(format!("sandboxes/{id}"));
             }
         }

@@ -5,19 +5,19 @@ use std::hash::Hash;
 
 /// Holders and the things they refer to.
 #[derive(Debug)]
-pub(in crate::store) struct References<H, K> {
+pub(in crate::store) struct HoldersByKey<H, K> {
     held: HashMap<H, Vec<K>>,
     /// How many holders each thing has.
     holders: HashMap<K, usize>,
 }
 
-impl<H, K> Default for References<H, K> {
+impl<H, K> Default for HoldersByKey<H, K> {
     fn default() -> Self {
         Self { held: HashMap::new(), holders: HashMap::new() }
     }
 }
 
-impl<H: Clone + Eq + Hash, K: Clone + Eq + Hash> References<H, K> {
+impl<H: Clone + Eq + Hash, K: Clone + Eq + Hash> HoldersByKey<H, K> {
     /// Sets what a holder refers to.
     pub(in crate::store) fn hold<'a>(&mut self, holder: H, things: impl IntoIterator<Item = &'a K>)
     where

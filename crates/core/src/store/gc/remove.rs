@@ -161,24 +161,24 @@ fn remove_slowly(path: &Path, closing: &AtomicBool) -> Result<()> {
 
 /// Deletes everything in a directory.
 pub(in crate::store) fn empty(root: Place, closing: &AtomicBool) -> Result<()> {
-    enum Step {
+    enum RemovalStep {
         Enter(Place),
         Leave(Place),
     }
     // The root itself stays: only what is below it is left by removal.
     let mut steps = Vec::new();
-    let mut next = Some(Step::Enter(root));
+    let mut next = Some(RemovalStep::Enter(root));
     while let Some(step) = next.take().or_else(|| steps.pop()) {
         if closing.load(Ordering::Relaxed) {
             return Ok(());
         }
         let place = match step {
-            Step::Leave(place) => {
+            RemovalStep::Leave(place) => {
                 place.remove()?;
                 background::step();
                 continue;
             }
-            Step::Enter(place) => place,
+            RemovalStep::Enter(place) => place,
         };
         let dir = place.open()?;
         for entry in dir.entries()? {
@@ -191,8 +191,8 @@ pub(in crate::store) fn empty(root: Place, closing: &AtomicBool) -> Result<()> {
             };
             if is_dir {
                 let child = dir.child(&entry.name);
-                steps.push(Step::Leave(child.clone()));
-                steps.push(Step::Enter(child));
+                steps.push(RemovalStep::Leave(child.clone()));
+                steps.push(RemovalStep::Enter(child));
                 continue;
             }
             match rustix::fs::unlinkat(dir.fd(), entry.name.as_c_str(), AtFlags::empty()) {

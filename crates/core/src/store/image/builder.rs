@@ -1,15 +1,13 @@
 //! Where images' layers are made and found again.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
-use tokio::sync::OwnedMutexGuard;
 
 use super::super::{Durability, Hold, SealOptions, Store};
 use super::error::{ImageError, ImageResult};
@@ -18,6 +16,7 @@ use super::progress::Reporter;
 use super::runtimes::RuntimeCache;
 use super::unpack::{Form, OPAQUE, Room, Unpacked, unpack_layer};
 use super::{ImageSettings, digest};
+use crate::keyed_lock::{KeyGuard, KeyedLock};
 use crate::model::{Image, Layer, LayerId, LayerKind};
 
 /// What of the disk stays free when a layer is unpacked.
@@ -28,15 +27,13 @@ const STALE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Where a root tarball's layer belongs.
 const ROOT: &str = "root";
 
-type Locks = Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>;
-
 /// The store, seen as a place for images.
 #[derive(Debug)]
 pub(super) struct LayerBuilder {
     pub(super) store: Store,
     pub(super) settings: ImageSettings,
     /// One at a time for each name: two pulls of one layer share the download.
-    locks: Locks,
+    locks: KeyedLock<String>,
     /// Layers made since the daemon started, by what stands for them.
     made: Mutex<BTreeMap<String, LayerId>>,
     /// Images that were removed since the daemon started: their manifests are not missing.
@@ -84,7 +81,7 @@ impl LayerBuilder {
         Self {
             store,
             settings,
-            locks: Mutex::default(),
+            locks: KeyedLock::default(),
             made: Mutex::default(),
             removed: Mutex::default(),
             runtimes: RuntimeCache::default(),
@@ -100,13 +97,8 @@ impl LayerBuilder {
     }
 
     /// Waits until nobody else holds `name`.
-    pub(super) async fn lock(&self, name: &str) -> OwnedMutexGuard<()> {
-        let one = {
-            let mut locks = self.locks.lock();
-            locks.retain(|_, one| Arc::strong_count(one) > 1);
-            Arc::clone(locks.entry(name.to_owned()).or_default())
-        };
-        one.lock_owned().await
+    pub(super) async fn lock(&self, name: &str) -> KeyGuard<String> {
+        self.locks.lock(&name.to_owned()).await
     }
 
     /// Begins an image.

@@ -14,7 +14,7 @@ use super::unpack::{self, Packing, packing};
 
 /// What a path holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Contents {
+pub(super) enum ImageArchiveKind {
     /// A root filesystem in a tar archive.
     Root,
     /// An OCI layout.
@@ -39,14 +39,14 @@ pub(super) enum ImageFiles {
 }
 
 /// Finds out what `path`, which people call `what`, holds, by looking into it.
-pub(super) fn detect(path: &Path, what: &str) -> ImageResult<Contents> {
+pub(super) fn detect(path: &Path, what: &str) -> ImageResult<ImageArchiveKind> {
     let reason =
         |reason: &str| ImageError::NotAnImage { what: what.to_owned(), reason: reason.to_owned() };
     let found = std::fs::metadata(path).map_err(ImageError::io("open", path))?;
     if found.is_dir() {
         let has = |name: &str| path.join(name).is_file();
         if has("index.json") && (has("oci-layout") || path.join("blobs").is_dir()) {
-            return Ok(Contents::Layout);
+            return Ok(ImageArchiveKind::Layout);
         }
         return Err(reason(
             "it is a directory, but no OCI layout; pack a root filesystem with tar",
@@ -64,9 +64,9 @@ pub(super) fn detect(path: &Path, what: &str) -> ImageResult<Contents> {
     })?;
     match (named, seen_manifest, seen_index) {
         (0, ..) => Err(reason("it is an empty archive")),
-        (_, _, true) if !seen_manifest => Ok(Contents::Layout),
-        (_, true, _) => Ok(Contents::Docker),
-        _ => Ok(Contents::Root),
+        (_, _, true) if !seen_manifest => Ok(ImageArchiveKind::Layout),
+        (_, true, _) => Ok(ImageArchiveKind::Docker),
+        _ => Ok(ImageArchiveKind::Root),
     }
 }
 

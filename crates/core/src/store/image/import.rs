@@ -8,8 +8,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::builder::{ProgressReader, blocking};
 use super::error::{ImageError, ImageResult};
-use super::files::{self, Contents, ImageFiles};
-use super::oci::{self, Descriptor, Manifest, Next};
+use super::files::{self, ImageArchiveKind, ImageFiles};
+use super::oci::{self, Descriptor, ImageOrIndex, OciManifest};
 use super::progress::Reporter;
 use super::unpack::Form;
 use super::{Images, check_name, digest};
@@ -58,9 +58,11 @@ impl Images {
             blocking(&archive.path, move || files::detect(&looked_at.path, &looked_at.shown));
         let (what, wanted) = (archive.shown.clone(), name.to_owned());
         let found = match contents.await? {
-            Contents::Root => return self.import_root(name, archive, progress).await,
-            Contents::Layout => self.look(archive, move |parts| layout(parts, &what)).await?,
-            Contents::Docker => {
+            ImageArchiveKind::Root => return self.import_root(name, archive, progress).await,
+            ImageArchiveKind::Layout => {
+                self.look(archive, move |parts| layout(parts, &what)).await?
+            }
+            ImageArchiveKind::Docker => {
                 self.look(archive, move |parts| docker(parts, &what, &wanted)).await?
             }
         };
@@ -152,14 +154,14 @@ impl Drop for Scratch {
 }
 
 fn layout(parts: &ImageFiles, what: &str) -> ImageResult<DetectedImage> {
-    let index: Manifest = oci::read(what, &parts.document("index.json")?)?;
+    let index: OciManifest = oci::read(what, &parts.document("index.json")?)?;
     let mut next = pick(what, index)?;
     for _ in 0..MOST_STEPS {
         let bytes = blob(parts, what, &next)?;
-        match oci::read::<Manifest>(what, &bytes)?.next(what)? {
-            Next::Look(chosen) => next = chosen,
-            Next::Image(plan) => {
-                let config: oci::Config = oci::read(what, &blob(parts, what, &plan.config)?)?;
+        match oci::read::<OciManifest>(what, &bytes)?.next(what)? {
+            ImageOrIndex::Look(chosen) => next = chosen,
+            ImageOrIndex::Image(plan) => {
+                let config: oci::OciConfig = oci::read(what, &blob(parts, what, &plan.config)?)?;
                 config.check(what, plan.layers.len())?;
                 let names = plan.layers.iter().map(|layer| blob_name(what, layer));
                 let names = names.collect::<ImageResult<Vec<String>>>()?;
@@ -178,7 +180,7 @@ fn layout(parts: &ImageFiles, what: &str) -> ImageResult<DetectedImage> {
 }
 
 /// Which image of a layout is meant.
-fn pick(what: &str, index: Manifest) -> ImageResult<Descriptor> {
+fn pick(what: &str, index: OciManifest) -> ImageResult<Descriptor> {
     if let [only] = index.manifests.as_slice() {
         return Ok(only.clone());
     }
@@ -188,8 +190,8 @@ fn pick(what: &str, index: Manifest) -> ImageResult<Descriptor> {
         return Err(ImageError::NotAnImage { what: what.to_owned(), reason });
     }
     match index.next(what)? {
-        Next::Look(chosen) => Ok(chosen),
-        Next::Image(plan) => Ok(plan.config),
+        ImageOrIndex::Look(chosen) => Ok(chosen),
+        ImageOrIndex::Image(plan) => Ok(plan.config),
     }
 }
 
@@ -249,7 +251,7 @@ fn docker(parts: &ImageFiles, what: &str, wanted: &str) -> ImageResult<DetectedI
         }
     };
     let bytes = parts.document(&image.config)?;
-    let config: oci::Config = oci::read(what, &bytes)?;
+    let config: oci::OciConfig = oci::read(what, &bytes)?;
     config.check(what, image.layers.len())?;
     let layers = image.layers.iter().cloned().zip(config.rootfs.diff_ids.iter().cloned()).collect();
     let digest = digest::text(&Sha256::digest(&bytes));

@@ -42,7 +42,7 @@ use crate::model::{FORMAT, Image, ImageConfig, LayerId, Size, now};
 
 pub use customize::{AddedDirectory, Customization};
 pub use error::{ImageError, ImageResult};
-pub use host::{Host, HostTree};
+pub use host::{HostRoot, HostTree};
 pub use progress::{Progress, Reporter};
 pub use reference::Reference;
 pub use unpack::{Form, Room, Unpacked, unpack_layer};
@@ -60,7 +60,7 @@ const DOWNLOADS: usize = 3;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageSettings {
     /// What the `host` image is made of.
-    pub host: Host,
+    pub host: HostRoot,
     /// The most one layer may take when it is unpacked.
     pub largest_layer: Size,
     /// Docker's configuration file, for credentials: usually `~/.docker/config.json`.
@@ -75,7 +75,7 @@ pub struct ImageSettings {
 impl Default for ImageSettings {
     fn default() -> Self {
         Self {
-            host: Host::default(),
+            host: HostRoot::default(),
             largest_layer: Size(64 << 30),
             docker_config: None,
             helper_env: Vec::new(),
@@ -252,7 +252,7 @@ impl Images {
             config,
             created_at: now(),
             source: source.to_owned(),
-            dressed: None,
+            customized: None,
         };
         self.builder.publish(&image).await?;
         Ok(image)

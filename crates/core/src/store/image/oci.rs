@@ -66,7 +66,7 @@ impl Platform {
 
 /// A manifest, or a list of them for several platforms.
 #[derive(Debug, Deserialize)]
-pub(super) struct Manifest {
+pub(super) struct OciManifest {
     #[serde(default)]
     pub(super) config: Option<Descriptor>,
     #[serde(default)]
@@ -84,20 +84,20 @@ pub(super) struct Plan {
 
 /// A manifest either is an image, or says where the one for this machine is.
 #[derive(Debug)]
-pub(super) enum Next {
+pub(super) enum ImageOrIndex {
     Image(Plan),
     Look(Descriptor),
 }
 
-impl Manifest {
+impl OciManifest {
     /// Reads what this manifest leads to.
-    pub(super) fn next(self, what: &str) -> ImageResult<Next> {
+    pub(super) fn next(self, what: &str) -> ImageResult<ImageOrIndex> {
         let no_image = |reason: String| ImageError::NotAnImage { what: what.to_owned(), reason };
         let Some(config) = self.config else {
             if self.manifests.is_empty() {
                 return Err(no_image("its manifest names neither layers nor images".to_owned()));
             }
-            return choose(what, &self.manifests).cloned().map(Next::Look);
+            return choose(what, &self.manifests).cloned().map(ImageOrIndex::Look);
         };
         if self.layers.len() > MOST_LAYERS {
             return Err(no_image(format!("it has {} layers", self.layers.len())));
@@ -108,7 +108,7 @@ impl Manifest {
                 layer.media_type
             )));
         }
-        Ok(Next::Image(Plan { config, layers: self.layers }))
+        Ok(ImageOrIndex::Image(Plan { config, layers: self.layers }))
     }
 }
 
@@ -139,7 +139,7 @@ fn choose<'a>(what: &str, manifests: &'a [Descriptor]) -> ImageResult<&'a Descri
 
 /// What an image says about itself.
 #[derive(Debug, Deserialize)]
-pub(super) struct Config {
+pub(super) struct OciConfig {
     #[serde(default)]
     architecture: String,
     #[serde(default)]
@@ -147,11 +147,11 @@ pub(super) struct Config {
     #[serde(default)]
     config: Option<Execution>,
     #[serde(default)]
-    pub(super) rootfs: RootFs,
+    pub(super) rootfs: OciRootFs,
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct RootFs {
+pub(super) struct OciRootFs {
     /// Digests of the uncompressed layers, the first at the bottom.
     #[serde(default)]
     pub(super) diff_ids: Vec<String>,
@@ -165,7 +165,7 @@ struct Execution {
     working_dir: Option<String>,
 }
 
-impl Config {
+impl OciConfig {
     /// Refuses images for other machines, and ones whose documents do not agree.
     pub(super) fn check(&self, what: &str, layers: usize) -> ImageResult<()> {
         let other = !matches!(self.os.as_str(), "" | "linux")
@@ -222,7 +222,7 @@ pub(super) fn architecture() -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::{Config, Manifest, Next, architecture, read};
+    use super::{ImageOrIndex, OciConfig, OciManifest, architecture, read};
     use crate::store::image::ImageError;
 
     #[test]
@@ -236,16 +236,16 @@ mod tests {
             ]}}"#,
             architecture()
         );
-        let list: Manifest = read("it", text.as_bytes()).expect("a list");
+        let list: OciManifest = read("it", text.as_bytes()).expect("a list");
         match list.next("it").expect("one fits") {
-            Next::Look(chosen) => assert_eq!(chosen.digest, "c"),
-            Next::Image(plan) => panic!("{plan:?}"),
+            ImageOrIndex::Look(chosen) => assert_eq!(chosen.digest, "c"),
+            ImageOrIndex::Image(plan) => panic!("{plan:?}"),
         }
     }
 
     #[test]
     fn an_image_for_another_machine_says_what_it_is_for() {
-        let config: Config =
+        let config: OciConfig =
             read("it", br#"{"os": "linux", "architecture": "vax"}"#).expect("a config");
         match config.check("it", 0) {
             Err(ImageError::Platform { offered, .. }) => assert_eq!(offered, ["linux/vax"]),
@@ -257,7 +257,7 @@ mod tests {
     fn user_directory_and_environment_are_read() {
         let text =
             br#"{"config": {"User": "", "WorkingDir": "/app", "Env": ["A=b=c", "bad", "=x"]}}"#;
-        let settings = read::<Config>("it", text).expect("a config").settings();
+        let settings = read::<OciConfig>("it", text).expect("a config").settings();
         assert_eq!((settings.user, settings.cwd.as_deref()), (None, Some("/app")));
         assert_eq!(settings.env.into_iter().collect::<Vec<_>>(), [("A".into(), "b=c".into())]);
     }

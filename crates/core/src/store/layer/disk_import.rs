@@ -80,29 +80,30 @@ impl Store {
     ) -> Result<ImportedDisk> {
         let (store, id) = (self.clone(), open.clone());
         let (chunks, waiting) = mpsc::channel(WAITING);
-        let unpacking = tokio::spawn(blocking(move || store.import_disk_now(&id, waiting, most)));
-        let mut left = most;
-        loop {
-            let mut chunk = Vec::with_capacity(CHUNK);
-            let chunk = match export.read_buf(&mut chunk).await {
-                Ok(0) => break,
-                Ok(read) => match left.checked_sub(read as u64) {
-                    Some(rest) => {
-                        left = rest;
-                        Ok(chunk)
-                    }
-                    None => Err(io::Error::new(io::ErrorKind::InvalidData, "it does not end")),
-                },
-                Err(error) => Err(error),
-            };
-            let failed = chunk.is_err();
-            // The unpacking side has failed already, and its error is returned.
-            if chunks.send(chunk).await.is_err() || failed {
-                break;
+        let unpacking = blocking(move || store.import_disk_now(&id, waiting, most));
+        let reading = async move {
+            let mut left = most;
+            loop {
+                let mut chunk = Vec::with_capacity(CHUNK);
+                let chunk = match export.read_buf(&mut chunk).await {
+                    Ok(0) => return,
+                    Ok(read) => match left.checked_sub(read as u64) {
+                        Some(rest) => {
+                            left = rest;
+                            Ok(chunk)
+                        }
+                        None => Err(io::Error::new(io::ErrorKind::InvalidData, "it does not end")),
+                    },
+                    Err(error) => Err(error),
+                };
+                let failed = chunk.is_err();
+                // The unpacking side has failed already, and its error is returned.
+                if chunks.send(chunk).await.is_err() || failed {
+                    return;
+                }
             }
-        }
-        drop(chunks);
-        unpacking.await.unwrap_or(Err(StoreError::ShuttingDown))
+        };
+        tokio::join!(unpacking, reading).0
     }
 
     fn import_disk_now(

@@ -114,7 +114,7 @@ pub enum Sealing {
 
 /// What an open layer takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct LayerUsage {
     /// Disk space: blocks, each inode once.
     pub bytes: u64,
     /// Inodes; where the filesystem does not count for us, names.
@@ -348,7 +348,7 @@ impl Store {
         };
         failpoint::step("store.seal.synced");
         match options.kind {
-            LayerKind::Session => self.settle_doubt(id)?,
+            LayerKind::Session => self.resolve_doubt(id)?,
             _ => self.refuse_doubtful_build(id)?,
         }
         let layer = Layer {
@@ -513,16 +513,16 @@ impl Store {
     /// # Errors
     ///
     /// Returns [`StoreError::Io`]. What the sandbox removes during the count is no error.
-    pub async fn usage_of_open(&self, open: &LayerId) -> Result<Usage> {
+    pub async fn usage_of_open(&self, open: &LayerId) -> Result<LayerUsage> {
         let (store, open) = (self.clone(), open.clone());
         blocking(move || {
             if let Some(Amount { bytes, inodes }) = store.counted(&open)? {
-                return Ok(Usage { bytes, inodes, enforced: true });
+                return Ok(LayerUsage { bytes, inodes, enforced: true });
             }
             let Measure { bytes, files, .. } =
                 crate::store::walk::measure_moving(&store.diff_dir(&open))?;
             let bytes = bytes + store.usage_of_disk(&open)?;
-            Ok(Usage { bytes, inodes: files, enforced: false })
+            Ok(LayerUsage { bytes, inodes: files, enforced: false })
         })
         .await
     }

@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 
 use crate::failpoint;
 use crate::model::{FORMAT, Fingerprint, MemoryId, MemoryLayer, Size, Template, Timestamp, now};
-use crate::store::layer::digest::{Difference, Verdict};
+use crate::store::layer::digest::{Difference, DigestVerdict};
 use crate::store::layer::time_of;
 use crate::store::manifest::{Damaged, Durability, Manifest, id_of, list, sync_parent, to_json};
 use crate::store::{Result, Store, StoreError, blocking, io_error};
@@ -258,19 +258,19 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read); damage is no error but the answer. [`Verdict::Unknown`] is that of a layer of which not all
+    /// As [`read`](Self::read); damage is no error but the answer. [`DigestVerdict::Unknown`] is that of a layer of which not all
     /// digests were made yet, and that has nothing wrong with it otherwise.
-    pub async fn verify_memory(&self, id: &MemoryId) -> Result<Verdict> {
+    pub async fn verify_memory(&self, id: &MemoryId) -> Result<DigestVerdict> {
         let (store, id) = (self.clone(), id.clone());
         blocking(move || {
             let layer = store.get::<MemoryLayer>(&id)?;
             let wrong = store.memory_trouble(&layer, |_| true)?;
             Ok(match wrong.is_empty() {
-                false => Verdict::Damaged(wrong.into_iter().map(Difference::Other).collect()),
+                false => DigestVerdict::Damaged(wrong.into_iter().map(Difference::Other).collect()),
                 true if layer.files().all(|name| layer.digests.contains_key(name)) => {
-                    Verdict::Intact
+                    DigestVerdict::Intact
                 }
-                true => Verdict::Unknown,
+                true => DigestVerdict::Unknown,
             })
         })
         .await

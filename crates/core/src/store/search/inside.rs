@@ -12,7 +12,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use flate2::bufread::{DeflateDecoder, MultiGzDecoder};
 
 use super::needles::Needles;
-use super::scan::{Scan, ScanMatch};
+use super::scan::{NeedleScan, ScanMatch};
 use crate::model::Encoding;
 
 /// How deep archives in archives are looked into.
@@ -124,7 +124,7 @@ pub(super) struct Inside {
 }
 
 /// One look into one file.
-pub(super) struct Look<'n> {
+pub(super) struct FileSearch<'n> {
     needles: &'n Needles,
     /// What it may still unpack to.
     left: u64,
@@ -134,7 +134,7 @@ pub(super) struct Look<'n> {
     pub(super) missed: Vec<(Vec<u8>, String)>,
 }
 
-impl<'n> Look<'n> {
+impl<'n> FileSearch<'n> {
     /// `size` is the file's.
     pub(super) fn new(needles: &'n Needles, size: u64) -> Self {
         let left = size.saturating_mul(RATIO).clamp(ALWAYS, MOST);
@@ -197,7 +197,8 @@ impl<'n> Look<'n> {
         let outcome = read_full(&mut metered, &mut head).and_then(|got| {
             self.left = metered.left;
             let mut whole = (&head[..got]).chain(&mut metered);
-            let mut tee = Tee { stream: &mut whole, scan: Scan::new(needles), found: &mut found };
+            let mut tee =
+                Tee { stream: &mut whole, scan: NeedleScan::new(needles), found: &mut found };
             let inner = match Container::of(&head[..got]) {
                 Some(kind) if depth < DEPTH => {
                     // What the inner one unpacks to counts, and so does the inner one.
@@ -447,7 +448,7 @@ fn keep_first(found: &mut Vec<ScanMatch>, one: ScanMatch) {
 /// Searches what passes through.
 struct Tee<'a, 'n> {
     stream: &'a mut dyn Read,
-    scan: Scan<'n>,
+    scan: NeedleScan<'n>,
     found: &'a mut Vec<ScanMatch>,
 }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use super::scan::Scan;
+use super::scan::NeedleScan;
 use super::{Match, MatchKind, Needles, scan_file};
 use crate::failpoint;
 use crate::model::{LayerId, Place};
@@ -149,7 +149,7 @@ fn mask_name(dir: &Dir, name: &CStr, needles: &Needles) -> Result<()> {
 fn mask_contents(file: &OwnedFd, needles: &Needles) -> Result<(), Errno> {
     let stat = stat_of(file)?;
     let mut runs: Vec<Range<u64>> = Vec::new();
-    let mut scan = Scan::new(needles);
+    let mut scan = NeedleScan::new(needles);
     scan_file(file, &stat, &mut scan, &mut |found| {
         runs.extend(found.runs());
         false

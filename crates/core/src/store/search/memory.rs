@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::scan::{Scan, ScanMatch};
+use super::scan::{NeedleScan, ScanMatch};
 use super::{Needles, scan_file};
 use crate::model::{Encoding, MemoryId, PAGE, PageIndex};
 use crate::store::manifest::list;
@@ -89,14 +89,14 @@ fn search_file(
 ) -> io::Result<()> {
     let file = OwnedFd::from(File::open(path)?);
     let stat = stat_of(&file)?;
-    scan_file(&file, &stat, &mut Scan::new(needles), keep)?;
+    scan_file(&file, &stat, &mut NeedleScan::new(needles), keep)?;
     Ok(())
 }
 
 fn search_pages(dir: &Path, needles: &Needles, found: &mut dyn FnMut(ScanMatch)) -> io::Result<()> {
     let index = PageIndex::parse(&fs::read(dir.join("index"))?)?;
     let pages = File::open(dir.join("pages"))?;
-    let mut scan = Scan::new(needles);
+    let mut scan = NeedleScan::new(needles);
     let mut last = None;
     for run in index.runs {
         let Some(at) = run.at else { continue };

@@ -27,8 +27,8 @@ use parking_lot::Mutex;
 use rustix::fs::{FileType, SeekFrom, Statx};
 use rustix::io::Errno;
 
-use self::inside::{Container, HEAD, Look};
-use self::scan::Scan;
+use self::inside::{Container, FileSearch, HEAD};
+use self::scan::NeedleScan;
 use super::background::{Effort, with_effort};
 use super::tree::{Dir, Place as DirPlace, file_type, stat_of, xattrs_of};
 use super::walk::{vanished, visit};
@@ -160,7 +160,7 @@ struct Walk<'a> {
     files: AtomicU64,
     bytes: AtomicU64,
     /// Buffers that no thread is using.
-    scans: Mutex<Vec<Scan<'a>>>,
+    scans: Mutex<Vec<NeedleScan<'a>>>,
 }
 
 /// Searches the tree under `root`.
@@ -186,7 +186,7 @@ fn search_tree(
     visit(SearchItem::Dir(DirPlace::root(root)?), |item, more| match item {
         SearchItem::Dir(place) => walk.forgive(walk.dir(&place, more)),
         SearchItem::Files(dir, names) => {
-            let mut scan = walk.scans.lock().pop().unwrap_or_else(|| Scan::new(needles));
+            let mut scan = walk.scans.lock().pop().unwrap_or_else(|| NeedleScan::new(needles));
             for name in &names {
                 walk.forgive(walk.file(&dir, name, &mut scan))?;
             }
@@ -272,7 +272,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn file(&self, dir: &Dir, name: &CString, scan: &mut Scan<'_>) -> Result<()> {
+    fn file(&self, dir: &Dir, name: &CString, scan: &mut NeedleScan<'_>) -> Result<()> {
         let listed = dir.stat(name)?;
         if self.is_known(&listed) {
             return Ok(());
@@ -315,7 +315,7 @@ impl Walk<'_> {
         file: &OwnedFd,
         stat: &Statx,
         path: &[u8],
-        scan: &mut Scan<'_>,
+        scan: &mut NeedleScan<'_>,
     ) -> io::Result<bool> {
         self.files.fetch_add(1, Ordering::Relaxed);
         let mut head = [0; HEAD];
@@ -338,7 +338,7 @@ impl Walk<'_> {
         let bytes = scan_file(file, stat, scan, &mut keep)?;
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         if let Some(kind) = kind {
-            let mut look = Look::new(self.needles, stat.stx_size);
+            let mut look = FileSearch::new(self.needles, stat.stx_size);
             look.open(kind, &mut FromStart { file, at: 0 })?;
             for one in look.found {
                 let (offset, within) = (Some(one.offset), Some(one.member));
@@ -370,7 +370,7 @@ impl Walk<'_> {
 fn scan_file(
     file: &OwnedFd,
     stat: &Statx,
-    scan: &mut Scan<'_>,
+    scan: &mut NeedleScan<'_>,
     keep: &mut dyn FnMut(scan::ScanMatch) -> bool,
 ) -> io::Result<u64> {
     let sparse = stat.stx_blocks * 512 < stat.stx_size;

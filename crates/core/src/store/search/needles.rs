@@ -32,14 +32,14 @@ const LONGEST_GAP: usize = 64;
 /// Named values, ready to be searched for.
 pub struct Needles {
     names: Vec<String>,
-    forms: Vec<Form>,
+    forms: Vec<NeedleForm>,
     pieces: Vec<NeedlePiece>,
     automaton: Option<AhoCorasick>,
     longest_piece: usize,
     reach: usize,
 }
 
-struct Form {
+struct NeedleForm {
     secret: usize,
     encoding: Encoding,
     text: Zeroizing<Vec<u8>>,
@@ -167,7 +167,7 @@ impl Needles {
         // Lines of sixty, each indented, is as thin as a form is drawn.
         self.reach = self.reach.max(text.len() * 2 + LONGEST_GAP);
         let weight = text.iter().filter(|byte| !byte.is_ascii_whitespace()).count();
-        self.forms.push(Form { secret, encoding, text, weight });
+        self.forms.push(NeedleForm { secret, encoding, text, weight });
     }
 }
 

@@ -12,7 +12,7 @@ use super::needles::{Hit, Needles};
 const CHUNK: usize = 256 << 10;
 
 /// A search under way.
-pub(super) struct Scan<'n> {
+pub(super) struct NeedleScan<'n> {
     needles: &'n Needles,
     buffer: Vec<u8>,
     /// How much of the buffer is filled.
@@ -43,7 +43,7 @@ impl ScanMatch {
     }
 }
 
-impl<'n> Scan<'n> {
+impl<'n> NeedleScan<'n> {
     pub(super) fn new(needles: &'n Needles) -> Self {
         Self { needles, buffer: Vec::new(), filled: 0, done: 0, base: 0 }
     }

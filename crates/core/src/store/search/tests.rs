@@ -11,7 +11,7 @@ use flate2::write::GzEncoder;
 use zeroize::Zeroizing;
 
 use super::needles::Needles;
-use super::scan::Scan;
+use super::scan::NeedleScan;
 use super::{Effort, Match, MatchKind, Searched, SearchedFiles, Writers, search_tree};
 use crate::model::{Encoding, LayerId, Place, Timestamp};
 use crate::store::{Store, StoreOptions};
@@ -179,7 +179,7 @@ fn what_is_found_does_not_depend_on_how_bytes_are_cut() {
     }
     let offsets = |cut: usize| {
         let mut found = Vec::new();
-        let mut scan = Scan::new(&needles);
+        let mut scan = NeedleScan::new(&needles);
         for part in text.chunks(cut) {
             scan.feed(part, &mut |one| found.push((one.offset(), one.runs().last())));
         }

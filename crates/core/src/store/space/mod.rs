@@ -17,7 +17,7 @@ use super::{Result, Store, StoreError, blocking, io_error, layer};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FreeSpace {
     /// What new work may use.
-    pub spare: u64,
+    pub usable: u64,
     /// All that is free.
     pub free: u64,
     /// What new work may not touch.
@@ -145,10 +145,10 @@ impl Store {
     /// # Errors
     ///
     /// Returns [`StoreError::Io`] when the filesystem cannot be asked.
-    pub fn spare(&self) -> Result<FreeSpace> {
+    pub fn usable(&self) -> Result<FreeSpace> {
         let (free, total) = self.free_space()?;
         let reserve = self.reserve(total);
-        Ok(FreeSpace { spare: free.saturating_sub(reserve), free, reserve })
+        Ok(FreeSpace { usable: free.saturating_sub(reserve), free, reserve })
     }
 
     /// Free inodes of the filesystem; those without a number of them have many.

@@ -21,7 +21,7 @@ use sandkeep_core::store::image::{Customization, HOST, ImageError, Images};
 use tokio_util::task::TaskTracker;
 
 use super::error::VercelError;
-use super::{Settings, done};
+use super::{VercelSettings, done};
 use crate::api::App;
 
 /// What the default machine is called, here and by them.
@@ -29,7 +29,7 @@ const UNIVERSAL: &str = "vercel/sandbox/universal";
 /// Images with a runtime are called this and the runtime.
 const RUNTIMES: &str = "vercel/";
 /// Images that were customized for a runtime because somebody asked for it.
-const DRESSED: &str = "vercel/auto/";
+const CUSTOMIZED: &str = "vercel/auto/";
 /// Their registry, which is often written out.
 const REGISTRY: &str = "vcr.vercel.com/";
 /// What an image is said to run when it has no runtime that they have a word for.
@@ -71,7 +71,7 @@ pub(super) async fn choose(
 struct Machines<'a> {
     tasks: &'a TaskTracker,
     images: &'a Images,
-    settings: &'a Settings,
+    settings: &'a VercelSettings,
 }
 
 impl Machines<'_> {
@@ -86,14 +86,14 @@ impl Machines<'_> {
 
     async fn default_machine(&self) -> Result<Image, VercelError> {
         let base = self.settings.default_image.as_deref().unwrap_or(HOST);
-        self.dressed(base, UNIVERSAL, "the default machine").await
+        self.customized(base, UNIVERSAL, "the default machine").await
     }
 
     async fn with_runtime(&self, runtime: &str) -> Result<BaseImage, VercelError> {
         let image = match self.stands_for(runtime).await? {
             Some(base) => {
                 let what = format!("the runtime `{runtime}`");
-                self.dressed(&base, &format!("{DRESSED}{runtime}"), &what).await?
+                self.customized(&base, &format!("{CUSTOMIZED}{runtime}"), &what).await?
             }
             None => {
                 let machine = self.default_machine().await?;
@@ -172,10 +172,10 @@ impl Machines<'_> {
     }
 
     /// The base itself if it is customized already; else the image `name`, customized from it.
-    async fn dressed(&self, base: &str, name: &str, what: &str) -> Result<Image, VercelError> {
+    async fn customized(&self, base: &str, name: &str, what: &str) -> Result<Image, VercelError> {
         if base != HOST {
             match self.find(base).await? {
-                Some(image) if image.dressed.is_some() => return Ok(image),
+                Some(image) if image.customized.is_some() => return Ok(image),
                 Some(_) => {}
                 None => return Err(missing(what, base)),
             }
@@ -220,7 +220,7 @@ impl Machines<'_> {
     async fn no_image(&self, asked: &str) -> VercelError {
         let mut there: BTreeSet<String> = self.settings.images.keys().cloned().collect();
         there.insert(UNIVERSAL.to_owned());
-        there.extend(self.names().await.into_iter().filter(|name| !name.starts_with(DRESSED)));
+        there.extend(self.names().await.into_iter().filter(|name| !name.starts_with(CUSTOMIZED)));
         let asked: String = asked.chars().take(120).collect();
         let message = format!(
             "Image `{asked}` not found; this server has {}. An operator adds one with \
@@ -289,12 +289,12 @@ mod tests {
     use tokio_util::task::TaskTracker;
 
     use super::{BaseImage, Machines, UNIVERSAL};
-    use crate::compat::vercel::Settings;
+    use crate::compat::vercel::VercelSettings;
     use crate::compat::vercel::error::VercelError;
 
     struct Bench {
         images: Images,
-        settings: Settings,
+        settings: VercelSettings,
         tasks: TaskTracker,
         dir: TempDir,
     }
@@ -305,8 +305,10 @@ mod tests {
             let dir = TempDir::with_prefix("keep-machine-").unwrap();
             let store = Store::open(&dir.path().join("data")).unwrap();
             let images = Images::new(store, ImageSettings::default());
-            let settings =
-                Settings { default_image: Some("tiny".to_owned()), ..Settings::default() };
+            let settings = VercelSettings {
+                default_image: Some("tiny".to_owned()),
+                ..VercelSettings::default()
+            };
             let bench = Self { images, settings, tasks: TaskTracker::new(), dir };
             bench.import("tiny", Some("node-v24.1.0-headers")).await;
             bench
@@ -351,7 +353,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_asked_for_is_the_dressed_default() {
+    async fn nothing_asked_for_is_the_customized_default() {
         let bench = Bench::new().await;
         assert_eq!(usual(&bench).await, (UNIVERSAL.to_owned(), "node24".to_owned()));
         let image = bench.images.get(UNIVERSAL).await.unwrap();
@@ -364,7 +366,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_default_that_was_dressed_by_hand_is_taken_as_it_is() {
+    async fn a_default_that_was_customized_by_hand_is_taken_as_it_is() {
         let mut bench = Bench::new().await;
         bench.images.customize("tiny", "mine", &Customization::default()).await.unwrap();
         bench.settings.default_image = Some("mine".to_owned());
@@ -392,8 +394,8 @@ mod tests {
         assert_eq!(bench.machines().with_runtime("python3.13").await.unwrap(), auto);
         let add = AddedDirectory { from: bench.dir.path().join("data/blobs"), to: "/opt/x".into() };
         fs::create_dir_all(&add.from).unwrap();
-        let dress = Customization { add: vec![add], ..Customization::default() };
-        bench.images.customize("tiny", "vercel/node24", &dress).await.unwrap();
+        let customization = Customization { add: vec![add], ..Customization::default() };
+        bench.images.customize("tiny", "vercel/node24", &customization).await.unwrap();
         assert_eq!(
             bench.machines().with_runtime("node24").await.unwrap(),
             ground("vercel/node24", "node24")
@@ -405,8 +407,8 @@ mod tests {
             bench.machines().with_runtime("node24").await.unwrap(),
             ground("vercel/auto/node24", "node24")
         );
-        let dressed = bench.images.get("vercel/auto/node24").await.unwrap().dressed.unwrap();
-        assert_eq!(dressed.base, "other");
+        let customized = bench.images.get("vercel/auto/node24").await.unwrap().customized.unwrap();
+        assert_eq!(customized.base, "other");
         bench.settings.runtimes.insert("node22".to_owned(), "gone".to_owned());
         assert_eq!(refused(bench.machines().with_runtime("node22").await).0, StatusCode::NOT_FOUND);
         for odd in ["", "../x", "NODE24", "auto/node24", "a b", &"x".repeat(300), "héé"] {

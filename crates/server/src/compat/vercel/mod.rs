@@ -73,7 +73,7 @@ async fn done<T: Send + 'static>(
 
 /// How this front behaves on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct VercelSettings {
     /// The image of a sandbox that names neither a runtime nor an image; the customized `host` if absent.
     pub default_image: Option<String>,
     /// What runtimes stand for.
@@ -89,7 +89,7 @@ pub struct Settings {
     pub domain: Option<String>,
 }
 
-impl Default for Settings {
+impl Default for VercelSettings {
     fn default() -> Self {
         Self {
             default_image: None,

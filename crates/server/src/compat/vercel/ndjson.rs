@@ -115,7 +115,7 @@ pub(super) struct LogStream {
     pub(super) last: Option<fn(&Command) -> Value>,
 }
 
-struct Lines {
+struct VercelLines {
     telling: LogStream,
     events: Option<OutputStream>,
     out: Decoder,
@@ -126,7 +126,7 @@ struct Lines {
 
 /// A command's events as a response.
 pub(super) fn told(app: &Arc<App>, events: OutputStream, telling: LogStream) -> Response {
-    let lines = Lines {
+    let lines = VercelLines {
         telling,
         events: Some(events),
         out: Decoder::default(),
@@ -143,7 +143,7 @@ pub(super) fn told(app: &Arc<App>, events: OutputStream, telling: LogStream) -> 
     (headers, Body::from_stream(stream)).into_response()
 }
 
-impl Lines {
+impl VercelLines {
     async fn next(&mut self) -> Option<Vec<u8>> {
         if let Some(first) = self.telling.first.take() {
             return Some(line(&first));
@@ -239,7 +239,7 @@ mod tests {
     use sandkeep_core::engine::CommandOutput;
     use tokio_util::sync::CancellationToken;
 
-    use super::{Decoder, Lines, LogStream, line};
+    use super::{Decoder, LogStream, VercelLines, line};
 
     fn decoded<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> String {
         let mut decoder = Decoder::default();
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_gap_is_marked_in_both_streams_and_the_rest_follows() {
-        let lines = |logs| Lines {
+        let lines = |logs| VercelLines {
             telling: LogStream { first: None, logs, last: None },
             events: None,
             out: Decoder::default(),

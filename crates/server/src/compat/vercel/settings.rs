@@ -10,7 +10,7 @@ use sandkeep_core::model::{Patch, Port, Size, Span};
 use super::error::VercelError;
 use super::input::Fields;
 use super::source::{self, Fetched};
-use super::{Settings, drives, network};
+use super::{VercelSettings, drives, network};
 
 pub(super) const DAY: u64 = 24 * 3600 * 1000;
 /// How long a session lasts if nobody says.
@@ -35,7 +35,10 @@ pub(super) struct RequestedSettings {
 
 impl RequestedSettings {
     /// Reads what create, fork and update have in common.
-    pub(super) fn read(fields: &mut Fields, settings: &Settings) -> Result<Self, VercelError> {
+    pub(super) fn read(
+        fields: &mut Fields,
+        settings: &VercelSettings,
+    ) -> Result<Self, VercelError> {
         let mut wishes = Self::default();
         wishes.patch.persistent = fields.flag("persistent")?;
         if let Some(timeout) = fields.span("timeout", 1000..=settings.max_timeout.0)? {

@@ -252,7 +252,7 @@ fn uuid() -> DriverResult<String> {
 
 /// An id as it is written.
 fn written(bytes: [u8; 16]) -> String {
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = hex::encode(bytes);
     let parts = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)];
     parts.map(|(from, to)| hex.get(from..to).unwrap_or_default()).join("-")
 }
@@ -277,7 +277,7 @@ fn name_of(layers: &[PathBuf]) -> String {
         digest.update(layer.as_os_str().as_encoded_bytes());
         digest.update([0]);
     }
-    digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(&digest.finalize()[..16])
 }
 
 #[cfg(test)]

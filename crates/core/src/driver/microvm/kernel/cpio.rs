@@ -5,12 +5,12 @@ use std::io;
 
 /// An archive in the making.
 #[derive(Debug)]
-pub(super) struct Archive {
+pub(super) struct CpioArchive {
     bytes: Vec<u8>,
     inodes: u32,
 }
 
-impl Archive {
+impl CpioArchive {
     pub(super) fn new() -> Self {
         Self { bytes: Vec::new(), inodes: 0 }
     }
@@ -62,11 +62,11 @@ impl Archive {
 
 #[cfg(test)]
 mod tests {
-    use super::Archive;
+    use super::CpioArchive;
 
     #[test]
     fn an_entry_is_laid_out_as_the_kernel_reads_it() {
-        let mut archive = Archive::new();
+        let mut archive = CpioArchive::new();
         archive.file("init", 0o755, b"hello").expect("small");
         let bytes = archive.finish();
         let header =

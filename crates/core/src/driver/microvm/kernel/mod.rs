@@ -58,7 +58,7 @@ struct KernelRecord {
 /// Fails when something cannot be read or written, or when the kernel lacks something a machine needs, and says what.
 pub fn prepare(vmlinuz: &Path, modules: &Path, agent: &[u8], into: &Path) -> io::Result<Kernel> {
     let found = modules::closure(modules)?;
-    let mut archive = cpio::Archive::new();
+    let mut archive = cpio::CpioArchive::new();
     archive.directory("modules");
     let mut order = String::new();
     for module in &found {
@@ -94,7 +94,7 @@ pub fn open(dir: &Path, agent: &[u8]) -> io::Result<Kernel> {
         let error = format!("format {} is not known here", record.format);
         return Err(at(&path, &io::Error::new(io::ErrorKind::InvalidData, error)));
     }
-    if record.agent == hex(&Sha256::digest(agent)) {
+    if record.agent == hex::encode(&Sha256::digest(agent)) {
         return kernel(dir, record.digest);
     }
     write_initramfs(dir, agent, record.modules)
@@ -103,7 +103,7 @@ pub fn open(dir: &Path, agent: &[u8]) -> io::Result<Kernel> {
 /// Writes the initramfs and the record.
 fn write_initramfs(dir: &Path, agent: &[u8], modules: Vec<String>) -> io::Result<Kernel> {
     let mut initramfs = read(&dir.join(MODULES))?;
-    let mut archive = cpio::Archive::new();
+    let mut archive = cpio::CpioArchive::new();
     archive.directory("dev");
     // What the kernel opens for its first process, before anything is mounted.
     archive.device("dev/console", 0o600, (5, 1));
@@ -113,8 +113,8 @@ fn write_initramfs(dir: &Path, agent: &[u8], modules: Vec<String>) -> io::Result
     let mut digest = Sha256::new();
     digest.update(read(&dir.join("vmlinuz"))?);
     digest.update(&initramfs);
-    let digest = hex(&digest.finalize());
-    let agent = hex(&Sha256::digest(agent));
+    let digest = hex::encode(&digest.finalize());
+    let agent = hex::encode(&Sha256::digest(agent));
     let record = KernelRecord { format: FORMAT, digest: digest.clone(), agent, modules };
     let text = serde_json::to_vec_pretty(&record).map_err(io::Error::other)?;
     save(&dir.join(RECORD), &text)?;
@@ -144,14 +144,6 @@ fn head_of(vmlinuz: &Path) -> io::Result<Vec<u8>> {
     let rest = length.max(16 << 10).saturating_sub(bytes.len() as u64);
     file.take(rest).read_to_end(&mut bytes)?;
     Ok(bytes)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {

@@ -82,7 +82,7 @@ pub(super) fn capture_within(
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "RAM does not begin at a page"));
     }
     let pages = ram / PAGE;
-    let process = Process::open(pid, at)?;
+    let process = HypervisorRam::open(pid, at)?;
     process.check(pages)?;
     let below = ImageBelow::open(image, pages)?;
     let out = Out { file: create(&into.join("pages"))?, end: AtomicU64::new(0) };
@@ -116,7 +116,7 @@ fn create(path: &Path) -> io::Result<File> {
 /// Writes what differs; nothing if that would leave RAM in too many pieces.
 fn capture_part(
     most: usize,
-    process: &Process,
+    process: &HypervisorRam,
     below: &ImageBelow,
     changed: &[Range<u64>],
     out: &Out,
@@ -136,7 +136,7 @@ fn capture_part(
 /// Writes all that is not zero.
 fn capture_whole(
     most: usize,
-    process: &Process,
+    process: &HypervisorRam,
     below: &ImageBelow,
     changed: &[Range<u64>],
     out: &Out,
@@ -206,7 +206,7 @@ fn widen(
 
 /// Looks through ranges of RAM and writes the pages that differ from what is below, or, if nothing is, from zero.
 fn write_all(
-    process: &Process,
+    process: &HypervisorRam,
     below: Option<&ImageBelow>,
     ranges: &[Range<u64>],
     out: &Out,
@@ -231,7 +231,7 @@ fn write_all(
 }
 
 /// Writes runs as they are, whatever is in them; blocks of zeros become holes.
-fn write_exactly(process: &Process, runs: &[PageRun], out: &Out) -> io::Result<Vec<PageRun>> {
+fn write_exactly(process: &HypervisorRam, runs: &[PageRun], out: &Out) -> io::Result<Vec<PageRun>> {
     let mut batches = Vec::new();
     let mut placed = runs.to_vec();
     for run in placed.iter_mut().filter(|run| run.at.is_some()) {
@@ -361,13 +361,13 @@ impl Buffers {
 }
 
 /// The process that has RAM in its memory.
-struct Process {
+struct HypervisorRam {
     mem: File,
     pagemap: File,
     at: u64,
 }
 
-impl Process {
+impl HypervisorRam {
     fn open(pid: u32, at: u64) -> io::Result<Self> {
         let open = |name: &str| {
             let path = PathBuf::from(format!("/proc/{pid}/{name}"));

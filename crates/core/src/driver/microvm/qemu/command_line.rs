@@ -164,7 +164,7 @@ pub(crate) fn command_line(layout: &Layout) -> CommandLine {
 
 /// What a device of a machine shows that was started without it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Slot {
+pub(crate) struct DeviceSlot {
     /// The device.
     pub(crate) serial: String,
     /// What it shows is called.
@@ -175,7 +175,7 @@ pub(crate) struct Slot {
     pub(crate) write: bool,
 }
 
-impl Slot {
+impl DeviceSlot {
     /// How it is described, with the files in these sets of descriptors. All in one piece and without a word too many: a hypervisor reads what
     /// it is told byte by byte. What lies below takes over from above that it is not written to.
     pub(crate) fn options(&self, sets: &[u64]) -> Value {
@@ -197,17 +197,17 @@ impl Slot {
 }
 
 /// What is to be told to a machine that was started without disks; one with drives is never.
-pub(crate) fn slots(layout: &Layout) -> Vec<Slot> {
+pub(crate) fn slots(layout: &Layout) -> Vec<DeviceSlot> {
     let mut slots = Vec::new();
     if let Some(Chain { blank, written }) = &layout.disk {
         let node = written.last().map(|(node, _)| node.clone()).unwrap_or_default();
         let written = written.iter().map(|(_, path)| path.clone());
         let files = std::iter::once(blank.clone()).chain(written).collect();
-        slots.push(Slot { serial: DISK.to_owned(), node, files, write: true });
+        slots.push(DeviceSlot { serial: DISK.to_owned(), node, files, write: true });
     }
     for (number, path) in (0..LOWER_SLOTS).zip(&layout.lower) {
         let (serial, files) = (machine::lower(number), vec![path.clone()]);
-        slots.push(Slot { node: serial.clone(), serial, files, write: false });
+        slots.push(DeviceSlot { node: serial.clone(), serial, files, write: false });
     }
     slots
 }

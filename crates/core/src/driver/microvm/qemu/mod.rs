@@ -12,7 +12,7 @@ pub(super) mod warm_hypervisors;
 
 pub use self::command_line::Accelerator;
 pub(super) use self::command_line::{
-    Beginning, Chain, INITRAMFS, KERNEL, LATER_FD, LAYOUT, LINK_FD, Layout, MountDevices, QMP_FD,
-    Shape, Slot, command_line, slots,
+    Beginning, Chain, DeviceSlot, INITRAMFS, KERNEL, LATER_FD, LAYOUT, LINK_FD, Layout,
+    MountDevices, QMP_FD, Shape, command_line, slots,
 };
 pub(super) use self::qmp::Qmp;

@@ -36,9 +36,9 @@ use sandkeep_proto::cage::RECORD;
 use sandkeep_proto::machine::{NET_DIR, QMP_SOCKET, RAM_AT, RAM_SOCKET, SOCKET};
 use serde_json::json;
 
-use super::{Accelerator, Beginning, Layout, Qmp, Slot, slots};
-use crate::driver::host::{SPARE, broken, failed, lock, on_thread};
-use crate::driver::microvm::lifecycle::{self, LOG, Owner, Prepared};
+use super::{Accelerator, Beginning, DeviceSlot, Layout, Qmp, slots};
+use crate::driver::host::{WARM_HYPERVISOR, broken, failed, lock, on_thread};
+use crate::driver::microvm::lifecycle::{self, LOG, MachineOwner, Prepared};
 use crate::driver::microvm::{Microvm, MicrovmDriver};
 use crate::driver::{DriverResult, Machine};
 use crate::model::{Fingerprint, Limits, MachineKey, Size};
@@ -117,7 +117,7 @@ impl HypervisorPool {
         // Process ids repeat: that of a daemon in a container is always the same.
         let mut random = [0; 6];
         getrandom::fill(&mut random).expect("the kernel gives random bytes");
-        let mark: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mark = hex::encode(random);
         Self {
             pool: WarmPool::new(PoolLimits {
                 per_kind: most,
@@ -125,7 +125,7 @@ impl HypervisorPool {
                 quiet: AFTER,
                 idle: AT_MOST,
             }),
-            mark: format!("{SPARE}{mark}-"),
+            mark: format!("{WARM_HYPERVISOR}{mark}-"),
             count: AtomicUsize::default(),
             // Their uids go by it: not everybody's begin with the same.
             first_block: u32::from(random[0]),
@@ -214,7 +214,7 @@ impl Microvm {
             beginning: Beginning::Later,
         };
         let uid = self.warm_uid(number)?;
-        let owner = Owner { key, hostname: "spare", uid, limits: &limits };
+        let owner = MachineOwner { key, hostname: "spare", uid, limits: &limits };
         let (_log, launched) = self.hypervisor_of(&owner, &layout)?;
         let ready = launched.and_then(|(mut qmp, line)| {
             qmp.await_machine()?;
@@ -233,7 +233,7 @@ impl Microvm {
         let number = u32::try_from(number % CLAIMED_UIDS as usize).unwrap_or_default();
         let blocks = UIDS / CLAIMED_UIDS;
         for block in (0..blocks).map(|next| (self.warm.first_block + next) % blocks) {
-            let start = self.config.spare_uids + block * CLAIMED_UIDS;
+            let start = self.config.warm_uids + block * CLAIMED_UIDS;
             let ids = start..start.saturating_add(CLAIMED_UIDS);
             if !self
                 .uids
@@ -304,7 +304,7 @@ impl Drop for Microvm {
 }
 
 /// Attaches disks to the empty devices.
-fn attach_disks(qmp: &mut Qmp, slots: &[Slot]) -> io::Result<()> {
+fn attach_disks(qmp: &mut Qmp, slots: &[DeviceSlot]) -> io::Result<()> {
     for slot in slots {
         let mut sets = Vec::new();
         for (number, path) in (1..).zip(&slot.files) {

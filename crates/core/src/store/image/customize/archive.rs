@@ -10,7 +10,7 @@ use tar::{EntryType, Header};
 
 /// One thing in it.
 #[derive(Debug)]
-pub(super) enum Part {
+pub(super) enum TarPart {
     Directory {
         path: PathBuf,
         mode: u32,
@@ -31,21 +31,21 @@ pub(super) enum Part {
 
 /// An archive that is written while it is read.
 #[derive(Debug)]
-pub(super) struct Archive {
+pub(super) struct CustomizationTar {
     pipe: PipeReader,
     writer: Option<JoinHandle<io::Result<()>>>,
 }
 
-impl Archive {
+impl CustomizationTar {
     /// Starts writing. `time` is that of everything that has none of its own.
-    pub(super) fn of(parts: Vec<Part>, time: u64) -> io::Result<Self> {
+    pub(super) fn of(parts: Vec<TarPart>, time: u64) -> io::Result<Self> {
         let (pipe, into) = io::pipe()?;
         let writer = std::thread::spawn(move || write(parts, time, into));
         Ok(Self { pipe, writer: Some(writer) })
     }
 }
 
-impl Read for Archive {
+impl Read for CustomizationTar {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.pipe.read(into)?;
         if read == 0
@@ -59,20 +59,20 @@ impl Read for Archive {
     }
 }
 
-fn write(parts: Vec<Part>, time: u64, into: impl Write) -> io::Result<()> {
+fn write(parts: Vec<TarPart>, time: u64, into: impl Write) -> io::Result<()> {
     let mut builder = tar::Builder::new(io::BufWriter::with_capacity(64 << 10, into));
     for part in parts {
         match part {
-            Part::Directory { path, mode, owner } => {
+            TarPart::Directory { path, mode, owner } => {
                 let mut header = header(EntryType::Directory, mode, 0, owner, time);
                 builder.append_data(&mut header, path, io::empty())?;
             }
-            Part::File { path, mode, owner, content } => {
+            TarPart::File { path, mode, owner, content } => {
                 let mut header =
                     header(EntryType::Regular, mode, content.len() as u64, owner, time);
                 builder.append_data(&mut header, path, content.as_slice())?;
             }
-            Part::Tree { from, to } => tree(&mut builder, &from, &to)?,
+            TarPart::Tree { from, to } => tree(&mut builder, &from, &to)?,
         }
     }
     builder.into_inner()?.flush()

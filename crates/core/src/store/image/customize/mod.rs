@@ -24,13 +24,13 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use self::accounts::{HOME, Numbers, Tables, USER};
-use self::archive::{Archive, Part};
+use self::archive::{CustomizationTar, TarPart};
 use super::builder::blocking;
 use super::error::{ImageError, ImageResult};
 use super::unpack::{Below, Form, Names};
 use super::{HOST, Images, Reporter, check_name, digest};
 use crate::embedded::SUDO;
-use crate::model::{Dressed, FORMAT, Image, ImageConfig, check_env_name, now};
+use crate::model::{Customized, FORMAT, Image, ImageConfig, check_env_name, now};
 
 /// Incremented when the same customization makes another layer.
 const VERSION: u32 = 1;
@@ -142,7 +142,7 @@ impl Images {
 
     async fn as_wanted(&self, name: &str, recipe: &str) -> ImageResult<Option<Image>> {
         let Some(image) = self.find(name).await? else { return Ok(None) };
-        if image.dressed.as_ref().is_none_or(|dressed| dressed.recipe != recipe) {
+        if image.customized.as_ref().is_none_or(|how| how.recipe != recipe) {
             return Ok(None);
         }
         for layer in &image.layers {
@@ -168,7 +168,7 @@ impl Images {
         let what = self.builder.store.data_dir().to_owned();
         let parts = blocking(&what, move || parts(&Below(&below), &wanted, &path)).await?;
         let time = u64::try_from(base.created_at.as_second()).unwrap_or(0);
-        let archive = Archive::of(parts, time).map_err(ImageError::io("write", &what))?;
+        let archive = CustomizationTar::of(parts, time).map_err(ImageError::io("write", &what))?;
         let what = format!("the customization of {name}");
         let worn = self.builder.add(&mut stack, archive, Form::Layer, None, what).await;
         let worn = worn.map_err(|error| match error {
@@ -187,7 +187,10 @@ impl Images {
             config,
             created_at: now(),
             source: base.name.clone(),
-            dressed: Some(Dressed { base: base.name.clone(), recipe: recipe(base, customization) }),
+            customized: Some(Customized {
+                base: base.name.clone(),
+                recipe: recipe(base, customization),
+            }),
         };
         self.builder.publish(&image).await?;
         Ok(image)
@@ -281,7 +284,7 @@ fn config(base: &ImageConfig, customization: &Customization) -> ImageConfig {
 }
 
 /// All that the layer holds.
-fn parts(base: &Below<'_>, customization: &Customization, path: &str) -> ImageResult<Vec<Part>> {
+fn parts(base: &Below<'_>, customization: &Customization, path: &str) -> ImageResult<Vec<TarPart>> {
     let shell = ["/bin/bash", "/usr/bin/bash"].into_iter().find(|shell| is_program(base, shell));
     let mut tables = Tables {
         passwd: text(base, "etc/passwd")?.unwrap_or_default(),
@@ -292,7 +295,7 @@ fn parts(base: &Below<'_>, customization: &Customization, path: &str) -> ImageRe
     let Numbers { uid, gid } = tables.admit(shell.unwrap_or("/bin/sh"));
     let mut parts = Vec::new();
     let mut file = |path: &str, mode, owner, content: Vec<u8>| {
-        parts.push(Part::File { path: place(base, path), mode, owner, content });
+        parts.push(TarPart::File { path: place(base, path), mode, owner, content });
     };
     let secret = owner_of(base, "etc/shadow").unwrap_or((0o640, (0, 0)));
     let Tables { passwd, group, shadow, gshadow } = tables;
@@ -326,12 +329,12 @@ fn parts(base: &Below<'_>, customization: &Customization, path: &str) -> ImageRe
     }
     for directory in [HOME, CWD, BIN] {
         let path = place(base, relative(directory));
-        parts.push(Part::Directory { path, mode: 0o755, owner: (uid, gid) });
+        parts.push(TarPart::Directory { path, mode: 0o755, owner: (uid, gid) });
     }
     // Last, because of several entries with one name the last counts.
     for AddedDirectory { from, to } in &customization.add {
         let to = place(base, &to.to_string_lossy());
-        parts.push(Part::Tree { from: from.clone(), to });
+        parts.push(TarPart::Tree { from: from.clone(), to });
     }
     Ok(parts)
 }

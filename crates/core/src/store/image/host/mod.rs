@@ -47,14 +47,14 @@ const REPORT_EVERY: u64 = 2000;
 
 /// The machine an image is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Host {
+pub struct HostRoot {
     /// Its root directory.
     pub root: PathBuf,
     /// Directories below it to be taken beyond the rules, such as `/opt/node`.
     pub also: Vec<PathBuf>,
 }
 
-impl Default for Host {
+impl Default for HostRoot {
     fn default() -> Self {
         Self { root: PathBuf::from("/"), also: Vec::new() }
     }
@@ -75,7 +75,7 @@ pub struct HostTree {
     pub digest: String,
 }
 
-impl Host {
+impl HostRoot {
     /// Builds the tree in `diff`, an empty directory. What is below `never` is not taken, wherever it
     /// lies.
     ///

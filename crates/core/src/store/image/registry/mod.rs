@@ -16,13 +16,14 @@ use std::time::Duration;
 
 use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, RANGE, WWW_AUTHENTICATE};
 use reqwest::{Response, StatusCode, Url};
+use sandkeep_types::error_chain;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Mutex;
 
 use self::credentials::Credentials;
 use super::error::{ImageError, ImageResult};
-use super::oci::{self, Descriptor, Manifest, Next, Plan};
+use super::oci::{self, Descriptor, ImageOrIndex, OciManifest, Plan};
 use super::reference::Reference;
 use super::{ImageSettings, digest};
 
@@ -48,7 +49,7 @@ pub(super) struct Described {
     /// The digest of the manifest that was asked for.
     pub(super) digest: String,
     pub(super) plan: Plan,
-    pub(super) config: oci::Config,
+    pub(super) config: oci::OciConfig,
 }
 
 impl Registry {
@@ -67,7 +68,7 @@ impl Registry {
             .read_timeout(READ_PATIENCE)
             .user_agent(USER_AGENT)
             .build()
-            .map_err(|error| wrong(chain(&error)))?;
+            .map_err(|error| wrong(error_chain(&error)))?;
         let credentials = credentials::find(settings, reference).await?;
         let authorization = Mutex::new(None);
         Ok(Self { http, base, reference: reference.clone(), credentials, authorization })
@@ -85,11 +86,11 @@ impl Registry {
                 return Err(ImageError::Digest { what, expected: wanted, found });
             }
             digest.get_or_insert(found);
-            match oci::read::<Manifest>(&what, &bytes)?.next(&what)? {
-                Next::Look(chosen) => wanted = chosen.digest,
-                Next::Image(plan) => {
+            match oci::read::<OciManifest>(&what, &bytes)?.next(&what)? {
+                ImageOrIndex::Look(chosen) => wanted = chosen.digest,
+                ImageOrIndex::Image(plan) => {
                     let bytes = self.document(&plan.config).await?;
-                    let config: oci::Config = oci::read(&what, &bytes)?;
+                    let config: oci::OciConfig = oci::read(&what, &bytes)?;
                     config.check(&what, plan.layers.len())?;
                     return Ok(Described { digest: digest.unwrap_or_default(), plan, config });
                 }
@@ -265,7 +266,10 @@ impl Registry {
     }
 
     fn lost(&self, error: &reqwest::Error) -> ImageError {
-        ImageError::Unreachable { registry: self.reference.registry.clone(), reason: chain(error) }
+        ImageError::Unreachable {
+            registry: self.reference.registry.clone(),
+            reason: error_chain(error),
+        }
     }
 
     fn odd(&self, reason: &str) -> ImageError {
@@ -334,20 +338,6 @@ mod url {
         url.query_pairs_mut().extend_pairs(fields);
         url.query().unwrap_or_default().to_owned()
     }
-}
-
-/// What an error says, with its causes: network errors keep the reason at the end of the chain.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let said = cause.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        next = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

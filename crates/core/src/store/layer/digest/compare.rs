@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::Difference;
 use super::file::{DigestFile, Recorded};
 use super::hash::{HashedEntry, TreeHasher};
-use super::links::{Link, LinkGroups, Links};
+use super::links::{HardLinkName, LinkGroups, Links};
 use crate::store::{Result, Store};
 
 /// How many differences are listed.
@@ -20,7 +20,7 @@ pub(super) fn compare(
     hasher: TreeHasher<'_>,
 ) -> Result<Vec<Difference>> {
     recorded.check()?;
-    let mut comparison = Comparison {
+    let mut comparison = DigestComparison {
         hasher,
         current: None,
         entry: 0,
@@ -38,7 +38,7 @@ pub(super) fn compare(
         comparison.differences.add(Difference::Extra(extra.path));
         comparison.advance()?;
     }
-    let Comparison { mut differences, changed, groups, .. } = comparison;
+    let DigestComparison { mut differences, changed, groups, .. } = comparison;
     if differences.omitted > 0 {
         return Ok(differences.finish());
     }
@@ -60,7 +60,7 @@ pub(super) fn compare(
     Ok(differences.finish())
 }
 
-struct Comparison<'a> {
+struct DigestComparison<'a> {
     hasher: TreeHasher<'a>,
     /// The first name of the tree that was not compared yet.
     current: Option<HashedEntry>,
@@ -73,7 +73,7 @@ struct Comparison<'a> {
     groups: LinkGroups,
 }
 
-impl Comparison<'_> {
+impl DigestComparison<'_> {
     fn advance(&mut self) -> Result<()> {
         self.current = self.hasher.next()?;
         Ok(())
@@ -118,7 +118,7 @@ fn different_links(recorded: Links, found: Links, listed: &BTreeSet<u64>) -> Res
     let (mut recorded, mut found) = (recorded.sorted()?, found.sorted()?);
     let (mut before, mut now) = (recorded.next()?, found.next()?);
     let mut relinked = Relinked::default();
-    let entry = |link: &Option<Link>| link.map_or(u64::MAX, |link| link.entry);
+    let entry = |link: &Option<HardLinkName>| link.map_or(u64::MAX, |link| link.entry);
     while before.is_some() || now.is_some() {
         let number = entry(&before).min(entry(&now));
         if before != now && !listed.contains(&number) {

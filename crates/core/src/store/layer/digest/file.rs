@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::hash::TreeHasher;
-use super::links::{Link, LinkGroups, path_id};
+use super::links::{HardLinkName, LinkGroups, path_id};
 use crate::failpoint;
 use crate::model::FORMAT;
 use crate::store::manifest::document::{
@@ -32,7 +32,7 @@ pub(super) enum Recorded<'a> {
     /// A name, in the order of paths.
     Entry { path: &'a str, hash: &'a str },
     /// The entry before, or any one, is a further name of a file.
-    Link(Link),
+    Link(HardLinkName),
 }
 
 /// The digest of a layer on disk.
@@ -127,7 +127,7 @@ impl DigestFile {
                 let LinkLine { link, first } = serde_json::from_slice(&line).map_err(invalid)?;
                 let first = u64::from_str_radix(&first, 16);
                 let first = first.map_err(|error| self.damaged(error.to_string()))?;
-                each(Recorded::Link(Link { entry: link, first }))?;
+                each(Recorded::Link(HardLinkName { entry: link, first }))?;
             }
         }
     }
@@ -144,7 +144,7 @@ impl DigestFile {
                 value.split_once(" = ").map_or((value, None), |(hash, first)| (hash, Some(first)));
             pass_on(Recorded::Entry { path, hash })?;
             if let Some(first) = first {
-                pass_on(Recorded::Link(Link { entry, first: path_id(first) }))?;
+                pass_on(Recorded::Link(HardLinkName { entry, first: path_id(first) }))?;
             }
             entry += 1;
             Ok(())
@@ -199,7 +199,7 @@ fn write_lines(store: &Store, temporary: &Path, mut hasher: TreeHasher<'_>) -> R
         (last, entry) = (hashed.path, entry + 1);
     }
     let mut links = groups.finish(store.fresh_tmp("links"))?.sorted()?;
-    while let Some(Link { entry, first }) = links.next()? {
+    while let Some(HardLinkName { entry, first }) = links.next()? {
         out.line(&LinkLine { link: entry, first: format!("{first:016x}") }).map_err(failed)?;
     }
     let checksum = hex::encode(out.hash.finalize());

@@ -27,14 +27,14 @@ pub(super) struct LinkGroups {
 
 /// A further name of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Link {
+pub(super) struct HardLinkName {
     /// The number of its entry.
     pub(super) entry: u64,
     /// The [`path_id`] of the file's first entry.
     pub(super) first: u64,
 }
 
-/// Stands for a path in [`Link::first`].
+/// Stands for a path in [`HardLinkName::first`].
 pub(super) fn path_id(text: &str) -> u64 {
     let hash = sha256(text.as_bytes());
     u64::from_be_bytes([hash[0], hash[1], hash[2], hash[3], hash[4], hash[5], hash[6], hash[7]])
@@ -57,7 +57,9 @@ impl LinkGroups {
         let mut sorted = self.names.finish()?;
         while let Some([inode, entry, id]) = sorted.next()? {
             match first {
-                Some((known, first)) if known == inode => links.push(Link { entry, first })?,
+                Some((known, first)) if known == inode => {
+                    links.push(HardLinkName { entry, first })?
+                }
                 _ => first = Some((inode, id)),
             }
         }
@@ -74,7 +76,7 @@ impl Links {
         Self(SpillSort::new(temporary, RECORDS_HELD))
     }
 
-    pub(super) fn push(&mut self, link: Link) -> Result<()> {
+    pub(super) fn push(&mut self, link: HardLinkName) -> Result<()> {
         self.0.push([link.entry, link.first, 0])
     }
 
@@ -88,8 +90,8 @@ impl Links {
 pub(super) struct SortedLinks(Sorted);
 
 impl SortedLinks {
-    pub(super) fn next(&mut self) -> Result<Option<Link>> {
-        Ok(self.0.next()?.map(|[entry, first, _]| Link { entry, first }))
+    pub(super) fn next(&mut self) -> Result<Option<HardLinkName>> {
+        Ok(self.0.next()?.map(|[entry, first, _]| HardLinkName { entry, first }))
     }
 }
 
@@ -248,7 +250,7 @@ mod tests {
         }
         let mut links = groups.finish(dir.path().join("two")).unwrap().sorted().unwrap();
         let mut found = Vec::new();
-        while let Some(Link { entry, first }) = links.next().unwrap() {
+        while let Some(HardLinkName { entry, first }) = links.next().unwrap() {
             found.push((entry, first));
         }
         assert_eq!(found, [(2, path_id("a")), (4, path_id("b")), (5, path_id("a"))]);

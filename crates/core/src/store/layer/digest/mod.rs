@@ -35,7 +35,7 @@ pub use self::hash::ReadThrottle;
 
 /// What came of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum DigestVerdict {
     /// It is what was sealed.
     Intact,
     /// It is not.
@@ -82,19 +82,19 @@ impl Store {
         &self,
         layer: &LayerId,
         throttle: Option<&ReadThrottle>,
-    ) -> Result<Verdict> {
+    ) -> Result<DigestVerdict> {
         let (store, id, throttle) = (self.clone(), layer.clone(), throttle.cloned());
         as_throttled(throttle.clone(), move || {
             if let Some(recorded) = DigestFile::find(&store.layer_dir(&id))? {
-                return recorded.check().map(|()| Verdict::Intact);
+                return recorded.check().map(|()| DigestVerdict::Intact);
             }
             let differences = store.compare_summary(&id)?;
             if !differences.is_empty() {
-                return Ok(Verdict::Damaged(differences));
+                return Ok(DigestVerdict::Damaged(differences));
             }
             let hasher = TreeHasher::new(Place::root(&store.diff_dir(&id))?, throttle.as_ref());
             file::write(&store, &store.layer_dir(&id), hasher)?;
-            Ok(Verdict::Intact)
+            Ok(DigestVerdict::Intact)
         })
         .await
     }
@@ -129,12 +129,12 @@ impl Store {
     /// # Errors
     ///
     /// As [`fingerprint`](Self::fingerprint).
-    pub async fn verify_names(&self, layer: &LayerId) -> Result<Verdict> {
+    pub async fn verify_names(&self, layer: &LayerId) -> Result<DigestVerdict> {
         let (store, id) = (self.clone(), layer.clone());
         blocking(move || {
             let differences = store.compare_summary(&id)?;
             let intact = differences.is_empty();
-            Ok(if intact { Verdict::Intact } else { Verdict::Damaged(differences) })
+            Ok(if intact { DigestVerdict::Intact } else { DigestVerdict::Damaged(differences) })
         })
         .await
     }
@@ -161,7 +161,7 @@ impl Store {
         fs::metadata(&digest.path).ok()?.modified().ok()
     }
 
-    /// Hashes a sealed layer again and compares. One that was never hashed is [`Verdict::Unknown`],
+    /// Hashes a sealed layer again and compares. One that was never hashed is [`DigestVerdict::Unknown`],
     /// unless its names are not those that were sealed: nothing is taken for good by this. Reads as
     /// fast as it can on all processors, or throttled on one.
     ///
@@ -172,25 +172,29 @@ impl Store {
         &self,
         layer: &LayerId,
         throttle: Option<&ReadThrottle>,
-    ) -> Result<Verdict> {
+    ) -> Result<DigestVerdict> {
         let (store, id, throttle) = (self.clone(), layer.clone(), throttle.cloned());
         as_throttled(throttle.clone(), move || {
             let Some(recorded) = DigestFile::find(&store.layer_dir(&id))? else {
                 let differences = store.compare_summary(&id)?;
                 let unknown = differences.is_empty();
-                return Ok(if unknown { Verdict::Unknown } else { Verdict::Damaged(differences) });
+                return Ok(if unknown {
+                    DigestVerdict::Unknown
+                } else {
+                    DigestVerdict::Damaged(differences)
+                });
             };
             let hasher = TreeHasher::new(Place::root(&store.diff_dir(&id))?, throttle.as_ref());
             let differences = compare::compare(&store, &recorded, hasher)?;
             if !differences.is_empty() {
-                return Ok(Verdict::Damaged(differences));
+                return Ok(DigestVerdict::Damaged(differences));
             }
             // The time says when it was last verified. If it is lost, the layer is verified again.
             let _ = fs::File::options()
                 .append(true)
                 .open(&recorded.path)
                 .and_then(|file| file.set_modified(SystemTime::now()));
-            Ok(Verdict::Intact)
+            Ok(DigestVerdict::Intact)
         })
         .await
     }

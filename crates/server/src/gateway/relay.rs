@@ -11,6 +11,7 @@ use tokio::io::{
     AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf,
 };
 use tokio::sync::oneshot;
+use tokio_util::task::TaskTracker;
 
 /// How much may be under way between the connection and the agent.
 const BUFFER: usize = 64 << 10;
@@ -26,15 +27,15 @@ pub(super) struct PortConnection {
     _present: oneshot::Sender<()>,
 }
 
-/// Has a connection carried, and answers with our end of it.
-pub(super) fn held(connected: Connected) -> PortConnection {
+/// Has a connection carried by a task among `tasks`, and answers with our end of it.
+pub(super) fn relayed(tasks: &TaskTracker, connected: Connected) -> PortConnection {
     let (stream, theirs) = tokio::io::duplex(BUFFER);
     let (present, gone) = oneshot::channel();
     let left = async move {
         let _ = gone.await;
         tokio::time::sleep(LINGER).await;
     };
-    tokio::spawn(carry(theirs, connected, left));
+    tasks.spawn(relay(theirs, connected, left));
     PortConnection { stream, _present: present }
 }
 
@@ -68,7 +69,7 @@ impl AsyncWrite for PortConnection {
 
 /// Carries bytes between a connection and the agent until both directions are done, or until `left`:
 /// a process that hangs does not see that the other side is gone.
-pub(crate) async fn carry<S>(stream: S, connected: Connected, left: impl Future<Output = ()>)
+pub(crate) async fn relay<S>(stream: S, connected: Connected, left: impl Future<Output = ()>)
 where
     S: AsyncRead + AsyncWrite,
 {
@@ -84,7 +85,7 @@ where
             }
             let count = buffer.len() as u64;
             out.send(buffer.freeze()).await.map_err(io::Error::other)?;
-            awake.carried(count, 0);
+            awake.count_traffic(count, 0);
         }
         out.end();
         said_all.store(true, Ordering::Relaxed);
@@ -101,7 +102,7 @@ where
                 }
             };
             let Some(bytes) = piece else { break };
-            awake.carried(0, bytes.len() as u64);
+            awake.count_traffic(0, bytes.len() as u64);
             write.write_all(&bytes).await?;
             write.flush().await?;
         }

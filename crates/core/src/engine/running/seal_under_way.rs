@@ -12,9 +12,9 @@ pub(in crate::engine) struct SealUnderWay(Arc<AtomicBool>);
 
 impl SealUnderWay {
     /// A seal begins. It is over when the guard is dropped.
-    pub(in crate::engine) fn begin(&self) -> SealGuard {
+    pub(in crate::engine) fn begin(&self) -> SealRunning {
         self.0.store(true, Ordering::Relaxed);
-        SealGuard(Arc::clone(&self.0))
+        SealRunning(Arc::clone(&self.0))
     }
 
     /// True while it is under way.
@@ -25,9 +25,9 @@ impl SealUnderWay {
 
 /// A seal that is under way. There is one at a time: it has the turn of its sandbox.
 #[derive(Debug)]
-pub(in crate::engine) struct SealGuard(Arc<AtomicBool>);
+pub(in crate::engine) struct SealRunning(Arc<AtomicBool>);
 
-impl Drop for SealGuard {
+impl Drop for SealRunning {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Relaxed);
     }

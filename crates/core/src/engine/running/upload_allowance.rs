@@ -12,7 +12,7 @@ const WRITTEN_AFTER: Duration = Duration::from_secs(3);
 /// What is sent is counted as bytes of a stream, and takes more than that on the disk: an archive of tiny files four times as much. So only a
 /// part of what is left is let through before it is counted again.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct Room {
+pub(in crate::engine) struct UploadAllowance {
     /// What may be sent until it is counted again; nothing is known before the first count.
     until_count: Option<u64>,
     /// What was sent since.
@@ -23,7 +23,7 @@ pub(in crate::engine) struct Room {
     last_sent: Option<Instant>,
 }
 
-impl Room {
+impl UploadAllowance {
     /// Takes note of what is left.
     pub(in crate::engine) fn counted(&mut self, left: u64) {
         self.until_count = Some((left / 4).max(STEP).min(left));
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn what_was_just_sent_may_not_be_written_yet() {
-        let mut room = Room::default();
+        let mut room = UploadAllowance::default();
         room.counted(100);
         assert!(!room.is_being_written());
         assert!(!room.admit(101) && !room.is_being_written(), "nothing was sent");
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn a_part_of_what_is_left_is_let_through_between_counts() {
-        let mut room = Room::default();
+        let mut room = UploadAllowance::default();
         assert!(!room.admit(1), "nothing is known yet");
         room.counted(100 << 20);
         assert!(room.admit(25 << 20));
