@@ -23,7 +23,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Notify;
 
 use crate::api::{self, App};
-use crate::connections::{Counted, Slot, Via, turn_away};
+use crate::connections::{Counted, Slot, Via, turn_away, turn_away_local};
 use crate::limits::Limits;
 use sandkeep_core::engine::Engine;
 
@@ -196,7 +196,10 @@ async fn accept_unix(listener: UnixListener, router: Router, app: Arc<App>) {
         };
         match accepted {
             Ok((stream, _)) => {
-                let Ok(slot) = app.connections.admit(None) else { continue };
+                let Ok(slot) = app.connections.admit(None) else {
+                    turn_away_local(stream);
+                    continue;
+                };
                 app.tasks.spawn(connection(
                     stream,
                     slot,
