@@ -12,7 +12,7 @@
 //! server is not taken by others. A key that has too many connections is answered 429 with `Retry-After`.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::{self, Read as _, Write as _};
+use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -24,15 +24,16 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::process::Resource;
 use sandkeep_core::model::KeyId;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Notify;
 
 use crate::limits::Limits;
 
 /// How many connections may be on their way out before the next one is taken.
 const LEAVING: usize = 256;
-/// How many connections the Unix socket may have.
+/// How many connections the Unix socket may have, and the part of the descriptors that they may be.
 const LOCAL: usize = 1024;
+const LOCAL_PART: usize = 8;
 
 /// Who is connected.
 #[derive(Debug)]
@@ -40,6 +41,7 @@ pub(crate) struct Connections {
     total: usize,
     per_address: usize,
     per_key: usize,
+    local: usize,
     state: Mutex<State>,
 }
 
@@ -96,6 +98,7 @@ impl Connections {
             total,
             per_address: limits.connections_per_address.min(total).max(1),
             per_key: limits.connections_per_key.max(1),
+            local: LOCAL.min(descriptors / LOCAL_PART).max(1),
             state: Mutex::default(),
         })
     }
@@ -105,7 +108,7 @@ impl Connections {
         let from = peer.map(network);
         let mut state = self.lock();
         let here = state.from.get(&from).map_or(0, |group| group.count);
-        let most = if from.is_some() { self.per_address } else { LOCAL };
+        let most = if from.is_some() { self.per_address } else { self.local };
         if here >= most {
             let longest = state.from.get(&from).and_then(|group| group.idle.values().next());
             let longest = *longest.ok_or(Full)?;
@@ -391,8 +394,22 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
 
 /// Tells a connection that there is no room, without waiting for anything.
 pub(crate) fn turn_away(stream: TcpStream) {
+    if let Ok(mut stream) = stream.into_std() {
+        tell_full(&mut stream);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+    }
+}
+
+/// The same on the Unix socket.
+pub(crate) fn turn_away_local(stream: UnixStream) {
+    if let Ok(mut stream) = stream.into_std() {
+        tell_full(&mut stream);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+    }
+}
+
+fn tell_full(stream: &mut (impl io::Read + io::Write)) {
     const BODY: &str = r#"{"error":{"code":"too_many_connections","message":"this server has too many connections","hint":"close some, or try again in a moment"}}"#;
-    let Ok(mut stream) = stream.into_std() else { return };
     let answer = format!(
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
          connection: close\r\ncontent-length: {}\r\n\r\n{BODY}",
@@ -401,7 +418,6 @@ pub(crate) fn turn_away(stream: TcpStream) {
     // What it has sent already is read, so that closing does not reset the connection under the answer.
     let _ = stream.read(&mut [0; 4096]);
     let _ = stream.write(answer.as_bytes());
-    let _ = stream.shutdown(std::net::Shutdown::Write);
 }
 
 #[cfg(test)]
@@ -481,5 +497,21 @@ mod tests {
         assert_ne!(network(address("2001:db8::1")), network(address("2001:db8:0:1::1")));
         assert_eq!(network(address("::ffff:192.0.2.1")), address("192.0.2.1"));
         assert_eq!(network(address("::1")), address("::1"));
+    }
+
+    #[tokio::test]
+    async fn who_finds_the_unix_socket_full_is_told() {
+        use tokio::io::AsyncReadExt as _;
+        let connections = Connections::within(&Limits::default(), 80);
+        let held: Vec<_> = (0..10).map(|_| connections.admit(None).expect("room")).collect();
+        let busy: Vec<_> = held.iter().map(super::Slot::request).collect();
+        assert_eq!(connections.admit(None).err(), Some(Full), "an eighth of the descriptors");
+        drop(busy);
+        connections.admit(None).expect("one that is idle makes room");
+        let (ours, mut theirs) = tokio::net::UnixStream::pair().expect("a pair");
+        super::turn_away_local(ours);
+        let mut told = String::new();
+        theirs.read_to_string(&mut told).await.expect("it is closed after that");
+        assert!(told.starts_with("HTTP/1.1 503 ") && told.contains("retry-after: 1"), "{told}");
     }
 }

@@ -1,11 +1,14 @@
 //! How much a caller may send, how fast and how long.
 
 use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use parking_lot::Mutex;
 use sandkeep_core::model::KeyId;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::ApiError;
 
@@ -39,6 +42,10 @@ pub struct Limits {
     pub first_request: Duration,
     /// How many requests of one key may measure disk space at once.
     pub measurements_per_key: usize,
+    /// How many exports of snapshots one key may have in progress.
+    pub exports_per_key: usize,
+    /// How many comparisons and merges of one project may be in progress: one runs, the others wait.
+    pub comparisons_per_project: usize,
 }
 
 impl Default for Limits {
@@ -57,6 +64,8 @@ impl Default for Limits {
             connections_per_key: 2048,
             first_request: Duration::from_secs(10),
             measurements_per_key: 4,
+            exports_per_key: 2,
+            comparisons_per_project: 8,
         }
     }
 }
@@ -111,42 +120,84 @@ impl RateLimiter {
     }
 }
 
-/// Requests of one sort that are under way, by key.
-#[derive(Debug, Default)]
-pub(crate) struct PerKey(Mutex<HashMap<KeyId, usize>>);
+/// Requests of one sort that are under way, by key or by project.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestsPer<K: Eq + Hash>(Arc<Mutex<HashMap<K, Requests>>>);
 
-/// One of them, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct PerKeyPermit<'a> {
-    all: &'a PerKey,
-    key: KeyId,
-}
-
-impl PerKey {
-    /// Begins one, unless the key has `most` under way.
-    pub(crate) fn enter(&self, key: &KeyId, most: usize) -> Result<PerKeyPermit<'_>, ApiError> {
-        let mut all = self.0.lock();
-        let count = all.entry(key.clone()).or_default();
-        if *count >= most {
-            return Err(ApiError::new(
-                StatusCode::TOO_MANY_REQUESTS,
-                "too_many_concurrent_requests",
-                format!("this key has {most} such requests in progress"),
-            )
-            .hint("wait for their responses")
-            .retry_after(1));
-        }
-        *count += 1;
-        Ok(PerKeyPermit { all: self, key: key.clone() })
+impl<K: Eq + Hash> Default for RequestsPer<K> {
+    fn default() -> Self {
+        Self(Arc::default())
     }
 }
 
-impl Drop for PerKeyPermit<'_> {
+#[derive(Debug)]
+struct Requests {
+    count: usize,
+    /// Where those wait that go one by one.
+    turn: Arc<Semaphore>,
+}
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct RequestPermit<K: Eq + Hash> {
+    turn: Option<OwnedSemaphorePermit>,
+    all: RequestsPer<K>,
+    key: K,
+}
+
+impl<K: Eq + Hash + Clone> RequestsPer<K> {
+    /// Begins one, unless as many as `most` are under way.
+    pub(crate) fn enter(&self, key: &K, most: usize) -> Result<RequestPermit<K>, ApiError> {
+        Ok(self.begin(key, most)?.0)
+    }
+
+    /// The same, where one runs at a time and the others wait, but not for longer than `patience`.
+    pub(crate) async fn enter_in_turn(
+        &self,
+        key: &K,
+        most: usize,
+        patience: Duration,
+    ) -> Result<RequestPermit<K>, ApiError> {
+        let (mut permit, turn) = self.begin(key, most)?;
+        match tokio::time::timeout(patience, turn.acquire_owned()).await {
+            Ok(turn) => permit.turn = turn.ok(),
+            Err(_) => return Err(too_many("others like it are still in progress")),
+        }
+        Ok(permit)
+    }
+
+    fn begin(&self, key: &K, most: usize) -> Result<(RequestPermit<K>, Arc<Semaphore>), ApiError> {
+        let mut all = self.0.lock();
+        let requests = all.entry(key.clone()).or_insert_with(Requests::new);
+        if requests.count >= most {
+            return Err(too_many(format!("{most} such requests are in progress already")));
+        }
+        requests.count += 1;
+        let permit = RequestPermit { turn: None, all: Self(Arc::clone(&self.0)), key: key.clone() };
+        Ok((permit, Arc::clone(&requests.turn)))
+    }
+}
+
+fn too_many(message: impl Into<String>) -> ApiError {
+    ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_concurrent_requests", message)
+        .hint("wait for their responses")
+        .retry_after(1)
+}
+
+impl Requests {
+    fn new() -> Self {
+        Self { count: 0, turn: Arc::new(Semaphore::new(1)) }
+    }
+}
+
+impl<K: Eq + Hash> Drop for RequestPermit<K> {
     fn drop(&mut self) {
+        // The next one has its turn before this one is forgotten: whoever comes then finds it.
+        drop(self.turn.take());
         let mut all = self.all.0.lock();
-        if let Some(count) = all.get_mut(&self.key) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(requests) = all.get_mut(&self.key) {
+            requests.count -= 1;
+            if requests.count == 0 {
                 all.remove(&self.key);
             }
         }
@@ -159,17 +210,39 @@ mod tests {
 
     use sandkeep_core::model::KeyId;
 
-    use super::{Limits, PerKey, RateLimiter};
+    use super::{Limits, RateLimiter, RequestsPer};
 
     #[test]
     fn a_key_has_so_many_under_way() {
-        let (all, key, other) = (PerKey::default(), KeyId::fresh(), KeyId::fresh());
+        let (all, key, other) = (RequestsPer::<KeyId>::default(), KeyId::fresh(), KeyId::fresh());
         let first = all.enter(&key, 2).expect("room");
         let _second = all.enter(&key, 2).expect("room");
         assert_eq!(all.enter(&key, 2).expect_err("too many").status(), 429);
         let _other = all.enter(&other, 2).expect("one key does not hold up another");
         drop(first);
         all.enter(&key, 2).expect("room again");
+    }
+
+    #[tokio::test]
+    async fn of_those_that_go_one_by_one_the_others_wait() {
+        let (all, key, other) = (RequestsPer::<KeyId>::default(), KeyId::fresh(), KeyId::fresh());
+        let (soon, later) = (Duration::from_millis(20), Duration::from_secs(20));
+        let first = all.enter_in_turn(&key, 3, later).await.expect("its turn");
+        let _other = all.enter_in_turn(&other, 3, soon).await.expect("one key waits for no other");
+        let late = all.enter_in_turn(&key, 3, soon).await.expect_err("not its turn");
+        assert_eq!((late.status().as_u16(), late.retry_seconds()), (429, Some(1)));
+        let waits = tokio::spawn({
+            let (all, key) = (all.clone(), key.clone());
+            async move { all.enter_in_turn(&key, 3, later).await }
+        });
+        while all.0.lock()[&key].count < 2 {
+            tokio::task::yield_now().await;
+        }
+        let _third = all.begin(&key, 3).expect("room to wait");
+        let fourth = all.enter_in_turn(&key, 3, later).await.expect_err("too many");
+        assert_eq!(fourth.status(), 429);
+        drop(first);
+        waits.await.expect("no panic").expect("its turn now");
     }
 
     #[test]

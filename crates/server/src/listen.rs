@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use crate::api::{self, App};
-use crate::connections::{Counted, Slot, Via, turn_away};
+use crate::connections::{Counted, Slot, Via, turn_away, turn_away_local};
 use crate::limits::Limits;
 use sandkeep_client::types::error_chain;
 use sandkeep_core::engine::Engine;
@@ -198,7 +198,10 @@ async fn accept_unix(listener: UnixListener, router: Router, app: Arc<App>) {
         };
         match accepted {
             Ok((stream, _)) => {
-                let Ok(slot) = app.connections.admit(None) else { continue };
+                let Ok(slot) = app.connections.admit(None) else {
+                    turn_away_local(stream);
+                    continue;
+                };
                 app.tasks.spawn(connection(
                     stream,
                     slot,

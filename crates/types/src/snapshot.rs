@@ -34,7 +34,8 @@ pub struct SnapshotSize {
     pub shared_bytes: u64,
     /// What deleting it would free.
     pub freed_if_deleted_bytes: u64,
-    /// About how much an export writes: all its layers, those of its image included.
+    /// About how much an export writes: the disk space of all its layers, those of its image included. Holes of sparse files
+    /// are not counted here and are zeros in an export, whose `Content-Length` is exact.
     #[serde(default)]
     pub export_bytes: u64,
 }

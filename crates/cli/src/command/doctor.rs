@@ -215,7 +215,10 @@ fn languages() -> Finding {
 
 /// cgroup v2 is one tree with a list of controllers; v1 is one tree for each.
 fn control_groups() -> Finding {
-    let root = Path::new("/sys/fs/cgroup");
+    control_groups_in(Path::new("/sys/fs/cgroup"))
+}
+
+fn control_groups_in(root: &Path) -> Finding {
     let wanted = ["cpu", "memory", "pids"];
     let unified = std::fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
     let in_v2 = |name: &&str| unified.split_whitespace().any(|found| found == *name);
@@ -223,6 +226,20 @@ fn control_groups() -> Finding {
     let lacking: Vec<&str> =
         wanted.into_iter().filter(|name| !in_v2(name) && !in_v1(name)).collect();
     let kind = if unified.is_empty() { "v1" } else { "v2" };
+    // Version 2 counts what sockets queue as memory. Version 1 has a limit for it, but not in every kernel.
+    let memory = root.join("memory");
+    let counts_sockets = in_v2(&"memory") || memory.join("memory.kmem.tcp.limit_in_bytes").exists();
+    if lacking.is_empty() && !counts_sockets {
+        return Finding::new(
+            "cgroups",
+            Verdict::Weak,
+            format!(
+                "{kind} with cpu, memory, pids; this kernel has no `memory.kmem.tcp.limit_in_bytes`, so what the sockets of a \
+                 sandbox queue is not limited"
+            ),
+            Some("boot with systemd.unified_cgroup_hierarchy=1: there it counts as memory"),
+        );
+    }
     if lacking.is_empty() {
         return Finding::new(
             "cgroups",
@@ -466,8 +483,26 @@ impl Drop for Scratch {
 
 #[cfg(test)]
 mod tests {
-    use super::{Finding, Report, Verdict, written};
+    use super::{Finding, Report, Verdict, control_groups_in, written};
     use crate::screen::Paint;
+
+    #[test]
+    fn a_kernel_that_does_not_limit_sockets_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["cpu", "memory", "pids"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+            std::fs::write(dir.path().join(name).join("cgroup.procs"), "").unwrap();
+        }
+        let weak = control_groups_in(dir.path());
+        assert_eq!(weak.verdict, Verdict::Weak);
+        assert!(weak.detail.contains("sockets"), "{}", weak.detail);
+        let limit = dir.path().join("memory/memory.kmem.tcp.limit_in_bytes");
+        std::fs::write(&limit, "").unwrap();
+        assert_eq!(control_groups_in(dir.path()).verdict, Verdict::Ok);
+        std::fs::remove_file(limit).unwrap();
+        std::fs::write(dir.path().join("cgroup.controllers"), "cpu memory pids").unwrap();
+        assert_eq!(control_groups_in(dir.path()).verdict, Verdict::Ok, "version 2 counts it");
+    }
 
     #[test]
     fn a_fix_stands_below_what_it_fixes() {

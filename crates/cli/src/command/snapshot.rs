@@ -92,9 +92,20 @@ async fn export(context: &Context, id: &str, output: Option<&Path>) -> Result<()
     let snapshot = context.client.snapshot(id).await?;
     if let Some(size) = snapshot.size {
         let (layers, about) = (snapshot.layers, bytes(size.export_bytes));
-        note(&format!("exporting {layers} layers, those of the image included: about {about}"));
+        note(&format!(
+            "exporting {layers} layers, those of the image included: about {about} on disk"
+        ));
     }
     let mut download = context.client.export_snapshot(id).await?;
+    if let Some(length) = download.length() {
+        note(&format!("the archive has {}", bytes(length)));
+    }
+    let left_out = download.header("sandkeep-left-out").filter(|count| *count != "0");
+    if let Some(count) = left_out {
+        note(&format!(
+            "{count} files are left out, which an OCI archive cannot hold: sockets, and names that begin with `.wh.`"
+        ));
+    }
     let Some(path) = output.filter(|path| *path != Path::new("-")) else {
         while let Some(piece) = download.next().await? {
             context.screen.bytes(&piece)?;

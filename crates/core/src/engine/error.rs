@@ -84,6 +84,8 @@ pub enum Error {
     NotInTrash(String),
     #[error("there is no snapshot `{0}`")]
     NoSnapshot(SnapshotId),
+    #[error("the server already has {0} exports in progress")]
+    TooManyExports(usize),
     #[error("there is no session `{0}`")]
     NoSession(SessionId),
     #[error("sandbox `{sandbox}` has no command `{command}`")]
@@ -346,6 +348,7 @@ impl Error {
             Self::SessionOver
             | Self::ShuttingDown
             | Self::Recovering
+            | Self::TooManyExports(_)
             | Self::StartSlow { .. }
             | Self::PortSlow { .. } => ErrorKind::Unavailable,
             Self::Image(error) => image_kind(error),
@@ -436,6 +439,7 @@ impl Error {
             Self::AncestorDeleted { .. } => "ancestor_deleted",
             Self::MergeConflicts { .. } => "merge_conflicts",
             Self::Store(StoreError::DiffTooLarge { .. }) => "diff_too_large",
+            Self::Store(StoreError::ExportTooLarge { .. }) => "export_too_large",
             Self::Store(StoreError::BadGlob { .. }) => "invalid",
             Self::NoMemory { .. } => "memory_not_supported",
             Self::HoldsMemory { .. } => "has_memory",
@@ -446,6 +450,7 @@ impl Error {
             Self::SessionOver | Self::SessionEnded { .. } => "session_ended",
             Self::ShuttingDown | Self::Db(DbError::Closed) => "shutting_down",
             Self::Recovering => "recovering",
+            Self::TooManyExports(_) => "too_many_exports",
             Self::Db(DbError::Rebuilding) => "index_rebuilding",
             Self::StartFailed { .. } => "start_failed",
             Self::Image(error) => image_code(error),
@@ -504,6 +509,7 @@ impl Error {
             Self::NotInTrash(_) => "`keep trash ls` lists what there is".to_owned(),
             Self::NoService { sandbox, .. } => format!("`keep service ls {sandbox}` lists what there is"),
             Self::NoSnapshot(_) => "`keep snapshot ls` lists what there is".to_owned(),
+            Self::TooManyExports(_) => "try again when one of them has ended".to_owned(),
             Self::NoCommand { sandbox, .. } => format!("`keep commands {sandbox}` lists what was run"),
             Self::NotRunning(name) => format!("start it with `keep start {name}`, or omit `if_running`"),
             Self::NoMemory { name, .. } => {
@@ -539,6 +545,9 @@ impl Error {
                 "`keep merge {from} --into {into} --dry-run` lists all of them; `--conflicts keep` writes both versions, `--only GLOB` takes chosen paths"
             ),
             Self::Store(StoreError::DiffTooLarge { .. }) => "compare fewer paths: name files or directories".to_owned(),
+            Self::Store(StoreError::ExportTooLarge { .. }) => {
+                "start a sandbox from the snapshot, remove what makes it so large, and export that; or copy files out with `keep cp`".to_owned()
+            }
             Self::RecordChanged { .. } => "try again: the next attempt begins with the changed record".to_owned(),
             Self::Generation { .. } => "somebody changed it meanwhile: look again, then decide".to_owned(),
             Self::NoDrive(_) => "`keep drive ls` lists what there is; `keep drive create` makes one".to_owned(),
@@ -692,7 +701,7 @@ fn store_kind(error: &StoreError) -> ErrorKind {
         _ if error.is_no_room() => ErrorKind::Exhausted,
         StoreError::NotFound { .. } => ErrorKind::NotFound,
         StoreError::BadGlob { .. } => ErrorKind::Invalid,
-        StoreError::DiffTooLarge { .. } => ErrorKind::TooLarge,
+        StoreError::DiffTooLarge { .. } | StoreError::ExportTooLarge { .. } => ErrorKind::TooLarge,
         StoreError::BadExport { .. } | StoreError::InDoubt { .. } => ErrorKind::Conflict,
         StoreError::ShuttingDown | StoreError::Slow { .. } => ErrorKind::Unavailable,
         _ if error.is_read_only() => ErrorKind::Unavailable,

@@ -102,6 +102,7 @@ pub use session::ports::{Connected, Whose};
 pub use session::retention::{CommandRetention, CommandsKept};
 pub use session::services::ServiceStatus;
 pub use snapshots::drives::CreateDrive;
+pub use snapshots::export::SnapshotExport;
 pub use snapshots::storage_usage::{HostSpace, SpaceReport};
 pub use snapshots::trash::{InTrash, TrashItem};
 pub use tenancy::projects::Caller;
@@ -109,7 +110,7 @@ pub use tenancy::secrets::SetSecret;
 pub use tenancy::token::PortPass;
 
 pub use crate::model::{Method, OnDelete};
-pub use crate::store::PatchOptions;
+pub use crate::store::{LeftOut, PatchOptions};
 
 /// What the engine is made of.
 #[derive(Debug)]

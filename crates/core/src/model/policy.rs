@@ -2,6 +2,7 @@
 
 use hyper::Uri;
 use hyper::header::{HeaderName, HeaderValue};
+use ipnet::IpNet;
 use regex::{Regex, RegexBuilder};
 
 use super::network::{
@@ -52,15 +53,22 @@ impl Policy {
     pub fn check(&self, field: &str) -> Result<(), BadConfig> {
         let refuse = |part: &str, reason: &str| Err(bad(format!("{field}.{part}"), reason));
         let only_custom = "only a custom policy lists what may be reached";
-        if self.mode != Mode::Custom {
-            if !self.domains.is_empty() {
-                return refuse("domains", only_custom);
-            }
-            if !self.allow.is_empty() {
-                return refuse("allow", only_custom);
+        if self.mode != Mode::Custom && !self.domains.is_empty() {
+            return refuse("domains", only_custom);
+        }
+        if self.mode == Mode::AllowAll {
+            // Whoever lists the world there means that nothing else is allowed.
+            let closed = self.allow.iter().position(|rule| !is_private(&rule.net));
+            if let Some(index) = closed {
+                let reason = "allow-all allows it anyway: there an entry opens a private network and nothing else. To allow only \
+                              what is listed, use the mode custom";
+                return refuse(&format!("allow[{index}]"), reason);
             }
         }
         if self.mode == Mode::DenyAll {
+            if !self.allow.is_empty() {
+                return refuse("allow", only_custom);
+            }
             if !self.deny.is_empty() {
                 return refuse("deny", "where all is denied there is nothing left to deny");
             }
@@ -90,6 +98,25 @@ impl Policy {
         }
         Ok(())
     }
+}
+
+/// Private networks, which are closed until an entry opens them or a part of them. In IPv6 also those behind NAT64.
+fn is_private(net: &IpNet) -> bool {
+    const PRIVATE: [&str; 12] = [
+        "10.0.0.0/8",
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        "100.64.0.0/10",
+        "198.18.0.0/15",
+        "192.0.0.0/24",
+        "fc00::/7",
+        "fec0::/10",
+        "64:ff9b::a00:0/104",
+        "64:ff9b::ac10:0/108",
+        "64:ff9b::c0a8:0/112",
+        "64:ff9b::6440:0/106",
+    ];
+    PRIVATE.iter().filter_map(|text| text.parse::<IpNet>().ok()).any(|known| known.contains(net))
 }
 
 fn bad(field: String, reason: impl Into<String>) -> BadConfig {
@@ -282,6 +309,7 @@ mod tests {
         for json in [
             r#"{"mode": "allow-all"}"#,
             r#"{"mode": "deny-all"}"#,
+            r#"{"mode": "allow-all", "allow": ["10.1.0.0/16", "192.168.7.1:5432", "fd00:1::/32", "64:ff9b::10.1.2.3"]}"#,
             r#"{"mode": "allow-all", "deny": ["10.0.0.0/8", "192.0.2.1:80,443"]}"#,
             r#"{"mode": "custom", "domains": ["*.example.com:443", "*"], "allow": ["::/0"]}"#,
             r#"{"mode": "custom", "requests": [{"domain": "a.example", "action": "allow",
@@ -305,6 +333,12 @@ mod tests {
         let look = |look: &str| request(&format!(r#""action": "deny", "match": {look}"#));
         for (field, json) in [
             ("domains", r#"{"mode": "allow-all", "domains": ["a.example"]}"#.to_owned()),
+            (
+                "allow[1]",
+                r#"{"mode": "allow-all", "allow": ["10.0.0.0/8", "192.0.2.1"]}"#.to_owned(),
+            ),
+            ("allow[0]", r#"{"mode": "allow-all", "allow": ["0.0.0.0/0"]}"#.to_owned()),
+            ("allow[0]", r#"{"mode": "allow-all", "allow": ["10.0.0.0/7"]}"#.to_owned()),
             ("allow", r#"{"mode": "deny-all", "allow": ["192.0.2.1"]}"#.to_owned()),
             ("deny", r#"{"mode": "deny-all", "deny": ["192.0.2.1"]}"#.to_owned()),
             ("domains", format!(r#"{{"mode": "custom", "domains": [{}]}}"#, many(1001, "\"a.b\""))),

@@ -20,6 +20,7 @@
 //! | `special_addresses` | which addresses are refused whatever the policy says, and which are private |
 //! | `upstream` | how names are resolved and connections made outside; the same for all sandboxes of a daemon |
 //! | `log` | what is recorded about a flow |
+//! | `sockets` | how many sockets of the host a sandbox may have, and all of them together |
 //!
 //! Each sandbox has its own stack, dispatcher and tasks. All buffers are bounded, and data that cannot be taken now is not read:
 //! a slow side slows the other down, and nothing grows.
@@ -33,6 +34,7 @@ mod log;
 mod proxy;
 mod rules;
 mod sniff;
+mod sockets;
 mod special_addresses;
 mod stack;
 #[cfg(test)]
@@ -99,8 +101,10 @@ impl SessionNetworkStack {
     /// Returns an error when the device cannot be used.
     pub fn start(config: NetworkConfig) -> io::Result<Self> {
         let log = ConnectionLog::new(config.session, config.journal, config.before);
+        let sockets = config.authority.sockets.clone();
         let dispatcher = Dispatcher::new(config.rules, config.upstream, config.authority, log);
-        let stack = Stack::start(config.device, Arc::clone(&dispatcher) as Arc<dyn FlowHandler>)?;
+        let handler = Arc::clone(&dispatcher) as Arc<dyn FlowHandler>;
+        let stack = Stack::start(config.device, handler, sockets)?;
         Ok(Self { dispatcher, stack })
     }
 

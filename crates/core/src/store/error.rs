@@ -72,6 +72,12 @@ pub enum StoreError {
         /// Which limit it is beyond.
         why: String,
     },
+    /// A layer is more than one export may be.
+    #[error("the snapshot is too large to be exported: {why}")]
+    ExportTooLarge {
+        /// Which limit it is beyond.
+        why: String,
+    },
     /// The layer is still being written to.
     #[error("layer {id} is not sealed")]
     NotSealed {

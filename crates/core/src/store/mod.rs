@@ -89,7 +89,7 @@ pub use layer::compact::Linked;
 pub use layer::digest::{Difference, DigestVerdict, ReadThrottle};
 pub use layer::disk_import::{ImportedDisk, export_limit};
 pub use layer::exclude::Globs;
-pub use layer::export::Exported;
+pub use layer::export::{Exported, LeftOut};
 pub use layer::junk::{Junk, JunkRules};
 pub use layer::live_copy::LiveCopy;
 pub use layer::quarantine::FileToQuarantine;

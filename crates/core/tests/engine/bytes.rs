@@ -90,14 +90,15 @@ async fn a_hard_tree_survives_everything() {
         .id;
     let file = house.path().join("export.tar");
     let (sender, mut receiver) = tokio::sync::mpsc::channel(8);
-    let exporter = engine.clone();
-    let sending =
-        tokio::spawn(async move { exporter.export_snapshot(&project(), &snapshot, sender).await });
+    let export = engine.prepare_export(&project(), &snapshot).await.unwrap();
+    let told = export.bytes();
+    let sending = tokio::spawn(export.send(sender));
     let mut archive = Vec::new();
     while let Some(bytes) = receiver.recv().await {
         archive.extend_from_slice(&bytes);
     }
     sending.await.unwrap().unwrap();
+    assert_eq!(archive.len() as u64, told);
     std::fs::write(&file, archive).unwrap();
     engine.images().import("exported", &file, &Reporter::silent()).await.unwrap();
     let mut again = small("again");

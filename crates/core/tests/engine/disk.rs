@@ -129,6 +129,35 @@ async fn an_upload_over_the_limit_ends_no_command() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn directories_and_empty_files_are_bounded_too() {
+    let house = house!();
+    let engine = limited(&house).await;
+    // All but a few of the inodes that 50 MB may have.
+    let fill = "mkdir /work/many && cd /work/many && i=0 && while [ $i -lt 6300 ]; do : > $i; i=$((i+1)); done";
+    ok(&engine, "app", fill).await;
+    let files = engine.files(&project(), &name("app"), WakeMode::default()).await.unwrap();
+    let dir = async |name: &str| files.make_dir(name, None, false).await;
+    let empty =
+        async |name: &str| files.write(name, None, false, false).await?.finish().await.map(drop);
+    // A fourth of what was left when it was counted last is let through before it is counted again.
+    let mut made = 0;
+    while dir(&format!("/work/d{made}")).await.is_ok() {
+        made += 1;
+        assert!(made < 2000, "more than there may be were made");
+    }
+    for refusal in [dir("/work/d").await, empty("/work/f").await] {
+        let refusal = refusal.expect_err("there is no room");
+        assert!(refusal.to_string().contains("files and directories"), "{refusal}");
+        refused(refusal);
+    }
+    // Many names at once count as many.
+    let deep = "/work".to_owned() + &"/d".repeat(200);
+    refused(files.make_dir(&deep, None, true).await.expect_err("there is no room"));
+    ok(&engine, "app", "rm -r /work/many").await;
+    files.make_dir(&deep, None, true).await.expect("now there is");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn uploads_are_cut_at_the_limit() {
     let house = house!();
     let engine = limited(&house).await;

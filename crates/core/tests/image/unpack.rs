@@ -248,6 +248,61 @@ fn nothing_is_written_outside() {
 }
 
 #[test]
+fn names_and_links_that_are_too_long_are_the_archives_fault() {
+    let long = "n".repeat(256);
+    let fits = "n".repeat(255);
+    let far = format!("{}t", "d/".repeat(2048));
+    let entries: [(&str, EntryType, &str, &str); 8] = [
+        (&long, EntryType::Regular, "", "a part of its name is longer than 255 bytes"),
+        (
+            &format!("a/{long}/b"),
+            EntryType::Regular,
+            "",
+            "a part of its name is longer than 255 bytes",
+        ),
+        (&long, EntryType::Directory, "", "a part of its name is longer than 255 bytes"),
+        (&long, EntryType::Symlink, "x", "a part of its name is longer than 255 bytes"),
+        ("s", EntryType::Symlink, &far, "it is a symlink to a path of more than 4,095 bytes"),
+        ("s", EntryType::Symlink, "", "it is a symlink to nothing"),
+        ("h", EntryType::Link, &long, "it is a hard link to a name of more than 255 bytes"),
+        ("h", EntryType::Link, &far, "it is a hard link to something that is not there"),
+    ];
+    for (name, kind, link, wanted) in entries {
+        for form in [Form::Layer, Form::Root] {
+            let bench = Bench::new();
+            let archive = raw(name, kind, link);
+            let refused = unpack_layer("it", &archive[..], form, &bench.diff(), &[], AMPLE)
+                .expect_err("it does not fit");
+            let ImageError::Refused { entry, reason } = &refused else {
+                panic!("{kind:?} {wanted}: {refused}");
+            };
+            assert!(name.starts_with(entry.as_str()), "{entry}");
+            assert!(reason.contains(wanted), "{kind:?}: {reason}");
+            assert!(!refused.to_string().contains(&*bench.diff().to_string_lossy()));
+        }
+    }
+    let fine = raw("s", EntryType::Symlink, &format!("{}/{}", "d".repeat(255), "d/".repeat(1900)));
+    unpacked(&fine);
+    unpacked(&raw(&fits, EntryType::Regular, ""));
+}
+
+/// An archive of one entry, with its names in PAX records.
+fn raw(name: &str, kind: EntryType, link: &str) -> Vec<u8> {
+    let mut archive = tar::Builder::new(Vec::new());
+    let pairs = [("path", name.as_bytes()), ("linkpath", link.as_bytes())];
+    let pairs = pairs.into_iter().filter(|(_, value)| !value.is_empty());
+    archive.append_pax_extensions(pairs).expect("in memory");
+    let mut header = tar::Header::new_ustar();
+    header.set_path("cut").expect("short");
+    header.set_entry_type(kind);
+    header.set_mode(0o644);
+    header.set_size(0);
+    header.set_cksum();
+    archive.append(&header, std::io::empty()).expect("in memory");
+    archive.into_inner().expect("in memory")
+}
+
+#[test]
 fn device_nodes_are_left_out_and_counted() {
     let bench = Bench::new();
     let archive = Archive::new()

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::store_world::World;
 use sandkeep_core::model::{LayerId, LayerKind};
-use sandkeep_core::store::{Difference, DigestVerdict, Effort, SealOptions};
+use sandkeep_core::store::{Difference, Effort, LeftOut, SealOptions, StoreError, DigestVerdict};
 use sandkeep_testkit::tree::{assert_same, churn, describe, nasty, upset};
 
 /// How many random histories are tried; more of them with `SANDKEEP_SEEDS`.
@@ -284,7 +284,7 @@ async fn an_export_unpacks_to_the_same_tree() {
     let archive = world.dir().join("layer.tar");
     let file = fs::File::create(&archive).expect("a file");
     let (_, exported) = world.store.export(&image, file).await.expect("exported");
-    assert_eq!(exported.left_out, Vec::<String>::new());
+    assert_eq!(exported.left_out, LeftOut::default());
     assert_eq!(exported.bytes, fs::metadata(&archive).expect("there").len());
     let sum = Command::new("sha256sum").arg(&archive).output().expect("sha256sum runs");
     let sum = String::from_utf8(sum.stdout).expect("text");
@@ -310,6 +310,51 @@ async fn an_export_unpacks_to_the_same_tree() {
     for name in [".wh.gone", "dir/.wh..wh..opq", "kept/.wh.b", "swap", "tofile/in"] {
         assert!(list.lines().any(|line| line == name), "{name} in:\n{list}");
     }
+}
+
+#[tokio::test]
+async fn an_export_leaves_out_all_names_of_a_socket_and_tells() {
+    let world = World::new();
+    let image = world
+        .image(|root| {
+            let _ = std::os::unix::net::UnixListener::bind(root.join("a-socket")).expect("bound");
+            fs::hard_link(root.join("a-socket"), root.join("b-socket")).expect("linked");
+            for number in 0..30 {
+                fs::write(root.join(format!(".wh.{number:02}")), "").expect("a file");
+            }
+            fs::write(root.join("file"), "content").expect("a file");
+            fs::hard_link(root.join("file"), root.join("link")).expect("linked");
+        })
+        .await;
+    let (bytes, exported) = world.store.export(&image, Vec::new()).await.expect("exported");
+    assert_eq!(exported.left_out.count, 32);
+    assert_eq!(exported.left_out.paths.len(), LeftOut::NAMED);
+    assert_eq!(exported.left_out.paths[0], ".wh.00");
+    let mut archive = tar::Archive::new(&bytes[..]);
+    let entries = archive.entries().expect("an archive").map(|entry| {
+        let entry = entry.expect("an entry");
+        let link = entry.link_name().expect("a name").map(|name| name.display().to_string());
+        (entry.path().expect("a name").display().to_string(), link)
+    });
+    let wanted = [("./", None), ("file", None), ("link", Some("file"))];
+    let wanted = wanted.map(|(name, link)| (name.to_owned(), link.map(str::to_owned)));
+    assert_eq!(entries.collect::<Vec<_>>(), wanted);
+}
+
+#[tokio::test]
+async fn an_export_of_a_huge_sparse_file_is_refused_before_it_is_read() {
+    let world = World::new();
+    let image = world
+        .image(|root| {
+            let file = fs::File::create(root.join("huge")).expect("a file");
+            file.set_len(2 << 40).expect("this filesystem has files of 2 TiB");
+        })
+        .await;
+    let began = std::time::Instant::now();
+    let refused = world.store.export(&image, std::io::sink()).await.expect_err("too large");
+    assert!(began.elapsed() < std::time::Duration::from_secs(20));
+    assert!(matches!(refused, StoreError::ExportTooLarge { .. }), "{refused:?}");
+    assert!(refused.to_string().contains("`huge`, which has a size of 2.0 TiB"), "{refused}");
 }
 
 #[tokio::test]

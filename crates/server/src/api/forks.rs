@@ -1,6 +1,7 @@
 //! Forks that come back: what differs, promote, merge, rename.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
@@ -16,6 +17,7 @@ use super::input::{Body as JsonBody, IdempotencyKey, MaybeBody, Params, PathPara
 use super::{ApiResult, App, finish, stream, wire};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
+use crate::limits::RequestPermit;
 use crate::openapi::Raw;
 
 /// How many paths are listed if nothing is said, and at the most.
@@ -30,7 +32,8 @@ const MOST_LISTED: u64 = 100_000;
         ("path" = Option<Vec<String>>, Query, description = "Only these paths or globs. Without a leading slash they are below the working directory."),
         ("limit" = Option<u32>, Query, description = "How many paths are listed: 1 to 100000, 10000 if absent. All are counted."),
     ),
-    responses((status = 200, description = "What differs.", body = types::Diff)))]
+    responses((status = 200, description = "What differs.", body = types::Diff),
+        (status = 429, description = "The project has too many comparisons in progress: `too_many_concurrent_requests`.", body = types::ErrorAnswer)))]
 pub(crate) async fn diff(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -46,6 +49,7 @@ pub(crate) async fn diff(
     let request = diff_request(&mut params, limit)?;
     params.end()?;
     let points = (request.from.to_string(), request.to.to_string());
+    let _turn = turn(&app, &caller.project).await?;
     let found = app.engine.diff(&caller.project, request).await?;
     let point = |point: String, (snapshot, live): (Option<_>, bool)| types::DiffPoint {
         point,
@@ -70,7 +74,8 @@ pub(crate) async fn diff(
         ("relative" = Option<String>, Query, description = "Only what is below this directory, with paths relative to it."),
         ("binary" = Option<bool>, Query, description = "With the contents of binary files."),
     ),
-    responses((status = 200, description = "The patch.", body = Raw, content_type = "text/x-diff")))]
+    responses((status = 200, description = "The patch.", body = Raw, content_type = "text/x-diff"),
+        (status = 429, description = "The project has too many comparisons in progress: `too_many_concurrent_requests`.", body = types::ErrorAnswer)))]
 pub(crate) async fn patch(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -81,12 +86,14 @@ pub(crate) async fn patch(
     let relative = relative.trim_matches('/').as_bytes().to_vec();
     let how = PatchOptions { relative, binary: params.flag("binary")? };
     params.end()?;
+    let turn = turn(&app, &caller.project).await?;
     // Room for a few pieces: who writes waits when the caller is slow.
     let (into, mut pieces) = mpsc::channel(4);
     let engine = app.engine.clone();
-    let work = app
-        .tasks
-        .spawn(async move { engine.write_patch(&caller.project, request, how, into).await });
+    let work = app.tasks.spawn(async move {
+        let _turn = turn;
+        engine.write_patch(&caller.project, request, how, into).await
+    });
     let body = match pieces.recv().await {
         Some(first) => stream::export(first, pieces, work),
         None => {
@@ -95,6 +102,15 @@ pub(crate) async fn patch(
         }
     };
     Ok(([(CONTENT_TYPE, "text/x-diff")], body).into_response())
+}
+
+/// How long a comparison waits for others of its project.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Waits until no other comparison or merge of the project runs: the engine has room for a few at a time, of all projects.
+async fn turn(app: &App, project: &Name) -> Result<RequestPermit<Name>, ApiError> {
+    let most = app.limits.comparisons_per_project;
+    app.comparing.enter_in_turn(project, most, PATIENCE).await
 }
 
 fn diff_request(params: &mut Params, limit: usize) -> Result<DiffRequest, ApiError> {
@@ -172,7 +188,8 @@ pub(crate) async fn promote(
 #[utoipa::path(post, path = "/v1/sandboxes/{name}/merge", tag = "forks", operation_id = "merge_sandbox",
     params(("name" = String, Path, description = "The sandbox whose changes are taken.")),
     request_body = Option<types::Merge>,
-    responses((status = 200, description = "What was done, or would be done.", body = types::Merged)))]
+    responses((status = 200, description = "What was done, or would be done.", body = types::Merged),
+        (status = 429, description = "The project has too many comparisons in progress: `too_many_concurrent_requests`.", body = types::ErrorAnswer)))]
 pub(crate) async fn merge(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
@@ -188,8 +205,12 @@ pub(crate) async fn merge(
         dry_run: request.dry_run,
         expect_generation: request.expect_generation,
     };
+    let turn = turn(&app, &caller.project).await?;
     let engine = app.engine.clone();
-    let work = async move { engine.merge(&caller.project, &name, request).await };
+    let work = async move {
+        let _turn = turn;
+        engine.merge(&caller.project, &name, request).await
+    };
     let merged = finish(&app, work).await?;
     Ok(Json(types::Merged {
         sandbox: merged.sandbox.name.to_string(),

@@ -46,8 +46,9 @@ use tokio_util::task::TaskTracker;
 
 use crate::connections::Connections;
 use crate::error::ApiError;
-use crate::limits::{Limits, PerKey, RateLimiter};
+use crate::limits::{Limits, RateLimiter, RequestsPer};
 use sandkeep_core::engine::{self, Engine};
+use sandkeep_core::model::{KeyId, Name};
 
 pub(crate) use stream::download;
 
@@ -74,7 +75,11 @@ pub(crate) struct App {
     pub(crate) tasks: TaskTracker,
     pub(crate) connections: Arc<Connections>,
     /// Requests that measure disk space, per key.
-    pub(crate) measuring: PerKey,
+    pub(crate) measuring: RequestsPer<KeyId>,
+    /// Exports of snapshots, per key.
+    pub(crate) exporting: RequestsPer<KeyId>,
+    /// Comparisons and merges, per project: the engine has room for a few at a time.
+    pub(crate) comparing: RequestsPer<Name>,
 }
 
 impl App {
@@ -100,7 +105,9 @@ impl App {
             closing: CancellationToken::new(),
             tasks: TaskTracker::new(),
             connections,
-            measuring: PerKey::default(),
+            measuring: RequestsPer::default(),
+            exporting: RequestsPer::default(),
+            comparing: RequestsPer::default(),
         }
     }
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use sandkeep_client::types;
 use sandkeep_core::engine::SnapshotFilter;
@@ -99,9 +100,14 @@ pub(crate) async fn remove(
 }
 
 /// Exports a snapshot as an OCI image layout, in a tar stream.
+///
+/// The snapshot is read once before the response begins, so that its length is known. Holes of sparse files are zeros in the stream.
 #[utoipa::path(get, path = "/v1/snapshots/{id}/export", tag = "snapshots", operation_id = "export_snapshot",
     params(("id" = String, Path, description = "Its id.")),
-    responses((status = 200, description = "The tar stream.", body = Raw, content_type = "application/x-tar")))]
+    responses((status = 200, description = "The tar stream. `Content-Length` is its exact length; `Sandkeep-Left-Out` is how many files it cannot hold: sockets, and names that begin with `.wh.`.", body = Raw, content_type = "application/x-tar"),
+        (status = 422, description = "A layer takes more than 1 TiB, or has too many files with several names: `export_too_large`.", body = types::ErrorAnswer),
+        (status = 429, description = "The key has too many exports in progress: `too_many_concurrent_requests`.", body = types::ErrorAnswer),
+        (status = 503, description = "The server has too many exports in progress: `too_many_exports`.", body = types::ErrorAnswer)))]
 pub(crate) async fn export(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,
@@ -109,16 +115,25 @@ pub(crate) async fn export(
     params: Params,
 ) -> Result<Response, ApiError> {
     params.end()?;
+    let permit = app.exporting.enter(&caller.key, app.limits.exports_per_key)?;
+    let export = app.engine.prepare_export(&caller.project, &id).await?;
+    let (bytes, left_out) = (export.bytes(), export.left_out().count);
     // Room for a few pieces: the exporter waits when the caller is slow.
     let (into, mut pieces) = mpsc::channel(4);
-    let engine = app.engine.clone();
-    let work =
-        app.tasks.spawn(async move { engine.export_snapshot(&caller.project, &id, into).await });
+    let work = app.tasks.spawn(async move {
+        let _permit = permit;
+        export.send(into).await
+    });
     let Some(first) = pieces.recv().await else {
         let done = work.await.map_err(|_| ApiError::internal())?;
         done?;
         return Err(ApiError::internal());
     };
     let body = stream::export(first, pieces, work);
-    Ok(([(CONTENT_TYPE, "application/x-tar")], body).into_response())
+    let headers = [
+        (CONTENT_TYPE, HeaderValue::from_static("application/x-tar")),
+        (CONTENT_LENGTH, HeaderValue::from(bytes)),
+        (HeaderName::from_static("sandkeep-left-out"), HeaderValue::from(left_out)),
+    ];
+    Ok((headers, body).into_response())
 }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Method, StatusCode};
 use hyper_util::rt::TokioIo;
+use sandkeep_core::model::{LayerId, SnapshotId};
 use sandkeep_server::Limits;
 use sandkeep_testkit::daemon::skipped;
 use serde_json::Value;
@@ -236,4 +237,23 @@ async fn a_project_is_told_of_its_own_snapshots_only() {
     assert!(mine["snapshots_bytes"].as_u64().unwrap() >= 3_000_000, "{mine}");
     assert_eq!(mine["snapshots_bytes"], all["snapshots_bytes"]);
     assert_eq!(usage(&served.foreign).await["snapshots_bytes"], 0);
+}
+
+#[tokio::test]
+async fn exports_are_bounded_per_key_and_comparisons_per_project() {
+    let limits = Limits { exports_per_key: 0, comparisons_per_project: 0, ..Limits::default() };
+    let served = Served::limited(limits).await;
+    let id = SnapshotId::of_layer(&LayerId::fresh());
+    for (path, key) in [
+        (format!("/v1/snapshots/{id}/export"), &served.read),
+        ("/v1/diff?from=box&to=box@base".to_owned(), &served.read),
+        ("/v1/diff/patch?from=box&to=box@base".to_owned(), &served.read),
+    ] {
+        let refused = served.get(&path, key).await;
+        assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS, "{path}: {refused:?}");
+        assert_eq!(refused.error().code, "too_many_concurrent_requests");
+        assert_eq!(refused.headers["retry-after"], "1");
+    }
+    let refused = served.post("/v1/sandboxes/box/merge", &served.write, "{}").await;
+    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS, "{refused:?}");
 }

@@ -286,6 +286,8 @@ async fn a_snapshot_is_exported_and_a_closed_port_is_told() {
     let id = stopped["snapshot"]["id"].as_str().unwrap();
     let archive = served.get(&format!("/v1/snapshots/{id}/export"), &served.read).await;
     assert_eq!(archive.headers["content-type"], "application/x-tar");
+    assert_eq!(archive.headers["content-length"], archive.body.len().to_string());
+    assert_eq!(archive.headers["sandkeep-left-out"], "0");
     let request = served
         .request(Method::POST, "/v1/images/import?name=again", &served.admin)
         .header("content-type", "application/x-tar")
@@ -334,4 +336,43 @@ async fn an_image_is_customized_and_used() {
         "{out}"
     );
     assert!(out.ends_with("\n0\nuser\n"), "{out}");
+}
+
+/// The holes of a sparse file are zeros in an export: a copy of it on the server's disk could be any times larger than the
+/// sandbox may be.
+#[tokio::test]
+async fn an_export_of_holes_takes_nothing_of_the_servers_disk() {
+    const HOLES: u64 = 64 << 20;
+    let Some(served) = Served::with_machines("an_export_of_holes_takes_nothing").await else {
+        return;
+    };
+    served.create("box").await;
+    let argv = ["/bin/sh", "-c", "truncate -s 64M /holes; echo kept > /kept"];
+    exec(&served, json!({ "argv": argv })).await;
+    let stopped = served.post("/v1/sandboxes/box/stop", &served.write, "").await.json();
+    let id = stopped["snapshot"]["id"].as_str().unwrap();
+    let path = format!("/v1/snapshots/{id}/export");
+    let request = served.request(Method::GET, &path, &served.read);
+    let mut answer = served.send(request.body(Full::new(Bytes::new())).unwrap()).await;
+    assert_eq!(answer.status(), 200);
+    let length: u64 = answer.headers()["content-length"].to_str().unwrap().parse().unwrap();
+    assert!(length > HOLES, "{length}");
+    answer.body_mut().frame().await.unwrap().unwrap();
+    // While it is sent nothing of it is in a file, not even in one without a name.
+    let mut held = 0;
+    for open in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+        if let (Ok(at), Ok(file)) =
+            (std::fs::read_link(open.path()), std::fs::metadata(open.path()))
+            && at.to_string_lossy().ends_with(" (deleted)")
+            && file.is_file()
+        {
+            held += std::os::unix::fs::MetadataExt::blocks(&file) * 512;
+        }
+    }
+    assert!(held < HOLES / 4, "{held} bytes in files without a name");
+    let mut came = 0;
+    while let Some(frame) = answer.body_mut().frame().await {
+        came += frame.unwrap().into_data().map_or(0, |data| data.len() as u64);
+    }
+    assert!(came > HOLES && came < length);
 }

@@ -1,17 +1,11 @@
 //! Snapshots: find, list, delete, export.
 
-use std::io::{Seek as _, SeekFrom};
-
-use bytes::Bytes;
-use tokio::sync::mpsc;
-
 use crate::db::{Owner, Page, Paged, Tombstones, Unless};
 use crate::engine::references::Sized;
-use crate::engine::snapshots::export::{Blob, pack};
-use crate::engine::{Engine, Error, Result, SnapshotFilter};
+use crate::engine::{Engine, Error, Result, SnapshotExport, SnapshotFilter};
 use crate::failpoint;
 use crate::model::{Name, Snapshot, SnapshotId};
-use crate::store::{Durability, StoreError};
+use crate::store::Durability;
 
 impl Engine {
     /// Finds a snapshot.
@@ -99,42 +93,18 @@ impl Engine {
         Ok(freed)
     }
 
-    /// Sends a snapshot as an OCI layout in a tar stream. A receiver that goes away ends it.
+    /// Gets a snapshot ready to be sent as an OCI layout in a tar stream: reads all of it once. Ends when the caller does not
+    /// wait for it any more.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::NoSnapshot`], or [`Error::Store`] when there is no room to prepare it.
-    pub async fn export_snapshot(
-        &self,
-        project: &Name,
-        id: &SnapshotId,
-        into: mpsc::Sender<Bytes>,
-    ) -> Result<()> {
+    /// Returns [`Error::NoSnapshot`], [`Error::TooManyExports`], or [`StoreError`](crate::store::StoreError) when a layer cannot be
+    /// read or is too large.
+    pub async fn prepare_export(&self, project: &Name, id: &SnapshotId) -> Result<SnapshotExport> {
         self.parts.storage.snapshots.find_snapshot(project, id).await?;
         // Deleted meanwhile, it is sent all the same.
-        let (_hold, snapshot) = self.parts.references.hold_snapshot(id).await?;
+        let (hold, snapshot) = self.parts.references.hold_snapshot(id).await?;
         let snapshot = snapshot.ok_or_else(|| Error::SnapshotDeleted(id.clone()))?;
-        let sized = self.parts.references.sized(snapshot);
-        self.parts.context.store.check_room(sized.export).await?;
-        let snapshot = sized.item;
-        let tmp = self.parts.context.store.data_dir().join("tmp");
-        let mut blobs = Vec::new();
-        // OCI lists layers from the bottom.
-        for layer in snapshot.layers.iter().rev() {
-            let failed =
-                |source| StoreError::Io { action: "make a file in", path: tmp.clone(), source };
-            let file = tempfile::tempfile_in(&tmp).map_err(failed)?;
-            let (mut file, exported) = self.parts.context.store.export(layer, file).await?;
-            file.seek(SeekFrom::Start(0)).map_err(failed)?;
-            blobs.push(Blob { digest: exported.diff_id, bytes: exported.bytes, file });
-        }
-        let packed = tokio::task::spawn_blocking(move || pack(&snapshot, blobs, into));
-        match packed.await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(source)) => {
-                Err(StoreError::Io { action: "send an archive from", path: tmp, source }.into())
-            }
-            Err(_) => Err(Error::ShuttingDown),
-        }
+        SnapshotExport::prepare(&self.parts.context.store, &snapshot, hold).await
     }
 }

@@ -6,7 +6,7 @@ use crate::db::{Filter, Page};
 use crate::engine::snapshots::storage_usage::SpaceReport;
 use crate::engine::{Engine, Result};
 use crate::model::lifecycle::Phase;
-use crate::model::{Image, Name, Quarantine};
+use crate::model::{Image, Name};
 
 /// Figures of one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -47,9 +47,7 @@ impl Engine {
             report.snapshots = report.snapshots.saturating_sub(trash);
         }
         let ours = |of: &Name| project.is_none_or(|project| of == project);
-        let aside = self.parts.context.store.scan::<Quarantine>().await?.good;
-        let aside = aside.iter().filter(|one| ours(&one.project));
-        report.quarantine = aside.map(Quarantine::bytes).sum();
+        report.quarantine = self.parts.storage.usage.quarantined(project).await?;
         report.open = self.parts.storage.usage.open_bytes(ours).await?;
         report.commands = self.parts.sessions.command_bytes(project).await?;
         Ok(report)

@@ -28,6 +28,7 @@ use crate::driver::Unnamed;
 use crate::engine::error::error_chain;
 use crate::engine::integrity::DiskLimits;
 use crate::engine::running::live::RunningSandbox;
+use crate::engine::running::room::Sent;
 use crate::engine::{Error, Result};
 use crate::guest::GuestError;
 use crate::model::{LayerId, MountMode, Sandbox, Size};
@@ -76,9 +77,19 @@ impl Bound {
         self.used > self.limit || self.inodes > inodes_for(self.limit)
     }
 
-    fn left(&self) -> u64 {
+    fn left(&self) -> Sent {
         let inodes = inodes_for(self.limit).saturating_sub(self.inodes);
-        if inodes == 0 { 0 } else { self.limit.saturating_sub(self.used) }
+        Sent::new(self.limit.saturating_sub(self.used), inodes)
+    }
+
+    /// Why something does not fit. The files of an archive are not known yet: it goes on as long as there may be more.
+    fn refuses(&self, more: Sent) -> Option<String> {
+        let left = self.left();
+        if left.inodes < more.made() {
+            let most = inodes_for(self.limit);
+            return Some(format!("{} may have {most} files and directories", self.what));
+        }
+        (left.bytes < more.bytes).then(|| format!("{} may take {}", self.what, Size(self.limit)))
     }
 }
 
@@ -207,9 +218,12 @@ impl LimitWatch {
 
 impl RunningSandbox {
     /// Remembers what may still be uploaded.
-    fn counted(&self, bounds: &[Bound], usable: u64) {
-        let left = bounds.iter().map(Bound::left).min().unwrap_or(u64::MAX);
-        self.room.lock().counted(left.min(usable));
+    fn counted(&self, bounds: &[Bound], spare: u64) {
+        let lefts = bounds.iter().map(Bound::left);
+        let left = lefts.fold(Sent::new(spare, u64::MAX), |least, left| {
+            Sent::new(least.bytes.min(left.bytes), least.inodes.min(left.inodes))
+        });
+        self.room.lock().counted(left);
     }
 }
 
@@ -307,21 +321,21 @@ impl DiskLimits {
         }
     }
 
-    /// Lets so many bytes of an upload through, or says which limit they are beyond.
+    /// Lets a part of an upload through, or says which limit it is beyond.
     pub(in crate::engine) async fn admit_upload(
         &self,
         live: &RunningSandbox,
-        bytes: u64,
+        more: Sent,
     ) -> Result<(), GuestError> {
         if live.driver.disk().is_some() {
             return Ok(());
         }
-        if live.room.lock().admit(bytes) {
+        if live.room.lock().admit(more) {
             return Ok(());
         }
         // One at a time counts for a sandbox, however many upload.
         let _one = live.counting.lock().await;
-        if live.room.lock().admit(bytes) {
+        if live.room.lock().admit(more) {
             return Ok(());
         }
         let counted = async {
@@ -339,16 +353,15 @@ impl DiskLimits {
                 return Ok(());
             }
         };
-        live.counted(&bounds, usable);
-        if let Some(bound) = bounds.iter().find(|bound| bound.left() < bytes) {
-            let message = format!("{} may take {}", bound.what, Size(bound.limit));
+        live.counted(&bounds, spare);
+        if let Some(message) = bounds.iter().find_map(|bound| bound.refuses(more)) {
             return Err(GuestError::DiskLimit { message });
         }
-        if usable < bytes {
+        if spare < more.bytes {
             let message = "the disk of the host has no room".to_owned();
             return Err(GuestError::Refused { kind: Failure::NoSpace, message });
         }
-        live.room.lock().admit_counted(bytes);
+        live.room.lock().admit_counted(more);
         Ok(())
     }
 

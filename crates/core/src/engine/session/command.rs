@@ -298,7 +298,7 @@ impl Sessions {
                 // Nobody knows whether it runs. Its tracker finds out when the agent answers.
                 tracing::warn!(command = %record.id, %error, "the agent did not say whether a command was started; it will be asked again");
                 let hold = service.is_none().then_some(hold);
-                let tracked = self.adopt_held(live, record, hold);
+                let tracked = self.adopt_held(live, record, hold).await;
                 if service.is_none() {
                     return Err(error.into());
                 }
@@ -308,7 +308,7 @@ impl Sessions {
         };
         self.context.events.command_started(&sandbox, &record);
         crate::failpoint::pass("exec.spawned");
-        let log = self.open_log(&record);
+        let log = self.open_log(&record).await;
         let (sender, receiver) = mpsc::channel(16);
         let caller = (!exec.detach).then_some(sender);
         let with_stdin = exec.stdin || exec.tty.is_some();

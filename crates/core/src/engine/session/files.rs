@@ -9,6 +9,7 @@ use sandkeep_proto::link::{At, Entry};
 use crate::engine::Result;
 use crate::engine::integrity::DiskLimits;
 use crate::engine::running::live::{Hold, RunningSandbox};
+use crate::engine::running::room::Sent;
 use crate::engine::session::Sessions;
 use crate::guest::{Guest, GuestError, Incoming, Outgoing, TransferSummary};
 
@@ -65,6 +66,15 @@ impl Drop for Writes {
 pub struct Upload {
     out: Outgoing,
     bounds: Bounds,
+    kind: UploadKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum UploadKind {
+    /// The contents of one file.
+    File,
+    /// Files and directories, as many as it has entries.
+    Archive,
 }
 
 impl Upload {
@@ -75,8 +85,12 @@ impl Upload {
     /// Fails with [`GuestError::DiskLimit`] when the sandbox may not have more on its disk, and otherwise as
     /// [`Outgoing::send`].
     pub async fn send(&mut self, bytes: Bytes) -> Result<(), GuestError> {
-        let Bounds { limits, live } = &self.bounds;
-        limits.admit_upload(live, bytes.len() as u64).await?;
+        let length = bytes.len() as u64;
+        let sent = match self.kind {
+            UploadKind::File => Sent::new(length, 0),
+            UploadKind::Archive => Sent::archive(length),
+        };
+        self.bounds.admit(sent).await?;
         self.out.send(bytes).await.map_err(|error| self.bounds.judge(error))
     }
 
@@ -86,7 +100,7 @@ impl Upload {
     ///
     /// As [`send`](Self::send).
     pub async fn finish(self) -> Result<TransferSummary, GuestError> {
-        let Self { out, bounds } = self;
+        let Self { out, bounds, .. } = self;
         out.finish().await.map_err(|error| bounds.judge(error))
     }
 }
@@ -105,6 +119,10 @@ impl std::fmt::Debug for Bounds {
 }
 
 impl Bounds {
+    async fn admit(&self, sent: Sent) -> Result<(), GuestError> {
+        self.limits.admit_upload(&self.live, sent).await
+    }
+
     /// Says whose disk is full when the agent says that one is.
     fn judge(&self, error: GuestError) -> GuestError {
         self.limits.judge_full(&self.live, error)
@@ -143,7 +161,7 @@ impl Files {
     ///
     /// # Errors
     ///
-    /// Returns [`GuestError::Refused`] when it may not be written.
+    /// Returns [`GuestError::Refused`] when it may not be written, and [`GuestError::DiskLimit`] when the sandbox may have no more files.
     pub async fn write(
         &self,
         path: &str,
@@ -151,13 +169,19 @@ impl Files {
         parents: bool,
         append: bool,
     ) -> Result<Upload, GuestError> {
+        self.bounds.admit(made(path, parents)).await?;
         self.writes.begin();
-        self.upload(self.guest.write_file(self.at(path), mode, parents, append).await)
+        let out = self.guest.write_file(self.at(path), mode, parents, append).await;
+        self.upload(UploadKind::File, out)
     }
 
-    fn upload(&self, out: Result<Outgoing, GuestError>) -> Result<Upload, GuestError> {
+    fn upload(
+        &self,
+        kind: UploadKind,
+        out: Result<Outgoing, GuestError>,
+    ) -> Result<Upload, GuestError> {
         match out {
-            Ok(out) => Ok(Upload { out, bounds: self.bounds.clone() }),
+            Ok(out) => Ok(Upload { out, bounds: self.bounds.clone(), kind }),
             Err(error) => Err(self.bounds.judge(error)),
         }
     }
@@ -166,13 +190,15 @@ impl Files {
     ///
     /// # Errors
     ///
-    /// Returns [`GuestError::Refused`] when it is there or may not be made.
+    /// Returns [`GuestError::Refused`] when it is there or may not be made, and [`GuestError::DiskLimit`] when the sandbox may have no
+    /// more files and directories.
     pub async fn make_dir(
         &self,
         path: &str,
         mode: Option<u32>,
         parents: bool,
     ) -> Result<(), GuestError> {
+        self.bounds.admit(made(path, parents)).await?;
         self.writes.begin();
         let made = self.guest.make_dir(self.at(path), mode, parents).await;
         made.map_err(|error| self.bounds.judge(error))
@@ -232,7 +258,7 @@ impl Files {
     /// Returns [`GuestError::Refused`] when the directory cannot be written.
     pub async fn tar_in(&self, dir: &str) -> Result<Upload, GuestError> {
         self.writes.begin();
-        self.upload(self.guest.tar_in(self.at(dir), false).await)
+        self.upload(UploadKind::Archive, self.guest.tar_in(self.at(dir), false).await)
     }
 
     /// Unpacks a tar stream as if its entries were files written one by one: through links to
@@ -243,7 +269,7 @@ impl Files {
     /// As [`tar_in`](Self::tar_in).
     pub async fn tar_through(&self, dir: &str) -> Result<Upload, GuestError> {
         self.writes.begin();
-        self.upload(self.guest.tar_in(self.at(dir), true).await)
+        self.upload(UploadKind::Archive, self.guest.tar_in(self.at(dir), true).await)
     }
 
     /// Packs a file or directory as a tar stream.
@@ -254,4 +280,10 @@ impl Files {
     pub async fn tar_out(&self, path: &str) -> Result<(Entry, Incoming), GuestError> {
         self.guest.tar_out(self.at(path)).await
     }
+}
+
+/// What making something at a path makes at the most.
+fn made(path: &str, parents: bool) -> Sent {
+    let names = path.split('/').filter(|name| !name.is_empty()).count() as u64;
+    Sent::new(0, if parents { names.max(1) } else { 1 })
 }

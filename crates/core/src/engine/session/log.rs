@@ -2,7 +2,8 @@
 //!
 //! Up to the limit a log is one file. Past it, the beginning (half of the limit) stays and the end
 //! (up to the other half) goes round in two further files, so that both how a command started and
-//! how it ended can be read. `docs/formats/command-log.md` has the layout:
+//! how it ended can be read. The logs of all commands of a sandbox that run at a time share a [`LogBudget`]: the less is left of
+//! it, the shorter they are. `docs/formats/command-log.md` has the layout:
 //!
 //! ```text
 //! <command>.log        head: "SKLOG\0\0\x01", then records
@@ -21,10 +22,13 @@ use std::io;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Semaphore;
+
+use crate::engine::session::log_budget::{BudgetShare, LogBudget};
 
 const MAGIC: &[u8; 8] = b"SKLOG\0\0\x01";
 const HEADER: usize = 24;
@@ -48,6 +52,9 @@ pub(in crate::engine) struct LogRecord {
 pub(in crate::engine) struct LogWriter {
     head: PathBuf,
     limit: u64,
+    share: BudgetShare,
+    /// What the files before the one that is written take.
+    before: u64,
     /// Absent when it could not be opened: nothing is kept then.
     file: Option<File>,
     size: u64,
@@ -69,9 +76,11 @@ pub(in crate::engine) fn files(head: &Path) -> [PathBuf; 3] {
 
 /// How many threads may wait for the disk with logs. A disk that hangs takes no more of them, and the rest of the daemon
 /// goes on; whoever wants to read or write another log waits without a thread.
-static WRITING: Semaphore = Semaphore::const_new(64);
+const AT_ONCE: usize = 64;
 
-static READING: Semaphore = Semaphore::const_new(64);
+static WRITING: Semaphore = Semaphore::const_new(AT_ONCE);
+
+static READING: Semaphore = Semaphore::const_new(AT_ONCE);
 
 /// Runs what may wait for the disk so that no other task waits with it.
 fn beside<T>(work: impl FnOnce() -> T) -> T {
@@ -84,14 +93,27 @@ fn beside<T>(work: impl FnOnce() -> T) -> T {
 }
 
 impl LogWriter {
+    /// Opens a log, when it is its turn to wait for the disk.
+    pub(in crate::engine) async fn open_in_turn(
+        head: &Path,
+        limit: u64,
+        budget: &Arc<LogBudget>,
+    ) -> Self {
+        let _turn = WRITING.acquire().await;
+        Self::open(head, limit, budget)
+    }
+
     /// Opens a log, new or left by an earlier daemon. A disk that refuses costs the log, never the
     /// command.
-    pub(in crate::engine) fn open(head: &Path, limit: u64) -> Self {
-        beside(|| Self::try_open(head, limit)).unwrap_or_else(|error| {
+    fn open(head: &Path, limit: u64, budget: &Arc<LogBudget>) -> Self {
+        let share = || BudgetShare::new(budget);
+        beside(|| Self::try_open(head, limit, share())).unwrap_or_else(|error| {
             tracing::warn!(log = %head.display(), %error, "the log of a command cannot be opened; its output is not kept");
             Self {
                 head: head.to_owned(),
                 limit,
+                share: share(),
+                before: 0,
                 file: None,
                 size: 0,
                 in_tail: false,
@@ -101,7 +123,7 @@ impl LogWriter {
         })
     }
 
-    fn try_open(head: &Path, limit: u64) -> io::Result<Self> {
+    fn try_open(head: &Path, limit: u64, mut share: BudgetShare) -> io::Result<Self> {
         let [_, mid, tail] = files(head);
         let in_tail = tail.exists();
         let path = if in_tail { &tail } else { head };
@@ -125,9 +147,13 @@ impl LogWriter {
         if offset == 0 && in_tail {
             offset = last_offset(&mid)?.max(last_offset(head)?);
         }
+        let before = if in_tail { length(head) + length(&mid) } else { 0 };
+        share.set(before + size);
         Ok(Self {
             head: head.to_owned(),
             limit,
+            share,
+            before,
             file: Some(file),
             size,
             in_tail,
@@ -171,7 +197,8 @@ impl LogWriter {
         if self.file.is_none() {
             return Ok(());
         }
-        let room = if self.in_tail { self.limit / 4 } else { self.limit / 2 };
+        let limit = self.share.limit(self.limit);
+        let room = if self.in_tail { limit / 4 } else { limit / 2 };
         if self.size + (HEADER + bytes.len()) as u64 > room {
             self.rotate()?;
         }
@@ -186,6 +213,7 @@ impl LogWriter {
             file.write_all(&record)?;
         }
         self.size += record.len() as u64;
+        self.share.set(self.before + self.size);
         Ok(())
     }
 
@@ -200,12 +228,18 @@ impl LogWriter {
         self.file = Some(file);
         self.size = MAGIC.len() as u64;
         self.in_tail = true;
+        self.before = length(&self.head) + length(&mid);
         Ok(())
     }
 }
 
+fn length(path: &Path) -> u64 {
+    path.metadata().map_or(0, |metadata| metadata.len())
+}
+
 /// The newest records of a log that ends at `offset`: at least as much as any value is long, in any shape.
-pub(in crate::engine) fn last_records(head: PathBuf, offset: u64) -> Vec<(LogStream, Bytes)> {
+pub(in crate::engine) async fn last_records(head: PathBuf, offset: u64) -> Vec<(LogStream, Bytes)> {
+    let _turn = READING.acquire().await;
     let mut reader = LogReader::new(head, offset.saturating_sub(1 << 20));
     let mut records = Vec::new();
     beside(|| {
@@ -410,7 +444,17 @@ fn fill(file: &mut File, into: &mut [u8]) -> io::Result<bool> {
 mod tests {
     use std::io::Write as _;
 
-    use super::{LogReader, LogStream, LogWriter, Piece};
+    use std::path::Path;
+
+    use super::{LogBudget, LogReader, LogWriter, Piece, LogStream};
+
+    fn open(path: &Path, limit: u64) -> LogWriter {
+        LogWriter::open(path, limit, &LogBudget::new(limit))
+    }
+
+    fn on_disk(path: &Path) -> u64 {
+        super::files(path).iter().map(|path| super::length(path)).sum()
+    }
 
     /// What is kept, and how long each gap in it is.
     fn read_with_gaps(reader: &mut LogReader) -> (String, Vec<u64>) {
@@ -434,7 +478,7 @@ mod tests {
     fn what_is_printed_is_read_again_also_while_it_grows() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.log");
-        let mut writer = LogWriter::open(&path, 1 << 20);
+        let mut writer = open(&path, 1 << 20);
         let mut reader = LogReader::new(path.clone(), 0);
         writer.append(LogStream::Out, b"one ");
         writer.append(LogStream::Err, b"two ");
@@ -448,7 +492,7 @@ mod tests {
     fn a_long_log_keeps_its_beginning_and_its_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.log");
-        let mut writer = LogWriter::open(&path, 4096);
+        let mut writer = open(&path, 4096);
         let mut follower = LogReader::new(path.clone(), 0);
         let mut followed = String::new();
         for line in 0..1000 {
@@ -464,8 +508,7 @@ mod tests {
         assert!(writer.truncated());
         assert!(followed.ends_with("line 998\nline 999\n"));
         assert_eq!(followed.lines().count(), 1000, "a reader that keeps up misses nothing");
-        let size: u64 =
-            super::files(&path).iter().filter_map(|f| f.metadata().ok()).map(|m| m.len()).sum();
+        let size = on_disk(&path);
         assert!(size <= 4096 + 64, "{size}");
     }
 
@@ -473,7 +516,7 @@ mod tests {
     fn what_is_missing_at_the_end_is_told_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.log");
-        LogWriter::open(&path, 1 << 20).append(LogStream::Out, b"kept");
+        open(&path, 1 << 20).append(LogStream::Out, b"kept");
         let mut reader = LogReader::new(path, 0);
         assert_eq!(read(&mut reader), "kept");
         assert_eq!(reader.missing_at_end(4), None);
@@ -485,7 +528,7 @@ mod tests {
     fn half_a_record_left_by_a_crash_is_cut_off() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.log");
-        let mut writer = LogWriter::open(&path, 1 << 20);
+        let mut writer = open(&path, 1 << 20);
         writer.append(LogStream::Out, b"whole");
         drop(writer);
         std::fs::OpenOptions::new()
@@ -494,9 +537,105 @@ mod tests {
             .unwrap()
             .write_all(&[1, 0, 0, 0, 9, 0, 0])
             .unwrap();
-        let mut writer = LogWriter::open(&path, 1 << 20);
+        let mut writer = open(&path, 1 << 20);
         assert_eq!(writer.offset(), 5);
         writer.append(LogStream::Out, b", again");
         assert_eq!(read(&mut LogReader::new(path, 0)), "whole, again");
+    }
+
+    #[test]
+    fn logs_of_running_commands_share_what_they_may_take() {
+        const MOST: u64 = 1 << 20;
+        const LOGS: usize = 16;
+        let dir = tempfile::tempdir().unwrap();
+        let budget = LogBudget::of(MOST);
+        let path = |number: usize| dir.path().join(format!("{number}.log"));
+        let mut writers: Vec<_> =
+            (0..LOGS).map(|number| LogWriter::open(&path(number), MOST / 4, &budget)).collect();
+        let line = [b'x'; 999];
+        for writer in &mut writers {
+            for _ in 0..400 {
+                writer.append(LogStream::Out, &line);
+            }
+            writer.append(LogStream::Out, b"the end");
+        }
+        let sizes: Vec<u64> = (0..LOGS).map(|number| on_disk(&path(number))).collect();
+        let sum: u64 = sizes.iter().sum();
+        assert_eq!(sum, budget.used());
+        assert!(
+            sum <= MOST + LOGS as u64 * crate::engine::session::log_budget::SHORTEST,
+            "{sum} of {MOST}: {sizes:?}"
+        );
+        assert!(sizes[0] > MOST / 5 && sizes[1] > MOST / 8, "{sizes:?}");
+        for (number, writer) in writers.iter().enumerate() {
+            assert!(writer.truncated());
+            let (text, gaps) = read_with_gaps(&mut LogReader::new(path(number), 0));
+            assert!(text.starts_with("xxx") && text.ends_with("the end"), "{number}");
+            assert_eq!(gaps, [writer.offset() - text.len() as u64], "{number}: it is told");
+        }
+        // One that was long becomes shorter when it goes on; who ends makes room.
+        for _ in 0..400 {
+            writers[0].append(LogStream::Out, &line);
+        }
+        assert!(on_disk(&path(0)) <= sizes[0]);
+        drop(writers.split_off(1));
+        assert_eq!(budget.used(), on_disk(&path(0)));
+        // An earlier daemon's log counts from the beginning.
+        drop(writers);
+        assert_eq!(budget.used(), 0);
+        let again = LogWriter::open(&path(0), MOST / 4, &budget);
+        assert_eq!(budget.used(), on_disk(&path(0)));
+        drop(again);
+    }
+
+    /// A disk that does not answer: whatever a log waits for, the only worker thread goes on with other tasks.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_log_on_a_disk_that_hangs_stops_nobody_else() {
+        let (answer, disk) = std::sync::mpsc::channel::<()>();
+        let (begun, begins) = tokio::sync::oneshot::channel();
+        let hanging = tokio::spawn(async move {
+            let _turn = super::WRITING.acquire().await;
+            super::beside(move || {
+                let _ = begun.send(());
+                disk.recv()
+            })
+        });
+        begins.await.unwrap();
+        let other = tokio::spawn(async {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("c.log");
+            let mut writer = LogWriter::open_in_turn(&path, 4096, &LogBudget::new(4096)).await;
+            writer.append_in_turn(LogStream::Out, b"line").await;
+            LogReader::new(path, 0).next_in_turn().await.unwrap()
+        });
+        let patience = std::time::Duration::from_secs(20);
+        let read = tokio::time::timeout(patience, other).await.expect("it goes on").unwrap();
+        assert!(matches!(read, Some(Piece::Record(record)) if record.bytes == "line"));
+        answer.send(()).unwrap();
+        hanging.await.unwrap().unwrap();
+    }
+
+    /// Logs wait for the disk a few at a time, and without a thread until it is their turn.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_log_waits_for_its_turn_to_be_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.log");
+        let all = u32::try_from(super::AT_ONCE).unwrap();
+        let taken = super::WRITING.acquire_many(all).await.unwrap();
+        let opening = tokio::spawn({
+            let path = path.clone();
+            async move { LogWriter::open_in_turn(&path, 4096, &LogBudget::new(4096)).await }
+        });
+        let moment = std::time::Duration::from_millis(100);
+        tokio::time::sleep(moment).await;
+        assert!(!opening.is_finished() && !path.exists(), "it waits");
+        drop(taken);
+        opening.await.unwrap();
+        assert!(path.exists());
+        let taken = super::READING.acquire_many(all).await.unwrap();
+        let read = tokio::time::timeout(moment, super::last_records(path.clone(), 1)).await;
+        assert!(read.is_err(), "reading waits too");
+        drop(taken);
+        super::last_records(path, 1).await;
     }
 }

@@ -5,11 +5,13 @@
 //! tenth of the bound at a time, record and log together. A command that runs always stays, and so does the one that ended
 //! last.
 //!
+//! The logs of commands that run share a bound of their own ([`LogBudget`]).
+//!
 //! What they take is counted in memory as commands end, and measured once after a start: when a command ends, when somebody
 //! asks, or over time in housekeeping, which also sees to sandboxes that nobody uses.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -18,6 +20,7 @@ use crate::db::{Filter, Page};
 use crate::engine::Result;
 use crate::engine::error::error_chain;
 use crate::engine::session::Sessions;
+use crate::engine::session::log_budget::LogBudget;
 use crate::model::{Command, CommandId, CommandState, Name, SandboxId, Size};
 use crate::store::CommandFiles;
 
@@ -54,6 +57,8 @@ pub(in crate::engine) struct Accounts(Mutex<HashMap<SandboxId, Arc<Account>>>);
 
 #[derive(Debug, Default)]
 struct Account {
+    /// Of commands that run.
+    logs: OnceLock<Arc<LogBudget>>,
     known: Mutex<Known>,
     /// Held while it is measured, or commands are removed.
     busy: tokio::sync::Mutex<()>,
@@ -71,6 +76,15 @@ struct Known {
 impl Accounts {
     fn of(&self, sandbox: &SandboxId) -> Arc<Account> {
         Arc::clone(self.0.lock().entry(sandbox.clone()).or_default())
+    }
+
+    /// What the logs of a sandbox's running commands share.
+    pub(in crate::engine) fn running_logs(
+        &self,
+        sandbox: &SandboxId,
+        limit: u64,
+    ) -> Arc<LogBudget> {
+        Arc::clone(self.of(sandbox).logs.get_or_init(|| LogBudget::new(limit)))
     }
 
     /// What is known of a sandbox without asking the disk.

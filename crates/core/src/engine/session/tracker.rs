@@ -68,26 +68,25 @@ impl Sessions {
         // A service keeps nothing awake.
         let hold = record.service.is_none().then(|| live.hold());
         live.changes.adopted(&record.id);
-        self.adopt_held(live, record, hold).attached_soon().await;
+        self.adopt_held(live, record, hold).await.attached_soon().await;
     }
 
     /// The same, without waiting.
-    pub(in crate::engine) fn adopt_held(
+    pub(in crate::engine) async fn adopt_held(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,
         record: Command,
         hold: Option<Hold>,
     ) -> Arc<Tracked> {
-        let log = self.open_log(&record);
-        let masker = live.mask().map(|mask| {
+        let log = self.open_log(&record).await;
+        let mut masker = live.mask().map(Masker::new);
+        if let Some(masker) = &mut masker {
             // What was let go before may have been the beginning of a value.
-            let mut masker = Masker::new(mask);
             let path = self.store.log_path(&record.sandbox, &record.id);
-            for (stream, bytes) in last_records(path, log.offset()) {
+            for (stream, bytes) in last_records(path, log.offset()).await {
                 masker.recall(stream.into(), &bytes);
             }
-            masker
-        });
+        }
         match self.sleeping.take(&record.id) {
             // Somebody waits for it since before it was paused, and goes on waiting.
             Some(tracked) => {
@@ -101,11 +100,11 @@ impl Sessions {
     }
 
     /// Opens a command's log; without one, on a full disk, its output goes to the caller only.
-    pub(in crate::engine) fn open_log(&self, record: &Command) -> LogWriter {
-        LogWriter::open(
-            &self.store.log_path(&record.sandbox, &record.id),
-            self.context.settings.log_limit.0,
-        )
+    pub(in crate::engine) async fn open_log(&self, record: &Command) -> LogWriter {
+        let limit = self.context.settings.log_limit.0;
+        let budget = self.accounts.running_logs(&record.sandbox, limit);
+        let path = self.store.log_path(&record.sandbox, &record.id);
+        LogWriter::open_in_turn(&path, limit, &budget).await
     }
 
     #[allow(clippy::too_many_arguments)] // all of them are the command

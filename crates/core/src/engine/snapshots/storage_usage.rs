@@ -1,7 +1,7 @@
 //! What takes up room, of the whole host or of one project.
 //!
 //! Sums over sealed layers come from memory. What sessions under way have written has to be measured by walking their
-//! files, which can be millions; so a measurement is used again for [`AGAIN`] times as long as it took, and whoever asks
+//! files, which can be millions, and what is in quarantine by reading the records of all projects; so a measurement is used again for [`AGAIN`] times as long as it took, and whoever asks
 //! meanwhile waits for the one that is under way. However often anybody asks, a layer is walked for a tenth of the time.
 //!
 //! A project's usage covers its own sandboxes, drives and snapshots only. Sums over all projects and the free space of the disk
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::db::{Owner, Page, Tombstones};
 use crate::engine::Result;
 use crate::engine::snapshots::StorageUsage;
-use crate::model::{LayerId, MemoryId, Name};
+use crate::model::{LayerId, MemoryId, Name, Quarantine};
 
 /// For how many times as long as it took a measurement is used.
 const AGAIN: u32 = 10;
@@ -54,11 +54,14 @@ pub struct HostSpace {
     pub images: u64,
 }
 
-/// What open layers took when they were measured last.
+/// What was measured last.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct Measurements(
-    Mutex<HashMap<LayerId, Arc<tokio::sync::Mutex<Option<Measured>>>>>,
-);
+pub(in crate::engine) struct Measurements {
+    /// What open layers took.
+    open: Mutex<HashMap<LayerId, Arc<tokio::sync::Mutex<Option<Measured>>>>>,
+    /// What each project has in quarantine, read from the records of all.
+    quarantined: tokio::sync::Mutex<Option<(Measured, HashMap<Name, u64>)>>,
+}
 
 #[derive(Debug, Clone, Copy)]
 struct Measured {
@@ -103,6 +106,26 @@ impl StorageUsage {
         })
     }
 
+    /// What is in quarantine: of a project, or of all.
+    pub(in crate::engine) async fn quarantined(&self, project: Option<&Name>) -> Result<u64> {
+        let mut last = self.measured.quarantined.lock().await;
+        let fresh = last.as_ref().is_some_and(|(measured, _)| measured.is_fresh());
+        if !fresh {
+            let at = Instant::now();
+            let mut of = HashMap::<Name, u64>::new();
+            for one in self.store.scan::<Quarantine>().await?.good {
+                *of.entry(one.project.clone()).or_default() += one.bytes();
+            }
+            let measured =
+                Measured { bytes: of.values().sum(), at: Instant::now(), took: at.elapsed() };
+            *last = Some((measured, of));
+        }
+        Ok(last.as_ref().map_or(0, |(all, of)| match project {
+            Some(project) => of.get(project).copied().unwrap_or(0),
+            None => all.bytes,
+        }))
+    }
+
     /// What the sessions under way have written.
     pub(in crate::engine) async fn open_bytes(&self, ours: impl Fn(&Name) -> bool) -> Result<u64> {
         let (mut bytes, mut alive) = (0, HashSet::new());
@@ -116,12 +139,12 @@ impl StorageUsage {
                 }
             }
         }
-        self.measured.0.lock().retain(|layer, _| alive.contains(layer));
+        self.measured.open.lock().retain(|layer, _| alive.contains(layer));
         Ok(bytes)
     }
 
     async fn measure_open(&self, open: &LayerId) -> Result<u64> {
-        let last = Arc::clone(self.measured.0.lock().entry(open.clone()).or_default());
+        let last = Arc::clone(self.measured.open.lock().entry(open.clone()).or_default());
         let mut last = last.lock().await;
         if let Some(measured) = last.filter(Measured::is_fresh) {
             return Ok(measured.bytes);

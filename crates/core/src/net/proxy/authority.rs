@@ -21,6 +21,8 @@ use rustls::{RootCertStore, ServerConfig};
 use tokio::sync::Semaphore;
 use zeroize::Zeroizing;
 
+use super::super::sockets::SandboxSockets;
+
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const AUTHORITY_LASTS: Duration = DAY.saturating_mul(3653);
 const LEAF_LASTS: Duration = DAY.saturating_mul(30);
@@ -49,6 +51,8 @@ pub struct Authority {
     pub(super) places: Arc<Semaphore>,
     /// Taken by connections outward of those, one each: a sandbox must not use up the host's descriptors.
     pub(super) outward: Arc<Semaphore>,
+    /// Those of all its flows.
+    pub(in crate::net) sockets: SandboxSockets,
     /// Taken by bodies while they are read whole.
     pub(super) read_whole: Semaphore,
 }
@@ -126,6 +130,7 @@ impl Authority {
             leaves: Mutex::default(),
             places,
             outward: Arc::new(Semaphore::new(OUTWARD)),
+            sockets: SandboxSockets::new(),
             read_whole: Semaphore::new(READ_WHOLE),
         })
     }

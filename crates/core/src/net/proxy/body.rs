@@ -28,8 +28,8 @@ pub(super) struct ReplacedBody {
     impatient: bool,
 }
 
-/// How long what may be the beginning of a text is held back when nothing follows: the other side may wait for it, with what follows.
-const HELD_BACK: Duration = Duration::from_millis(200);
+/// How long the first bytes of a text are held back when nothing follows: the other side may wait for them, with what follows.
+pub(super) const HELD_BACK: Duration = Duration::from_millis(200);
 
 impl ReplacedBody {
     pub(super) fn new(inner: Body, swap: &Replacements) -> Self {
@@ -46,7 +46,8 @@ impl ReplacedBody {
         }
     }
 
-    /// Holds nothing back for long.
+    /// Holds the first few bytes of a text back only for a moment, as somebody may wait for them. More of it is held
+    /// until it is clear what it becomes.
     pub(super) fn impatient(mut self) -> Self {
         self.impatient = true;
         self
@@ -54,7 +55,7 @@ impl ReplacedBody {
 
     /// What was held back for too long.
     fn overdue(&mut self, context: &mut Context<'_>) -> Option<Bytes> {
-        if !self.impatient || !self.stream.holds() {
+        if !self.impatient || !self.stream.may_release() {
             self.waits = None;
             return None;
         }
@@ -63,7 +64,7 @@ impl ReplacedBody {
             return None;
         }
         self.waits = None;
-        Some(self.stream.finish())
+        Some(self.stream.release()).filter(|piece| !piece.is_empty())
     }
 
     /// Looks for other texts too, and notes them.
@@ -135,7 +136,11 @@ impl HttpBody for ReplacedBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        (self.ended && self.trailers.is_none()) || (!self.ended && self.inner.is_end_stream())
+        match self.ended {
+            true => self.trailers.is_none(),
+            // What is held back is still to come.
+            false => self.inner.is_end_stream() && !self.stream.holds(),
+        }
     }
 }
 

@@ -32,6 +32,7 @@ mod request_log;
 mod secrets;
 #[cfg(test)]
 mod tests;
+mod tunnel;
 mod upstream_connection;
 
 use std::io;

@@ -3,6 +3,10 @@
 //! Placeholders become values on the way out, values become placeholders again on the way in. A text may be split anywhere between two
 //! pieces; what could be its beginning is held back until the next piece tells. What is held back is always a beginning of
 //! the text itself, so that a count is all there is to keep.
+//!
+//! Somebody may wait for what is held back when nothing follows it: a call whose last byte happens to begin a value. So a few
+//! bytes may be let go ([`StreamReplacer::release`]); they are remembered, and if the rest follows it is covered. Whatever the
+//! pauses, no more than these few first bytes of a value get through.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,6 +15,9 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::header::HeaderValue;
 use zeroize::Zeroizing;
+
+/// What a text is covered with.
+const COVER: u8 = b'*';
 
 /// A text and its replacement. Neither is ever shown: one of them is a secret.
 #[derive(Clone)]
@@ -61,7 +68,7 @@ impl Replacements {
 
     /// The same texts, each replaced by as many asterisks: lengths do not change.
     pub(super) fn covered(&self) -> Self {
-        let cover = |pair: &Pair| Pair::new(&pair.from, &vec![b'*'; pair.from.len()]);
+        let cover = |pair: &Pair| Pair::new(&pair.from, &vec![COVER; pair.from.len()]);
         self.0.iter().filter_map(cover).collect()
     }
 
@@ -120,16 +127,35 @@ impl StreamReplacer {
         let mut rest = Bytes::new();
         for replacer in &mut self.0 {
             let mut out = replacer.push(rest).to_vec();
-            out.extend_from_slice(&replacer.pair.from[..replacer.matched]);
-            replacer.matched = 0;
+            out.extend_from_slice(&replacer.pair.from[replacer.released..replacer.matched]);
+            (replacer.matched, replacer.released) = (0, 0);
             rest = out.into();
         }
         rest
     }
 
-    /// Whether something is held back that may be the beginning of a text.
+    /// Whether something is held back.
     pub(super) fn holds(&self) -> bool {
-        self.0.iter().any(|replacer| replacer.matched > 0)
+        self.0.iter().any(|replacer| replacer.released < replacer.matched)
+    }
+
+    /// Whether something is held back that [`release`](Self::release) lets go.
+    pub(super) fn may_release(&self) -> bool {
+        self.0.iter().any(|replacer| replacer.released < replacer.matched && replacer.is_short())
+    }
+
+    /// Lets go of beginnings that are held back, if they are so short that they tell next to nothing.
+    pub(super) fn release(&mut self) -> Bytes {
+        let mut rest = Bytes::new();
+        for replacer in &mut self.0 {
+            let mut out = replacer.push(rest).to_vec();
+            if replacer.is_short() {
+                let from = std::mem::replace(&mut replacer.released, replacer.matched);
+                out.extend_from_slice(&replacer.pair.from[from..replacer.matched]);
+            }
+            rest = out.into();
+        }
+        rest
     }
 
     /// How often something was replaced.
@@ -145,8 +171,14 @@ struct Replacer {
     /// For each beginning of the text, how long a shorter beginning it ends with.
     shorter: Vec<usize>,
     matched: usize,
+    /// So many of the matched bytes were let go already.
+    released: usize,
     hits: u64,
 }
+
+/// How many first bytes of a text may be let go, and of short texts only a part.
+const MOST_RELEASED: usize = 3;
+const PART_RELEASED: usize = 4;
 
 impl Replacer {
     fn new(pair: &Pair) -> Self {
@@ -160,7 +192,11 @@ impl Replacer {
             length += usize::from(text[index] == text[length]);
             shorter[index] = length;
         }
-        Self { pair: pair.clone(), shorter, matched: 0, hits: 0 }
+        Self { pair: pair.clone(), shorter, matched: 0, released: 0, hits: 0 }
+    }
+
+    fn is_short(&self) -> bool {
+        self.matched <= MOST_RELEASED.min(self.pair.from.len() / PART_RELEASED)
     }
 
     fn push(&mut self, piece: Bytes) -> Bytes {
@@ -184,12 +220,18 @@ impl Replacer {
                 self.matched += 1;
             } else {
                 let shorter = self.shorter[self.matched - 1];
-                out.extend_from_slice(&text[..self.matched - shorter]);
+                let passed = self.matched - shorter;
+                out.extend_from_slice(&text[self.released.min(passed)..passed]);
+                self.released = self.released.saturating_sub(passed);
                 self.matched = shorter;
             }
             if self.matched == text.len() {
-                out.extend_from_slice(&self.pair.to);
-                self.matched = 0;
+                match self.released {
+                    0 => out.extend_from_slice(&self.pair.to),
+                    // It can no longer be replaced as a whole.
+                    released => out.resize(out.len() + text.len() - released, COVER),
+                }
+                (self.matched, self.released) = (0, 0);
                 self.hits += 1;
             }
         }
@@ -253,6 +295,49 @@ mod tests {
     }
 
     #[test]
+    fn a_text_does_not_come_through_in_two_halves() {
+        let swap = swap(&[("the-real-value", "placeholder"), ("realvalue", "X")]);
+        for cut in 1..14 {
+            let (head, tail) = "the-real-value".split_at(cut);
+            let mut stream = swap.stream();
+            let mut out = stream.push(Bytes::copy_from_slice(head.as_bytes())).to_vec();
+            for _ in 0..3 {
+                out.extend_from_slice(&stream.release());
+                assert!(!stream.may_release());
+            }
+            assert!(out.len() <= 3, "{cut}: {out:?}");
+            out.extend_from_slice(&stream.push(Bytes::copy_from_slice(tail.as_bytes())));
+            out.extend_from_slice(&stream.finish());
+            let wanted = match cut {
+                1..=3 => format!("{head}{}", "*".repeat(14 - cut)),
+                _ => "placeholder".to_owned(),
+            };
+            assert_eq!(String::from_utf8(out).unwrap(), wanted, "{cut}");
+        }
+    }
+
+    #[test]
+    fn what_was_let_go_is_not_told_twice() {
+        let swap = swap(&[("aabaabaac", "X"), ("short", "Y")]);
+        for (text, wanted) in [
+            ("aabaabaad", "aabaabaad"),
+            ("aabaabaabaac", "aabX"),
+            ("aabaabaac", "aa*******"),
+            ("sho", "sho"),
+            ("short", "s****"),
+        ] {
+            let mut stream = swap.stream();
+            let mut out = Vec::new();
+            for byte in text.bytes() {
+                out.extend_from_slice(&stream.push(Bytes::copy_from_slice(&[byte])));
+                out.extend_from_slice(&stream.release());
+            }
+            out.extend_from_slice(&stream.finish());
+            assert_eq!(String::from_utf8(out).unwrap(), wanted);
+        }
+    }
+
+    #[test]
     fn nobody_is_shown_the_texts() {
         assert!(!format!("{:?}", swap(&[("hunter2", "swordfish")])).contains("hunter2"));
         let stream = swap(&[("hunter2", "swordfish")]).stream();
@@ -260,6 +345,38 @@ mod tests {
     }
 
     proptest! {
+        /// However a text is cut, and wherever it pauses: as many bytes come out as went in, nothing but the texts changes, and
+        /// of these no more than the first bytes are seen.
+        #[test]
+        fn pauses_do_not_matter(
+            text in "[abc]{0,80}", from in "[ab]{8,12}", cuts in prop::collection::vec((1usize..9, any::<bool>()), 0..40),
+        ) {
+            let swap = swap(&[(&from, "")]).covered();
+            let (mut stream, mut rest, mut out) = (swap.stream(), text.as_bytes(), Vec::new());
+            for (cut, pause) in cuts {
+                let (piece, after) = rest.split_at(cut.min(rest.len()));
+                out.extend_from_slice(&stream.push(Bytes::copy_from_slice(piece)));
+                if pause {
+                    out.extend_from_slice(&stream.release());
+                }
+                rest = after;
+            }
+            out.extend_from_slice(&stream.push(Bytes::copy_from_slice(rest)));
+            out.extend_from_slice(&stream.finish());
+            prop_assert_eq!(out.len(), text.len());
+            let mut at = 0;
+            while at < text.len() {
+                if text[at..].starts_with(&from) {
+                    let seen = &out[at + 3..at + from.len()];
+                    prop_assert!(seen.iter().all(|byte| *byte == b'*'), "{} {:?}", text, out);
+                    at += from.len();
+                } else {
+                    prop_assert_eq!(out[at], text.as_bytes()[at]);
+                    at += 1;
+                }
+            }
+        }
+
         #[test]
         fn it_does_what_replacing_at_once_does(
             text in "[ab]{0,60}", from in "[ab]{1,5}", to in "[abc]{0,6}", size in 1usize..9,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body as HttpBody, Incoming};
+use hyper::ext::ReasonPhrase;
 use hyper::header::{
     ACCEPT, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, UPGRADE,
 };
@@ -18,7 +19,6 @@ use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use tokio::io::copy_bidirectional;
 use tokio::sync::OnceCell;
 use zeroize::Zeroizing;
 
@@ -30,8 +30,9 @@ use super::head::{self, Target};
 use super::replace::Replacements;
 use super::request_log::{InFlightRequest, InFlightRequests, RequestRecord, line};
 use super::secrets::{self, Secrets};
+use super::tunnel;
 use super::upstream_connection::{
-    Body, Broken, ConnectionTasks, Dialler, HttpVersion, Reach, explain,
+    Body, Broken, ConnectionTasks, Dialler, HttpVersion, Reach, Room, explain,
 };
 use super::{Intercept, Timeouts};
 use crate::model::{Answer, Protocol};
@@ -58,8 +59,8 @@ pub(super) struct ProxyConnection {
     pub(super) flights: Arc<InFlightRequests>,
     /// Connections that speak something else than HTTP by now.
     pub(super) tunnels: ConnectionTasks,
-    /// What is taken out of answers, since it was put into requests. Grows with the secrets there are, not with
-    /// the requests.
+    /// What is taken out of answers: all that the hosts of its requests may have been told. Grows with the secrets there
+    /// are, not with the requests.
     masks: Mutex<Replacements>,
 }
 
@@ -87,7 +88,11 @@ impl ProxyConnection {
     ) -> Self {
         let own = (intercept.tls, intercept.name.clone(), intercept.to.asked.port());
         let Intercept { upstream, rules, open, to, .. } = &intercept;
-        let room = (Arc::clone(&intercept.authority.outward), patience.outward);
+        let room = Room {
+            connections: Arc::clone(&intercept.authority.outward),
+            sockets: intercept.authority.sockets.clone(),
+            within: patience.outward,
+        };
         let dialler = Dialler::new(upstream, rules, own, *to, open, room);
         let forwarder = dialler.reaching(Reach::Host);
         Self {
@@ -388,6 +393,7 @@ async fn prepare(
     let put = secrets.put(&mut parts.headers, &mut target.query);
     put.notes.iter().for_each(|note| record.note(note));
     let mut masks = put.masks;
+    masks.extend(&told(rules, &proxy.intercept.name, &target.host));
     for (name, value) in &judged.set {
         let Ok(mut text) = HeaderValue::from_str(value) else { continue };
         if !trusted {
@@ -423,6 +429,18 @@ async fn prepare(
     *request.uri_mut() = target.uri().ok_or_else(lost)?;
     *request.headers_mut() = parts.headers;
     Ok(PreparedRequest { request, inside: trusted && !target.secure, masks })
+}
+
+/// What takes out of an answer all that its host may have been told: by this request or another one, on this connection or
+/// another one, with TLS or without.
+fn told(rules: &Rules, name: &str, host: &str) -> Replacements {
+    let mut masks = Replacements::default();
+    rules.brokered(host).for_each(|secret| masks.extend(&secrets::masks(secret)));
+    // Those of a forwarded request may be set by a rule for either.
+    for (header, value) in rules.set_headers(name).chain(rules.set_headers(host)) {
+        masks.extend(&secrets::hides(header, value));
+    }
+    masks
 }
 
 /// Whether credentials may go this way. TLS proves who is there. In the clear anybody could be: a sandbox may dial any
@@ -482,12 +500,24 @@ fn carry(
     head::strip_answer(&mut parts.headers);
     masks.headers(&mut parts.headers);
     let mut body = body.map_err(Broken::from).boxed_unsync();
+    if !masks.is_empty() {
+        // It is the server's own text, and nobody needs it.
+        parts.extensions.remove::<ReasonPhrase>();
+    }
     if !masks.is_empty() && !body.is_end_stream() {
-        if secrets::is_encoded(&parts.headers) {
+        let unfit = if secrets::is_encoded(&parts.headers) {
+            Some("compressed")
+        } else {
+            // Nobody asked for a range: with a piece at a time a value would come through.
+            (parts.status == StatusCode::PARTIAL_CONTENT).then_some("partial")
+        };
+        if let Some(what) = unfit {
             flight
                 .record
-                .failed("its answer is compressed, so that secrets in it cannot be masked");
-            let text = "Sandkeep refused this answer: it is compressed although that was not asked for, and secrets in it could not be masked.";
+                .failed(&format!("its answer is {what}, so that secrets in it cannot be masked"));
+            let text = format!(
+                "Sandkeep refused this answer: it is {what} although that was not asked for, and secrets in it could not be masked."
+            );
             return reply(StatusCode::BAD_GATEWAY, text, json);
         }
         let masks = if secrets::is_text(&parts.headers) { masks.clone() } else { masks.covered() };
@@ -515,6 +545,13 @@ fn tunnel(
     let protocol = parts.headers.get(UPGRADE).cloned();
     head::strip_answer(&mut parts.headers);
     masks.headers(&mut parts.headers);
+    if !masks.is_empty() {
+        parts.extensions.remove::<ReasonPhrase>();
+    }
+    let is_websocket = protocol
+        .as_ref()
+        .is_some_and(|protocol| protocol.as_bytes().eq_ignore_ascii_case(b"websocket"));
+    let masks = masks.clone();
     parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     if let Some(protocol) = protocol {
         parts.headers.insert(UPGRADE, protocol);
@@ -522,9 +559,9 @@ fn tunnel(
     proxy.tunnels.execute(async move {
         let both = async {
             let (Ok(inside), Ok(outside)) = tokio::join!(asked, switched) else { return };
-            let (mut inside, mut outside) = (TokioIo::new(inside), TokioIo::new(outside));
+            let (inside, outside) = (TokioIo::new(inside), TokioIo::new(outside));
             // Whichever side breaks it, it is over for both.
-            let _ = copy_bidirectional(&mut inside, &mut outside).await;
+            let _ = tunnel::carry(inside, outside, &masks, is_websocket).await;
         };
         tokio::select! {
             () = both => {}

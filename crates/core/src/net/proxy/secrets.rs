@@ -5,10 +5,11 @@
 //! body that is compressed is left alone.
 //!
 //! *What comes back.* A value that a host may have is taken out of everything that this host answers: on every connection, whether or not this
-//! request had the value, in headers, trailers and bodies of any type. So a server that repeats what it is sent (an echo, an error message), or
+//! request had the value, with or without TLS, in the status line, headers, trailers, bodies of any type and WebSocket messages. The same
+//! holds for headers that request rules set for this host. So a server that repeats what it is sent (an echo, an error message), or
 //! that shows later what it was sent before, does not carry a value into the sandbox as it is. A value can only be found whole and as it is: so
-//! while this is done answers are asked for uncompressed and whole (no `Range`), and one that is compressed all the same is refused. A
-//! value that a server changes (reverses, encrypts) is not found. That is why bodies are not the default: in a header a value is a credential
+//! while this is done answers are asked for uncompressed and whole (no `Range`), and one that is compressed or partial all the same is
+//! refused. A value that a server changes (reverses, encrypts) is not found. That is why bodies are not the default: in a header a value is a credential
 //! to most servers, in a body it is data, to be given back in any form.
 
 use base64::Engine as _;
@@ -17,7 +18,7 @@ use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD};
 use hyper::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName,
-    HeaderValue, IF_RANGE, RANGE,
+    HeaderValue, IF_RANGE, RANGE, SEC_WEBSOCKET_EXTENSIONS,
 };
 use zeroize::Zeroizing;
 
@@ -151,7 +152,8 @@ pub(super) fn hides(name: &HeaderName, value: &str) -> Replacements {
 /// Asks for an answer in which values can be found: whole and as they are.
 pub(super) fn ask_for_plain(headers: &mut HeaderMap) {
     headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    for name in [RANGE, IF_RANGE] {
+    // Extensions of WebSocket compress messages.
+    for name in [RANGE, IF_RANGE, SEC_WEBSOCKET_EXTENSIONS] {
         headers.remove(name);
     }
 }
@@ -187,7 +189,8 @@ fn watch(secret: &Brokered) -> Replacements {
     placed(secret, secret.placeholder.as_bytes())
 }
 
-fn masks(secret: &Brokered) -> Replacements {
+/// What takes a value out of answers.
+pub(super) fn masks(secret: &Brokered) -> Replacements {
     let value = &secret.value;
     let forms = [value.clone(), json_escaped(value), percent_encoded(value)];
     let long = forms.iter().filter(|form| form.len() >= SHORTEST_MASKED);

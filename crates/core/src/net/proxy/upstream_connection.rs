@@ -30,6 +30,7 @@ use tower_service::Service;
 
 use super::super::log::OpenFlow;
 use super::super::rules::Rules;
+use super::super::sockets::{SandboxSockets, SocketPermit};
 use super::super::special_addresses::{self, Destination};
 use super::super::upstream::Upstream;
 use super::{LARGEST_HEAD, LARGEST_UNREAD};
@@ -107,6 +108,17 @@ pub(super) enum Reach {
     Inside,
 }
 
+/// How many connections outward there may be.
+#[derive(Clone)]
+pub(super) struct Room {
+    /// One for each of them.
+    pub(super) connections: Arc<Semaphore>,
+    /// And one for each socket of the sandbox.
+    pub(super) sockets: SandboxSockets,
+    /// How long one is waited for.
+    pub(super) within: Duration,
+}
+
 /// What makes connections outward.
 #[derive(Clone)]
 pub(super) struct Dialler {
@@ -117,8 +129,7 @@ pub(super) struct Dialler {
     reach: Reach,
     /// Where requests were forwarded to.
     forwarded: Arc<Mutex<Vec<(String, Destination)>>>,
-    /// One for each connection there may be, and how long one is waited for.
-    room: (Arc<Semaphore>, Duration),
+    room: Room,
     /// What counts the bytes.
     open: Arc<OpenFlow>,
     tls: Arc<ClientConfig>,
@@ -134,7 +145,7 @@ impl Dialler {
         own: (bool, String, u16),
         to: Destination,
         open: &Arc<OpenFlow>,
-        room: (Arc<Semaphore>, Duration),
+        room: Room,
     ) -> Self {
         let (upstream, rules, open) = (Arc::clone(upstream), rules.clone(), Arc::clone(open));
         let tls = upstream.tls();
@@ -212,18 +223,19 @@ impl Dialler {
     }
 
     async fn connect(self, secure: bool, host: String, port: u16) -> io::Result<UpstreamIo> {
-        let (room, within) = &self.room;
-        let room = tokio::time::timeout(*within, Arc::clone(room).acquire_owned());
-        let Ok(Ok(room)) = room.await else {
-            return Err(io::Error::other("the sandbox has too many connections outward"));
-        };
+        let Room { connections, sockets, within } = &self.room;
+        let too_many = || io::Error::other("the sandbox has too many connections outward");
+        let room = tokio::time::timeout(*within, Arc::clone(connections).acquire_owned());
+        let Ok(Ok(room)) = room.await else { return Err(too_many()) };
+        let socket = sockets.take().ok_or_else(too_many)?;
         let stream = match self.reach {
             Reach::Own(to) => self.upstream.dial(to.real).await,
             Reach::Host => self.forward(&host, port, false).await,
             Reach::Inside => self.forward(&host, port, true).await,
         };
         let stream = stream.map_err(|error| told(&error, &host, "cannot be reached"))?;
-        let counted = CountedConnection { stream, open: Arc::clone(&self.open), _room: room };
+        let open = Arc::clone(&self.open);
+        let counted = CountedConnection { stream, open, _room: (room, socket) };
         if !secure {
             return Ok(UpstreamIo { io: TokioIo::new(Box::new(counted)), is_http2: false });
         }
@@ -329,7 +341,7 @@ impl Write for UpstreamIo {
 struct CountedConnection {
     stream: TcpStream,
     open: Arc<OpenFlow>,
-    _room: OwnedSemaphorePermit,
+    _room: (OwnedSemaphorePermit, SocketPermit),
 }
 
 impl AsyncRead for CountedConnection {

@@ -25,6 +25,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
+use hyper::header::HeaderName;
 use hyper::{HeaderMap, Method, Uri};
 use tokio::sync::watch;
 use zeroize::Zeroizing;
@@ -284,6 +285,15 @@ impl Rules {
     /// The secrets that a host may have.
     pub(super) fn brokered<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Brokered> {
         self.brokered.iter().filter(|secret| secret.hosts.iter().any(|host| host.matches(name)))
+    }
+
+    /// The headers that some rule may set in requests to a host.
+    pub(super) fn set_headers<'a>(
+        &'a self,
+        name: &'a str,
+    ) -> impl Iterator<Item = (&'a HeaderName, &'a Zeroizing<String>)> {
+        let rules = self.sides().flat_map(|side| &side.requests);
+        rules.filter(move |rule| rule.domain.matches(name)).flat_map(Ordered::headers)
     }
 
     /// The secrets that a host may not have.

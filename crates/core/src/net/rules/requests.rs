@@ -203,6 +203,15 @@ impl Ordered {
             && self.headers.iter().all(in_headers)
     }
 
+    /// The headers it sets.
+    pub(super) fn headers(&self) -> impl Iterator<Item = (&HeaderName, &Zeroizing<String>)> {
+        let headers = match &self.act {
+            Act::Headers(headers) => headers.as_slice(),
+            _ => &[],
+        };
+        headers.iter().map(|(name, value)| (name, &value.0))
+    }
+
     pub(super) fn verdict(&self) -> RequestVerdict<'_> {
         let mut set = Vec::new();
         let action = match &self.act {
@@ -212,8 +221,8 @@ impl Ordered {
             Act::Forward { url, prefix } => {
                 RequestAction::Forward { url, prefix: prefix.as_deref() }
             }
-            Act::Headers(headers) => {
-                set = headers.iter().map(|(name, value)| (name, &value.0)).collect();
+            Act::Headers(_) => {
+                set = self.headers().collect();
                 RequestAction::Pass
             }
         };

@@ -72,6 +72,7 @@ fn private_networks_are_closed_until_a_rule_names_them() {
     let named = r#"{"mode": "custom", "allow": ["0.0.0.0/0", "::/0", "10.1.0.0/16", "192.168.7.0/24:443", "fd00:1::/32"]}"#;
     let custom = r#"{"mode": "custom", "allow": ["10.1.0.0/16"], "domains": ["*"]}"#;
     let all = r#"{"mode": "allow-all"}"#;
+    let opened = r#"{"mode": "allow-all", "allow": ["10.1.0.0/16", "192.168.7.0/24:443", "fd00:1::/32", "64:ff9b::10.1.0.0/112"]}"#;
     let closed = "a private network, and no rule opens it";
     for (json, to, open) in [
         (all, "10.1.2.3:80", false),
@@ -82,6 +83,14 @@ fn private_networks_are_closed_until_a_rule_names_them() {
         (all, "[64:ff9b::10.1.2.3]:80", false),
         (all, "198.51.100.1:80", true),
         (all, "[2001:db9::1]:80", true),
+        (opened, "10.1.2.3:80", true),
+        (opened, "10.2.2.3:80", false),
+        (opened, "192.168.7.1:443", true),
+        (opened, "192.168.7.1:80", false),
+        (opened, "[fd00:1::1]:80", true),
+        (opened, "[fd00:2::1]:80", false),
+        (opened, "[64:ff9b::10.1.2.3]:80", true),
+        (opened, "198.51.100.1:80", true),
         (world, "10.1.2.3:80", false),
         (world, "[fd00:1::1]:80", false),
         (world, "198.51.100.1:80", true),

@@ -24,12 +24,13 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::Limits;
 use super::device::Device;
 use super::packet::{
-    Datagram, Echo, Flow, HEAD, Unreachable, any_like, datagram, echo_reply, echo_request,
-    read_echo_reply, unreachable,
+    Datagram, DropReason, Echo, Flow, HEAD, Unreachable, any_like, datagram, echo_reply,
+    echo_request, read_echo_reply, unreachable,
 };
 use crate::model::Protocol;
 use crate::net::flow::{Datagrams, FlowHandler};
 use crate::net::log::OpenFlow;
+use crate::net::sockets::{SandboxSockets, SocketPermit};
 
 /// How many datagrams a flow delivers before it lets others.
 const BATCH: usize = 32;
@@ -43,6 +44,7 @@ thread_local! {
 pub(super) struct Flows {
     flows: HashMap<(Protocol, Flow), FlowEntry>,
     limits: Limits,
+    sockets: SandboxSockets,
 }
 
 #[derive(Debug)]
@@ -57,6 +59,7 @@ enum FlowEntry {
 struct DatagramFlow {
     flow: Flow,
     socket: UdpSocket,
+    _permit: SocketPermit,
     open: Arc<OpenFlow>,
     device: Arc<Device>,
     kind: DatagramKind,
@@ -83,8 +86,8 @@ enum Message<'a> {
 }
 
 impl Flows {
-    pub(super) fn new(limits: Limits) -> Self {
-        Self { flows: HashMap::new(), limits }
+    pub(super) fn new(limits: Limits, sockets: SandboxSockets) -> Self {
+        Self { flows: HashMap::new(), limits, sockets }
     }
 
     /// Carries a datagram out.
@@ -152,16 +155,20 @@ impl Flows {
         }
         self.forget(&key);
         if self.flows.len() >= self.limits.datagrams {
-            let silent =
-                self.flows.iter().min_by_key(|(_, state)| state.last()).map(|(key, _)| *key);
-            silent.inspect(|key| self.forget(key));
+            self.forget_silent();
         }
+        let Some(permit) = self.sockets.take() else {
+            // Its socket is closed when its task has ended: there is one for the next packet.
+            self.forget_silent();
+            device.drop_packet(DropReason::Full);
+            return None;
+        };
         let Some(Datagrams { to, open }) = handler.datagrams(key.0, key.1.to) else {
             unreachable(device, &key.1, raw, Unreachable::Prohibited);
             self.flows.insert(key, FlowEntry::Refused(now));
             return None;
         };
-        let carried = match DatagramFlow::new(key, to, open, device, raw) {
+        let carried = match DatagramFlow::new(key, to, open, device, raw, permit) {
             Ok(carried) => Arc::new(carried),
             Err(error) => {
                 tracing::debug!(%to, %error, "a flow of datagrams has no socket");
@@ -172,6 +179,12 @@ impl Flows {
         let task = tasks.spawn(Arc::clone(&carried).deliver());
         self.flows.insert(key, FlowEntry::Open(Arc::clone(&carried), task));
         Some(carried)
+    }
+
+    /// Makes room: the flow that was silent longest goes.
+    fn forget_silent(&mut self) {
+        let silent = self.flows.iter().min_by_key(|(_, state)| state.last()).map(|(key, _)| *key);
+        silent.inspect(|key| self.forget(key));
     }
 
     fn forget(&mut self, key: &(Protocol, Flow)) {
@@ -209,6 +222,7 @@ impl DatagramFlow {
         open: Arc<OpenFlow>,
         device: &Arc<Device>,
         raw: &[u8],
+        permit: SocketPermit,
     ) -> io::Result<Self> {
         let (socket, kind) = match protocol {
             Protocol::Icmp => echo_socket(to)?,
@@ -217,6 +231,7 @@ impl DatagramFlow {
         Ok(Self {
             flow,
             socket,
+            _permit: permit,
             open,
             device: Arc::clone(device),
             kind,

@@ -13,7 +13,8 @@
 //! done about a packet is done at once in the task that read it; see [`connection`]. After a batch of packets the
 //! task lets others run, so that a sandbox that floods its device slows down nobody but itself.
 //!
-//! Everything is bounded: connections, those half open, flows, lookups, what is buffered for each. There is no
+//! Everything is bounded: connections, those half open, flows, lookups, what is buffered for each, and the host's sockets of all
+//! sandboxes together ([`SandboxSockets`]). There is no
 //! queue of packets: what cannot be taken now is dropped if it is a datagram, and not acknowledged if it
 //! belongs to a stream.
 
@@ -44,6 +45,7 @@ pub(super) use self::relay::relay;
 pub(super) use self::stream::Stream;
 use self::tcp::ConnectionTable;
 use super::flow::FlowHandler;
+use super::sockets::SandboxSockets;
 use super::{GATEWAY_V4, GATEWAY_V6, MTU};
 use crate::model::Device as Outlet;
 
@@ -105,16 +107,25 @@ pub(super) struct Stack {
 
 impl Stack {
     /// Answers the packets of `device`, and asks `handler` about every new flow.
-    pub(super) fn start(device: Outlet, handler: Arc<dyn FlowHandler>) -> io::Result<Self> {
-        Ok(Self::with(Limits::default(), Arc::new(Device::new(device)?), handler))
+    pub(super) fn start(
+        device: Outlet,
+        handler: Arc<dyn FlowHandler>,
+        sockets: SandboxSockets,
+    ) -> io::Result<Self> {
+        Ok(Self::with(Limits::default(), Arc::new(Device::new(device)?), handler, sockets))
     }
 
-    fn with(limits: Limits, device: Arc<Device>, handler: Arc<dyn FlowHandler>) -> Self {
+    fn with(
+        limits: Limits,
+        device: Arc<Device>,
+        handler: Arc<dyn FlowHandler>,
+        sockets: SandboxSockets,
+    ) -> Self {
         let close = Arc::new(Notify::new());
         let carrier = StackTask {
             lookups: Arc::new(Semaphore::new(limits.lookups)),
-            table: Arc::new(ConnectionTable::new(limits)),
-            flows: Flows::new(limits),
+            table: Arc::new(ConnectionTable::new(limits, sockets.clone())),
+            flows: Flows::new(limits, sockets),
             tasks: JoinSet::new(),
             device,
             handler,

@@ -30,6 +30,7 @@ use super::tcp_state::TcpOptions;
 use crate::net::MTU;
 use crate::net::flow::{FlowHandler, OpenDecision};
 use crate::net::log::OpenFlow;
+use crate::net::sockets::SandboxSockets;
 
 /// The largest packet that is kept until outside has answered.
 pub(super) const SYN: usize = 1500;
@@ -47,12 +48,14 @@ pub(super) struct ConnectionTable {
     pub(super) patience: TcpTimeouts,
     limits: Limits,
     free: Arc<Semaphore>,
+    sockets: SandboxSockets,
     half_open: Arc<Semaphore>,
 }
 
 impl ConnectionTable {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: Limits, sockets: SandboxSockets) -> Self {
         Self {
+            sockets,
             connections: Mutex::default(),
             patience: TcpTimeouts { handshake: limits.handshake, linger: limits.linger },
             limits,
@@ -96,6 +99,10 @@ impl ConnectionTable {
             device.drop_packet(DropReason::Full);
             return reset(device, segment);
         };
+        let Some(socket) = self.sockets.take() else {
+            device.drop_packet(DropReason::Full);
+            return reset(device, segment);
+        };
         let opening = handler.open(segment.flow.to);
         if matches!(opening, OpenDecision::Refuse) {
             return reset(device, segment);
@@ -105,7 +112,7 @@ impl ConnectionTable {
         let (table, handler) = (Arc::clone(self), Arc::clone(handler));
         tasks.spawn(async move {
             table.run(connection, handler, opening).await;
-            drop(permit);
+            drop((permit, socket));
         });
     }
 

@@ -3,17 +3,19 @@
 //! Whiteouts become empty files `.wh.<name>`, opaque directories get a `.wh..wh..opq`, extended
 //! attributes, long names, large numbers and fractions of seconds go into PAX records, and every name
 //! but the first of a file is a hard link to it. Entries come in a fixed order, so the same layer
-//! always has the same digest. Holes are written as zeros. The kernel's own `user.overlay.*`
+//! always has the same digest. Holes are written as zeros: an export can be far larger than the layer on its disk, and
+//! nobody keeps a copy of one. The kernel's own `user.overlay.*`
 //! attributes are left out, and those a sandbox set under such a name get their name back.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::io::{self, Read, Write};
+use std::rc::Rc;
 
 use rustix::fs::{FileType, Statx};
 use sha2::{Digest, Sha256};
 
-use crate::model::LayerId;
+use crate::model::{LayerId, Size};
 use crate::store::path_text::path_text;
 use crate::store::tree::{Dir, Opaque, Place, Xattrs, file_type, join};
 use crate::store::{Result, Store, StoreError, blocking};
@@ -25,10 +27,44 @@ pub struct Exported {
     pub diff_id: String,
     /// Its length.
     pub bytes: u64,
-    /// What an OCI layer cannot say and was left out: sockets, and files whose own name begins with
-    /// `.wh.`.
-    pub left_out: Vec<String>,
+    /// What an OCI layer cannot say.
+    pub left_out: LeftOut,
 }
+
+/// What an OCI layer cannot say and was left out: sockets, and files whose own name begins with `.wh.`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LeftOut {
+    /// How many names.
+    pub count: u64,
+    /// The first of them.
+    pub paths: Vec<String>,
+}
+
+impl LeftOut {
+    /// How many are named, of all layers of an export together.
+    pub const NAMED: usize = 20;
+
+    fn add(&mut self, path: &[u8]) {
+        self.count += 1;
+        if self.paths.len() < Self::NAMED {
+            self.paths.push(path_text(path));
+        }
+    }
+
+    /// Adds those of another layer.
+    pub fn extend(&mut self, other: Self) {
+        self.count += other.count;
+        let room = Self::NAMED - self.paths.len();
+        self.paths.extend(other.paths.into_iter().take(room));
+    }
+}
+
+/// How long the stream of a layer may be. A sparse file can claim any size, and all of it would be read.
+const LONGEST: u64 = 1 << 40;
+/// How much memory the first names of files with several may take: enough for more than a million.
+const MOST_LINKS: usize = 128 << 20;
+/// What one of them takes besides its name.
+const PER_LINK: usize = 64;
 
 impl Store {
     /// Writes a sealed layer to `into` as an OCI layer, and gives `into` back.
@@ -41,21 +77,28 @@ impl Store {
         W: Write + Send + 'static,
     {
         let (store, id) = (self.clone(), layer.clone());
-        blocking(move || {
-            store.sealed(&id)?;
-            let root = Place::root(&store.diff_dir(&id))?;
-            let mut tar = Tar {
-                into,
-                hash: Sha256::new(),
-                bytes: 0,
-                first: HashMap::new(),
-                left_out: Vec::new(),
-            };
-            tar.tree(root)?;
-            let diff_id = format!("sha256:{}", hex::encode(tar.hash.finalize()));
-            Ok((tar.into, Exported { diff_id, bytes: tar.bytes, left_out: tar.left_out }))
-        })
-        .await
+        blocking(move || store.export_into(&id, into)).await
+    }
+
+    /// The same, on a thread that may block.
+    ///
+    /// # Errors
+    ///
+    /// As [`export`](Self::export).
+    pub fn export_into<W: Write>(&self, layer: &LayerId, into: W) -> Result<(W, Exported)> {
+        self.sealed(layer)?;
+        let root = Place::root(&self.diff_dir(layer))?;
+        let mut tar = Tar {
+            into,
+            hash: Sha256::new(),
+            bytes: 0,
+            longest: LONGEST,
+            links: FirstNames { left: MOST_LINKS, ..FirstNames::default() },
+            left_out: LeftOut::default(),
+        };
+        tar.tree(root)?;
+        let diff_id = format!("sha256:{}", hex::encode(tar.hash.finalize()));
+        Ok((tar.into, Exported { diff_id, bytes: tar.bytes, left_out: tar.left_out }))
     }
 }
 
@@ -63,9 +106,54 @@ struct Tar<W> {
     into: W,
     hash: Sha256,
     bytes: u64,
-    /// The first name of each file with several, by inode.
-    first: HashMap<u64, Vec<u8>>,
-    left_out: Vec<String>,
+    longest: u64,
+    links: FirstNames,
+    left_out: LeftOut,
+}
+
+/// The first name of each file with several, by inode.
+#[derive(Default)]
+struct FirstNames {
+    known: HashMap<u64, FirstName>,
+    /// How many more bytes they may take.
+    left: usize,
+    /// The directory of the newest: its files share the path.
+    dir: Rc<[u8]>,
+}
+
+struct FirstName {
+    dir: Rc<[u8]>,
+    name: Box<[u8]>,
+    /// How many names the file has that were not come upon.
+    more: u32,
+}
+
+impl FirstNames {
+    /// The first name of a file that was come upon before. It is forgotten with the last of its names.
+    fn find(&mut self, stat: &Statx) -> Option<Vec<u8>> {
+        let first = self.known.get_mut(&stat.stx_ino)?;
+        let path = join(&first.dir, &first.name);
+        first.more = first.more.saturating_sub(1);
+        if first.more == 0 {
+            self.left += first.name.len() + PER_LINK;
+            self.known.remove(&stat.stx_ino);
+        }
+        Some(path)
+    }
+
+    /// Remembers one, if there is room.
+    fn add(&mut self, stat: &Statx, dir: &[u8], name: &CStr) -> bool {
+        let is_new = *self.dir != *dir;
+        let cost = name.to_bytes().len() + PER_LINK + if is_new { dir.len() } else { 0 };
+        let Some(left) = self.left.checked_sub(cost) else { return false };
+        self.left = left;
+        if is_new {
+            self.dir = dir.into();
+        }
+        let (dir, name) = (Rc::clone(&self.dir), name.to_bytes().into());
+        self.known.insert(stat.stx_ino, FirstName { dir, name, more: stat.stx_nlink - 1 });
+        true
+    }
 }
 
 /// What stands in a header.
@@ -95,11 +183,11 @@ impl<W: Write> Tar<W> {
                     let hidden = [b".wh.", name.to_bytes()].concat();
                     self.empty(&dir, &join(&path, &hidden))?;
                 } else if name.to_bytes().starts_with(b".wh.") {
-                    self.left_out.push(path_text(&dir.path_of(name)));
+                    self.left_out.add(&dir.path_of(name));
                 } else if file_type(&stat) == FileType::Directory {
                     below.push(dir.child(name));
                 } else {
-                    self.leaf(&dir, name, &stat)?;
+                    self.leaf(&dir, &path, name, &stat)?;
                 }
             }
             places.extend(below.into_iter().rev());
@@ -121,33 +209,53 @@ impl<W: Write> Tar<W> {
         self.header(&Head { path, kind: b'0', link: b"", size: 0 }, &stat, &Vec::new())
     }
 
-    fn leaf(&mut self, dir: &Dir, name: &CStr, stat: &Statx) -> Result<()> {
-        let path = dir.path_of(name);
+    fn leaf(&mut self, dir: &Dir, parent: &[u8], name: &CStr, stat: &Statx) -> Result<()> {
+        let path = join(parent, name.to_bytes());
+        let kind = match file_type(stat) {
+            FileType::RegularFile => b'0',
+            FileType::Symlink => b'2',
+            FileType::CharacterDevice => b'3',
+            FileType::BlockDevice => b'4',
+            FileType::Fifo => b'6',
+            // All names of it: none may be a link to what is not there.
+            _ => {
+                self.left_out.add(&path);
+                return Ok(());
+            }
+        };
         if stat.stx_nlink > 1 {
-            if let Some(first) = self.first.get(&stat.stx_ino).cloned() {
+            if let Some(first) = self.links.find(stat) {
                 let head = Head { path: &path, kind: b'1', link: &first, size: 0 };
                 return self.header(&head, stat, &Vec::new());
             }
-            self.first.insert(stat.stx_ino, path.clone());
+            if !self.links.add(stat, parent, name) {
+                let why = "it has too many files with several names".to_owned();
+                return Err(StoreError::ExportTooLarge { why });
+            }
         }
         let xattrs = dir.xattrs(name)?;
-        let plain = |kind| Head { path: &path, kind, link: b"", size: 0 };
-        match file_type(stat) {
-            FileType::RegularFile => {
-                self.header(&Head { size: stat.stx_size, ..plain(b'0') }, stat, &xattrs)?;
+        let head = Head { path: &path, kind, link: b"", size: 0 };
+        match kind {
+            b'0' => {
+                if self.longest.saturating_sub(self.bytes) < stat.stx_size {
+                    return Err(StoreError::ExportTooLarge {
+                        why: format!(
+                            "with `{}`, which has a size of {}, a layer takes more than {}; the holes of a sparse file are \
+                             written as zeros",
+                            path_text(&path),
+                            Size(stat.stx_size),
+                            Size(self.longest),
+                        ),
+                    });
+                }
+                self.header(&Head { size: stat.stx_size, ..head }, stat, &xattrs)?;
                 self.content(dir, name, stat.stx_size)
             }
-            FileType::Symlink => {
+            b'2' => {
                 let target = dir.link_target(name)?;
-                self.header(&Head { link: target.as_bytes(), ..plain(b'2') }, stat, &xattrs)
+                self.header(&Head { link: target.as_bytes(), ..head }, stat, &xattrs)
             }
-            FileType::CharacterDevice => self.header(&plain(b'3'), stat, &xattrs),
-            FileType::BlockDevice => self.header(&plain(b'4'), stat, &xattrs),
-            FileType::Fifo => self.header(&plain(b'6'), stat, &xattrs),
-            _ => {
-                self.left_out.push(path_text(&path));
-                Ok(())
-            }
+            _ => self.header(&head, stat, &xattrs),
         }
     }
 

@@ -39,15 +39,19 @@ const WAIT_FOR_CREATE: Duration = Duration::from_secs(120);
 const AGAIN: Duration = Duration::from_secs(30);
 /// How many creates that nobody heard the answer of are remembered for one name; the oldest is forgotten first.
 const MOST_UNHEARD: usize = 16;
-/// How many names are watched at the most.
-const MOST: usize = 10_000;
+/// How many names are watched at the most: of one project, so that none takes the place of others, and of all.
+const MOST_PER_PROJECT: usize = 1_000;
+const MOST: usize = 100_000;
 
 type SandboxKey = (Name, Name);
+
+/// By project, and there by name.
+type Watched = HashMap<Name, HashMap<Name, Runners>>;
 
 /// Who is at it just now.
 #[derive(Debug, Clone)]
 pub(crate) struct Races {
-    all: Arc<Mutex<HashMap<SandboxKey, Runners>>>,
+    all: Arc<Mutex<Watched>>,
     lease: Duration,
 }
 
@@ -123,21 +127,17 @@ pub(crate) struct CreateCaller {
 }
 
 impl Races {
-    fn lock(&self) -> MutexGuard<'_, HashMap<SandboxKey, Runners>> {
+    fn lock(&self) -> MutexGuard<'_, Watched> {
         self.all.lock()
     }
 
     /// A get that came at `since` found nothing.
     pub(crate) fn missed(&self, project: &Name, name: &Name, since: Instant) -> Missed {
         let mut all = self.lock();
-        if all.len() >= MOST {
-            all.retain(|_, runners| runners.tidy());
-        }
-        let place = (project.clone(), name.clone());
-        if all.len() >= MOST && !all.contains_key(&place) {
+        if !has_room(&mut all, project, name) {
             return Missed::Tell;
         }
-        let runners = all.entry(place).or_default();
+        let runners = all.entry(project.clone()).or_default().entry(name.clone()).or_default();
         runners.tidy();
         let until = match runners.expected {
             _ if !runners.creates.is_empty() => since + WAIT_FOR_CREATE,
@@ -160,7 +160,7 @@ impl Races {
     ) -> (CreateInProgress, CreateCaller) {
         let place = (project.clone(), name.clone());
         let mut all = self.lock();
-        let runners = all.entry(place.clone()).or_default();
+        let runners = all.entry(project.clone()).or_default().entry(name.clone()).or_default();
         runners.tidy();
         runners.expected = None;
         let unheard = runners.unheard.iter().position(|(_, other)| other == wishes);
@@ -191,7 +191,12 @@ impl Drop for CreateCaller {
     fn drop(&mut self) {
         if !self.answered {
             let mut all = self.races.lock();
-            let runners = all.entry(self.place.clone()).or_default();
+            let (project, name) = &self.place;
+            // More than may be watched are not: such a caller is refused when it asks again.
+            if !has_room(&mut all, project, name) {
+                return;
+            }
+            let runners = all.entry(project.clone()).or_default().entry(name.clone()).or_default();
             if runners.unheard.len() == MOST_UNHEARD {
                 runners.unheard.remove(0);
             }
@@ -203,15 +208,44 @@ impl Drop for CreateCaller {
 impl Drop for CreateInProgress {
     fn drop(&mut self) {
         let mut all = self.races.lock();
-        let Some(runners) = all.get_mut(&self.place) else { return };
+        let (project, name) = &self.place;
+        let Some(names) = all.get_mut(project) else { return };
+        let Some(runners) = names.get_mut(name) else { return };
         if let Some(at) = runners.creates.iter().position(|wishes| *wishes == self.wishes) {
             runners.creates.swap_remove(at);
         }
         runners.changed.send_replace(());
         if !runners.tidy() {
-            all.remove(&self.place);
+            names.remove(name);
+        }
+        if names.is_empty() {
+            all.remove(project);
         }
     }
+}
+
+/// Whether a name is watched or may be. What does not matter any more is forgotten where it takes the place of others.
+fn has_room(all: &mut Watched, project: &Name, name: &Name) -> bool {
+    let mine = all.get(project);
+    if mine.is_some_and(|names| names.contains_key(name)) {
+        return true;
+    }
+    if mine.is_some_and(|names| names.len() >= MOST_PER_PROJECT)
+        && let Some(names) = all.get_mut(project)
+    {
+        names.retain(|_, runners| runners.tidy());
+        if names.len() >= MOST_PER_PROJECT {
+            return false;
+        }
+    }
+    if all.values().map(HashMap::len).sum::<usize>() >= MOST {
+        all.retain(|_, names| {
+            names.retain(|_, runners| runners.tidy());
+            !names.is_empty()
+        });
+        return all.values().map(HashMap::len).sum::<usize>() < MOST;
+    }
+    true
 }
 
 #[cfg(test)]
@@ -221,7 +255,7 @@ mod tests {
     use sandkeep_core::model::Name;
     use tokio::time::Instant;
 
-    use super::{CreateCaller, Missed, Races, TURNS};
+    use super::{CreateCaller, MOST_PER_PROJECT, Missed, Races, TURNS};
 
     const LEASE: Duration = Duration::from_millis(50);
 
@@ -317,6 +351,22 @@ mod tests {
         assert!(!create(&races, "b").answered(), "somebody else");
         assert!(create(&races, "a").answered());
         assert!(!create(&races, "a").answered());
-        assert!(races.lock().values().all(|runners| runners.creates.is_empty()));
+        let all = races.lock();
+        assert!(all.values().flatten().all(|(_, runners)| runners.creates.is_empty()));
+    }
+
+    #[test]
+    fn a_project_does_not_take_the_places_of_others() {
+        let races = Races::default();
+        let (greedy, other): (Name, Name) = ("greedy".parse().unwrap(), "other".parse().unwrap());
+        let name = |index: usize| format!("n{index}").parse::<Name>().unwrap();
+        let look = |project: &Name, index| races.missed(project, &name(index), Instant::now());
+        for index in 0..2 * MOST_PER_PROJECT {
+            assert!(matches!(look(&greedy, index), Missed::Tell));
+            drop(races.begin(&greedy, &name(MOST_PER_PROJECT + index), "a"));
+        }
+        assert!(races.lock()[&greedy].len() <= MOST_PER_PROJECT);
+        assert!(matches!(look(&other, 1), Missed::Tell));
+        assert!(matches!(look(&other, 1), Missed::Wait(_)), "it is watched");
     }
 }

@@ -10,7 +10,9 @@ use bytes::Bytes;
 use futures_util::stream;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
-use hyper::header::{CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, RANGE, UPGRADE};
+use hyper::header::{
+    CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, RANGE, SEC_WEBSOCKET_EXTENSIONS, UPGRADE,
+};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -187,6 +189,7 @@ async fn answer(
         "/early" => Response::new(text("early")),
         "/store" => store(&state, &request),
         "/show" => show(&state, &request),
+        "/halves" => halves(state),
         _ => told(&state, request).await,
     })
 }
@@ -242,10 +245,34 @@ fn show(state: &State, request: &Request<Incoming>) -> Response<Body> {
     let mut response = Response::new(text(part.unwrap_or(&whole)));
     let kind = header("x-kind").unwrap_or("text/plain".parse().unwrap());
     response.headers_mut().insert(CONTENT_TYPE, kind);
+    if request.headers().contains_key("x-partial") {
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+    }
+    if request.headers().contains_key("x-reason") {
+        let reason = hyper::ext::ReasonPhrase::try_from(whole.as_bytes()).unwrap();
+        response.extensions_mut().insert(reason);
+    }
     if let Some(packed) = header("x-packed") {
         response.headers_mut().insert(CONTENT_ENCODING, packed);
     }
     response
+}
+
+/// Shows the key it keeps in two halves, the second one when there is a permit.
+fn halves(state: Arc<State>) -> Response<Body> {
+    let stored = state.stored.lock().unwrap().clone();
+    let halves = stream::unfold((state, stored, 0), |(state, stored, index)| async move {
+        let half = match index {
+            0 => Bytes::copy_from_slice(&stored[..stored.len() / 2]),
+            1 => {
+                state.more.acquire().await.unwrap().forget();
+                Bytes::copy_from_slice(&stored[stored.len() / 2..])
+            }
+            _ => return None,
+        };
+        Some((Ok::<_, Broken>(Frame::data(half)), (state, stored, index + 1)))
+    });
+    Response::new(StreamBody::new(halves).boxed_unsync())
 }
 
 /// Sends an event for each permit.
@@ -308,6 +335,9 @@ fn upgraded(request: &mut Request<Incoming>) -> Response<Body> {
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     response.headers_mut().insert(CONNECTION, "upgrade".parse().unwrap());
     response.headers_mut().insert(UPGRADE, request.headers()[UPGRADE].clone());
+    if let Some(offered) = request.headers().get(SEC_WEBSOCKET_EXTENSIONS) {
+        response.headers_mut().insert(SEC_WEBSOCKET_EXTENSIONS, offered.clone());
+    }
     response
 }
 

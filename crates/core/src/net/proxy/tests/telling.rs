@@ -10,7 +10,9 @@ use hyper::body::Frame;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+use super::super::body::HELD_BACK;
 use super::server::Server;
 use super::{
     Answered, NAME, PLACEHOLDER, SHORT, Sandbox, VALUE, get, in_headers, over_http2, secret, with,
@@ -278,5 +280,112 @@ async fn nothing_is_held_back_for_long_from_who_waits_for_it() {
             event.extend_from_slice(&frame.into_data().unwrap());
         }
         assert_eq!(event, format!("data: {index}\n\n").into_bytes());
+    }
+}
+
+#[tokio::test]
+async fn a_value_in_two_halves_with_a_pause_between_them_is_masked() {
+    let sandbox = Sandbox::allow_all(vec![in_headers("KEY", VALUE, NAME)]);
+    let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
+    let store = with("/store", "", &[("x-api-key", PLACEHOLDER)]);
+    sandbox.fetch(&server, store).await;
+    let mut client = sandbox.http1(&server).await;
+    let mut body = client.send_request(get("/halves")).await.unwrap().into_body();
+    // Longer than anything is held back for somebody who waits.
+    let early = tokio::time::timeout(HELD_BACK * 4, body.frame()).await;
+    assert!(early.is_err(), "{early:?}");
+    server.send_more(1);
+    assert_eq!(body.collect().await.unwrap().to_bytes(), PLACEHOLDER);
+}
+
+#[tokio::test]
+async fn an_answer_that_ends_as_a_value_begins_is_whole() {
+    // As long as what covers it, so that the length of the answer is told.
+    let sandbox = Sandbox::allow_all(vec![in_headers("KEY", "here-it-is", NAME)]);
+    for protocol in ["http/1.1", "h2"] {
+        let server = Server::start(&sandbox.authorities, &[protocol]).await;
+        for kind in ["text/plain", "image/png"] {
+            let answer = sandbox.fetch(&server, with("/show", "", &[("x-kind", kind)])).await;
+            assert_eq!(answer.body, "stored  here", "{protocol} {kind}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_host_was_told_is_masked_where_nothing_is_told() {
+    let mut sandbox = Sandbox::allow_all(vec![in_headers("KEY", VALUE, NAME)]);
+    let server = Server::start(&sandbox.authorities, &[]).await;
+    let store = with("/store", "", &[("x-api-key", PLACEHOLDER)]);
+    let mut client = sandbox.plain(server.address).await;
+    Answered::read(client.send_request(store).await.unwrap()).await;
+    // In the clear, to an address that nobody gave out for that name: as to a public host.
+    sandbox.given = false;
+    let mut client = sandbox.plain(server.address).await;
+    let shown = Answered::read(client.send_request(get("/show")).await.unwrap()).await;
+    assert_eq!(shown.body, format!("stored {PLACEHOLDER} here"));
+}
+
+#[tokio::test]
+async fn a_header_of_a_rule_is_masked_on_every_connection() {
+    let policy = json!({"mode": "allow-all", "requests": [
+        {"domain": NAME, "match": {"path": {"exact": "/store"}},
+         "action": {"headers": {"x-api-key": "the-key-of-the-rule"}}},
+    ]});
+    let sandbox = Sandbox::new(policy, Vec::new());
+    let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
+    sandbox.fetch(&server, get("/store")).await;
+    let shown = sandbox.fetch(&server, get("/show")).await;
+    assert_eq!(shown.body, format!("stored {} here", "*".repeat(19)));
+}
+
+#[tokio::test]
+async fn neither_a_status_line_nor_a_part_tells_the_value() {
+    let sandbox = Sandbox::allow_all(vec![in_headers("KEY", VALUE, NAME)]);
+    let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
+    let store = with("/store", "", &[("x-api-key", PLACEHOLDER)]);
+    sandbox.fetch(&server, store).await;
+    let partial = sandbox.fetch(&server, with("/show", "", &[("x-partial", "1")])).await;
+    assert_eq!(partial.status, 502, "{}", partial.body);
+    assert!(partial.body.contains("it is partial"), "{}", partial.body);
+    let mut client = sandbox.http1(&server).await;
+    let shown = client.send_request(with("/show", "", &[("x-reason", "1")])).await.unwrap();
+    assert_eq!(shown.status(), 200);
+    let reason = shown.extensions().get::<hyper::ext::ReasonPhrase>();
+    assert!(reason.is_none(), "{reason:?}");
+}
+
+#[tokio::test]
+async fn websockets_and_other_protocols_do_not_tell_the_value() {
+    let sandbox = Sandbox::allow_all(vec![in_headers("KEY", VALUE, NAME)]);
+    let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
+    let length = u8::try_from(VALUE.len()).unwrap();
+    let frame = |payload: &str| [&[0x81, length], payload.as_bytes()].concat();
+    for (protocol, sent, wanted) in [
+        ("websocket", frame(VALUE), frame(PLACEHOLDER)),
+        ("stream", VALUE.into(), "*".repeat(VALUE.len()).into()),
+    ] {
+        let mut client = sandbox.http1(&server).await;
+        let headers = [
+            ("upgrade", protocol),
+            ("connection", "Upgrade"),
+            ("sec-websocket-extensions", "permessage-deflate"),
+        ];
+        let mut answer = client.send_request(with("/chat", "", &headers)).await.unwrap();
+        assert_eq!(answer.status(), 101);
+        assert!(!answer.headers().contains_key("sec-websocket-extensions"), "nor is it offered");
+        let mut stream = TokioIo::new(hyper::upgrade::on(&mut answer).await.unwrap());
+        // What the server sends is what it is sent: a frame without a mask.
+        for piece in sent.chunks(10) {
+            stream.write_all(piece).await.unwrap();
+            tokio::time::sleep(HELD_BACK * 2).await;
+        }
+        let mut heard = Vec::new();
+        while heard.len() < wanted.len() {
+            let read = stream.read_buf(&mut heard);
+            let read = tokio::time::timeout(std::time::Duration::from_secs(20), read).await;
+            assert_ne!(read.expect("all of it comes").unwrap(), 0);
+        }
+        let (heard, wanted) = (String::from_utf8_lossy(&heard), String::from_utf8_lossy(&wanted));
+        assert_eq!(heard, wanted, "{protocol}");
     }
 }

@@ -12,6 +12,7 @@ use super::guest::{Fields, SYN, datagram, parse_segment, read, segment};
 use super::{FakeHandler, Limits, Say, device, outside};
 use crate::model::Device as Outlet;
 use crate::net::flow::FlowHandler;
+use crate::net::sockets::SandboxSockets;
 use crate::net::stack::datagrams::Flows;
 use crate::net::stack::device::Device;
 use crate::net::stack::packet::{DropReason, parse};
@@ -29,8 +30,8 @@ fn stack_task(handler: &Arc<FakeHandler>) -> (StackTask, std::os::fd::OwnedFd) {
     let stack_task = StackTask {
         device: Arc::new(Device::new(Outlet::Tun(ours)).unwrap()),
         handler: Arc::clone(handler) as Arc<dyn FlowHandler>,
-        table: Arc::new(ConnectionTable::new(limits)),
-        flows: Flows::new(limits),
+        table: Arc::new(ConnectionTable::new(limits, SandboxSockets::few(1000))),
+        flows: Flows::new(limits, SandboxSockets::few(1000)),
         lookups: Arc::new(Semaphore::new(limits.lookups)),
         tasks: JoinSet::new(),
     };

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use smoltcp::wire::{IpProtocol, IpRepr, TcpControl};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
 use super::guest::{
     Fields, SYN, TcpSegment, assert_silence, datagram, next, parse_segment, read, segment, write,
 };
-use super::{FakeHandler, Limits, Say, outside, pattern, start};
+use super::{FakeHandler, Limits, Say, outside, pattern, start, start_with};
+use crate::net::sockets::SandboxSockets;
 use crate::net::stack::device::Device;
 use crate::net::stack::packet::DropReason;
 use crate::net::{GUEST_V4, GUEST_V6};
@@ -259,6 +260,40 @@ async fn connections_are_bounded() {
     write(&end, &segment(6000, outside(true, 443), SYN));
     assert_eq!(parse_segment(&next(&end).await).control, TcpControl::Rst);
     assert_eq!(device.dropped(DropReason::Full), 1);
+}
+
+#[tokio::test]
+async fn sockets_of_the_host_are_bounded() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let handler = FakeHandler::new();
+    handler.say(outside(true, 443), Say::Dial(listener.local_addr().unwrap()));
+    handler.say(outside(true, 53), Say::Dial(server.local_addr().unwrap()));
+    let sockets = SandboxSockets::few(3);
+    let (_stack, device, end) = start_with(Limits::default(), &handler, sockets.clone());
+    let heard = async || {
+        let mut bytes = [0; 64];
+        let (length, _) = server.recv_from(&mut bytes).await.unwrap();
+        bytes[..length].to_vec()
+    };
+    write(&end, &datagram(7000, outside(true, 53), b"one"));
+    assert_eq!(heard().await, b"one");
+    let first = ByHand::open(end, 5000, outside(true, 443), 1000).await;
+    let second = ByHand::open(first.end, 5001, outside(true, 443), 1000).await;
+    write(&second.end, &segment(6000, outside(true, 443), SYN));
+    assert_eq!(parse_segment(&next(&second.end).await).control, TcpControl::Rst);
+    assert_eq!(device.dropped(DropReason::Full), 1);
+    // Of datagrams the flow that was silent longest makes room, for the next one.
+    write(&second.end, &datagram(7001, outside(true, 53), b"dropped"));
+    let began = std::time::Instant::now();
+    loop {
+        write(&second.end, &datagram(7001, outside(true, 53), b"two"));
+        if let Ok(heard) = tokio::time::timeout(Duration::from_millis(50), heard()).await {
+            break assert_eq!(heard, b"two");
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "its socket is there again");
+    }
+    assert!(sockets.take().is_none());
 }
 
 #[tokio::test]

@@ -27,6 +27,7 @@ use crate::model::Device as Outlet;
 use crate::model::{Connection, Protocol, SessionId};
 use crate::net::flow::{Datagrams, FlowHandler, OpenDecision};
 use crate::net::log::{ConnectionLog, FlowInfo, Journal, OpenFlow, Traffic};
+use crate::net::sockets::SandboxSockets;
 
 /// Both ends of a device.
 fn device() -> (OwnedFd, OwnedFd) {
@@ -148,10 +149,19 @@ impl FlowHandler for FakeHandler {
 
 /// A stack with its device's other end.
 fn start(limits: Limits, handler: &Arc<FakeHandler>) -> (Stack, Arc<Device>, OwnedFd) {
+    start_with(limits, handler, SandboxSockets::few(10_000))
+}
+
+/// One that may have so many sockets on the host.
+fn start_with(
+    limits: Limits,
+    handler: &Arc<FakeHandler>,
+    sockets: SandboxSockets,
+) -> (Stack, Arc<Device>, OwnedFd) {
     let (ours, theirs) = device();
     let device = Arc::new(Device::new(Outlet::Tun(ours)).unwrap());
     let handler: Arc<dyn FlowHandler> = Arc::clone(handler) as Arc<dyn FlowHandler>;
-    (Stack::with(limits, Arc::clone(&device), handler), device, theirs)
+    (Stack::with(limits, Arc::clone(&device), handler, sockets), device, theirs)
 }
 
 /// An address outside that stands for nobody until the handler says otherwise.

@@ -9,8 +9,9 @@ use std::io;
 use super::super::attributes::Attributes;
 use super::tree::common;
 
-/// How many bytes of names are kept: a million directories with paths of 256 bytes, each in another place than the one before.
-const MOST: usize = 256 << 20;
+/// How many bytes of names are kept: of a million directories whose names have 32, listed in any order that keeps the contents of
+/// a directory together.
+const MOST: usize = 32 << 20;
 
 /// The directories.
 #[derive(Debug, Default)]

@@ -62,6 +62,9 @@ const OPAQUE_MARK: &[u8] = b".wh..wh..opq";
 /// What one entry costs besides its bytes.
 const ENTRY_COST: u64 = 512;
 const LONGEST_PATH: usize = 4096;
+/// What Linux has room for in one name, and in what a symlink leads to.
+const LONGEST_NAME: usize = 255;
+const LONGEST_TARGET: usize = 4095;
 /// Each directory on the way to a file takes a descriptor while it is walked.
 const DEEPEST: usize = 256;
 /// The same for what a machine wrote, which is walked without. Far deeper than any path can name at once.
@@ -197,6 +200,13 @@ impl Trouble {
         match self {
             Self::Content(source) => damaged(source),
             Self::Refused { entry, reason } => ImageError::Refused { entry: text(&entry), reason },
+            // Whoever wrote the archive wrote the name.
+            Self::Host { entry, source }
+                if source.raw_os_error() == Some(Errno::NAMETOOLONG.raw_os_error()) =>
+            {
+                let reason = "its name, or what it links to, is longer than the filesystem of this host allows";
+                ImageError::Refused { entry: text(&entry), reason }
+            }
             Self::Host { entry, source } => {
                 let path = diff.join(text(&entry).trim_start_matches('/'));
                 ImageError::Io { action: "unpack", path, source }
@@ -238,6 +248,12 @@ impl Unpacker<'_> {
         let long = depth > DEEPEST || entry.path.len() > LONGEST_PATH;
         if self.form != Form::Upper && long {
             return Err(refused("its name is too long"));
+        }
+        if has_long_name(&entry.path) {
+            return Err(refused("a part of its name is longer than 255 bytes"));
+        }
+        if let Some(reason) = bad_link(&entry) {
+            return Err(refused(reason));
         }
         if climbs(&entry.path) {
             return Err(refused("its name has `..` in it"));
@@ -502,6 +518,24 @@ impl Unpacker<'_> {
             })
         };
         all().map_err(trouble)
+    }
+}
+
+fn has_long_name(path: &[u8]) -> bool {
+    path.split(|byte| *byte == b'/').any(|name| name.len() > LONGEST_NAME)
+}
+
+/// What is wrong with where a link leads, as far as the archive alone tells.
+fn bad_link(entry: &Entry) -> Option<&'static str> {
+    match entry.kind {
+        TarKind::Symlink if entry.link.is_empty() => Some("it is a symlink to nothing"),
+        TarKind::Symlink if entry.link.len() > LONGEST_TARGET => {
+            Some("it is a symlink to a path of more than 4,095 bytes")
+        }
+        TarKind::HardLink if has_long_name(&entry.link) => {
+            Some("it is a hard link to a name of more than 255 bytes")
+        }
+        _ => None,
     }
 }
 
