@@ -44,6 +44,9 @@ pub(crate) struct DiffArgs {
     /// In a patch, the contents of binary files too
     #[arg(long, requires = "patch")]
     pub(crate) binary: bool,
+    /// In a patch, paths in `.git` directories too; `git apply` refuses them
+    #[arg(long, requires = "patch")]
+    pub(crate) git_dir: bool,
     /// Compare the forks that were made together under this name, each with what it started from
     #[arg(long, value_name = "NAME", conflicts_with_all = ["points", "name_only"])]
     pub(crate) group: Option<String>,

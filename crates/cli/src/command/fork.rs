@@ -33,7 +33,8 @@ pub(super) async fn diff(context: &Context, args: DiffArgs) -> Result<(), Failur
     };
     let query = DiffQuery { from, to, paths: args.paths };
     if args.patch {
-        let format = PatchFormat { relative: args.relative, binary: args.binary };
+        let DiffArgs { relative, binary, git_dir, .. } = args;
+        let format = PatchFormat { relative, binary, git_dir };
         let mut patch = context.client.patch(&query, &format).await?;
         while let Some(piece) = patch.next().await? {
             context.screen.bytes(&piece)?;
@@ -291,16 +292,25 @@ struct Pruned {
 
 pub(super) async fn prune(context: &Context, args: &PruneArgs) -> Result<(), Failure> {
     let forks = context.client.forks(Some(&args.name), None).await?;
+    let all = context.client.forks(None, None).await?;
     let (mut pruned, mut failed) = (Pruned::default(), 0);
     for fork in &forks {
         let older = args.older.map(|span| span.duration());
-        if let Some(why) = stays(fork, older, Timestamp::now()) {
+        let origin_of = |one: &&Sandbox| {
+            one.forked_from.as_ref().is_some_and(|from| from.sandbox_id == fork.id)
+        };
+        let why = stays(fork, older, Timestamp::now()).or_else(|| {
+            let own = all.iter().find(origin_of)?;
+            Some(format!("it is the origin of {}", own.name))
+        });
+        if let Some(why) = why {
             pruned.kept.push((fork.name.clone(), why));
             continue;
         }
         let done = match args.dry_run {
             true => Ok(()),
-            false => context.client.delete(&fork.name, None).await.map(drop),
+            // Somebody may have begun to use it since it was listed.
+            false => context.client.delete_unused(&fork.name, &fork.used_at).await.map(drop),
         };
         match done {
             Ok(()) => pruned.deleted.push(fork.name.clone()),
@@ -323,7 +333,9 @@ fn stays(fork: &Sandbox, older: Option<Duration>, now: Timestamp) -> Option<Stri
         return Some(format!("it is {}", word(fork.state)));
     }
     let older = older?;
-    let used: Timestamp = fork.used_at.parse().ok()?;
+    let Ok(used) = fork.used_at.parse::<Timestamp>() else {
+        return Some(format!("it is not known when it was used: `{}`", fork.used_at));
+    };
     let idle = now.as_millisecond() - used.as_millisecond();
     match u128::try_from(idle) {
         Ok(idle) if idle >= older.as_millis() => None,

@@ -62,6 +62,7 @@ use crate::engine::context::Context;
 use crate::engine::context::single_flight::SingleFlight;
 use crate::engine::integrity::Integrity;
 use crate::engine::lifecycle::Lifecycle;
+use crate::engine::lifecycle::lineage::comparing::Comparing;
 use crate::engine::machine::Machines;
 use crate::engine::network::Network;
 use crate::engine::records::Records;
@@ -308,6 +309,7 @@ impl Engine {
             machines: Arc::clone(&machines),
             sessions: Arc::clone(&sessions),
             wakes: SingleFlight::default(),
+            comparing: Comparing::default(),
         });
         let shutdown = context.tasks.shutdown().drop_guard();
         let parts = Arc::new(Components {
@@ -523,6 +525,8 @@ pub struct Delete {
     pub at_once: bool,
     /// Whether nobody asked for it: its time is up.
     pub expired: bool,
+    /// Refused if it runs, or was used after this.
+    pub unused_since: Option<Timestamp>,
 }
 
 /// Which snapshots are wanted.

@@ -40,7 +40,7 @@ pub use guard::{
     Aside, Because, Decision, Encoding, Finding, FindingKind, Guard, Place, Quarantine, Suspect,
 };
 pub use id::{
-    BadId, CommandId, DriveId, KeyId, LayerId, MemoryId, SandboxId, SessionId, SnapshotId,
+    BadId, CommandId, DriveId, GroupId, KeyId, LayerId, MemoryId, SandboxId, SessionId, SnapshotId,
 };
 pub use lifecycle::Phase;
 pub use memory::{Fingerprint, MemoryLayer, Template};
@@ -56,8 +56,8 @@ pub(crate) use policy::regex;
 pub use port::{Access, Port};
 pub use record::{
     Carried, Command, CommandState, Dressed, Ending, FORMAT, ForkOutcome, HookRun, Image,
-    ImageConfig, Key, Layer, LayerKind, Lineage, MergePoint, OnDelete, Project, Scope, Session,
-    SessionEnd, Usage, Validation,
+    ImageConfig, Key, Layer, LayerKind, Lineage, MergePoint, MergeSource, OnDelete, Project, Scope,
+    Session, SessionEnd, Usage, Validation,
 };
 pub use revision::{Ownership, Revision};
 pub use root::{Limits, MachineKey, RootFs, UidRange};

@@ -69,6 +69,7 @@ pub(crate) async fn diff(
         ("path" = Option<Vec<String>>, Query, description = "Only these paths or globs."),
         ("relative" = Option<String>, Query, description = "Only what is below this directory, with paths relative to it."),
         ("binary" = Option<bool>, Query, description = "With the contents of binary files."),
+        ("git_dir" = Option<bool>, Query, description = "With paths in `.git` directories, which `git apply` refuses."),
     ),
     responses((status = 200, description = "The patch.", body = Raw, content_type = "text/x-diff")))]
 pub(crate) async fn patch(
@@ -79,7 +80,8 @@ pub(crate) async fn patch(
     let request = diff_request(&mut params, LISTED)?;
     let relative = params.text("relative")?.unwrap_or_default();
     let relative = relative.trim_matches('/').as_bytes().to_vec();
-    let how = PatchOptions { relative, binary: params.flag("binary")? };
+    let (binary, git_dir) = (params.flag("binary")?, params.flag("git_dir")?);
+    let how = PatchOptions { relative, binary, git_dir };
     params.end()?;
     // Room for a few pieces: who writes waits when the caller is slow.
     let (into, mut pieces) = mpsc::channel(4);
@@ -143,6 +145,7 @@ pub(crate) async fn promote(
 ) -> ApiResult<types::Promoted> {
     params.end()?;
     let types::Promote { expect_generation, delete_fork, delete_group } = request;
+    let more = format!("delete_fork={delete_fork} delete_group={delete_group}");
     let engine = app.engine.clone();
     let work = async move {
         let project = &caller.project;
@@ -151,7 +154,7 @@ pub(crate) async fn promote(
             true => engine.group_of(project, &name).await?,
             false => Vec::new(),
         };
-        let promoted = engine.promote(project, &name, wanted, key).await?;
+        let promoted = engine.promote_as_asked(project, &name, wanted, key, &more).await?;
         if delete_fork {
             leave.push(name);
         }

@@ -188,6 +188,7 @@ impl Lifecycle {
             snapshot: Some(snapshot.id.clone()),
             generation: snapshot.generation,
             group: None,
+            group_id: None,
         };
         let layers =
             source.map_or_else(|| snapshot.layers.clone(), |source| source.image_layers.clone());
