@@ -428,6 +428,32 @@ async fn what_a_rollback_undid_can_be_merged_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn sandboxes_stay_related_when_old_records_go() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    fork(&engine, "app", "try").await;
+    ok(&engine, "try", "echo theirs > /srv/new").await;
+    stop(&engine, "try").await;
+    let mut between = Vec::new();
+    for number in 0..3 {
+        ok(&engine, "app", &format!("echo {number} > /srv/{number}")).await;
+        stop(&engine, "app").await;
+        between.push(get(&engine, "app").await.current.unwrap());
+    }
+    // What is left of a deleted snapshot goes after a while.
+    engine.delete_snapshot(&project(), &between[0], false).await.unwrap();
+    house.close(engine).await;
+    let record = house.data().join(format!("snapshots/{}.json", between[0]));
+    std::fs::remove_file(&record).unwrap_or_else(|error| panic!("{}: {error}", record.display()));
+    let engine = house.open().await;
+    assert!(engine.snapshot(&project(), &between[0]).await.is_err(), "its record is gone");
+    merge(&engine, "try", into("app")).await.unwrap();
+    assert_eq!(ok(&engine, "app", "ls /srv").await, "0\n1\n2\nfile\nlines\nnew\n");
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_merge_back_begins_where_the_merge_forth_ended() {
     let house = house!();
     let engine = house.open().await;

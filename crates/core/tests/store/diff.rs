@@ -458,16 +458,13 @@ fn nest(root: &Path, levels: usize) {
 #[tokio::test]
 async fn a_tree_that_is_too_deep_is_refused_where_it_matters() {
     let world = World::new();
-    let (from, to) = changed(
-        &world,
-        |root| fs::write(root.join("a"), "old").unwrap(),
-        |root| {
-            fs::write(root.join("a"), "new").unwrap();
-            fs::create_dir(root.join("deep")).unwrap();
-            nest(&root.join("deep"), 40);
-        },
-    )
-    .await;
+    let from = vec![world.image(|root| fs::write(root.join("a"), "old").unwrap()).await];
+    let deep = world.image(|root| {
+        fs::write(root.join("a"), "new").unwrap();
+        fs::create_dir(root.join("deep")).unwrap();
+        nest(&root.join("deep"), 40);
+    });
+    let to = [vec![deep.await], from.clone()].concat();
     let refused = world.store.diff(&from, &to, DiffOptions::default()).await.unwrap_err();
     assert!(
         matches!(&refused, StoreError::DiffTooLarge { why } if why.contains("/deep/")),

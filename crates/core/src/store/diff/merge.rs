@@ -4,9 +4,10 @@
 //! is; content, mode, owner and attributes of a path that changed on both sides are decided one by one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use rustix::fs::FileType;
-use similar::TextMerge;
+use similar::{TextDiff, TextMerge};
 
 use super::budget::Budget;
 use super::content::{is_text, read_whole, shown_xattrs};
@@ -23,6 +24,8 @@ const MOST_CHANGES: usize = 200_000;
 /// The largest file that is merged by lines, and the most lines it has.
 const LARGEST_TEXT: usize = 1 << 20;
 const MOST_LINES: usize = 50_000;
+/// How long each side is compared with the base for that. Files that take longer differ in nearly everything.
+const LONGEST_COMPARISON: Duration = Duration::from_secs(2);
 
 /// The attributes of a path in the result.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -387,6 +390,13 @@ fn pick<T: PartialEq>(base: Option<T>, ours: T, theirs: T) -> Option<T> {
     (base.as_ref() == Some(&ours)).then_some(theirs)
 }
 
+/// Whether the lines of two texts can be compared in a short time: a merge has no deadline of its own.
+fn is_soon_compared(base: &[u8], side: &[u8]) -> bool {
+    let begun = Instant::now();
+    TextDiff::configure().timeout(LONGEST_COMPARISON).diff_lines(base, side);
+    begun.elapsed() < LONGEST_COMPARISON
+}
+
 /// The content of a path that both sides changed; `None` for a conflict.
 fn merge_content(base: Option<&Side>, ours: &Side, theirs: &Side) -> Result<Option<Content>> {
     let name = &ours.name;
@@ -420,6 +430,9 @@ fn merge_content(base: Option<&Side>, ours: &Side, theirs: &Side) -> Result<Opti
     let (Some(base), Some(one), Some(other)) = (read(base)?, read(ours)?, read(theirs)?) else {
         return Ok(None);
     };
+    if !is_soon_compared(&base, &one) || !is_soon_compared(&base, &other) {
+        return Ok(None);
+    }
     let merge = TextMerge::from_lines(&base[..], &one[..], &other[..]);
     if merge.is_conflicted() {
         return Ok(None);
