@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use sandkeep_client::types::{
-    ChangedPath, CommandChangeList, Diff, DiffCounts, DiffEntry, DiffKind, Merge, MergeCounts,
-    Merged, OnConflict, PathChange, Promote, Promoted, Sandbox, State,
+    ChangedPath, CommandChangeList, Diff, DiffCounts, DiffEntry, DiffKind, ForkFailed, Merge,
+    MergeCounts, Merged, OnConflict, PathChange, Promote, Promoted, Sandbox, State,
 };
 use sandkeep_client::{DiffQuery, PatchFormat};
 use serde::Serialize;
 
-use super::{Context, bytes, conflicts_text, history, or_dash, word};
+use super::{Context, artifacts, bytes, conflicts_text, history, or_dash, word};
 use crate::args::{
     ChangesArgs, ConflictsArg, DiffArgs, MergeArgs, PickArgs, PromoteArgs, PruneArgs, RenameArgs,
 };
@@ -179,6 +179,20 @@ fn command_changes_text(list: &CommandChangeList) -> String {
 }
 
 pub(super) async fn promote(context: &Context, args: &PromoteArgs) -> Result<(), Failure> {
+    if let Some(out) = &args.out {
+        return artifacts::take_out(context, args, out).await;
+    }
+    if !args.only.is_empty() {
+        let chosen = MergeArgs {
+            source: args.fork.clone(),
+            into: None,
+            dry_run: false,
+            conflicts: ConflictsArg::Refuse,
+            only: args.only.clone(),
+            expect_generation: args.expect_generation,
+        };
+        return merge(context, chosen).await;
+    }
     let request = Promote {
         expect_generation: args.expect_generation,
         delete_fork: args.rm,
@@ -211,7 +225,11 @@ fn promoted_answer(context: &Context, fork: &str, promoted: &Promoted) -> Result
         }
         text
     })?;
-    let failed = &promoted.failed;
+    told_failed(context, &promoted.failed, promoted.deleted.len())
+}
+
+/// Tells which forks were not deleted.
+fn told_failed(context: &Context, failed: &[ForkFailed], deleted: usize) -> Result<(), Failure> {
     if failed.is_empty() {
         return Ok(());
     }
@@ -219,7 +237,7 @@ fn promoted_answer(context: &Context, fork: &str, promoted: &Promoted) -> Result
         let error = Paint::for_errors().red("error:");
         note(&format!("{error} {} was not deleted: {}", one.name, one.reason));
     }
-    let all = failed.len() + promoted.deleted.len();
+    let all = failed.len() + deleted;
     Err(Failure::Some { failed: failed.len(), all, code: 1 })
 }
 
@@ -233,7 +251,8 @@ pub(super) async fn merge(context: &Context, args: MergeArgs) -> Result<(), Fail
     let merged = context.client.merge(&source, &request).await?;
     context
         .screen
-        .answer(&merged, |merged| merged_text(context.screen.paint, merged, &source, dry_run))
+        .answer(&merged, |merged| merged_text(context.screen.paint, merged, &source, dry_run))?;
+    told_failed(context, &merged.failed, merged.deleted.len())
 }
 
 fn merged_text(paint: Paint, merged: &Merged, source: &str, dry_run: bool) -> String {
@@ -257,6 +276,10 @@ fn merged_text(paint: Paint, merged: &Merged, source: &str, dry_run: bool) -> St
         }
         (_, None) => format!("{sandbox}  has all that {source} changed already\n"),
     });
+    if !merged.deleted.is_empty() {
+        let deleted = merged.deleted.join(", ");
+        text.push_str(&format!("deleted: {deleted} (`keep trash ls` has it for a while)\n"));
+    }
     text
 }
 

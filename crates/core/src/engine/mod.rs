@@ -74,8 +74,8 @@ use crate::engine::tenancy::Tenancy;
 use crate::engine::tenancy::secrets::Secrets;
 use crate::guest::Deadlines;
 use crate::model::{
-    Config, Decision, Finding, Name, Patch, Point, Sandbox, Session, SessionId, Size, Snapshot,
-    SnapshotId, Span, Timestamp,
+    Config, Decision, Finding, ForkFate, Name, OnAccept, Patch, Point, Sandbox, SandboxId, Session,
+    SessionId, Size, Snapshot, SnapshotId, Span, Timestamp,
 };
 use crate::net::{Upstream, UpstreamSettings};
 use crate::secret::{KeySource, Keyring};
@@ -577,6 +577,8 @@ pub struct Fork {
     pub start: bool,
     /// How many, for [`Engine::fork_many`]: they are called `<name>-1` and so on.
     pub count: Option<u32>,
+    /// What becomes of the fork once it is accepted.
+    pub on_accept: OnAccept,
 }
 
 /// Forks that were made from one capture.
@@ -709,6 +711,25 @@ pub struct Tree {
     pub sandboxes: Vec<Sandbox>,
     /// The snapshots, oldest first.
     pub snapshots: Vec<Snapshot>,
+    /// What has become of each fork, in the order in which they were made.
+    pub forks: Vec<ForkInTree>,
+}
+
+/// A fork of one of the sandboxes of a lineage. It may be in the trash.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForkInTree {
+    /// Its id.
+    pub id: SandboxId,
+    /// Its name.
+    pub name: Name,
+    /// The name of its origin.
+    pub origin: Name,
+    /// What has become of it.
+    pub fate: ForkFate,
+    /// What deleting it for good would free.
+    pub freed: u64,
+    /// Whether it is in the trash.
+    pub in_trash: bool,
 }
 
 fn later(span: Span) -> Option<Timestamp> {

@@ -76,8 +76,9 @@ pub use spec::{BadConfig, Config, Patch, Resources, Retention};
 pub use jiff::Timestamp;
 pub use sandkeep_types::{
     BadQuantity, BroughtBack, ChangedPath, Class, CommandChanges, DiffAspect, DiffCounts,
-    DiffEntry, DiffKind, DiffSide, EntryKind, Hook, Hooks, MergeConflict, MergeCounts, MoreChanges,
-    OnIdle, OnJunk, OnSecret, PathChange, Restart, SetGuard as GuardPatch, Size, Span,
+    DiffEntry, DiffKind, DiffSide, EntryKind, ForkFate, Hook, Hooks, MergeConflict, MergeCounts,
+    MoreChanges, OnAccept, OnIdle, OnJunk, OnSecret, PathChange, Restart, SetGuard as GuardPatch,
+    Size, Span,
 };
 
 /// The present, to the millisecond: what is stored reads back equal.

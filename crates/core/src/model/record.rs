@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     BroughtBack, CommandChanges, CommandEnd, CommandId, Expiry, GroupId, KeyId, LayerId, Method,
-    Name, ProjectNetwork, SandboxId, SecretGiven, SecretName, SessionId, Size, SnapshotId,
-    SnapshotKind, Span, Timestamp,
+    Name, OnAccept, ProjectNetwork, SandboxId, SecretGiven, SecretName, SessionId, Size,
+    SnapshotId, SnapshotKind, Span, Timestamp,
 };
 
 /// The version of all documents, and of the data directory. 2: drives, tombstones of snapshots. 3: network policies,
@@ -117,6 +117,9 @@ pub struct Lineage {
     /// The same forks: other ones may be made under that name later. Records of before do not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_id: Option<GroupId>,
+    /// What becomes of the fork once it is accepted.
+    #[serde(default, skip_serializing_if = "OnAccept::is_keep")]
+    pub on_accept: OnAccept,
 }
 
 /// A merge of a sandbox into another one. The next merge of the two begins here.

@@ -7,7 +7,8 @@ use sandkeep_core::engine::{
 };
 use sandkeep_core::model::lifecycle::Phase;
 use sandkeep_core::model::{
-    BroughtBack, DiffKind, GuardPatch, OnJunk, Patch, Sandbox, Size, SnapshotKind,
+    BroughtBack, DiffKind, ForkFate, GuardPatch, OnAccept, OnJunk, Patch, Sandbox, Size,
+    SnapshotKind,
 };
 use sandkeep_testkit::house;
 use sandkeep_testkit::house::{labelled, name, of, ok, project, small};
@@ -401,6 +402,66 @@ async fn a_pick_leaves_forks_of_other_rounds_alone() {
     engine.delete(&project(), &name("try-2"), Delete::default(), None).await.unwrap();
     engine.fork_many(&project(), &name("app"), many(), None).await.unwrap();
     assert!(others(&engine, "picked").await.is_empty());
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_became_of_each_fork_is_known() {
+    let mut house = house!();
+    house.settings.trash_grace = std::time::Duration::from_secs(3600);
+    let engine = house.open().await;
+    app(&engine).await;
+    for one in ["alive", "rejected", "accepted"] {
+        let on_accept = match one {
+            "accepted" => OnAccept::Delete,
+            _ => OnAccept::Keep,
+        };
+        let request = Fork { name: Some(name(one)), on_accept, ..Fork::default() };
+        engine.fork(&project(), &name("app"), request, None).await.unwrap();
+        ok(&engine, one, "head -c 300000 /dev/urandom > /srv/big").await;
+        stop(&engine, one).await;
+    }
+    engine.rename(&project(), &name("app"), name("main")).await.unwrap();
+    let clear = |fork: &'static str| {
+        let engine = engine.clone();
+        async move { engine.clear_accepted(&project(), &name(fork)).await.0 }
+    };
+    assert!(clear("accepted").await.is_empty(), "it was not accepted yet");
+    promote(&engine, "accepted").await.unwrap();
+    assert_eq!(clear("accepted").await, [name("accepted")]);
+    assert!(clear("alive").await.is_empty());
+    engine.delete(&project(), &name("rejected"), Delete::default(), None).await.unwrap();
+    let tree = engine.lineage(&project(), &name("main")).await.unwrap();
+    let seen: Vec<_> = tree
+        .forks
+        .iter()
+        .map(|one| (one.name.as_str(), one.origin.as_str(), one.fate, one.in_trash))
+        .collect();
+    let wanted = [
+        ("alive", "main", ForkFate::Alive, false),
+        ("rejected", "main", ForkFate::Rejected, true),
+        ("accepted", "main", ForkFate::Promoted, true),
+    ];
+    assert_eq!(seen, wanted);
+    let freed: Vec<bool> = tree.forks.iter().map(|one| one.freed >= 300_000).collect();
+    assert_eq!(
+        freed,
+        [true, true, false],
+        "the origin stands on what was promoted: {:?}",
+        tree.forks
+    );
+    let unused = |at| Delete { unused_since: Some(at), ..Delete::default() };
+    let used = get(&engine, "alive").await.used_at;
+    let before = used - std::time::Duration::from_millis(1);
+    let refused =
+        engine.delete(&project(), &name("alive"), unused(before), None).await.unwrap_err();
+    assert_eq!((refused.code(), refused.kind()), ("used_meanwhile", ErrorKind::Stale));
+    engine.start(&project(), &name("alive"), None).await.unwrap();
+    let refused = engine.delete(&project(), &name("alive"), unused(used), None).await.unwrap_err();
+    assert_eq!(refused.code(), "used_meanwhile", "it runs");
+    stop(&engine, "alive").await;
+    let used = get(&engine, "alive").await.used_at;
+    engine.delete(&project(), &name("alive"), unused(used), None).await.unwrap();
     engine.shutdown().await;
 }
 

@@ -127,7 +127,21 @@ async fn merges_are_those_of_the_trees_the_kernel_shows() {
         assert_eq!(told, conflicts, "seed {seed}");
         if conflicts.is_empty() {
             clean += 1;
-            assert_eq!(world.model(&result(&outcome, ours)), wanted, "seed {seed}");
+            let (merged, stamps) = world.stamped(&result(&outcome, ours));
+            assert_eq!(merged, wanted, "seed {seed}");
+            // What was taken over has the times it had there, and what was not, those it had here.
+            let (was, our) = (world.model(&base), world.stamped(ours));
+            let their = world.stamped(theirs);
+            for (path, stamp) in &stamps {
+                let side =
+                    match (was.get(path) == our.0.get(path), was.get(path) == their.0.get(path)) {
+                        (true, false) => &their,
+                        (_, true) => &our,
+                        (false, false) => continue,
+                    };
+                let wanted = side.1[path];
+                assert_eq!((stamp.0, stamp.1), (wanted.0, wanted.1), "seed {seed}: {path}");
+            }
         } else {
             conflicted += 1;
             assert!(outcome.layer.is_none());

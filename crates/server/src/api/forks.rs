@@ -156,9 +156,14 @@ pub(crate) async fn promote(
         };
         let promoted = engine.promote_as_asked(project, &name, wanted, key, &more).await?;
         if delete_fork {
-            leave.push(name);
+            leave.push(name.clone());
         }
-        let (deleted, failed) = engine.delete_forks(project, leave).await;
+        let (mut deleted, mut failed) = engine.delete_forks(project, leave).await;
+        if !delete_fork {
+            let (cleared, stayed) = engine.clear_accepted(project, &name).await;
+            deleted.extend(cleared);
+            failed.extend(stayed);
+        }
         Ok((promoted, deleted, failed))
     };
     let (promoted, deleted, failed) = finish(&app, work).await?;
@@ -192,8 +197,16 @@ pub(crate) async fn merge(
         expect_generation: request.expect_generation,
     };
     let engine = app.engine.clone();
-    let work = async move { engine.merge(&caller.project, &name, request).await };
-    let merged = finish(&app, work).await?;
+    let work = async move {
+        let dry_run = request.dry_run;
+        let merged = engine.merge(&caller.project, &name, request).await?;
+        let (deleted, failed) = match merged.all && !dry_run {
+            true => engine.clear_accepted(&caller.project, &name).await,
+            false => (Vec::new(), Vec::new()),
+        };
+        Ok((merged, deleted, failed))
+    };
+    let (merged, deleted, failed) = finish(&app, work).await?;
     Ok(Json(types::Merged {
         sandbox: merged.sandbox.name.to_string(),
         generation: merged.sandbox.generation,
@@ -202,6 +215,8 @@ pub(crate) async fn merge(
         conflicts: merged.outcome.conflicts,
         changes: merged.outcome.changes,
         truncated: merged.outcome.truncated,
+        deleted: deleted.into_iter().map(Into::into).collect(),
+        failed: wire::failed_forks(failed),
     }))
 }
 

@@ -256,6 +256,7 @@ pub(crate) async fn fork(
         expect_generation: request.expect_generation,
         start: request.start,
         count: request.count,
+        on_accept: request.on_accept,
     };
     let engine = app.engine.clone();
     let forked = if fork.count.is_some() {
@@ -396,5 +397,6 @@ pub(crate) async fn tree(
     Ok(Json(types::Tree {
         sandboxes: tree.sandboxes.into_iter().map(wire::sandbox).collect(),
         snapshots: tree.snapshots.into_iter().map(wire::snapshot).collect(),
+        forks: tree.forks.into_iter().map(wire::fork_in_tree).collect(),
     }))
 }

@@ -1,6 +1,6 @@
 //! Forks that come back: compare, promote, merge, rename.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -9,10 +9,12 @@ use crate::db::{Filter, Page};
 use crate::engine::error::error_chain;
 use crate::engine::lifecycle::lineage::points::ResolvedPoint;
 use crate::engine::{
-    Delete, DiffRequest, Difference, Engine, Error, ForkFailed, MergeRequest, Merged, PatchOptions,
-    Promote, Promoted, Result,
+    Delete, DiffRequest, Difference, Engine, Error, ForkFailed, ForkInTree, MergeRequest, Merged,
+    PatchOptions, Promote, Promoted, Result,
 };
-use crate::model::{Name, Point, Sandbox, SandboxId};
+use crate::model::{
+    BroughtBack, ForkFate, Name, OnAccept, Point, Sandbox, SandboxId, Snapshot, SnapshotId,
+};
 use crate::store::{DiffOptions, Globs};
 
 /// How many paths a patch has at the most.
@@ -151,6 +153,77 @@ impl Engine {
         // `try-2` before `try-10`.
         forks.sort_by_cached_key(|one| (one.name.as_str().len(), one.name.clone()));
         Ok(forks)
+    }
+
+    /// Deletes a fork that was accepted, if that is what its maker wanted. Answers as [`delete_forks`](Self::delete_forks).
+    pub async fn clear_accepted(
+        &self,
+        project: &Name,
+        name: &Name,
+    ) -> (Vec<Name>, Vec<ForkFailed>) {
+        let Ok(fork) = self.parts.lifecycle.find(project, name).await else {
+            return (Vec::new(), Vec::new());
+        };
+        let on_accept = fork.forked_from.as_ref().map(|from| from.on_accept);
+        match fork.outcome.is_some() && on_accept == Some(OnAccept::Delete) {
+            true => self.delete_forks(project, vec![name.clone()]).await,
+            false => (Vec::new(), Vec::new()),
+        }
+    }
+
+    /// What has become of the forks of these sandboxes, those in the trash included.
+    pub(super) fn forks_in_tree(
+        &self,
+        project: &Name,
+        related: &BTreeSet<SandboxId>,
+        all: &[Sandbox],
+        snapshots: &[Snapshot],
+    ) -> Vec<ForkInTree> {
+        let names: HashMap<&SandboxId, &Name> =
+            all.iter().map(|one| (&one.id, &one.name)).collect();
+        // What others stand on stays when its sandbox is deleted.
+        let mut held: HashMap<&SnapshotId, Vec<&SandboxId>> = HashMap::new();
+        for one in all {
+            let base = one.forked_from.as_ref().and_then(|from| from.snapshot.as_ref());
+            let merged = one.merged.iter().map(|merge| &merge.snapshot);
+            for id in one.current.iter().chain(base).chain(merged) {
+                held.entry(id).or_default().push(&one.id);
+            }
+        }
+        let counts = self.parts.references.counts();
+        let shown = |one: &Sandbox, expired: Option<bool>| {
+            let from = one.forked_from.as_ref().filter(|from| related.contains(&from.sandbox))?;
+            let going = |snapshot: &&Snapshot| {
+                snapshot.sandbox == one.id
+                    && held.get(&snapshot.id).is_none_or(|by| by.iter().all(|id| **id == one.id))
+            };
+            let own: Vec<SnapshotId> =
+                snapshots.iter().filter(going).map(|one| one.id.clone()).collect();
+            Some(ForkInTree {
+                id: one.id.clone(),
+                name: one.name.clone(),
+                origin: names.get(&from.sandbox).map_or(&from.name, |name| *name).clone(),
+                fate: match (&one.outcome, expired) {
+                    (Some(outcome), _) if outcome.how == BroughtBack::Promoted => {
+                        ForkFate::Promoted
+                    }
+                    (Some(_), _) => ForkFate::Merged,
+                    (None, None) => ForkFate::Alive,
+                    (None, Some(true)) => ForkFate::Expired,
+                    (None, Some(false)) => ForkFate::Rejected,
+                },
+                freed: match expired {
+                    None => counts.freed_with(&one.id, &own),
+                    Some(_) => counts.freed_by_trashed(&one.id),
+                },
+                in_trash: expired.is_some(),
+            })
+        };
+        let mut forks: Vec<ForkInTree> = all.iter().filter_map(|one| shown(one, None)).collect();
+        let gone = self.parts.storage.trash.forks(project);
+        forks.extend(gone.iter().filter_map(|(one, expired)| shown(one, Some(*expired))));
+        forks.sort_by(|one, other| one.id.cmp(&other.id));
+        forks
     }
 
     /// Deletes forks after another one was promoted. Answers with those that are gone, and those that are not.

@@ -413,7 +413,7 @@ impl Engine {
         }
         let everything = with_current_names(everything);
         let mut sandboxes: Vec<Sandbox> =
-            everything.into_iter().filter(|s| related.contains(&s.id)).collect();
+            everything.iter().filter(|s| related.contains(&s.id)).cloned().collect();
         sandboxes.sort_by(|a, b| a.id.cmp(&b.id));
         let mut snapshots: BTreeMap<SnapshotId, Snapshot> = BTreeMap::new();
         for id in &related {
@@ -426,6 +426,7 @@ impl Engine {
         }
         let mut snapshots: Vec<Snapshot> = snapshots.into_values().collect();
         snapshots.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
-        Ok(Tree { sandboxes, snapshots })
+        let forks = self.forks_in_tree(project, &related, &everything, &snapshots);
+        Ok(Tree { sandboxes, snapshots, forks })
     }
 }

@@ -20,8 +20,8 @@ use crate::engine::{Error, Fork, ForkFailed, ForkFrom, Forks, Opened, Result, Ro
 use crate::failpoint;
 use crate::model::lifecycle::Phase;
 use crate::model::{
-    Change, CommandEnd, Config, Ending, Expiry, GroupId, LayerId, Lineage, Name, OnIdle, Patch,
-    Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotId, SnapshotKind,
+    Change, CommandEnd, Config, Ending, Expiry, GroupId, LayerId, Lineage, Name, OnAccept, OnIdle,
+    Patch, Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotId, SnapshotKind,
 };
 use crate::store::Durability;
 
@@ -211,6 +211,7 @@ impl Lifecycle {
         request: Fork,
     ) -> Result<StartingPoint> {
         let id = self.find(project, name).await?.id;
+        let on_accept = request.on_accept;
         let (source_name, from, expect) =
             (name.clone(), request.from.clone(), request.expect_generation);
         let chosen = match &from {
@@ -265,16 +266,18 @@ impl Lifecycle {
                     generation: source.generation,
                     group: None,
                     group_id: None,
+                    on_accept: OnAccept::Keep,
                 }),
             },
         };
         let forked_from = start_point.forked_from.map(|from| match chosen_by_id {
-            true => from,
+            true => Lineage { on_accept, ..from },
             // It may stand on a snapshot of its own origin. It is what was forked all the same.
             false => Lineage {
                 sandbox: source.id.clone(),
                 name: source.name.clone(),
                 generation: source.generation,
+                on_accept,
                 ..from
             },
         });

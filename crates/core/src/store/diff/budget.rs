@@ -16,9 +16,11 @@ const MOST_NAMES: u64 = 2_000_000;
 /// How much memory paths take at the most.
 const MOST_BYTES: usize = 256 << 20;
 
-/// How many comparisons run at the same time, and how many pieces of patches are written. Others wait.
+/// How many comparisons run at the same time, how many pieces of patches are written, and how many results of merges are
+/// built. Others wait.
 static COMPARISONS: Semaphore = Semaphore::const_new(2);
 static PIECES: Semaphore = Semaphore::const_new(2);
+static BUILDS: Semaphore = Semaphore::const_new(2);
 /// How long they wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -30,6 +32,11 @@ pub(super) async fn comparison() -> Result<SemaphorePermit<'static>> {
 /// Waits until another piece of a patch may be written.
 pub(super) async fn piece() -> Result<SemaphorePermit<'static>> {
     one_of(&PIECES).await
+}
+
+/// Waits until another result of a merge may be built.
+pub(super) async fn build() -> Result<SemaphorePermit<'static>> {
+    one_of(&BUILDS).await
 }
 
 async fn one_of(few: &'static Semaphore) -> Result<SemaphorePermit<'static>> {

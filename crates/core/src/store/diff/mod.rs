@@ -249,6 +249,7 @@ impl Store {
         let plan =
             blocking(move || store.plan_merge(&chains, &options, Budget::new(LONGEST_MERGE)));
         let plan = plan.await?;
+        drop(turn);
         let mut outcome = plan.outcome();
         if !plan.conflicts.is_empty() || plan.is_empty() {
             return Ok(outcome);
@@ -258,10 +259,10 @@ impl Store {
         }
         if !dry_run {
             self.check_room(plan.bytes()).await?;
+            let _turn = budget::build().await?;
             let store = self.clone();
             outcome.layer = Some(blocking(move || store.build_merge(&ours, &plan)).await?);
         }
-        drop(turn);
         Ok(outcome)
     }
 }

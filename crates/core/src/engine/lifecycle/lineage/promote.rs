@@ -68,6 +68,7 @@ impl Lifecycle {
             // It is not one of those any more that were made from the same state.
             group: None,
             group_id: None,
+            on_accept: from.on_accept,
         };
         let before_that = fork.outcome.as_ref().filter(|_| was_done);
         let outcome = ForkOutcome {
