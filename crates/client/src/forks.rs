@@ -32,6 +32,8 @@ pub struct PatchFormat {
     pub relative: Option<String>,
     /// With the contents of binary files.
     pub binary: bool,
+    /// With paths in `.git` directories, which `git apply` refuses.
+    pub git_dir: bool,
 }
 
 // Every call fails with what the server says (`Error::Api`) or with what the way there says.
@@ -47,7 +49,8 @@ impl Client {
     pub async fn patch(&self, query: &DiffQuery, format: &PatchFormat) -> Result<Download, Error> {
         let target = query.target(&["diff", "patch"]);
         let target = target.maybe("relative", format.relative.as_ref());
-        self.transport.send(Call::get(target.flag("binary", format.binary))).await
+        let target = target.flag("binary", format.binary).flag("git_dir", format.git_dir);
+        self.transport.send(Call::get(target)).await
     }
 
     /// Lists the forks of a sandbox, those that were made together, or both.

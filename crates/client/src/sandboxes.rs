@@ -123,6 +123,12 @@ impl Client {
         self.transport.json(call.header(IDEMPOTENCY, idempotency)).await
     }
 
+    /// Deletes a sandbox that does not run and was not used after a time, like the `used_at` of a list.
+    pub async fn delete_unused(&self, name: &str, since: &str) -> Result<Deleted, Error> {
+        let target = sandbox(name, &[]).with("unused_since", since);
+        self.transport.json(Call::new(hyper::Method::DELETE, target)).await
+    }
+
     /// Makes a new sandbox from the present state of another, or from one of its snapshots.
     pub async fn fork(
         &self,

@@ -112,7 +112,9 @@ impl From<&engine::Error> for ApiError {
             if fault && !error.is_of_the_disk() { error.to_string() } else { error_chain(error) };
         let mut answer = Self::new(status, error.code(), message);
         answer.body.hint = error.hint();
-        if let engine::Error::Guarded { findings, .. } = error {
+        if let engine::Error::Guarded { findings, .. }
+        | engine::Error::TakenGuarded { findings, .. } = error
+        {
             answer.body.findings = crate::api::guard::findings(findings.clone());
         }
         if let engine::Error::MergeConflicts { conflicts, .. } = error {

@@ -44,6 +44,7 @@ pub fn snapshot(of: &Sandbox, generation: u64) -> Snapshot {
         session: SessionId::fresh(),
         generation,
         parent: None,
+        merged: None,
         kind: SnapshotKind::Stop,
         label: None,
         layers: vec![LayerId::fresh()],

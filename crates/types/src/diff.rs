@@ -96,6 +96,60 @@ pub enum BroughtBack {
     Merged,
 }
 
+/// What becomes of a fork once it is accepted: promoted, or all of it merged.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnAccept {
+    /// It stays.
+    #[default]
+    Keep,
+    /// It is deleted, and goes to the trash.
+    Delete,
+}
+
+impl OnAccept {
+    /// Whether it stays.
+    #[must_use]
+    #[allow(clippy::trivially_copy_pass_by_ref)] // serde asks for it
+    pub fn is_keep(&self) -> bool {
+        *self == Self::Keep
+    }
+}
+
+/// What has become of a fork.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ForkFate {
+    /// It is there, and nothing was decided.
+    Alive,
+    /// Its origin became what it was.
+    Promoted,
+    /// Its changes were merged into another sandbox.
+    Merged,
+    /// It was deleted, and nothing of it was brought back.
+    Rejected,
+    /// The same, because its time was up.
+    Expired,
+}
+
+/// A fork in a lineage.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TreeFork {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// The name of its origin.
+    pub origin: String,
+    /// What has become of it.
+    pub fate: ForkFate,
+    /// What deleting it for good would free.
+    pub freed_if_deleted_bytes: u64,
+    /// Whether it is in the trash.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_trash: bool,
+}
+
 /// What became of a fork's work.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ForkOutcome {
@@ -238,6 +292,12 @@ pub struct Merged {
     pub changes: Vec<DiffEntry>,
     /// Whether there are more changes or conflicts than are listed.
     pub truncated: bool,
+    /// The fork, if it was to be deleted once it was accepted and is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub deleted: Vec<String>,
+    /// The fork, if it was to be deleted and is still there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<ForkFailed>,
 }
 
 /// How many paths a merge changes.

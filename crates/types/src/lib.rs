@@ -41,8 +41,9 @@ pub use command::{
     SignalRequest, TermSize,
 };
 pub use diff::{
-    BroughtBack, Diff, DiffAspect, DiffCounts, DiffEntry, DiffKind, DiffPoint, DiffSide,
-    ForkOutcome, Merge, MergeConflict, MergeCounts, Merged, OnConflict, Promote, Promoted, Rename,
+    BroughtBack, Diff, DiffAspect, DiffCounts, DiffEntry, DiffKind, DiffPoint, DiffSide, ForkFate,
+    ForkOutcome, Merge, MergeConflict, MergeCounts, Merged, OnAccept, OnConflict, Promote,
+    Promoted, Rename, TreeFork,
 };
 pub use drive::{Attached, CreateDrive, Drive, ForkDrive, Mount, MountMode};
 pub use error::{ErrorAnswer, ErrorBody, RENAMED_CODES, error_chain, former_codes, present_code};

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Finding, Sandbox, Session, Snapshot, State, Usage};
+use super::{Finding, Sandbox, Session, Snapshot, State, TreeFork, Usage};
 
 /// The answer to create, start and fork.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -131,4 +131,7 @@ pub struct Tree {
     pub sandboxes: Vec<Sandbox>,
     /// Snapshots.
     pub snapshots: Vec<Snapshot>,
+    /// What has become of each fork. Those that were deleted are listed while they are in the trash.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub forks: Vec<TreeFork>,
 }

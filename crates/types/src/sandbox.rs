@@ -7,7 +7,8 @@ use utoipa::ToSchema;
 
 use super::quantity::given;
 use super::{
-    Finding, ForkOutcome, Guard, Mount, Network, Port, SecretUse, Service, SetGuard, Size, Span,
+    Finding, ForkOutcome, Guard, Mount, Network, OnAccept, Port, SecretUse, Service, SetGuard,
+    Size, Span,
 };
 
 /// The lifetime class of a sandbox.
@@ -288,6 +289,9 @@ with_settings! {
         /// Whether to start the fork immediately.
         #[serde(default)]
         pub start: bool,
+        /// What becomes of the fork once it is accepted: promoted, or all of it merged.
+        #[serde(default, skip_serializing_if = "OnAccept::is_keep")]
+        pub on_accept: OnAccept,
     }
 }
 
@@ -373,6 +377,9 @@ pub struct Lineage {
     /// The forks that were made together with it, by the name they begin with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
+    /// What becomes of the fork once it is accepted.
+    #[serde(default, skip_serializing_if = "OnAccept::is_keep")]
+    pub on_accept: OnAccept,
 }
 
 /// What a running sandbox would lose if its host went down now.

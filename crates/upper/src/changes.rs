@@ -74,8 +74,10 @@ impl Changes {
     }
 }
 
-/// How many paths are held while changes are collected. Later ones are only counted by directory.
+/// How many paths are held while changes are collected, and how long they are together. Later ones are only counted by
+/// directory.
 const HELD: usize = 20_000;
+const HELD_BYTES: usize = 4 << 20;
 /// How many directories the rest is counted by.
 const COUNTED: usize = 512;
 
@@ -86,11 +88,30 @@ pub struct ChangeList {
     pub paths: Vec<Change>,
     /// Where the others are, sorted.
     pub more: Vec<Under>,
+    /// How long the paths were together when they were added.
+    bytes: usize,
 }
 
 impl ChangeList {
+    /// A list of these paths, and of where the others are.
+    #[must_use]
+    pub fn new(paths: Vec<Change>, more: Vec<Under>) -> Self {
+        let bytes = paths.iter().map(|one| one.path.len()).sum();
+        Self { paths, more, bytes }
+    }
+
+    /// How long the paths are together, those of the directories included.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        let paths = self.paths.iter().map(|one| one.path.len());
+        paths.chain(self.more.iter().map(|one| one.path.len())).sum()
+    }
+
     fn add(&mut self, path: &[u8], kind: ChangeKind, dir: bool, bytes: u64) {
-        if self.paths.len() < HELD {
+        // Once one does not fit, none is held any more.
+        let is_room = self.more.is_empty() && self.paths.len() < HELD;
+        if is_room && self.bytes + path.len() <= HELD_BYTES {
+            self.bytes += path.len();
             self.paths.push(Change { path: path.to_vec(), kind, dir, bytes });
             return;
         }
@@ -111,9 +132,42 @@ impl ChangeList {
         }
     }
 
-    /// Makes the list at most `most` paths long. Large directories are cut to a few paths each, so that
-    /// a thousand files of one do not hide a single file of another.
-    pub fn truncate_to(&mut self, most: usize) {
+    /// Makes the list at most `most` paths long, with at most `bytes` bytes of text. Large directories are cut to a few paths
+    /// each, so that a thousand files of one do not hide a single file of another.
+    pub fn truncate_to(&mut self, most: usize, bytes: usize) {
+        let mut most = most;
+        self.truncate_paths(most);
+        while self.size() > bytes && most > 0 {
+            most /= 2;
+            self.truncate_paths(most);
+        }
+        if self.size() > bytes {
+            // Only directories are left, and they are nested deeply: those near the root stand for them.
+            let all = std::mem::take(&mut self.more);
+            for under in all {
+                let mut depth = 3;
+                let place = loop {
+                    let at = ancestor(&under.path, depth);
+                    match self.more.iter().position(|known| known.path == at) {
+                        Some(place) => break place,
+                        None if self.more.len() < COUNTED || depth == 0 => {
+                            self.more.push(Under::new(at));
+                            break self.more.len() - 1;
+                        }
+                        None => depth -= 1,
+                    }
+                };
+                let known = &mut self.more[place];
+                known.created += under.created;
+                known.modified += under.modified;
+                known.deleted += under.deleted;
+            }
+            self.more.sort_by(|one, two| compare(&one.path, &two.path));
+        }
+        self.bytes = self.paths.iter().map(|one| one.path.len()).sum();
+    }
+
+    fn truncate_paths(&mut self, most: usize) {
         self.paths.sort_by(|one, two| compare(&one.path, &two.path));
         let mut more: BTreeMap<Vec<u8>, Under> = BTreeMap::new();
         for under in self.more.drain(..) {
@@ -255,7 +309,7 @@ mod tests {
         let many = (0..500).map(|n| format!("node_modules/p{}/f{n}.js", n % 7));
         let few = ["package.json", "src/main.ts"].map(str::to_owned);
         let mut changes = changes(many.chain(few));
-        changes.list.truncate_to(12);
+        changes.list.truncate_to(12, 10_000);
         let shown = shown(&changes.list);
         assert!(changes.list.paths.len() <= 12, "{shown:?}");
         assert!(
@@ -274,7 +328,7 @@ mod tests {
         for (count, most) in [(0, 5), (3, 5), (5, 5), (40_000, 1000), (25_000, 1), (25_000, 0)] {
             let names = (0..count).map(|n| format!("a{}/b{}/c{}/d{n}", n % 3, n % 5, n % 7));
             let mut changes = changes(names);
-            changes.list.truncate_to(most);
+            changes.list.truncate_to(most, 1 << 20);
             assert!(changes.list.paths.len() <= most);
             assert_eq!(total(&changes.list), count, "{count} in {most}");
             assert_eq!(changes.created, count);
@@ -283,12 +337,26 @@ mod tests {
     }
 
     #[test]
+    fn long_paths_take_a_bounded_amount_of_memory() {
+        let deep =
+            |n: usize| format!("{}/{n}/{}", "d".repeat(200), format!("{n:0200}/").repeat(100));
+        let mut changes = changes((0..2_000).map(deep));
+        assert!(changes.list.size() <= HELD_BYTES + COUNTED * 1_000, "{}", changes.list.size());
+        assert_eq!(total(&changes.list), 2_000);
+        changes.list.truncate_to(1_000, 100_000);
+        assert!(changes.list.size() <= 100_000 + COUNTED * 1_000, "{}", changes.list.size());
+        assert_eq!(total(&changes.list), 2_000, "none is lost");
+        changes.list.truncate_to(1_000, 500);
+        assert_eq!(total(&changes.list), 2_000);
+    }
+
+    #[test]
     fn a_directory_is_listed_before_what_is_in_it() {
         let mut changes = changes((0..30).map(|n| match n {
             0 => "new".to_owned(),
             n => format!("new/{n:02}"),
         }));
-        changes.list.truncate_to(5);
+        changes.list.truncate_to(5, 1_000);
         assert_eq!(shown(&changes.list)[0], "new");
         assert_eq!(total(&changes.list), 30);
     }

@@ -132,7 +132,11 @@ impl Lower {
             FileType::CharacterDevice if (stat.stx_rdev_major, stat.stx_rdev_minor) == (0, 0) => {
                 Layered::Whiteout
             }
-            FileType::RegularFile if stat.stx_size == 0 && self.is_marked(layer, path) => {
+            FileType::RegularFile
+                if stat.stx_size == 0
+                    && self.is_marked(layer, path)
+                    && self.has_marked(layer, path) =>
+            {
                 Layered::Whiteout
             }
             _ => Layered::Other,
@@ -143,6 +147,17 @@ impl Lower {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::openat(layer, path, flags, Mode::empty());
         file.is_ok_and(|file| rustix::fs::fgetxattr(file, WHITEOUT, &mut [0u8; 8][..]).is_ok())
+    }
+
+    /// Whether the directory of a path says that it has files which stand for deletions. A mark elsewhere means nothing.
+    fn has_marked(&self, layer: &OwnedFd, path: &[u8]) -> bool {
+        let end = path.iter().rposition(|byte| *byte == b'/');
+        let dir = end.map_or(&b"."[..], |end| &path[..end]);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut value = [0u8; 8];
+        rustix::fs::openat(layer, dir, flags, Mode::empty()).is_ok_and(|dir| {
+            matches!(rustix::fs::fgetxattr(dir, OPAQUE, &mut value[..]), Ok(1) if value[0] == b'x')
+        })
     }
 
     fn open_dir(&self, number: u16, path: &[u8]) -> Option<OwnedFd> {

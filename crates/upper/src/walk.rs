@@ -17,6 +17,8 @@ use crate::lower::{Below, Found, Lower, is_opaque, join};
 pub const MAX_DEPTH: usize = 200;
 /// How many names of lower layers are counted at the most when a directory was deleted.
 const LOWER_NAMES: usize = 100_000;
+/// How long the paths are together that are held to find out what was deleted.
+const HELD_BYTES: usize = 32 << 20;
 /// After how many names it is asked whether to go on.
 const ASK: u64 = 64;
 
@@ -124,7 +126,10 @@ impl Walk<'_> {
                 self.complete = false;
                 continue;
             }
-            match Frame::new(dir, path, was, limits.names) {
+            // What waits in the directories around it counts, too.
+            let waiting: usize = frames.iter().map(|frame| frame.names.len()).sum();
+            let most = (limits.names + 1).saturating_sub(visited + waiting as u64);
+            match Frame::new(dir, path, was, most) {
                 Ok(frame) => frames.push(frame),
                 Err(_) => self.complete = false,
             }
@@ -214,11 +219,16 @@ impl Walk<'_> {
     /// What lay below a directory is hidden now. It was deleted, but for what the upper directory has instead, and for what was
     /// hidden or copied up before. `is_dir`: there is a directory in its place.
     fn lower_deleted(&mut self, below: &Below, path: &[u8], is_dir: bool) {
-        let known = self.below_in_old(path);
+        let Some(known) = self.below_in_old(path) else {
+            self.complete = false;
+            return;
+        };
+        let mut held = 0;
         let mut waiting = vec![(path.to_vec(), below.clone(), is_dir)];
         while let Some((at, below, is_dir)) = waiting.pop() {
+            held -= at.len().min(held);
             let room = LOWER_NAMES.saturating_sub(self.lower_names);
-            if room == 0 {
+            if room == 0 || held > HELD_BYTES {
                 self.complete = false;
                 return;
             }
@@ -238,26 +248,31 @@ impl Walk<'_> {
                 }
                 if lower_is_dir {
                     let below = self.lower.descend(&below, &path);
+                    held += path.len();
                     waiting.push((path, below, now == Some(FileType::Directory)));
                 }
             }
         }
     }
 
-    /// The names below `path` at the last look. The walk has just come to `path`.
-    fn below_in_old(&self, path: &[u8]) -> HashMap<Vec<u8>, Kind> {
+    /// The names below `path` at the last look; `None` if there are too many. The walk has just come to `path`.
+    fn below_in_old(&self, path: &[u8]) -> Option<HashMap<Vec<u8>, Kind>> {
         let mut reader = self.old.clone();
-        let mut known = HashMap::new();
+        let (mut known, mut held) = (HashMap::new(), 0);
         while let Some(entry) = reader.entry() {
             let below =
                 entry.path.strip_prefix(path).is_some_and(|rest| rest.first() == Some(&b'/'));
             if !below {
                 break;
             }
+            held += entry.path.len() + 32;
+            if held > HELD_BYTES {
+                return None;
+            }
             known.insert(entry.path.to_vec(), entry.kind);
             reader.advance();
         }
-        known
+        Some(known)
     }
 
     /// What a path is in the upper directory now; `None` if it is not there.

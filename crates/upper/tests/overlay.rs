@@ -52,7 +52,8 @@ impl World {
         let at = self.at("merged");
         match rustix::mount::mount("overlay", at, "overlay", MountFlags::empty(), Some(&*options)) {
             Ok(()) => Some(()),
-            Err(rustix::io::Errno::PERM) => None,
+            // As root they are: a test that does nothing would pass.
+            Err(rustix::io::Errno::PERM) if fs::metadata("/proc/self").unwrap().uid() != 0 => None,
             Err(error) => panic!("mount: {error}"),
         }
     }

@@ -74,7 +74,7 @@ pub(super) fn look(whole: &Whole, saved: bool) -> Result<Looked, RequestError> {
     let unsaved = found.index.as_ref().zip(remembered.saved.as_ref());
     let unsaved = unsaved.map(|(index, saved)| index.difference(saved));
     remembered.index = found.index;
-    found.changes.list.truncate_to(MOST_LISTED);
+    found.changes.list.truncate_to(MOST_LISTED, MOST_TEXT);
     let (changes, mut room) = (&found.changes, MOST_TEXT);
     let mut looked = Looked {
         known,

@@ -1,5 +1,7 @@
 //! Arguments of the commands that compare forks and bring them back.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 use sandkeep_client::types::Span;
 
@@ -44,6 +46,9 @@ pub(crate) struct DiffArgs {
     /// In a patch, the contents of binary files too
     #[arg(long, requires = "patch")]
     pub(crate) binary: bool,
+    /// In a patch, paths in `.git` directories too; `git apply` refuses them
+    #[arg(long, requires = "patch")]
+    pub(crate) git_dir: bool,
     /// Compare the forks that were made together under this name, each with what it started from
     #[arg(long, value_name = "NAME", conflicts_with_all = ["points", "name_only"])]
     pub(crate) group: Option<String>,
@@ -71,8 +76,14 @@ pub(crate) struct PromoteArgs {
     #[arg(long, value_name = "GENERATION")]
     pub(crate) expect_generation: Option<u64>,
     /// Delete the fork afterwards; it stays in the trash for a while
-    #[arg(long)]
+    #[arg(long, conflicts_with = "only")]
     pub(crate) rm: bool,
+    /// Only paths that match, as `keep merge --only` (repeatable)
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) only: Vec<String>,
+    /// Copy what --only names to DIR on this machine, and leave the origin alone
+    #[arg(long, value_name = "DIR", requires = "only", conflicts_with = "expect_generation")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 /// Arguments of `pick`.

@@ -28,8 +28,8 @@ pub(crate) use port::{
 };
 pub(crate) use sandbox::{
     CheckpointArgs, CopyArgs, CreateArgs, ForkArgs, GuardCommand, IfExistsArg, ListArgs, NameArgs,
-    PauseArgs, PhaseArg, RemoveArgs, RollbackArgs, StartArgs, StopArgs, UpdateArgs, pair,
-    secret_use, variable,
+    OnAcceptArg, PauseArgs, PhaseArg, RemoveArgs, RollbackArgs, StartArgs, StopArgs, UpdateArgs,
+    pair, secret_use, variable,
 };
 pub(crate) use server::{
     ClientsArg, CompletionsArgs, DoctorArgs, DriveCommand, EnvArgs, EventsArgs, FsckArgs,

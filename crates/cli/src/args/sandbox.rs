@@ -159,11 +159,26 @@ pub(crate) struct ForkArgs {
     /// Start the fork immediately
     #[arg(long)]
     pub(crate) start: bool,
+    /// Delete the fork if it is not used for this long, like 7d; the same as --expires
+    #[arg(long, value_name = "SPAN", conflicts_with = "expires")]
+    pub(crate) ttl: Option<Span>,
+    /// What becomes of the fork once it is promoted, or all of it merged
+    #[arg(long, value_name = "WHAT", default_value = "keep")]
+    pub(crate) on_accept: OnAcceptArg,
     /// Key that makes retries of the same request safe
     #[arg(long, value_name = "KEY")]
     pub(crate) idempotency_key: Option<String>,
     #[command(flatten)]
     pub(crate) settings: Settings,
+}
+
+/// What becomes of a fork once it is accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum OnAcceptArg {
+    /// It stays
+    Keep,
+    /// It is deleted; the trash has it for a while
+    Delete,
 }
 
 /// Arguments of `checkpoint`.

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use sandkeep_client::types::{
-    ChangedPath, CommandChangeList, Diff, DiffCounts, DiffEntry, DiffKind, Merge, MergeCounts,
-    Merged, OnConflict, PathChange, Promote, Promoted, Sandbox, State,
+    ChangedPath, CommandChangeList, Diff, DiffCounts, DiffEntry, DiffKind, ForkFailed, Merge,
+    MergeCounts, Merged, OnConflict, PathChange, Promote, Promoted, Sandbox, State,
 };
 use sandkeep_client::{DiffQuery, PatchFormat};
 use serde::Serialize;
 
-use super::{Context, bytes, conflicts_text, history, or_dash, word};
+use super::{Context, artifacts, bytes, conflicts_text, history, or_dash, word};
 use crate::args::{
     ChangesArgs, ConflictsArg, DiffArgs, MergeArgs, PickArgs, PromoteArgs, PruneArgs, RenameArgs,
 };
@@ -33,7 +33,8 @@ pub(super) async fn diff(context: &Context, args: DiffArgs) -> Result<(), Failur
     };
     let query = DiffQuery { from, to, paths: args.paths };
     if args.patch {
-        let format = PatchFormat { relative: args.relative, binary: args.binary };
+        let DiffArgs { relative, binary, git_dir, .. } = args;
+        let format = PatchFormat { relative, binary, git_dir };
         let mut patch = context.client.patch(&query, &format).await?;
         while let Some(piece) = patch.next().await? {
             context.screen.bytes(&piece)?;
@@ -178,6 +179,20 @@ fn command_changes_text(list: &CommandChangeList) -> String {
 }
 
 pub(super) async fn promote(context: &Context, args: &PromoteArgs) -> Result<(), Failure> {
+    if let Some(out) = &args.out {
+        return artifacts::take_out(context, args, out).await;
+    }
+    if !args.only.is_empty() {
+        let chosen = MergeArgs {
+            source: args.fork.clone(),
+            into: None,
+            dry_run: false,
+            conflicts: ConflictsArg::Refuse,
+            only: args.only.clone(),
+            expect_generation: args.expect_generation,
+        };
+        return merge(context, chosen).await;
+    }
     let request = Promote {
         expect_generation: args.expect_generation,
         delete_fork: args.rm,
@@ -210,7 +225,11 @@ fn promoted_answer(context: &Context, fork: &str, promoted: &Promoted) -> Result
         }
         text
     })?;
-    let failed = &promoted.failed;
+    told_failed(context, &promoted.failed, promoted.deleted.len())
+}
+
+/// Tells which forks were not deleted.
+fn told_failed(context: &Context, failed: &[ForkFailed], deleted: usize) -> Result<(), Failure> {
     if failed.is_empty() {
         return Ok(());
     }
@@ -218,7 +237,7 @@ fn promoted_answer(context: &Context, fork: &str, promoted: &Promoted) -> Result
         let error = Paint::for_errors().red("error:");
         note(&format!("{error} {} was not deleted: {}", one.name, one.reason));
     }
-    let all = failed.len() + promoted.deleted.len();
+    let all = failed.len() + deleted;
     Err(Failure::Some { failed: failed.len(), all, code: 1 })
 }
 
@@ -232,7 +251,8 @@ pub(super) async fn merge(context: &Context, args: MergeArgs) -> Result<(), Fail
     let merged = context.client.merge(&source, &request).await?;
     context
         .screen
-        .answer(&merged, |merged| merged_text(context.screen.paint, merged, &source, dry_run))
+        .answer(&merged, |merged| merged_text(context.screen.paint, merged, &source, dry_run))?;
+    told_failed(context, &merged.failed, merged.deleted.len())
 }
 
 fn merged_text(paint: Paint, merged: &Merged, source: &str, dry_run: bool) -> String {
@@ -256,6 +276,10 @@ fn merged_text(paint: Paint, merged: &Merged, source: &str, dry_run: bool) -> St
         }
         (_, None) => format!("{sandbox}  has all that {source} changed already\n"),
     });
+    if !merged.deleted.is_empty() {
+        let deleted = merged.deleted.join(", ");
+        text.push_str(&format!("deleted: {deleted} (`keep trash ls` has it for a while)\n"));
+    }
     text
 }
 
@@ -291,16 +315,25 @@ struct Pruned {
 
 pub(super) async fn prune(context: &Context, args: &PruneArgs) -> Result<(), Failure> {
     let forks = context.client.forks(Some(&args.name), None).await?;
+    let all = context.client.forks(None, None).await?;
     let (mut pruned, mut failed) = (Pruned::default(), 0);
     for fork in &forks {
         let older = args.older.map(|span| span.duration());
-        if let Some(why) = stays(fork, older, Timestamp::now()) {
+        let origin_of = |one: &&Sandbox| {
+            one.forked_from.as_ref().is_some_and(|from| from.sandbox_id == fork.id)
+        };
+        let why = stays(fork, older, Timestamp::now()).or_else(|| {
+            let own = all.iter().find(origin_of)?;
+            Some(format!("it is the origin of {}", own.name))
+        });
+        if let Some(why) = why {
             pruned.kept.push((fork.name.clone(), why));
             continue;
         }
         let done = match args.dry_run {
             true => Ok(()),
-            false => context.client.delete(&fork.name, None).await.map(drop),
+            // Somebody may have begun to use it since it was listed.
+            false => context.client.delete_unused(&fork.name, &fork.used_at).await.map(drop),
         };
         match done {
             Ok(()) => pruned.deleted.push(fork.name.clone()),
@@ -323,7 +356,9 @@ fn stays(fork: &Sandbox, older: Option<Duration>, now: Timestamp) -> Option<Stri
         return Some(format!("it is {}", word(fork.state)));
     }
     let older = older?;
-    let used: Timestamp = fork.used_at.parse().ok()?;
+    let Ok(used) = fork.used_at.parse::<Timestamp>() else {
+        return Some(format!("it is not known when it was used: `{}`", fork.used_at));
+    };
     let idle = now.as_millisecond() - used.as_millisecond();
     match u128::try_from(idle) {
         Ok(idle) if idle >= older.as_millis() => None,

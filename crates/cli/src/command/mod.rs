@@ -5,6 +5,7 @@
 //! `completions` and `version` work without a server. A file per noun, with `exec` for running commands and `sandbox` for
 //! sandboxes as a whole; what several of them print is at the end of this file.
 
+mod artifacts;
 mod copy;
 mod doctor;
 mod drive;

@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use sandkeep_client::ListSandboxes;
 use sandkeep_client::types::{
     Checkpoint, CommandsKept, CreateSandbox, Delete, Extend, Finding, Fork, ForkFailed, Forks,
-    HookRun, IfExists, Opened, Pause, Paused, Rollback, Sandbox, Session, Snapshot, Start, State,
-    Stop, Stopped, UpdateSandbox, Why,
+    HookRun, IfExists, OnAccept, Opened, Pause, Paused, Rollback, Sandbox, Session, Snapshot,
+    Start, State, Stop, Stopped, UpdateSandbox, Why,
 };
 
 use super::guard::findings_text;
 use super::{Context, bytes, facts, for_each, or_dash, pairs, patiently, word};
 use crate::args::{
-    CheckpointArgs, CreateArgs, ForkArgs, IfExistsArg, ListArgs, PauseArgs, PhaseArg, PsArgs,
-    RemoveArgs, RollbackArgs, StartArgs, StopArgs, UpdateArgs,
+    CheckpointArgs, CreateArgs, ForkArgs, IfExistsArg, ListArgs, OnAcceptArg, PauseArgs, PhaseArg,
+    PsArgs, RemoveArgs, RollbackArgs, StartArgs, StopArgs, UpdateArgs,
 };
 use crate::failure::Failure;
 use crate::screen::{Paint, Table, note, state_colour};
@@ -133,6 +133,7 @@ pub(super) fn own_size(snapshot: &Snapshot) -> String {
 
 pub(super) async fn fork(context: &Context, args: ForkArgs) -> Result<(), Failure> {
     let mut settings = change(args.settings)?;
+    settings.expires = args.ttl.or(settings.expires);
     if settings.tags.is_some() || settings.env.is_some() {
         // The API replaces a map as a whole; on the command line a tag is added to the source's.
         let source = context.client.sandbox(&args.source).await?;
@@ -145,6 +146,10 @@ pub(super) async fn fork(context: &Context, args: ForkArgs) -> Result<(), Failur
         from: args.from,
         expect_generation: args.expect_generation,
         start: args.start,
+        on_accept: match args.on_accept {
+            OnAcceptArg::Keep => OnAccept::Keep,
+            OnAcceptArg::Delete => OnAccept::Delete,
+        },
         ..Fork::default()
     }
     .with_settings(settings);

@@ -8,21 +8,28 @@
 //! ```
 //!
 //! Snapshots hang below their parents; a sandbox stands beside the snapshot that it wakes from, and
-//! one that wakes from no snapshot hangs below its image.
+//! one that wakes from no snapshot hangs below its image. A table of the forks follows: what has become of each, those in the
+//! trash included, and what deleting it would free.
 
 use std::collections::BTreeMap;
 
-use sandkeep_client::types::{Sandbox, Snapshot, Tree};
+use sandkeep_client::types::{Sandbox, Snapshot, Tree, TreeFork};
 
 use super::{Context, bytes, for_each, word};
 use crate::failure::Failure;
-use crate::screen::{Paint, state_colour};
+use crate::screen::{Paint, Table, state_colour};
 use crate::when;
 
 pub(super) async fn tree(context: &Context, names: &[String]) -> Result<(), Failure> {
     for_each(context, names, async |name| {
         let tree = context.client.tree(&name).await?;
-        context.screen.answer(&tree, |tree| drawn(context.screen.paint, tree, &name))
+        context.screen.answer(&tree, |tree| {
+            let mut text = drawn(context.screen.paint, tree, &name);
+            if !tree.forks.is_empty() {
+                text.push_str(&format!("\n{}", context.screen.table(&forks_table(&tree.forks))));
+            }
+            text
+        })
     })
     .await
 }
@@ -61,6 +68,20 @@ fn drawn(paint: Paint, tree: &Tree, asked: &str) -> String {
     drawing.text.push_str(&format!("{}\n", paint.bold(image)));
     drawing.below(None, "");
     drawing.text
+}
+
+fn forks_table(forks: &[TreeFork]) -> Table {
+    let mut table = Table::new(&["FORK", "ORIGIN", "FATE", "FREED IF DELETED"]);
+    for fork in forks {
+        let place = if fork.in_trash { ", in the trash" } else { "" };
+        table.row(vec![
+            fork.name.clone(),
+            fork.origin.clone(),
+            format!("{}{place}", word(fork.fate)),
+            bytes(fork.freed_if_deleted_bytes),
+        ]);
+    }
+    table
 }
 
 impl Drawing<'_> {

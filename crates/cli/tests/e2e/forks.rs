@@ -60,6 +60,17 @@ fn attempts_are_compared_and_one_is_picked() {
     assert_eq!(keep.sh("my-app", "cat /srv/file"), "right\n");
     let tree = keep.ok(["tree", "my-app"]);
     assert!(tree.contains("promoted into my-app"), "{tree}");
+    assert!(
+        tree.contains("merged, in the trash") || tree.contains("rejected, in the trash"),
+        "{tree}"
+    );
+    let fates = keep.json(["tree", "my-app"])["forks"].clone();
+    let fate = |name: &str| {
+        let forks = fates.as_array().expect("a list").iter();
+        let mut found = forks.filter(|fork| fork["name"] == name);
+        found.next().unwrap_or_else(|| panic!("{name} in {fates}"))["fate"].clone()
+    };
+    assert_eq!((fate("try-3"), fate("try-1")), ("promoted".into(), "rejected".into()));
 }
 
 #[test]
@@ -114,6 +125,25 @@ fn sandboxes_are_renamed_pruned_and_copied_between() {
     assert!(keep.ok(["prune", "my-app", "--forks", "--older", "1h"]).contains("it was used"));
     let pruned = keep.ok(["prune", "my-app", "--forks"]);
     assert!(pruned.contains("try-b  deleted") && pruned.contains("try-c  deleted"), "{pruned}");
+    // Chosen files, out to this machine.
+    keep.ok(["fork", "my-app", "maker"]);
+    keep.sh("maker", "mkdir -p /srv/dist/deep; echo a > /srv/dist/a.whl; echo b > /srv/dist/deep/b.whl; echo c > /srv/c");
+    let out = keep.scratch().join("out");
+    let out = out.to_str().expect("a text");
+    let told = keep.ok(["promote", "maker", "--only", "*.whl", "--out", out]);
+    assert!(told.contains("/srv/dist/deep/b.whl\n") && told.contains("2 files"), "{told}");
+    let read = |path: &str| std::fs::read_to_string(format!("{out}/{path}")).ok();
+    assert_eq!(read("srv/dist/a.whl").as_deref(), Some("a\n"));
+    assert_eq!((read("srv/dist/deep/b.whl").as_deref(), read("srv/c")), (Some("b\n"), None));
+    keep.ok(["promote", "maker", "--only", "/srv/c"]);
+    assert_eq!(keep.sh("my-app", "cat /srv/c; ls /srv/dist 2>&1 | wc -l"), "c\n1\n");
+    keep.ok(["rm", "maker"]);
+    // One that is not needed once its work is accepted.
+    keep.ok(["fork", "my-app", "last", "--on-accept", "delete", "--ttl", "7d"]);
+    keep.sh("last", "echo last > /srv/last");
+    let merged = keep.ok(["merge", "last"]);
+    assert!(merged.contains("deleted: last"), "{merged}");
+    assert_eq!(keep.sh("my-app", "cat /srv/last"), "last\n");
     let mut left: Vec<String> = keep.ok(["ls", "-q"]).lines().map(str::to_owned).collect();
     left.sort();
     assert_eq!(left, ["auth-fix", "my-app"]);
@@ -123,10 +153,13 @@ fn sandboxes_are_renamed_pruned_and_copied_between() {
 fn a_patch_goes_into_a_repository_here() {
     let Some(keep) = daemon("a_patch_goes_into_a_repository_here") else { return };
     keep.ok(["create", "my-app", "--image", SMALL]);
-    keep.sh("my-app", "mkdir -p /work/repo; echo one > /work/repo/file");
+    keep.sh(
+        "my-app",
+        "mkdir -p /work/repo/.git; cd /work/repo; echo one > file; echo 1 > .git/index",
+    );
     keep.ok(["stop", "my-app"]);
     keep.ok(["fork", "my-app", "try"]);
-    keep.sh("try", "cd /work/repo; echo two >> file; echo new > more");
+    keep.sh("try", "cd /work/repo; echo two >> file; echo new > more; echo 2 > .git/index");
     let repo = keep.scratch().join("repo");
     std::fs::create_dir(&repo).expect("a directory");
     let git = |args: &[&str]| {
@@ -140,4 +173,6 @@ fn a_patch_goes_into_a_repository_here() {
     git(&["apply", ".git/patch"]);
     let read = |name: &str| std::fs::read_to_string(repo.join(name)).expect("it is there");
     assert_eq!((read("file"), read("more")), ("one\ntwo\n".to_owned(), "new\n".to_owned()));
+    let all = keep.ok(["diff", "my-app", "try", "-p", "--git-dir", "--", "/work"]);
+    assert!(all.contains("b/work/repo/.git/index"), "{all}");
 }

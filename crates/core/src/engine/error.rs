@@ -196,6 +196,10 @@ pub enum Error {
     StartFailed { name: Name, reason: String },
     #[error("sandbox `{name}` has the driver `{driver}`, which keeps no memory")]
     NoMemory { name: Name, driver: String },
+    #[error("sandbox `{0}` is in use, or was used meanwhile")]
+    UsedMeanwhile(Name),
+    #[error("{}; sandbox `{into}` was not changed", found_message(from, *files, findings))]
+    TakenGuarded { from: Name, into: Name, files: usize, findings: Vec<Finding> },
     #[error("sandbox `{0}` cannot change its driver while it runs")]
     DriverInUse(Name),
     #[error("sandbox `{0}` has drives, which cannot be part of a memory image")]
@@ -320,6 +324,7 @@ impl Error {
             | Self::Sealed { .. }
             | Self::SecretTags { .. }
             | Self::Guarded { .. }
+            | Self::TakenGuarded { .. }
             | Self::NoMemory { .. }
             | Self::HoldsMemory { .. }
             | Self::HasDrives(_)
@@ -341,7 +346,7 @@ impl Error {
             | Self::NothingKept(_)
             | Self::SnapshotGone { .. } => ErrorKind::Gone,
             Self::RecordChanged { .. } => ErrorKind::Conflict,
-            Self::Generation { .. } => ErrorKind::Stale,
+            Self::Generation { .. } | Self::UsedMeanwhile(_) => ErrorKind::Stale,
             Self::NoUids
             | Self::Driver(DriverError::NoRoom { .. })
             | Self::Db(DbError::Full { .. }) => ErrorKind::Exhausted,
@@ -415,7 +420,7 @@ impl Error {
             Self::CommandEnded(_) => "command_ended",
             Self::SnapshotInUse { .. } => "snapshot_in_use",
             Self::Unresumable { .. } => "unresumable",
-            Self::Guarded { findings, .. } => {
+            Self::Guarded { findings, .. } | Self::TakenGuarded { findings, .. } => {
                 if findings.iter().any(|found| found.kind == FindingKind::Secret) {
                     "secret_found"
                 } else {
@@ -430,6 +435,7 @@ impl Error {
             Self::SnapshotGone { .. } => "snapshot_gone",
             Self::RecordChanged { .. } => "record_changed",
             Self::Generation { .. } => "generation_mismatch",
+            Self::UsedMeanwhile(_) => "used_meanwhile",
             Self::NoLabel { .. } => "label_not_found",
             Self::FilesNotReadable { .. } => "files_not_readable",
             Self::NoOrigin { .. } => "not_a_fork",
@@ -440,6 +446,9 @@ impl Error {
             Self::MergeConflicts { .. } => "merge_conflicts",
             Self::Store(StoreError::DiffTooLarge { .. }) => "diff_too_large",
             Self::Store(StoreError::ExportTooLarge { .. }) => "export_too_large",
+            Self::Store(StoreError::Busy { .. }) => "busy",
+            Self::Store(StoreError::OverLimit { .. }) => "disk_limit",
+            Self::Store(StoreError::NotTaken { .. }) => "timeout",
             Self::Store(StoreError::BadGlob { .. }) => "invalid",
             Self::NoMemory { .. } => "memory_not_supported",
             Self::HoldsMemory { .. } => "has_memory",
@@ -548,6 +557,10 @@ impl Error {
             Self::Store(StoreError::ExportTooLarge { .. }) => {
                 "start a sandbox from the snapshot, remove what makes it so large, and export that; or copy files out with `keep cp`".to_owned()
             }
+            Self::Store(StoreError::Busy { .. }) => "try again in a moment".to_owned(),
+            Self::Store(StoreError::OverLimit { .. }) => {
+                "`keep update NAME --disk SIZE` gives the target a higher limit; `keep merge --only GLOB` takes chosen paths".to_owned()
+            }
             Self::RecordChanged { .. } => "try again: the next attempt begins with the changed record".to_owned(),
             Self::Generation { .. } => "somebody changed it meanwhile: look again, then decide".to_owned(),
             Self::NoDrive(_) => "`keep drive ls` lists what there is; `keep drive create` makes one".to_owned(),
@@ -570,6 +583,10 @@ impl Error {
             Self::NoSecret(_) => "`keep secret ls` lists what there is; `keep secret set` makes one".to_owned(),
             Self::Sealed { .. } => "set it again".to_owned(),
             Self::Guarded { name, findings, .. } => guarded_hint(name, findings),
+            Self::TakenGuarded { from, into, .. } => format!(
+                "remove these files in `{from}`, or take other paths with `keep merge {from} --into {into} --only GLOB`; \
+                 the guard of `{into}` decides what it lets pass"
+            ),
             Self::KeyReused(_) => "use a new key for a new request".to_owned(),
             Self::StartFailed { .. } => "its last snapshot is safe; see the daemon's log and `keep doctor`".to_owned(),
             Self::BadKey => "set SANDKEEP_KEY; `keep key create` makes a new one".to_owned(),
@@ -620,8 +637,15 @@ fn drives_named(drives: &[Name]) -> String {
     if named.is_empty() { "drives".to_owned() } else { named.join(", ") }
 }
 
-/// What was found, in a line: what it is, and the first files.
+/// What was found, in a line: what it is, the first files, and what becomes of the session.
 fn guarded_message(name: &Name, files: usize, findings: &[Finding], goes_on: bool) -> String {
+    let found = found_message(name, files, findings);
+    let then = if goes_on { "its session goes on" } else { "it is down, and nothing is sealed" };
+    format!("{found}; {then}")
+}
+
+/// What was found in what a sandbox wrote, and the first files.
+fn found_message(name: &Name, files: usize, findings: &[Finding]) -> String {
     let what = if findings.iter().any(|found| found.kind == FindingKind::Secret) {
         "values of secrets are in what sandbox"
     } else {
@@ -637,8 +661,7 @@ fn guarded_message(name: &Name, files: usize, findings: &[Finding], goes_on: boo
     }
     let more = if paths.len() > 3 || files > findings.len() { ", ..." } else { "" };
     paths.truncate(3);
-    let then = if goes_on { "its session goes on" } else { "it is down, and nothing is sealed" };
-    format!("{what} `{name}` wrote: {}{more}; {then}", paths.join(", "))
+    format!("{what} `{name}` wrote: {}{more}", paths.join(", "))
 }
 
 fn guarded_hint(name: &Name, findings: &[Finding]) -> String {
@@ -701,9 +724,13 @@ fn store_kind(error: &StoreError) -> ErrorKind {
         _ if error.is_no_room() => ErrorKind::Exhausted,
         StoreError::NotFound { .. } => ErrorKind::NotFound,
         StoreError::BadGlob { .. } => ErrorKind::Invalid,
+        StoreError::OverLimit { .. } => ErrorKind::OverLimit,
         StoreError::DiffTooLarge { .. } | StoreError::ExportTooLarge { .. } => ErrorKind::TooLarge,
         StoreError::BadExport { .. } | StoreError::InDoubt { .. } => ErrorKind::Conflict,
-        StoreError::ShuttingDown | StoreError::Slow { .. } => ErrorKind::Unavailable,
+        StoreError::ShuttingDown
+        | StoreError::Slow { .. }
+        | StoreError::Busy { .. }
+        | StoreError::NotTaken { .. } => ErrorKind::Unavailable,
         _ if error.is_read_only() => ErrorKind::Unavailable,
         _ => ErrorKind::Fault,
     }

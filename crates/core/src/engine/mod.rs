@@ -62,6 +62,7 @@ use crate::engine::context::Context;
 use crate::engine::context::single_flight::SingleFlight;
 use crate::engine::integrity::Integrity;
 use crate::engine::lifecycle::Lifecycle;
+use crate::engine::lifecycle::lineage::comparing::Comparing;
 use crate::engine::machine::Machines;
 use crate::engine::network::Network;
 use crate::engine::records::Records;
@@ -73,8 +74,8 @@ use crate::engine::tenancy::Tenancy;
 use crate::engine::tenancy::secrets::Secrets;
 use crate::guest::Deadlines;
 use crate::model::{
-    Config, Decision, Finding, Name, Patch, Point, Sandbox, Session, SessionId, Size, Snapshot,
-    SnapshotId, Span, Timestamp,
+    Config, Decision, Finding, ForkFate, Name, OnAccept, Patch, Point, Sandbox, SandboxId, Session,
+    SessionId, Size, Snapshot, SnapshotId, Span, Timestamp,
 };
 use crate::net::{Upstream, UpstreamSettings};
 use crate::secret::{KeySource, Keyring};
@@ -309,6 +310,7 @@ impl Engine {
             machines: Arc::clone(&machines),
             sessions: Arc::clone(&sessions),
             wakes: SingleFlight::default(),
+            comparing: Comparing::default(),
         });
         let shutdown = context.tasks.shutdown().drop_guard();
         let parts = Arc::new(Components {
@@ -523,6 +525,8 @@ pub struct Delete {
     pub at_once: bool,
     /// Whether it is deleted because it expired, not because somebody asked for it.
     pub expired: bool,
+    /// Refused if it runs, or was used after this.
+    pub unused_since: Option<Timestamp>,
 }
 
 /// Filters a list of snapshots.
@@ -573,6 +577,8 @@ pub struct Fork {
     pub start: bool,
     /// How many, for [`Engine::fork_many`]: they are called `<name>-1` and so on.
     pub count: Option<u32>,
+    /// What becomes of the fork once it is accepted.
+    pub on_accept: OnAccept,
 }
 
 /// Forks that were made from one capture.
@@ -705,6 +711,25 @@ pub struct Tree {
     pub sandboxes: Vec<Sandbox>,
     /// The snapshots, oldest first.
     pub snapshots: Vec<Snapshot>,
+    /// What has become of each fork, in the order in which they were made.
+    pub forks: Vec<ForkInTree>,
+}
+
+/// A fork of one of the sandboxes of a lineage. It may be in the trash.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForkInTree {
+    /// Its id.
+    pub id: SandboxId,
+    /// Its name.
+    pub name: Name,
+    /// The name of its origin.
+    pub origin: Name,
+    /// What has become of it.
+    pub fate: ForkFate,
+    /// What deleting it for good would free.
+    pub freed: u64,
+    /// Whether it is in the trash.
+    pub in_trash: bool,
 }
 
 fn later(span: Span) -> Option<Timestamp> {

@@ -105,6 +105,10 @@ id_type!(
     DriveId, "drv", "drive"
 );
 id_type!(
+    /// Names forks that were made together.
+    GroupId, "grp", "group"
+);
+id_type!(
     /// Names an API key; not the secret itself.
     KeyId, "key", "key"
 );

@@ -40,7 +40,7 @@ pub use guard::{
     Aside, Because, Decision, Encoding, Finding, FindingKind, Guard, Place, Quarantine, Suspect,
 };
 pub use id::{
-    BadId, CommandId, DriveId, KeyId, LayerId, MemoryId, SandboxId, SessionId, SnapshotId,
+    BadId, CommandId, DriveId, GroupId, KeyId, LayerId, MemoryId, SandboxId, SessionId, SnapshotId,
 };
 pub use lifecycle::Phase;
 pub use memory::{Fingerprint, MemoryLayer, Template};
@@ -56,8 +56,8 @@ pub(crate) use policy::regex;
 pub use port::{Access, Port};
 pub use record::{
     Carried, Command, CommandState, Customized, Ending, FORMAT, ForkOutcome, HookRun, Image,
-    ImageConfig, Key, Layer, LayerKind, Lineage, MergePoint, OnDelete, Project, Scope, Session,
-    SessionEnd, Usage, Validation,
+    ImageConfig, Key, Layer, LayerKind, Lineage, MergePoint, MergeSource, OnDelete, Project, Scope,
+    Session, SessionEnd, Usage, Validation,
 };
 pub use revision::{Ownership, Revision};
 pub use root::{Limits, MachineKey, RootFs, UidRange};
@@ -76,8 +76,9 @@ pub use spec::{BadConfig, Config, Patch, Resources, Retention};
 pub use jiff::Timestamp;
 pub use sandkeep_types::{
     BadQuantity, BroughtBack, ChangedPath, Class, CommandChanges, DiffAspect, DiffCounts,
-    DiffEntry, DiffKind, DiffSide, EntryKind, Hook, Hooks, MergeConflict, MergeCounts, MoreChanges,
-    OnIdle, OnJunk, OnSecret, PathChange, Restart, SetGuard as GuardPatch, Size, Span,
+    DiffEntry, DiffKind, DiffSide, EntryKind, ForkFate, Hook, Hooks, MergeConflict, MergeCounts,
+    MoreChanges, OnAccept, OnIdle, OnJunk, OnSecret, PathChange, Restart, SetGuard as GuardPatch,
+    Size, Span,
 };
 
 /// The present, to the millisecond: what is stored reads back equal.

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BroughtBack, CommandChanges, CommandEnd, CommandId, Expiry, KeyId, LayerId, Method, Name,
-    ProjectNetwork, SandboxId, SecretGiven, SecretName, SessionId, Size, SnapshotId, SnapshotKind,
-    Span, Timestamp,
+    BroughtBack, CommandChanges, CommandEnd, CommandId, Expiry, GroupId, KeyId, LayerId, Method,
+    Name, OnAccept, ProjectNetwork, SandboxId, SecretGiven, SecretName, SessionId, Size,
+    SnapshotId, SnapshotKind, Span, Timestamp,
 };
 
 /// The version of all documents, and of the data directory. 2: drives, tombstones of snapshots. 3: network policies,
@@ -114,6 +114,12 @@ pub struct Lineage {
     /// The forks that were made together with it, by the name they begin with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<Name>,
+    /// The same forks: other ones may be made under that name later. Records of before do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_id: Option<GroupId>,
+    /// What becomes of the fork once it is accepted.
+    #[serde(default, skip_serializing_if = "OnAccept::is_keep")]
+    pub on_accept: OnAccept,
 }
 
 /// A merge of a sandbox into another one. The next merge of the two begins here.
@@ -123,6 +129,25 @@ pub struct MergePoint {
     pub into: SandboxId,
     /// The snapshot whose changes it got.
     pub snapshot: SnapshotId,
+    /// What the other sandbox was then. If it is not what that one comes from now, it was rolled back, and the merge counts no
+    /// more. Records of before do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<SnapshotId>,
+    /// The other sandbox's generation then.
+    #[serde(default)]
+    pub generation: u64,
+    /// When.
+    #[serde(default)]
+    pub at: Timestamp,
+}
+
+/// Whose changes a snapshot has got in a merge.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergeSource {
+    /// The sandbox.
+    pub sandbox: SandboxId,
+    /// Its snapshot.
+    pub snapshot: SnapshotId,
 }
 
 /// What became of a fork's work.
@@ -130,12 +155,18 @@ pub struct MergePoint {
 pub struct ForkOutcome {
     /// How it was brought back.
     pub how: BroughtBack,
-    /// Into which sandbox.
+    /// Into which sandbox: its name at the time.
     pub into: Name,
+    /// Its id. Records of before do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub into_id: Option<SandboxId>,
     /// That sandbox's generation with it.
     pub generation: u64,
     /// When.
     pub at: Timestamp,
+    /// The forks that it was made together with and promoted from among, so that those can still be deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_id: Option<GroupId>,
 }
 
 /// One waking period of a sandbox.

@@ -54,7 +54,9 @@ pub struct Sandbox {
     pub image_config: ImageConfig,
     /// Where it was forked from.
     pub forked_from: Option<Lineage>,
-    /// What it was merged into, the latest of each sandbox.
+    /// Its generation when it was last rolled back, or a fork promoted into it.
+    pub rolled_back_at: Option<u64>,
+    /// What it was merged into, lately.
     pub merged: Vec<MergePoint>,
     /// What became of its work, if it is a fork that was brought back.
     pub outcome: Option<ForkOutcome>,
@@ -107,6 +109,7 @@ impl Sandbox {
             image_layers: Vec::new(),
             image_config: ImageConfig::default(),
             forked_from: None,
+            rolled_back_at: None,
             merged: Vec::new(),
             outcome: None,
             session: None,

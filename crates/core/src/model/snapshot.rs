@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::record::{Command, ImageConfig, after};
+use super::record::{Command, ImageConfig, MergeSource, after};
 use super::{
     Finding, LayerId, MemoryId, Name, SandboxId, SecretGiven, SessionId, SnapshotId, Span,
     Timestamp,
@@ -27,6 +27,9 @@ pub struct Snapshot {
     pub generation: u64,
     /// The snapshot before it.
     pub parent: Option<SnapshotId>,
+    /// Whose changes it got, if it is the result of a merge of all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merged: Option<MergeSource>,
     /// How it came about.
     pub kind: SnapshotKind,
     /// What people call it.

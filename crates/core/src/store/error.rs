@@ -78,6 +78,26 @@ pub enum StoreError {
         /// Which limit it is beyond.
         why: String,
     },
+    /// So much is being compared already that nothing more is begun.
+    #[error("too much is being compared already: {why}")]
+    Busy {
+        /// What is at its bound.
+        why: String,
+    },
+    /// One session may not write as much.
+    #[error("{need} would be written, and the disk limit is {limit}", need = Size(*need), limit = Size(*limit))]
+    OverLimit {
+        /// How much it is.
+        need: u64,
+        /// How much it may be.
+        limit: u64,
+    },
+    /// Whoever asked for a patch does not take it.
+    #[error("the patch was not taken: {why}")]
+    NotTaken {
+        /// What was waited for.
+        why: String,
+    },
     /// The layer is still being written to.
     #[error("layer {id} is not sealed")]
     NotSealed {

@@ -71,7 +71,9 @@ use self::error::io_error;
 use crate::model::{LayerId, MemoryId};
 
 pub use background::Effort;
-pub use diff::{DiffOptions, MergeChains, MergeOptions, MergeOutcome, PatchOptions, TreeDiff};
+pub use diff::{
+    DiffOptions, MergeChains, MergeOptions, MergeOutcome, PatchOptions, PreparedPatch, TreeDiff,
+};
 pub use error::{Result, StoreError};
 pub use event_journal::{
     EventChunk, EventPosition, EventSource, EventWriter, event_sources, last_event, read_events,

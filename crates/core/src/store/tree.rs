@@ -22,8 +22,8 @@ use rustix::io::Errno;
 use super::path_text::as_path;
 use super::{Result, StoreError};
 
-/// How long the path below a base may grow.
-const LONGEST: usize = 2000;
+/// How long the path below a base may grow: what fits a system call.
+pub(super) const LONGEST: usize = 4000;
 
 /// Marks a directory that hides what lies below it.
 pub(super) const OPAQUE: &CStr = c"user.overlay.opaque";

@@ -6,7 +6,10 @@ use sandkeep_core::engine::{
     PatchOptions, Promote, Promoted, Stop,
 };
 use sandkeep_core::model::lifecycle::Phase;
-use sandkeep_core::model::{BroughtBack, DiffKind, Patch, Sandbox, SnapshotKind};
+use sandkeep_core::model::{
+    BroughtBack, DiffKind, ForkFate, GuardPatch, OnAccept, OnJunk, Patch, Sandbox, Size,
+    SnapshotKind,
+};
 use sandkeep_testkit::house;
 use sandkeep_testkit::house::{labelled, name, of, ok, project, small};
 
@@ -132,7 +135,7 @@ async fn a_patch_is_what_git_applies() {
         paths: Vec::new(),
         limit: 1,
     };
-    let how = PatchOptions { relative: b"srv".to_vec(), binary: false };
+    let how = PatchOptions { relative: b"srv".to_vec(), ..PatchOptions::default() };
     let work = engine.clone();
     let writing =
         tokio::spawn(async move { work.write_patch(&project(), request, how, into).await });
@@ -367,6 +370,202 @@ async fn forks_that_were_made_together_are_a_group() {
     engine.shutdown().await;
 }
 
+/// The forks that would be deleted if one were picked.
+async fn others(engine: &Engine, fork: &str) -> Vec<String> {
+    let others = engine.group_of(&project(), &name(fork)).await.unwrap();
+    others.iter().map(ToString::to_string).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pick_leaves_forks_of_other_rounds_alone() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    let many = || Fork { name: Some(name("try")), count: Some(2), ..Fork::default() };
+    engine.fork_many(&project(), &name("app"), many(), None).await.unwrap();
+    for number in [1, 2] {
+        let (old, new) = (format!("try-{number}"), format!("old-{number}"));
+        engine.rename(&project(), &name(&old), name(&new)).await.unwrap();
+    }
+    // Another round of the same state, under the same name.
+    engine.fork_many(&project(), &name("app"), many(), None).await.unwrap();
+    assert_eq!(others(&engine, "try-1").await, ["try-2"]);
+    assert_eq!(others(&engine, "old-2").await, ["old-1"]);
+    ok(&engine, "try-1", "echo new > /srv/file").await;
+    promote(&engine, "try-1").await.unwrap();
+    let lineage = get(&engine, "try-1").await.forked_from.unwrap();
+    assert_eq!((lineage.group, lineage.group_id), (None, None), "it comes from what app is now");
+    assert_eq!(others(&engine, "try-1").await, ["try-2"], "for a pick that was cut short");
+    assert!(others(&engine, "try-2").await.is_empty(), "and not the other way round");
+    // A third round does not belong to what was picked before.
+    engine.rename(&project(), &name("try-1"), name("picked")).await.unwrap();
+    engine.delete(&project(), &name("try-2"), Delete::default(), None).await.unwrap();
+    engine.fork_many(&project(), &name("app"), many(), None).await.unwrap();
+    assert!(others(&engine, "picked").await.is_empty());
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_became_of_each_fork_is_known() {
+    let mut house = house!();
+    house.settings.trash_grace = std::time::Duration::from_secs(3600);
+    let engine = house.open().await;
+    app(&engine).await;
+    for one in ["alive", "rejected", "accepted"] {
+        let on_accept = match one {
+            "accepted" => OnAccept::Delete,
+            _ => OnAccept::Keep,
+        };
+        let request = Fork { name: Some(name(one)), on_accept, ..Fork::default() };
+        engine.fork(&project(), &name("app"), request, None).await.unwrap();
+        ok(&engine, one, "head -c 300000 /dev/urandom > /srv/big").await;
+        stop(&engine, one).await;
+    }
+    engine.rename(&project(), &name("app"), name("main")).await.unwrap();
+    let clear = |fork: &'static str| {
+        let engine = engine.clone();
+        async move { engine.clear_accepted(&project(), &name(fork)).await.0 }
+    };
+    assert!(clear("accepted").await.is_empty(), "it was not accepted yet");
+    promote(&engine, "accepted").await.unwrap();
+    assert_eq!(clear("accepted").await, [name("accepted")]);
+    assert!(clear("alive").await.is_empty());
+    engine.delete(&project(), &name("rejected"), Delete::default(), None).await.unwrap();
+    let tree = engine.lineage(&project(), &name("main")).await.unwrap();
+    let seen: Vec<_> = tree
+        .forks
+        .iter()
+        .map(|one| (one.name.as_str(), one.origin.as_str(), one.fate, one.in_trash))
+        .collect();
+    let wanted = [
+        ("alive", "main", ForkFate::Alive, false),
+        ("rejected", "main", ForkFate::Rejected, true),
+        ("accepted", "main", ForkFate::Promoted, true),
+    ];
+    assert_eq!(seen, wanted);
+    let freed: Vec<bool> = tree.forks.iter().map(|one| one.freed >= 300_000).collect();
+    assert_eq!(
+        freed,
+        [true, true, false],
+        "the origin stands on what was promoted: {:?}",
+        tree.forks
+    );
+    let unused = |at| Delete { unused_since: Some(at), ..Delete::default() };
+    let used = get(&engine, "alive").await.used_at;
+    let before = used - std::time::Duration::from_millis(1);
+    let refused =
+        engine.delete(&project(), &name("alive"), unused(before), None).await.unwrap_err();
+    assert_eq!((refused.code(), refused.kind()), ("used_meanwhile", ErrorKind::Stale));
+    engine.start(&project(), &name("alive"), None).await.unwrap();
+    let refused = engine.delete(&project(), &name("alive"), unused(used), None).await.unwrap_err();
+    assert_eq!(refused.code(), "used_meanwhile", "it runs");
+    stop(&engine, "alive").await;
+    let used = get(&engine, "alive").await.used_at;
+    engine.delete(&project(), &name("alive"), unused(used), None).await.unwrap();
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_rollback_undid_can_be_merged_again() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    fork(&engine, "app", "try").await;
+    ok(&engine, "try", "echo theirs > /srv/new").await;
+    stop(&engine, "try").await;
+    let before = get(&engine, "app").await.current.unwrap();
+    merge(&engine, "try", into("app")).await.unwrap();
+    engine.rollback(&project(), &name("app"), &before, None).await.unwrap();
+    assert_eq!(ok(&engine, "app", "ls /srv").await, "file\nlines\n");
+    let again = merge(&engine, "try", into("app")).await.unwrap();
+    assert!(again.snapshot.is_some(), "it is no no-op");
+    assert_eq!(cat(&engine, "app", "/srv/new").await, "theirs\n");
+    // And the one after it begins there.
+    ok(&engine, "app", "echo ours > /srv/new").await;
+    ok(&engine, "try", "echo more > /srv/more").await;
+    merge(&engine, "try", into("app")).await.unwrap();
+    assert_eq!(ok(&engine, "app", "cat /srv/new /srv/more").await, "ours\nmore\n");
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sandboxes_stay_related_when_old_records_go() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    fork(&engine, "app", "try").await;
+    ok(&engine, "try", "echo theirs > /srv/new").await;
+    stop(&engine, "try").await;
+    let mut between = Vec::new();
+    for number in 0..3 {
+        ok(&engine, "app", &format!("echo {number} > /srv/{number}")).await;
+        stop(&engine, "app").await;
+        between.push(get(&engine, "app").await.current.unwrap());
+    }
+    // What is left of a deleted snapshot goes after a while.
+    engine.delete_snapshot(&project(), &between[0], false).await.unwrap();
+    house.close(engine).await;
+    let record = house.data().join(format!("snapshots/{}.json", between[0]));
+    std::fs::remove_file(&record).unwrap_or_else(|error| panic!("{}: {error}", record.display()));
+    let engine = house.open().await;
+    assert!(engine.snapshot(&project(), &between[0]).await.is_err(), "its record is gone");
+    merge(&engine, "try", into("app")).await.unwrap();
+    assert_eq!(ok(&engine, "app", "ls /srv").await, "0\n1\n2\nfile\nlines\nnew\n");
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_merge_back_begins_where_the_merge_forth_ended() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    fork(&engine, "app", "try").await;
+    ok(&engine, "try", "echo theirs > /srv/file").await;
+    merge(&engine, "try", MergeRequest { only: vec!["/".to_owned()], ..into("app") })
+        .await
+        .unwrap();
+    assert_eq!(get(&engine, "try").await.merged.len(), 1, "the root is everything");
+    ok(&engine, "app", "echo later > /srv/file").await;
+    // Only `app` has changed the file since both had the same.
+    merge(&engine, "app", into("try")).await.unwrap();
+    assert_eq!(cat(&engine, "try", "/srv/file").await, "later\n");
+    for (only, what) in [(vec![String::new()], "empty"), (vec!["x".to_owned(); 1_001], "1000")] {
+        let request = MergeRequest { only, ..into("app") };
+        let refused = merge(&engine, "try", request).await.unwrap_err();
+        assert_eq!(refused.code(), "invalid");
+        assert!(refused.to_string().contains(what), "{refused}");
+    }
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_guard_of_the_target_refuses_does_not_come_in_through_a_fork() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    fork(&engine, "app", "try").await;
+    let guard = |junk| Patch {
+        guard: GuardPatch { junk: Some(junk), large: Some(Size(1 << 20)), ..GuardPatch::default() },
+        ..Patch::default()
+    };
+    engine.update(&project(), &name("app"), guard(OnJunk::PromoteOrDrop)).await.unwrap();
+    ok(&engine, "try", "head -c 3000000 /dev/urandom > /srv/big; echo s > /srv/small").await;
+    stop(&engine, "try").await;
+    let before = get(&engine, "app").await;
+    for refused in [
+        merge(&engine, "try", into("app")).await.map(drop).unwrap_err(),
+        promote(&engine, "try").await.map(drop).unwrap_err(),
+    ] {
+        assert_eq!(refused.code(), "decision_needed", "{refused}");
+        assert!(refused.to_string().contains("`app` was not changed"), "{refused}");
+    }
+    assert_eq!(get(&engine, "app").await.generation, before.generation);
+    let only = MergeRequest { only: vec!["/srv/small".to_owned()], ..into("app") };
+    merge(&engine, "try", only).await.unwrap();
+    assert_eq!(ok(&engine, "app", "ls /srv").await, "file\nlines\nsmall\n");
+    engine.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn another_name_changes_nothing_else() {
     let house = house!();
@@ -442,16 +641,28 @@ mod cut {
                 true => assert_eq!(file, "old\n", "{deed} {point}"),
                 false => assert_eq!(file, "new\n", "{deed} {point}"),
             }
-            // Whatever was done, it can be done again.
+            // Whatever was done, the same call can be made again: it is done then, once.
             stop(&engine, "app").await;
-            match deed {
-                "merge" => drop(merge(&engine, "try", MergeRequest::default()).await.unwrap()),
-                _ => {
-                    let expect_generation = Some(get(&engine, "app").await.generation);
-                    let knowing = Promote { expect_generation };
-                    engine.promote(&project(), &name("try"), knowing, None).await.unwrap();
+            let expect_generation = Some(before.generation);
+            let tried = match deed {
+                "merge" => {
+                    let again = MergeRequest { expect_generation, ..MergeRequest::default() };
+                    merge(&engine, "try", again).await.unwrap();
+                    BroughtBack::Merged
                 }
-            }
+                _ => {
+                    promote(&engine, "try").await.unwrap();
+                    BroughtBack::Promoted
+                }
+            };
+            let outcome = get(&engine, "try").await.outcome.expect("its fate is on record");
+            assert_eq!(outcome.how, tried, "{deed} {point}");
+            assert_eq!(outcome.generation, before.generation + 1, "{deed} {point}");
+            assert_eq!(
+                get(&engine, "app").await.generation,
+                before.generation + 1,
+                "{deed} {point}"
+            );
             assert_eq!(cat(&engine, "app", "/srv/file").await, "new\n", "{deed} {point}");
             for one in ["try", "app"] {
                 engine.delete(&project(), &name(one), Delete::default(), None).await.unwrap();

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use sandkeep_core::model::{DiffAspect, DiffEntry, DiffKind, LayerId};
 use sandkeep_core::store::{DiffOptions, Effort, Globs, PatchOptions, StoreError, TreeDiff};
 use sandkeep_testkit::tree::{churn, nasty, upset};
+use tokio::sync::mpsc;
 
 use crate::store_world::World;
 use crate::tree_model::Model;
@@ -149,8 +150,7 @@ async fn paths_are_chosen_and_lists_bounded() {
     let cut = world.store.diff(&chain, &to, options).await.unwrap();
     assert_eq!((cut.counts.added, cut.entries().len(), cut.truncated), (33, 5, true));
     let options = DiffOptions { limit: 5, ..DiffOptions::default() };
-    let refused =
-        world.store.write_patch(&chain, &to, options, PatchOptions::default(), Vec::new()).await;
+    let refused = world.store.prepare_patch(&chain, &to, options, PatchOptions::default()).await;
     assert!(matches!(refused, Err(StoreError::DiffTooLarge { .. })), "{refused:?}");
 }
 
@@ -170,25 +170,18 @@ async fn the_files_of_an_open_layer_are_compared_as_they_are() {
     drop(mount);
 }
 
-/// Collects what is written.
-#[derive(Clone, Default)]
-struct Sink(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Sink {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 async fn patch(world: &World, from: &[LayerId], to: &[LayerId], how: PatchOptions) -> Vec<u8> {
-    let sink = Sink::default();
     let options = DiffOptions { limit: 100_000, ..DiffOptions::default() };
-    world.store.write_patch(from, to, options, how, sink.clone()).await.unwrap();
-    sink.0.lock().unwrap().clone()
+    let patch = world.store.prepare_patch(from, to, options, how).await.unwrap();
+    let (into, mut pieces) = mpsc::channel(4);
+    let store = world.store.clone();
+    let sending = tokio::spawn(async move { store.send_patch(patch, into).await });
+    let mut all = Vec::new();
+    while let Some(piece) = pieces.recv().await {
+        all.extend_from_slice(&piece);
+    }
+    sending.await.unwrap().unwrap();
+    all
 }
 
 fn git(dir: &Path, args: &[&str], input: &[u8]) {
@@ -268,7 +261,7 @@ async fn a_patch_is_relative_to_a_directory_and_marks_binary_files() {
     };
     let (layer, _) = world.session(&chain, change).await;
     let to = [layer.unwrap().id, chain[0].clone()];
-    let how = PatchOptions { relative: b"work/repo".to_vec(), binary: false };
+    let how = PatchOptions { relative: b"work/repo".to_vec(), ..PatchOptions::default() };
     let text = String::from_utf8(patch(&world, &chain, &to, how).await).unwrap();
     let expected = "diff --git a/a.txt b/a.txt
 index 5626abf0f72e58d7a153368ba57db4c673c0e171..f719efd430d52bcfc8566a43b2eb655688d38871 100644
@@ -282,4 +275,234 @@ diff --git a/b.bin b/b.bin
     assert!(text.starts_with(expected), "{text}");
     assert!(text.ends_with("\nBinary files a/b.bin and b/b.bin differ\n"), "{text}");
     assert!(!text.contains("other"));
+}
+
+/// A copy of what a chain shows, without empty directories, for git.
+fn checkout(world: &World, chain: &[LayerId], dir: &str, to: &str) -> PathBuf {
+    let (mount, tree) = (world.mount_chain(chain), world.dir().join(to));
+    let from = mount.path().join(dir);
+    assert!(Command::new("cp").arg("-a").arg(from).arg(&tree).status().unwrap().success());
+    tree
+}
+
+async fn changed(
+    world: &World,
+    base: impl FnOnce(&Path),
+    change: impl FnOnce(&Path),
+) -> (Vec<LayerId>, Vec<LayerId>) {
+    let from = vec![world.image(base).await];
+    let (layer, _) = world.session(&from, change).await;
+    let to = [vec![layer.unwrap().id], from.clone()].concat();
+    (from, to)
+}
+
+#[tokio::test]
+async fn a_patch_of_a_repository_leaves_its_git_directory_out() {
+    let world = World::new();
+    let (from, to) = changed(
+        &world,
+        |root| {
+            fs::create_dir_all(root.join("repo/.git")).unwrap();
+            fs::write(root.join("repo/.git/index"), [0, 1, 2]).unwrap();
+            fs::write(root.join("repo/a"), "one\n").unwrap();
+            fs::write(root.join("repo/.git/moves"), "out of it\n").unwrap();
+        },
+        |root| {
+            fs::write(root.join("repo/.git/index"), [0, 1, 3]).unwrap();
+            fs::write(root.join("repo/.git/HEAD"), "main\n").unwrap();
+            fs::write(root.join("repo/a"), "two\n").unwrap();
+            fs::rename(root.join("repo/.git/moves"), root.join("repo/moved")).unwrap();
+        },
+    )
+    .await;
+    let how = PatchOptions { relative: b"repo".to_vec(), ..PatchOptions::default() };
+    let text = patch(&world, &from, &to, how.clone()).await;
+    let tree = checkout(&world, &from, "repo", "tree");
+    git(&tree, &["apply", "-"], &text);
+    assert_eq!(fs::read_to_string(tree.join("a")).unwrap(), "two\n");
+    assert_eq!(fs::read_to_string(tree.join("moved")).unwrap(), "out of it\n");
+    assert!(!tree.join(".git/HEAD").exists());
+    let all = patch(&world, &from, &to, PatchOptions { git_dir: true, ..how }).await;
+    assert!(String::from_utf8_lossy(&all).contains("b/.git/HEAD"));
+}
+
+#[tokio::test]
+async fn what_leaves_the_directory_of_a_patch_is_deleted_there() {
+    let world = World::new();
+    let (from, to) = changed(
+        &world,
+        |root| {
+            fs::create_dir_all(root.join("repo")).unwrap();
+            fs::create_dir_all(root.join("other")).unwrap();
+            fs::write(root.join("repo/leaves"), "leaves\n").unwrap();
+            fs::write(root.join("other/comes"), "comes\n").unwrap();
+        },
+        |root| {
+            fs::rename(root.join("repo/leaves"), root.join("other/leaves")).unwrap();
+            fs::rename(root.join("other/comes"), root.join("repo/comes")).unwrap();
+        },
+    )
+    .await;
+    let how = PatchOptions { relative: b"repo".to_vec(), ..PatchOptions::default() };
+    let text = patch(&world, &from, &to, how).await;
+    let tree = checkout(&world, &from, "repo", "tree");
+    git(&tree, &["apply", "-"], &text);
+    assert!(!tree.join("leaves").exists(), "{}", String::from_utf8_lossy(&text));
+    assert_eq!(fs::read_to_string(tree.join("comes")).unwrap(), "comes\n");
+}
+
+#[tokio::test]
+async fn large_files_that_only_got_another_mode_or_name_can_be_applied() {
+    let world = World::new();
+    let size = 17 << 20;
+    let file = |root: &Path, name: &str, byte: u8| {
+        let file = fs::File::create(root.join(name)).unwrap();
+        (&file).write_all(&[byte]).unwrap();
+        file.set_len(size).unwrap();
+    };
+    let (from, to) = changed(
+        &world,
+        |root| {
+            fs::create_dir(root.join("repo")).unwrap();
+            file(root, "repo/large", b'a');
+            file(root, "repo/moves", b'b');
+        },
+        |root| {
+            let mode = fs::Permissions::from_mode(0o755);
+            fs::set_permissions(root.join("repo/large"), mode).unwrap();
+            fs::rename(root.join("repo/moves"), root.join("repo/moved")).unwrap();
+        },
+    )
+    .await;
+    let how = PatchOptions { relative: b"repo".to_vec(), ..PatchOptions::default() };
+    let text = patch(&world, &from, &to, how).await;
+    let shown = String::from_utf8_lossy(&text);
+    assert!(!shown.contains("Binary files"), "{shown}");
+    let tree = checkout(&world, &from, "repo", "tree");
+    git(&tree, &["apply", "-"], &text);
+    assert_eq!(fs::metadata(tree.join("large")).unwrap().permissions().mode() & 0o777, 0o755);
+    assert_eq!(fs::metadata(tree.join("moved")).unwrap().len(), size);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_that_take_nothing_keep_nobody_waiting() {
+    let world = World::new();
+    let text = |byte: char| format!("{byte}{}\n", "x".repeat(60)).repeat(20_000);
+    let (from, to) = changed(
+        &world,
+        |root| (0..4).for_each(|n| fs::write(root.join(format!("f{n}")), text('a')).unwrap()),
+        |root| (0..4).for_each(|n| fs::write(root.join(format!("f{n}")), text('b')).unwrap()),
+    )
+    .await;
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        let options = DiffOptions { limit: 100, ..DiffOptions::default() };
+        let how = PatchOptions::default();
+        let patch = world.store.prepare_patch(&from, &to, options, how).await.unwrap();
+        let (into, pieces) = mpsc::channel(1);
+        let store = world.store.clone();
+        let sending = tokio::spawn(async move { store.send_patch(patch, into).await });
+        waiting.push((sending, pieces));
+    }
+    let all = async {
+        let found = diff(&world, &from, &to).await;
+        assert_eq!(found.counts.modified, 4);
+        // Nor does another patch wait for them.
+        assert!(!patch(&world, &from, &to, PatchOptions::default()).await.is_empty());
+    };
+    tokio::time::timeout(Duration::from_secs(20), all).await.expect("nobody waits for them");
+    for (sending, pieces) in waiting {
+        assert!(!sending.is_finished(), "it waits for its reader");
+        drop(pieces);
+        let ended = sending.await.unwrap();
+        assert!(matches!(ended, Err(StoreError::NotTaken { .. })), "{ended:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_reader_that_takes_nothing_is_given_up() {
+    let world = World::new();
+    let (from, to) = changed(
+        &world,
+        |root| fs::write(root.join("f"), "").unwrap(),
+        |root| {
+            (0..3)
+                .for_each(|n| fs::write(root.join(format!("g{n}")), "x\n".repeat(200_000)).unwrap())
+        },
+    )
+    .await;
+    let how = PatchOptions::default();
+    let patch = world.store.prepare_patch(&from, &to, DiffOptions::default(), how).await.unwrap();
+    let (into, pieces) = mpsc::channel(1);
+    let patch = patch.patience(Duration::from_millis(200));
+    let ended = world.store.send_patch(patch, into).await;
+    assert!(
+        matches!(&ended, Err(StoreError::NotTaken { why }) if why.contains("slow")),
+        "{ended:?}"
+    );
+    drop(pieces);
+}
+
+/// Nested directories below `root`, deeper than a path may be long.
+fn nest(root: &Path, levels: usize) {
+    let name = "d".repeat(200);
+    let mut at = fs::File::open(root).unwrap();
+    for _ in 0..levels {
+        rustix::fs::mkdirat(&at, name.as_str(), rustix::fs::Mode::RWXU).unwrap();
+        let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::RDONLY;
+        let inner = rustix::fs::openat(&at, name.as_str(), flags, rustix::fs::Mode::empty());
+        at = inner.unwrap().into();
+    }
+}
+
+#[tokio::test]
+async fn a_tree_that_is_too_deep_is_refused_where_it_matters() {
+    let world = World::new();
+    let from = vec![world.image(|root| fs::write(root.join("a"), "old").unwrap()).await];
+    let deep = world.image(|root| {
+        fs::write(root.join("a"), "new").unwrap();
+        fs::create_dir(root.join("deep")).unwrap();
+        nest(&root.join("deep"), 40);
+    });
+    let to = [vec![deep.await], from.clone()].concat();
+    let refused = world.store.diff(&from, &to, DiffOptions::default()).await.unwrap_err();
+    assert!(
+        matches!(&refused, StoreError::DiffTooLarge { why } if why.contains("/deep/")),
+        "{refused}"
+    );
+    // What was not asked for is not visited.
+    let only = Some(Globs::parse(&["/a".to_owned()]).unwrap());
+    let options = DiffOptions { only, ..DiffOptions::default() };
+    let some = world.store.diff(&from, &to, options).await.unwrap();
+    assert_eq!(some.counts.modified, 1);
+    // Nor what is no matter any more.
+    assert!(world.store.differ(&from, &to).await.unwrap());
+    assert!(!world.store.differ(&to, &to).await.unwrap());
+}
+
+#[tokio::test]
+async fn differences_in_deep_trees_take_no_descriptors() {
+    let world = World::new();
+    let (from, to) = changed(
+        &world,
+        |root| fs::write(root.join("a"), "old").unwrap(),
+        |root| {
+            // Longer than half of what a system call takes.
+            nest(root, 12);
+            let deep = root.join(vec!["d".repeat(200); 12].join("/"));
+            for number in 0..1_500 {
+                let dir = deep.join(number.to_string());
+                fs::create_dir(&dir).unwrap();
+                fs::write(dir.join("f"), "").unwrap();
+            }
+        },
+    )
+    .await;
+    let open = || fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = open();
+    let found = diff(&world, &from, &to).await;
+    assert_eq!(found.counts.added, 12 + 3_000);
+    // Other tests of this process have some, too.
+    assert!(open() < before + 700, "{} were open before, and {} are now", before, open());
+    drop(found);
 }

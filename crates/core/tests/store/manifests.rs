@@ -24,6 +24,7 @@ fn snapshot(layers: &[LayerId]) -> Snapshot {
         session: SessionId::fresh(),
         generation: 1,
         parent: None,
+        merged: None,
         kind: SnapshotKind::Stop,
         label: None,
         layers: layers.to_vec(),

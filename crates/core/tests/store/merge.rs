@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use sandkeep_core::model::LayerId;
-use sandkeep_core::store::{Globs, MergeChains, MergeOptions, MergeOutcome};
+use sandkeep_core::store::{Globs, MergeChains, MergeOptions, MergeOutcome, StoreError};
 use sandkeep_testkit::tree::churn;
 
 use crate::store_world::World;
@@ -127,13 +127,63 @@ async fn merges_are_those_of_the_trees_the_kernel_shows() {
         assert_eq!(told, conflicts, "seed {seed}");
         if conflicts.is_empty() {
             clean += 1;
-            assert_eq!(world.model(&result(&outcome, ours)), wanted, "seed {seed}");
+            let (merged, stamps) = world.stamped(&result(&outcome, ours));
+            assert_eq!(merged, wanted, "seed {seed}");
+            // What was taken over has the times it had there, and what was not, those it had here.
+            let (was, our) = (world.model(&base), world.stamped(ours));
+            let their = world.stamped(theirs);
+            for (path, stamp) in &stamps {
+                let side =
+                    match (was.get(path) == our.0.get(path), was.get(path) == their.0.get(path)) {
+                        (true, false) => &their,
+                        (_, true) => &our,
+                        (false, false) => continue,
+                    };
+                let wanted = side.1[path];
+                assert_eq!((stamp.0, stamp.1), (wanted.0, wanted.1), "seed {seed}: {path}");
+            }
         } else {
             conflicted += 1;
             assert!(outcome.layer.is_none());
+            nothing_is_lost(&world, &base, ours, theirs, &conflicts, seed).await;
         }
     }
     assert!(clean > 10 && conflicted > 10, "{clean} clean, {conflicted} with conflicts");
+}
+
+/// With both versions kept, what the target has stays where the source changed nothing, or there was a conflict.
+async fn nothing_is_lost(
+    world: &World,
+    base: &[LayerId],
+    ours: &[LayerId],
+    theirs: &[LayerId],
+    conflicts: &BTreeSet<String>,
+    seed: u64,
+) {
+    let keep_both = Some("x".to_owned());
+    let kept = merge(world, base, ours, theirs, MergeOptions { keep_both, ..Default::default() });
+    let kept = kept.await;
+    let (was, our, their) = (world.model(base), world.model(ours), world.model(theirs));
+    let all = world.model(&result(&kept, ours));
+    if !kept.conflicts.is_empty() {
+        assert!(kept.layer.is_none(), "seed {seed}");
+        return;
+    }
+    for (path, node) in &our {
+        if conflicts.contains(path) || was.get(path) == their.get(path) {
+            assert_eq!(all.get(path), Some(node), "seed {seed}: {path}");
+        }
+    }
+    for path in conflicts.iter().filter(|path| !our.contains_key(*path)) {
+        assert_eq!(all.get(path), None, "seed {seed}: {path} does not come back");
+    }
+    for path in conflicts.iter().filter(|path| their.get(*path).is_some_and(|one| one.kind == 'f'))
+    {
+        let wanted = &their[path].content;
+        let is_beside =
+            |(there, node): (&String, &Node)| there.contains(".from-x") && node.content == *wanted;
+        assert!(all.iter().any(is_beside), "seed {seed}: the other version of {path}");
+    }
 }
 
 /// A base with some files, and what both sides do to it.
@@ -263,4 +313,186 @@ async fn links_among_what_is_taken_stay_links_and_times_stay() {
     assert_eq!(stat("dir/a").ino(), stat("b").ino());
     assert_eq!((stat("b").nlink(), stat("b").mtime()), (2, 1_000));
     assert!(mount.path().join("ours").exists() && !mount.path().join("old").exists());
+}
+
+fn keep() -> MergeOptions {
+    MergeOptions { keep_both: Some("try-a".to_owned()), ..MergeOptions::default() }
+}
+
+fn chosen(glob: &str) -> MergeOptions {
+    let only = Some(Globs::parse(&[glob.to_owned()]).unwrap());
+    MergeOptions { only, ..MergeOptions::default() }
+}
+
+#[tokio::test]
+async fn the_targets_file_stays_where_the_source_has_a_directory() {
+    let world = World::new();
+    let (base, ours, theirs) = sides(
+        &world,
+        |root| write(root, "p", "base\n"),
+        |root| write(root, "p", "ours\n"),
+        |root| {
+            fs::remove_file(root.join("p")).unwrap();
+            write(root, "p/sub/x", "theirs\n");
+            fs::set_permissions(root.join("p/sub"), fs::Permissions::from_mode(0o700)).unwrap();
+        },
+    )
+    .await;
+    let outcome = merge(&world, &base, &ours, &theirs, keep()).await;
+    let model = world.model(&result(&outcome, &ours));
+    assert_eq!((model["p"].kind, &model["p"].content[..]), ('f', &b"ours\n"[..]));
+    assert_eq!(model["p.from-try-a/sub/x"].content, b"theirs\n");
+    assert_eq!(model["p.from-try-a/sub"].mode, 0o700);
+}
+
+#[tokio::test]
+async fn the_targets_directory_stays_where_the_source_has_a_file() {
+    let world = World::new();
+    let (base, ours, theirs) = sides(
+        &world,
+        |root| {
+            write(root, "p/unchanged", "base\n");
+            write(root, "p/changed", "base\n");
+        },
+        |root| {
+            write(root, "p/changed", "ours\n");
+            write(root, "p/new", "ours\n");
+        },
+        |root| {
+            fs::remove_dir_all(root.join("p")).unwrap();
+            write(root, "p", "theirs\n");
+        },
+    )
+    .await;
+    let outcome = merge(&world, &base, &ours, &theirs, MergeOptions::default()).await;
+    assert!(outcome.layer.is_none() && !outcome.conflicts.is_empty());
+    let outcome = merge(&world, &base, &ours, &theirs, keep()).await;
+    assert_eq!(outcome.conflicts, []);
+    let model = world.model(&result(&outcome, &ours));
+    assert_eq!(model["p/unchanged"].content, b"base\n");
+    assert_eq!(model["p/changed"].content, b"ours\n");
+    assert_eq!(model["p/new"].content, b"ours\n");
+    assert_eq!(model["p.from-try-a"].content, b"theirs\n");
+}
+
+#[tokio::test]
+async fn a_directory_that_the_target_replaced_or_removed_does_not_come_back() {
+    let world = World::new();
+    let (base, ours, theirs) = sides(
+        &world,
+        |root| {
+            write(root, "file/x", "base\n");
+            write(root, "gone/deep/x", "base\n");
+            std::os::unix::fs::chown(root.join("gone/deep"), Some(7), Some(8)).unwrap();
+        },
+        |root| {
+            fs::remove_dir_all(root.join("file")).unwrap();
+            write(root, "file", "ours\n");
+            fs::remove_dir_all(root.join("gone")).unwrap();
+        },
+        |root| {
+            write(root, "file/x", "theirs\n");
+            write(root, "gone/deep/x", "theirs\n");
+        },
+    )
+    .await;
+    let outcome = merge(&world, &base, &ours, &theirs, keep()).await;
+    let model = world.model(&result(&outcome, &ours));
+    assert_eq!(model["file"].content, b"ours\n");
+    assert_eq!(model["file.from-try-a/x"].content, b"theirs\n");
+    assert!(!model.contains_key("gone"));
+    assert_eq!(model["gone.from-try-a/deep/x"].content, b"theirs\n");
+    assert_eq!(model["gone.from-try-a/deep"].owner, (7, 8));
+}
+
+#[tokio::test]
+async fn chosen_paths_take_no_place_of_a_file_and_bring_their_directories() {
+    let world = World::new();
+    let (base, ours, theirs) = sides(
+        &world,
+        |root| write(root, "p", "base\n"),
+        |root| write(root, "ours", "ours\n"),
+        |root| {
+            fs::remove_file(root.join("p")).unwrap();
+            write(root, "p/x", "theirs\n");
+            write(root, "new/dir/x", "theirs\n");
+            fs::set_permissions(root.join("new"), fs::Permissions::from_mode(0o750)).unwrap();
+            std::os::unix::fs::chown(root.join("new/dir"), Some(7), Some(8)).unwrap();
+        },
+    )
+    .await;
+    let refused = merge(&world, &base, &ours, &theirs, chosen("/p/x")).await;
+    assert_eq!(refused.conflicts[0].path, "/p/x");
+    assert!(refused.layer.is_none(), "the target's file is not replaced");
+    let both = MergeOptions { keep_both: Some("try-a".to_owned()), ..chosen("/p/x") };
+    let outcome = merge(&world, &base, &ours, &theirs, both).await;
+    let model = world.model(&result(&outcome, &ours));
+    assert_eq!(model["p"].content, b"base\n");
+    assert_eq!(model["p.from-try-a/x"].content, b"theirs\n");
+    // The directory was chosen, too.
+    let outcome = merge(&world, &base, &ours, &theirs, chosen("/p")).await;
+    assert_eq!(world.model(&result(&outcome, &ours))["p/x"].content, b"theirs\n");
+
+    let outcome = merge(&world, &base, &ours, &theirs, chosen("x")).await;
+    assert_eq!(outcome.conflicts.len(), 1, "{:?}", outcome.conflicts);
+    let outcome = merge(&world, &base, &ours, &theirs, chosen("/new/dir/*")).await;
+    let model = world.model(&result(&outcome, &ours));
+    assert_eq!(model["new/dir/x"].content, b"theirs\n");
+    assert_eq!((model["new"].mode, model["new/dir"].owner), (0o750, (7, 8)));
+}
+
+#[tokio::test]
+async fn names_of_one_file_get_the_attributes_they_are_to_have() {
+    let world = World::new();
+    let mode = |root: &Path, path: &str, mode: u32| {
+        fs::set_permissions(root.join(path), fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let (base, ours, theirs) = sides(
+        &world,
+        |root| ["a", "b", "c"].iter().for_each(|name| write(root, name, "base\n")),
+        |root| mode(root, "b", 0o600),
+        |root| {
+            fs::write(root.join("a"), "theirs\n").unwrap();
+            for name in ["b", "c"] {
+                fs::remove_file(root.join(name)).unwrap();
+                fs::hard_link(root.join("a"), root.join(name)).unwrap();
+            }
+        },
+    )
+    .await;
+    let outcome = merge(&world, &base, &ours, &theirs, MergeOptions::default()).await;
+    let chain = result(&outcome, &ours);
+    let model = world.model(&chain);
+    let modes = ["a", "b", "c"].map(|name| model[name].mode);
+    assert_eq!(modes, [0o644, 0o600, 0o644]);
+    assert!(["a", "b", "c"].iter().all(|name| model[*name].content == b"theirs\n"));
+    let mount = world.mount_chain(&chain);
+    let inode = |name: &str| fs::metadata(mount.path().join(name)).unwrap().ino();
+    assert_eq!(inode("a"), inode("c"), "these two are one file still");
+    assert_ne!(inode("a"), inode("b"));
+}
+
+#[tokio::test]
+async fn what_the_target_leaves_out_and_more_than_its_disk_is_not_taken() {
+    let world = World::new();
+    let (base, ours, theirs) = sides(
+        &world,
+        |root| write(root, "f", "base\n"),
+        |root| write(root, "ours", "ours\n"),
+        |root| {
+            write(root, "f", "theirs\n");
+            write(root, "cache/x", &"x".repeat(100_000));
+        },
+    )
+    .await;
+    let exclude = Some(Globs::parse(&["/cache".to_owned()]).unwrap());
+    let options = MergeOptions { exclude, most_bytes: Some(50_000), ..MergeOptions::default() };
+    let outcome = merge(&world, &base, &ours, &theirs, options).await;
+    let model = world.model(&result(&outcome, &ours));
+    assert_eq!(model["f"].content, b"theirs\n");
+    assert!(!model.contains_key("cache"));
+    let chains = MergeChains { base, ours, theirs };
+    let options = MergeOptions { most_bytes: Some(50_000), ..MergeOptions::default() };
+    let refused = world.store.merge_trees(chains, options).await.unwrap_err();
+    assert!(matches!(refused, StoreError::OverLimit { limit: 50_000, .. }), "{refused}");
 }

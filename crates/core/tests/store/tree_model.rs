@@ -61,7 +61,27 @@ pub(crate) fn read(root: &Path) -> Model {
     model
 }
 
+/// When each file and link was last modified, and how many names it has.
+pub(crate) type Stamps = BTreeMap<String, (i64, i64, u64)>;
+
+fn stamps(root: &Path, model: &Model) -> Stamps {
+    let files = model.iter().filter(|(_, node)| node.kind != 'd');
+    let stamp = |path: &String| {
+        let found = fs::symlink_metadata(root.join(path)).unwrap();
+        (found.mtime(), found.mtime_nsec(), found.nlink())
+    };
+    files.map(|(path, _)| (path.clone(), stamp(path))).collect()
+}
+
 impl World {
+    /// The same with times, which no comparison looks at.
+    pub(crate) fn stamped(&self, chain: &[LayerId]) -> (Model, Stamps) {
+        let mount = self.mount_chain(chain);
+        let model = read(mount.path());
+        let stamps = stamps(mount.path(), &model);
+        (model, stamps)
+    }
+
     /// What a chain shows, as the kernel says.
     pub(crate) fn model(&self, chain: &[LayerId]) -> Model {
         let mount = self.mount_chain(chain);

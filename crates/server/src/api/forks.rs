@@ -73,6 +73,7 @@ pub(crate) async fn diff(
         ("path" = Option<Vec<String>>, Query, description = "Only these paths or globs."),
         ("relative" = Option<String>, Query, description = "Only what is below this directory, with paths relative to it."),
         ("binary" = Option<bool>, Query, description = "With the contents of binary files."),
+        ("git_dir" = Option<bool>, Query, description = "With paths in `.git` directories, which `git apply` refuses."),
     ),
     responses((status = 200, description = "The patch.", body = Raw, content_type = "text/x-diff"),
         (status = 429, description = "The project has too many comparisons in progress: `too_many_concurrent_requests`.", body = types::ErrorAnswer)))]
@@ -84,7 +85,8 @@ pub(crate) async fn patch(
     let request = diff_request(&mut params, LISTED)?;
     let relative = params.text("relative")?.unwrap_or_default();
     let relative = relative.trim_matches('/').as_bytes().to_vec();
-    let how = PatchOptions { relative, binary: params.flag("binary")? };
+    let (binary, git_dir) = (params.flag("binary")?, params.flag("git_dir")?);
+    let how = PatchOptions { relative, binary, git_dir };
     params.end()?;
     let turn = turn(&app, &caller.project).await?;
     // Room for a few pieces: who writes waits when the caller is slow.
@@ -159,6 +161,7 @@ pub(crate) async fn promote(
 ) -> ApiResult<types::Promoted> {
     params.end()?;
     let types::Promote { expect_generation, delete_fork, delete_group } = request;
+    let more = format!("delete_fork={delete_fork} delete_group={delete_group}");
     let engine = app.engine.clone();
     let work = async move {
         let project = &caller.project;
@@ -167,11 +170,16 @@ pub(crate) async fn promote(
             true => engine.group_of(project, &name).await?,
             false => Vec::new(),
         };
-        let promoted = engine.promote(project, &name, wanted, key).await?;
+        let promoted = engine.promote_as_asked(project, &name, wanted, key, &more).await?;
         if delete_fork {
-            leave.push(name);
+            leave.push(name.clone());
         }
-        let (deleted, failed) = engine.delete_forks(project, leave).await;
+        let (mut deleted, mut failed) = engine.delete_forks(project, leave).await;
+        if !delete_fork {
+            let (cleared, stayed) = engine.clear_accepted(project, &name).await;
+            deleted.extend(cleared);
+            failed.extend(stayed);
+        }
         Ok((promoted, deleted, failed))
     };
     let (promoted, deleted, failed) = finish(&app, work).await?;
@@ -209,9 +217,15 @@ pub(crate) async fn merge(
     let engine = app.engine.clone();
     let work = async move {
         let _turn = turn;
-        engine.merge(&caller.project, &name, request).await
+        let dry_run = request.dry_run;
+        let merged = engine.merge(&caller.project, &name, request).await?;
+        let (deleted, failed) = match merged.all && !dry_run {
+            true => engine.clear_accepted(&caller.project, &name).await,
+            false => (Vec::new(), Vec::new()),
+        };
+        Ok((merged, deleted, failed))
     };
-    let merged = finish(&app, work).await?;
+    let (merged, deleted, failed) = finish(&app, work).await?;
     Ok(Json(types::Merged {
         sandbox: merged.sandbox.name.to_string(),
         generation: merged.sandbox.generation,
@@ -220,6 +234,8 @@ pub(crate) async fn merge(
         conflicts: merged.outcome.conflicts,
         changes: merged.outcome.changes,
         truncated: merged.outcome.truncated,
+        deleted: deleted.into_iter().map(Into::into).collect(),
+        failed: wire::failed_forks(failed),
     }))
 }
 

@@ -157,6 +157,7 @@ async fn policy_of(
         ("name" = String, Path, description = "Its name."),
         ("keep_snapshots" = Option<bool>, Query, description = "Whether to keep its snapshots until they are deleted or expire."),
         ("force" = Option<bool>, Query, description = "Delete even if writes to drives cannot be recovered from its disks and are lost. Otherwise this is refused (409 `drives_unsaved`)."),
+        ("unused_since" = Option<String>, Query, description = "Refuse (412 `used_meanwhile`) if it runs or was used after this time, like the `used_at` of a list."),
         ("Idempotency-Key" = Option<String>, Header, description = "A retry with the same key returns the first response."),
     ),
     responses((status = 200, description = "It was deleted.", body = types::Deleted)))]
@@ -169,10 +170,12 @@ pub(crate) async fn remove(
 ) -> ApiResult<types::Deleted> {
     let keep = params.flag("keep_snapshots")?;
     let force = params.flag("force")?;
+    let unused_since = params.text("unused_since")?;
+    let unused_since = unused_since.map(|time| parsed("unused_since", &time)).transpose()?;
     params.end()?;
     let engine = app.engine.clone();
     let snapshots = if keep { OnDelete::Keep } else { OnDelete::Drop };
-    let delete = Delete { snapshots, force, ..Delete::default() };
+    let delete = Delete { snapshots, force, unused_since, ..Delete::default() };
     let work = async move { engine.delete(&caller.project, &name, delete, key).await };
     let gone = finish(&app, work).await?;
     let snapshots_kept = gone.snapshots_kept.into_iter().map(Into::into).collect();
@@ -253,6 +256,7 @@ pub(crate) async fn fork(
         expect_generation: request.expect_generation,
         start: request.start,
         count: request.count,
+        on_accept: request.on_accept,
     };
     let engine = app.engine.clone();
     let forked = if fork.count.is_some() {
@@ -393,5 +397,6 @@ pub(crate) async fn tree(
     Ok(Json(types::Tree {
         sandboxes: tree.sandboxes.into_iter().map(wire::sandbox).collect(),
         snapshots: tree.snapshots.into_iter().map(wire::snapshot).collect(),
+        forks: tree.forks.into_iter().map(wire::fork_in_tree).collect(),
     }))
 }

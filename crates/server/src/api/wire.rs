@@ -130,6 +130,17 @@ pub(super) fn commands_kept(kept: engine::CommandsKept) -> types::CommandsKept {
     types::CommandsKept { count: kept.count, bytes: kept.bytes }
 }
 
+pub(super) fn fork_in_tree(fork: engine::ForkInTree) -> types::TreeFork {
+    types::TreeFork {
+        id: fork.id.into(),
+        name: fork.name.into(),
+        origin: fork.origin.into(),
+        fate: fork.fate,
+        freed_if_deleted_bytes: fork.freed,
+        in_trash: fork.in_trash,
+    }
+}
+
 pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
     let expires_at = sandbox.expires_at().to_string();
     let (phase, failure) = (sandbox.phase(), sandbox.failure().map(str::to_owned));
@@ -150,6 +161,7 @@ pub(super) fn sandbox(sandbox: model::Sandbox) -> types::Sandbox {
             snapshot: from.snapshot.map(Into::into),
             generation: from.generation,
             group: from.group.map(Into::into),
+            on_accept: from.on_accept,
         }),
         outcome: sandbox.outcome.map(|outcome| types::ForkOutcome {
             how: outcome.how,

@@ -1,6 +1,6 @@
 //! Forks that come back: compare, promote, merge, rename.
 
-use std::io::BufWriter;
+use std::collections::{BTreeSet, HashMap};
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -8,18 +8,21 @@ use tokio::sync::mpsc;
 use crate::db::{Filter, Page};
 use crate::engine::error::error_chain;
 use crate::engine::lifecycle::lineage::points::ResolvedPoint;
-use crate::engine::snapshots::export::Sender;
 use crate::engine::{
-    Delete, DiffRequest, Difference, Engine, Error, ForkFailed, MergeRequest, Merged, PatchOptions,
-    Promote, Promoted, Result,
+    Delete, DiffRequest, Difference, Engine, Error, ForkFailed, ForkInTree, MergeRequest, Merged,
+    PatchOptions, Promote, Promoted, Result,
 };
-use crate::model::{Name, Point, Sandbox};
+use crate::model::{
+    BroughtBack, ForkFate, Name, OnAccept, Point, Sandbox, SandboxId, Snapshot, SnapshotId,
+};
 use crate::store::{DiffOptions, Globs};
 
 /// How many paths a patch has at the most.
 const MOST_IN_PATCH: usize = 100_000;
 /// How many paths may be named.
 const MOST_PATHS: usize = 1_000;
+/// How long they are together.
+const LONGEST_PATHS: usize = 64 << 10;
 
 impl Engine {
     /// Compares two points. Neither is started.
@@ -32,12 +35,14 @@ impl Engine {
         let (from, to) = self.both_points(project, &request.from, &request.to).await?;
         let options =
             DiffOptions { only: only(&request.paths, &to)?, limit: request.limit, renames: true };
+        let _turn = self.parts.lifecycle.comparing.turn(project).await?;
         let tree = self.parts.context.store.diff(&from.layers, &to.layers, options).await?;
         let seen = |point: ResolvedPoint| (point.snapshot, point.live);
         Ok(Difference { from: seen(from), to: seen(to), tree })
     }
 
-    /// Sends the differences of two points as a patch in git's format. A receiver that goes away ends it.
+    /// Sends the differences of two points as a patch in git's format. A receiver that goes away or takes nothing for a while ends
+    /// it.
     ///
     /// # Errors
     ///
@@ -49,12 +54,16 @@ impl Engine {
         how: PatchOptions,
         into: mpsc::Sender<Bytes>,
     ) -> Result<()> {
+        let comparing = &self.parts.lifecycle.comparing;
+        let _slot = comparing.patch(project)?;
         let (from, to) = self.both_points(project, &request.from, &request.to).await?;
         let only = only(&request.paths, &to)?;
         let options = DiffOptions { only, limit: MOST_IN_PATCH, renames: true };
-        let into = BufWriter::with_capacity(64 << 10, Sender(into));
         let store = &self.parts.context.store;
-        Ok(store.write_patch(&from.layers, &to.layers, options, how, into).await?)
+        let turn = comparing.turn(project).await?;
+        let patch = store.prepare_patch(&from.layers, &to.layers, options, how).await?;
+        drop(turn);
+        Ok(store.send_patch(patch, into).await?)
     }
 
     async fn both_points(
@@ -80,7 +89,25 @@ impl Engine {
         request: Promote,
         idempotency: Option<String>,
     ) -> Result<Promoted> {
-        let asked = format!("promote {name} {request:?}");
+        self.promote_as_asked(project, name, request, idempotency, "").await
+    }
+
+    /// The same as a part of a request for more. Another request under the same idempotency key is refused, so `more` says what
+    /// else it asks for.
+    ///
+    /// # Errors
+    ///
+    /// As [`promote`](Self::promote).
+    pub async fn promote_as_asked(
+        &self,
+        project: &Name,
+        name: &Name,
+        request: Promote,
+        idempotency: Option<String>,
+        more: &str,
+    ) -> Result<Promoted> {
+        let expected = request.expect_generation.map(|at| at.to_string()).unwrap_or_default();
+        let asked = format!("promote {name} expect_generation={expected} {more}");
         let work = self.parts.lifecycle.promote(project, name, request);
         self.parts.tenancy.idempotent(project, idempotency, asked, work).await
     }
@@ -92,10 +119,10 @@ impl Engine {
     /// Returns [`Error::NoSandbox`] when there is none of that name.
     pub async fn group_of(&self, project: &Name, name: &Name) -> Result<Vec<Name>> {
         let fork = self.parts.lifecycle.find(project, name).await?;
-        let group = fork.forked_from.as_ref().and_then(|from| from.group.as_ref());
-        let Some(group) = group else { return Ok(Vec::new()) };
-        let all = self.forks(project, None, Some(group)).await?;
-        Ok(all.into_iter().map(|one| one.name).filter(|other| other != name).collect())
+        let all = self.forks(project, None, None).await?;
+        let others =
+            all.into_iter().filter(|one| one.id != fork.id && were_made_together(&fork, one));
+        Ok(others.map(|one| one.name).collect())
     }
 
     /// The forks of a sandbox, or those that were made together under a name, or both.
@@ -121,10 +148,82 @@ impl Engine {
                 && origin.as_ref().is_none_or(|origin| from.sandbox == *origin)
                 && (group.is_none() || from.group.as_ref() == group)
         };
-        let mut forks: Vec<Sandbox> = all.into_iter().filter(is_wanted).collect();
+        let mut forks: Vec<Sandbox> =
+            with_current_names(all).into_iter().filter(is_wanted).collect();
         // `try-2` before `try-10`.
         forks.sort_by_cached_key(|one| (one.name.as_str().len(), one.name.clone()));
         Ok(forks)
+    }
+
+    /// Deletes a fork that was accepted, if that is what its maker wanted. Answers as [`delete_forks`](Self::delete_forks).
+    pub async fn clear_accepted(
+        &self,
+        project: &Name,
+        name: &Name,
+    ) -> (Vec<Name>, Vec<ForkFailed>) {
+        let Ok(fork) = self.parts.lifecycle.find(project, name).await else {
+            return (Vec::new(), Vec::new());
+        };
+        let on_accept = fork.forked_from.as_ref().map(|from| from.on_accept);
+        match fork.outcome.is_some() && on_accept == Some(OnAccept::Delete) {
+            true => self.delete_forks(project, vec![name.clone()]).await,
+            false => (Vec::new(), Vec::new()),
+        }
+    }
+
+    /// What has become of the forks of these sandboxes, those in the trash included.
+    pub(super) fn forks_in_tree(
+        &self,
+        project: &Name,
+        related: &BTreeSet<SandboxId>,
+        all: &[Sandbox],
+        snapshots: &[Snapshot],
+    ) -> Vec<ForkInTree> {
+        let names: HashMap<&SandboxId, &Name> =
+            all.iter().map(|one| (&one.id, &one.name)).collect();
+        // What others stand on stays when its sandbox is deleted.
+        let mut held: HashMap<&SnapshotId, Vec<&SandboxId>> = HashMap::new();
+        for one in all {
+            let base = one.forked_from.as_ref().and_then(|from| from.snapshot.as_ref());
+            let merged = one.merged.iter().map(|merge| &merge.snapshot);
+            for id in one.current.iter().chain(base).chain(merged) {
+                held.entry(id).or_default().push(&one.id);
+            }
+        }
+        let counts = self.parts.references.counts();
+        let shown = |one: &Sandbox, expired: Option<bool>| {
+            let from = one.forked_from.as_ref().filter(|from| related.contains(&from.sandbox))?;
+            let going = |snapshot: &&Snapshot| {
+                snapshot.sandbox == one.id
+                    && held.get(&snapshot.id).is_none_or(|by| by.iter().all(|id| **id == one.id))
+            };
+            let own: Vec<SnapshotId> =
+                snapshots.iter().filter(going).map(|one| one.id.clone()).collect();
+            Some(ForkInTree {
+                id: one.id.clone(),
+                name: one.name.clone(),
+                origin: names.get(&from.sandbox).map_or(&from.name, |name| *name).clone(),
+                fate: match (&one.outcome, expired) {
+                    (Some(outcome), _) if outcome.how == BroughtBack::Promoted => {
+                        ForkFate::Promoted
+                    }
+                    (Some(_), _) => ForkFate::Merged,
+                    (None, None) => ForkFate::Alive,
+                    (None, Some(true)) => ForkFate::Expired,
+                    (None, Some(false)) => ForkFate::Rejected,
+                },
+                freed: match expired {
+                    None => counts.freed_with(&one.id, &own),
+                    Some(_) => counts.freed_by_trashed(&one.id),
+                },
+                in_trash: expired.is_some(),
+            })
+        };
+        let mut forks: Vec<ForkInTree> = all.iter().filter_map(|one| shown(one, None)).collect();
+        let gone = self.parts.storage.trash.forks(project);
+        forks.extend(gone.iter().filter_map(|(one, expired)| shown(one, Some(*expired))));
+        forks.sort_by(|one, other| one.id.cmp(&other.id));
+        forks
     }
 
     /// Deletes forks after another one was promoted. Answers with those that are gone, and those that are not.
@@ -171,10 +270,50 @@ impl Engine {
     }
 }
 
+/// Sandboxes with the names that those have now which they come from and were brought back into.
+pub(super) fn with_current_names(mut all: Vec<Sandbox>) -> Vec<Sandbox> {
+    let names: HashMap<SandboxId, Name> =
+        all.iter().map(|one| (one.id.clone(), one.name.clone())).collect();
+    for one in &mut all {
+        if let Some(from) = &mut one.forked_from
+            && let Some(name) = names.get(&from.sandbox)
+        {
+            from.name.clone_from(name);
+        }
+        if let Some(outcome) = &mut one.outcome
+            && let Some(name) = outcome.into_id.as_ref().and_then(|id| names.get(id))
+        {
+            outcome.into.clone_from(name);
+        }
+    }
+    all
+}
+
+/// Whether another fork was made by the same call. One that was promoted before still has those it was made with.
+fn were_made_together(fork: &Sandbox, other: &Sandbox) -> bool {
+    let Some(from) = &other.forked_from else { return false };
+    let own = fork.forked_from.as_ref().filter(|own| own.group.is_some());
+    let promoted = fork.outcome.as_ref().and_then(|outcome| outcome.group_id.as_ref());
+    match (own, promoted) {
+        (Some(own), _) if own.group_id.is_some() => from.group_id == own.group_id,
+        // A record of before: forks of one name from one state.
+        (Some(own), _) => {
+            from.group_id.is_none()
+                && (&from.group, &from.sandbox, &from.snapshot, from.generation)
+                    == (&own.group, &own.sandbox, &own.snapshot, own.generation)
+        }
+        (None, Some(promoted)) => from.group_id.as_ref() == Some(promoted),
+        (None, None) => false,
+    }
+}
+
 /// Which paths are compared: those that were named, from the working directory of the second point on.
 fn only(paths: &[String], to: &ResolvedPoint) -> Result<Option<Globs>> {
     if paths.len() > MOST_PATHS {
         return Err(Error::invalid("paths", format!("at most {MOST_PATHS}")));
+    }
+    if paths.iter().map(String::len).sum::<usize>() > LONGEST_PATHS {
+        return Err(Error::invalid("paths", format!("at most {LONGEST_PATHS} bytes together")));
     }
     let cwd = to.cwd.as_deref().unwrap_or("/").trim_end_matches('/');
     let mut globs = Vec::new();

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::db::{DbError, Filter, Owner, Page, Paged, Tombstones};
+use crate::engine::api::forks::with_current_names;
 use crate::engine::lifecycle::sandbox::{WakeFrom, expect_generation};
 use crate::engine::lifecycle::stop::SnapshotOptions;
 use crate::engine::lifecycle::why::{Why, holding, notices, reason, waking};
@@ -247,6 +248,15 @@ impl Engine {
                         .sandbox_by_id(&id)
                         .await?
                         .ok_or_else(|| Error::NoSandbox(gone.into()))?;
+                    if let Some(since) = request.unused_since {
+                        let is_at_rest = matches!(
+                            sandbox.phase(),
+                            Phase::Stopped | Phase::Failed | Phase::Deleted
+                        );
+                        if slot.live().is_some() || !is_at_rest || sandbox.used_at > since {
+                            return Err(Error::UsedMeanwhile(sandbox.name));
+                        }
+                    }
                     lifecycle.delete_sandbox(&slot, sandbox, request).await
                 });
             let deleted = deleted.await?;
@@ -401,8 +411,9 @@ impl Engine {
                 break;
             }
         }
+        let everything = with_current_names(everything);
         let mut sandboxes: Vec<Sandbox> =
-            everything.into_iter().filter(|s| related.contains(&s.id)).collect();
+            everything.iter().filter(|s| related.contains(&s.id)).cloned().collect();
         sandboxes.sort_by(|a, b| a.id.cmp(&b.id));
         let mut snapshots: BTreeMap<SnapshotId, Snapshot> = BTreeMap::new();
         for id in &related {
@@ -415,6 +426,7 @@ impl Engine {
         }
         let mut snapshots: Vec<Snapshot> = snapshots.into_values().collect();
         snapshots.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
-        Ok(Tree { sandboxes, snapshots })
+        let forks = self.forks_in_tree(project, &related, &everything, &snapshots);
+        Ok(Tree { sandboxes, snapshots, forks })
     }
 }

@@ -13,7 +13,8 @@ use crate::engine::{Create, Delete, Error, IfExists, Opened, Result};
 use crate::failpoint;
 use crate::model::lifecycle::Phase;
 use crate::model::{
-    Config, Image, ImageConfig, LayerId, Lineage, Name, Sandbox, Size, Snapshot, SnapshotId,
+    Config, Image, ImageConfig, LayerId, Lineage, Name, OnAccept, Sandbox, Size, Snapshot,
+    SnapshotId,
 };
 use crate::store::image::{HOST, Reporter};
 use crate::store::{Durability, Hold};
@@ -188,6 +189,8 @@ impl Lifecycle {
             snapshot: Some(snapshot.id.clone()),
             generation: snapshot.generation,
             group: None,
+            group_id: None,
+            on_accept: OnAccept::Keep,
         };
         let layers =
             source.map_or_else(|| snapshot.layers.clone(), |source| source.image_layers.clone());

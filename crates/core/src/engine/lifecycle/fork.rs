@@ -20,8 +20,8 @@ use crate::engine::{Error, Fork, ForkFailed, ForkFrom, Forks, Opened, Result, Ro
 use crate::failpoint;
 use crate::model::lifecycle::Phase;
 use crate::model::{
-    Change, CommandEnd, Config, Ending, Expiry, LayerId, Lineage, Name, OnIdle, Patch, Sandbox,
-    SandboxId, SessionEnd, Snapshot, SnapshotId, SnapshotKind,
+    Change, CommandEnd, Config, Ending, Expiry, GroupId, LayerId, Lineage, Name, OnAccept, OnIdle,
+    Patch, Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotId, SnapshotKind,
 };
 use crate::store::Durability;
 
@@ -148,9 +148,14 @@ impl Lifecycle {
         // A retry finds what the first attempt made, and captures nothing again for those.
         let mut made = Vec::new();
         let mut wanted = Vec::new();
+        let mut group_id = None;
         for (place, (new, key)) in names.into_iter().zip(keys).enumerate() {
             match self.made_under(project, key.as_deref()).await? {
-                Some(there) => made.push((place, self.open_again(there, request.start).await)),
+                Some(there) => {
+                    let id = there.forked_from.as_ref().and_then(|from| from.group_id.clone());
+                    group_id = group_id.or(id);
+                    made.push((place, self.open_again(there, request.start).await));
+                }
                 None if self.find(project, &new).await.is_ok() => {
                     return Err(Error::NameTaken(new));
                 }
@@ -163,6 +168,7 @@ impl Lifecycle {
             let mut start_point = self.fork_starting_point(project, name, request).await?;
             if let Some(from) = &mut start_point.forked_from {
                 from.group = Some(stem);
+                from.group_id = Some(group_id.unwrap_or_else(GroupId::fresh));
             }
             let gate = Arc::new(tokio::sync::Semaphore::new(FORKS_AT_ONCE));
             let mut under_way = tokio::task::JoinSet::new();
@@ -205,6 +211,7 @@ impl Lifecycle {
         request: Fork,
     ) -> Result<StartingPoint> {
         let id = self.find(project, name).await?.id;
+        let on_accept = request.on_accept;
         let (source_name, from, expect) =
             (name.clone(), request.from.clone(), request.expect_generation);
         let chosen = match &from {
@@ -258,16 +265,19 @@ impl Lifecycle {
                     snapshot: None,
                     generation: source.generation,
                     group: None,
+                    group_id: None,
+                    on_accept: OnAccept::Keep,
                 }),
             },
         };
         let forked_from = start_point.forked_from.map(|from| match chosen_by_id {
-            true => from,
+            true => Lineage { on_accept, ..from },
             // It may stand on a snapshot of its own origin. It is what was forked all the same.
             false => Lineage {
                 sandbox: source.id.clone(),
                 name: source.name.clone(),
                 generation: source.generation,
+                on_accept,
                 ..from
             },
         });
@@ -358,6 +368,7 @@ impl Lifecycle {
         sandbox.missing = None;
         sandbox.image_config = target.image_config.clone();
         sandbox.generation += 1;
+        sandbox.rolled_back_at = Some(sandbox.generation);
         sandbox.validated = None;
         sandbox.transition(Change::RolledBack { memory: target.has_memory() })?;
         self.records.record(&mut sandbox, Durability::Synced).await?;

@@ -26,6 +26,7 @@ use crate::db::Db;
 use crate::engine::context::Context;
 use crate::engine::context::single_flight::SingleFlight;
 use crate::engine::integrity::Integrity;
+use crate::engine::lifecycle::lineage::comparing::Comparing;
 use crate::engine::machine::Machines;
 use crate::engine::network::Network;
 use crate::engine::records::Records;
@@ -58,6 +59,8 @@ pub(in crate::engine) struct Lifecycle {
     pub(in crate::engine) sessions: Arc<Sessions>,
     /// Attempts to wake a sandbox that those who want its ports share.
     pub(in crate::engine) wakes: SingleFlight<SandboxId, Result<(), Arc<Error>>>,
+    /// What each project has compared at the moment.
+    pub(in crate::engine) comparing: Comparing,
 }
 
 impl Lifecycle {

@@ -482,6 +482,7 @@ impl Lifecycle {
             session: sandbox.session.clone().unwrap_or_else(SessionId::fresh),
             generation: sandbox.generation + 1,
             parent: sandbox.current.clone().or_else(|| sandbox.missing.clone()),
+            merged: None,
             kind,
             label: wanted.label,
             layers,

@@ -21,8 +21,11 @@ use crate::model::{CommandChanges, CommandId, LayerId, Timestamp, now};
 const MOST_NAMED: usize = 16;
 /// How many paths a record lists.
 pub(in crate::engine) const MOST_LISTED: usize = 1_000;
-/// How many results wait to be fetched by the trackers of their commands.
+/// How long these paths are together.
+pub(in crate::engine) const MOST_TEXT: usize = 512 << 10;
+/// How many results wait to be fetched by the trackers of their commands, and how long their paths are together.
 const MOST_RESULTS: usize = 1_024;
+const MOST_RESULTS_TEXT: usize = 16 << 20;
 /// A look is followed by a rest of so many times as long as it took, so that looks take a fifth of one CPU at the most.
 const REST: u32 = 4;
 /// Shorter looks need no rest.
@@ -121,7 +124,7 @@ struct OpenCommand {
 impl OpenCommand {
     fn finish(mut self) -> ChangeRecord {
         let changes = &mut self.record.changes;
-        changes.list.truncate_to(MOST_LISTED);
+        changes.list.truncate_to(MOST_LISTED, MOST_TEXT);
         self.record.counts = CommandChanges {
             created: changes.created,
             modified: changes.modified,
@@ -281,8 +284,13 @@ impl ChangeTracking {
                 state.results.insert(id.clone(), open.finish());
             }
         }
-        while state.results.len() > MOST_RESULTS {
-            state.results.pop_first();
+        let size = |record: &ChangeRecord| record.changes.list.size();
+        let mut text: usize = state.results.values().map(size).sum();
+        while state.results.len() > MOST_RESULTS
+            || text > MOST_RESULTS_TEXT && state.results.len() > 1
+        {
+            let Some((_, oldest)) = state.results.pop_first() else { break };
+            text -= size(&oldest);
         }
         drop(state);
         self.looks.send_modify(|looks| *looks += 1);
@@ -358,8 +366,8 @@ fn add(all: &mut Changes, more: &Changes) {
     all.bytes = all.bytes.saturating_add(more.bytes);
     all.list.paths.extend_from_slice(&more.list.paths);
     all.list.more.extend_from_slice(&more.list.more);
-    if all.list.paths.len() > 2 * MOST_LISTED {
-        all.list.truncate_to(MOST_LISTED);
+    if all.list.paths.len() > 2 * MOST_LISTED || all.list.size() > 2 * MOST_TEXT {
+        all.list.truncate_to(MOST_LISTED, MOST_TEXT);
     }
 }
 

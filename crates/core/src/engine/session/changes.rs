@@ -21,7 +21,9 @@ use sandkeep_upper::{Change, ChangeKind, ChangeList, Changes, Under};
 
 use crate::driver::Relayer;
 use crate::engine::error::error_chain;
-use crate::engine::running::changes::{ChangeRecord, FoundChanges, LayerNames, MOST_LISTED};
+use crate::engine::running::changes::{
+    ChangeRecord, FoundChanges, LayerNames, MOST_LISTED, MOST_TEXT,
+};
 use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::tracked::Tracked;
 use crate::engine::session::Sessions;
@@ -273,6 +275,7 @@ fn as_changes(looked: &Looked) -> Changes {
         let [created, modified, deleted] = *counts;
         Under { path: bytes(path), created, modified, deleted }
     });
-    let list = ChangeList { paths: paths.collect(), more: more.collect() };
+    let mut list = ChangeList::new(paths.collect(), more.collect());
+    list.truncate_to(MOST_LISTED, MOST_TEXT);
     Changes { created, modified, deleted, bytes: looked.bytes, list }
 }

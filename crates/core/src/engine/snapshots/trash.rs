@@ -89,6 +89,14 @@ impl Trash {
         items
     }
 
+    /// The records of a project's forks in the trash, each with whether it expired.
+    pub(in crate::engine) fn forks(&self, project: &Name) -> Vec<(Sandbox, bool)> {
+        let sandboxes = self.contents.sandboxes.lock();
+        let kept = sandboxes.values().map(|(_, kept)| &kept.sandbox);
+        let forks = kept.filter(|one| one.project == *project && one.forked_from.is_some());
+        forks.map(|one| (one.clone(), expired(one))).collect()
+    }
+
     /// Restores a sandbox, in its turn. `which` is what the caller asked for.
     pub(in crate::engine) async fn restore(
         &self,

@@ -70,6 +70,8 @@ pub(super) struct Flat {
     image_layers: Vec<LayerId>,
     image_config: ImageConfig,
     forked_from: Option<Lineage>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rolled_back_at: Option<u64>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     merged: Vec<MergePoint>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -168,6 +170,7 @@ impl From<Flat> for Sandbox {
             image_layers: flat.image_layers,
             image_config: flat.image_config,
             forked_from: flat.forked_from,
+            rolled_back_at: flat.rolled_back_at,
             merged: flat.merged,
             outcome: flat.outcome,
             session: flat.session,
@@ -205,6 +208,7 @@ impl From<Sandbox> for Flat {
             image_layers: sandbox.image_layers,
             image_config: sandbox.image_config,
             forked_from: sandbox.forked_from,
+            rolled_back_at: sandbox.rolled_back_at,
             merged: sandbox.merged,
             outcome: sandbox.outcome,
             session: sandbox.session,

@@ -8,7 +8,9 @@ use std::ffi::CString;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, Statx};
+use rustix::io::Errno;
 
+use super::budget::{Budget, LONGEST_BUILD};
 use super::content::shown_xattrs;
 use super::merge::{Action, Attributes, Content, MergePlan};
 use super::merged::{Found, LayerDir, MergedDir};
@@ -44,7 +46,9 @@ impl Store {
             links: HashMap::new(),
         };
         builder.root()?;
+        let budget = Budget::new(LONGEST_BUILD);
         for (path, action) in &plan.actions {
+            budget.time()?;
             if !path.is_empty() {
                 builder.act(path, action)?;
             }
@@ -62,8 +66,8 @@ struct Builder<'p> {
     made: HashMap<Vec<u8>, (Place, Vec<LayerDir>)>,
     /// Directories to be given their attributes in the end.
     finish: Vec<(Place, Statx, Xattrs)>,
-    /// Files with several names that were written, by inode.
-    links: HashMap<(u32, u32, u64), Vec<u8>>,
+    /// Files with several names that were written, by inode: with the attributes they were given.
+    links: HashMap<(u32, u32, u64), Vec<(Vec<u8>, Attributes)>>,
 }
 
 impl Builder<'_> {
@@ -167,8 +171,8 @@ impl Builder<'_> {
                 };
                 (stat, xattrs)
             }
-            // Somebody chose a path in a directory that the target does not have, and not the directory.
-            (None, None) => (place.open()?.own_stat().map(plain_directory)?, Xattrs::new()),
+            // The plan has every directory that the target does not have. What the target has here is not to be replaced.
+            (None, None) => return Err(parent.open()?.failure("merge into", &name, Errno::NOTDIR)),
         };
         self.finish.push((place.clone(), stat, xattrs));
         self.made.insert(path.to_vec(), (place, parts));
@@ -184,7 +188,10 @@ impl Builder<'_> {
             Content::Text(bytes, side) => (side, Some(bytes)),
         };
         let is_linked = bytes.is_none() && side.links > 1;
-        if is_linked && let Some(first) = self.links.get(&side.inode) {
+        // Names of one file have the same attributes. One that is to have others becomes a file of its own.
+        let same = |one: &&(Vec<u8>, Attributes)| one.1 == *attributes;
+        let written = self.links.get(&side.inode).and_then(|all| all.iter().find(same));
+        if is_linked && let Some((first, _)) = written {
             let (from, _) =
                 self.made.get(parent_of(first)).cloned().ok_or(StoreError::ShuttingDown)?;
             let linked = dir.link_from(&name, &from.open()?, &name_of(first));
@@ -203,7 +210,7 @@ impl Builder<'_> {
         };
         dir.set_attributes(&name, &changed(stat, attributes), &attributes.xattrs)?;
         if is_linked {
-            self.links.insert(side.inode, path.to_vec());
+            self.links.entry(side.inode).or_default().push((path.to_vec(), attributes.clone()));
         }
         Ok(())
     }
@@ -231,13 +238,6 @@ fn changed(mut stat: Statx, attributes: &Attributes) -> Statx {
     let mode = u16::try_from(attributes.mode & 0o7777).unwrap_or_default();
     stat.stx_mode = (stat.stx_mode & !0o7777) | mode;
     (stat.stx_uid, stat.stx_gid) = (attributes.uid, attributes.gid);
-    stat
-}
-
-/// A directory that nobody said anything about.
-fn plain_directory(mut stat: Statx) -> Statx {
-    stat.stx_mode = (stat.stx_mode & !0o7777) | 0o755;
-    (stat.stx_uid, stat.stx_gid) = (0, 0);
     stat
 }
 

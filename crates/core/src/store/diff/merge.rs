@@ -4,15 +4,17 @@
 //! is; content, mode, owner and attributes of a path that changed on both sides are decided one by one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use rustix::fs::FileType;
-use similar::TextMerge;
+use similar::{TextDiff, TextMerge};
 
+use super::budget::Budget;
 use super::content::{is_text, read_whole, shown_xattrs};
-use super::walk::{PathDiff, Side, name_of};
-use super::{DiffOptions, TreeDiff};
-use crate::model::{DiffAspect, LayerId};
-use crate::store::layer::exclude::Globs;
+use super::lookup::Lookup;
+use super::walk::{self, PathDiff, Selection, Side, Wanted, ends};
+use super::{MergeChains, MergeOptions, TreeDiff};
+use crate::model::DiffAspect;
 use crate::store::path_text::path_text;
 use crate::store::tree::Xattrs;
 use crate::store::{Result, Store, StoreError};
@@ -22,9 +24,11 @@ const MOST_CHANGES: usize = 200_000;
 /// The largest file that is merged by lines, and the most lines it has.
 const LARGEST_TEXT: usize = 1 << 20;
 const MOST_LINES: usize = 50_000;
+/// How long each side is compared with the base for that. Files that take longer differ in nearly everything.
+const LONGEST_COMPARISON: Duration = Duration::from_secs(2);
 
 /// The attributes of a path in the result.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Attributes {
     pub(super) mode: u32,
     pub(super) uid: u32,
@@ -48,6 +52,19 @@ pub(super) enum Action {
     Write { content: Content, attributes: Attributes },
 }
 
+impl Action {
+    /// Writes what a side has.
+    pub(super) fn write(side: &Side) -> Result<Self> {
+        let attributes = attributes_of(side)?;
+        Ok(Self::Write { content: Content::Side(side.clone()), attributes })
+    }
+
+    /// Whether there is a directory then.
+    pub(super) fn makes_dir(&self) -> bool {
+        matches!(self, Self::Write { content: Content::Side(side), .. } if side.is_dir())
+    }
+}
+
 /// A path that changed on both sides in ways that do not go together.
 #[derive(Debug, Clone)]
 pub(super) struct Conflict {
@@ -55,8 +72,8 @@ pub(super) struct Conflict {
     pub(super) path: Vec<u8>,
     /// Why.
     pub(super) reason: &'static str,
-    /// The other side's version, if it can be written beside.
-    theirs: Option<Side>,
+    /// The other side's version, if it has one.
+    pub(super) theirs: Option<Side>,
 }
 
 impl Conflict {
@@ -116,8 +133,8 @@ impl Changes {
 }
 
 /// The directories a path is in, without the root.
-fn ancestors(path: &[u8]) -> impl Iterator<Item = &[u8]> {
-    path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &path[..at])
+pub(super) fn ancestors(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    ends(path).filter(|end| *end < path.len()).map(|end| &path[..end])
 }
 
 /// The path of the Git repository's directory that a path is in, or is.
@@ -131,42 +148,119 @@ impl Store {
     /// Decides what a merge has to do, and reads what it needs to know for that.
     pub(super) fn plan_merge(
         &self,
-        base: &[LayerId],
-        ours: &[LayerId],
-        theirs: &[LayerId],
-        only: Option<&Globs>,
+        chains: &MergeChains,
+        options: &MergeOptions,
+        mut budget: Budget,
     ) -> Result<MergePlan> {
-        let options = DiffOptions { only: None, limit: MOST_CHANGES, renames: false };
-        let theirs = Changes::new(self.diff_now(base, theirs, &options)?)?;
-        let ours = Changes::new(self.diff_now(base, ours, &options)?)?;
-        let mut plan = MergePlan::default();
-        let repositories: BTreeSet<&[u8]> = theirs
+        let MergeChains { base, ours, theirs } = chains;
+        let only = options.only.as_ref();
+        let mut changes = |chain, paths| {
+            budget.next();
+            let wanted = Wanted { paths, limit: MOST_CHANGES, first: false };
+            Changes::new(walk::compare(self, base, chain, &wanted, &mut budget)?)
+        };
+        let their_changes = changes(theirs, Selection { only, ..Selection::default() })?;
+        let repositories: BTreeSet<Vec<u8>> = their_changes
             .by_path
             .keys()
             .filter_map(|path| git_dir(path))
-            .filter(|git| ours.by_path.contains_key(*git) || ours.below(git).next().is_some())
+            .map(<[u8]>::to_vec)
             .collect();
-        for (path, their) in &theirs.by_path {
-            if only.is_some_and(|globs| !globs.covers(path)) {
-                continue;
+        // Of ours, also what decides whether a chosen path has a place, and all of the repositories.
+        let also = repositories.iter().cloned().collect();
+        let our_changes = changes(ours, Selection { only, also, parents: true })?;
+        let in_both = |git: &Vec<u8>| {
+            our_changes.by_path.contains_key(git) || our_changes.below(git).next().is_some()
+        };
+        let repositories: BTreeSet<Vec<u8>> = repositories.into_iter().filter(in_both).collect();
+        let left_out =
+            |path: &[u8]| options.exclude.as_ref().is_some_and(|globs| globs.covers(path));
+        let mut plan = MergePlan::default();
+        for (path, their) in &their_changes.by_path {
+            budget.time()?;
+            let is_git = git_dir(path).is_some_and(|git| repositories.contains(git));
+            if !is_git && !left_out(path) {
+                plan.decide(path, their, &our_changes)?;
             }
-            if git_dir(path).is_some_and(|git| repositories.contains(git)) {
-                continue;
-            }
-            plan.decide(path, their, &ours)?;
         }
-        for git in repositories {
-            if only.is_none_or(|globs| globs.covers(git)) {
-                let reason = "the Git repository changed on both sides: exchange a branch or a patch instead";
-                plan.conflicts.push(Conflict { path: git.to_vec(), reason, theirs: None });
-            }
+        for git in repositories.into_iter().filter(|git| !left_out(git)) {
+            let reason =
+                "the Git repository changed on both sides: exchange a branch or a patch instead";
+            plan.conflicts.push(Conflict { path: git, reason, theirs: None });
         }
         plan.conflicts.sort_by(|one, other| one.path.cmp(&other.path));
+        let (mut ours, mut theirs) = (Lookup::new(self, ours)?, Lookup::new(self, theirs)?);
+        if only.is_some() || options.exclude.is_some() {
+            plan.add_parents(&mut ours, &mut theirs, &budget)?;
+        }
+        if let Some(source) = &options.keep_both {
+            plan.keep_both(source, &mut ours, &mut theirs, &budget)?;
+        }
+        plan.taken.sort_by(|one, other| one.path.cmp(&other.path));
         Ok(plan)
     }
 }
 
 impl MergePlan {
+    /// Sees to it that every chosen path has a directory to be in. Where the target has none, the source's is taken; where it has
+    /// something else, that is a conflict.
+    fn add_parents(
+        &mut self,
+        ours: &mut Lookup,
+        theirs: &mut Lookup,
+        budget: &Budget,
+    ) -> Result<()> {
+        let is_written = |action: &Action| matches!(action, Action::Write { .. });
+        let written: Vec<Vec<u8>> = self
+            .actions
+            .iter()
+            .filter(|(_, action)| is_written(action))
+            .map(|(path, _)| path.clone())
+            .collect();
+        let (mut there, mut dropped) = (BTreeSet::new(), BTreeSet::new());
+        for path in written {
+            budget.time()?;
+            for parent in ancestors(&path) {
+                if there.contains(parent) || self.actions.get(parent).is_some_and(Action::makes_dir)
+                {
+                    continue;
+                }
+                let reason = match (ours.find(parent)?, theirs.find(parent)?) {
+                    (Some(ours), _) if ours.is_dir() => {
+                        there.insert(parent.to_vec());
+                        continue;
+                    }
+                    (None, Some(theirs)) if theirs.is_dir() => {
+                        self.add(parent.to_vec(), theirs)?;
+                        continue;
+                    }
+                    (Some(_), _) => "the target has something else than the directory it is in",
+                    (None, _) => "the directory it is in was removed meanwhile",
+                };
+                self.merged.remove(&path);
+                let theirs = match self.actions.remove(&path) {
+                    Some(Action::Write { content: Content::Side(side), .. })
+                    | Some(Action::Write { content: Content::Text(_, side), .. }) => Some(side),
+                    Some(Action::Remove) | None => None,
+                };
+                self.conflict(&path, reason, theirs.as_ref());
+                dropped.insert(path.clone());
+                break;
+            }
+        }
+        self.taken.retain(|one| !dropped.contains(&one.path));
+        self.conflicts.sort_by(|one, other| one.path.cmp(&other.path));
+        Ok(())
+    }
+
+    /// Writes what a side has to a path where nothing is.
+    pub(super) fn add(&mut self, path: Vec<u8>, side: Side) -> Result<()> {
+        self.actions.insert(path.clone(), Action::write(&side)?);
+        let (to, what) = (Some(side), Vec::new());
+        self.taken.push(PathDiff { path, from: None, to, what, old_path: None });
+        Ok(())
+    }
+
     fn conflict(&mut self, path: &[u8], reason: &'static str, theirs: Option<&Side>) {
         self.conflicts.push(Conflict { path: path.to_vec(), reason, theirs: theirs.cloned() });
     }
@@ -216,8 +310,7 @@ impl MergePlan {
             self.conflict(path, reason, Some(to));
             return Ok(());
         }
-        let attributes = attributes_of(to)?;
-        self.act(their, Action::Write { content: Content::Side(to.clone()), attributes });
+        self.act(their, Action::write(to)?);
         Ok(())
     }
 
@@ -264,41 +357,6 @@ impl MergePlan {
         self.act(their, Action::Write { content, attributes });
         Ok(())
     }
-
-    /// Writes the other side's versions beside ours, as `<name>.from-<source>`. Conflicts stay that have none, or where ours
-    /// has that name already.
-    pub(super) fn keep_both(
-        &mut self,
-        source: &str,
-        ours_has: impl Fn(&[u8]) -> Result<bool>,
-    ) -> Result<()> {
-        let mut left = Vec::new();
-        let is_room = |path: &[u8]| !self.actions.contains_key(path);
-        let mut beside = Vec::new();
-        for conflict in std::mem::take(&mut self.conflicts) {
-            let new = [&conflict.path, b".from-".as_slice(), source.as_bytes()].concat();
-            let name = name_of(&new);
-            match &conflict.theirs {
-                Some(_) if ours_has(&new)? => {
-                    let reason = "the name for the other version is taken: <name>.from-<source>";
-                    left.push(Conflict { reason, ..conflict });
-                }
-                Some(theirs) if name.as_bytes().len() <= 255 && is_room(&new) => {
-                    let attributes = attributes_of(theirs)?;
-                    beside.push((new, theirs.clone(), attributes));
-                }
-                _ => left.push(conflict),
-            }
-        }
-        for (new, theirs, attributes) in beside {
-            let content = Content::Side(theirs.clone());
-            let (to, what) = (Some(theirs), Vec::new());
-            self.taken.push(PathDiff { path: new.clone(), from: None, to, what, old_path: None });
-            self.actions.insert(new, Action::Write { content, attributes });
-        }
-        self.conflicts = left;
-        Ok(())
-    }
 }
 
 fn attributes_of(side: &Side) -> Result<Attributes> {
@@ -330,6 +388,13 @@ fn pick<T: PartialEq>(base: Option<T>, ours: T, theirs: T) -> Option<T> {
         return Some(ours);
     }
     (base.as_ref() == Some(&ours)).then_some(theirs)
+}
+
+/// Whether the lines of two texts can be compared in a short time: a merge has no deadline of its own.
+fn is_soon_compared(base: &[u8], side: &[u8]) -> bool {
+    let begun = Instant::now();
+    TextDiff::configure().timeout(LONGEST_COMPARISON).diff_lines(base, side);
+    begun.elapsed() < LONGEST_COMPARISON
 }
 
 /// The content of a path that both sides changed; `None` for a conflict.
@@ -365,6 +430,9 @@ fn merge_content(base: Option<&Side>, ours: &Side, theirs: &Side) -> Result<Opti
     let (Some(base), Some(one), Some(other)) = (read(base)?, read(ours)?, read(theirs)?) else {
         return Ok(None);
     };
+    if !is_soon_compared(&base, &one) || !is_soon_compared(&base, &other) {
+        return Ok(None);
+    }
     let merge = TextMerge::from_lines(&base[..], &one[..], &other[..]);
     if merge.is_conflicted() {
         return Ok(None);

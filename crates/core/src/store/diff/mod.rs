@@ -4,7 +4,8 @@
 //! [`walk`] compares two stacks directory by directory and leaves out what both have in common, so that the
 //! cost is that of what differs. [`content`] compares files, [`renames`] pairs files that were removed with
 //! files that were added, [`patch`] writes differences in git's format, [`merge`] decides about every path of a
-//! three-way merge and [`apply`] builds the layer that has its result.
+//! three-way merge, [`beside`] where the other version of a conflict goes, and [`apply`] builds the layer that has
+//! the result. [`budget`] bounds all of it.
 //!
 //! The chain of a running sandbox has an open layer on top, whose files may change during a comparison: what
 //! vanishes meanwhile counts as absent.
@@ -12,36 +13,41 @@
 //! `docs/FORKS.md` has the rules and the limits.
 
 mod apply;
+mod beside;
+mod budget;
 mod content;
+mod lookup;
 mod merge;
 mod merged;
 mod patch;
 mod renames;
 mod walk;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
 
+use self::budget::{Budget, LONGEST, LONGEST_MERGE};
+use self::walk::{Selection, Wanted};
 use crate::model::{DiffCounts, DiffEntry, DiffKind, Layer, LayerId, MergeConflict, MergeCounts};
 use crate::store::layer::exclude::Globs;
 use crate::store::{Result, Store, StoreError, blocking};
 
-pub use self::patch::PatchOptions;
+pub use self::patch::{PatchOptions, PreparedPatch};
 pub(super) use self::walk::PathDiff;
 
-/// How long a comparison takes at the most.
-const LONGEST: Duration = Duration::from_secs(60);
-/// How many names are visited at the most.
-const MOST_NAMES: u64 = 2_000_000;
 /// How many names one directory has at the most.
 const MOST_IN_DIR: usize = 500_000;
 
 /// How many changes, and how many conflicts, of a merge are listed.
 const MOST_LISTED: usize = 1_000;
 
-/// How many comparisons run at the same time. Others wait.
-static AT_ONCE: Semaphore = Semaphore::const_new(2);
+/// How much of a patch is written before it is sent.
+const PIECE: usize = 256 << 10;
+/// How long a receiver may take for all of it.
+const PATCH_TAKEN: Duration = Duration::from_secs(600);
 
 /// Which differences are wanted.
 #[derive(Debug)]
@@ -102,8 +108,12 @@ pub struct MergeChains {
 pub struct MergeOptions {
     /// Only these paths and what is below them; all if `None`.
     pub only: Option<Globs>,
+    /// Not these paths, and not what is below them.
+    pub exclude: Option<Globs>,
     /// Write the other side's version of a conflict beside ours, under a name with this ending.
     pub keep_both: Option<String>,
+    /// How much the files that are written may take.
+    pub most_bytes: Option<u64>,
     /// Decide, and build nothing.
     pub dry_run: bool,
 }
@@ -123,102 +133,104 @@ pub struct MergeOutcome {
     pub layer: Option<Layer>,
 }
 
-/// Bounds the work of one comparison.
-#[derive(Debug)]
-struct Budget {
-    deadline: Instant,
-    names: u64,
-}
-
-impl Budget {
-    fn new() -> Self {
-        Self { deadline: Instant::now() + LONGEST, names: 0 }
-    }
-
-    fn names(&mut self, count: usize) -> Result<()> {
-        self.names += count as u64;
-        if self.names > MOST_NAMES {
-            return Err(StoreError::DiffTooLarge {
-                why: format!("more than {MOST_NAMES} names would be compared"),
-            });
-        }
-        self.time()
-    }
-
-    fn time(&self) -> Result<()> {
-        match Instant::now() > self.deadline {
-            true => Err(StoreError::DiffTooLarge {
-                why: format!("it takes longer than {} s", LONGEST.as_secs()),
-            }),
-            false => Ok(()),
-        }
-    }
-}
-
 impl Store {
     /// Compares two chains of layers, topmost first. The topmost layer of either may be open.
     ///
     /// # Errors
     ///
-    /// Returns [`StoreError::DiffTooLarge`] beyond the limits, [`StoreError::Io`] when a layer is not there.
+    /// Returns [`StoreError::DiffTooLarge`] beyond the limits, [`StoreError::Busy`] when too much is compared at that
+    /// moment, [`StoreError::Io`] when a layer is not there.
     pub async fn diff(
         &self,
         from: &[LayerId],
         to: &[LayerId],
         options: DiffOptions,
     ) -> Result<TreeDiff> {
-        let _turn = AT_ONCE.acquire().await.map_err(|_| StoreError::ShuttingDown)?;
+        let _turn = budget::comparison().await?;
         let (store, from, to) = (self.clone(), from.to_vec(), to.to_vec());
         blocking(move || store.diff_now(&from, &to, &options)).await
     }
 
-    pub(super) fn diff_now(
+    /// Whether two chains of layers differ in anything. Ends at the first difference.
+    ///
+    /// # Errors
+    ///
+    /// As [`diff`](Self::diff).
+    pub async fn differ(&self, from: &[LayerId], to: &[LayerId]) -> Result<bool> {
+        let _turn = budget::comparison().await?;
+        let (store, from, to) = (self.clone(), from.to_vec(), to.to_vec());
+        blocking(move || {
+            let wanted = Wanted { paths: Selection::default(), limit: 0, first: true };
+            let diff = walk::compare(&store, &from, &to, &wanted, &mut Budget::new(LONGEST))?;
+            Ok(!diff.is_empty())
+        })
+        .await
+    }
+
+    fn diff_now(
         &self,
         from: &[LayerId],
         to: &[LayerId],
         options: &DiffOptions,
     ) -> Result<TreeDiff> {
-        let mut budget = Budget::new();
-        let mut diff = walk::compare(self, from, to, options, &mut budget)?;
+        let mut budget = Budget::new(LONGEST);
+        let paths = Selection { only: options.only.as_ref(), ..Selection::default() };
+        let wanted = Wanted { paths, limit: options.limit, first: false };
+        let mut diff = walk::compare(self, from, to, &wanted, &mut budget)?;
         if options.renames && !diff.truncated {
-            renames::find(&mut diff, &budget)?;
+            renames::find(&mut diff)?;
         }
         Ok(diff)
     }
 
-    /// Writes the differences of two chains to `into` as a patch in git's format.
+    /// Compares two chains for a patch in git's format, which [`send_patch`](Self::send_patch) writes.
     ///
     /// # Errors
     ///
-    /// As [`diff`](Self::diff), and when `into` fails. A patch with more paths than `options.limit` is refused.
-    pub async fn write_patch<W>(
+    /// As [`diff`](Self::diff). A patch with more paths than `options.limit` is refused.
+    pub async fn prepare_patch(
         &self,
         from: &[LayerId],
         to: &[LayerId],
         options: DiffOptions,
         how: PatchOptions,
-        mut into: W,
-    ) -> Result<()>
-    where
-        W: std::io::Write + Send + 'static,
-    {
-        let _turn = AT_ONCE.acquire().await.map_err(|_| StoreError::ShuttingDown)?;
-        let (store, from, to) = (self.clone(), from.to_vec(), to.to_vec());
-        blocking(move || {
-            let diff = store.diff_now(&from, &to, &options)?;
-            if diff.truncated {
-                return Err(StoreError::DiffTooLarge {
-                    why: format!("more than {} paths differ", options.limit),
-                });
+    ) -> Result<PreparedPatch> {
+        let limit = options.limit;
+        let diff = self.diff(from, to, options).await?;
+        if diff.truncated {
+            return Err(StoreError::DiffTooLarge {
+                why: format!("more than {limit} paths differ"),
+            });
+        }
+        Ok(PreparedPatch::new(diff, how))
+    }
+
+    /// Sends a patch. While the receiver takes its time, nothing is held that others wait for.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::NotTaken`] when the receiver goes away or is too slow.
+    pub async fn send_patch(
+        &self,
+        mut patch: PreparedPatch,
+        into: mpsc::Sender<Bytes>,
+    ) -> Result<()> {
+        let (deadline, piece_taken) = (Instant::now() + PATCH_TAKEN, patch.patience);
+        let not_taken = |why: &str| StoreError::NotTaken { why: why.to_owned() };
+        loop {
+            let turn = budget::piece().await?;
+            let written = blocking(move || patch.next(PIECE).map(|piece| (patch, piece)));
+            let (rest, piece) = written.await?;
+            drop(turn);
+            patch = rest;
+            let Some(piece) = piece else { return Ok(()) };
+            let patience = deadline.min(Instant::now() + piece_taken);
+            match tokio::time::timeout_at(patience, into.send(Bytes::from(piece))).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return Err(not_taken("the receiver is gone")),
+                Err(_) => return Err(not_taken("the receiver is too slow")),
             }
-            patch::write(&diff, &how, &mut into)?;
-            into.flush().map_err(|source| StoreError::Io {
-                action: "write",
-                path: "the patch".into(),
-                source,
-            })
-        })
-        .await
+        }
     }
 
     /// Merges what `theirs` changed since `base` into `ours`. The result is a new layer that nothing names yet.
@@ -231,21 +243,23 @@ impl Store {
         chains: MergeChains,
         options: MergeOptions,
     ) -> Result<MergeOutcome> {
-        let _turn = AT_ONCE.acquire().await.map_err(|_| StoreError::ShuttingDown)?;
-        let (store, dry_run) = (self.clone(), options.dry_run);
+        let turn = budget::comparison().await?;
+        let (store, dry_run, most) = (self.clone(), options.dry_run, options.most_bytes);
         let ours = chains.ours.clone();
-        let plan = blocking(move || {
-            let MergeChains { base, ours, theirs } = &chains;
-            let mut plan = store.plan_merge(base, ours, theirs, options.only.as_ref())?;
-            if let Some(source) = &options.keep_both {
-                plan.keep_both(source, |path| walk::is_there(&store, ours, path))?;
-            }
-            Ok(plan)
-        });
+        let plan =
+            blocking(move || store.plan_merge(&chains, &options, Budget::new(LONGEST_MERGE)));
         let plan = plan.await?;
+        drop(turn);
         let mut outcome = plan.outcome();
-        if plan.conflicts.is_empty() && !plan.is_empty() && !dry_run {
+        if !plan.conflicts.is_empty() || plan.is_empty() {
+            return Ok(outcome);
+        }
+        if let Some(most) = most.filter(|most| plan.bytes() > *most) {
+            return Err(StoreError::OverLimit { need: plan.bytes(), limit: most });
+        }
+        if !dry_run {
             self.check_room(plan.bytes()).await?;
+            let _turn = budget::build().await?;
             let store = self.clone();
             outcome.layer = Some(blocking(move || store.build_merge(&ours, &plan)).await?);
         }

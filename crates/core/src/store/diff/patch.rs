@@ -1,7 +1,8 @@
 //! Differences as a patch in git's format.
 //!
 //! Git knows regular files, whether they can be executed, and symbolic links. Directories, owners, attributes and
-//! devices are left out. A path that changes its type is removed and added.
+//! devices are left out. A path that changes its type is removed and added. `git apply` refuses a patch as a whole if
+//! it has a path in a `.git` directory, so these are left out unless they were asked for.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use similar::{Algorithm, TextDiff};
 use super::TreeDiff;
 use super::content::{is_text, read_whole};
 use super::walk::{PathDiff, Side};
+use crate::model::DiffAspect;
 use crate::store::walk::vanished;
 use crate::store::{Result, StoreError};
 
@@ -24,6 +26,8 @@ const LARGEST_TEXT: usize = 4 << 20;
 const LARGEST_BINARY: usize = 16 << 20;
 /// How long lines of one file are compared for the shortest patch. After that it is correct and longer.
 const SHORTEST: Duration = Duration::from_secs(2);
+/// How long a receiver that does not take the next piece is waited for.
+const PIECE_TAKEN: Duration = Duration::from_secs(30);
 /// Lines around a change.
 const CONTEXT: usize = 3;
 
@@ -34,18 +38,20 @@ pub struct PatchOptions {
     pub relative: Vec<u8>,
     /// Whether the contents of binary files are written.
     pub binary: bool,
+    /// Whether paths in `.git` directories are written, which `git apply` refuses.
+    pub git_dir: bool,
 }
 
 /// One version of a file, as git sees it.
 struct PatchSide {
     mode: &'static str,
-    /// `None` if it is too large.
+    /// `None` if it is too large, or was not needed.
     bytes: Option<Vec<u8>>,
 }
 
 impl PatchSide {
     /// Reads what is at a path; `None` for what git does not store.
-    fn read(side: Option<&Side>) -> Result<Option<Self>> {
+    fn read(side: Option<&Side>, contents: bool) -> Result<Option<Self>> {
         let Some(side) = side else { return Ok(None) };
         let name = &side.name;
         let dir = match side.dir.open() {
@@ -55,6 +61,9 @@ impl PatchSide {
         let read = match side.kind {
             FileType::RegularFile => {
                 let mode = if side.mode & 0o100 == 0 { "100644" } else { "100755" };
+                if !contents {
+                    return Ok(Some(Self { mode, bytes: None }));
+                }
                 let bytes = dir.open_file(name).and_then(|file| read_whole(&file, LARGEST_BINARY));
                 bytes.map(|bytes| Self { mode, bytes })
             }
@@ -84,66 +93,93 @@ impl PatchSide {
     }
 }
 
-/// Writes all differences.
-pub(super) fn write(diff: &TreeDiff, how: &PatchOptions, into: &mut impl Write) -> Result<()> {
-    let mut failed = None;
-    for one in &diff.paths {
-        let Some(path) = below(&one.path, &how.relative) else { continue };
-        if let Err(error) = write_path(one, path, how, into)? {
-            failed = Some(error);
-            break;
+/// A patch that is written piece by piece.
+#[derive(Debug)]
+pub struct PreparedPatch {
+    paths: std::vec::IntoIter<PathDiff>,
+    how: PatchOptions,
+    pub(super) patience: Duration,
+}
+
+impl PreparedPatch {
+    pub(super) fn new(diff: TreeDiff, how: PatchOptions) -> Self {
+        Self { paths: diff.paths.into_iter(), how, patience: PIECE_TAKEN }
+    }
+
+    /// The same for a receiver that is not waited for as long when it does not take the next piece.
+    #[must_use]
+    pub fn patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// The next piece: as many paths as take about `size` bytes. `None` at the end.
+    pub(super) fn next(&mut self, size: usize) -> Result<Option<Vec<u8>>> {
+        let mut piece = Vec::new();
+        while piece.len() < size {
+            let Some(one) = self.paths.next() else { break };
+            write_path(&one, &self.how, &mut piece)?;
         }
-    }
-    match failed {
-        Some(source) => Err(StoreError::Io { action: "write", path: "the patch".into(), source }),
-        None => Ok(()),
+        Ok((!piece.is_empty()).then_some(piece))
     }
 }
 
-/// The path from a directory, if it is below that.
-fn below<'p>(path: &'p [u8], dir: &[u8]) -> Option<&'p [u8]> {
-    match dir.is_empty() {
-        true => Some(path),
-        false => path.strip_prefix(dir)?.strip_prefix(b"/"),
-    }
-}
-
-fn write_path(
-    one: &PathDiff,
-    path: &[u8],
-    how: &PatchOptions,
-    into: &mut impl Write,
-) -> Result<io::Result<()>> {
-    // A file that comes from outside of the directory is new there.
-    let old = one.old_path.as_deref().and_then(|old| below(old, &how.relative));
-    let before = match one.old_path.is_some() && old.is_none() {
-        true => None,
-        false => PatchSide::read(one.from.as_ref())?,
+/// The path as the patch has it; `None` if it is left out.
+fn shown<'p>(path: &'p [u8], how: &PatchOptions) -> Option<&'p [u8]> {
+    let is_git = |name: &[u8]| name.eq_ignore_ascii_case(b".git");
+    let shown = match how.relative.is_empty() {
+        true => path,
+        false => path.strip_prefix(&how.relative[..])?.strip_prefix(b"/")?,
     };
-    let after = PatchSide::read(one.to.as_ref())?;
-    let old = old.unwrap_or(path);
-    let mut write = || match (&before, &after) {
+    (how.git_dir || !shown.split(|byte| *byte == b'/').any(is_git)).then_some(shown)
+}
+
+fn write_path(one: &PathDiff, how: &PatchOptions, into: &mut Vec<u8>) -> Result<()> {
+    // Of a file that moved across the border of what is shown, one half is seen: it is new, or it is gone.
+    let new = shown(&one.path, how);
+    let old = match &one.old_path {
+        Some(old) => shown(old, how),
+        None => new,
+    };
+    let (Some(either), from, to) =
+        (old.or(new), old.and(one.from.as_ref()), new.and(one.to.as_ref()))
+    else {
+        return Ok(());
+    };
+    // A file that only got another mode or path is not read, whatever its size.
+    let is_file = |side: &Side| side.kind == FileType::RegularFile;
+    let same = from.is_some_and(is_file)
+        && to.is_some_and(is_file)
+        && !one.what.contains(&DiffAspect::Content);
+    let (before, after) = (PatchSide::read(from, !same)?, PatchSide::read(to, !same)?);
+    let (old, new) = (old.unwrap_or(either), new.unwrap_or(either));
+    let mut file = |from, to| {
+        file((old, new), from, to, same, how, into).map_err(|source| StoreError::Io {
+            action: "write",
+            path: "the patch".into(),
+            source,
+        })
+    };
+    match (&before, &after) {
         (None, None) => Ok(()),
         // A link has no lines in common with a file.
         (Some(from), Some(to)) if (from.mode == "120000") != (to.mode == "120000") => {
-            file(old, path, Some(from), None, how, into)?;
-            file(old, path, None, Some(to), how, into)
+            file(Some(from), None)?;
+            file(None, Some(to))
         }
-        (from, to) => file(old, path, from.as_ref(), to.as_ref(), how, into),
-    };
-    Ok(write())
+        (from, to) => file(from.as_ref(), to.as_ref()),
+    }
 }
 
 fn file(
-    old: &[u8],
-    new: &[u8],
+    (old, new): (&[u8], &[u8]),
     from: Option<&PatchSide>,
     to: Option<&PatchSide>,
+    is_same: bool,
     how: &PatchOptions,
     into: &mut impl Write,
 ) -> io::Result<()> {
     let same = match (from, to) {
-        (Some(from), Some(to)) => from.bytes.is_some() && from.bytes == to.bytes,
+        (Some(from), Some(to)) => is_same || from.bytes.is_some() && from.bytes == to.bytes,
         _ => false,
     };
     let modes = (from.map(|blob| blob.mode), to.map(|blob| blob.mode));

@@ -3,23 +3,33 @@
 //! A content that was removed twice, or added twice, is paired with nothing: it would be a guess.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 
+use super::TreeDiff;
+use super::budget::Budget;
 use super::content::fill;
 use super::walk::PathDiff;
-use super::{Budget, TreeDiff};
 use crate::model::DiffAspect;
-use crate::store::Result;
 use crate::store::walk::vanished;
+use crate::store::{Result, StoreError};
 
 /// How many added and how many removed files are looked at.
 const MOST_FILES: usize = 1_000;
-/// How many bytes are read for it.
+/// How many bytes are read for it, and how long.
 const MOST_BYTES: u64 = 64 << 20;
+const LONGEST: Duration = Duration::from_secs(5);
 
-/// Turns pairs of an added and a removed file into renamed ones.
-pub(super) fn find(diff: &mut TreeDiff, budget: &Budget) -> Result<()> {
+/// Turns pairs of an added and a removed file into renamed ones. If that takes long, they stay added and removed.
+pub(super) fn find(diff: &mut TreeDiff) -> Result<()> {
+    match pair(diff, &Budget::new(LONGEST)) {
+        Err(StoreError::DiffTooLarge { .. }) => Ok(()),
+        paired => paired,
+    }
+}
+
+fn pair(diff: &mut TreeDiff, budget: &Budget) -> Result<()> {
     let of = |is_added: bool| -> Vec<usize> {
         let chosen = diff.paths.iter().enumerate().filter(|(_, one)| {
             let (there, gone) = if is_added { (&one.to, &one.from) } else { (&one.from, &one.to) };

@@ -8,12 +8,14 @@ use std::ffi::{CStr, CString};
 
 use rustix::fs::{FileType, Statx};
 
+use super::budget::Budget;
 use super::content::{same_content, same_target, shown_xattrs};
 use super::merged::{Found, LayerDir, MergedDir};
-use super::{Budget, DiffOptions, MOST_IN_DIR, TreeDiff};
+use super::{MOST_IN_DIR, TreeDiff};
 use crate::model::{DiffAspect, DiffCounts, DiffEntry, DiffKind, DiffSide, EntryKind, LayerId};
+use crate::store::layer::exclude::Globs;
 use crate::store::path_text::path_text;
-use crate::store::tree::{Place, Xattrs, file_type, join};
+use crate::store::tree::{LONGEST, Place, Xattrs, file_type, join};
 use crate::store::walk::vanished;
 use crate::store::{Result, Store, StoreError};
 
@@ -80,6 +82,12 @@ pub(in crate::store) struct PathDiff {
 }
 
 impl PathDiff {
+    /// What it takes in memory: each side has its path too.
+    fn bytes(&self) -> usize {
+        self.path.len() * (1 + usize::from(self.from.is_some()) + usize::from(self.to.is_some()))
+            + 256
+    }
+
     pub(in crate::store) fn kind(&self) -> DiffKind {
         match (&self.from, &self.to) {
             _ if self.old_path.is_some() => DiffKind::Renamed,
@@ -109,6 +117,57 @@ pub(in crate::store) fn name_of(path: &[u8]) -> CString {
     CString::new(name).unwrap_or_default()
 }
 
+/// Where the names of a path end, the last one included; nowhere in that of the root.
+pub(super) fn ends(path: &[u8]) -> impl Iterator<Item = usize> {
+    let inner = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+    inner.chain((!path.is_empty()).then_some(path.len()))
+}
+
+/// Which paths are compared.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Selection<'a> {
+    /// These, and what is below them; all if `None`.
+    pub(super) only: Option<&'a Globs>,
+    /// These directories too, with what is below them.
+    pub(super) also: Vec<Vec<u8>>,
+    /// Whether what is on the way there is listed, too.
+    pub(super) parents: bool,
+}
+
+impl Selection<'_> {
+    fn lists(&self, path: &[u8]) -> bool {
+        let Some(globs) = self.only else { return true };
+        let is_in = |dir: &Vec<u8>| {
+            path.strip_prefix(&dir[..]).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+        };
+        globs.covers(path)
+            || self.also.iter().any(is_in)
+            || self.parents && self.is_on_the_way(globs, path)
+    }
+
+    /// Whether something below a directory may be listed.
+    fn visits(&self, dir: &[u8]) -> bool {
+        let Some(globs) = self.only else { return true };
+        self.is_on_the_way(globs, dir) || self.lists(dir)
+    }
+
+    fn is_on_the_way(&self, globs: &Globs, dir: &[u8]) -> bool {
+        let leads =
+            |to: &Vec<u8>| to.strip_prefix(dir).is_some_and(|rest| rest.first() == Some(&b'/'));
+        globs.leads_to(dir) || self.also.iter().any(leads)
+    }
+}
+
+/// What a comparison is for.
+#[derive(Debug)]
+pub(super) struct Wanted<'a> {
+    pub(super) paths: Selection<'a>,
+    /// How many are listed. The others are counted.
+    pub(super) limit: usize,
+    /// Whether it ends at the first difference.
+    pub(super) first: bool,
+}
+
 /// A directory that one of the stacks has, or both, and that may differ.
 struct DirectoryPair {
     path: Vec<u8>,
@@ -116,12 +175,21 @@ struct DirectoryPair {
     to: Option<Vec<LayerDir>>,
 }
 
+impl DirectoryPair {
+    /// What it takes in memory.
+    fn bytes(&self) -> usize {
+        let parts = |parts: &Option<Vec<LayerDir>>| parts.as_ref().map_or(0, Vec::len);
+        // Each part has its path.
+        (self.path.len() + 64) * (1 + parts(&self.from) + parts(&self.to))
+    }
+}
+
 /// Compares two stacks.
 pub(super) fn compare<'c>(
     store: &Store,
     from: &'c [LayerId],
     to: &'c [LayerId],
-    options: &DiffOptions,
+    wanted: &Wanted<'_>,
     budget: &mut Budget,
 ) -> Result<TreeDiff> {
     let mut known: Vec<&LayerId> = Vec::new();
@@ -137,11 +205,15 @@ pub(super) fn compare<'c>(
         Ok(dirs)
     };
     let (from_roots, to_roots) = (roots(from)?, roots(to)?);
-    let mut comparison = Comparison { options, budget, diff: TreeDiff::default() };
+    let mut comparison = Comparison { wanted, budget, diff: TreeDiff::default() };
     comparison.root(&from_roots, &to_roots)?;
     let mut pairs =
         vec![DirectoryPair { path: Vec::new(), from: Some(from_roots), to: Some(to_roots) }];
     while let Some(pair) = pairs.pop() {
+        if comparison.is_enough() {
+            break;
+        }
+        comparison.budget.release(pair.bytes());
         comparison.directory(pair, &mut pairs)?;
     }
     let mut diff = comparison.diff;
@@ -149,25 +221,8 @@ pub(super) fn compare<'c>(
     Ok(diff)
 }
 
-/// Whether a stack has something at a path.
-pub(super) fn is_there(store: &Store, chain: &[LayerId], path: &[u8]) -> Result<bool> {
-    let root = |(layer, id): (usize, &LayerId)| {
-        Ok(LayerDir { layer, place: Place::root(&store.diff_dir(id))? })
-    };
-    let mut parts = chain.iter().enumerate().map(root).collect::<Result<Vec<_>>>()?;
-    let mut names = path.split(|byte| *byte == b'/').peekable();
-    while let Some(name) = names.next() {
-        match MergedDir::open(&parts)?.find(&name_of(name))? {
-            Found::Nothing => return Ok(false),
-            Found::Leaf { .. } => return Ok(names.peek().is_none()),
-            Found::Dir { parts: below, .. } => parts = below,
-        }
-    }
-    Ok(true)
-}
-
 struct Comparison<'a> {
-    options: &'a DiffOptions,
+    wanted: &'a Wanted<'a>,
     budget: &'a mut Budget,
     diff: TreeDiff,
 }
@@ -189,8 +244,12 @@ impl Comparison<'_> {
         if from.2 != to.2 {
             what.push(DiffAspect::Xattrs);
         }
-        self.report(Vec::new(), Some(from.1), Some(to.1), what);
-        Ok(())
+        self.report(Vec::new(), Some(from.1), Some(to.1), what)
+    }
+
+    /// Whether nothing more is wanted.
+    fn is_enough(&self) -> bool {
+        self.wanted.first && !self.diff.is_empty()
     }
 
     fn directory(&mut self, pair: DirectoryPair, pairs: &mut Vec<DirectoryPair>) -> Result<()> {
@@ -223,7 +282,17 @@ impl Comparison<'_> {
         }
         self.budget.names(names.len())?;
         for name in names {
+            if self.is_enough() {
+                break;
+            }
             let path = join(&pair.path, name.to_bytes());
+            let paths = &self.wanted.paths;
+            if !paths.lists(&path) && !paths.visits(&path) {
+                continue;
+            }
+            if path.len() > LONGEST {
+                return Err(too_long(&path));
+            }
             self.name(path, &name, from.find(&name)?, to.find(&name)?, pairs)?;
         }
         Ok(())
@@ -240,8 +309,7 @@ impl Comparison<'_> {
         let (from, from_parts, from_layer) = split(name, from);
         let (to, to_parts, to_layer) = split(name, to);
         let same_leaf = from_parts.is_none() && to_parts.is_none() && from_layer == to_layer;
-        let wanted = self.options.only.as_ref().is_none_or(|globs| globs.covers(&path));
-        if wanted && !same_leaf {
+        if self.wanted.paths.lists(&path) && !same_leaf {
             match (&from, &to) {
                 (None, None) => {}
                 (Some(one), Some(other)) => {
@@ -250,14 +318,16 @@ impl Comparison<'_> {
                         false => self.differences(one, other)?,
                     };
                     if !what.is_empty() {
-                        self.report(path.clone(), from.clone(), to.clone(), what);
+                        self.report(path.clone(), from.clone(), to.clone(), what)?;
                     }
                 }
-                _ => self.report(path.clone(), from.clone(), to.clone(), Vec::new()),
+                _ => self.report(path.clone(), from.clone(), to.clone(), Vec::new())?,
             }
         }
-        if from_parts.is_some() || to_parts.is_some() {
-            pairs.push(DirectoryPair { path, from: from_parts, to: to_parts });
+        if (from_parts.is_some() || to_parts.is_some()) && self.wanted.paths.visits(&path) {
+            let pair = DirectoryPair { path, from: from_parts, to: to_parts };
+            self.budget.hold(pair.bytes())?;
+            pairs.push(pair);
         }
         Ok(())
     }
@@ -315,23 +385,26 @@ impl Comparison<'_> {
         from: Option<Side>,
         to: Option<Side>,
         what: Vec<DiffAspect>,
-    ) {
+    ) -> Result<()> {
         let counts: &mut DiffCounts = &mut self.diff.counts;
         match (&from, &to) {
             (None, _) => counts.added += 1,
             (_, None) => counts.removed += 1,
-            _ if what.is_empty() => return,
+            _ if what.is_empty() => return Ok(()),
             _ => counts.modified += 1,
         }
         let is_written = from.is_none() || what.contains(&DiffAspect::Content);
         if let Some(to) = to.as_ref().filter(|to| to.is_file() && is_written) {
             counts.bytes += to.size;
         }
-        if self.diff.paths.len() >= self.options.limit {
+        if self.diff.paths.len() >= self.wanted.limit {
             self.diff.truncated = true;
-            return;
+            return Ok(());
         }
-        self.diff.paths.push(PathDiff { path, from, to, what, old_path: None });
+        let one = PathDiff { path, from, to, what, old_path: None };
+        self.budget.hold(one.bytes())?;
+        self.diff.paths.push(one);
+        Ok(())
     }
 }
 
@@ -349,7 +422,10 @@ fn metadata(from: &Side, to: &Side) -> Vec<DiffAspect> {
     what
 }
 
-fn split(name: &CStr, found: Found) -> (Option<Side>, Option<Vec<LayerDir>>, Option<usize>) {
+pub(super) fn split(
+    name: &CStr,
+    found: Found,
+) -> (Option<Side>, Option<Vec<LayerDir>>, Option<usize>) {
     match found {
         Found::Nothing => (None, None, None),
         Found::Leaf { layer, dir, stat } => (Some(Side::new(dir, name, &stat)), None, Some(layer)),
@@ -359,6 +435,13 @@ fn split(name: &CStr, found: Found) -> (Option<Side>, Option<Vec<LayerDir>>, Opt
             let side = parent.map(|parent| Side::new(parent, name, &stat));
             (side, Some(parts), top)
         }
+    }
+}
+
+fn too_long(path: &[u8]) -> StoreError {
+    let start = path_text(&path[..64]);
+    StoreError::DiffTooLarge {
+        why: format!("a path below `/{start}...` has more than {LONGEST} bytes"),
     }
 }
 

@@ -417,6 +417,7 @@ impl Everything {
         for sandbox in &self.sandboxes.good {
             used.extend(&sandbox.current);
             used.extend(sandbox.forked_from.as_ref().and_then(|from| from.snapshot.as_ref()));
+            used.extend(sandbox.merged.iter().map(|merge| &merge.snapshot));
         }
         for snapshot in &self.snapshots.good {
             used.extend(&snapshot.parent);

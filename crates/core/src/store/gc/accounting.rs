@@ -244,6 +244,29 @@ impl ReferenceCounts {
         self.total_size(&layers) + memory
     }
 
+    /// What deleting a sandbox and these snapshots of it would free.
+    #[must_use]
+    pub fn freed_with(&self, sandbox: &SandboxId, snapshots: &[SnapshotId]) -> u64 {
+        let own = std::iter::once(Holder::Sandbox(sandbox.clone()));
+        let holders: Vec<Holder> =
+            own.chain(snapshots.iter().cloned().map(Holder::Snapshot)).collect();
+        let mut layers: HashMap<LayerId, usize> = HashMap::new();
+        let mut memory: HashMap<MemoryId, usize> = HashMap::new();
+        for holder in &holders {
+            for layer in self.layers.held_by_one(holder) {
+                *layers.entry(layer).or_default() += 1;
+            }
+            for layer in self.memory.held_by_one(holder) {
+                *memory.entry(layer).or_default() += 1;
+            }
+        }
+        let alone = layers.iter().filter(|(id, count)| self.layers.is_held_by(id, **count));
+        let alone = alone.map(|(id, _)| id).collect();
+        let memory = memory.iter().filter(|(id, count)| self.memory.is_held_by(id, **count));
+        let memory: u64 = memory.filter_map(|(id, _)| self.memory_sizes.get(id)).sum();
+        self.total_size(&alone) + memory
+    }
+
     /// Whether some manifest names a layer of either sort.
     #[must_use]
     pub fn names(&self, id: &str) -> bool {

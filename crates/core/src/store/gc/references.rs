@@ -79,6 +79,11 @@ impl<H: Clone + Eq + Hash, K: Clone + Eq + Hash> HoldersByKey<H, K> {
         self.holders.get(thing) == Some(&1)
     }
 
+    /// Whether it has this many holders.
+    pub(in crate::store) fn is_held_by(&self, thing: &K, holders: usize) -> bool {
+        self.holders.get(thing) == Some(&holders)
+    }
+
     /// What a holder refers to.
     pub(in crate::store) fn held_by_one(&self, holder: &H) -> Vec<K> {
         self.held.get(holder).cloned().unwrap_or_default()

@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use globset::{GlobBuilder, GlobMatcher, GlobSet, GlobSetBuilder};
 use rustix::fs::{AtFlags, FileType};
 
 use crate::store::gc::remove;
@@ -20,6 +20,15 @@ use crate::store::{Result, StoreError};
 #[derive(Debug)]
 pub struct Globs {
     globs: GlobSet,
+    leading: Vec<LeadingNames>,
+}
+
+/// The names a pattern begins with, up to the first that may match more than one name.
+#[derive(Debug)]
+struct LeadingNames {
+    names: Vec<GlobMatcher>,
+    /// Whether the pattern goes on after them.
+    goes_on: bool,
 }
 
 impl Globs {
@@ -29,7 +38,7 @@ impl Globs {
     ///
     /// Returns [`StoreError::BadGlob`] for the first that is none.
     pub fn parse(patterns: &[String]) -> Result<Self> {
-        let mut builder = GlobSetBuilder::new();
+        let (mut builder, mut leading) = (GlobSetBuilder::new(), Vec::new());
         for pattern in patterns {
             let bad = |source| StoreError::BadGlob { glob: pattern.clone(), source };
             let plain = pattern.trim_end_matches('/');
@@ -44,9 +53,10 @@ impl Globs {
             }
             let built = GlobBuilder::new(&glob).literal_separator(true).build().map_err(bad)?;
             builder.add(built);
+            leading.push(LeadingNames::of(&glob).map_err(bad)?);
         }
         let bad = |source| StoreError::BadGlob { glob: patterns.join(" "), source };
-        Ok(Self { globs: builder.build().map_err(bad)? })
+        Ok(Self { globs: builder.build().map_err(bad)?, leading })
     }
 
     /// Whether a path, without a leading slash, matches.
@@ -59,6 +69,11 @@ impl Globs {
     pub fn covers(&self, path: &[u8]) -> bool {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
         !self.globs.is_empty() && ends.chain([path.len()]).any(|end| self.matches(&path[..end]))
+    }
+
+    /// Whether something below a directory may match.
+    pub(in crate::store) fn leads_to(&self, dir: &[u8]) -> bool {
+        self.leading.iter().any(|one| one.leads_to(dir))
     }
 
     /// Removes from the tree under `root`, which the sandbox has at `prefix`, all that matches.
@@ -91,9 +106,51 @@ impl Globs {
     }
 }
 
+impl LeadingNames {
+    fn of(glob: &str) -> Result<Self, globset::Error> {
+        let mut names = Vec::new();
+        for name in glob.split('/') {
+            // Braces and brackets may have a slash in them.
+            if name.contains("**") || name.contains(['{', '}', '[', ']', '\\']) {
+                return Ok(Self { names, goes_on: true });
+            }
+            names.push(GlobBuilder::new(name).literal_separator(true).build()?.compile_matcher());
+        }
+        Ok(Self { names, goes_on: false })
+    }
+
+    fn leads_to(&self, dir: &[u8]) -> bool {
+        for (at, name) in dir.split(|byte| *byte == b'/').enumerate() {
+            match self.names.get(at) {
+                Some(glob) if glob.is_match(as_path(name)) => {}
+                Some(_) => return false,
+                None => return self.goes_on,
+            }
+        }
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::Globs;
+
+    #[test]
+    fn directories_that_cannot_lead_to_a_match_are_known() {
+        let leads = |pattern: &str, dir: &str| {
+            Globs::parse(&[pattern.to_owned()]).expect("a glob").leads_to(dir.as_bytes())
+        };
+        assert!(leads("/srv/app/*.txt", "srv"));
+        assert!(leads("/srv/app/*.txt", "srv/app"));
+        assert!(!leads("/srv/app/*.txt", "srv/other"));
+        assert!(!leads("/srv/app/*.txt", "usr"));
+        assert!(!leads("/srv/app/*.txt", "srv/app/x/y"));
+        assert!(leads("/s?v/**/x", "srv/any/where"));
+        assert!(!leads("/s?v/**/x", "usr/any"));
+        assert!(leads("*.log", "any/where"));
+        assert!(leads("/a/{b/c,d}/x", "a/b"));
+        assert!(!leads("/", "a"));
+    }
 
     #[test]
     fn patterns() {

@@ -11,7 +11,7 @@ use sandkeep_core::engine::{
     Caller, Create, Delete, Error, ErrorKind, Fork, ForkFrom, IfExists, OnDelete, Opened,
 };
 use sandkeep_core::model::lifecycle::Phase;
-use sandkeep_core::model::{Name, Patch, Sandbox, SnapshotId, Tags};
+use sandkeep_core::model::{Name, OnAccept, Patch, Sandbox, SnapshotId, Tags};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -443,6 +443,7 @@ async fn fork(
         expect_generation: None,
         start: true,
         count: None,
+        on_accept: OnAccept::Keep,
     };
     let (engine, project) = (app.engine.clone(), caller.project.clone());
     let made =

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The merged layer goes on top of the target's current snapshot, in the target's turn. A daemon that dies before
-//! the commit leaves a layer that nobody names; after it, a source that does not remember the merge, so that the
-//! next one begins at an older ancestor and finds that both sides changed to the same.
+//! the commit leaves a layer that nobody names; after it, a source that does not remember the merge. The snapshot does,
+//! so the next merge begins there, and whoever repeats the same one is told that it was done.
 
 use std::sync::Arc;
 
@@ -20,15 +20,22 @@ use crate::engine::running::turns::Slot;
 use crate::engine::{Error, MergeRequest, Merged, Result};
 use crate::failpoint;
 use crate::model::{
-    BroughtBack, Ending, ForkOutcome, LayerId, MergePoint, Method, Name, Point, Sandbox, SandboxId,
-    SessionEnd, Snapshot, SnapshotId, SnapshotKind, now,
+    BroughtBack, Ending, ForkOutcome, LayerId, MergePoint, MergeSource, Method, Name, Phase, Point,
+    Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotId, SnapshotKind, now,
 };
 use crate::store::{Globs, MergeChains, MergeOptions, MergeOutcome};
 
-/// How many merges a sandbox remembers. Of an older one the next merge begins at an older ancestor.
+/// How many merges a sandbox remembers, and how many into the same one. Of an older one the next merge begins at an older
+/// ancestor.
 const REMEMBERED: usize = 32;
+const REMEMBERED_OF_ONE: usize = 3;
 /// How many conflicts an error names.
 const NAMED: usize = 5;
+/// How many globs there may be, and how long they are together.
+const MOST_GLOBS: usize = 1_000;
+const LONGEST_GLOBS: usize = 64 << 10;
+/// How many snapshots are passed to find one whose files can be read.
+const PASSED: usize = 10_000;
 
 impl Lifecycle {
     pub(in crate::engine) async fn merge(
@@ -37,7 +44,7 @@ impl Lifecycle {
         name: &Name,
         request: MergeRequest,
     ) -> Result<Merged> {
-        Globs::parse(&request.only)?;
+        let request = MergeRequest { only: chosen(request.only)?, ..request };
         let source = self.find(project, name).await?;
         let target = match (&request.into, &source.forked_from) {
             (Some(into), _) => self.find(project, into).await?,
@@ -47,12 +54,16 @@ impl Lifecycle {
         if source.id == target.id {
             return Err(Error::invalid("into", "a sandbox cannot be merged into itself"));
         }
-        expect_generation(&target, request.expect_generation)?;
+        let saved = source.current.clone();
+        if self.merged_before(&target, &source, saved.as_ref(), &request).await?.is_none() {
+            expect_generation(&target, request.expect_generation)?;
+        }
         self.common_ancestor(&source, &target).await?;
         // A dry run leaves the source alone.
         let (theirs, taken) = if request.dry_run {
             (self.resolve_point(project, &Point::Now(name.clone())).await?, None)
         } else {
+            self.require_readable(&source)?;
             let snapshot = self.capture_source(&source).await?;
             require_files(&snapshot)?;
             let resolved = self.resolve_snapshot(&snapshot.id, None).await?;
@@ -62,17 +73,55 @@ impl Lifecycle {
         let (id, into, from) = (target.id.clone(), target.name.clone(), source.clone());
         let work = self.turn(target.id.clone(), move |this, slot| async move {
             let mut target = this.reread(&slot, &id, &into).await?;
+            let theirs_is = theirs.snapshot.as_ref();
+            if let Some(done) = this.merged_before(&target, &from, theirs_is, &request).await? {
+                return Ok(done);
+            }
             expect_generation(&target, request.expect_generation)?;
             this.merge_into(&slot, &mut target, &from, &theirs, &request).await
         });
         let merged = work.await?;
         failpoint::pass("merge.committed");
-        if let Some(taken) = taken
-            && request_took_all(&merged)
-        {
+        if let Some(taken) = taken.filter(|_| merged.all) {
             self.note_merge(&source, &target.id, &taken.id, &merged).await?;
         }
         Ok(merged)
+    }
+
+    /// The merge that is asked for, if it was done before and whoever asks was not told: the target's generation is the one
+    /// after that which is expected, with all that the source's snapshot has.
+    async fn merged_before(
+        &self,
+        target: &Sandbox,
+        source: &Sandbox,
+        theirs: Option<&SnapshotId>,
+        request: &MergeRequest,
+    ) -> Result<Option<Merged>> {
+        let is_next = request.expect_generation.is_some_and(|at| at + 1 == target.generation);
+        if !is_next || request.dry_run || !request.only.is_empty() {
+            return Ok(None);
+        }
+        let current = self.records.current_snapshot(target).await?;
+        let is_it = |snapshot: &Snapshot| {
+            let merged = snapshot.merged.as_ref();
+            merged.is_some_and(|one| one.sandbox == source.id && Some(&one.snapshot) == theirs)
+        };
+        let (sandbox, outcome) = (target.clone(), MergeOutcome::default());
+        let snapshot = current.filter(is_it);
+        Ok(snapshot.map(|one| Merged { outcome, sandbox, snapshot: Some(one), all: true }))
+    }
+
+    /// Refuses a source whose files only a virtual machine can read, before anything is captured of it.
+    fn require_readable(&self, source: &Sandbox) -> Result<()> {
+        let in_machine =
+            self.turns.live(&source.id).is_some_and(|live| live.driver.disk().is_some());
+        match in_machine {
+            true => Err(Error::FilesNotReadable {
+                point: source.name.to_string(),
+                why: "it is on the disk of a virtual machine that only it can read",
+            }),
+            false => Ok(()),
+        }
     }
 
     /// The source as it is, as a snapshot.
@@ -98,58 +147,63 @@ impl Lifecycle {
         request: &MergeRequest,
     ) -> Result<Merged> {
         let base = self.base_of(source, target).await?;
+        let most_bytes = Some(target.config.resources.disk.0);
+        let exclude = target.config.exclude.clone();
         let options = |dry_run| -> Result<MergeOptions> {
-            let only = match request.only.is_empty() {
-                true => None,
-                false => Some(Globs::parse(&request.only)?),
+            let globs = |globs: &[String]| match globs.is_empty() {
+                true => Ok(None),
+                false => Globs::parse(globs).map(Some),
             };
+            let (only, exclude) = (globs(&request.only)?, globs(&exclude)?);
             let keep_both = request.keep_both.then(|| source.name.to_string());
-            Ok(MergeOptions { only, keep_both, dry_run })
+            Ok(MergeOptions { only, exclude, keep_both, most_bytes, dry_run })
         };
         let chains = |ours: Vec<LayerId>| MergeChains {
             base: base.layers.clone(),
             ours,
             theirs: theirs.layers.clone(),
         };
-        let runs = target.open_layer().is_some();
-        if runs || request.dry_run {
-            // Nobody's session is ended for a merge that is refused then.
+        let is_at_rest = target.open_layer().is_none() && target.phase() != Phase::Paused;
+        if !is_at_rest || request.dry_run {
+            // Nobody's session is ended, and no machine started, for a merge that is refused then.
             let point = Point::Now(target.name.clone());
             let ours = match self.resolve_point(&target.project, &point).await {
-                Ok(ours) => Some(ours),
-                // Only a stop makes its files readable.
-                Err(Error::FilesNotReadable { .. }) if !request.dry_run => None,
-                Err(error) => return Err(error),
-            };
-            if let Some(ours) = ours {
-                let trial =
-                    self.store.merge_trees(chains(ours.layers.clone()), options(true)?).await?;
-                if request.dry_run {
-                    return Ok(Merged {
-                        outcome: trial,
-                        sandbox: target.clone(),
-                        snapshot: None,
-                        all: request.only.is_empty(),
-                    });
+                // Only a stop makes its files readable. What it was before tells nearly as much.
+                Err(Error::FilesNotReadable { .. }) if !request.dry_run => {
+                    self.last_readable(target).await?
                 }
-                refuse_conflicts(target, source, &trial)?;
+                ours => ours?,
+            };
+            let trial = self.compare(target, chains(ours.layers.clone()), options(true)?).await?;
+            let all = request.only.is_empty();
+            if request.dry_run {
+                let sandbox = target.clone();
+                return Ok(Merged { outcome: trial, sandbox, snapshot: None, all });
             }
+            refuse_conflicts(target, source, &trial)?;
         }
-        if runs || target.phase() == crate::model::Phase::Paused {
+        if !is_at_rest {
             self.stop_for_merge(slot, target).await?;
         }
         let ours = self.resolve_saved(target).await?;
-        let outcome = self.store.merge_trees(chains(ours.layers.clone()), options(false)?).await?;
+        let outcome = self.compare(target, chains(ours.layers.clone()), options(false)?).await?;
         refuse_conflicts(target, source, &outcome)?;
         let mut snapshot = None;
         if let Some(layer) = &outcome.layer {
             self.references.count_layer(layer);
+            // Refused, it is a layer that nobody names, which is collected.
+            let sessions = self.sessions_of(source, theirs.snapshot.as_ref()).await?;
+            let layers = std::slice::from_ref(&layer.id);
+            self.storage.guard.guard_taken(target, &source.name, &sessions, layers).await?;
             failpoint::pass("merge.built");
             let layers: Vec<LayerId> =
                 std::iter::once(layer.id.clone()).chain(ours.layers.iter().cloned()).collect();
             let wanted = SnapshotOptions { method: Method::Manual, ..SnapshotOptions::default() };
             let id = SnapshotId::of_layer(&layer.id);
-            let new = self.new_snapshot(target, id, layers, SnapshotKind::Merge, wanted);
+            let mut new = self.new_snapshot(target, id, layers, SnapshotKind::Merge, wanted);
+            let merged = theirs.snapshot.clone().filter(|_| request.only.is_empty());
+            let sandbox = source.id.clone();
+            new.merged = merged.map(|snapshot| MergeSource { sandbox, snapshot });
             self.commit(target, &new).await?;
             self.context.events.merged(target, &source.name);
             self.storage.snapshots.try_to_retain(target).await;
@@ -158,6 +212,30 @@ impl Lifecycle {
         }
         let all = request.only.is_empty();
         Ok(Merged { outcome, sandbox: target.clone(), snapshot, all })
+    }
+
+    async fn compare(
+        &self,
+        target: &Sandbox,
+        chains: MergeChains,
+        options: MergeOptions,
+    ) -> Result<MergeOutcome> {
+        let _turn = self.comparing.turn(&target.project).await?;
+        Ok(self.store.merge_trees(chains, options).await?)
+    }
+
+    /// The newest snapshot of a sandbox whose files can be read, or its image.
+    async fn last_readable(&self, sandbox: &Sandbox) -> Result<ResolvedPoint> {
+        let mut at = sandbox.current.clone();
+        for _ in 0..PASSED {
+            let Some(id) = at else { break };
+            let Some(record) = self.db.snapshot_record(&id).await? else { break };
+            if record.deleted_at.is_none() && !record.has_memory() {
+                return self.resolve_snapshot(&id, None).await;
+            }
+            at = record.parent;
+        }
+        Ok(self.resolve_image_of(sandbox).await)
     }
 
     async fn base_of(&self, source: &Sandbox, target: &Sandbox) -> Result<ResolvedPoint> {
@@ -175,7 +253,7 @@ impl Lifecycle {
         slot: &Arc<Slot>,
         target: &mut Sandbox,
     ) -> Result<()> {
-        if target.phase() == crate::model::Phase::Paused {
+        if target.phase() == Phase::Paused {
             // Its files are on a disk that only its own kernel reads.
             let live = self.start_session(slot, target.clone(), false).await?;
             *target = (*live.sandbox()).clone();
@@ -196,12 +274,27 @@ impl Lifecycle {
         let outcome = ForkOutcome {
             how: BroughtBack::Merged,
             into: merged.sandbox.name.clone(),
+            into_id: Some(merged.sandbox.id.clone()),
+            generation: merged.sandbox.generation,
+            at: now(),
+            group_id: None,
+        };
+        let point = MergePoint {
+            into: into.clone(),
+            snapshot: taken.clone(),
+            result: merged.sandbox.current.clone(),
             generation: merged.sandbox.generation,
             at: now(),
         };
-        let point = MergePoint { into: into.clone(), snapshot: taken.clone() };
         self.note_brought_back(source, outcome, move |source| {
-            source.merged.retain(|merge| merge.into != point.into);
+            // After a rollback of the target an earlier one may be true again.
+            let of_one = source.merged.iter().filter(|merge| merge.into == point.into).count();
+            let mut surplus = (of_one + 1).saturating_sub(REMEMBERED_OF_ONE);
+            source.merged.retain(|merge| {
+                let goes = surplus > 0 && merge.into == point.into;
+                surplus -= usize::from(goes);
+                !goes
+            });
             source.merged.push(point);
             let surplus = source.merged.len().saturating_sub(REMEMBERED);
             source.merged.drain(..surplus);
@@ -210,9 +303,21 @@ impl Lifecycle {
     }
 }
 
-/// Whether the target has all that the source had. After a merge of chosen paths the next one begins where this one did.
-fn request_took_all(merged: &Merged) -> bool {
-    merged.all
+/// The globs of the paths to take; none for all.
+fn chosen(only: Vec<String>) -> Result<Vec<String>> {
+    if only.len() > MOST_GLOBS || only.iter().map(String::len).sum::<usize>() > LONGEST_GLOBS {
+        let most = format!("at most {MOST_GLOBS} patterns of {LONGEST_GLOBS} bytes together");
+        return Err(Error::invalid("only", most));
+    }
+    if only.iter().any(String::is_empty) {
+        return Err(Error::invalid("only", "a pattern cannot be empty; omit it to take all paths"));
+    }
+    // The root, with all that is in it.
+    if only.iter().any(|glob| glob.trim_matches('/').is_empty()) {
+        return Ok(Vec::new());
+    }
+    Globs::parse(&only)?;
+    Ok(only)
 }
 
 fn refuse_conflicts(target: &Sandbox, source: &Sandbox, outcome: &MergeOutcome) -> Result<()> {

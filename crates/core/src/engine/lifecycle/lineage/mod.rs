@@ -3,6 +3,7 @@
 //! | file | decides |
 //! |---|---|
 //! | `points` | which layers a point has, and keeps them while they are read |
+//! | `comparing` | how much of it one project may ask for at a time |
 //! | `ancestor` | where the histories of two sandboxes parted |
 //! | `promote` | when an origin may become what its fork is |
 //! | `merge` | how the changes of one sandbox get into another one |
@@ -11,6 +12,7 @@
 //! `docs/FORKS.md` has the rules for users. What two trees of files differ in is decided in `store/diff/`.
 
 pub(in crate::engine) mod ancestor;
+pub(in crate::engine) mod comparing;
 pub(in crate::engine) mod merge;
 pub(in crate::engine) mod points;
 pub(in crate::engine) mod promote;

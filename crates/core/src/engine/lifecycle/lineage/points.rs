@@ -52,6 +52,8 @@ impl Lifecycle {
                 self.resolve_snapshot(&snapshot.id, None).await
             }
             Point::Image(name) => {
+                // One that is not there yet is not made for a comparison.
+                self.images.get(name).await?;
                 let (image, hold) = self.hold_image(name).await?;
                 let cwd = image.config.cwd;
                 let (layers, snapshot) = (image.layers, None);

@@ -3,6 +3,9 @@
 //! No file is copied: the origin gets the fork's snapshot. The check that the origin has not moved on and the
 //! change itself are one turn of the origin, so of two who promote two forks of one origin one wins.
 //! What the origin had stays as a snapshot.
+//!
+//! A daemon that dies before the fork's record says so leaves an origin that has the fork's snapshot. Whoever asks
+//! again finds that, and the record is completed.
 
 use std::sync::Arc;
 
@@ -12,9 +15,14 @@ use crate::engine::running::turns::Slot;
 use crate::engine::{Error, Promote, Promoted, Result};
 use crate::failpoint;
 use crate::model::{
-    BroughtBack, ForkOutcome, Lineage, Name, Sandbox, SandboxId, Snapshot, SnapshotKind, now,
+    BroughtBack, ForkOutcome, LayerId, Lineage, Name, Sandbox, SandboxId, Session, SessionId,
+    Snapshot, SnapshotId, SnapshotKind, now,
 };
-use crate::store::{DiffOptions, Durability};
+use crate::store::{Durability, StoreError};
+
+/// How many snapshots are passed to find sessions, and how many sessions are looked up.
+const MOST_PARENTS: usize = 1_000;
+const MOST_SESSIONS: usize = 100;
 
 impl Lifecycle {
     pub(in crate::engine) async fn promote(
@@ -29,8 +37,11 @@ impl Lifecycle {
         };
         let origin = self.origin_of(&fork, &from).await?;
         let expected = request.expect_generation.unwrap_or(from.generation);
-        // Most refusals are known before anything is captured.
-        require_generation(&origin, &fork.name, expected)?;
+        let was_done = origin.current.is_some() && origin.current == fork.current;
+        if !was_done {
+            // Most refusals are known before anything is captured.
+            require_generation(&origin, &fork.name, expected)?;
+        }
         let (id, fork_name) = (fork.id.clone(), name.clone());
         let capture = self.turn(fork.id.clone(), move |this, slot| async move {
             let mut fork = this.reread(&slot, &id, &fork_name).await?;
@@ -43,9 +54,9 @@ impl Lifecycle {
         });
         let snapshot = capture.await?;
         failpoint::pass("promote.captured");
-        let (id, fork_name, target) = (origin.id.clone(), fork.name.clone(), snapshot.clone());
+        let (id, promoted, target) = (origin.id.clone(), fork.clone(), snapshot.clone());
         let change = self.turn(origin.id.clone(), move |this, slot| async move {
-            this.promote_into(&slot, &id, &origin.name, &fork_name, &target, expected).await
+            this.promote_into(&slot, &id, &origin.name, &promoted, &target, expected).await
         });
         let (origin, before) = change.await?;
         failpoint::pass("promote.done");
@@ -54,18 +65,25 @@ impl Lifecycle {
             name: origin.name.clone(),
             snapshot: Some(snapshot.id.clone()),
             generation: origin.generation,
-            group: from.group,
+            // It is not one of those any more that were made from the same state.
+            group: None,
+            group_id: None,
+            on_accept: from.on_accept,
         };
+        let before_that = fork.outcome.as_ref().filter(|_| was_done);
         let outcome = ForkOutcome {
             how: BroughtBack::Promoted,
             into: origin.name.clone(),
+            into_id: Some(origin.id.clone()),
             generation: origin.generation,
             at: now(),
+            group_id: from.group_id.or_else(|| before_that.and_then(|one| one.group_id.clone())),
         };
         // From here on the fork is one of what the origin is now.
-        self.note_brought_back(&fork, outcome, |fork| {
+        let into = origin.id.clone();
+        self.note_brought_back(&fork, outcome, move |fork| {
             fork.forked_from = Some(lineage);
-            fork.merged.clear();
+            fork.merged.retain(|merge| merge.into != into);
         })
         .await?;
         Ok(Promoted { sandbox: origin, snapshot, before })
@@ -90,24 +108,85 @@ impl Lifecycle {
         slot: &Arc<Slot>,
         id: &SandboxId,
         name: &Name,
-        fork: &Name,
+        promoted: &Sandbox,
         target: &Snapshot,
         expected: u64,
     ) -> Result<(Sandbox, Option<Snapshot>)> {
+        let fork = &promoted.name;
         let origin = self.reread(slot, id, name).await?;
-        require_generation(&origin, fork, expected)?;
-        if origin.current.as_ref() == Some(&target.id) && origin.open_session().is_none() {
+        let is_there = origin.current.as_ref() == Some(&target.id);
+        if is_there && (origin.open_session().is_none() || origin.generation != expected) {
             // It was promoted before.
             return Ok((origin, None));
         }
+        require_generation(&origin, fork, expected)?;
         if slot.live().is_some() {
             self.require_unchanged(slot, &origin, fork).await?;
+            if is_there {
+                return Ok((origin, None));
+            }
         }
+        self.require_allowed(&origin, promoted, target).await?;
         let before = self.records.current_snapshot(&origin).await?;
         // A process may have written something since. What the session left when it ended is looked at again.
         let rolled_back = self.rollback_at(slot, id, name, target, Some((expected, fork))).await?;
         self.context.events.promoted(&rolled_back.sandbox, &target.id, fork);
         Ok((rolled_back.sandbox, rolled_back.before.or(before)))
+    }
+
+    /// Refuses a state that the origin could not have sealed itself. What was sealed under the same rules needs no second look.
+    async fn require_allowed(
+        &self,
+        origin: &Sandbox,
+        fork: &Sandbox,
+        target: &Snapshot,
+    ) -> Result<()> {
+        let (limit, own_limit) = (origin.config.resources.disk.0, fork.config.resources.disk.0);
+        let is_as_strict = fork.config.guard == origin.config.guard;
+        if is_as_strict && own_limit <= limit {
+            return Ok(());
+        }
+        let known = self.resolve_saved(origin).await?;
+        let new: Vec<LayerId> =
+            target.layers.iter().filter(|layer| !known.layers.contains(layer)).cloned().collect();
+        if own_limit > limit {
+            let size =
+                |layer: &LayerId| self.references.counts().bytes_of(std::slice::from_ref(layer));
+            if let Some(need) = new.iter().map(size).max().filter(|need| *need > limit) {
+                return Err(StoreError::OverLimit { need, limit }.into());
+            }
+        }
+        if is_as_strict {
+            return Ok(());
+        }
+        let sessions = self.sessions_of(fork, Some(&target.id)).await?;
+        self.storage.guard.guard_taken(origin, &fork.name, &sessions, &new).await
+    }
+
+    /// The sessions of a sandbox that a snapshot comes from, the latest first.
+    pub(in crate::engine) async fn sessions_of(
+        &self,
+        sandbox: &Sandbox,
+        snapshot: Option<&SnapshotId>,
+    ) -> Result<Vec<Session>> {
+        let mut ids: Vec<SessionId> = sandbox.session.iter().cloned().collect();
+        let mut next = snapshot.cloned();
+        for _ in 0..MOST_PARENTS {
+            let Some(id) = next else { break };
+            let Some(record) = self.db.snapshot_record(&id).await? else { break };
+            if record.sandbox != sandbox.id {
+                break;
+            }
+            if !ids.contains(&record.session) {
+                ids.push(record.session);
+            }
+            next = record.parent;
+        }
+        let mut sessions = Vec::new();
+        for id in ids.iter().take(MOST_SESSIONS) {
+            sessions.extend(self.db.session(id).await?);
+        }
+        Ok(sessions)
     }
 
     /// Refuses an origin that runs and has changed files since its last snapshot.
@@ -129,11 +208,10 @@ impl Lifecycle {
         let saved = self.resolve_saved(origin).await?;
         let chain = running.open_chain().iter().cloned();
         let now: Vec<_> = std::iter::once(open.clone()).chain(chain).collect();
-        let options = DiffOptions { only: None, limit: 1, renames: false };
-        let diff = self.store.diff(&saved.layers, &now, options).await?;
-        match diff.is_empty() {
-            true => Ok(()),
-            false => Err(moved_on("it runs and has changed files")),
+        let _turn = self.comparing.turn(&origin.project).await?;
+        match self.store.differ(&saved.layers, &now).await? {
+            true => Err(moved_on("it runs and has changed files")),
+            false => Ok(()),
         }
     }
 
@@ -145,8 +223,8 @@ impl Lifecycle {
     ) -> Result<bool> {
         let (saved, now) =
             (self.resolve_saved(before).await?, self.resolve_snapshot(&snapshot.id, None).await?);
-        let options = DiffOptions { only: None, limit: 1, renames: false };
-        Ok(self.store.diff(&saved.layers, &now.layers, options).await?.is_empty())
+        let _turn = self.comparing.turn(&before.project).await?;
+        Ok(!self.store.differ(&saved.layers, &now.layers).await?)
     }
 
     /// Notes in a fork's record that its work was brought back. If that fails, what was brought back stays.
