@@ -3,6 +3,7 @@
 //! Everything here is plain data. Text is parsed into these types at the edge (HTTP, command line,
 //! disk) and trusted inside: a [`Name`] is a valid name, a [`LayerId`] is safe in a path.
 
+mod audit;
 mod device;
 mod drive;
 mod end;
@@ -27,6 +28,9 @@ mod service;
 mod snapshot;
 mod spec;
 
+pub use audit::{
+    AuditActor, AuditChain, AuditEntry, AuditFilter, AuditFront, AuditOutcome, AuditRecord,
+};
 pub use device::{Device, MTU};
 pub use drive::{
     Attachment, DRIVE_SIZE, Drive, Mount, MountMode, Mounted, Mounts, check_drive_name,
