@@ -10,7 +10,7 @@ use utoipa::openapi::{Content, OpenApi as Document, Ref, RefOr, Response, Respon
 use utoipa::{Modify, OpenApi, ToSchema};
 
 use crate::api::{
-    commands, drives, events, exec, files, forks, guard, images, metrics, network, ports,
+    audit, commands, drives, events, exec, files, forks, guard, images, metrics, network, ports,
     sandboxes, secrets, services, snapshots, tenants, trash,
 };
 
@@ -28,6 +28,8 @@ use crate::api::{
         tenants::usage,
         tenants::damage,
         events::stream,
+        audit::entries,
+        audit::verify,
         metrics::metrics,
         trash::list,
         trash::restore,

@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod audit;
 mod command;
 mod diff;
 mod drive;
@@ -35,6 +36,7 @@ mod snapshot;
 mod tenant;
 mod trash;
 
+pub use audit::{AuditEntry, AuditVerification};
 pub use command::{
     BadData, ChangedPath, Channel, ClientMessage, Command, CommandChangeList, CommandChanges,
     CommandEnd, CommandState, Encoding, ExecEvent, ExecRequest, MoreChanges, PathChange, Signal,

@@ -5,6 +5,7 @@
 //! `completions` and `version` work without a server. A file per noun, with `exec` for running commands and `sandbox` for
 //! sandboxes as a whole; what several of them print is at the end of this file.
 
+mod audit;
 mod copy;
 mod doctor;
 mod drive;
@@ -100,6 +101,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::History(args) => history::history(&context()?, &args).await?,
         Command::Logs(args) => exec::logs(&context()?, &args).await?,
         Command::Events(args) => events::events(&context()?, args).await?,
+        Command::Audit(args) => audit::audit(&global, args).await?,
         Command::Kill(args) => exec::kill(&context()?, &args).await?,
         Command::Cp(args) => copy::copy(&context()?, &args).await?,
         Command::Rm(args) => sandbox::remove(&context()?, &args).await?,

@@ -227,6 +227,8 @@ pub enum Error {
     Outside(#[source] std::io::Error),
     #[error("the event journal cannot be read")]
     EventJournal(#[source] std::io::Error),
+    #[error("the audit log cannot be read")]
+    AuditLog(#[source] std::io::Error),
     #[error("the machine's network device cannot be used")]
     NetworkDevice(#[source] std::io::Error),
     #[error(transparent)]
@@ -363,6 +365,7 @@ impl Error {
             | Self::Secret(_)
             | Self::Outside(_)
             | Self::EventJournal(_)
+            | Self::AuditLog(_)
             | Self::NetworkDevice(_)
             | Self::Authority(_)
             | Self::SecretsKey(_) => ErrorKind::Fault,
@@ -471,6 +474,7 @@ impl Error {
             | Self::Secret(_)
             | Self::Outside(_)
             | Self::EventJournal(_)
+            | Self::AuditLog(_)
             | Self::NetworkDevice(_)
             | Self::Authority(_)
             | Self::SecretsKey(_) => "internal",

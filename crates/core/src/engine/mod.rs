@@ -12,6 +12,7 @@
 //! | folder | component | decides |
 //! |---|---|---|
 //! | `observe` | `EventFeed` | nothing: it tells what happened |
+//! | `audit` | `AuditLog` | nothing: it records who did what |
 //! | `context` | `Context` | nothing about a sandbox: store, index, drivers, settings, damage, clock, tasks |
 //! | `running` | `Turns` | whose operation runs next; holds the state of running sandboxes |
 //! | `references` | `References` | whether a layer may be discarded |
@@ -34,6 +35,7 @@
 //!   sandbox's manifest is the commit point: before it, the old generation stands.
 
 mod api;
+mod audit;
 mod context;
 mod error;
 mod integrity;
@@ -73,8 +75,8 @@ use crate::engine::tenancy::Tenancy;
 use crate::engine::tenancy::secrets::Secrets;
 use crate::guest::Deadlines;
 use crate::model::{
-    Config, Decision, Finding, Name, Patch, Point, Sandbox, Session, SessionId, Size, Snapshot,
-    SnapshotId, Span, Timestamp,
+    AuditRecord, Config, Decision, Finding, Name, Patch, Point, Sandbox, Session, SessionId, Size,
+    Snapshot, SnapshotId, Span, Timestamp,
 };
 use crate::net::{Upstream, UpstreamSettings};
 use crate::secret::{KeySource, Keyring};
@@ -82,6 +84,7 @@ use crate::store::image::Images;
 use crate::store::{MergeOutcome, Store, TreeDiff};
 
 pub use api::usage::Figures;
+pub use audit::{AuditBatch, AuditFollow, AuditQuery};
 pub use context::clock::{Clock, HostClock};
 pub use context::damage::{Damage, DamageKind};
 pub use error::{Error, ErrorKind, NoSuch, Result};
@@ -177,6 +180,8 @@ pub struct Settings {
     pub ready: usize,
     /// How layers are verified.
     pub scrub: ScrubSettings,
+    /// How much the audit log of a project may take on disk. The oldest entries go first.
+    pub audit_limit: Size,
 }
 
 /// Why a driver cannot be used.
@@ -215,6 +220,7 @@ impl Default for Settings {
             absent_drivers: BTreeMap::new(),
             ready: 0,
             scrub: ScrubSettings::default(),
+            audit_limit: Size(256 << 20),
         }
     }
 }
@@ -271,7 +277,18 @@ impl Engine {
         let keyring = Arc::new(Keyring::open(store.data_dir(), &settings.secrets_key)?);
         let outside = Upstream::new(settings.network.clone()).map_err(Error::Outside)?;
         let events = observe::events::EventFeed::start(store.data_dir().join("events")).await;
-        let context = Context::new(store, catalog, drivers, settings, events);
+        let (audit, bad_audit_key) =
+            audit::AuditLog::start(store.data_dir(), settings.audit_limit.0)
+                .map_err(Error::AuditLog)?;
+        let context = Context::new(store, catalog, drivers, settings, events, audit);
+        if let Some(aside) = bad_audit_key {
+            context.report_damage(
+                DamageKind::SecurityConfig,
+                "audit.key",
+                format!("it was not 32 bytes, and is kept as `{aside}`"),
+                "another one was made: what the audit log's heads were signed for is not proven",
+            );
+        }
         if let Some(aside) = bad_signer {
             context.report_damage(
                 DamageKind::SecurityConfig,
@@ -341,6 +358,9 @@ impl Engine {
                 }
             })
         }));
+        let version = env!("CARGO_PKG_VERSION");
+        let started = AuditRecord::by_system(None, "server.start", None).with("version", version);
+        self.parts.context.audit.note(started);
         self.parts.lifecycle.recover().await?;
         lifecycle::reaper::run(&self.parts.lifecycle);
         integrity::scrub::run(&self.parts.integrity.scrub);
@@ -374,6 +394,8 @@ impl Engine {
             tracing::warn!(left, "shutdown: some background tasks have not ended");
         }
         context.events.finish().await;
+        context.audit.note(AuditRecord::by_system(None, "server.stop", None));
+        context.audit.finish().await;
         context.catalog.close().await;
     }
 

@@ -116,7 +116,7 @@ fn cursor(params: &mut Params, headers: &HeaderMap) -> Result<Option<EventId>, A
 }
 
 /// A time, or how long ago it was.
-fn time(field: &str, text: &str) -> Result<Timestamp, ApiError> {
+pub(super) fn time(field: &str, text: &str) -> Result<Timestamp, ApiError> {
     if let Ok(time) = text.parse::<Timestamp>() {
         return Ok(time);
     }

@@ -7,6 +7,7 @@
 //! Every answer is JSON, failures included: extractors are our own (`input`), so that none of the
 //! framework's plain-text refusals can come out, and a panic is caught here and becomes a 500.
 
+pub(crate) mod audit;
 pub(crate) mod commands;
 pub(crate) mod drives;
 pub(crate) mod events;
@@ -132,6 +133,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&app), crate::gateway::serve))
         .layer(from_fn_with_state(Arc::clone(&app), crate::origin::known_host))
         .layer(from_fn(no_panic))
+        .layer(from_fn_with_state(Arc::clone(&app), crate::audit::record))
         .with_state(app)
 }
 
@@ -145,6 +147,7 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/damage", get(tenants::damage))
         .route("/v1/trash", get(trash::list).delete(trash::empty))
         .route("/v1/trash/{sandbox}/restore", post(trash::restore))
+        .route("/v1/audit/verify", get(audit::verify))
         .route("/v1/fsck", post(tenants::fsck))
         .route("/v1/tokens", post(tenants::issue_token))
         .route("/v1/projects", get(tenants::projects).post(tenants::create_project))
@@ -212,6 +215,7 @@ fn short_routes() -> Router<Arc<App>> {
 fn stream_routes() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/events", get(events::stream))
+        .route("/v1/audit", get(audit::entries))
         .route("/v1/images/pull", post(images::pull))
         .route("/v1/images/import", post(images::import))
         .route("/v1/images/customize", post(images::customize))

@@ -3,6 +3,7 @@
 // Fixtures are test code too, though not marked as tests.
 #![allow(clippy::unwrap_used)]
 
+mod audit;
 mod bad_input;
 mod damage;
 mod drives;

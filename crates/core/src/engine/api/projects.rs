@@ -26,6 +26,12 @@ impl Engine {
         self.parts.tenancy.knows_key(id)
     }
 
+    /// Whether there is a project of this name.
+    #[must_use]
+    pub fn knows_project(&self, name: &Name) -> bool {
+        self.parts.tenancy.require_project(name).is_ok()
+    }
+
     /// Lists the projects.
     #[must_use]
     pub fn projects(&self) -> Vec<Project> {
