@@ -47,6 +47,7 @@ mod snapshots;
 mod tenants;
 mod transport;
 mod trash;
+mod webhooks;
 
 use std::sync::Arc;
 

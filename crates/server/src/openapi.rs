@@ -11,7 +11,7 @@ use utoipa::{Modify, OpenApi, ToSchema};
 
 use crate::api::{
     audit, commands, drives, events, exec, files, forks, guard, images, metrics, network, ports,
-    sandboxes, secrets, services, snapshots, tenants, trash,
+    sandboxes, secrets, services, snapshots, tenants, trash, webhooks,
 };
 
 #[derive(OpenApi)]
@@ -97,6 +97,13 @@ use crate::api::{
         secrets::set,
         secrets::get,
         secrets::remove,
+        webhooks::list,
+        webhooks::create,
+        webhooks::get,
+        webhooks::update,
+        webhooks::rotate,
+        webhooks::test,
+        webhooks::remove,
         guard::list,
         guard::remove,
         drives::list,

@@ -35,6 +35,7 @@ mod session;
 mod snapshot;
 mod tenant;
 mod trash;
+mod webhooks;
 
 pub use audit::{AuditEntry, AuditVerification};
 pub use command::{
@@ -80,6 +81,9 @@ pub use tenant::{
     Key, NewKey, Project, Scope, SpaceUsage, Token, WhoAmI,
 };
 pub use trash::{Restore, TrashEmptied, TrashItem};
+pub use webhooks::{
+    CreateWebhook, NewWebhook, RotateWebhookSecret, UpdateWebhook, Webhook, WebhookDelivery,
+};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

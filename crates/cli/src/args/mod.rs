@@ -35,7 +35,7 @@ pub(crate) use server::{
     AuditArgs, AuditCommand, AuditFilterArgs, ClientsArg, CompletionsArgs, DoctorArgs,
     DriveCommand, EnvArgs, EventsArgs, FsckArgs, ImageCommand, KeyCommand, MicrovmCommand,
     PlaceArg, ProjectCommand, ProjectNetworkArgs, ScopeArg, SecretCommand, ServeArgs, SetupArgs,
-    SnapshotCommand, TrashCommand,
+    SnapshotCommand, TrashCommand, WebhookCommand,
 };
 
 const EXIT_CODES: &str = "\
@@ -210,6 +210,9 @@ pub(crate) enum Command {
     /// Restore deleted and expired sandboxes, or empty the trash
     #[command(subcommand)]
     Trash(TrashCommand),
+    /// Send events to an address of yours
+    #[command(subcommand)]
+    Webhook(WebhookCommand),
     /// Manage drives: volumes that outlive sandboxes
     #[command(subcommand)]
     Drive(DriveCommand),

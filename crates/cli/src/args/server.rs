@@ -306,6 +306,85 @@ pub(crate) struct AuditFilterArgs {
     pub(crate) host: bool,
 }
 
+/// Subcommands of `webhook`.
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum WebhookCommand {
+    /// Send events to an address, from now on
+    Add {
+        /// Where to send them: https://… or http://…
+        url: String,
+        /// Kinds (`sandbox.stopped`), groups (`sandbox.*`) or `*` (repeatable, or separated by commas)
+        #[arg(long, value_name = "KINDS", value_delimiter = ',', required = true)]
+        events: Vec<String>,
+        /// Read the secret that deliveries are signed with from standard input; otherwise one is made and shown once
+        #[arg(long)]
+        secret_stdin: bool,
+        /// Allow private, loopback and link-local addresses; needs an admin key
+        #[arg(long)]
+        allow_private: bool,
+    },
+    /// List webhooks
+    Ls,
+    /// Show a webhook and its last deliveries
+    #[command(visible_alias = "get")]
+    Show {
+        /// The webhook's id
+        #[arg(value_name = "WEBHOOK")]
+        id: String,
+    },
+    /// Send a test event, once
+    Test {
+        /// The webhook's id
+        #[arg(value_name = "WEBHOOK")]
+        id: String,
+    },
+    /// Change the address or the events
+    Set {
+        /// The webhook's id
+        #[arg(value_name = "WEBHOOK")]
+        id: String,
+        /// Where to send events
+        #[arg(long)]
+        url: Option<String>,
+        /// Kinds, groups or `*`; replaces the list (repeatable, or separated by commas)
+        #[arg(long, value_name = "KINDS", value_delimiter = ',')]
+        events: Vec<String>,
+        /// Whether private, loopback and link-local addresses are allowed; `true` needs an admin key
+        #[arg(long, value_name = "BOOL")]
+        allow_private: Option<bool>,
+    },
+    /// Replace the secret; deliveries are signed with both until the next rotation
+    Rotate {
+        /// The webhook's id
+        #[arg(value_name = "WEBHOOK")]
+        id: String,
+        /// Read the secret from standard input; otherwise one is made and shown once
+        #[arg(long)]
+        secret_stdin: bool,
+        /// Forget the former secret at once
+        #[arg(long)]
+        only: bool,
+    },
+    /// Stop sending events
+    Disable {
+        /// The webhook's id
+        #[arg(value_name = "WEBHOOK")]
+        id: String,
+    },
+    /// Send events again, from where it stopped
+    Enable {
+        /// The webhook's id
+        #[arg(value_name = "WEBHOOK")]
+        id: String,
+    },
+    /// Delete webhooks
+    Rm {
+        /// Ids of the webhooks
+        #[arg(required = true, value_name = "WEBHOOK")]
+        ids: Vec<String>,
+    },
+}
+
 /// Subcommands of `trash`.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum TrashCommand {

@@ -28,6 +28,7 @@ mod tar;
 mod tenant;
 mod trash;
 mod tree;
+mod webhook;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -116,6 +117,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Guard(command) => guard::guard(&context()?, command).await?,
         Command::Snapshot(command) => snapshot::snapshot(&context()?, command).await?,
         Command::Secret(command) => secret::secret(&context()?, command).await?,
+        Command::Webhook(command) => webhook::webhook(&context()?, command).await?,
         Command::Trash(command) => trash::trash(&context()?, command).await?,
         Command::Drive(command) => drive::drive(&context()?, command).await?,
         Command::Image(command) => image::image(&context()?, command).await?,

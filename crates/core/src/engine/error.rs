@@ -12,7 +12,7 @@ use crate::driver::DriverError;
 use crate::guest::GuestError;
 use crate::model::{
     BadConfig, CommandId, Finding, FindingKind, KeyId, MergeConflict, Name, NotAllowed, Revision,
-    SandboxId, SessionId, SnapshotId,
+    SandboxId, SessionId, SnapshotId, WebhookId,
 };
 use crate::net::BadAuthority;
 use crate::secret::{BadKey, SealError};
@@ -217,6 +217,8 @@ pub enum Error {
     Secret(#[source] std::io::Error),
     #[error("there is no secret `{0}`")]
     NoSecret(String),
+    #[error("there is no webhook `{0}`")]
+    NoWebhook(WebhookId),
     #[error("secret `{secret}` is only for sandboxes with the tags {}", .tags.join(", "))]
     SecretTags { secret: String, tags: Vec<String> },
     #[error(transparent)]
@@ -298,6 +300,7 @@ impl Error {
             | Self::NoProject(_)
             | Self::NoDrive(_)
             | Self::NoSecret(_)
+            | Self::NoWebhook(_)
             | Self::NoQuarantine(_)
             | Self::NoLabel { .. }
             | Self::NoKey(_) => ErrorKind::NotFound,
@@ -466,6 +469,7 @@ impl Error {
             Self::Store(StoreError::Io { .. }) => "storage_failed",
             Self::Sealed { .. } => "decryption_failed",
             Self::NoSecret(_) => "secret_not_found",
+            Self::NoWebhook(_) => "webhook_not_found",
             Self::SecretTags { .. } => "secret_not_allowed",
             Self::Store(_)
             | Self::NotAllowed(_)
@@ -561,6 +565,7 @@ impl Error {
             Self::Sealed { reason: SealError::OtherKey { .. }, .. } => {
                 "start the server with the key it was sealed with, or set it again".to_owned()
             }
+            Self::NoWebhook(_) => "`keep webhook ls` lists what there is".to_owned(),
             Self::NoSecret(_) => "`keep secret ls` lists what there is; `keep secret set` makes one".to_owned(),
             Self::Sealed { .. } => "set it again".to_owned(),
             Self::Guarded { name, findings, .. } => guarded_hint(name, findings),

@@ -23,6 +23,7 @@
 //! | `integrity` | `Integrity` and its three | whether data on disk can be trusted, and how much a sandbox may write |
 //! | `machine` | `Machines` | how a machine comes up |
 //! | `session` | `Sessions` | how a command runs and is followed |
+//! | `webhooks` | `Webhooks` | which events are sent where, and when again |
 //! | `lifecycle` | `Lifecycle` | when the phase of a sandbox changes |
 //! | `api` | [`Engine`] | nothing: it lists what fronts may ask |
 //!
@@ -49,6 +50,7 @@ mod running;
 mod session;
 mod snapshots;
 mod tenancy;
+mod webhooks;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -73,6 +75,7 @@ use crate::engine::session::Sessions;
 use crate::engine::snapshots::Storage;
 use crate::engine::tenancy::Tenancy;
 use crate::engine::tenancy::secrets::Secrets;
+use crate::engine::webhooks::Webhooks;
 use crate::guest::Deadlines;
 use crate::model::{
     AuditRecord, Config, Decision, Finding, Name, Patch, Point, Sandbox, Session, SessionId, Size,
@@ -110,6 +113,7 @@ pub use snapshots::trash::{InTrash, TrashItem};
 pub use tenancy::projects::Caller;
 pub use tenancy::secrets::SetSecret;
 pub use tenancy::token::PortPass;
+pub use webhooks::{CreateWebhook, UpdateWebhook, WebhookSettings, WebhookStatus};
 
 pub use crate::model::{Method, OnDelete};
 pub use crate::store::PatchOptions;
@@ -182,6 +186,8 @@ pub struct Settings {
     pub scrub: ScrubSettings,
     /// How much the audit log of a project may take on disk. The oldest entries go first.
     pub audit_limit: Size,
+    /// How webhooks behave.
+    pub webhooks: WebhookSettings,
 }
 
 /// Why a driver cannot be used.
@@ -221,6 +227,7 @@ impl Default for Settings {
             ready: 0,
             scrub: ScrubSettings::default(),
             audit_limit: Size(256 << 20),
+            webhooks: WebhookSettings::default(),
         }
     }
 }
@@ -251,6 +258,7 @@ struct Components {
     machines: Arc<Machines>,
     sessions: Arc<Sessions>,
     lifecycle: Arc<Lifecycle>,
+    webhooks: Arc<Webhooks>,
     /// Ends all tasks of an engine that is dropped and was not shut down.
     _shutdown: DropGuard,
 }
@@ -309,6 +317,7 @@ impl Engine {
         let integrity = Integrity::new(&context, &turns, &references);
         let machines = Machines::new(&context, &references, &records);
         let sessions = Sessions::new(&context, &turns, &records, &secrets);
+        let webhooks = Webhooks::new(&context, &keyring, network.outside());
         let lifecycle = Arc::new(Lifecycle {
             store: context.store.clone(),
             db: Arc::clone(&context.db),
@@ -339,6 +348,7 @@ impl Engine {
             machines,
             sessions,
             lifecycle,
+            webhooks,
             _shutdown: shutdown,
         });
         let engine = Self { parts };
@@ -362,6 +372,7 @@ impl Engine {
         let started = AuditRecord::by_system(None, "server.start", None).with("version", version);
         self.parts.context.audit.note(started);
         self.parts.lifecycle.recover().await?;
+        self.parts.webhooks.begin().await?;
         lifecycle::reaper::run(&self.parts.lifecycle);
         integrity::scrub::run(&self.parts.integrity.scrub);
         Ok(())

@@ -27,6 +27,7 @@ mod secret_forms;
 mod service;
 mod snapshot;
 mod spec;
+mod webhook;
 
 pub use audit::{
     AuditActor, AuditChain, AuditEntry, AuditFilter, AuditFront, AuditOutcome, AuditRecord,
@@ -45,6 +46,7 @@ pub use guard::{
 };
 pub use id::{
     BadId, CommandId, DriveId, KeyId, LayerId, MemoryId, SandboxId, SessionId, SnapshotId,
+    WebhookId,
 };
 pub use lifecycle::Phase;
 pub use memory::{Fingerprint, MemoryLayer, Template};
@@ -76,6 +78,10 @@ pub use secret_forms::secret_forms;
 pub use service::Service;
 pub use snapshot::{Expiry, Method, Snapshot, SnapshotKind};
 pub use spec::{BadConfig, Config, Patch, Resources, Retention};
+
+pub use webhook::{
+    Webhook, WebhookCursor, WebhookDelivery, WebhookDisabled, WebhookSecret, webhook_kinds,
+};
 
 pub use jiff::Timestamp;
 pub use sandkeep_types::{

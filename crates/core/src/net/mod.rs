@@ -20,6 +20,7 @@
 //! | `special_addresses` | which addresses are refused whatever the policy says, and which are private |
 //! | `upstream` | how names are resolved and connections made outside; the same for all sandboxes of a daemon |
 //! | `log` | what is recorded about a flow |
+//! | `post` | which addresses the daemon itself sends requests to that callers chose |
 //!
 //! Each sandbox has its own stack, dispatcher and tasks. All buffers are bounded, and data that cannot be taken now is not read:
 //! a slow side slows the other down, and nothing grows.
@@ -30,6 +31,7 @@ mod dispatch;
 mod dns;
 mod flow;
 mod log;
+mod post;
 mod proxy;
 mod rules;
 mod sniff;
@@ -50,6 +52,7 @@ use self::stack::Stack;
 use crate::model::{Connection, Device, SessionId};
 
 pub use log::{Journal, Traffic};
+pub use post::{PostError, PostTarget};
 pub use proxy::{Authority, BadAuthority};
 pub use rules::{Brokered, Rules};
 pub use upstream::{Upstream, UpstreamSettings};

@@ -28,6 +28,7 @@ pub(crate) mod snapshots;
 mod stream;
 pub(crate) mod tenants;
 pub(crate) mod trash;
+pub(crate) mod webhooks;
 mod wire;
 
 use std::future::Future;
@@ -164,6 +165,13 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/snapshots/{id}", get(snapshots::get).delete(snapshots::remove))
         .route("/v1/secrets", get(secrets::list))
         .route("/v1/secrets/{name}", get(secrets::get).put(secrets::set).delete(secrets::remove))
+        .route("/v1/webhooks", get(webhooks::list).post(webhooks::create))
+        .route(
+            "/v1/webhooks/{id}",
+            get(webhooks::get).patch(webhooks::update).delete(webhooks::remove),
+        )
+        .route("/v1/webhooks/{id}/rotate", post(webhooks::rotate))
+        .route("/v1/webhooks/{id}/test", post(webhooks::test))
         .route("/v1/quarantine", get(guard::list))
         .route("/v1/quarantine/{id}", delete(guard::remove))
         .route("/v1/drives", get(drives::list).post(drives::create))

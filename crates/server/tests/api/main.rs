@@ -23,3 +23,4 @@ mod vercel;
 mod vercel_commands;
 mod vercel_files;
 mod vercel_terminal;
+mod webhooks;

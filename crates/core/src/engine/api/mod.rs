@@ -20,3 +20,4 @@ mod sessions;
 mod snapshots;
 mod trash;
 pub(in crate::engine) mod usage;
+mod webhooks;

@@ -48,4 +48,9 @@ impl Network {
             outside: Arc::new(outside),
         })
     }
+
+    /// The network outside.
+    pub(in crate::engine) fn outside(&self) -> Arc<Upstream> {
+        Arc::clone(&self.outside)
+    }
 }
