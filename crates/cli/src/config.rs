@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sandkeep_core::engine::CommandRetention;
+use sandkeep_core::engine::{CommandRetention, Settings};
 use sandkeep_core::model::{AddressRule, DomainPattern, Size, Span};
 use sandkeep_core::net::UpstreamSettings;
 use sandkeep_core::secret::KeySource;
@@ -80,6 +80,8 @@ struct StorageFile {
     commands_kept: Option<u64>,
     /// How much disk space they and their logs may take, for each sandbox.
     command_logs: Option<String>,
+    /// How much disk space the audit log of a project may take.
+    audit_log: Option<String>,
 }
 
 /// How long what was deleted stays in the trash, unless the settings say otherwise.
@@ -220,6 +222,8 @@ pub(crate) struct Resolved {
     pub(crate) microvm: MicrovmSettings,
     /// How long what was deleted stays in the trash.
     pub(crate) trash_grace: Duration,
+    /// How much disk space the audit log of a project may take.
+    pub(crate) audit_limit: Size,
     /// How much of its commands a sandbox keeps.
     pub(crate) commands: CommandRetention,
     /// Who may reach the server.
@@ -264,6 +268,7 @@ pub(crate) fn resolve(global: &Global, args: ServeArgs) -> Result<Resolved, Fail
         driver: default_driver(file.defaults)?,
         microvm: microvm(file.microvm)?,
         trash_grace: trash_grace(file.storage.trash_grace.as_deref())?,
+        audit_limit: audit_limit(file.storage.audit_log.as_deref())?,
         commands: commands(&file.storage)?,
         api: api::api(file.api)?,
     })
@@ -284,6 +289,19 @@ fn commands(file: &StorageFile) -> Result<CommandRetention, Failure> {
         })?,
     };
     Ok(CommandRetention { count, bytes })
+}
+
+/// The least that an audit log may take: it is removed in pieces.
+const LEAST_AUDIT_LOG: u64 = 1 << 20;
+
+fn audit_limit(text: Option<&str>) -> Result<Size, Failure> {
+    let Some(text) = text else { return Ok(Settings::default().audit_limit) };
+    let bad = |reason: String| {
+        Failure::here(format!("[storage] audit_log: {reason}"))
+            .with_hint("write it like `256MiB`; at least 1 MiB")
+    };
+    let size = text.parse::<Size>().map_err(|error| bad(error.to_string()))?;
+    if size.0 < LEAST_AUDIT_LOG { Err(bad(format!("`{text}` is too little"))) } else { Ok(size) }
 }
 
 fn trash_grace(text: Option<&str>) -> Result<Duration, Failure> {

@@ -55,6 +55,9 @@ pub(crate) enum Failure {
     /// `fsck` found damage.
     #[error("the data directory is damaged")]
     DataDamaged,
+    /// `audit verify` found something.
+    #[error("the audit log was changed")]
+    AuditChanged,
 }
 
 impl Failure {
@@ -82,7 +85,9 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Client(error) => client_code(error),
-            Self::Here { .. } | Self::HostRequirements | Self::DataDamaged => 1,
+            Self::Here { .. } | Self::HostRequirements | Self::DataDamaged | Self::AuditChanged => {
+                1
+            }
             Self::NoServer { .. } => 3,
             Self::Some { code, .. } => *code,
             Self::OutputClosed => 141,
@@ -103,7 +108,8 @@ impl Failure {
             | Self::NoServer { .. }
             | Self::Some { .. }
             | Self::HostRequirements
-            | Self::DataDamaged => 125,
+            | Self::DataDamaged
+            | Self::AuditChanged => 125,
         }
     }
 
@@ -116,6 +122,9 @@ impl Failure {
             Self::Here { hint, .. } => hint.as_deref(),
             Self::DataDamaged => Some(
                 "undamaged snapshots can still be resumed; `keep serve` does not touch damaged files",
+            ),
+            Self::AuditChanged => Some(
+                "docs/AUDIT.md says what each finding means; new entries are recorded after a gap",
             ),
             Self::Some { .. } | Self::OutputClosed | Self::HostRequirements => None,
         }
@@ -146,6 +155,7 @@ impl Failure {
             Self::OutputClosed => "output_closed",
             Self::HostRequirements => "host_unfit",
             Self::DataDamaged => "data_damaged",
+            Self::AuditChanged => "audit_changed",
         }
     }
 

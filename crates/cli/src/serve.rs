@@ -74,6 +74,7 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
         network: config.network.clone(),
         warm_vms: config.microvm.warm_vms,
         trash_grace: config.trash_grace,
+        audit_limit: config.audit_limit,
         commands: config.commands,
         ..Settings::default()
     };

@@ -27,6 +27,7 @@
 
 #![forbid(unsafe_code)]
 
+mod audit;
 mod body;
 mod commands;
 mod drives;
@@ -46,11 +47,13 @@ mod snapshots;
 mod tenants;
 mod transport;
 mod trash;
+mod webhooks;
 
 use std::sync::Arc;
 
 pub use sandkeep_types as types;
 
+pub use audit::{AuditFollow, AuditQuery};
 pub use body::{Download, Lines, Upload};
 pub use commands::{Attached, Input, Output, Running, Started, Terminated};
 pub use error::Error;

@@ -13,6 +13,7 @@ use axum::http::{HeaderMap, StatusCode};
 use sandkeep_core::model::{Name, Scope};
 
 use crate::api::App;
+use crate::audit;
 use crate::connections::Via;
 use crate::error::ApiError;
 use sandkeep_core::engine::{Caller, WakeMode};
@@ -57,6 +58,7 @@ fn caller(parts: &Parts, app: &App, needed: Scope) -> Result<Caller, ApiError> {
     let mut caller = authorize(parts, app, needed)?;
     if let Some(project) = parts.headers.get("sandkeep-project") {
         caller.project = chosen(&caller, project.as_bytes())?;
+        audit::project(&caller.project);
     }
     Ok(caller)
 }
@@ -64,6 +66,7 @@ fn caller(parts: &Parts, app: &App, needed: Scope) -> Result<Caller, ApiError> {
 /// Whose key it is, if its scope reaches so far; counts the request and its connection.
 pub(crate) fn authorize(parts: &Parts, app: &App, needed: Scope) -> Result<Caller, ApiError> {
     let caller = app.engine.authenticate(secret(&parts.headers)?)?;
+    audit::caller(&caller);
     if parts.extensions.get::<Via>().is_some_and(|via| via.charge(&caller.key).is_err()) {
         return Err(ApiError::new(
             StatusCode::TOO_MANY_REQUESTS,

@@ -7,6 +7,8 @@ use axum::response::{IntoResponse, Response};
 use sandkeep_client::types::{ErrorAnswer, ErrorBody, error_chain, former_codes};
 use sandkeep_core::guest::GuestError;
 
+use crate::audit::AnsweredCode;
+
 use sandkeep_core::engine::{self, ErrorKind};
 
 /// A response that is not a success.
@@ -135,8 +137,10 @@ impl From<GuestError> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
+        let code = AnsweredCode(self.body.code.as_str().into());
         let answer = Json(ErrorAnswer { error: *self.body });
         let mut response = (self.status, answer).into_response();
+        response.extensions_mut().insert(code);
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }

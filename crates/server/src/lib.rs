@@ -4,6 +4,7 @@
 //! - `api`: the routes of `/v1`. A handler parses, asks the engine, and words the answer.
 //! - `compat`: the same engine in other vendors' words, for their clients.
 //! - `gateway`: the way from outside to a port inside a sandbox.
+//! - `audit`: records what all fronts are asked, and how it ended.
 //! - `auth`: whose key it is and how far its scope reaches, per route.
 //! - `connections`: how many there may be, and who makes room.
 //! - [`limits`]: how much a caller may send, how fast and how long.
@@ -17,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod api;
+mod audit;
 mod auth;
 mod compat;
 mod connections;

@@ -10,8 +10,8 @@ use utoipa::openapi::{Content, OpenApi as Document, Ref, RefOr, Response, Respon
 use utoipa::{Modify, OpenApi, ToSchema};
 
 use crate::api::{
-    commands, drives, events, exec, files, forks, guard, images, metrics, network, ports,
-    sandboxes, secrets, services, snapshots, tenants, trash,
+    audit, commands, drives, events, exec, files, forks, guard, images, metrics, network, ports,
+    sandboxes, secrets, services, snapshots, tenants, trash, webhooks,
 };
 
 #[derive(OpenApi)]
@@ -28,6 +28,8 @@ use crate::api::{
         tenants::usage,
         tenants::damage,
         events::stream,
+        audit::entries,
+        audit::verify,
         metrics::metrics,
         trash::list,
         trash::restore,
@@ -95,6 +97,13 @@ use crate::api::{
         secrets::set,
         secrets::get,
         secrets::remove,
+        webhooks::list,
+        webhooks::create,
+        webhooks::get,
+        webhooks::update,
+        webhooks::rotate,
+        webhooks::test,
+        webhooks::remove,
         guard::list,
         guard::remove,
         drives::list,

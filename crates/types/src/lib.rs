@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod audit;
 mod command;
 mod diff;
 mod drive;
@@ -34,7 +35,9 @@ mod session;
 mod snapshot;
 mod tenant;
 mod trash;
+mod webhooks;
 
+pub use audit::{AuditEntry, AuditVerification};
 pub use command::{
     BadData, ChangedPath, Channel, ClientMessage, Command, CommandChangeList, CommandChanges,
     CommandEnd, CommandState, Encoding, ExecEvent, ExecRequest, MoreChanges, PathChange, Signal,
@@ -79,6 +82,9 @@ pub use tenant::{
     Key, NewKey, Project, Scope, SpaceUsage, Token, WhoAmI,
 };
 pub use trash::{Restore, TrashEmptied, TrashItem};
+pub use webhooks::{
+    CreateWebhook, NewWebhook, RotateWebhookSecret, UpdateWebhook, Webhook, WebhookDelivery,
+};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

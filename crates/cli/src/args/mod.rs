@@ -32,9 +32,10 @@ pub(crate) use sandbox::{
     pair, secret_use, variable,
 };
 pub(crate) use server::{
-    ClientsArg, CompletionsArgs, DoctorArgs, DriveCommand, EnvArgs, EventsArgs, FsckArgs,
-    ImageCommand, KeyCommand, MicrovmCommand, PlaceArg, ProjectCommand, ProjectNetworkArgs,
-    ScopeArg, SecretCommand, ServeArgs, SetupArgs, SnapshotCommand, TrashCommand,
+    AuditArgs, AuditCommand, AuditFilterArgs, ClientsArg, CompletionsArgs, DoctorArgs,
+    DriveCommand, EnvArgs, EventsArgs, FsckArgs, ImageCommand, KeyCommand, MicrovmCommand,
+    PlaceArg, ProjectCommand, ProjectNetworkArgs, ScopeArg, SecretCommand, ServeArgs, SetupArgs,
+    SnapshotCommand, TrashCommand, WebhookCommand,
 };
 
 const EXIT_CODES: &str = "\
@@ -171,6 +172,8 @@ pub(crate) enum Command {
     /// Show events: sandboxes, commands, snapshots, ports, findings, damage
     #[command(after_long_help = server::EVENTS_HELP)]
     Events(EventsArgs),
+    /// Show the audit log: who did what, when, from where
+    Audit(AuditArgs),
     /// Send a signal to a command
     Kill(KillArgs),
     /// Copy files into or out of a sandbox
@@ -207,6 +210,9 @@ pub(crate) enum Command {
     /// Restore deleted and expired sandboxes, or empty the trash
     #[command(subcommand)]
     Trash(TrashCommand),
+    /// Send events to an address of yours
+    #[command(subcommand)]
+    Webhook(WebhookCommand),
     /// Manage drives: volumes that outlive sandboxes
     #[command(subcommand)]
     Drive(DriveCommand),

@@ -6,6 +6,7 @@
 //! sandboxes as a whole; what several of them print is at the end of this file.
 
 mod artifacts;
+mod audit;
 mod copy;
 mod doctor;
 mod drive;
@@ -28,6 +29,7 @@ mod tar;
 mod tenant;
 mod trash;
 mod tree;
+mod webhook;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -101,6 +103,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::History(args) => history::history(&context()?, &args).await?,
         Command::Logs(args) => exec::logs(&context()?, &args).await?,
         Command::Events(args) => events::events(&context()?, args).await?,
+        Command::Audit(args) => audit::audit(&global, args).await?,
         Command::Kill(args) => exec::kill(&context()?, &args).await?,
         Command::Cp(args) => copy::copy(&context()?, &args).await?,
         Command::Rm(args) => sandbox::remove(&context()?, &args).await?,
@@ -115,6 +118,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Guard(command) => guard::guard(&context()?, command).await?,
         Command::Snapshot(command) => snapshot::snapshot(&context()?, command).await?,
         Command::Secret(command) => secret::secret(&context()?, command).await?,
+        Command::Webhook(command) => webhook::webhook(&context()?, command).await?,
         Command::Trash(command) => trash::trash(&context()?, command).await?,
         Command::Drive(command) => drive::drive(&context()?, command).await?,
         Command::Image(command) => image::image(&context()?, command).await?,

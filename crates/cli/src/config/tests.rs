@@ -113,6 +113,9 @@ fn machines_and_their_being_the_default_are_settings() {
     assert_eq!(told.trash_grace, super::TRASH_GRACE);
     let none = with("[storage]\ntrash_grace = '0s'", ServeArgs::default(), None).unwrap();
     assert!(none.trash_grace.is_zero());
+    assert_eq!(told.audit_limit.0, 256 << 20);
+    let more = with("[storage]\naudit_log = '2G'", ServeArgs::default(), None).unwrap();
+    assert_eq!(more.audit_limit.0, 2 << 30);
     let wanted = MicrovmSettings {
         enabled: false,
         qemu: "/opt/qemu".into(),
@@ -147,6 +150,8 @@ fn what_makes_no_sense_is_refused_with_a_hint() {
         "[microvm]\nenabled = 'yes'",
         "[storage]\ntrash_grace = 'long'",
         "[storage]\ntrash = '1h'",
+        "[storage]\naudit_log = '10K'",
+        "[storage]\naudit_log = 'much'",
         "[microvm]\nwarm_hypervisors = 1000",
         "[microvm]\nwarm_hypervisors = 1\nspares = 1",
         "[microvm]\nwarm_hypervisors = -1",

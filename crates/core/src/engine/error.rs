@@ -13,7 +13,7 @@ use crate::driver::DriverError;
 use crate::guest::GuestError;
 use crate::model::{
     BadConfig, CommandId, Finding, FindingKind, KeyId, MergeConflict, Name, NotAllowed, Revision,
-    SandboxId, SessionId, SnapshotId,
+    SandboxId, SessionId, SnapshotId, WebhookId,
 };
 use crate::net::BadAuthority;
 use crate::secret::{BadKey, SealError};
@@ -224,6 +224,8 @@ pub enum Error {
     Secret(#[source] std::io::Error),
     #[error("there is no secret `{0}`")]
     NoSecret(String),
+    #[error("there is no webhook `{0}`")]
+    NoWebhook(WebhookId),
     #[error("secret `{secret}` is only for sandboxes with the tags {}", .tags.join(", "))]
     SecretTags { secret: String, tags: Vec<String> },
     #[error(transparent)]
@@ -234,6 +236,8 @@ pub enum Error {
     Outside(#[source] std::io::Error),
     #[error("the event journal cannot be read")]
     EventJournal(#[source] std::io::Error),
+    #[error("the audit log cannot be read")]
+    AuditLog(#[source] std::io::Error),
     #[error("the machine's network device cannot be used")]
     NetworkDevice(#[source] std::io::Error),
     #[error(transparent)]
@@ -303,6 +307,7 @@ impl Error {
             | Self::NoProject(_)
             | Self::NoDrive(_)
             | Self::NoSecret(_)
+            | Self::NoWebhook(_)
             | Self::NoQuarantine(_)
             | Self::NoLabel { .. }
             | Self::NoKey(_) => ErrorKind::NotFound,
@@ -372,6 +377,7 @@ impl Error {
             | Self::Secret(_)
             | Self::Outside(_)
             | Self::EventJournal(_)
+            | Self::AuditLog(_)
             | Self::NetworkDevice(_)
             | Self::Authority(_)
             | Self::SecretsKey(_) => ErrorKind::Fault,
@@ -478,6 +484,7 @@ impl Error {
             Self::Store(StoreError::Io { .. }) => "storage_failed",
             Self::Sealed { .. } => "decryption_failed",
             Self::NoSecret(_) => "secret_not_found",
+            Self::NoWebhook(_) => "webhook_not_found",
             Self::SecretTags { .. } => "secret_not_allowed",
             Self::Store(_)
             | Self::NotAllowed(_)
@@ -486,6 +493,7 @@ impl Error {
             | Self::Secret(_)
             | Self::Outside(_)
             | Self::EventJournal(_)
+            | Self::AuditLog(_)
             | Self::NetworkDevice(_)
             | Self::Authority(_)
             | Self::SecretsKey(_) => "internal",
@@ -580,6 +588,7 @@ impl Error {
             Self::Sealed { reason: SealError::OtherKey { .. }, .. } => {
                 "start the server with the key it was sealed with, or set it again".to_owned()
             }
+            Self::NoWebhook(_) => "`keep webhook ls` lists what there is".to_owned(),
             Self::NoSecret(_) => "`keep secret ls` lists what there is; `keep secret set` makes one".to_owned(),
             Self::Sealed { .. } => "set it again".to_owned(),
             Self::Guarded { name, findings, .. } => guarded_hint(name, findings),

@@ -12,6 +12,7 @@
 //! | folder | component | decides |
 //! |---|---|---|
 //! | `observe` | `EventFeed` | nothing: it tells what happened |
+//! | `audit` | `AuditLog` | nothing: it records who did what |
 //! | `context` | `Context` | nothing about a sandbox: store, index, drivers, settings, damage, clock, tasks |
 //! | `running` | `Turns` | whose operation runs next; holds the state of running sandboxes |
 //! | `references` | `References` | whether a layer may be discarded |
@@ -22,6 +23,7 @@
 //! | `integrity` | `Integrity` and its three | whether data on disk can be trusted, and how much a sandbox may write |
 //! | `machine` | `Machines` | how a machine comes up |
 //! | `session` | `Sessions` | how a command runs and is followed |
+//! | `webhooks` | `Webhooks` | which events are sent where, and when again |
 //! | `lifecycle` | `Lifecycle` | when the phase of a sandbox changes |
 //! | `api` | [`Engine`] | nothing: it lists what fronts may ask |
 //!
@@ -34,6 +36,7 @@
 //!   sandbox's manifest is the commit point: before it, the old generation stands.
 
 mod api;
+mod audit;
 mod context;
 mod error;
 mod integrity;
@@ -47,6 +50,7 @@ mod running;
 mod session;
 mod snapshots;
 mod tenancy;
+mod webhooks;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -72,9 +76,10 @@ use crate::engine::session::Sessions;
 use crate::engine::snapshots::Storage;
 use crate::engine::tenancy::Tenancy;
 use crate::engine::tenancy::secrets::Secrets;
+use crate::engine::webhooks::Webhooks;
 use crate::guest::Deadlines;
 use crate::model::{
-    Config, Decision, Finding, ForkFate, Name, OnAccept, Patch, Point, Sandbox, SandboxId, Session,
+    AuditRecord, Config, Decision, Finding, ForkFate, Name, OnAccept, Patch, Point, Sandbox, SandboxId, Session,
     SessionId, Size, Snapshot, SnapshotId, Span, Timestamp,
 };
 use crate::net::{Upstream, UpstreamSettings};
@@ -83,6 +88,7 @@ use crate::store::image::Images;
 use crate::store::{MergeOutcome, Store, TreeDiff};
 
 pub use api::usage::Figures;
+pub use audit::{AuditBatch, AuditFollow, AuditQuery};
 pub use context::clock::{Clock, HostClock};
 pub use context::damage::{Damage, DamageKind};
 pub use error::{Error, ErrorKind, NoSuch, Result};
@@ -109,6 +115,7 @@ pub use snapshots::trash::{InTrash, TrashItem};
 pub use tenancy::projects::Caller;
 pub use tenancy::secrets::SetSecret;
 pub use tenancy::token::PortPass;
+pub use webhooks::{CreateWebhook, UpdateWebhook, WebhookSettings, WebhookStatus};
 
 pub use crate::model::{Method, OnDelete};
 pub use crate::store::{LeftOut, PatchOptions};
@@ -179,6 +186,10 @@ pub struct Settings {
     pub warm_vms: usize,
     /// How layers are verified.
     pub scrub: ScrubSettings,
+    /// How much the audit log of a project may take on disk. The oldest entries go first.
+    pub audit_limit: Size,
+    /// How webhooks behave.
+    pub webhooks: WebhookSettings,
 }
 
 /// Why a driver cannot be used.
@@ -217,6 +228,8 @@ impl Default for Settings {
             absent_drivers: BTreeMap::new(),
             warm_vms: 0,
             scrub: ScrubSettings::default(),
+            audit_limit: Size(256 << 20),
+            webhooks: WebhookSettings::default(),
         }
     }
 }
@@ -247,6 +260,7 @@ struct Components {
     machines: Arc<Machines>,
     sessions: Arc<Sessions>,
     lifecycle: Arc<Lifecycle>,
+    webhooks: Arc<Webhooks>,
     /// Ends all tasks of an engine that is dropped and was not shut down.
     _shutdown: DropGuard,
 }
@@ -273,7 +287,18 @@ impl Engine {
         let keyring = Arc::new(Keyring::open(store.data_dir(), &settings.secrets_key)?);
         let outside = Upstream::new(settings.network.clone()).map_err(Error::Outside)?;
         let events = observe::events::EventFeed::start(store.data_dir().join("events")).await;
-        let context = Context::new(store, catalog, drivers, settings, events);
+        let (audit, bad_audit_key) =
+            audit::AuditLog::start(store.data_dir(), settings.audit_limit.0)
+                .map_err(Error::AuditLog)?;
+        let context = Context::new(store, catalog, drivers, settings, events, audit);
+        if let Some(aside) = bad_audit_key {
+            context.report_damage(
+                DamageKind::SecurityConfig,
+                "audit.key",
+                format!("it was not 32 bytes, and is kept as `{aside}`"),
+                "another one was made: what the audit log's heads were signed for is not proven",
+            );
+        }
         if let Some(aside) = bad_signer {
             context.report_damage(
                 DamageKind::SecurityConfig,
@@ -294,6 +319,7 @@ impl Engine {
         let integrity = Integrity::new(&context, &turns, &references);
         let machines = Machines::new(&context, &references, &records);
         let sessions = Sessions::new(&context, &turns, &records, &secrets);
+        let webhooks = Webhooks::new(&context, &keyring, network.outside());
         let lifecycle = Arc::new(Lifecycle {
             store: context.store.clone(),
             db: Arc::clone(&context.db),
@@ -325,6 +351,7 @@ impl Engine {
             machines,
             sessions,
             lifecycle,
+            webhooks,
             _shutdown: shutdown,
         });
         let engine = Self { parts };
@@ -344,7 +371,11 @@ impl Engine {
                 }
             })
         }));
+        let version = env!("CARGO_PKG_VERSION");
+        let started = AuditRecord::by_system(None, "server.start", None).with("version", version);
+        self.parts.context.audit.note(started);
         self.parts.lifecycle.recover().await?;
+        self.parts.webhooks.begin().await?;
         lifecycle::reaper::run(&self.parts.lifecycle);
         integrity::scrub::run(&self.parts.integrity.scrub);
         Ok(())
@@ -377,6 +408,8 @@ impl Engine {
             tracing::warn!(left, "shutdown: some background tasks have not ended");
         }
         context.events.finish().await;
+        context.audit.note(AuditRecord::by_system(None, "server.stop", None));
+        context.audit.finish().await;
         context.catalog.close().await;
     }
 

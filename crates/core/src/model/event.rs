@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Access, CommandEnd, CommandId, FindingKind, Lineage, Name, SandboxId, SessionEnd, SessionId,
-    SnapshotId, SnapshotKind, Tags, Timestamp, Usage,
+    SnapshotId, SnapshotKind, Tags, Timestamp, Usage, WebhookId,
 };
 
 /// The position of an event in the feed, and its identity.
@@ -286,12 +286,46 @@ pub enum EventData {
         /// A path below the data directory, or an id.
         subject: String,
     },
+    /// A webhook sends nothing any more.
+    #[serde(rename = "webhook.disabled")]
+    WebhookDisabled {
+        /// The webhook.
+        webhook: WebhookId,
+        /// Why.
+        reason: String,
+    },
     /// Events were lost before they could be written.
     #[serde(rename = "events.lost")]
     EventsLost {
         /// How many.
         count: u64,
     },
+}
+
+impl From<Event> for sandkeep_types::Event {
+    fn from(event: Event) -> Self {
+        let kind = event.change.kind().to_owned();
+        let data = match serde_json::to_value(event.change) {
+            Ok(serde_json::Value::Object(mut change)) => match change.remove("data") {
+                Some(serde_json::Value::Object(data)) => data,
+                _ => Default::default(),
+            },
+            _ => Default::default(),
+        };
+        let sandbox = event.sandbox.map(|sandbox| sandkeep_types::EventSandbox {
+            id: sandbox.id.into(),
+            name: sandbox.name.into(),
+            tags: sandbox.tags,
+        });
+        Self {
+            id: event.id.to_string(),
+            at: event.at.to_string(),
+            kind,
+            project: event.project.map(Into::into),
+            sandbox,
+            data,
+        }
+    }
 }
 
 /// What a session used.
@@ -335,7 +369,7 @@ pub struct EventFinding {
 
 impl EventData {
     /// All kinds of events, in the order of the documentation.
-    pub const KINDS: [&'static str; 25] = [
+    pub const KINDS: [&'static str; 26] = [
         "sandbox.created",
         "sandbox.starting",
         "sandbox.running",
@@ -360,6 +394,7 @@ impl EventData {
         "guard.found",
         "damage.found",
         "damage.cleared",
+        "webhook.disabled",
         "events.lost",
     ];
 
@@ -391,6 +426,7 @@ impl EventData {
             Self::GuardFound { .. } => "guard.found",
             Self::DamageFound { .. } => "damage.found",
             Self::DamageCleared { .. } => "damage.cleared",
+            Self::WebhookDisabled { .. } => "webhook.disabled",
             Self::EventsLost { .. } => "events.lost",
         }
     }

@@ -77,6 +77,13 @@ macro_rules! id_type {
 }
 
 id_type!(
+    /// Names a webhook.
+    WebhookId,
+    "whk",
+    "webhook"
+);
+
+id_type!(
     /// Names a sandbox for the machine; people use its [`super::Name`].
     SandboxId, "sbx", "sandbox"
 );

@@ -3,6 +3,7 @@
 //! Everything here is plain data. Text is parsed into these types at the edge (HTTP, command line,
 //! disk) and trusted inside: a [`Name`] is a valid name, a [`LayerId`] is safe in a path.
 
+mod audit;
 mod device;
 mod drive;
 mod end;
@@ -26,7 +27,11 @@ mod secret_forms;
 mod service;
 mod snapshot;
 mod spec;
+mod webhook;
 
+pub use audit::{
+    AuditActor, AuditChain, AuditEntry, AuditFilter, AuditFront, AuditOutcome, AuditRecord,
+};
 pub use device::{Device, MTU};
 pub use drive::{
     Attachment, DRIVE_SIZE, Drive, Mount, MountMode, Mounted, Mounts, check_drive_name,
@@ -41,6 +46,7 @@ pub use guard::{
 };
 pub use id::{
     BadId, CommandId, DriveId, GroupId, KeyId, LayerId, MemoryId, SandboxId, SessionId, SnapshotId,
+    WebhookId,
 };
 pub use lifecycle::Phase;
 pub use memory::{Fingerprint, MemoryLayer, Template};
@@ -72,6 +78,10 @@ pub use secret_forms::secret_forms;
 pub use service::Service;
 pub use snapshot::{Expiry, Method, Snapshot, SnapshotKind};
 pub use spec::{BadConfig, Config, Patch, Resources, Retention};
+
+pub use webhook::{
+    Webhook, WebhookCursor, WebhookDelivery, WebhookDisabled, WebhookSecret, webhook_kinds,
+};
 
 pub use jiff::Timestamp;
 pub use sandkeep_types::{

@@ -21,6 +21,7 @@
 //! | `upstream` | how names are resolved and connections made outside; the same for all sandboxes of a daemon |
 //! | `log` | what is recorded about a flow |
 //! | `sockets` | how many sockets of the host a sandbox may have, and all of them together |
+//! | `post` | which addresses the daemon itself sends requests to that callers chose |
 //!
 //! Each sandbox has its own stack, dispatcher and tasks. All buffers are bounded, and data that cannot be taken now is not read:
 //! a slow side slows the other down, and nothing grows.
@@ -31,6 +32,7 @@ mod dispatch;
 mod dns;
 mod flow;
 mod log;
+mod post;
 mod proxy;
 mod rules;
 mod sniff;
@@ -52,6 +54,7 @@ use self::stack::Stack;
 use crate::model::{Connection, Device, SessionId};
 
 pub use log::{Journal, Traffic};
+pub use post::{PostError, PostTarget};
 pub use proxy::{Authority, BadAuthority};
 pub use rules::{Brokered, Rules};
 pub use upstream::{Upstream, UpstreamSettings};

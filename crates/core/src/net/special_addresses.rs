@@ -85,6 +85,14 @@ pub(super) fn inside(ip: IpAddr) -> Option<&'static str> {
     private.then_some(PRIVATE)
 }
 
+/// Why nobody can be meant by an address, whatever the operator allows: it is a metadata service, or no receiver has it.
+pub(super) fn never_received(ip: IpAddr) -> Option<&'static str> {
+    match refused(ip)? {
+        "the host's loopback" | "link-local" if carried(ip).is_none() => None,
+        why => Some(why),
+    }
+}
+
 /// Whether an address leads to a private network, which is closed unless a policy or the operator opens it.
 pub(super) fn is_private(ip: IpAddr) -> bool {
     inside(ip) == Some(PRIVATE)

@@ -158,6 +158,26 @@ impl Upstream {
         Ok(found.map(destination).collect())
     }
 
+    /// The addresses of a host, as the daemon dials them. `host` may be an address, without brackets.
+    pub(super) async fn addresses_of(&self, host: &str) -> io::Result<Vec<IpAddr>> {
+        if let Ok(ip) = host.parse::<IpAddr>() {
+            return Ok(vec![ip]);
+        }
+        let name = host.trim_end_matches('.').to_ascii_lowercase();
+        if let Some(fixed) = self.hosts.get(&name) {
+            return Ok(fixed.clone());
+        }
+        let absolute = Name::from_ascii(format!("{name}."))
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "this is no host name"))?;
+        let resolver = self.resolver();
+        let (mut four, six) = tokio::join!(
+            lookup(&resolver, absolute.clone(), RecordType::A),
+            lookup(&resolver, absolute, RecordType::AAAA)
+        );
+        four.extend(six);
+        Ok(four)
+    }
+
     /// Connects to a host that a rule of the operator's or the policy's own named, at the first of its addresses that
     /// is not refused, that `may` has nothing against and that answers.
     pub(super) async fn connect(
@@ -225,7 +245,7 @@ impl Upstream {
         resolver.resolver.clone()
     }
 
-    fn is_own(&self, to: Destination) -> bool {
+    pub(super) fn is_own(&self, to: Destination) -> bool {
         let mut own = self.own.lock();
         if own.looked.elapsed() > FRESH {
             // Asked for every packet that begins something: nobody waits for files here.

@@ -29,6 +29,7 @@
 //! | what happens after a failed sync | [`sync`] |
 //! | what happens on a full disk | [`space`] |
 //! | what is damaged, and how it is repaired | [`fsck`] |
+//! | who did what, and whether that was changed | [`audit`] |
 //! | where images come from | [`image`] |
 //! | how secrets are found in layers | [`search`] |
 //! | how untrusted trees are walked and copied | [`tree`], [`walk`] |
@@ -36,6 +37,7 @@
 //! The store does no locking between callers: the engine's task for a sandbox is the only one that
 //! writes that sandbox's things. Two daemons on one directory are kept apart by `keep.lock`.
 
+mod audit;
 mod background;
 mod blocking;
 mod diff;
@@ -70,6 +72,10 @@ use self::blocking::blocking;
 use self::error::io_error;
 use crate::model::{LayerId, MemoryId};
 
+pub use audit::{
+    AuditFinding, AuditHead, AuditKey, AuditPage, AuditPosition, AuditReport, AuditResumed,
+    AuditWriter, audit_chains, last_audit_entry, read_audit, verify_audit,
+};
 pub use background::Effort;
 pub use diff::{
     DiffOptions, MergeChains, MergeOptions, MergeOutcome, PatchOptions, PreparedPatch, TreeDiff,

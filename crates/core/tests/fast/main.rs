@@ -7,3 +7,4 @@ mod documents;
 mod engine;
 mod layering;
 mod spawns;
+mod webhooks;

@@ -68,6 +68,7 @@ pub(crate) async fn create(
 ) -> Result<(StatusCode, Json<types::Drive>), ApiError> {
     params.end()?;
     let name: Name = parsed("name", &request.name)?;
+    crate::audit::target("drive", &name);
     let max_size = request.max_size;
     let wish = CreateDrive { name: name.clone(), max_size, notes: BTreeMap::new() };
     let engine = app.engine.clone();

@@ -116,7 +116,7 @@ fn cursor(params: &mut Params, headers: &HeaderMap) -> Result<Option<EventId>, A
 }
 
 /// A time, or how long ago it was.
-fn time(field: &str, text: &str) -> Result<Timestamp, ApiError> {
+pub(super) fn time(field: &str, text: &str) -> Result<Timestamp, ApiError> {
     if let Ok(time) = text.parse::<Timestamp>() {
         return Ok(time);
     }
@@ -195,27 +195,7 @@ fn about_the_stream(kind: &str, cursor: EventId) -> types::Event {
 }
 
 fn out(event: model::Event) -> types::Event {
-    let kind = event.change.kind().to_owned();
-    let data = match serde_json::to_value(event.change) {
-        Ok(serde_json::Value::Object(mut change)) => match change.remove("data") {
-            Some(serde_json::Value::Object(data)) => data,
-            _ => Default::default(),
-        },
-        _ => Default::default(),
-    };
-    let sandbox = event.sandbox.map(|sandbox| types::EventSandbox {
-        id: sandbox.id.into(),
-        name: sandbox.name.into(),
-        tags: sandbox.tags,
-    });
-    types::Event {
-        id: event.id.to_string(),
-        at: event.at.to_string(),
-        kind,
-        project: event.project.map(Into::into),
-        sandbox,
-        data,
-    }
+    event.into()
 }
 
 #[cfg(test)]

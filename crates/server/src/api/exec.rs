@@ -22,6 +22,7 @@ use super::commands::signal_number;
 use super::input::{Body, Params, PathParam, Upgrade, parse_json};
 use super::secrets::inject_in;
 use super::{App, stream, wire};
+use crate::audit;
 use crate::auth::Writer;
 use crate::error::ApiError;
 use sandkeep_core::engine::{
@@ -55,8 +56,10 @@ pub(crate) async fn exec(
     params.end()?;
     let detach = request.detach;
     let (exec, input) = wanted(request, wake, &caller)?;
+    audit::program(&exec.argv);
     let started = app.engine.exec(&caller.project, &name, exec).await?;
     let Started { command, events, stdin, resumed, session } = started;
+    audit::detail("command", &command.id);
     if let (Some(input), Some(stdin)) = (input, stdin) {
         app.spawn_until_shutdown(feed(stdin, input));
     }
@@ -186,16 +189,23 @@ pub(crate) async fn web_socket(
 ) -> Result<Response, ApiError> {
     let wake = params.wake(&caller)?;
     params.end()?;
-    let alive = app.tasks.token();
+    let (alive, asked) = (app.tasks.token(), audit::later());
     Ok(upgrade.max_message_size(MESSAGE).on_upgrade(async move |socket| {
         let _alive = alive;
-        converse(socket, &app, caller, &name, wake).await;
+        converse(socket, &app, caller, &name, wake, asked).await;
     }))
 }
 
-async fn converse(socket: WebSocket, app: &Arc<App>, caller: Caller, name: &Name, wake: WakeMode) {
+async fn converse(
+    socket: WebSocket,
+    app: &Arc<App>,
+    caller: Caller,
+    name: &Name,
+    wake: WakeMode,
+    asked: Option<audit::Later>,
+) {
     let (mut sink, mut source) = socket.split();
-    let last = match begin(&mut source, app, &caller, name, wake).await {
+    let last = match begin(&mut source, app, &caller, name, wake, asked).await {
         Err(Some(refused)) => ExecEvent::Error { error: refused.into_body() },
         Err(None) => return,
         Ok((started, input)) => {
@@ -230,6 +240,7 @@ async fn begin(
     caller: &Caller,
     name: &Name,
     wake: WakeMode,
+    asked: Option<audit::Later>,
 ) -> Result<Begun, Option<ApiError>> {
     let closing = app.closing.clone();
     let first = tokio::select! {
@@ -241,7 +252,12 @@ async fn begin(
     };
     let request: ExecRequest = parse_json(first?.as_bytes()).map_err(Some)?;
     let (exec, input) = wanted(request, wake, caller).map_err(Some)?;
+    let argv = exec.argv.clone();
     let started = app.engine.exec(&caller.project, name, exec).await;
+    if let Some(asked) = asked {
+        let failed = started.as_ref().err().map(|error| error.code());
+        asked.started(app, name, &argv, failed).await;
+    }
     started.map(|started| (started, input)).map_err(|error| Some(error.into()))
 }
 

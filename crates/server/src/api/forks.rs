@@ -207,7 +207,11 @@ pub(crate) async fn merge(
 ) -> ApiResult<types::Merged> {
     params.end()?;
     let request = MergeRequest {
-        into: request.into.map(|into| parsed("into", &into)).transpose()?,
+        into: request
+            .into
+            .map(|into| parsed("into", &into))
+            .transpose()?
+            .inspect(|into: &Name| crate::audit::detail("into", into)),
         only: request.only,
         keep_both: request.conflicts == types::OnConflict::Keep,
         dry_run: request.dry_run,
@@ -253,6 +257,7 @@ pub(crate) async fn rename(
 ) -> ApiResult<types::Sandbox> {
     params.end()?;
     let to: Name = parsed("name", &request.name)?;
+    crate::audit::detail("to", &to);
     let engine = app.engine.clone();
     let work = async move { engine.rename(&caller.project, &name, to).await };
     Ok(Json(wire::sandbox(finish(&app, work).await?)))

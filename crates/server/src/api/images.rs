@@ -87,6 +87,7 @@ pub(crate) async fn pull(
     input::Body(request): input::Body<types::PullRequest>,
 ) -> Result<Response, ApiError> {
     params.end()?;
+    crate::audit::target("image", &request.reference);
     let engine = app.engine.clone();
     Ok(reported(&app, async move |reporter| {
         let images = engine.images();
@@ -158,6 +159,7 @@ pub(crate) async fn customize(
         .map(|add| AddedDirectory { from: add.from.into(), to: add.to.into() });
     let customization = Customization { add: add.collect(), env: request.env, path: request.path };
     let base = request.from.unwrap_or_else(|| HOST.to_owned());
+    crate::audit::target("image", &request.name);
     let engine = app.engine.clone();
     let checked = engine.images().check_customization(&base, &request.name, &customization).await;
     checked.map_err(engine::Error::from)?;

@@ -7,6 +7,7 @@
 //! Every answer is JSON, failures included: extractors are our own (`input`), so that none of the
 //! framework's plain-text refusals can come out, and a panic is caught here and becomes a 500.
 
+pub(crate) mod audit;
 pub(crate) mod commands;
 pub(crate) mod drives;
 pub(crate) mod events;
@@ -27,6 +28,7 @@ pub(crate) mod snapshots;
 mod stream;
 pub(crate) mod tenants;
 pub(crate) mod trash;
+pub(crate) mod webhooks;
 mod wire;
 
 use std::future::Future;
@@ -139,6 +141,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&app), crate::gateway::serve))
         .layer(from_fn_with_state(Arc::clone(&app), crate::origin::known_host))
         .layer(from_fn(no_panic))
+        .layer(from_fn_with_state(Arc::clone(&app), crate::audit::record))
         .with_state(app)
 }
 
@@ -152,6 +155,7 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/damage", get(tenants::damage))
         .route("/v1/trash", get(trash::list).delete(trash::empty))
         .route("/v1/trash/{sandbox}/restore", post(trash::restore))
+        .route("/v1/audit/verify", get(audit::verify))
         .route("/v1/fsck", post(tenants::fsck))
         .route("/v1/tokens", post(tenants::issue_token))
         .route("/v1/projects", get(tenants::projects).post(tenants::create_project))
@@ -168,6 +172,13 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/snapshots/{id}", get(snapshots::get).delete(snapshots::remove))
         .route("/v1/secrets", get(secrets::list))
         .route("/v1/secrets/{name}", get(secrets::get).put(secrets::set).delete(secrets::remove))
+        .route("/v1/webhooks", get(webhooks::list).post(webhooks::create))
+        .route(
+            "/v1/webhooks/{id}",
+            get(webhooks::get).patch(webhooks::update).delete(webhooks::remove),
+        )
+        .route("/v1/webhooks/{id}/rotate", post(webhooks::rotate))
+        .route("/v1/webhooks/{id}/test", post(webhooks::test))
         .route("/v1/quarantine", get(guard::list))
         .route("/v1/quarantine/{id}", delete(guard::remove))
         .route("/v1/drives", get(drives::list).post(drives::create))
@@ -219,6 +230,7 @@ fn short_routes() -> Router<Arc<App>> {
 fn stream_routes() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/events", get(events::stream))
+        .route("/v1/audit", get(audit::entries))
         .route("/v1/images/pull", post(images::pull))
         .route("/v1/images/import", post(images::import))
         .route("/v1/images/customize", post(images::customize))

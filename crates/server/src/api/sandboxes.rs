@@ -50,6 +50,7 @@ pub(crate) async fn create(
     let engine = app.engine.clone();
     let opened =
         finish(&app, async move { engine.create(&caller.project, create, key).await }).await?;
+    crate::audit::target("sandbox", &opened.sandbox.name);
     let status = if opened.created { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(wire::opened(opened))))
 }
@@ -261,10 +262,14 @@ pub(crate) async fn fork(
     let engine = app.engine.clone();
     let forked = if fork.count.is_some() {
         let work = async move { engine.fork_many(&caller.project, &name, fork, key).await };
-        types::Forked::Many(wire::forks(finish(&app, work).await?))
+        let forks = finish(&app, work).await?;
+        crate::audit::detail("forks", forks.made.len());
+        types::Forked::Many(wire::forks(forks))
     } else {
         let work = async move { engine.fork(&caller.project, &name, fork, key).await };
-        types::Forked::One(Box::new(wire::opened(finish(&app, work).await?)))
+        let opened = finish(&app, work).await?;
+        crate::audit::detail("fork", &opened.sandbox.name);
+        types::Forked::One(Box::new(wire::opened(opened)))
     };
     Ok((StatusCode::CREATED, Json(forked)))
 }

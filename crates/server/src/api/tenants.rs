@@ -10,6 +10,7 @@ use sandkeep_core::model::{KeyId, Name, Scope, Span};
 
 use super::input::{Body, Params, PathParam, parsed};
 use super::{ApiResult, App, finish, wire};
+use crate::audit;
 use crate::auth::{Admin, Reader};
 use crate::compat::vercel::auth as vercel;
 use crate::error::ApiError;
@@ -170,7 +171,8 @@ pub(crate) async fn create_project(
     Body(request): Body<types::CreateProject>,
 ) -> Result<(StatusCode, Json<types::Project>), ApiError> {
     params.end()?;
-    let name = parsed("name", &request.name)?;
+    let name: Name = parsed("name", &request.name)?;
+    audit::target("project", &name);
     let engine = app.engine.clone();
     let made = finish(&app, async move { engine.create_project(name).await }).await?;
     Ok((StatusCode::CREATED, Json(wire::project(made))))
@@ -226,9 +228,13 @@ pub(crate) async fn create_key(
     params.end()?;
     let scope = wire::scope_in(request.scope);
     let expires = request.expires;
+    audit::detail("project", &project);
     let engine = app.engine.clone();
     let work = async move { engine.create_key(&project, request.label, scope, expires).await };
     let (key, secret) = finish(&app, work).await?;
+    audit::target("key", &key.id);
+    audit::detail("label", &key.label);
+    audit::detail("scope", format!("{:?}", key.scope).to_lowercase());
     Ok((StatusCode::CREATED, Json(types::NewKey { key: wire::key(key), secret })))
 }
 
@@ -247,6 +253,7 @@ pub(crate) async fn revoke_key(
 ) -> Result<StatusCode, ApiError> {
     params.end()?;
     let engine = app.engine.clone();
+    audit::detail("project", &project);
     finish(&app, async move { engine.revoke_key(&project, &key).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

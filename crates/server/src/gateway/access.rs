@@ -110,7 +110,12 @@ fn bearer(value: &HeaderValue) -> Option<String> {
 fn key_opens(app: &App, sandbox: &Sandbox, secret: &str) -> bool {
     app.engine.authenticate(secret).is_ok_and(|caller| {
         let own = caller.project == sandbox.project && caller.scope >= Scope::Write;
-        (own || caller.scope == Scope::Admin) && app.rate.take(&caller.key, Instant::now()).is_ok()
+        let opens = (own || caller.scope == Scope::Admin)
+            && app.rate.take(&caller.key, Instant::now()).is_ok();
+        if opens {
+            crate::audit::port_key(&caller.key);
+        }
+        opens
     })
 }
 

@@ -115,6 +115,7 @@ async fn forward(
     let found = app.engine.published(&target.whose, target.port).await;
     let found = found.map_err(|error| Refusal::of(&error, by_id))?;
     let (sandbox, port) = found.ok_or(Refusal::UNKNOWN)?;
+    crate::audit::port(&sandbox, port.number);
     if let Some(elsewhere) = carried.admit(app, &sandbox, &port, &target)? {
         return Ok(elsewhere);
     }

@@ -3,6 +3,7 @@
 // Fixtures are test code too, though not marked as tests.
 #![allow(clippy::unwrap_used)]
 
+mod audit;
 mod bad_input;
 mod damage;
 mod drives;
@@ -22,3 +23,4 @@ mod vercel;
 mod vercel_commands;
 mod vercel_files;
 mod vercel_terminal;
+mod webhooks;

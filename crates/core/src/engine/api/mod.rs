@@ -3,6 +3,7 @@
 //! A call that needs a running sandbox wakes it first (`lifecycle`) and then does its work (`session`). Nothing below calls
 //! anything here.
 
+mod audit;
 mod commands;
 mod drives;
 mod events;
@@ -19,3 +20,4 @@ mod sessions;
 mod snapshots;
 mod trash;
 pub(in crate::engine) mod usage;
+mod webhooks;

@@ -26,6 +26,12 @@ impl Engine {
         self.parts.tenancy.knows_key(id)
     }
 
+    /// Whether there is a project of this name.
+    #[must_use]
+    pub fn knows_project(&self, name: &Name) -> bool {
+        self.parts.tenancy.require_project(name).is_ok()
+    }
+
     /// Lists the projects.
     #[must_use]
     pub fn projects(&self) -> Vec<Project> {
@@ -69,7 +75,8 @@ impl Engine {
     ///
     /// Returns [`Error::ProjectInUse`](crate::engine::Error::ProjectInUse) while it has some.
     pub async fn delete_project(&self, name: &Name) -> Result<()> {
-        self.parts.tenancy.delete_project(&self.parts.secrets, name).await
+        self.parts.tenancy.delete_project(&self.parts.secrets, name).await?;
+        self.parts.webhooks.remove_all(name).await
     }
 
     /// Makes a key; the second answer is its secret, which cannot be had again.

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use crate::catalog::Catalog;
 use crate::db::Db;
 use crate::driver::Driver;
+use crate::engine::audit::AuditLog;
 use crate::engine::observe::events::EventFeed;
 use crate::engine::{Absent, Error, Result, Settings};
 use crate::store::Store;
@@ -31,6 +32,8 @@ pub(in crate::engine) struct Context {
     pub(in crate::engine) drivers: BTreeMap<&'static str, Arc<dyn Driver>>,
     pub(in crate::engine) settings: Settings,
     pub(in crate::engine) events: Arc<EventFeed>,
+    /// Who did what.
+    pub(in crate::engine) audit: Arc<AuditLog>,
     pub(in crate::engine) damage: damage::DamageRegister,
     clock: clock::ClockWatch,
     pub(in crate::engine) tasks: tasks::Tasks,
@@ -45,6 +48,7 @@ impl Context {
         drivers: Vec<Arc<dyn Driver>>,
         settings: Settings,
         events: EventFeed,
+        audit: AuditLog,
     ) -> Arc<Self> {
         Arc::new(Self {
             store,
@@ -53,6 +57,7 @@ impl Context {
             drivers: drivers.into_iter().map(|driver| (driver.name(), driver)).collect(),
             settings,
             events: Arc::new(events),
+            audit: Arc::new(audit),
             damage: damage::DamageRegister::default(),
             clock: clock::ClockWatch::default(),
             tasks: tasks::Tasks::default(),

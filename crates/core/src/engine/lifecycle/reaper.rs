@@ -16,7 +16,7 @@ use crate::engine::network::session_network::COUNTED_EVERY;
 use crate::engine::running::live::{RefusedPause, RunningSandbox};
 use crate::engine::{Delete, Error, Result};
 use crate::model::lifecycle::Phase;
-use crate::model::{Ending, OnIdle, SessionEnd, SnapshotKind, now};
+use crate::model::{AuditRecord, Ending, OnIdle, Sandbox, SessionEnd, SnapshotKind, now};
 use crate::store::StoreError;
 
 /// How often a pause may fail for the machine's own sake before it is stopped instead.
@@ -133,7 +133,10 @@ impl Lifecycle {
             let mut sandbox = (*live.sandbox()).clone();
             if end == SessionEnd::Idle && this.on_idle(&sandbox) == OnIdle::Pause {
                 return match this.pause_session(&slot, &mut sandbox, end).await {
-                    Ok(_) => Ok(()),
+                    Ok(_) => {
+                        this.note_ended("sandbox.pause", &sandbox, end);
+                        Ok(())
+                    }
                     Err(Error::SessionOver) => Ok(()),
                     // It will not be otherwise next time: then its files at least are kept, and the host has its memory back.
                     Err(error @ (Error::Driver(_) | Error::MemoryTooDeep(_)))
@@ -141,7 +144,9 @@ impl Lifecycle {
                     {
                         tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "an idle sandbox cannot be paused; it is stopped");
                         let ending = Ending::by_itself(SnapshotKind::Stop, end);
-                        this.end_session(&slot, &mut sandbox, ending).await.map(drop)
+                        this.end_session(&slot, &mut sandbox, ending).await.map(drop)?;
+                        this.note_ended("sandbox.stop", &sandbox, end);
+                        Ok(())
                     }
                     Err(error) => {
                         live.pause_refused(&error);
@@ -157,6 +162,7 @@ impl Lifecycle {
                 }
                 return Err(error);
             }
+            this.note_ended("sandbox.stop", &sandbox, end);
             this.storage.compaction.after_stop(&sandbox);
             Ok(())
         })
@@ -191,7 +197,13 @@ impl Lifecycle {
                             "a sandbox expired; it is moved to the trash and can be restored from there");
                     }
                     let wish = Delete { expired: !deleted, ..Delete::default() };
+                    let target = Some(format!("sandbox/{}", sandbox.name));
+                    let (project, id) = (sandbox.project.clone(), sandbox.id.clone());
                     this.delete_sandbox(&slot, sandbox, wish).await?;
+                    if !deleted {
+                        let record = AuditRecord::by_system(Some(&project), "sandbox.expire", target);
+                        this.context.audit.note(record.with("id", id.as_str()));
+                    }
                 }
                 Ok(())
             });
@@ -215,6 +227,17 @@ impl Lifecycle {
             self.db.forget_answers(before).await?;
         }
         self.storage.collector.collect().await
+    }
+
+    /// Records that a session was ended because of its settings.
+    fn note_ended(&self, action: &str, sandbox: &Sandbox, end: SessionEnd) {
+        let target = Some(format!("sandbox/{}", sandbox.name));
+        let why = match end {
+            SessionEnd::Timeout => "timeout",
+            _ => "idle",
+        };
+        let record = AuditRecord::by_system(Some(&sandbox.project), action, target);
+        self.context.audit.note(record.with("reason", why));
     }
 
     /// Whether a session is to be ended, and why.

@@ -5,6 +5,7 @@ pub(in crate::engine) mod session_network;
 
 use std::sync::Arc;
 
+use crate::engine::audit::AuditLog;
 use crate::engine::context::Context;
 use crate::engine::records::Records;
 use crate::engine::running::turns::Turns;
@@ -17,6 +18,7 @@ use crate::store::Store;
 /// The networks of sandboxes.
 pub(in crate::engine) struct Network {
     store: Store,
+    audit: Arc<AuditLog>,
     turns: Arc<Turns>,
     records: Arc<Records>,
     tenancy: Arc<Tenancy>,
@@ -37,6 +39,7 @@ impl Network {
     ) -> Arc<Self> {
         Arc::new(Self {
             store: context.store.clone(),
+            audit: Arc::clone(&context.audit),
             turns: Arc::clone(turns),
             records: Arc::clone(records),
             tenancy: Arc::clone(tenancy),
@@ -44,5 +47,10 @@ impl Network {
             keyring: Arc::clone(keyring),
             outside: Arc::new(outside),
         })
+    }
+
+    /// The network outside.
+    pub(in crate::engine) fn outside(&self) -> Arc<Upstream> {
+        Arc::clone(&self.outside)
     }
 }

@@ -22,6 +22,7 @@ use sandkeep_proto::link::At;
 use zeroize::Zeroizing;
 
 use crate::driver::Device;
+use crate::engine::audit::AuditLog;
 use crate::engine::error::error_chain;
 use crate::engine::network::Network;
 use crate::engine::observe::network_journal::FileJournal;
@@ -30,13 +31,38 @@ use crate::engine::running::network::{BUNDLE, CERTIFICATE, SessionNetwork, Trust
 use crate::engine::{Error, Result};
 use crate::guest::{Guest, GuestError};
 use crate::model::{
-    Action, BadPolicy, Credential, FORMAT, KeptAuthority, Name, Patch, Policy, Sandbox, Session,
-    Tags,
+    Action, AuditActor, AuditRecord, BadPolicy, Connection, Credential, FORMAT, KeptAuthority,
+    Name, Patch, Policy, Sandbox, Session, Tags,
 };
 use crate::net::{
     Authority, BadAuthority, Journal, NetworkConfig, Rules, SessionNetworkStack, Traffic,
 };
 use crate::store::Durability;
+
+/// The journal of a session, and the audit log for uses of secrets.
+#[derive(Debug)]
+struct AuditedJournal {
+    journal: Arc<FileJournal>,
+    audit: Arc<AuditLog>,
+    project: Name,
+    sandbox: Name,
+}
+
+impl Journal for AuditedJournal {
+    fn write(&self, connection: Connection) {
+        self.journal.write(connection);
+    }
+
+    fn secret_used(&self, secret: &str, host: &str) {
+        let Self { audit, project, sandbox, .. } = self;
+        audit.note_sometimes(format!("secret {project} {sandbox} {secret} {host}"), || {
+            let target = Some(format!("secret/{secret}"));
+            let record = AuditRecord::by_system(Some(project), "secret.use", target);
+            let record = record.with("sandbox", sandbox.as_str()).with("host", host);
+            AuditRecord { actor: AuditActor::Agent, ..record.with("how", "brokered") }
+        });
+    }
+}
 
 /// Where images keep what they trust; the first that is there counts.
 const SYSTEM_BUNDLES: [&str; 4] = [
@@ -99,11 +125,17 @@ impl Network {
         let (sandbox, session) = (live.sandbox(), live.session());
         let journal = FileJournal::new(self.store.network_dir(&sandbox.id), session.id.clone());
         let journal = Arc::new(journal);
+        let told = AuditedJournal {
+            journal: Arc::clone(&journal),
+            audit: Arc::clone(&self.audit),
+            project: sandbox.project.clone(),
+            sandbox: sandbox.name.clone(),
+        };
         let opens = rules.opens();
         let network = SessionNetworkStack::start(NetworkConfig {
             device,
             session: session.id.clone(),
-            journal: Arc::clone(&journal) as Arc<dyn Journal>,
+            journal: Arc::new(told),
             before: Traffic { received: session.usage.network_in, sent: session.usage.network_out },
             rules,
             upstream: Arc::clone(&self.outside),

@@ -21,7 +21,8 @@ use crate::engine::error::error_chain;
 use crate::engine::snapshots::Snapshots;
 use crate::engine::{Error, Result};
 use crate::model::{
-    Expiry, Name, Retention, Sandbox, SandboxId, Snapshot, SnapshotId, Span, Timestamp, now,
+    AuditRecord, Expiry, Name, Retention, Sandbox, SandboxId, Snapshot, SnapshotId, Span,
+    Timestamp, now,
 };
 use crate::store::Durability;
 
@@ -184,6 +185,17 @@ impl Snapshots {
         }
     }
 
+    /// Drops a snapshot whose time is up, or that is not among those that are kept.
+    async fn expire_record(&self, snapshot: &Snapshot) -> Result<bool> {
+        let gone = self.delete_record(&snapshot.id, Unless::Held, Durability::Soon).await?;
+        if gone {
+            let target = Some(format!("snapshot/{}", snapshot.id));
+            let record = AuditRecord::by_system(Some(&snapshot.project), "snapshot.expire", target);
+            self.context.audit.note(record.with("sandbox", snapshot.sandbox_name.as_str()));
+        }
+        Ok(gone)
+    }
+
     /// Applies a sandbox's retention to its snapshots, in its turn.
     ///
     /// Once all were checked, only those are checked again that can have changed since: the few next to the boundary between kept and
@@ -211,7 +223,7 @@ impl Snapshots {
         self.retained.note(&sandbox.id, retention);
         let Some(time) = self.context.expiry_time() else { return Ok(()) };
         for snapshot in self.db.expired_snapshots_of(&sandbox.id, time).await? {
-            let buried = self.delete_record(&snapshot.id, Unless::Held, Durability::Soon).await?;
+            let buried = self.expire_record(&snapshot).await?;
             let evicted = boundary.is_some_and(|boundary| place(&snapshot) < boundary);
             if buried && keep.is_some() && !evicted {
                 // Those behind it move up.
@@ -247,7 +259,7 @@ impl Snapshots {
                 .await?;
             }
             if evicted && retention.delete_evicted {
-                self.delete_record(&snapshot.id, Unless::Held, Durability::Soon).await?;
+                self.expire_record(snapshot).await?;
             }
         }
         Ok(boundary)
@@ -259,7 +271,7 @@ impl Snapshots {
         let time = self.context.expiry_time();
         if let Some(time) = time {
             for snapshot in self.db.expired_snapshots(time).await? {
-                if self.delete_record(&snapshot.id, Unless::Held, Durability::Soon).await? {
+                if self.expire_record(&snapshot).await? {
                     self.retained.forget(&snapshot.sandbox);
                 }
             }

@@ -26,9 +26,9 @@ use crate::engine::running::turns::Turns;
 use crate::engine::{Error, Result};
 use crate::model::lifecycle::Phase;
 use crate::model::{
-    Config, DomainPattern, FORMAT, Inject, InjectInto, LONGEST_SECRET, Name, SHORTEST_SECRET,
-    Sandbox, Secret, SecretGiven, SecretHow, SecretName, SecretPlace, SecretVersion, Session, Tags,
-    check_env_name, check_tag, now,
+    AuditRecord, Config, DomainPattern, FORMAT, Inject, InjectInto, LONGEST_SECRET, Name,
+    SHORTEST_SECRET, Sandbox, Secret, SecretGiven, SecretHow, SecretName, SecretPlace,
+    SecretVersion, Session, Tags, check_env_name, check_tag, now,
 };
 use crate::net::Brokered;
 use crate::secret::{Keyring, Mask, SealError};
@@ -530,7 +530,19 @@ impl Secrets {
             };
             notes.push(SecretGiven { name: secret.name, version, how });
         }
+        let told: Vec<_> = notes.iter().map(|note| (note.name.clone(), note.how)).collect();
         self.give(live, notes).await?;
+        for (name, how) in told {
+            let target = Some(format!("secret/{name}"));
+            let record = AuditRecord::by_system(Some(&sandbox.project), "secret.use", target);
+            let how = match how {
+                SecretHow::Env => "env",
+                SecretHow::File => "file",
+                SecretHow::Brokered => "brokered",
+            };
+            let record = record.with("sandbox", sandbox.name.as_str()).with("how", how);
+            self.context.audit.note(record);
+        }
         Ok(given)
     }
 

@@ -27,6 +27,9 @@ use crate::model::{Connection, Protocol, SessionId, Timestamp, Verdict, now};
 pub trait Journal: Send + Sync + std::fmt::Debug {
     /// Records a connection that has ended or was refused.
     fn write(&self, connection: Connection);
+
+    /// The value of a secret went out in the place of its placeholder, in the head of a request to a host.
+    fn secret_used(&self, _secret: &str, _host: &str) {}
 }
 
 /// How much a sandbox received and sent.
@@ -202,6 +205,11 @@ impl OpenFlow {
         let mut state = self.state();
         state.info.name = name;
         state.info.rule = rule;
+    }
+
+    /// Tells that the value of a secret went out.
+    pub(super) fn secret_used(&self, secret: &str, host: &str) {
+        self.log.journal.secret_used(secret, host);
     }
 
     /// Sets the detail of its line.

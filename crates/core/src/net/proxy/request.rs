@@ -392,6 +392,7 @@ async fn prepare(
     let secrets = allotted(rules, &target.host, trusted);
     let put = secrets.put(&mut parts.headers, &mut target.query);
     put.notes.iter().for_each(|note| record.note(note));
+    put.used.iter().for_each(|secret| record.open.secret_used(secret, &target.host));
     let mut masks = put.masks;
     masks.extend(&told(rules, &proxy.intercept.name, &target.host));
     for (name, value) in &judged.set {

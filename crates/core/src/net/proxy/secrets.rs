@@ -51,6 +51,8 @@ pub(super) struct Put {
     pub(super) once: Replacements,
     /// What is worth telling.
     pub(super) notes: Vec<String>,
+    /// The names of the secrets whose values were put in.
+    pub(super) used: Vec<String>,
 }
 
 impl Secrets {
@@ -79,6 +81,7 @@ impl Secrets {
                     Ok(mut text) => {
                         text.set_sensitive(true);
                         *value = text;
+                        put.used.push(secret.name.clone());
                     }
                     Err(_) => {
                         put.notes.push(format!("the value of {} fits no header", secret.name));
@@ -89,12 +92,14 @@ impl Secrets {
             if let Some(text) = query.as_ref().and_then(|query| encoded.whole(query.as_bytes())) {
                 if secret.places.contains(&SecretPlace::Query) {
                     *query = Some(String::from_utf8_lossy(&text).into_owned());
+                    put.used.push(secret.name.clone());
                 } else {
                     put.notes.push(not_here(&secret.name, "query"));
                 }
             }
             put.masks.extend(&masks(secret));
         }
+        put.used.dedup();
         if let (Some(before), Some(after)) = (basic, sole_basic(headers))
             && before != after
         {

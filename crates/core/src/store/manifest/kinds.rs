@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use super::Manifest;
 use crate::model::{
     Command, CommandId, Drive, DriveId, Image, KeptAuthority, Layer, LayerId, Name, Project,
-    Sandbox, SandboxId, Secret, SecretName, Session, SessionId, Snapshot, SnapshotId,
+    Sandbox, SandboxId, Secret, SecretName, Session, SessionId, Snapshot, SnapshotId, Webhook,
+    WebhookCursor, WebhookId,
 };
 use crate::store::path_text::file_name_of;
 
@@ -152,5 +153,34 @@ impl Manifest for Image {
     }
     fn places() -> &'static [&'static str] {
         &["images/*.json"]
+    }
+}
+
+impl Manifest for Webhook {
+    type Key = (Name, WebhookId);
+    const KIND: &'static str = "webhook";
+    const KEEP_LAST: bool = true;
+    fn key(&self) -> Self::Key {
+        (self.project.clone(), self.id.clone())
+    }
+    fn place((project, id): &Self::Key) -> PathBuf {
+        PathBuf::from(format!("webhooks/{project}/{id}/webhook.json"))
+    }
+    fn places() -> &'static [&'static str] {
+        &["webhooks/*/*/webhook.json"]
+    }
+}
+
+impl Manifest for WebhookCursor {
+    type Key = (Name, WebhookId);
+    const KIND: &'static str = "cursor";
+    fn key(&self) -> Self::Key {
+        (self.project.clone(), self.webhook.clone())
+    }
+    fn place((project, id): &Self::Key) -> PathBuf {
+        PathBuf::from(format!("webhooks/{project}/{id}/cursor.json"))
+    }
+    fn places() -> &'static [&'static str] {
+        &["webhooks/*/*/cursor.json"]
     }
 }

@@ -106,6 +106,7 @@ pub(crate) fn choose(
         return Err(VercelError::not_found("Project"));
     }
     caller.project = project;
+    crate::audit::project(&caller.project);
     Ok(caller)
 }
 

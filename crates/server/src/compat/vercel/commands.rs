@@ -36,14 +36,12 @@ use crate::api::App;
 const INPUT: usize = 512 << 10;
 
 pub(super) fn routes() -> Router<Arc<App>> {
-    let session = "/v2/sandboxes/sessions/{id}/cmd";
-    let at = |tail: &str| format!("{session}/{{cmd}}{tail}");
     Router::new()
-        .route(session, post(run).get(list))
-        .route(&at(""), get(look))
-        .route(&at("/logs"), get(logs))
-        .route(&at("/kill"), post(kill))
-        .route(&at("/stdin"), post(stdin))
+        .route("/v2/sandboxes/sessions/{id}/cmd", post(run).get(list))
+        .route("/v2/sandboxes/sessions/{id}/cmd/{cmd}", get(look))
+        .route("/v2/sandboxes/sessions/{id}/cmd/{cmd}/logs", get(logs))
+        .route("/v2/sandboxes/sessions/{id}/cmd/{cmd}/kill", post(kill))
+        .route("/v2/sandboxes/sessions/{id}/cmd/{cmd}/stdin", post(stdin))
 }
 
 /// A command in their words.
@@ -102,12 +100,14 @@ async fn run(
     // One whose output is waited for is held back by whoever waits, like by a pipe's reader. Not one
     // that is fed: clients send all of its input before they read, so it would stop both ways.
     exec.detach = !(wait && logs) || exec.stdin;
+    crate::audit::program(&exec.argv);
     fields.end()?;
     let started = match app.engine.exec(within.project(), within.name(), exec).await {
         Ok(started) => started,
         Err(error) => return Err(cannot_run(&app, &within, error).await),
     };
     let Started { command, events, .. } = started;
+    crate::audit::detail("command", &command.id);
     let begun = begun(command);
     if !wait {
         return Ok(Json(begun).into_response());

@@ -13,6 +13,7 @@ use sandkeep_core::model::SnapshotId;
 use serde_json::{Map, Value, json};
 
 use super::ids::Foreign as _;
+use crate::audit::AnsweredCode;
 use crate::error::ApiError;
 
 /// An answer that is not a success.
@@ -95,6 +96,7 @@ impl IntoResponse for VercelError {
     fn into_response(self) -> Response {
         let body = Json(json!({ "error": self.object() }));
         let mut response = (self.status, body).into_response();
+        response.extensions_mut().insert(AnsweredCode(self.code.as_str().into()));
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -43,6 +43,7 @@ use super::within::Within;
 use crate::api::App;
 use crate::api::exec::KillOnDisconnect;
 use crate::api::input::Upgrade;
+use crate::audit::Later;
 
 /// What the token is signed for.
 const PURPOSE: &str = "vercel-interactive";
@@ -107,10 +108,11 @@ async fn connect(
         return Err(refused());
     }
     let caller = Caller { project, key, scope: Scope::Write, until: None };
-    let alive = app.tasks.token();
+    crate::audit::caller(&caller);
+    let (alive, asked) = (app.tasks.token(), crate::audit::later());
     Ok(upgrade.max_message_size(MESSAGE).on_upgrade(async move |socket| {
         let _alive = alive;
-        converse(socket, &app, caller, &session).await;
+        converse(socket, &app, caller, &session, asked).await;
     }))
 }
 
@@ -124,9 +126,15 @@ enum Last {
     Left,
 }
 
-async fn converse(socket: WebSocket, app: &Arc<App>, caller: Caller, session: &str) {
+async fn converse(
+    socket: WebSocket,
+    app: &Arc<App>,
+    caller: Caller,
+    session: &str,
+    asked: Option<Later>,
+) {
     let (mut sink, mut source) = socket.split();
-    let last = match begin(&mut source, app, &caller, session).await {
+    let last = match begin(&mut source, app, &caller, session, asked).await {
         Ok((name, started)) => attend(&mut sink, &mut source, app, caller, &name, started).await,
         Err(last) => last,
     };
@@ -179,6 +187,7 @@ async fn begin(
     app: &Arc<App>,
     caller: &Caller,
     session: &str,
+    asked: Option<Later>,
 ) -> Result<(Name, Started), Last> {
     let invalid = |why: &str| Last::Close(close_code::POLICY, why.to_owned());
     let gone = |error: &VercelError| Last::Close(close_code::AWAY, error.message().to_owned());
@@ -218,7 +227,13 @@ async fn begin(
         by: Some(within.key.to_string()),
         ..Exec::default()
     };
-    match app.engine.exec(within.project(), within.name(), exec).await {
+    let argv = exec.argv.clone();
+    let started = app.engine.exec(within.project(), within.name(), exec).await;
+    if let Some(asked) = asked {
+        let failed = started.as_ref().err().map(|error| error.code());
+        asked.started(app, within.name(), &argv, failed).await;
+    }
+    match started {
         Ok(started) => Ok((within.sandbox.name, started)),
         Err(Error::Guest(GuestError::Refused { kind, message })) => {
             let code = match kind {

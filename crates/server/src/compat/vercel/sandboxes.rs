@@ -110,6 +110,7 @@ async fn create(
     {
         fetched.into(&app, &caller, &made).await?;
     }
+    crate::audit::target("sandbox", &made.sandbox.name);
     Ok(Json(wire::opened(&app, host.as_deref(), &made)))
 }
 
@@ -189,7 +190,11 @@ async fn open(
     let found = look(&app, &caller, &name).await;
     let opened = if asked.flag("resume")? {
         crate::auth::may_wake(&caller, &sandkeep_core::engine::WakeMode::Wake)?;
-        resume(&app, &caller, &name).await?
+        let opened = resume(&app, &caller, &name).await?;
+        if opened.resumed {
+            crate::audit::action("sandbox.start");
+        }
+        opened
     } else {
         found?
     };

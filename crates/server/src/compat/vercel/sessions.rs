@@ -57,6 +57,7 @@ pub(super) async fn running(
 ) -> Result<(Sandbox, Session), VercelError> {
     let (sandbox, session) = find(app, caller, id).await?;
     under_way(&sandbox, &session)?;
+    crate::audit::target("sandbox", &sandbox.name);
     Ok((sandbox, session))
 }
 
