@@ -39,6 +39,7 @@ mod network;
 mod paging;
 mod ports;
 mod query;
+mod runs;
 mod sandboxes;
 mod secrets;
 mod services;
@@ -61,6 +62,7 @@ pub use images::Fetching;
 pub use network::ListConnections;
 pub use paging::Pages;
 pub use ports::PortStream;
+pub use runs::{ApprovalQuery, RunQuery};
 pub use sandboxes::ListSandboxes;
 pub use transport::Endpoint;
 

@@ -10,8 +10,8 @@ use utoipa::openapi::{Content, OpenApi as Document, Ref, RefOr, Response, Respon
 use utoipa::{Modify, OpenApi, ToSchema};
 
 use crate::api::{
-    commands, drives, events, exec, files, forks, guard, images, metrics, network, ports,
-    sandboxes, secrets, services, snapshots, tenants, trash,
+    approvals, commands, drives, events, exec, files, forks, guard, images, metrics, network,
+    ports, runs, sandboxes, secrets, services, snapshots, tenants, trash,
 };
 
 #[derive(OpenApi)]
@@ -116,6 +116,22 @@ use crate::api::{
         tenants::revoke_key,
         network::of_project,
         network::set_for_project,
+        runs::of_project,
+        runs::set_for_project,
+        runs::start,
+        runs::list,
+        runs::get,
+        runs::cancel,
+        runs::heartbeat,
+        runs::finish_run,
+        runs::review,
+        runs::pin_again,
+        runs::accept,
+        runs::reject,
+        approvals::ask,
+        approvals::list,
+        approvals::get,
+        approvals::answer,
     ),
     components(schemas(types::ErrorAnswer, types::ClientMessage)),
     security(("key" = [])),

@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod approvals;
 mod command;
 mod diff;
 mod drive;
@@ -27,6 +28,7 @@ mod network;
 mod outcome;
 mod port;
 mod quantity;
+mod runs;
 mod sandbox;
 mod secret;
 mod service;
@@ -35,6 +37,10 @@ mod snapshot;
 mod tenant;
 mod trash;
 
+pub use approvals::{
+    AnswerApproval, Approval, ApprovalAnswer, ApprovalPolicy, ApprovalSource, ApprovalStatus,
+    ApprovalSubject, AskApproval,
+};
 pub use command::{
     BadData, ChangedPath, Channel, ClientMessage, Command, CommandChangeList, CommandChanges,
     CommandEnd, CommandState, Encoding, ExecEvent, ExecRequest, MoreChanges, PathChange, Signal,
@@ -63,6 +69,11 @@ pub use outcome::{
 };
 pub use port::{Access, IssuePortToken, Port, PortStatus, PortToken, PublishPort};
 pub use quantity::{BadQuantity, Size, Span};
+pub use runs::{
+    AcceptRun, CancelRun, FinishRun, OnAccept, ProjectRuns, RejectRun, Run, RunAccepted,
+    RunAttempt, RunCommand, RunContact, RunDecision, RunHeartbeat, RunPlace, RunReview, RunStatus,
+    StartRun,
+};
 pub use sandbox::{
     Checkpoint, Class, CommandsKept, CreateSandbox, Extend, Fork, Hook, Hooks, IfExists, Lineage,
     OnIdle, Pause, Resources, Rollback, Sandbox, Start, State, Unsaved, UpdateSandbox,

@@ -23,6 +23,7 @@
 //! | `machine` | `Machines` | how a machine comes up |
 //! | `session` | `Sessions` | how a command runs and is followed |
 //! | `lifecycle` | `Lifecycle` | when the phase of a sandbox changes |
+//! | `governance` | `Runs`, `Approvals` | whose work runs next, and what waits for an answer |
 //! | `api` | [`Engine`] | nothing: it lists what fronts may ask |
 //!
 //! Which folder may use which is a table in `docs/ARCHITECTURE.md`, which `tests/fast/layering.rs` checks.
@@ -36,6 +37,7 @@
 mod api;
 mod context;
 mod error;
+mod governance;
 mod integrity;
 mod lifecycle;
 mod machine;
@@ -60,6 +62,8 @@ use crate::catalog::Catalog;
 use crate::driver::Driver;
 use crate::engine::context::Context;
 use crate::engine::context::single_flight::SingleFlight;
+use crate::engine::governance::approvals::Approvals;
+use crate::engine::governance::runs::Runs;
 use crate::engine::integrity::Integrity;
 use crate::engine::lifecycle::Lifecycle;
 use crate::engine::machine::Machines;
@@ -81,10 +85,14 @@ use crate::secret::{KeySource, Keyring};
 use crate::store::image::Images;
 use crate::store::{MergeOutcome, Store, TreeDiff};
 
+pub use api::approvals::AskRequest;
+pub use api::runs::Review;
 pub use api::usage::Figures;
 pub use context::clock::{Clock, HostClock};
 pub use context::damage::{Damage, DamageKind};
 pub use error::{Error, ErrorKind, NoSuch, Result};
+pub use governance::approvals::ApprovalFilter;
+pub use governance::runs::{Acceptance, RunFilter};
 pub use integrity::disk_probe::Unwell;
 pub use integrity::scrub::ScrubSettings;
 pub use lifecycle::why::Why;
@@ -245,6 +253,7 @@ struct Components {
     machines: Arc<Machines>,
     sessions: Arc<Sessions>,
     lifecycle: Arc<Lifecycle>,
+    runs: Arc<Runs>,
     /// Ends all tasks of an engine that is dropped and was not shut down.
     _shutdown: DropGuard,
 }
@@ -309,6 +318,7 @@ impl Engine {
             sessions: Arc::clone(&sessions),
             wakes: SingleFlight::default(),
         });
+        let runs = Runs::new(&lifecycle, &Approvals::new(&context, &tenancy));
         let shutdown = context.tasks.shutdown().drop_guard();
         let parts = Arc::new(Components {
             context,
@@ -322,6 +332,7 @@ impl Engine {
             machines,
             sessions,
             lifecycle,
+            runs,
             _shutdown: shutdown,
         });
         let engine = Self { parts };
@@ -342,6 +353,7 @@ impl Engine {
             })
         }));
         self.parts.lifecycle.recover().await?;
+        self.recover_runs().await?;
         lifecycle::reaper::run(&self.parts.lifecycle);
         integrity::scrub::run(&self.parts.integrity.scrub);
         Ok(())

@@ -3,6 +3,7 @@
 //! Everything here is plain data. Text is parsed into these types at the edge (HTTP, command line,
 //! disk) and trusted inside: a [`Name`] is a valid name, a [`LayerId`] is safe in a path.
 
+pub mod approval;
 mod device;
 mod drive;
 mod end;
@@ -20,6 +21,7 @@ mod port;
 mod record;
 mod revision;
 mod root;
+pub mod run;
 mod sandbox;
 mod secret;
 mod secret_forms;
@@ -27,6 +29,7 @@ mod service;
 mod snapshot;
 mod spec;
 
+pub use approval::Approval;
 pub use device::{Device, MTU};
 pub use drive::{
     Attachment, DRIVE_SIZE, Drive, Mount, MountMode, Mounted, Mounts, check_drive_name,
@@ -34,13 +37,15 @@ pub use drive::{
 };
 pub use end::CommandEnd;
 pub use event::{
-    BadEventId, Event, EventData, EventFilter, EventFinding, EventId, EventSandbox, EventUsage,
+    BadEventId, Event, EventApproval, EventData, EventFilter, EventFinding, EventId, EventRun,
+    EventSandbox, EventUsage,
 };
 pub use guard::{
     Aside, Because, Decision, Encoding, Finding, FindingKind, Guard, Place, Quarantine, Suspect,
 };
 pub use id::{
-    BadId, CommandId, DriveId, KeyId, LayerId, MemoryId, SandboxId, SessionId, SnapshotId,
+    ApprovalId, BadId, CommandId, DriveId, KeyId, LayerId, MemoryId, RunId, SandboxId, SessionId,
+    SnapshotId,
 };
 pub use lifecycle::Phase;
 pub use memory::{Fingerprint, MemoryLayer, Template};
@@ -61,6 +66,9 @@ pub use record::{
 };
 pub use revision::{Ownership, Revision};
 pub use root::{Limits, MachineKey, RootFs, UidRange};
+pub use run::{
+    Run, RunAttempt, RunChange, RunDecision, RunEffect, RunPlace, RunRefused, RunSandbox, RunSpec,
+};
 pub use sandbox::{
     Breakdown, Change, Deletion, Ended, LastSession, NotAllowed, OpenSession, Sandbox, SandboxState,
 };
@@ -75,9 +83,11 @@ pub use spec::{BadConfig, Config, Patch, Resources, Retention};
 
 pub use jiff::Timestamp;
 pub use sandkeep_types::{
-    BadQuantity, BroughtBack, ChangedPath, Class, CommandChanges, DiffAspect, DiffCounts,
-    DiffEntry, DiffKind, DiffSide, EntryKind, Hook, Hooks, MergeConflict, MergeCounts, MoreChanges,
-    OnIdle, OnJunk, OnSecret, PathChange, Restart, SetGuard as GuardPatch, Size, Span,
+    ApprovalAnswer, ApprovalPolicy, ApprovalSource, ApprovalStatus, ApprovalSubject, BadQuantity,
+    BroughtBack, ChangedPath, Class, CommandChanges, DiffAspect, DiffCounts, DiffEntry, DiffKind,
+    DiffSide, EntryKind, Hook, Hooks, MergeConflict, MergeCounts, MoreChanges, OnAccept, OnIdle,
+    OnJunk, OnSecret, PathChange, ProjectRuns, Restart, RunCommand, RunStatus,
+    SetGuard as GuardPatch, Size, Span,
 };
 
 /// The present, to the millisecond: what is stored reads back equal.

@@ -6,3 +6,4 @@ mod catalog;
 mod documents;
 mod engine;
 mod layering;
+mod runs;

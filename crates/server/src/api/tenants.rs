@@ -225,9 +225,14 @@ pub(crate) async fn create_key(
 ) -> Result<(StatusCode, Json<types::NewKey>), ApiError> {
     params.end()?;
     let scope = wire::scope_in(request.scope);
-    let expires = request.expires;
+    let types::CreateKey { label, approve, expires, .. } = request;
     let engine = app.engine.clone();
-    let work = async move { engine.create_key(&project, request.label, scope, expires).await };
+    let work = async move {
+        match approve {
+            true => engine.create_approver_key(&project, label, scope, expires).await,
+            false => engine.create_key(&project, label, scope, expires).await,
+        }
+    };
     let (key, secret) = finish(&app, work).await?;
     Ok((StatusCode::CREATED, Json(types::NewKey { key: wire::key(key), secret })))
 }

@@ -3,6 +3,7 @@
 //! A call that needs a running sandbox wakes it first (`lifecycle`) and then does its work (`session`). Nothing below calls
 //! anything here.
 
+pub(in crate::engine) mod approvals;
 mod commands;
 mod drives;
 mod events;
@@ -12,6 +13,7 @@ mod health;
 mod network;
 mod ports;
 mod projects;
+pub(in crate::engine) mod runs;
 mod sandboxes;
 mod secrets;
 mod services;

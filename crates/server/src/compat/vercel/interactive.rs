@@ -106,7 +106,7 @@ async fn connect(
     if !app.engine.knows_key(&key) {
         return Err(refused());
     }
-    let caller = Caller { project, key, scope: Scope::Write, until: None };
+    let caller = Caller { project, key, scope: Scope::Write, approve: false, until: None };
     let alive = app.tasks.token();
     Ok(upgrade.max_message_size(MESSAGE).on_upgrade(async move |socket| {
         let _alive = alive;
