@@ -17,7 +17,21 @@ use sandkeep_proto::ask::{AskLine, InsideAnswer};
 use sandkeep_testkit::fake::{FakeHouse, Script, machine_of, ok, small};
 use sandkeep_testkit::house::{name, project};
 
-use super::engine::{FastClock, stop, until};
+use super::engine::{FastClock, stop};
+
+/// Asks until there is an answer. A macro, because closures that wait cannot be sent to another thread.
+macro_rules! eventually {
+    ($what:expr, $answer:expr) => {{
+        let begun = std::time::Instant::now();
+        loop {
+            if let Some(answer) = $answer {
+                break answer;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(20), "{} did not come about", $what);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }};
+}
 
 fn caller() -> Caller {
     let key = KeyId::fresh();
@@ -61,7 +75,7 @@ fn run_of(engine: &Engine, id: &RunId) -> Run {
 }
 
 async fn reaches(engine: &Engine, id: &RunId, status: RunStatus) -> Run {
-    until(&format!("{status:?}"), async || {
+    eventually!(&format!("{status:?}"), {
         let run = run_of(engine, id);
         let over = run.status().is_final() && run.status() != status;
         assert!(!over, "it is {:?}: {:?}", run.status(), run.why);
@@ -69,16 +83,14 @@ async fn reaches(engine: &Engine, id: &RunId, status: RunStatus) -> Run {
         let done = !matches!(run.pending, Some(RunEffect::Stop | RunEffect::Discard));
         (run.status() == status && done).then_some(run)
     })
-    .await
 }
 
 async fn only_pending(engine: &Engine) -> Approval {
-    until("an approval", async || {
+    eventually!("an approval", {
         let filter =
             ApprovalFilter { status: Some(ApprovalStatus::Pending), ..ApprovalFilter::default() };
         engine.approvals(&project(), &filter, &Page::all()).expect("a list").items.pop()
     })
-    .await
 }
 
 async fn answer(engine: &Engine, approval: &Approval, answer: ApprovalAnswer) -> Approval {
@@ -192,10 +204,9 @@ async fn a_rejected_run_loses_its_sandbox_and_an_existing_one_stays() {
     let fork = reaches(&engine, &run, RunStatus::ReadyForReview).await.sandbox.expect("a fork");
     let rejected = engine.reject_run(&caller(), &run, "wrong".to_owned()).await.expect("rejected");
     assert_eq!(rejected.status(), RunStatus::Rejected);
-    until("the fork is gone", async || {
+    eventually!("the fork is gone", {
         engine.get(&project(), &fork.name).await.is_err().then_some(())
-    })
-    .await;
+    });
     let run = start(&engine, spec(existing("app"), Some("write /a three"))).await;
     let ready = reaches(&engine, &run, RunStatus::ReadyForReview).await;
     assert!(!ready.own && ready.first.is_some() && ready.first != ready.last);
@@ -231,10 +242,9 @@ async fn a_run_that_takes_too_long_fails_and_one_that_is_cancelled_is_ended() {
     let timeout = Some(Span(1000));
     let slow = start(&engine, RunSpec { timeout, ..spec(fork_of("app"), Some("sleep")) }).await;
     let unwanted = start(&engine, spec(fork_of("app"), Some("sleep"))).await;
-    let working = until("it works", async || {
+    let working = eventually!("it works", {
         Some(run_of(&engine, &unwanted)).filter(|run| !run.attempts.is_empty())
-    })
-    .await;
+    });
     engine
         .cancel_run(&project(), &unwanted, "changed my mind".to_owned())
         .await
@@ -298,14 +308,17 @@ async fn a_run_goes_on_under_the_next_daemon_and_its_command_is_started_once() {
             .run(|engine| async move {
                 with_app(&engine).await;
                 let run = start(&engine, spec(fork_of("app"), Some("sleep"))).await;
-                let command = until("it runs", async || {
-                    let found = run_of(&engine, &run);
-                    let sandbox = found.sandbox?.name;
-                    let attempt = found.attempts.first()?.command.clone();
-                    let record = engine.command(&project(), &sandbox, &attempt).await.ok()?;
-                    Some(record.id)
-                })
-                .await;
+                let command = eventually!(
+                    "it runs",
+                    async {
+                        let found = run_of(&engine, &run);
+                        let sandbox = found.sandbox?.name;
+                        let attempt = found.attempts.first()?.command.clone();
+                        let record = engine.command(&project(), &sandbox, &attempt).await.ok()?;
+                        Some(record.id)
+                    }
+                    .await
+                );
                 (run, command)
             })
             .await;
@@ -331,10 +344,9 @@ async fn after_a_power_cut_the_attempt_counts_as_failed() {
         .run(|engine| async move {
             with_app(&engine).await;
             let run = start(&engine, spec(fork_of("app"), Some("sleep"))).await;
-            until("it works", async || {
+            eventually!("it works", {
                 Some(()).filter(|()| !run_of(&engine, &run).attempts.is_empty())
-            })
-            .await;
+            });
             tokio::time::sleep(Duration::from_millis(100)).await;
             run
         })
@@ -398,8 +410,7 @@ async fn every_effect_is_completed_by_the_next_daemon() {
     assert_eq!(again.sandbox.as_ref().map(|there| &there.id), Some(&fork.id));
     assert_eq!(again.attempts.len(), 1);
     // An attempt whose session is over, and whose command is on record with its end.
-    let work =
-        Run { pending: Some(RunEffect::Work), ..earlier("running", "work", &["finished_at"]) };
+    let work = earlier("running", "work", &["finished_at"]);
     let engine = died_earlier(&house, engine, &run, |run| {
         *run = work;
         run.attempts[0].ended_at = None;
@@ -408,10 +419,12 @@ async fn every_effect_is_completed_by_the_next_daemon() {
     .await;
     let again = reaches(&engine, &run, RunStatus::ReadyForReview).await;
     assert_eq!((again.attempts.len(), again.attempts[0].exit_code), (1, Some(0)));
+    assert!(again.last.is_some());
+    let pinned = again.last;
     let finish = earlier("running", "finish", &["last", "usage", "finished_at"]);
     let engine = died_earlier(&house, engine, &run, |run| *run = finish).await;
     let again = reaches(&engine, &run, RunStatus::ReadyForReview).await;
-    assert_eq!(again.last, done.last);
+    assert_eq!(again.last, pinned);
     // It was promoted, and the daemon died before it could say so; then, it was not.
     let (accepted, _) =
         engine.accept_run(&caller(), &run, Acceptance::default()).await.expect("accepted");
@@ -427,10 +440,9 @@ async fn every_effect_is_completed_by_the_next_daemon() {
     let mut discard = accepted.clone();
     discard.pending = Some(RunEffect::Discard);
     let engine = died_earlier(&house, engine, &run, |run| *run = discard).await;
-    until("its fork is deleted", async || {
+    eventually!("its fork is deleted", {
         engine.get(&project(), &fork.name).await.is_err().then_some(())
-    })
-    .await;
+    });
     house.end(engine).await;
 }
 
@@ -438,10 +450,9 @@ async fn every_effect_is_completed_by_the_next_daemon() {
 async fn an_attempt_that_was_never_started_is_started_under_its_id() {
     let (house, engine) = house().await;
     let run = start(&engine, spec(fork_of("app"), None)).await;
-    let working = until("it is prepared", async || {
+    let working = eventually!("it is prepared", {
         Some(run_of(&engine, &run)).filter(|run| run.pending == Some(RunEffect::Work))
-    })
-    .await;
+    });
     let fork = working.sandbox.expect("a fork").name;
     let opened = engine.start(&project(), &fork, None).await.expect("it starts");
     let session = opened.session.expect("a session").id;
@@ -493,10 +504,9 @@ async fn a_harness_drives_a_run_as_long_as_it_is_heard_of() {
     let (house, engine) = house().await;
     let heartbeat = Span(1000);
     let run = start(&engine, RunSpec { heartbeat, ..spec(fork_of("app"), None) }).await;
-    let working = until("it is prepared", async || {
+    let working = eventually!("it is prepared", {
         Some(run_of(&engine, &run)).filter(|run| run.pending == Some(RunEffect::Work))
-    })
-    .await;
+    });
     let fork = working.sandbox.expect("a fork").name;
     for _ in 0..6 {
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -534,7 +544,7 @@ async fn what_nobody_reviews_expires_with_notice() {
     let fork =
         reaches(&engine, &run, RunStatus::ReadyForReview).await.sandbox.expect("a fork").name;
     clock.forward(Duration::from_secs(9 * 24 * 3600 + 60));
-    until("its expiry is announced", async || run_of(&engine, &run).noticed.then_some(())).await;
+    eventually!("its expiry is announced", run_of(&engine, &run).noticed.then_some(()));
     assert_eq!(run_of(&engine, &run).status(), RunStatus::ReadyForReview);
     clock.forward(Duration::from_secs(24 * 3600));
     let expired = reaches(&engine, &run, RunStatus::Expired).await;
@@ -552,10 +562,9 @@ async fn commands_that_match_a_pattern_are_held() {
     );
     let approve = vec!["git push*".to_owned()];
     let run = start(&engine, RunSpec { approve, ..spec(fork_of("app"), None) }).await;
-    let working = until("it is prepared", async || {
+    let working = eventually!("it is prepared", {
         Some(run_of(&engine, &run)).filter(|run| run.pending == Some(RunEffect::Work))
-    })
-    .await;
+    });
     let fork = working.sandbox.expect("a fork").name;
     ok(&engine, fork.as_str(), "echo free").await;
     let push = || {
@@ -589,11 +598,10 @@ async fn commands_that_match_a_pattern_are_held() {
     let held = push();
     let asked = only_pending(&engine).await;
     held.abort();
-    until("it is closed", async || {
+    eventually!("it is closed", {
         let now = engine.approval(&project(), &asked.id).expect("it is there");
         (now.status == ApprovalStatus::Expired).then_some(())
-    })
-    .await;
+    });
     engine.cancel_run(&project(), &run, String::new()).await.expect("cancelled");
     reaches(&engine, &run, RunStatus::Cancelled).await;
     house.end(engine).await;
@@ -639,10 +647,9 @@ async fn who_asks_does_not_answer_where_the_project_wants_another() {
     engine.set_project_runs(&project(), limits).await.expect("limits");
     let (ada, bob) = (caller(), caller());
     let run = engine.start_run(&ada, spec(fork_of("app"), None)).await.expect("queued").id;
-    let working = until("it is prepared", async || {
+    let working = eventually!("it is prepared", {
         Some(run_of(&engine, &run)).filter(|run| run.pending == Some(RunEffect::Work))
-    })
-    .await;
+    });
     let fork = working.sandbox.expect("a fork").name;
     let request = AskRequest { question: "deploy?".to_owned(), ..AskRequest::default() };
     let asked = engine.ask_approval(&bob, &fork, request).await.expect("it is asked");
@@ -704,10 +711,9 @@ async fn a_question_from_inside_gets_its_answer_also_from_the_next_daemon() {
             |engine| async move {
                 with_app(&engine).await;
                 let run = start(&engine, spec(fork_of("app"), Some("sleep"))).await;
-                let working = until("it works", async || {
+                let working = eventually!("it works", {
                     Some(run_of(&engine, &run)).filter(|run| !run.attempts.is_empty())
-                })
-                .await;
+                });
                 let machine = machine_of(&working.sandbox.expect("a fork").id);
                 let asked =
                     AskLine { question: "deploy to prod?".to_owned(), ..AskLine::default() };
@@ -719,12 +725,11 @@ async fn a_question_from_inside_gets_its_answer_also_from_the_next_daemon() {
                 );
                 reaches(&engine, &run, RunStatus::WaitingForApproval).await;
                 answer(&engine, &first, ApprovalAnswer::Approve).await;
-                until("it is heard inside", async || {
+                eventually!("it is heard inside", {
                     let told = host.answers(&machine);
                     (told == [("1".to_owned(), InsideAnswer::Approved, "looked at".to_owned())])
                         .then_some(())
-                })
-                .await;
+                });
                 reaches(&engine, &run, RunStatus::Running).await;
                 host.ask(&machine, "2", asked);
                 let second = only_pending(&engine).await;
@@ -737,10 +742,9 @@ async fn a_question_from_inside_gets_its_answer_also_from_the_next_daemon() {
     let still = only_pending(&engine).await;
     assert_eq!(still.id, first.id, "it is not asked twice");
     answer(&engine, &still, ApprovalAnswer::Deny).await;
-    until("it is heard inside", async || {
+    eventually!("it is heard inside", {
         house.answers(&machine).get(1).filter(|told| told.1 == InsideAnswer::Denied).map(drop)
-    })
-    .await;
+    });
     // Whoever asked may leave.
     house.ask(&machine, "3", AskLine { question: "and now?".to_owned(), ..AskLine::default() });
     let third = only_pending(&engine).await;
