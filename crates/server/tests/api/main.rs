@@ -16,6 +16,7 @@ mod network;
 mod origin;
 mod ports;
 mod routes;
+mod runs;
 mod streams;
 mod tenants;
 mod vercel;
