@@ -258,3 +258,58 @@ fn a_run_outlives_a_daemon_that_is_killed() {
     assert_eq!(keep.sh("my-app", "cat /out"), "done\n");
     until("its fork is deleted", || (!keep.ok(["ls", "-q"]).contains(&fork)).then_some(()));
 }
+
+/// Has the next daemon die at a fail point, or not.
+#[cfg(feature = "failpoints")]
+fn restart(keep: &mut Daemon, environment: &[(&str, &str)]) {
+    if keep.is_alive() {
+        keep.kill();
+    }
+    keep.set_environment(environment);
+    keep.launch();
+}
+
+#[cfg(feature = "failpoints")]
+#[test]
+fn a_daemon_that_dies_at_any_step_of_a_run_goes_on_with_it() {
+    let test = "a_daemon_that_dies_at_any_step_of_a_run_goes_on_with_it";
+    let Some(mut keep) = daemon(test) else { return };
+    keep.ok(["create", "my-app", "--image", SMALL]);
+    keep.ok(["stop", "my-app"]);
+    let start =
+        ["runs", "start", "--sandbox", "my-app", "--fork", "--", "sh", "-c", "echo x >> /count"];
+    let newest = |keep: &Daemon| {
+        let all = keep.ok(["runs", "ls", "-q", "-n", "1"]);
+        all.trim().to_owned()
+    };
+    for point in ["run.started", "run.sandbox", "run.attempt", "run.pinned"] {
+        let sandboxes = keep.ok(["ls", "-q"]).lines().count();
+        restart(&mut keep, &[("SANDKEEP_FAILPOINT", point)]);
+        // It may die before it answers.
+        let _ = keep.keep(start);
+        keep.wait_for_death();
+        restart(&mut keep, &[]);
+        let run = newest(&keep);
+        let waited = keep.keep(["runs", "wait", &run]);
+        assert_eq!(waited.status.code(), Some(0), "{point}: {waited:?}");
+        let shown = keep.json(["runs", "show", &run]);
+        assert_eq!(shown["attempts"].as_array().map(Vec::len), Some(1), "{point}");
+        let fork = shown["sandbox"].as_str().expect("a fork");
+        assert_eq!(keep.sh(fork, "cat /count"), "x\n", "{point}: it was started once");
+        let after = keep.ok(["ls", "-q"]).lines().count();
+        assert_eq!(after, sandboxes + 1, "{point}: one fork was made");
+    }
+    for point in ["run.accepting", "promote.captured", "promote.done", "run.brought_back"] {
+        let run = keep.ok(start).trim().to_owned();
+        assert!(keep.keep(["runs", "wait", &run]).status.success());
+        let before = keep.json(["show", "my-app"])["generation"].as_u64().expect("a number");
+        restart(&mut keep, &[("SANDKEEP_FAILPOINT", point)]);
+        let _ = keep.keep(["runs", "accept", &run]);
+        keep.wait_for_death();
+        restart(&mut keep, &[]);
+        until(point, || (status(&keep, &run) == "accepted").then_some(()));
+        let after = keep.json(["show", "my-app"])["generation"].as_u64().expect("a number");
+        assert_eq!(after, before + 1, "{point}: it was promoted once");
+    }
+    assert_eq!(keep.sh("my-app", "cat /count"), "x\n".repeat(4));
+}
