@@ -10,9 +10,11 @@
 //! - As the first process of a machine of its own it is told nothing: it serves the link on the machine's serial port, and becomes the
 //!   sandbox's when it is told which.
 //! - `keep-agent confine`: reads a [`sandkeep_proto::helper::Helper`], and runs a program of the host's, confined, on what sandboxes wrote.
+//! - `keep ask <question>`: the same program under another name, inside a sandbox: asks, and exits with the answer.
 //! - `keep-agent serve <socket>`: serves the link without any cage; the way the link is tested.
 
 mod accounts;
+mod ask;
 mod cage;
 mod helper;
 mod machine;
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
             cage::Built::First(endpoints) => serve::run(endpoints),
         },
         (None, None) if rustix::process::getpid().is_init() => machine::init(),
+        (Some("ask"), first) => ask::ask(first.into_iter().chain(args)),
         (Some("swap-root"), None) => cage::swap_root(),
         (Some("tsc"), None) => tsc::print(),
         (Some("vmm"), None) => vmm::launch(),

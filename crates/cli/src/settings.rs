@@ -9,8 +9,8 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use sandkeep_client::types::{
-    Class, Hook, Hooks, Mount, MountMode, OnIdle, OnJunk, OnSecret, Port, Sandbox, SecretUse,
-    SetGuard, Size, Span, UpdateSandbox,
+    ApprovalAnswer, ApprovalPolicy, Class, Hook, Hooks, Mount, MountMode, OnIdle, OnJunk, OnSecret,
+    Port, Sandbox, SecretUse, SetGuard, Size, Span, UpdateSandbox,
 };
 use serde::de::DeserializeOwned;
 
@@ -124,6 +124,19 @@ pub(crate) struct Settings {
     /// Shell command whose output must be the same before a stop and after the resume
     #[arg(long, value_name = "COMMAND", help_heading = HOOKS)]
     pub(crate) validate: Option<String>,
+    /// Git repository whose commit and changed files must be the same before a stop and after the resume
+    #[arg(long, value_name = "PATH", help_heading = HOOKS)]
+    pub(crate) validate_git: Option<String>,
+
+    /// Hold commands that match until somebody approves; replaces the list, and `none` removes the policy (repeatable)
+    #[arg(long = "hold", value_name = "PATTERN", help_heading = APPROVALS)]
+    pub(crate) hold: Vec<String>,
+    /// How long a held command waits for an answer [default: 1h]
+    #[arg(long, value_name = "SPAN", requires = "hold", help_heading = APPROVALS)]
+    pub(crate) hold_expires: Option<Span>,
+    /// The answer that counts if nobody answers in time: `approve` or `deny` [default: deny]
+    #[arg(long, value_name = "ANSWER", requires = "hold", value_parser = hold_default(), help_heading = APPROVALS)]
+    pub(crate) hold_default: Option<ApprovalAnswer>,
 
     /// Drive to mount from the next session on; MODE is `read-write` or `snapshot` (read-only, as of the
     /// start of the session); replaces the list (repeatable)
@@ -148,6 +161,7 @@ const COMMANDS: &str = "Commands in the sandbox";
 const LIFETIME: &str = "Lifetime";
 const SNAPSHOTS: &str = "Snapshots";
 const HOOKS: &str = "Hooks";
+const APPROVALS: &str = "Approvals";
 const DRIVES: &str = "Drives and secrets";
 
 /// A span, or no limit.
@@ -192,6 +206,7 @@ pub(crate) fn change(settings: Settings) -> Result<UpdateSandbox, Failure> {
         on_create: settings.on_create.iter().map(|text| shell_hook(text)).collect(),
         on_resume: settings.on_resume.iter().map(|text| shell_hook(text)).collect(),
         validate: settings.validate.as_deref().map(shell_hook),
+        validate_git: settings.validate_git,
     };
     let guard = SetGuard {
         secrets: settings.guard,
@@ -200,6 +215,15 @@ pub(crate) fn change(settings: Settings) -> Result<UpdateSandbox, Failure> {
         globs: unless_empty(settings.junk),
     };
     let mounts = BTreeMap::from_iter(settings.mounts);
+    let approvals = match settings.hold.as_slice() {
+        [] => None,
+        [none] if none == "none" => Some(None),
+        _ => Some(Some(ApprovalPolicy {
+            commands: settings.hold,
+            expires: settings.hold_expires,
+            default: settings.hold_default,
+        })),
+    };
     Ok(UpdateSandbox {
         image: None,
         driver: settings.driver,
@@ -237,6 +261,7 @@ pub(crate) fn change(settings: Settings) -> Result<UpdateSandbox, Failure> {
         wake_on_request: switch(settings.wake_on_request, settings.no_wake_on_request),
         services: None,
         guard: Some(guard).filter(|guard| *guard != SetGuard::default()),
+        approvals,
     })
 }
 
@@ -278,6 +303,7 @@ pub(crate) fn described(sandbox: &Sandbox) -> Vec<(&'static str, String)> {
         ("services", services(sandbox)),
         ("network", sandbox.network.as_ref().map_or("the project's".to_owned(), network_in_short)),
         ("guard", guard(sandbox)),
+        ("held commands", held(sandbox)),
     ];
     for (name, hooks) in [
         ("on create", &sandbox.hooks.on_create[..]),
@@ -286,7 +312,13 @@ pub(crate) fn described(sandbox: &Sandbox) -> Vec<(&'static str, String)> {
     ] {
         lines.extend(hooks.iter().map(|hook| (name, hook.argv.join(" "))));
     }
+    lines.extend(sandbox.hooks.validate_git.clone().map(|path| ("validate git", path)));
     lines
+}
+
+fn held(sandbox: &Sandbox) -> String {
+    let policy = sandbox.approvals.as_ref();
+    policy.map_or("none".to_owned(), |policy| policy.commands.join(", "))
 }
 
 fn secrets(sandbox: &Sandbox) -> String {
@@ -356,6 +388,10 @@ pub(crate) fn class() -> impl TypedValueParser<Value = Class> {
 
 fn on_secret() -> impl TypedValueParser<Value = OnSecret> {
     one_of(["block", "quarantine", "warn"])
+}
+
+fn hold_default() -> impl TypedValueParser<Value = ApprovalAnswer> {
+    one_of(["approve", "deny"])
 }
 
 fn on_junk() -> impl TypedValueParser<Value = OnJunk> {

@@ -40,6 +40,7 @@ mod network;
 mod paging;
 mod ports;
 mod query;
+mod runs;
 mod sandboxes;
 mod secrets;
 mod services;
@@ -64,6 +65,7 @@ pub use images::Fetching;
 pub use network::ListConnections;
 pub use paging::Pages;
 pub use ports::PortStream;
+pub use runs::{ApprovalQuery, RunQuery};
 pub use sandboxes::ListSandboxes;
 pub use transport::Endpoint;
 

@@ -1,11 +1,12 @@
 //! The words the daemon and the agent agree on.
 //!
-//! Four conversations, all versioned from the first byte:
+//! Five conversations, all versioned from the first byte:
 //!
 //! - [`cage`]: what the container driver tells `keep-agent` to build before it becomes PID 1.
 //!   One JSON document on standard input, one JSON document back on standard output.
 //! - [`machine`]: what the microvm driver tells `keep-agent` to start, in the same way, and what its devices are called.
 //! - [`helper`]: programs of the host that `keep-agent` confines and runs for the daemon.
+//! - [`ask`]: what programs inside a sandbox ask the agent to have answered.
 //! - [`link`]: what daemon and agent say to each other while a sandbox lives, in the frames of
 //!   [`frame`], over a Unix socket, or in the marks of [`serial`] over a virtio serial port.
 //!
@@ -14,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod ask;
 pub mod cage;
 pub mod frame;
 pub mod helper;

@@ -20,6 +20,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
+use crate::ask::{AskLine, InsideAnswer};
+
 /// The version both sides must speak. Raised when an old peer would misunderstand.
 pub const VERSION: u32 = 1;
 
@@ -175,6 +177,24 @@ pub enum Request {
     Export {
         /// 0 is the root; others are [`Assemble::mounts`], counted from 1.
         part: u32,
+    },
+    /// Lists questions of programs inside that wait for an answer. The first such request has the agent listen for
+    /// them. Replies [`Reply::Questions`] when something has changed since the version that is named, or when the
+    /// time is over.
+    Questions {
+        /// The version that the daemon has; 0 if none.
+        known: u64,
+        /// How long to wait for another one, in milliseconds; at most 25,000.
+        wait_ms: u64,
+    },
+    /// Answers a question. Replies [`Reply::Ok`], also when it is unknown: whoever asked may be gone.
+    AnswerQuestion {
+        /// The question.
+        question: String,
+        /// The answer.
+        answer: InsideAnswer,
+        /// What was said about it.
+        comment: String,
     },
     /// Connects to a TCP port on the sandbox's loopback. Replies [`Reply::Ok`], then Data both
     /// ways; Done is [`Done::Moved`].
@@ -390,6 +410,13 @@ pub enum Reply {
     },
     /// What changed.
     Looked(Box<Looked>),
+    /// What programs inside ask.
+    Questions {
+        /// Grows with every change.
+        version: u64,
+        /// All that wait for an answer, in the order they were asked.
+        questions: Vec<InsideQuestion>,
+    },
     /// It did not work.
     Error {
         /// What kind of failure, for programs.
@@ -397,6 +424,18 @@ pub enum Reply {
         /// What happened, for people: names the path or program and says why.
         message: String,
     },
+}
+
+/// A question of a program inside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InsideQuestion {
+    /// The agent's name for it: 32 hex digits, never used twice.
+    pub id: String,
+    /// The number of the user that asks, inside the sandbox.
+    pub user: u32,
+    /// What is asked.
+    #[serde(flatten)]
+    pub asked: AskLine,
 }
 
 /// What changed in a machine's root since the last look.

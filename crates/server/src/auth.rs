@@ -26,6 +26,10 @@ pub(crate) struct Reader(pub(crate) Caller);
 #[derive(Debug)]
 pub(crate) struct Writer(pub(crate) Caller);
 
+/// A caller that may approve, and accept runs.
+#[derive(Debug)]
+pub(crate) struct Approver(pub(crate) Caller);
+
 /// A caller that may change what all projects share.
 #[derive(Debug)]
 pub(crate) struct Admin;
@@ -46,6 +50,25 @@ macro_rules! needs {
 
 needs!(Reader, Read);
 needs!(Writer, Write);
+
+impl FromRequestParts<Arc<App>> for Approver {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        let caller = caller(parts, app, Scope::Write)?;
+        may_approve(&caller)?;
+        Ok(Self(caller))
+    }
+}
+
+/// Refuses a caller that may not approve.
+pub(crate) fn may_approve(caller: &Caller) -> Result<(), ApiError> {
+    if caller.approve {
+        return Ok(());
+    }
+    Err(ApiError::forbidden("this needs a key that may approve, and this one may not").hint(
+        "an admin may; `keep key create LABEL --scope write --approve` makes such a key for others",
+    ))
+}
 
 impl FromRequestParts<Arc<App>> for Admin {
     type Rejection = ApiError;

@@ -99,6 +99,8 @@ impl From<&engine::Error> for ApiError {
             ErrorKind::Conflict => StatusCode::CONFLICT,
             ErrorKind::Gone => StatusCode::GONE,
             ErrorKind::Stale => StatusCode::PRECONDITION_FAILED,
+            ErrorKind::Forbidden => StatusCode::FORBIDDEN,
+            ErrorKind::TooMany => StatusCode::TOO_MANY_REQUESTS,
             ErrorKind::OverLimit => StatusCode::PAYLOAD_TOO_LARGE,
             ErrorKind::TooLarge => StatusCode::UNPROCESSABLE_ENTITY,
             ErrorKind::Exhausted => StatusCode::INSUFFICIENT_STORAGE,
@@ -122,7 +124,7 @@ impl From<&engine::Error> for ApiError {
         if let engine::Error::MergeConflicts { conflicts, .. } = error {
             answer.body.conflicts = conflicts.clone();
         }
-        if error.kind() == ErrorKind::Unavailable {
+        if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::TooMany) {
             answer.retry_after = Some(1);
         }
         answer

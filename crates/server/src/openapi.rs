@@ -10,8 +10,8 @@ use utoipa::openapi::{Content, OpenApi as Document, Ref, RefOr, Response, Respon
 use utoipa::{Modify, OpenApi, ToSchema};
 
 use crate::api::{
-    audit, commands, drives, events, exec, files, forks, guard, images, metrics, network, ports,
-    sandboxes, secrets, services, snapshots, tenants, trash, webhooks,
+    approvals, audit, commands, drives, events, exec, files, forks, guard, images, metrics,
+    network, ports, runs, sandboxes, secrets, services, snapshots, tenants, trash, webhooks,
 };
 
 #[derive(OpenApi)]
@@ -125,6 +125,22 @@ use crate::api::{
         tenants::revoke_key,
         network::of_project,
         network::set_for_project,
+        runs::of_project,
+        runs::set_for_project,
+        runs::start,
+        runs::list,
+        runs::get,
+        runs::cancel,
+        runs::heartbeat,
+        runs::finish_run,
+        runs::review,
+        runs::pin_again,
+        runs::accept,
+        runs::reject,
+        approvals::ask,
+        approvals::list,
+        approvals::get,
+        approvals::answer,
     ),
     components(schemas(types::ErrorAnswer, types::ClientMessage)),
     security(("key" = [])),

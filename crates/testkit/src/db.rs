@@ -517,6 +517,7 @@ async fn answers_are_kept_by_project(db: &dyn Db) {
         created_at: now(),
         keys: Vec::new(),
         network: ProjectNetwork::default(),
+        runs: Default::default(),
     };
     db.put_project(&project).await.expect("it keeps");
     assert_eq!(db.projects().await.expect("it lists"), [project]);

@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod approvals;
 mod audit;
 mod command;
 mod diff;
@@ -28,6 +29,7 @@ mod network;
 mod outcome;
 mod port;
 mod quantity;
+mod runs;
 mod sandbox;
 mod secret;
 mod service;
@@ -37,6 +39,10 @@ mod tenant;
 mod trash;
 mod webhooks;
 
+pub use approvals::{
+    AnswerApproval, Approval, ApprovalAnswer, ApprovalPolicy, ApprovalSource, ApprovalStatus,
+    ApprovalSubject, AskApproval,
+};
 pub use audit::{AuditEntry, AuditVerification};
 pub use command::{
     BadData, ChangedPath, Channel, ClientMessage, Command, CommandChangeList, CommandChanges,
@@ -67,6 +73,11 @@ pub use outcome::{
 };
 pub use port::{Access, IssuePortToken, Port, PortStatus, PortToken, PublishPort};
 pub use quantity::{BadQuantity, Size, Span};
+pub use runs::{
+    AcceptRule, AcceptRun, CancelRun, FinishRun, ProjectRuns, RejectRun, Run, RunAccepted,
+    RunAttempt, RunCommand, RunContact, RunDecision, RunHeartbeat, RunPlace, RunReview, RunStatus,
+    StartRun,
+};
 pub use sandbox::{
     Checkpoint, Class, CommandsKept, CreateSandbox, Extend, Fork, Hook, Hooks, IfExists, Lineage,
     OnIdle, Pause, Resources, Rollback, Sandbox, Start, State, Unsaved, UpdateSandbox,

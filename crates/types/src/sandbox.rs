@@ -7,8 +7,8 @@ use utoipa::ToSchema;
 
 use super::quantity::given;
 use super::{
-    Finding, ForkOutcome, Guard, Mount, Network, OnAccept, Port, SecretUse, Service, SetGuard,
-    Size, Span,
+    ApprovalPolicy, Finding, ForkOutcome, Guard, Mount, Network, OnAccept, Port, SecretUse,
+    Service, SetGuard, Size, Span,
 };
 
 /// The lifetime class of a sandbox.
@@ -104,6 +104,10 @@ pub struct Hooks {
     /// Run before every stop and after every resume; a difference of its output is reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validate: Option<Hook>,
+    /// The absolute path of a Git repository. Its commit and its changed files are compared in the same way. Needs `git` and
+    /// `sh` inside.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validate_git: Option<String>,
 }
 
 /// Defines a request that has fields of its own and all settings of a sandbox. Both are side by side in one
@@ -212,6 +216,10 @@ macro_rules! with_settings {
             /// The guard: what to do about secrets and junk in snapshots.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub guard: Option<SetGuard>,
+            /// What somebody has to approve first; null for nothing. To change or remove it takes a key that may approve.
+            #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+            #[schema(value_type = Option<ApprovalPolicy>)]
+            pub approvals: Option<Option<ApprovalPolicy>>,
         }
     };
 }
@@ -410,6 +418,9 @@ pub struct Sandbox {
     /// Why its last session started from files although there was memory. Not in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<String>,
+    /// Whether its last session found it as it was at the stop before; absent without a `validate` hook. Not in lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub valid: Option<bool>,
     /// The disk usage of its command records and logs. In lists only if already known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commands: Option<CommandsKept>,
@@ -488,6 +499,9 @@ pub struct Sandbox {
     pub services: Vec<Service>,
     /// The guard: what to do about secrets and junk in snapshots.
     pub guard: Guard,
+    /// What somebody has to approve first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub approvals: Option<ApprovalPolicy>,
     /// What the guard found in what the last session wrote, when nothing of it is sealed until somebody
     /// decides.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -46,6 +46,9 @@ pub struct Key {
     pub label: String,
     /// What it may do.
     pub scope: Scope,
+    /// Whether it may approve, and accept runs; an admin key may anyway.
+    #[serde(default)]
+    pub approve: bool,
     /// When it was made.
     #[schema(format = DateTime)]
     pub created_at: String,
@@ -63,6 +66,9 @@ pub struct CreateKey {
     pub label: String,
     /// What it may do.
     pub scope: Scope,
+    /// Whether it may approve, and accept runs; an admin key may anyway.
+    #[serde(default)]
+    pub approve: bool,
     /// Its lifetime; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Span>,

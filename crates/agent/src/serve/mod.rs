@@ -18,6 +18,7 @@ mod files;
 mod link;
 mod machine_requests;
 mod port;
+mod questions;
 mod view_refresh;
 
 use std::cell::{Cell, RefCell};
@@ -78,6 +79,8 @@ struct Agent {
     scratch: Rc<RefCell<Vec<u8>>>,
     /// The limit of open files that commands get.
     files: libc::rlimit,
+    /// What programs inside ask.
+    questions: Rc<questions::Questions>,
 }
 
 impl Agent {
@@ -131,6 +134,7 @@ fn agent(
         long_work: Semaphore::new(LONG_WORK),
         scratch: Rc::new(RefCell::new(vec![0; CHUNK])),
         files,
+        questions: Rc::default(),
     }))
 }
 

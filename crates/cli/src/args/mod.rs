@@ -8,6 +8,7 @@ mod exec;
 mod fork;
 mod network;
 mod port;
+mod runs;
 mod sandbox;
 mod server;
 
@@ -25,6 +26,10 @@ pub(crate) use network::{DefaultModeArg, ModeArg, NetArgs, NetworkArgs, NetworkS
 pub(crate) use port::{
     AccessArg, ForwardArgs, OpenArgs, PortsArgs, RestartArg, ServiceCommand, SetServiceArgs,
     published,
+};
+pub(crate) use runs::{
+    AcceptRuleArg, AnswerArg, AnswerRunArgs, ApprovalsCommand, AskArgs, ListRunsArgs,
+    ProjectRunsArgs, RunStatusArg, RunsCommand, StartRunArgs,
 };
 pub(crate) use sandbox::{
     CheckpointArgs, CopyArgs, CreateArgs, ForkArgs, GuardCommand, IfExistsArg, ListArgs, NameArgs,
@@ -198,6 +203,17 @@ pub(crate) enum Command {
     Network(Box<NetworkArgs>),
     /// Show the network connections of a sandbox
     Net(NetArgs),
+    /// Start, follow, review and accept runs
+    #[command(subcommand, after_help = runs::RUNS_HELP)]
+    Runs(RunsCommand),
+    /// List and answer approvals
+    #[command(subcommand)]
+    Approvals(ApprovalsCommand),
+    /// Ask for an approval, from inside a sandbox
+    ///
+    /// Waits for the answer: exits with 0 if it was approved, with 1 if it was denied, and with 2 if nobody answered in
+    /// time or it could not be asked. Inside a sandbox without `keep` this command is there, too.
+    Ask(AskArgs),
     /// Manage quarantined files; needs an admin key
     #[command(subcommand)]
     Guard(GuardCommand),
@@ -244,7 +260,7 @@ pub(crate) enum Command {
 }
 
 /// The commands as `keep --help` lists them, by what a user wants to do.
-const GROUPS: [(&str, &[&str]); 7] = [
+const GROUPS: [(&str, &[&str]); 8] = [
     ("Run commands", &["create", "run", "exec", "sh", "cp", "ps", "logs", "kill"]),
     (
         "Manage sandboxes",
@@ -255,6 +271,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ),
     ("Copy and go back", &["fork", "checkpoint", "rollback", "tree", "history", "snapshot"]),
     ("Compare and bring back", &["diff", "changes", "promote", "pick", "merge", "rename", "prune"]),
+    ("Govern the work of agents", &["runs", "approvals", "ask"]),
     ("Ports and network", &["ports", "open", "forward", "service", "network", "net"]),
     ("Images, data and access", &["image", "drive", "secret", "guard", "project", "key", "env"]),
     ("Run a server", &["serve", "doctor", "microvm", "usage", "fsck", "version", "completions"]),

@@ -509,6 +509,8 @@ pub(crate) enum ProjectCommand {
     },
     /// Show or set the network policy of a project
     Network(ProjectNetworkArgs),
+    /// Show or set what a project allows its runs
+    Governance(super::ProjectRunsArgs),
     /// Delete a project that has no sandboxes and no drives
     Rm {
         /// The name
@@ -545,6 +547,9 @@ pub(crate) enum KeyCommand {
         /// Permissions
         #[arg(long, value_enum, default_value_t = ScopeArg::Write)]
         scope: ScopeArg,
+        /// Let it approve, and accept runs; an admin key may anyway
+        #[arg(long)]
+        approve: bool,
         /// Lifetime, like 30d [default: unlimited]
         #[arg(long, value_name = "SPAN")]
         expires: Option<Span>,

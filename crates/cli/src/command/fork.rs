@@ -59,7 +59,7 @@ fn diff_text(paint: Paint, diff: &Diff) -> String {
 }
 
 /// `M /srv/app.conf  content, mode`.
-fn change_line(paint: Paint, entry: &DiffEntry) -> String {
+pub(super) fn change_line(paint: Paint, entry: &DiffEntry) -> String {
     let DiffEntry { path, change, old_path, what, .. } = entry;
     let (letter, path) = match (change, old_path) {
         (DiffKind::Added, _) => (paint.green("A"), path.clone()),
@@ -76,7 +76,7 @@ fn change_line(paint: Paint, entry: &DiffEntry) -> String {
 }
 
 /// `+3 ~2 -1, 1 renamed, 4.1 MiB`, or that nothing differs.
-fn counts_text(counts: &DiffCounts) -> String {
+pub(super) fn counts_text(counts: &DiffCounts) -> String {
     let DiffCounts { added, removed, modified, renamed, bytes: size } = *counts;
     let signed = [('+', added), ('~', modified), ('-', removed)];
     let parts = signed.into_iter().filter(|(_, count)| *count > 0);

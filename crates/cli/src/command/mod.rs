@@ -5,6 +5,7 @@
 //! `completions` and `version` work without a server. A file per noun, with `exec` for running commands and `sandbox` for
 //! sandboxes as a whole; what several of them print is at the end of this file.
 
+mod approvals;
 mod artifacts;
 mod audit;
 mod copy;
@@ -21,6 +22,7 @@ mod image;
 mod microvm;
 mod network;
 mod port;
+mod runs;
 mod sandbox;
 mod secret;
 mod service;
@@ -115,6 +117,9 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Service(command) => service::service(&context()?, command).await?,
         Command::Network(args) => network::network(&context()?, &args).await?,
         Command::Net(args) => network::net(&context()?, &args).await?,
+        Command::Runs(command) => return runs::runs(&context()?, command).await,
+        Command::Approvals(command) => return approvals::approvals(&context()?, command).await,
+        Command::Ask(args) => return Err(approvals::ask(&args)),
         Command::Guard(command) => guard::guard(&context()?, command).await?,
         Command::Snapshot(command) => snapshot::snapshot(&context()?, command).await?,
         Command::Secret(command) => secret::secret(&context()?, command).await?,

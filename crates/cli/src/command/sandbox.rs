@@ -374,6 +374,10 @@ fn described(paint: Paint, sandbox: &Sandbox) -> String {
         let text = format!("could not be used; the sandbox started from its files: {why}");
         ("memory", paint.yellow(&text))
     }));
+    lines.extend(sandbox.valid.filter(|valid| !valid).map(|_| {
+        let text = "differs: it was not as at its last stop when it was resumed";
+        ("validation", paint.yellow(text))
+    }));
     lines.extend([
         ("generation", sandbox.generation.to_string()),
         ("snapshot", or_dash(sandbox.current_snapshot.clone())),

@@ -3,7 +3,7 @@
 use sandkeep_client::types::{CreateKey, CreateProject, Key, Scope};
 
 use super::{Context, bytes, facts, for_each, network, word};
-use crate::args::{KeyCommand, ProjectCommand, ScopeArg};
+use crate::args::{KeyCommand, ProjectCommand, ProjectRunsArgs, ScopeArg};
 use crate::failure::Failure;
 use crate::screen::{Table, note};
 use crate::when;
@@ -30,12 +30,32 @@ pub(super) async fn project(context: &Context, command: ProjectCommand) -> Resul
                 )
             })
         }
+        ProjectCommand::Governance(args) => governance(context, &args).await,
         ProjectCommand::Network(args) => network::of_project(context, &args).await,
         ProjectCommand::Rm { name } => {
             context.client.delete_project(&name).await?;
             context.screen.answer(&serde_json::json!({}), |_| format!("{name}  deleted\n"))
         }
     }
+}
+
+async fn governance(context: &Context, args: &ProjectRunsArgs) -> Result<(), Failure> {
+    let ProjectRunsArgs { name, running, queued, separate_approver } = args;
+    let mut runs = context.client.project_runs(name).await?;
+    if running.is_some() || queued.is_some() || separate_approver.is_some() {
+        runs.running = running.unwrap_or(runs.running);
+        runs.queued = queued.unwrap_or(runs.queued);
+        runs.separate_approver = separate_approver.unwrap_or(runs.separate_approver);
+        runs = context.client.set_project_runs(name, &runs).await?;
+    }
+    context.screen.answer(&runs, |runs| {
+        let lines = [
+            ("running runs", runs.running.to_string()),
+            ("queued runs", runs.queued.to_string()),
+            ("separate approver", runs.separate_approver.to_string()),
+        ];
+        facts(context.screen.paint, &lines)
+    })
 }
 
 pub(super) async fn key(
@@ -48,14 +68,14 @@ pub(super) async fn key(
         None => context.client.whoami().await?.project,
     };
     match command {
-        KeyCommand::Create { label, scope, expires } => {
+        KeyCommand::Create { label, scope, approve, expires } => {
             let scope = match scope {
                 ScopeArg::Read => Scope::Read,
                 ScopeArg::Write => Scope::Write,
                 ScopeArg::Admin => Scope::Admin,
             };
 
-            let request = CreateKey { label, scope, expires };
+            let request = CreateKey { label, scope, approve, expires };
             let made = context.client.create_key(&project, &request).await?;
             if !context.screen.json {
                 note(&format!(
@@ -80,11 +100,12 @@ pub(super) async fn key(
 }
 
 fn key_table(keys: &[Key]) -> Table {
-    let mut table = Table::new(&["KEY", "SCOPE", "CREATED", "EXPIRES", "LABEL"]);
+    let mut table = Table::new(&["KEY", "SCOPE", "APPROVES", "CREATED", "EXPIRES", "LABEL"]);
     for key in keys {
         table.row(vec![
             key.id.clone(),
             word(key.scope),
+            if key.approve { "yes" } else { "no" }.to_owned(),
             when::ago(&key.created_at),
             when::until(key.expires_at.as_deref()),
             key.label.clone(),

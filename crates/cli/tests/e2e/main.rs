@@ -16,6 +16,7 @@ mod microvm;
 mod moved;
 mod network;
 mod ports;
+mod runs;
 mod secrets;
 mod vercel_conformance;
 mod without_server;

@@ -11,9 +11,10 @@ use crate::catalog::CatalogError;
 use crate::db::DbError;
 use crate::driver::DriverError;
 use crate::guest::GuestError;
+use crate::model::run::status_word;
 use crate::model::{
-    BadConfig, CommandId, Finding, FindingKind, KeyId, MergeConflict, Name, NotAllowed, Revision,
-    SandboxId, SessionId, SnapshotId, WebhookId,
+    ApprovalId, ApprovalStatus, BadConfig, CommandId, Finding, FindingKind, KeyId, MergeConflict,
+    Name, NotAllowed, Revision, RunId, RunStatus, SandboxId, SessionId, SnapshotId, WebhookId,
 };
 use crate::net::BadAuthority;
 use crate::secret::{BadKey, SealError};
@@ -178,6 +179,28 @@ pub enum Error {
         named: String,
         conflicts: Vec<MergeConflict>,
     },
+    #[error("there is no run `{0}`")]
+    NoRun(RunId),
+    #[error("run `{run}` is {}: {what}", status_word(*.status))]
+    RunStatus { run: RunId, status: RunStatus, what: &'static str },
+    #[error("run `{0}` is being changed by somebody else at this moment")]
+    RunBusy(RunId),
+    #[error(
+        "sandbox `{sandbox}` has changed since the result of run `{run}` was pinned for review"
+    )]
+    RunChanged { run: RunId, sandbox: Name },
+    #[error("project `{project}` has {queued} queued runs, which is the most it may have")]
+    TooManyRuns { project: Name, queued: usize },
+    #[error("there is no approval `{0}`")]
+    NoApproval(ApprovalId),
+    #[error("approval `{approval}` was {} already", answered_word(*.status))]
+    ApprovalAnswered { approval: ApprovalId, status: ApprovalStatus },
+    #[error("{of} has {pending} approvals that wait for an answer, which is the most it may have")]
+    TooManyApprovals { of: String, pending: usize },
+    #[error("`{question}` was not approved: {why} (approval `{approval}`)")]
+    NotApproved { approval: ApprovalId, question: String, why: String },
+    #[error("the project wants another key to decide than the one that asked")]
+    SeparateApprover,
     #[error("snapshot `{snapshot}` is in use by {}", .holders.join(", "))]
     SnapshotInUse { snapshot: SnapshotId, holders: Vec<String> },
     #[error("snapshot `{snapshot}` of sandbox `{name}` cannot be resumed: {reason}")]
@@ -269,6 +292,10 @@ pub enum ErrorKind {
     Gone,
     /// Look again: it has moved on.
     Stale,
+    /// Somebody else may do it.
+    Forbidden,
+    /// Ask for less at a time.
+    TooMany,
     /// Ask for less, or for a higher limit.
     OverLimit,
     /// Ask for less: the work has a bound.
@@ -310,7 +337,11 @@ impl Error {
             | Self::NoWebhook(_)
             | Self::NoQuarantine(_)
             | Self::NoLabel { .. }
+            | Self::NoRun(_)
+            | Self::NoApproval(_)
             | Self::NoKey(_) => ErrorKind::NotFound,
+            Self::NotApproved { .. } | Self::SeparateApprover => ErrorKind::Forbidden,
+            Self::TooManyRuns { .. } | Self::TooManyApprovals { .. } => ErrorKind::TooMany,
             Self::NameTaken(_)
             | Self::Lost(_)
             | Self::ProjectTaken(_)
@@ -344,6 +375,10 @@ impl Error {
             | Self::Unrelated { .. }
             | Self::AncestorDeleted { .. }
             | Self::MergeConflicts { .. }
+            | Self::RunStatus { .. }
+            | Self::RunBusy(_)
+            | Self::RunChanged { .. }
+            | Self::ApprovalAnswered { .. }
             | Self::KeyReused(_) => ErrorKind::Conflict,
             Self::Gone(_)
             | Self::SessionEnded { .. }
@@ -450,6 +485,16 @@ impl Error {
             Self::Unrelated { .. } => "unrelated",
             Self::AncestorDeleted { .. } => "ancestor_deleted",
             Self::MergeConflicts { .. } => "merge_conflicts",
+            Self::NoRun(_) => "run_not_found",
+            Self::RunStatus { .. } => "run_status",
+            Self::RunBusy(_) => "run_busy",
+            Self::RunChanged { .. } => "run_changed",
+            Self::TooManyRuns { .. } => "too_many_runs",
+            Self::NoApproval(_) => "approval_not_found",
+            Self::ApprovalAnswered { .. } => "already_answered",
+            Self::TooManyApprovals { .. } => "too_many_approvals",
+            Self::NotApproved { .. } => "not_approved",
+            Self::SeparateApprover => "separate_approver",
             Self::Store(StoreError::DiffTooLarge { .. }) => "diff_too_large",
             Self::Store(StoreError::ExportTooLarge { .. }) => "export_too_large",
             Self::Store(StoreError::Busy { .. }) => "busy",
@@ -561,6 +606,24 @@ impl Error {
             Self::MergeConflicts { from, into, .. } => format!(
                 "`keep merge {from} --into {into} --dry-run` lists all of them; `--conflicts keep` writes both versions, `--only GLOB` takes chosen paths"
             ),
+            Self::NoRun(_) => "`keep runs ls` lists what there is".to_owned(),
+            Self::RunStatus { run, .. } => format!("`keep runs show {run}` tells how it stands"),
+            Self::RunBusy(_) => "look again in a moment".to_owned(),
+            Self::RunChanged { run, .. } => format!(
+                "`keep runs review {run} --again` pins what it is now; look at it before you accept it"
+            ),
+            Self::TooManyRuns { .. } => {
+                "wait until some have started, or raise the limit with `keep project governance`".to_owned()
+            }
+            Self::NoApproval(_) => "`keep approvals ls --all` lists what there is".to_owned(),
+            Self::ApprovalAnswered { approval, .. } => {
+                format!("`keep approvals show {approval}` tells who answered")
+            }
+            Self::TooManyApprovals { .. } => "`keep approvals ls` lists those that wait".to_owned(),
+            Self::NotApproved { approval, .. } => {
+                format!("`keep approvals show {approval}` tells who answered, and why")
+            }
+            Self::SeparateApprover => "use the key of somebody else".to_owned(),
             Self::Store(StoreError::DiffTooLarge { .. }) => "compare fewer paths: name files or directories".to_owned(),
             Self::Store(StoreError::ExportTooLarge { .. }) => {
                 "start a sandbox from the snapshot, remove what makes it so large, and export that; or copy files out with `keep cp`".to_owned()
@@ -638,6 +701,15 @@ impl Error {
             }
             _ => return None,
         })
+    }
+}
+
+fn answered_word(status: ApprovalStatus) -> &'static str {
+    match status {
+        ApprovalStatus::Pending => "asked",
+        ApprovalStatus::Approved => "approved",
+        ApprovalStatus::Denied => "denied",
+        ApprovalStatus::Expired => "closed",
     }
 }
 

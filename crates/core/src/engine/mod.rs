@@ -25,6 +25,7 @@
 //! | `session` | `Sessions` | how a command runs and is followed |
 //! | `webhooks` | `Webhooks` | which events are sent where, and when again |
 //! | `lifecycle` | `Lifecycle` | when the phase of a sandbox changes |
+//! | `governance` | `Runs`, `Approvals` | whose work runs next, and what waits for an answer |
 //! | `api` | [`Engine`] | nothing: it lists what fronts may ask |
 //!
 //! Which folder may use which is a table in `docs/ARCHITECTURE.md`, which `tests/fast/layering.rs` checks.
@@ -39,6 +40,7 @@ mod api;
 mod audit;
 mod context;
 mod error;
+mod governance;
 mod integrity;
 mod lifecycle;
 mod machine;
@@ -64,6 +66,8 @@ use crate::catalog::Catalog;
 use crate::driver::Driver;
 use crate::engine::context::Context;
 use crate::engine::context::single_flight::SingleFlight;
+use crate::engine::governance::approvals::Approvals;
+use crate::engine::governance::runs::Runs;
 use crate::engine::integrity::Integrity;
 use crate::engine::lifecycle::Lifecycle;
 use crate::engine::lifecycle::lineage::comparing::Comparing;
@@ -79,19 +83,23 @@ use crate::engine::tenancy::secrets::Secrets;
 use crate::engine::webhooks::Webhooks;
 use crate::guest::Deadlines;
 use crate::model::{
-    AuditRecord, Config, Decision, Finding, ForkFate, Name, OnAccept, Patch, Point, Sandbox, SandboxId, Session,
-    SessionId, Size, Snapshot, SnapshotId, Span, Timestamp,
+    AuditRecord, Config, Decision, Finding, ForkFate, Name, OnAccept, Patch, Point, Sandbox,
+    SandboxId, Session, SessionId, Size, Snapshot, SnapshotId, Span, Timestamp,
 };
 use crate::net::{Upstream, UpstreamSettings};
 use crate::secret::{KeySource, Keyring};
 use crate::store::image::Images;
 use crate::store::{MergeOutcome, Store, TreeDiff};
 
+pub use api::approvals::AskRequest;
+pub use api::runs::Review;
 pub use api::usage::Figures;
 pub use audit::{AuditBatch, AuditFollow, AuditQuery};
 pub use context::clock::{Clock, HostClock};
 pub use context::damage::{Damage, DamageKind};
 pub use error::{Error, ErrorKind, NoSuch, Result};
+pub use governance::approvals::ApprovalFilter;
+pub use governance::runs::{Acceptance, RunFilter};
 pub use integrity::disk_probe::Unwell;
 pub use integrity::scrub::ScrubSettings;
 pub use lifecycle::why::Why;
@@ -261,6 +269,7 @@ struct Components {
     sessions: Arc<Sessions>,
     lifecycle: Arc<Lifecycle>,
     webhooks: Arc<Webhooks>,
+    runs: Arc<Runs>,
     /// Ends all tasks of an engine that is dropped and was not shut down.
     _shutdown: DropGuard,
 }
@@ -338,6 +347,7 @@ impl Engine {
             wakes: SingleFlight::default(),
             comparing: Comparing::default(),
         });
+        let runs = Runs::new(&lifecycle, &Approvals::new(&context, &tenancy));
         let shutdown = context.tasks.shutdown().drop_guard();
         let parts = Arc::new(Components {
             context,
@@ -352,6 +362,7 @@ impl Engine {
             sessions,
             lifecycle,
             webhooks,
+            runs,
             _shutdown: shutdown,
         });
         let engine = Self { parts };
@@ -376,6 +387,7 @@ impl Engine {
         self.parts.context.audit.note(started);
         self.parts.lifecycle.recover().await?;
         self.parts.webhooks.begin().await?;
+        self.recover_runs().await?;
         lifecycle::reaper::run(&self.parts.lifecycle);
         integrity::scrub::run(&self.parts.integrity.scrub);
         Ok(())

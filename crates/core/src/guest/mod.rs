@@ -30,9 +30,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sandkeep_proto::ask::InsideAnswer;
 use sandkeep_proto::frame::WINDOW;
 use sandkeep_proto::link::{
-    Assemble, At, Entry, Known, Looked, Renew, Reply, Request, Spawn, TermSize, VERSION,
+    Assemble, At, Entry, InsideQuestion, Known, Looked, Renew, Reply, Request, Spawn, TermSize,
+    VERSION,
 };
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -263,6 +265,38 @@ impl Guest {
             Reply::Looked(looked) => Ok(*looked),
             _ => Err(unexpected()),
         }
+    }
+
+    /// Lists what programs inside ask, with the version of that list, once it is another one than `known` or after `wait`.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`GuestError::Refused`] by an agent of an earlier version.
+    pub async fn questions(
+        &self,
+        known: u64,
+        wait: Duration,
+    ) -> Result<(u64, Vec<InsideQuestion>), GuestError> {
+        let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+        match self.ask(&Request::Questions { known, wait_ms }).await? {
+            Reply::Questions { version, questions } => Ok((version, questions)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Answers a question; fine when it is unknown.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the connection does.
+    pub async fn answer_question(
+        &self,
+        question: &str,
+        answer: InsideAnswer,
+        comment: &str,
+    ) -> Result<(), GuestError> {
+        let (question, comment) = (question.to_owned(), comment.to_owned());
+        self.ask_ok(&Request::AnswerQuestion { question, answer, comment }).await
     }
 
     /// Reads a file from `offset`, at most `limit` bytes.

@@ -10,8 +10,9 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Access, CommandEnd, CommandId, FindingKind, Lineage, Name, SandboxId, SessionEnd, SessionId,
-    SnapshotId, SnapshotKind, Tags, Timestamp, Usage, WebhookId,
+    Access, ApprovalId, ApprovalStatus, ApprovalSubject, CommandEnd, CommandId, FindingKind,
+    Lineage, Name, RunId, RunStatus, SandboxId, SessionEnd, SessionId, SnapshotId, SnapshotKind,
+    Tags, Timestamp, Usage, WebhookId,
 };
 
 /// The position of an event in the feed, and its identity.
@@ -266,6 +267,53 @@ pub enum EventData {
         /// How many there are.
         count: u64,
     },
+    /// A sandbox that was resumed is not as it was at its last stop.
+    #[serde(rename = "sandbox.validation_failed")]
+    SandboxValidationFailed {
+        /// The session.
+        session: SessionId,
+        /// What differs.
+        problem: String,
+    },
+    /// A run was asked for.
+    #[serde(rename = "run.queued")]
+    RunQueued(EventRun),
+    /// A run left the queue.
+    #[serde(rename = "run.started")]
+    RunStarted(EventRun),
+    /// A run waits for an approval.
+    #[serde(rename = "run.waiting")]
+    RunWaiting(EventRun),
+    /// A run goes on after an approval.
+    #[serde(rename = "run.resumed")]
+    RunResumed(EventRun),
+    /// A run is ready for review.
+    #[serde(rename = "run.ready")]
+    RunReady(EventRun),
+    /// The result of a run was accepted.
+    #[serde(rename = "run.accepted")]
+    RunAccepted(EventRun),
+    /// The result of a run was rejected.
+    #[serde(rename = "run.rejected")]
+    RunRejected(EventRun),
+    /// A run failed.
+    #[serde(rename = "run.failed")]
+    RunFailed(EventRun),
+    /// A run was cancelled.
+    #[serde(rename = "run.cancelled")]
+    RunCancelled(EventRun),
+    /// A run will expire soon unless it is reviewed.
+    #[serde(rename = "run.expiring")]
+    RunExpiring(EventRun),
+    /// Nobody reviewed a run in time.
+    #[serde(rename = "run.expired")]
+    RunExpired(EventRun),
+    /// Somebody or something asks for an approval.
+    #[serde(rename = "approval.asked")]
+    ApprovalAsked(EventApproval),
+    /// An approval was answered, or closed without an answer.
+    #[serde(rename = "approval.answered")]
+    ApprovalAnswered(EventApproval),
     /// Damage to stored data was found.
     #[serde(rename = "damage.found")]
     DamageFound {
@@ -328,6 +376,43 @@ impl From<Event> for sandkeep_types::Event {
     }
 }
 
+/// A run, in an event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventRun {
+    /// Its id.
+    pub run: RunId,
+    /// Its status.
+    pub status: RunStatus,
+    /// What it is for.
+    pub purpose: String,
+    /// Who answers for it.
+    pub owner: String,
+    /// Why it failed, was cancelled or expired.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Until when it has to be reviewed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub review_by: Option<Timestamp>,
+}
+
+/// An approval, in an event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventApproval {
+    /// Its id.
+    pub approval: ApprovalId,
+    /// The run it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunId>,
+    /// What is held.
+    pub subject: ApprovalSubject,
+    /// The question.
+    pub question: String,
+    /// Its status.
+    pub status: ApprovalStatus,
+    /// When it expires.
+    pub expires_at: Timestamp,
+}
+
 /// What a session used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventUsage {
@@ -369,7 +454,7 @@ pub struct EventFinding {
 
 impl EventData {
     /// All kinds of events, in the order of the documentation.
-    pub const KINDS: [&'static str; 26] = [
+    pub const KINDS: [&'static str; 40] = [
         "sandbox.created",
         "sandbox.starting",
         "sandbox.running",
@@ -392,6 +477,20 @@ impl EventData {
         "port.published",
         "port.unpublished",
         "guard.found",
+        "sandbox.validation_failed",
+        "run.queued",
+        "run.started",
+        "run.waiting",
+        "run.resumed",
+        "run.ready",
+        "run.accepted",
+        "run.rejected",
+        "run.failed",
+        "run.cancelled",
+        "run.expiring",
+        "run.expired",
+        "approval.asked",
+        "approval.answered",
         "damage.found",
         "damage.cleared",
         "webhook.disabled",
@@ -424,6 +523,20 @@ impl EventData {
             Self::PortPublished { .. } => "port.published",
             Self::PortUnpublished { .. } => "port.unpublished",
             Self::GuardFound { .. } => "guard.found",
+            Self::SandboxValidationFailed { .. } => "sandbox.validation_failed",
+            Self::RunQueued(_) => "run.queued",
+            Self::RunStarted(_) => "run.started",
+            Self::RunWaiting(_) => "run.waiting",
+            Self::RunResumed(_) => "run.resumed",
+            Self::RunReady(_) => "run.ready",
+            Self::RunAccepted(_) => "run.accepted",
+            Self::RunRejected(_) => "run.rejected",
+            Self::RunFailed(_) => "run.failed",
+            Self::RunCancelled(_) => "run.cancelled",
+            Self::RunExpiring(_) => "run.expiring",
+            Self::RunExpired(_) => "run.expired",
+            Self::ApprovalAsked(_) => "approval.asked",
+            Self::ApprovalAnswered(_) => "approval.answered",
             Self::DamageFound { .. } => "damage.found",
             Self::DamageCleared { .. } => "damage.cleared",
             Self::WebhookDisabled { .. } => "webhook.disabled",

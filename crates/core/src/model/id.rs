@@ -120,6 +120,15 @@ id_type!(
     KeyId, "key", "key"
 );
 
+id_type!(
+    /// Names a run.
+    RunId, "run", "run"
+);
+id_type!(
+    /// Names an approval.
+    ApprovalId, "apr", "approval"
+);
+
 impl SnapshotId {
     /// The id of the snapshot that is made of this layer. One layer makes one snapshot, so a daemon
     /// that died between writing the two writes the same snapshot again and not a second one.

@@ -3,6 +3,7 @@
 //! Everything here is plain data. Text is parsed into these types at the edge (HTTP, command line,
 //! disk) and trusted inside: a [`Name`] is a valid name, a [`LayerId`] is safe in a path.
 
+pub mod approval;
 mod audit;
 mod device;
 mod drive;
@@ -21,6 +22,7 @@ mod port;
 mod record;
 mod revision;
 mod root;
+pub mod run;
 mod sandbox;
 mod secret;
 mod secret_forms;
@@ -29,6 +31,7 @@ mod snapshot;
 mod spec;
 mod webhook;
 
+pub use approval::Approval;
 pub use audit::{
     AuditActor, AuditChain, AuditEntry, AuditFilter, AuditFront, AuditOutcome, AuditRecord,
 };
@@ -39,14 +42,15 @@ pub use drive::{
 };
 pub use end::CommandEnd;
 pub use event::{
-    BadEventId, Event, EventData, EventFilter, EventFinding, EventId, EventSandbox, EventUsage,
+    BadEventId, Event, EventApproval, EventData, EventFilter, EventFinding, EventId, EventRun,
+    EventSandbox, EventUsage,
 };
 pub use guard::{
     Aside, Because, Decision, Encoding, Finding, FindingKind, Guard, Place, Quarantine, Suspect,
 };
 pub use id::{
-    BadId, CommandId, DriveId, GroupId, KeyId, LayerId, MemoryId, SandboxId, SessionId, SnapshotId,
-    WebhookId,
+    ApprovalId, BadId, CommandId, DriveId, GroupId, KeyId, LayerId, MemoryId, RunId, SandboxId,
+    SessionId, SnapshotId, WebhookId,
 };
 pub use lifecycle::Phase;
 pub use memory::{Fingerprint, MemoryLayer, Template};
@@ -67,6 +71,9 @@ pub use record::{
 };
 pub use revision::{Ownership, Revision};
 pub use root::{Limits, MachineKey, RootFs, UidRange};
+pub use run::{
+    Run, RunAttempt, RunChange, RunDecision, RunEffect, RunPlace, RunRefused, RunSandbox, RunSpec,
+};
 pub use sandbox::{
     Breakdown, Change, Deletion, Ended, LastSession, NotAllowed, OpenSession, Sandbox, SandboxState,
 };
@@ -85,10 +92,11 @@ pub use webhook::{
 
 pub use jiff::Timestamp;
 pub use sandkeep_types::{
+    AcceptRule, ApprovalAnswer, ApprovalPolicy, ApprovalSource, ApprovalStatus, ApprovalSubject,
     BadQuantity, BroughtBack, ChangedPath, Class, CommandChanges, DiffAspect, DiffCounts,
     DiffEntry, DiffKind, DiffSide, EntryKind, ForkFate, Hook, Hooks, MergeConflict, MergeCounts,
-    MoreChanges, OnAccept, OnIdle, OnJunk, OnSecret, PathChange, Restart, SetGuard as GuardPatch,
-    Size, Span,
+    MoreChanges, OnAccept, OnIdle, OnJunk, OnSecret, PathChange, ProjectRuns, Restart, RunCommand,
+    RunStatus, SetGuard as GuardPatch, Size, Span,
 };
 
 /// The present, to the millisecond: what is stored reads back equal.

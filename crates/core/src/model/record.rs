@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     BroughtBack, CommandChanges, CommandEnd, CommandId, Expiry, GroupId, KeyId, LayerId, Method,
-    Name, OnAccept, ProjectNetwork, SandboxId, SecretGiven, SecretName, SessionId, Size,
-    SnapshotId, SnapshotKind, Span, Timestamp,
+    Name, OnAccept, ProjectNetwork, ProjectRuns, SandboxId, SecretGiven, SecretName, SessionId,
+    Size, SnapshotId, SnapshotKind, Span, Timestamp,
 };
 
 /// The version of all documents, and of the data directory. 2: drives, tombstones of snapshots. 3: network policies,
@@ -31,6 +31,9 @@ pub struct Project {
     /// What its sandboxes may reach.
     #[serde(default)]
     pub network: ProjectNetwork,
+    /// What it allows its runs.
+    #[serde(default)]
+    pub runs: ProjectRuns,
 }
 
 /// What a key may do.
@@ -56,6 +59,9 @@ pub struct Key {
     pub hash: String,
     /// What it may do.
     pub scope: Scope,
+    /// Whether it may approve, and accept runs; an admin key may anyway.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub approve: bool,
     /// When it was made.
     pub created_at: Timestamp,
     /// When it stops working.

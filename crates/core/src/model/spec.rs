@@ -10,11 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use sandkeep_types as types;
 
+use super::approval::check_approval_policy;
 use super::guard::apply_guard;
 use super::service::check_services;
 use super::{
-    BadName, Class, Guard, GuardPatch, Hooks, Mounts, Name, OnIdle, Policy, Port, SecretUse,
-    Service, Size, Span, Tags, check_env_name, check_mounts, check_tag,
+    ApprovalPolicy, BadName, Class, Guard, GuardPatch, Hooks, Mounts, Name, OnIdle, Policy, Port,
+    SecretUse, Service, Size, Span, Tags, check_env_name, check_mounts, check_tag,
 };
 
 /// What a sandbox may use.
@@ -129,6 +130,9 @@ pub struct Config {
     /// Secrets that its commands have a placeholder of, and that the network puts in its place.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<SecretUse>,
+    /// What somebody has to approve first; nothing if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub approvals: Option<ApprovalPolicy>,
     /// What a front remembers about the sandbox. The engine never looks.
     #[serde(default)]
     pub notes: BTreeMap<String, String>,
@@ -163,6 +167,7 @@ impl Default for Config {
             network: None,
             guard: Guard::default(),
             secrets: Vec::new(),
+            approvals: None,
             notes: BTreeMap::new(),
         }
     }
@@ -215,6 +220,7 @@ pub struct Patch {
     pub network: Option<Option<Policy>>,
     pub guard: GuardPatch,
     pub secrets: Option<Vec<SecretUse>>,
+    pub approvals: Option<Option<ApprovalPolicy>>,
     /// Notes to make, and with `None` to take away; the others stay.
     pub notes: BTreeMap<String, Option<String>>,
     /// Whether the session under way goes on as it is: the patch is for those to come.
@@ -315,7 +321,7 @@ macro_rules! settings {
 settings! {
     same {
         image, driver, class, persistent, owner, purpose, tags, env, cwd, user, on_idle, hooks,
-        exclude, wake_on_request,
+        exclude, wake_on_request, approvals,
     }
     spans {
         session_timeout => session_timeout_ms,
@@ -439,6 +445,9 @@ impl Config {
             network.check("network")?;
         }
         check_services(&self.services)?;
+        if let Some(policy) = &self.approvals {
+            check_approval_policy(policy)?;
+        }
         if self.notes.len() > 64
             || self.notes.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>()
                 > 64 << 10
@@ -515,7 +524,11 @@ impl Config {
     }
 
     fn check_hooks(&self) -> Result<(), BadConfig> {
-        let Hooks { on_create, on_resume, validate } = &self.hooks;
+        let Hooks { on_create, on_resume, validate, validate_git } = &self.hooks;
+        let plain = |path: &String| path.starts_with('/') && path.len() <= 4096;
+        if validate_git.as_ref().is_some_and(|path| !plain(path) || path.contains('\0')) {
+            return Err(refuse("hooks", "`validate_git` is the absolute path of a repository"));
+        }
         if on_create.len() > 16 || on_resume.len() > 16 {
             return Err(refuse("hooks", "at most 16 of a kind"));
         }

@@ -233,6 +233,7 @@ async fn hooks_run_and_what_they_did_is_told() {
         on_create: vec![hook("echo made > /work/made")],
         on_resume: vec![hook("exit 4"), hook("echo never > /work/never")],
         validate: Some(hook("cat /work/checked")),
+        validate_git: None,
     };
     let mut request = small("app");
     request.patch.hooks = Some(hooks);

@@ -18,13 +18,13 @@ use sandkeep_testkit::house::{name, of, project};
 
 /// The clocks of this host, which can be put forward.
 #[derive(Debug, Default)]
-struct FastClock {
+pub(super) struct FastClock {
     host: HostClock,
     forward: Mutex<Duration>,
 }
 
 impl FastClock {
-    fn forward(&self, by: Duration) {
+    pub(super) fn forward(&self, by: Duration) {
         *self.forward.lock().expect("nobody panicked") += by;
     }
 }
@@ -40,7 +40,7 @@ impl Clock for FastClock {
 }
 
 /// Asks until there is an answer.
-async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+pub(super) async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(20) {
         if let Some(answer) = ask().await {
@@ -55,7 +55,7 @@ async fn phase(engine: &Engine, sandbox: &str) -> Phase {
     engine.get(&project(), &name(sandbox)).await.expect("it is there").sandbox.phase()
 }
 
-async fn stop(engine: &Engine, sandbox: &str) -> sandkeep_core::engine::Stopped {
+pub(super) async fn stop(engine: &Engine, sandbox: &str) -> sandkeep_core::engine::Stopped {
     let stopped = engine.stop(&project(), &name(sandbox), Stop::default(), None).await;
     stopped.expect("it stops")
 }

@@ -6,5 +6,6 @@ mod catalog;
 mod documents;
 mod engine;
 mod layering;
+mod runs;
 mod spawns;
 mod webhooks;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::store_world::World;
 use sandkeep_core::model::{LayerId, LayerKind};
-use sandkeep_core::store::{Difference, Effort, LeftOut, SealOptions, StoreError, DigestVerdict};
+use sandkeep_core::store::{Difference, DigestVerdict, Effort, LeftOut, SealOptions, StoreError};
 use sandkeep_testkit::tree::{assert_same, churn, describe, nasty, upset};
 
 /// How many random histories are tried; more of them with `SANDKEEP_SEEDS`.

@@ -100,6 +100,7 @@ pub(crate) fn project(text: &str) -> Project {
         created_at: now(),
         keys: Vec::new(),
         network: ProjectNetwork::default(),
+        runs: Default::default(),
     }
 }
 

@@ -169,6 +169,7 @@ fn wanted(
         wake: if request.if_running { WakeMode::IfRunning } else { wake },
         inject: inject_in(request.inject)?,
         by: Some(caller.key.to_string()),
+        id: None,
     };
     Ok((exec, input))
 }

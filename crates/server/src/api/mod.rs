@@ -7,6 +7,7 @@
 //! Every answer is JSON, failures included: extractors are our own (`input`), so that none of the
 //! framework's plain-text refusals can come out, and a panic is caught here and becomes a 500.
 
+pub(crate) mod approvals;
 pub(crate) mod audit;
 pub(crate) mod commands;
 pub(crate) mod drives;
@@ -21,6 +22,7 @@ pub(crate) mod metrics;
 pub(crate) mod network;
 pub(crate) mod policy;
 pub(crate) mod ports;
+pub(crate) mod runs;
 pub(crate) mod sandboxes;
 pub(crate) mod secrets;
 pub(crate) mod services;
@@ -166,6 +168,22 @@ fn short_routes() -> Router<Arc<App>> {
             "/v1/projects/{project}/network",
             get(network::of_project).put(network::set_for_project),
         )
+        .route(
+            "/v1/projects/{project}/governance",
+            get(runs::of_project).put(runs::set_for_project),
+        )
+        .route("/v1/runs", get(runs::list).post(runs::start))
+        .route("/v1/runs/{id}", get(runs::get))
+        .route("/v1/runs/{id}/cancel", post(runs::cancel))
+        .route("/v1/runs/{id}/heartbeat", post(runs::heartbeat))
+        .route("/v1/runs/{id}/finish", post(runs::finish_run))
+        .route("/v1/runs/{id}/review", get(runs::review).post(runs::pin_again))
+        .route("/v1/runs/{id}/accept", post(runs::accept))
+        .route("/v1/runs/{id}/reject", post(runs::reject))
+        .route("/v1/approvals", get(approvals::list))
+        .route("/v1/approvals/{id}", get(approvals::get))
+        .route("/v1/approvals/{id}/answer", post(approvals::answer))
+        .route("/v1/sandboxes/{name}/approvals", post(approvals::ask))
         .route("/v1/images", get(images::list))
         .route("/v1/images/{*name}", get(images::get).delete(images::remove))
         .route("/v1/snapshots", get(snapshots::list))

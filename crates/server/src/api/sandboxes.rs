@@ -11,7 +11,7 @@ use sandkeep_core::model::{Name, Policy, Tags};
 use super::guard;
 use super::input::{Body, IdempotencyKey, MaybeBody, Params, PathParam, parsed};
 use super::{ApiResult, App, finish, wire};
-use crate::auth::{Reader, Writer};
+use crate::auth::{Reader, Writer, may_approve};
 use crate::error::ApiError;
 use sandkeep_core::db::Filter;
 use sandkeep_core::engine::{
@@ -111,11 +111,14 @@ pub(crate) async fn get(
 ) -> ApiResult<types::Sandbox> {
     params.end()?;
     let found = app.engine.get(&caller.project, &name).await?;
-    let fallback = found.session.and_then(|session| session.fallback);
+    let (fallback, valid) = match found.session {
+        Some(session) => (session.fallback, session.valid),
+        None => (None, None),
+    };
     let commands = app.engine.commands_kept(&found.sandbox.id).await?;
     let commands = Some(wire::commands_kept(commands));
     let saved = app.engine.saved(&found.sandbox).await?;
-    let sandbox = types::Sandbox { fallback, commands, ..wire::sandbox(found.sandbox) };
+    let sandbox = types::Sandbox { fallback, valid, commands, ..wire::sandbox(found.sandbox) };
     Ok(Json(wire::saved(saved, sandbox)))
 }
 
@@ -132,11 +135,27 @@ pub(crate) async fn update(
     Body(change): Body<types::UpdateSandbox>,
 ) -> ApiResult<types::Sandbox> {
     params.end()?;
+    check_approvals(&app, &caller, &name, change.approvals.as_ref()).await?;
     let before = policy_of(&app, &caller, &name, change.network.is_some()).await?;
     let patch = wire::patch(change, before.as_ref())?;
     let engine = app.engine.clone();
     let work = async move { engine.update(&caller.project, &name, patch).await };
     Ok(Json(wire::sandbox(finish(&app, work).await?)))
+}
+
+/// Refuses to loosen what somebody has to approve, also in a fork, for a key that may not approve.
+async fn check_approvals(
+    app: &App,
+    caller: &Caller,
+    name: &Name,
+    change: Option<&Option<types::ApprovalPolicy>>,
+) -> Result<(), ApiError> {
+    let Some(change) = change else { return Ok(()) };
+    let before = app.engine.get(&caller.project, name).await?.sandbox.config.approvals;
+    match before.is_none() || before == *change {
+        true => Ok(()),
+        false => may_approve(caller),
+    }
 }
 
 /// What a sandbox may reach by its own policy, if anybody needs to know.
@@ -246,6 +265,7 @@ pub(crate) async fn fork(
         return Err(ApiError::invalid(format!("count: between 1 and {MOST_FORKS}")));
     }
     let settings = request.take_settings();
+    check_approvals(&app, &caller, &name, settings.approvals.as_ref()).await?;
     let before = policy_of(&app, &caller, &name, settings.network.is_some()).await?;
     let fork = Fork {
         patch: wire::patch(settings, before.as_ref())?,

@@ -227,10 +227,15 @@ pub(crate) async fn create_key(
 ) -> Result<(StatusCode, Json<types::NewKey>), ApiError> {
     params.end()?;
     let scope = wire::scope_in(request.scope);
-    let expires = request.expires;
+    let types::CreateKey { label, approve, expires, .. } = request;
     audit::detail("project", &project);
     let engine = app.engine.clone();
-    let work = async move { engine.create_key(&project, request.label, scope, expires).await };
+    let work = async move {
+        match approve {
+            true => engine.create_approver_key(&project, label, scope, expires).await,
+            false => engine.create_key(&project, label, scope, expires).await,
+        }
+    };
     let (key, secret) = finish(&app, work).await?;
     audit::target("key", &key.id);
     audit::detail("label", &key.label);

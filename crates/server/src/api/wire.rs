@@ -199,7 +199,7 @@ pub(super) fn saved(
     types::Sandbox { saved_at: at.map(|at| at.to_string()), unsaved, ..sandbox }
 }
 
-fn usage(usage: model::Usage) -> types::Usage {
+pub(super) fn usage(usage: model::Usage) -> types::Usage {
     types::Usage {
         active_cpu_ms: usage.active_cpu_ms,
         wall_ms: usage.wall_ms,
@@ -443,6 +443,7 @@ pub(super) fn key(key: model::Key) -> types::Key {
         id: key.id.into(),
         label: key.label,
         scope: scope(key.scope),
+        approve: key.approve || key.scope == model::Scope::Admin,
         created_at: key.created_at.to_string(),
         expires_at: key.expires_at.map(|time| time.to_string()),
     }
@@ -482,6 +483,7 @@ mod tests {
             "wake_on_request": false,
             "services": [{"name": "web", "argv": ["serve"], "restart": "always", "start": false}],
             "guard": {"secrets": "warn", "junk": "off", "large": "1M", "globs": ["*.iso"]},
+            "approvals": {"commands": ["git push*"], "expires": "1h", "default": "deny"},
         });
         let response = json!({
             "image": "debian:12", "driver": "microvm", "class": "workspace", "persistent": false,
@@ -497,6 +499,7 @@ mod tests {
             "wake_on_request": false,
             "services": [{"name": "web", "argv": ["serve"], "restart": "always", "start": false}],
             "guard": {"secrets": "warn", "junk": "off", "large_bytes": 1 << 20, "globs": ["*.iso"]},
+            "approvals": {"commands": ["git push*"], "expires": 3_600_000, "default": "deny"},
         });
         (request, response)
     }

@@ -17,6 +17,7 @@ mod network;
 mod origin;
 mod ports;
 mod routes;
+mod runs;
 mod streams;
 mod tenants;
 mod vercel;

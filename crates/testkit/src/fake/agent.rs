@@ -24,9 +24,11 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use sandkeep_core::model::RootFs;
+use sandkeep_proto::ask::InsideAnswer;
 use sandkeep_proto::frame::{CHUNK, FrameKind, HEADER, Header, WINDOW};
 use sandkeep_proto::link::{
-    At, Done, Entry, EntryKind, Exit, Failure, Known, Reply, Request, Spawn, VERSION,
+    At, Done, Entry, EntryKind, Exit, Failure, InsideQuestion, Known, Reply, Request, Spawn,
+    VERSION,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -73,6 +75,9 @@ struct Inside {
     scripts: BTreeMap<String, Script>,
     commands: Mutex<Vec<Command>>,
     problems: Mutex<Vec<String>>,
+    /// What programs inside ask, with the version of that.
+    questions: watch::Sender<(u64, Vec<InsideQuestion>)>,
+    answers: Mutex<Vec<(String, InsideAnswer, String)>>,
 }
 
 #[derive(Debug)]
@@ -95,7 +100,9 @@ impl Agent {
     ) -> Self {
         let generation = format!("run {run}");
         let (commands, problems) = (Mutex::default(), Mutex::default());
-        let inside = Arc::new(Inside { generation, root, scripts, commands, problems });
+        let (questions, answers) = (watch::Sender::default(), Mutex::default());
+        let inside = Inside { generation, root, scripts, commands, problems, questions, answers };
+        let inside = Arc::new(inside);
         let listener = {
             let _runtime = runtime.enter();
             UnixListener::bind(socket).expect("a socket for an agent")
@@ -112,6 +119,27 @@ impl Agent {
     /// What it was asked for that it does not do.
     pub(super) fn problems(&self) -> Vec<String> {
         self.inside.problems.lock().clone()
+    }
+
+    /// A program inside asks.
+    pub(super) fn ask(&self, question: InsideQuestion) {
+        self.inside.questions.send_modify(|(version, open)| {
+            open.push(question);
+            *version += 1;
+        });
+    }
+
+    /// A program inside that asked is gone.
+    pub(super) fn withdraw(&self, id: &str) {
+        self.inside.questions.send_modify(|(version, open)| {
+            open.retain(|one| one.id != id);
+            *version += 1;
+        });
+    }
+
+    /// What programs inside were answered.
+    pub(super) fn answers(&self) -> Vec<(String, InsideAnswer, String)> {
+        lock(&self.inside.answers).clone()
     }
 
     /// Ends it. Nothing writes to its root afterwards.
@@ -271,6 +299,26 @@ impl Inside {
                 Some(entry) => out.reply(stream, &Reply::Stat { entry }).await,
                 None => out.refuse(stream, Failure::NotFound, at.path).await,
             },
+            Request::Questions { known, wait_ms } => {
+                let mut questions = self.questions.subscribe();
+                let wait = std::time::Duration::from_millis(wait_ms);
+                let other = questions.wait_for(|(version, _)| *version != known);
+                let _ = tokio::time::timeout(wait, other).await;
+                let (version, questions) = self.questions.borrow().clone();
+                out.reply(stream, &Reply::Questions { version, questions }).await;
+            }
+            Request::AnswerQuestion { question, answer, comment } => {
+                let mut was_open = false;
+                self.questions.send_modify(|(version, open)| {
+                    was_open = open.iter().any(|one| one.id == question);
+                    open.retain(|one| one.id != question);
+                    *version += 1;
+                });
+                if was_open {
+                    lock(&self.answers).push((question, answer, comment));
+                }
+                out.reply(stream, &Reply::Ok).await;
+            }
             other => {
                 self.problems.lock().push(format!("{other:?}"));
                 out.refuse(stream, Failure::Fault, "a fake agent does not do this").await;
@@ -369,6 +417,10 @@ impl Inside {
     }
 
     fn write(&self, path: &str, bytes: &[u8], append: bool) -> io::Result<()> {
+        if path.starts_with("/run/") {
+            // In memory, in a real one: no layer ever has it.
+            return Ok(());
+        }
         let before = match append {
             true => self.find(path).map(fs::read).transpose()?.unwrap_or_default(),
             false => Vec::new(),

@@ -13,6 +13,8 @@ use sandkeep_core::driver::{
     Driver, DriverError, DriverResult, Link, Machine, MachineUsage, Relayer,
 };
 use sandkeep_core::model::{Device, MachineKey, RootFs, Size};
+use sandkeep_proto::ask::{AskLine, InsideAnswer};
+use sandkeep_proto::link::InsideQuestion;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
@@ -87,6 +89,32 @@ impl FakeHost {
     #[must_use]
     pub fn started(&self) -> usize {
         self.state().started
+    }
+
+    /// A program in a machine asks something, under this number.
+    ///
+    /// # Panics
+    ///
+    /// When the machine does not run.
+    pub fn ask(&self, key: &MachineKey, id: &str, asked: AskLine) {
+        let state = self.state();
+        let machine = state.machines.get(key).expect("it runs");
+        machine.agent.ask(InsideQuestion { id: id.to_owned(), user: 0, asked });
+    }
+
+    /// Whoever asked in a machine is gone.
+    ///
+    /// # Panics
+    ///
+    /// When the machine does not run.
+    pub fn withdraw(&self, key: &MachineKey, id: &str) {
+        self.state().machines.get(key).expect("it runs").agent.withdraw(id);
+    }
+
+    /// What programs in a machine were answered: number, answer and comment.
+    #[must_use]
+    pub fn answers(&self, key: &MachineKey) -> Vec<(String, InsideAnswer, String)> {
+        self.state().machines.get(key).map(|machine| machine.agent.answers()).unwrap_or_default()
     }
 
     /// Ends every machine at once, as a power cut does.

@@ -93,6 +93,12 @@ impl FakeHouse {
         self.records.as_ref().expect("records in memory")
     }
 
+    /// The host.
+    #[must_use]
+    pub fn host(&self) -> &Arc<FakeHost> {
+        &self.host
+    }
+
     /// The data directory.
     #[must_use]
     pub fn data(&self) -> PathBuf {

@@ -8,6 +8,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, FdFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::pty::OpenptFlags;
+use sandkeep_proto::ask::PROGRAM_DIR;
 use sandkeep_proto::link::{Failure, Spawn, TermSize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -49,7 +50,10 @@ pub(crate) fn start(
     if let Some(from) = &spawn.sudo_from {
         on_behalf(&mut env, &lookup(Some(from))?, &spawn.argv);
     }
-    let env = environment(env, &identity);
+    let mut env = environment(env, &identity);
+    if agent.questions.is_open() {
+        add_to_path(&mut env);
+    }
     let secret_files = SecretFiles::write(&spawn.secret_files, &identity)?;
     let (mut ends, theirs) = match spawn.tty {
         Some(size) => terminal(size, &identity),
@@ -129,6 +133,14 @@ fn environment(mut env: BTreeMap<String, String>, identity: &Identity) -> Vec<(S
 }
 
 type Streams = (Ends, [OwnedFd; 3]);
+
+/// Lets a command find `keep ask`, after everything else.
+fn add_to_path(env: &mut [(String, String)]) {
+    if let Some((_, path)) = env.iter_mut().find(|(key, _)| key == "PATH") {
+        path.push(':');
+        path.push_str(PROGRAM_DIR);
+    }
+}
 
 fn pipes(stdin: bool) -> rustix::io::Result<Streams> {
     let (stdin_ours, stdin_theirs) = if stdin {

@@ -18,6 +18,7 @@ use crate::serve::files::worker::Transfer;
 use crate::serve::files::{self, tar_in, tar_out, worker};
 use crate::serve::link::outbound::Outbound;
 use crate::serve::link::transport::Transport;
+use crate::serve::questions;
 use crate::serve::{Agent, machine_requests, port};
 
 /// How many streams may be open on a connection.
@@ -245,6 +246,13 @@ impl Connection {
             }
             Request::Quiesce { grace_ms } => {
                 return self.quiesce(stream, Duration::from_millis(grace_ms));
+            }
+            Request::Questions { known, wait_ms } => {
+                return questions::list(&self.agent, &self.out, stream, known, wait_ms);
+            }
+            Request::AnswerQuestion { question, answer, comment } => {
+                self.agent.questions.answer(&question, answer, comment);
+                Ok(Reply::Ok)
             }
             Request::Connect { port } => return port::connect(&self.out, stream, port),
             Request::Assemble(_)

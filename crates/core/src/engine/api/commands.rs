@@ -22,12 +22,18 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Returns [`Error`] when the sandbox cannot be woken or the program cannot be started.
+    /// Returns [`Error`] when the sandbox cannot be woken or the program cannot be started, and
+    /// [`Error::NotApproved`] when somebody had to approve it and did not.
     pub async fn exec(&self, project: &Name, name: &Name, exec: Exec) -> Result<Started> {
         check(&exec)?;
+        let sandbox = self.parts.lifecycle.find(project, name).await?;
+        self.parts.runs.before_command(&sandbox, &exec.argv, exec.by.as_deref(), false).await?;
         let mut tries = 0;
         loop {
             let (live, resumed) = self.parts.lifecycle.awake(project, name, &exec.wake).await?;
+            if self.parts.runs.hears(&live.sandbox()) {
+                self.parts.runs.prepare_questions(&live.sandbox()).await;
+            }
             match self.parts.sessions.launch(&live, &exec).await {
                 Err(error) => {
                     tries += 1;

@@ -3,6 +3,7 @@
 //! A call that needs a running sandbox wakes it first (`lifecycle`) and then does its work (`session`). Nothing below calls
 //! anything here.
 
+pub(in crate::engine) mod approvals;
 mod audit;
 mod commands;
 mod drives;
@@ -13,6 +14,7 @@ mod health;
 mod network;
 mod ports;
 mod projects;
+pub(in crate::engine) mod runs;
 mod sandboxes;
 mod secrets;
 mod services;

@@ -76,7 +76,8 @@ impl Engine {
     /// Returns [`Error::ProjectInUse`](crate::engine::Error::ProjectInUse) while it has some.
     pub async fn delete_project(&self, name: &Name) -> Result<()> {
         self.parts.tenancy.delete_project(&self.parts.secrets, name).await?;
-        self.parts.webhooks.remove_all(name).await
+        self.parts.webhooks.remove_all(name).await?;
+        self.parts.runs.forget_project(name).await
     }
 
     /// Makes a key; the second answer is its secret, which cannot be had again.
@@ -91,7 +92,23 @@ impl Engine {
         scope: Scope,
         expires: Option<Span>,
     ) -> Result<(Key, String)> {
-        self.parts.tenancy.create_key(project, label, scope, expires).await
+        self.parts.tenancy.create_key(project, label, scope, false, expires).await
+    }
+
+    /// Makes a key that may approve, and accept runs.
+    ///
+    /// # Errors
+    ///
+    /// As [`create_key`](Self::create_key), and [`Error::Invalid`](crate::engine::Error::Invalid) for a key that may only
+    /// look.
+    pub async fn create_approver_key(
+        &self,
+        project: &Name,
+        label: String,
+        scope: Scope,
+        expires: Option<Span>,
+    ) -> Result<(Key, String)> {
+        self.parts.tenancy.create_key(project, label, scope, true, expires).await
     }
 
     /// Ends a key.

@@ -251,7 +251,7 @@ impl Lifecycle {
         }
     }
 
-    fn report_unreadable(&self, damaged: &[Damaged]) {
+    pub(in crate::engine) fn report_unreadable(&self, damaged: &[Damaged]) {
         for Damaged { path, reason, .. } in damaged {
             let path = path.strip_prefix(self.store.data_dir()).unwrap_or(path);
             self.context.report_damage(

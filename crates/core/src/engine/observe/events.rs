@@ -25,7 +25,7 @@ use crate::engine::{Error, Result};
 use crate::model::lifecycle::Phase;
 use crate::model::{
     Command, Event, EventData, EventFilter, EventFinding, EventId, EventSandbox, Finding, Name,
-    Port, Sandbox, SandboxId, Session, Snapshot, SnapshotId, Timestamp, now,
+    Port, Sandbox, SandboxId, Session, SessionId, Snapshot, SnapshotId, Timestamp, now,
 };
 use crate::store::{
     EventPosition, EventSource, EventWriter, event_sources, last_event, read_events,
@@ -234,6 +234,16 @@ impl EventFeed {
             usage: session.usage.into(),
         };
         self.of(sandbox, change);
+    }
+
+    pub(in crate::engine) fn validation_failed(
+        &self,
+        sandbox: &Sandbox,
+        session: SessionId,
+        problem: &str,
+    ) {
+        let problem = shortened(problem);
+        self.of(sandbox, EventData::SandboxValidationFailed { session, problem });
     }
 
     pub(in crate::engine) fn command_started(&self, sandbox: &Sandbox, command: &Command) {

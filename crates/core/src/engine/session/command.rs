@@ -51,6 +51,8 @@ pub struct Exec {
     pub inject: Vec<Inject>,
     /// Who wants it, for the record: the id of an API key, or `service`, `hook`.
     pub by: Option<String>,
+    /// The id it gets, for a caller that has it on record before; a new one if absent.
+    pub id: Option<CommandId>,
 }
 
 /// A command that was started.
@@ -342,7 +344,7 @@ fn prepare(
         false => (asking, None),
         true => (Some("root".to_owned()), Some(asking.unwrap_or_else(|| "root".to_owned()))),
     };
-    let id = CommandId::fresh();
+    let id = exec.id.clone().unwrap_or_else(CommandId::fresh);
     let record = Command {
         format: FORMAT,
         id: id.clone(),

@@ -3,7 +3,8 @@
 //! A hook that fails is reported with the session and hides nothing: the sandbox is there, and
 //! whoever gets it sees what went wrong. `validate` runs before every stop and after every resume;
 //! when it prints something else, or ends otherwise, than at the last stop, the resume's answer says
-//! so before any work goes on.
+//! so before any work goes on. `validate_git` is a validator of our own: it prints the commit of a
+//! repository and what differs from it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +17,13 @@ use crate::engine::session::Sessions;
 use crate::engine::session::command::{CommandOutput, Exec};
 use crate::engine::{Error, Result};
 use crate::guest::GuestError;
-use crate::model::{CommandEnd, CommandId, Hook, HookRun, Span, Validation};
+use crate::model::{CommandEnd, CommandId, Hook, HookRun, Hooks, Span, Validation};
 
 const PATIENCE: Span = Span::seconds(60);
 /// How much of what `validate` prints is kept for people.
 const EXCERPT: usize = 2000;
 
+#[derive(Debug, Clone)]
 struct Ran {
     end: Option<CommandEnd>,
     command: CommandId,
@@ -47,10 +49,17 @@ impl Sessions {
         let sandbox = live.sandbox();
         let hooks = &sandbox.config.hooks;
         let mut runs = Vec::new();
-        if !created && let (Some(hook), Some(before)) = (&hooks.validate, &sandbox.validated) {
-            let (run, valid) = self.validate(live, hook, before).await;
-            runs.push(run);
-            live.change_session(|session| session.valid = Some(valid));
+        let validators = validators(hooks);
+        if !created
+            && !validators.is_empty()
+            && let Some(before) = &sandbox.validated
+        {
+            let (validated, problem) = self.validate(live, &validators, before).await;
+            runs.extend(validated);
+            let session = live.change_session(|session| session.valid = Some(problem.is_none()));
+            if let Some(problem) = problem {
+                self.context.events.validation_failed(&sandbox, session.id, &problem);
+            }
         }
         let (name, list) =
             if created { ("on_create", &hooks.on_create) } else { ("on_resume", &hooks.on_resume) };
@@ -73,11 +82,15 @@ impl Sessions {
         live: &Arc<RunningSandbox>,
     ) -> BeforeStop {
         let sandbox = live.sandbox();
-        let Some(hook) = sandbox.config.hooks.validate.as_ref() else {
-            return BeforeStop { validated: None, answers: true };
+        let mut ran = Vec::new();
+        let outcome = async {
+            for hook in validators(&sandbox.config.hooks) {
+                ran.push(self.run_hook(live, &hook).await?);
+            }
+            Ok(())
         };
-        match self.run_hook(live, hook).await {
-            Ok(ran) => BeforeStop { validated: Some(verdict(&ran)), answers: true },
+        match outcome.await {
+            Ok(()) => BeforeStop { validated: verdict(&ran), answers: true },
             Err(error) => {
                 tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "the validate hook did not run before a stop");
                 let answers = !matches!(error, Error::Guest(GuestError::Timeout));
@@ -86,25 +99,42 @@ impl Sessions {
         }
     }
 
+    /// Runs the validators of a sandbox. The second answer says what differs from the last stop, if anything does.
     async fn validate(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,
-        hook: &Hook,
+        validators: &[Hook],
         before: &Validation,
-    ) -> (HookRun, bool) {
-        let outcome = self.run_hook(live, hook).await;
-        let now = outcome.as_ref().ok().map(verdict);
-        let same = now.as_ref() == Some(before);
-        let mut run = report("validate", hook, outcome);
-        run.problem = match now {
-            _ if same => None,
-            Some(now) => Some(format!(
+    ) -> (Vec<HookRun>, Option<String>) {
+        let (mut runs, mut ran) = (Vec::new(), Vec::new());
+        for hook in validators {
+            let outcome = self.run_hook(live, hook).await;
+            let (kept, outcome) = match outcome {
+                Ok(one) => (Some(one.clone()), Ok(one)),
+                Err(error) => (None, Err(error)),
+            };
+            ran.extend(kept);
+            runs.push(report("validate", hook, outcome));
+        }
+        let now = verdict(&ran).filter(|_| ran.len() == validators.len());
+        if now.as_ref() == Some(before) {
+            runs.iter_mut().for_each(|run| run.problem = None);
+            return (runs, None);
+        }
+        let problem = match now {
+            Some(now) => format!(
                 "at the last stop it ended with {} and printed `{}`; now it ends with {} and prints `{}`",
                 before.exit_code, before.excerpt, now.exit_code, now.excerpt
-            )),
-            None => run.problem,
+            ),
+            None => {
+                let told = runs.iter().find_map(|run| run.problem.clone());
+                told.unwrap_or_else(|| "it did not come to its end".to_owned())
+            }
         };
-        (run, same)
+        if let Some(last) = runs.last_mut() {
+            last.problem = Some(problem.clone());
+        }
+        (runs, Some(problem))
     }
 
     async fn run_hook(self: &Arc<Self>, live: &Arc<RunningSandbox>, hook: &Hook) -> Result<Ran> {
@@ -163,8 +193,36 @@ fn report(name: &str, hook: &Hook, outcome: Result<Ran>) -> HookRun {
     HookRun { hook: name.to_owned(), argv: hook.argv.clone(), command, exit_code, problem }
 }
 
-fn verdict(ran: &Ran) -> Validation {
-    let hash = Sha256::digest(&ran.output);
-    let excerpt: String = String::from_utf8_lossy(&ran.output).chars().take(EXCERPT).collect();
-    Validation { exit_code: ran.exit_code.unwrap_or(-1), output_hash: hex::encode(hash), excerpt }
+/// What validators said, all together.
+fn verdict(ran: &[Ran]) -> Option<Validation> {
+    let (first, more) = ran.split_first()?;
+    let text = |output: &[u8]| -> String {
+        String::from_utf8_lossy(output).chars().take(EXCERPT).collect()
+    };
+    let mut hash = Sha256::new_with_prefix(&first.output);
+    let mut exit_code = first.exit_code.unwrap_or(-1);
+    let mut excerpt = text(&first.output);
+    for one in more {
+        let code = one.exit_code.unwrap_or(-1);
+        hash.update(code.to_le_bytes());
+        hash.update(&one.output);
+        excerpt.push_str(&text(&one.output));
+        exit_code = if exit_code == 0 { code } else { exit_code };
+    }
+    let output_hash = hex::encode(hash.finalize());
+    Some(Validation { exit_code, output_hash, excerpt })
+}
+
+/// What is run before a stop and after a resume, to be compared.
+fn validators(hooks: &Hooks) -> Vec<Hook> {
+    let git = hooks.validate_git.as_deref().map(git_validator);
+    hooks.validate.iter().cloned().chain(git).collect()
+}
+
+/// Prints the commit that a repository is at, and which files differ from it.
+fn git_validator(path: &str) -> Hook {
+    const SCRIPT: &str =
+        "cd \"$1\" && git rev-parse HEAD && git status --porcelain=v1 --untracked-files=all";
+    let argv = ["sh", "-c", SCRIPT, "validate_git", path].map(str::to_owned);
+    Hook { argv: argv.to_vec(), timeout: None }
 }

@@ -446,7 +446,7 @@ mod tests {
 
     use std::path::Path;
 
-    use super::{LogBudget, LogReader, LogWriter, Piece, LogStream};
+    use super::{LogBudget, LogReader, LogStream, LogWriter, Piece};
 
     fn open(path: &Path, limit: u64) -> LogWriter {
         LogWriter::open(path, limit, &LogBudget::new(limit))

@@ -23,7 +23,7 @@ use crate::engine::tenancy::Tenancy;
 use crate::engine::tenancy::secrets::Secrets;
 use crate::engine::{Error, Result, later};
 use crate::model::{
-    FORMAT, Key, KeyId, Name, Project, ProjectNetwork, Scope, Span, Timestamp, now,
+    FORMAT, Key, KeyId, Name, Project, ProjectNetwork, ProjectRuns, Scope, Span, Timestamp, now,
 };
 use crate::store::{Damaged, Durability};
 
@@ -36,6 +36,8 @@ pub struct Caller {
     pub scope: Scope,
     /// The key they showed.
     pub key: KeyId,
+    /// Whether they may approve, and accept runs. A token never may.
+    pub approve: bool,
     /// When what they showed ends, if before its key does.
     pub until: Option<Timestamp>,
 }
@@ -149,6 +151,12 @@ impl Tenancy {
         Ok(project.network)
     }
 
+    /// What a project allows its runs.
+    pub(in crate::engine) fn project_runs(&self, name: &Name) -> Result<ProjectRuns> {
+        let project = self.projects.get(name).ok_or_else(|| self.projects.absent(name))?;
+        Ok(project.runs)
+    }
+
     pub(in crate::engine) fn require_project(&self, name: &Name) -> Result<()> {
         self.projects.get(name).map(|_| ()).ok_or_else(|| self.projects.absent(name))
     }
@@ -191,6 +199,7 @@ impl Tenancy {
                     project: project.name.clone(),
                     scope: key.scope,
                     key: key.id.clone(),
+                    approve: key.approve || key.scope == Scope::Admin,
                     until: None,
                 });
             }
@@ -219,7 +228,8 @@ impl Tenancy {
     /// Makes a key for the operator of a server whose own project is locked. It is written down
     pub(in crate::engine) fn emergency_key(&self, project: Name) -> String {
         let secret = fresh_secret();
-        let caller = Caller { project, scope: Scope::Admin, key: KeyId::fresh(), until: None };
+        let key = KeyId::fresh();
+        let caller = Caller { project, scope: Scope::Admin, key, approve: true, until: None };
         let known = (hash_of(&secret), caller);
         *self.projects.emergency.write() = Some(known);
         secret
@@ -240,6 +250,7 @@ impl Tenancy {
             created_at: now(),
             keys: Vec::new(),
             network: ProjectNetwork::default(),
+            runs: ProjectRuns::default(),
         };
         self.keep_project(&project).await?;
         Ok(project)
@@ -280,8 +291,12 @@ impl Tenancy {
         project: &Name,
         label: String,
         scope: Scope,
+        approve: bool,
         expires: Option<Span>,
     ) -> Result<(Key, String)> {
+        if approve && scope == Scope::Read {
+            return Err(Error::invalid("approve", "takes a key of scope `write` or `admin`"));
+        }
         if label.chars().count() > 128 || label.chars().any(char::is_control) {
             return Err(Error::invalid("label", "at most 128 characters, on one line"));
         }
@@ -291,6 +306,7 @@ impl Tenancy {
             label,
             hash: hash_of(&secret),
             scope,
+            approve,
             created_at: now(),
             expires_at: expires.and_then(later),
         };

@@ -250,6 +250,8 @@ impl Tenancy {
             project: claims.sandkeep_project,
             scope: key.scope.min(claims.sandkeep_scope),
             key: key.id,
+            // A token is for programs.
+            approve: false,
             until: Timestamp::from_second(claims.exp).ok(),
         })
     }

@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::model::{
-    Command, Drive, Image, KeptAuthority, Layer, LayerId, MemoryId, MemoryLayer, Phase, Project,
-    Quarantine, Sandbox, SandboxId, Secret, Session, Snapshot, SnapshotId, Template,
+    Approval, Command, Drive, Image, KeptAuthority, Layer, LayerId, MemoryId, MemoryLayer, Phase,
+    Project, Quarantine, Run, Sandbox, SandboxId, Secret, Session, Snapshot, SnapshotId, Template,
 };
 use crate::store::fsck::problem::Problem;
 use crate::store::gc::trash::Trashed;
@@ -80,6 +80,8 @@ impl Store {
             templates: self.scan().await?,
             authorities: self.scan().await?,
             asides: self.scan().await?,
+            runs: self.scan().await?,
+            approvals: self.scan().await?,
             trashed: self.trash().await?.iter().filter_map(Trashed::sandbox).collect(),
         };
         let store = self.clone();
@@ -312,6 +314,8 @@ struct Everything {
     templates: Scan<Template>,
     authorities: Scan<KeptAuthority>,
     asides: Scan<Quarantine>,
+    runs: Scan<Run>,
+    approvals: Scan<Approval>,
     /// Sandboxes in the trash.
     trashed: HashSet<SandboxId>,
 }
@@ -337,7 +341,7 @@ impl Everything {
                 false => Problem::DamagedManifest { path, reason },
             });
         }
-        let damaged: [&[Damaged]; 10] = [
+        let damaged: [&[Damaged]; 12] = [
             &self.projects.damaged,
             &self.sandboxes.damaged,
             &self.authorities.damaged,
@@ -348,6 +352,8 @@ impl Everything {
             &self.images.damaged,
             &self.layers.damaged,
             &self.memory.damaged,
+            &self.runs.damaged,
+            &self.approvals.damaged,
         ];
         for Damaged { path, reason, too_new } in damaged.into_iter().flatten().cloned() {
             report.problems.push(match too_new {

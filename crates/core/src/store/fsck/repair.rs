@@ -6,7 +6,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::model::{FORMAT, LayerId, Mode, Name, Policy, Project, ProjectNetwork, now};
+use crate::model::{
+    FORMAT, LayerId, Mode, Name, Policy, Project, ProjectNetwork, ProjectRuns, now,
+};
 use crate::store::fsck::problem::Problem;
 use crate::store::manifest::{Durability, Manifest as _, id_of, list, sync_parent};
 use crate::store::{Report, Result, Store, StoreError, blocking, io_error};
@@ -116,7 +118,8 @@ impl Store {
         let deny = Policy { mode: Mode::DenyAll, ..Policy::default() };
         let network = ProjectNetwork { bound: Some(deny), ..ProjectNetwork::default() };
         let (name, created_at) = (name.clone(), now());
-        let project = Project { format: FORMAT, name, created_at, keys: Vec::new(), network };
+        let (keys, runs) = (Vec::new(), ProjectRuns::default());
+        let project = Project { format: FORMAT, name, created_at, keys, network, runs };
         self.write(&project, Durability::Synced).await
     }
 }

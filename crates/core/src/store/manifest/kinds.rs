@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use super::Manifest;
 use crate::model::{
-    Command, CommandId, Drive, DriveId, Image, KeptAuthority, Layer, LayerId, Name, Project,
-    Sandbox, SandboxId, Secret, SecretName, Session, SessionId, Snapshot, SnapshotId, Webhook,
-    WebhookCursor, WebhookId,
+    Approval, ApprovalId, Command, CommandId, Drive, DriveId, Image, KeptAuthority, Layer, LayerId,
+    Name, Project, Run, RunId, Sandbox, SandboxId, Secret, SecretName, Session, SessionId,
+    Snapshot, SnapshotId, Webhook, WebhookCursor, WebhookId,
 };
 use crate::store::path_text::file_name_of;
 
@@ -182,5 +182,33 @@ impl Manifest for WebhookCursor {
     }
     fn places() -> &'static [&'static str] {
         &["webhooks/*/*/cursor.json"]
+    }
+}
+
+impl Manifest for Run {
+    type Key = (Name, RunId);
+    const KIND: &'static str = "run";
+    fn key(&self) -> Self::Key {
+        (self.project.clone(), self.id.clone())
+    }
+    fn place((project, id): &Self::Key) -> PathBuf {
+        PathBuf::from(format!("runs/{project}/{id}.json"))
+    }
+    fn places() -> &'static [&'static str] {
+        &["runs/*/*.json"]
+    }
+}
+
+impl Manifest for Approval {
+    type Key = (Name, ApprovalId);
+    const KIND: &'static str = "approval";
+    fn key(&self) -> Self::Key {
+        (self.project.clone(), self.id.clone())
+    }
+    fn place((project, id): &Self::Key) -> PathBuf {
+        PathBuf::from(format!("approvals/{project}/{id}.json"))
+    }
+    fn places() -> &'static [&'static str] {
+        &["approvals/*/*.json"]
     }
 }

@@ -107,7 +107,7 @@ async fn connect(
     if !app.engine.knows_key(&key) {
         return Err(refused());
     }
-    let caller = Caller { project, key, scope: Scope::Write, until: None };
+    let caller = Caller { project, key, scope: Scope::Write, approve: false, until: None };
     crate::audit::caller(&caller);
     let (alive, asked) = (app.tasks.token(), crate::audit::later());
     Ok(upgrade.max_message_size(MESSAGE).on_upgrade(async move |socket| {

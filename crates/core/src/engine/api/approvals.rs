@@ -1,0 +1,103 @@
+//! Approvals: ask, list, answer.
+
+use crate::db::{Page, Paged};
+use crate::engine::governance::approvals::{ApprovalFilter, ToAsk};
+use crate::engine::governance::runs::place;
+use crate::engine::{Caller, Engine, Result};
+use crate::model::{
+    Approval, ApprovalAnswer, ApprovalId, ApprovalSource, ApprovalSubject, Name, Span,
+};
+
+/// A question of a caller.
+#[derive(Debug, Clone, Default)]
+pub struct AskRequest {
+    /// The question.
+    pub question: String,
+    /// What there is to know before answering.
+    pub context: String,
+    /// How long to wait.
+    pub expires: Option<Span>,
+    /// The answer that counts when it expires.
+    pub default: Option<ApprovalAnswer>,
+}
+
+impl Engine {
+    /// Asks for an approval about a sandbox. The run under way in it waits for the answer.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::TooManyApprovals`](crate::engine::Error::TooManyApprovals) when too many wait already.
+    pub async fn ask_approval(
+        &self,
+        caller: &Caller,
+        name: &Name,
+        request: AskRequest,
+    ) -> Result<Approval> {
+        let sandbox = self.parts.lifecycle.find(&caller.project, name).await?;
+        let to_ask = ToAsk {
+            sandbox: place(&sandbox),
+            run: self.parts.runs.active_in(&sandbox.id).map(|run| run.id),
+            source: ApprovalSource::Harness,
+            subject: ApprovalSubject::Question,
+            question: request.question,
+            context: request.context,
+            default: request.default,
+            expires: request.expires,
+            asked_by: Some(caller.key.clone()),
+            agent_question: None,
+        };
+        self.parts.runs.approvals.ask(&caller.project, to_ask).await
+    }
+
+    /// Finds an approval.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoApproval`](crate::engine::Error::NoApproval) when the project has none of that id.
+    pub fn approval(&self, project: &Name, id: &ApprovalId) -> Result<Approval> {
+        self.parts.runs.approvals.get(project, id)
+    }
+
+    /// Waits until an approval is answered or expired.
+    ///
+    /// # Errors
+    ///
+    /// As [`approval`](Self::approval).
+    pub async fn approval_answered(&self, project: &Name, id: &ApprovalId) -> Result<Approval> {
+        self.parts.runs.approvals.answered(project, id).await
+    }
+
+    /// Lists approvals, newest first.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Invalid`](crate::engine::Error::Invalid) for a cursor that is none.
+    pub fn approvals(
+        &self,
+        project: &Name,
+        filter: &ApprovalFilter,
+        page: &Page,
+    ) -> Result<Paged<Approval>> {
+        self.parts.runs.approvals.list(project, filter, page)
+    }
+
+    /// Answers an approval. The caller must be one that may approve.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::ApprovalAnswered`](crate::engine::Error::ApprovalAnswered) when it does not wait any more, and
+    /// [`Error::SeparateApprover`](crate::engine::Error::SeparateApprover) when somebody else has to answer.
+    pub async fn answer_approval(
+        &self,
+        caller: &Caller,
+        id: &ApprovalId,
+        answer: ApprovalAnswer,
+        comment: String,
+    ) -> Result<Approval> {
+        let runs = &self.parts.runs;
+        let approval = runs.approvals.get(&caller.project, id)?;
+        let run = approval.run.and_then(|run| runs.get(&caller.project, &run).ok());
+        let starter = run.map(|run| run.by);
+        runs.approvals.answer(caller, id, answer, comment, starter.as_ref()).await
+    }
+}

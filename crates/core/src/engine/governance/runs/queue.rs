@@ -1,0 +1,231 @@
+//! What happens to runs by itself: recovery, the queue, approvals, expiry.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::{KEPT, Key, Runs};
+use crate::engine::Result;
+use crate::engine::error::error_chain;
+use crate::failpoint;
+use crate::model::{
+    EventData, Name, Phase, Run, RunChange, RunEffect, RunPlace, RunStatus, Timestamp,
+};
+
+/// How often is looked at what time alone changes.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Starts the engine's own work on runs, which ends with the engine.
+pub(in crate::engine) fn tend(this: &Arc<Runs>) {
+    this.context.tasks.spawn(tend_all(Arc::downgrade(this)));
+}
+
+async fn tend_all(this: Weak<Runs>) {
+    let Some((mut runs, mut approvals, shutdown)) = this
+        .upgrade()
+        .map(|this| (this.subscribe(), this.approvals.subscribe(), this.context.tasks.shutdown()))
+    else {
+        return;
+    };
+    if let Some(this) = this.upgrade() {
+        this.approvals.close_orphans().await;
+        this.close_unheard().await;
+    }
+    loop {
+        {
+            let Some(this) = this.upgrade() else { return };
+            this.approvals.tend().await;
+            this.follow_approvals().await;
+            this.start_next().await;
+            this.expire().await;
+            this.watch_questions();
+        }
+        tokio::select! {
+            _ = runs.changed() => {}
+            _ = approvals.changed() => {}
+            () = tokio::time::sleep(TICK) => {}
+            () = shutdown.cancelled() => return,
+        }
+    }
+}
+
+impl Runs {
+    /// Enters what is on disk, and goes on with what is pending.
+    pub(in crate::engine) fn recover(self: &Arc<Self>, all: Vec<Run>) {
+        let mut pending = Vec::new();
+        for run in all {
+            if run.pending.is_some() {
+                pending.push((run.project.clone(), run.id.clone()));
+            }
+            self.show(run);
+        }
+        for (project, id) in pending {
+            self.drive_soon(&project, &id);
+        }
+    }
+
+    /// Closes questions from inside sandboxes that do not run, once it is known which those are. One that is paused wakes
+    /// with its questions.
+    async fn close_unheard(&self) {
+        let mut left = self.context.recovery.subscribe();
+        let shutdown = self.context.tasks.shutdown();
+        tokio::select! {
+            _ = left.wait_for(|left| *left == 0) => {}
+            () = shutdown.cancelled() => return,
+        }
+        let mut asleep = HashSet::new();
+        for approval in self.approvals.asked_inside() {
+            let found = self.db.sandbox_by_id(&approval.sandbox.id).await;
+            let paused = matches!(&found, Ok(Some(sandbox)) if sandbox.phase() == Phase::Paused);
+            if !paused && found.is_ok() && self.lifecycle.turns.live(&approval.sandbox.id).is_none()
+            {
+                asleep.insert(approval.id);
+            }
+        }
+        self.approvals.close_unheard(|approval| !asleep.contains(&approval.id)).await;
+    }
+
+    /// Runs wait while one of their approvals does.
+    async fn follow_approvals(&self) {
+        let waiting = self.approvals.waiting_runs();
+        let active = self.all_unfinished().into_iter().filter(|run| run.status().is_active());
+        for run in active {
+            let change = match (waiting.contains(&run.id), run.status()) {
+                (true, RunStatus::Running) => RunChange::Ask,
+                (false, RunStatus::WaitingForApproval) => RunChange::Answered,
+                _ => continue,
+            };
+            let changed = self.change(&run.project, &run.id, |run, at| {
+                // It may have come to its end in the meantime.
+                let _ = run.apply(change, at);
+                Ok(())
+            });
+            self.log_failure(&run, "follow its approvals", changed.await);
+        }
+    }
+
+    /// Starts queued runs as far as their project allows.
+    async fn start_next(self: &Arc<Self>) {
+        let mut projects: BTreeMap<Name, (Vec<Run>, usize)> = BTreeMap::new();
+        let mut busy: HashSet<Name> = HashSet::new();
+        for run in self.all_unfinished() {
+            let of = projects.entry(run.project.clone()).or_default();
+            match run.status() {
+                RunStatus::Queued => of.0.push(run),
+                status if status.is_active() => {
+                    of.1 += 1;
+                    busy.extend(existing(&run).cloned());
+                }
+                _ => {}
+            }
+        }
+        for (project, (mut queued, mut running)) in projects {
+            // A locked project starts nothing.
+            let Ok(limits) = self.tenancy.project_runs(&project) else { continue };
+            queued.sort_by_key(|run| (Reverse(run.spec.priority), run.id.clone()));
+            for run in queued {
+                if running >= limits.running as usize {
+                    break;
+                }
+                // One run at a time works in a sandbox that was there before.
+                if existing(&run).is_some_and(|sandbox| !busy.insert(sandbox.clone())) {
+                    continue;
+                }
+                let started = self.change(&project, &run.id, |run, at| {
+                    run.apply(RunChange::Start, at).map_err(super::refused(run))?;
+                    run.pending = Some(RunEffect::Prepare);
+                    Ok(())
+                });
+                if self.log_failure(&run, "start", started.await) {
+                    failpoint::pass("run.started");
+                    running += 1;
+                    self.drive_soon(&project, &run.id);
+                }
+            }
+        }
+    }
+
+    /// Announces the expiry of runs that nobody reviews, expires them, and removes the oldest that have ended.
+    async fn expire(self: &Arc<Self>) {
+        if let Some(time) = self.context.expiry_time() {
+            for run in self.due(time) {
+                if run.review_by().is_some_and(|until| until <= time) && run.pending.is_none() {
+                    let expired = self.change(&run.project, &run.id, |run, at| {
+                        if run.pending.is_some() {
+                            return Ok(());
+                        }
+                        run.apply(RunChange::Expire, at).map_err(super::refused(run))?;
+                        run.why = Some("nobody reviewed it in time".to_owned());
+                        run.pending = run.own.then_some(RunEffect::Discard);
+                        Ok(())
+                    });
+                    if self.log_failure(&run, "expire", expired.await) {
+                        self.drive_soon(&run.project, &run.id);
+                    }
+                } else if !run.noticed && run.notice_at().is_some_and(|at| at <= time) {
+                    let noticed = self.change(&run.project, &run.id, |run, _| {
+                        run.noticed = true;
+                        Ok(())
+                    });
+                    if self.log_failure(&run, "announce its expiry", noticed.await) {
+                        self.emit(&run, EventData::RunExpiring);
+                    }
+                }
+            }
+        }
+        for key in self.surplus() {
+            match self.store.remove::<Run>(&key).await {
+                Ok(()) => drop(self.table.write().remove(&key)),
+                Err(error) => {
+                    tracing::warn!(run = %key.1, error = error_chain(&error), "an old run was not removed");
+                }
+            }
+        }
+    }
+
+    /// Those whose expiry is to be announced, or has come.
+    fn due(&self, time: Timestamp) -> Vec<Run> {
+        let table = self.table.read();
+        let unreviewed = self.unreviewed.lock();
+        let all = unreviewed.iter().filter_map(|key| table.get(key));
+        let is_due = |run: &&Run| {
+            let at = if run.noticed { run.review_by() } else { run.notice_at() };
+            at.is_some_and(|at| at <= time)
+        };
+        all.filter(is_due).cloned().collect()
+    }
+
+    fn surplus(&self) -> Vec<Key> {
+        let table = self.table.read();
+        if table.len() <= KEPT {
+            return Vec::new();
+        }
+        let (unfinished, unreviewed) = (self.unfinished.lock(), self.unreviewed.lock());
+        let has_ended = |key: &&Key| !unfinished.contains(*key) && !unreviewed.contains(*key);
+        let mut ended: BTreeMap<&Name, Vec<&Key>> = BTreeMap::new();
+        for key in table.keys().filter(has_ended) {
+            ended.entry(&key.0).or_default().push(key);
+        }
+        let surplus = |all: Vec<&Key>| {
+            let count = all.len().saturating_sub(KEPT);
+            all.into_iter().take(count).cloned().collect::<Vec<_>>()
+        };
+        ended.into_values().flat_map(surplus).collect()
+    }
+
+    /// Says whether it went well.
+    fn log_failure(&self, run: &Run, what: &str, done: Result<()>) -> bool {
+        if let Err(error) = &done {
+            tracing::error!(run = %run.id, error = error_chain(error), "a run could not {what}; it is tried again");
+        }
+        done.is_ok()
+    }
+}
+
+fn existing(run: &Run) -> Option<&Name> {
+    match &run.spec.place {
+        RunPlace::Existing { sandbox } => Some(sandbox),
+        RunPlace::Fork { .. } | RunPlace::Fresh { .. } => None,
+    }
+}
