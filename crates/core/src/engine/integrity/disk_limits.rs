@@ -28,7 +28,7 @@ use crate::driver::Unnamed;
 use crate::engine::error::error_chain;
 use crate::engine::integrity::DiskLimits;
 use crate::engine::running::live::RunningSandbox;
-use crate::engine::running::room::Sent;
+use crate::engine::running::upload_allowance::Sent;
 use crate::engine::{Error, Result};
 use crate::guest::GuestError;
 use crate::model::{LayerId, MountMode, Sandbox, Size};
@@ -353,11 +353,11 @@ impl DiskLimits {
                 return Ok(());
             }
         };
-        live.counted(&bounds, spare);
+        live.counted(&bounds, usable);
         if let Some(message) = bounds.iter().find_map(|bound| bound.refuses(more)) {
             return Err(GuestError::DiskLimit { message });
         }
-        if spare < more.bytes {
+        if usable < more.bytes {
             let message = "the disk of the host has no room".to_owned();
             return Err(GuestError::Refused { kind: Failure::NoSpace, message });
         }

@@ -242,7 +242,7 @@ impl EventFeed {
         session: SessionId,
         problem: &str,
     ) {
-        let problem = shortened(problem);
+        let problem = truncated(problem);
         self.of(sandbox, EventData::SandboxValidationFailed { session, problem });
     }
 

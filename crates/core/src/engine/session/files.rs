@@ -9,7 +9,7 @@ use sandkeep_proto::link::{At, Entry};
 use crate::engine::Result;
 use crate::engine::integrity::DiskLimits;
 use crate::engine::running::live::{Hold, RunningSandbox};
-use crate::engine::running::room::Sent;
+use crate::engine::running::upload_allowance::Sent;
 use crate::engine::session::Sessions;
 use crate::guest::{Guest, GuestError, Incoming, Outgoing, TransferSummary};
 
