@@ -9,6 +9,7 @@
 //! What is lost with an index are the answers that were kept under idempotency keys. A create finds
 //! its sandbox by its key all the same, because that is part of the sandbox's manifest.
 
+mod file;
 mod fill;
 
 use std::fs;
@@ -23,6 +24,7 @@ use sandkeep_types::error_chain;
 use tokio::sync::{RwLock, RwLockReadGuard};
 use tokio_util::task::TaskTracker;
 
+use self::file::{UnusableIndex, begin, clear_away, make, usable};
 use self::fill::fill;
 use super::stamp::Stamp;
 use super::{
@@ -69,9 +71,6 @@ const AGAIN: Duration = Duration::from_secs(60);
 
 /// With less than this free on the disk it is kept in memory: it could not grow, and its file is better given up.
 const ROOM: u64 = 8 << 20;
-
-/// How many directories that were found in the place of the index are kept.
-const KEPT: u32 = 100;
 
 /// [`Db`] in a file that is made again whenever it cannot be used.
 #[derive(Debug, Clone)]
@@ -244,94 +243,6 @@ impl Current {
             );
         }
     }
-}
-
-enum UnusableIndex {
-    /// It is not of this time; nothing is broken.
-    Stale(String),
-    Damaged(String),
-}
-
-/// Opens what is there and looks whether it can be used.
-async fn usable(file: &Path) -> Result<SqliteDb, UnusableIndex> {
-    let damaged = |error: DbError| UnusableIndex::Damaged(error_chain(&error));
-    let is_file = fs::symlink_metadata(file).is_ok_and(|found| found.is_file());
-    if !is_file {
-        return Err(UnusableIndex::Damaged("it is not a file".to_owned()));
-    }
-    if fs::metadata(file).is_ok_and(|found| found.len() == 0) {
-        return Err(UnusableIndex::Damaged("it is empty".to_owned()));
-    }
-    let db = SqliteDb::open(file).await.map_err(damaged)?;
-    let checked = async {
-        if db.is_fresh() {
-            return Err(UnusableIndex::Stale("it is of another version".to_owned()));
-        }
-        db.check(file).await.map_err(damaged)?;
-        let epoch = db.epoch().await.map_err(damaged)?;
-        match Stamp::refuses(file, epoch.as_deref()) {
-            Some(reason) => Err(UnusableIndex::Stale(reason.to_owned())),
-            None => Ok(()),
-        }
-    };
-    let checked = checked.await;
-    match checked {
-        Ok(()) => Ok(db),
-        Err(refused) => {
-            db.hang_up().await;
-            Err(refused)
-        }
-    }
-}
-
-/// Begins the epoch of this opening. The stamp is on disk before anything changes in the index.
-async fn begin(file: &Path, db: &SqliteDb) -> Result<Stamp, String> {
-    let stamp = Stamp::draw(file).map_err(|error| error.to_string())?;
-    stamp.write(file).map_err(|error| error.to_string())?;
-    db.set_epoch(&stamp.epoch).await.map_err(|error| error_chain(&error))?;
-    Ok(stamp)
-}
-
-/// Makes an empty index in the place of whatever is there, or in memory.
-async fn make(file: &Path) -> DbResult<(SqliteDb, Option<Stamp>)> {
-    let made = async {
-        clear_away(file).map_err(|error| error.to_string())?;
-        let db = SqliteDb::open(file).await.map_err(|error| error_chain(&error))?;
-        let stamp = Stamp::draw(file).map_err(|error| error.to_string())?;
-        stamp.write(file).map_err(|error| error.to_string())?;
-        Ok::<_, String>((db, Some(stamp)))
-    };
-    match made.await {
-        Ok(made) => Ok(made),
-        Err(error) => {
-            tracing::warn!(error, "the index cannot be written; it is kept in memory");
-            Ok((SqliteDb::in_memory().await?, None))
-        }
-    }
-}
-
-/// Removes an index. A directory in its place is nothing of ours, and is moved.
-fn clear_away(file: &Path) -> io::Result<()> {
-    for suffix in ["", "-wal", "-shm", "-journal"] {
-        let mut name = file.as_os_str().to_owned();
-        name.push(suffix);
-        let path = PathBuf::from(name);
-        match fs::symlink_metadata(&path) {
-            Ok(found) if found.is_dir() => {
-                let aside = |count: u32| {
-                    let mut name = path.as_os_str().to_owned();
-                    name.push(format!(".unusable.{count}"));
-                    PathBuf::from(name)
-                };
-                let free = (1..KEPT).map(aside).find(|to| fs::symlink_metadata(to).is_err());
-                fs::rename(&path, free.ok_or(io::ErrorKind::AlreadyExists)?)?;
-            }
-            Ok(_) => fs::remove_file(&path)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 /// Whether an error says that the index itself cannot be used.

@@ -15,10 +15,13 @@
 //! with `stopping`; what the machine used is on record before anything is sealed, and enters the
 //! sandbox's totals with the commit, so that it counts once.
 
+mod ending;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+pub(in crate::engine) use self::ending::SnapshotOptions;
 use crate::driver::{MachineUsage, kill_orphans};
 use crate::engine::error::error_chain;
 use crate::engine::lifecycle::Lifecycle;
@@ -34,7 +37,7 @@ use crate::guest::GuestError;
 use crate::model::lifecycle::Effect;
 use crate::model::{
     Change, CommandEnd, Ending, Expiry, FORMAT, Finding, Layer, LayerId, LayerKind, MachineKey,
-    Method, MountMode, Mounted, Sandbox, Session, SessionEnd, SessionId, Snapshot, SnapshotId,
+    MountMode, Mounted, Sandbox, Session, SessionEnd, SessionId, Snapshot, SnapshotId,
     SnapshotKind, now,
 };
 use crate::store::{Durability, MeasuredLayer, SealOptions, Sealing, StoreError};
@@ -577,52 +580,6 @@ fn count_session(sandbox: &mut Sandbox, session: Option<&mut Session>, end: Sess
     if let Some(session) = session {
         session.close(sandbox.used_at, end);
         sandbox.totals.add(session.usage);
-    }
-}
-
-/// What whoever wants a snapshot says about it.
-#[derive(Debug, Clone, Default)]
-pub(in crate::engine) struct SnapshotOptions {
-    pub(in crate::engine) label: Option<String>,
-    pub(in crate::engine) method: Method,
-    pub(in crate::engine) expiry: Expiry,
-    /// What the guard found in it and let pass.
-    pub(in crate::engine) findings: Vec<Finding>,
-}
-
-impl SnapshotOptions {
-    /// Whether a snapshot of the same files is what is wanted, or another one must be made.
-    pub(in crate::engine) fn fits(&self, snapshot: &Snapshot) -> bool {
-        self.expiry == Expiry::Retention && (self.label.is_none() || self.label == snapshot.label)
-    }
-}
-
-impl From<Ending> for SnapshotOptions {
-    fn from(ending: Ending) -> Self {
-        Self { label: None, method: ending.method, expiry: ending.expiry, findings: Vec::new() }
-    }
-}
-
-impl Ending {
-    /// What an end makes that nobody asked for.
-    pub(in crate::engine) fn by_itself(kind: SnapshotKind, end: SessionEnd) -> Self {
-        Self { end, kind, always: false, method: Method::Automatic, expiry: Expiry::Retention }
-    }
-
-    /// A session that broke off.
-    pub(in crate::engine) fn broken() -> Self {
-        Self::by_itself(SnapshotKind::Recovered, SessionEnd::Interrupted)
-    }
-
-    /// Whether what the session wrote is kept.
-    pub(in crate::engine) fn keeps(&self, sandbox: &Sandbox) -> bool {
-        let kept = self.always || sandbox.config.persistent;
-        (kept || self.kind == SnapshotKind::BeforeRollback) && !sandbox.decision().discard
-    }
-
-    /// Whether somebody waits who can be told that it cannot be.
-    fn is_asked_for(&self) -> bool {
-        matches!(self.end, SessionEnd::Stopped | SessionEnd::RolledBack)
     }
 }
 

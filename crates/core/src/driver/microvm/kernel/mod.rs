@@ -94,7 +94,7 @@ pub fn open(dir: &Path, agent: &[u8]) -> io::Result<Kernel> {
         let error = format!("format {} is not known here", record.format);
         return Err(at(&path, &io::Error::new(io::ErrorKind::InvalidData, error)));
     }
-    if record.agent == hex::encode(&Sha256::digest(agent)) {
+    if record.agent == hex::encode(Sha256::digest(agent)) {
         return kernel(dir, record.digest);
     }
     write_initramfs(dir, agent, record.modules)
@@ -113,8 +113,8 @@ fn write_initramfs(dir: &Path, agent: &[u8], modules: Vec<String>) -> io::Result
     let mut digest = Sha256::new();
     digest.update(read(&dir.join("vmlinuz"))?);
     digest.update(&initramfs);
-    let digest = hex::encode(&digest.finalize());
-    let agent = hex::encode(&Sha256::digest(agent));
+    let digest = hex::encode(digest.finalize());
+    let agent = hex::encode(Sha256::digest(agent));
     let record = KernelRecord { format: FORMAT, digest: digest.clone(), agent, modules };
     let text = serde_json::to_vec_pretty(&record).map_err(io::Error::other)?;
     save(&dir.join(RECORD), &text)?;

@@ -58,7 +58,7 @@ impl LinkGroups {
         while let Some([inode, entry, id]) = sorted.next()? {
             match first {
                 Some((known, first)) if known == inode => {
-                    links.push(HardLinkName { entry, first })?
+                    links.push(HardLinkName { entry, first })?;
                 }
                 _ => first = Some((inode, id)),
             }

@@ -1,0 +1,49 @@
+//! How a session ends, and what is wanted of the snapshot that comes of it.
+
+use crate::model::{Ending, Expiry, Finding, Method, Sandbox, SessionEnd, Snapshot, SnapshotKind};
+
+/// What whoever wants a snapshot says about it.
+#[derive(Debug, Clone, Default)]
+pub(in crate::engine) struct SnapshotOptions {
+    pub(in crate::engine) label: Option<String>,
+    pub(in crate::engine) method: Method,
+    pub(in crate::engine) expiry: Expiry,
+    /// What the guard found in it and let pass.
+    pub(in crate::engine) findings: Vec<Finding>,
+}
+
+impl SnapshotOptions {
+    /// Whether a snapshot of the same files is what is wanted, or another one must be made.
+    pub(in crate::engine) fn fits(&self, snapshot: &Snapshot) -> bool {
+        self.expiry == Expiry::Retention && (self.label.is_none() || self.label == snapshot.label)
+    }
+}
+
+impl From<Ending> for SnapshotOptions {
+    fn from(ending: Ending) -> Self {
+        Self { label: None, method: ending.method, expiry: ending.expiry, findings: Vec::new() }
+    }
+}
+
+impl Ending {
+    /// What an end makes that nobody asked for.
+    pub(in crate::engine) fn by_itself(kind: SnapshotKind, end: SessionEnd) -> Self {
+        Self { end, kind, always: false, method: Method::Automatic, expiry: Expiry::Retention }
+    }
+
+    /// A session that broke off.
+    pub(in crate::engine) fn broken() -> Self {
+        Self::by_itself(SnapshotKind::Recovered, SessionEnd::Interrupted)
+    }
+
+    /// Whether what the session wrote is kept.
+    pub(in crate::engine) fn keeps(&self, sandbox: &Sandbox) -> bool {
+        let kept = self.always || sandbox.config.persistent;
+        (kept || self.kind == SnapshotKind::BeforeRollback) && !sandbox.decision().discard
+    }
+
+    /// Whether somebody waits who can be told that it cannot be.
+    pub(super) fn is_asked_for(&self) -> bool {
+        matches!(self.end, SessionEnd::Stopped | SessionEnd::RolledBack)
+    }
+}
