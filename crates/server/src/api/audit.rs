@@ -11,7 +11,7 @@ use axum::http::HeaderMap;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use sandkeep_client::types;
+use sandkeep_client::types::{self, error_chain};
 use sandkeep_core::engine::{AuditFollow, AuditQuery, Caller};
 use sandkeep_core::model::{AuditChain, AuditEntry, AuditFilter, Scope};
 use tokio_util::sync::CancellationToken;
@@ -21,7 +21,7 @@ use super::input::{Params, parsed};
 use super::stream::ndjson;
 use super::{ApiResult, App};
 use crate::auth::Writer;
-use crate::error::{ApiError, chain};
+use crate::error::ApiError;
 
 /// How often a quiet stream shows that it is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -206,7 +206,7 @@ impl Entries {
             Ok(None) => None,
             Err(error) => {
                 tracing::error!(
-                    error = chain(&error),
+                    error = error_chain(&error),
                     "entries of the audit log could not be read"
                 );
                 self.found = None;

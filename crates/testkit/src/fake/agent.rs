@@ -139,7 +139,7 @@ impl Agent {
 
     /// What programs inside were answered.
     pub(super) fn answers(&self) -> Vec<(String, InsideAnswer, String)> {
-        lock(&self.inside.answers).clone()
+        self.inside.answers.lock().clone()
     }
 
     /// Ends it. Nothing writes to its root afterwards.
@@ -315,7 +315,7 @@ impl Inside {
                     *version += 1;
                 });
                 if was_open {
-                    lock(&self.answers).push((question, answer, comment));
+                    self.answers.lock().push((question, answer, comment));
                 }
                 out.reply(stream, &Reply::Ok).await;
             }
