@@ -256,3 +256,33 @@ impl Write for Sender {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use bytes::Bytes;
+    use tokio::sync::mpsc;
+    use tokio_util::sync::CancellationToken;
+
+    use super::{Sender, WhileWanted};
+
+    #[tokio::test]
+    async fn reading_and_sending_end_when_nobody_waits() {
+        let unwanted = CancellationToken::new();
+        let dropped = unwanted.clone().drop_guard();
+        let reading = tokio::task::spawn_blocking(move || {
+            // A sparse file has any number of zeros.
+            io::copy(&mut io::repeat(0), &mut WhileWanted(unwanted))
+        });
+        let (into, mut pieces) = mpsc::channel::<Bytes>(1);
+        let sending =
+            tokio::task::spawn_blocking(move || io::copy(&mut io::repeat(0), &mut Sender(into)));
+        pieces.recv().await.expect("a piece");
+        drop((dropped, pieces));
+        for ended in [reading, sending] {
+            let error = ended.await.expect("no panic").expect_err("it has no end of its own");
+            assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        }
+    }
+}

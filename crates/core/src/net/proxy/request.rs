@@ -554,7 +554,7 @@ fn tunnel(
         .is_some_and(|protocol| protocol.as_bytes().eq_ignore_ascii_case(b"websocket"));
     let masks = masks.clone();
     parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    if let Some(protocol) = protocol {
+    if let Some(protocol) = protocol.filter(|name| masks.whole(name.as_bytes()).is_none()) {
         parts.headers.insert(UPGRADE, protocol);
     }
     proxy.tunnels.execute(async move {
