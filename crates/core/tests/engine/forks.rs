@@ -10,8 +10,9 @@ use sandkeep_core::model::{
     BroughtBack, DiffKind, ForkFate, GuardPatch, OnAccept, OnJunk, Patch, Sandbox, Size,
     SnapshotKind,
 };
+use sandkeep_testkit::daemon::skipped;
 use sandkeep_testkit::house;
-use sandkeep_testkit::house::{labelled, name, of, ok, project, small};
+use sandkeep_testkit::house::{House, labelled, machine, name, of, ok, project, small};
 
 async fn app(engine: &Engine) {
     engine.create(&project(), small("app"), None).await.unwrap();
@@ -511,6 +512,49 @@ async fn sandboxes_stay_related_when_old_records_go() {
     assert!(engine.snapshot(&project(), &between[0]).await.is_err(), "its record is gone");
     merge(&engine, "try", into("app")).await.unwrap();
     assert_eq!(ok(&engine, "app", "ls /srv").await, "0\n1\n2\nfile\nlines\nnew\n");
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_merge_that_is_refused_leaves_virtual_machines_alone() {
+    let house = match House::new().and_then(House::with_machines) {
+        Ok(house) => house,
+        Err(why) => {
+            skipped("a_merge_that_is_refused_leaves_virtual_machines_alone", &why);
+            return;
+        }
+    };
+    let engine = house.open().await;
+    engine.create(&project(), machine("vm"), None).await.unwrap();
+    ok(&engine, "vm", "mkdir -p /srv; echo old > /srv/file").await;
+    stop(&engine, "vm").await;
+    let patch = Patch { driver: Some("container".to_owned()), ..Patch::default() };
+    let request = Fork { name: Some(name("try")), patch, ..Fork::default() };
+    engine.fork(&project(), &name("vm"), request, None).await.unwrap();
+    ok(&engine, "try", "echo theirs > /srv/file").await;
+    stop(&engine, "try").await;
+    ok(&engine, "vm", "echo ours > /srv/file").await;
+    stop(&engine, "vm").await;
+
+    engine.start(&project(), &name("vm"), None).await.unwrap();
+    let running = get(&engine, "vm").await;
+    let refused = merge(&engine, "try", into("vm")).await.unwrap_err();
+    assert_eq!(refused.code(), "merge_conflicts", "{refused}");
+    let now = get(&engine, "vm").await;
+    assert_eq!((now.phase(), now.session), (Phase::Running, running.session), "it was not stopped");
+    // As a source it is not even captured.
+    let refused = merge(&engine, "vm", into("try")).await.unwrap_err();
+    assert_eq!(refused.code(), "files_not_readable", "{refused}");
+    assert_eq!(get(&engine, "vm").await.generation, running.generation);
+    engine.pause(&project(), &name("vm"), None).await.unwrap();
+    let refused = merge(&engine, "try", into("vm")).await.unwrap_err();
+    assert_eq!(refused.code(), "merge_conflicts", "{refused}");
+    assert_eq!(get(&engine, "vm").await.phase(), Phase::Paused);
+    assert!(house.machines_alive().await.is_empty(), "no machine was started");
+    // One that can be merged is.
+    ok(&engine, "try", "echo old > /srv/file; echo new > /srv/new").await;
+    merge(&engine, "try", into("vm")).await.unwrap();
+    assert_eq!(ok(&engine, "vm", "cat /srv/file /srv/new").await, "ours\nnew\n");
     engine.shutdown().await;
 }
 

@@ -426,8 +426,9 @@ async fn a_reader_that_takes_nothing_is_given_up() {
         &world,
         |root| fs::write(root.join("f"), "").unwrap(),
         |root| {
-            (0..3)
-                .for_each(|n| fs::write(root.join(format!("g{n}")), "x\n".repeat(200_000)).unwrap())
+            for number in 0..3 {
+                fs::write(root.join(format!("g{number}")), "x\n".repeat(200_000)).unwrap();
+            }
         },
     )
     .await;

@@ -234,8 +234,14 @@ impl Engine {
     ) -> (Vec<Name>, Vec<ForkFailed>) {
         let (mut deleted, mut failed) = (Vec::new(), Vec::new());
         for name in names {
-            match self.delete(project, &name, Delete::default(), None).await {
-                Ok(_) | Err(Error::NoSandbox(_)) => deleted.push(name),
+            // Somebody may have given the name to something else meanwhile.
+            let found = self.parts.lifecycle.find(project, &name).await;
+            let gone = match found.is_ok_and(|one| one.forked_from.is_none()) {
+                true => Err(Error::NoOrigin { fork: name.clone() }),
+                false => self.delete(project, &name, Delete::default(), None).await.map(drop),
+            };
+            match gone {
+                Ok(()) | Err(Error::NoSandbox(_)) => deleted.push(name),
                 Err(error) => failed.push(ForkFailed {
                     name,
                     code: error.code().to_owned(),

@@ -14,6 +14,7 @@ pub(in crate::engine) mod memory_compaction;
 pub(in crate::engine) mod seal_guard;
 pub(in crate::engine) mod snapshot_records;
 pub(in crate::engine) mod storage_usage;
+mod taken_guard;
 pub(in crate::engine) mod trash;
 
 use std::sync::Arc;

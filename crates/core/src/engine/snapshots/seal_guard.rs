@@ -28,7 +28,7 @@ use crate::engine::{Error, Result};
 use crate::failpoint;
 use crate::model::{
     Because, Command, DriveId, FORMAT, Finding, FindingKind, LayerId, MemoryId, MountMode, Mounted,
-    Name, OnJunk, OnSecret, Place, Quarantine, Sandbox, SandboxId, Session, SnapshotId, Suspect,
+    OnJunk, OnSecret, Place, Quarantine, Sandbox, SandboxId, Session, SnapshotId, Suspect,
     Timestamp, now,
 };
 use crate::store::search::{Match, MatchKind, Needles, SearchedFiles, Writers};
@@ -58,7 +58,7 @@ pub(in crate::engine) fn junk_warned_of(sandbox: &Sandbox) -> Result<Option<Junk
 }
 
 /// A layer that is to be sealed.
-struct GuardedPart {
+pub(super) struct GuardedPart {
     layer: LayerId,
     chain: Vec<LayerId>,
     /// Where the sandbox has it, without a leading slash.
@@ -67,16 +67,16 @@ struct GuardedPart {
 }
 
 /// What to look for, and for whom.
-struct Inspection<'a> {
-    sandbox: &'a Sandbox,
-    session: Option<Session>,
+pub(super) struct Inspection<'a> {
+    pub(super) sandbox: &'a Sandbox,
+    pub(super) session: Option<Session>,
     /// What the session was given; `None` when it was given nothing.
-    needles: Option<Arc<Needles>>,
-    keep: bool,
+    pub(super) needles: Option<Arc<Needles>>,
+    pub(super) keep: bool,
 }
 
 /// A find, where it is and what is told about it.
-struct Spotted {
+pub(super) struct Spotted {
     part: usize,
     path: Vec<u8>,
     changed: Timestamp,
@@ -255,53 +255,6 @@ impl SealGuard {
         Ok(())
     }
 
-    /// Looks at layers that a sandbox is to get from another one, which may have a laxer guard, or was given other secrets: in
-    /// these sessions. What the guard would not let the sandbox seal itself is refused.
-    pub(in crate::engine) async fn guard_taken(
-        &self,
-        sandbox: &Sandbox,
-        from: &Name,
-        sessions: &[Session],
-        layers: &[LayerId],
-    ) -> Result<()> {
-        let guard = &sandbox.config.guard;
-        let mut values = Vec::new();
-        if guard.secrets != OnSecret::Warn {
-            for session in sessions {
-                match self.secrets.given_values(&sandbox.project, session) {
-                    Ok(given) => values.extend(given),
-                    // It was deleted since, and nobody knows its value any more.
-                    Err(error @ Error::NoSecret(_)) => {
-                        tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "files from another sandbox are not searched for a secret");
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-        }
-        let needles = Some(Needles::new(&values)).filter(|needles| !needles.is_empty());
-        let needles = needles.map(Arc::new);
-        let inspection = Inspection { sandbox, session: None, needles, keep: true };
-        let own = |layer: &LayerId| GuardedPart {
-            layer: layer.clone(),
-            chain: Vec::new(),
-            prefix: Vec::new(),
-            drive: None,
-        };
-        let parts: Vec<GuardedPart> = layers.iter().map(own).collect();
-        let how = (Writers::None, Effort::Foreground);
-        let mut spotted = inspection.search(self, &parts, how, &mut GuardScan::default()).await?;
-        spotted.extend(inspection.junk(self, &parts).await?);
-        let (refused, _) = inspection.split(spotted, &parts, &Globs::parse(&[])?, |_| false);
-        if refused.is_empty() {
-            return Ok(());
-        }
-        let files = refused.len();
-        let findings = self.told(&inspection, refused).await?;
-        self.context.events.guard_found(sandbox, &findings, files, true);
-        let (from, into) = (from.clone(), sandbox.name.clone());
-        Err(Error::TakenGuarded { from, into, files, findings })
-    }
-
     /// Removes what is kept aside of a sandbox that goes. What was written to a drive stays.
     pub(in crate::engine) async fn drop_quarantines(&self, sandbox: &SandboxId) -> Result<()> {
         for quarantine in self.store.scan::<Quarantine>().await?.good {
@@ -351,7 +304,11 @@ impl SealGuard {
     }
 
     /// What is told about finds: with the commands that may have done it.
-    async fn told(&self, inspection: &Inspection<'_>, found: Vec<Spotted>) -> Result<Vec<Finding>> {
+    pub(super) async fn told(
+        &self,
+        inspection: &Inspection<'_>,
+        found: Vec<Spotted>,
+    ) -> Result<Vec<Finding>> {
         let commands = match &inspection.session {
             Some(session) if !found.is_empty() => {
                 self.db.session_commands(&session.id, &Page::all()).await?.items
@@ -413,6 +370,11 @@ impl SealGuard {
 }
 
 impl GuardedPart {
+    /// A layer that is sealed already.
+    pub(super) fn of_layer(layer: &LayerId) -> Self {
+        Self { layer: layer.clone(), chain: Vec::new(), prefix: Vec::new(), drive: None }
+    }
+
     fn of_drive(mounted: &Mounted) -> Self {
         Self {
             layer: mounted.layer.clone(),
@@ -465,7 +427,7 @@ impl Inspection<'_> {
         parts
     }
 
-    async fn search(
+    pub(super) async fn search(
         &self,
         this: &SealGuard,
         parts: &[GuardedPart],
@@ -509,7 +471,11 @@ impl Inspection<'_> {
     }
 
     /// Large files and junk, if somebody has to decide about each. Drives are for what is large.
-    async fn junk(&self, this: &SealGuard, parts: &[GuardedPart]) -> Result<Vec<Spotted>> {
+    pub(super) async fn junk(
+        &self,
+        this: &SealGuard,
+        parts: &[GuardedPart],
+    ) -> Result<Vec<Spotted>> {
         let guard = &self.sandbox.config.guard;
         if guard.junk != OnJunk::PromoteOrDrop {
             return Ok(Vec::new());
@@ -530,7 +496,7 @@ impl Inspection<'_> {
     }
 
     /// What must be decided first, and what is only told.
-    fn split(
+    pub(super) fn split(
         &self,
         spotted: Vec<Spotted>,
         parts: &[GuardedPart],

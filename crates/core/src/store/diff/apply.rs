@@ -67,7 +67,13 @@ struct Builder<'p> {
     /// Directories to be given their attributes in the end.
     finish: Vec<(Place, Statx, Xattrs)>,
     /// Files with several names that were written, by inode: with the attributes they were given.
-    links: HashMap<(u32, u32, u64), Vec<(Vec<u8>, Attributes)>>,
+    links: HashMap<(u32, u32, u64), Vec<WrittenName>>,
+}
+
+/// A name of a file that was written.
+struct WrittenName {
+    path: Vec<u8>,
+    attributes: Attributes,
 }
 
 impl Builder<'_> {
@@ -189,9 +195,9 @@ impl Builder<'_> {
         };
         let is_linked = bytes.is_none() && side.links > 1;
         // Names of one file have the same attributes. One that is to have others becomes a file of its own.
-        let same = |one: &&(Vec<u8>, Attributes)| one.1 == *attributes;
+        let same = |one: &&WrittenName| one.attributes == *attributes;
         let written = self.links.get(&side.inode).and_then(|all| all.iter().find(same));
-        if is_linked && let Some((first, _)) = written {
+        if is_linked && let Some(WrittenName { path: first, .. }) = written {
             let (from, _) =
                 self.made.get(parent_of(first)).cloned().ok_or(StoreError::ShuttingDown)?;
             let linked = dir.link_from(&name, &from.open()?, &name_of(first));
@@ -210,7 +216,10 @@ impl Builder<'_> {
         };
         dir.set_attributes(&name, &changed(stat, attributes), &attributes.xattrs)?;
         if is_linked {
-            self.links.entry(side.inode).or_default().push((path.to_vec(), attributes.clone()));
+            self.links
+                .entry(side.inode)
+                .or_default()
+                .push(WrittenName { path: path.to_vec(), attributes: attributes.clone() });
         }
         Ok(())
     }

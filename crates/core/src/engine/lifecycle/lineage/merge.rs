@@ -20,8 +20,8 @@ use crate::engine::running::turns::Slot;
 use crate::engine::{Error, MergeRequest, Merged, Result};
 use crate::failpoint;
 use crate::model::{
-    BroughtBack, Ending, ForkOutcome, LayerId, MergePoint, MergeSource, Method, Name, Phase, Point,
-    Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotId, SnapshotKind, now,
+    BroughtBack, Ending, ForkOutcome, Layer, LayerId, MergePoint, MergeSource, Method, Name, Phase,
+    Point, Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotId, SnapshotKind, now,
 };
 use crate::store::{Globs, MergeChains, MergeOptions, MergeOutcome};
 
@@ -64,7 +64,7 @@ impl Lifecycle {
             (self.resolve_point(project, &Point::Now(name.clone())).await?, None)
         } else {
             self.require_readable(&source)?;
-            let snapshot = self.capture_source(&source).await?;
+            let snapshot = self.capture_fork(&source).await?;
             require_files(&snapshot)?;
             let resolved = self.resolve_snapshot(&snapshot.id, None).await?;
             (resolved, Some(snapshot))
@@ -125,7 +125,10 @@ impl Lifecycle {
     }
 
     /// The source as it is, as a snapshot.
-    async fn capture_source(self: &Arc<Self>, source: &Sandbox) -> Result<Snapshot> {
+    pub(in crate::engine) async fn capture_fork(
+        self: &Arc<Self>,
+        source: &Sandbox,
+    ) -> Result<Snapshot> {
         let (id, name) = (source.id.clone(), source.name.clone());
         self.turn(source.id.clone(), move |this, slot| async move {
             let mut source = this.reread(&slot, &id, &name).await?;
@@ -188,30 +191,43 @@ impl Lifecycle {
         let ours = self.resolve_saved(target).await?;
         let outcome = self.compare(target, chains(ours.layers.clone()), options(false)?).await?;
         refuse_conflicts(target, source, &outcome)?;
-        let mut snapshot = None;
-        if let Some(layer) = &outcome.layer {
-            self.references.count_layer(layer);
-            // Refused, it is a layer that nobody names, which is collected.
-            let sessions = self.sessions_of(source, theirs.snapshot.as_ref()).await?;
-            let layers = std::slice::from_ref(&layer.id);
-            self.storage.guard.guard_taken(target, &source.name, &sessions, layers).await?;
-            failpoint::pass("merge.built");
-            let layers: Vec<LayerId> =
-                std::iter::once(layer.id.clone()).chain(ours.layers.iter().cloned()).collect();
-            let wanted = SnapshotOptions { method: Method::Manual, ..SnapshotOptions::default() };
-            let id = SnapshotId::of_layer(&layer.id);
-            let mut new = self.new_snapshot(target, id, layers, SnapshotKind::Merge, wanted);
-            let merged = theirs.snapshot.clone().filter(|_| request.only.is_empty());
-            let sandbox = source.id.clone();
-            new.merged = merged.map(|snapshot| MergeSource { sandbox, snapshot });
-            self.commit(target, &new).await?;
-            self.context.events.merged(target, &source.name);
-            self.storage.snapshots.try_to_retain(target).await;
-            self.storage.compaction.after_stop(target);
-            snapshot = Some(new);
-        }
         let all = request.only.is_empty();
+        let snapshot = match &outcome.layer {
+            Some(layer) => {
+                Some(self.keep_merged(target, source, (theirs, &ours), layer, all).await?)
+            }
+            None => None,
+        };
         Ok(Merged { outcome, sandbox: target.clone(), snapshot, all })
+    }
+
+    /// Makes the merged layer, on top of what the target has, its next snapshot.
+    async fn keep_merged(
+        &self,
+        target: &mut Sandbox,
+        source: &Sandbox,
+        (theirs, ours): (&ResolvedPoint, &ResolvedPoint),
+        layer: &Layer,
+        all: bool,
+    ) -> Result<Snapshot> {
+        self.references.count_layer(layer);
+        // Refused, it is a layer that nobody names, which is collected.
+        let sessions = self.sessions_of(source, theirs.snapshot.as_ref()).await?;
+        let new = std::slice::from_ref(&layer.id);
+        self.storage.guard.guard_taken(target, &source.name, &sessions, new).await?;
+        failpoint::pass("merge.built");
+        let layers = new.iter().chain(&ours.layers).cloned().collect();
+        let wanted = SnapshotOptions { method: Method::Manual, ..SnapshotOptions::default() };
+        let id = SnapshotId::of_layer(&layer.id);
+        let mut snapshot = self.new_snapshot(target, id, layers, SnapshotKind::Merge, wanted);
+        let merged = theirs.snapshot.clone().filter(|_| all);
+        let sandbox = source.id.clone();
+        snapshot.merged = merged.map(|snapshot| MergeSource { sandbox, snapshot });
+        self.commit(target, &snapshot).await?;
+        self.context.events.merged(target, &source.name);
+        self.storage.snapshots.try_to_retain(target).await;
+        self.storage.compaction.after_stop(target);
+        Ok(snapshot)
     }
 
     async fn compare(

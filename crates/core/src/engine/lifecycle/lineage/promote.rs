@@ -10,13 +10,12 @@
 use std::sync::Arc;
 
 use crate::engine::lifecycle::Lifecycle;
-use crate::engine::lifecycle::stop::SnapshotOptions;
 use crate::engine::running::turns::Slot;
 use crate::engine::{Error, Promote, Promoted, Result};
 use crate::failpoint;
 use crate::model::{
     BroughtBack, ForkOutcome, LayerId, Lineage, Name, Sandbox, SandboxId, Session, SessionId,
-    Snapshot, SnapshotId, SnapshotKind, now,
+    Snapshot, SnapshotId, now,
 };
 use crate::store::{Durability, StoreError};
 
@@ -42,17 +41,7 @@ impl Lifecycle {
             // Most refusals are known before anything is captured.
             require_generation(&origin, &fork.name, expected)?;
         }
-        let (id, fork_name) = (fork.id.clone(), name.clone());
-        let capture = self.turn(fork.id.clone(), move |this, slot| async move {
-            let mut fork = this.reread(&slot, &id, &fork_name).await?;
-            let wanted = SnapshotOptions::default();
-            let kind = SnapshotKind::Checkpoint;
-            match this.snapshot_now(&slot, &mut fork, kind, wanted.clone()).await? {
-                Some(snapshot) => Ok(snapshot),
-                None => this.snapshot_image(&mut fork, kind, wanted).await,
-            }
-        });
-        let snapshot = capture.await?;
+        let snapshot = self.capture_fork(&fork).await?;
         failpoint::pass("promote.captured");
         let (id, promoted, target) = (origin.id.clone(), fork.clone(), snapshot.clone());
         let change = self.turn(origin.id.clone(), move |this, slot| async move {
@@ -223,7 +212,7 @@ impl Lifecycle {
     ) -> Result<bool> {
         let (saved, now) =
             (self.resolve_saved(before).await?, self.resolve_snapshot(&snapshot.id, None).await?);
-        let _turn = self.comparing.turn(&before.project).await?;
+        // The session has ended for this: it does not wait for other comparisons of the project.
         Ok(!self.store.differ(&saved.layers, &now.layers).await?)
     }
 

@@ -41,7 +41,7 @@ impl Lifecycle {
             if let Err(error) = this.records.record(&mut sandbox, Durability::Synced).await {
                 if let Err(error) = this.context.catalog.rename(&id, &name).await {
                     let error: &dyn std::error::Error = &error;
-                    tracing::error!(sandbox = %name, error = error_chain(error), "its former name was not reserved again; the next start of the server does it");
+                    tracing::error!(sandbox = %name, error = error_chain(error), "the former name of a sandbox could not be reserved again after a failed rename; the next start of the server reserves it");
                 }
                 return Err(error);
             }
