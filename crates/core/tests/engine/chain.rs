@@ -10,6 +10,7 @@ use sandkeep_core::model::{FORMAT, LayerId, Patch, Snapshot, SnapshotId};
 use sandkeep_core::store::{Durability, SealOptions};
 use sandkeep_testkit::house;
 use sandkeep_testkit::house::{detached, name, of, ok, project, small, until};
+use sandkeep_testkit::victim;
 
 /// What Linux before 6.8 can mount.
 const OLD_KERNEL: usize = 110;

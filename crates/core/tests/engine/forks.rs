@@ -2,7 +2,7 @@
 
 use sandkeep_core::db::Page;
 use sandkeep_core::engine::{
-    Delete, DiffRequest, Difference, Engine, Error, ErrorKind, Fork, MergeRequest, Merged,
+    Create, Delete, DiffRequest, Difference, Engine, Error, ErrorKind, Fork, MergeRequest, Merged,
     PatchOptions, Promote, Promoted, Stop,
 };
 use sandkeep_core::model::lifecycle::Phase;
