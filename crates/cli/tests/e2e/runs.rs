@@ -85,8 +85,9 @@ fn the_guide_to_three_attempts_does_what_it_says() {
     for mut command in commands_of_the_guide() {
         assert_eq!(command.remove(0), "keep", "{command:?}");
         for word in &mut command {
-            if let Some(id) = runs.get(word.as_str()) {
-                *word = String::clone(id);
+            let (kind, name) = word.split_once('/').unwrap_or(("", word));
+            if let Some(id) = runs.get(name) {
+                *word = if kind.is_empty() { String::clone(id) } else { format!("{kind}/{id}") };
             }
         }
         let args: Vec<&str> = command.iter().map(String::as_str).collect();
@@ -127,11 +128,17 @@ fn the_guide_to_three_attempts_does_what_it_says() {
                 assert!(printed.contains("the fix, with a test"), "{printed}");
             }
             ["events", ..] => assert!(printed.contains("run.accepted"), "{printed}"),
+            ["audit", "--target", _] => {
+                for action in ["run.start", "run.review", "run.accept", "run.status"] {
+                    assert!(printed.contains(action), "{action}: {printed}");
+                }
+            }
+            ["audit", "verify"] => assert!(printed.contains("nothing was removed"), "{printed}"),
             _ => continue,
         }
         seen += 1;
     }
-    assert_eq!(seen, 10, "all that the guide promises was looked at");
+    assert_eq!(seen, 12, "all that the guide promises was looked at");
     until("the rejected fork is deleted", || {
         (!keep.ok(["ls", "-q"]).contains("try-2")).then_some(())
     });

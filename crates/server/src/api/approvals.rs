@@ -12,6 +12,7 @@ use sandkeep_core::model::{self, ApprovalId, Name};
 use super::input::{Body, Params, PathParam, parsed};
 use super::runs::wait_of;
 use super::{ApiResult, App, finish, wire};
+use crate::audit;
 use crate::auth::{Approver, Reader, Writer};
 use crate::error::ApiError;
 
@@ -102,6 +103,7 @@ pub(crate) async fn answer(
 ) -> ApiResult<types::Approval> {
     params.end()?;
     let types::AnswerApproval { answer, comment } = request;
+    audit::detail("answer", format!("{answer:?}").to_lowercase());
     let engine = app.engine.clone();
     let work = async move { engine.answer_approval(&caller, &id, answer, comment).await };
     Ok(Json(approval_out(finish(&app, work).await?)))

@@ -13,6 +13,7 @@ use sandkeep_core::model::{self, Name, RunId, RunSpec, Span};
 use super::approvals::approval_out;
 use super::input::{Body, MaybeBody, Params, PathParam, parsed};
 use super::{ApiResult, App, finish, guard, wire};
+use crate::audit;
 use crate::auth::{Admin, Approver, Reader, Writer};
 use crate::error::ApiError;
 
@@ -38,6 +39,7 @@ pub(crate) async fn start(
     let spec = spec_in(request, &caller.project)?;
     let engine = app.engine.clone();
     let run = finish(&app, async move { engine.start_run(&caller, spec).await }).await?;
+    audit::target("run", &run.id);
     Ok((StatusCode::CREATED, Json(run_out(&app, run))))
 }
 

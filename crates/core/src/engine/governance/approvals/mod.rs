@@ -23,8 +23,8 @@ use crate::keyed_lock::KeyedLock;
 use crate::model::approval::{LONGEST_WAIT, USUAL_WAIT};
 use crate::model::{
     Approval, ApprovalAnswer, ApprovalId, ApprovalSource, ApprovalStatus, ApprovalSubject,
-    EventApproval, EventData, EventSandbox, FORMAT, KeyId, Name, RunId, RunSandbox, SandboxId,
-    Span, Tags, Timestamp,
+    AuditRecord, EventApproval, EventData, EventSandbox, FORMAT, KeyId, Name, RunId, RunSandbox,
+    SandboxId, Span, Tags, Timestamp,
 };
 use crate::store::{Durability, Store};
 
@@ -251,6 +251,10 @@ impl Approvals {
         let due = self.context.settings.clock.monotonic() + wait.duration();
         self.keep(approval.clone(), due).await?;
         self.tell(&approval, EventData::ApprovalAsked);
+        // What a caller asks is recorded where callers are seen.
+        if approval.source != ApprovalSource::Harness {
+            self.record(&approval, "approval.ask");
+        }
         Ok(approval)
     }
 
@@ -315,7 +319,10 @@ impl Approvals {
         approval.answered_at = Some(self.now());
         why.clone_into(&mut approval.comment);
         match self.keep(approval.clone(), Duration::ZERO).await {
-            Ok(()) => self.tell(&approval, EventData::ApprovalAnswered),
+            Ok(()) => {
+                self.tell(&approval, EventData::ApprovalAnswered);
+                self.record(&approval, "approval.close");
+            }
             // It is tried again when it is looked at for its expiry.
             Err(error) => {
                 tracing::error!(approval = %approval.id, error = error_chain(&error), "an approval was not closed");
@@ -423,6 +430,19 @@ impl Approvals {
         }
         self.changed.send_modify(|count| *count += 1);
         Ok(())
+    }
+
+    /// Writes into the audit log what nobody called for.
+    fn record(&self, approval: &Approval, action: &str) {
+        let target = format!("approval/{}", approval.id);
+        let mut record = AuditRecord::by_system(Some(&approval.project), action, Some(target))
+            .with("sandbox", approval.sandbox.name.as_str())
+            .with("source", format!("{:?}", approval.source).to_lowercase())
+            .with("status", format!("{:?}", approval.status).to_lowercase());
+        if let Some(run) = &approval.run {
+            record = record.with("run", run.as_str());
+        }
+        self.context.audit.note(record);
     }
 
     fn tell(&self, approval: &Approval, what: impl FnOnce(EventApproval) -> EventData) {

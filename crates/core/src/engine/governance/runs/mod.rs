@@ -33,10 +33,11 @@ use crate::engine::tenancy::projects::Caller;
 use crate::engine::{Error, Result};
 use crate::keyed_lock::KeyedLock;
 use crate::model::approval::{check_patterns, held_by};
+use crate::model::run::status_word;
 use crate::model::{
-    AcceptRule, ApprovalSource, ApprovalSubject, EventData, EventRun, EventSandbox, Name, Run,
-    RunChange, RunEffect, RunId, RunPlace, RunRefused, RunSandbox, RunSpec, RunStatus, Sandbox,
-    SandboxId, Span, Tags, Timestamp,
+    AcceptRule, ApprovalSource, ApprovalSubject, AuditRecord, EventData, EventRun, EventSandbox,
+    Name, Run, RunChange, RunEffect, RunId, RunPlace, RunRefused, RunSandbox, RunSpec, RunStatus,
+    Sandbox, SandboxId, Span, Tags, Timestamp,
 };
 use crate::store::{Durability, Store};
 
@@ -273,6 +274,13 @@ impl Runs {
             (RunStatus::Expired, _) => EventData::RunExpired,
         };
         self.emit(run, kind);
+        let target = Some(format!("run/{}", run.id));
+        let mut record = AuditRecord::by_system(Some(&run.project), "run.status", target)
+            .with("status", status_word(run.status()));
+        if let Some(sandbox) = &run.sandbox {
+            record = record.with("sandbox", sandbox.name.as_str());
+        }
+        self.context.audit.note(record);
     }
 
     fn emit(&self, run: &Run, kind: impl FnOnce(EventRun) -> EventData) {
