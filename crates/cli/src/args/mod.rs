@@ -256,7 +256,10 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Copy and go back", &["fork", "checkpoint", "rollback", "tree", "history", "snapshot"]),
     ("Compare and bring back", &["diff", "changes", "promote", "pick", "merge", "rename", "prune"]),
     ("Ports and network", &["ports", "open", "forward", "service", "network", "net"]),
-    ("Images, data and access", &["image", "drive", "secret", "guard", "project", "key", "env"]),
+    (
+        "Images, data and access",
+        &["image", "drive", "secret", "guard", "project", "key", "audit", "webhook", "env"],
+    ),
     ("Run a server", &["serve", "doctor", "microvm", "usage", "fsck", "version", "completions"]),
 ];
 
