@@ -273,7 +273,10 @@ const GROUPS: [(&str, &[&str]); 8] = [
     ("Compare and bring back", &["diff", "changes", "promote", "pick", "merge", "rename", "prune"]),
     ("Govern the work of agents", &["runs", "approvals", "ask"]),
     ("Ports and network", &["ports", "open", "forward", "service", "network", "net"]),
-    ("Images, data and access", &["image", "drive", "secret", "guard", "project", "key", "env"]),
+    (
+        "Images, data and access",
+        &["image", "drive", "secret", "guard", "project", "key", "audit", "webhook", "env"],
+    ),
     ("Run a server", &["serve", "doctor", "microvm", "usage", "fsck", "version", "completions"]),
 ];
 

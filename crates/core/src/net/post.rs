@@ -100,25 +100,22 @@ impl PostTarget {
         if host.is_empty() {
             return Err("it has no host".to_owned());
         }
-        let port = match (authority.port_u16(), authority.port()) {
-            (Some(0), _) | (None, Some(_)) => return Err("its port is none".to_owned()),
-            (Some(port), _) => port,
-            (None, None) => {
-                if secure {
-                    443
-                } else {
-                    80
-                }
-            }
+        let port = match &authority.as_str()[authority.host().len()..] {
+            "" if secure => 443,
+            "" => 80,
+            given => given.strip_prefix(':').and_then(|port| port.parse::<u16>().ok()).unwrap_or(0),
         };
+        if port == 0 {
+            return Err("its port is not a number from 1 to 65535".to_owned());
+        }
         let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let authority = authority.as_str().to_owned();
         Ok(Self { secure, host, port, authority, path })
     }
 }
 
-trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
+trait PostStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> PostStream for T {}
 
 impl Upstream {
     /// Makes a POST request, and answers with its status and headers. All of it takes no longer than `within`.
@@ -147,7 +144,7 @@ impl Upstream {
     ) -> Result<(u16, HeaderMap), PostError> {
         let failed = |source| PostError::Io { host: target.host.clone(), source };
         let stream = self.dial_checked(&target.host, target.port, allow_private).await?;
-        let wire: Box<dyn Wire> = match target.secure {
+        let wire: Box<dyn PostStream> = match target.secure {
             false => Box::new(stream),
             true => {
                 let name = ServerName::try_from(target.host.clone())
@@ -178,14 +175,14 @@ impl Upstream {
             .map_err(|error| PostError::Broken(format!("the path is none: {error}")))?;
         *request.headers_mut() = headers;
         // Both end here: nothing of the body is read, and the connection is not used again.
-        tokio::pin!(connection);
+        let response = sender.send_request(request);
+        tokio::pin!(connection, response);
         let response = tokio::select! {
-            response = sender.send_request(request) => response.map_err(broken)?,
-            ended = &mut connection => {
-                let why = ended.err().map_or_else(|| "closed".to_owned(), |error| error.to_string());
-                return Err(PostError::Broken(why));
-            }
+            response = &mut response => response,
+            // The connection may end with the answer.
+            _ = &mut connection => response.await,
         };
+        let response = response.map_err(broken)?;
         Ok((response.status().as_u16(), response.headers().clone()))
     }
 

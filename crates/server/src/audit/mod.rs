@@ -36,7 +36,7 @@ use routes::{AuditRule, Recorded, is_vercel, rule_of};
 
 tokio::task_local! {
     /// What is known of the request that this task answers.
-    static CURRENT: Arc<Mutex<Known>>;
+    static CURRENT: Arc<Mutex<KnownRequest>>;
 }
 
 /// The code of an error, in the extensions of the answer that has it.
@@ -45,7 +45,7 @@ pub(crate) struct AnsweredCode(pub(crate) Arc<str>);
 
 /// What is known of a request.
 #[derive(Debug, Clone)]
-struct Known {
+struct KnownRequest {
     front: AuditFront,
     address: Option<String>,
     key: Option<KeyId>,
@@ -109,14 +109,14 @@ pub(crate) fn port_key(key: &KeyId) {
     with(|known| known.key = Some(key.clone()));
 }
 
-fn with(change: impl FnOnce(&mut Known)) {
+fn with(change: impl FnOnce(&mut KnownRequest)) {
     // Outside of a request there is nothing to add to.
     let _ = CURRENT.try_with(|known| change(&mut known.lock()));
 }
 
 /// A request whose work goes on after its answer.
 #[derive(Debug)]
-pub(crate) struct Later(Known);
+pub(crate) struct Later(KnownRequest);
 
 /// What is known of this request, for what is done after its answer.
 pub(crate) fn later() -> Option<Later> {
@@ -147,7 +147,7 @@ impl Later {
     }
 }
 
-impl Known {
+impl KnownRequest {
     fn record(self, app: &App, action: &str, outcome: AuditOutcome) -> AuditRecord {
         let label = self.key.as_ref().and_then(|key| app.engine.key_label(key));
         let actor = match self.key {
@@ -174,7 +174,7 @@ impl Known {
 
 /// Answers a request, and records what it did.
 pub(crate) async fn record(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let asked = Asked::of(&request);
+    let asked = AskedRoute::of(&request);
     let known = Arc::new(Mutex::new(asked.known(&request)));
     let response = CURRENT.scope(Arc::clone(&known), next.run(request)).await;
     let known = known.lock().clone();
@@ -184,7 +184,7 @@ pub(crate) async fn record(State(app): State<Arc<App>>, request: Request, next: 
 }
 
 /// What a request asks for.
-struct Asked {
+struct AskedRoute {
     method: Method,
     /// The route, if there is one.
     pattern: Option<String>,
@@ -192,7 +192,7 @@ struct Asked {
     rule: AuditRule,
 }
 
-impl Asked {
+impl AskedRoute {
     fn of(request: &Request) -> Self {
         let method = request.method().clone();
         let pattern =
@@ -201,7 +201,7 @@ impl Asked {
         Self { method, pattern, path: request.uri().path().to_owned(), rule }
     }
 
-    fn known(&self, request: &Request) -> Known {
+    fn known(&self, request: &Request) -> KnownRequest {
         let peer = request.extensions().get::<Peer>().and_then(|peer| peer.0);
         let front = match (&self.pattern, peer) {
             (Some(pattern), _) if is_vercel(pattern) => AuditFront::Vercel,
@@ -217,7 +217,7 @@ impl Asked {
             let part = self.part(name);
             detail.extend(part.map(|value| (name.to_owned(), value)));
         }
-        Known {
+        KnownRequest {
             front,
             address: peer.map(|peer| peer.to_canonical().to_string()),
             key: None,
@@ -229,7 +229,13 @@ impl Asked {
         }
     }
 
-    async fn answered(self, app: &App, mut known: Known, status: StatusCode, code: Option<String>) {
+    async fn answered(
+        self,
+        app: &App,
+        mut known: KnownRequest,
+        status: StatusCode,
+        code: Option<String>,
+    ) {
         let outcome = match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => AuditOutcome::Denied,
             // Neither came to a handler.
@@ -287,7 +293,7 @@ impl Asked {
     fn choose_project(
         &self,
         app: &App,
-        known: &mut Known,
+        known: &mut KnownRequest,
         recorded: Recorded,
         outcome: AuditOutcome,
     ) {
@@ -389,12 +395,12 @@ mod tests {
     use axum::http::Method;
 
     use super::routes::rule_of;
-    use super::{Asked, parameter, program_name};
+    use super::{AskedRoute, parameter, program_name};
 
     fn target(method: Method, pattern: &str, path: &str) -> Option<String> {
         let rule = rule_of(&method, pattern);
         let (pattern, path) = (Some(pattern.to_owned()), path.to_owned());
-        Asked { method, pattern, path, rule }.target(rule.target)
+        AskedRoute { method, pattern, path, rule }.target(rule.target)
     }
 
     #[test]

@@ -33,12 +33,12 @@ pub(crate) struct AuditRule {
     pub(crate) target: &'static str,
 }
 
-type Line = (&'static str, &'static str, Recorded, &'static str, &'static str);
+type RouteLine = (&'static str, &'static str, Recorded, &'static str, &'static str);
 
 use Recorded::{Access, Change, Everywhere, No, Synced};
 
 /// Routes of `/v1`: method, path, how, action, target.
-const API: &[Line] = &[
+const API: &[RouteLine] = &[
     ("GET", "/healthz", No, "", ""),
     ("GET", "/metrics", No, "", ""),
     ("GET", "/v1/openapi.json", No, "", ""),
@@ -187,7 +187,7 @@ const API: &[Line] = &[
 ];
 
 /// Routes for Vercel's clients, without `/api`. What their sessions are of, the handlers know.
-const VERCEL: &[Line] = &[
+const VERCEL: &[RouteLine] = &[
     ("GET", "/health", No, "", ""),
     ("GET", "/v2/user", No, "", ""),
     ("GET", "/v2/teams", No, "", ""),
@@ -261,7 +261,7 @@ const SHOWS: AuditRule = AuditRule { action: "", recorded: Recorded::No, target:
 /// What is recorded of a route.
 pub(crate) fn rule_of(method: &Method, pattern: &str) -> AuditRule {
     static RULES: LazyLock<HashMap<(&str, &str), AuditRule>> = LazyLock::new(|| {
-        let rule = |(method, pattern, recorded, action, target): &Line| {
+        let rule = |(method, pattern, recorded, action, target): &RouteLine| {
             let rule = AuditRule { action, recorded: *recorded, target };
             ((*method, *pattern), rule)
         };

@@ -57,14 +57,14 @@ const READERS: usize = 4;
 pub(in crate::engine) struct AuditLog {
     audit: PathBuf,
     key: AuditKey,
-    shared: Arc<Shared>,
+    shared: Arc<AuditShared>,
     queue: mpsc::Sender<AuditWork>,
     reading: Arc<Semaphore>,
 }
 
 /// What the writing task shares with those who record.
 #[derive(Debug)]
-struct Shared {
+struct AuditShared {
     state: Mutex<AuditState>,
     /// Changes when something was written.
     written: watch::Sender<u64>,
@@ -76,13 +76,13 @@ struct AuditState {
     lost: BTreeMap<AuditChain, u64>,
     /// What was recorded and is not to be recorded again yet.
     recent: HashMap<String, Instant>,
-    anonymous: Anonymous,
+    anonymous: AnonymousBucket,
     /// Chains that are not as they were left, until somebody takes them.
     damaged: Vec<(AuditChain, String)>,
 }
 
 #[derive(Debug, Default)]
-struct Anonymous {
+struct AnonymousBucket {
     minute: Option<Instant>,
     count: u64,
     /// How many were not recorded since the last one that was.
@@ -104,7 +104,8 @@ impl AuditLog {
         let audit = data.join("audit");
         let writer = AuditWriter::new(audit.clone(), key.clone(), limit);
         let (queue, work) = mpsc::channel(QUEUE);
-        let shared = Arc::new(Shared { state: Mutex::default(), written: watch::Sender::new(0) });
+        let shared =
+            Arc::new(AuditShared { state: Mutex::default(), written: watch::Sender::new(0) });
         tokio::spawn(write_audit(writer, work, Arc::clone(&shared)));
         let reading = Arc::new(Semaphore::new(READERS));
         Ok((Self { audit, key, shared, queue, reading }, aside))
@@ -125,7 +126,7 @@ impl AuditLog {
         what: String,
         record: impl FnOnce() -> AuditRecord,
     ) {
-        if self.shared.is_due(what) {
+        if self.shared.is_due(what, true) {
             self.note(record());
         }
     }
@@ -163,9 +164,9 @@ impl AuditLog {
         }
     }
 
-    /// Whether `what` is to be recorded: it was not a short time ago.
+    /// Whether `what` is to be recorded: it was not a short time ago, and it is not one of more than can be remembered.
     pub(in crate::engine) fn is_due(&self, what: String) -> bool {
-        self.shared.is_due(what)
+        self.shared.is_due(what, false)
     }
 
     /// Chains that were found to be not as they were left, and what is wrong.
@@ -189,7 +190,7 @@ impl AuditLog {
     }
 }
 
-impl Shared {
+impl AuditShared {
     fn lose(&self, chain: AuditChain, count: u64) {
         let mut state = self.state.lock();
         let lost = state.lost.entry(chain.clone()).or_default();
@@ -199,18 +200,19 @@ impl Shared {
         }
     }
 
-    fn is_due(&self, what: String) -> bool {
+    /// Whether `what` was not recorded a short time ago. Where more happens than can be remembered, the answer is `unless_known`:
+    /// what anybody outside can cause must not fill the log.
+    fn is_due(&self, what: String, unless_known: bool) -> bool {
         let (mut state, now) = (self.state.lock(), Instant::now());
         if state.recent.len() >= REMEMBERED {
             state.recent.retain(|_, at| now.duration_since(*at) < AGAIN_AFTER);
         }
-        if state.recent.len() >= REMEMBERED {
-            // More than can be remembered: all are due.
-            state.recent.clear();
-        }
         let before = state.recent.get(&what).copied();
         if before.is_some_and(|at| now.duration_since(at) < AGAIN_AFTER) {
             return false;
+        }
+        if state.recent.len() >= REMEMBERED {
+            return unless_known;
         }
         state.recent.insert(what, now);
         true
@@ -267,7 +269,7 @@ impl Shared {
 }
 
 /// What a turn of the writing task is to do.
-struct Turn {
+struct WriteTurn {
     records: Vec<AuditRecord>,
     flush: bool,
 }
@@ -275,7 +277,7 @@ struct Turn {
 async fn write_audit(
     writer: AuditWriter,
     mut work: mpsc::Receiver<AuditWork>,
-    shared: Arc<Shared>,
+    shared: Arc<AuditShared>,
 ) {
     let (mut writer, mut batch) = (Some(writer), Vec::new());
     // Since when something waits for a sync.
@@ -298,7 +300,7 @@ async fn write_audit(
             }
         }
         let is_due = dirty.is_some_and(|since| since.elapsed() >= SYNC_EVERY);
-        let turn = Turn { records, flush: is_over || is_due || !waiting.is_empty() };
+        let turn = WriteTurn { records, flush: is_over || is_due || !waiting.is_empty() };
         let Some(taken) = writer.take() else { return };
         let of = Arc::clone(&shared);
         let Ok((given_back, outcome)) =
@@ -334,8 +336,8 @@ async fn write_audit(
 /// Appends, and syncs if that is due.
 fn take_turn(
     mut writer: AuditWriter,
-    turn: Turn,
-    shared: &Shared,
+    turn: WriteTurn,
+    shared: &AuditShared,
 ) -> (AuditWriter, io::Result<()>) {
     let mut outcome = Ok(());
     for (chain, records) in shared.by_chain(turn.records) {
@@ -492,10 +494,10 @@ mod tests {
         }
         log.finish().await;
         assert_eq!(entries(&log).len(), 3 + ANONYMOUS_A_MINUTE as usize);
-        // However many there are, a bounded number is remembered.
-        for number in 0..3 * super::REMEMBERED {
-            log.is_due(number.to_string());
-        }
+        // However many there are, a bounded number is remembered, and of what anybody can cause no more is recorded.
+        let due =
+            (0..3 * super::REMEMBERED).filter(|number| log.is_due(number.to_string())).count();
+        assert!((super::REMEMBERED - 10..=super::REMEMBERED).contains(&due), "{due}");
         assert!(log.shared.state.lock().recent.len() <= super::REMEMBERED);
     }
 }

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::sign::signature;
-use super::{Hook, REMEMBERED, WINDOW, Webhooks};
+use super::{ActiveWebhook, REMEMBERED, WINDOW, Webhooks};
 use crate::engine::error::error_chain;
 use crate::engine::observe::events::{EventBatch, EventQuery, EventScope, EventStream};
 use crate::engine::{Error, Result};
@@ -34,7 +34,7 @@ const ERROR_TEXT: usize = 300;
 
 /// An event as it is sent.
 #[derive(Debug, Clone)]
-struct Outgoing {
+struct OutgoingEvent {
     id: EventId,
     kind: String,
     body: Bytes,
@@ -42,8 +42,8 @@ struct Outgoing {
 
 /// The events of one sandbox, or of none, in order.
 #[derive(Debug, Default)]
-struct Lane {
-    queue: VecDeque<Outgoing>,
+struct DeliveryLane {
+    queue: VecDeque<OutgoingEvent>,
     /// How often the first of them was tried.
     attempts: u32,
     /// When it is tried again.
@@ -51,19 +51,19 @@ struct Lane {
     busy: bool,
 }
 
-type LaneKey = Option<SandboxId>;
+type DeliveryLaneKey = Option<SandboxId>;
 
 /// How an attempt ended.
 #[derive(Debug)]
-struct Attempted {
-    lane: LaneKey,
-    result: std::result::Result<u16, Failed>,
+struct AttemptOutcome {
+    lane: DeliveryLaneKey,
+    result: std::result::Result<u16, FailedAttempt>,
     at: Timestamp,
     took: Duration,
 }
 
 #[derive(Debug)]
-struct Failed {
+struct FailedAttempt {
     status: Option<u16>,
     error: String,
     /// How long the receiver wants to be left alone.
@@ -72,19 +72,19 @@ struct Failed {
 
 /// What a webhook's task knows.
 struct Delivering {
-    hook: Arc<Hook>,
+    hook: Arc<ActiveWebhook>,
     target: PostTarget,
     stream: EventStream,
-    lanes: BTreeMap<LaneKey, Lane>,
+    lanes: BTreeMap<DeliveryLaneKey, DeliveryLane>,
     /// Read, and in no lane yet.
-    backlog: VecDeque<(LaneKey, Outgoing)>,
+    backlog: VecDeque<(DeliveryLaneKey, OutgoingEvent)>,
     /// In a lane, and not delivered.
     queued: BTreeSet<EventId>,
     dirty: bool,
 }
 
 /// Delivers until the webhook is changed, or the daemon goes down.
-pub(super) async fn run(this: Weak<Webhooks>, hook: Arc<Hook>) {
+pub(super) async fn run(this: Weak<Webhooks>, hook: Arc<ActiveWebhook>) {
     let id = hook.webhook.id.clone();
     loop {
         let Some(webhooks) = this.upgrade() else { return };
@@ -114,7 +114,7 @@ pub(super) async fn run(this: Weak<Webhooks>, hook: Arc<Hook>) {
 }
 
 impl Delivering {
-    fn open(webhooks: &Arc<Webhooks>, hook: &Arc<Hook>) -> Result<Self> {
+    fn open(webhooks: &Arc<Webhooks>, hook: &Arc<ActiveWebhook>) -> Result<Self> {
         let webhook = &hook.webhook;
         let target =
             PostTarget::parse(&webhook.url).map_err(|reason| Error::invalid("url", reason))?;
@@ -209,7 +209,7 @@ impl Delivering {
     fn start(
         &mut self,
         this: &Weak<Webhooks>,
-        under_way: &mut JoinSet<Attempted>,
+        under_way: &mut JoinSet<AttemptOutcome>,
     ) -> Option<Option<Instant>> {
         let (now, mut next) = (Instant::now(), None::<Instant>);
         for (key, lane) in &mut self.lanes {
@@ -227,16 +227,16 @@ impl Delivering {
                 let _permit = room.acquire().await;
                 let (at, begun) = (crate::model::now(), Instant::now());
                 let result = webhooks.send(&hook.webhook, &target, &event).await;
-                Attempted { lane: key, result, at, took: begun.elapsed() }
+                AttemptOutcome { lane: key, result, at, took: begun.elapsed() }
             });
         }
         Some(next)
     }
 
     /// Takes in how an attempt ended. `Some` is why the webhook is to be disabled.
-    fn attempted(&mut self, webhooks: &Webhooks, ended: Attempted) -> Option<String> {
+    fn attempted(&mut self, webhooks: &Webhooks, ended: AttemptOutcome) -> Option<String> {
         let settings = &webhooks.context.settings.webhooks;
-        let Attempted { lane: key, result, at, took } = ended;
+        let AttemptOutcome { lane: key, result, at, took } = ended;
         let lane = self.lanes.get_mut(&key)?;
         lane.busy = false;
         lane.attempts += 1;
@@ -351,9 +351,9 @@ impl Webhooks {
         &self,
         webhook: &Webhook,
         target: &PostTarget,
-        event: &Outgoing,
-    ) -> std::result::Result<u16, Failed> {
-        let local = |error: String| Failed { status: None, error, retry_after: None };
+        event: &OutgoingEvent,
+    ) -> std::result::Result<u16, FailedAttempt> {
+        let local = |error: String| FailedAttempt { status: None, error, retry_after: None };
         let secrets = self.secrets(webhook).map_err(|error| local(error_chain(&error)))?;
         let timestamp = now().as_second();
         let signed = signature(&secrets, timestamp, &event.body);
@@ -382,14 +382,14 @@ impl Webhooks {
                 };
                 let seconds = asked.and_then(|text| text.trim().parse::<u64>().ok());
                 let retry_after = seconds.map(|seconds| Duration::from_secs(seconds.min(86_400)));
-                Err(Failed { status: Some(status), error, retry_after })
+                Err(FailedAttempt { status: Some(status), error, retry_after })
             }
             Err(error) => Err(local(error.to_string())),
         }
     }
 }
 
-fn outgoing(id: EventId, event: &sandkeep_types::Event) -> Outgoing {
+fn outgoing(id: EventId, event: &sandkeep_types::Event) -> OutgoingEvent {
     let mut body = serde_json::to_vec(event).unwrap_or_default();
     if body.len() > BODY_BYTES {
         let data = serde_json::json!({ "truncated": true });
@@ -397,11 +397,11 @@ fn outgoing(id: EventId, event: &sandkeep_types::Event) -> Outgoing {
         body = serde_json::to_vec(&sandkeep_types::Event { data, ..event.clone() })
             .unwrap_or_default();
     }
-    Outgoing { id, kind: event.kind.clone(), body: body.into() }
+    OutgoingEvent { id, kind: event.kind.clone(), body: body.into() }
 }
 
 fn delivery(
-    event: &Outgoing,
+    event: &OutgoingEvent,
     at: Timestamp,
     attempt: u32,
     status: Option<u16>,
@@ -421,7 +421,7 @@ fn delivery(
     }
 }
 
-fn remember(hook: &Hook, delivery: WebhookDelivery) {
+fn remember(hook: &ActiveWebhook, delivery: WebhookDelivery) {
     let mut cursor = hook.cursor.lock();
     let old = (cursor.deliveries.len() + 1).saturating_sub(REMEMBERED);
     cursor.deliveries.drain(..old);

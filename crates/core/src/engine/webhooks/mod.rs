@@ -118,7 +118,7 @@ pub(in crate::engine) struct Webhooks {
     context: Arc<Context>,
     keyring: Arc<Keyring>,
     outside: Arc<Upstream>,
-    all: RwLock<BTreeMap<WebhookId, Arc<Hook>>>,
+    all: RwLock<BTreeMap<WebhookId, Arc<ActiveWebhook>>>,
     /// Serialises changes, so that two of them do not undo each other.
     change: tokio::sync::Mutex<()>,
     /// Deliveries under way, by project.
@@ -126,7 +126,7 @@ pub(in crate::engine) struct Webhooks {
 }
 
 /// A webhook at work.
-struct Hook {
+struct ActiveWebhook {
     webhook: Webhook,
     cursor: Arc<Mutex<WebhookCursor>>,
     /// Ends its task.
@@ -176,7 +176,7 @@ impl Webhooks {
     /// Puts a webhook to work, in the place of what it was before.
     fn put(self: &Arc<Self>, webhook: Webhook, cursor: Arc<Mutex<WebhookCursor>>) {
         let stop = self.context.tasks.shutdown().child_token();
-        let hook = Arc::new(Hook { webhook: webhook.clone(), cursor, stop });
+        let hook = Arc::new(ActiveWebhook { webhook: webhook.clone(), cursor, stop });
         let before = self.all.write().insert(webhook.id.clone(), Arc::clone(&hook));
         if let Some(before) = before {
             before.stop.cancel();
@@ -202,7 +202,7 @@ impl Webhooks {
         Ok(self.find(project, id)?.status())
     }
 
-    fn find(&self, project: &Name, id: &WebhookId) -> Result<Arc<Hook>> {
+    fn find(&self, project: &Name, id: &WebhookId) -> Result<Arc<ActiveWebhook>> {
         let found = self.all.read().get(id).cloned();
         let found = found.filter(|hook| hook.webhook.project == *project);
         found.ok_or_else(|| Error::NoWebhook(id.clone()))
@@ -313,7 +313,7 @@ impl Webhooks {
         Ok(())
     }
 
-    async fn erase(&self, hook: &Hook) -> Result<()> {
+    async fn erase(&self, hook: &ActiveWebhook) -> Result<()> {
         let key = (hook.webhook.project.clone(), hook.webhook.id.clone());
         hook.stop.cancel();
         self.context.store.remove::<Webhook>(&key).await?;
@@ -323,14 +323,14 @@ impl Webhooks {
     }
 
     /// Writes down what a webhook is now, and puts it to work.
-    async fn keep(self: &Arc<Self>, hook: &Hook, webhook: Webhook) -> Result<()> {
+    async fn keep(self: &Arc<Self>, hook: &ActiveWebhook, webhook: Webhook) -> Result<()> {
         self.context.store.write(&webhook, Durability::Synced).await?;
         self.put(webhook, Arc::clone(&hook.cursor));
         Ok(())
     }
 
     /// Ends a webhook that fails, and tells.
-    async fn disable(self: &Arc<Self>, hook: &Hook, reason: String) {
+    async fn disable(self: &Arc<Self>, hook: &ActiveWebhook, reason: String) {
         let _change = self.change.lock().await;
         // It may have been changed or removed meanwhile.
         if hook.stop.is_cancelled() {
@@ -376,7 +376,7 @@ impl Webhooks {
     }
 }
 
-impl Hook {
+impl ActiveWebhook {
     fn status(&self) -> WebhookStatus {
         let cursor = self.cursor.lock();
         WebhookStatus {

@@ -28,7 +28,7 @@ pub(super) struct SegmentHeader {
 
 /// What of a line links it to the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Link {
+pub(super) struct EntryLink {
     pub(super) seq: u64,
     pub(super) prev: String,
     /// What it says its hash is.
@@ -56,7 +56,7 @@ pub(super) fn encode(seq: u64, prev: &str, record: &AuditRecord) -> io::Result<(
 }
 
 /// Reads what links a line, which has no newline; nothing if it is no entry.
-pub(super) fn link(line: &[u8]) -> Option<Link> {
+pub(super) fn link(line: &[u8]) -> Option<EntryLink> {
     #[derive(Deserialize)]
     struct Numbered {
         seq: u64,
@@ -67,12 +67,12 @@ pub(super) fn link(line: &[u8]) -> Option<Link> {
     // Where the hash does not stand at the end, nothing can have been hashed to it.
     let end = line.len().checked_sub(HASH.len() + DIGITS + 2);
     let hashed = end.filter(|end| line[*end..].starts_with(HASH)).map_or(line, |end| &line[..end]);
-    Some(Link { seq, prev, hash, found: hex::encode(Sha256::digest(hashed)) })
+    Some(EntryLink { seq, prev, hash, found: hex::encode(Sha256::digest(hashed)) })
 }
 
 /// What was read of a segment.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Read {
+pub(super) enum LineRead {
     /// A whole line, in the buffer without its newline.
     Line,
     /// The rest of the file has no newline; that many bytes.
@@ -84,31 +84,31 @@ pub(super) enum Read {
 }
 
 /// Reads a line into `line`.
-pub(super) fn read_line(file: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Read> {
+pub(super) fn read_line(file: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<LineRead> {
     line.clear();
     let length = file.by_ref().take(LINE_BYTES).read_until(b'\n', line)? as u64;
     if length == 0 {
-        return Ok(Read::End);
+        return Ok(LineRead::End);
     }
     if line.last() == Some(&b'\n') {
         line.pop();
-        return Ok(Read::Line);
+        return Ok(LineRead::Line);
     }
     if length < LINE_BYTES {
-        return Ok(Read::Unfinished(length));
+        return Ok(LineRead::Unfinished(length));
     }
     let mut skipped = length;
     loop {
         let buffer = file.fill_buf()?;
         if buffer.is_empty() {
-            return Ok(Read::Unfinished(skipped));
+            return Ok(LineRead::Unfinished(skipped));
         }
         let end = buffer.iter().position(|byte| *byte == b'\n');
         let taken = end.map_or(buffer.len(), |end| end + 1);
         file.consume(taken);
         skipped += taken as u64;
         if end.is_some() {
-            return Ok(Read::TooLong(skipped));
+            return Ok(LineRead::TooLong(skipped));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Seek as _, SeekFrom};
 use std::path::Path;
 
-use super::line::{Read, link, read_line};
+use super::line::{LineRead, link, read_line};
 use super::segments::{dir_of, list_segments, path_of};
 use super::writer::read_header;
 use crate::model::{AuditChain, AuditEntry, AuditFilter, Timestamp};
@@ -104,9 +104,9 @@ pub fn last_audit_entry(audit: &Path, chain: &AuditChain) -> io::Result<u64> {
     let (mut line, mut last) = (Vec::new(), newest.saturating_sub(1));
     loop {
         match read_line(&mut file, &mut line)? {
-            Read::End | Read::Unfinished(_) => return Ok(last),
-            Read::Line => last = link(&line).map_or(last, |link| last.max(link.seq)),
-            Read::TooLong(_) => {}
+            LineRead::End | LineRead::Unfinished(_) => return Ok(last),
+            LineRead::Line => last = link(&line).map_or(last, |link| last.max(link.seq)),
+            LineRead::TooLong(_) => {}
         }
     }
 }
@@ -130,9 +130,9 @@ fn read_segment(
         }
         let length = match read_line(&mut file, &mut line)? {
             // An unfinished line is one that is being written.
-            Read::End | Read::Unfinished(_) => return Ok(true),
-            Read::Line => line.len() as u64 + 1,
-            Read::TooLong(length) => {
+            LineRead::End | LineRead::Unfinished(_) => return Ok(true),
+            LineRead::Line => line.len() as u64 + 1,
+            LineRead::TooLong(length) => {
                 line.clear();
                 length
             }

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::head::{AuditHead, AuditKey, HeadRead};
-use super::line::{Link, Read, genesis, link, read_line};
+use super::line::{EntryLink, LineRead, genesis, link, read_line};
 use super::segments::{dir_of, list_segments, path_of};
 use super::writer::next_header;
 use crate::model::AuditChain;
@@ -183,7 +183,7 @@ fn verify_once(
     while segments.len() > 1 && segments[1] <= removed + 1 {
         segments.remove(0);
     }
-    let mut walk = Walk::new(chain, head, segments.first().copied(), noted, report);
+    let mut walk = ChainWalk::new(chain, head, segments.first().copied(), noted, report);
     let count = segments.len();
     for (at, first) in segments.into_iter().enumerate() {
         walk.segment(&path_of(dir, first), first, at + 1 == count)?;
@@ -192,7 +192,7 @@ fn verify_once(
 }
 
 /// Where the reading is.
-struct Walk<'a> {
+struct ChainWalk<'a> {
     chain: &'a AuditChain,
     head: Option<AuditHead>,
     noted: Option<(u64, &'a str)>,
@@ -210,7 +210,7 @@ struct Walk<'a> {
     report: AuditReport,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> ChainWalk<'a> {
     fn new(
         chain: &'a AuditChain,
         head: Option<AuditHead>,
@@ -285,9 +285,9 @@ impl<'a> Walk<'a> {
         loop {
             number += 1;
             let length = match read_line(&mut file, &mut line)? {
-                Read::End => return Ok(()),
-                Read::Line => line.len() as u64 + 1,
-                Read::Unfinished(length) | Read::TooLong(length) => {
+                LineRead::End => return Ok(()),
+                LineRead::Line => line.len() as u64 + 1,
+                LineRead::Unfinished(length) | LineRead::TooLong(length) => {
                     line.clear();
                     length
                 }
@@ -306,7 +306,7 @@ impl<'a> Walk<'a> {
         self.report.add(AuditFinding::Header { segment, reason: reason.to_owned() });
     }
 
-    fn entry(&mut self, link: Link, (segment, line): (u64, u64), length: u64) {
+    fn entry(&mut self, link: EntryLink, (segment, line): (u64, u64), length: u64) {
         let is_signed = self.head.as_ref().is_none_or(|head| link.seq <= head.seq);
         let is_good = link.seq == self.next
             && link.hash == link.found
@@ -317,7 +317,7 @@ impl<'a> Walk<'a> {
             return;
         }
         self.end_of_tail();
-        let Link { seq, prev, hash, found } = link;
+        let EntryLink { seq, prev, hash, found } = link;
         if hash != found {
             self.report.add(AuditFinding::Changed { seq, segment, line });
         }

@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use super::head::{AuditHead, AuditKey, HeadRead};
-use super::line::{FORMAT, Read, SegmentHeader, encode, genesis, link, read_line};
+use super::line::{FORMAT, LineRead, SegmentHeader, encode, genesis, link, read_line};
 use super::segments::{dir_of, list_segments, path_of, sync_dir};
 use crate::model::{AuditChain, AuditRecord, now};
 
@@ -238,7 +238,7 @@ impl AuditWriter {
         }
         let mut scanned = None;
         if let Some(newest) = segments.last().copied() {
-            let found = Scan::of(&path_of(&dir, newest), chain, newest, head.seq)?;
+            let found = SegmentScan::of(&path_of(&dir, newest), chain, newest, head.seq)?;
             if found.header.is_none() && newest == head.seq + 1 {
                 // It was begun by a daemon that died. Nothing can be in it.
                 fs::remove_file(path_of(&dir, newest))?;
@@ -289,7 +289,7 @@ impl AuditWriter {
         entry: &(u64, String),
     ) -> io::Result<bool> {
         let Some(newest) = segments.last().copied() else { return Ok(false) };
-        let found = Scan::of(&path_of(dir, newest), chain, newest, entry.0)?;
+        let found = SegmentScan::of(&path_of(dir, newest), chain, newest, entry.0)?;
         Ok(found.header.is_some() && found.trailing == 0 && found.last == *entry)
     }
 
@@ -323,7 +323,7 @@ impl AuditWriter {
         let segments = list_segments(&dir)?;
         let mut last = (0, genesis(chain));
         if let Some(newest) = segments.last().copied() {
-            let found = Scan::of(&path_of(&dir, newest), chain, newest, 0)?;
+            let found = SegmentScan::of(&path_of(&dir, newest), chain, newest, 0)?;
             last = if found.last.0 == 0 { (newest, String::new()) } else { found.last };
         }
         let mut removed = (0, genesis(chain));
@@ -404,7 +404,7 @@ impl AuditResumed {
 
 /// What a segment has, up to the first line that does not continue it.
 #[derive(Debug)]
-struct Scan {
+struct SegmentScan {
     header: Option<SegmentHeader>,
     /// The number and the hash of the last entry; of the one before the segment if it has none.
     last: (u64, String),
@@ -415,7 +415,7 @@ struct Scan {
     trailing: u64,
 }
 
-impl Scan {
+impl SegmentScan {
     fn of(path: &Path, chain: &AuditChain, first: u64, head: u64) -> io::Result<Self> {
         let file = File::open(path)?;
         let size = file.metadata()?.len();
@@ -434,7 +434,7 @@ impl Scan {
             if scan.last.0 == head {
                 scan.signed = Some(scan.last.1.clone());
             }
-            if read_line(&mut file, &mut line)? != Read::Line {
+            if read_line(&mut file, &mut line)? != LineRead::Line {
                 break;
             }
             let follows = link(&line).filter(|link| {
@@ -473,7 +473,7 @@ pub(super) fn read_header(path: &Path) -> io::Result<Option<SegmentHeader>> {
 /// Reads the header of a segment, and says how long its line is.
 pub(super) fn next_header(file: &mut impl BufRead) -> io::Result<Option<(SegmentHeader, u64)>> {
     let mut line = Vec::new();
-    if read_line(file, &mut line)? != Read::Line {
+    if read_line(file, &mut line)? != LineRead::Line {
         return Ok(None);
     }
     let header = serde_json::from_slice::<SegmentHeader>(&line).ok();
