@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
 
+mod approvals;
 mod catalog;
 mod documents;
 mod engine;

@@ -1,20 +1,16 @@
-//! Runs and approvals on the fake host: the queue, recovery at every step, decisions, questions.
+//! Runs on the fake host: the queue, work, recovery at every step, decisions, expiry.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use sandkeep_core::db::Page;
-use sandkeep_core::engine::{
-    Acceptance, ApprovalFilter, AskRequest, Caller, Clock, Engine, Exec, Fork, RunFilter,
-};
+use sandkeep_core::engine::{Acceptance, Caller, Clock, Engine, RunFilter};
 use sandkeep_core::model::{
-    AcceptRule, Approval, ApprovalAnswer, ApprovalPolicy, ApprovalStatus, ApprovalSubject,
-    CommandState, Hook, Hooks, KeyId, Patch, ProjectRuns, Run, RunCommand, RunEffect, RunId,
-    RunPlace, RunSpec, RunStatus, Scope, Span,
+    AcceptRule, CommandState, KeyId, ProjectRuns, Run, RunCommand, RunEffect, RunId, RunPlace,
+    RunSpec, RunStatus, Scope, Span,
 };
 use sandkeep_core::store::{Durability, Store};
-use sandkeep_proto::ask::{AskLine, InsideAnswer};
-use sandkeep_testkit::fake::{FakeHouse, Script, machine_of, ok, small};
+use sandkeep_testkit::fake::{FakeHouse, ok, small};
 use sandkeep_testkit::house::{name, project};
 
 use super::engine::{FastClock, stop};
@@ -33,12 +29,12 @@ macro_rules! eventually {
     }};
 }
 
-fn caller() -> Caller {
+pub(super) fn caller() -> Caller {
     let key = KeyId::fresh();
     Caller { project: project(), scope: Scope::Admin, key, approve: true, until: None }
 }
 
-fn spec(place: RunPlace, line: Option<&str>) -> RunSpec {
+pub(super) fn spec(place: RunPlace, line: Option<&str>) -> RunSpec {
     let argv = |line: &str| line.split(' ').map(str::to_owned).collect();
     let on_accept = place.on_accept();
     RunSpec {
@@ -58,23 +54,23 @@ fn spec(place: RunPlace, line: Option<&str>) -> RunSpec {
     }
 }
 
-fn fork_of(sandbox: &str) -> RunPlace {
+pub(super) fn fork_of(sandbox: &str) -> RunPlace {
     RunPlace::Fork { sandbox: name(sandbox), name: None }
 }
 
-fn existing(sandbox: &str) -> RunPlace {
+pub(super) fn existing(sandbox: &str) -> RunPlace {
     RunPlace::Existing { sandbox: name(sandbox) }
 }
 
-async fn start(engine: &Engine, spec: RunSpec) -> RunId {
+pub(super) async fn start(engine: &Engine, spec: RunSpec) -> RunId {
     engine.start_run(&caller(), spec).await.expect("it is queued").id
 }
 
-fn run_of(engine: &Engine, id: &RunId) -> Run {
+pub(super) fn run_of(engine: &Engine, id: &RunId) -> Run {
     engine.run(&project(), id).expect("it is there")
 }
 
-async fn reaches(engine: &Engine, id: &RunId, status: RunStatus) -> Run {
+pub(super) async fn reaches(engine: &Engine, id: &RunId, status: RunStatus) -> Run {
     eventually!(&format!("{status:?}"), {
         let run = run_of(engine, id);
         let over = run.status().is_final() && run.status() != status;
@@ -85,29 +81,15 @@ async fn reaches(engine: &Engine, id: &RunId, status: RunStatus) -> Run {
     })
 }
 
-async fn only_pending(engine: &Engine) -> Approval {
-    eventually!("an approval", {
-        let filter =
-            ApprovalFilter { status: Some(ApprovalStatus::Pending), ..ApprovalFilter::default() };
-        engine.approvals(&project(), &filter, &Page::all()).expect("a list").items.pop()
-    })
-}
-
-async fn answer(engine: &Engine, approval: &Approval, answer: ApprovalAnswer) -> Approval {
-    let comment = "looked at".to_owned();
-    let answered = engine.answer_approval(&caller(), &approval.id, answer, comment).await;
-    answered.expect("it is answered")
-}
-
 /// A house with a stopped sandbox `app`, whose file `/a` is `one`.
-async fn house() -> (FakeHouse, Engine) {
+pub(super) async fn house() -> (FakeHouse, Engine) {
     let house = FakeHouse::new();
     let engine = house.open().await;
     with_app(&engine).await;
     (house, engine)
 }
 
-async fn with_app(engine: &Engine) {
+pub(super) async fn with_app(engine: &Engine) {
     engine.create(&project(), small("app"), None).await.expect("it is made");
     ok(engine, "app", "write /a one").await;
     stop(engine, "app").await;
@@ -553,232 +535,4 @@ async fn what_nobody_reviews_expires_with_notice() {
     house.end(engine).await;
 }
 
-#[tokio::test]
-async fn commands_that_match_a_pattern_are_held() {
-    let (house, engine) = house().await;
-    house.script(
-        "git push origin",
-        Script { code: Some(0), out: "pushed".into(), ..Script::default() },
-    );
-    let approve = vec!["git push*".to_owned()];
-    let run = start(&engine, RunSpec { approve, ..spec(fork_of("app"), None) }).await;
-    let working = eventually!("it is prepared", {
-        Some(run_of(&engine, &run)).filter(|run| run.pending == Some(RunEffect::Work))
-    });
-    let fork = working.sandbox.expect("a fork").name;
-    ok(&engine, fork.as_str(), "echo free").await;
-    let push = || {
-        let argv = ["git", "push", "origin"].map(str::to_owned).to_vec();
-        let (engine, fork) = (engine.clone(), fork.clone());
-        tokio::spawn(async move {
-            let exec = Exec { argv, ..Exec::default() };
-            engine.exec(&project(), &fork, exec).await.map(|started| started.command)
-        })
-    };
-    let held = push();
-    let asked = only_pending(&engine).await;
-    assert_eq!((asked.subject, asked.run.as_ref()), (ApprovalSubject::Command, Some(&run)));
-    assert_eq!(asked.question, "run `git push origin`");
-    reaches(&engine, &run, RunStatus::WaitingForApproval).await;
-    assert!(!held.is_finished());
-    let denied = answer(&engine, &asked, ApprovalAnswer::Deny).await;
-    assert!(denied.answered_by.is_some());
-    let refused = held.await.expect("no panic").expect_err("it was denied");
-    assert_eq!(refused.code(), "not_approved");
-    assert!(refused.to_string().contains("looked at"), "{refused}");
-    reaches(&engine, &run, RunStatus::Running).await;
-    let held = push();
-    let asked = only_pending(&engine).await;
-    answer(&engine, &asked, ApprovalAnswer::Approve).await;
-    held.await.expect("no panic").expect("it was approved");
-    let twice =
-        engine.answer_approval(&caller(), &asked.id, ApprovalAnswer::Deny, String::new()).await;
-    assert_eq!(twice.expect_err("it was answered").code(), "already_answered");
-    // A caller that leaves takes its question along.
-    let held = push();
-    let asked = only_pending(&engine).await;
-    held.abort();
-    eventually!("it is closed", {
-        let now = engine.approval(&project(), &asked.id).expect("it is there");
-        (now.status == ApprovalStatus::Expired).then_some(())
-    });
-    engine.cancel_run(&project(), &run, String::new()).await.expect("cancelled");
-    reaches(&engine, &run, RunStatus::Cancelled).await;
-    house.end(engine).await;
-}
-
-#[tokio::test]
-async fn the_policy_of_a_sandbox_holds_without_a_run_and_goes_along_with_forks() {
-    let house = FakeHouse::new();
-    let engine = house.open().await;
-    let policy = ApprovalPolicy {
-        commands: vec!["write *".to_owned()],
-        expires: Some(Span(1000)),
-        default: None,
-    };
-    let mut create = small("app");
-    create.patch.approvals = Some(Some(policy));
-    engine.create(&project(), create, None).await.expect("it is made");
-    ok(&engine, "app", "echo free").await;
-    let fork = Fork { name: Some(name("copy")), ..Fork::default() };
-    engine.fork(&project(), &name("app"), fork, None).await.expect("it is forked");
-    let argv = ["write", "/a", "x"].map(str::to_owned).to_vec();
-    let exec = Exec { argv, ..Exec::default() };
-    let refused = engine.exec(&project(), &name("copy"), exec).await.expect_err("nobody answers");
-    assert_eq!(refused.code(), "not_approved");
-    assert!(refused.to_string().contains("nobody answered in time"), "{refused}");
-    // A run is no way around it.
-    let run = start(&engine, spec(existing("app"), Some("write /a x"))).await;
-    let asked = only_pending(&engine).await;
-    assert_eq!(asked.run.as_ref(), Some(&run));
-    answer(&engine, &asked, ApprovalAnswer::Approve).await;
-    reaches(&engine, &run, RunStatus::ReadyForReview).await;
-    let bad = ApprovalPolicy { commands: vec![String::new()], ..ApprovalPolicy::default() };
-    let patch = Patch { approvals: Some(Some(bad)), ..Patch::default() };
-    let refused = engine.update(&project(), &name("app"), patch).await.expect_err("no pattern");
-    assert!(refused.to_string().contains("approvals"), "{refused}");
-    house.end(engine).await;
-}
-
-#[tokio::test]
-async fn who_asks_does_not_answer_where_the_project_wants_another() {
-    let (house, engine) = house().await;
-    let limits = ProjectRuns { separate_approver: true, ..ProjectRuns::default() };
-    engine.set_project_runs(&project(), limits).await.expect("limits");
-    let (ada, bob) = (caller(), caller());
-    let run = engine.start_run(&ada, spec(fork_of("app"), None)).await.expect("queued").id;
-    let working = eventually!("it is prepared", {
-        Some(run_of(&engine, &run)).filter(|run| run.pending == Some(RunEffect::Work))
-    });
-    let fork = working.sandbox.expect("a fork").name;
-    let request = AskRequest { question: "deploy?".to_owned(), ..AskRequest::default() };
-    let asked = engine.ask_approval(&bob, &fork, request).await.expect("it is asked");
-    for asker in [&ada, &bob] {
-        let refused =
-            engine.answer_approval(asker, &asked.id, ApprovalAnswer::Approve, String::new()).await;
-        assert_eq!(refused.expect_err("not them").code(), "separate_approver");
-    }
-    answer(&engine, &asked, ApprovalAnswer::Approve).await;
-    engine.finish_run(&project(), &run, None, None).await.expect("finished");
-    reaches(&engine, &run, RunStatus::ReadyForReview).await;
-    let refused = engine.accept_run(&ada, &run, Acceptance::default()).await;
-    assert_eq!(refused.expect_err("not her").code(), "separate_approver");
-    engine.accept_run(&bob, &run, Acceptance::default()).await.expect("he may");
-    house.end(engine).await;
-}
-
-#[tokio::test]
-async fn questions_expire_with_their_default_and_are_bounded() {
-    let (house, engine) = house().await;
-    let ask = async |default, expires| {
-        let request = AskRequest {
-            question: "go on?".to_owned(),
-            default,
-            expires: Some(expires),
-            ..AskRequest::default()
-        };
-        engine.ask_approval(&caller(), &name("app"), request).await
-    };
-    let asked = ask(Some(ApprovalAnswer::Approve), Span(1000)).await.expect("it is asked");
-    let ended = engine.approval_answered(&project(), &asked.id).await.expect("it ends");
-    assert_eq!(
-        (ended.status, ended.answer()),
-        (ApprovalStatus::Expired, Some(ApprovalAnswer::Approve))
-    );
-    for _ in 0..64 {
-        ask(None, Span::days(1)).await.expect("there is room");
-    }
-    assert_eq!(ask(None, Span::days(1)).await.expect_err("no room").code(), "too_many_approvals");
-    for (question, expires) in [("", 60), ("a\nb", 60), ("x", 0), ("x", 31 * 24 * 3600)] {
-        let request = AskRequest {
-            question: question.to_owned(),
-            expires: Some(Span::seconds(expires)),
-            ..AskRequest::default()
-        };
-        let refused = engine.ask_approval(&caller(), &name("app"), request).await;
-        assert_eq!(refused.expect_err(question).code(), "invalid");
-    }
-    house.end(engine).await;
-}
-
-#[tokio::test]
-async fn a_question_from_inside_gets_its_answer_also_from_the_next_daemon() {
-    let house = FakeHouse::new();
-    let engine = house.open_apart().await;
-    let (run, machine, first) = engine
-        .run({
-            let host = Arc::clone(house.host());
-            |engine| async move {
-                with_app(&engine).await;
-                let run = start(&engine, spec(fork_of("app"), Some("sleep"))).await;
-                let working = eventually!("it works", {
-                    Some(run_of(&engine, &run)).filter(|run| !run.attempts.is_empty())
-                });
-                let machine = machine_of(&working.sandbox.expect("a fork").id);
-                let asked =
-                    AskLine { question: "deploy to prod?".to_owned(), ..AskLine::default() };
-                host.ask(&machine, "1", asked.clone());
-                let first = only_pending(&engine).await;
-                assert_eq!(
-                    (first.question.as_str(), &first.run),
-                    ("deploy to prod?", &Some(run.clone()))
-                );
-                reaches(&engine, &run, RunStatus::WaitingForApproval).await;
-                answer(&engine, &first, ApprovalAnswer::Approve).await;
-                eventually!("it is heard inside", {
-                    let told = host.answers(&machine);
-                    (told == [("1".to_owned(), InsideAnswer::Approved, "looked at".to_owned())])
-                        .then_some(())
-                });
-                reaches(&engine, &run, RunStatus::Running).await;
-                host.ask(&machine, "2", asked);
-                let second = only_pending(&engine).await;
-                (run, machine, second)
-            }
-        })
-        .await;
-    engine.kill();
-    let engine = house.open().await;
-    let still = only_pending(&engine).await;
-    assert_eq!(still.id, first.id, "it is not asked twice");
-    answer(&engine, &still, ApprovalAnswer::Deny).await;
-    eventually!("it is heard inside", {
-        house.answers(&machine).get(1).filter(|told| told.1 == InsideAnswer::Denied).map(drop)
-    });
-    // Whoever asked may leave.
-    house.ask(&machine, "3", AskLine { question: "and now?".to_owned(), ..AskLine::default() });
-    let third = only_pending(&engine).await;
-    house.withdraw(&machine, "3");
-    let closed = engine.approval_answered(&project(), &third.id).await.expect("it is closed");
-    assert_eq!(closed.comment, "whoever asked is gone");
-    engine.cancel_run(&project(), &run, String::new()).await.expect("cancelled");
-    reaches(&engine, &run, RunStatus::Cancelled).await;
-    house.end(engine).await;
-}
-
-#[tokio::test]
-async fn a_run_waits_when_its_sandbox_is_not_as_it_was() {
-    let house = FakeHouse::new();
-    let engine = house.open().await;
-    let mut create = small("app");
-    let validate = Some(Hook { argv: vec!["cat".to_owned(), "/state".to_owned()], timeout: None });
-    create.patch.hooks = Some(Hooks { validate, ..Hooks::default() });
-    house.script("cat /state", Script { out: "clean".into(), code: Some(0), ..Script::default() });
-    engine.create(&project(), create, None).await.expect("it is made");
-    stop(&engine, "app").await;
-    house.script("cat /state", Script { out: "dirty".into(), code: Some(0), ..Script::default() });
-    for (decision, status) in [
-        (ApprovalAnswer::Deny, RunStatus::Failed),
-        (ApprovalAnswer::Approve, RunStatus::ReadyForReview),
-    ] {
-        let run = start(&engine, spec(existing("app"), Some("true"))).await;
-        let asked = only_pending(&engine).await;
-        assert_eq!(asked.subject, ApprovalSubject::Validation);
-        assert!(asked.context.contains("clean") && asked.context.contains("dirty"), "{asked:?}");
-        reaches(&engine, &run, RunStatus::WaitingForApproval).await;
-        answer(&engine, &asked, decision).await;
-        let ended = reaches(&engine, &run, status).await;
-        assert_eq!(ended.attempts.len(), usize::from(decision == ApprovalAnswer::Approve));
-    }
-    house.end(engine).await;
-}
+pub(super) use eventually;

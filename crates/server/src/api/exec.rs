@@ -33,6 +33,8 @@ use sandkeep_core::engine::{
 const FIRST_WORD: Duration = Duration::from_secs(30);
 /// How long a command may take to end by itself when its caller has left.
 const HANG_UP: Duration = Duration::from_secs(5);
+/// How many messages a client may send before its command is started: each has at most [`MESSAGE`] bytes.
+const EARLY_MESSAGES: usize = 4;
 /// The largest message a client may send.
 const MESSAGE: usize = (1 << 20) + 1;
 
@@ -206,11 +208,13 @@ async fn converse(
     asked: Option<audit::Later>,
 ) {
     let (mut sink, mut source) = socket.split();
-    let last = match begin(&mut source, app, &caller, name, wake, asked).await {
+    let mut early = Vec::new();
+    let last = match begin(&mut source, &mut early, app, &caller, name, wake, asked).await {
         Err(Some(refused)) => ExecEvent::Error { error: refused.into_body() },
         Err(None) => return,
         Ok((started, input)) => {
-            match attend(&mut sink, &mut source, app, &caller, name, started, input).await {
+            let said = (early, &mut source);
+            match attend(&mut sink, said, app, &caller, name, started, input).await {
                 Some(last) => last,
                 None => return,
             }
@@ -237,6 +241,7 @@ type Begun = (Started, Option<Bytes>);
 /// Hears what to run and starts it. `Err(None)` when the client left.
 async fn begin(
     source: &mut SplitStream<WebSocket>,
+    early: &mut Vec<Message>,
     app: &App,
     caller: &Caller,
     name: &Name,
@@ -254,12 +259,32 @@ async fn begin(
     let request: ExecRequest = parse_json(first?.as_bytes()).map_err(Some)?;
     let (exec, input) = wanted(request, wake, caller).map_err(Some)?;
     let argv = exec.argv.clone();
-    let started = app.engine.exec(&caller.project, name, exec).await;
+    // It may have to be approved first. Whoever has left by then does not want it any more.
+    let approved = tokio::select! {
+        approved = app.engine.exec_approved(&caller.project, name, &exec) => approved,
+        () = left(source, early) => return Err(None),
+        () = closing.cancelled() => return Err(Some(ApiError::shutting_down())),
+    };
+    let started = match approved {
+        Ok(()) => app.engine.exec_now(&caller.project, name, exec).await,
+        Err(refused) => Err(refused),
+    };
     if let Some(asked) = asked {
         let failed = started.as_ref().err().map(|error| error.code());
         asked.started(app, name, &argv, failed).await;
     }
     started.map(|started| (started, input)).map_err(|error| Some(error.into()))
+}
+
+/// Waits until the client leaves. What it says meanwhile is kept, and not read any more when it is too much.
+async fn left(source: &mut SplitStream<WebSocket>, early: &mut Vec<Message>) {
+    while early.len() < EARLY_MESSAGES {
+        match source.next().await {
+            Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+            Some(Ok(message)) => early.push(message),
+        }
+    }
+    std::future::pending::<()>().await;
 }
 
 async fn first_text(source: &mut SplitStream<WebSocket>) -> Result<String, Option<ApiError>> {
@@ -281,7 +306,7 @@ async fn first_text(source: &mut SplitStream<WebSocket>) -> Result<String, Optio
 /// when the client left.
 async fn attend(
     sink: &mut SplitSink<WebSocket, Message>,
-    source: &mut SplitStream<WebSocket>,
+    (early, source): (Vec<Message>, &mut SplitStream<WebSocket>),
     app: &Arc<App>,
     caller: &Caller,
     name: &Name,
@@ -312,7 +337,7 @@ async fn attend(
     let closing = app.closing.clone();
     let last = tokio::select! {
         last = speak(sink, events, complaints) => last,
-        () = said.listen(source) => None,
+        () = said.listen(early, source) => None,
         () = closing.cancelled() => {
             Some(ExecEvent::Error { error: ApiError::shutting_down().into_body() })
         }
@@ -364,8 +389,9 @@ struct ClientInput<'a> {
 
 impl ClientInput<'_> {
     /// Takes messages in until the client leaves.
-    async fn listen(mut self, source: &mut SplitStream<WebSocket>) {
-        while let Some(Ok(message)) = source.next().await {
+    async fn listen(mut self, early: Vec<Message>, source: &mut SplitStream<WebSocket>) {
+        let mut messages = futures_util::stream::iter(early.into_iter().map(Ok)).chain(source);
+        while let Some(Ok(message)) = messages.next().await {
             let taken = match message {
                 Message::Binary(bytes) => self.bytes(bytes).await,
                 Message::Text(text) => self.word(text.as_bytes()).await,

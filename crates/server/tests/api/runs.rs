@@ -177,6 +177,45 @@ async fn approvals_are_answered_once_by_those_who_may() {
     }
 }
 
+/// The only approval that waits.
+async fn pending(served: &Served) -> String {
+    for _ in 0..2000 {
+        let all = served.get("/v1/approvals?status=pending", &served.read).await.json();
+        if let Some(id) = all["items"][0]["id"].as_str() {
+            return id.to_owned();
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    panic!("nobody asks");
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_takes_its_held_command_along() {
+    let served = served().await;
+    let held = r#"{"approvals":{"commands":["git push*"]}}"#;
+    served.json(Method::PATCH, "/v1/sandboxes/app", &served.write, held).await;
+    let path = "/v1/sandboxes/app/exec";
+    let body = r#"{"argv":["/usr/bin/git","push"]}"#;
+    let id = tokio::select! {
+        answer = served.post(path, &served.write, body) => panic!("it is held: {answer:?}"),
+        id = pending(&served) => id,
+    };
+    let closed = served.get(&format!("/v1/approvals/{id}?wait=30"), &served.read).await.json();
+    assert_eq!(closed["status"], "expired", "{closed}");
+    assert_eq!(closed["comment"], "whoever asked is gone");
+    let (answer, id) = tokio::join!(served.post(path, &served.write, body), async {
+        let id = pending(&served).await;
+        let path = format!("/v1/approvals/{id}/answer");
+        served.post(&path, &served.admin, r#"{"answer":"deny","comment":"no"}"#).await;
+        id
+    });
+    assert_eq!(
+        (answer.status, answer.error().code.as_str()),
+        (StatusCode::FORBIDDEN, "not_approved")
+    );
+    assert!(answer.error().message.contains(&id), "{answer:?}");
+}
+
 #[tokio::test]
 async fn only_who_may_approve_loosens_what_has_to_be_approved() {
     let served = served().await;

@@ -25,9 +25,28 @@ impl Engine {
     /// Returns [`Error`] when the sandbox cannot be woken or the program cannot be started, and
     /// [`Error::NotApproved`] when somebody had to approve it and did not.
     pub async fn exec(&self, project: &Name, name: &Name, exec: Exec) -> Result<Started> {
-        check(&exec)?;
+        self.exec_approved(project, name, &exec).await?;
+        self.exec_now(project, name, exec).await
+    }
+
+    /// Waits until a command may be started: at once, unless somebody has to approve it. A caller that gives up waiting
+    /// withdraws the question.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NotApproved`] when nobody did.
+    pub async fn exec_approved(&self, project: &Name, name: &Name, exec: &Exec) -> Result<()> {
+        check(exec)?;
         let sandbox = self.parts.lifecycle.find(project, name).await?;
-        self.parts.runs.before_command(&sandbox, &exec.argv, exec.by.as_deref(), false).await?;
+        self.parts.runs.before_command(&sandbox, &exec.argv, exec.by.as_deref(), false).await
+    }
+
+    /// Runs a command that [`exec_approved`](Self::exec_approved) has let through, as [`exec`](Self::exec) does.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error`] when the sandbox cannot be woken or the program cannot be started.
+    pub async fn exec_now(&self, project: &Name, name: &Name, exec: Exec) -> Result<Started> {
         let mut tries = 0;
         loop {
             let (live, resumed) = self.parts.lifecycle.awake(project, name, &exec.wake).await?;

@@ -256,6 +256,9 @@ impl Runs {
                 active.remove(&sandbox.id);
             }
         }
+        if run.status().is_final() {
+            self.heartbeats.lock().remove(&run.id);
+        }
         self.table.write().insert(key, run);
         self.changed.send_modify(|count| *count += 1);
     }
