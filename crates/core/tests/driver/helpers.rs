@@ -146,6 +146,10 @@ fn look(process: &Path) -> Option<Seen> {
     Some(Seen { program, problems })
 }
 
+/// Variables that a program inside has by itself, and with luck the same.
+const COMMON: [&str; 9] =
+    ["PATH", "LANG", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "PWD", "SHLVL"];
+
 /// Variables of this process that another program has been given: those of a daemon hold its secrets.
 fn inherited(process: &Path) -> BTreeSet<String> {
     let environ = fs::read(process.join("environ")).unwrap_or_default();
@@ -153,7 +157,7 @@ fn inherited(process: &Path) -> BTreeSet<String> {
     let name = |pair: &str| pair.split('=').next().unwrap_or_default().to_owned();
     let ours = |pair: &str| {
         std::env::vars_os().any(|(name, value)| {
-            !matches!(name.to_str(), Some("PATH" | "LANG"))
+            !COMMON.iter().any(|common| name == *common)
                 && pair.as_bytes()
                     == [name.as_encoded_bytes(), b"=", value.as_encoded_bytes()].concat()
         })
