@@ -123,7 +123,7 @@ fn a_chain_of_several_daemons_is_whole() {
     assert_eq!((report.entries, report.last, report.signed), (15, 15, 15));
     assert_eq!((report.first, report.unsigned(), report.findings.len()), (1, 0, 0));
     assert_eq!(log.actions(), vec!["test.done"; 15]);
-    assert_eq!(audit_chains(&log.audit()).unwrap(), [log.chain.clone()]);
+    assert_eq!(audit_chains(&log.audit()).unwrap(), std::slice::from_ref(&log.chain));
     let (again, _) = AuditKey::open(log.data.path()).unwrap();
     let read = verify_audit(&log.audit(), &log.chain, &again, None).unwrap();
     assert_eq!(read, report, "the key is kept");
