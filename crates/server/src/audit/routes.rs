@@ -383,6 +383,8 @@ mod tests {
             ("POST", "/v1/fsck"),
             ("POST", "/v1/sandboxes/{name}/commands/{id}/resize"),
             ("POST", "/v11/projects"),
+            // A sign of life, every minute.
+            ("POST", "/v1/runs/{id}/heartbeat"),
         ];
         for (method, path, recorded, action, _) in API.iter().chain(VERCEL) {
             let is_recorded = *recorded != Recorded::No;
