@@ -560,7 +560,7 @@ pub struct Checkpoint {
 }
 
 /// How a sandbox is to be deleted.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Delete {
     /// What happens to its snapshots.
     pub snapshots: OnDelete,
@@ -572,6 +572,10 @@ pub struct Delete {
     pub expired: bool,
     /// Refused if it runs, or was used after this.
     pub unused_since: Option<Timestamp>,
+    /// Refused if this is not the sandbox that has the name.
+    pub only: Option<SandboxId>,
+    /// Refused if it has more than this snapshot.
+    pub only_at: Option<SnapshotId>,
 }
 
 /// Filters a list of snapshots.

@@ -7,8 +7,8 @@ use sandkeep_core::engine::{
 };
 use sandkeep_core::model::lifecycle::Phase;
 use sandkeep_core::model::{
-    BroughtBack, DiffKind, ForkFate, GuardPatch, OnAccept, OnJunk, Patch, Sandbox, Size,
-    SnapshotKind,
+    BroughtBack, DiffKind, ForkFate, GuardPatch, Name, OnAccept, OnJunk, Patch, Sandbox, SandboxId,
+    Size, SnapshotKind,
 };
 use sandkeep_testkit::daemon::skipped;
 use sandkeep_testkit::house;
@@ -362,7 +362,14 @@ async fn forks_that_were_made_together_are_a_group() {
     let all = engine.forks(&project(), Some(&name("app")), None).await.unwrap();
     assert_eq!(names(all), ["alone", "try-1", "try-2", "try-3"]);
     let others = engine.group_of(&project(), &name("try-2")).await.unwrap();
-    assert_eq!(others, [name("try-1"), name("try-3")]);
+    let names_of = |all: &[(Name, SandboxId)]| -> Vec<Name> {
+        all.iter().map(|(name, _)| name.clone()).collect()
+    };
+    assert_eq!(names_of(&others), [name("try-1"), name("try-3")]);
+    // A fork that has the name of another one by now stays.
+    let mixed = vec![(name("alone"), others[0].1.clone())];
+    let (deleted, failed) = engine.delete_forks(&project(), mixed).await;
+    assert_eq!((deleted.len(), failed[0].code.as_str()), (0, "used_meanwhile"));
     assert!(engine.group_of(&project(), &name("alone")).await.unwrap().is_empty());
     let (deleted, failed) = engine.delete_forks(&project(), others).await;
     assert_eq!((deleted.len(), failed.len()), (2, 0));
@@ -374,7 +381,7 @@ async fn forks_that_were_made_together_are_a_group() {
 /// The forks that would be deleted if one were picked.
 async fn others(engine: &Engine, fork: &str) -> Vec<String> {
     let others = engine.group_of(&project(), &name(fork)).await.unwrap();
-    others.iter().map(ToString::to_string).collect()
+    others.iter().map(|(name, _)| name.to_string()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -407,6 +414,48 @@ async fn a_pick_leaves_forks_of_other_rounds_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_fork_that_went_on_writing_after_it_was_accepted_stays() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    for one in ["busy", "idle"] {
+        fork(&engine, "app", one).await;
+        ok(&engine, one, "echo new > /srv/file").await;
+    }
+    promote(&engine, "busy").await.unwrap();
+    ok(&engine, "busy", "echo later > /srv/later").await;
+    let (deleted, failed) = engine.clear_accepted(&project(), &name("busy"), true).await;
+    assert_eq!((deleted.len(), failed[0].code.as_str()), (0, "used_meanwhile"));
+    assert_eq!(ok(&engine, "busy", "cat /srv/later").await, "later\n");
+    let merge =
+        MergeRequest { into: Some(name("app")), keep_both: true, ..MergeRequest::default() };
+    engine.merge(&project(), &name("idle"), merge).await.unwrap();
+    let (deleted, failed) = engine.clear_accepted(&project(), &name("idle"), true).await;
+    assert_eq!((deleted, failed.len()), (vec![name("idle")], 0), "all it had was taken");
+    engine.shutdown().await;
+}
+
+/// What the source leaves out of its snapshots was not deleted by it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_side_leaves_out_is_not_deleted_on_the_other() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    fork(&engine, "app", "fork").await;
+    let patch = Patch { exclude: Some(vec!["*.bin".to_owned()]), ..Patch::default() };
+    engine.update(&project(), &name("app"), patch).await.unwrap();
+    ok(&engine, "fork", "echo 1 > /srv/cache.bin; echo 1 > /srv/code").await;
+    stop(&engine, "fork").await;
+    merge(&engine, "fork", into("app")).await.unwrap();
+    assert_eq!(ok(&engine, "app", "ls /srv | grep -c cache || :").await, "0\n");
+    ok(&engine, "app", "echo 2 > /srv/code").await;
+    stop(&engine, "app").await;
+    merge(&engine, "app", into("fork")).await.unwrap();
+    assert_eq!(ok(&engine, "fork", "cat /srv/cache.bin /srv/code").await, "1\n2\n");
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_became_of_each_fork_is_known() {
     let mut house = house!();
     house.settings.trash_grace = std::time::Duration::from_secs(3600);
@@ -425,7 +474,7 @@ async fn what_became_of_each_fork_is_known() {
     engine.rename(&project(), &name("app"), name("main")).await.unwrap();
     let clear = |fork: &'static str| {
         let engine = engine.clone();
-        async move { engine.clear_accepted(&project(), &name(fork)).await.0 }
+        async move { engine.clear_accepted(&project(), &name(fork), false).await.0 }
     };
     assert!(clear("accepted").await.is_empty(), "it was not accepted yet");
     promote(&engine, "accepted").await.unwrap();

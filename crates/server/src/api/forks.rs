@@ -88,14 +88,13 @@ pub(crate) async fn patch(
     let (binary, git_dir) = (params.flag("binary")?, params.flag("git_dir")?);
     let how = PatchOptions { relative, binary, git_dir };
     params.end()?;
-    let turn = turn(&app, &caller.project).await?;
     // Room for a few pieces: who writes waits when the caller is slow.
     let (into, mut pieces) = mpsc::channel(4);
     let engine = app.engine.clone();
-    let work = app.tasks.spawn(async move {
-        let _turn = turn;
-        engine.write_patch(&caller.project, request, how, into).await
-    });
+    // The engine has turns for patches: one whose reader is slow holds up nothing else of its project.
+    let work = app
+        .tasks
+        .spawn(async move { engine.write_patch(&caller.project, request, how, into).await });
     let body = match pieces.recv().await {
         Some(first) => stream::export(first, pieces, work),
         None => {
@@ -166,20 +165,15 @@ pub(crate) async fn promote(
     let work = async move {
         let project = &caller.project;
         let wanted = Promote { expect_generation };
-        let mut leave = match delete_group {
+        let leave = match delete_group {
             true => engine.group_of(project, &name).await?,
             false => Vec::new(),
         };
         let promoted = engine.promote_as_asked(project, &name, wanted, key, &more).await?;
-        if delete_fork {
-            leave.push(name.clone());
-        }
         let (mut deleted, mut failed) = engine.delete_forks(project, leave).await;
-        if !delete_fork {
-            let (cleared, stayed) = engine.clear_accepted(project, &name).await;
-            deleted.extend(cleared);
-            failed.extend(stayed);
-        }
+        let (cleared, stayed) = engine.clear_accepted(project, &name, delete_fork).await;
+        deleted.extend(cleared);
+        failed.extend(stayed);
         Ok((promoted, deleted, failed))
     };
     let (promoted, deleted, failed) = finish(&app, work).await?;
@@ -224,7 +218,7 @@ pub(crate) async fn merge(
         let dry_run = request.dry_run;
         let merged = engine.merge(&caller.project, &name, request).await?;
         let (deleted, failed) = match merged.all && !dry_run {
-            true => engine.clear_accepted(&caller.project, &name).await,
+            true => engine.clear_accepted(&caller.project, &name, false).await,
             false => (Vec::new(), Vec::new()),
         };
         Ok((merged, deleted, failed))

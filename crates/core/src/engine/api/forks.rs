@@ -117,12 +117,12 @@ impl Engine {
     /// # Errors
     ///
     /// Returns [`Error::NoSandbox`] when there is none of that name.
-    pub async fn group_of(&self, project: &Name, name: &Name) -> Result<Vec<Name>> {
+    pub async fn group_of(&self, project: &Name, name: &Name) -> Result<Vec<(Name, SandboxId)>> {
         let fork = self.parts.lifecycle.find(project, name).await?;
         let all = self.forks(project, None, None).await?;
         let others =
             all.into_iter().filter(|one| one.id != fork.id && were_made_together(&fork, one));
-        Ok(others.map(|one| one.name).collect())
+        Ok(others.map(|one| (one.name, one.id)).collect())
     }
 
     /// The forks of a sandbox, or those that were made together under a name, or both.
@@ -155,20 +155,32 @@ impl Engine {
         Ok(forks)
     }
 
-    /// Deletes a fork that was accepted, if that is what its maker wanted. Answers as [`delete_forks`](Self::delete_forks).
+    /// Deletes a fork that was accepted, if that is what its maker or this caller wanted. One that has more than what was
+    /// accepted, because it runs and went on writing, stays. Answers as [`delete_forks`](Self::delete_forks).
     pub async fn clear_accepted(
         &self,
         project: &Name,
         name: &Name,
+        wanted: bool,
     ) -> (Vec<Name>, Vec<ForkFailed>) {
-        let Ok(fork) = self.parts.lifecycle.find(project, name).await else {
-            return (Vec::new(), Vec::new());
+        let nothing = (Vec::new(), Vec::new());
+        let Ok(fork) = self.parts.lifecycle.find(project, name).await else { return nothing };
+        let (Some(outcome), Some(from)) = (&fork.outcome, &fork.forked_from) else {
+            return nothing;
         };
-        let on_accept = fork.forked_from.as_ref().map(|from| from.on_accept);
-        match fork.outcome.is_some() && on_accept == Some(OnAccept::Delete) {
-            true => self.delete_forks(project, vec![name.clone()]).await,
-            false => (Vec::new(), Vec::new()),
+        if !wanted && from.on_accept != OnAccept::Delete {
+            return nothing;
         }
+        let accepted = match outcome.how {
+            BroughtBack::Promoted => from.snapshot.clone(),
+            BroughtBack::Merged => fork.merged.last().map(|merge| merge.snapshot.clone()),
+        };
+        let Some(accepted) = accepted else { return nothing };
+        let only =
+            Delete { only: Some(fork.id.clone()), only_at: Some(accepted), ..Delete::default() };
+        let (mut deleted, mut failed) = nothing;
+        self.delete_fork(project, name.clone(), only, &mut deleted, &mut failed).await;
+        (deleted, failed)
     }
 
     /// What has become of the forks of these sandboxes, those in the trash included.
@@ -230,26 +242,33 @@ impl Engine {
     pub async fn delete_forks(
         &self,
         project: &Name,
-        names: Vec<Name>,
+        forks: Vec<(Name, SandboxId)>,
     ) -> (Vec<Name>, Vec<ForkFailed>) {
         let (mut deleted, mut failed) = (Vec::new(), Vec::new());
-        for name in names {
+        for (name, id) in forks {
             // Somebody may have given the name to something else meanwhile.
-            let found = self.parts.lifecycle.find(project, &name).await;
-            let gone = match found.is_ok_and(|one| one.forked_from.is_none()) {
-                true => Err(Error::NoOrigin { fork: name.clone() }),
-                false => self.delete(project, &name, Delete::default(), None).await.map(drop),
-            };
-            match gone {
-                Ok(()) | Err(Error::NoSandbox(_)) => deleted.push(name),
-                Err(error) => failed.push(ForkFailed {
-                    name,
-                    code: error.code().to_owned(),
-                    reason: error_chain(&error),
-                }),
-            }
+            let only = Delete { only: Some(id), ..Delete::default() };
+            self.delete_fork(project, name, only, &mut deleted, &mut failed).await;
         }
         (deleted, failed)
+    }
+
+    async fn delete_fork(
+        &self,
+        project: &Name,
+        name: Name,
+        request: Delete,
+        deleted: &mut Vec<Name>,
+        failed: &mut Vec<ForkFailed>,
+    ) {
+        match self.delete(project, &name, request, None).await {
+            Ok(_) | Err(Error::NoSandbox(_)) => deleted.push(name),
+            Err(error) => failed.push(ForkFailed {
+                name,
+                code: error.code().to_owned(),
+                reason: error_chain(&error),
+            }),
+        }
     }
 
     /// Brings the changes of a sandbox into another one.

@@ -240,6 +240,9 @@ impl Engine {
             // A delete that broke off is found too, and finished.
             let found = self.parts.context.db.sandbox(project, name).await?;
             let id = found.ok_or_else(|| self.parts.lifecycle.no_such(project, name))?.id;
+            if request.only.as_ref().is_some_and(|only| *only != id) {
+                return Err(Error::UsedMeanwhile(name.clone()));
+            }
             let gone = name.clone();
             let deleted =
                 self.parts.lifecycle.turn(id.clone(), move |lifecycle, slot| async move {
@@ -256,6 +259,11 @@ impl Engine {
                         if slot.live().is_some() || !is_at_rest || sandbox.used_at > since {
                             return Err(Error::UsedMeanwhile(sandbox.name));
                         }
+                    }
+                    if let Some(snapshot) = &request.only_at
+                        && !lifecycle.has_only(&slot, &sandbox, snapshot).await?
+                    {
+                        return Err(Error::UsedMeanwhile(sandbox.name));
                     }
                     lifecycle.delete_sandbox(&slot, sandbox, request).await
                 });

@@ -88,6 +88,27 @@ impl Lifecycle {
         Ok(Deleted { snapshots_kept, drives_lost })
     }
 
+    /// Whether all that a sandbox has is in a snapshot.
+    pub(in crate::engine) async fn has_only(
+        &self,
+        slot: &Slot,
+        sandbox: &Sandbox,
+        snapshot: &SnapshotId,
+    ) -> Result<bool> {
+        if sandbox.current.as_ref() != Some(snapshot) {
+            return Ok(false);
+        }
+        match slot.live() {
+            None => Ok(sandbox.open_layer().is_none()),
+            // Only a stop shows what a machine wrote to its disk.
+            Some(live) if live.driver.disk().is_some() => Ok(false),
+            Some(live) => match live.sandbox().open_layer() {
+                Some(open) => Ok(self.store.is_untouched(open).await?),
+                None => Ok(true),
+            },
+        }
+    }
+
     /// Has a machine that lives hand over what it wrote to drives.
     async fn save_drives(&self, live: Option<&RunningSandbox>, sandbox: &Sandbox) {
         let Some(live) = live.filter(|live| live.driver.disk().is_some()) else { return };

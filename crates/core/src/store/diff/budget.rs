@@ -83,7 +83,10 @@ impl Budget {
         self.bytes = self.bytes.saturating_add(bytes);
         match self.bytes > MOST_BYTES {
             true => Err(StoreError::DiffTooLarge {
-                why: format!("the paths that differ take more than {} MiB", MOST_BYTES >> 20),
+                why: format!(
+                    "the paths and texts that differ take more than {} MiB",
+                    MOST_BYTES >> 20
+                ),
             }),
             false => Ok(()),
         }

@@ -167,7 +167,7 @@ impl Store {
             .map(<[u8]>::to_vec)
             .collect();
         // Of ours, also what decides whether a chosen path has a place, and all of the repositories.
-        let also = repositories.iter().cloned().collect();
+        let also = repositories.clone();
         let our_changes = changes(ours, Selection { only, also, parents: true })?;
         let in_both = |git: &Vec<u8>| {
             our_changes.by_path.contains_key(git) || our_changes.below(git).next().is_some()
@@ -180,7 +180,7 @@ impl Store {
             budget.time()?;
             let is_git = git_dir(path).is_some_and(|git| repositories.contains(git));
             if !is_git && !left_out(path) {
-                plan.decide(path, their, &our_changes)?;
+                plan.decide(path, their, &our_changes, &mut budget)?;
             }
         }
         for git in repositories.into_iter().filter(|git| !left_out(git)) {
@@ -270,7 +270,13 @@ impl MergePlan {
         self.taken.push(their.clone());
     }
 
-    fn decide(&mut self, path: &[u8], their: &PathDiff, ours: &Changes) -> Result<()> {
+    fn decide(
+        &mut self,
+        path: &[u8],
+        their: &PathDiff,
+        ours: &Changes,
+        budget: &mut Budget,
+    ) -> Result<()> {
         let Some(our) = ours.by_path.get(path) else {
             return self.take(path, their, ours);
         };
@@ -284,7 +290,7 @@ impl MergePlan {
                 self.conflict(path, "changed in the target, removed in the source", None);
                 Ok(())
             }
-            (Some(ours_now), Some(theirs_now)) => self.both(path, our, their, ours_now, theirs_now),
+            (Some(_), Some(_)) => self.both(path, our, their, budget),
         }
     }
 
@@ -320,9 +326,9 @@ impl MergePlan {
         path: &[u8],
         our: &PathDiff,
         their: &PathDiff,
-        ours: &Side,
-        theirs: &Side,
+        budget: &mut Budget,
     ) -> Result<()> {
+        let (Some(ours), Some(theirs)) = (&our.to, &their.to) else { return Ok(()) };
         if ours.kind != theirs.kind {
             self.conflict(path, "it has another file type on each side", Some(theirs));
             return Ok(());
@@ -337,7 +343,7 @@ impl MergePlan {
             _ if theirs.kind == FileType::Directory => Some(Content::Side(ours.clone())),
             (_, false) => Some(Content::Side(ours.clone())),
             (false, true) => Some(Content::Side(theirs.clone())),
-            (true, true) => merge_content(base, ours, theirs)?,
+            (true, true) => merge_content(base, ours, theirs, budget)?,
         };
         let Some(content) = content else {
             self.conflict(path, "the content changed on both sides", Some(theirs));
@@ -351,7 +357,8 @@ impl MergePlan {
         if is_as_ours && same {
             return Ok(());
         }
-        if matches!(content, Content::Text(..)) {
+        if let Content::Text(bytes, _) = &content {
+            budget.hold(bytes.len())?;
             self.merged.insert(path.to_vec());
         }
         self.act(their, Action::Write { content, attributes });
@@ -398,7 +405,12 @@ fn is_soon_compared(base: &[u8], side: &[u8]) -> bool {
 }
 
 /// The content of a path that both sides changed; `None` for a conflict.
-fn merge_content(base: Option<&Side>, ours: &Side, theirs: &Side) -> Result<Option<Content>> {
+fn merge_content(
+    base: Option<&Side>,
+    ours: &Side,
+    theirs: &Side,
+    budget: &Budget,
+) -> Result<Option<Content>> {
     let name = &ours.name;
     let (our_dir, their_dir) = (ours.dir.open()?, theirs.dir.open()?);
     match ours.kind {
@@ -417,7 +429,7 @@ fn merge_content(base: Option<&Side>, ours: &Side, theirs: &Side) -> Result<Opti
     }
     if ours.size == theirs.size {
         let (one, other) = (our_dir.open_file(name), their_dir.open_file(name));
-        if super::content::same_content(one, other, || Ok(()))? {
+        if super::content::same_content(one, other, || budget.time())? {
             return Ok(Some(Content::Side(ours.clone())));
         }
     }

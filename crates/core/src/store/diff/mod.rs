@@ -270,7 +270,8 @@ impl Store {
 impl merge::MergePlan {
     /// How much the files take that are written.
     fn bytes(&self) -> u64 {
-        self.taken.iter().filter_map(|one| one.to.as_ref()).map(|to| to.size + 4096).sum()
+        let sizes = self.taken.iter().filter_map(|one| one.to.as_ref());
+        sizes.fold(0, |sum, to| sum.saturating_add(to.size).saturating_add(4096))
     }
 
     fn outcome(&self) -> MergeOutcome {

@@ -129,7 +129,7 @@ pub(super) struct Selection<'a> {
     /// These, and what is below them; all if `None`.
     pub(super) only: Option<&'a Globs>,
     /// These directories too, with what is below them.
-    pub(super) also: Vec<Vec<u8>>,
+    pub(super) also: BTreeSet<Vec<u8>>,
     /// Whether what is on the way there is listed, too.
     pub(super) parents: bool,
 }
@@ -137,11 +137,8 @@ pub(super) struct Selection<'a> {
 impl Selection<'_> {
     fn lists(&self, path: &[u8]) -> bool {
         let Some(globs) = self.only else { return true };
-        let is_in = |dir: &Vec<u8>| {
-            path.strip_prefix(&dir[..]).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
-        };
         globs.covers(path)
-            || self.also.iter().any(is_in)
+            || !self.also.is_empty() && ends(path).any(|end| self.also.contains(&path[..end]))
             || self.parents && self.is_on_the_way(globs, path)
     }
 
@@ -152,9 +149,9 @@ impl Selection<'_> {
     }
 
     fn is_on_the_way(&self, globs: &Globs, dir: &[u8]) -> bool {
-        let leads =
-            |to: &Vec<u8>| to.strip_prefix(dir).is_some_and(|rest| rest.first() == Some(&b'/'));
-        globs.leads_to(dir) || self.also.iter().any(leads)
+        let below = [dir, b"/"].concat();
+        globs.leads_to(dir)
+            || self.also.range(below.clone()..).next().is_some_and(|to| to.starts_with(&below))
     }
 }
 
@@ -285,6 +282,7 @@ impl Comparison<'_> {
             if self.is_enough() {
                 break;
             }
+            self.budget.time()?;
             let path = join(&pair.path, name.to_bytes());
             let paths = &self.wanted.paths;
             if !paths.lists(&path) && !paths.visits(&path) {

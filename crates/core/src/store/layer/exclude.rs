@@ -23,6 +23,9 @@ pub struct Globs {
     leading: Vec<LeadingNames>,
 }
 
+/// How many names of a pattern are looked at. What is in deeper directories is visited more often than it has to be.
+const MOST_NAMES: usize = 64;
+
 /// The names a pattern begins with, up to the first that may match more than one name.
 #[derive(Debug)]
 struct LeadingNames {
@@ -110,6 +113,9 @@ impl LeadingNames {
     fn of(glob: &str) -> Result<Self, globset::Error> {
         let mut names = Vec::new();
         for name in glob.split('/') {
+            if names.len() == MOST_NAMES {
+                return Ok(Self { names, goes_on: true });
+            }
             // Braces and brackets may have a slash in them.
             if name.contains("**") || name.contains(['{', '}', '[', ']', '\\']) {
                 return Ok(Self { names, goes_on: true });

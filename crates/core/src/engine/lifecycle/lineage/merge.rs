@@ -9,6 +9,7 @@
 //! the commit leaves a layer that nobody names; after it, a source that does not remember the merge. The snapshot does,
 //! so the next merge begins there, and whoever repeats the same one is told that it was done.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::engine::lifecycle::Lifecycle;
@@ -149,9 +150,12 @@ impl Lifecycle {
         theirs: &ResolvedPoint,
         request: &MergeRequest,
     ) -> Result<Merged> {
-        let base = self.base_of(source, target).await?;
+        let base = self.base_of(source, theirs, target).await?;
         let most_bytes = Some(target.config.resources.disk.0);
-        let exclude = target.config.exclude.clone();
+        // What the source leaves out of its snapshots is not there, which does not mean that it was deleted.
+        let excluded = target.config.exclude.iter().chain(&source.config.exclude);
+        let exclude: BTreeSet<String> = excluded.cloned().collect();
+        let exclude: Vec<String> = exclude.into_iter().collect();
         let options = |dry_run| -> Result<MergeOptions> {
             let globs = |globs: &[String]| match globs.is_empty() {
                 true => Ok(None),
@@ -254,9 +258,18 @@ impl Lifecycle {
         Ok(self.resolve_image_of(sandbox).await)
     }
 
-    async fn base_of(&self, source: &Sandbox, target: &Sandbox) -> Result<ResolvedPoint> {
+    async fn base_of(
+        &self,
+        source: &Sandbox,
+        theirs: &ResolvedPoint,
+        target: &Sandbox,
+    ) -> Result<ResolvedPoint> {
         // Its record is read again: another merge may have been noted meanwhile.
-        let source = self.db.sandbox_by_id(&source.id).await?.unwrap_or_else(|| source.clone());
+        let mut source = self.db.sandbox_by_id(&source.id).await?.unwrap_or_else(|| source.clone());
+        // What it has done since it was captured may be in the target already, and is not to be undone there.
+        if theirs.snapshot.is_some() {
+            source.current.clone_from(&theirs.snapshot);
+        }
         match self.common_ancestor(&source, target).await? {
             Ancestor::Snapshot(id) => self.resolve_snapshot(&id, None).await,
             Ancestor::Image => Ok(self.resolve_image_of(target).await),
