@@ -199,6 +199,8 @@ pub enum Error {
     TooManyApprovals { of: String, pending: usize },
     #[error("`{question}` was not approved: {why} (approval `{approval}`)")]
     NotApproved { approval: ApprovalId, question: String, why: String },
+    #[error("sandbox `{0}` was renamed or replaced while its command was held")]
+    SandboxReplaced(Name),
     #[error("the project wants another key to decide than the one that asked")]
     SeparateApprover,
     #[error("snapshot `{snapshot}` is in use by {}", .holders.join(", "))]
@@ -379,6 +381,7 @@ impl Error {
             | Self::RunBusy(_)
             | Self::RunChanged { .. }
             | Self::ApprovalAnswered { .. }
+            | Self::SandboxReplaced(_)
             | Self::KeyReused(_) => ErrorKind::Conflict,
             Self::Gone(_)
             | Self::SessionEnded { .. }
@@ -494,6 +497,7 @@ impl Error {
             Self::ApprovalAnswered { .. } => "already_answered",
             Self::TooManyApprovals { .. } => "too_many_approvals",
             Self::NotApproved { .. } => "not_approved",
+            Self::SandboxReplaced(_) => "sandbox_replaced",
             Self::SeparateApprover => "separate_approver",
             Self::Store(StoreError::DiffTooLarge { .. }) => "diff_too_large",
             Self::Store(StoreError::ExportTooLarge { .. }) => "export_too_large",
@@ -616,6 +620,9 @@ impl Error {
                 "wait until some have started, or raise the limit with `keep project governance`".to_owned()
             }
             Self::NoApproval(_) => "`keep approvals ls --all` lists what there is".to_owned(),
+            Self::SandboxReplaced(_) => {
+                "what was approved was for the sandbox of that name at that time: start the command again".to_owned()
+            }
             Self::ApprovalAnswered { approval, .. } => {
                 format!("`keep approvals show {approval}` tells who answered")
             }

@@ -3,6 +3,8 @@
 //! `pending` is the only status that changes, and it changes once. What counts is [`Approval::answer`]: the
 //! answer that was given, or the default of one that expired.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::run::RunSandbox;
@@ -15,6 +17,8 @@ use super::{
 const MOST_PATTERNS: usize = 64;
 /// How long a pattern may be.
 const LONGEST_PATTERN: usize = 512;
+/// How long a command line may be that is compared with patterns.
+const LONGEST_LINE: usize = 64 << 10;
 /// How long an approval may wait.
 pub const LONGEST_WAIT: Span = Span::days(30);
 /// How long it waits if nobody says.
@@ -128,56 +132,100 @@ pub fn check_approval_policy(policy: &ApprovalPolicy) -> Result<(), BadConfig> {
     Ok(())
 }
 
-/// The first pattern that a command line matches. The program counts with and without its directory.
+/// Whether a command line is longer than what is compared with patterns.
+#[must_use]
+pub fn is_too_long(argv: &[String]) -> bool {
+    let spaces = argv.len().saturating_sub(1);
+    argv.iter().map(String::len).sum::<usize>() + spaces > LONGEST_LINE
+}
+
+/// The first pattern that a command line matches. The program counts with and without its directory. A line that
+/// [is too long](is_too_long) matches every pattern.
 #[must_use]
 pub fn held_by<'a>(
     patterns: impl IntoIterator<Item = &'a String>,
     argv: &[String],
 ) -> Option<&'a str> {
-    let (program, rest) = argv.split_first()?;
+    let mut patterns = patterns.into_iter().map(String::as_str);
+    let program = argv.first()?;
+    if is_too_long(argv) {
+        return patterns.next();
+    }
     let line = argv.join(" ");
-    let base = program.rsplit('/').next().unwrap_or(program);
-    let mut short = vec![base];
-    short.extend(rest.iter().map(String::as_str));
-    let short = short.join(" ");
-    let found =
-        patterns.into_iter().find(|pattern| matches(pattern, &line) || matches(pattern, &short));
-    found.map(String::as_str)
+    // The directory is at the beginning of the line.
+    let directory = program.rfind('/').map_or(0, |at| at + 1);
+    let short = &line[directory..];
+    patterns.find(|pattern| matches(pattern, &line) || (directory > 0 && matches(pattern, short)))
 }
 
-/// Whether a text matches a pattern: `*` stands for any text, `?` for one character.
+/// Whether a text matches a pattern: `*` stands for any text, `?` for one character. The pieces between the stars are looked
+/// for one after the other, so it takes time in proportion to the text, whatever the pattern is.
 fn matches(pattern: &str, text: &str) -> bool {
-    let (pattern, text): (Vec<char>, Vec<char>) =
-        (pattern.chars().collect(), text.chars().collect());
-    let (mut at, mut place) = (0, 0);
-    // Where the last star is, and how much of the text it has taken.
-    let mut star: Option<(usize, usize)> = None;
-    while at < text.len() {
-        match pattern.get(place) {
-            Some('*') => {
-                star = Some((place, at));
-                place += 1;
-            }
-            Some(one) if *one == '?' || *one == text[at] => {
-                place += 1;
-                at += 1;
-            }
-            _ => match star {
-                Some((back, taken)) => {
-                    star = Some((back, taken + 1));
-                    place = back + 1;
-                    at = taken + 1;
-                }
-                None => return false,
-            },
+    let Some((first, others)) = pattern.split_once('*') else {
+        return begins(pattern, text) == Some(text.len());
+    };
+    let (between, last) = others.rsplit_once('*').unwrap_or(("", others));
+    let Some(mut left) = begins(first, text).map(|end| &text[end..]) else { return false };
+    for piece in between.split('*').filter(|piece| !piece.is_empty()) {
+        match found(piece, left) {
+            Some(end) => left = &left[end..],
+            None => return false,
         }
     }
-    pattern[place..].iter().all(|one| *one == '*')
+    let Some(count) = last.chars().count().checked_sub(1) else { return true };
+    left.char_indices().nth_back(count).is_some_and(|(at, _)| begins(last, &left[at..]).is_some())
+}
+
+/// Where a piece ends that a text begins with.
+fn begins(piece: &str, text: &str) -> Option<usize> {
+    let mut left = text.chars();
+    for wanted in piece.chars() {
+        let there = left.next()?;
+        if wanted != '?' && wanted != there {
+            return None;
+        }
+    }
+    Some(text.len() - left.as_str().len())
+}
+
+/// Where a piece ends the first time that it is in a text.
+fn found(piece: &str, text: &str) -> Option<usize> {
+    if !piece.contains('?') {
+        return text.find(piece).map(|at| at + piece.len());
+    }
+    // One bit for each beginning of the piece: whether what was read ends with it.
+    let count = piece.chars().count();
+    let words = count.div_ceil(64);
+    let mut any = vec![0_u64; words];
+    let mut fits: HashMap<char, Vec<u64>> = HashMap::new();
+    for (place, one) in piece.chars().enumerate() {
+        let bits = match one {
+            '?' => &mut any,
+            one => fits.entry(one).or_insert_with(|| vec![0; words]),
+        };
+        bits[place / 64] |= 1 << (place % 64);
+    }
+    let mut ends = vec![0_u64; words];
+    for (at, one) in text.char_indices() {
+        let fit = fits.get(&one);
+        let mut carry = 1;
+        for (place, word) in ends.iter_mut().enumerate() {
+            let next = *word >> 63;
+            *word = (*word << 1 | carry) & (any[place] | fit.map_or(0, |fit| fit[place]));
+            carry = next;
+        }
+        if ends[(count - 1) / 64] >> ((count - 1) % 64) & 1 == 1 {
+            return Some(at + one.len_utf8());
+        }
+    }
+    None
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{check_patterns, held_by, matches};
+    use std::time::{Duration, Instant};
+
+    use super::{LONGEST_LINE, check_patterns, held_by, is_too_long, matches};
 
     #[test]
     fn patterns_match_whole_command_lines() {
@@ -193,6 +241,16 @@ mod tests {
             ("*a*b*c", "xxaxxbxxbxcd", false),
             ("a*/b", "a/x/y/b", true),
             ("ä?*", "äöü", true),
+            ("*?b*", "äb", true),
+            ("*?b*", "b", false),
+            ("*a?c*e", "xabxaöcde", true),
+            ("*a?c*e", "xabxaöcd", false),
+            ("ab*bc", "abc", false),
+            ("ab*bc", "abbc", true),
+            ("*öü", "ü", false),
+            ("**", "", true),
+            ("", "", true),
+            ("", "a", false),
         ] {
             assert_eq!(matches(pattern, text), expected, "{pattern} {text}");
         }
@@ -218,6 +276,35 @@ mod tests {
     fn many_stars_take_no_time() {
         let pattern = "*a".repeat(250);
         assert!(!matches(&pattern, &"ab".repeat(20_000)));
+    }
+
+    #[test]
+    fn a_pattern_that_almost_matches_everywhere_takes_no_time() {
+        let line = ["a".repeat(LONGEST_LINE)];
+        let tail = "a".repeat(250);
+        let bad = [format!("*{tail}{tail}b"), format!("*{tail}b*"), format!("*?{tail}b*")];
+        let patterns: Vec<String> = bad.into_iter().cycle().take(64).collect();
+        let begun = Instant::now();
+        assert_eq!(held_by(&patterns, &line), None);
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn a_piece_with_gaps_may_be_long() {
+        let piece = format!("?{}", "ab".repeat(200));
+        assert!(matches(&format!("*{piece}*"), &format!("xx{}x", "ab".repeat(200))));
+        assert!(!matches(&format!("*{piece}*"), &format!("xx{}x", "ab".repeat(199))));
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_held() {
+        let longest = ["x".to_owned(), "y".repeat(LONGEST_LINE - 2)];
+        let longer = ["x".to_owned(), "y".repeat(LONGEST_LINE - 1)];
+        let patterns = ["git push*".to_owned()];
+        assert!(!is_too_long(&longest));
+        assert_eq!(held_by(&patterns, &longest), None);
+        assert_eq!(held_by(&patterns, &longer), Some("git push*"));
+        assert_eq!(held_by(&[], &longer), None);
     }
 
     #[test]

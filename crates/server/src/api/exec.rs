@@ -266,7 +266,7 @@ async fn begin(
         () = closing.cancelled() => return Err(Some(ApiError::shutting_down())),
     };
     let started = match approved {
-        Ok(()) => app.engine.exec_now(&caller.project, name, exec).await,
+        Ok(sandbox) => app.engine.exec_now(&caller.project, name, &sandbox, exec).await,
         Err(refused) => Err(refused),
     };
     if let Some(asked) = asked {
@@ -281,6 +281,8 @@ async fn left(source: &mut SplitStream<WebSocket>, early: &mut Vec<Message>) {
     while early.len() < EARLY_MESSAGES {
         match source.next().await {
             Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+            // They keep the connection alive, and mean nothing to a command.
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
             Some(Ok(message)) => early.push(message),
         }
     }

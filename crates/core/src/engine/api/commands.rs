@@ -25,31 +25,52 @@ impl Engine {
     /// Returns [`Error`] when the sandbox cannot be woken or the program cannot be started, and
     /// [`Error::NotApproved`] when somebody had to approve it and did not.
     pub async fn exec(&self, project: &Name, name: &Name, exec: Exec) -> Result<Started> {
-        self.exec_approved(project, name, &exec).await?;
-        self.exec_now(project, name, exec).await
+        let sandbox = self.exec_approved(project, name, &exec).await?;
+        self.exec_now(project, name, &sandbox, exec).await
     }
 
     /// Waits until a command may be started: at once, unless somebody has to approve it. A caller that gives up waiting
-    /// withdraws the question.
+    /// withdraws the question. The answer is the sandbox it was about.
     ///
     /// # Errors
     ///
     /// Returns [`Error::NotApproved`] when nobody did.
-    pub async fn exec_approved(&self, project: &Name, name: &Name, exec: &Exec) -> Result<()> {
+    pub async fn exec_approved(
+        &self,
+        project: &Name,
+        name: &Name,
+        exec: &Exec,
+    ) -> Result<SandboxId> {
         check(exec)?;
         let sandbox = self.parts.lifecycle.find(project, name).await?;
-        self.parts.runs.before_command(&sandbox, &exec.argv, exec.by.as_deref(), false).await
+        let by = exec.by.as_deref();
+        self.parts.runs.before_command(&sandbox, &exec.argv, by, false).await?;
+        Ok(sandbox.id)
     }
 
-    /// Runs a command that [`exec_approved`](Self::exec_approved) has let through, as [`exec`](Self::exec) does.
+    /// Runs a command that [`exec_approved`](Self::exec_approved) has let through in that sandbox, as [`exec`](Self::exec) does.
     ///
     /// # Errors
     ///
-    /// Returns [`Error`] when the sandbox cannot be woken or the program cannot be started.
-    pub async fn exec_now(&self, project: &Name, name: &Name, exec: Exec) -> Result<Started> {
+    /// Returns [`Error`] when the sandbox cannot be woken or the program cannot be started, and
+    /// [`Error::SandboxReplaced`] when another one has that name now.
+    pub async fn exec_now(
+        &self,
+        project: &Name,
+        name: &Name,
+        approved: &SandboxId,
+        exec: Exec,
+    ) -> Result<Started> {
         let mut tries = 0;
         loop {
+            // Another sandbox of that name is not woken for it.
+            if self.parts.lifecycle.find(project, name).await?.id != *approved {
+                return Err(Error::SandboxReplaced(name.clone()));
+            }
             let (live, resumed) = self.parts.lifecycle.awake(project, name, &exec.wake).await?;
+            if live.sandbox().id != *approved {
+                return Err(Error::SandboxReplaced(name.clone()));
+            }
             if self.parts.runs.hears(&live.sandbox()) {
                 self.parts.runs.prepare_questions(&live.sandbox()).await;
             }

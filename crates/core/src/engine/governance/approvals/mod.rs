@@ -308,14 +308,21 @@ impl Approvals {
         Ok(approval)
     }
 
-    /// Closes an approval that nobody has a use for any more, or whose time is up. What was answered stays as it is.
+    /// Closes an approval that nobody has a use for any more: its default does not count. What was answered stays as it is.
     pub(in crate::engine) async fn close(&self, approval: &Approval, why: &str) {
+        self.end(approval, why, false).await;
+    }
+
+    async fn end(&self, approval: &Approval, why: &str, is_due: bool) {
         let _one = self.changes.lock(&approval.project).await;
         let Ok(mut approval) = self.get(&approval.project, &approval.id) else { return };
         if !approval.is_pending() {
             return;
         }
         approval.status = ApprovalStatus::Expired;
+        if !is_due {
+            approval.default = None;
+        }
         approval.answered_at = Some(self.now());
         why.clone_into(&mut approval.comment);
         match self.keep(approval.clone(), Duration::ZERO).await {
@@ -326,6 +333,10 @@ impl Approvals {
             // It is tried again when it is looked at for its expiry.
             Err(error) => {
                 tracing::error!(approval = %approval.id, error = error_chain(&error), "an approval was not closed");
+                let key = (approval.project, approval.id);
+                if let Some(entry) = self.table.write().get_mut(&key) {
+                    entry.approval.default = approval.default;
+                }
             }
         }
     }
@@ -378,7 +389,7 @@ impl Approvals {
         for Entry { approval, .. } in
             self.pending_entries().into_iter().filter(|one| one.due <= clock)
         {
-            self.close(&approval, "nobody answered in time").await;
+            self.end(&approval, "nobody answered in time", true).await;
         }
         for approval in self.surplus() {
             let key = (approval.project, approval.id);

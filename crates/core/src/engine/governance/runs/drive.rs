@@ -119,7 +119,10 @@ impl Runs {
         let key = Some(format!("run/{}", run.id));
         let project = &run.project;
         let (sandbox, own) = match &run.spec.place {
-            RunPlace::Existing { sandbox } => (self.lifecycle.find(project, sandbox).await?, false),
+            RunPlace::Existing { sandbox } => match self.free(run, sandbox).await? {
+                Some(sandbox) => (sandbox, false),
+                None => return Ok(()),
+            },
             RunPlace::Fork { sandbox, name } => {
                 let source = self.lifecycle.find(project, sandbox).await?;
                 let name = name.clone().or_else(|| made_name(sandbox, run));
@@ -153,6 +156,24 @@ impl Runs {
             Ok(())
         })
         .await
+    }
+
+    /// A sandbox that was there before, once no other run works in it. `None`: the run is not to be prepared any more.
+    async fn free(&self, run: &Run, name: &Name) -> Result<Option<Sandbox>> {
+        loop {
+            if self.context.tasks.is_shutdown() {
+                return Err(Error::ShuttingDown);
+            }
+            if self.get(&run.project, &run.id)?.pending != Some(RunEffect::Prepare) {
+                return Ok(None);
+            }
+            let sandbox = self.lifecycle.find(&run.project, name).await?;
+            // It may have got another name since the run was started.
+            match self.active_in(&sandbox.id) {
+                Some(other) if other.id != run.id => self.a_moment().await,
+                _ => return Ok(Some(sandbox)),
+            }
+        }
     }
 
     /// What all sessions of a sandbox used so far.
@@ -298,7 +319,7 @@ fn patch_of(run: &Run, usual: Span) -> Patch {
 }
 
 /// `my-app-run-x4k2m9`; a generated name if that is too long.
-fn made_name(source: &Name, run: &Run) -> Option<Name> {
+pub(super) fn made_name(source: &Name, run: &Run) -> Option<Name> {
     let id = run.id.as_str();
     let tail = id.get(id.len().saturating_sub(6)..).unwrap_or(id);
     format!("{source}-run-{tail}").parse().ok()

@@ -32,7 +32,7 @@ use crate::engine::tenancy::Tenancy;
 use crate::engine::tenancy::projects::Caller;
 use crate::engine::{Error, Result};
 use crate::keyed_lock::KeyedLock;
-use crate::model::approval::{check_patterns, held_by};
+use crate::model::approval::{check_patterns, held_by, is_too_long};
 use crate::model::run::status_word;
 use crate::model::{
     AcceptRule, ApprovalSource, ApprovalSubject, AuditRecord, EventData, EventRun, EventSandbox,
@@ -336,7 +336,10 @@ impl Runs {
             source: ApprovalSource::Policy,
             subject: ApprovalSubject::Command,
             question: format!("run `{line}`"),
-            context: format!("The command matches the pattern `{pattern}`."),
+            context: match is_too_long(argv) {
+                true => "The command is too long to be compared with patterns.".to_owned(),
+                false => format!("The command matches the pattern `{pattern}`."),
+            },
             default: policy.and_then(|policy| policy.default),
             expires: policy.and_then(|policy| policy.expires),
             asked_by: by.and_then(|by| by.parse().ok()),

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::drive::made_name;
 use super::{KEPT, Key, Runs};
 use crate::engine::Result;
 use crate::engine::error::error_chain;
 use crate::failpoint;
 use crate::model::{
-    EventData, Name, Phase, Run, RunChange, RunEffect, RunPlace, RunStatus, Timestamp,
+    EventData, Name, Phase, Run, RunChange, RunEffect, RunPlace, RunStatus, SandboxId, Timestamp,
 };
 
 /// How often is looked at what time alone changes.
@@ -30,7 +31,8 @@ async fn tend_all(this: Weak<Runs>) {
     };
     if let Some(this) = this.upgrade() {
         this.approvals.close_orphans().await;
-        this.close_unheard().await;
+        // Runs do not wait until all sandboxes are recovered.
+        this.context.tasks.spawn_until_shutdown(close_unheard(Arc::downgrade(&this)));
     }
     loop {
         {
@@ -50,6 +52,19 @@ async fn tend_all(this: Weak<Runs>) {
     }
 }
 
+/// Closes questions from inside sandboxes that do not run, once it is known which those are. One that is paused wakes with its
+/// questions.
+async fn close_unheard(this: Weak<Runs>) {
+    let Some(mut left) = this.upgrade().map(|this| this.context.recovery.subscribe()) else {
+        return;
+    };
+    if left.wait_for(|left| *left == 0).await.is_ok()
+        && let Some(this) = this.upgrade()
+    {
+        this.close_unheard().await;
+    }
+}
+
 impl Runs {
     /// Enters what is on disk, and goes on with what is pending.
     pub(in crate::engine) fn recover(self: &Arc<Self>, all: Vec<Run>) {
@@ -65,15 +80,7 @@ impl Runs {
         }
     }
 
-    /// Closes questions from inside sandboxes that do not run, once it is known which those are. One that is paused wakes
-    /// with its questions.
     async fn close_unheard(&self) {
-        let mut left = self.context.recovery.subscribe();
-        let shutdown = self.context.tasks.shutdown();
-        tokio::select! {
-            _ = left.wait_for(|left| *left == 0) => {}
-            () = shutdown.cancelled() => return,
-        }
         let mut asleep = HashSet::new();
         for approval in self.approvals.asked_inside() {
             let found = self.db.sandbox_by_id(&approval.sandbox.id).await;
@@ -108,17 +115,15 @@ impl Runs {
     /// Starts queued runs as far as their project allows.
     async fn start_next(self: &Arc<Self>) {
         let mut projects: BTreeMap<Name, (Vec<Run>, usize)> = BTreeMap::new();
-        let mut busy: HashSet<Name> = HashSet::new();
+        let mut busy = Busy::default();
         for run in self.all_unfinished() {
             let of = projects.entry(run.project.clone()).or_default();
-            match run.status() {
-                RunStatus::Queued => of.0.push(run),
-                status if status.is_active() => {
-                    of.1 += 1;
-                    busy.extend(existing(&run).cloned());
-                }
-                _ => {}
+            if run.status() == RunStatus::Queued {
+                of.0.push(run);
+                continue;
             }
+            of.1 += usize::from(run.status().is_active());
+            busy.add(&run);
         }
         for (project, (mut queued, mut running)) in projects {
             // A locked project starts nothing.
@@ -129,7 +134,9 @@ impl Runs {
                     break;
                 }
                 // One run at a time works in a sandbox that was there before.
-                if existing(&run).is_some_and(|sandbox| !busy.insert(sandbox.clone())) {
+                if let Some(sandbox) = existing(&run)
+                    && !self.claim(&mut busy, &project, sandbox).await
+                {
                     continue;
                 }
                 let started = self.change(&project, &run.id, |run, at| {
@@ -144,6 +151,17 @@ impl Runs {
                 }
             }
         }
+    }
+
+    /// Whether a run may start in a sandbox. No other may after that.
+    async fn claim(&self, busy: &mut Busy, project: &Name, sandbox: &Name) -> bool {
+        if !busy.names.insert((project.clone(), sandbox.clone())) {
+            return false;
+        }
+        // One that another run made, or that was renamed since that run began in it. One that is gone is told when the run is
+        // prepared.
+        let found = self.lifecycle.find(project, sandbox).await;
+        found.map_or(true, |found| busy.sandboxes.insert(found.id))
     }
 
     /// Announces the expiry of runs that nobody reviews, expires them, and removes the oldest that have ended.
@@ -223,9 +241,90 @@ impl Runs {
     }
 }
 
+/// The sandboxes in which no other run may start: by their names, which are unique in a project, and by their ids.
+#[derive(Debug, Default)]
+struct Busy {
+    names: HashSet<(Name, Name)>,
+    sandboxes: HashSet<SandboxId>,
+}
+
+impl Busy {
+    /// Adds what a run has that was started and still has something to do.
+    fn add(&mut self, run: &Run) {
+        if let Some(there) = &run.sandbox {
+            self.sandboxes.insert(there.id.clone());
+        } else if run.status().is_active() {
+            let name = match &run.spec.place {
+                RunPlace::Existing { sandbox } => Some(sandbox.clone()),
+                RunPlace::Fork { sandbox, name } => {
+                    name.clone().or_else(|| made_name(sandbox, run))
+                }
+                RunPlace::Fresh { name, .. } => name.clone(),
+            };
+            self.names.extend(name.map(|name| (run.project.clone(), name)));
+        }
+    }
+}
+
 fn existing(run: &Run) -> Option<&Name> {
     match &run.spec.place {
         RunPlace::Existing { sandbox } => Some(sandbox),
         RunPlace::Fork { .. } | RunPlace::Fresh { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Busy;
+    use crate::model::{
+        AcceptRule, KeyId, Name, Run, RunChange, RunPlace, RunSandbox, RunSpec, SandboxId, Span,
+        now,
+    };
+
+    fn name(text: &str) -> Name {
+        text.parse().expect("a name")
+    }
+
+    fn active(project: &str, place: RunPlace) -> Run {
+        let spec = RunSpec {
+            place,
+            command: None,
+            repository: String::new(),
+            owner: String::new(),
+            purpose: String::new(),
+            class: String::new(),
+            priority: 0,
+            approve: Vec::new(),
+            on_accept: AcceptRule::Keep,
+            keep: Span::days(1),
+            timeout: None,
+            retries: 0,
+            heartbeat: Span::seconds(60),
+        };
+        let mut run = Run::new(name(project), spec, KeyId::fresh());
+        assert!(run.apply(RunChange::Start, now()).is_ok());
+        run
+    }
+
+    #[test]
+    fn a_name_is_busy_in_its_own_project_alone() {
+        let mut busy = Busy::default();
+        busy.add(&active("one", RunPlace::Existing { sandbox: name("app") }));
+        assert!(busy.names.contains(&(name("one"), name("app"))));
+        assert!(!busy.names.contains(&(name("two"), name("app"))));
+        let fork = RunPlace::Fork { sandbox: name("app"), name: Some(name("fork")) };
+        busy.add(&active("two", fork));
+        assert!(busy.names.contains(&(name("two"), name("fork"))));
+        assert!(!busy.names.contains(&(name("two"), name("app"))), "its origin is free");
+    }
+
+    #[test]
+    fn what_a_run_made_is_busy_by_its_id() {
+        let mut busy = Busy::default();
+        let mut run = active("one", RunPlace::Fresh { image: None, name: None });
+        let id = SandboxId::fresh();
+        run.sandbox = Some(RunSandbox { id: id.clone(), name: name("made") });
+        busy.add(&run);
+        assert!(busy.sandboxes.contains(&id));
     }
 }

@@ -59,7 +59,7 @@ impl Runs {
     }
 
     /// Waits for a change of any run or approval, but not for long.
-    async fn a_moment(&self) {
+    pub(super) async fn a_moment(&self) {
         let (mut runs, mut approvals) = (self.subscribe(), self.approvals.subscribe());
         let shutdown = self.context.tasks.shutdown();
         tokio::select! {
@@ -142,20 +142,26 @@ impl Runs {
             }
         }
         drop(held);
-        let session = self.awake(run, &sandbox).await?;
+        let mut session = self.awake(run, &sandbox).await?;
         loop {
             let Some(run) = self.still(run)? else { return Ok(None) };
-            match self.validated(&run, &sandbox, &session).await? {
-                None => break,
-                Some(approval) if approval.is_pending() => self.a_moment().await,
-                Some(approval) if approval.answer() == Some(ApprovalAnswer::Approve) => break,
-                Some(_) => {
-                    let why =
-                        "its sandbox is not as it was at the last stop, and that was not approved";
-                    self.fail(&run, why.to_owned()).await?;
-                    return Ok(None);
-                }
+            let Some(approval) = self.validated(&run, &sandbox, &session).await? else { break };
+            if approval.is_pending() {
+                self.a_moment().await;
+                continue;
             }
+            if approval.answer() != Some(ApprovalAnswer::Approve) {
+                let why =
+                    "its sandbox is not as it was at the last stop, and that was not approved";
+                self.fail(&run, why.to_owned()).await?;
+                return Ok(None);
+            }
+            // The session may have ended while somebody thought about it. Another one is looked at anew.
+            let now = self.awake(&run, &sandbox).await?;
+            if now.id == session.id {
+                break;
+            }
+            session = now;
         }
         self.prepare_questions(&sandbox).await;
         let attempt = self.change(&run.project, &run.id, |run, at| {
