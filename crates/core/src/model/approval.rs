@@ -211,10 +211,10 @@ fn found(piece: &str, text: &str) -> Option<usize> {
         let mut carry = 1;
         for (place, word) in ends.iter_mut().enumerate() {
             let next = *word >> 63;
-            *word = (*word << 1 | carry) & (any[place] | fit.map_or(0, |fit| fit[place]));
+            *word = ((*word << 1) | carry) & (any[place] | fit.map_or(0, |fit| fit[place]));
             carry = next;
         }
-        if ends[(count - 1) / 64] >> ((count - 1) % 64) & 1 == 1 {
+        if (ends[(count - 1) / 64] >> ((count - 1) % 64)) & 1 == 1 {
             return Some(at + one.len_utf8());
         }
     }

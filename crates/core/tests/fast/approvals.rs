@@ -120,6 +120,65 @@ async fn the_policy_of_a_sandbox_holds_without_a_run_and_goes_along_with_forks()
 }
 
 #[tokio::test]
+async fn what_was_approved_for_one_sandbox_does_not_run_in_another() {
+    let house = FakeHouse::new();
+    let engine = house.open().await;
+    let mut create = small("app");
+    create.patch.approvals = Some(Some(ApprovalPolicy {
+        commands: vec!["write *".to_owned()],
+        ..ApprovalPolicy::default()
+    }));
+    engine.create(&project(), create, None).await.expect("it is made");
+    let held = {
+        let engine = engine.clone();
+        tokio::spawn(async move {
+            let argv = ["write", "/a", "x"].map(str::to_owned).to_vec();
+            let exec = Exec { argv, ..Exec::default() };
+            engine.exec(&project(), &name("app"), exec).await.map(|started| started.command)
+        })
+    };
+    let asked = only_pending(&engine).await;
+    engine.rename(&project(), &name("app"), name("before")).await.expect("it is renamed");
+    engine.create(&project(), small("app"), None).await.expect("another is made");
+    answer(&engine, &asked, ApprovalAnswer::Approve).await;
+    let refused = held.await.expect("no panic").expect_err("it is another sandbox");
+    assert_eq!(refused.code(), "sandbox_replaced");
+    house.end(engine).await;
+}
+
+#[tokio::test]
+async fn the_end_of_a_run_approves_nothing() {
+    let house = FakeHouse::new();
+    let engine = house.open().await;
+    let mut create = small("app");
+    create.patch.approvals = Some(Some(ApprovalPolicy {
+        commands: vec!["write *".to_owned()],
+        expires: None,
+        default: Some(ApprovalAnswer::Approve),
+    }));
+    engine.create(&project(), create, None).await.expect("it is made");
+    let run = start(&engine, spec(existing("app"), None)).await;
+    eventually!("it is prepared", {
+        Some(()).filter(|()| run_of(&engine, &run).pending == Some(RunEffect::Work))
+    });
+    let held = {
+        let engine = engine.clone();
+        tokio::spawn(async move {
+            let argv = ["write", "/a", "x"].map(str::to_owned).to_vec();
+            let exec = Exec { argv, ..Exec::default() };
+            engine.exec(&project(), &name("app"), exec).await.map(|started| started.command)
+        })
+    };
+    let asked = only_pending(&engine).await;
+    engine.cancel_run(&project(), &run, String::new()).await.expect("cancelled");
+    let refused = held.await.expect("no panic").expect_err("nobody approved it");
+    assert_eq!(refused.code(), "not_approved");
+    let closed = engine.approval(&project(), &asked.id).expect("it is there");
+    assert_eq!((closed.status, closed.answer()), (ApprovalStatus::Expired, None));
+    house.end(engine).await;
+}
+
+#[tokio::test]
 async fn who_asks_does_not_answer_where_the_project_wants_another() {
     let (house, engine) = house().await;
     let limits = ProjectRuns { separate_approver: true, ..ProjectRuns::default() };

@@ -6,8 +6,8 @@ use std::time::Duration;
 use sandkeep_core::db::Page;
 use sandkeep_core::engine::{Acceptance, Caller, Clock, Engine, RunFilter};
 use sandkeep_core::model::{
-    AcceptRule, CommandState, KeyId, ProjectRuns, Run, RunCommand, RunEffect, RunId, RunPlace,
-    RunSpec, RunStatus, Scope, Span,
+    AcceptRule, CommandState, KeyId, ProjectRuns, Run, RunCommand, RunDecision, RunEffect, RunId,
+    RunPlace, RunSpec, RunStatus, Scope, Span,
 };
 use sandkeep_core::store::{Durability, Store};
 use sandkeep_testkit::fake::{FakeHouse, ok, small};
@@ -279,6 +279,50 @@ async fn runs_in_one_existing_sandbox_work_one_after_the_other() {
     assert_eq!(run_of(&engine, &second).status(), RunStatus::Queued);
     engine.cancel_run(&project(), &first, String::new()).await.expect("cancelled");
     reaches(&engine, &second, RunStatus::ReadyForReview).await;
+    house.end(engine).await;
+}
+
+#[tokio::test]
+async fn a_run_in_a_fork_that_another_run_made_waits_for_it() {
+    let (house, engine) = house().await;
+    let first = start(&engine, spec(fork_of("app"), Some("sleep"))).await;
+    let working = eventually!("it works", {
+        Some(run_of(&engine, &first)).filter(|run| !run.attempts.is_empty())
+    });
+    let fork = working.sandbox.expect("a fork").name;
+    let second = start(&engine, spec(existing(fork.as_str()), Some("write /a two"))).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(run_of(&engine, &second).status(), RunStatus::Queued);
+    engine.cancel_run(&project(), &first, String::new()).await.expect("cancelled");
+    reaches(&engine, &second, RunStatus::ReadyForReview).await;
+    house.end(engine).await;
+}
+
+#[tokio::test]
+async fn a_fork_that_changed_after_the_decision_is_not_brought_back() {
+    let (house, engine) = house().await;
+    let run = start(&engine, spec(fork_of("app"), Some("write /a two"))).await;
+    let ready = reaches(&engine, &run, RunStatus::ReadyForReview).await;
+    let fork = ready.sandbox.expect("a fork").name;
+    ok(&engine, fork.as_str(), "write /a three").await;
+    stop(&engine, fork.as_str()).await;
+    // It was decided before that, and the daemon died before anything was done.
+    let engine = died_earlier(&house, engine, &run, |run| {
+        run.pending = Some(RunEffect::Accept);
+        run.decision = Some(RunDecision {
+            how: Some(AcceptRule::Promote),
+            by: KeyId::fresh(),
+            at: run.queued_at,
+            comment: String::new(),
+            discard: false,
+        });
+    })
+    .await;
+    let waits = eventually!("it is taken back", {
+        Some(run_of(&engine, &run)).filter(|run| run.pending.is_none())
+    });
+    assert_eq!((waits.status(), waits.decision), (RunStatus::ReadyForReview, None));
+    assert_eq!(ok(&engine, "app", "cat /a").await, "one");
     house.end(engine).await;
 }
 

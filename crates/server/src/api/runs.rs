@@ -189,7 +189,7 @@ pub(crate) async fn review(
     params(("id" = String, Path, description = "The run's id.")),
     responses((status = 200, description = "The review.", body = types::RunReview)))]
 pub(crate) async fn pin_again(
-    Writer(caller): Writer,
+    Approver(caller): Approver,
     State(app): State<Arc<App>>,
     PathParam(id): PathParam<RunId>,
     params: Params,

@@ -62,7 +62,7 @@ async fn a_harness_drives_a_run_and_somebody_else_accepts_it() {
         (&review.json()["from"], &review.json()["current"]),
         (&"try@base".into(), &true.into())
     );
-    for action in ["accept", "reject"] {
+    for action in ["accept", "reject", "review"] {
         let refused = served.post(&format!("{path}/{action}"), &served.write, "{}").await;
         assert_eq!(refused.status, StatusCode::FORBIDDEN);
         assert!(refused.error().hint.unwrap().contains("--approve"), "{refused:?}");

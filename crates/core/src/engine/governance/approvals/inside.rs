@@ -3,9 +3,9 @@
 //! A task per session does that while the sandbox has an approval policy or a run works in it. The agent keeps a question
 //! until it is answered, so a daemon that dies between the two finds it again, and finds by its number that it is on record.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sandkeep_proto::ask::{InsideAnswer, PROGRAM};
@@ -21,7 +21,7 @@ use crate::guest::{Guest, GuestError};
 use crate::keyed_lock::KeyedLock;
 use crate::model::approval::LONGEST_WAIT;
 use crate::model::{
-    Approval, ApprovalAnswer, ApprovalSource, ApprovalSubject, Sandbox, SessionId, Span,
+    Approval, ApprovalAnswer, ApprovalSource, ApprovalSubject, Sandbox, SandboxId, SessionId, Span,
 };
 
 /// How long the agent waits for a question before it says that there is none.
@@ -31,12 +31,42 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// How long it may take to put the program there.
 const PREPARED_WITHIN: Duration = Duration::from_secs(10);
 
+/// How long it takes at least until an agent is asked again, whatever it answers.
+const ROUND: Duration = Duration::from_millis(100);
+/// How long the number of a question may be. The agent runs inside: it may say anything.
+const LONGEST_ID: usize = 64;
+/// How many new questions are taken from one answer of the agent, and how many open ones are looked at.
+const MOST_NEW: usize = 32;
+const MOST_OPEN: usize = 128;
+/// How many new questions a sandbox may have in a minute.
+const MOST_IN_A_MINUTE: u32 = 30;
+const MINUTE: Duration = Duration::from_secs(60);
+
 /// Sessions whose questions are fetched, and those that have the program.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Watched {
+    /// Since when questions of a sandbox are counted, and how many there were.
+    counted: Mutex<HashMap<SandboxId, (Instant, u32)>>,
     fetched: Mutex<HashSet<SessionId>>,
     prepared: Mutex<HashSet<SessionId>>,
     preparing: KeyedLock<SessionId>,
+}
+
+impl Watched {
+    /// Whether a sandbox may have another question at this time.
+    fn count(&self, sandbox: &SandboxId, now: Instant) -> bool {
+        let mut counted = self.counted.lock();
+        let (since, count) = counted.entry(sandbox.clone()).or_insert((now, 0));
+        if now.saturating_duration_since(*since) >= MINUTE {
+            (*since, *count) = (now, 0);
+        }
+        *count += 1;
+        *count <= MOST_IN_A_MINUTE
+    }
+
+    fn forget_counts(&self, now: Instant) {
+        self.counted.lock().retain(|_, (since, _)| now.saturating_duration_since(*since) < MINUTE);
+    }
 }
 
 impl Runs {
@@ -54,6 +84,7 @@ impl Runs {
                 self.watch_session(&live);
             }
         }
+        self.watched.forget_counts(Instant::now());
         for sessions in [&self.watched.fetched, &self.watched.prepared] {
             sessions.lock().retain(|session| alive.contains(session));
         }
@@ -116,6 +147,10 @@ impl Runs {
             }
             let mut changed = self.approvals.subscribe();
             self.answer_questions(live, &open).await;
+            tokio::select! {
+                () = tokio::time::sleep(ROUND) => {}
+                () = shutdown.cancelled() => return Ok(()),
+            }
             let asked = async {
                 let guest = match live.guest_at_rest().await {
                     Ok(guest) => guest,
@@ -131,11 +166,12 @@ impl Runs {
                 () = shutdown.cancelled() => return Ok(()),
             };
             match listed {
-                Ok((version, questions)) => {
-                    if version != known {
-                        self.take_in(live, &questions).await;
-                    }
-                    (known, open) = (version, questions);
+                Ok((version, mut questions)) => {
+                    questions.retain(|question| question.id.len() <= LONGEST_ID);
+                    let more = version != known && self.take_in(live, &questions).await;
+                    questions.truncate(MOST_OPEN);
+                    // What is left is taken in with the next answer, which comes at once.
+                    (known, open) = (if more { 0 } else { version }, questions);
                 }
                 Err(Error::Guest(GuestError::Refused { kind: Failure::Invalid, message })) => {
                     tracing::info!(sandbox = %live.sandbox().name, message, "an agent of an earlier version hears no questions");
@@ -150,30 +186,36 @@ impl Runs {
         }
     }
 
-    /// Puts new questions on record, and closes those that were withdrawn.
-    async fn take_in(&self, live: &RunningSandbox, questions: &[InsideQuestion]) {
+    /// Puts new questions on record, and closes those that were withdrawn. Says whether there are more new ones.
+    async fn take_in(&self, live: &RunningSandbox, questions: &[InsideQuestion]) -> bool {
         let sandbox = live.sandbox();
         let (project, id) = (&sandbox.project, &sandbox.id);
-        for question in questions {
-            if self.approvals.of_agent(project, id, &question.id).is_some() {
-                continue;
-            }
-            let asked = self.approvals.ask(project, self.to_ask(&sandbox, question)).await;
-            if let Err(error) = asked {
-                // Whoever asked is told, and may ask again.
-                let comment = error.to_string();
+        let known = self.approvals.all_of_agent(project, id);
+        let mut new = questions.iter().filter(|question| !known.contains(&question.id));
+        for question in new.by_ref().take(MOST_NEW) {
+            let refused = match self.watched.count(id, Instant::now()) {
+                true => {
+                    let asked = self.approvals.ask(project, self.to_ask(&sandbox, question)).await;
+                    asked.err().map(|error| error.to_string())
+                }
+                false => Some(format!("more than {MOST_IN_A_MINUTE} questions in a minute")),
+            };
+            // Whoever asked is told, and may ask again.
+            if let Some(comment) = refused {
                 if let Ok(guest) = live.guest().await {
                     let none = InsideAnswer::Expired;
                     let _ = guest.answer_question(&question.id, none, &comment).await;
                 }
             }
         }
+        let more = new.next().is_some();
         for approval in self.approvals.pending_in(project, id) {
             let Some(number) = &approval.agent_question else { continue };
             if !questions.iter().any(|question| question.id == *number) {
                 self.approvals.close(&approval, "whoever asked is gone").await;
             }
         }
+        more
     }
 
     fn to_ask(&self, sandbox: &Sandbox, question: &InsideQuestion) -> ToAsk {
@@ -252,5 +294,29 @@ impl Approvals {
                 self.close(&approval, "the session of whoever asked has ended").await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::{MINUTE, MOST_IN_A_MINUTE, Watched};
+    use crate::model::SandboxId;
+
+    #[test]
+    fn a_sandbox_has_so_many_questions_in_a_minute() {
+        let (watched, now) = (Watched::default(), Instant::now());
+        let (one, other) = (SandboxId::fresh(), SandboxId::fresh());
+        for _ in 0..MOST_IN_A_MINUTE {
+            assert!(watched.count(&one, now));
+        }
+        assert!(!watched.count(&one, now));
+        assert!(watched.count(&other, now));
+        watched.forget_counts(now);
+        assert!(!watched.count(&one, now));
+        assert!(watched.count(&one, now + MINUTE));
+        watched.forget_counts(now + MINUTE * 2);
+        assert!(watched.counted.lock().is_empty());
     }
 }

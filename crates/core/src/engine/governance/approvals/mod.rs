@@ -191,6 +191,18 @@ impl Approvals {
         found.cloned()
     }
 
+    /// All that the agent of a sandbox asked, by its numbers.
+    pub(in crate::engine) fn all_of_agent(
+        &self,
+        project: &Name,
+        sandbox: &SandboxId,
+    ) -> HashSet<String> {
+        let table = self.table.read();
+        let all = of_project(&table, project).map(|(_, entry)| &entry.approval);
+        let here = all.filter(|one| one.sandbox.id == *sandbox);
+        here.filter_map(|one| one.agent_question.clone()).collect()
+    }
+
     /// Lists those of a project, newest first.
     pub(in crate::engine) fn list(
         &self,

@@ -6,6 +6,8 @@
 use std::sync::Arc;
 
 use super::{Runs, check_comment, check_how, refused, status_error};
+use crate::engine::error::error_chain;
+use crate::engine::lifecycle::lineage::merge::Reviewed;
 use crate::engine::tenancy::projects::Caller;
 use crate::engine::{Error, MergeRequest, Promote, Promoted, Result};
 use crate::failpoint;
@@ -65,8 +67,12 @@ impl Runs {
         let (this, run) = (Arc::clone(self), self.get(&caller.project, id)?);
         let task = self.context.tasks.spawn(async move {
             let done = this.complete_acceptance(&run).await;
-            if done.is_err() && !this.context.tasks.is_shutdown() {
-                this.take_back(&run).await?;
+            if done.is_err()
+                && !this.context.tasks.is_shutdown()
+                && let Err(error) = this.take_back(&run).await
+            {
+                // It is tried again by whoever drives it.
+                tracing::error!(run = %run.id, error = error_chain(&error), "a decision was not taken back");
             }
             this.drive_soon(&run.project, &run.id);
             done
@@ -132,16 +138,25 @@ impl Runs {
         if matches!(how, AcceptRule::Promote | AcceptRule::Merge) {
             let fork = self.sandbox_of(run).await?;
             if !self.was_brought_back(run, &fork, how).await? {
+                let reviewed = Some(Reviewed {
+                    run: run.id.clone(),
+                    sandbox: fork.id.clone(),
+                    snapshot: run.last.clone(),
+                });
                 match how {
                     AcceptRule::Promote => {
                         let request = Promote::default();
-                        let done =
-                            self.lifecycle.promote(&run.project, &fork.name, request).await?;
+                        let done = self
+                            .lifecycle
+                            .promote_reviewed(&run.project, &fork.name, request, reviewed)
+                            .await?;
                         promoted = Some(done);
                     }
                     _ => {
                         let request = MergeRequest::default();
-                        self.lifecycle.merge(&run.project, &fork.name, request).await?;
+                        self.lifecycle
+                            .merge_reviewed(&run.project, &fork.name, request, reviewed)
+                            .await?;
                     }
                 }
             }

@@ -1,9 +1,9 @@
 //! Carries out what is pending of a run, one effect after the other.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::{Runs, give_up, place, refused};
+use super::{Key, Runs, give_up, place, refused};
 use crate::engine::error::error_chain;
 use crate::engine::lifecycle::stop::SnapshotOptions;
 use crate::engine::{
@@ -18,6 +18,9 @@ use crate::model::{
 /// How often an effect is tried that could not be carried out at the moment, and how long between.
 const TRIES: u32 = 10;
 const BETWEEN: Duration = Duration::from_secs(1);
+/// How long a run is left as it is of which nothing could be written; twice as long every time.
+const AFTER_STALL: Duration = Duration::from_secs(2);
+const LONGEST_STALL: Duration = Duration::from_secs(60);
 
 impl Runs {
     /// Has a task carry out what is pending of a run, unless one does.
@@ -41,6 +44,7 @@ impl Runs {
                     continue;
                 }
                 driven.remove(id);
+                self.stalled.lock().remove(&(project.clone(), id.clone()));
                 return;
             };
             let outcome = match effect {
@@ -63,12 +67,35 @@ impl Runs {
                 Err(error) => {
                     tries = 0;
                     if let Err(error) = self.broke(&run, effect, &error).await {
-                        tracing::error!(run = %id, error = error_chain(&error), "a run is left as it is until the next start");
+                        tracing::error!(run = %id, error = error_chain(&error), "a run is left as it is for now");
+                        self.stalls(project, id);
                         self.driven.lock().remove(id);
                         return;
                     }
                 }
             }
+        }
+    }
+
+    /// What became of an effect could not be written: it is driven again later.
+    fn stalls(&self, project: &Name, id: &RunId) {
+        let mut stalled = self.stalled.lock();
+        let (at, pause) = stalled
+            .entry((project.clone(), id.clone()))
+            .or_insert((Instant::now(), Duration::ZERO));
+        *pause = (*pause * 2).clamp(AFTER_STALL, LONGEST_STALL);
+        *at = Instant::now() + *pause;
+    }
+
+    /// Drives what was left as it was, once it has waited.
+    pub(super) fn drive_stalled(self: &Arc<Self>) {
+        let now = Instant::now();
+        let stalled = self.stalled.lock();
+        let due: Vec<Key> =
+            stalled.iter().filter(|(_, (at, _))| *at <= now).map(|(key, _)| key.clone()).collect();
+        drop(stalled);
+        for (project, id) in due {
+            self.drive_soon(&project, &id);
         }
     }
 

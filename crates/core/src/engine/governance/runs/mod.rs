@@ -17,7 +17,7 @@ mod work;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
@@ -96,6 +96,8 @@ pub(in crate::engine) struct Runs {
     changed: watch::Sender<u64>,
     /// Those that a task drives.
     driven: Mutex<HashSet<RunId>>,
+    /// Those of which nothing could be written, until when they are left as they are, and for how long that is.
+    stalled: Mutex<HashMap<Key, (Instant, Duration)>>,
     /// When harnesses were last heard of.
     heartbeats: Mutex<HashMap<RunId, Instant>>,
     pub(in crate::engine) watched: Watched,
@@ -123,6 +125,7 @@ impl Runs {
             submitting: KeyedLock::default(),
             changed: watch::Sender::new(0),
             driven: Mutex::default(),
+            stalled: Mutex::default(),
             heartbeats: Mutex::default(),
             watched: Watched::default(),
         })

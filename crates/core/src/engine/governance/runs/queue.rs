@@ -39,6 +39,7 @@ async fn tend_all(this: Weak<Runs>) {
             let Some(this) = this.upgrade() else { return };
             this.approvals.tend().await;
             this.follow_approvals().await;
+            this.drive_stalled();
             this.start_next().await;
             this.expire().await;
             this.watch_questions();

@@ -22,7 +22,7 @@ use crate::engine::{Error, MergeRequest, Merged, Result};
 use crate::failpoint;
 use crate::model::{
     BroughtBack, Ending, ForkOutcome, Layer, LayerId, MergePoint, MergeSource, Method, Name, Phase,
-    Point, Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotId, SnapshotKind, now,
+    Point, RunId, Sandbox, SandboxId, SessionEnd, Snapshot, SnapshotId, SnapshotKind, now,
 };
 use crate::store::{Globs, MergeChains, MergeOptions, MergeOutcome};
 
@@ -38,6 +38,37 @@ const LONGEST_GLOBS: usize = 64 << 10;
 /// How many snapshots are passed to find one whose files can be read.
 const PASSED: usize = 10_000;
 
+/// What the result of a run was at its review.
+#[derive(Debug, Clone)]
+pub(in crate::engine) struct Reviewed {
+    pub(in crate::engine) run: RunId,
+    pub(in crate::engine) sandbox: SandboxId,
+    pub(in crate::engine) snapshot: Option<SnapshotId>,
+}
+
+impl Reviewed {
+    fn changed(&self, sandbox: &Sandbox) -> Error {
+        Error::RunChanged { run: self.run.clone(), sandbox: sandbox.name.clone() }
+    }
+}
+
+/// Refuses a sandbox that is not what was reviewed.
+pub(in crate::engine) fn require_reviewed(
+    reviewed: Option<&Reviewed>,
+    sandbox: &Sandbox,
+) -> Result<()> {
+    match reviewed {
+        Some(reviewed)
+            if sandbox.id != reviewed.sandbox
+                || sandbox.open_layer().is_some()
+                || sandbox.current != reviewed.snapshot =>
+        {
+            Err(reviewed.changed(sandbox))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Lifecycle {
     pub(in crate::engine) async fn merge(
         self: &Arc<Self>,
@@ -45,8 +76,20 @@ impl Lifecycle {
         name: &Name,
         request: MergeRequest,
     ) -> Result<Merged> {
+        self.merge_reviewed(project, name, request, None).await
+    }
+
+    /// The same with a source that is still what was reviewed.
+    pub(in crate::engine) async fn merge_reviewed(
+        self: &Arc<Self>,
+        project: &Name,
+        name: &Name,
+        request: MergeRequest,
+        reviewed: Option<Reviewed>,
+    ) -> Result<Merged> {
         let request = MergeRequest { only: chosen(request.only)?, ..request };
         let source = self.find(project, name).await?;
+        require_reviewed(reviewed.as_ref(), &source)?;
         let target = match (&request.into, &source.forked_from) {
             (Some(into), _) => self.find(project, into).await?,
             (None, Some(from)) => self.origin_of(&source, from).await?,
@@ -65,7 +108,7 @@ impl Lifecycle {
             (self.resolve_point(project, &Point::Now(name.clone())).await?, None)
         } else {
             self.require_readable(&source)?;
-            let snapshot = self.capture_fork(&source).await?;
+            let snapshot = self.capture_fork(&source, reviewed).await?;
             require_files(&snapshot)?;
             let resolved = self.resolve_snapshot(&snapshot.id, None).await?;
             (resolved, Some(snapshot))
@@ -125,14 +168,22 @@ impl Lifecycle {
         }
     }
 
-    /// The source as it is, as a snapshot.
+    /// The source as it is, as a snapshot; only if it is what was reviewed.
     pub(in crate::engine) async fn capture_fork(
         self: &Arc<Self>,
         source: &Sandbox,
+        reviewed: Option<Reviewed>,
     ) -> Result<Snapshot> {
         let (id, name) = (source.id.clone(), source.name.clone());
         self.turn(source.id.clone(), move |this, slot| async move {
             let mut source = this.reread(&slot, &id, &name).await?;
+            if let Some(reviewed) = &reviewed {
+                require_reviewed(Some(reviewed), &source)?;
+                // Nothing changes it during this turn.
+                if slot.live().is_some() {
+                    return Err(reviewed.changed(&source));
+                }
+            }
             let (kind, wanted) = (SnapshotKind::Checkpoint, SnapshotOptions::default());
             match this.snapshot_now(&slot, &mut source, kind, wanted.clone()).await? {
                 Some(snapshot) => Ok(snapshot),

@@ -10,6 +10,7 @@
 use std::sync::Arc;
 
 use crate::engine::lifecycle::Lifecycle;
+use crate::engine::lifecycle::lineage::merge::{Reviewed, require_reviewed};
 use crate::engine::running::turns::Slot;
 use crate::engine::{Error, Promote, Promoted, Result};
 use crate::failpoint;
@@ -30,7 +31,19 @@ impl Lifecycle {
         name: &Name,
         request: Promote,
     ) -> Result<Promoted> {
+        self.promote_reviewed(project, name, request, None).await
+    }
+
+    /// The same with a fork that is still what was reviewed.
+    pub(in crate::engine) async fn promote_reviewed(
+        self: &Arc<Self>,
+        project: &Name,
+        name: &Name,
+        request: Promote,
+        reviewed: Option<Reviewed>,
+    ) -> Result<Promoted> {
         let fork = self.find(project, name).await?;
+        require_reviewed(reviewed.as_ref(), &fork)?;
         let Some(from) = fork.forked_from.clone() else {
             return Err(Error::NoOrigin { fork: name.clone() });
         };
@@ -41,7 +54,7 @@ impl Lifecycle {
             // Most refusals are known before anything is captured.
             require_generation(&origin, &fork.name, expected)?;
         }
-        let snapshot = self.capture_fork(&fork).await?;
+        let snapshot = self.capture_fork(&fork, reviewed).await?;
         failpoint::pass("promote.captured");
         let (id, promoted, target) = (origin.id.clone(), fork.clone(), snapshot.clone());
         let change = self.turn(origin.id.clone(), move |this, slot| async move {
