@@ -203,6 +203,10 @@ pub enum Error {
     SandboxReplaced(Name),
     #[error("the project wants another key to decide than the one that asked")]
     SeparateApprover,
+    #[error("`allow_private` needs a key of scope `admin`")]
+    PrivateWebhook,
+    #[error("other deliveries of project `{0}` are under way")]
+    TooManyDeliveries(Name),
     #[error("snapshot `{snapshot}` is in use by {}", .holders.join(", "))]
     SnapshotInUse { snapshot: SnapshotId, holders: Vec<String> },
     #[error("snapshot `{snapshot}` of sandbox `{name}` cannot be resumed: {reason}")]
@@ -342,8 +346,12 @@ impl Error {
             | Self::NoRun(_)
             | Self::NoApproval(_)
             | Self::NoKey(_) => ErrorKind::NotFound,
-            Self::NotApproved { .. } | Self::SeparateApprover => ErrorKind::Forbidden,
-            Self::TooManyRuns { .. } | Self::TooManyApprovals { .. } => ErrorKind::TooMany,
+            Self::NotApproved { .. } | Self::SeparateApprover | Self::PrivateWebhook => {
+                ErrorKind::Forbidden
+            }
+            Self::TooManyRuns { .. }
+            | Self::TooManyApprovals { .. }
+            | Self::TooManyDeliveries(_) => ErrorKind::TooMany,
             Self::NameTaken(_)
             | Self::Lost(_)
             | Self::ProjectTaken(_)
@@ -499,6 +507,8 @@ impl Error {
             Self::NotApproved { .. } => "not_approved",
             Self::SandboxReplaced(_) => "sandbox_replaced",
             Self::SeparateApprover => "separate_approver",
+            Self::PrivateWebhook => "forbidden",
+            Self::TooManyDeliveries(_) => "too_many_deliveries",
             Self::Store(StoreError::DiffTooLarge { .. }) => "diff_too_large",
             Self::Store(StoreError::ExportTooLarge { .. }) => "export_too_large",
             Self::Store(StoreError::Busy { .. }) => "busy",
@@ -631,6 +641,8 @@ impl Error {
                 format!("`keep approvals show {approval}` tells who answered, and why")
             }
             Self::SeparateApprover => "use the key of somebody else".to_owned(),
+            Self::PrivateWebhook => "an admin can do it for the project, or give a public address".to_owned(),
+            Self::TooManyDeliveries(_) => "try again in a moment; `keep webhook show` lists the last deliveries".to_owned(),
             Self::Store(StoreError::DiffTooLarge { .. }) => "compare fewer paths: name files or directories".to_owned(),
             Self::Store(StoreError::ExportTooLarge { .. }) => {
                 "start a sandbox from the snapshot, remove what makes it so large, and export that; or copy files out with `keep cp`".to_owned()

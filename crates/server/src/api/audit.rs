@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::events::time;
 use super::input::{Params, parsed};
 use super::stream::ndjson;
-use super::{ApiResult, App};
+use super::{ApiResult, App, finish};
 use crate::auth::Writer;
 use crate::error::ApiError;
 
@@ -114,9 +114,14 @@ pub(crate) async fn verify(
     let chain = chain_of(&caller, params.flag("host")?)?;
     let expect = params.text("expect")?.map(|text| noted(&text)).transpose()?;
     params.end()?;
-    // It reads all of the log.
-    let _permit = app.measuring.enter(&caller.key, app.limits.measurements_per_key)?;
-    let report = app.engine.verify_audit(chain, expect).await?;
+    // It reads all of the log, also when the caller does not wait for it.
+    let permit = app.measuring.enter(&caller.key, app.limits.measurements_per_key)?;
+    let engine = app.engine.clone();
+    let work = async move {
+        let _permit = permit;
+        engine.verify_audit(chain, expect).await
+    };
+    let report = finish(&app, work).await?;
     Ok(Json(types::AuditVerification {
         chain: report.chain,
         intact: report.found == 0,

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use sandkeep_client::types;
-use sandkeep_core::engine::{Caller, CreateWebhook, UpdateWebhook, WebhookStatus};
+use sandkeep_core::engine::{Caller, CreateWebhook, Error, UpdateWebhook, WebhookStatus};
 use sandkeep_core::model::{Scope, WebhookDelivery, WebhookId};
 
 use super::input::{Body, MaybeBody, Params, PathParam};
@@ -79,14 +79,9 @@ pub(crate) async fn update(
     Body(request): Body<types::UpdateWebhook>,
 ) -> ApiResult<types::Webhook> {
     params.end()?;
-    may_allow(&caller, request.allow_private == Some(true))?;
-    // What an operator allowed is for the address that the operator saw.
-    let is_private = app.engine.webhook(&caller.project, &id)?.webhook.allow_private;
-    if request.url.is_some() && is_private && request.allow_private != Some(false) {
-        may_allow(&caller, true)?;
-    }
+    let may_allow_private = caller.scope == Scope::Admin;
     let types::UpdateWebhook { url, events, allow_private, enabled } = request;
-    let change = UpdateWebhook { url, events, allow_private, enabled };
+    let change = UpdateWebhook { url, events, allow_private, enabled, may_allow_private };
     let engine = app.engine.clone();
     let work = async move { engine.update_webhook(&caller.project, &id, change).await };
     let changed = finish(&app, work).await?;
@@ -146,8 +141,7 @@ pub(crate) async fn remove(
 
 fn may_allow(caller: &Caller, asked: bool) -> Result<(), ApiError> {
     if asked && caller.scope < Scope::Admin {
-        return Err(ApiError::forbidden("`allow_private` needs a key of scope `admin`")
-            .hint("an admin can create the webhook for the project, or give a public address"));
+        return Err(Error::PrivateWebhook.into());
     }
     Ok(())
 }

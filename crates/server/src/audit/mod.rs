@@ -176,11 +176,50 @@ impl KnownRequest {
 pub(crate) async fn record(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let asked = AskedRoute::of(&request);
     let known = Arc::new(Mutex::new(asked.known(&request)));
+    let mut unanswered =
+        UnansweredRequest { app: Arc::clone(&app), known: Arc::clone(&known), asked: Some(asked) };
     let response = CURRENT.scope(Arc::clone(&known), next.run(request)).await;
+    let Some(asked) = unanswered.asked.take() else { return response };
     let known = known.lock().clone();
     let code = response.extensions().get::<AnsweredCode>().map(|code| code.0.to_string());
-    asked.answered(&app, known, response.status(), code).await;
+    let status = Some(response.status());
+    if asked.rule.recorded == Recorded::No && known.action.is_none() {
+        asked.answered(&app, known, status, code).await;
+        return response;
+    }
+    // In a task: a caller that leaves now must not take the entry along.
+    let of = Arc::clone(&app);
+    let recorded = app.tasks.spawn(async move { asked.answered(&of, known, status, code).await });
+    if let Err(error) = recorded.await {
+        tracing::error!(%error, "recording a request panicked");
+    }
     response
+}
+
+/// A request that has no answer yet. Where its caller leaves before there is one, that is recorded: what it asked for
+/// may be done all the same.
+struct UnansweredRequest {
+    app: Arc<App>,
+    known: Arc<Mutex<KnownRequest>>,
+    /// Absent when there is an answer.
+    asked: Option<AskedRoute>,
+}
+
+impl Drop for UnansweredRequest {
+    fn drop(&mut self) {
+        let Some(asked) = self.asked.take() else { return };
+        let known = self.known.lock().clone();
+        if asked.rule.recorded == Recorded::No && known.action.is_none() {
+            return;
+        }
+        // Without a runtime the daemon is gone.
+        if tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
+        let app = Arc::clone(&self.app);
+        let code = Some("disconnected".to_owned());
+        self.app.tasks.spawn(async move { asked.answered(&app, known, None, code).await });
+    }
 }
 
 /// What a request asks for.
@@ -233,15 +272,18 @@ impl AskedRoute {
         self,
         app: &App,
         mut known: KnownRequest,
-        status: StatusCode,
+        status: Option<StatusCode>,
         code: Option<String>,
     ) {
         let outcome = match status {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => AuditOutcome::Denied,
+            Some(StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => AuditOutcome::Denied,
             // Neither came to a handler.
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::METHOD_NOT_ALLOWED => return,
-            status if status.is_client_error() || status.is_server_error() => AuditOutcome::Failed,
-            _ => AuditOutcome::Done,
+            Some(StatusCode::TOO_MANY_REQUESTS | StatusCode::METHOD_NOT_ALLOWED) => return,
+            Some(status) if !status.is_client_error() && !status.is_server_error() => {
+                AuditOutcome::Done
+            }
+            // Without a status: nobody was there any more to be answered.
+            _ => AuditOutcome::Failed,
         };
         let is_gateway = known.front == AuditFront::Gateway;
         if self.pattern.is_none() && !is_gateway {
@@ -254,9 +296,12 @@ impl AskedRoute {
             return;
         }
         if let Some(what) = known.once.take() {
-            let who = known.key.as_ref().map_or("", KeyId::as_str);
-            let from = known.address.as_deref().unwrap_or_default();
-            if !app.engine.is_record_due(format!("{what} {who} {from} {}", outcome_word(outcome))) {
+            // Without a key, the address is all that tells callers apart, and anybody has many of them.
+            let key = known.key.as_ref();
+            let who = key.map_or("", KeyId::as_str);
+            let from = key.and(known.address.as_deref()).unwrap_or_default();
+            let what = format!("{what} {who} {from} {}", outcome_word(outcome));
+            if !app.engine.is_record_due(known.project.as_ref(), what) {
                 return;
             }
         }
@@ -268,7 +313,7 @@ impl AskedRoute {
         self.choose_project(app, &mut known, rule.recorded, outcome);
         let is_anonymous = known.key.is_none() && !is_gateway;
         let mut record = known.record(app, action, outcome);
-        record.status = Some(status.as_u16());
+        record.status = status.map(|status| status.as_u16());
         record.code = code;
         if is_anonymous {
             app.engine.record_anonymous(record);
@@ -362,8 +407,9 @@ fn program_name(program: &str) -> &str {
 /// The first value of a parameter in a query.
 fn parameter(query: Option<&str>, name: &str) -> Option<String> {
     let pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
-    let (_, value) = pairs.into_iter().find(|(key, _)| *key == name)?;
-    Some(decoded(&value.replace('+', " ")).into_owned())
+    let plain = |text: &str| decoded(&text.replace('+', " ")).into_owned();
+    let (_, value) = pairs.into_iter().find(|(key, _)| plain(key) == name)?;
+    Some(plain(value))
 }
 
 /// A text without its percent-encoding.
@@ -430,6 +476,7 @@ mod tests {
     #[test]
     fn texts_of_callers_are_read_as_they_are_meant() {
         assert_eq!(parameter(Some("a=1&path=%2Fx%20y+z"), "path").as_deref(), Some("/x y z"));
+        assert_eq!(parameter(Some("a=1&%70at%68=%2Fx"), "path").as_deref(), Some("/x"));
         assert_eq!(parameter(Some("path=%zz%"), "path").as_deref(), Some("%zz%"));
         assert_eq!(parameter(Some("path"), "path"), None);
         assert_eq!(parameter(None, "path"), None);

@@ -3,7 +3,7 @@
 use crate::engine::audit::{AuditFollow, AuditQuery};
 use crate::engine::context::damage::DamageKind;
 use crate::engine::{Engine, Result};
-use crate::model::{AuditChain, AuditRecord, KeyId};
+use crate::model::{AuditChain, AuditRecord, KeyId, Name};
 use crate::store::AuditReport;
 
 impl Engine {
@@ -26,8 +26,8 @@ impl Engine {
 
     /// Whether something that happens over and over again is to be recorded: `what` was not a short time ago.
     #[must_use]
-    pub fn is_record_due(&self, what: String) -> bool {
-        self.parts.context.audit.is_due(what)
+    pub fn is_record_due(&self, project: Option<&Name>, what: String) -> bool {
+        self.parts.context.audit.is_due(project, what)
     }
 
     /// Begins to read entries of the audit log.

@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::model::{AuditChain, AuditRecord};
+use crate::model::{AuditChain, AuditRecord, Name};
 use crate::store::{AuditKey, AuditResumed, AuditWriter};
 
 pub use read::{AuditBatch, AuditFollow, AuditQuery};
@@ -45,7 +45,7 @@ const SYNC_WITHIN: Duration = Duration::from_secs(10);
 const FINISH_WITHIN: Duration = Duration::from_secs(5);
 /// How long what happens over and over again is not recorded again.
 const AGAIN_AFTER: Duration = Duration::from_secs(60);
-/// How many such things are remembered.
+/// How many such things are remembered, of each project.
 const REMEMBERED: usize = 4096;
 /// How many entries callers without a key cause in a minute, all together.
 const ANONYMOUS_A_MINUTE: u64 = 60;
@@ -75,7 +75,8 @@ struct AuditState {
     /// Records that are in no chain.
     lost: BTreeMap<AuditChain, u64>,
     /// What was recorded and is not to be recorded again yet.
-    recent: HashMap<String, Instant>,
+    /// By project, so that what one of them causes does not hide what others do.
+    recent: HashMap<Option<Name>, HashMap<String, Instant>>,
     anonymous: AnonymousBucket,
     /// Chains that are not as they were left, until somebody takes them.
     damaged: Vec<(AuditChain, String)>,
@@ -123,10 +124,11 @@ impl AuditLog {
     /// Records something that happens over and over again, unless `what` was recorded a short time ago.
     pub(in crate::engine) fn note_sometimes(
         &self,
+        project: Option<&Name>,
         what: String,
         record: impl FnOnce() -> AuditRecord,
     ) {
-        if self.shared.is_due(what, true) {
+        if self.shared.is_due(project, what, true) {
             self.note(record());
         }
     }
@@ -165,8 +167,8 @@ impl AuditLog {
     }
 
     /// Whether `what` is to be recorded: it was not a short time ago, and it is not one of more than can be remembered.
-    pub(in crate::engine) fn is_due(&self, what: String) -> bool {
-        self.shared.is_due(what, false)
+    pub(in crate::engine) fn is_due(&self, project: Option<&Name>, what: String) -> bool {
+        self.shared.is_due(project, what, false)
     }
 
     /// Chains that were found to be not as they were left, and what is wrong.
@@ -200,21 +202,27 @@ impl AuditShared {
         }
     }
 
-    /// Whether `what` was not recorded a short time ago. Where more happens than can be remembered, the answer is `unless_known`:
-    /// what anybody outside can cause must not fill the log.
-    fn is_due(&self, what: String, unless_known: bool) -> bool {
+    /// Whether `what` was not recorded a short time ago. Where more happens in a project than can be remembered, the answer
+    /// is `unless_known`: what anybody outside can cause must not fill the log.
+    fn is_due(&self, project: Option<&Name>, what: String, unless_known: bool) -> bool {
         let (mut state, now) = (self.state.lock(), Instant::now());
-        if state.recent.len() >= REMEMBERED {
-            state.recent.retain(|_, at| now.duration_since(*at) < AGAIN_AFTER);
+        let is_recent = |at: &Instant| now.duration_since(*at) < AGAIN_AFTER;
+        let project = project.cloned();
+        if !state.recent.contains_key(&project) {
+            // Projects that are quiet or gone take no room.
+            state.recent.retain(|_, recent| recent.values().any(is_recent));
         }
-        let before = state.recent.get(&what).copied();
-        if before.is_some_and(|at| now.duration_since(at) < AGAIN_AFTER) {
+        let recent = state.recent.entry(project).or_default();
+        if recent.len() >= REMEMBERED {
+            recent.retain(|_, at| is_recent(at));
+        }
+        if recent.get(&what).is_some_and(is_recent) {
             return false;
         }
-        if state.recent.len() >= REMEMBERED {
+        if recent.len() >= REMEMBERED {
             return unless_known;
         }
-        state.recent.insert(what, now);
+        recent.insert(what, now);
         true
     }
 
@@ -486,8 +494,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (log, _) = AuditLog::start(dir.path(), 1 << 30).unwrap();
         for number in 0..10 {
-            log.note_sometimes("one".to_owned(), || record(number));
-            log.note_sometimes(format!("other-{}", number % 2), || record(number));
+            log.note_sometimes(None, "one".to_owned(), || record(number));
+            log.note_sometimes(None, format!("other-{}", number % 2), || record(number));
         }
         for number in 0..ANONYMOUS_A_MINUTE as usize + 10 {
             log.note_anonymous(record(number));
@@ -495,9 +503,14 @@ mod tests {
         log.finish().await;
         assert_eq!(entries(&log).len(), 3 + ANONYMOUS_A_MINUTE as usize);
         // However many there are, a bounded number is remembered, and of what anybody can cause no more is recorded.
-        let due =
-            (0..3 * super::REMEMBERED).filter(|number| log.is_due(number.to_string())).count();
+        let due = (0..3 * super::REMEMBERED)
+            .filter(|number| log.is_due(None, number.to_string()))
+            .count();
         assert!((super::REMEMBERED - 10..=super::REMEMBERED).contains(&due), "{due}");
-        assert!(log.shared.state.lock().recent.len() <= super::REMEMBERED);
+        assert!(log.shared.state.lock().recent[&None].len() <= super::REMEMBERED);
+        // That is so for each project: the others do not notice.
+        let other = "other".parse().unwrap();
+        assert!(log.is_due(Some(&other), "one".to_owned()));
+        assert!(!log.is_due(Some(&other), "one".to_owned()));
     }
 }

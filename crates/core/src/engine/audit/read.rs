@@ -75,8 +75,10 @@ impl AuditLog {
     ) -> Result<AuditReport> {
         self.finish().await;
         let (audit, key) = (self.audit.clone(), self.key.clone());
-        let Ok(_permit) = self.reading.acquire().await else { return Ok(AuditReport::default()) };
+        let permit = Arc::clone(&self.reading).acquire_owned().await;
         let work = move || {
+            // Here, because the work goes on when whoever asked for it leaves.
+            let _permit = permit;
             let noted = noted.as_ref().map(|(seq, hash)| (*seq, hash.as_str()));
             verify_audit(&audit, &chain, &key, noted)
         };
@@ -89,7 +91,12 @@ impl AuditLog {
     /// The number of the last entry of a chain.
     pub(in crate::engine) async fn last(&self, chain: AuditChain) -> Result<u64> {
         let audit = self.audit.clone();
-        match tokio::task::spawn_blocking(move || last_audit_entry(&audit, &chain)).await {
+        let permit = Arc::clone(&self.reading).acquire_owned().await;
+        let work = move || {
+            let _permit = permit;
+            last_audit_entry(&audit, &chain)
+        };
+        match tokio::task::spawn_blocking(work).await {
             Ok(last) => last.map_err(Error::AuditLog),
             Err(error) => Err(Error::AuditLog(std::io::Error::other(error))),
         }
@@ -140,12 +147,14 @@ impl AuditFollow {
 
     /// Reads on. Says whether the end was reached.
     async fn read(&mut self, count: usize) -> Result<(Vec<AuditEntry>, bool)> {
-        let Ok(_permit) = self.reading.acquire().await else { return Ok((Vec::new(), true)) };
+        let permit = Arc::clone(&self.reading).acquire_owned().await;
         let (audit, chain) = (self.audit.clone(), self.query.chain.clone());
         let (position, after) = (self.position, self.last);
         let filter = self.query.filter.clone();
-        let work =
-            move || read_audit(&audit, &chain, position, after, &filter, (count, READ_BYTES));
+        let work = move || {
+            let _permit = permit;
+            read_audit(&audit, &chain, position, after, &filter, (count, READ_BYTES))
+        };
         match tokio::task::spawn_blocking(work).await {
             Ok(page) => {
                 let page = page.map_err(Error::AuditLog)?;

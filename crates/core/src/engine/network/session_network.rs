@@ -55,12 +55,16 @@ impl Journal for AuditedJournal {
 
     fn secret_used(&self, secret: &str, host: &str) {
         let Self { audit, project, sandbox, .. } = self;
-        audit.note_sometimes(format!("secret {project} {sandbox} {secret} {host}"), || {
-            let target = Some(format!("secret/{secret}"));
-            let record = AuditRecord::by_system(Some(project), "secret.use", target);
-            let record = record.with("sandbox", sandbox.as_str()).with("host", host);
-            AuditRecord { actor: AuditActor::Agent, ..record.with("how", "brokered") }
-        });
+        audit.note_sometimes(
+            Some(project),
+            format!("secret {project} {sandbox} {secret} {host}"),
+            || {
+                let target = Some(format!("secret/{secret}"));
+                let record = AuditRecord::by_system(Some(project), "secret.use", target);
+                let record = record.with("sandbox", sandbox.as_str()).with("host", host);
+                AuditRecord { actor: AuditActor::Agent, ..record.with("how", "brokered") }
+            },
+        );
     }
 }
 

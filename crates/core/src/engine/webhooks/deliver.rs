@@ -31,6 +31,8 @@ const SAVE_IDLE_EVERY: Duration = Duration::from_secs(60);
 const READ_AGAIN: Duration = Duration::from_secs(10);
 /// How much of an error is remembered.
 const ERROR_TEXT: usize = 300;
+/// How long a test waits for its turn among the deliveries of its project.
+const TEST_WITHIN: Duration = Duration::from_secs(5);
 
 /// An event as it is sent.
 #[derive(Debug, Clone)]
@@ -335,7 +337,8 @@ impl Webhooks {
         };
         let event = outgoing(event_id, &event);
         let room = self.room(project);
-        let _permit = room.acquire().await;
+        let turn = tokio::time::timeout(TEST_WITHIN, room.acquire()).await;
+        let _permit = turn.map_err(|_| Error::TooManyDeliveries(project.clone()))?;
         let (at, begun) = (now(), Instant::now());
         let result = self.send(&hook.webhook, &target, &event).await;
         let (status, error) = match result {

@@ -18,6 +18,7 @@ mod deliver;
 mod sign;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -100,6 +101,8 @@ pub struct UpdateWebhook {
     pub allow_private: Option<bool>,
     /// Whether anything is sent.
     pub enabled: Option<bool>,
+    /// Whether whoever changes it may decide that private addresses are dialled.
+    pub may_allow_private: bool,
 }
 
 /// A webhook, and how far it has come.
@@ -163,14 +166,42 @@ impl Webhooks {
                  add the webhook again",
             );
         }
-        let mut cursors: BTreeMap<_, _> =
-            cursors.good.into_iter().map(|cursor| (cursor.webhook.clone(), cursor)).collect();
+        for damaged in &cursors.damaged {
+            self.report_cursor(
+                DamageKind::UnreadableManifest,
+                damaged.path.display().to_string(),
+                damaged.reason.clone(),
+            );
+        }
+        let is_damaged = |id: &WebhookId| {
+            let holds = |path: &Path| path.parent().is_some_and(|dir| dir.ends_with(id.as_str()));
+            cursors.damaged.iter().any(|damaged| holds(&damaged.path))
+        };
+        let missing = |webhook: &Webhook| {
+            if !is_damaged(&webhook.id) {
+                let path = format!("webhooks/{}/{}/cursor.json", webhook.project, webhook.id);
+                self.report_cursor(DamageKind::Missing, path, "it is not there".to_owned());
+            }
+            // Nobody knows how far it came. What is sent twice can be told by its id; what is not sent at all cannot.
+            WebhookCursor { after: EventId::at(webhook.created_at), ..fresh_cursor(webhook) }
+        };
+        let mut good: BTreeMap<_, _> =
+            cursors.good.iter().cloned().map(|cursor| (cursor.webhook.clone(), cursor)).collect();
         for webhook in webhooks.good {
-            // Without a cursor nobody knows how far it came: it begins with what happens now.
-            let cursor = cursors.remove(&webhook.id).unwrap_or_else(|| fresh_cursor(&webhook));
+            let cursor = good.remove(&webhook.id).unwrap_or_else(|| missing(&webhook));
             self.put(webhook, Arc::new(Mutex::new(cursor)));
         }
         Ok(())
+    }
+
+    fn report_cursor(&self, kind: DamageKind, path: String, reason: String) {
+        self.context.report_damage(
+            kind,
+            path,
+            reason,
+            "how far this webhook has come is not known: it sends again all events since it was made that the journal \
+             has. Receivers tell them by their ids",
+        );
     }
 
     /// Puts a webhook to work, in the place of what it was before.
@@ -252,6 +283,12 @@ impl Webhooks {
         let _change = self.change.lock().await;
         let hook = self.find(project, id)?;
         let mut webhook = hook.webhook.clone();
+        // What an operator allowed is for the address that the operator saw.
+        let keeps = webhook.allow_private && change.allow_private != Some(false);
+        let allows = change.allow_private == Some(true) || (change.url.is_some() && keeps);
+        if allows && !change.may_allow_private {
+            return Err(Error::PrivateWebhook);
+        }
         if let Some(url) = change.url {
             check_url(&url)?;
             webhook.url = url;

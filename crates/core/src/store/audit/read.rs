@@ -6,7 +6,6 @@ use std::path::Path;
 
 use super::line::{LineRead, link, read_line};
 use super::segments::{dir_of, list_segments, path_of};
-use super::writer::read_header;
 use crate::model::{AuditChain, AuditEntry, AuditFilter, Timestamp};
 
 /// How much the clock may have gone back, for what is skipped because it was written before a time.
@@ -159,17 +158,34 @@ fn begin(
     let mut from = segments.partition_point(|first| *first <= after + 1).saturating_sub(1);
     if let Some(since) = since.and_then(|since| since.checked_sub(CLOCK).ok()) {
         while let Some(next) = segments.get(from + 1) {
-            let header = match read_header(&path_of(dir, *next)) {
-                Ok(header) => header,
+            let first = match first_at(&path_of(dir, *next)) {
+                Ok(first) => first,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(error) => return Err(error),
             };
             // Everything in a segment was written before the next one was begun.
-            if header.is_none_or(|header| header.at >= since) {
+            if first.is_none_or(|first| first >= since) {
                 break;
             }
             from += 1;
         }
     }
     Ok(segments.get(from).copied())
+}
+
+/// When the first entry of a segment was made; nothing if it is not as it was written. The header says when the segment
+/// was begun, but no hash covers that.
+fn first_at(path: &Path) -> io::Result<Option<Timestamp>> {
+    let mut file = BufReader::new(File::open(path)?);
+    let mut line = Vec::new();
+    for _ in 0..2 {
+        if read_line(&mut file, &mut line)? != LineRead::Line {
+            return Ok(None);
+        }
+    }
+    if link(&line).is_none_or(|link| link.hash != link.found) {
+        return Ok(None);
+    }
+    let entry = serde_json::from_slice::<AuditEntry>(&line).ok();
+    Ok(entry.map(|entry| entry.record.at))
 }

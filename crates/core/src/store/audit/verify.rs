@@ -12,7 +12,7 @@ use super::head::{AuditHead, AuditKey, HeadRead};
 use super::line::{EntryLink, LineRead, genesis, link, read_line};
 use super::segments::{dir_of, list_segments, path_of};
 use super::writer::next_header;
-use crate::model::AuditChain;
+use crate::model::{AuditChain, AuditEntry, Timestamp};
 
 /// How many findings a report lists.
 const FINDINGS: usize = 100;
@@ -60,6 +60,7 @@ pub enum AuditFinding {
     HeadChanged { reason: String },
     HeadOtherKey,
     NotAsNoted { seq: u64 },
+    Damaged { seq: u64, at: Timestamp, found: String },
 }
 
 impl fmt::Display for AuditFinding {
@@ -104,6 +105,9 @@ impl fmt::Display for AuditFinding {
             }
             Self::HeadOtherKey => {
                 f.write_str("the head was signed with another key than `audit.key`")
+            }
+            Self::Damaged { seq, at, found } => {
+                write!(f, "entry {seq}: at {at} the server found that {found}")
             }
             Self::NotAsNoted { seq } => {
                 write!(f, "entry {seq} is not the one that was noted, or is not there any more")
@@ -293,7 +297,13 @@ impl<'a> ChainWalk<'a> {
                 }
             };
             match link(&line) {
-                Some(link) => self.entry(link, (first, number), length),
+                Some(link) => {
+                    let is_intact = link.hash == link.found;
+                    self.entry(link, (first, number), length);
+                    if is_intact {
+                        self.damage(&line);
+                    }
+                }
                 None => {
                     let finding = AuditFinding::Unreadable { segment: first, line: number };
                     self.tail.push((finding, length));
@@ -304,6 +314,22 @@ impl<'a> ChainWalk<'a> {
 
     fn header(&mut self, segment: u64, reason: &str) {
         self.report.add(AuditFinding::Header { segment, reason: reason.to_owned() });
+    }
+
+    /// What a server wrote down of a chain that was not as it was left. What is missing may show nowhere else: where the
+    /// head was gone, the server could not know up to where the chain went.
+    fn damage(&mut self, line: &[u8]) {
+        const ACTION: &[u8] = b"\"audit.damaged\"";
+        if !line.windows(ACTION.len()).any(|part| part == ACTION) {
+            return;
+        }
+        let entry = serde_json::from_slice::<AuditEntry>(line).ok();
+        let Some(entry) = entry.filter(|entry| entry.record.action == "audit.damaged") else {
+            return;
+        };
+        let AuditEntry { seq, mut record, .. } = entry;
+        let found = record.detail.remove("found").unwrap_or_else(|| "it was damaged".to_owned());
+        self.report.add(AuditFinding::Damaged { seq, at: record.at, found });
     }
 
     fn entry(&mut self, link: EntryLink, (segment, line): (u64, u64), length: u64) {

@@ -16,7 +16,7 @@ const SEGMENT_BYTES: u64 = 4 << 20;
 /// The least that a segment may be, whatever the limit of a chain.
 const LEAST_SEGMENT_BYTES: u64 = 16 << 10;
 /// How many chains are open at one time.
-const OPEN: usize = 64;
+pub(super) const OPEN: usize = 512;
 /// How much may wait for a sync before it is synced without being asked.
 const UNSYNCED_BYTES: usize = 1 << 20;
 
@@ -28,6 +28,8 @@ pub struct AuditWriter {
     limit: u64,
     segment_bytes: u64,
     open: HashMap<AuditChain, OpenChain>,
+    /// How often something was appended.
+    appends: u64,
 }
 
 #[derive(Debug)]
@@ -44,6 +46,8 @@ struct OpenChain {
     unsynced: Vec<u8>,
     /// Whether a sync has failed, so that `unsynced` is to be written again.
     rewrite: bool,
+    /// Which append was the last to it.
+    used: u64,
 }
 
 /// What was found when a chain of an earlier daemon was opened.
@@ -63,7 +67,7 @@ impl AuditWriter {
     #[must_use]
     pub fn new(audit: PathBuf, key: AuditKey, limit: u64) -> Self {
         let segment_bytes = (limit / 4).clamp(LEAST_SEGMENT_BYTES, SEGMENT_BYTES);
-        Self { audit, key, limit, segment_bytes, open: HashMap::new() }
+        Self { audit, key, limit, segment_bytes, open: HashMap::new(), appends: 0 }
     }
 
     /// Appends records to a chain, and tells what was found if it was opened for that and was not as a
@@ -80,17 +84,22 @@ impl AuditWriter {
         let mut resumed = None;
         if !self.open.contains_key(chain) {
             if self.open.len() >= OPEN {
-                self.flush()?;
-                self.open.clear();
+                self.close_one();
             }
             let (mut opened, found) = self.open_chain(chain)?;
             if let Some(found) = found {
                 self.append_to(&mut opened, chain, &[found.record(chain)])?;
+                if found.damage.is_some() {
+                    // No head is signed for what is there before the entry that tells of it is part of that.
+                    opened.flush(chain, &self.key)?;
+                }
                 resumed = Some(found);
             }
             self.open.insert(chain.clone(), opened);
         }
         let Some(mut open) = self.open.remove(chain) else { return Ok(resumed) };
+        self.appends += 1;
+        open.used = self.appends;
         let before = (open.size, open.last.clone(), open.unsynced.len());
         let (first, head) = (open.first, open.head.clone());
         match self.append_to(&mut open, chain, records) {
@@ -139,6 +148,17 @@ impl AuditWriter {
         Ok(())
     }
 
+    /// Closes the chain that was not used for the longest time. What cannot be synced of it stays in its file, and is
+    /// found there when it is opened again: other chains must not wait for it.
+    fn close_one(&mut self) {
+        let oldest = self.open.iter().min_by_key(|(_, open)| open.used);
+        let Some(chain) = oldest.map(|(chain, _)| chain.clone()) else { return };
+        let Some(mut open) = self.open.remove(&chain) else { return };
+        if let Err(error) = open.flush(&chain, &self.key) {
+            tracing::error!(%chain, %error, "a chain of the audit log was closed without a sync");
+        }
+    }
+
     /// Syncs all chains, and signs heads for what they have. Where that fails, the others are synced all the
     /// same, and what failed is tried again the next time.
     ///
@@ -147,11 +167,14 @@ impl AuditWriter {
     /// Returns the first of the system's errors.
     pub fn flush(&mut self) -> io::Result<()> {
         let mut failed = None;
-        for (chain, open) in &mut self.open {
-            if let Err(error) = open.flush(chain, &self.key) {
+        self.open.retain(|chain, open| match open.flush(chain, &self.key) {
+            Ok(()) => true,
+            Err(error) => {
                 failed.get_or_insert(error);
+                // Without its file it could never be synced; it is opened again from what is there.
+                path_of(&open.dir, open.first).exists()
             }
-        }
+        });
         failed.map_or(Ok(()), Err)
     }
 
@@ -324,16 +347,16 @@ impl AuditWriter {
         let mut last = (0, genesis(chain));
         if let Some(newest) = segments.last().copied() {
             let found = SegmentScan::of(&path_of(&dir, newest), chain, newest, 0)?;
-            last = if found.last.0 == 0 { (newest, String::new()) } else { found.last };
+            last = if found.header.is_none() { (newest, String::new()) } else { found.last };
         }
         let mut removed = (0, genesis(chain));
         if let Some(oldest) = segments.first().copied().filter(|first| *first > 1) {
             let header = read_header(&path_of(&dir, oldest))?;
             removed = (oldest - 1, header.map(|header| header.prev).unwrap_or_default());
         }
+        // Not written yet: the first head on disk is for the entry that tells of the damage, too.
         let head =
             AuditHead::signed(&self.key, chain, (last.0, &last.1), (removed.0, &removed.1), now());
-        head.write(&dir)?;
         self.continue_damaged(dir, chain, head, damage.to_owned())
     }
 }
@@ -346,7 +369,7 @@ impl OpenChain {
         last: (u64, String),
         head: AuditHead,
     ) -> Self {
-        Self { dir, file, first, size, last, head, unsynced: Vec::new(), rewrite: false }
+        Self { dir, file, first, size, last, head, unsynced: Vec::new(), rewrite: false, used: 0 }
     }
 
     fn write(&mut self, text: &[u8]) -> io::Result<()> {
