@@ -184,8 +184,12 @@ fn line(paint: Paint, entry: &AuditEntry) -> String {
 #[cfg(test)]
 mod tests {
     use sandkeep_client::types::AuditEntry;
+    use sandkeep_core::model::{AuditChain, AuditRecord};
+    use sandkeep_core::store::{AuditKey, AuditWriter};
 
-    use super::{line, noted};
+    use super::{line, noted, offline};
+    use crate::args::Global;
+    use crate::failure::Failure;
     use crate::screen::Paint;
 
     fn entry() -> AuditEntry {
@@ -231,5 +235,42 @@ mod tests {
         for bad in ["", "7", "7:", "7:0123", "x:0123456789"] {
             assert!(noted(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_data_directory_is_verified_without_a_server() {
+        let data = tempfile::tempdir().unwrap();
+        let global = Global {
+            json: true,
+            url: None,
+            key: None,
+            project: None,
+            data: Some(data.path().to_owned()),
+        };
+        let missing = offline(&global, false, None).unwrap_err();
+        assert!(missing.to_string().contains("audit.key"), "{missing}");
+        let (key, _) = AuditKey::open(data.path()).unwrap();
+        let mut writer = AuditWriter::new(data.path().join("audit"), key, 1 << 20);
+        for project in ["a", "b"] {
+            let project = project.parse().unwrap();
+            for number in 0..3 {
+                let target = Some(format!("thing/{number}"));
+                let record = AuditRecord::by_system(Some(&project), "test.done", target);
+                writer.append(&AuditChain::Project(project.clone()), &[record]).unwrap();
+            }
+        }
+        writer.flush().unwrap();
+        assert!(offline(&global, false, None).is_ok());
+        let path = data.path().join("audit/projects/b/00000000000000000001.jsonl");
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replace("thing/1", "thing/9")).unwrap();
+        let changed = |found| matches!(found, Err(Failure::AuditChanged));
+        assert!(changed(offline(&global, false, None)));
+        let only = |project: &str| Global { project: Some(project.to_owned()), ..global.clone() };
+        assert!(offline(&only("a"), false, None).is_ok());
+        assert!(changed(offline(&only("b"), false, None)));
+        assert!(changed(offline(&only("a"), false, Some("2:0123456789"))));
+        assert!(offline(&global, false, Some("2:0123456789")).is_err(), "which log?");
+        assert!(offline(&only("No Name"), false, None).is_err());
     }
 }
