@@ -97,3 +97,33 @@ async fn only_an_admin_allows_addresses_inside() {
     let head = tokio::time::timeout(Duration::from_secs(10), receiver).await.unwrap().unwrap();
     assert!(head.contains("sandkeep-event: webhook.test\r\n"), "{head}");
 }
+
+#[tokio::test]
+async fn a_caller_that_leaves_before_the_answer_is_in_the_audit_log() {
+    let served = Served::without_machines().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/hook", listener.local_addr().unwrap());
+    let inside = CreateWebhook { allow_private: true, ..wish(&url) };
+    let admin = client(&served, &served.admin);
+    let made = admin.create_webhook(&inside).await.unwrap();
+    // The receiver does not answer, and the caller leaves while the server waits for it.
+    let test = admin.test_webhook(&made.webhook.id);
+    let held = tokio::select! {
+        accepted = listener.accept() => accepted.unwrap(),
+        answer = test => panic!("{answer:?}"),
+    };
+    let mut found = Vec::new();
+    for _ in 0..200 {
+        let answer = served.get("/v1/audit?action=webhook.test", &served.admin).await;
+        found = answer.json()["items"].as_array().unwrap().clone();
+        if !found.is_empty() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop(held);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0]["outcome"], "failed", "{found:?}");
+    assert_eq!(found[0]["code"], "disconnected", "{found:?}");
+    assert!(found[0].get("status").is_none_or(|status| status.is_null()), "{found:?}");
+}

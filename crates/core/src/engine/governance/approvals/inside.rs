@@ -201,11 +201,11 @@ impl Runs {
                 false => Some(format!("more than {MOST_IN_A_MINUTE} questions in a minute")),
             };
             // Whoever asked is told, and may ask again.
-            if let Some(comment) = refused {
-                if let Ok(guest) = live.guest().await {
-                    let none = InsideAnswer::Expired;
-                    let _ = guest.answer_question(&question.id, none, &comment).await;
-                }
+            if let Some(comment) = refused
+                && let Ok(guest) = live.guest().await
+            {
+                let none = InsideAnswer::Expired;
+                let _ = guest.answer_question(&question.id, none, &comment).await;
             }
         }
         let more = new.next().is_some();
