@@ -76,7 +76,7 @@ pub(crate) async fn diff(
         ("git_dir" = Option<bool>, Query, description = "With paths in `.git` directories, which `git apply` refuses."),
     ),
     responses((status = 200, description = "The patch.", body = Raw, content_type = "text/x-diff"),
-        (status = 429, description = "The project has too many comparisons in progress: `too_many_concurrent_requests`.", body = types::ErrorAnswer)))]
+        (status = 503, description = "Too many patches are being sent: `busy`.", body = types::ErrorAnswer)))]
 pub(crate) async fn patch(
     Reader(caller): Reader,
     State(app): State<Arc<App>>,

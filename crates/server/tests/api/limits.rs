@@ -247,7 +247,6 @@ async fn exports_are_bounded_per_key_and_comparisons_per_project() {
     for (path, key) in [
         (format!("/v1/snapshots/{id}/export"), &served.read),
         ("/v1/diff?from=box&to=box@base".to_owned(), &served.read),
-        ("/v1/diff/patch?from=box&to=box@base".to_owned(), &served.read),
     ] {
         let refused = served.get(&path, key).await;
         assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS, "{path}: {refused:?}");
