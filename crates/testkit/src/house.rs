@@ -1,5 +1,7 @@
 //! An engine with a data directory, a driver and a small image of its own, for tests below HTTP.
 
+mod commands;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -14,13 +16,14 @@ use sandkeep_core::driver::container::{ContainerConfig, ContainerDriver};
 use sandkeep_core::driver::microvm::{Accelerator, MicrovmConfig, MicrovmDriver, kernel};
 use sandkeep_core::embedded::AGENT;
 use sandkeep_core::engine::{
-    Checkpoint, CommandOutput, Create, Engine, Exec, Parts, Settings, SnapshotFilter, agent_answers,
+    Checkpoint, Create, Engine, Parts, Settings, SnapshotFilter, agent_answers,
 };
-use sandkeep_core::model::{Command, CommandId, MachineKey, Name, Patch, SandboxId, Size};
+use sandkeep_core::model::{MachineKey, Name, Patch, SandboxId, Size};
 use sandkeep_core::store::image::{ImageSettings, Images, Reporter};
 use sandkeep_core::store::{Store, StoreOptions};
 use tempfile::TempDir;
 
+pub use self::commands::{Ran, detached, ok, printed, sh};
 use crate::root::small_root_tar;
 
 /// A data directory, and what is needed to open an engine on it as often as a test likes.
@@ -58,17 +61,6 @@ macro_rules! victim {
         let path = concat!(module_path!(), "::victim");
         path.split_once("::").map_or(path, |(_crate, test)| test)
     }};
-}
-
-/// What a command did.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ran {
-    /// Its record.
-    pub command: Command,
-    /// What it printed to standard output.
-    pub out: String,
-    /// What it printed to standard error.
-    pub err: String,
 }
 
 impl House {
@@ -535,70 +527,6 @@ pub fn labelled(label: &str) -> Checkpoint {
 #[must_use]
 pub fn of(text: &str) -> SnapshotFilter {
     SnapshotFilter { sandbox: Some(name(text)), deleted: false }
-}
-
-/// Runs a shell line to its end.
-///
-/// # Panics
-///
-/// When it cannot be started.
-pub async fn sh(engine: &Engine, sandbox: &str, line: &str) -> Ran {
-    let argv = ["sh", "-c", line].map(str::to_owned).to_vec();
-    let exec = Exec { argv, ..Exec::default() };
-    let mut started = engine.exec(&project(), &name(sandbox), exec).await.expect("a shell starts");
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    while let Some(event) = started.events.next().await {
-        match event {
-            CommandOutput::Stdout(bytes) => out.extend_from_slice(&bytes),
-            CommandOutput::Stderr(bytes) => err.extend_from_slice(&bytes),
-            CommandOutput::Gap(bytes) => panic!("{bytes} bytes of output are missing"),
-            CommandOutput::Exited(command) => {
-                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-                return Ran { command, out: text(&out), err: text(&err) };
-            }
-        }
-    }
-    panic!("a command whose end was not told");
-}
-
-/// Runs a shell line that must succeed, and returns what it printed.
-///
-/// # Panics
-///
-/// When it does not.
-pub async fn ok(engine: &Engine, sandbox: &str, line: &str) -> String {
-    let ran = sh(engine, sandbox, line).await;
-    assert_eq!(ran.command.exit_code, Some(0), "{line}: {} {}", ran.out, ran.err);
-    ran.out
-}
-
-/// Starts a program that nobody waits for.
-///
-/// # Panics
-///
-/// When it does not start.
-pub async fn detached(engine: &Engine, sandbox: &str, program: &[&str]) -> CommandId {
-    let argv = program.iter().map(|word| (*word).to_owned()).collect();
-    let exec = Exec { argv, detach: true, ..Exec::default() };
-    engine.exec(&project(), &name(sandbox), exec).await.expect("it starts").command.id
-}
-
-/// All that a command has printed so far.
-///
-/// # Panics
-///
-/// When some of it is missing.
-pub async fn printed(engine: &Engine, sandbox: &str, command: &CommandId) -> Vec<u8> {
-    let mut events = engine.logs(&project(), &name(sandbox), command, false).await.expect("a log");
-    let mut text = Vec::new();
-    while let Some(event) = events.next().await {
-        match event {
-            CommandOutput::Stdout(bytes) => text.extend_from_slice(&bytes),
-            CommandOutput::Gap(bytes) => panic!("{bytes} bytes are missing"),
-            CommandOutput::Stderr(_) | CommandOutput::Exited(_) => {}
-        }
-    }
-    text
 }
 
 /// Asks until there is an answer, for three minutes or so: background work is slow on a busy host.

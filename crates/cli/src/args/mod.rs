@@ -4,6 +4,7 @@
 //! texts here, and a test compares it. [`command`] is what the program parses with: the definitions of
 //! [`Keep`], with commands in groups and defaults shown only where they apply.
 
+mod events;
 mod exec;
 mod fork;
 mod network;
@@ -11,11 +12,14 @@ mod port;
 mod runs;
 mod sandbox;
 mod server;
+mod stored;
+mod tenant;
 
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+pub(crate) use events::{AuditArgs, AuditCommand, AuditFilterArgs, EventsArgs, WebhookCommand};
 pub(crate) use exec::{
     ExecArgs, ExecOptions, HistoryArgs, KillArgs, LogsArgs, PsArgs, RunArgs, ShellArgs,
 };
@@ -37,10 +41,12 @@ pub(crate) use sandbox::{
     pair, secret_use, variable,
 };
 pub(crate) use server::{
-    AuditArgs, AuditCommand, AuditFilterArgs, ClientsArg, CompletionsArgs, DoctorArgs,
-    DriveCommand, EnvArgs, EventsArgs, FsckArgs, ImageCommand, KeyCommand, MicrovmCommand,
-    PlaceArg, ProjectCommand, ProjectNetworkArgs, ScopeArg, SecretCommand, ServeArgs, SetupArgs,
-    SnapshotCommand, TrashCommand, WebhookCommand,
+    ClientsArg, CompletionsArgs, DoctorArgs, EnvArgs, FsckArgs, MicrovmCommand, ServeArgs,
+    SetupArgs,
+};
+pub(crate) use stored::{DriveCommand, ImageCommand, SnapshotCommand, TrashCommand};
+pub(crate) use tenant::{
+    KeyCommand, PlaceArg, ProjectCommand, ProjectNetworkArgs, ScopeArg, SecretCommand,
 };
 
 const EXIT_CODES: &str = "\

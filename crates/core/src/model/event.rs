@@ -4,55 +4,18 @@
 //! `GET /v1/events`. An event is a notification, not a record: the manifests are the truth, and an
 //! event tells a reader to look. It holds no file contents, no environment and no secret values.
 
-use std::fmt;
-use std::str::FromStr;
+mod filter;
+mod id;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::filter::EventFilter;
+pub use self::id::{BadEventId, EventId};
 use super::{
     Access, ApprovalId, ApprovalStatus, ApprovalSubject, CommandEnd, CommandId, FindingKind,
     Lineage, Name, RunId, RunStatus, SandboxId, SessionEnd, SessionId, SnapshotId, SnapshotKind,
     Tags, Timestamp, Usage, WebhookId,
 };
-
-/// The position of an event in the feed, and its identity.
-///
-/// It is the time of the event in microseconds since 1970, moved ahead where two would be equal or
-/// the clock went back. So ids increase over restarts and power cuts, and a time can be turned into
-/// a position.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(transparent)]
-pub struct EventId(pub u64);
-
-impl EventId {
-    /// The first position at or after a time.
-    #[must_use]
-    pub fn at(time: Timestamp) -> Self {
-        Self(u64::try_from(time.as_microsecond()).unwrap_or(0))
-    }
-}
-
-impl fmt::Display for EventId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)
-    }
-}
-
-impl FromStr for EventId {
-    type Err = BadEventId;
-    fn from_str(text: &str) -> Result<Self, BadEventId> {
-        let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        let number = digits.then(|| text.parse().ok()).flatten();
-        number.map(Self).ok_or(BadEventId)
-    }
-}
-
-/// A text that is not the id of an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not the id of an event; use the `id` of one that was received")]
-pub struct BadEventId;
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -545,116 +508,5 @@ impl EventData {
     }
 }
 
-/// Which events are wanted. All that is given must fit.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct EventFilter {
-    /// Of a sandbox of this name.
-    pub sandbox: Option<Name>,
-    /// Of sandboxes with these tags, all of them.
-    pub tags: Tags,
-    /// Of one of these kinds, or groups of kinds (`command` is `command.started` and
-    /// `command.ended`); any if there are none.
-    pub kinds: Vec<String>,
-}
-
-impl EventFilter {
-    /// Whether a text is a kind or a group of kinds.
-    #[must_use]
-    pub fn knows_kind(text: &str) -> bool {
-        EventData::KINDS.iter().any(|kind| is_of(kind, text))
-    }
-
-    /// Whether an event is wanted. Lost events always are.
-    #[must_use]
-    pub fn wants(&self, event: &Event) -> bool {
-        if matches!(event.change, EventData::EventsLost { .. }) {
-            return true;
-        }
-        let kind = event.change.kind();
-        if !self.kinds.is_empty() && !self.kinds.iter().any(|wanted| is_of(kind, wanted)) {
-            return false;
-        }
-        let of = event.sandbox.as_ref();
-        if let Some(name) = &self.sandbox
-            && of.is_none_or(|sandbox| sandbox.name != *name)
-        {
-            return false;
-        }
-        self.tags
-            .iter()
-            .all(|(key, value)| of.is_some_and(|sandbox| sandbox.tags.get(key) == Some(value)))
-    }
-}
-
-fn is_of(kind: &str, wanted: &str) -> bool {
-    kind == wanted || kind.split_once('.').is_some_and(|(group, _)| group == wanted)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::{Event, EventData, EventFilter, EventId, EventSandbox};
-    use crate::model::{SandboxId, Tags, Timestamp, now};
-
-    fn event(change: EventData, tags: &[(&str, &str)]) -> Event {
-        let tags: Tags =
-            tags.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        let name = "app".parse().unwrap();
-        Event {
-            id: EventId(7),
-            at: now(),
-            project: Some("p".parse().unwrap()),
-            sandbox: Some(EventSandbox { id: SandboxId::fresh(), name, tags }),
-            change,
-        }
-    }
-
-    #[test]
-    fn an_event_reads_back_as_it_was_written() {
-        for change in [
-            EventData::SandboxUpdated {},
-            EventData::SandboxStopped { generation: 3, snapshot: None },
-            EventData::EventsLost { count: 4 },
-        ] {
-            let event = event(change, &[("team", "a")]);
-            let text = serde_json::to_string(&event).unwrap();
-            assert!(text.contains(&format!("\"kind\":\"{}\"", event.change.kind())), "{text}");
-            assert_eq!(serde_json::from_str::<Event>(&text).unwrap(), event);
-        }
-    }
-
-    #[test]
-    fn a_filter_takes_kinds_groups_names_and_tags() {
-        let stopped =
-            event(EventData::SandboxStopped { generation: 1, snapshot: None }, &[("a", "1")]);
-        let wants = |filter: EventFilter| filter.wants(&stopped);
-        let kinds = |kinds: &[&str]| EventFilter {
-            kinds: kinds.iter().map(|kind| (*kind).to_owned()).collect(),
-            ..EventFilter::default()
-        };
-        assert!(wants(EventFilter::default()));
-        assert!(wants(kinds(&["sandbox"])) && wants(kinds(&["command", "sandbox.stopped"])));
-        assert!(!wants(kinds(&["command"])) && !wants(kinds(&["sandbox.start"])));
-        let named = |name: &str| EventFilter {
-            sandbox: Some(name.parse().unwrap()),
-            ..EventFilter::default()
-        };
-        assert!(wants(named("app")) && !wants(named("other")));
-        let tagged = |value: &str| EventFilter {
-            tags: Tags::from([("a".to_owned(), value.to_owned())]),
-            ..EventFilter::default()
-        };
-        assert!(wants(tagged("1")) && !wants(tagged("2")));
-        assert!(kinds(&["command"]).wants(&event(EventData::EventsLost { count: 1 }, &[])));
-        assert!(EventFilter::knows_kind("port") && !EventFilter::knows_kind("ports"));
-    }
-
-    #[test]
-    fn a_time_is_a_position() {
-        let time: Timestamp = "2026-01-01T00:00:00.5Z".parse().unwrap();
-        assert_eq!(EventId::at(time), EventId(1_767_225_600_500_000));
-        assert_eq!("17".parse(), Ok(EventId(17)));
-        for bad in ["", "-1", "+1", "1x", "99999999999999999999999"] {
-            assert!(bad.parse::<EventId>().is_err(), "{bad}");
-        }
-    }
-}
+mod tests;

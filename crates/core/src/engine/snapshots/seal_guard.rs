@@ -17,6 +17,9 @@
 //! At a checkpoint the session goes on with its files, so none of them can be masked or kept aside:
 //! there `quarantine` refuses as `block` does.
 
+mod inspection;
+mod spotted;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -27,17 +30,18 @@ use crate::engine::snapshots::SealGuard;
 use crate::engine::{Error, Result};
 use crate::failpoint;
 use crate::model::{
-    Because, Command, DriveId, FORMAT, Finding, FindingKind, LayerId, MemoryId, MountMode, Mounted,
-    OnJunk, OnSecret, Place, Quarantine, Sandbox, SandboxId, Session, SnapshotId, Suspect,
-    Timestamp, now,
+    FORMAT, Finding, FindingKind, LayerId, MemoryId, Mounted, OnJunk, OnSecret, Place, Quarantine,
+    Sandbox, SandboxId, Session, SnapshotId, now,
 };
-use crate::store::search::{Match, MatchKind, Needles, SearchedFiles, Writers};
-use crate::store::{Effort, FileToQuarantine, Globs, Junk, JunkRules, MeasuredLayer};
+use crate::store::search::{Needles, SearchedFiles, Writers};
+use crate::store::{Effort, FileToQuarantine, Globs, JunkRules, MeasuredLayer};
+
+pub(super) use self::inspection::{GuardedPart, Inspection};
+use self::spotted::Spotted;
+pub(in crate::engine) use self::spotted::junk_finding;
 
 /// How many findings are told and kept on record; the others are like them.
 const TOLD: usize = 100;
-/// How far files' times may be behind those of commands, in milliseconds: twice the slowest kernel tick.
-const TICK: i64 = 20;
 
 /// What a look at a running session remembers for the one after its end.
 #[derive(Debug, Default)]
@@ -55,33 +59,6 @@ pub(in crate::engine) fn junk_warned_of(sandbox: &Sandbox) -> Result<Option<Junk
         OnJunk::Warn => JunkRules::of(&sandbox.config.guard)?,
         OnJunk::Off | OnJunk::PromoteOrDrop => None,
     })
-}
-
-/// A layer that is to be sealed.
-pub(super) struct GuardedPart {
-    layer: LayerId,
-    chain: Vec<LayerId>,
-    /// Where the sandbox has it, without a leading slash.
-    prefix: Vec<u8>,
-    drive: Option<DriveId>,
-}
-
-/// What to look for, and for whom.
-pub(super) struct Inspection<'a> {
-    pub(super) sandbox: &'a Sandbox,
-    pub(super) session: Option<Session>,
-    /// What the session was given; `None` when it was given nothing.
-    pub(super) needles: Option<Arc<Needles>>,
-    pub(super) keep: bool,
-}
-
-/// A find, where it is and what is told about it.
-pub(super) struct Spotted {
-    part: usize,
-    path: Vec<u8>,
-    changed: Timestamp,
-    maskable: bool,
-    told: Finding,
 }
 
 impl SealGuard {
@@ -367,253 +344,4 @@ impl SealGuard {
         }
         Ok(all)
     }
-}
-
-impl GuardedPart {
-    /// A layer that is sealed already.
-    pub(super) fn of_layer(layer: &LayerId) -> Self {
-        Self { layer: layer.clone(), chain: Vec::new(), prefix: Vec::new(), drive: None }
-    }
-
-    fn of_drive(mounted: &Mounted) -> Self {
-        Self {
-            layer: mounted.layer.clone(),
-            chain: mounted.chain.clone(),
-            prefix: mounted.path.trim_matches('/').as_bytes().to_vec(),
-            drive: Some(mounted.drive.clone()),
-        }
-    }
-}
-
-impl Spotted {
-    /// Whether it can be kept aside: all but the root of a layer.
-    fn can_leave(&self) -> bool {
-        self.told.kind == FindingKind::Secret && !self.path.is_empty()
-    }
-
-    /// The path in the sandbox, without a leading slash.
-    fn full_path(&self, parts: &[GuardedPart]) -> Vec<u8> {
-        let prefix = &parts[self.part].prefix;
-        if prefix.is_empty() { self.path.clone() } else { [prefix, &self.path[..]].join(&b'/') }
-    }
-}
-
-impl Inspection<'_> {
-    /// Whether anything is to be done before a layer is sealed.
-    fn is_needed(&self) -> bool {
-        let by_hand = self.sandbox.config.guard.junk == OnJunk::PromoteOrDrop;
-        self.needles.is_some() || by_hand || !self.sandbox.decision().drop.is_empty()
-    }
-
-    /// The layers that would be sealed if the session ended now.
-    fn parts(&self) -> Vec<GuardedPart> {
-        let mut parts = Vec::new();
-        if self.keep {
-            let chain = self.sandbox.open_chain();
-            let own = |layer: &LayerId, chain: &[LayerId]| GuardedPart {
-                layer: layer.clone(),
-                chain: chain.to_vec(),
-                prefix: Vec::new(),
-                drive: None,
-            };
-            if let Some(under) = self.sandbox.unsealed() {
-                let below: Vec<_> = chain.iter().filter(|layer| *layer != under).cloned().collect();
-                parts.push(own(under, &below));
-            }
-            parts.extend(self.sandbox.open_layer().map(|open| own(open, chain)));
-        }
-        let written = self.sandbox.mounted().iter().filter(|one| one.mode == MountMode::ReadWrite);
-        parts.extend(written.map(GuardedPart::of_drive));
-        parts
-    }
-
-    pub(super) async fn search(
-        &self,
-        this: &SealGuard,
-        parts: &[GuardedPart],
-        (writers, effort): (Writers, Effort),
-        looked: &mut GuardScan,
-    ) -> Result<Vec<Spotted>> {
-        let Some(needles) = &self.needles else { return Ok(Vec::new()) };
-        let mut spotted = Vec::new();
-        for (at, part) in parts.iter().enumerate() {
-            let before = looked.seen.remove(&part.layer).unwrap_or_default();
-            let searched =
-                match this.store.search(&part.layer, needles, writers, effort, before).await {
-                    // Nothing was written to it, and an earlier attempt let go of it.
-                    Err(error) if error.is_not_found() && part.drive.is_some() => continue,
-                    searched => searched?,
-                };
-            looked.seen.insert(part.layer.clone(), searched.seen);
-            spotted.extend(searched.finds.into_iter().map(|find| spot(at, part, needles, find)));
-        }
-        Ok(spotted)
-    }
-
-    /// Masks what can be masked.
-    async fn mask(&self, this: &SealGuard, parts: &[GuardedPart]) -> Result<()> {
-        let Some(needles) = &self.needles else { return Ok(()) };
-        for part in parts {
-            let store = &this.store;
-            let all = store
-                .search(
-                    &part.layer,
-                    needles,
-                    Writers::None,
-                    Effort::Foreground,
-                    SearchedFiles::default(),
-                )
-                .await?;
-            store.mask(&part.layer, &part.chain, needles, &all.finds).await?;
-        }
-        failpoint::pass("guard.redacted");
-        Ok(())
-    }
-
-    /// Large files and junk, if somebody has to decide about each. Drives are for what is large.
-    pub(super) async fn junk(
-        &self,
-        this: &SealGuard,
-        parts: &[GuardedPart],
-    ) -> Result<Vec<Spotted>> {
-        let guard = &self.sandbox.config.guard;
-        if guard.junk != OnJunk::PromoteOrDrop {
-            return Ok(Vec::new());
-        }
-        let mut spotted = Vec::new();
-        for (at, part) in parts.iter().enumerate().filter(|(_, part)| part.drive.is_none()) {
-            let Some(rules) = JunkRules::of(guard)? else { continue };
-            let found = this.store.junk_in(&part.layer, rules).await?;
-            spotted.extend(found.into_iter().map(|junk| Spotted {
-                part: at,
-                path: junk.path.clone(),
-                changed: junk.changed,
-                maskable: false,
-                told: junk_finding(&junk, self.needles.as_deref()),
-            }));
-        }
-        Ok(spotted)
-    }
-
-    /// What must be decided first, and what is only told.
-    pub(super) fn split(
-        &self,
-        spotted: Vec<Spotted>,
-        parts: &[GuardedPart],
-        promoted: &Globs,
-        settled: impl Fn(&Spotted) -> bool,
-    ) -> (Vec<Spotted>, Vec<Spotted>) {
-        let guard = &self.sandbox.config.guard;
-        spotted.into_iter().partition(|one| match one.told.kind {
-            FindingKind::Secret => guard.secrets != OnSecret::Warn && !settled(one),
-            FindingKind::Unsearched | FindingKind::Doubtful => false,
-            FindingKind::Large | FindingKind::Junk | FindingKind::CoreDump => {
-                guard.junk == OnJunk::PromoteOrDrop && !promoted.covers(&one.full_path(parts))
-            }
-        })
-    }
-
-    /// Commands that were given the secret, or ran when the file last changed.
-    fn suspects(&self, commands: &[Command], one: &Spotted) -> Vec<Suspect> {
-        let mut suspects = Vec::new();
-        let changed = one.changed.as_millisecond();
-        for command in commands {
-            let given = one
-                .told
-                .secret
-                .as_ref()
-                .is_some_and(|name| command.secrets.iter().any(|given| given.as_str() == name));
-            let ran = command.started_at.as_millisecond() - TICK <= changed
-                && command.ended_at.is_none_or(|ended| changed <= ended.as_millisecond() + TICK);
-            let because = match (given, ran) {
-                (true, true) => Because::GivenAndRunning,
-                (true, false) => Because::Given,
-                (false, true) => Because::Running,
-                (false, false) => continue,
-            };
-            let masked = |word: &String| match &self.needles {
-                Some(needles) => {
-                    String::from_utf8_lossy(&needles.mask(word.as_bytes())).into_owned()
-                }
-                None => word.clone(),
-            };
-            let argv = command.argv.iter().map(masked).collect();
-            suspects.push(Suspect { command: command.id.clone(), argv, because });
-        }
-        // Those that are under suspicion for more come first, then the latest.
-        suspects.reverse();
-        suspects.sort_by_key(|suspect| match suspect.because {
-            Because::GivenAndRunning => 0,
-            Because::Running => 1,
-            Because::Given => 2,
-        });
-        suspects.truncate(5);
-        suspects
-    }
-}
-
-fn spot(at: usize, part: &GuardedPart, needles: &Needles, find: Match) -> Spotted {
-    let mut told = Finding {
-        kind: FindingKind::Unsearched,
-        path: shown(&part.prefix, &find.path, Some(needles)),
-        size: find.size,
-        secret: None,
-        place: None,
-        encoding: None,
-        offset: None,
-        detail: None,
-        commands: Vec::new(),
-    };
-    let mut can_be_masked = false;
-    let text = |bytes: &[u8]| printable(&needles.mask(bytes));
-    match find.what {
-        MatchKind::Secret { name, place, encoding, offset, within, maskable } => {
-            can_be_masked = maskable;
-            told.kind = FindingKind::Secret;
-            told.secret = Some(name);
-            told.place = Some(place);
-            told.encoding = Some(encoding);
-            told.offset = offset;
-            told.detail = within.as_deref().map(text).filter(|text| !text.is_empty());
-        }
-        MatchKind::Unsearched { within, reason } => {
-            let within = within.as_deref().map(text);
-            told.detail =
-                Some(within.map_or(reason.clone(), |within| format!("{within}: {reason}")));
-        }
-    }
-    Spotted { part: at, path: find.path, changed: find.changed, maskable: can_be_masked, told }
-}
-
-/// What is told about junk in a sandbox's own root.
-pub(in crate::engine) fn junk_finding(junk: &Junk, needles: Option<&Needles>) -> Finding {
-    Finding {
-        kind: junk.kind,
-        path: shown(&[], &junk.path, needles),
-        size: junk.size,
-        secret: None,
-        place: None,
-        encoding: None,
-        offset: None,
-        detail: None,
-        commands: Vec::new(),
-    }
-}
-
-/// A path as the sandbox has it, for people: values masked, nothing that moves a terminal's cursor.
-fn shown(prefix: &[u8], path: &[u8], needles: Option<&Needles>) -> String {
-    let mut full = Vec::new();
-    for part in [prefix, path].into_iter().filter(|part| !part.is_empty()) {
-        full.push(b'/');
-        full.extend_from_slice(part);
-    }
-    if full.is_empty() {
-        full.push(b'/');
-    }
-    printable(&needles.map_or(full.clone(), |needles| needles.mask(&full)))
-}
-
-fn printable(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

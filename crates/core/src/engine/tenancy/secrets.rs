@@ -8,6 +8,8 @@
 //! ends, after a crash too, is what the record says. So a value that a session was given is kept, whatever
 //! becomes of the secret meanwhile, until the session's layer is sealed or given up.
 
+mod check;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -26,13 +28,14 @@ use crate::engine::running::turns::Turns;
 use crate::engine::{Error, Result};
 use crate::model::lifecycle::Phase;
 use crate::model::{
-    AuditRecord, Config, DomainPattern, FORMAT, Inject, InjectInto, LONGEST_SECRET, Name,
-    SHORTEST_SECRET, Sandbox, Secret, SecretGiven, SecretHow, SecretName, SecretPlace,
-    SecretVersion, Session, Tags, check_env_name, check_tag, now,
+    AuditRecord, Config, DomainPattern, FORMAT, Inject, InjectInto, Name, Sandbox, Secret,
+    SecretGiven, SecretHow, SecretName, SecretPlace, SecretVersion, Session, Tags, now,
 };
 use crate::net::Brokered;
 use crate::secret::{Keyring, Mask, SealError};
 use crate::store::{Durability, Store};
+
+pub(in crate::engine) use self::check::{check, check_inject};
 
 /// How many values of a secret are kept, but for those that sessions have.
 const KEPT: usize = 3;
@@ -129,73 +132,6 @@ impl SecretTable {
 pub(in crate::engine) struct Given {
     pub(in crate::engine) env: BTreeMap<String, Hidden>,
     pub(in crate::engine) files: Vec<SecretFile>,
-}
-
-pub(in crate::engine) fn check(set: &SetSecret) -> Result<()> {
-    let length = set.value.len();
-    if length < SHORTEST_SECRET {
-        let reason = format!("under {SHORTEST_SECRET} bytes it could not be told from other text");
-        return Err(Error::invalid("value", reason));
-    }
-    if length > LONGEST_SECRET {
-        return Err(Error::invalid("value", format!("at most {} KiB", LONGEST_SECRET >> 10)));
-    }
-    if set.value.contains('\0') {
-        return Err(Error::invalid("value", "no environment can hold a NUL byte"));
-    }
-    if set.hosts.as_ref().is_some_and(|hosts| hosts.len() > 64) {
-        return Err(Error::invalid("hosts", "at most 64"));
-    }
-    let tags = set.tags.iter().flatten();
-    if tags.clone().count() > 32 {
-        return Err(Error::invalid("tags", "at most 32"));
-    }
-    for (key, value) in tags {
-        check_tag(key, value).map_err(|error| Error::invalid("tags", error.to_string()))?;
-    }
-    Ok(())
-}
-
-/// Checks what a command is to be given, as far as that can be told without knowing the secrets.
-pub(in crate::engine) fn check_inject(
-    inject: &[Inject],
-    env: &BTreeMap<String, String>,
-) -> Result<()> {
-    if inject.len() > 64 {
-        return Err(Error::invalid("inject", "at most 64"));
-    }
-    let mut places = BTreeSet::new();
-    for Inject { into, .. } in inject {
-        let place = match into {
-            InjectInto::Env(name) => {
-                check_env_name(name)
-                    .map_err(|error| Error::invalid("inject", error.to_string()))?;
-                if env.contains_key(name) {
-                    let reason = format!("the variable `{name}` is in `env` too");
-                    return Err(Error::invalid("inject", reason));
-                }
-                name
-            }
-            InjectInto::File(path) => {
-                let inside = path.strip_prefix("/run/").or_else(|| path.strip_prefix("/dev/shm/"));
-                let plain = |part: &str| !part.is_empty() && part != "." && part != "..";
-                if path.len() > 1024
-                    || path.contains('\0')
-                    || !inside.is_some_and(|rest| rest.split('/').all(plain))
-                {
-                    let reason = format!(
-                        "`{path}` is no place in memory: name a file below /run or /dev/shm"
-                    );
-                    return Err(Error::invalid("inject", reason));
-                }
-                path
-            }
-        };
-        if !places.insert(place) {
-            return Err(Error::invalid("inject", format!("`{place}` is there twice")));
-        }
-    }
-    Ok(())
 }
 
 fn context(secret: &Secret, version: u64) -> String {

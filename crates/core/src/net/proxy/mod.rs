@@ -23,6 +23,7 @@
 //! Whatever fails outside is an answer with 502 and a line in the journal; a certificate that does not prove the real
 //! name is such a failure, always.
 
+mod answer;
 mod authority;
 mod body;
 mod head;

@@ -6,12 +6,10 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Incoming};
 use hyper::ext::ReasonPhrase;
-use hyper::header::{
-    ACCEPT, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, UPGRADE,
-};
+use hyper::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, UPGRADE};
 use hyper::http::request;
 use hyper::rt::Executor as _;
 use hyper::upgrade::OnUpgrade;
@@ -25,6 +23,7 @@ use zeroize::Zeroizing;
 use super::super::log::FlowInfo;
 use super::super::rules::{RequestAction, Rules};
 use super::super::special_addresses::{self, Destination};
+use super::answer::{answered, full, reply, wants_json};
 use super::body::{CountedBody, ReplacedBody};
 use super::head::{self, Target};
 use super::replace::Replacements;
@@ -570,42 +569,4 @@ fn tunnel(
         }
     });
     Response::from_parts(parts, full(Bytes::new()))
-}
-
-fn answered(answer: &Answer) -> Response<Body> {
-    let mut response = Response::new(full(Bytes::from(answer.body.clone())));
-    *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
-    for (name, value) in &answer.headers {
-        if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), HeaderValue::from_str(value)) {
-            response.headers_mut().append(name, value);
-        }
-    }
-    head::strip_answer(response.headers_mut());
-    response.headers_mut().remove(CONTENT_LENGTH);
-    response
-}
-
-fn reply(status: StatusCode, text: impl Into<String>, json: bool) -> Response<Body> {
-    let text = text.into();
-    let (kind, body) = if json {
-        let code = status.canonical_reason().unwrap_or("error").to_ascii_lowercase();
-        let error = serde_json::json!({"error": {"code": code.replace(' ', "_"), "message": text}});
-        ("application/json", error.to_string())
-    } else {
-        ("text/plain; charset=utf-8", text + "\n")
-    };
-    let mut response = Response::new(full(Bytes::from(body)));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    response.headers_mut().insert("x-sandkeep", HeaderValue::from_static("network"));
-    response
-}
-
-fn wants_json(headers: &HeaderMap) -> bool {
-    let accepts = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    accepts.into_iter().any(|value| value.contains("json"))
-}
-
-fn full(bytes: Bytes) -> Body {
-    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
 }

@@ -14,7 +14,7 @@
 //! temporary files, [`quarantine`] takes files out, and [`mounted`] makes sure that nobody writes any more.
 //! [`digest`] tells whether a sealed layer was damaged, [`compact`] merges layers, [`live_copy`] copies an
 //! open layer for a checkpoint, [`disk_import`] takes over a VM's disk, [`export`] writes an OCI layer, and
-//! [`quota`] limits the size of an open layer.
+//! [`quota`] limits the size of an open layer, and [`unheld`] collects layers that nobody holds.
 
 pub(super) mod changes;
 pub(super) mod compact;
@@ -27,8 +27,8 @@ pub(super) mod live_copy;
 mod mounted;
 pub(super) mod quarantine;
 pub(super) mod quota;
+pub(super) mod unheld;
 
-use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -41,13 +41,16 @@ use sandkeep_quota::Amount;
 use serde::{Deserialize, Serialize};
 
 use crate::failpoint;
-use crate::model::{FORMAT, Layer, LayerId, LayerKind, RootFs, Timestamp, now};
+use crate::model::{FORMAT, Layer, LayerId, LayerKind, RootFs, now};
 use crate::store::background::background_after;
 use crate::store::layer::exclude::Globs;
 use crate::store::layer::junk::{Junk, JunkRules};
-use crate::store::manifest::{self, Durability, Manifest, id_of, list};
+use crate::store::manifest::{self, Durability, Manifest};
 use crate::store::walk::{Measure, measure_looking};
 use crate::store::{Result, Store, StoreError, blocking, io_error};
+
+pub(in crate::store) use self::unheld::time_of;
+pub use self::unheld::{Collected, Unheld};
 
 /// What a seal writes besides what the session wrote: manifests, and the journal's part in them.
 pub(in crate::store) const SEAL_NEEDS: u64 = 1 << 20;
@@ -121,24 +124,6 @@ pub struct LayerUsage {
     pub inodes: u64,
     /// Whether the filesystem counts what is written to it, and holds it to a limit.
     pub enforced: bool,
-}
-
-/// A layer that nobody holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unheld {
-    /// The layer.
-    pub id: LayerId,
-    /// The space it takes.
-    pub bytes: u64,
-}
-
-/// What a collection removed.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Collected {
-    /// The layers.
-    pub layers: Vec<LayerId>,
-    /// The space they took.
-    pub bytes: u64,
 }
 
 /// What `diff/` itself was like when the layer was begun.
@@ -526,108 +511,6 @@ impl Store {
         })
         .await
     }
-
-    /// Lists the layers that are not in `live` and are older than `begun_before`: sealed ones by when they were
-    /// sealed, open ones by when they were begun. A layer whose manifest cannot be read is left for `fsck`.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`StoreError::Io`].
-    pub async fn unheld(
-        &self,
-        live: &HashSet<LayerId>,
-        begun_before: Timestamp,
-    ) -> Result<Vec<Unheld>> {
-        let (store, live) = (self.clone(), live.clone());
-        blocking(move || {
-            let mut unheld = Vec::new();
-            for path in list(&store.layers_dir())? {
-                let Ok(id) = id_of(&path).parse::<LayerId>() else { continue };
-                if live.contains(&id) {
-                    continue;
-                }
-                let (since, bytes) = match store.get::<Layer>(&id) {
-                    Ok(layer) => (layer.sealed_at, layer.bytes),
-                    Err(StoreError::NotFound { .. }) => (time_of(id.as_str()), 0),
-                    Err(_) => continue,
-                };
-                if since < begun_before {
-                    unheld.push(Unheld { id, bytes });
-                }
-            }
-            Ok(unheld)
-        })
-        .await
-    }
-
-    /// Moves a layer to the trash that nobody holds. `named` says whether some manifest names it; it is asked before the
-    /// move, together with all holds, and once more after it. False when the layer stays.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`StoreError::Io`]; the layer is then where it was.
-    pub async fn discard_unheld(
-        &self,
-        id: &str,
-        named: impl Fn() -> bool + Send + 'static,
-    ) -> Result<bool> {
-        if !self.inner.holds.begin_move(id) {
-            return Ok(false);
-        }
-        // Asked after it was marked: a hold that ended before that has its manifest written by now.
-        if named() {
-            self.inner.holds.end_move(id);
-            return Ok(false);
-        }
-        let (store, id) = (self.clone(), id.to_owned());
-        blocking(move || {
-            failpoint::pass("store.collect.before");
-            store.trash_layer(&id, named)
-        })
-        .await
-    }
-
-    /// Moves all layers to the trash that are not in `live` and are older than `begun_before`, see
-    /// [`unheld`](Self::unheld), and deletes them. Returns when the space is free. For who is alone with the store.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`StoreError::Io`].
-    pub async fn collect(
-        &self,
-        live: &HashSet<LayerId>,
-        begun_before: Timestamp,
-    ) -> Result<Collected> {
-        let mut collected = Collected::default();
-        for Unheld { id, bytes } in self.unheld(live, begun_before).await? {
-            self.inner.holds.unprotect(id.as_str());
-            if self.discard_unheld(id.as_str(), || false).await? {
-                collected.bytes += bytes;
-                collected.layers.push(id);
-            }
-        }
-        for trashed in self.trash().await? {
-            if trashed.layer().is_some() {
-                self.purge(&trashed).await?;
-            }
-        }
-        let store = self.clone();
-        blocking(move || {
-            store.wait_for_deletions();
-            Ok(())
-        })
-        .await?;
-        Ok(collected)
-    }
-}
-
-/// The time that is part of every id.
-pub(in crate::store) fn time_of(id: &str) -> Timestamp {
-    const ALPHABET: &[u8] = b"0123456789abcdefghjkmnpqrstvwxyz";
-    let digits = id.bytes().skip("lay-".len()).take(10);
-    let value = |byte| ALPHABET.iter().position(|known| *known == byte).unwrap_or(0) as i64;
-    let millis = digits.fold(0, |sum, byte| sum * 32 + value(byte));
-    Timestamp::from_millisecond(millis).unwrap_or(Timestamp::MIN)
 }
 
 fn root_of(diff: &Path) -> Result<Open> {
@@ -649,19 +532,5 @@ fn is_empty(diff: &Path) -> Result<bool> {
         Some(Ok(_)) => Ok(false),
         Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(true),
         Some(Err(error)) => Err(io_error("list", diff)(error)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::time_of;
-    use crate::model::{LayerId, now};
-
-    #[test]
-    fn an_id_tells_when_it_was_made() {
-        let before = now();
-        let id = LayerId::fresh();
-        let at = time_of(id.as_str());
-        assert!(before <= at && at <= now(), "{at}");
     }
 }

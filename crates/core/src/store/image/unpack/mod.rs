@@ -27,24 +27,25 @@
 mod below;
 mod compression;
 mod dirs;
+mod hashed;
 mod listing;
 mod stream;
 mod tree;
+mod xattrs;
 
 use std::io::{self, Read, Seek as _, Write as _};
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, XattrFlags};
 use rustix::io::Errno;
-use sha2::{Digest as _, Sha256};
 
 use self::dirs::Dirs;
+use self::hashed::Hashed;
 use self::stream::{Entry, TarKind, TarStream};
 use self::tree::{ParentDir, Tree};
-use super::attributes::{
-    Attributes, Carrier, copy_file, create_file, keeps_exported_xattr, keeps_xattr,
-};
+use self::xattrs::{give_xattrs, taken, unwanted, wanted};
+use super::attributes::{Attributes, copy_file, create_file};
 use super::error::{ImageError, ImageResult};
 use crate::model::Size;
 
@@ -566,48 +567,6 @@ fn write_with_holes(file: &mut std::fs::File, bytes: &[u8]) -> io::Result<u64> {
     Ok(written)
 }
 
-/// The extended attributes that are kept of an entry.
-fn wanted(entry: &Entry, form: Form) -> impl Iterator<Item = &(String, Vec<u8>)> {
-    let carrier = match entry.kind {
-        TarKind::Directory => Carrier::Directory,
-        TarKind::File if entry.size == 0 => Carrier::EmptyFile,
-        _ => Carrier::Other,
-    };
-    entry.xattrs.iter().filter(move |(name, value)| match form {
-        Form::Upper => keeps_exported_xattr(name, value, carrier),
-        Form::Layer | Form::Root => keeps_xattr(name),
-    })
-}
-
-/// How many extended attributes an entry has, and will not have here, that a program could have set.
-fn unwanted(entry: &Entry, form: Form) -> u64 {
-    let of_programs = |(name, _): &&(String, Vec<u8>)| !name.starts_with("user.overlay.");
-    let kept = wanted(entry, form).filter(of_programs).count();
-    (entry.xattrs.iter().filter(of_programs).count() - kept) as u64
-}
-
-/// Gives them to a file, and tells how many this host does not have the like of.
-fn give_xattrs<'a>(
-    file: BorrowedFd<'_>,
-    xattrs: impl Iterator<Item = &'a (String, Vec<u8>)>,
-) -> io::Result<u64> {
-    let mut refused = 0;
-    for (name, value) in xattrs {
-        let outcome = rustix::fs::fsetxattr(file, name.as_str(), value, XattrFlags::empty());
-        refused += u64::from(!taken(outcome)?);
-    }
-    Ok(refused)
-}
-
-/// Whether an attribute was taken; `false` if it is of a sort that the kernel or the filesystem here does not know.
-fn taken(outcome: rustix::io::Result<()>) -> io::Result<bool> {
-    match outcome {
-        Ok(()) => Ok(true),
-        Err(Errno::OPNOTSUPP | Errno::PERM | Errno::INVAL) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
-}
-
 fn attributes_of(metadata: &std::fs::Metadata) -> Attributes {
     use std::os::unix::fs::MetadataExt as _;
     Attributes {
@@ -615,43 +574,5 @@ fn attributes_of(metadata: &std::fs::Metadata) -> Attributes {
         gid: metadata.gid(),
         mode: metadata.mode() & 0o7777,
         mtime: (metadata.mtime(), metadata.mtime_nsec()),
-    }
-}
-
-/// Computes the digest of what is read through it, and bounds it.
-struct Hashed<R> {
-    inner: R,
-    /// Nobody asks for the digest of what a machine exports, and its zeros take no room.
-    hash: Option<Sha256>,
-    left: u64,
-}
-
-impl<R: Read> Hashed<R> {
-    fn new(inner: R, room: &Room, form: Form) -> Self {
-        if form == Form::Upper {
-            return Self { inner, hash: None, left: u64::MAX };
-        }
-        // Headers and padding come on top of what is unpacked; an archive has few bytes behind its
-        // end, a bomb has many.
-        let left = room.bytes.saturating_mul(2).saturating_add(64 << 20);
-        Self { inner, hash: Some(Sha256::new()), left }
-    }
-
-    fn digest(self) -> String {
-        self.hash.map(|hash| super::digest::text(&hash.finalize())).unwrap_or_default()
-    }
-}
-
-impl<R: Read> Read for Hashed<R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.inner.read(into)?;
-        self.left = self
-            .left
-            .checked_sub(read as u64)
-            .ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
-        if let Some(hash) = &mut self.hash {
-            hash.update(&into[..read]);
-        }
-        Ok(read)
     }
 }
