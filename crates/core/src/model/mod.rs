@@ -1,92 +1,85 @@
 //! The nouns: ids, names, quantities, what was asked for, what is on record.
 //!
+//! `sandbox` is a sandbox with its state, `lifecycle` what may happen to it, `spec` its settings; `record` has the other records
+//! of its life: sessions, commands, layers, images, projects. `storage`, `network`, `secret`, `governance` and `activity` have
+//! the nouns of those subjects.
+//!
 //! Everything here is plain data. Text is parsed into these types at the edge (HTTP, command line,
 //! disk) and trusted inside: a [`Name`] is a valid name, a [`LayerId`] is safe in a path.
 
-pub mod approval;
-mod audit;
-mod device;
-mod drive;
+mod activity;
 mod end;
-mod event;
-mod guard;
+mod governance;
 mod id;
 pub mod lifecycle;
-mod memory;
 mod name;
 mod network;
-mod pages;
 mod point;
-mod policy;
-mod port;
 mod record;
 mod revision;
-mod root;
-pub mod run;
 mod sandbox;
 mod secret;
-mod secret_forms;
 mod service;
-mod snapshot;
 mod spec;
-mod webhook;
+mod storage;
 
-pub use approval::Approval;
-pub use audit::{
+pub use activity::audit::{
     AuditActor, AuditChain, AuditEntry, AuditFilter, AuditFront, AuditOutcome, AuditRecord,
 };
-pub use device::{Device, MTU};
-pub use drive::{
-    Attachment, DRIVE_SIZE, Drive, Mount, MountMode, Mounted, Mounts, check_drive_name,
-    check_mounts,
-};
-pub use end::CommandEnd;
-pub use event::{
+pub use activity::event::{
     BadEventId, Event, EventApproval, EventData, EventFilter, EventFinding, EventId, EventRun,
     EventSandbox, EventUsage,
 };
-pub use guard::{
-    Aside, Because, Decision, Encoding, Finding, FindingKind, Guard, Place, Quarantine, Suspect,
+pub use end::CommandEnd;
+pub use governance::approval::Approval;
+pub use governance::run::{
+    Run, RunAttempt, RunChange, RunDecision, RunEffect, RunPlace, RunRefused, RunSandbox, RunSpec,
 };
+pub use governance::{approval, run};
 pub use id::{
     ApprovalId, BadId, CommandId, DriveId, GroupId, KeyId, LayerId, MemoryId, RunId, SandboxId,
     SessionId, SnapshotId, WebhookId,
 };
 pub use lifecycle::Phase;
-pub use memory::{Fingerprint, MemoryLayer, Template};
 pub use name::{BadName, Name, Tags, check_env_name, check_tag};
+pub use network::device::{Device, MTU};
+pub(crate) use network::policy::regex;
+pub use network::port::{Access, Port};
 pub use network::{
     Action, AddressRule, Answer, BadPolicy, Connection, Credential, DomainPattern, DomainRule,
     KeptAuthority, Mode, PairMatch, Policy, ProjectNetwork, Protocol, RequestMatch, RequestRule,
     TextMatch, Verdict,
 };
-pub use pages::{PAGE, PageIndex, PageRun};
 pub use point::{BadPoint, Point};
-pub(crate) use policy::regex;
-pub use port::{Access, Port};
 pub use record::{
     Carried, Command, CommandState, Customized, Ending, FORMAT, ForkOutcome, HookRun, Image,
     ImageConfig, Key, Layer, LayerKind, Lineage, MergePoint, MergeSource, OnDelete, Project, Scope,
     Session, SessionEnd, Usage, Validation,
 };
 pub use revision::{Ownership, Revision};
-pub use root::{Limits, MachineKey, RootFs, UidRange};
-pub use run::{
-    Run, RunAttempt, RunChange, RunDecision, RunEffect, RunPlace, RunRefused, RunSandbox, RunSpec,
-};
 pub use sandbox::{
     Breakdown, Change, Deletion, Ended, LastSession, NotAllowed, OpenSession, Sandbox, SandboxState,
+};
+pub use secret::forms::secret_forms;
+pub use secret::guard::{
+    Aside, Because, Decision, Encoding, Finding, FindingKind, Guard, Place, Quarantine, Suspect,
 };
 pub use secret::{
     Inject, InjectInto, LONGEST_SECRET, SHORTEST_SECRET, Secret, SecretGiven, SecretHow,
     SecretName, SecretPlace, SecretUse, SecretVersion,
 };
-pub use secret_forms::secret_forms;
 pub use service::Service;
-pub use snapshot::{Expiry, Method, Snapshot, SnapshotKind};
 pub use spec::{BadConfig, Config, Patch, Resources, Retention};
+pub use storage::drive::{
+    Attachment, DRIVE_SIZE, Drive, Mount, MountMode, Mounted, Mounts, check_drive_name,
+    check_mounts,
+};
+pub use storage::memory::{Fingerprint, MemoryLayer, Template};
+pub use storage::pages::{PAGE, PageIndex, PageRun};
+pub use storage::root::{Limits, MachineKey, RootFs, UidRange};
+pub use storage::snapshot::{Expiry, Method, Snapshot, SnapshotKind};
 
-pub use webhook::{
+pub use activity::webhook::{
     Webhook, WebhookCursor, WebhookDelivery, WebhookDisabled, WebhookSecret, webhook_kinds,
 };
 

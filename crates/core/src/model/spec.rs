@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use sandkeep_types as types;
 
-use super::approval::check_approval_policy;
-use super::guard::apply_guard;
+use super::governance::approval::check_approval_policy;
+use super::secret::guard::apply_guard;
 use super::service::check_services;
 use super::{
     ApprovalPolicy, BadName, Class, Guard, GuardPatch, Hooks, Mounts, Name, OnIdle, Policy, Port,

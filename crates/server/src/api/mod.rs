@@ -72,7 +72,7 @@ pub(crate) struct App {
     pub(crate) vercel: crate::compat::vercel::VercelSettings,
     /// Host names and origins of web pages that may use the API.
     pub(crate) web: crate::WebSettings,
-    pub(crate) vercel_races: crate::compat::vercel::races::Races,
+    pub(crate) vercel_races: crate::compat::vercel::sandboxes::races::Races,
     /// Cancelled when the server shuts down.
     pub(crate) closing: CancellationToken,
     /// Connections, streams and work that a shutdown waits for.

@@ -12,7 +12,7 @@ use super::input::{Body, Params, PathParam, parsed};
 use super::{ApiResult, App, finish, wire};
 use crate::audit;
 use crate::auth::{Admin, Reader};
-use crate::compat::vercel::auth as vercel;
+use crate::compat::vercel::protocol::auth as vercel;
 use crate::error::ApiError;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -33,7 +33,7 @@ use crate::engine::machine::freeze_guard::{
 };
 use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::turns::Slot;
-use crate::engine::snapshots::memory_compaction::DEEPEST_DISKS;
+use crate::engine::snapshots::compaction::memory::DEEPEST_DISKS;
 use crate::engine::{Error, Result};
 use crate::failpoint;
 use crate::model::{

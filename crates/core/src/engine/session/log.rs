@@ -17,6 +17,8 @@
 //! and a reader that something is missing in between. A record is written with one call and credited
 //! to the agent after; half a record at the end of a file, left by a crash, is cut off on opening.
 
+pub(in crate::engine) mod budget;
+
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -28,7 +30,7 @@ use bytes::Bytes;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Semaphore;
 
-use crate::engine::session::log_budget::{BudgetShare, LogBudget};
+use crate::engine::session::log::budget::{BudgetShare, LogBudget};
 
 const MAGIC: &[u8; 8] = b"SKLOG\0\0\x01";
 const HEADER: usize = 24;

@@ -7,7 +7,6 @@ pub(in crate::engine) mod command;
 pub(in crate::engine) mod files;
 pub(in crate::engine) mod hooks;
 pub(in crate::engine) mod log;
-pub(in crate::engine) mod log_budget;
 pub(in crate::engine) mod ports;
 pub(in crate::engine) mod resume_commands;
 pub(in crate::engine) mod retention;

@@ -20,7 +20,7 @@ use crate::db::{Filter, Page};
 use crate::engine::Result;
 use crate::engine::error::error_chain;
 use crate::engine::session::Sessions;
-use crate::engine::session::log_budget::LogBudget;
+use crate::engine::session::log::budget::LogBudget;
 use crate::model::{Command, CommandId, CommandState, Name, SandboxId, Size};
 use crate::store::CommandFiles;
 

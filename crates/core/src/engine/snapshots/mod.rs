@@ -4,17 +4,14 @@
 //! Each is a component of its own; [`Storage`] lists them from the bottom to the top.
 
 pub(in crate::engine) mod compaction;
-pub(in crate::engine) mod drive_mounts;
 pub(in crate::engine) mod drives;
 pub(in crate::engine) mod evidence;
 pub(in crate::engine) mod export;
 pub(in crate::engine) mod garbage_collection;
 pub(in crate::engine) mod measure_ahead;
-pub(in crate::engine) mod memory_compaction;
 pub(in crate::engine) mod seal_guard;
 pub(in crate::engine) mod snapshot_records;
 pub(in crate::engine) mod storage_usage;
-mod taken_guard;
 pub(in crate::engine) mod trash;
 
 use std::sync::Arc;

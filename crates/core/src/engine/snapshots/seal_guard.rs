@@ -19,6 +19,7 @@
 
 mod inspection;
 mod spotted;
+mod taken;
 
 use std::collections::HashMap;
 use std::sync::Arc;

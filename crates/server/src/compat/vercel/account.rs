@@ -11,9 +11,9 @@ use axum::{Json, Router};
 use sandkeep_core::engine::Caller;
 use serde_json::{Value, json};
 
-use super::auth::{Acts, Looks, TEAM, TEAM_SLUG, choose, project_id};
-use super::error::VercelError;
-use super::input::Fields;
+use super::protocol::auth::{Acts, Looks, TEAM, TEAM_SLUG, choose, project_id};
+use super::protocol::error::VercelError;
+use super::protocol::input::Fields;
 use crate::api::App;
 
 pub(super) fn routes() -> Router<Arc<App>> {

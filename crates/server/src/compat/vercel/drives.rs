@@ -15,13 +15,13 @@ use sandkeep_core::model::{Drive, DriveId, Mount, Mounts, Name, Size, check_moun
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::auth::{Acts, Looks, choose, project_id};
-use super::error::VercelError;
-use super::ids::Foreign as _;
-use super::input::{Fields, QueryParams};
+use super::protocol::auth::{Acts, Looks, choose, project_id};
+use super::protocol::error::VercelError;
+use super::protocol::ids::Foreign as _;
+use super::protocol::input::{Fields, QueryParams};
+use super::protocol::wire::HERE;
+use super::sandboxes::settings::{REGION, short};
 use super::sandboxes::{page, pagination};
-use super::settings::{REGION, short};
-use super::wire::HERE;
 use super::{Answer, done};
 use crate::api::App;
 

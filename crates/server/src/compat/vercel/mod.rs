@@ -9,10 +9,9 @@
 //! /ws/interactive              a terminal
 //! ```
 //!
-//! - `auth`: the token decides the project. `input`, `error`: how requests are read and refusals put.
-//! - `ids`, `wire`: their words for our things. What a sandbox was told that the engine has no use
-//!   for (a region, say) is kept in its `notes` and told back.
-//! - `sandboxes`, `sessions`, `snapshots`, `drives`, `account`: the endpoints.
+//! - `protocol`: how requests are read and answers written, in their words. What a client sends that the engine has no use for
+//!   (a region, say) is kept in the sandbox's `notes` and sent back.
+//! - `sandboxes`, `sessions`, `snapshots`, `drives`, `account`: the endpoints; `network`: their policies as ours.
 //!
 //! Their model differs from ours in these: every stop of a persistent sandbox answers with a snapshot,
 //! also when nothing was written; snapshots outlive their sandbox; a sandbox has a time limit and no
@@ -20,26 +19,12 @@
 //! page for users, with what is refused and what is better here.
 
 mod account;
-pub(crate) mod auth;
-mod commands;
 mod drives;
-pub(crate) mod error;
-mod files;
-pub(crate) mod ids;
-mod input;
-mod interactive;
-mod machine;
-mod ndjson;
 pub(crate) mod network;
-mod ordered;
-pub(crate) mod races;
-mod sandboxes;
+pub(crate) mod protocol;
+pub(crate) mod sandboxes;
 mod sessions;
-mod settings;
 mod snapshots;
-mod source;
-mod wire;
-mod within;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,7 +36,7 @@ use sandkeep_core::model::Span;
 use tokio_util::task::TaskTracker;
 
 use crate::api::App;
-use error::VercelError;
+use protocol::error::VercelError;
 
 /// What most handlers answer with.
 type Answer = Result<axum::Json<serde_json::Value>, VercelError>;
@@ -108,7 +93,7 @@ pub(crate) fn router() -> Router<Arc<App>> {
         .route("/health", get(async || "ok"))
         .nest("/api", api.clone().fallback(async || VercelError::not_found("Route")))
         .merge(api)
-        .merge(interactive::socket())
+        .merge(sessions::interactive::socket())
 }
 
 fn api_routes() -> Router<Arc<App>> {
@@ -118,8 +103,8 @@ fn api_routes() -> Router<Arc<App>> {
         .merge(sandboxes::routes())
         .merge(sessions::routes())
         .merge(snapshots::routes())
-        .merge(commands::routes())
-        .merge(files::routes())
-        .merge(interactive::routes())
+        .merge(sessions::commands::routes())
+        .merge(sessions::files::routes())
+        .merge(sessions::interactive::routes())
         .merge(drives::routes())
 }

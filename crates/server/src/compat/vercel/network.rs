@@ -16,9 +16,9 @@ use sandkeep_core::model::{
 };
 use serde_json::{Map, Value, json};
 
-use super::error::VercelError;
-use super::input::Fields;
-use super::ordered::Ordered;
+use super::protocol::error::VercelError;
+use super::protocol::input::Fields;
+use super::protocol::ordered::Ordered;
 use crate::api::App;
 
 /// Where earlier versions noted the policy, when there was no network to keep it in.

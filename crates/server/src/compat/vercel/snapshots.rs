@@ -12,12 +12,13 @@ use sandkeep_core::engine::{Caller, Sized, SnapshotFilter};
 use sandkeep_core::model::{Snapshot, SnapshotId};
 use serde_json::{Value, json};
 
-use super::auth::{Acts, Looks};
-use super::error::VercelError;
-use super::ids::Foreign as _;
-use super::input::QueryParams;
+use super::protocol::auth::{Acts, Looks};
+use super::protocol::error::VercelError;
+use super::protocol::ids::Foreign as _;
+use super::protocol::input::QueryParams;
+use super::protocol::wire;
 use super::sandboxes::{DIRECTIONS, page, pagination};
-use super::{Answer, done, wire};
+use super::{Answer, done};
 use crate::api::App;
 
 /// How many siblings of a node are shown; all are counted.

@@ -119,7 +119,7 @@ fn logs_of_running_commands_share_what_they_may_take() {
     let sum: u64 = sizes.iter().sum();
     assert_eq!(sum, budget.used());
     assert!(
-        sum <= MOST + LOGS as u64 * crate::engine::session::log_budget::SHORTEST,
+        sum <= MOST + LOGS as u64 * crate::engine::session::log::budget::SHORTEST,
         "{sum} of {MOST}: {sizes:?}"
     );
     assert!(sizes[0] > MOST / 5 && sizes[1] > MOST / 8, "{sizes:?}");

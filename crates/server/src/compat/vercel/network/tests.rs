@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::{noted, read, told};
-use crate::compat::vercel::ordered::Ordered;
+use crate::compat::vercel::protocol::ordered::Ordered;
 
 fn again(asked: Value) -> Value {
     match read(&asked.clone().into()) {

@@ -1,0 +1,98 @@
+//! Volumes that outlive sandboxes: made, found, listed, forked, deleted.
+//!
+//! A drive is a name and a chain of sealed layers, so all of this costs the same however much it
+//! holds. How a session comes to have one is in `mounts.rs`.
+
+mod mounts;
+
+use std::collections::BTreeMap;
+
+use crate::catalog::{CatalogError, Record, RecordKey};
+use crate::engine::snapshots::Drives;
+use crate::engine::{Error, Result};
+use crate::failpoint;
+use crate::model::{Drive, Mounts, Name, Size, now};
+use crate::store::Durability;
+
+/// The largest a drive can be asked to be.
+pub(in crate::engine) const LARGEST: Size = Size(1 << 50);
+
+/// A drive to be made, or got if it is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CreateDrive {
+    /// Its name.
+    pub name: Name,
+    /// What it may hold; 1 TiB if absent.
+    pub max_size: Option<Size>,
+    /// What a front keeps with it.
+    pub notes: BTreeMap<String, String>,
+}
+
+impl Drive {
+    /// Why nothing can be had of it yet.
+    pub(in crate::engine) fn not_initialised(self) -> Error {
+        let writer = self.attached.map(|attached| attached.name);
+        Error::DriveNotInitialised { drive: self.name, writer }
+    }
+}
+
+impl Drives {
+    pub(in crate::engine) async fn find_drive(&self, project: &Name, name: &Name) -> Result<Drive> {
+        let found = self.db.drive(project, name).await?;
+        found.ok_or_else(|| Error::NoDrive(name.to_string()))
+    }
+
+    /// Refuses mounts of drives that there are not.
+    pub(in crate::engine) async fn check_drives(
+        &self,
+        project: &Name,
+        mounts: &Mounts,
+    ) -> Result<()> {
+        for mount in mounts.values() {
+            self.find_drive(project, &mount.drive).await?;
+        }
+        Ok(())
+    }
+
+    /// Brings a new drive into being. The index decides who gets the name.
+    pub(in crate::engine) async fn found_drive(&self, mut drive: Drive) -> Result<Drive> {
+        if !self.context.catalog.claim_drive(&drive).await? {
+            return Err(Error::DriveTaken(drive.name));
+        }
+        failpoint::pass("drive.claimed");
+        if let Err(error) = self.keep_drive(&mut drive, Durability::Synced).await {
+            self.context.catalog.delete(RecordKey::Drive(&drive.id)).await?;
+            return Err(error);
+        }
+        Ok(drive)
+    }
+
+    /// Saves the record of a drive. Whoever calls this has the drives' lock.
+    pub(in crate::engine) async fn keep_drive(
+        &self,
+        drive: &mut Drive,
+        durability: Durability,
+    ) -> Result<()> {
+        drive.updated_at = now();
+        let saved = self.context.catalog.put(Record::Drive(drive), durability).await;
+        if saved.is_ok() || matches!(saved, Err(CatalogError::Index(_))) {
+            self.references.counts().hold_drive(drive);
+        }
+        Ok(saved?)
+    }
+}
+
+pub(in crate::engine) fn same(found: &Drive, asked: &CreateDrive) -> Result<()> {
+    let differs = |what: String| Err(Error::DriveDiffers { drive: found.name.clone(), what });
+    if let Some(size) = asked.max_size.filter(|size| *size != found.max_size) {
+        return differs(format!("its size is {}, not {size}", found.max_size));
+    }
+    for (key, value) in &asked.notes {
+        match found.notes.get(key) {
+            Some(kept) if kept == value => {}
+            Some(kept) => return differs(format!("its {key} is `{kept}`, not `{value}`")),
+            None => return differs(format!("it has no {key}")),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,5 @@
+//! What happened, and who is told: events, the audit log, webhooks.
+
+pub(super) mod audit;
+pub(super) mod event;
+pub(super) mod webhook;
