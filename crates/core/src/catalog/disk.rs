@@ -4,14 +4,15 @@
 //! index that is behind, and the next [`open`](Catalog::open) brings it up to date. Revisions are part of
 //! the manifests and compared in memory: the data directory is locked, so nobody else writes to it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 
 use super::load::{self, Contents};
 use super::versions::{Next, Versions};
 use super::{
-    Catalog, CatalogFeed, CatalogResult, CatalogWatch, Record, RecordKey, SnapshotDrop, UnreadKey,
+    Catalog, CatalogResult, CatalogWatcher, CatalogWatchers, Record, RecordKey, SnapshotDrop,
+    UnreadKey,
 };
 use crate::db::{Db, Unless};
 use crate::model::{
@@ -26,20 +27,21 @@ pub struct DiskCatalog {
     store: Store,
     index: Arc<dyn Db>,
     versions: Versions,
-    feed: CatalogFeed,
+    watchers: CatalogWatchers,
 }
 
 impl DiskCatalog {
     /// The catalog of a data directory, with an index that may be empty or behind.
     #[must_use]
     pub fn new(store: Store, index: Arc<dyn Db>) -> Self {
-        Self { store, index, versions: Versions::default(), feed: CatalogFeed::default() }
+        let watchers = CatalogWatchers::default();
+        Self { store, index, versions: Versions::default(), watchers }
     }
 
-    /// Ends a save: the next version counts once readers have it.
-    fn saved(&self, sandbox: &Sandbox, next: Next) {
+    /// Ends a save that readers have: the next version counts, and watchers are told before the one after it can be saved.
+    fn saved(&self, sandbox: &Sandbox, snapshot: Option<&Snapshot>, next: Next) {
+        self.watchers.saved(sandbox, snapshot);
         next.saved();
-        self.feed.saved(&sandbox.id, sandbox.revision);
     }
 
     async fn write(&self, sandbox: &Sandbox, durability: Durability) -> CatalogResult<()> {
@@ -126,7 +128,7 @@ impl Catalog for DiskCatalog {
         let next = self.versions.next(sandbox).await?;
         as_next(sandbox, next.revision(), async |sandbox| self.write(sandbox, durability).await)
             .await?;
-        self.saved(sandbox, next);
+        self.saved(sandbox, None, next);
         Ok(())
     }
 
@@ -146,7 +148,7 @@ impl Catalog for DiskCatalog {
             self.write_all(layers, snapshot, sandbox).await
         })
         .await?;
-        self.saved(sandbox, next);
+        self.saved(sandbox, snapshot, next);
         Ok(())
     }
 
@@ -160,7 +162,7 @@ impl Catalog for DiskCatalog {
         self.versions.strike(&sandbox.id);
         drop(last);
         self.index.remove_sandbox(&sandbox.id).await?;
-        self.feed.removed(&sandbox.id, sandbox.revision);
+        self.watchers.removed(sandbox);
         Ok(())
     }
 
@@ -174,8 +176,9 @@ impl Catalog for DiskCatalog {
             Ok(self.store.restore_sandbox(trashed, sandbox).await?)
         })
         .await?;
-        self.saved(sandbox, next);
+        next.saved();
         self.index.put_sandbox(sandbox).await?;
+        self.watchers.saved(sandbox, None);
         load::history(&self.store, &*self.index, &sandbox.id).await
     }
 
@@ -298,7 +301,7 @@ impl Catalog for DiskCatalog {
         Ok(self.store.disk_listing().await?)
     }
 
-    fn watch(&self) -> CatalogWatch {
-        self.feed.watch()
+    fn watch(&self, watcher: Weak<dyn CatalogWatcher>) {
+        self.watchers.add(watcher);
     }
 }

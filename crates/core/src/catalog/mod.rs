@@ -13,7 +13,7 @@ mod versions;
 mod watch;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 
@@ -27,7 +27,7 @@ use crate::store::{DiskListing, Durability, StoreError, Trashed};
 pub use disk::DiskCatalog;
 pub use load::{Contents, DamagedRecords, Unusable};
 pub use versions::{Next, Versions};
-pub use watch::{CatalogChange, CatalogEvent, CatalogFeed, CatalogWatch};
+pub use watch::{CatalogWatcher, CatalogWatchers};
 
 /// What a catalog answers.
 pub type CatalogResult<T> = Result<T, CatalogError>;
@@ -161,17 +161,13 @@ pub enum SnapshotDrop {
 ///
 /// # Watching
 ///
-/// [`watch`](Self::watch) delivers the id and the revision of every sandbox that is saved, removed or
-/// restored from then on, in the order of revisions per sandbox, after the reader has it. It delivers
-/// no records: a watcher reads what it needs, and finds that revision or a later one. A watcher that
-/// falls behind loses the oldest changes and is told how many ([`CatalogEvent::Missed`]); it has to read
-/// everything it cares about again. A watcher never delays a save, and changes are not kept.
+/// A [`watch`](Self::watch)er is told every version of a sandbox that is saved or restored through this catalog from then on,
+/// with the snapshot of a commit, and every removal: after the reader has it, before the save returns, and in the order of
+/// revisions per sandbox. It misses none, so it must not wait. A save that failed is not told, nor what is only
+/// [shown](Self::show), nor what another node saved: each node tells of its own saves, so that each is told once.
 ///
-/// No part of this release watches: on one node whoever saves also knows what changed. It is part of the seam for a
-/// catalog that several nodes share, where a node has to learn what the others saved. The events of `GET /v1/events`
-/// are *not* made from it. They must not be lost when their writer is slow, they tell every phase although
-/// phases follow each other faster than records can be read again, and they carry what no record has (what a
-/// rollback returned to, which command ended). The engine adds them to its event journal right after each save.
+/// The event feed watches: phases and snapshots in `GET /v1/events` are told by the record that was saved. Events that no
+/// record tells (which command ended, what a rollback returned to) are added by the component that knows.
 ///
 /// # One node
 ///
@@ -275,6 +271,6 @@ pub trait Catalog: fmt::Debug + Send + Sync {
     /// compares it with what it knows before it deletes anything.
     async fn listing(&self) -> CatalogResult<DiskListing>;
 
-    /// Follows what is saved, removed and restored from now on.
-    fn watch(&self) -> CatalogWatch;
+    /// Has `watcher` told what is saved, restored and removed from now on, until it is dropped.
+    fn watch(&self, watcher: Weak<dyn CatalogWatcher>);
 }

@@ -1,86 +1,40 @@
-//! The changes of a catalog, for whoever follows them. Nobody does yet: see "Watching" at [`Catalog`](super::Catalog).
+//! Who is told what a catalog saves: see "Watching" at [`Catalog`](super::Catalog).
 
-use tokio::sync::broadcast;
-use tokio::sync::broadcast::error::RecvError;
+use std::fmt;
+use std::sync::Weak;
 
-use crate::model::{Revision, SandboxId};
+use parking_lot::RwLock;
 
-/// How many changes a watcher may be behind before it loses the oldest.
-const KEPT: usize = 1024;
+use crate::model::{Sandbox, Snapshot};
 
-/// A change of a sandbox's record.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CatalogChange {
-    /// The sandbox.
-    pub sandbox: SandboxId,
-    /// The revision that it is at; of one that was removed, the last it had.
-    pub revision: Revision,
-    /// Whether it was removed.
-    pub removed: bool,
+/// Is told what a catalog saves. Called while the save is under way, so it must not wait.
+pub trait CatalogWatcher: fmt::Debug + Send + Sync {
+    /// A sandbox was saved, and with it the snapshot of a [`commit`](super::Catalog::commit).
+    fn saved(&self, sandbox: &Sandbox, snapshot: Option<&Snapshot>);
+
+    /// A sandbox was removed; this was its last version.
+    fn removed(&self, sandbox: &Sandbox);
 }
 
-/// What a watcher is told.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CatalogEvent {
-    /// A record changed.
-    Changed(CatalogChange),
-    /// The watcher fell behind, and this many changes are lost to it. It has to read everything again.
-    Missed(u64),
-}
+/// The watchers of a catalog. Part of every implementation.
+#[derive(Debug, Default)]
+pub struct CatalogWatchers(RwLock<Vec<Weak<dyn CatalogWatcher>>>);
 
-/// Tells watchers what changes. Part of every catalog.
-#[derive(Debug)]
-pub struct CatalogFeed(broadcast::Sender<CatalogChange>);
-
-impl Default for CatalogFeed {
-    fn default() -> Self {
-        Self::keeping(KEPT)
-    }
-}
-
-impl CatalogFeed {
-    /// One whose watchers may be `kept` changes behind.
-    #[must_use]
-    pub fn keeping(kept: usize) -> Self {
-        Self(broadcast::Sender::new(kept))
+impl CatalogWatchers {
+    /// Adds one, until it is dropped.
+    pub fn add(&self, watcher: Weak<dyn CatalogWatcher>) {
+        let mut watchers = self.0.write();
+        watchers.retain(|watcher| watcher.strong_count() > 0);
+        watchers.push(watcher);
     }
 
-    /// Tells that a sandbox was saved or restored.
-    pub fn saved(&self, sandbox: &SandboxId, revision: Revision) {
-        self.tell(sandbox, revision, false);
+    /// Tells that a sandbox was saved.
+    pub fn saved(&self, sandbox: &Sandbox, snapshot: Option<&Snapshot>) {
+        self.0.read().iter().filter_map(Weak::upgrade).for_each(|it| it.saved(sandbox, snapshot));
     }
 
     /// Tells that a sandbox was removed.
-    pub fn removed(&self, sandbox: &SandboxId, revision: Revision) {
-        self.tell(sandbox, revision, true);
-    }
-
-    /// A watcher of what comes from now on.
-    #[must_use]
-    pub fn watch(&self) -> CatalogWatch {
-        CatalogWatch(self.0.subscribe())
-    }
-
-    fn tell(&self, sandbox: &SandboxId, revision: Revision, removed: bool) {
-        // Usually nobody watches: then nothing is made.
-        if self.0.receiver_count() > 0 {
-            let sandbox = sandbox.clone();
-            let _ = self.0.send(CatalogChange { sandbox, revision, removed });
-        }
-    }
-}
-
-/// Follows the changes of a catalog.
-#[derive(Debug)]
-pub struct CatalogWatch(broadcast::Receiver<CatalogChange>);
-
-impl CatalogWatch {
-    /// Waits for the next event; `None` when the catalog is gone.
-    pub async fn next(&mut self) -> Option<CatalogEvent> {
-        match self.0.recv().await {
-            Ok(change) => Some(CatalogEvent::Changed(change)),
-            Err(RecvError::Lagged(missed)) => Some(CatalogEvent::Missed(missed)),
-            Err(RecvError::Closed) => None,
-        }
+    pub fn removed(&self, sandbox: &Sandbox) {
+        self.0.read().iter().filter_map(Weak::upgrade).for_each(|it| it.removed(sandbox));
     }
 }

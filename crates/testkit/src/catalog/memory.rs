@@ -6,12 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use parking_lot::{Mutex, MutexGuard};
 use sandkeep_core::catalog::{
-    Catalog, CatalogError, CatalogFeed, CatalogResult, CatalogWatch, Contents, Next, Record,
+    Catalog, CatalogError, CatalogResult, CatalogWatcher, CatalogWatchers, Contents, Next, Record,
     RecordKey, SnapshotDrop, UnreadKey, Versions,
 };
 use sandkeep_core::db::{Db, SqliteDb, Unless};
@@ -76,7 +76,7 @@ pub struct MemoryCatalog {
     index: Arc<SqliteDb>,
     records: Records,
     versions: Versions,
-    feed: CatalogFeed,
+    watchers: CatalogWatchers,
 }
 
 impl MemoryCatalog {
@@ -87,8 +87,8 @@ impl MemoryCatalog {
     /// When there is no memory for an index.
     pub async fn new(store: Store, records: Records) -> Self {
         let index = Arc::new(SqliteDb::in_memory().await.expect("an index in memory"));
-        let (versions, feed) = (Versions::default(), CatalogFeed::default());
-        Self { store, index, records, versions, feed }
+        let (versions, watchers) = (Versions::default(), CatalogWatchers::default());
+        Self { store, index, records, versions, watchers }
     }
 
     /// What a save is up to before it begins: a failure that was asked for, or another node.
@@ -125,7 +125,6 @@ impl MemoryCatalog {
         fs::create_dir_all(dir.join("commands")).expect("a directory for logs");
         self.index.put_sandbox(sandbox).await?;
         next.saved();
-        self.feed.saved(&sandbox.id, sandbox.revision);
         Ok(())
     }
 
@@ -232,7 +231,9 @@ impl Catalog for MemoryCatalog {
     async fn save(&self, sandbox: &mut Sandbox, _: Durability) -> CatalogResult<()> {
         self.disturb(sandbox).await?;
         let next = self.versions.next(sandbox).await?;
-        self.write(sandbox, next).await
+        self.write(sandbox, next).await?;
+        self.watchers.saved(sandbox, None);
+        Ok(())
     }
 
     async fn sync_new(&self, sandbox: &Sandbox) -> CatalogResult<()> {
@@ -257,7 +258,9 @@ impl Catalog for MemoryCatalog {
         if let Some(snapshot) = snapshot {
             self.put(Record::Snapshot(snapshot), Durability::Synced).await?;
         }
-        self.write(sandbox, next).await
+        self.write(sandbox, next).await?;
+        self.watchers.saved(sandbox, snapshot);
+        Ok(())
     }
 
     async fn show(&self, sandbox: &Sandbox) -> CatalogResult<()> {
@@ -286,7 +289,7 @@ impl Catalog for MemoryCatalog {
         self.versions.strike(&sandbox.id);
         drop(last);
         self.index.remove_sandbox(&sandbox.id).await?;
-        self.feed.removed(&sandbox.id, sandbox.revision);
+        self.watchers.removed(sandbox);
         Ok(())
     }
 
@@ -304,6 +307,7 @@ impl Catalog for MemoryCatalog {
         let dir = self.store.data_dir().join(Sandbox::place(&sandbox.id));
         fs::remove_file(dir).expect("its document is there");
         self.write(sandbox, next).await?;
+        self.watchers.saved(sandbox, None);
         for session in sessions {
             self.put(Record::Session(&session), Durability::Soon).await?;
         }
@@ -436,7 +440,7 @@ impl Catalog for MemoryCatalog {
         Ok(listing)
     }
 
-    fn watch(&self) -> CatalogWatch {
-        self.feed.watch()
+    fn watch(&self, watcher: Weak<dyn CatalogWatcher>) {
+        self.watchers.add(watcher);
     }
 }

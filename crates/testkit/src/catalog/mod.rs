@@ -2,19 +2,19 @@
 
 mod memory;
 
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 use sandkeep_core::catalog::{
-    Catalog, CatalogChange, CatalogError, CatalogEvent, Record, RecordKey, SnapshotDrop,
+    Catalog, CatalogError, CatalogWatcher, Record, RecordKey, SnapshotDrop,
 };
 use sandkeep_core::db::{Filter, Owner, Page, Tombstones, Unless};
-use sandkeep_core::model::{Ownership, Revision, Sandbox, Snapshot, SnapshotId, now};
+use sandkeep_core::model::{Ownership, Revision, Sandbox, SandboxId, Snapshot, SnapshotId, now};
 use sandkeep_core::store::{Durability, Store};
 
 pub use memory::{MemoryCatalog, Records};
 
 use crate::db::{sandbox, session, snapshot};
-
-/// How many changes a watcher may miss before the suite takes it for stuck.
-const MANY: u64 = 3000;
 
 /// Holds catalogs to what [`Catalog`] promises. `open` gives a catalog of the same records each time, as
 /// daemons that follow each other have, with the store of their node; the one before is gone by then.
@@ -33,8 +33,7 @@ pub async fn catalog_contract<C: Catalog>(open: impl AsyncFn() -> (C, Store)) {
     a_commit_has_all_or_nothing(&catalog).await;
     what_is_shown_is_not_saved(&catalog).await;
     snapshots_go_when_nobody_stands_on_them(&catalog).await;
-    watchers_see_every_revision_in_order(&catalog).await;
-    a_slow_watcher_is_told(&catalog).await;
+    watchers_are_told_every_save_in_order(&catalog).await;
     a_removed_sandbox_stays_removed(&catalog, &store).await;
     let left = saved(&catalog).await;
     catalog.close().await;
@@ -231,46 +230,53 @@ async fn snapshots_go_when_nobody_stands_on_them(catalog: &dyn Catalog) {
     catalog.delete(RecordKey::Snapshot(&SnapshotId::fresh())).await.expect("one that never was");
 }
 
-async fn watchers_see_every_revision_in_order(catalog: &dyn Catalog) {
-    let mut made = on_record(catalog, "watched").await;
-    let (mut early, mut second) = (catalog.watch(), catalog.watch());
-    let mut expected = Vec::new();
-    for _ in 0..5 {
-        catalog.save(&mut made, Durability::Soon).await.expect("it is saved");
-        expected.push(made.revision);
+/// What a watcher was told: revisions, the snapshots of commits, and which of them was a removal.
+#[derive(Debug, Default)]
+struct Told(Mutex<Vec<(SandboxId, Revision, Option<SnapshotId>, bool)>>);
+
+impl CatalogWatcher for Told {
+    fn saved(&self, sandbox: &Sandbox, snapshot: Option<&Snapshot>) {
+        let snapshot = snapshot.map(|snapshot| snapshot.id.clone());
+        self.0.lock().push((sandbox.id.clone(), sandbox.revision, snapshot, false));
     }
-    catalog.remove(&made).await.expect("it is removed");
-    for watch in [&mut early, &mut second] {
-        for revision in &expected {
-            let event = watch.next().await.expect("the catalog is there");
-            let (sandbox, revision) = (made.id.clone(), *revision);
-            let change = CatalogChange { sandbox, revision, removed: false };
-            assert_eq!(event, CatalogEvent::Changed(change));
-        }
-        let (sandbox, revision) = (made.id.clone(), made.revision);
-        let change = CatalogChange { sandbox, revision, removed: true };
-        assert_eq!(watch.next().await, Some(CatalogEvent::Changed(change)));
+
+    fn removed(&self, sandbox: &Sandbox) {
+        self.0.lock().push((sandbox.id.clone(), sandbox.revision, None, true));
     }
 }
 
-async fn a_slow_watcher_is_told(catalog: &dyn Catalog) {
-    let mut made = on_record(catalog, "busy").await;
-    let mut slow = catalog.watch();
-    let first = made.revision;
-    for _ in 0..MANY {
-        catalog.save(&mut made, Durability::Soon).await.expect("nobody who watches is waited for");
+/// A watcher of a catalog.
+fn watching(catalog: &dyn Catalog) -> Arc<Told> {
+    let told = Arc::new(Told::default());
+    let weak = Arc::downgrade(&told);
+    catalog.watch(weak);
+    told
+}
+
+async fn watchers_are_told_every_save_in_order(catalog: &dyn Catalog) {
+    let mut made = on_record(catalog, "watched").await;
+    let (first, second, gone) = (watching(catalog), watching(catalog), watching(catalog));
+    let left = Arc::downgrade(&gone);
+    drop(gone);
+    let mut expected = Vec::new();
+    for durability in [Durability::Soon, Durability::Synced, Durability::Soon] {
+        let mut stale = made.clone();
+        catalog.save(&mut made, durability).await.expect("it is saved");
+        expected.push((made.id.clone(), made.revision, None, false));
+        conflict(catalog.save(&mut stale, durability).await);
+        catalog.show(&made).await.expect("it is shown");
+        assert_eq!(*first.0.lock(), expected, "told when the save returns, and no failed save");
     }
-    let Some(CatalogEvent::Missed(missed)) = slow.next().await else {
-        panic!("it is not told that it missed something");
-    };
-    assert!(missed > 0 && missed < MANY, "{missed}");
-    // Then it goes on with what is left, to the newest.
-    for number in missed + 1..=MANY {
-        let event = slow.next().await.expect("the catalog is there");
-        let revision = Revision::from(first.number() + number);
-        let change = CatalogChange { sandbox: made.id.clone(), revision, removed: false };
-        assert_eq!(event, CatalogEvent::Changed(change));
+    let taken = snapshot(&made, 1);
+    catalog.commit(&[], Some(&taken), &mut made).await.expect("it is committed");
+    expected.push((made.id.clone(), made.revision, Some(taken.id.clone()), false));
+    catalog.remove(&made).await.expect("it is removed");
+    expected.push((made.id.clone(), made.revision, None, true));
+    catalog.delete(RecordKey::Snapshot(&taken.id)).await.expect("it goes");
+    for watcher in [first, second] {
+        assert_eq!(*watcher.0.lock(), expected);
     }
+    assert!(left.upgrade().is_none(), "a watcher ends when it is dropped");
 }
 
 async fn a_removed_sandbox_stays_removed(catalog: &dyn Catalog, store: &Store) {

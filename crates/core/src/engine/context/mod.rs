@@ -50,13 +50,16 @@ impl Context {
         events: EventFeed,
         audit: AuditLog,
     ) -> Arc<Self> {
+        let events = Arc::new(events);
+        let watcher = Arc::downgrade(&events);
+        catalog.watch(watcher);
         Arc::new(Self {
             store,
             db: catalog.reader(),
             catalog,
             drivers: drivers.into_iter().map(|driver| (driver.name(), driver)).collect(),
             settings,
-            events: Arc::new(events),
+            events,
             audit: Arc::new(audit),
             damage: damage::DamageRegister::default(),
             clock: clock::ClockWatch::default(),

@@ -82,7 +82,6 @@ impl Lifecycle {
         self.context.catalog.remove(&sandbox).await?;
         self.references.counts().drop_sandbox(&sandbox.id);
         self.storage.compaction.chains.forget(&sandbox.id);
-        self.context.events.forget(&sandbox.id);
         failpoint::pass("erase.done");
         self.storage.trash.put_in_trash(&sandbox.id, wish.at_once).await;
         Ok(Deleted { snapshots_kept, drives_lost })

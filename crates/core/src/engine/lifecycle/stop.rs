@@ -533,7 +533,8 @@ impl Lifecycle {
         let Some(snapshot) = snapshot else {
             sandbox.updated_at = now();
             self.context.catalog.commit(ready, None, sandbox).await?;
-            return self.records.recorded(sandbox).await;
+            self.records.recorded(sandbox);
+            return Ok(());
         };
         // Nobody deletes it in between, when no sandbox stands on it yet.
         let _record = self.storage.snapshots.snapshot_locks.lock(&snapshot.id).await;
@@ -549,8 +550,7 @@ impl Lifecycle {
         }
         committed?;
         *sandbox = after;
-        self.context.events.snapshot_created(sandbox, snapshot);
-        self.records.recorded(sandbox).await?;
+        self.records.recorded(sandbox);
         failpoint::pass("commit.sandbox");
         Ok(())
     }

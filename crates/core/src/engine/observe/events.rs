@@ -1,12 +1,13 @@
 //! The event feed: what happened, for those who watch.
 //!
 //! ```text
-//! record written ──> EventFeed::emit ──queue──> one task ──> store/event_journal.rs (journal on disk)
-//!                                                  │
+//! record saved ──catalog watches──> EventFeed::emit ──queue──> one task ──> store/event_journal.rs (journal on disk)
+//!                                                                │
 //!                     EventStream <── "written up to id N" (watch channel) ── reads the files
 //! ```
 //!
-//! Whoever changes something emits an event after the record of the change is on disk. Emitting never
+//! The feed watches the catalog: phases and new snapshots are told by the records that are saved. What no record tells
+//! (which command ended, what a rollback returned to) a component emits after the change is on disk. Emitting never
 //! waits: when the queue is full (a disk that hangs) the event is counted as lost, and readers are
 //! told the number. Readers keep no events in memory: each follows the files of the journal at its
 //! own speed, and one that is too slow is told that it missed some.
@@ -22,6 +23,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 pub use self::stream::{EventBatch, EventQuery, EventScope, EventStream};
+use crate::catalog::CatalogWatcher;
 use crate::model::lifecycle::Phase;
 use crate::model::{
     Command, Event, EventData, EventFinding, EventId, EventSandbox, Finding, Name, Port, Sandbox,
@@ -134,8 +136,8 @@ impl EventFeed {
         self.emit(Some(&sandbox.project), Some(as_it_is(sandbox)), change);
     }
 
-    /// The record of a sandbox is on disk: tells its phase if that is another one.
-    pub(in crate::engine) fn recorded(&self, sandbox: &Sandbox) {
+    /// The record of a sandbox was saved: tells its phase if that is another one.
+    fn recorded(&self, sandbox: &Sandbox) {
         let phase = sandbox.phase();
         let at_rest = matches!(phase, Phase::Stopped | Phase::Paused);
         let mut state = self.state.lock();
@@ -175,11 +177,6 @@ impl EventFeed {
     /// How many events there were since the start, and how many of them were lost.
     pub(in crate::engine) fn counts(&self) -> (u64, u64) {
         self.state.lock().counts
-    }
-
-    /// A sandbox is gone.
-    pub(in crate::engine) fn forget(&self, sandbox: &SandboxId) {
-        self.state.lock().phases.remove(sandbox);
     }
 
     pub(in crate::engine) fn created(&self, sandbox: &Sandbox) {
@@ -265,7 +262,7 @@ impl EventFeed {
         self.of(sandbox, change);
     }
 
-    pub(in crate::engine) fn snapshot_created(&self, sandbox: &Sandbox, snapshot: &Snapshot) {
+    fn snapshot_created(&self, sandbox: &Sandbox, snapshot: &Snapshot) {
         let change = EventData::SnapshotCreated {
             snapshot: snapshot.id.clone(),
             generation: snapshot.generation,
@@ -318,6 +315,20 @@ impl EventFeed {
         if tokio::time::timeout(FINISH_WITHIN, end).await.is_err() {
             tracing::warn!("the last events before the shutdown were not written");
         }
+    }
+}
+
+/// Phases and snapshots are told by the records that the catalog saves.
+impl CatalogWatcher for EventFeed {
+    fn saved(&self, sandbox: &Sandbox, snapshot: Option<&Snapshot>) {
+        if let Some(snapshot) = snapshot {
+            self.snapshot_created(sandbox, snapshot);
+        }
+        self.recorded(sandbox);
+    }
+
+    fn removed(&self, sandbox: &Sandbox) {
+        self.state.lock().phases.remove(&sandbox.id);
     }
 }
 

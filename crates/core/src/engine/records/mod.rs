@@ -1,4 +1,4 @@
-//! Writes records of sandboxes, sessions and commands: the catalog first, then the reference counts and the event feed.
+//! Writes records of sandboxes, sessions and commands: the catalog first, then the reference counts.
 //! Knows outcomes that the disk had no room for, and names that belong to lost sandboxes.
 
 pub(in crate::engine) mod lost_names;
@@ -61,20 +61,18 @@ impl Records {
             self.references.counts().hold_sandbox(sandbox);
         }
         saved?;
-        self.recorded(sandbox).await
+        self.recorded(sandbox);
+        Ok(())
     }
 
     /// The next version of the sandbox's record is saved.
-    pub(in crate::engine) async fn recorded(&self, sandbox: &Sandbox) -> Result<()> {
+    pub(in crate::engine) fn recorded(&self, sandbox: &Sandbox) {
         self.references.counts().hold_sandbox(sandbox);
         // What was not on record is outdated.
         let mut unrecorded = self.unrecorded.lock();
         if let Some(outcome) = unrecorded.get_mut(&sandbox.id) {
             outcome.sandbox = None;
         }
-        drop(unrecorded);
-        self.context.events.recorded(sandbox);
-        Ok(())
     }
 
     pub(in crate::engine) async fn keep_session(&self, session: &Session) -> Result<()> {
