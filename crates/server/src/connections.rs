@@ -46,7 +46,7 @@ pub(crate) struct Connections {
 }
 
 /// Where connections are counted together: an address, a network of IPv6, or the Unix socket.
-type Source = Option<IpAddr>;
+type ConnectionSource = Option<IpAddr>;
 
 #[derive(Debug, Default)]
 struct State {
@@ -56,7 +56,7 @@ struct State {
     total: usize,
     /// Those without a request, the longest idle first.
     idle: BTreeMap<u64, u64>,
-    from: HashMap<Source, Group>,
+    from: HashMap<ConnectionSource, Group>,
     keys: HashMap<KeyId, usize>,
     /// Those that were closed and are not gone yet.
     leaving: usize,
@@ -70,7 +70,7 @@ struct Group {
 
 #[derive(Debug)]
 struct One {
-    from: Source,
+    from: ConnectionSource,
     /// Where it stands among the idle.
     idle: Option<u64>,
     requests: usize,

@@ -58,7 +58,7 @@ fn take(from: &Path, to: &Path) -> Result<(), String> {
 
 /// What came of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ran {
+pub struct CommandResult {
     /// Its exit code; 128 and the signal when one ended it.
     pub code: i32,
     /// What it wrote to standard output.
@@ -103,12 +103,12 @@ impl Inside {
     }
 
     /// Runs a shell script as root.
-    pub async fn sh(&self, script: &str) -> Ran {
+    pub async fn sh(&self, script: &str) -> CommandResult {
         self.run(&["sh", "-c", script], None).await
     }
 
     /// Runs a perl script as root.
-    pub async fn perl(&self, script: &str) -> Ran {
+    pub async fn perl(&self, script: &str) -> CommandResult {
         self.run(&["perl", "-e", script], None).await
     }
 
@@ -117,7 +117,7 @@ impl Inside {
     /// # Panics
     ///
     /// When the agent cannot start it, or goes away.
-    pub async fn run(&self, argv: &[&str], user: Option<&str>) -> Ran {
+    pub async fn run(&self, argv: &[&str], user: Option<&str>) -> CommandResult {
         let mut output = self.start(argv, user).await;
         let (mut out, mut err) = (Vec::new(), Vec::new());
         loop {
@@ -132,7 +132,7 @@ impl Inside {
                 }
                 OutputEvent::Exited(exit) => {
                     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-                    return Ran { code: exit.code, out: text(out), err: text(err) };
+                    return CommandResult { code: exit.code, out: text(out), err: text(err) };
                 }
             }
         }

@@ -79,7 +79,7 @@ pub fn run(name: &str, disks: &[u64], more: &[&str]) -> Result<String, String> {
     let log = dir.path().join("log");
     let into = fs::File::create(&log).map_err(|error| error.to_string())?;
     qemu.stdin(Stdio::null()).stdout(into).stderr(Stdio::inherit());
-    let mut machine = Running(qemu.spawn().map_err(|error| format!("QEMU: {error}"))?);
+    let mut machine = KernelRun(qemu.spawn().map_err(|error| format!("QEMU: {error}"))?);
     let deadline = Instant::now() + PATIENCE;
     let printed = loop {
         let over = machine.0.try_wait().expect("it can be asked").is_some();
@@ -96,9 +96,9 @@ pub fn run(name: &str, disks: &[u64], more: &[&str]) -> Result<String, String> {
 }
 
 /// Ends with the test.
-struct Running(Child);
+struct KernelRun(Child);
 
-impl Drop for Running {
+impl Drop for KernelRun {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

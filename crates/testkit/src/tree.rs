@@ -106,13 +106,13 @@ pub fn upset(root: &Path) {
 /// Does `steps` random things to a small set of names under `root`. What fails, fails: a name may be
 /// taken, or a directory on its way not there.
 pub fn churn(root: &Path, seed: u64, steps: usize) {
-    let mut random = Random(seed.wrapping_mul(2).wrapping_add(0x9e37_79b9_7f4a_7c15));
+    let mut random = TreeRandom(seed.wrapping_mul(2).wrapping_add(0x9e37_79b9_7f4a_7c15));
     for _ in 0..steps {
         let _ = change(root, &mut random);
     }
 }
 
-fn change(root: &Path, random: &mut Random) -> io::Result<()> {
+fn change(root: &Path, random: &mut TreeRandom) -> io::Result<()> {
     let path = random.path(root);
     let other = random.path(root);
     match random.below(16) {
@@ -149,9 +149,9 @@ fn change(root: &Path, random: &mut Random) -> io::Result<()> {
 }
 
 /// Numbers that are the same for the same seed.
-struct Random(u64);
+struct TreeRandom(u64);
 
-impl Random {
+impl TreeRandom {
     fn below(&mut self, bound: usize) -> usize {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -71,8 +71,8 @@ pub(crate) fn confine() -> ExitCode {
 
 fn run(helper: &Helper) -> Result<End, StepError> {
     sys::end_with_parent().step("stay with the daemon")?;
-    let command = launch::Command::new(&helper.program, &helper.argv, &helper.env)?;
-    let mounts = root::Mounts::copy(helper)?;
+    let command = launch::Program::new(&helper.program, &helper.argv, &helper.env)?;
+    let mounts = root::DetachedMounts::copy(helper)?;
     let (gate, gate_key) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).step("make a pipe")?;
     let (news, teller) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).step("make a pipe")?;
     match cage::split(NAMESPACES, None).step("make the namespaces")? {
@@ -109,7 +109,7 @@ fn run(helper: &Helper) -> Result<End, StepError> {
 fn admit(
     helper: &Helper,
     child: u32,
-    mounts: &root::Mounts,
+    mounts: &root::DetachedMounts,
     gate: OwnedFd,
 ) -> Result<(), StepError> {
     let proc = Path::new("/proc").join(child.to_string());
@@ -173,7 +173,11 @@ fn wait(pid: Pid, deadline: u64) -> Result<End, StepError> {
     })
 }
 
-fn become_helper(helper: &Helper, mounts: root::Mounts, gate: OwnedFd) -> Result<(), StepError> {
+fn become_helper(
+    helper: &Helper,
+    mounts: root::DetachedMounts,
+    gate: OwnedFd,
+) -> Result<(), StepError> {
     // A session of its own: no terminal of the host's, no signal meant for the daemon's group.
     rustix::process::setsid().step("start a session")?;
     // When the host is short of memory, helpers go before what runs them.

@@ -18,7 +18,7 @@ use crate::vmm::sys::lock_mounts;
 const LAYERS: &str = "layers";
 
 /// Unattached copies of mounts, made by host root: the helper's user could not reach what they show.
-pub(super) struct Mounts {
+pub(super) struct DetachedMounts {
     /// Of the directory with all layers.
     layers: Option<OwnedFd>,
     /// Of a file to be read.
@@ -27,7 +27,7 @@ pub(super) struct Mounts {
     output: Option<OwnedFd>,
 }
 
-impl Mounts {
+impl DetachedMounts {
     pub(super) fn copy(helper: &Helper) -> Result<Self, StepError> {
         let copy = |path: &Path| {
             let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
@@ -59,7 +59,7 @@ impl Mounts {
 }
 
 /// Builds the root and makes it this process's. There is no way back.
-pub(super) fn enter(helper: &Helper, mounts: Mounts) -> Result<(), StepError> {
+pub(super) fn enter(helper: &Helper, mounts: DetachedMounts) -> Result<(), StepError> {
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     rustix::mount::mount_change("/", private).step("keep mounts to itself")?;
     rustix::mount::mount("helper", STAGE, "tmpfs", INERT, c"mode=755,size=16m,nr_inodes=256")

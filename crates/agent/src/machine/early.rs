@@ -12,7 +12,7 @@ use rustix::mount::MountFlags;
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use sandkeep_proto::machine::PORT;
 
-use super::{Machine, State, sys};
+use super::{Machine, MachineState, sys};
 use crate::cage::inside::CORE_SIZE;
 use crate::cage::{Step, StepError, set_oom_score};
 
@@ -52,7 +52,13 @@ pub(super) fn prepare() -> Result<Machine, StepError> {
     let random = rustix::fs::open("/dev/random", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
         .step("open the kernel's randomness")?;
     leave_initramfs()?;
-    Ok(Machine { port, proc, random, state: Mutex::new(State::Waiting), jobs: OnceLock::new() })
+    Ok(Machine {
+        port,
+        proc,
+        random,
+        state: Mutex::new(MachineState::Waiting),
+        jobs: OnceLock::new(),
+    })
 }
 
 fn mount(kind: &str, at: &str, flags: MountFlags) -> Result<(), StepError> {

@@ -43,15 +43,15 @@ pub(super) fn pack(upper: BorrowedFd<'_>, task: &mut FileTask) -> Result<Done, R
     rustix::process::fchdir(&top).map_err(|error| problem(error.into()))?;
     task.reply(Reply::Ok)?;
     let builder = Builder::new(BufWriter::with_capacity(CHUNK, &mut *task));
-    let mut packing = Packing { builder, links: HashMap::new(), files: 0 };
+    let mut packing = ExportPacking { builder, links: HashMap::new(), files: 0 };
     packing.all(top).map_err(problem)?;
-    let Packing { builder, files, .. } = packing;
+    let ExportPacking { builder, files, .. } = packing;
     let buffer = builder.into_inner().map_err(problem)?;
     let task = buffer.into_inner().map_err(|error| problem(error.into_error()))?;
     Ok(Done::Moved { bytes: task.sent(), files })
 }
 
-struct Packing<'a> {
+struct ExportPacking<'a> {
     builder: Builder<BufWriter<&'a mut FileTask>>,
     /// Under which name a file with several names was packed first.
     links: HashMap<u64, PathBuf>,
@@ -80,7 +80,7 @@ impl Open {
     }
 }
 
-impl Packing<'_> {
+impl ExportPacking<'_> {
     fn all(&mut self, top: OwnedFd) -> io::Result<()> {
         let meta = fs::symlink_metadata(".")?;
         self.put(b"./", Path::new("."), header(&meta, EntryType::Directory), &meta, io::empty())?;

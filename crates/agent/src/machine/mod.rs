@@ -68,13 +68,13 @@ pub(crate) struct Machine {
     proc: OwnedFd,
     /// `/dev/random`, to be given randomness: looking for it would take longer than that.
     random: OwnedFd,
-    state: Mutex<State>,
+    state: Mutex<MachineState>,
     /// What waits for its turn on the one thread for that.
     jobs: OnceLock<Sender<attendant::Job>>,
 }
 
 #[derive(Debug)]
-enum State {
+enum MachineState {
     /// Nobody's.
     Waiting,
     /// Becoming a sandbox's. Stays if that fails: what was mounted on the way is not taken back.
@@ -116,14 +116,14 @@ impl Machine {
         self.port.try_clone()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MachineState> {
         locked(&self.state)
     }
 
     fn whole(&self) -> Option<Arc<Whole>> {
         match &*self.state() {
-            State::Whole(whole) => Some(Arc::clone(whole)),
-            State::Waiting | State::Assembling => None,
+            MachineState::Whole(whole) => Some(Arc::clone(whole)),
+            MachineState::Waiting | MachineState::Assembling => None,
         }
     }
 
@@ -158,13 +158,13 @@ impl Machine {
     pub(crate) fn assemble(&self, plan: &Assemble) -> Result<(), RequestError> {
         {
             let mut state = self.state();
-            if !matches!(*state, State::Waiting) {
+            if !matches!(*state, MachineState::Waiting) {
                 return Err(RequestError::new(
                     Failure::Exists,
                     "the machine is a sandbox's already",
                 ));
             }
-            *state = State::Assembling;
+            *state = MachineState::Assembling;
         }
         self.take_in(&plan.now)?;
         let whole = if plan.rescue {
@@ -174,7 +174,7 @@ impl Machine {
             identity::take_on(&plan.identity).map_err(problem)?;
             whole
         };
-        *self.state() = State::Whole(Arc::new(whole));
+        *self.state() = MachineState::Whole(Arc::new(whole));
         Ok(())
     }
 

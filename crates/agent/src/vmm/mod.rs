@@ -74,7 +74,7 @@ fn raise(vmm: &Vmm) -> Result<Record, StepError> {
     }
     make_net(vmm)?;
     let given = open_all(vmm)?;
-    let command = sys::Command::new(&vmm.program, &vmm.argv, &vmm.env)?;
+    let command = sys::Program::new(&vmm.program, &vmm.argv, &vmm.env)?;
     let groups = Groups::open(&vmm.cgroup)?;
     let (gate, gate_key) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).step("make a pipe")?;
     let (news, teller) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).step("make a pipe")?;
@@ -223,7 +223,7 @@ fn confine(vmm: &Vmm, gate: OwnedFd, groups: Groups) -> Result<(), StepError> {
 
 /// Comes back only if the program cannot be run.
 fn become_it(
-    command: &sys::Command,
+    command: &sys::Program,
     given: Vec<(RawFd, OwnedFd)>,
     teller: OwnedFd,
 ) -> (File, StepError) {

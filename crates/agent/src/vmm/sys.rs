@@ -11,13 +11,13 @@ use std::path::Path;
 use crate::cage::{Step, StepError};
 
 /// A program to become, in the form the kernel takes it.
-pub(crate) struct Command {
+pub(crate) struct Program {
     program: CString,
     argv: Vec<CString>,
     env: Vec<CString>,
 }
 
-impl Command {
+impl Program {
     pub(crate) fn new(
         program: &Path,
         argv: &[String],

@@ -98,7 +98,7 @@ pub use governance::runs::{Acceptance, RunFilter};
 pub use integrity::disk_probe::Unwell;
 pub use integrity::scrub::ScrubSettings;
 pub use lifecycle::why::Why;
-pub use network::policy::{ConnectionFilter, ConnectionHost, Destination};
+pub use network::policy::{ConnectionFilter, ConnectionHost, DestinationTraffic};
 pub use observe::events::{EventBatch, EventQuery, EventScope, EventStream};
 pub use operations::{
     Checkpoint, Create, Delete, Deleted, DiffRequest, Difference, Fork, ForkFailed, ForkFrom,

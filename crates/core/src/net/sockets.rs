@@ -17,19 +17,19 @@ const AT_LEAST: usize = 16;
 /// More are not of use to anybody, and a semaphore has bounds.
 const AT_MOST: usize = 1 << 20;
 
-static ALL: LazyLock<Budget> = LazyLock::new(|| {
+static ALL: LazyLock<SocketBudget> = LazyLock::new(|| {
     // Tests of this crate make sandboxes side by side in one process.
     let descriptors = getrlimit(Resource::Nofile).current.filter(|_| !cfg!(test));
-    Budget::new(descriptors.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX))
+    SocketBudget::new(descriptors.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX))
 });
 
 #[derive(Debug)]
-struct Budget {
+struct SocketBudget {
     all: Arc<Semaphore>,
     share: usize,
 }
 
-impl Budget {
+impl SocketBudget {
     fn new(descriptors: usize) -> Self {
         let all = (descriptors / OF_PROCESS).clamp(AT_LEAST * OF_ALL, AT_MOST);
         Self { all: Arc::new(Semaphore::new(all)), share: all / OF_ALL }
@@ -80,11 +80,11 @@ impl SandboxSockets {
 
 #[cfg(test)]
 mod tests {
-    use super::Budget;
+    use super::SocketBudget;
 
     #[test]
     fn one_sandbox_does_not_take_what_the_others_need() {
-        let budget = Budget::new(4096);
+        let budget = SocketBudget::new(4096);
         let (first, second) = (budget.sandbox(), budget.sandbox());
         let mut held: Vec<_> = std::iter::from_fn(|| first.take()).collect();
         assert_eq!(held.len(), 256);

@@ -41,7 +41,7 @@ use serde::{Deserialize, Serialize};
 
 use super::manifest::{self, Durability};
 use super::path_text::{as_path, path_text};
-use super::tree::{Place, file_type, times};
+use super::tree::{TreeDir, file_type, times};
 use super::walk::{vanished, visit};
 use super::{Result, Store, StoreError, blocking, io_error};
 use crate::model::{FORMAT, LayerId, Timestamp};
@@ -400,7 +400,7 @@ fn time(time: StatxTimestamp) -> Timestamp {
 /// The files with content under `root` that one of the windows concerns, sorted.
 fn files_in(root: &Path, windows: &[FailureWindow]) -> Result<Vec<DoubtfulFile>> {
     let found = Mutex::new(Vec::new());
-    visit(Place::root(root)?, |place, more| {
+    visit(TreeDir::root(root)?, |place, more| {
         let dir = match place.open() {
             Err(error) if vanished(&error) => return Ok(()),
             opened => opened?,
@@ -448,7 +448,7 @@ fn store_again(root: &Path, doubtful: &DoubtfulFile) -> Result<()> {
         Some(at) => (&doubtful.path[..at], &doubtful.path[at + 1..]),
         None => (&[][..], &doubtful.path[..]),
     };
-    let mut place = Place::root(root)?;
+    let mut place = TreeDir::root(root)?;
     if !parent.is_empty() {
         place = place.descend(parent)?;
     }

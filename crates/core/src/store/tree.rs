@@ -2,7 +2,7 @@
 //!
 //! A sandbox's root may give its files any name, make links to anywhere, and nest directories until a
 //! path no longer fits a system call or a recursion the stack. So names are bytes, every call is
-//! relative to an open directory, no link is followed, and walks keep their own stack. A [`Place`] is
+//! relative to an open directory, no link is followed, and walks keep their own stack. A [`TreeDir`] is
 //! a directory that is not open: a path below an open *base*, which is renewed before the path grows
 //! too long, so that neither depth nor width costs descriptors.
 
@@ -32,7 +32,7 @@ const WHITEOUT: &CStr = c"user.overlay.whiteout";
 
 /// A directory somewhere in a tree.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct TreeDir {
     base: Arc<Base>,
     /// The path from the base; empty for the base itself.
     below: Vec<u8>,
@@ -51,12 +51,12 @@ struct Base {
 #[derive(Debug, Clone)]
 pub(super) struct Dir {
     base: Arc<Base>,
-    place: Place,
+    place: TreeDir,
 }
 
 /// What a directory lists.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(super) struct DirEntry {
     pub(super) name: CString,
     pub(super) kind: FileType,
 }
@@ -75,7 +75,7 @@ pub(super) enum Opaque {
 /// Extended attributes, sorted by name.
 pub(super) type Xattrs = Vec<(CString, Vec<u8>)>;
 
-impl Place {
+impl TreeDir {
     /// The root of a tree.
     pub(super) fn root(dir: &Path) -> Result<Self> {
         let fd = rustix::fs::open(dir, dir_flags(), Mode::empty())
@@ -137,12 +137,12 @@ impl Place {
 
 impl Dir {
     /// The directory `name` in this one.
-    pub(super) fn child(&self, name: &CStr) -> Place {
+    pub(super) fn child(&self, name: &CStr) -> TreeDir {
         let below = join(&self.place.below, name.to_bytes());
         if below.len() <= LONGEST {
-            return Place { base: Arc::clone(&self.place.base), below };
+            return TreeDir { base: Arc::clone(&self.place.base), below };
         }
-        Place { base: Arc::clone(&self.base), below: name.to_bytes().to_vec() }
+        TreeDir { base: Arc::clone(&self.base), below: name.to_bytes().to_vec() }
     }
 
     /// The path from the root of the tree to this directory.
@@ -160,7 +160,7 @@ impl Dir {
     }
 
     /// Where it is.
-    pub(super) fn place(&self) -> &Place {
+    pub(super) fn place(&self) -> &TreeDir {
         &self.place
     }
 
@@ -182,10 +182,10 @@ impl Dir {
     }
 
     /// What is in it, sorted by name.
-    pub(super) fn entries(&self) -> Result<Vec<Entry>> {
+    pub(super) fn entries(&self) -> Result<Vec<DirEntry>> {
         let mut entries = Vec::new();
         self.for_each(|name, kind| {
-            entries.push(Entry { name: name.to_owned(), kind });
+            entries.push(DirEntry { name: name.to_owned(), kind });
             Ok(())
         })?;
         entries.sort_by(|a, b| a.name.cmp(&b.name));
@@ -314,7 +314,7 @@ impl Dir {
     }
 
     /// Makes a directory to be filled; [`Dir::finish`] gives it its attributes.
-    pub(super) fn make_dir(&self, name: &CStr) -> Result<Place> {
+    pub(super) fn make_dir(&self, name: &CStr) -> Result<TreeDir> {
         rustix::fs::mkdirat(self.fd(), name, Mode::RWXU)
             .map_err(|error| self.failure("create", name, error))?;
         Ok(self.child(name))

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
 use super::layer::junk::{Heap, Junk, JunkLook, JunkRules};
-use super::tree::{Place, file_type};
+use super::tree::{TreeDir, file_type};
 use super::{Result, StoreError};
 
 /// What a tree takes.
@@ -96,7 +96,7 @@ pub(super) fn measure_looking(
     let look = rules.map(JunkLook::new);
     let (bytes, files) = (AtomicU64::new(0), AtomicU64::new(0));
     let linked = Mutex::new(HashSet::new());
-    let root = Place::root(root)?;
+    let root = TreeDir::root(root)?;
     let own = root.open()?.own_stat()?;
     bytes.fetch_add(own.stx_blocks * 512, Ordering::Relaxed);
     let summary = Mutex::new(NameHasher::new(b"").hash(b"", &own));

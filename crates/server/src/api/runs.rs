@@ -7,7 +7,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use sandkeep_client::types;
-use sandkeep_core::engine::{Acceptance, Destination, Review, RunFilter};
+use sandkeep_core::engine::{Acceptance, DestinationTraffic, Review, RunFilter};
 use sandkeep_core::model::{self, Name, RunId, RunSpec, Span};
 
 use super::approvals::approval_out;
@@ -403,7 +403,7 @@ fn run_out(app: &App, run: model::Run) -> types::Run {
     }
 }
 
-fn contact_out(place: Destination) -> types::RunContact {
+fn contact_out(place: DestinationTraffic) -> types::RunContact {
     types::RunContact {
         host: place.host,
         connections: place.connections,

@@ -96,7 +96,7 @@ impl Campaign {
     /// Panics when the campaign itself cannot go on: no disk, no daemon on an empty directory.
     #[must_use]
     pub fn run(&self) -> Report {
-        let mut running = Running::start(self);
+        let mut running = CampaignRun::start(self);
         let began = Instant::now();
         let mut rounds = 0;
         while rounds < self.rounds && began.elapsed() < self.time {
@@ -150,7 +150,7 @@ enum End {
     CutTwice,
 }
 
-struct Running<'a> {
+struct CampaignRun<'a> {
     campaign: &'a Campaign,
     runtime: Runtime,
     random: Random,
@@ -163,7 +163,7 @@ struct Running<'a> {
     disk: FaultDisk,
 }
 
-impl<'a> Running<'a> {
+impl<'a> CampaignRun<'a> {
     fn start(campaign: &'a Campaign) -> Self {
         let mut random = Random::new(campaign.seed);
         say(&format!(

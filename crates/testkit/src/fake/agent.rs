@@ -63,13 +63,13 @@ impl Script {
 /// The agent of a machine.
 #[derive(Debug)]
 pub(super) struct Agent {
-    inside: Arc<Inside>,
+    inside: Arc<AgentState>,
     task: JoinHandle<()>,
 }
 
 /// What connections share.
 #[derive(Debug)]
-struct Inside {
+struct AgentState {
     generation: String,
     root: Arc<Mutex<RootFs>>,
     scripts: BTreeMap<String, Script>,
@@ -101,7 +101,8 @@ impl Agent {
         let generation = format!("run {run}");
         let (commands, problems) = (Mutex::default(), Mutex::default());
         let (questions, answers) = (watch::Sender::default(), Mutex::default());
-        let inside = Inside { generation, root, scripts, commands, problems, questions, answers };
+        let inside =
+            AgentState { generation, root, scripts, commands, problems, questions, answers };
         let inside = Arc::new(inside);
         let listener = {
             let _runtime = runtime.enter();
@@ -155,7 +156,7 @@ impl Drop for Agent {
     }
 }
 
-async fn serve(inside: Arc<Inside>, listener: UnixListener) {
+async fn serve(inside: Arc<AgentState>, listener: UnixListener) {
     // Aborted with this task.
     let mut connection = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
@@ -196,7 +197,7 @@ enum More {
     End,
 }
 
-async fn converse(inside: Arc<Inside>, stream: UnixStream) {
+async fn converse(inside: Arc<AgentState>, stream: UnixStream) {
     let (mut read, write) = stream.into_split();
     let out = Out(Arc::new(tokio::sync::Mutex::new(write)));
     let mut streams: HashMap<u32, mpsc::UnboundedSender<More>> = HashMap::new();
@@ -237,7 +238,7 @@ async fn frame(read: &mut OwnedReadHalf) -> io::Result<(Header, Vec<u8>)> {
     Ok((header, payload))
 }
 
-impl Inside {
+impl AgentState {
     async fn answer(
         &self,
         out: &Out,

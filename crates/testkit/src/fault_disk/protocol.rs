@@ -44,7 +44,7 @@ impl Filesystem {
 
 /// Requests that a fault is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Operation {
+pub(super) enum DiskRequest {
     Read,
     Write,
     Flush,
@@ -62,7 +62,7 @@ pub(super) enum Outcome {
 /// Something that is wrong with the disk. Requests must match all of it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Fault {
-    pub(super) operations: Vec<Operation>,
+    pub(super) operations: Vec<DiskRequest>,
     pub(super) outcome: Outcome,
     pub(super) region: Option<(u64, u64)>,
     pub(super) content: Option<Vec<u8>>,
@@ -71,7 +71,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    fn of(operations: &[Operation]) -> Self {
+    fn of(operations: &[DiskRequest]) -> Self {
         let operations = operations.to_vec();
         let outcome = Outcome::Fail;
         Self { operations, outcome, region: None, content: None, times: None, lasts: None }
@@ -80,31 +80,31 @@ impl Fault {
     /// Writes fail. Flushes are answered as if all was well, as disks do that lost a write.
     #[must_use]
     pub fn writes() -> Self {
-        Self::of(&[Operation::Write])
+        Self::of(&[DiskRequest::Write])
     }
 
     /// Reads fail.
     #[must_use]
     pub fn reads() -> Self {
-        Self::of(&[Operation::Read])
+        Self::of(&[DiskRequest::Read])
     }
 
     /// Flushes fail; what was written before them stays in the volatile cache.
     #[must_use]
     pub fn flushes() -> Self {
-        Self::of(&[Operation::Flush])
+        Self::of(&[DiskRequest::Flush])
     }
 
     /// Writes and flushes fail.
     #[must_use]
     pub fn writes_and_flushes() -> Self {
-        Self::of(&[Operation::Write, Operation::Flush])
+        Self::of(&[DiskRequest::Write, DiskRequest::Flush])
     }
 
     /// Everything fails.
     #[must_use]
     pub fn everything() -> Self {
-        Self::of(&[Operation::Read, Operation::Write, Operation::Flush])
+        Self::of(&[DiskRequest::Read, DiskRequest::Write, DiskRequest::Flush])
     }
 
     /// The requests do not fail but hang until the fault is healed.

@@ -20,7 +20,7 @@ use fuser::{
 use parking_lot::{Mutex, MutexGuard};
 
 use super::medium::{Cut, Medium};
-use super::protocol::{Fault, FaultId, Operation, Outcome, Stats};
+use super::protocol::{DiskRequest, Fault, FaultId, Outcome, Stats};
 
 const ROOT: u64 = 1;
 /// The inode of the first generation.
@@ -173,9 +173,9 @@ impl Service {
 impl Inner {
     fn submit(&mut self, job: Job) {
         match job.operation() {
-            Operation::Read => self.stats.reads += 1,
-            Operation::Write => self.stats.writes += 1,
-            Operation::Flush => self.stats.flushes += 1,
+            DiskRequest::Read => self.stats.reads += 1,
+            DiskRequest::Write => self.stats.writes += 1,
+            DiskRequest::Flush => self.stats.flushes += 1,
         }
         self.carry_out(job);
     }
@@ -226,11 +226,11 @@ impl Active {
 }
 
 impl Job {
-    const fn operation(&self) -> Operation {
+    const fn operation(&self) -> DiskRequest {
         match self {
-            Self::Read { .. } => Operation::Read,
-            Self::Write { .. } => Operation::Write,
-            Self::Flush { .. } => Operation::Flush,
+            Self::Read { .. } => DiskRequest::Read,
+            Self::Write { .. } => DiskRequest::Write,
+            Self::Flush { .. } => DiskRequest::Flush,
         }
     }
 

@@ -54,7 +54,7 @@ pub(crate) struct Plan<'a> {
 
 /// The steps of a child that can fail, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum LaunchStep {
     Session,
     User,
     Directory,
@@ -77,7 +77,7 @@ struct Child {
     tty: bool,
     files: libc::rlimit,
     cpus: Option<CpuSet>,
-    failed: Option<(Step, c_int)>,
+    failed: Option<(LaunchStep, c_int)>,
 }
 
 const SHELL: *const c_char = c"/bin/sh".as_ptr();
@@ -156,14 +156,14 @@ fn candidates(program: &str, path: &str) -> Vec<String> {
     path.split(':').map(place).collect()
 }
 
-fn explain(plan: &Plan<'_>, step: Step, error: &io::Error) -> RequestError {
+fn explain(plan: &Plan<'_>, step: LaunchStep, error: &io::Error) -> RequestError {
     let program = plan.argv.first().map_or("", String::as_str);
     match step {
-        Step::Session => RequestError::new(
+        LaunchStep::Session => RequestError::new(
             kind_of(error),
             format!("could not give the process a session of its own: {}", say(error)),
         ),
-        Step::User => RequestError::new(
+        LaunchStep::User => RequestError::new(
             Failure::NoUser,
             format!(
                 "could not become user {} with group {}: {}",
@@ -172,7 +172,7 @@ fn explain(plan: &Plan<'_>, step: Step, error: &io::Error) -> RequestError {
                 say(error)
             ),
         ),
-        Step::Directory => RequestError {
+        LaunchStep::Directory => RequestError {
             kind: Failure::NoDirectory,
             ..RequestError::io(
                 "enter the working directory",
@@ -180,7 +180,7 @@ fn explain(plan: &Plan<'_>, step: Step, error: &io::Error) -> RequestError {
                 error,
             )
         },
-        Step::Execute => match error.raw_os_error() {
+        LaunchStep::Execute => match error.raw_os_error() {
             Some(libc::ENOENT) if !program.contains('/') => {
                 let message = format!("there is no program `{program}` on the PATH of the command");
                 RequestError::new(Failure::NoExecutable, message)
@@ -232,27 +232,27 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     unsafe {
         let child = &mut *argument.cast::<Child>();
         let step = prepare(child);
-        let failed = step.err().unwrap_or_else(|| (Step::Execute, execute(child)));
+        let failed = step.err().unwrap_or_else(|| (LaunchStep::Execute, execute(child)));
         child.failed = Some(failed);
         libc::_exit(127)
     }
 }
 
 /// Turns the child into what the command is to be, short of executing it.
-unsafe fn prepare(child: &Child) -> Result<(), (Step, c_int)> {
+unsafe fn prepare(child: &Child) -> Result<(), (LaunchStep, c_int)> {
     // SAFETY: system calls on the child's own copies of descriptors and signal actions. The ids are
     // set by raw calls: the C library's wrappers would try to tell the agent's other threads.
     unsafe {
-        let check = |step: Step, result: libc::c_long| {
+        let check = |step: LaunchStep, result: libc::c_long| {
             if result < 0 { Err((step, *libc::__errno_location())) } else { Ok(()) }
         };
-        check(Step::Session, libc::setsid().into())?;
+        check(LaunchStep::Session, libc::setsid().into())?;
         if child.tty {
             let [terminal, ..] = child.stdio;
-            check(Step::Session, libc::ioctl(terminal, libc::TIOCSCTTY, 0).into())?;
+            check(LaunchStep::Session, libc::ioctl(terminal, libc::TIOCSCTTY, 0).into())?;
         }
         for (to, from) in (0..).zip(child.stdio) {
-            check(Step::Session, libc::dup2(from, to).into())?;
+            check(LaunchStep::Session, libc::dup2(from, to).into())?;
         }
         // Everything of ours closes on exec; this is for what a library forgot.
         libc::syscall(libc::SYS_close_range, 3, c_int::MAX, libc::CLOSE_RANGE_CLOEXEC);
@@ -263,16 +263,22 @@ unsafe fn prepare(child: &Child) -> Result<(), (Step, c_int)> {
         }
 
         let groups = child.groups.as_ptr();
-        check(Step::User, libc::syscall(libc::SYS_setgroups, child.groups.len(), groups))?;
-        check(Step::User, libc::syscall(libc::SYS_setresgid, child.gid, child.gid, child.gid))?;
-        check(Step::User, libc::syscall(libc::SYS_setresuid, child.uid, child.uid, child.uid))?;
+        check(LaunchStep::User, libc::syscall(libc::SYS_setgroups, child.groups.len(), groups))?;
+        check(
+            LaunchStep::User,
+            libc::syscall(libc::SYS_setresgid, child.gid, child.gid, child.gid),
+        )?;
+        check(
+            LaunchStep::User,
+            libc::syscall(libc::SYS_setresuid, child.uid, child.uid, child.uid),
+        )?;
 
         if libc::chdir(child.cwd) < 0 {
             let errno = *libc::__errno_location();
             if child.cwd_asked {
-                return Err((Step::Directory, errno));
+                return Err((LaunchStep::Directory, errno));
             }
-            check(Step::Directory, libc::chdir(ROOT).into())?;
+            check(LaunchStep::Directory, libc::chdir(ROOT).into())?;
         }
 
         // The kernel's own form of "default", all zeros: the C library's wrapper would leave out

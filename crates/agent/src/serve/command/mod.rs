@@ -67,12 +67,12 @@ pub(crate) struct Command {
     /// How often the kernel had killed a process for want of memory when this one was started.
     pub(crate) oom_kills_before: u64,
     terminal: Option<Rc<AsyncFd<OwnedFd>>>,
-    state: RefCell<State>,
+    state: RefCell<CommandState>,
     wake: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CommandState {
     backlog: OutputBacklog,
     exit: Option<Exit>,
     /// The command is over: no more output will come.
@@ -80,7 +80,7 @@ struct State {
     /// The daemon will not ask again.
     forgotten: bool,
     attached: Option<Attached>,
-    input: Input,
+    input: StdinQueue,
     /// What goes when the process has exited.
     secret_files: SecretFiles,
 }
@@ -100,7 +100,7 @@ struct Attached {
 
 /// Standard input on its way to the process.
 #[derive(Debug, Default)]
-struct Input {
+struct StdinQueue {
     queue: VecDeque<u8>,
     taken: u64,
     /// The last byte taken, which decides how a terminal is told of the end.
@@ -119,7 +119,7 @@ impl Command {
         ends: &Ends,
         tty: bool,
     ) -> Rc<Self> {
-        let state = RefCell::new(State::default());
+        let state = RefCell::new(CommandState::default());
         let terminal = ends.out.clone().filter(|_| tty);
         let wake = Notify::new();
         let command = Self { id, pid, number, oom_kills_before, terminal, state, wake };
@@ -233,7 +233,7 @@ impl Command {
         if !state.is_attached(out, stream) {
             return true;
         }
-        let State { attached: Some(attached), input, .. } = &mut *state else { return true };
+        let CommandState { attached: Some(attached), input, .. } = &mut *state else { return true };
         let Some(allowed) = attached.allowed.checked_sub(bytes.len()) else { return false };
         attached.allowed = allowed;
         if input.closed || input.ended {
@@ -350,7 +350,7 @@ impl Command {
     /// does not take all.
     fn flush(&self) -> Option<Rc<Outbound>> {
         let mut state = self.state.borrow_mut();
-        let State { backlog, exit, over, attached, .. } = &mut *state;
+        let CommandState { backlog, exit, over, attached, .. } = &mut *state;
         let listener = attached.as_mut()?;
         if listener.out.is_closed() {
             *attached = None;
@@ -405,7 +405,7 @@ impl Command {
     fn write(&self, end: &mut Option<Rc<AsyncFd<OwnedFd>>>) {
         let Some(pipe) = end else { return };
         let mut state = self.state.borrow_mut();
-        let State { attached, input, .. } = &mut *state;
+        let CommandState { attached, input, .. } = &mut *state;
         let (bytes, _) = input.queue.as_slices();
         match pipe.try_io(Interest::WRITABLE, |fd| Ok(rustix::io::write(fd, bytes)?)) {
             Ok(count) => {
@@ -432,7 +432,7 @@ impl Command {
     }
 }
 
-impl State {
+impl CommandState {
     fn is_attached(&self, out: &Rc<Outbound>, stream: u32) -> bool {
         self.attached
             .as_ref()

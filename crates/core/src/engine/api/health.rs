@@ -6,7 +6,7 @@ use crate::engine::context::damage::{Damage, DamageKind};
 use crate::engine::integrity::disk_probe::Unwell;
 use crate::engine::{Engine, Result};
 use crate::model::{Layer, LayerId};
-use crate::store::{Difference, Problem, Report};
+use crate::store::{NameDifference, Problem, Report};
 
 /// How often a check of a running server looks again at what seems to be wrong.
 const LOOKS: usize = 3;
@@ -52,7 +52,7 @@ impl Engine {
     /// # Errors
     ///
     /// Returns [`Error`](crate::engine::Error) when the layers cannot be listed.
-    pub async fn scrub_now(&self) -> Result<Vec<(LayerId, Vec<Difference>)>> {
+    pub async fn scrub_now(&self) -> Result<Vec<(LayerId, Vec<NameDifference>)>> {
         let mut found = Vec::new();
         for layer in self.parts.context.store.scan::<Layer>().await?.good {
             if let Some(differences) =

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::db::Paged;
-use crate::engine::network::policy::{ConnectionFilter, Destination, read_cursor};
+use crate::engine::network::policy::{ConnectionFilter, DestinationTraffic, read_cursor};
 use crate::engine::{Engine, Result};
 use crate::model::{Connection, Name, Patch, Policy, ProjectNetwork, Sandbox, Tags, Verdict};
 
@@ -100,14 +100,14 @@ impl Engine {
         project: &Name,
         name: &Name,
         filter: &ConnectionFilter,
-    ) -> Result<Vec<Destination>> {
+    ) -> Result<Vec<DestinationTraffic>> {
         let sandbox = self.parts.lifecycle.find(project, name).await?;
-        let mut all: HashMap<String, Destination> = HashMap::new();
+        let mut all: HashMap<String, DestinationTraffic> = HashMap::new();
         for session in self.parts.network.journals(&sandbox.id, filter).await? {
             for line in self.parts.network.journal(&sandbox.id, &session, filter).await? {
                 let address = line.to.map(|to| to.ip().to_string());
                 let host = line.name.or(address).unwrap_or_default();
-                let place = all.entry(host.clone()).or_insert(Destination {
+                let place = all.entry(host.clone()).or_insert(DestinationTraffic {
                     host,
                     connections: 0,
                     denied: 0,
@@ -122,9 +122,9 @@ impl Engine {
                 place.last_at = place.last_at.max(line.at);
             }
         }
-        let mut all: Vec<Destination> = all.into_values().collect();
+        let mut all: Vec<DestinationTraffic> = all.into_values().collect();
         all.sort_unstable_by(|a, b| {
-            let bytes = |it: &Destination| it.bytes_in + it.bytes_out;
+            let bytes = |it: &DestinationTraffic| it.bytes_in + it.bytes_out;
             bytes(b).cmp(&bytes(a)).then_with(|| a.host.cmp(&b.host))
         });
         Ok(all)

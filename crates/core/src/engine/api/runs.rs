@@ -5,7 +5,7 @@ use crate::engine::error::error_chain;
 use crate::engine::governance::runs;
 use crate::engine::governance::runs::{Acceptance, RunFilter};
 use crate::engine::{
-    Caller, ConnectionFilter, Destination, DiffRequest, Difference, Engine, Promoted, Result,
+    Caller, ConnectionFilter, DestinationTraffic, DiffRequest, Difference, Engine, Promoted, Result,
 };
 use crate::model::{
     Approval, Command, Finding, Name, Point, ProjectRuns, Run, RunId, RunSpec, SnapshotId,
@@ -35,7 +35,7 @@ pub struct Review {
     /// Commands that changed something.
     pub commands: Vec<Command>,
     /// What it was in contact with.
-    pub network: Vec<Destination>,
+    pub network: Vec<DestinationTraffic>,
     /// What the guard found.
     pub findings: Vec<Finding>,
     /// Its approvals.

@@ -21,7 +21,7 @@ use crate::engine::context::damage::DamageKind;
 use crate::engine::error::error_chain;
 use crate::engine::integrity::Scrubber;
 use crate::model::{Layer, LayerId};
-use crate::store::{Difference, DigestVerdict, ReadThrottle, StoreError};
+use crate::store::{DigestVerdict, NameDifference, ReadThrottle, StoreError};
 
 /// How long after a seal its layer is read. Whoever resumes right away goes first.
 const DELAY: Duration = Duration::from_secs(1);
@@ -153,7 +153,7 @@ impl Scrubber {
         &self,
         layer: &LayerId,
         gently: bool,
-    ) -> Option<Vec<Difference>> {
+    ) -> Option<Vec<NameDifference>> {
         let calm = gently.then(|| self.gently(self.context.settings.scrub.rate, true));
         let verdict = match self.store.verify(layer, calm.as_ref()).await {
             Ok(DigestVerdict::Unknown) if !gently => self.store.record_digest(layer, None).await,
@@ -173,14 +173,14 @@ impl Scrubber {
             Err(_) if self.store.layer(layer).await.is_err() => None,
             Err(StoreError::ShuttingDown) => None,
             Err(error) => {
-                let differences = vec![Difference::Other(error_chain(&Error::from(error)))];
+                let differences = vec![NameDifference::Other(error_chain(&Error::from(error)))];
                 self.layer_changed(layer, &differences);
                 Some(differences)
             }
         }
     }
 
-    fn layer_changed(&self, layer: &LayerId, differences: &[Difference]) {
+    fn layer_changed(&self, layer: &LayerId, differences: &[NameDifference]) {
         let mut told: Vec<String> =
             differences.iter().take(TOLD).map(ToString::to_string).collect();
         if differences.len() > TOLD {

@@ -17,7 +17,7 @@ use crate::model::{
     SnapshotId,
 };
 use crate::store::image::{HOST, Reporter};
-use crate::store::{Durability, Hold};
+use crate::store::{Durability, LayerHold};
 
 /// The memory of sandboxes that do not say, where a driver keeps it.
 const KEPT_MEMORY: Size = Size(1 << 30);
@@ -27,7 +27,7 @@ const KEPT_MEMORY: Size = Size(1 << 30);
 pub(in crate::engine) struct StartingPoint {
     pub(in crate::engine) config: Config,
     /// Keeps the layers until a record names them.
-    pub(in crate::engine) hold: Option<Arc<Hold>>,
+    pub(in crate::engine) hold: Option<Arc<LayerHold>>,
     pub(in crate::engine) layers: Vec<LayerId>,
     pub(in crate::engine) image_config: ImageConfig,
     pub(in crate::engine) current: Option<SnapshotId>,
@@ -121,7 +121,7 @@ impl Lifecycle {
     }
 
     /// The image of that name, with its layers held.
-    pub(in crate::engine) async fn hold_image(&self, name: &str) -> Result<(Image, Hold)> {
+    pub(in crate::engine) async fn hold_image(&self, name: &str) -> Result<(Image, LayerHold)> {
         let hold = self.store.hold();
         let mut image = self.image(name).await?;
         loop {

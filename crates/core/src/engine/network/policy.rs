@@ -51,7 +51,7 @@ impl ConnectionFilter {
 
 /// All that went to one place.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Destination {
+pub struct DestinationTraffic {
     /// The name, or the address where none was told.
     pub host: String,
     /// How many connections, refused ones included.

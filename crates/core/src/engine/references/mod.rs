@@ -1,7 +1,7 @@
 //! Which layers are named or held, what they cost, and whether one may be discarded.
 //!
 //! The reference counts are kept in memory, filled at start-up and changed with every manifest. Whoever is about to name a layer
-//! has a [`Hold`](crate::store::Hold) on it from before it reads the chain until the manifest that names it is written. No lock is
+//! has a [`LayerHold`](crate::store::LayerHold) on it from before it reads the chain until the manifest that names it is written. No lock is
 //! held over any of that, so nobody waits for a copy, a compaction or a deletion of another sandbox.
 
 pub(in crate::engine) mod digest_queue;
@@ -23,7 +23,7 @@ use crate::engine::references::digest_queue::DigestQueue;
 use crate::engine::references::doubts::Doubts;
 use crate::model::{Layer, LayerId, MemoryId, MemoryLayer, Sandbox, Snapshot, SnapshotId};
 use crate::store::accounting::{ReferenceCounts, Sizes};
-use crate::store::{Hold, Store, Trashed};
+use crate::store::{LayerHold, Store, Trashed};
 
 /// The reference counts of layers.
 pub(in crate::engine) struct References {
@@ -127,7 +127,7 @@ impl References {
     pub(in crate::engine) async fn hold_snapshot(
         &self,
         id: &SnapshotId,
-    ) -> Result<(Hold, Option<Snapshot>)> {
+    ) -> Result<(LayerHold, Option<Snapshot>)> {
         let hold = self.store.hold();
         let mut found = self.db.snapshot(id).await?;
         while let Some(snapshot) = &found {
@@ -150,7 +150,7 @@ impl References {
     pub(in crate::engine) async fn hold_current(
         &self,
         sandbox: &Sandbox,
-    ) -> Result<(Hold, Option<Snapshot>)> {
+    ) -> Result<(LayerHold, Option<Snapshot>)> {
         match &sandbox.current {
             Some(id) => self.hold_snapshot(id).await,
             None => Ok((self.store.hold(), None)),

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::engine::{Error, Result};
 use crate::model::{ImageConfig, LayerId, Snapshot};
-use crate::store::{Exported, Hold, LeftOut, Store, StoreError};
+use crate::store::{Exported, LayerHold, LeftOut, Store, StoreError};
 
 /// How many exports the server has in progress at the most, of all callers.
 const MOST_EXPORTS: usize = 16;
@@ -31,7 +31,7 @@ pub struct SnapshotExport {
     store: Store,
     archive: Archive,
     left_out: LeftOut,
-    _hold: Hold,
+    _hold: LayerHold,
     _turn: SemaphorePermit<'static>,
 }
 
@@ -40,7 +40,7 @@ impl SnapshotExport {
     pub(in crate::engine) async fn prepare(
         store: &Store,
         snapshot: &Snapshot,
-        hold: Hold,
+        hold: LayerHold,
     ) -> Result<Self> {
         let turn = EXPORTS.try_acquire().map_err(|_| Error::TooManyExports(MOST_EXPORTS))?;
         let unwanted = CancellationToken::new();
@@ -107,10 +107,10 @@ struct Blob {
 
 /// The files of an archive, in their order.
 #[derive(Debug)]
-struct Archive(Vec<(String, Content)>);
+struct Archive(Vec<(String, ExportContent)>);
 
 #[derive(Debug)]
-enum Content {
+enum ExportContent {
     Document(Vec<u8>),
     Layer(Blob),
 }
@@ -153,11 +153,12 @@ impl Archive {
             }],
         });
         let mut files = vec![config_file, manifest_file];
-        let layer = |blob: Blob| (blob_path(&blob.digest), Content::Layer(blob));
+        let layer = |blob: Blob| (blob_path(&blob.digest), ExportContent::Layer(blob));
         files.extend(blobs.into_iter().map(layer));
         let layout = json!({"imageLayoutVersion": "1.0.0"});
         for (name, content) in [("index.json", index), ("oci-layout", layout)] {
-            files.push((name.to_owned(), Content::Document(content.to_string().into_bytes())));
+            files
+                .push((name.to_owned(), ExportContent::Document(content.to_string().into_bytes())));
         }
         Self(files)
     }
@@ -179,8 +180,8 @@ impl Archive {
             let header = header(name, content.bytes()).map_err(lost)?;
             into.write_all(header.as_bytes()).map_err(lost)?;
             match content {
-                Content::Document(text) => into.write_all(text).map_err(lost)?,
-                Content::Layer(blob) => {
+                ExportContent::Document(text) => into.write_all(text).map_err(lost)?,
+                ExportContent::Layer(blob) => {
                     let Exported { diff_id, bytes, .. } = export(&blob.layer, &mut into)?;
                     if diff_id != blob.digest || bytes != blob.bytes {
                         let reason = "it changed while it was exported".to_owned();
@@ -198,7 +199,7 @@ impl Archive {
     }
 }
 
-impl Content {
+impl ExportContent {
     fn bytes(&self) -> u64 {
         match self {
             Self::Document(text) => text.len() as u64,
@@ -214,11 +215,11 @@ fn command_config(config: &ImageConfig) -> serde_json::Value {
 }
 
 /// A document as a blob: its digest and size, and the file.
-fn document(value: &serde_json::Value) -> ((String, usize), (String, Content)) {
+fn document(value: &serde_json::Value) -> ((String, usize), (String, ExportContent)) {
     let text = value.to_string().into_bytes();
     let digest = format!("sha256:{}", hex::encode(Sha256::digest(&text)));
     let path = blob_path(&digest);
-    ((digest, text.len()), (path, Content::Document(text)))
+    ((digest, text.len()), (path, ExportContent::Document(text)))
 }
 
 fn blob_path(digest: &str) -> String {

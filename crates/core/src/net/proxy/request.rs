@@ -28,7 +28,7 @@ use super::body::{CountedBody, ReplacedBody};
 use super::head::{self, Target};
 use super::replace::Replacements;
 use super::request_log::{InFlightRequest, InFlightRequests, RequestRecord, line};
-use super::secrets::{self, Secrets};
+use super::secrets::{self, RequestSecrets};
 use super::tunnel;
 use super::upstream_connection::{
     Body, Broken, ConnectionTasks, Dialler, HttpVersion, Reach, Room, explain,
@@ -460,13 +460,13 @@ async fn is_trusted(proxy: &ProxyConnection, action: &OwnedRequestAction, target
     }
 }
 
-fn allotted(rules: &Rules, host: &str, trusted: bool) -> Secrets {
+fn allotted(rules: &Rules, host: &str, trusted: bool) -> RequestSecrets {
     let given: Vec<_> = rules.brokered(host).cloned().collect();
     let withheld = rules.withheld(host).cloned();
     if trusted {
-        Secrets { given, withheld: withheld.collect() }
+        RequestSecrets { given, withheld: withheld.collect() }
     } else {
-        Secrets { given: Vec::new(), withheld: withheld.chain(given).collect() }
+        RequestSecrets { given: Vec::new(), withheld: withheld.chain(given).collect() }
     }
 }
 

@@ -34,7 +34,7 @@ const HIDDEN: u8 = b'*';
 
 /// The secrets of one request, by where it goes.
 #[derive(Debug, Default)]
-pub(super) struct Secrets {
+pub(super) struct RequestSecrets {
     /// Those that the host may have.
     pub(super) given: Vec<Brokered>,
     /// Those that it may not: their placeholders go on as they are.
@@ -55,7 +55,7 @@ pub(super) struct Put {
     pub(super) used: Vec<String>,
 }
 
-impl Secrets {
+impl RequestSecrets {
     /// Puts values into headers and query.
     pub(super) fn put(&self, headers: &mut HeaderMap, query: &mut Option<String>) -> Put {
         let mut put = Put::default();
@@ -278,11 +278,11 @@ mod tests {
     use zeroize::Zeroizing;
 
     use super::super::super::rules::Brokered;
-    use super::{SecretPlace, Secrets, hides};
+    use super::{RequestSecrets, SecretPlace, hides};
 
     const PLACEHOLDER: &str = "skp_0123456789abcdef0123456789ab";
 
-    fn secrets(value: &str) -> Secrets {
+    fn secrets(value: &str) -> RequestSecrets {
         let secret = |name: &str, placeholder: &str| Brokered {
             name: name.to_owned(),
             placeholder: placeholder.to_owned(),
@@ -290,7 +290,7 @@ mod tests {
             hosts: vec!["example.com".parse().unwrap()],
             places: [SecretPlace::Query, SecretPlace::Body].into(),
         };
-        Secrets {
+        RequestSecrets {
             given: vec![secret("KEY", PLACEHOLDER)],
             withheld: vec![secret("OTHER", "skp_other_other_other_other_othe")],
         }

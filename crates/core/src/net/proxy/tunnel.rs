@@ -40,7 +40,7 @@ where
 }
 
 /// Takes values out of what comes in.
-trait Masker {
+trait TunnelMasker {
     /// What came, and what of it may go on.
     fn push(&mut self, bytes: Bytes) -> io::Result<Bytes>;
 
@@ -55,7 +55,7 @@ trait Masker {
 }
 
 /// The same, where what comes from outside goes through `masker`.
-async fn relay<G, S>(guest: G, server: S, mut masker: impl Masker) -> io::Result<()>
+async fn relay<G, S>(guest: G, server: S, mut masker: impl TunnelMasker) -> io::Result<()>
 where
     G: AsyncRead + AsyncWrite,
     S: AsyncRead + AsyncWrite,
@@ -104,7 +104,7 @@ impl RawMasker {
     }
 }
 
-impl Masker for RawMasker {
+impl TunnelMasker for RawMasker {
     fn push(&mut self, bytes: Bytes) -> io::Result<Bytes> {
         Ok(self.0.push(bytes))
     }
@@ -137,7 +137,7 @@ struct WebSocketMasker {
     unread: BytesMut,
     /// The data frame that is being read.
     frame: Option<DataFrame>,
-    message: Option<Message>,
+    message: Option<WebSocketMessage>,
 }
 
 struct DataFrame {
@@ -145,7 +145,7 @@ struct DataFrame {
     is_last: bool,
 }
 
-struct Message {
+struct WebSocketMessage {
     /// What its next frame is called.
     opcode: u8,
     stream: StreamReplacer,
@@ -175,7 +175,8 @@ impl WebSocketMasker {
         match (head.opcode, &self.message) {
             (TEXT | BINARY, None) => {
                 let masks = if head.opcode == TEXT { &self.texts } else { &self.others };
-                self.message = Some(Message { opcode: head.opcode, stream: masks.stream() });
+                self.message =
+                    Some(WebSocketMessage { opcode: head.opcode, stream: masks.stream() });
             }
             (CONTINUES, Some(_)) => {}
             _ => return Err(broken()),
@@ -211,7 +212,7 @@ impl WebSocketMasker {
     }
 }
 
-impl Masker for WebSocketMasker {
+impl TunnelMasker for WebSocketMasker {
     fn push(&mut self, bytes: Bytes) -> io::Result<Bytes> {
         self.unread.extend_from_slice(&bytes);
         let (mut out, mut held) = (BytesMut::new(), Vec::new());
@@ -313,7 +314,7 @@ mod tests {
     use bytes::{Bytes, BytesMut};
 
     use super::super::replace::{Pair, Replacements};
-    use super::{CONTINUES, FrameHead, Masker, TEXT, WebSocketMasker, write_frame};
+    use super::{CONTINUES, FrameHead, TEXT, TunnelMasker, WebSocketMasker, write_frame};
 
     const VALUE: &str = "the-real-value";
 

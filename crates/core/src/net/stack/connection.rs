@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Three things touch a connection, each under its lock and for a moment: the stack's task, with a packet; whoever
-//! carries it, with bytes; and its own [`Connection::drive`], when a timer runs out. Whoever does, finishes its
+//! carries it, with bytes; and its own [`TcpConnection::drive`], when a timer runs out. Whoever does, finishes its
 //! turn: moves the bytes that can be moved, sends what is to be sent, and says when to look again. So no packet
 //! waits for a task to be scheduled.
 //!
@@ -34,14 +34,14 @@ use super::tcp_state::{TcpOptions, TcpStateMachine};
 const DISCARD: usize = 1 << 20;
 
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct TcpConnection {
     pub(super) flow: Flow,
     pub(super) device: Arc<Device>,
     /// Weak: the table holds it.
     table: Weak<ConnectionTable>,
     patience: TcpTimeouts,
     inner: Mutex<Inner>,
-    /// Something happened that [`Connection::drive`] must know.
+    /// Something happened that [`TcpConnection::drive`] must know.
     changed: Notify,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Inner {
     lingering: Option<Lingering>,
     /// Who carries it without a copy.
     pub(super) lane: Option<RelaySocket>,
-    /// When [`Connection::drive`] looks again.
+    /// When [`TcpConnection::drive`] looks again.
     armed: Option<Instant>,
     /// The sandbox gave up before outside answered, or nothing more happens.
     over: bool,
@@ -80,7 +80,7 @@ pub(super) struct TcpTimeouts {
     pub(super) linger: Duration,
 }
 
-impl Connection {
+impl TcpConnection {
     pub(super) fn new(
         segment: &Segment<'_>,
         device: &Arc<Device>,

@@ -80,7 +80,7 @@ enum DatagramKind {
 }
 
 /// What came from the sandbox.
-enum Message<'a> {
+enum GuestMessage<'a> {
     Datagram(&'a [u8]),
     Echo(u16, &'a [u8]),
 }
@@ -100,7 +100,7 @@ impl Flows {
     ) {
         let key = (Protocol::Udp, packet.flow);
         if let Some(carried) = self.find(key, packet.raw, device, handler, tasks) {
-            carried.send(&Message::Datagram(packet.payload));
+            carried.send(&GuestMessage::Datagram(packet.payload));
         }
     }
 
@@ -114,7 +114,7 @@ impl Flows {
     ) {
         let key = (Protocol::Icmp, packet.flow);
         if let Some(carried) = self.find(key, packet.raw, device, handler, tasks) {
-            carried.send(&Message::Echo(packet.sequence, packet.payload));
+            carried.send(&GuestMessage::Echo(packet.sequence, packet.payload));
         }
     }
 
@@ -242,16 +242,18 @@ impl DatagramFlow {
     }
 
     /// Sends now or never: who sends datagrams expects no more.
-    fn send(&self, message: &Message<'_>) {
+    fn send(&self, message: &GuestMessage<'_>) {
         self.touch();
         // Straight to the kernel: the runtime does not know yet whether a new socket is writable.
         let socket = SockRef::from(&self.socket);
         let sent = match (message, self.kind) {
-            (Message::Echo(sequence, payload), DatagramKind::Echo { ident }) => {
+            (GuestMessage::Echo(sequence, payload), DatagramKind::Echo { ident }) => {
                 let v4 = self.flow.to.is_ipv4();
                 socket.send(&echo_request(v4, ident.unwrap_or(0), *sequence, payload))
             }
-            (Message::Datagram(payload) | Message::Echo(_, payload), _) => socket.send(payload),
+            (GuestMessage::Datagram(payload) | GuestMessage::Echo(_, payload), _) => {
+                socket.send(payload)
+            }
         };
         match sent {
             Ok(bytes) => self.open.sent(bytes as u64),

@@ -159,7 +159,7 @@ fn header(card: [u8; 6], packet: &[u8]) -> [u8; HEADER] {
 /// What a connection's machine takes for its device, for one turn: at most one packet comes in, and what goes out is
 /// written at once.
 #[derive(Debug)]
-pub(super) struct Port<'a> {
+pub(super) struct PacketPort<'a> {
     pub(super) device: &'a Device,
     /// The packet that came in.
     pub(super) incoming: Option<&'a [u8]>,
@@ -167,7 +167,7 @@ pub(super) struct Port<'a> {
     pub(super) held: &'a mut Option<Box<[u8]>>,
 }
 
-impl Port<'_> {
+impl PacketPort<'_> {
     /// Tries again to write what found no room.
     pub(super) fn flush(&mut self) {
         if self.held.as_ref().is_some_and(|packet| self.device.write(packet)) {
@@ -176,26 +176,26 @@ impl Port<'_> {
     }
 }
 
-impl phy::Device for Port<'_> {
+impl phy::Device for PacketPort<'_> {
     type RxToken<'b>
-        = Incoming<'b>
+        = RxPacket<'b>
     where
         Self: 'b;
     type TxToken<'b>
-        = Outgoing<'b>
+        = TxPacket<'b>
     where
         Self: 'b;
 
-    fn receive(&mut self, _: MachineTime) -> Option<(Incoming<'_>, Outgoing<'_>)> {
+    fn receive(&mut self, _: MachineTime) -> Option<(RxPacket<'_>, TxPacket<'_>)> {
         let packet = self.incoming.take()?;
-        Some((Incoming(packet), Outgoing { device: self.device, held: self.held }))
+        Some((RxPacket(packet), TxPacket { device: self.device, held: self.held }))
     }
 
-    fn transmit(&mut self, _: MachineTime) -> Option<Outgoing<'_>> {
+    fn transmit(&mut self, _: MachineTime) -> Option<TxPacket<'_>> {
         if self.held.is_some() {
             return None;
         }
-        Some(Outgoing { device: self.device, held: self.held })
+        Some(TxPacket { device: self.device, held: self.held })
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
@@ -210,21 +210,21 @@ impl phy::Device for Port<'_> {
 }
 
 #[derive(Debug)]
-pub(super) struct Incoming<'a>(&'a [u8]);
+pub(super) struct RxPacket<'a>(&'a [u8]);
 
-impl phy::RxToken for Incoming<'_> {
+impl phy::RxToken for RxPacket<'_> {
     fn consume<R, F: FnOnce(&[u8]) -> R>(self, take: F) -> R {
         take(self.0)
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Outgoing<'a> {
+pub(super) struct TxPacket<'a> {
     device: &'a Device,
     held: &'a mut Option<Box<[u8]>>,
 }
 
-impl phy::TxToken for Outgoing<'_> {
+impl phy::TxToken for TxPacket<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, length: usize, fill: F) -> R {
         SCRATCH.with_borrow_mut(|scratch| {
             // A machine makes no packet larger than the device takes.

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::connection::Connection;
+use super::connection::TcpConnection;
 use super::tcp_state::{Readable, TcpStateMachine};
 
 /// The sandbox's end of a TCP connection.
@@ -16,7 +16,7 @@ use super::tcp_state::{Readable, TcpStateMachine};
 /// sends is thrown away for a while.
 #[derive(Debug)]
 pub(in crate::net) struct Stream {
-    pub(super) connection: Arc<Connection>,
+    pub(super) connection: Arc<TcpConnection>,
 }
 
 impl Stream {

@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::Limits;
-use super::connection::{Connection, TcpTimeouts};
+use super::connection::{TcpConnection, TcpTimeouts};
 use super::device::Device;
 use super::packet::{DropReason, Flow, Segment, reset};
 use super::stream::Stream;
@@ -44,7 +44,7 @@ pub(super) fn end_abruptly(outside: &TcpStream) {
 /// The connections there are.
 #[derive(Debug)]
 pub(super) struct ConnectionTable {
-    connections: Mutex<HashMap<Flow, Arc<Connection>>>,
+    connections: Mutex<HashMap<Flow, Arc<TcpConnection>>>,
     pub(super) patience: TcpTimeouts,
     limits: Limits,
     free: Arc<Semaphore>,
@@ -107,7 +107,7 @@ impl ConnectionTable {
         if matches!(opening, OpenDecision::Refuse) {
             return reset(device, segment);
         }
-        let connection = Arc::new(Connection::new(segment, device, self, half_open));
+        let connection = Arc::new(TcpConnection::new(segment, device, self, half_open));
         self.connections().insert(segment.flow, Arc::clone(&connection));
         let (table, handler) = (Arc::clone(self), Arc::clone(handler));
         tasks.spawn(async move {
@@ -118,7 +118,7 @@ impl ConnectionTable {
 
     async fn run(
         &self,
-        connection: Arc<Connection>,
+        connection: Arc<TcpConnection>,
         handler: Arc<dyn FlowHandler>,
         opening: OpenDecision,
     ) {
@@ -153,7 +153,7 @@ impl ConnectionTable {
 
     async fn dial(
         &self,
-        connection: &Connection,
+        connection: &TcpConnection,
         address: SocketAddr,
         open: &OpenFlow,
     ) -> io::Result<TcpStream> {
@@ -190,7 +190,7 @@ impl ConnectionTable {
         TcpOptions { buffer, keep_alive: self.limits.keep_alive, dead: self.limits.dead }
     }
 
-    pub(super) fn remove(&self, connection: &Connection) {
+    pub(super) fn remove(&self, connection: &TcpConnection) {
         let mut connections = self.connections();
         // Another may have its name by now.
         if connections
@@ -206,7 +206,7 @@ impl ConnectionTable {
         self.connections().len()
     }
 
-    fn connections(&self) -> MutexGuard<'_, HashMap<Flow, Arc<Connection>>> {
+    fn connections(&self) -> MutexGuard<'_, HashMap<Flow, Arc<TcpConnection>>> {
         self.connections.lock()
     }
 }

@@ -11,7 +11,7 @@ use smoltcp::wire::{HardwareAddress, IpListenEndpoint};
 use std::fmt;
 use std::time::Duration;
 
-use super::device::{Device, Port};
+use super::device::{Device, PacketPort};
 use super::packet::Flow;
 
 /// How a connection behaves towards the sandbox.
@@ -50,7 +50,7 @@ impl TcpStateMachine {
     /// A connection that waits for the packet which opens it.
     pub(super) fn new(device: &Device, flow: &Flow, options: TcpOptions) -> Self {
         let mut held = None;
-        let mut port = Port { device, incoming: None, held: &mut held };
+        let mut port = PacketPort { device, incoming: None, held: &mut held };
         let mut config = Config::new(HardwareAddress::Ip);
         config.random_seed = seed();
         let mut interface = Interface::new(config, &mut port, device.now());
@@ -83,14 +83,14 @@ impl TcpStateMachine {
 
     /// Takes a packet in.
     pub(super) fn receive(&mut self, device: &Device, packet: &[u8]) {
-        let mut port = Port { device, incoming: Some(packet), held: &mut self.held };
+        let mut port = PacketPort { device, incoming: Some(packet), held: &mut self.held };
         self.interface.poll_ingress_single(device.now(), &mut port, &mut self.sockets);
     }
 
     /// Sends what there is to send: bounded by what is buffered, and by what the sandbox takes.
     pub(super) fn send(&mut self, device: &Device) {
         let now = device.now();
-        let mut port = Port { device, incoming: None, held: &mut self.held };
+        let mut port = PacketPort { device, incoming: None, held: &mut self.held };
         port.flush();
         while port.held.is_none()
             && self.interface.poll_egress(now, &mut port, &mut self.sockets) != PollResult::None

@@ -12,11 +12,11 @@ use rustix::io::Errno;
 
 use super::budget::{Budget, LONGEST_BUILD};
 use super::content::shown_xattrs;
-use super::merge::{Action, Attributes, Content, MergePlan};
+use super::merge::{MergePlan, PathAction, PathAttributes, PathContent};
 use super::merged::{Found, LayerDir, MergedDir};
 use super::walk::{Side, name_of};
 use crate::model::{Layer, LayerId, LayerKind};
-use crate::store::tree::{Dir, Place, Xattrs};
+use crate::store::tree::{Dir, TreeDir, Xattrs};
 use crate::store::{Result, Store, StoreError};
 
 impl Store {
@@ -35,10 +35,10 @@ impl Store {
     fn fill_merge(&self, ours: &[LayerId], plan: &MergePlan, staging: &Path) -> Result<()> {
         let mut roots = Vec::new();
         for (layer, id) in ours.iter().enumerate() {
-            roots.push(LayerDir { layer, place: Place::root(&self.diff_dir(id))? });
+            roots.push(LayerDir { layer, place: TreeDir::root(&self.diff_dir(id))? });
         }
-        let mut builder = Builder {
-            target: Place::root(&staging.join("diff"))?,
+        let mut builder = TreeBuilder {
+            target: TreeDir::root(&staging.join("diff"))?,
             roots,
             plan,
             made: HashMap::new(),
@@ -57,15 +57,15 @@ impl Store {
     }
 }
 
-struct Builder<'p> {
-    target: Place,
+struct TreeBuilder<'p> {
+    target: TreeDir,
     /// The target's layers.
     roots: Vec<LayerDir>,
     plan: &'p MergePlan,
     /// Directories of the new layer, with what the target has there.
-    made: HashMap<Vec<u8>, (Place, Vec<LayerDir>)>,
+    made: HashMap<Vec<u8>, (TreeDir, Vec<LayerDir>)>,
     /// Directories to be given their attributes in the end.
-    finish: Vec<(Place, Statx, Xattrs)>,
+    finish: Vec<(TreeDir, Statx, Xattrs)>,
     /// Files with several names that were written, by inode: with the attributes they were given.
     links: HashMap<(u32, u32, u64), Vec<WrittenName>>,
 }
@@ -73,10 +73,10 @@ struct Builder<'p> {
 /// A name of a file that was written.
 struct WrittenName {
     path: Vec<u8>,
-    attributes: Attributes,
+    attributes: PathAttributes,
 }
 
-impl Builder<'_> {
+impl TreeBuilder<'_> {
     fn root(&mut self) -> Result<()> {
         let stat = match self.roots.first() {
             Some(top) => {
@@ -86,7 +86,7 @@ impl Builder<'_> {
             None => (self.target.open()?.own_stat()?, Xattrs::new()),
         };
         let (stat, xattrs) = match self.plan.actions.get(&b""[..]) {
-            Some(Action::Write { attributes, .. }) => {
+            Some(PathAction::Write { attributes, .. }) => {
                 (changed(stat.0, attributes), attributes.xattrs.clone())
             }
             _ => stat,
@@ -96,13 +96,13 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn act(&mut self, path: &[u8], action: &Action) -> Result<()> {
+    fn act(&mut self, path: &[u8], action: &PathAction) -> Result<()> {
         // What is in a directory that is removed or replaced goes with it.
         if self.is_gone(path) {
             return Ok(());
         }
         match action {
-            Action::Remove => {
+            PathAction::Remove => {
                 let (dir, ours) = self.parent(path)?;
                 let name = name_of(path);
                 match MergedDir::open(&ours)?.find(&name)? {
@@ -110,10 +110,10 @@ impl Builder<'_> {
                     _ => dir.open()?.make_whiteout(&name),
                 }
             }
-            Action::Write { content: Content::Side(side), .. } if side.is_dir() => {
+            PathAction::Write { content: PathContent::Side(side), .. } if side.is_dir() => {
                 self.directory(path).map(drop)
             }
-            Action::Write { content, attributes } => self.file(path, content, attributes),
+            PathAction::Write { content, attributes } => self.file(path, content, attributes),
         }
     }
 
@@ -121,20 +121,20 @@ impl Builder<'_> {
     fn is_gone(&self, path: &[u8]) -> bool {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
         ends.filter_map(|end| self.plan.actions.get(&path[..end])).any(|action| match action {
-            Action::Remove => true,
-            Action::Write { content: Content::Side(side), .. } => !side.is_dir(),
-            Action::Write { content: Content::Text(..), .. } => true,
+            PathAction::Remove => true,
+            PathAction::Write { content: PathContent::Side(side), .. } => !side.is_dir(),
+            PathAction::Write { content: PathContent::Text(..), .. } => true,
         })
     }
 
     /// The directory a path is in, in the new layer, and what the target has there.
-    fn parent(&mut self, path: &[u8]) -> Result<(Place, Vec<LayerDir>)> {
+    fn parent(&mut self, path: &[u8]) -> Result<(TreeDir, Vec<LayerDir>)> {
         let end = path.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
         self.directory(&path[..end])
     }
 
     /// Makes a directory of the new layer, and those it is in.
-    fn directory(&mut self, path: &[u8]) -> Result<(Place, Vec<LayerDir>)> {
+    fn directory(&mut self, path: &[u8]) -> Result<(TreeDir, Vec<LayerDir>)> {
         let mut at = path.len();
         let mut missing = Vec::new();
         while !self.made.contains_key(&path[..at]) {
@@ -157,7 +157,7 @@ impl Builder<'_> {
             Found::Nothing | Found::Leaf { .. } => (Vec::new(), None),
         };
         let written = match self.plan.actions.get(path) {
-            Some(Action::Write { content: Content::Side(side), attributes }) => {
+            Some(PathAction::Write { content: PathContent::Side(side), attributes }) => {
                 Some((side, attributes))
             }
             _ => None,
@@ -185,13 +185,18 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn file(&mut self, path: &[u8], content: &Content, attributes: &Attributes) -> Result<()> {
+    fn file(
+        &mut self,
+        path: &[u8],
+        content: &PathContent,
+        attributes: &PathAttributes,
+    ) -> Result<()> {
         let (place, _) = self.parent(path)?;
         let dir = place.open()?;
         let name = name_of(path);
         let (side, bytes) = match content {
-            Content::Side(side) => (side, None),
-            Content::Text(bytes, side) => (side, Some(bytes)),
+            PathContent::Side(side) => (side, None),
+            PathContent::Text(bytes, side) => (side, Some(bytes)),
         };
         let is_linked = bytes.is_none() && side.links > 1;
         // Names of one file have the same attributes. One that is to have others becomes a file of its own.
@@ -243,7 +248,7 @@ fn stat_of(side: &Side) -> Result<Statx> {
 }
 
 /// The same with other attributes.
-fn changed(mut stat: Statx, attributes: &Attributes) -> Statx {
+fn changed(mut stat: Statx, attributes: &PathAttributes) -> Statx {
     let mode = u16::try_from(attributes.mode & 0o7777).unwrap_or_default();
     stat.stx_mode = (stat.stx_mode & !0o7777) | mode;
     (stat.stx_uid, stat.stx_gid) = (attributes.uid, attributes.gid);

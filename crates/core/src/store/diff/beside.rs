@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::budget::Budget;
 use super::lookup::Lookup;
-use super::merge::{Action, Conflict, MergePlan, ancestors};
+use super::merge::{Conflict, MergePlan, PathAction, ancestors};
 use super::walk::{Side, ends, name_of};
 use crate::store::Result;
 use crate::store::tree::{LONGEST, join};
@@ -72,7 +72,8 @@ impl MergePlan {
             self.write_beside(&conflict.path, side, &beside, theirs)?;
         }
         let stays = |path: &[u8]| ancestors(path).any(|dir| replaced.contains(dir));
-        self.actions.retain(|path, action| matches!(action, Action::Write { .. }) || !stays(path));
+        self.actions
+            .retain(|path, action| matches!(action, PathAction::Write { .. }) || !stays(path));
         self.taken.retain(|one| one.to.is_some() || !stays(&one.path));
         self.conflicts = left;
         Ok(())

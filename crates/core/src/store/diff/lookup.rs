@@ -3,7 +3,7 @@
 use super::merged::{Found, LayerDir, MergedDir};
 use super::walk::{Side, ends, name_of, split};
 use crate::model::LayerId;
-use crate::store::tree::Place;
+use crate::store::tree::TreeDir;
 use crate::store::{Result, Store};
 
 /// How many nested directories are remembered. Deeper ones are found anew each time.
@@ -20,7 +20,7 @@ pub(super) struct Lookup {
 impl Lookup {
     pub(super) fn new(store: &Store, chain: &[LayerId]) -> Result<Self> {
         let root = |(layer, id): (usize, &LayerId)| {
-            Ok(LayerDir { layer, place: Place::root(&store.diff_dir(id))? })
+            Ok(LayerDir { layer, place: TreeDir::root(&store.diff_dir(id))? })
         };
         let roots = chain.iter().enumerate().map(root).collect::<Result<_>>()?;
         Ok(Self { roots, way: Vec::new() })

@@ -29,7 +29,7 @@ const LONGEST_COMPARISON: Duration = Duration::from_secs(2);
 
 /// The attributes of a path in the result.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Attributes {
+pub(super) struct PathAttributes {
     pub(super) mode: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
@@ -38,7 +38,7 @@ pub(super) struct Attributes {
 
 /// Where the content of a path in the result comes from.
 #[derive(Debug, Clone)]
-pub(super) enum Content {
+pub(super) enum PathContent {
     /// As a side has it. Of a directory: none.
     Side(Side),
     /// Merged by lines; the times are those of the side.
@@ -47,21 +47,21 @@ pub(super) enum Content {
 
 /// What happens to a path.
 #[derive(Debug, Clone)]
-pub(super) enum Action {
+pub(super) enum PathAction {
     Remove,
-    Write { content: Content, attributes: Attributes },
+    Write { content: PathContent, attributes: PathAttributes },
 }
 
-impl Action {
+impl PathAction {
     /// Writes what a side has.
     pub(super) fn write(side: &Side) -> Result<Self> {
         let attributes = attributes_of(side)?;
-        Ok(Self::Write { content: Content::Side(side.clone()), attributes })
+        Ok(Self::Write { content: PathContent::Side(side.clone()), attributes })
     }
 
     /// Whether there is a directory then.
     pub(super) fn makes_dir(&self) -> bool {
-        matches!(self, Self::Write { content: Content::Side(side), .. } if side.is_dir())
+        matches!(self, Self::Write { content: PathContent::Side(side), .. } if side.is_dir())
     }
 }
 
@@ -87,7 +87,7 @@ impl Conflict {
 /// What a merge is to do.
 #[derive(Debug, Default)]
 pub(super) struct MergePlan {
-    pub(super) actions: BTreeMap<Vec<u8>, Action>,
+    pub(super) actions: BTreeMap<Vec<u8>, PathAction>,
     /// What theirs changed of these paths.
     pub(super) taken: Vec<PathDiff>,
     /// Paths that were merged by lines.
@@ -210,7 +210,7 @@ impl MergePlan {
         theirs: &mut Lookup,
         budget: &Budget,
     ) -> Result<()> {
-        let is_written = |action: &Action| matches!(action, Action::Write { .. });
+        let is_written = |action: &PathAction| matches!(action, PathAction::Write { .. });
         let written: Vec<Vec<u8>> = self
             .actions
             .iter()
@@ -221,7 +221,8 @@ impl MergePlan {
         for path in written {
             budget.time()?;
             for parent in ancestors(&path) {
-                if there.contains(parent) || self.actions.get(parent).is_some_and(Action::makes_dir)
+                if there.contains(parent)
+                    || self.actions.get(parent).is_some_and(PathAction::makes_dir)
                 {
                     continue;
                 }
@@ -239,9 +240,11 @@ impl MergePlan {
                 };
                 self.merged.remove(&path);
                 let theirs = match self.actions.remove(&path) {
-                    Some(Action::Write { content: Content::Side(side), .. })
-                    | Some(Action::Write { content: Content::Text(_, side), .. }) => Some(side),
-                    Some(Action::Remove) | None => None,
+                    Some(PathAction::Write { content: PathContent::Side(side), .. })
+                    | Some(PathAction::Write { content: PathContent::Text(_, side), .. }) => {
+                        Some(side)
+                    }
+                    Some(PathAction::Remove) | None => None,
                 };
                 self.conflict(&path, reason, theirs.as_ref());
                 dropped.insert(path.clone());
@@ -255,7 +258,7 @@ impl MergePlan {
 
     /// Writes what a side has to a path where nothing is.
     pub(super) fn add(&mut self, path: Vec<u8>, side: Side) -> Result<()> {
-        self.actions.insert(path.clone(), Action::write(&side)?);
+        self.actions.insert(path.clone(), PathAction::write(&side)?);
         let (to, what) = (Some(side), Vec::new());
         self.taken.push(PathDiff { path, from: None, to, what, old_path: None });
         Ok(())
@@ -265,7 +268,7 @@ impl MergePlan {
         self.conflicts.push(Conflict { path: path.to_vec(), reason, theirs: theirs.cloned() });
     }
 
-    fn act(&mut self, their: &PathDiff, action: Action) {
+    fn act(&mut self, their: &PathDiff, action: PathAction) {
         self.actions.insert(their.path.clone(), action);
         self.taken.push(their.clone());
     }
@@ -302,7 +305,7 @@ impl MergePlan {
                 let reason = "the source removed the directory, the target changed something in it";
                 self.conflict(path, reason, None);
             } else if !ours.lost_parent(path) {
-                self.act(their, Action::Remove);
+                self.act(their, PathAction::Remove);
             }
             return Ok(());
         };
@@ -316,7 +319,7 @@ impl MergePlan {
             self.conflict(path, reason, Some(to));
             return Ok(());
         }
-        self.act(their, Action::write(to)?);
+        self.act(their, PathAction::write(to)?);
         Ok(())
     }
 
@@ -340,16 +343,16 @@ impl MergePlan {
         };
         let changed = |one: &PathDiff| base.is_none() || one.what.contains(&DiffAspect::Content);
         let content = match (changed(our), changed(their)) {
-            _ if theirs.kind == FileType::Directory => Some(Content::Side(ours.clone())),
-            (_, false) => Some(Content::Side(ours.clone())),
-            (false, true) => Some(Content::Side(theirs.clone())),
+            _ if theirs.kind == FileType::Directory => Some(PathContent::Side(ours.clone())),
+            (_, false) => Some(PathContent::Side(ours.clone())),
+            (false, true) => Some(PathContent::Side(theirs.clone())),
             (true, true) => merge_content(base, ours, theirs, budget)?,
         };
         let Some(content) = content else {
             self.conflict(path, "the content changed on both sides", Some(theirs));
             return Ok(());
         };
-        let is_as_ours = matches!(&content, Content::Side(side) if side.inode == ours.inode);
+        let is_as_ours = matches!(&content, PathContent::Side(side) if side.inode == ours.inode);
         let now = attributes_of(ours)?;
         let same = (attributes.mode, attributes.uid, attributes.gid)
             == (now.mode, now.uid, now.gid)
@@ -357,33 +360,43 @@ impl MergePlan {
         if is_as_ours && same {
             return Ok(());
         }
-        if let Content::Text(bytes, _) = &content {
+        if let PathContent::Text(bytes, _) = &content {
             budget.hold(bytes.len())?;
             self.merged.insert(path.to_vec());
         }
-        self.act(their, Action::Write { content, attributes });
+        self.act(their, PathAction::Write { content, attributes });
         Ok(())
     }
 }
 
-fn attributes_of(side: &Side) -> Result<Attributes> {
+fn attributes_of(side: &Side) -> Result<PathAttributes> {
     let dir = side.dir.open()?;
     let xattrs = if side.name.is_empty() { dir.own_xattrs()? } else { dir.xattrs(&side.name)? };
-    Ok(Attributes { mode: side.mode, uid: side.uid, gid: side.gid, xattrs: shown_xattrs(xattrs) })
+    Ok(PathAttributes {
+        mode: side.mode,
+        uid: side.uid,
+        gid: side.gid,
+        xattrs: shown_xattrs(xattrs),
+    })
 }
 
 /// What each attribute becomes; `None` if one changed on both sides to different values.
-fn merge_attributes(base: Option<&Side>, ours: &Side, theirs: &Side) -> Result<Option<Attributes>> {
+fn merge_attributes(
+    base: Option<&Side>,
+    ours: &Side,
+    theirs: &Side,
+) -> Result<Option<PathAttributes>> {
     let base = base.map(attributes_of).transpose()?;
     let (ours, theirs) = (attributes_of(ours)?, attributes_of(theirs)?);
-    let of =
-        |get: &dyn Fn(&Attributes) -> u32| pick(base.as_ref().map(get), get(&ours), get(&theirs));
+    let of = |get: &dyn Fn(&PathAttributes) -> u32| {
+        pick(base.as_ref().map(get), get(&ours), get(&theirs))
+    };
     let mode = of(&|one| one.mode);
     let (uid, gid) = (of(&|one| one.uid), of(&|one| one.gid));
     let xattrs = pick(base.map(|base| base.xattrs), ours.xattrs, theirs.xattrs);
     Ok(match (mode, uid, gid, xattrs) {
         (Some(mode), Some(uid), Some(gid), Some(xattrs)) => {
-            Some(Attributes { mode, uid, gid, xattrs })
+            Some(PathAttributes { mode, uid, gid, xattrs })
         }
         _ => None,
     })
@@ -410,27 +423,27 @@ fn merge_content(
     ours: &Side,
     theirs: &Side,
     budget: &Budget,
-) -> Result<Option<Content>> {
+) -> Result<Option<PathContent>> {
     let name = &ours.name;
     let (our_dir, their_dir) = (ours.dir.open()?, theirs.dir.open()?);
     match ours.kind {
         FileType::Symlink => {
             let same = our_dir.link_target(name)? == their_dir.link_target(name)?;
-            return Ok(same.then(|| Content::Side(ours.clone())));
+            return Ok(same.then(|| PathContent::Side(ours.clone())));
         }
         FileType::RegularFile => {}
         FileType::CharacterDevice | FileType::BlockDevice => {
             let (one, other) = (our_dir.stat(name)?, their_dir.stat(name)?);
             let same = (one.stx_rdev_major, one.stx_rdev_minor)
                 == (other.stx_rdev_major, other.stx_rdev_minor);
-            return Ok(same.then(|| Content::Side(ours.clone())));
+            return Ok(same.then(|| PathContent::Side(ours.clone())));
         }
-        _ => return Ok(Some(Content::Side(ours.clone()))),
+        _ => return Ok(Some(PathContent::Side(ours.clone()))),
     }
     if ours.size == theirs.size {
         let (one, other) = (our_dir.open_file(name), their_dir.open_file(name));
         if super::content::same_content(one, other, || budget.time())? {
-            return Ok(Some(Content::Side(ours.clone())));
+            return Ok(Some(PathContent::Side(ours.clone())));
         }
     }
     let Some(base) = base else { return Ok(None) };
@@ -455,5 +468,5 @@ fn merge_content(
         path: "the lines of a file".into(),
         source,
     })?;
-    Ok(Some(Content::Text(bytes, theirs.clone())))
+    Ok(Some(PathContent::Text(bytes, theirs.clone())))
 }

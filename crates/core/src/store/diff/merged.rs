@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use rustix::fs::{FileType, Statx};
 
 use crate::store::Result;
-use crate::store::tree::{Dir, Opaque, Place, file_type};
+use crate::store::tree::{Dir, Opaque, TreeDir, file_type};
 use crate::store::walk::vanished;
 
 /// A directory of one layer that is not open.
@@ -13,7 +13,7 @@ use crate::store::walk::vanished;
 pub(super) struct LayerDir {
     /// Which layer: the same number for the same layer of both stacks.
     pub(super) layer: usize,
-    pub(super) place: Place,
+    pub(super) place: TreeDir,
 }
 
 /// An open directory of one layer.
@@ -37,7 +37,7 @@ pub(super) enum Found {
     /// Anything but a directory.
     Leaf {
         layer: usize,
-        dir: Place,
+        dir: TreeDir,
         stat: Box<Statx>,
     },
     Dir {

@@ -15,7 +15,7 @@ use super::{MOST_IN_DIR, TreeDiff};
 use crate::model::{DiffAspect, DiffCounts, DiffEntry, DiffKind, DiffSide, EntryKind, LayerId};
 use crate::store::layer::exclude::Globs;
 use crate::store::path_text::path_text;
-use crate::store::tree::{LONGEST, Place, Xattrs, file_type, join};
+use crate::store::tree::{LONGEST, TreeDir, Xattrs, file_type, join};
 use crate::store::walk::vanished;
 use crate::store::{Result, Store, StoreError};
 
@@ -23,7 +23,7 @@ use crate::store::{Result, Store, StoreError};
 #[derive(Debug, Clone)]
 pub(in crate::store) struct Side {
     /// The directory of the layer that has the name; of a directory, its topmost one.
-    pub(in crate::store) dir: Place,
+    pub(in crate::store) dir: TreeDir,
     /// The name there; empty for the root, which is `dir` itself.
     pub(in crate::store) name: CString,
     pub(in crate::store) kind: FileType,
@@ -36,7 +36,7 @@ pub(in crate::store) struct Side {
 }
 
 impl Side {
-    fn new(dir: Place, name: &CStr, stat: &Statx) -> Self {
+    fn new(dir: TreeDir, name: &CStr, stat: &Statx) -> Self {
         let kind = file_type(stat);
         Self {
             dir,
@@ -197,7 +197,7 @@ pub(super) fn compare<'c>(
                 known.push(id);
                 known.len() - 1
             });
-            dirs.push(LayerDir { layer, place: Place::root(&store.diff_dir(id))? });
+            dirs.push(LayerDir { layer, place: TreeDir::root(&store.diff_dir(id))? });
         }
         Ok(dirs)
     };

@@ -1,7 +1,7 @@
 //! Layers that are about to be named.
 //!
 //! Garbage collection takes layers that no manifest names. Between reading a chain and writing the manifest that
-//! names it, a layer may be named by nobody; a [`Hold`] keeps it in place for that time. No lock is held meanwhile:
+//! names it, a layer may be named by nobody; a [`LayerHold`] keeps it in place for that time. No lock is held meanwhile:
 //! whoever copies, compacts or starts something keeps only its hold, and the collector works on everything else.
 //!
 //! - A hold is *registered first*, and then whoever holds checks that the layer is still named or still there. The
@@ -87,12 +87,12 @@ impl Holds {
 
 /// Keeps layers from being collected while it lives.
 #[derive(Debug)]
-pub struct Hold {
+pub struct LayerHold {
     holds: Arc<Holds>,
     mine: Mutex<Vec<String>>,
 }
 
-impl Hold {
+impl LayerHold {
     /// Holds layers. When this returns, a layer that was there is there, and stays.
     pub async fn layers(&self, layers: &[LayerId]) {
         self.register(layers.iter().map(LayerId::as_str)).await;
@@ -130,7 +130,7 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for LayerHold {
     fn drop(&mut self) {
         let mut state = self.holds.state();
         for id in self.mine.get_mut() {
@@ -147,8 +147,8 @@ impl Drop for Hold {
 impl Store {
     /// A hold on nothing yet.
     #[must_use]
-    pub fn hold(&self) -> Hold {
-        Hold { holds: Arc::clone(&self.inner.holds), mine: Mutex::default() }
+    pub fn hold(&self) -> LayerHold {
+        LayerHold { holds: Arc::clone(&self.inner.holds), mine: Mutex::default() }
     }
 
     /// Layers that somebody holds at this moment.

@@ -19,7 +19,7 @@ use rustix::fs::{AtFlags, FileType};
 
 use crate::store::background;
 use crate::store::manifest::list;
-use crate::store::tree::{Place, file_type};
+use crate::store::tree::{TreeDir, file_type};
 use crate::store::{Result, Store, io_error};
 
 /// Threads for deletions and for other tasks that can wait.
@@ -152,7 +152,7 @@ fn remove_slowly(path: &Path, closing: &AtomicBool) -> Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(io_error("stat", path)(error)),
     }
-    empty(Place::root(path)?, closing)?;
+    empty(TreeDir::root(path)?, closing)?;
     if closing.load(Ordering::Relaxed) {
         return Ok(());
     }
@@ -160,10 +160,10 @@ fn remove_slowly(path: &Path, closing: &AtomicBool) -> Result<()> {
 }
 
 /// Deletes everything in a directory.
-pub(in crate::store) fn empty(root: Place, closing: &AtomicBool) -> Result<()> {
+pub(in crate::store) fn empty(root: TreeDir, closing: &AtomicBool) -> Result<()> {
     enum RemovalStep {
-        Enter(Place),
-        Leave(Place),
+        Enter(TreeDir),
+        Leave(TreeDir),
     }
     // The root itself stays: only what is below it is left by removal.
     let mut steps = Vec::new();

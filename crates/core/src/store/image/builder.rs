@@ -9,12 +9,12 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
-use super::super::{Durability, Hold, SealOptions, Store};
+use super::super::{Durability, LayerHold, SealOptions, Store};
 use super::error::{ImageError, ImageResult};
 use super::host::HostTree;
 use super::progress::Reporter;
 use super::runtimes::RuntimeCache;
-use super::unpack::{Form, OPAQUE, Room, Unpacked, unpack_layer};
+use super::unpack::{Form, OPAQUE, UnpackRoom, Unpacked, unpack_layer};
 use super::{ImageSettings, digest};
 use crate::keyed_lock::{KeyGuard, KeyedLock};
 use crate::model::{Image, Layer, LayerId, LayerKind};
@@ -50,7 +50,7 @@ pub(super) struct LayerStack {
     chain: String,
     /// Layers there were when it was begun, by what stands for them: [`Layer::diff_id`].
     known: BTreeMap<String, LayerId>,
-    held: Hold,
+    held: LayerHold,
 }
 
 impl LayerStack {
@@ -323,15 +323,15 @@ impl LayerBuilder {
         Ok(dir)
     }
 
-    fn room(&self) -> ImageResult<Room> {
+    fn room(&self) -> ImageResult<UnpackRoom> {
         let data = self.store.data_dir();
         let stat = rustix::fs::statvfs(data).map_err(ImageError::io("measure", data))?;
         let free = stat.f_bavail.saturating_mul(stat.f_frsize).saturating_sub(RESERVE);
         let largest = self.settings.largest_layer.0;
         Ok(if free < largest {
-            Room { bytes: free, entries: u64::MAX, why: "that the disk has left" }
+            UnpackRoom { bytes: free, entries: u64::MAX, why: "that the disk has left" }
         } else {
-            Room { bytes: largest, entries: u64::MAX, why: "that a layer may take" }
+            UnpackRoom { bytes: largest, entries: u64::MAX, why: "that a layer may take" }
         })
     }
 }

@@ -45,7 +45,7 @@ pub use error::{ImageError, ImageResult};
 pub use host::{HostRoot, HostTree};
 pub use progress::{Progress, Reporter};
 pub use reference::Reference;
-pub use unpack::{Form, Room, Unpacked, unpack_layer};
+pub use unpack::{Form, UnpackRoom, Unpacked, unpack_layer};
 
 use self::builder::{LayerBuilder, LayerStack};
 use self::registry::Registry;
@@ -163,12 +163,12 @@ impl Images {
         let registry = Registry::open(&self.builder.settings, &reference).await?;
         let described = registry.describe().await?;
         let mut stack = self.builder.begin().await?;
-        let layers: Vec<Wanted> = described
+        let layers: Vec<WantedLayer> = described
             .plan
             .layers
             .into_iter()
             .zip(&described.config.rootfs.diff_ids)
-            .map(|(blob, diff_id)| Wanted {
+            .map(|(blob, diff_id)| WantedLayer {
                 here: self.builder.may_have(&stack, diff_id),
                 diff_id: diff_id.clone(),
                 blob,
@@ -260,7 +260,7 @@ impl Images {
 }
 
 /// A layer of an image that is being pulled.
-struct Wanted {
+struct WantedLayer {
     blob: oci::Descriptor,
     diff_id: String,
     /// Whether it may be here already.

@@ -27,7 +27,7 @@ use crate::failpoint;
 use crate::model::{FORMAT, Layer, LayerId, LayerKind};
 use crate::store::background::{Effort, with_effort};
 use crate::store::manifest::{self, Durability, parse};
-use crate::store::tree::{Dir, OPAQUE, Opaque, Place, Xattrs, file_type};
+use crate::store::tree::{Dir, OPAQUE, Opaque, TreeDir, Xattrs, file_type};
 use crate::store::walk::visit;
 use crate::store::{Result, Store};
 
@@ -99,13 +99,13 @@ impl Store {
     fn merge(&self, run: &[LayerId], id: &LayerId, staging: &Path) -> Result<Layer> {
         let mut parts = Vec::new();
         for (rank, layer) in run.iter().enumerate() {
-            parts.push(CompactedPart { rank, place: Place::root(&self.diff_dir(layer))? });
+            parts.push(CompactedPart { rank, place: TreeDir::root(&self.diff_dir(layer))? });
         }
         let merger = Merger {
             links: run.iter().map(|_| Mutex::default()).collect(),
             dirs: Mutex::default(),
         };
-        let target = Place::root(&staging.join("diff"))?;
+        let target = TreeDir::root(&staging.join("diff"))?;
         visit(CompactedDir { parts, target, closed: false }, |group, more| {
             merger.merge(group, more)
         })?;
@@ -154,13 +154,13 @@ impl Store {
 struct CompactedPart {
     /// Which layer of the run.
     rank: usize,
-    place: Place,
+    place: TreeDir,
 }
 
 /// A directory of the new layer and what it is merged from, topmost first.
 struct CompactedDir {
     parts: Vec<CompactedPart>,
-    target: Place,
+    target: TreeDir,
     /// Whether what is below the run was hidden.
     closed: bool,
 }
@@ -176,7 +176,7 @@ struct LinkedBytes {
 struct Merger {
     links: Vec<Mutex<LinkedBytes>>,
     /// Directories to be given their attributes in the end.
-    dirs: Mutex<Vec<(Place, Statx, Xattrs)>>,
+    dirs: Mutex<Vec<(TreeDir, Statx, Xattrs)>>,
 }
 
 /// What a name turns out to be.
@@ -225,7 +225,7 @@ impl Merger {
     }
 
     /// Remembers what a merged directory is to look like: as the topmost, but for the kernel's marks.
-    fn note_dir(&self, target: Place, dirs: &[(usize, Dir, Opaque)], closed: bool) -> Result<()> {
+    fn note_dir(&self, target: TreeDir, dirs: &[(usize, Dir, Opaque)], closed: bool) -> Result<()> {
         let Some((_, top, _)) = dirs.first() else { return Ok(()) };
         let mut xattrs = top.own_xattrs()?;
         xattrs.retain(|(key, _)| key.as_c_str() != OPAQUE);

@@ -22,7 +22,7 @@ use tokio::sync::mpsc::{self, Receiver};
 
 use crate::failpoint;
 use crate::model::LayerId;
-use crate::store::image::{Form, ImageError, Room, Unpacked, unpack_layer};
+use crate::store::image::{Form, ImageError, UnpackRoom, Unpacked, unpack_layer};
 use crate::store::manifest::{list, sync_parent};
 use crate::store::{Result, Store, StoreError, blocking, io_error};
 
@@ -158,9 +158,9 @@ impl Store {
         let free = self.free_space()?.0;
         let entries = most / PER_FILE;
         let room = if free < most {
-            Room { bytes: free, entries, why: "that the disk has left" }
+            UnpackRoom { bytes: free, entries, why: "that the disk has left" }
         } else {
-            Room { bytes: most, entries, why: "that can be on its disk" }
+            UnpackRoom { bytes: most, entries, why: "that can be on its disk" }
         };
         unpack_layer("what the machine wrote", export, Form::Upper, into, &[], room).map_err(
             |error| match error {

@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, FileType};
 
 use crate::store::gc::remove;
 use crate::store::path_text::as_path;
-use crate::store::tree::{Place, join};
+use crate::store::tree::{TreeDir, join};
 use crate::store::{Result, StoreError};
 
 /// Patterns, ready to be matched.
@@ -84,7 +84,7 @@ impl Globs {
         if self.globs.is_empty() {
             return Ok(());
         }
-        let mut places = vec![Place::root(root)?];
+        let mut places = vec![TreeDir::root(root)?];
         while let Some(place) = places.pop() {
             let dir = place.open()?;
             for entry in dir.entries()? {

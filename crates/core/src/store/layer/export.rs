@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::model::{LayerId, Size};
 use crate::store::path_text::path_text;
-use crate::store::tree::{Dir, Opaque, Place, Xattrs, file_type, join};
+use crate::store::tree::{Dir, Opaque, TreeDir, Xattrs, file_type, join};
 use crate::store::{Result, Store, StoreError, blocking};
 
 /// What was exported.
@@ -87,7 +87,7 @@ impl Store {
     /// As [`export`](Self::export).
     pub fn export_into<W: Write>(&self, layer: &LayerId, into: W) -> Result<(W, Exported)> {
         self.sealed(layer)?;
-        let root = Place::root(&self.diff_dir(layer))?;
+        let root = TreeDir::root(&self.diff_dir(layer))?;
         let mut tar = Tar {
             into,
             hash: Sha256::new(),
@@ -165,7 +165,7 @@ struct Head<'a> {
 }
 
 impl<W: Write> Tar<W> {
-    fn tree(&mut self, root: Place) -> Result<()> {
+    fn tree(&mut self, root: TreeDir) -> Result<()> {
         let mut places = vec![root];
         while let Some(place) = places.pop() {
             let dir = place.open()?;

@@ -17,7 +17,7 @@ use crate::model::{Aside, LayerId, Quarantine, SnapshotId};
 use crate::store::manifest::{Durability, Manifest, sync_parent, to_json};
 use crate::store::path_text::{path_bytes, path_text};
 use crate::store::search::parent;
-use crate::store::tree::Place;
+use crate::store::tree::TreeDir;
 use crate::store::walk::vanished;
 use crate::store::{Result, Store, StoreError, blocking, io_error};
 
@@ -112,8 +112,8 @@ impl Store {
     }
 
     fn move_aside(&self, open: &LayerId, quarantine: &Quarantine) -> Result<()> {
-        let root = Place::root(&self.diff_dir(open))?;
-        let aside = Place::root(&self.quarantine_dir(&quarantine.id))?.open()?;
+        let root = TreeDir::root(&self.diff_dir(open))?;
+        let aside = TreeDir::root(&self.quarantine_dir(&quarantine.id))?.open()?;
         for file in &quarantine.files {
             let (Some(path), Ok(kept_as)) = (path_bytes(&file.path), CString::new(&*file.kept_as))
             else {

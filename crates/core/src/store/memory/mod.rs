@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 
 use crate::failpoint;
 use crate::model::{FORMAT, Fingerprint, MemoryId, MemoryLayer, Size, Template, Timestamp, now};
-use crate::store::layer::digest::{Difference, DigestVerdict};
+use crate::store::layer::digest::{DigestVerdict, NameDifference};
 use crate::store::layer::time_of;
 use crate::store::manifest::{Damaged, Durability, Manifest, id_of, list, sync_parent, to_json};
 use crate::store::{Result, Store, StoreError, blocking, io_error};
@@ -266,7 +266,9 @@ impl Store {
             let layer = store.get::<MemoryLayer>(&id)?;
             let wrong = store.memory_trouble(&layer, |_| true)?;
             Ok(match wrong.is_empty() {
-                false => DigestVerdict::Damaged(wrong.into_iter().map(Difference::Other).collect()),
+                false => {
+                    DigestVerdict::Damaged(wrong.into_iter().map(NameDifference::Other).collect())
+                }
                 true if layer.files().all(|name| layer.digests.contains_key(name)) => {
                     DigestVerdict::Intact
                 }

@@ -18,7 +18,7 @@ use super::scan::NeedleScan;
 use super::{Match, MatchKind, Needles, scan_file};
 use crate::failpoint;
 use crate::model::{LayerId, Place};
-use crate::store::tree::{Dir, Place as DirPlace, file_type, stat_of, times};
+use crate::store::tree::{Dir, TreeDir, file_type, stat_of, times};
 use crate::store::walk::vanished;
 use crate::store::{Result, Store, StoreError, blocking};
 
@@ -48,7 +48,7 @@ impl Store {
         needles: &Needles,
         finds: &[Match],
     ) -> Result<()> {
-        let root = DirPlace::root(&self.diff_dir(open))?;
+        let root = TreeDir::root(&self.diff_dir(open))?;
         let mut files: BTreeMap<&[u8], Vec<Place>> = BTreeMap::new();
         for find in finds {
             if let MatchKind::Secret { place, maskable: true, .. } = &find.what {
@@ -75,7 +75,7 @@ impl Store {
     /// Whether some layer of `chain` has something at `path`.
     pub(in crate::store) fn lies_below(&self, chain: &[LayerId], path: &[u8]) -> Result<bool> {
         for layer in chain {
-            let root = DirPlace::root(&self.diff_dir(layer))?;
+            let root = TreeDir::root(&self.diff_dir(layer))?;
             match parent(&root, path) {
                 Ok(Some((dir, name))) if dir.stat(&name).is_ok() => return Ok(true),
                 Ok(_) => {}
@@ -88,7 +88,7 @@ impl Store {
 }
 
 /// The directory a path is in, and its name there; `None` for the root.
-pub(in crate::store) fn parent(root: &DirPlace, path: &[u8]) -> Result<Option<(Dir, CString)>> {
+pub(in crate::store) fn parent(root: &TreeDir, path: &[u8]) -> Result<Option<(Dir, CString)>> {
     let (above, name) = match path.iter().rposition(|byte| *byte == b'/') {
         Some(at) => (&path[..at], &path[at + 1..]),
         None => (&path[..0], path),

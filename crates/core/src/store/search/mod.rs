@@ -30,7 +30,7 @@ use rustix::io::Errno;
 use self::inside::{Container, FileSearch, HEAD};
 use self::scan::NeedleScan;
 use super::background::{Effort, with_effort};
-use super::tree::{Dir, Place as DirPlace, file_type, stat_of, xattrs_of};
+use super::tree::{Dir, TreeDir, file_type, stat_of, xattrs_of};
 use super::walk::{vanished, visit};
 use super::{Result, Store};
 use crate::model::{Encoding, LayerId, Place, Timestamp};
@@ -143,7 +143,7 @@ impl Store {
 }
 
 enum SearchItem {
-    Dir(DirPlace),
+    Dir(TreeDir),
     Files(Dir, Vec<CString>),
 }
 
@@ -183,7 +183,7 @@ fn search_tree(
         bytes: AtomicU64::new(0),
         scans: Mutex::default(),
     };
-    visit(SearchItem::Dir(DirPlace::root(root)?), |item, more| match item {
+    visit(SearchItem::Dir(TreeDir::root(root)?), |item, more| match item {
         SearchItem::Dir(place) => walk.forgive(walk.dir(&place, more)),
         SearchItem::Files(dir, names) => {
             let mut scan = walk.scans.lock().pop().unwrap_or_else(|| NeedleScan::new(needles));
@@ -212,7 +212,7 @@ impl Walk<'_> {
         }
     }
 
-    fn dir(&self, place: &DirPlace, more: &mut Vec<SearchItem>) -> Result<()> {
+    fn dir(&self, place: &TreeDir, more: &mut Vec<SearchItem>) -> Result<()> {
         let dir = place.open()?;
         let stat = dir.own_stat()?;
         if !self.is_known(&stat) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Key, Runs, give_up, place, refused};
+use super::{RunKey, Runs, give_up, place, refused};
 use crate::engine::error::error_chain;
 use crate::engine::lifecycle::stop::SnapshotOptions;
 use crate::engine::{
@@ -91,7 +91,7 @@ impl Runs {
     pub(super) fn drive_stalled(self: &Arc<Self>) {
         let now = Instant::now();
         let stalled = self.stalled.lock();
-        let due: Vec<Key> =
+        let due: Vec<RunKey> =
             stalled.iter().filter(|(_, (at, _))| *at <= now).map(|(key, _)| key.clone()).collect();
         drop(stalled);
         for (project, id) in due {

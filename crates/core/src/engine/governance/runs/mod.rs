@@ -72,7 +72,7 @@ impl RunFilter {
     }
 }
 
-type Key = (Name, RunId);
+type RunKey = (Name, RunId);
 
 /// All runs.
 pub(in crate::engine) struct Runs {
@@ -83,13 +83,13 @@ pub(in crate::engine) struct Runs {
     sessions: Arc<Sessions>,
     pub(in crate::engine) lifecycle: Arc<Lifecycle>,
     pub(in crate::engine) approvals: Arc<Approvals>,
-    table: RwLock<BTreeMap<Key, Run>>,
+    table: RwLock<BTreeMap<RunKey, Run>>,
     /// Those that are queued, work, or have something pending.
-    unfinished: Mutex<BTreeSet<Key>>,
+    unfinished: Mutex<BTreeSet<RunKey>>,
     /// Those that wait for a review.
-    unreviewed: Mutex<BTreeSet<Key>>,
+    unreviewed: Mutex<BTreeSet<RunKey>>,
     /// Those that work, by their sandbox.
-    active: Mutex<HashMap<SandboxId, Key>>,
+    active: Mutex<HashMap<SandboxId, RunKey>>,
     locks: KeyedLock<RunId>,
     /// Serialises additions to the queue of a project.
     submitting: KeyedLock<Name>,
@@ -97,7 +97,7 @@ pub(in crate::engine) struct Runs {
     /// Those that a task drives.
     driven: Mutex<HashSet<RunId>>,
     /// Those of which nothing could be written, until when they are left as they are, and for how long that is.
-    stalled: Mutex<HashMap<Key, (Instant, Duration)>>,
+    stalled: Mutex<HashMap<RunKey, (Instant, Duration)>>,
     /// When harnesses were last heard of.
     heartbeats: Mutex<HashMap<RunId, Instant>>,
     pub(in crate::engine) watched: Watched,
@@ -204,7 +204,7 @@ impl Runs {
     }
 
     fn all_unfinished(&self) -> Vec<Run> {
-        let keys: Vec<Key> = self.unfinished.lock().iter().cloned().collect();
+        let keys: Vec<RunKey> = self.unfinished.lock().iter().cloned().collect();
         let table = self.table.read();
         keys.iter().filter_map(|key| table.get(key)).cloned().collect()
     }
@@ -425,7 +425,7 @@ impl Runs {
 
     /// Forgets all of a project that is deleted.
     pub(in crate::engine) async fn forget_project(&self, project: &Name) -> Result<()> {
-        let keys: Vec<Key> =
+        let keys: Vec<RunKey> =
             self.table.read().keys().filter(|(of, _)| of == project).cloned().collect();
         for key in keys {
             self.store.remove::<Run>(&key).await?;
@@ -438,8 +438,8 @@ impl Runs {
 }
 
 /// All keys of a project.
-fn ends_of(project: &Name) -> std::ops::RangeInclusive<Key> {
-    let end = |digit: &str| -> Key {
+fn ends_of(project: &Name) -> std::ops::RangeInclusive<RunKey> {
+    let end = |digit: &str| -> RunKey {
         let id = format!("run-{}", digit.repeat(26)).parse();
         (project.clone(), id.expect("an id of the first or the last moment"))
     };

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::drive::made_name;
-use super::{KEPT, Key, Runs};
+use super::{KEPT, RunKey, Runs};
 use crate::engine::Result;
 use crate::engine::error::error_chain;
 use crate::failpoint;
@@ -215,18 +215,18 @@ impl Runs {
         all.filter(is_due).cloned().collect()
     }
 
-    fn surplus(&self) -> Vec<Key> {
+    fn surplus(&self) -> Vec<RunKey> {
         let table = self.table.read();
         if table.len() <= KEPT {
             return Vec::new();
         }
         let (unfinished, unreviewed) = (self.unfinished.lock(), self.unreviewed.lock());
-        let has_ended = |key: &&Key| !unfinished.contains(*key) && !unreviewed.contains(*key);
-        let mut ended: BTreeMap<&Name, Vec<&Key>> = BTreeMap::new();
+        let has_ended = |key: &&RunKey| !unfinished.contains(*key) && !unreviewed.contains(*key);
+        let mut ended: BTreeMap<&Name, Vec<&RunKey>> = BTreeMap::new();
         for key in table.keys().filter(has_ended) {
             ended.entry(&key.0).or_default().push(key);
         }
-        let surplus = |all: Vec<&Key>| {
+        let surplus = |all: Vec<&RunKey>| {
             let count = all.len().saturating_sub(KEPT);
             all.into_iter().take(count).cloned().collect::<Vec<_>>()
         };

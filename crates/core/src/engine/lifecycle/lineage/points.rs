@@ -4,7 +4,7 @@ use crate::db::{Owner, Page, Tombstones};
 use crate::engine::lifecycle::Lifecycle;
 use crate::engine::{Error, Result};
 use crate::model::{Config, ImageConfig, LayerId, Name, Point, Sandbox, Snapshot, SnapshotId};
-use crate::store::Hold;
+use crate::store::LayerHold;
 
 /// How often a sandbox that changes its layers at that moment is looked at again.
 const ATTEMPTS: usize = 5;
@@ -22,7 +22,7 @@ pub(in crate::engine) struct ResolvedPoint {
     pub(in crate::engine) live: bool,
     /// The working directory there.
     pub(in crate::engine) cwd: Option<String>,
-    _hold: Hold,
+    _hold: LayerHold,
 }
 
 impl Lifecycle {

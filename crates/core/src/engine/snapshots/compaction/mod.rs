@@ -32,7 +32,7 @@ use crate::engine::{Error, Result};
 use crate::failpoint;
 use crate::keyed_lock::{KeyGuard, KeyedLock};
 use crate::model::{LayerId, Sandbox, SandboxId, Snapshot, SnapshotId};
-use crate::store::{Durability, Effort, Hold};
+use crate::store::{Durability, Effort, LayerHold};
 
 /// How many layers a chain may have with its image's: what Linux before 6.8 can mount.
 const MOST_LAYERS: usize = 100;
@@ -112,7 +112,7 @@ impl Compaction {
     /// `hold` lives.
     pub(in crate::engine) async fn compacted_chain(
         &self,
-        hold: &Hold,
+        hold: &LayerHold,
         id: &SandboxId,
         layers: &[LayerId],
     ) -> Vec<LayerId> {

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 
 use sha2::{Digest as _, Sha256};
 
-use super::{Form, Room};
+use super::{Form, UnpackRoom};
 use crate::store::image::digest;
 
 /// Computes the digest of what is read through it, and bounds it.
@@ -16,7 +16,7 @@ pub(super) struct Hashed<R> {
 }
 
 impl<R: Read> Hashed<R> {
-    pub(super) fn new(inner: R, room: &Room, form: Form) -> Self {
+    pub(super) fn new(inner: R, room: &UnpackRoom, form: Form) -> Self {
         if form == Form::Upper {
             return Self { inner, hash: None, left: u64::MAX };
         }

@@ -8,7 +8,7 @@ use super::compression;
 use super::stream::{TarKind, TarStream};
 
 /// Where each file begins and how long it is, and where links lead.
-pub(in super::super) type Index = (BTreeMap<String, (u64, u64)>, BTreeMap<String, String>);
+pub(in super::super) type ArchiveIndex = (BTreeMap<String, (u64, u64)>, BTreeMap<String, String>);
 
 /// The most files an archive of an image may have.
 const MOST_FILES: usize = 100_000;
@@ -30,7 +30,7 @@ pub(in super::super) fn names(
 }
 
 /// Notes where the files of an uncompressed archive are.
-pub(in super::super) fn index(what: &str, archive: impl Read) -> ImageResult<Index> {
+pub(in super::super) fn index(what: &str, archive: impl Read) -> ImageResult<ArchiveIndex> {
     let damaged = |source| ImageError::Damaged { what: what.to_owned(), source };
     let mut stream = TarStream::new(CountedReader { inner: BufReader::new(archive), at: 0 });
     let (mut files, mut links) = (BTreeMap::new(), BTreeMap::new());

@@ -42,8 +42,8 @@ use rustix::io::Errno;
 
 use self::dirs::Dirs;
 use self::hashed::Hashed;
-use self::stream::{Entry, TarKind, TarStream};
-use self::tree::{ParentDir, Tree};
+use self::stream::{ArchiveEntry, TarKind, TarStream};
+use self::tree::{LayerTree, ParentDir};
 use self::xattrs::{give_xattrs, taken, unwanted, wanted};
 use super::attributes::{Attributes, copy_file, create_file};
 use super::error::{ImageError, ImageResult};
@@ -75,7 +75,7 @@ const HOLE: usize = 4096;
 
 /// How much may be unpacked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct UnpackRoom {
     /// Bytes.
     pub bytes: u64,
     /// Files, directories, links and whiteouts: each takes one of the host's, however small.
@@ -125,7 +125,7 @@ pub fn unpack_layer(
     form: Form,
     diff: &Path,
     below: &[PathBuf],
-    room: Room,
+    room: UnpackRoom,
 ) -> ImageResult<Unpacked> {
     let plain: Box<dyn Read + '_> = match form {
         Form::Upper => Box::new(archive),
@@ -137,8 +137,8 @@ pub fn unpack_layer(
     let top = top.map_or(Attributes::DIRECTORY, |metadata| attributes_of(&metadata));
     let mut stream = TarStream::new(Hashed::new(plain, &room, form));
     let tree = match form {
-        Form::Upper => Tree::open_plain(diff),
-        Form::Layer | Form::Root => Tree::open(diff),
+        Form::Upper => LayerTree::open_plain(diff),
+        Form::Layer | Form::Root => LayerTree::open(diff),
     };
     let mut unpacker = Unpacker {
         tree: tree.map_err(ImageError::io("open", diff))?,
@@ -217,7 +217,7 @@ impl Trouble {
 }
 
 struct Unpacker<'a> {
-    tree: Tree,
+    tree: LayerTree,
     below: Below<'a>,
     diff: &'a Path,
     form: Form,
@@ -236,7 +236,7 @@ struct Unpacker<'a> {
 }
 
 impl Unpacker<'_> {
-    fn take(&mut self, entry: Entry, content: &mut impl Read) -> Result<(), Trouble> {
+    fn take(&mut self, entry: ArchiveEntry, content: &mut impl Read) -> Result<(), Trouble> {
         let refused = |reason| Trouble::Refused { entry: entry.path.clone(), reason };
         if entry.path.contains(&0) || entry.link.contains(&0) {
             return Err(refused("its name has a NUL byte"));
@@ -345,7 +345,7 @@ impl Unpacker<'_> {
         &mut self,
         place: &ParentDir,
         name: &[u8],
-        entry: &Entry,
+        entry: &ArchiveEntry,
         content: &mut impl Read,
     ) -> Result<(), Trouble> {
         let host = |source: io::Error| Trouble::Host { entry: entry.path.clone(), source };
@@ -381,7 +381,7 @@ impl Unpacker<'_> {
         &mut self,
         place: &ParentDir,
         name: &[u8],
-        entry: &Entry,
+        entry: &ArchiveEntry,
     ) -> io::Result<Result<(), &'static str>> {
         let mut hides = false;
         let dir = match tree::stat(place.fd(), name)? {
@@ -402,21 +402,21 @@ impl Unpacker<'_> {
         Ok(self.dirs.push(&tree::joined(&place.path, name), entry.attributes))
     }
 
-    fn symlink(&mut self, place: &ParentDir, name: &[u8], entry: &Entry) -> io::Result<()> {
+    fn symlink(&mut self, place: &ParentDir, name: &[u8], entry: &ArchiveEntry) -> io::Result<()> {
         self.clear(place, name)?;
         rustix::fs::symlinkat(entry.link.as_slice(), place.fd(), name)?;
         self.special(place, name, entry)
     }
 
     /// A name that is no more, as overlayfs wrote it.
-    fn hidden(&mut self, place: &ParentDir, name: &[u8], entry: &Entry) -> io::Result<()> {
+    fn hidden(&mut self, place: &ParentDir, name: &[u8], entry: &ArchiveEntry) -> io::Result<()> {
         self.clear(place, name)?;
         tree::make_whiteout(place.fd(), name)?;
         self.special(place, name, entry)
     }
 
     /// Gives its attributes to what cannot be opened.
-    fn special(&mut self, place: &ParentDir, name: &[u8], entry: &Entry) -> io::Result<()> {
+    fn special(&mut self, place: &ParentDir, name: &[u8], entry: &ArchiveEntry) -> io::Result<()> {
         entry.attributes.give_at(place.fd(), name, entry.kind == TarKind::Symlink)?;
         if self.form != Form::Upper || entry.xattrs.is_empty() {
             return Ok(());
@@ -431,7 +431,7 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    fn fifo(&mut self, place: &ParentDir, name: &[u8], entry: &Entry) -> io::Result<()> {
+    fn fifo(&mut self, place: &ParentDir, name: &[u8], entry: &ArchiveEntry) -> io::Result<()> {
         self.clear(place, name)?;
         rustix::fs::mkfifoat(place.fd(), name, Mode::from_raw_mode(0o600))?;
         self.special(place, name, entry)
@@ -441,7 +441,7 @@ impl Unpacker<'_> {
         &mut self,
         place: &ParentDir,
         name: &[u8],
-        entry: &Entry,
+        entry: &ArchiveEntry,
     ) -> io::Result<Result<(), &'static str>> {
         let (parent, target) = split(&entry.link);
         if target.is_empty() {
@@ -527,7 +527,7 @@ fn has_long_name(path: &[u8]) -> bool {
 }
 
 /// What is wrong with where a link leads, as far as the archive alone tells.
-fn bad_link(entry: &Entry) -> Option<&'static str> {
+fn bad_link(entry: &ArchiveEntry) -> Option<&'static str> {
     match entry.kind {
         TarKind::Symlink if entry.link.is_empty() => Some("it is a symlink to nothing"),
         TarKind::Symlink if entry.link.len() > LONGEST_TARGET => {

@@ -31,7 +31,7 @@ pub(super) enum TarKind {
 
 /// One file of the archive, without its content.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(super) struct ArchiveEntry {
     pub(super) path: Vec<u8>,
     pub(super) link: Vec<u8>,
     pub(super) kind: TarKind,
@@ -89,7 +89,7 @@ impl<R: Read> TarStream<R> {
     }
 
     /// Goes to the next entry; what was not read of the last one is passed over.
-    pub(super) fn next(&mut self) -> io::Result<Option<Entry>> {
+    pub(super) fn next(&mut self) -> io::Result<Option<ArchiveEntry>> {
         let mut extended = Extended::default();
         loop {
             self.pass_over()?;
@@ -113,7 +113,7 @@ impl<R: Read> TarStream<R> {
         }
     }
 
-    fn entry(&mut self, header: &Header, extended: Extended) -> io::Result<Entry> {
+    fn entry(&mut self, header: &Header, extended: Extended) -> io::Result<ArchiveEntry> {
         if extended.sparse {
             return Err(bad("it has sparse files in PAX form, which are not supported"));
         }
@@ -173,7 +173,7 @@ impl<R: Read> TarStream<R> {
                 None => (i64::try_from(header.mtime().unwrap_or(0)).unwrap_or(0), 0),
             },
         };
-        Ok(Entry { path, link, kind, attributes, xattrs: extended.xattrs, size, pieces })
+        Ok(ArchiveEntry { path, link, kind, attributes, xattrs: extended.xattrs, size, pieces })
     }
 
     /// Reads where the pieces of a sparse file belong, and how long it is.

@@ -23,7 +23,7 @@ const MOST_LINKS: usize = 40;
 pub(super) type Resolved = Vec<u8>;
 
 /// The tree.
-pub(super) struct Tree {
+pub(super) struct LayerTree {
     root: Rc<OwnedFd>,
     /// The last directory walked to: archives list a directory's files one after another.
     last: Option<(Vec<u8>, Rc<OwnedFd>, Resolved)>,
@@ -46,7 +46,7 @@ impl ParentDir {
 /// Decides what a directory looks like that must be made on the way.
 pub(super) type Missing<'a> = &'a mut dyn FnMut(&[u8]) -> Attributes;
 
-impl Tree {
+impl LayerTree {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;

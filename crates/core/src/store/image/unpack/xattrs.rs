@@ -7,11 +7,11 @@ use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
 use super::Form;
-use super::stream::{Entry, TarKind};
+use super::stream::{ArchiveEntry, TarKind};
 use crate::store::image::attributes::{Carrier, keeps_exported_xattr, keeps_xattr};
 
 /// The extended attributes that are kept of an entry.
-pub(super) fn wanted(entry: &Entry, form: Form) -> impl Iterator<Item = &(String, Vec<u8>)> {
+pub(super) fn wanted(entry: &ArchiveEntry, form: Form) -> impl Iterator<Item = &(String, Vec<u8>)> {
     let carrier = match entry.kind {
         TarKind::Directory => Carrier::Directory,
         TarKind::File if entry.size == 0 => Carrier::EmptyFile,
@@ -24,7 +24,7 @@ pub(super) fn wanted(entry: &Entry, form: Form) -> impl Iterator<Item = &(String
 }
 
 /// How many extended attributes an entry has, and will not have here, that a program could have set.
-pub(super) fn unwanted(entry: &Entry, form: Form) -> u64 {
+pub(super) fn unwanted(entry: &ArchiveEntry, form: Form) -> u64 {
     let of_programs = |(name, _): &&(String, Vec<u8>)| !name.starts_with("user.overlay.");
     let kept = wanted(entry, form).filter(of_programs).count();
     (entry.xattrs.iter().filter(of_programs).count() - kept) as u64

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::Difference;
+use super::NameDifference;
 use super::file::{DigestFile, Recorded};
 use super::hash::{HashedEntry, TreeHasher};
 use super::links::{HardLinkName, LinkGroups, Links};
@@ -18,7 +18,7 @@ pub(super) fn compare(
     store: &Store,
     recorded: &DigestFile,
     hasher: TreeHasher<'_>,
-) -> Result<Vec<Difference>> {
+) -> Result<Vec<NameDifference>> {
     recorded.check()?;
     let mut comparison = DigestComparison {
         hasher,
@@ -35,7 +35,7 @@ pub(super) fn compare(
         Recorded::Link(link) => recorded_links.push(link),
     })?;
     while let Some(extra) = comparison.current.take() {
-        comparison.differences.add(Difference::Extra(extra.path));
+        comparison.differences.add(NameDifference::Extra(extra.path));
         comparison.advance()?;
     }
     let DigestComparison { mut differences, changed, groups, .. } = comparison;
@@ -50,7 +50,7 @@ pub(super) fn compare(
         recorded.read(|item| {
             if let Recorded::Entry { path, .. } = item {
                 if relinked.entries.contains(&number) {
-                    differences.add(Difference::Changed(path.to_owned()));
+                    differences.add(NameDifference::Changed(path.to_owned()));
                 }
                 number += 1;
             }
@@ -81,26 +81,26 @@ impl DigestComparison<'_> {
 
     fn entry(&mut self, path: &str, hash: &str) -> Result<()> {
         while let Some(extra) = self.current.take_if(|current| current.path.as_str() < path) {
-            self.differences.add(Difference::Extra(extra.path));
+            self.differences.add(NameDifference::Extra(extra.path));
             self.advance()?;
         }
         match self.current.take_if(|current| current.path == path) {
             Some(found) => {
                 if found.hash != hash {
-                    self.add(Difference::Changed(found.path));
+                    self.add(NameDifference::Changed(found.path));
                 }
                 if let Some(inode) = found.linked_inode {
                     self.groups.add(inode, self.entry, path)?;
                 }
                 self.advance()?;
             }
-            None => self.add(Difference::Missing(path.to_owned())),
+            None => self.add(NameDifference::Missing(path.to_owned())),
         }
         self.entry += 1;
         Ok(())
     }
 
-    fn add(&mut self, difference: Difference) {
+    fn add(&mut self, difference: NameDifference) {
         if self.differences.add(difference) {
             self.changed.insert(self.entry);
         }
@@ -141,18 +141,18 @@ fn different_links(recorded: Links, found: Links, listed: &BTreeSet<u64>) -> Res
 
 #[derive(Debug, Default)]
 struct Differences {
-    list: Vec<Difference>,
+    list: Vec<NameDifference>,
     bytes: usize,
     omitted: u64,
 }
 
 impl Differences {
     /// Lists a difference, or counts it. Answers whether it was listed.
-    fn add(&mut self, difference: Difference) -> bool {
-        let (Difference::Missing(text)
-        | Difference::Extra(text)
-        | Difference::Changed(text)
-        | Difference::Other(text)) = &difference;
+    fn add(&mut self, difference: NameDifference) -> bool {
+        let (NameDifference::Missing(text)
+        | NameDifference::Extra(text)
+        | NameDifference::Changed(text)
+        | NameDifference::Other(text)) = &difference;
         let bytes = self.bytes + text.len();
         if self.list.len() >= LISTED || (bytes > LISTED_BYTES && !self.list.is_empty()) {
             self.omitted += 1;
@@ -163,9 +163,9 @@ impl Differences {
         true
     }
 
-    fn finish(mut self) -> Vec<Difference> {
+    fn finish(mut self) -> Vec<NameDifference> {
         if self.omitted > 0 {
-            self.list.push(Difference::Other(format!("{} more names differ", self.omitted)));
+            self.list.push(NameDifference::Other(format!("{} more names differ", self.omitted)));
         }
         self.list
     }

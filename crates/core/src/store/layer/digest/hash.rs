@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::ordered_walk::{OrderedWalk, Visited};
 use crate::store::background;
-use crate::store::tree::{Place, Xattrs, file_type};
+use crate::store::tree::{TreeDir, Xattrs, file_type};
 use crate::store::{Result, StoreError};
 
 /// How to read files while others want the disk.
@@ -95,7 +95,7 @@ pub(super) struct TreeHasher<'a> {
 
 impl<'a> TreeHasher<'a> {
     /// Uses all processors, or this thread alone if it works in the background.
-    pub(super) fn new(root: Place, throttle: Option<&'a ReadThrottle>) -> Self {
+    pub(super) fn new(root: TreeDir, throttle: Option<&'a ReadThrottle>) -> Self {
         let threads = match background::is_entered() {
             true => 1,
             false => thread::available_parallelism().map_or(2, usize::from).clamp(2, 8),

@@ -146,10 +146,10 @@ impl SpillSort {
 
     fn finish(mut self) -> Result<Sorted> {
         self.held.sort_unstable();
-        let mut runs = vec![Run { at: 0, end: 0, read: self.held.into() }];
+        let mut runs = vec![SortedRun { at: 0, end: 0, read: self.held.into() }];
         let mut at = 0;
         for length in self.runs {
-            runs.push(Run { at, end: at + length, read: VecDeque::new() });
+            runs.push(SortedRun { at, end: at + length, read: VecDeque::new() });
             at += length;
         }
         let (temporary, file) = (self.temporary, self.spilled);
@@ -166,13 +166,13 @@ impl SpillSort {
 struct Sorted {
     temporary: PathBuf,
     file: Option<File>,
-    runs: Vec<Run>,
+    runs: Vec<SortedRun>,
     /// The first record of each run that has one.
     heads: BinaryHeap<Reverse<(LinkRecord, usize)>>,
 }
 
 #[derive(Debug)]
-struct Run {
+struct SortedRun {
     /// The records of the file that are still to be read.
     at: u64,
     end: u64,

@@ -27,7 +27,7 @@ use self::hash::TreeHasher;
 use crate::model::{Layer, LayerId};
 use crate::store::background::background_until;
 use crate::store::manifest::{self, Durability, Manifest as _};
-use crate::store::tree::Place;
+use crate::store::tree::TreeDir;
 use crate::store::walk::{Measure, measure};
 use crate::store::{Result, Store, blocking};
 
@@ -39,7 +39,7 @@ pub enum DigestVerdict {
     /// It is what was sealed.
     Intact,
     /// It is not.
-    Damaged(Vec<Difference>),
+    Damaged(Vec<NameDifference>),
     /// There is no digest to compare with yet.
     Unknown,
 }
@@ -47,7 +47,7 @@ pub enum DigestVerdict {
 /// One name that is not as it was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "difference", content = "path")]
-pub enum Difference {
+pub enum NameDifference {
     /// It is gone.
     Missing(String),
     /// It was not there.
@@ -59,7 +59,7 @@ pub enum Difference {
     Other(String),
 }
 
-impl std::fmt::Display for Difference {
+impl std::fmt::Display for NameDifference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Missing(path) => write!(f, "`{path}` is gone"),
@@ -92,7 +92,7 @@ impl Store {
             if !differences.is_empty() {
                 return Ok(DigestVerdict::Damaged(differences));
             }
-            let hasher = TreeHasher::new(Place::root(&store.diff_dir(&id))?, throttle.as_ref());
+            let hasher = TreeHasher::new(TreeDir::root(&store.diff_dir(&id))?, throttle.as_ref());
             file::write(&store, &store.layer_dir(&id), hasher)?;
             Ok(DigestVerdict::Intact)
         })
@@ -140,7 +140,7 @@ impl Store {
     }
 
     /// What the metadata of a sealed layer says about changes since the seal.
-    pub(in crate::store) fn compare_summary(&self, id: &LayerId) -> Result<Vec<Difference>> {
+    pub(in crate::store) fn compare_summary(&self, id: &LayerId) -> Result<Vec<NameDifference>> {
         let layer = self.sealed(id)?;
         // Layers of before have none.
         let Some(sealed) = layer.summary else { return Ok(Vec::new()) };
@@ -148,7 +148,7 @@ impl Store {
         if hex::encode(now.summary) == sealed {
             return Ok(Vec::new());
         }
-        Ok(vec![Difference::Other(match now.files == layer.files {
+        Ok(vec![NameDifference::Other(match now.files == layer.files {
             true => "the name, type, mode, owner, size or time of a file changed".to_owned(),
             false => format!("it has {} files, and {} were sealed", now.files, layer.files),
         })])
@@ -184,7 +184,7 @@ impl Store {
                     DigestVerdict::Damaged(differences)
                 });
             };
-            let hasher = TreeHasher::new(Place::root(&store.diff_dir(&id))?, throttle.as_ref());
+            let hasher = TreeHasher::new(TreeDir::root(&store.diff_dir(&id))?, throttle.as_ref());
             let differences = compare::compare(&store, &recorded, hasher)?;
             if !differences.is_empty() {
                 return Ok(DigestVerdict::Damaged(differences));

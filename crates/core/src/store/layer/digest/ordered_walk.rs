@@ -14,7 +14,7 @@ use std::sync::Arc;
 use rustix::fs::{FileType, SeekFrom};
 
 use crate::store::path_text::{path_bytes, path_text};
-use crate::store::tree::{Dir, Place, file_type};
+use crate::store::tree::{Dir, TreeDir, file_type};
 use crate::store::{Result, StoreError};
 
 /// How many names a walk holds. While it lists a directory it holds up to three times as many.
@@ -25,7 +25,7 @@ const DIRS_OPEN: usize = 32;
 /// A walk under way.
 #[derive(Debug)]
 pub(super) struct OrderedWalk {
-    root: Place,
+    root: TreeDir,
     limit: usize,
     /// The current directory's path from the root, in bytes and as text.
     path: Vec<u8>,
@@ -73,11 +73,11 @@ pub(super) struct Visited {
 }
 
 impl OrderedWalk {
-    pub(super) fn new(root: Place) -> Self {
+    pub(super) fn new(root: TreeDir) -> Self {
         Self::with_limit(root, NAMES_HELD)
     }
 
-    pub(super) fn with_limit(root: Place, limit: usize) -> Self {
+    pub(super) fn with_limit(root: TreeDir, limit: usize) -> Self {
         Self {
             root,
             limit,
@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     fn paths(root: &Path, limit: usize) -> (Vec<String>, usize) {
-        let mut walk = OrderedWalk::with_limit(Place::root(root).unwrap(), limit);
+        let mut walk = OrderedWalk::with_limit(TreeDir::root(root).unwrap(), limit);
         let paths = walk.by_ref().map(|visited| visited.unwrap().path).collect();
         assert_eq!(walk.held, 0);
         (paths, walk.peak)

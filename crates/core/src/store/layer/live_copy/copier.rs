@@ -11,7 +11,7 @@ use rustix::fs::{FileType, Statx};
 
 use super::{Copied, CopiedNames, EntryKind, EntryState, LayerWriters};
 use crate::model::Timestamp;
-use crate::store::tree::{Dir, OPAQUE, Opaque, Place, file_type, join};
+use crate::store::tree::{Dir, OPAQUE, Opaque, TreeDir, file_type, join};
 use crate::store::walk::visit;
 use crate::store::{Result, StoreError};
 
@@ -36,8 +36,8 @@ pub(super) fn copy_into(
     let copier = Copier {
         old,
         busy: writers != LayerWriters::Frozen,
-        source: Place::root(from)?,
-        target: Place::root(to)?,
+        source: TreeDir::root(from)?,
+        target: TreeDir::root(to)?,
         seen: Mutex::new(CopiedNames { taken, root: None, dirs: HashMap::new() }),
         remembered: AtomicUsize::new(0),
         whole_needed: AtomicBool::new(false),
@@ -75,7 +75,7 @@ enum Compare {
 
 /// A directory to be looked at.
 struct CopyItem {
-    source: Place,
+    source: TreeDir,
     path: Vec<u8>,
     mode: Compare,
 }
@@ -85,14 +85,14 @@ struct Copier<'a> {
     old: Option<&'a CopiedNames>,
     /// Whether names may vanish meanwhile. They are then as if never seen.
     busy: bool,
-    source: Place,
-    target: Place,
+    source: TreeDir,
+    target: TreeDir,
     seen: Mutex<CopiedNames>,
     /// Bytes of names in `seen`.
     remembered: AtomicUsize,
     whole_needed: AtomicBool,
     /// Directories of the copy by path.
-    made: Mutex<HashMap<Vec<u8>, (Place, Compare)>>,
+    made: Mutex<HashMap<Vec<u8>, (TreeDir, Compare)>>,
     /// Where the first name of a file with several went, by inode.
     copied: Mutex<HashMap<u64, (Vec<u8>, CString)>>,
     /// Unchanged names of files with several.
@@ -235,7 +235,7 @@ impl Copier<'_> {
     }
 
     /// Makes a directory of the copy, with those above it, unless it is there.
-    fn ensure(&self, path: &[u8], mode: Compare) -> Result<Place> {
+    fn ensure(&self, path: &[u8], mode: Compare) -> Result<TreeDir> {
         let mut made = self.made.lock();
         if let Some((place, _)) = made.get(path) {
             return Ok(place.clone());
