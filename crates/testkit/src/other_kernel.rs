@@ -56,7 +56,7 @@ pub fn run(name: &str, disks: &[u64], more: &[&str]) -> Result<String, String> {
     let kernel = test_kernel()?;
     let dir = TempDir::with_prefix("keep-inside-").map_err(|error| error.to_string())?;
     let root = dir.path().join("root");
-    furnish(&root, &kernel.modules, name, more)
+    prepare_root(&root, &kernel.modules, name, more)
         .map_err(|error| format!("a root for the machine: {error}"))?;
     let initramfs = dir.path().join("initramfs");
     pack(&root, &initramfs).map_err(|error| format!("an initramfs: {error}"))?;
@@ -105,7 +105,7 @@ impl Drop for KernelRun {
     }
 }
 
-fn furnish(root: &Path, modules: &Path, name: &str, more: &[&str]) -> io::Result<()> {
+fn prepare_root(root: &Path, modules: &Path, name: &str, more: &[&str]) -> io::Result<()> {
     for part in ["bin", "dev", "etc", "lib", "lib64", "modules", "new", "proc", "run", "sys", "tmp"]
     {
         fs::create_dir_all(root.join(part))?;

@@ -101,7 +101,7 @@ pub(crate) fn give(target: &Path, owner: &str) -> Result<(), StepError> {
     if let Some((uid, gid)) = crate::serve::ids_of(owner) {
         let ids = (Uid::from_raw(uid), Gid::from_raw(gid));
         match rustix::fs::fchown(&place, Some(ids.0), Some(ids.1)) {
-            // A number outside the sandbox's range is nobody's.
+            // A number outside of the range of the sandbox belongs to no user there.
             Ok(()) | Err(Errno::INVAL) => {}
             Err(error) => return Err(StepError::new("hand over a drive", error)),
         }

@@ -75,7 +75,7 @@ pub(crate) struct Machine {
 
 #[derive(Debug)]
 enum MachineState {
-    /// Nobody's.
+    /// Not assigned to a sandbox.
     Waiting,
     /// Becoming a sandbox's. Stays if that fails: what was mounted on the way is not taken back.
     Assembling,

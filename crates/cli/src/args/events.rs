@@ -11,9 +11,11 @@ Examples:
 
 Kinds: sandbox.created, sandbox.starting, sandbox.running, sandbox.stopping, sandbox.stopped,
 sandbox.paused, sandbox.failed, sandbox.deleted, sandbox.restored, sandbox.updated,
-sandbox.rolled_back, sandbox.promoted, sandbox.merged, sandbox.renamed, session.ended,
-command.started, command.ended, snapshot.created, snapshot.deleted, port.published,
-port.unpublished, guard.found, damage.found, damage.cleared, events.lost";
+sandbox.rolled_back, sandbox.promoted, sandbox.merged, sandbox.renamed, sandbox.validation_failed,
+session.ended, command.started, command.ended, snapshot.created, snapshot.deleted, port.published,
+port.unpublished, guard.found, run.queued, run.started, run.waiting, run.resumed, run.ready,
+run.accepted, run.rejected, run.failed, run.cancelled, run.expiring, run.expired, approval.asked,
+approval.answered, damage.found, damage.cleared, webhook.disabled, events.lost";
 
 /// Arguments of `events`.
 #[derive(Debug, Args)]

@@ -181,7 +181,7 @@ pub(crate) enum Command {
     /// Print the output of a command, also after it ended
     Logs(LogsArgs),
     /// Show events: sandboxes, commands, snapshots, ports, findings, damage
-    #[command(after_long_help = server::EVENTS_HELP)]
+    #[command(after_long_help = events::EVENTS_HELP)]
     Events(EventsArgs),
     /// Show the audit log: who did what, when, from where
     Audit(AuditArgs),

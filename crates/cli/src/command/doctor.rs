@@ -471,8 +471,8 @@ async fn container(data: &Path) -> Vec<Finding> {
     checks.into_iter().map(finding).collect()
 }
 
-/// A directory that goes away however the check ends.
-struct Scratch(PathBuf);
+/// A directory that goes away however the check, or the setup, ends.
+pub(super) struct Scratch(pub(super) PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sandkeep_core::engine::Settings;
 use sandkeep_core::model::{Layer, LayerId, MemoryLayer, Name};
 use sandkeep_core::store::{
-    Difference, DigestVerdict, Problem, Repair, Report, Store, StoreError, missing_parts,
+    DigestVerdict, NameDifference, Problem, Repair, Report, Store, StoreError, missing_parts,
 };
 use serde::Serialize;
 
@@ -187,7 +187,7 @@ async fn verify(store: &Store, record: bool) -> Result<Verified, Failure> {
         let verdict = match store.verify(&layer.id, None).await {
             Ok(verdict) => verdict,
             // One that cannot be read is damaged; the others are read all the same.
-            Err(error) => DigestVerdict::Damaged(vec![Difference::Other(error.to_string())]),
+            Err(error) => DigestVerdict::Damaged(vec![NameDifference::Other(error.to_string())]),
         };
         match verdict {
             DigestVerdict::Intact => found.intact += 1,
@@ -207,7 +207,7 @@ async fn verify(store: &Store, record: bool) -> Result<Verified, Failure> {
     for layer in store.scan::<MemoryLayer>().await.map_err(cannot)?.good {
         let verdict = match store.verify_memory(&layer.id).await {
             Ok(verdict) => verdict,
-            Err(error) => DigestVerdict::Damaged(vec![Difference::Other(error.to_string())]),
+            Err(error) => DigestVerdict::Damaged(vec![NameDifference::Other(error.to_string())]),
         };
         match verdict {
             DigestVerdict::Intact => found.intact += 1,

@@ -9,7 +9,7 @@ use sandkeep_core::driver::microvm::kernel;
 use sandkeep_core::embedded::AGENT;
 use serde::Serialize;
 
-use super::doctor::{self, Finding};
+use super::doctor::{self, Finding, Scratch};
 use super::{bytes, facts};
 use crate::args::{Global, SetupArgs};
 use crate::failure::Failure;
@@ -211,16 +211,6 @@ fn run(command: &mut Command) -> Result<String, Failure> {
             .with_hint(format!("run `apt-get update` and try again; or {OTHERWISE}")));
     }
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
-}
-
-/// A directory that goes away however the setup ends.
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // The server clears `tmp` when it starts; nothing depends on this.
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 #[cfg(test)]

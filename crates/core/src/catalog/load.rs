@@ -1,4 +1,4 @@
-//! Reading the manifests when a daemon starts, and bringing the index up to date with them.
+//! Reads the manifests when a daemon starts, and brings the index up to date.
 //!
 //! The manifests are the truth. What the index has and the disk has not is removed from the index; if it
 //! may be lost and not deleted, a copy goes to `quarantine/` first, so that the layers it names stay.

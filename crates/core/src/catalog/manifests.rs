@@ -1,4 +1,4 @@
-//! The store as what an index is filled from: `db` and `store` do not see each other.
+//! Reads manifests from the store to fill the index: `db` and `store` do not see each other.
 
 use async_trait::async_trait;
 

@@ -1,4 +1,4 @@
-//! Which revision each sandbox is at, where one process has all of them.
+//! The current revision of each sandbox, for a catalog that one process has to itself.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Where a page of a list ended.
+//! Page cursors: where a page of a list ended.
 //!
 //! A cursor holds the sort key and the id of the last item, so that what comes or goes in between
 //! neither repeats nor hides anything else. It also holds a mark of the list it belongs to, order and

@@ -1,4 +1,4 @@
-//! The index, which no state of damage makes unusable.
+//! The index with recovery: a damaged file is replaced by a new one and filled from the manifests.
 //!
 //! Everything in it can be read again from the manifests, so a file that does not open, is not whole,
 //! is of another version or of another time ([`Stamp`]) is removed and a new one is made. Damage that

@@ -1,4 +1,4 @@
-//! An index that answers from memory what must be answered while the disk does not.
+//! An index that answers from memory while the disk hangs.
 //!
 //! Projects, sandboxes, drives, snapshots and the newest session of each sandbox are in a second
 //! index in memory. Reads of those never touch the disk, and memory is what decides who gets a name.

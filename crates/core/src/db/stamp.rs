@@ -1,4 +1,4 @@
-//! Knowing whether an index belongs to the data directory beside it, as it is now.
+//! Stamps: whether an index file belongs to the data directory beside it, and to its present state.
 //!
 //! The index is not synced, and people restore copies of it. An older index would hide sessions and
 //! commands that are on disk. So each opening draws an *epoch*, a random number that is kept in the

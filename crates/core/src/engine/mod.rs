@@ -1,4 +1,4 @@
-//! What happens to sandboxes.
+//! The engine: everything that happens to sandboxes.
 //!
 //! ```text
 //! fronts ──> Engine (api) ──> Lifecycle ──turn──> one operation at a time per sandbox

@@ -1,4 +1,4 @@
-//! What fronts ask of a sandbox as a whole, and what they are answered: create, stop, checkpoint, fork, merge and the like.
+//! Requests and answers about whole sandboxes: create, stop, checkpoint, fork, merge and the like.
 //!
 //! Requests about one subject only (commands, ports, secrets and so on) are beside the component that answers them.
 

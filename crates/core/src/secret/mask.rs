@@ -1,4 +1,4 @@
-//! Values are masked in what commands print, byte for byte, so that every offset stays true.
+//! Masks secret values in the output of commands, byte for byte, so that every offset stays true.
 //!
 //! A [`Mask`] is the set of what is to be masked, as one automaton (Aho and Corasick's). A [`Masker`] is
 //! where one command's two streams stand in it. Output arrives in pieces of any size, so a value may be

@@ -1,4 +1,4 @@
-//! What is kept from everybody: the server's key, and what is sealed with it.
+//! The server's key, and values that are encrypted with it.
 //!
 //! - `keyring` seals what must not lie on disk as it is: values of secrets, credentials in policies, the
 //!   private keys of sandboxes' authorities.

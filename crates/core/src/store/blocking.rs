@@ -1,4 +1,4 @@
-//! Calls that wait for the disk, on threads of their own and not too many of them.
+//! Runs calls that wait for the disk on threads of their own, a limited number at a time.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Which data directory this is, wherever it lies.
+//! The identity of a data directory, also after a move.
 //!
 //! `format.json` holds 32 random hex digits. What a daemon has outside of its data directory, runtime directories and
 //! control groups, is named after the first twelve, so that it finds its machines again after the directory was moved.

@@ -1,4 +1,4 @@
-//! Syncing the filesystem, and never forgetting that a sync failed.
+//! Syncs the filesystem, and remembers every sync that failed.
 //!
 //! The kernel tells of data that it could not write back once per open file, and then drops it: the
 //! next sync succeeds, and the data is gone. So

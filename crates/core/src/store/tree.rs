@@ -1,4 +1,4 @@
-//! Walking and copying trees that nobody vouches for.
+//! Walks and copies untrusted trees.
 //!
 //! A sandbox's root may give its files any name, make links to anywhere, and nest directories until a
 //! path no longer fits a system call or a recursion the stack. So names are bytes, every call is

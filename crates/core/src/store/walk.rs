@@ -1,4 +1,4 @@
-//! Visiting a tree with several threads, and measuring one.
+//! Visits a tree with several threads, and measures it.
 
 use std::collections::HashSet;
 use std::io;
@@ -12,7 +12,7 @@ use rustix::fs::{FileType, Statx};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
-use super::layer::junk::{Heap, Junk, JunkLook, JunkRules};
+use super::layer::junk::{Junk, JunkDir, JunkLook, JunkRules};
 use super::tree::{TreeDir, file_type};
 use super::{Result, StoreError};
 
@@ -100,7 +100,7 @@ pub(super) fn measure_looking(
     let own = root.open()?.own_stat()?;
     bytes.fetch_add(own.stx_blocks * 512, Ordering::Relaxed);
     let summary = Mutex::new(NameHasher::new(b"").hash(b"", &own));
-    visit((root, None::<Arc<Heap>>), |(place, heap), more| {
+    visit((root, None::<Arc<JunkDir>>), |(place, junk_dir), more| {
         let dir = match place.open() {
             Err(error) if moving && vanished(&error) => return Ok(()),
             opened => opened?,
@@ -120,10 +120,10 @@ pub(super) fn measure_looking(
             if is_dir || stat.stx_nlink == 1 || linked.lock().insert(stat.stx_ino) {
                 here.bytes += stat.stx_blocks * 512;
             }
-            let look = look.as_ref().filter(|_| heap.is_none());
+            let look = look.as_ref().filter(|_| junk_dir.is_none());
             if is_dir {
-                let heap = heap.clone().or_else(|| look?.dir(&dir, name, &stat));
-                more.push((dir.child(name), heap));
+                let junk_dir = junk_dir.clone().or_else(|| look?.dir(&dir, name, &stat));
+                more.push((dir.child(name), junk_dir));
             } else if let Some(look) = look
                 && file_type(&stat) == FileType::RegularFile
             {
@@ -131,8 +131,8 @@ pub(super) fn measure_looking(
             }
             Ok(())
         });
-        if let Some(heap) = &heap {
-            heap.add(here.bytes);
+        if let Some(junk_dir) = &junk_dir {
+            junk_dir.add(here.bytes);
         }
         match listed {
             Err(error) if moving && vanished(&error) => {}

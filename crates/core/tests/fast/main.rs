@@ -8,5 +8,6 @@ mod documents;
 mod engine;
 mod layering;
 mod runs;
+mod shape;
 mod spawns;
 mod webhooks;

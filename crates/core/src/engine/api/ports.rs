@@ -1,4 +1,4 @@
-//! The way to a port inside a sandbox.
+//! Connections to ports inside a sandbox.
 
 use std::sync::Arc;
 use std::time::Duration;

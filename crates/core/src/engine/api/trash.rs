@@ -1,4 +1,4 @@
-//! Deleted sandboxes, and files that the guard kept aside.
+//! Deleted sandboxes, and files that the guard quarantined.
 
 use std::sync::Arc;
 

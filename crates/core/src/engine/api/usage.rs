@@ -1,4 +1,4 @@
-//! What takes up room, and metrics.
+//! Disk usage and metrics.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Which time expiry goes by.
+//! Clocks: whether the wall clock can be trusted for expiry.
 //!
 //! Expiry compares a time on record with the wall clock, and a wall clock can jump: a host that boots without one, a virtual
 //! machine that was suspended, somebody's mistake. So nothing expires by a clock that was not *steady* for a while: since it was

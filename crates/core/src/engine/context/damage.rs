@@ -1,4 +1,4 @@
-//! The register of damage: everything the daemon knows to be wrong with stored data.
+//! The register of damage: everything that is known to be wrong with stored data.
 //!
 //! Whoever finds damage (recovery, garbage collection, a failed sync, the scrub) reports it here;
 //! whoever sees that it is gone clears it. The register is in memory: a daemon that starts again finds

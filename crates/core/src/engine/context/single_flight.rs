@@ -1,4 +1,4 @@
-//! Work that is done once for all who ask for it at the same time.
+//! Single flight: work that is done once for all callers that ask for it at the same time.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -1,4 +1,4 @@
-//! Holds sandboxes to their disk, drives to their size, and all of them to the host's reserve.
+//! Enforces the disk limits of sandboxes and drives, and the host's reserve.
 //!
 //! | the filesystem | over the limit | over the reserve of the host |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! What the engine does about syncs that failed.
+//! Handles failed syncs: which files are in doubt, and what is refused because of it.
 //!
 //! The store knows which files a failed sync put in doubt (`store/sync.rs`). Here
 //!

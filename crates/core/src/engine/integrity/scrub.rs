@@ -1,4 +1,4 @@
-//! Knowing that what was sealed is still what is on disk, while the server runs.
+//! Scrubbing: verifies sealed layers against their digests in the background.
 //!
 //! Two jobs, one layer at a time, each at a limited rate so that nobody waits for them:
 //!

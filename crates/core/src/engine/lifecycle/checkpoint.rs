@@ -1,4 +1,4 @@
-//! A snapshot of a session that goes on.
+//! Checkpoints: a snapshot of a session that continues.
 //!
 //! Two ways. When no process but the agent is alive, the root is *exchanged*: a fresh layer goes on
 //! top, the one written so far is sealed under it, and nothing is copied however much it holds. When

@@ -1,4 +1,4 @@
-//! Making a sandbox: on an image, on a snapshot, or handing out the one that has the name.
+//! Creates sandboxes: from an image, from a snapshot, or returns the one that has the name.
 //!
 //! The index decides who gets a name, atomically. A create that fails leaves no sandbox behind and
 //! the name free; one that was acknowledged is on stable storage.

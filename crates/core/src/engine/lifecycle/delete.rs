@@ -1,4 +1,4 @@
-//! Deleting a sandbox, from whatever state it is in.
+//! Deletes a sandbox in any state.
 //!
 //! The manifest says `deleted` first, and what is to become of its snapshots, so that a daemon that
 //! dies on the way finishes it as it was begun. Snapshots that another sandbox stands on stay; the

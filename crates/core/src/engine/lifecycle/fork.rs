@@ -1,4 +1,4 @@
-//! Snapshots that lead elsewhere: forks and rollbacks.
+//! Forks and rollbacks.
 //!
 //! A fork is a new sandbox on the same layers. A running source is checkpointed first, so that a fork
 //! never starts from something older than what was asked for; who asks for what was last kept

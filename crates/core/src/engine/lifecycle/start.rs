@@ -1,4 +1,4 @@
-//! Bringing a sandbox up: from its current snapshot, or from its image.
+//! Starts a sandbox from its current snapshot, or from its image.
 //!
 //! Intent first: the manifest says `starting`, with the layer, the session and the uid range, before
 //! the driver is asked for anything. A start that fails leaves `failed` and the snapshot it came

@@ -1,4 +1,4 @@
-//! Ending a session and keeping what it wrote.
+//! Ends a session and seals what it wrote.
 //!
 //! ```text
 //! room?  ── no ──> the session goes on, the caller is told

@@ -1,4 +1,4 @@
-//! Outcomes that could not be written down yet.
+//! Outcomes that are not on disk yet, because it was full: retries to write them.
 //!
 //! Whatever a sandbox was asked for comes to an end that users see, also when the disk has no room for the record of it: a
 //! failed start is `failed`, not `starting` for ever. Space that was set aside for this is given up first

@@ -1,4 +1,4 @@
-//! Waking a sandbox once for all who want one of its ports at the same time.
+//! Wakes a sandbox once for all callers that want one of its ports at the same time.
 
 use std::sync::Arc;
 use std::time::Duration;

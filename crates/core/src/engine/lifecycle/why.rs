@@ -1,4 +1,4 @@
-//! Why a sandbox is where it is, and what would change that.
+//! Why a sandbox is in its phase, and what would change that.
 
 use serde::{Deserialize, Serialize};
 

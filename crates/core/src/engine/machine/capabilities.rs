@@ -1,4 +1,4 @@
-//! What a driver must be able to do so that its sandboxes can be paused: keep memory, and have disks of its own.
+//! What a driver must be able to do for pause: keep memory, and have disks of its own.
 
 use crate::driver::{Driver, KeepsMemory, OwnDisk};
 use crate::engine::Error;

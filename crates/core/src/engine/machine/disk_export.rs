@@ -1,4 +1,4 @@
-//! Taking what a machine wrote out of its disks.
+//! Exports what a machine wrote from its disks into layers.
 //!
 //! What a machine of its own writes is on a disk that only its own kernel may read (`docs/MICROVM.md`). At the end of a
 //! session the agent hands it over, and from there on it is a layer like any other. A machine that is gone or does not

@@ -1,4 +1,4 @@
-//! Machines that stand still for a moment go on, whatever happens.
+//! A guard for frozen machines: they are thawed when it is dropped, whatever happens.
 //!
 //! A checkpoint freezes the processes of a sandbox, a pause holds its machine. Between that and the end of it there is disk
 //! work, which can fail, panic or be cancelled. So both are guards: dropping one lets the sandbox go on, in a background task that a

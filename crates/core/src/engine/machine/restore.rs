@@ -1,4 +1,4 @@
-//! Starting a machine from memory, or on its own disks, and telling it who it is and what time it is.
+//! Restores a machine from memory, or boots it on its disks, and gives it its identity and the time.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Templates: memory that belongs to no sandbox, and that machines start from.
+//! Templates: captured memory that belongs to no sandbox, from which machines start.
 //!
 //! A machine that waits to be assembled is the same for all images. The first start of a size boots one, captures it and keeps that for
 //! good; the first create of an image leaves another on top, with the image's root mounted (*image template*). One at a time makes

@@ -1,4 +1,4 @@
-//! Which of the host's uids each machine has: a range of its own, which no machine of this daemon or of another on this host has.
+//! Assigns uid ranges: each machine has one of its own, across all daemons of the host.
 //!
 //! Ranges are given out by this daemon alone, from blocks that it has claimed ([`crate::driver::uids`]). The lowest free range goes first,
 //! so that few blocks are claimed.

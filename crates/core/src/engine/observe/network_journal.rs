@@ -1,4 +1,4 @@
-//! What went over a sandbox's network, on disk, within bounds.
+//! The journal of a sandbox's connections, on disk, with a size limit.
 //!
 //! ```text
 //! sandboxes/<sbx>/network/<ses>.jsonl       one connection to a line, as they ended

@@ -1,4 +1,4 @@
-//! Layers that were sealed and whose digest is still to be made (`integrity/scrub.rs` makes it).
+//! The queue of sealed layers whose digest is still to be computed (by `integrity/scrub.rs`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Which commands may have changed which files of a running sandbox.
+//! Attributes changed files of a running sandbox to the commands that may have changed them.
 //!
 //! The upper directory is compared with an index of its names whenever a command has ended (a *look*,
 //! `session/changes.rs`). What changed since the look before belongs to the commands that were alive

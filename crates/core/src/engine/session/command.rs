@@ -1,4 +1,4 @@
-//! Running commands and keeping what they print.
+//! Starts commands and records their output.
 //!
 //! Starting, finding, signalling; `tracker.rs` follows each one while it is alive.
 

@@ -1,4 +1,4 @@
-//! Commands the server runs at turning points of a sandbox's life.
+//! Hooks: commands that the server runs when a sandbox is created, resumed or stopped.
 //!
 //! A hook that fails is reported with the session and hides nothing: the sandbox is there, and
 //! whoever gets it sees what went wrong. `validate` runs before every stop and after every resume;

@@ -1,4 +1,4 @@
-//! What a command printed, on disk, within bounds.
+//! Command logs: the output of a command on disk, with a size limit.
 //!
 //! Up to the limit a log is one file. Past it, the beginning (half of the limit) stays and the end
 //! (up to the other half) goes round in two further files, so that both how a command started and

@@ -1,4 +1,4 @@
-//! The way to a port inside a sandbox.
+//! Connects to ports inside a sandbox.
 //!
 //! Whoever comes for a port of a sleeping sandbox wakes it, if that is allowed, and waits until something
 //! listens. Many who come at once wake it once: they share one attempt, and one failure, which is

@@ -1,4 +1,4 @@
-//! Commands that go on where memory does.
+//! Adopts commands that were alive when memory was captured.
 //!
 //! - *Pause and resume.* A command that runs when its machine is paused stays `running` on record. When the machine wakes it is
 //!   attached to from the byte the log has, under the same id; whoever waits for it goes on waiting meanwhile.

@@ -1,4 +1,4 @@
-//! How many command records and logs a sandbox keeps, and what they take.
+//! Retention of command records and logs.
 //!
 //! A log may have 64 MiB, and an agent runs thousands of commands: kept for ever they fill the disk and appear nowhere. So a
 //! sandbox keeps so many records and so many bytes ([`CommandRetention`]). When it has more, those that ended first go, a

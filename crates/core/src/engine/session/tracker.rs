@@ -1,4 +1,4 @@
-//! Following a command that is alive.
+//! Follows a running command until it ends.
 //!
 //! Every command has one task here, its *tracker*: it takes output from the agent, appends it to the
 //! log, hands it to the caller who started the command and waits for the result, and only then

@@ -1,4 +1,4 @@
-//! Whether memory knows everything that names layers.
+//! Evidence for garbage collection: whether everything that can name layers was read.
 //!
 //! Garbage collection may take a layer only when everything that could name it was read. So before each collection the names on disk
 //! are compared with what memory knows, and everything that does not fit is a *doubt*:

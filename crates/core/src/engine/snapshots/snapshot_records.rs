@@ -1,4 +1,4 @@
-//! Snapshots after they were made: who may have them, how long they are kept, what is left of them.
+//! Retention, expiry and deletion of snapshots.
 //!
 //! - A snapshot that goes leaves a *tombstone*: its record without layers, for lists to show for
 //!   [`REMEMBERED`]. The index decides whether it may go, in one statement, so that nobody comes to

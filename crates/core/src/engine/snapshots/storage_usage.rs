@@ -1,4 +1,4 @@
-//! What takes up room, of the whole host or of one project.
+//! Disk usage of the host and of projects.
 //!
 //! Sums over sealed layers come from memory. What sessions under way have written has to be measured by walking their
 //! files, which can be millions, and what is in quarantine by reading the records of all projects; so a measurement is used again for [`AGAIN`] times as long as it took, and whoever asks

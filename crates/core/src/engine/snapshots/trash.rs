@@ -1,4 +1,4 @@
-//! What was deleted and can be had back.
+//! The trash: deleted sandboxes that can be restored.
 //!
 //! A deleted sandbox lies in the trash for a grace period ([`Settings::trash_grace`](crate::engine::Settings)), with copies of the manifests of
 //! the snapshots that went with it, and can be restored whole. It holds all layers those name. Its name is free at once. Layers that nobody

@@ -162,19 +162,19 @@ impl AuditRecord {
             .into_iter()
             .flatten()
         {
-            shorten(text, TARGET_TEXT);
+            truncate_chars(text, TARGET_TEXT);
         }
-        shorten(&mut self.action, DETAIL_TEXT);
+        truncate_chars(&mut self.action, DETAIL_TEXT);
         while self.detail.len() > DETAILS {
             self.detail.pop_last();
         }
         self.detail.retain(|name, _| name.chars().count() <= DETAIL_TEXT);
-        self.detail.values_mut().for_each(|text| shorten(text, DETAIL_TEXT));
+        self.detail.values_mut().for_each(|text| truncate_chars(text, DETAIL_TEXT));
         self
     }
 }
 
-fn shorten(text: &mut String, most: usize) {
+fn truncate_chars(text: &mut String, most: usize) {
     if let Some((end, _)) = text.char_indices().nth(most) {
         text.truncate(end);
         text.push('…');

@@ -1,4 +1,4 @@
-//! Snapshots on record, and what decides when they go.
+//! Snapshots on record, and when they expire.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! For which names an address was given out.
+//! Remembers for which names an address was returned.
 //!
 //! A pin outlives by far the time a sandbox was told to remember the answer, because programs remember longer than they are
 //! told; and it is renewed whenever it is used. There are so many at the most, and the ones that end first make room.

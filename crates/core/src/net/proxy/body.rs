@@ -1,4 +1,4 @@
-//! Bodies on their way, in both directions: nothing is kept of them but what may be the beginning of a text.
+//! Streams bodies in both directions, and keeps no more of them than the beginning of a possible match.
 
 use std::pin::Pin;
 use std::sync::Arc;

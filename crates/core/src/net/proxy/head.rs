@@ -1,4 +1,4 @@
-//! The heads of requests and answers: what is asked of them before they pass, and what does not pass.
+//! Heads of requests and answers: checks them, and strips what must not pass.
 
 use hyper::header::{
     ALT_SVC, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue,

@@ -1,4 +1,4 @@
-//! One request: judged, sent on, answered.
+//! One HTTP request: judged by the rules, sent, answered.
 
 use std::convert::Infallible;
 use std::error::Error;

@@ -1,4 +1,4 @@
-//! Connections that speak something else than HTTP by now, from a host whose answers are masked.
+//! Upgraded connections (WebSockets and others) to hosts whose answers are masked.
 //!
 //! *WebSocket* messages are read frame by frame, since a value may be spread over the frames of one message, and are put into
 //! frames of our own: a message goes on as it comes, in pieces of any size. A message is to a WebSocket what a body is to a

@@ -24,7 +24,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::{Instant, sleep_until};
 
-use super::device::Device;
+use super::device::PacketDevice;
 use super::packet::{DropReason, Flow, Packet, Segment, parse, reset};
 use super::relay::RelaySocket;
 use super::tcp::{ConnectionTable, SYN};
@@ -36,7 +36,7 @@ const DISCARD: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct TcpConnection {
     pub(super) flow: Flow,
-    pub(super) device: Arc<Device>,
+    pub(super) device: Arc<PacketDevice>,
     /// Weak: the table holds it.
     table: Weak<ConnectionTable>,
     patience: TcpTimeouts,
@@ -83,7 +83,7 @@ pub(super) struct TcpTimeouts {
 impl TcpConnection {
     pub(super) fn new(
         segment: &Segment<'_>,
-        device: &Arc<Device>,
+        device: &Arc<PacketDevice>,
         table: &Arc<ConnectionTable>,
         half_open: OwnedSemaphorePermit,
     ) -> Self {
@@ -235,12 +235,12 @@ impl TcpConnection {
     fn turn<R>(
         &self,
         inner: &mut Inner,
-        act: impl FnOnce(&mut TcpStateMachine, &Device) -> R,
+        act: impl FnOnce(&mut TcpStateMachine, &PacketDevice) -> R,
     ) -> Option<R> {
         inner.machine.as_ref()?;
         let turned = catch_unwind(AssertUnwindSafe(|| {
             let result = inner.machine.as_mut().map(|machine| act(machine, &self.device));
-            self.settle(inner);
+            self.update(inner);
             result
         }));
         turned.unwrap_or_else(|_| {
@@ -259,7 +259,7 @@ impl TcpConnection {
         })
     }
 
-    fn settle(&self, inner: &mut Inner) {
+    fn update(&self, inner: &mut Inner) {
         let Some(machine) = &mut inner.machine else { return };
         if let Some(lane) = &mut inner.lane {
             lane.carry(machine);

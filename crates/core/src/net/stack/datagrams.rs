@@ -22,7 +22,7 @@ use tokio::net::UdpSocket;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::Limits;
-use super::device::Device;
+use super::device::PacketDevice;
 use super::packet::{
     Datagram, DropReason, Echo, Flow, HEAD, Unreachable, any_like, datagram, echo_reply,
     echo_request, read_echo_reply, unreachable,
@@ -61,7 +61,7 @@ struct DatagramFlow {
     socket: UdpSocket,
     _permit: SocketPermit,
     open: Arc<OpenFlow>,
-    device: Arc<Device>,
+    device: Arc<PacketDevice>,
     kind: DatagramKind,
     /// When something last went either way, in milliseconds of the device's time.
     last: AtomicU64,
@@ -94,7 +94,7 @@ impl Flows {
     pub(super) fn datagram(
         &mut self,
         packet: &Datagram<'_>,
-        device: &Arc<Device>,
+        device: &Arc<PacketDevice>,
         handler: &Arc<dyn FlowHandler>,
         tasks: &mut JoinSet<()>,
     ) {
@@ -108,7 +108,7 @@ impl Flows {
     pub(super) fn echo(
         &mut self,
         packet: &Echo<'_>,
-        device: &Arc<Device>,
+        device: &Arc<PacketDevice>,
         handler: &Arc<dyn FlowHandler>,
         tasks: &mut JoinSet<()>,
     ) {
@@ -119,7 +119,7 @@ impl Flows {
     }
 
     /// Forgets what was silent for too long. To be called every second or so.
-    pub(super) fn sweep(&mut self, device: &Device) {
+    pub(super) fn sweep(&mut self, device: &PacketDevice) {
         let (now, limits) = (milliseconds(device), self.limits);
         self.flows.retain(|key, state| {
             let keep = state.is_live(now, key, &limits);
@@ -139,7 +139,7 @@ impl Flows {
         &mut self,
         key: (Protocol, Flow),
         raw: &[u8],
-        device: &Arc<Device>,
+        device: &Arc<PacketDevice>,
         handler: &Arc<dyn FlowHandler>,
         tasks: &mut JoinSet<()>,
     ) -> Option<Arc<DatagramFlow>> {
@@ -220,7 +220,7 @@ impl DatagramFlow {
         (protocol, flow): (Protocol, Flow),
         to: SocketAddr,
         open: Arc<OpenFlow>,
-        device: &Arc<Device>,
+        device: &Arc<PacketDevice>,
         raw: &[u8],
         permit: SocketPermit,
     ) -> io::Result<Self> {
@@ -358,6 +358,6 @@ fn echo_socket(to: SocketAddr) -> io::Result<(UdpSocket, DatagramKind)> {
     Ok((UdpSocket::from_std(socket)?, DatagramKind::Echo { ident }))
 }
 
-fn milliseconds(device: &Device) -> u64 {
+fn milliseconds(device: &PacketDevice) -> u64 {
     u64::try_from(device.now().total_millis()).unwrap_or(0)
 }

@@ -16,7 +16,7 @@ use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::time::Instant;
 
 use super::packet::DropReason;
-use crate::model::Device as Outlet;
+use crate::model::Device;
 use crate::net::MTU;
 
 thread_local! {
@@ -34,7 +34,7 @@ const IPV6: [u8; 2] = [0x86, 0xdd];
 
 /// A sandbox's device.
 #[derive(Debug)]
-pub(super) struct Device {
+pub(super) struct PacketDevice {
     descriptor: AsyncFd<OwnedFd>,
     /// The card's address, if packets come in Ethernet frames.
     card: Option<[u8; 6]>,
@@ -42,11 +42,11 @@ pub(super) struct Device {
     dropped: [AtomicU64; DropReason::COUNT],
 }
 
-impl Device {
-    pub(super) fn new(device: Outlet) -> io::Result<Self> {
+impl PacketDevice {
+    pub(super) fn new(device: Device) -> io::Result<Self> {
         let (descriptor, card) = match device {
-            Outlet::Tun(descriptor) => (descriptor, None),
-            Outlet::Ethernet { socket, mac } => (socket, Some(mac)),
+            Device::Tun(descriptor) => (descriptor, None),
+            Device::Ethernet { socket, mac } => (socket, Some(mac)),
         };
         let flags = fcntl_getfl(&descriptor)?;
         fcntl_setfl(&descriptor, flags | OFlags::NONBLOCK)?;
@@ -160,7 +160,7 @@ fn header(card: [u8; 6], packet: &[u8]) -> [u8; HEADER] {
 /// written at once.
 #[derive(Debug)]
 pub(super) struct PacketPort<'a> {
-    pub(super) device: &'a Device,
+    pub(super) device: &'a PacketDevice,
     /// The packet that came in.
     pub(super) incoming: Option<&'a [u8]>,
     /// A packet that found no room. While there is one, nothing else goes out.
@@ -220,7 +220,7 @@ impl phy::RxToken for RxPacket<'_> {
 
 #[derive(Debug)]
 pub(super) struct TxPacket<'a> {
-    device: &'a Device,
+    device: &'a PacketDevice,
     held: &'a mut Option<Box<[u8]>>,
 }
 
@@ -248,7 +248,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixDatagram;
 
-    use super::{Device, DropReason, Outlet};
+    use super::{Device, DropReason, PacketDevice};
 
     const CARD: [u8; 6] = [2, 1, 2, 3, 4, 5];
 
@@ -256,7 +256,8 @@ mod tests {
     async fn frames_are_unwrapped_and_wrapped() {
         let (ours, card) = UnixDatagram::pair().unwrap();
         card.set_nonblocking(true).unwrap();
-        let device = Device::new(Outlet::Ethernet { socket: ours.into(), mac: CARD }).unwrap();
+        let device =
+            PacketDevice::new(Device::Ethernet { socket: ours.into(), mac: CARD }).unwrap();
         let mut frame = [0; 100];
         for (first, kind) in [(0x45, [0x08, 0x00]), (0x60, [0x86, 0xdd])] {
             assert!(device.write(&[first, 1, 2, 3]));
@@ -273,7 +274,8 @@ mod tests {
     #[tokio::test]
     async fn what_is_no_packet_is_skipped_and_never_the_end() {
         let (ours, card) = UnixDatagram::pair().unwrap();
-        let device = Device::new(Outlet::Ethernet { socket: ours.into(), mac: CARD }).unwrap();
+        let device =
+            PacketDevice::new(Device::Ethernet { socket: ours.into(), mac: CARD }).unwrap();
         let mut arp = [0; 42];
         arp[12..14].copy_from_slice(&[0x08, 0x06]);
         let mut bare = [0; 14];

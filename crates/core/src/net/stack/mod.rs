@@ -39,7 +39,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval};
 
 use self::datagrams::Flows;
-use self::device::Device;
+use self::device::PacketDevice;
 use self::packet::{Datagram, DropReason, Packet, Unreachable};
 pub(super) use self::relay::relay;
 pub(super) use self::stream::Stream;
@@ -47,7 +47,7 @@ use self::tcp::ConnectionTable;
 use super::flow::FlowHandler;
 use super::sockets::SandboxSockets;
 use super::{GATEWAY_V4, GATEWAY_V6, MTU};
-use crate::model::Device as Outlet;
+use crate::model::Device;
 
 /// How many packets are taken in before others get their turn.
 const BATCH: usize = 64;
@@ -108,16 +108,16 @@ pub(super) struct Stack {
 impl Stack {
     /// Answers the packets of `device`, and asks `handler` about every new flow.
     pub(super) fn start(
-        device: Outlet,
+        device: Device,
         handler: Arc<dyn FlowHandler>,
         sockets: SandboxSockets,
     ) -> io::Result<Self> {
-        Ok(Self::with(Limits::default(), Arc::new(Device::new(device)?), handler, sockets))
+        Ok(Self::with(Limits::default(), Arc::new(PacketDevice::new(device)?), handler, sockets))
     }
 
     fn with(
         limits: Limits,
-        device: Arc<Device>,
+        device: Arc<PacketDevice>,
         handler: Arc<dyn FlowHandler>,
         sockets: SandboxSockets,
     ) -> Self {
@@ -149,7 +149,7 @@ impl Drop for Stack {
 
 /// What the stack's task holds.
 struct StackTask {
-    device: Arc<Device>,
+    device: Arc<PacketDevice>,
     handler: Arc<dyn FlowHandler>,
     table: Arc<ConnectionTable>,
     flows: Flows,

@@ -1,4 +1,4 @@
-//! What is a packet and what is not: the door of the stack.
+//! Parses and checks packets: the entrance of the stack.
 //!
 //! Everything a sandbox sends is looked at here first, and only what is whole, addressed from the sandbox's own
 //! address, unfragmented, free of options and of extension headers, and sums up right goes on. Nothing is
@@ -11,7 +11,7 @@ use smoltcp::wire::{
     TcpSeqNumber, UdpPacket, UdpRepr, checksum,
 };
 
-use super::device::Device;
+use super::device::PacketDevice;
 use crate::net::{GUEST_V4, GUEST_V6, MTU};
 
 /// Who speaks to whom.
@@ -254,7 +254,7 @@ pub(super) fn one_host(address: IpAddr) -> bool {
 }
 
 /// Says that there is no such connection.
-pub(super) fn reset(device: &Device, segment: &Segment<'_>) {
+pub(super) fn reset(device: &PacketDevice, segment: &Segment<'_>) {
     // A reset is never answered with one.
     if segment.rst {
         return;
@@ -281,7 +281,7 @@ pub(super) fn reset(device: &Device, segment: &Segment<'_>) {
 }
 
 /// Delivers a datagram from outside. One that does not fit into a packet is lost.
-pub(super) fn datagram(device: &Device, flow: &Flow, payload: &[u8]) {
+pub(super) fn datagram(device: &PacketDevice, flow: &Flow, payload: &[u8]) {
     let header = UdpRepr { src_port: flow.to.port(), dst_port: flow.guest.port() };
     let (from, to) = (flow.to.ip(), flow.guest.ip());
     compose(device, from, to, IpProtocol::Udp, header.header_len() + payload.len(), |body| {
@@ -298,7 +298,7 @@ pub(super) fn datagram(device: &Device, flow: &Flow, payload: &[u8]) {
 }
 
 /// Answers an echo request.
-pub(super) fn echo_reply(device: &Device, flow: &Flow, sequence: u16, payload: &[u8]) {
+pub(super) fn echo_reply(device: &PacketDevice, flow: &Flow, sequence: u16, payload: &[u8]) {
     let (protocol, kind) = match flow.to {
         SocketAddr::V4(_) => (IpProtocol::Icmp, ECHO_V4.1),
         SocketAddr::V6(_) => (IpProtocol::Icmpv6, ECHO_V6.1),
@@ -344,7 +344,7 @@ pub(super) enum Unreachable {
 }
 
 /// Says that a packet does not reach its end. `head` is its beginning: what it takes to find who sent it.
-pub(super) fn unreachable(device: &Device, flow: &Flow, head: &[u8], why: Unreachable) {
+pub(super) fn unreachable(device: &PacketDevice, flow: &Flow, head: &[u8], why: Unreachable) {
     // Nobody answers for a crowd.
     if !one_host(flow.to.ip()) {
         return;
@@ -391,7 +391,7 @@ fn sum_length(payload: &[u8]) -> u32 {
 
 /// Writes a packet whose body `fill` makes.
 fn compose(
-    device: &Device,
+    device: &PacketDevice,
     from: IpAddr,
     to: IpAddr,
     protocol: IpProtocol,

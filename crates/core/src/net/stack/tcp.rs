@@ -23,7 +23,7 @@ use tokio::time::timeout;
 
 use super::Limits;
 use super::connection::{TcpConnection, TcpTimeouts};
-use super::device::Device;
+use super::device::PacketDevice;
 use super::packet::{DropReason, Flow, Segment, reset};
 use super::stream::Stream;
 use super::tcp_state::TcpOptions;
@@ -68,7 +68,7 @@ impl ConnectionTable {
     pub(super) fn receive(
         self: &Arc<Self>,
         segment: &Segment<'_>,
-        device: &Arc<Device>,
+        device: &Arc<PacketDevice>,
         handler: &Arc<dyn FlowHandler>,
         tasks: &mut JoinSet<()>,
     ) {
@@ -85,7 +85,7 @@ impl ConnectionTable {
     fn begin(
         self: &Arc<Self>,
         segment: &Segment<'_>,
-        device: &Arc<Device>,
+        device: &Arc<PacketDevice>,
         handler: &Arc<dyn FlowHandler>,
         tasks: &mut JoinSet<()>,
     ) {

@@ -11,7 +11,7 @@ use smoltcp::wire::{HardwareAddress, IpListenEndpoint};
 use std::fmt;
 use std::time::Duration;
 
-use super::device::{Device, PacketPort};
+use super::device::{PacketDevice, PacketPort};
 use super::packet::Flow;
 
 /// How a connection behaves towards the sandbox.
@@ -48,7 +48,7 @@ pub(super) enum Readable {
 
 impl TcpStateMachine {
     /// A connection that waits for the packet which opens it.
-    pub(super) fn new(device: &Device, flow: &Flow, options: TcpOptions) -> Self {
+    pub(super) fn new(device: &PacketDevice, flow: &Flow, options: TcpOptions) -> Self {
         let mut held = None;
         let mut port = PacketPort { device, incoming: None, held: &mut held };
         let mut config = Config::new(HardwareAddress::Ip);
@@ -82,13 +82,13 @@ impl TcpStateMachine {
     }
 
     /// Takes a packet in.
-    pub(super) fn receive(&mut self, device: &Device, packet: &[u8]) {
+    pub(super) fn receive(&mut self, device: &PacketDevice, packet: &[u8]) {
         let mut port = PacketPort { device, incoming: Some(packet), held: &mut self.held };
         self.interface.poll_ingress_single(device.now(), &mut port, &mut self.sockets);
     }
 
     /// Sends what there is to send: bounded by what is buffered, and by what the sandbox takes.
-    pub(super) fn send(&mut self, device: &Device) {
+    pub(super) fn send(&mut self, device: &PacketDevice) {
         let now = device.now();
         let mut port = PacketPort { device, incoming: None, held: &mut self.held };
         port.flush();
@@ -99,7 +99,7 @@ impl TcpStateMachine {
     }
 
     /// When it must be looked at again if nothing happens.
-    pub(super) fn next(&mut self, device: &Device) -> Option<MachineTime> {
+    pub(super) fn next(&mut self, device: &PacketDevice) -> Option<MachineTime> {
         self.interface.poll_at(device.now(), &self.sockets)
     }
 

@@ -1,4 +1,4 @@
-//! Keeps both versions of what is in conflict: the target's where it is, the source's beside it.
+//! Resolves conflicts by keeping both versions: the target's in place, the source's beside it.
 //!
 //! The source's version of `d/f` is written as `d/f.from-SOURCE`. Where the target has no directory `d`, or something
 //! else in its place, all that the source changed in `d` goes to `d.from-SOURCE`: the target's version is never turned

@@ -1,4 +1,4 @@
-//! What a stack of layers has at single paths.
+//! Looks up single paths in a stack of layers.
 
 use super::merged::{Found, LayerDir, MergedDir};
 use super::walk::{Side, ends, name_of, split};

@@ -1,4 +1,4 @@
-//! What a name is in a stack of layers, as overlayfs shows it.
+//! The merged view of a name in a stack of layers, as overlayfs shows it.
 
 use std::ffi::CStr;
 

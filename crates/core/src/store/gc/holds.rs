@@ -1,4 +1,4 @@
-//! Layers that are about to be named.
+//! Holds: keep layers from garbage collection until a manifest names them.
 //!
 //! Garbage collection takes layers that no manifest names. Between reading a chain and writing the manifest that
 //! names it, a layer may be named by nobody; a [`LayerHold`] keeps it in place for that time. No lock is held meanwhile:

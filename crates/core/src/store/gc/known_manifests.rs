@@ -1,4 +1,4 @@
-//! The manifests that the daemon knows about.
+//! The manifests that the daemon has read or written.
 //!
 //! The collector compares them with the manifests on disk: a manifest that is not known could refer to any
 //! layer. Pure: updated with every manifest that is written or removed.

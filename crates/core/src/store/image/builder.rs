@@ -1,4 +1,4 @@
-//! Where images' layers are made and found again.
+//! Builds the layers of images, and finds those that were built before.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! Images from files: root tarballs, OCI layouts and what `docker save` writes.
+//! Imports images from files: root tarballs, OCI layouts and what `docker save` writes.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! How far a long operation has come.
+//! Progress reports of long operations.
 
 use std::fmt;
 use std::sync::Arc;

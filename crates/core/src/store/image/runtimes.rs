@@ -1,4 +1,4 @@
-//! Which language runtimes an image has, found out by looking, not by running.
+//! Detects the language runtimes of an image from its files, without running them.
 //!
 //! A `node` that is a package's is known to the package database; others carry the address of their
 //! headers in their text, with the version in it. A `python3.x` says it by its name.

@@ -1,4 +1,4 @@
-//! Making several layers one.
+//! Merges several layers into one.
 //!
 //! Overlayfs looks a name up in every layer of the chain, so long chains are slow and end at the
 //! kernel's bound. Compacting a *run* of adjacent layers makes one that shows the same over the same

@@ -1,4 +1,4 @@
-//! What a seal leaves out.
+//! Excluded paths: what a seal leaves out.
 //!
 //! A pattern without a slash matches a name at any depth; one with a slash is anchored at the root of
 //! the sandbox. `*` and `?` stop at slashes, `**` does not. A directory that matches goes with all

@@ -1,4 +1,4 @@
-//! What a snapshot may not be meant to hold: large files, caches, what crashed processes left.
+//! Finds large files, caches and core dumps that may not be meant to be in a snapshot.
 //!
 //! The look is part of the walk that measures a layer and costs it next to nothing: a file's path is
 //! only put together, and compared with globs, when the file is large enough to matter. A directory
@@ -57,7 +57,7 @@ impl JunkRules {
 
 /// A directory that is junk, and what was counted in it so far.
 #[derive(Debug)]
-pub(in crate::store) struct Heap {
+pub(in crate::store) struct JunkDir {
     path: Vec<u8>,
     changed: Timestamp,
     bytes: AtomicU64,
@@ -67,24 +67,29 @@ pub(in crate::store) struct Heap {
 pub(in crate::store) struct JunkLook<'r> {
     rules: &'r JunkRules,
     found: Mutex<Vec<Junk>>,
-    heaps: Mutex<Vec<Arc<Heap>>>,
+    dirs: Mutex<Vec<Arc<JunkDir>>>,
 }
 
 impl<'r> JunkLook<'r> {
     pub(in crate::store) fn new(rules: &'r JunkRules) -> Self {
-        Self { rules, found: Mutex::default(), heaps: Mutex::default() }
+        Self { rules, found: Mutex::default(), dirs: Mutex::default() }
     }
 
     /// Looks at a directory in one that is no junk.
-    pub(in crate::store) fn dir(&self, dir: &Dir, name: &CStr, stat: &Statx) -> Option<Arc<Heap>> {
+    pub(in crate::store) fn dir(
+        &self,
+        dir: &Dir,
+        name: &CStr,
+        stat: &Statx,
+    ) -> Option<Arc<JunkDir>> {
         let path = dir.path_of(name);
         if !self.rules.globs.matches(&path) {
             return None;
         }
         let bytes = AtomicU64::new(stat.stx_blocks * 512);
-        let heap = Arc::new(Heap { path, changed: changed(stat), bytes });
-        self.heaps.lock().push(Arc::clone(&heap));
-        Some(heap)
+        let junk_dir = Arc::new(JunkDir { path, changed: changed(stat), bytes });
+        self.dirs.lock().push(Arc::clone(&junk_dir));
+        Some(junk_dir)
     }
 
     /// Looks at a file in a directory that is no junk.
@@ -106,10 +111,10 @@ impl<'r> JunkLook<'r> {
 
     pub(in crate::store) fn finish(self) -> Vec<Junk> {
         let mut found = std::mem::take(&mut *self.found.lock());
-        for heap in self.heaps.lock().iter() {
-            let size = heap.bytes.load(Ordering::Relaxed);
+        for junk_dir in self.dirs.lock().iter() {
+            let size = junk_dir.bytes.load(Ordering::Relaxed);
             if size >= WORTH_TELLING {
-                let (path, changed) = (heap.path.clone(), heap.changed);
+                let (path, changed) = (junk_dir.path.clone(), junk_dir.changed);
                 found.push(Junk { path, size, changed, kind: FindingKind::Junk });
             }
         }
@@ -118,7 +123,7 @@ impl<'r> JunkLook<'r> {
     }
 }
 
-impl Heap {
+impl JunkDir {
     pub(in crate::store) fn add(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }

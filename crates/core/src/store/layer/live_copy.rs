@@ -1,4 +1,4 @@
-//! Copying a layer that goes on being written to.
+//! Copies a layer while it is written to.
 //!
 //! A checkpoint of a busy sandbox cannot seal the layer under its processes. They are frozen, the
 //! layer is copied into a new sealed one, and they go on. The first copy of a session is whole. Each

@@ -1,4 +1,4 @@
-//! Files that are kept aside.
+//! Quarantine: files that are moved out of a layer before it is sealed.
 //!
 //! `aside/<snapshot>/` in the data directory holds files that were taken out of a layer before it
 //! was sealed, and `aside.json`, which says what each was. That document is written first: a daemon

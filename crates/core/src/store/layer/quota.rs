@@ -1,4 +1,4 @@
-//! Holding an open layer to its limit: by the filesystem's project quotas where it has them.
+//! Limits the size of an open layer by project quotas, where the filesystem has them.
 //!
 //! The quota is the filesystem's word: it counts blocks and inodes, those of files that were removed and are still open included, and a
 //! write beyond it fails while whoever wrote goes on. An open layer's `diff/` and `work/` are put into a *project* of the layer's own,

@@ -1,4 +1,4 @@
-//! Layers that nobody holds: found, moved to the trash, deleted.
+//! Collects layers that nothing holds: finds them, moves them to the trash, deletes them.
 
 use std::collections::HashSet;
 

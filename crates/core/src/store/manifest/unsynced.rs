@@ -1,4 +1,4 @@
-//! Documents that were written and not synced yet.
+//! Documents that are written but not synced yet.
 //!
 //! Every write with [`Durability::Soon`](crate::store::Durability::Soon) is listed here until a sync of the
 //! whole filesystem that began after it has succeeded. Then a `.next` takes the place of the synced

@@ -1,4 +1,4 @@
-//! Looking inside gzip, zstd, zip and tar, and those inside of each other.
+//! Searches inside gzip, zstd, zip and tar, also nested.
 //!
 //! Everything is read as a stream, in memory that does not depend on what is read: a zip is walked by
 //! the headers before its members, not by the directory at its end. What an archive unpacks to is

@@ -1,4 +1,4 @@
-//! Overwriting values where they are.
+//! Overwrites secret values in files in place.
 //!
 //! Every character of a value becomes `*`, so nothing in a file moves. In an archive that would break
 //! more than it mends: archives are left, and the search that follows finds them again. Doing it twice

@@ -1,4 +1,4 @@
-//! Looking for values in memory that was captured, before it is kept.
+//! Searches captured memory for secret values before it is sealed.
 //!
 //! Pages, devices and the disk are searched as the bytes they are: a file that was written to the disk is there as it was
 //! written. What lies in several pieces is found if one of them holds most of it. Pages are searched in the order they have

@@ -1,4 +1,4 @@
-//! Looking for values in what a session wrote, before it is sealed.
+//! Searches what a session wrote for secret values before it is sealed.
 //!
 //! All of an open layer is searched: names, contents, what links say, attributes, and what is inside
 //! archives ([`inside`]). The tree is one that nobody vouches for: it is walked like every other

@@ -1,4 +1,4 @@
-//! What is searched for: values, and the ways they are commonly written.
+//! What is searched for: values, and their common encodings.
 //!
 //! A value has several *forms*: as it is, as a JSON string, percent-encoded, in hexadecimal, and in
 //! base64, where it looks different for each of the three places it may have in a group. Encoders

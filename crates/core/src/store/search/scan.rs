@@ -1,4 +1,4 @@
-//! Searching a stream of any length in a bounded buffer.
+//! Searches a stream of any length with a bounded buffer.
 //!
 //! A form may stretch over the end of what was read, so the buffer keeps as much behind and ahead of
 //! the place it has got to as the longest form can reach: what is found does not depend on how the

@@ -1,4 +1,4 @@
-//! Free space: how much there is, and which work is refused for want of it.
+//! Free disk space, and which operations are refused when it runs out.
 //!
 //! New work may not use the last part of the filesystem, the *reserve*. A seal may: the reserve is there
 //! to keep what a session wrote. Before work is refused, the engine may free space (see

@@ -1,4 +1,4 @@
-//! A file that is removed when the disk is full.
+//! The reserve file, which is removed when the disk is full.
 //!
 //! To end a session, to delete a sandbox or to record a failed start, a few records must be written. On a disk
 //! that is full to the last block this would fail, and users could not free space. So the data directory has

@@ -1,4 +1,4 @@
-//! Writing down what a machine's RAM has that the image below it has not.
+//! Writes the pages of a machine's RAM that differ from the image below it.
 //!
 //! RAM is private memory over page files, so a page that the machine changed is an *anonymous* page of its process, and the
 //! kernel tells which those are. Many of them hold what they held before, or nothing: only what differs is written.

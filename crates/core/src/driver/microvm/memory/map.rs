@@ -1,4 +1,4 @@
-//! Putting the pages of a chain of layers together.
+//! Maps the pages of a chain of memory layers to one RAM image.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Making the pages of one layer of those of several.
+//! Merges the pages of several memory layers into one.
 
 use std::fs::{self, OpenOptions};
 use std::io;

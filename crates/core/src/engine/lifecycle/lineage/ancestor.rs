@@ -1,4 +1,4 @@
-//! Where the histories of two sandboxes parted.
+//! Finds the common ancestor of two sandboxes.
 //!
 //! What a sandbox is comes from a line of snapshots: its current one, the parent of that, and so on, into the origin it was
 //! forked from. A rollback makes another line. What both lines have is a common ancestor. A merge makes one, too: its result

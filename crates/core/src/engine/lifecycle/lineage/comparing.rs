@@ -1,4 +1,4 @@
-//! How much one project may have compared at a time, so that no project keeps the others waiting.
+//! Limits how many comparisons a project may have under way, so that none keeps the others waiting.
 //!
 //! A comparison reads files as fast as it can and is over soon: one per project, and few altogether (the store sees to that). A
 //! patch is sent as fast as its reader takes it, and that may be slow: several per project, which hold nothing that others

@@ -1,4 +1,4 @@
-//! Merge: the changes of one sandbox get into another one.
+//! Merge: brings the changes of one sandbox into another.
 //!
 //! ```text
 //! source captured  →  target still running: conflicts? refused, and its session goes on

@@ -1,4 +1,4 @@
-//! The layers that a point has. Nothing is started, paused or changed for it.
+//! Resolves a point to its layers. Starts, pauses and changes nothing.
 
 use crate::db::{Owner, Page, Tombstones};
 use crate::engine::lifecycle::Lifecycle;

@@ -1,4 +1,4 @@
-//! Promote: an origin becomes what its fork is.
+//! Promote: gives an origin the state of its fork.
 //!
 //! No file is copied: the origin gets the fork's snapshot. The check that the origin has not moved on and the
 //! change itself are one turn of the origin, so of two who promote two forks of one origin one wins.

@@ -1,4 +1,4 @@
-//! Another name for a sandbox.
+//! Renames a sandbox.
 //!
 //! The index decides who gets a name, atomically. A daemon that dies before the record is saved finds the former
 //! name in the record: the rename was not acknowledged then.

@@ -1,4 +1,4 @@
-//! What the logs of a sandbox's running commands may take together.
+//! The disk space that the logs of a sandbox's running commands share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Keeping the chains of memory images short.
+//! Compaction of memory layers.
 //!
 //! A pause adds a layer to the image it was woken from, and a layer is a disk that every later machine has open. So when a pause has
 //! made a chain longer than [`Settings::memory_limit`](crate::engine::Settings), some of its topmost layers are merged into one (`KeepsMemory::merge`),

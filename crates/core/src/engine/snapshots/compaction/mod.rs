@@ -1,4 +1,4 @@
-//! Keeping chains of layers short, so that everything that is acknowledged can be started.
+//! Compaction: keeps chains of layers short, so that every acknowledged snapshot can be mounted.
 //!
 //! Every checkpoint and every stop adds a layer. The kernel stacks only so many (`agent/src/overlay.rs`), and a
 //! name is looked up in all of them. So some of the topmost layers of a chain are made one now and then

@@ -1,4 +1,4 @@
-//! Volumes that outlive sandboxes: made, found, listed, forked, deleted.
+//! Drives: volumes that outlive sandboxes are created, found, listed, forked, deleted.
 //!
 //! A drive is a name and a chain of sealed layers, so all of this costs the same however much it
 //! holds. How a session comes to have one is in `mounts.rs`.

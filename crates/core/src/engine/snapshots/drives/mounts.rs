@@ -1,4 +1,4 @@
-//! How a session comes to have drives, and lets go of them.
+//! Attaches drives to a session and detaches them.
 //!
 //! ```text
 //! attach   drive's manifest: attached, layer  →  sandbox's manifest: mounted  →  the machine starts

@@ -1,4 +1,4 @@
-//! What a seal guard looks for, and in which layers.
+//! One inspection: what is searched for, and in which layers.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! A find of the guard, where it is, and what is told about it.
+//! Findings of the guard: where they are, and how they are reported.
 
 use super::inspection::GuardedPart;
 use crate::model::{Finding, FindingKind, Timestamp};

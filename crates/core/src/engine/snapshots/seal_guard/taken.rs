@@ -1,4 +1,4 @@
-//! What a sandbox is to get from another one, looked at by the guard of the one that gets it.
+//! Files that a sandbox gets by a merge or a promotion, inspected by its own guard.
 //!
 //! The other one sealed it under its own guard, which may be laxer, and with its own secrets.
 

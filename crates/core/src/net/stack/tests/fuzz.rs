@@ -10,11 +10,11 @@ use tokio::task::JoinSet;
 
 use super::guest::{Fields, SYN, datagram, parse_segment, read, segment};
 use super::{FakeHandler, Limits, Say, device, outside};
-use crate::model::Device as Outlet;
+use crate::model::Device;
 use crate::net::flow::FlowHandler;
 use crate::net::sockets::SandboxSockets;
 use crate::net::stack::datagrams::Flows;
-use crate::net::stack::device::Device;
+use crate::net::stack::device::PacketDevice;
 use crate::net::stack::packet::{DropReason, parse};
 use crate::net::stack::tcp::ConnectionTable;
 use crate::net::stack::{StackTask, packet};
@@ -28,7 +28,7 @@ fn stack_task(handler: &Arc<FakeHandler>) -> (StackTask, std::os::fd::OwnedFd) {
     let (connections, half_open, datagrams) = LIMITS;
     let limits = Limits { connections, half_open, datagrams, ..Limits::default() };
     let stack_task = StackTask {
-        device: Arc::new(Device::new(Outlet::Tun(ours)).unwrap()),
+        device: Arc::new(PacketDevice::new(Device::Tun(ours)).unwrap()),
         handler: Arc::clone(handler) as Arc<dyn FlowHandler>,
         table: Arc::new(ConnectionTable::new(limits, SandboxSockets::few(1000))),
         flows: Flows::new(limits, SandboxSockets::few(1000)),

@@ -14,7 +14,7 @@ use super::guest::{
 };
 use super::{FakeHandler, Limits, Say, outside, pattern, start, start_with};
 use crate::net::sockets::SandboxSockets;
-use crate::net::stack::device::Device;
+use crate::net::stack::device::PacketDevice;
 use crate::net::stack::packet::DropReason;
 use crate::net::{GUEST_V4, GUEST_V6};
 
@@ -54,7 +54,7 @@ impl ByHand {
 
 async fn dialled(
     limits: Limits,
-) -> (super::Stack, Arc<Device>, OwnedFd, TcpListener, Arc<FakeHandler>) {
+) -> (super::Stack, Arc<PacketDevice>, OwnedFd, TcpListener, Arc<FakeHandler>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let handler = FakeHandler::new();
     for v4 in [true, false] {

@@ -21,9 +21,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::device::Device;
+use super::device::PacketDevice;
 use super::{Limits, Stack, Stream, relay};
-use crate::model::Device as Outlet;
+use crate::model::Device;
 use crate::model::{Connection, Protocol, SessionId};
 use crate::net::flow::{Datagrams, FlowHandler, OpenDecision};
 use crate::net::log::{ConnectionLog, FlowInfo, Journal, OpenFlow, Traffic};
@@ -148,7 +148,7 @@ impl FlowHandler for FakeHandler {
 }
 
 /// A stack with its device's other end.
-fn start(limits: Limits, handler: &Arc<FakeHandler>) -> (Stack, Arc<Device>, OwnedFd) {
+fn start(limits: Limits, handler: &Arc<FakeHandler>) -> (Stack, Arc<PacketDevice>, OwnedFd) {
     start_with(limits, handler, SandboxSockets::few(10_000))
 }
 
@@ -157,9 +157,9 @@ fn start_with(
     limits: Limits,
     handler: &Arc<FakeHandler>,
     sockets: SandboxSockets,
-) -> (Stack, Arc<Device>, OwnedFd) {
+) -> (Stack, Arc<PacketDevice>, OwnedFd) {
     let (ours, theirs) = device();
-    let device = Arc::new(Device::new(Outlet::Tun(ours)).unwrap());
+    let device = Arc::new(PacketDevice::new(Device::Tun(ours)).unwrap());
     let handler: Arc<dyn FlowHandler> = Arc::clone(handler) as Arc<dyn FlowHandler>;
     (Stack::with(limits, Arc::clone(&device), handler, sockets), device, theirs)
 }

@@ -1,4 +1,4 @@
-//! Downloads that go on where they broke off.
+//! Downloads blobs, and continues where a connection broke.
 //!
 //! A blob is written to `blobs/partial/<digest>` in the data directory, and stays there when the
 //! connection breaks, the daemon dies or the disk is full: the next attempt asks for the rest only. It

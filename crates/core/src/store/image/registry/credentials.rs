@@ -1,4 +1,4 @@
-//! Who we are to a registry, from docker's configuration file.
+//! Credentials for registries, from docker's configuration file.
 //!
 //! `credHelpers` for the registry comes first, then `auths`, then `credsStore`: a helper that is named
 //! for one registry knows best, and a plain entry beats asking a store that may know nothing.

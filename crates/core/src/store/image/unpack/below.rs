@@ -1,4 +1,4 @@
-//! What lies under a layer, seen as the overlay will show it.
+//! The layers under a layer, as the overlay will show them.
 //!
 //! A layer speaks of files it does not hold in two ways: it may have a file in a directory that it
 //! does not describe, which must then look as it does below; and a hard link may lead to a file below.

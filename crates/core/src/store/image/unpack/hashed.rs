@@ -1,4 +1,4 @@
-//! The digest and the bound of an archive that is read.
+//! A reader that computes the digest of an archive and limits its size.
 
 use std::io::{self, Read};
 

@@ -1,4 +1,4 @@
-//! Looking through an archive without unpacking it.
+//! Lists an archive without unpacking it.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read};

@@ -1,4 +1,4 @@
-//! A directory that nothing leads out of.
+//! Writes into a directory without ever following a link out of it.
 //!
 //! Every name from an archive is walked one component at a time from the directory's own descriptor,
 //! never following a link by itself. A symlink on the way is read and walked the same way, with the

@@ -1,4 +1,4 @@
-//! Whether a layer still is what was sealed.
+//! Digests: whether a sealed layer still is what was sealed.
 //!
 //! A seal looks at every name anyway, so `layer.json` has a summary of what it saw: names, types,
 //! modes, owners, sizes and times. Reading all files would make the seal slow. That is done right

@@ -1,4 +1,4 @@
-//! What was copied, in a file, so that a daemon that was restarted can go on from it.
+//! Records what was copied, so that a restarted daemon continues from it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
