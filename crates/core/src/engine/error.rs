@@ -141,6 +141,8 @@ pub enum Error {
     ProjectTaken(Name),
     #[error("project `{project}` still has {sandboxes} sandboxes and {drives} drives")]
     ProjectInUse { project: Name, sandboxes: usize, drives: usize },
+    #[error("project `{project}` still has {runs} runs that are queued, under way or being ended")]
+    ProjectRuns { project: Name, runs: usize },
     #[error("sandbox `{0}` is not running")]
     NotRunning(Name),
     #[error("sandbox `{0}` was deleted")]
@@ -356,6 +358,7 @@ impl Error {
             | Self::Lost(_)
             | Self::ProjectTaken(_)
             | Self::ProjectInUse { .. }
+            | Self::ProjectRuns { .. }
             | Self::DriveTaken(_)
             | Self::DriveDiffers { .. }
             | Self::DriveAttached { .. }
@@ -467,7 +470,7 @@ impl Error {
             Self::Driver(DriverError::Unpackable { .. }) => "unsupported_files",
             Self::NameTaken(_) => "name_taken",
             Self::ProjectTaken(_) => "project_taken",
-            Self::ProjectInUse { .. } => "project_in_use",
+            Self::ProjectInUse { .. } | Self::ProjectRuns { .. } => "project_in_use",
             Self::NotRunning(_) => "not_running",
             Self::CommandEnded(_) => "command_ended",
             Self::SnapshotInUse { .. } => "snapshot_in_use",
@@ -622,6 +625,9 @@ impl Error {
             ),
             Self::NoRun(_) => "`keep runs ls` lists what there is".to_owned(),
             Self::RunStatus { run, .. } => format!("`keep runs show {run}` tells how it stands"),
+            Self::ProjectRuns { .. } => {
+                "cancel them with `keep runs cancel`, or wait until they are over".to_owned()
+            }
             Self::RunBusy(_) => "look again in a moment".to_owned(),
             Self::RunChanged { run, .. } => format!(
                 "`keep runs review {run} --again` pins what it is now; look at it before you accept it"

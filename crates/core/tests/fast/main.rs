@@ -9,4 +9,5 @@ mod engine;
 mod layering;
 mod runs;
 mod spawns;
+mod waiting;
 mod webhooks;
