@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{ArgGroup, Args};
 use sandkeep_client::types::{
     ApprovalAnswer, ApprovalPolicy, Class, Hook, Hooks, Mount, MountMode, OnIdle, OnJunk, OnSecret,
     Port, Sandbox, SecretUse, SetGuard, Size, Span, UpdateSandbox,
@@ -24,6 +24,9 @@ use crate::when;
 /// Options without a heading are the common ones: help lists them first. `[default: ...]` is removed from
 /// the help of `fork` and `update`, where absent options keep the value.
 #[derive(Debug, Default, Args)]
+#[command(group(
+    ArgGroup::new("holds").args(["hold", "hold_hosts", "hold_secrets"]).multiple(true)
+))]
 pub(crate) struct Settings {
     /// Isolation: `container`, or `microvm` for a VM that can be paused with its memory [default: container]
     #[arg(long, value_name = "DRIVER")]
@@ -128,14 +131,24 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "PATH", help_heading = HOOKS)]
     pub(crate) validate_git: Option<String>,
 
-    /// Hold commands that match until somebody approves; replaces the list, and `none` removes the policy (repeatable)
+    /// Hold commands that match until somebody approves; replaces all that is held, and `none` removes it (repeatable)
     #[arg(long = "hold", value_name = "PATTERN", help_heading = APPROVALS)]
     pub(crate) hold: Vec<String>,
-    /// How long a held command waits for an answer [default: 1h]
-    #[arg(long, value_name = "SPAN", requires = "hold", help_heading = APPROVALS)]
+    /// Hold the first contact with each host until somebody approves
+    #[arg(long, help_heading = APPROVALS)]
+    pub(crate) hold_hosts: bool,
+    /// Host that needs no approval: a name, `*.example.com`, or an address (repeatable)
+    #[arg(long = "known-host", value_name = "HOST", requires = "hold_hosts", help_heading = APPROVALS)]
+    pub(crate) known_hosts: Vec<String>,
+    /// Hold the use of a secret until somebody approves: at each host, and for each command that is given it
+    /// (repeatable)
+    #[arg(long = "hold-secret", value_name = "SECRET", help_heading = APPROVALS)]
+    pub(crate) hold_secrets: Vec<String>,
+    /// How long what is held waits for an answer [default: 1h]
+    #[arg(long, value_name = "SPAN", requires = "holds", help_heading = APPROVALS)]
     pub(crate) hold_expires: Option<Span>,
     /// The answer that counts if nobody answers in time: `approve` or `deny` [default: deny]
-    #[arg(long, value_name = "ANSWER", requires = "hold", value_parser = hold_default(), help_heading = APPROVALS)]
+    #[arg(long, value_name = "ANSWER", requires = "holds", value_parser = hold_default(), help_heading = APPROVALS)]
     pub(crate) hold_default: Option<ApprovalAnswer>,
 
     /// Drive to mount from the next session on; MODE is `read-write` or `snapshot` (read-only, as of the
@@ -215,11 +228,15 @@ pub(crate) fn change(settings: Settings) -> Result<UpdateSandbox, Failure> {
         globs: unless_empty(settings.junk),
     };
     let mounts = BTreeMap::from_iter(settings.mounts);
+    let others = settings.hold_hosts || !settings.hold_secrets.is_empty();
     let approvals = match settings.hold.as_slice() {
-        [] => None,
-        [none] if none == "none" => Some(None),
+        [] if !others => None,
+        [none] if none == "none" && !others => Some(None),
         _ => Some(Some(ApprovalPolicy {
             commands: settings.hold,
+            hosts: settings.hold_hosts,
+            known_hosts: settings.known_hosts,
+            secrets: settings.hold_secrets,
             expires: settings.hold_expires,
             default: settings.hold_default,
         })),
@@ -317,8 +334,13 @@ pub(crate) fn described(sandbox: &Sandbox) -> Vec<(&'static str, String)> {
 }
 
 fn held(sandbox: &Sandbox) -> String {
-    let policy = sandbox.approvals.as_ref();
-    policy.map_or("none".to_owned(), |policy| policy.commands.join(", "))
+    let Some(policy) = &sandbox.approvals else { return "none".to_owned() };
+    let mut held = policy.commands.clone();
+    if policy.hosts {
+        held.push("new hosts".to_owned());
+    }
+    held.extend(policy.secrets.iter().map(|secret| format!("secret {secret}")));
+    held.join(", ")
 }
 
 fn secrets(sandbox: &Sandbox) -> String {

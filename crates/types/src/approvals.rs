@@ -42,7 +42,7 @@ pub enum ApprovalSource {
 }
 
 /// What is held until there is an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ApprovalSubject {
     /// Whatever the one who asks makes of it.
@@ -53,6 +53,8 @@ pub enum ApprovalSubject {
     Host,
     /// The use of a secret.
     Secret,
+    /// A run that reached a spending limit.
+    Spending,
     /// A run whose sandbox is not as it was at the last stop.
     Validation,
 }
@@ -72,6 +74,9 @@ pub struct Approval {
     pub source: ApprovalSource,
     /// What is held.
     pub subject: ApprovalSubject,
+    /// What the answer decides, if it is more than one request: the host, the secret and the host, or the limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
     /// The question.
     pub question: String,
     /// What there is to know before answering.
@@ -134,6 +139,15 @@ pub struct ApprovalPolicy {
     /// through the API, not to what those start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub commands: Vec<String>,
+    /// Whether the first contact with each host is held. An approved host stays approved for the sandbox.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hosts: bool,
+    /// Hosts that need no approval: names, `*.example.com`, or addresses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub known_hosts: Vec<String>,
+    /// Secrets whose use is held: the first request that has it to each host, and each command that is given it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<String>,
     /// How long to wait for an answer; an hour if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Span>,

@@ -75,8 +75,8 @@ pub use port::{Access, IssuePortToken, Port, PortStatus, PortToken, PublishPort}
 pub use quantity::{BadQuantity, Size, Span};
 pub use runs::{
     AcceptRule, AcceptRun, CancelRun, FinishRun, ProjectRuns, RejectRun, Run, RunAccepted,
-    RunAttempt, RunCommand, RunContact, RunDecision, RunHeartbeat, RunPlace, RunReview, RunStatus,
-    StartRun,
+    RunAttempt, RunCommand, RunContact, RunDecision, RunHeartbeat, RunPlace, RunReview,
+    RunSpending, RunStatus, SpendingKind, SpendingLimit, StartRun,
 };
 pub use sandbox::{
     Checkpoint, Class, CommandsKept, CreateSandbox, Extend, Fork, Hook, Hooks, IfExists, Lineage,

@@ -149,6 +149,18 @@ pub struct StartRun {
     /// to commands started through the API in the sandbox of the run, not to what those start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub approve: Vec<String>,
+    /// Whether the first contact of the run with each host is held until somebody approves.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub approve_hosts: bool,
+    /// Hosts that need no approval: names, `*.example.com`, or addresses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub known_hosts: Vec<String>,
+    /// Secrets whose use is held: the first request that has it to each host, and each command that is given it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub approve_secrets: Vec<String>,
+    /// What the run may use before somebody has to approve more, at most one limit for each kind.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spending: Vec<SpendingLimit>,
     /// What acceptance does; `promote` for a fork, otherwise `keep`, if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_accept: Option<AcceptRule>,
@@ -164,6 +176,47 @@ pub struct StartRun {
     /// How long a harness may be silent; 60 seconds if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heartbeat: Option<Span>,
+}
+
+/// What a spending limit counts.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum SpendingKind {
+    /// CPU time of the run's sandbox, in seconds.
+    Cpu,
+    /// Time since the run left the queue, in seconds. Time spent waiting for approvals does not count.
+    Time,
+    /// Bytes received from outside and sent there.
+    Network,
+    /// What the harness says that the run cost, in its own unit.
+    Cost,
+}
+
+/// What a run may use before somebody has to approve more. Meanwhile the run waits, and its sandbox stands still
+/// where its driver can do that.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SpendingLimit {
+    /// What is counted.
+    pub what: SpendingKind,
+    /// How much of it, over 0.
+    pub limit: f64,
+    /// How much more each approval allows; as much as `limit` if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<f64>,
+}
+
+/// A spending limit of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RunSpending {
+    /// What is counted.
+    pub what: SpendingKind,
+    /// How much the run may use now.
+    pub allowed: f64,
+    /// How much more each approval allows.
+    pub step: f64,
 }
 
 /// One attempt of a run.
@@ -230,6 +283,14 @@ pub struct Run {
     pub priority: i32,
     /// Commands that are held until somebody approves.
     pub approve: Vec<String>,
+    /// Whether the first contact with each host is held.
+    pub approve_hosts: bool,
+    /// Hosts that need no approval.
+    pub known_hosts: Vec<String>,
+    /// Secrets whose use is held.
+    pub approve_secrets: Vec<String>,
+    /// What the run may use, as it was raised since.
+    pub spending: Vec<RunSpending>,
     /// What acceptance does.
     pub on_accept: AcceptRule,
     /// How long the result waits for a review.

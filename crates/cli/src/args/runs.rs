@@ -1,7 +1,7 @@
 //! Arguments of `runs`, `approvals` and `ask`.
 
 use clap::{Args, Subcommand, ValueEnum};
-use sandkeep_client::types::Span;
+use sandkeep_client::types::{Size, Span, SpendingKind, SpendingLimit};
 
 use super::sandbox::variable;
 
@@ -18,7 +18,8 @@ Without a command a harness drives the run: it runs commands in the sandbox with
 
 A pattern of --approve sees the whole command line of commands that are started through the API, with \
 `*` for any text and `?` for one character. It does not see what those commands start: a script that \
-pushes is one command, `./agent.sh`.";
+pushes is one command, `./agent.sh`. --approve-hosts and --approve-secret hold what programs do on the \
+network, whoever started them.";
 
 /// Subcommands of `runs`.
 #[derive(Debug, Subcommand)]
@@ -156,6 +157,20 @@ pub(crate) struct StartRunArgs {
     /// Hold commands that match until somebody approves (repeatable)
     #[arg(long, value_name = "PATTERN")]
     pub(crate) approve: Vec<String>,
+    /// Hold the first contact with each host until somebody approves
+    #[arg(long)]
+    pub(crate) approve_hosts: bool,
+    /// Host that needs no approval: a name, `*.example.com`, or an address (repeatable)
+    #[arg(long, value_name = "HOST", requires = "approve_hosts")]
+    pub(crate) known_host: Vec<String>,
+    /// Hold the use of a secret until somebody approves: at each host, and for each command that is given it
+    /// (repeatable)
+    #[arg(long, value_name = "SECRET")]
+    pub(crate) approve_secret: Vec<String>,
+    /// Wait for an approval beyond this: `cpu=10m`, `time=2h`, `network=1GiB` or `cost=5`; an approval allows as much
+    /// again, or with `cpu=10m+5m` so much more (repeatable)
+    #[arg(long, value_name = "WHAT=LIMIT[+STEP]", value_parser = spending)]
+    pub(crate) spending_limit: Vec<SpendingLimit>,
     /// What acceptance does [default: promote a fork, keep a sandbox]
     #[arg(long, value_enum, value_name = "HOW")]
     pub(crate) on_accept: Option<AcceptRuleArg>,
@@ -186,6 +201,44 @@ pub(crate) struct StartRunArgs {
     /// Program and arguments; without them a harness drives the run
     #[arg(last = true, value_name = "ARGV")]
     pub(crate) argv: Vec<String>,
+}
+
+/// Reads `cpu=10m+5m`.
+fn spending(text: &str) -> Result<SpendingLimit, String> {
+    let wrong =
+        || "write WHAT=LIMIT[+STEP], like `cpu=10m`, `network=1GiB` or `cost=5+2`".to_owned();
+    let (what, amounts) = text.split_once('=').ok_or_else(wrong)?;
+    let what = match what {
+        "cpu" => SpendingKind::Cpu,
+        "time" => SpendingKind::Time,
+        "network" => SpendingKind::Network,
+        "cost" => SpendingKind::Cost,
+        _ => return Err(wrong()),
+    };
+    let amount = |text: &str| -> Result<f64, String> {
+        let number = match what {
+            SpendingKind::Cpu | SpendingKind::Time => {
+                let span: Span = text.parse().map_err(|error| format!("{error}"))?;
+                count(span.0) / 1000.0
+            }
+            SpendingKind::Network => {
+                let size: Size = text.parse().map_err(|error| format!("{error}"))?;
+                count(size.0)
+            }
+            SpendingKind::Cost => text.parse().map_err(|_| wrong())?,
+        };
+        if number.is_finite() && number > 0.0 { Ok(number) } else { Err(wrong()) }
+    };
+    let (limit, step) = match amounts.split_once('+') {
+        Some((limit, step)) => (amount(limit)?, Some(amount(step)?)),
+        None => (amount(amounts)?, None),
+    };
+    Ok(SpendingLimit { what, limit, step })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "the server takes numbers with a fraction")]
+fn count(number: u64) -> f64 {
+    number as f64
 }
 
 /// Arguments of `runs ls`.

@@ -116,8 +116,9 @@ pub(super) fn approval_text(approval: &Approval) -> String {
 }
 
 fn table(approvals: &[Approval]) -> Table {
-    let mut table =
-        Table::new(&["APPROVAL", "STATUS", "SANDBOX", "FROM", "ASKED", "EXPIRES", "QUESTION"]);
+    let mut table = Table::new(&[
+        "APPROVAL", "STATUS", "SANDBOX", "HELD", "FROM", "ASKED", "EXPIRES", "QUESTION",
+    ]);
     for approval in approvals {
         let pending = approval.status == ApprovalStatus::Pending;
         let until = when::until(Some(&approval.expires_at).filter(|_| pending).map(String::as_str));
@@ -125,6 +126,7 @@ fn table(approvals: &[Approval]) -> Table {
             approval.id.clone(),
             word(approval.status),
             approval.sandbox.clone(),
+            word(approval.subject),
             word(approval.source),
             when::ago(&approval.asked_at),
             until,
@@ -144,6 +146,7 @@ fn described(approval: &Approval) -> Vec<(&'static str, String)> {
         ("run", or_dash(approval.run.clone())),
         ("from", word(approval.source)),
         ("held", word(approval.subject)),
+        ("decides", or_dash(approval.target.clone())),
         ("asked by", or_dash(approval.asked_by.clone())),
         ("asked", when::ago(&approval.asked_at)),
         ("expires", approval.expires_at.clone()),

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use sandkeep_client::types::{
     AcceptRule, AcceptRun, ApprovalAnswer, ApprovalStatus, CancelRun, FinishRun, RejectRun, Run,
-    RunAccepted, RunCommand, RunHeartbeat, RunPlace, RunReview, RunStatus, StartRun,
+    RunAccepted, RunCommand, RunHeartbeat, RunPlace, RunReview, RunSpending, RunStatus,
+    SpendingKind, StartRun,
 };
 use sandkeep_client::{ApprovalQuery, DiffQuery, PatchFormat, RunQuery};
 
@@ -113,6 +114,10 @@ async fn start(context: &Context, args: StartRunArgs) -> Result<ExitCode, Failur
         class: args.class,
         priority: args.priority,
         approve: args.approve,
+        approve_hosts: args.approve_hosts,
+        known_hosts: args.known_host,
+        approve_secrets: args.approve_secret,
+        spending: args.spending_limit,
         on_accept: args.on_accept.map(on_accept),
         keep: args.keep,
         timeout: args.timeout,
@@ -195,6 +200,37 @@ fn shown(context: &Context, run: &Run) -> Result<(), Failure> {
     context.screen.answer(run, |run| described(context.screen.paint, run))
 }
 
+/// What somebody has to approve.
+fn held(run: &Run) -> String {
+    let mut held = run.approve.clone();
+    if run.approve_hosts {
+        held.push(match run.known_hosts.as_slice() {
+            [] => "new hosts".to_owned(),
+            known => format!("new hosts, but for {}", known.join(" ")),
+        });
+    }
+    held.extend(run.approve_secrets.iter().map(|secret| format!("secret {secret}")));
+    held.join(", ")
+}
+
+fn spending(limit: &RunSpending) -> String {
+    let amount = |number: f64| match limit.what {
+        SpendingKind::Cpu | SpendingKind::Time => format!("{number}s"),
+        SpendingKind::Network => bytes(whole(number)),
+        SpendingKind::Cost => number.to_string(),
+    };
+    format!("{} {} (+{})", word(limit.what), amount(limit.allowed), amount(limit.step))
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "it is shown to people"
+)]
+fn whole(number: f64) -> u64 {
+    number as u64
+}
+
 fn described(paint: Paint, run: &Run) -> String {
     let place = match &run.place {
         RunPlace::Existing { sandbox } => format!("in {sandbox}"),
@@ -217,7 +253,8 @@ fn described(paint: Paint, run: &Run) -> String {
         ("repository", run.repository.clone()),
         ("started by", run.by.clone()),
         ("on accept", word(run.on_accept)),
-        ("held", run.approve.join(", ")),
+        ("held", held(run)),
+        ("may use", run.spending.iter().map(spending).collect::<Vec<_>>().join(", ")),
         ("waits for", run.pending_approvals.join(", ")),
         ("first snapshot", or_dash(run.first_snapshot.clone())),
         ("last snapshot", or_dash(run.last_snapshot.clone())),

@@ -149,6 +149,8 @@ pub enum Error {
     ProjectTaken(Name),
     #[error("project `{project}` still has {sandboxes} sandboxes and {drives} drives")]
     ProjectInUse { project: Name, sandboxes: usize, drives: usize },
+    #[error("project `{project}` still has {runs} runs that are queued, under way or being ended")]
+    ProjectRuns { project: Name, runs: usize },
     #[error("sandbox `{0}` is not running")]
     NotRunning(Name),
     #[error("sandbox `{0}` was deleted")]

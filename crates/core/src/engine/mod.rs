@@ -72,11 +72,13 @@ use crate::engine::lifecycle::Lifecycle;
 use crate::engine::lifecycle::lineage::comparing::Comparing;
 use crate::engine::machine::Machines;
 use crate::engine::network::Network;
+use crate::engine::network::session_network::MakesGates;
 use crate::engine::records::Records;
 use crate::engine::references::References;
 use crate::engine::running::turns::Turns;
 use crate::engine::session::Sessions;
 use crate::engine::snapshots::Storage;
+use crate::engine::snapshots::snapshot_records::PinsSnapshots;
 use crate::engine::tenancy::Tenancy;
 use crate::engine::tenancy::secrets::Secrets;
 use crate::engine::webhooks::Webhooks;
@@ -250,6 +252,11 @@ impl Engine {
             comparing: Comparing::default(),
         });
         let runs = Runs::new(&lifecycle, &Approvals::new(&context, &tenancy));
+        let gates: Arc<dyn MakesGates> = Arc::<Runs>::clone(&runs);
+        let pins: Arc<dyn PinsSnapshots> = Arc::<Runs>::clone(&runs);
+        // Nobody else sets them.
+        let _ = network.gates.set(Arc::downgrade(&gates));
+        let _ = storage.snapshots.pins.set(Arc::downgrade(&pins));
         let shutdown = context.tasks.shutdown().drop_guard();
         let parts = Arc::new(Components {
             context,
@@ -287,9 +294,10 @@ impl Engine {
         let version = env!("CARGO_PKG_VERSION");
         let started = AuditRecord::by_system(None, "server.start", None).with("version", version);
         self.parts.context.audit.note(started);
+        self.load_runs().await?;
         self.parts.lifecycle.recover().await?;
         self.parts.webhooks.begin().await?;
-        self.recover_runs().await?;
+        self.recover_runs();
         lifecycle::reaper::run(&self.parts.lifecycle);
         integrity::scrub::run(&self.parts.integrity.scrub);
         Ok(())

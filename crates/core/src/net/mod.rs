@@ -20,6 +20,7 @@
 //! | `special_addresses` | which addresses are refused whatever the policy says, and which are private |
 //! | `upstream` | how names are resolved and connections made outside; the same for all sandboxes of a daemon |
 //! | `log` | what is recorded about a flow |
+//! | `gate` | what of all that waits until somebody has approved it; the engine answers |
 //! | `sockets` | how many sockets of the host a sandbox may have, and all of them together |
 //! | `post` | which addresses the daemon itself sends requests to that callers chose |
 //!
@@ -31,6 +32,7 @@
 mod dispatch;
 mod dns;
 mod flow;
+mod gate;
 mod log;
 mod post;
 mod proxy;
@@ -53,6 +55,7 @@ use self::log::ConnectionLog;
 use self::stack::Stack;
 use crate::model::{Connection, Device, SessionId};
 
+pub use gate::{Answered, Contact, Gate, OpenGate};
 pub use log::{Journal, Traffic};
 pub use post::{PostError, PostTarget};
 pub use proxy::{Authority, BadAuthority};
@@ -87,6 +90,8 @@ pub struct NetworkConfig {
     pub upstream: Arc<Upstream>,
     /// Who signs for names whose requests are judged.
     pub authority: Arc<Authority>,
+    /// Who is asked about first contacts and uses of secrets.
+    pub gate: Arc<dyn Gate>,
 }
 
 /// The network of one session. It ends when this is closed or dropped.
@@ -105,7 +110,8 @@ impl SessionNetworkStack {
     pub fn start(config: NetworkConfig) -> io::Result<Self> {
         let log = ConnectionLog::new(config.session, config.journal, config.before);
         let sockets = config.authority.sockets.clone();
-        let dispatcher = Dispatcher::new(config.rules, config.upstream, config.authority, log);
+        let NetworkConfig { rules, upstream, authority, gate, .. } = config;
+        let dispatcher = Dispatcher::new(rules, upstream, authority, log, gate);
         let handler = Arc::clone(&dispatcher) as Arc<dyn FlowHandler>;
         let stack = Stack::start(config.device, handler, sockets)?;
         Ok(Self { dispatcher, stack })
@@ -125,6 +131,12 @@ impl SessionNetworkStack {
     /// Adds what went between the sandbox and the outside by another way: connections to its ports.
     pub fn count(&self, traffic: Traffic) {
         self.dispatcher.count(traffic);
+    }
+
+    /// How many connections and requests wait for somebody's answer.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.dispatcher.held()
     }
 
     /// What is open.

@@ -11,10 +11,93 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::JoinSet;
 
+use super::gate::{Answered, Contact, Gate, OpenGate};
 use super::log::{ConnectionLog, Journal, Traffic};
 use super::rules::Rules;
 use super::upstream::{Upstream, UpstreamSettings};
 use crate::model::{BadPolicy, Connection, Policy, SessionId, Verdict};
+
+/// A gate that holds nothing.
+pub(super) fn open_gate() -> Arc<dyn Gate> {
+    Arc::new(OpenGate)
+}
+
+/// A gate that holds everything until a test has answered: hosts, and secrets as `NAME at host`.
+#[derive(Debug, Default)]
+pub(super) struct TestGate {
+    answers: Mutex<BTreeMap<String, Answered>>,
+    asked: Mutex<Vec<String>>,
+    changed: tokio::sync::Notify,
+}
+
+impl TestGate {
+    pub(super) fn answer(&self, target: &str, answer: Answered) {
+        self.answers.lock().unwrap().insert(target.to_owned(), answer);
+        self.changed.notify_waiters();
+    }
+
+    /// What was asked so far, each once.
+    pub(super) fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+
+    /// Waits, so long at the most, until something is asked.
+    pub(super) async fn is_asked(&self, target: &str) {
+        for _ in 0..500 {
+            if self.asked().iter().any(|asked| asked == target) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("nobody asked for {target}, but for {:?}", self.asked());
+    }
+
+    fn note(&self, target: &str) {
+        let mut asked = self.asked.lock().unwrap();
+        if !asked.iter().any(|before| before == target) {
+            asked.push(target.to_owned());
+        }
+    }
+
+    async fn answered(&self, target: &str) -> Answered {
+        self.note(target);
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if let Some(answer) = self.known(target) {
+                return answer;
+            }
+            changed.await;
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl Gate for TestGate {
+    fn holds_hosts(&self) -> bool {
+        true
+    }
+
+    fn known(&self, host: &str) -> Option<Answered> {
+        self.answers.lock().unwrap().get(host).cloned()
+    }
+
+    async fn contact(&self, contact: &Contact) -> Answered {
+        self.answered(&contact.host).await
+    }
+
+    fn ask(&self, contact: Contact) {
+        self.note(&contact.host);
+    }
+
+    fn holds_secret(&self, _secret: &str) -> bool {
+        true
+    }
+
+    async fn secret(&self, secret: &str, host: &str) -> Answered {
+        self.answered(&format!("{secret} at {host}")).await
+    }
+}
 
 /// A journal in memory.
 #[derive(Debug, Default)]

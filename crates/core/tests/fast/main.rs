@@ -10,4 +10,5 @@ mod layering;
 mod runs;
 mod shape;
 mod spawns;
+mod waiting;
 mod webhooks;

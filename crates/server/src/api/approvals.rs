@@ -59,7 +59,8 @@ pub(crate) async fn list(
     };
     let page = params.page()?;
     params.end()?;
-    let found = app.engine.approvals(&caller.project, &filter, &page)?;
+    let mut found = app.engine.approvals(&caller.project, &filter, &page)?;
+    found.items = app.engine.whole_approvals(found.items).await;
     Ok(Json(wire::paged(found, approval_out)))
 }
 
@@ -85,7 +86,9 @@ pub(crate) async fn get(
             return Err(error.into());
         }
     }
-    Ok(Json(approval_out(app.engine.approval(&caller.project, &id)?)))
+    let found = app.engine.approval(&caller.project, &id)?;
+    let whole = app.engine.whole_approvals(vec![found.clone()]).await.pop();
+    Ok(Json(approval_out(whole.unwrap_or(found))))
 }
 
 /// Answers an approval. Needs a key that may approve.
@@ -117,6 +120,7 @@ pub(super) fn approval_out(approval: model::Approval) -> types::Approval {
         run: approval.run.map(Into::into),
         source: approval.source,
         subject: approval.subject,
+        target: approval.target,
         question: approval.question,
         context: approval.context,
         status: approval.status,

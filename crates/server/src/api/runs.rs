@@ -40,7 +40,7 @@ pub(crate) async fn start(
     let engine = app.engine.clone();
     let run = finish(&app, async move { engine.start_run(&caller, spec).await }).await?;
     audit::target("run", &run.id);
-    Ok((StatusCode::CREATED, Json(run_out(&app, run))))
+    Ok((StatusCode::CREATED, Json(run_whole(&app, run).await)))
 }
 
 /// Lists runs, newest first.
@@ -73,7 +73,8 @@ pub(crate) async fn list(
     };
     let page = params.page()?;
     params.end()?;
-    let found = app.engine.runs(&caller.project, &filter, &page)?;
+    let mut found = app.engine.runs(&caller.project, &filter, &page)?;
+    found.items = app.engine.whole_runs(found.items).await;
     Ok(Json(wire::paged(found, |run| run_out(&app, run))))
 }
 
@@ -100,7 +101,7 @@ pub(crate) async fn get(
         }
     }
     let run = app.engine.run(&caller.project, &id)?;
-    Ok(Json(run_out(&app, run)))
+    Ok(Json(run_whole(&app, run).await))
 }
 
 /// How long a call is to wait.
@@ -128,7 +129,7 @@ pub(crate) async fn cancel(
     let engine = app.engine.clone();
     let work = async move { engine.cancel_run(&caller.project, &id, request.comment).await };
     let run = finish(&app, work).await?;
-    Ok(Json(run_out(&app, run)))
+    Ok(Json(run_whole(&app, run).await))
 }
 
 /// Tells that the harness of a run is alive. The answer says whether the run is still wanted.
@@ -145,7 +146,7 @@ pub(crate) async fn heartbeat(
 ) -> ApiResult<types::Run> {
     params.end()?;
     let run = app.engine.run_heartbeat(&caller.project, &id, request.cost).await?;
-    Ok(Json(run_out(&app, run)))
+    Ok(Json(run_whole(&app, run).await))
 }
 
 /// Tells that the work of a harness is done, or why it failed.
@@ -165,7 +166,7 @@ pub(crate) async fn finish_run(
     let engine = app.engine.clone();
     let work = async move { engine.finish_run(&caller.project, &id, failure, cost).await };
     let run = finish(&app, work).await?;
-    Ok(Json(run_out(&app, run)))
+    Ok(Json(run_whole(&app, run).await))
 }
 
 /// Tells what there is to know about the result of a run. Never wakes a sandbox.
@@ -228,7 +229,7 @@ pub(crate) async fn accept(
     };
     let (run, promoted, (from, to)) = finish(&app, work).await?;
     Ok(Json(types::RunAccepted {
-        run: run_out(&app, run),
+        run: run_whole(&app, run).await,
         promoted: promoted.map(|promoted| types::Promoted {
             sandbox: wire::sandbox(promoted.sandbox),
             snapshot: promoted.snapshot.id.to_string(),
@@ -257,7 +258,7 @@ pub(crate) async fn reject(
     let engine = app.engine.clone();
     let work = async move { engine.reject_run(&caller, &id, request.comment).await };
     let run = finish(&app, work).await?;
-    Ok(Json(run_out(&app, run)))
+    Ok(Json(run_whole(&app, run).await))
 }
 
 /// Shows what a project allows its runs.
@@ -322,6 +323,10 @@ fn spec_in(request: types::StartRun, project: &Name) -> Result<RunSpec, ApiError
         class: request.class,
         priority: request.priority,
         approve: request.approve,
+        approve_hosts: request.approve_hosts,
+        known_hosts: request.known_hosts,
+        approve_secrets: request.approve_secrets,
+        spending: request.spending,
         keep: request.keep.unwrap_or(KEEP),
         timeout: request.timeout,
         retries: request.retries,
@@ -391,6 +396,7 @@ fn run_out(app: &App, run: model::Run) -> types::Run {
         finished_at: text(run.finished_at),
         ended_at: text(run.ended_at),
         review_by: text(run.review_by()),
+        spending: run.spec.spending.iter().map(|limit| spending_out(&run, limit)).collect(),
         attempts: run.attempts.into_iter().map(attempt_out).collect(),
         place: place_out(run.spec.place),
         command: run.spec.command,
@@ -400,7 +406,21 @@ fn run_out(app: &App, run: model::Run) -> types::Run {
         class: run.spec.class,
         priority: run.spec.priority,
         approve: run.spec.approve,
+        approve_hosts: run.spec.approve_hosts,
+        known_hosts: run.spec.known_hosts,
+        approve_secrets: run.spec.approve_secrets,
     }
+}
+
+/// A run with all its texts.
+async fn run_whole(app: &App, run: model::Run) -> types::Run {
+    let mut whole = app.engine.whole_runs(vec![run.clone()]).await;
+    run_out(app, whole.pop().unwrap_or(run))
+}
+
+fn spending_out(run: &model::Run, limit: &types::SpendingLimit) -> types::RunSpending {
+    let step = limit.step.unwrap_or(limit.limit);
+    types::RunSpending { what: limit.what, allowed: run.allowed(limit), step }
 }
 
 fn contact_out(place: DestinationTraffic) -> types::RunContact {

@@ -40,6 +40,8 @@ struct State {
     failures: Vec<String>,
     /// How many machines were started so far.
     started: usize,
+    /// What machines used, where a test says so.
+    cpu: BTreeMap<MachineKey, Duration>,
 }
 
 #[derive(Debug)]
@@ -89,6 +91,17 @@ impl FakeHost {
     #[must_use]
     pub fn started(&self) -> usize {
         self.state().started
+    }
+
+    /// Says how much CPU time a machine has used.
+    pub fn use_cpu(&self, key: &MachineKey, cpu: Duration) {
+        self.state().cpu.insert(key.clone(), cpu);
+    }
+
+    /// Whether the processes of a machine are frozen.
+    #[must_use]
+    pub fn is_frozen(&self, key: &MachineKey) -> bool {
+        self.state().machines.get(key).is_some_and(|machine| machine.frozen)
     }
 
     /// A program in a machine asks something, under this number.
@@ -243,8 +256,12 @@ impl Driver for FakeDriver {
     }
 
     async fn usage(&self, key: &MachineKey) -> DriverResult<MachineUsage> {
-        let alive = self.host.state().machines.contains_key(key);
-        Ok(if alive { used() } else { MachineUsage::default() })
+        let state = self.host.state();
+        if !state.machines.contains_key(key) {
+            return Ok(MachineUsage::default());
+        }
+        let cpu = state.cpu.get(key).copied();
+        Ok(MachineUsage { cpu: cpu.unwrap_or(used().cpu), ..used() })
     }
 
     async fn survivors(&self) -> DriverResult<Vec<(MachineKey, Link)>> {

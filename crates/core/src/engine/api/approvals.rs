@@ -39,6 +39,7 @@ impl Engine {
             run: self.parts.runs.active_in(&sandbox.id).map(|run| run.id),
             source: ApprovalSource::Harness,
             subject: ApprovalSubject::Question,
+            target: None,
             question: request.question,
             context: request.context,
             default: request.default,
@@ -56,6 +57,12 @@ impl Engine {
     /// Returns [`Error::NoApproval`](crate::engine::Error::NoApproval) when the project has none of that id.
     pub fn approval(&self, project: &Name, id: &ApprovalId) -> Result<Approval> {
         self.parts.runs.approvals.get(project, id)
+    }
+
+    /// Approvals with all their texts: of those that are over, lists and [`approval`](Self::approval) have only short
+    /// ones.
+    pub async fn whole_approvals(&self, all: Vec<Approval>) -> Vec<Approval> {
+        self.parts.runs.approvals.whole(all).await
     }
 
     /// Waits until an approval is answered or expired.

@@ -43,8 +43,7 @@ impl Engine {
     ) -> Result<SandboxId> {
         check(exec)?;
         let sandbox = self.parts.lifecycle.find(project, name).await?;
-        let by = exec.by.as_deref();
-        self.parts.runs.before_command(&sandbox, &exec.argv, by, false).await?;
+        self.parts.runs.before_command(&sandbox, exec, false).await?;
         Ok(sandbox.id)
     }
 

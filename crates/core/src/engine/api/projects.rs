@@ -69,15 +69,18 @@ impl Engine {
         self.parts.tenancy.create_project(name).await
     }
 
-    /// Removes a project that has no sandboxes and no drives, with its keys.
+    /// Removes a project that has no sandboxes, no drives and no runs under way, with its keys.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::ProjectInUse`](crate::engine::Error::ProjectInUse) while it has some.
+    /// Returns [`Error::ProjectInUse`](crate::engine::Error::ProjectInUse) or
+    /// [`Error::ProjectRuns`](crate::engine::Error::ProjectRuns) while it has some.
     pub async fn delete_project(&self, name: &Name) -> Result<()> {
-        self.parts.tenancy.delete_project(&self.parts.secrets, name).await?;
-        self.parts.webhooks.remove_all(name).await?;
-        self.parts.runs.forget_project(name).await
+        let delete = async {
+            self.parts.tenancy.delete_project(&self.parts.secrets, name).await?;
+            self.parts.webhooks.remove_all(name).await
+        };
+        self.parts.runs.delete_project(name, delete).await
     }
 
     /// Makes a key; the second answer is its secret, which cannot be had again.

@@ -43,17 +43,22 @@ pub struct Review {
 }
 
 impl Engine {
-    /// Reads runs and approvals, and goes on with what is pending.
-    pub(in crate::engine) async fn recover_runs(&self) -> Result<()> {
+    /// Reads runs and approvals: before any sandbox is taken online, because they say what it may reach.
+    pub(in crate::engine) async fn load_runs(&self) -> Result<()> {
         let store = &self.parts.context.store;
         let (runs, approvals): (Scan<Run>, _) = (store.scan().await?, store.scan().await?);
         for damaged in [&runs.damaged, &approvals.damaged] {
             self.parts.lifecycle.report_unreadable(damaged);
         }
         self.parts.runs.approvals.load(approvals.good);
-        self.parts.runs.recover(runs.good);
-        runs::tend(&self.parts.runs);
+        self.parts.runs.load(runs.good);
         Ok(())
+    }
+
+    /// Goes on with what is pending.
+    pub(in crate::engine) fn recover_runs(&self) {
+        self.parts.runs.recover();
+        runs::tend(&self.parts.runs);
     }
 
     /// Adds a run to the queue of its project.
@@ -78,6 +83,17 @@ impl Engine {
     #[must_use]
     pub fn approvals_of_run(&self, run: &Run) -> Vec<Approval> {
         self.parts.runs.approvals.of_run(&run.project, &run.id)
+    }
+
+    /// Runs with all their texts: of those that are over, lists and [`run`](Self::run) have only short ones.
+    pub async fn whole_runs(&self, all: Vec<Run>) -> Vec<Run> {
+        let mut whole = Vec::with_capacity(all.len());
+        for run in all {
+            // One that cannot be read is shown as far as it is known.
+            let found = self.parts.runs.whole(&run.project, &run.id).await;
+            whole.push(found.unwrap_or(run));
+        }
+        whole
     }
 
     /// Lists runs, newest first.
@@ -202,7 +218,7 @@ impl Engine {
     ///
     /// Returns [`Error::NoSandbox`](crate::engine::Error::NoSandbox) when its sandbox is gone.
     pub async fn review_run(&self, project: &Name, id: &RunId) -> Result<Review> {
-        let run = self.parts.runs.get(project, id)?;
+        let run = self.parts.runs.whole(project, id).await?;
         let sandbox = self.parts.runs.sandbox_of(&run).await?;
         let (from, to) = self.run_points(&run).await?;
         let request = DiffRequest {
@@ -232,7 +248,7 @@ impl Engine {
             difference,
             network,
             findings,
-            approvals: self.approvals_of_run(&run),
+            approvals: self.whole_approvals(self.approvals_of_run(&run)).await,
             run,
         })
     }

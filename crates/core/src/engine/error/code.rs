@@ -47,7 +47,7 @@ impl Error {
             Self::Driver(DriverError::Unpackable { .. }) => "unsupported_files",
             Self::NameTaken(_) => "name_taken",
             Self::ProjectTaken(_) => "project_taken",
-            Self::ProjectInUse { .. } => "project_in_use",
+            Self::ProjectInUse { .. } | Self::ProjectRuns { .. } => "project_in_use",
             Self::NotRunning(_) => "not_running",
             Self::CommandEnded(_) => "command_ended",
             Self::SnapshotInUse { .. } => "snapshot_in_use",

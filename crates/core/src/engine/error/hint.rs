@@ -68,6 +68,9 @@ impl Error {
             ),
             Self::NoRun(_) => "`keep runs ls` lists what there is".to_owned(),
             Self::RunStatus { run, .. } => format!("`keep runs show {run}` tells how it stands"),
+            Self::ProjectRuns { .. } => {
+                "cancel them with `keep runs cancel`, or wait until they are over".to_owned()
+            }
             Self::RunBusy(_) => "look again in a moment".to_owned(),
             Self::RunChanged { run, .. } => format!(
                 "`keep runs review {run} --again` pins what it is now; look at it before you accept it"

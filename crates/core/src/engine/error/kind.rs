@@ -77,6 +77,7 @@ impl Error {
             | Self::Lost(_)
             | Self::ProjectTaken(_)
             | Self::ProjectInUse { .. }
+            | Self::ProjectRuns { .. }
             | Self::DriveTaken(_)
             | Self::DriveDiffers { .. }
             | Self::DriveAttached { .. }

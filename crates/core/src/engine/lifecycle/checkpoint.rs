@@ -114,6 +114,7 @@ impl Lifecycle {
         else {
             return Ok(None);
         };
+        live.rouse().await;
         if !relayer.alone(&live.key).await? {
             return Ok(None);
         }
@@ -203,6 +204,7 @@ impl Lifecycle {
             self.references.count_layer(&layer);
             *copied = Some(ahead);
         }
+        live.rouse().await;
         let frozen = FrozenProcesses::freeze(&self.context, live).await?;
         failpoint::pass("checkpoint.frozen");
         let outcome = match self

@@ -3,10 +3,11 @@
 pub(in crate::engine) mod policy;
 pub(in crate::engine) mod session_network;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
 use crate::engine::audit::AuditLog;
 use crate::engine::context::Context;
+use crate::engine::network::session_network::MakesGates;
 use crate::engine::records::Records;
 use crate::engine::running::turns::Turns;
 use crate::engine::tenancy::Tenancy;
@@ -25,6 +26,8 @@ pub(in crate::engine) struct Network {
     secrets: Arc<Secrets>,
     keyring: Arc<Keyring>,
     outside: Arc<Upstream>,
+    /// Who makes the gates of sessions; set once by whoever is above.
+    pub(in crate::engine) gates: OnceLock<Weak<dyn MakesGates>>,
 }
 
 impl Network {
@@ -46,6 +49,7 @@ impl Network {
             secrets: Arc::clone(secrets),
             keyring: Arc::clone(keyring),
             outside: Arc::new(outside),
+            gates: OnceLock::new(),
         })
     }
 

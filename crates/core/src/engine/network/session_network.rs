@@ -12,8 +12,8 @@
 //! record, its key sealed, from the first time that rules look into TLS. Until then the one at hand is good for nothing,
 //! and is thrown away with the session.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -35,7 +35,8 @@ use crate::model::{
     Name, Patch, Policy, Sandbox, Session, Tags,
 };
 use crate::net::{
-    Authority, BadAuthority, Journal, NetworkConfig, Rules, SessionNetworkStack, Traffic,
+    Authority, BadAuthority, Gate, Journal, NetworkConfig, OpenGate, Rules, SessionNetworkStack,
+    Traffic,
 };
 use crate::store::Durability;
 
@@ -66,6 +67,11 @@ impl Journal for AuditedJournal {
             },
         );
     }
+}
+
+/// Makes the gate of a session. Approvals are above this layer.
+pub(in crate::engine) trait MakesGates: Send + Sync {
+    fn gate(self: Arc<Self>, live: &Arc<RunningSandbox>) -> Arc<dyn Gate>;
 }
 
 /// Where images keep what they trust; the first that is there counts.
@@ -144,6 +150,10 @@ impl Network {
             rules,
             upstream: Arc::clone(&self.outside),
             authority: Arc::clone(&authority),
+            gate: match self.gates.get().and_then(Weak::upgrade) {
+                Some(gates) => gates.gate(live),
+                None => Arc::new(OpenGate),
+            },
         })
         .map_err(Error::NetworkDevice)?;
         let trust = Arc::new(Trust { authority, established: AtomicBool::new(false) });

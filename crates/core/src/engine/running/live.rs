@@ -17,6 +17,7 @@ use crate::driver::{Driver, Link};
 use crate::engine::running::changes::ChangeTracking;
 use crate::engine::running::measured::MeasuredAhead;
 use crate::engine::running::network::SessionNetwork;
+use crate::engine::running::rest::Rest;
 use crate::engine::running::seal_under_way::SealUnderWay;
 use crate::engine::running::services::Services;
 use crate::engine::running::tracked::Tracked;
@@ -84,6 +85,8 @@ pub(crate) struct RunningSandbox {
     pub(in crate::engine) changes: ChangeTracking,
     /// Whether its open layer is being sealed.
     pub(in crate::engine) seal: SealUnderWay,
+    /// Whether it stands still while somebody thinks about a question of it.
+    pub(in crate::engine) rest: Rest,
 }
 
 impl std::fmt::Debug for RunningSandbox {
@@ -128,6 +131,7 @@ impl RunningSandbox {
             measured: Mutex::default(),
             changes: ChangeTracking::default(),
             seal: SealUnderWay::default(),
+            rest: Rest::default(),
         })
     }
 
@@ -233,6 +237,7 @@ impl RunningSandbox {
     /// hundred commands would wait a hundred times as long.
     pub(in crate::engine) async fn guest(&self) -> Result<Guest> {
         self.uses.fetch_add(1, Ordering::SeqCst);
+        self.rouse().await;
         let asked = Instant::now();
         let guest = self.guest.read().await.clone();
         if !guest.is_lost() {
@@ -259,6 +264,12 @@ impl RunningSandbox {
 
     /// The connection to the agent, for questions that change nothing in the sandbox; fails if it was lost.
     pub(in crate::engine) async fn guest_at_rest(&self) -> Result<Guest> {
+        self.rouse().await;
+        self.guest_as_it_is().await
+    }
+
+    /// The same, also while the sandbox stands still: then it answers later.
+    pub(in crate::engine) async fn guest_as_it_is(&self) -> Result<Guest> {
         let guest = self.guest.read().await.clone();
         if guest.is_lost() { Err(Error::SessionOver) } else { Ok(guest) }
     }

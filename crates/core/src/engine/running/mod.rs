@@ -8,6 +8,7 @@ pub(in crate::engine) mod end_cause;
 pub(in crate::engine) mod live;
 pub(in crate::engine) mod measured;
 pub(in crate::engine) mod network;
+pub(in crate::engine) mod rest;
 pub(in crate::engine) mod seal_under_way;
 pub(in crate::engine) mod services;
 pub(in crate::engine) mod stdin;

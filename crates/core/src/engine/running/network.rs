@@ -60,6 +60,11 @@ impl RunningSandbox {
         self.network.lock().as_ref().map(|connected| connected.network.traffic())
     }
 
+    /// How many connections and requests of the session wait for an approval.
+    pub(in crate::engine) fn held_flows(&self) -> usize {
+        self.network.lock().as_ref().map_or(0, |connected| connected.network.held())
+    }
+
     /// What is open on the session's network.
     pub(in crate::engine) fn connections(&self) -> Vec<crate::model::Connection> {
         self.network.lock().as_ref().map(|connected| connected.network.open()).unwrap_or_default()

@@ -14,8 +14,8 @@ pub(in crate::engine) mod snapshot_records;
 pub(in crate::engine) mod storage_usage;
 pub(in crate::engine) mod trash;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -26,7 +26,7 @@ use crate::engine::records::Records;
 use crate::engine::references::References;
 use crate::engine::running::turns::Turns;
 use crate::engine::snapshots::compaction::Chains;
-use crate::engine::snapshots::snapshot_records::Retained;
+use crate::engine::snapshots::snapshot_records::{PinsSnapshots, Retained};
 use crate::engine::snapshots::storage_usage::Measurements;
 use crate::engine::snapshots::trash::TrashContents;
 use crate::engine::tenancy::Tenancy;
@@ -63,6 +63,8 @@ pub(in crate::engine) struct Snapshots {
     references: Arc<References>,
     records: Arc<Records>,
     pub(in crate::engine) retained: Retained,
+    /// Who needs snapshots for a review; set once by whoever is above.
+    pub(in crate::engine) pins: OnceLock<Weak<dyn PinsSnapshots>>,
     pub(in crate::engine) snapshot_locks: KeyedLock<SnapshotId>,
     /// Some tombstone may still be a snapshot after a power cut.
     unsynced_tombstones: AtomicBool,
@@ -160,6 +162,7 @@ impl Storage {
             references: Arc::clone(references),
             records: Arc::clone(records),
             retained: Retained::default(),
+            pins: OnceLock::new(),
             snapshot_locks: KeyedLock::default(),
             unsynced_tombstones: AtomicBool::default(),
         });

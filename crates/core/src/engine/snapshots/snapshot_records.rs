@@ -11,9 +11,9 @@
 //! - What changes a record that is there (its use, its label, its layers' number, its end) holds the
 //!   record's lock, so that none of it brings back what was buried.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use crate::catalog::{Record, RecordKey, SnapshotDrop};
 use crate::db::Unless;
@@ -42,11 +42,25 @@ fn place(snapshot: &Snapshot) -> SnapshotOrder {
 
 /// Sandboxes all of whose snapshots were looked at, and under which retention. It is in memory: the next daemon looks once more.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct Retained(parking_lot::Mutex<HashMap<SandboxId, Retention>>);
+pub(in crate::engine) struct Retained(
+    parking_lot::Mutex<HashMap<SandboxId, Retention>>,
+    /// Sandboxes that have snapshots which are kept for a review, and are to be looked at again.
+    parking_lot::Mutex<HashSet<SandboxId>>,
+);
+
+/// Whoever needs snapshots that would go by themselves. The runs are above this layer.
+pub(in crate::engine) trait PinsSnapshots: Send + Sync {
+    /// Whether a snapshot is needed.
+    fn is_pinned(&self, snapshot: &SnapshotId) -> bool;
+}
 
 impl Retained {
     fn is(&self, id: &SandboxId, retention: Retention) -> bool {
-        self.0.lock().get(id) == Some(&retention)
+        !self.1.lock().remove(id) && self.0.lock().get(id) == Some(&retention)
+    }
+
+    fn look_again(&self, id: &SandboxId) {
+        self.1.lock().insert(id.clone());
     }
 
     fn note(&self, id: &SandboxId, retention: Retention) {
@@ -187,6 +201,11 @@ impl Snapshots {
 
     /// Drops a snapshot whose time is up, or that is not among those that are kept.
     async fn expire_record(&self, snapshot: &Snapshot) -> Result<bool> {
+        let pins = self.pins.get().and_then(Weak::upgrade);
+        if pins.is_some_and(|pins| pins.is_pinned(&snapshot.id)) {
+            self.retained.look_again(&snapshot.sandbox);
+            return Ok(false);
+        }
         let gone = self.delete_record(&snapshot.id, Unless::Held, Durability::Soon).await?;
         if gone {
             let target = Some(format!("snapshot/{}", snapshot.id));

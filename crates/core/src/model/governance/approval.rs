@@ -4,13 +4,14 @@
 //! answer that was given, or the default of one that expired.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::model::governance::run::RunSandbox;
 use crate::model::{
     ApprovalAnswer, ApprovalId, ApprovalPolicy, ApprovalSource, ApprovalStatus, ApprovalSubject,
-    BadConfig, KeyId, Name, RunId, Span, Timestamp,
+    BadConfig, DomainPattern, KeyId, Name, RunId, SecretName, Span, Timestamp,
 };
 
 /// How many patterns a list may have.
@@ -41,6 +42,9 @@ pub struct Approval {
     pub source: ApprovalSource,
     /// What is held.
     pub subject: ApprovalSubject,
+    /// What else the answer decides; absent if it decides one request alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
     /// The question.
     pub question: String,
     /// What there is to know before answering.
@@ -87,10 +91,11 @@ impl Approval {
     /// Whether what it holds is a request, which ends with the server.
     #[must_use]
     pub fn holds_a_request(&self) -> bool {
-        matches!(
+        let one = matches!(
             self.subject,
             ApprovalSubject::Command | ApprovalSubject::Host | ApprovalSubject::Secret
-        )
+        );
+        one && self.target.is_none()
     }
 }
 
@@ -117,6 +122,53 @@ pub fn check_patterns(field: &'static str, patterns: &[String]) -> Result<(), Ba
     Ok(())
 }
 
+/// Checks hosts that need no approval.
+///
+/// # Errors
+///
+/// Returns [`BadConfig`] that names the field.
+pub fn check_hosts(field: &'static str, hosts: &[String]) -> Result<(), BadConfig> {
+    let refuse = |reason: String| BadConfig { field: field.into(), reason };
+    if hosts.len() > MOST_PATTERNS {
+        return Err(refuse(format!("at most {MOST_PATTERNS} known hosts")));
+    }
+    for host in hosts {
+        if host.parse::<IpAddr>().is_err() {
+            host.parse::<DomainPattern>().map_err(|error| refuse(error.to_string()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks names of secrets whose use is held.
+///
+/// # Errors
+///
+/// Returns [`BadConfig`] that names the field.
+pub fn check_secrets(field: &'static str, secrets: &[String]) -> Result<(), BadConfig> {
+    let refuse = |reason: String| BadConfig { field: field.into(), reason };
+    if secrets.len() > MOST_PATTERNS {
+        return Err(refuse(format!("at most {MOST_PATTERNS} secrets")));
+    }
+    for secret in secrets {
+        secret.parse::<SecretName>().map_err(|error| refuse(error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Whether a host needs no approval: a name in lower case, or an address.
+#[must_use]
+pub fn is_known(hosts: &[String], host: &str) -> bool {
+    let is = |pattern: &String| match (pattern.parse::<IpAddr>(), host.parse::<IpAddr>()) {
+        (Ok(known), Ok(host)) => known == host,
+        (Err(_), Err(_)) => {
+            pattern.parse::<DomainPattern>().is_ok_and(|pattern| pattern.matches(host))
+        }
+        _ => false,
+    };
+    hosts.iter().any(is)
+}
+
 /// Checks a policy.
 ///
 /// # Errors
@@ -124,6 +176,8 @@ pub fn check_patterns(field: &'static str, patterns: &[String]) -> Result<(), Ba
 /// Returns [`BadConfig`] when it is wrong.
 pub fn check_approval_policy(policy: &ApprovalPolicy) -> Result<(), BadConfig> {
     check_patterns("approvals", &policy.commands)?;
+    check_hosts("approvals", &policy.known_hosts)?;
+    check_secrets("approvals", &policy.secrets)?;
     let range = Span::seconds(1)..=LONGEST_WAIT;
     if policy.expires.is_some_and(|span| !range.contains(&span)) {
         let reason = "an approval waits between 1s and 30d".to_owned();
@@ -225,7 +279,10 @@ fn found(piece: &str, text: &str) -> Option<usize> {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::{LONGEST_LINE, check_patterns, held_by, is_too_long, matches};
+    use super::{
+        LONGEST_LINE, check_hosts, check_patterns, check_secrets, held_by, is_known, is_too_long,
+        matches,
+    };
 
     #[test]
     fn patterns_match_whole_command_lines() {
@@ -305,6 +362,23 @@ mod tests {
         assert_eq!(held_by(&patterns, &longest), None);
         assert_eq!(held_by(&patterns, &longer), Some("git push*"));
         assert_eq!(held_by(&[], &longer), None);
+    }
+
+    #[test]
+    fn known_hosts_are_names_patterns_and_addresses() {
+        let known = ["github.com", "*.npmjs.org", "192.0.2.1", "2001:db8::1"].map(str::to_owned);
+        check_hosts("x", &known).unwrap();
+        for host in ["github.com", "registry.npmjs.org", "192.0.2.1", "2001:db8:0::1"] {
+            assert!(is_known(&known, host), "{host}");
+        }
+        for host in ["api.github.com", "evil-npmjs.org", "192.0.2.2", "com"] {
+            assert!(!is_known(&known, host), "{host}");
+        }
+        for bad in ["", "a b", "http://x", "192.0.2.0/24"] {
+            assert!(check_hosts("x", &[bad.to_owned()]).is_err(), "{bad}");
+        }
+        assert!(check_secrets("x", &["API_KEY".to_owned()]).is_ok());
+        assert!(check_secrets("x", &["API-KEY".to_owned()]).is_err());
     }
 
     #[test]

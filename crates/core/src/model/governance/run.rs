@@ -15,12 +15,14 @@
 //! follows from a status is a [`RunEffect`], which is on record with it before it is carried out; a server
 //! that starts completes what is pending. `docs/formats/runs.md` describes the document.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::model::record::after;
 use crate::model::{
     AcceptRule, CommandId, KeyId, Name, RunCommand, RunId, RunStatus, SandboxId, SessionId,
-    SnapshotId, Span, Timestamp, Usage, now,
+    SnapshotId, Span, SpendingKind, SpendingLimit, Timestamp, Usage, now,
 };
 
 /// What happens to a run.
@@ -183,6 +185,18 @@ pub struct RunSpec {
     pub priority: i32,
     /// Patterns of commands that are held.
     pub approve: Vec<String>,
+    /// Whether the first contact with each host is held.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub approve_hosts: bool,
+    /// Hosts that need no approval.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub known_hosts: Vec<String>,
+    /// Secrets whose use is held.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub approve_secrets: Vec<String>,
+    /// What may be used before somebody has to approve more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spending: Vec<SpendingLimit>,
     /// What acceptance does.
     pub on_accept: AcceptRule,
     /// How long the result waits for a review.
@@ -288,6 +302,9 @@ pub struct Run {
     pub waiting_since: Option<Timestamp>,
     /// Whether it was announced that it expires.
     pub noticed: bool,
+    /// How often each spending limit was raised.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub raised: BTreeMap<SpendingKind, u32>,
 }
 
 impl Run {
@@ -319,7 +336,15 @@ impl Run {
             waited_ms: 0,
             waiting_since: None,
             noticed: false,
+            raised: BTreeMap::new(),
         }
+    }
+
+    /// How much it may use now by one of its limits.
+    #[must_use]
+    pub fn allowed(&self, limit: &SpendingLimit) -> f64 {
+        let raised = self.raised.get(&limit.what).copied().unwrap_or(0);
+        f64::from(raised).mul_add(limit.step.unwrap_or(limit.limit), limit.limit)
     }
 
     /// Its status.
@@ -403,6 +428,10 @@ mod tests {
             class: String::new(),
             priority: 0,
             approve: Vec::new(),
+            approve_hosts: false,
+            known_hosts: Vec::new(),
+            approve_secrets: Vec::new(),
+            spending: Vec::new(),
             on_accept: AcceptRule::Keep,
             keep: Span::days(10),
             timeout: None,

@@ -20,6 +20,7 @@
 //! cuts what no longer fits.
 
 mod hear;
+mod hold;
 
 use std::fmt;
 use std::future::Future;
@@ -32,10 +33,12 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 
 use self::hear::{Heard, hear, hear_both};
 use super::dns::NameServer;
 use super::flow::{Datagrams, FlowHandler, OpenDecision};
+use super::gate::Gate;
 use super::log::{ConnectionLog, FlowInfo, OpenFlow, Refusals, Traffic};
 use super::proxy::{self, Authority, Intercept};
 use super::rules::{ActiveRules, NameSource, Named, Rules, Ruling};
@@ -59,6 +62,9 @@ pub(super) struct Dispatcher {
     log: Arc<ConnectionLog>,
     refusals: Arc<Refusals>,
     names: NameServer,
+    gate: Arc<dyn Gate>,
+    /// One for each that may be held.
+    held: Arc<Semaphore>,
     live: Mutex<Vec<(Weak<OpenFlow>, Basis)>>,
 }
 
@@ -145,12 +151,18 @@ impl Dispatcher {
         upstream: Arc<Upstream>,
         authority: Arc<Authority>,
         log: Arc<ConnectionLog>,
+        gate: Arc<dyn Gate>,
     ) -> Arc<Self> {
         let rules = Arc::new(ActiveRules::new(rules));
         let refusals = Refusals::new(Arc::clone(&log));
-        let names =
-            NameServer::new(Arc::clone(&upstream), Arc::clone(&rules), Arc::clone(&refusals));
-        Arc::new(Self { rules, upstream, authority, log, refusals, names, live: Mutex::default() })
+        let names = NameServer::new(
+            Arc::clone(&upstream),
+            Arc::clone(&rules),
+            Arc::clone(&refusals),
+            Arc::clone(&gate),
+        );
+        let (held, live) = (Arc::new(Semaphore::new(hold::MOST_HELD)), Mutex::default());
+        Arc::new(Self { rules, upstream, authority, log, refusals, names, gate, held, live })
     }
 
     /// Puts other rules in force, and cuts what they do not allow.
@@ -220,14 +232,23 @@ impl Dispatcher {
         if is_gateway(to.ip()) && to.port() == NAMESERVER {
             return self.names.stream(guest).await;
         }
-        let to = Destination::new(to);
+        let mut first = Vec::new();
+        let to = match self.names.stand_in(to.ip()) {
+            None => Destination::new(to),
+            Some(name) => match self.approach(&mut guest, &mut first, to.port(), &name).await {
+                Ok(place) => place,
+                Err(held) => return self.end_held(guest, &first, Destination::new(to), held).await,
+            },
+        };
         let names = self.names.of(to.asked.ip());
         let quiet = self.rules.now().unnamed(to, &names).is_ok();
-        let mut first = Vec::new();
         let heard = hear(&mut guest, &mut first, quiet.then_some(QUIET)).await;
         if heard == Heard::Gone || (heard == Heard::Nothing && !quiet) {
             let told_nothing = "it ended before it told a name".to_owned();
             return self.refuse(Protocol::Tcp, to, None, told_nothing);
+        }
+        if let Err(held) = self.meet_host(&mut guest, &mut first, to, &names, &heard).await {
+            return self.end_held(guest, &first, to, held).await;
         }
         if heard == Heard::Silence {
             return self.meet(guest, to, names).await;
@@ -269,6 +290,11 @@ impl Dispatcher {
             Ok(None) => return relay(guest, &[], outside, open).await,
             Err(_) => return guest.reset(),
         };
+        if let Err(held) = self.meet_host(&mut guest, &mut first, to, &names, &heard).await {
+            drop(outside);
+            open.denied(held.why.clone(), "its host was not approved");
+            return guest.reset();
+        }
         match self.decide(to, &names, heard, Some(open)).await {
             FlowDecision::Relay(open) => relay(guest, &first, outside, open).await,
             decision => {
@@ -302,6 +328,8 @@ impl Dispatcher {
                 Ok(fits) => fits,
                 Err(rule) => return refuse(rule),
             };
+            // While hosts need an approval, the next request may be for one that has none.
+            let opened = opened || (source == NameSource::Http && self.gate.holds_hosts());
             let basis = Basis::Named { to, name: name.clone(), source, given, opened };
             let told = Some(name.clone());
             let open = match open {
@@ -326,11 +354,7 @@ impl Dispatcher {
         heard: &Heard,
         open: Option<Arc<OpenFlow>>,
     ) -> FlowDecision {
-        let kind = match heard {
-            Heard::Nothing => UnnamedKind::Silent,
-            Heard::Bytes(Sniffed::Other) => UnnamedKind::Other,
-            _ => UnnamedKind::Nameless,
-        };
+        let kind = kind_of(heard);
         self.rules.during(|rules| {
             let (rule, name) = match fits_unnamed(rules, to, names, kind) {
                 Ok(allowed) => allowed,
@@ -369,6 +393,8 @@ impl Dispatcher {
                     upstream: Arc::clone(&self.upstream),
                     authority: Arc::clone(&self.authority),
                     log: Arc::clone(&self.log),
+                    gate: Arc::clone(&self.gate),
+                    held: Arc::clone(&self.held),
                     open,
                 };
                 proxy::serve(guest, first.into(), intercept).await;
@@ -416,6 +442,15 @@ async fn relay<G: GuestStream>(
     }
     if let Err(error) = guest.relay(outside, &open).await {
         tracing::trace!(%error, "a connection broke off");
+    }
+}
+
+/// What a connection is that told no name.
+fn kind_of(heard: &Heard) -> UnnamedKind {
+    match heard {
+        Heard::Nothing | Heard::Silence => UnnamedKind::Silent,
+        Heard::Bytes(Sniffed::Other) => UnnamedKind::Other,
+        _ => UnnamedKind::Nameless,
     }
 }
 
@@ -496,6 +531,9 @@ impl FlowHandler for Dispatcher {
         if is_gateway(to.ip()) && to.port() == NAMESERVER {
             return OpenDecision::Serve;
         }
+        if self.names.stand_in(to.ip()).is_some() {
+            return OpenDecision::Serve;
+        }
         let to = Destination::new(to);
         if let Some(why) = self.upstream.refused(to) {
             self.refuse(Protocol::Tcp, to, None, format!("always refused: {why}"));
@@ -507,7 +545,7 @@ impl FlowHandler for Dispatcher {
                 self.refuse(Protocol::Tcp, to, names.first().cloned(), rule);
                 OpenDecision::Refuse
             }
-            Ruling::Allow(rule) if !rules.looks() => {
+            Ruling::Allow(rule) if !rules.looks() && !self.gate.holds_hosts() => {
                 let name = names.first().cloned();
                 let basis = Basis::Unseen { to, names };
                 OpenDecision::Dial(to.real, self.begin(rule, name, basis))
@@ -529,6 +567,9 @@ impl FlowHandler for Dispatcher {
     }
 
     fn datagrams(&self, protocol: Protocol, to: SocketAddr) -> Option<Datagrams> {
+        if self.refuses_datagrams(protocol, to) {
+            return None;
+        }
         let to = Destination::new(to);
         if let Some(why) = self.upstream.refused(to) {
             self.refuse(protocol, to, None, format!("always refused: {why}"));

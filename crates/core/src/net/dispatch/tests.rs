@@ -13,6 +13,7 @@ use super::{
     fits_unnamed,
 };
 use crate::model::{Protocol, Verdict};
+use crate::net::gate::Gate;
 use crate::net::proxy::Authority;
 use crate::net::sniff::tests::hello;
 use crate::net::testing::{self, FakeNameServer, Notes};
@@ -40,6 +41,10 @@ struct World {
 }
 
 async fn world(policy: &str) -> World {
+    world_behind(testing::open_gate(), policy).await
+}
+
+async fn world_behind(gate: Arc<dyn Gate>, policy: &str) -> World {
     let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = server.local_addr().unwrap().port();
     let except = format!("127.0.0.1:{port}");
@@ -56,7 +61,7 @@ async fn world(policy: &str) -> World {
     let (log, notes) = testing::connection_log();
     let authority = Arc::new(Authority::generate("test").unwrap());
     let policy = policy.replace("PORT", &port.to_string());
-    let dispatcher = Dispatcher::new(testing::rules(&policy), outside, authority, log);
+    let dispatcher = Dispatcher::new(testing::rules(&policy), outside, authority, log, gate);
     World {
         dispatcher,
         notes,
@@ -423,4 +428,184 @@ async fn a_flood_of_refusals_does_not_fill_the_journal() {
         .filter_map(|detail| detail.strip_suffix(" more within a second")?.parse::<usize>().ok());
     let counted = notes.iter().filter(|note| note.detail.is_none()).count();
     assert_eq!(beyond.sum::<usize>() + counted, 5000);
+}
+
+mod held {
+    //! Connections whose host nobody approved yet.
+
+    use super::*;
+    use crate::net::testing::TestGate;
+
+    const OPEN: &str = r#"{"mode": "allow-all"}"#;
+    const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a.test\r\n\r\n";
+
+    async fn gated(policy: &str) -> (Arc<TestGate>, World) {
+        let gate = Arc::<TestGate>::default();
+        let world = world_behind(gate.clone(), policy).await;
+        (gate, world)
+    }
+
+    fn no() -> Result<(), String> {
+        Err("it was denied: not today".to_owned())
+    }
+
+    async fn heard(server: &mut TcpStream, what: &[u8]) {
+        let mut heard = vec![0; what.len()];
+        timeout(Duration::from_secs(5), server.read_exact(&mut heard)).await.unwrap().unwrap();
+        assert_eq!(heard, what);
+    }
+
+    #[tokio::test]
+    async fn a_connection_waits_for_its_host_and_the_next_does_not() {
+        let (gate, world) = gated(OPEN).await;
+        gate.answer("100.97.0.1", Ok(()));
+        let first = hello("a.test");
+        let mut guest = world.connect();
+        guest.write_all(&first).await.unwrap();
+        gate.is_asked("a.test").await;
+        world.nobody_came().await;
+        assert_eq!(world.dispatcher.held(), 1);
+        gate.answer("a.test", Ok(()));
+        let mut server = world.accept().await;
+        heard(&mut server, &first).await;
+        assert_eq!(world.dispatcher.held(), 0);
+        drop(world.passes(&first).await);
+        assert_eq!(gate.asked(), ["a.test"]);
+    }
+
+    #[tokio::test]
+    async fn a_denial_ends_it_and_http_is_told_why() {
+        let (gate, world) = gated(OPEN).await;
+        assert!(world.dispatcher.names.gave(world.to.ip(), "a.test").await);
+        let mut guest = world.connect();
+        guest.write_all(GET).await.unwrap();
+        gate.is_asked("a.test").await;
+        gate.answer("a.test", no());
+        let mut answer = String::new();
+        timeout(Duration::from_secs(5), guest.read_to_string(&mut answer)).await.unwrap().unwrap();
+        assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("not today"), "{answer}");
+        world.nobody_came().await;
+        let denied = world.notes.wait_for(Verdict::Denied).await;
+        assert_eq!(denied.name.as_deref(), Some("a.test"));
+        assert!(denied.rule.contains("not today"), "{}", denied.rule);
+        world.refused(&hello("a.test")).await;
+    }
+
+    #[tokio::test]
+    async fn a_name_that_is_made_up_does_not_open_an_address() {
+        let (gate, world) = gated(OPEN).await;
+        // It is approved, and elsewhere.
+        gate.answer("c.test", Ok(()));
+        let mut guest = world.connect();
+        guest.write_all(&hello("c.test")).await.unwrap();
+        gate.is_asked("100.97.0.1").await;
+        world.nobody_came().await;
+        gate.answer("100.97.0.1", no());
+        ends(&mut guest).await;
+        // A name that is not approved is not looked up, wherever it leads.
+        let mut guest = world.connect();
+        guest.write_all(&hello("data.evil.test")).await.unwrap();
+        gate.is_asked("data.evil.test").await;
+        assert_eq!(*world._names.asked.lock().unwrap(), [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn silence_and_other_protocols_wait_for_the_address() {
+        let (gate, world) = gated(OPEN).await;
+        let silent = world.connect();
+        gate.is_asked("100.97.0.1").await;
+        world.nobody_came().await;
+        gate.answer("100.97.0.1", Ok(()));
+        let mut server = world.accept().await;
+        server.write_all(b"220").await.unwrap();
+        // Once it says for whom it is, that is asked as well.
+        let mut silent = silent;
+        silent.read_exact(&mut [0; 3]).await.unwrap();
+        silent.write_all(GET).await.unwrap();
+        gate.is_asked("a.test").await;
+        gate.answer("a.test", no());
+        ends(&mut silent).await;
+        assert_eq!(server.read(&mut [0; 16]).await.unwrap_or(0), 0, "the server heard it");
+    }
+
+    #[tokio::test]
+    async fn a_name_is_not_looked_up_before_it_is_approved() {
+        let (gate, world) = gated(OPEN).await;
+        let stand_in = {
+            let names = &world.dispatcher.names;
+            let before = names.stand_in("100.96.128.0".parse().unwrap());
+            assert_eq!(before, None);
+            let question =
+                crate::net::dns::tests::question("a.test", hickory_proto::rr::RecordType::A, true);
+            let answer = names.datagram(&question).await.unwrap();
+            let answer = hickory_proto::op::Message::from_vec(&answer).unwrap();
+            let [ip] = crate::net::dns::tests::addresses(&answer).try_into().unwrap();
+            ip.parse::<std::net::IpAddr>().unwrap()
+        };
+        assert_eq!(world.dispatcher.names.stand_in(stand_in).as_deref(), Some("a.test"));
+        let to = SocketAddr::new(stand_in, world.to.port());
+        assert!(matches!(world.dispatcher.open(to), OpenDecision::Serve));
+        let (mut guest, ours) = tokio::io::duplex(1 << 16);
+        tokio::spawn(Arc::clone(&world.dispatcher).carry(ours, to));
+        let first = hello("a.test");
+        guest.write_all(&first).await.unwrap();
+        gate.is_asked("a.test").await;
+        world.nobody_came().await;
+        gate.answer("a.test", Ok(()));
+        let mut server = world.accept().await;
+        heard(&mut server, &first).await;
+        drop((guest, server));
+        let allowed = world.notes.wait_for(Verdict::Allowed).await;
+        assert_eq!((allowed.name.as_deref(), allowed.to), (Some("a.test"), Some(world.to)));
+        assert_eq!(gate.asked(), ["a.test"]);
+    }
+
+    #[tokio::test]
+    async fn what_the_rules_refuse_is_never_asked_for() {
+        let (gate, world) = gated(BY_NAME).await;
+        world.refused(&hello("b.test")).await;
+        world.refused(b"SSH-2.0-test\r\n").await;
+        assert_eq!(gate.asked(), [""; 0]);
+        world.set(r#"{"mode": "deny-all"}"#);
+        assert!(matches!(world.dispatcher.open(world.to), OpenDecision::Refuse));
+    }
+
+    #[tokio::test]
+    async fn datagrams_are_refused_and_asked_for() {
+        let (gate, world) = gated(OPEN).await;
+        assert!(world.dispatcher.datagrams(Protocol::Udp, world.to).is_none());
+        assert_eq!(gate.asked(), ["100.97.0.1"]);
+        let denied = world.notes.wait_for(Verdict::Denied).await;
+        assert!(denied.rule.contains("approval"), "{}", denied.rule);
+        gate.answer("100.97.0.1", Ok(()));
+        assert!(world.dispatcher.datagrams(Protocol::Udp, world.to).is_some());
+    }
+
+    #[tokio::test]
+    async fn only_so_many_are_held_and_who_leaves_makes_room() {
+        let (gate, world) = gated(OPEN).await;
+        let mut held = Vec::new();
+        for _ in 0..super::super::hold::MOST_HELD {
+            let mut guest = world.connect();
+            guest.write_all(&hello("a.test")).await.unwrap();
+            held.push(guest);
+        }
+        for _ in 0..500 {
+            if world.dispatcher.held() == super::super::hold::MOST_HELD {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        world.refused(&hello("a.test")).await;
+        let denied = world.notes.wait_for(Verdict::Denied).await;
+        assert!(denied.rule.contains("too many"), "{}", denied.rule);
+        drop(held);
+        for _ in 0..500 {
+            if world.dispatcher.held() == 0 {
+                return assert_eq!(gate.asked(), ["a.test"]);
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{} are still held", world.dispatcher.held());
+    }
 }

@@ -14,6 +14,7 @@
 //! more at once is not heard.
 
 mod pins;
+mod stand_ins;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -30,10 +31,13 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use self::pins::Pins;
+use self::stand_ins::StandIns;
+use super::gate::Gate;
 use super::log::FlowInfo;
 use super::log::Refusals;
 use super::rules::ActiveRules;
 use super::sniff;
+use super::special_addresses::Destination;
 use super::upstream::Upstream;
 use crate::model::Protocol;
 
@@ -51,6 +55,9 @@ const REMEMBERED: u32 = 300;
 
 /// How long what is answered here is remembered.
 const FIXED: u32 = 60;
+
+/// How long an address is remembered that stands for a host until it is approved.
+const STANDS_FOR: u32 = 1;
 
 /// How long a lookup may take.
 const WITHIN: Duration = Duration::from_secs(12);
@@ -81,7 +88,9 @@ pub(super) struct NameServer {
     upstream: Arc<Upstream>,
     rules: Arc<ActiveRules>,
     refusals: Arc<Refusals>,
+    gate: Arc<dyn Gate>,
     pins: Mutex<Pins>,
+    stand_ins: Mutex<StandIns>,
     heard: Semaphore,
     under_way: Semaphore,
 }
@@ -113,12 +122,15 @@ impl NameServer {
         upstream: Arc<Upstream>,
         rules: Arc<ActiveRules>,
         refusals: Arc<Refusals>,
+        gate: Arc<dyn Gate>,
     ) -> Self {
         Self {
             upstream,
             rules,
             refusals,
+            gate,
             pins: Mutex::default(),
+            stand_ins: Mutex::default(),
             heard: Semaphore::new(AT_ONCE + WAITING),
             under_way: Semaphore::new(AT_ONCE),
         }
@@ -142,6 +154,20 @@ impl NameServer {
             self.pinned(|pins| pins.give(ip, name, Instant::now()));
         }
         found
+    }
+
+    /// The name that an address stands for while nobody has approved its host.
+    pub(super) fn stand_in(&self, ip: IpAddr) -> Option<String> {
+        self.stand_ins.lock().name(ip)
+    }
+
+    /// The first of a name's addresses. It counts as given out for the name.
+    pub(super) async fn place(&self, name: &str, port: u16) -> Option<Destination> {
+        let _turn = self.under_way.acquire().await.ok()?;
+        let places = timeout(WITHIN, self.upstream.places(name, port)).await.ok()?.ok()?;
+        let place = *places.first()?;
+        self.give(name, &[place.asked.ip()]);
+        Some(place)
     }
 
     /// Answers a datagram; `None` when there is nothing to say.
@@ -188,6 +214,13 @@ impl NameServer {
         if let Err(rule) = self.rules.now().lookup(name) {
             return self.refuse(asked, rule);
         }
+        if self.gate.holds_hosts() {
+            match self.gate.known(name) {
+                Some(Ok(())) => {}
+                Some(Err(why)) => return self.refuse(asked, why),
+                None => return self.stand_for(asked),
+            }
+        }
         if let Some(ips) = self.upstream.fixed(name) {
             self.give(name, &ips);
             return fixed(asked, &ips);
@@ -198,6 +231,27 @@ impl NameServer {
             RecordType::AXFR | RecordType::IXFR => DnsReply::new(ResponseCode::Refused),
             RecordType::A | RecordType::AAAA => self.addresses(asked).await,
             _ => self.others(asked).await,
+        }
+    }
+
+    /// Answers for a host that nobody has approved yet, and asks nobody outside.
+    fn stand_for(&self, asked: &Question) -> DnsReply {
+        match asked.kind {
+            RecordType::A => {
+                let ip = IpAddr::V4(self.stand_ins.lock().of(&asked.name));
+                let mut reply = fixed(asked, &[ip]);
+                reply.answers.iter_mut().for_each(|record| record.ttl = STANDS_FOR);
+                reply
+            }
+            RecordType::AAAA | RecordType::HTTPS | RecordType::SVCB => {
+                DnsReply::new(ResponseCode::NoError)
+            }
+            _ => {
+                let mut reply = DnsReply::new(ResponseCode::ServFail);
+                let why = "nobody has approved this host yet; a connection to it asks";
+                reply.because = Some((BLOCKED, why.to_owned()));
+                reply
+            }
         }
     }
 
@@ -422,4 +476,4 @@ fn emit(message: &Message, most: u16) -> Option<Vec<u8>> {
 const EXTENDED_ERROR: u16 = 15;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -24,11 +24,12 @@ struct World {
 fn world(upstream: Arc<Upstream>, policy: &str) -> World {
     let (log, notes) = testing::connection_log();
     let rules = Arc::new(ActiveRules::new(testing::rules(policy)));
-    let names = NameServer::new(upstream, Arc::clone(&rules), Refusals::new(log));
+    let names =
+        NameServer::new(upstream, Arc::clone(&rules), Refusals::new(log), testing::open_gate());
     World { names: Arc::new(names), rules, notes }
 }
 
-fn question(name: &str, kind: RecordType, edns: bool) -> Vec<u8> {
+pub(in crate::net) fn question(name: &str, kind: RecordType, edns: bool) -> Vec<u8> {
     let mut message = Message::query();
     message.metadata.recursion_desired = true;
     message.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
@@ -53,7 +54,7 @@ impl World {
     }
 }
 
-fn addresses(message: &Message) -> Vec<String> {
+pub(in crate::net) fn addresses(message: &Message) -> Vec<String> {
     let text = |data: &RData| match data {
         RData::A(ip) => Some(ip.to_string()),
         RData::AAAA(ip) => Some(ip.to_string()),

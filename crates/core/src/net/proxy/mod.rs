@@ -47,11 +47,12 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
 use self::request::ProxyConnection;
 use self::upstream_connection::ConnectionTasks;
+use super::gate::Gate;
 use super::log::{ConnectionLog, OpenFlow};
 use super::rules::Rules;
 use super::special_addresses::Destination;
@@ -108,6 +109,10 @@ pub(super) struct Intercept {
     pub(super) rules: watch::Receiver<Arc<Rules>>,
     pub(super) upstream: Arc<Upstream>,
     pub(super) authority: Arc<Authority>,
+    /// Who is asked about uses of secrets.
+    pub(super) gate: Arc<dyn Gate>,
+    /// One for each connection and request that may be held.
+    pub(super) held: Arc<Semaphore>,
     /// Where each request is written down.
     pub(super) log: Arc<ConnectionLog>,
     /// The connection itself: counts its bytes, says when it must end.

@@ -389,6 +389,7 @@ async fn prepare(
     let gives = !judged.set.is_empty() || rules.brokered(&target.host).next().is_some();
     let trusted = gives && is_trusted(proxy, &judged.action, &target).await;
     let secrets = allotted(rules, &target.host, trusted);
+    approved(proxy, &secrets, &parts, &target, !body.is_end_stream()).await?;
     let put = secrets.put(&mut parts.headers, &mut target.query);
     put.notes.iter().for_each(|note| record.note(note));
     put.used.iter().for_each(|secret| record.open.secret_used(secret, &target.host));
@@ -429,6 +430,29 @@ async fn prepare(
     *request.uri_mut() = target.uri().ok_or_else(lost)?;
     *request.headers_mut() = parts.headers;
     Ok(PreparedRequest { request, inside: trusted && !target.secure, masks })
+}
+
+/// Holds a request that uses secrets whose first use at this host somebody has to approve.
+async fn approved(
+    proxy: &ProxyConnection,
+    secrets: &Secrets,
+    parts: &request::Parts,
+    target: &Target,
+    has_body: bool,
+) -> Result<(), ProxyError> {
+    let gate = &proxy.intercept.gate;
+    let used = secrets.used(&parts.headers, target.query.as_ref(), has_body);
+    for secret in used.iter().filter(|secret| gate.holds_secret(secret)) {
+        let refused = |why: String| ProxyError::Upstream {
+            why: format!("the use of {secret} was not approved: {why}"),
+            refused: true,
+        };
+        let Ok(_held) = proxy.intercept.held.try_acquire() else {
+            return Err(refused("too many requests of this sandbox wait for an approval".into()));
+        };
+        gate.secret(secret, &target.host).await.map_err(refused)?;
+    }
+    Ok(())
 }
 
 /// What takes out of an answer all that its host may have been told: by this request or another one, on this connection or

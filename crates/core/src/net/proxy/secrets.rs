@@ -108,6 +108,26 @@ impl RequestSecrets {
         put
     }
 
+    /// The secrets that a request uses, or may use in its body.
+    pub(super) fn used(
+        &self,
+        headers: &HeaderMap,
+        query: Option<&String>,
+        has_body: bool,
+    ) -> Vec<String> {
+        if self.given.is_empty() {
+            return Vec::new();
+        }
+        let (mut headers, mut query) = (headers.clone(), query.cloned());
+        let mut used = self.put(&mut headers, &mut query).used;
+        if has_body && !is_encoded(&headers) {
+            used.extend(self.given.iter().filter(|one| in_bodies(one)).map(|one| one.name.clone()));
+        }
+        used.sort();
+        used.dedup();
+        used
+    }
+
     /// What is put into a body with these headers; nothing if it is to be left alone.
     pub(super) fn in_body(&self, headers: &HeaderMap) -> Replacements {
         if is_encoded(headers) {

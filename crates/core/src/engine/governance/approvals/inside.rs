@@ -151,8 +151,18 @@ impl Runs {
                 () = tokio::time::sleep(ROUND) => {}
                 () = shutdown.cancelled() => return Ok(()),
             }
+            let mut resting = live.rest.changes();
+            if *resting.borrow_and_update() {
+                // Its agent is frozen with it.
+                tokio::select! {
+                    _ = resting.changed() => {}
+                    _ = closing.changed() => {}
+                    () = shutdown.cancelled() => return Ok(()),
+                }
+                continue;
+            }
             let asked = async {
-                let guest = match live.guest_at_rest().await {
+                let guest = match live.guest_as_it_is().await {
                     Ok(guest) => guest,
                     Err(_) => live.guest().await?,
                 };
@@ -163,6 +173,7 @@ impl Runs {
                 // Somebody answered, maybe one of these.
                 _ = changed.changed() => continue,
                 _ = closing.changed() => continue,
+                _ = resting.changed() => continue,
                 () = shutdown.cancelled() => return Ok(()),
             };
             match listed {
@@ -231,6 +242,7 @@ impl Runs {
             run: self.active_in(&sandbox.id).map(|run| run.id),
             source: ApprovalSource::Agent,
             subject: ApprovalSubject::Question,
+            target: None,
             question: asked.question.clone(),
             context: asked.context.clone(),
             default: default.or(policy.and_then(|policy| policy.default)),

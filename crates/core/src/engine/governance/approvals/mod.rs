@@ -3,16 +3,21 @@
 //! An answer is on disk before anybody acts on it. Expiry goes by the monotonic clock once a question was asked: a wall
 //! clock that jumps gives no answers.
 
+mod decided;
+mod gate;
 pub(in crate::engine) mod inside;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+pub(in crate::engine) use self::decided::Scope;
+use self::decided::{Decided, Ended, Extent, cut};
+pub(in crate::engine) use self::gate::Gates;
 use crate::db::{Page, Paged};
 use crate::engine::context::Context;
 use crate::engine::error::error_chain;
@@ -33,6 +38,8 @@ const MOST_IN_SANDBOX: usize = 64;
 const MOST_IN_PROJECT: usize = 1000;
 /// How many that were answered are kept in a project.
 const KEPT: usize = 10_000;
+/// And how much their documents may take.
+const KEPT_BYTES: u64 = 64 << 20;
 /// How long a question, a context and a comment may be.
 const QUESTION: usize = 1000;
 const CONTEXT: usize = 16 << 10;
@@ -45,6 +52,7 @@ pub(in crate::engine) struct ToAsk {
     pub(in crate::engine) run: Option<RunId>,
     pub(in crate::engine) source: ApprovalSource,
     pub(in crate::engine) subject: ApprovalSubject,
+    pub(in crate::engine) target: Option<String>,
     pub(in crate::engine) question: String,
     pub(in crate::engine) context: String,
     pub(in crate::engine) default: Option<ApprovalAnswer>,
@@ -79,6 +87,7 @@ struct Entry {
     approval: Approval,
     /// When it expires, on the monotonic clock.
     due: Duration,
+    size: Extent,
 }
 
 /// All approvals.
@@ -89,6 +98,10 @@ pub(in crate::engine) struct Approvals {
     table: RwLock<BTreeMap<Key, Entry>>,
     /// Those that wait for an answer.
     waiting: RwLock<BTreeSet<Key>>,
+    /// Those whose answer decides more than one request.
+    decided: Decided,
+    /// Sandboxes in which one ended, since somebody looked.
+    ended: Mutex<Vec<Ended>>,
     changes: KeyedLock<Name>,
     changed: watch::Sender<u64>,
 }
@@ -101,6 +114,8 @@ impl Approvals {
             tenancy: Arc::clone(tenancy),
             table: RwLock::default(),
             waiting: RwLock::default(),
+            decided: Decided::default(),
+            ended: Mutex::default(),
             changes: KeyedLock::default(),
             changed: watch::Sender::new(0),
         })
@@ -122,7 +137,10 @@ impl Approvals {
             if approval.is_pending() {
                 waiting.insert(key.clone());
             }
-            table.insert(key, Entry { approval, due });
+            self.decided.note(&approval);
+            self.note_ended(&approval);
+            let (approval, size) = cut(approval);
+            table.insert(key, Entry { approval, due, size });
         }
     }
 
@@ -234,8 +252,8 @@ impl Approvals {
     /// Asks. The question is on disk when this returns.
     pub(in crate::engine) async fn ask(&self, project: &Name, asked: ToAsk) -> Result<Approval> {
         check(&asked)?;
-        self.tenancy.require_project(project)?;
         let _one = self.changes.lock(project).await;
+        self.tenancy.require_project(project)?;
         self.check_room(project, &asked.sandbox)?;
         let wait = asked.expires.unwrap_or(USUAL_WAIT);
         let asked_at = self.now();
@@ -248,6 +266,7 @@ impl Approvals {
             run: asked.run,
             source: asked.source,
             subject: asked.subject,
+            target: asked.target,
             question: asked.question,
             context: asked.context,
             status: ApprovalStatus::Pending,
@@ -406,7 +425,7 @@ impl Approvals {
         for approval in self.surplus() {
             let key = (approval.project, approval.id);
             match self.store.remove::<Approval>(&key).await {
-                Ok(()) => drop(self.table.write().remove(&key)),
+                Ok(()) => self.forget(&key),
                 Err(error) => {
                     tracing::warn!(approval = %key.1, error = error_chain(&error), "an old approval was not removed");
                 }
@@ -416,28 +435,35 @@ impl Approvals {
 
     fn surplus(&self) -> Vec<Approval> {
         let table = self.table.read();
-        let mut ended: BTreeMap<&Name, Vec<&Approval>> = BTreeMap::new();
-        if table.len() <= KEPT {
+        let mut ended: BTreeMap<&Name, Vec<&Entry>> = BTreeMap::new();
+        if table.len() <= KEPT && self.decided.bytes() <= KEPT_BYTES {
             return Vec::new();
         }
-        for Entry { approval, .. } in table.values().filter(|one| !one.approval.is_pending()) {
-            ended.entry(&approval.project).or_default().push(approval);
+        for entry in table.values().filter(|one| !one.approval.is_pending()) {
+            ended.entry(&entry.approval.project).or_default().push(entry);
         }
-        let surplus = |all: Vec<&Approval>| {
-            let count = all.len().saturating_sub(KEPT);
-            all.into_iter().take(count).cloned().collect::<Vec<_>>()
+        let surplus = |all: Vec<&Entry>| {
+            let count = beyond(all.iter().map(|entry| entry.size.bytes), KEPT, KEPT_BYTES);
+            all.into_iter().take(count).map(|entry| entry.approval.clone()).collect::<Vec<_>>()
         };
         ended.into_values().flat_map(surplus).collect()
     }
 
+    fn forget(&self, key: &Key) {
+        if let Some(entry) = self.table.write().remove(key) {
+            self.decided.forget(&entry.approval, entry.size);
+        }
+        self.waiting.write().remove(key);
+    }
+
     /// Forgets all of a project that is deleted.
     pub(in crate::engine) async fn forget_project(&self, project: &Name) -> Result<()> {
+        let _one = self.changes.lock(project).await;
         let all: Vec<Key> =
             of_project(&self.table.read(), project).map(|(key, _)| key.clone()).collect();
         for key in all {
             self.store.remove::<Approval>(&key).await?;
-            self.table.write().remove(&key);
-            self.waiting.write().remove(&key);
+            self.forget(&key);
         }
         Ok(())
     }
@@ -446,7 +472,11 @@ impl Approvals {
         self.store.write(&approval, Durability::Synced).await?;
         let key = (approval.project.clone(), approval.id.clone());
         let is_pending = approval.is_pending();
-        self.table.write().insert(key.clone(), Entry { approval, due });
+        let before = self.table.read().get(&key).map(|entry| entry.size);
+        self.decided.replace(&approval, before);
+        self.note_ended(&approval);
+        let (approval, size) = cut(approval);
+        self.table.write().insert(key.clone(), Entry { approval, due, size });
         match is_pending {
             true => drop(self.waiting.write().insert(key)),
             false => drop(self.waiting.write().remove(&key)),
@@ -513,6 +543,24 @@ fn check(asked: &ToAsk) -> Result<()> {
         return Err(Error::invalid("expires", "between 1s and 30d"));
     }
     Ok(())
+}
+
+/// How many of these, the oldest first, are more than are kept.
+pub(in crate::engine) fn beyond(
+    sizes: impl DoubleEndedIterator<Item = u64> + ExactSizeIterator,
+    most: usize,
+    most_bytes: u64,
+) -> usize {
+    let (mut bytes, mut kept) = (0, 0);
+    let count = sizes.len();
+    for size in sizes.rev().take(most) {
+        bytes += size;
+        if bytes > most_bytes {
+            break;
+        }
+        kept += 1;
+    }
+    count - kept
 }
 
 /// Checks what somebody says about a decision.

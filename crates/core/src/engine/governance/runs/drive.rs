@@ -7,11 +7,11 @@ use super::{RunKey, Runs, give_up, place, refused};
 use crate::engine::error::error_chain;
 use crate::engine::lifecycle::stop::SnapshotOptions;
 use crate::engine::{
-    Create, Delete, Error, ErrorKind, Fork, IfExists, Result, SnapshotOnStop, Stop,
+    Create, Delete, Error, ErrorKind, Fork, IfExists, Result, SnapshotOnStop, Stop, WakeMode,
 };
 use crate::failpoint;
 use crate::model::{
-    Class, Expiry, Method, Name, Patch, Run, RunChange, RunEffect, RunId, RunPlace, Sandbox,
+    Class, Expiry, Method, Name, Patch, Phase, Run, RunChange, RunEffect, RunId, RunPlace, Sandbox,
     Snapshot, SnapshotKind, Span, Usage,
 };
 
@@ -282,6 +282,11 @@ impl Runs {
         self.close_approvals(run).await;
         let mut used = None;
         if let Ok(mut sandbox) = self.sandbox_of(run).await {
+            let alive = run.attempts.iter().any(|attempt| attempt.ended_at.is_none());
+            if alive && !run.own && sandbox.phase() == Phase::Paused {
+                // What sleeps in it is to end, too.
+                self.lifecycle.awake(&run.project, &sandbox.name, &WakeMode::Wake).await?;
+            }
             for attempt in run.attempts.iter().filter(|attempt| attempt.ended_at.is_none()) {
                 self.end_command(&sandbox.id, &attempt.command).await;
             }
@@ -352,7 +357,7 @@ pub(super) fn made_name(source: &Name, run: &Run) -> Option<Name> {
     format!("{source}-run-{tail}").parse().ok()
 }
 
-fn minus(all: Usage, before: Usage) -> Usage {
+pub(super) fn minus(all: Usage, before: Usage) -> Usage {
     Usage {
         active_cpu_ms: all.active_cpu_ms.saturating_sub(before.active_cpu_ms),
         wall_ms: all.wall_ms.saturating_sub(before.wall_ms),

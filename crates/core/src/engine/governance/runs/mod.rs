@@ -5,6 +5,9 @@
 //! drive.rs   one task per run with a pending effect: carries effects out, in order
 //! work.rs    the effect `work`: the attempts of a command, or the heartbeats of a harness
 //! decide.rs  accept and reject
+//! kept.rs    what of runs is in memory, and which snapshots they need
+//! rest.rs    sandboxes that stand still while they wait
+//! spending.rs  what a run may use
 //! ```
 //!
 //! [`Runs::change`] is the only writer of a run: it writes the next version, and then shows it. So what a driver finds
@@ -12,7 +15,10 @@
 
 mod decide;
 mod drive;
+mod kept;
 mod queue;
+mod rest;
+mod spending;
 mod work;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -25,27 +31,33 @@ use tokio::sync::watch;
 use crate::db::{Db, Page, Paged};
 use crate::engine::context::Context;
 use crate::engine::governance::approvals::inside::Watched;
-use crate::engine::governance::approvals::{Approvals, ToAsk, check_comment};
+use crate::engine::governance::approvals::{Approvals, Gates, ToAsk, check_comment};
+use crate::engine::governance::runs::kept::{Kept, is_unfinished, text_of};
 use crate::engine::lifecycle::Lifecycle;
 use crate::engine::session::Sessions;
+use crate::engine::session::command::Exec;
 use crate::engine::tenancy::Tenancy;
 use crate::engine::tenancy::projects::Caller;
 use crate::engine::{Error, Result};
 use crate::keyed_lock::KeyedLock;
-use crate::model::approval::{check_patterns, held_by, is_too_long};
+use crate::model::approval::{check_hosts, check_patterns, check_secrets, held_by, is_too_long};
 use crate::model::run::status_word;
 use crate::model::{
     AcceptRule, ApprovalSource, ApprovalSubject, AuditRecord, EventData, EventRun, EventSandbox,
     Name, Run, RunChange, RunEffect, RunId, RunPlace, RunRefused, RunSandbox, RunSpec, RunStatus,
-    Sandbox, SandboxId, Span, Tags, Timestamp,
+    Sandbox, SandboxId, SessionId, Span, Tags, Timestamp,
 };
 use crate::store::{Durability, Store};
 
 pub use decide::Acceptance;
 pub(in crate::engine) use queue::tend;
 
-/// How many ended runs of a project are kept.
+/// How many ended runs of a project are kept, and how much their documents may take.
 const KEPT: usize = 10_000;
+const KEPT_BYTES: u64 = 64 << 20;
+/// How much text the unfinished runs of a project may have, and the command of each.
+const MOST_TEXT: u64 = 32 << 20;
+const MOST_COMMAND: u64 = 64 << 10;
 /// How many runs of a project may wait for a review.
 const MOST_UNREVIEWED: usize = 10_000;
 
@@ -101,6 +113,10 @@ pub(in crate::engine) struct Runs {
     /// When harnesses were last heard of.
     heartbeats: Mutex<HashMap<RunId, Instant>>,
     pub(in crate::engine) watched: Watched,
+    pub(in crate::engine) gates: Gates,
+    kept: Kept,
+    /// Sessions that a task has stand still while they wait for an answer.
+    resting: Mutex<HashSet<SessionId>>,
 }
 
 impl Runs {
@@ -128,6 +144,9 @@ impl Runs {
             stalled: Mutex::default(),
             heartbeats: Mutex::default(),
             watched: Watched::default(),
+            gates: Gates::default(),
+            kept: Kept::default(),
+            resting: Mutex::default(),
         })
     }
 
@@ -182,6 +201,14 @@ impl Runs {
         self.table.read().get(&key).cloned()
     }
 
+    /// Looks at the run that works in a sandbox, or that is being stopped there.
+    pub(in crate::engine) fn with_active(&self, sandbox: &SandboxId, look: impl FnOnce(&Run)) {
+        let Some(key) = self.active.lock().get(sandbox).cloned() else { return };
+        if let Some(run) = self.table.read().get(&key) {
+            look(run);
+        }
+    }
+
     /// Adds a run to the queue.
     pub(in crate::engine) async fn submit(&self, caller: &Caller, spec: RunSpec) -> Result<Run> {
         let project = &caller.project;
@@ -189,12 +216,17 @@ impl Runs {
         if let RunPlace::Existing { sandbox } | RunPlace::Fork { sandbox, .. } = &spec.place {
             self.lifecycle.find(project, sandbox).await?;
         }
-        let limits = self.tenancy.project_runs(project)?;
         let _one = self.submitting.lock(project).await;
-        let unfinished = self.all_unfinished().into_iter().filter(|run| run.project == *project);
-        let queued = unfinished.filter(|run| run.status() == RunStatus::Queued).count();
+        let limits = self.tenancy.project_runs(project)?;
+        let mut unfinished = self.all_unfinished();
+        unfinished.retain(|run| run.project == *project);
+        let queued = unfinished.iter().filter(|run| run.status() == RunStatus::Queued).count();
+        let text: u64 = unfinished.iter().map(|run| text_of(&run.spec)).sum();
         let unreviewed = self.unreviewed.lock().iter().filter(|(of, _)| of == project).count();
-        if queued >= limits.queued as usize || unreviewed >= MOST_UNREVIEWED {
+        if queued >= limits.queued as usize
+            || unreviewed >= MOST_UNREVIEWED
+            || text + text_of(&spec) > MOST_TEXT
+        {
             return Err(Error::TooManyRuns { project: project.clone(), queued });
         }
         let mut run = Run::new(project.clone(), spec, caller.key.clone());
@@ -217,7 +249,7 @@ impl Runs {
         change: impl FnOnce(&mut Run, Timestamp) -> Result<T>,
     ) -> Result<T> {
         let _one = self.locks.lock(id).await;
-        let before = self.get(project, id)?;
+        let before = self.whole(project, id).await?;
         let mut run = before.clone();
         let done = change(&mut run, self.now())?;
         if run != before {
@@ -246,14 +278,14 @@ impl Runs {
             if run.status() == RunStatus::ReadyForReview {
                 unreviewed.insert(key.clone());
             }
-            let waits = run.status() == RunStatus::Queued || run.status().is_active();
-            if waits || run.pending.is_some() {
+            if is_unfinished(&run) {
                 unfinished.insert(key.clone());
             }
         }
         if let Some(sandbox) = &run.sandbox {
             let mut active = self.active.lock();
-            if run.status().is_active() {
+            // What it started lives until it is stopped: so long its rules hold.
+            if run.status().is_active() || run.pending == Some(RunEffect::Stop) {
                 active.insert(sandbox.id.clone(), key.clone());
             } else if active.get(&sandbox.id) == Some(&key) {
                 active.remove(&sandbox.id);
@@ -262,6 +294,7 @@ impl Runs {
         if run.status().is_final() {
             self.heartbeats.lock().remove(&run.id);
         }
+        let run = self.kept.enter(run);
         self.table.write().insert(key, run);
         self.changed.send_modify(|count| *count += 1);
     }
@@ -322,10 +355,11 @@ impl Runs {
     pub(in crate::engine) async fn before_command(
         &self,
         sandbox: &Sandbox,
-        argv: &[String],
-        by: Option<&str>,
+        exec: &Exec,
         is_of_run: bool,
     ) -> Result<()> {
+        let (argv, by) = (exec.argv.as_slice(), exec.by.as_deref());
+        self.before_inject(sandbox, exec).await?;
         let run = self.active_in(&sandbox.id);
         let policy = sandbox.config.approvals.as_ref();
         let asked = policy.map_or(&[][..], |policy| &policy.commands);
@@ -338,6 +372,7 @@ impl Runs {
             run: run.as_ref().map(|run| run.id.clone()),
             source: ApprovalSource::Policy,
             subject: ApprovalSubject::Command,
+            target: None,
             question: format!("run `{line}`"),
             context: match is_too_long(argv) {
                 true => "The command is too long to be compared with patterns.".to_owned(),
@@ -346,6 +381,41 @@ impl Runs {
             default: policy.and_then(|policy| policy.default),
             expires: policy.and_then(|policy| policy.expires),
             asked_by: by.and_then(|by| by.parse().ok()),
+            agent_question: None,
+        };
+        self.approvals.hold(&sandbox.project, to_ask).await
+    }
+
+    /// Holds a command that is given secrets of which somebody has to approve that.
+    async fn before_inject(&self, sandbox: &Sandbox, exec: &Exec) -> Result<()> {
+        if exec.inject.is_empty() {
+            return Ok(());
+        }
+        let held = self.held_secrets(sandbox);
+        let wanted = exec.inject.iter().map(|inject| inject.secret.as_str());
+        let mut wanted: Vec<&str> =
+            wanted.filter(|name| held.iter().any(|it| it == name)).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let names = wanted.join(", ");
+        let policy = sandbox.config.approvals.as_ref();
+        let to_ask = ToAsk {
+            sandbox: place(sandbox),
+            run: self.active_in(&sandbox.id).map(|run| run.id),
+            source: ApprovalSource::Policy,
+            subject: ApprovalSubject::Secret,
+            target: None,
+            question: match names.len() {
+                0..=600 => format!("give {names} to `{}`", one_line(&exec.argv)),
+                _ => format!("give {} secrets to `{}`", wanted.len(), one_line(&exec.argv)),
+            },
+            context: format!("The command is given the values of: {names}."),
+            default: policy.and_then(|policy| policy.default),
+            expires: policy.and_then(|policy| policy.expires),
+            asked_by: exec.by.as_deref().and_then(|by| by.parse().ok()),
             agent_question: None,
         };
         self.approvals.hold(&sandbox.project, to_ask).await
@@ -423,15 +493,33 @@ impl Runs {
         self.get(project, id)
     }
 
+    /// Deletes a project with `delete`, unless runs of it are not over. Nobody adds one meanwhile.
+    pub(in crate::engine) async fn delete_project(
+        &self,
+        project: &Name,
+        delete: impl Future<Output = Result<()>>,
+    ) -> Result<()> {
+        let _one = self.submitting.lock(project).await;
+        let runs = self.all_unfinished().iter().filter(|run| run.project == *project).count();
+        if runs > 0 {
+            return Err(Error::ProjectRuns { project: project.clone(), runs });
+        }
+        delete.await?;
+        self.forget_project(project).await
+    }
+
     /// Forgets all of a project that is deleted.
-    pub(in crate::engine) async fn forget_project(&self, project: &Name) -> Result<()> {
+    async fn forget_project(&self, project: &Name) -> Result<()> {
         let keys: Vec<RunKey> =
             self.table.read().keys().filter(|(of, _)| of == project).cloned().collect();
         for key in keys {
+            // Whoever changes it meanwhile must not write it again.
+            let _one = self.locks.lock(&key.1).await;
             self.store.remove::<Run>(&key).await?;
             self.table.write().remove(&key);
             self.unfinished.lock().remove(&key);
             self.unreviewed.lock().remove(&key);
+            self.kept.forget(&key.1);
         }
         self.approvals.forget_project(project).await
     }
@@ -507,6 +595,13 @@ fn check(spec: &RunSpec) -> Result<()> {
         }
     }
     check_patterns("approve", &spec.approve)?;
+    check_hosts("known_hosts", &spec.known_hosts)?;
+    check_secrets("approve_secrets", &spec.approve_secrets)?;
+    spending::check(&spec.spending)?;
+    if kept::text_of_command(spec) > MOST_COMMAND {
+        let most = MOST_COMMAND >> 10;
+        return Err(Error::invalid("command", format!("at most {most} KiB in a run; use a file")));
+    }
     if !(-100..=100).contains(&spec.priority) {
         return Err(Error::invalid("priority", "between -100 and 100"));
     }

@@ -6,9 +6,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::drive::made_name;
-use super::{KEPT, RunKey, Runs};
+use super::{KEPT, KEPT_BYTES, RunKey, Runs};
 use crate::engine::Result;
 use crate::engine::error::error_chain;
+use crate::engine::governance::approvals::beyond;
 use crate::failpoint;
 use crate::model::{
     EventData, Name, Phase, Run, RunChange, RunEffect, RunPlace, RunStatus, SandboxId, Timestamp,
@@ -43,6 +44,8 @@ async fn tend_all(this: Weak<Runs>) {
             this.start_next().await;
             this.expire().await;
             this.watch_questions();
+            this.rest_where_waiting();
+            this.wake_answered().await;
         }
         tokio::select! {
             _ = runs.changed() => {}
@@ -67,17 +70,19 @@ async fn close_unheard(this: Weak<Runs>) {
 }
 
 impl Runs {
-    /// Enters what is on disk, and goes on with what is pending.
-    pub(in crate::engine) fn recover(self: &Arc<Self>, all: Vec<Run>) {
-        let mut pending = Vec::new();
+    /// Enters what is on disk.
+    pub(in crate::engine) fn load(&self, all: Vec<Run>) {
         for run in all {
-            if run.pending.is_some() {
-                pending.push((run.project.clone(), run.id.clone()));
-            }
             self.show(run);
         }
-        for (project, id) in pending {
-            self.drive_soon(&project, &id);
+    }
+
+    /// Goes on with what is pending.
+    pub(in crate::engine) fn recover(self: &Arc<Self>) {
+        for run in self.all_unfinished() {
+            if run.pending.is_some() {
+                self.drive_soon(&run.project, &run.id);
+            }
         }
     }
 
@@ -195,7 +200,10 @@ impl Runs {
         }
         for key in self.surplus() {
             match self.store.remove::<Run>(&key).await {
-                Ok(()) => drop(self.table.write().remove(&key)),
+                Ok(()) => {
+                    self.table.write().remove(&key);
+                    self.kept.forget(&key.1);
+                }
                 Err(error) => {
                     tracing::warn!(run = %key.1, error = error_chain(&error), "an old run was not removed");
                 }
@@ -217,7 +225,7 @@ impl Runs {
 
     fn surplus(&self) -> Vec<RunKey> {
         let table = self.table.read();
-        if table.len() <= KEPT {
+        if table.len() <= KEPT && self.kept.bytes() <= KEPT_BYTES {
             return Vec::new();
         }
         let (unfinished, unreviewed) = (self.unfinished.lock(), self.unreviewed.lock());
@@ -227,7 +235,8 @@ impl Runs {
             ended.entry(&key.0).or_default().push(key);
         }
         let surplus = |all: Vec<&RunKey>| {
-            let count = all.len().saturating_sub(KEPT);
+            let sizes = all.iter().map(|(_, id)| self.kept.bytes_of(id));
+            let count = beyond(sizes, KEPT, KEPT_BYTES);
             all.into_iter().take(count).cloned().collect::<Vec<_>>()
         };
         ended.into_values().flat_map(surplus).collect()
@@ -296,6 +305,10 @@ mod tests {
             class: String::new(),
             priority: 0,
             approve: Vec::new(),
+            approve_hosts: false,
+            known_hosts: Vec::new(),
+            approve_secrets: Vec::new(),
+            spending: Vec::new(),
             on_accept: AcceptRule::Keep,
             keep: Span::days(1),
             timeout: None,

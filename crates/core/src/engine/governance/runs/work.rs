@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::spending::Spending;
 use super::{Runs, place};
 use crate::engine::governance::approvals::ToAsk;
 use crate::engine::session::command::Exec;
@@ -18,6 +19,8 @@ use crate::model::{
 
 /// How often is looked at what no change tells: timeouts, heartbeats.
 const TICK: Duration = Duration::from_millis(250);
+/// How often is looked at what a run with a spending limit has used.
+const SPENT_EVERY: Duration = Duration::from_secs(1);
 /// How long after a failed attempt the next begins; twice as long every time.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -130,8 +133,8 @@ impl Runs {
         command: &RunCommand,
     ) -> Result<Option<RunAttempt>> {
         let sandbox = self.sandbox_of(run).await?;
-        let mut held =
-            Box::pin(self.before_command(&sandbox, &command.argv, Some(run.by.as_str()), true));
+        let exec = Exec { by: Some(run.by.to_string()), ..exec_of(command) };
+        let mut held = Box::pin(self.before_command(&sandbox, &exec, true));
         loop {
             tokio::select! {
                 answered = &mut held => break answered?,
@@ -142,26 +145,17 @@ impl Runs {
             }
         }
         drop(held);
-        let mut session = self.awake(run, &sandbox).await?;
+        let Some(session) = self.approved_session(run, &sandbox).await? else { return Ok(None) };
         loop {
-            let Some(run) = self.still(run)? else { return Ok(None) };
-            let Some(approval) = self.validated(&run, &sandbox, &session).await? else { break };
-            if approval.is_pending() {
-                self.a_moment().await;
-                continue;
+            let Some(now) = self.still(run)? else { return Ok(None) };
+            match self.spending(&now).await? {
+                Spending::Within => break,
+                Spending::Waits => self.a_moment().await,
+                Spending::Refused(why) => {
+                    self.fail(run, why).await?;
+                    return Ok(None);
+                }
             }
-            if approval.answer() != Some(ApprovalAnswer::Approve) {
-                let why =
-                    "its sandbox is not as it was at the last stop, and that was not approved";
-                self.fail(&run, why.to_owned()).await?;
-                return Ok(None);
-            }
-            // The session may have ended while somebody thought about it. Another one is looked at anew.
-            let now = self.awake(&run, &sandbox).await?;
-            if now.id == session.id {
-                break;
-            }
-            session = now;
         }
         self.prepare_questions(&sandbox).await;
         let attempt = self.change(&run.project, &run.id, |run, at| {
@@ -183,6 +177,38 @@ impl Runs {
         let attempt = attempt.await?;
         failpoint::pass("run.attempt");
         Ok(attempt)
+    }
+
+    /// A session in which the run may go on: one whose sandbox is as it was at its last stop, or of which somebody approved that it
+    /// is not. `None`: the run is not to work any more.
+    async fn approved_session(
+        self: &Arc<Self>,
+        run: &Run,
+        sandbox: &Sandbox,
+    ) -> Result<Option<Session>> {
+        let mut session = self.awake(run, sandbox).await?;
+        loop {
+            let Some(run) = self.still(run)? else { return Ok(None) };
+            let Some(approval) = self.validated(&run, sandbox, &session).await? else {
+                return Ok(Some(session));
+            };
+            if approval.is_pending() {
+                self.a_moment().await;
+                continue;
+            }
+            if approval.answer() != Some(ApprovalAnswer::Approve) {
+                let why =
+                    "its sandbox is not as it was at the last stop, and that was not approved";
+                self.fail(&run, why.to_owned()).await?;
+                return Ok(None);
+            }
+            // The session may have ended while somebody thought about it. Another one is looked at anew.
+            let now = self.awake(&run, sandbox).await?;
+            if now.id == session.id {
+                return Ok(Some(session));
+            }
+            session = now;
+        }
     }
 
     async fn awake(self: &Arc<Self>, run: &Run, sandbox: &Sandbox) -> Result<Session> {
@@ -219,6 +245,7 @@ impl Runs {
             run: Some(run.id.clone()),
             source: ApprovalSource::Policy,
             subject: ApprovalSubject::Validation,
+            target: None,
             question: format!(
                 "go on in `{}`, which is not as it was at its last stop",
                 sandbox.name
@@ -258,8 +285,11 @@ impl Runs {
             match self.sessions.launch(&live, &exec).await {
                 Ok(_) => {}
                 Err(Error::SessionOver) => {
-                    // It was refused at the gate: nothing was started.
-                    let session = self.awake(run, &sandbox).await?.id;
+                    // It was refused at the gate: nothing was started. The next session is looked at as the first was.
+                    let Some(session) = self.approved_session(run, &sandbox).await? else {
+                        return Ok(None);
+                    };
+                    let session = session.id;
                     attempt.session = session.clone();
                     self.change(&run.project, &run.id, |run, _| {
                         if let Some(last) = run.attempts.last_mut() {
@@ -289,8 +319,16 @@ impl Runs {
         sandbox: &Sandbox,
         attempt: &RunAttempt,
     ) -> Result<Option<AttemptEnd>> {
+        let mut looked: Option<Instant> = None;
         loop {
             let Some(now) = self.still(run)? else { return Ok(None) };
+            if looked.is_none_or(|looked| looked.elapsed() >= SPENT_EVERY) {
+                looked = Some(Instant::now());
+                if let Spending::Refused(why) = self.spending(&now).await? {
+                    self.fail(run, why).await?;
+                    return Ok(None);
+                }
+            }
             let record = self.sessions.find_command(sandbox, &attempt.command).await?;
             if record.state != CommandState::Running {
                 return Ok(Some(ended(&record)));
@@ -342,8 +380,15 @@ impl Runs {
 
     async fn attend_until_over(self: &Arc<Self>, run: &Run) -> Result<()> {
         let limit = run.spec.heartbeat;
+        let mut looked: Option<Instant> = None;
         loop {
             let Some(now) = self.still(run)? else { return Ok(()) };
+            if looked.is_none_or(|looked| looked.elapsed() >= SPENT_EVERY) {
+                looked = Some(Instant::now());
+                if let Spending::Refused(why) = self.spending(&now).await? {
+                    return self.fail(run, why).await;
+                }
+            }
             let last = self.heartbeats.lock().get(&run.id).copied();
             if last.is_none_or(|last| last.elapsed() > limit.duration()) {
                 let why = format!("its harness was not heard of for {limit}");

@@ -21,15 +21,17 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 use zeroize::Zeroizing;
 
 use self::server::{Authorities, Server};
+use super::super::gate::Gate;
 use super::super::log::{ConnectionLog, FlowInfo, Journal, Traffic};
 use super::super::rules::{Brokered, Rules};
 use super::super::special_addresses::{Destination, alias};
+use super::super::testing;
 use super::super::upstream::{Upstream, UpstreamSettings};
 use super::{Authority, Intercept, TIMEOUTS, Timeouts, receive, serve};
 use crate::model::{Connection, Credential, Policy, Protocol, SecretPlace, SessionId};
@@ -59,6 +61,7 @@ struct Sandbox {
     lines: Arc<Lines>,
     given: bool,
     patience: Timeouts,
+    gate: Arc<dyn Gate>,
 }
 
 fn rules(policy: serde_json::Value, brokered: Vec<Brokered>) -> Arc<Rules> {
@@ -126,6 +129,7 @@ impl Sandbox {
             lines,
             given: true,
             patience: TIMEOUTS,
+            gate: testing::open_gate(),
         }
     }
 
@@ -151,6 +155,8 @@ impl Sandbox {
             upstream: Arc::clone(&self.upstream),
             authority: Arc::clone(&self.authority),
             log: Arc::clone(&self.log),
+            gate: Arc::clone(&self.gate),
+            held: Arc::new(Semaphore::new(1)),
             open: self.log.begin(info),
         };
         let (inside, guest) = tokio::io::duplex(64 << 10);

@@ -12,6 +12,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+use super::super::super::testing::TestGate;
 use super::super::body::HELD_BACK;
 use super::server::Server;
 use super::{
@@ -388,4 +389,37 @@ async fn websockets_and_other_protocols_do_not_tell_the_value() {
         let (heard, wanted) = (String::from_utf8_lossy(&heard), String::from_utf8_lossy(&wanted));
         assert_eq!(heard, wanted, "{protocol}");
     }
+}
+
+#[tokio::test]
+async fn a_secret_waits_until_its_use_is_approved_and_http_is_told_why_not() {
+    let mut sandbox = Sandbox::allow_all(vec![in_headers("KEY", VALUE, NAME)]);
+    let gate = std::sync::Arc::<TestGate>::default();
+    sandbox.gate = gate.clone();
+    let server = Server::start(&sandbox.authorities, &["http/1.1"]).await;
+    let keyed = || with("/", "", &[("x-api-key", PLACEHOLDER)]);
+    // Requests without it go.
+    assert_eq!(sandbox.fetch(&server, with("/", "", &[])).await.status, 200);
+    assert_eq!(gate.asked(), [""; 0]);
+    let target = format!("KEY at {NAME}");
+    let held = sandbox.fetch(&server, keyed());
+    let approve = async {
+        gate.is_asked(&target).await;
+        assert_eq!(server.seen().len(), 1, "the server heard it");
+        gate.answer(&target, Ok(()));
+    };
+    let (answer, ()) = tokio::join!(held, approve);
+    assert_eq!(answer.status, 200);
+    let seen: serde_json::Value = serde_json::from_str(&server.seen()[1]).unwrap();
+    assert_eq!(seen["headers"]["x-api-key"], VALUE);
+    gate.answer(&target, Err("it was denied: no".to_owned()));
+    let refused = sandbox.fetch(&server, keyed()).await;
+    assert_eq!(refused.status, 403);
+    assert!(
+        refused.body.contains("KEY") && refused.body.contains("denied: no"),
+        "{}",
+        refused.body
+    );
+    assert_eq!(server.seen().len(), 2);
+    assert_eq!(gate.asked(), [target]);
 }

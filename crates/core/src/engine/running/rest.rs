@@ -1,0 +1,91 @@
+//! A sandbox that stands still while somebody thinks about a question of it: its processes are frozen, its agent too.
+//!
+//! Whoever wants something of the agent has it roused first. A call is counted before it looks whether the sandbox stands
+//! still, and whoever has it stand still looks at the count after saying so: one of the two notices the other.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+
+use crate::engine::running::live::RunningSandbox;
+
+/// How long a call waits for a sandbox that was frozen. Then it waits for the agent, with a deadline of its own.
+const ROUSED_WITHIN: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(in crate::engine) struct Rest {
+    resting: watch::Sender<bool>,
+    calls: AtomicU64,
+    wanted: Notify,
+}
+
+impl Default for Rest {
+    fn default() -> Self {
+        Self { resting: watch::Sender::new(false), calls: AtomicU64::new(0), wanted: Notify::new() }
+    }
+}
+
+impl Rest {
+    /// How often somebody wanted something of the agent.
+    pub(in crate::engine) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    /// Says that the sandbox is about to stand still, unless somebody has called since there were so many calls.
+    pub(in crate::engine) fn begin(&self, calls: u64) -> bool {
+        self.resting.send_replace(true);
+        let quiet = self.calls() == calls;
+        if !quiet {
+            self.end();
+        }
+        quiet
+    }
+
+    /// It goes on.
+    pub(in crate::engine) fn end(&self) {
+        self.resting.send_replace(false);
+    }
+
+    /// Waits until somebody wants it to go on.
+    pub(in crate::engine) async fn wanted(&self) {
+        self.wanted.notified().await;
+    }
+
+    /// Turns when it begins to stand still, and when it goes on.
+    pub(in crate::engine) fn changes(&self) -> watch::Receiver<bool> {
+        self.resting.subscribe()
+    }
+}
+
+impl RunningSandbox {
+    /// Counts a call, and has a sandbox go on that stands still.
+    pub(in crate::engine) async fn rouse(&self) {
+        self.rest.calls.fetch_add(1, Ordering::SeqCst);
+        let mut resting = self.rest.changes();
+        if !*resting.borrow_and_update() {
+            return;
+        }
+        self.rest.wanted.notify_one();
+        let goes_on = resting.wait_for(|resting| !resting);
+        if tokio::time::timeout(ROUSED_WITHIN, goes_on).await.is_err() {
+            tracing::warn!(machine = %self.key, "a sandbox that waits for an approval was not thawed in time");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Rest;
+
+    #[test]
+    fn a_call_that_comes_in_between_is_noticed() {
+        let rest = Rest::default();
+        let calls = rest.calls();
+        assert!(rest.begin(calls) && *rest.changes().borrow());
+        rest.end();
+        rest.calls.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        assert!(!rest.begin(calls), "somebody called");
+        assert!(!*rest.changes().borrow());
+    }
+}
