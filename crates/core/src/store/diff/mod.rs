@@ -224,6 +224,12 @@ impl Store {
             drop(turn);
             patch = rest;
             let Some(piece) = piece else { return Ok(()) };
+            if Instant::now() > deadline {
+                return Err(not_taken("it takes too long"));
+            }
+            if piece.is_empty() {
+                continue;
+            }
             let patience = deadline.min(Instant::now() + piece_taken);
             match tokio::time::timeout_at(patience, into.send(Bytes::from(piece))).await {
                 Ok(Ok(())) => {}
