@@ -396,6 +396,7 @@ pub fn session(of: &Sandbox) -> Session {
         services: Default::default(),
         secrets: Vec::new(),
         fallback: None,
+        changes: None,
     }
 }
 

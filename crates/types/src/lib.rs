@@ -86,7 +86,7 @@ pub use secret::{
     Inject, Secret, SecretGiven, SecretHow, SecretPlace, SecretUse, SecretVersion, SetSecret,
 };
 pub use service::{Restart, Service, ServiceState, ServiceStatus, SetService};
-pub use session::{HookRun, Session, SessionEnd, Usage};
+pub use session::{HookRun, Session, SessionChanges, SessionEnd, Usage};
 pub use snapshot::{Snapshot, SnapshotDeleted, SnapshotKind, SnapshotMemory, SnapshotSize};
 pub use tenant::{
     Audience, CreateKey, CreateProject, Damage, Fsck, FsckProblem, FsckRequest, Health, IssueToken,
