@@ -448,6 +448,7 @@ pub fn drive(project: &str, name: &str) -> Drive {
         name: name.parse().expect("a name fit for tests"),
         max_size: DRIVE_SIZE,
         layers: Vec::new(),
+        generation: 0,
         attached: None,
         parent: None,
         root: None,

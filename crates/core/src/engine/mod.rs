@@ -83,7 +83,7 @@ use crate::engine::tenancy::secrets::Secrets;
 use crate::engine::webhooks::Webhooks;
 use crate::guest::Deadlines;
 use crate::model::{
-    AuditRecord, Config, Decision, Finding, ForkFate, Name, OnAccept, Patch, Point, Sandbox,
+    AuditRecord, Config, Decision, Drive, Finding, ForkFate, Name, OnAccept, Patch, Point, Sandbox,
     SandboxId, Session, SessionId, Size, Snapshot, SnapshotId, Span, Timestamp,
 };
 use crate::net::{Upstream, UpstreamSettings};
@@ -708,6 +708,32 @@ pub struct Merged {
     pub snapshot: Option<Snapshot>,
     /// Whether all paths were considered.
     pub all: bool,
+}
+
+/// Chosen files of a sandbox to be put into a drive.
+#[derive(Debug, Clone)]
+pub struct PromoteIntoDrive {
+    /// The drive.
+    pub drive: Name,
+    /// The directory in it; empty for its root.
+    pub path: String,
+    /// Globs of the paths.
+    pub only: Vec<String>,
+    /// The generation the drive must be at.
+    pub expect_generation: Option<u64>,
+    /// Whether nothing is to be changed.
+    pub dry_run: bool,
+}
+
+/// What was put into a drive, or would be.
+#[derive(Debug, Clone)]
+pub struct PromotedIntoDrive {
+    /// The drive.
+    pub drive: Drive,
+    /// Paths, as they are in the drive.
+    pub outcome: MergeOutcome,
+    /// What the sandbox was; absent if it was looked at as it runs, or is its image.
+    pub snapshot: Option<SnapshotId>,
 }
 
 /// Which differences of two points are wanted.

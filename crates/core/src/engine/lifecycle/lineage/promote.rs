@@ -166,7 +166,7 @@ impl Lifecycle {
             return Ok(());
         }
         let sessions = self.sessions_of(fork, Some(&target.id), Some(&origin.id)).await?;
-        self.storage.guard.guard_taken(origin, &fork.name, &sessions, &new).await
+        self.storage.guard.guard_taken(origin, &fork.name, &sessions, &new, None).await
     }
 
     /// The sessions that a snapshot of a sandbox comes from, the latest first; not those of the sandbox that is to get it. A
