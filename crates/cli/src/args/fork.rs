@@ -179,3 +179,19 @@ pub(crate) struct PruneArgs {
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::DriveDir;
+
+    #[test]
+    fn a_directory_of_a_drive_is_read_as_it_is_written() {
+        let read = |text: &str| text.parse().map(|DriveDir { drive, path }| (drive, path)).ok();
+        let of = |drive: &str, path: &str| Some((drive.to_owned(), path.to_owned()));
+        assert_eq!(read("drive:a"), of("a", ""));
+        assert_eq!(read("drive:a:/b:c"), of("a", "/b:c"));
+        for bad in ["", "a", "drive:", "/a"] {
+            assert_eq!(read(bad), None, "{bad}");
+        }
+    }
+}
