@@ -189,6 +189,18 @@ pub enum Error {
         named: String,
         conflicts: Vec<MergeConflict>,
     },
+    #[error("files of `{from}` cannot be put into drive `{drive}`: {count} conflicts: {named}")]
+    DriveConflicts {
+        from: Name,
+        drive: Name,
+        count: u64,
+        named: String,
+        conflicts: Vec<MergeConflict>,
+    },
+    #[error("drive `{drive}` is at generation {found}, not {expected}")]
+    DriveGeneration { drive: Name, expected: u64, found: u64 },
+    #[error("{}; drive `{drive}` was not changed", found_message(from, *files, findings))]
+    DriveGuarded { from: Name, drive: Name, files: usize, findings: Vec<Finding> },
     #[error("there is no run `{0}`")]
     NoRun(RunId),
     #[error("run `{run}` is {}: {what}", status_word(*.status))]

@@ -104,8 +104,8 @@ pub use network::policy::{ConnectionFilter, ConnectionHost, DestinationTraffic};
 pub use observe::events::{EventBatch, EventQuery, EventScope, EventStream};
 pub use operations::{
     Checkpoint, Create, Delete, Deleted, DiffRequest, Difference, Fork, ForkFailed, ForkFrom,
-    ForkInTree, Forks, IfExists, MergeRequest, Merged, Opened, Paused, Promote, Promoted,
-    RolledBack, SnapshotFilter, SnapshotOnStop, Stop, Stopped, Tree, WakeMode,
+    ForkInTree, Forks, IfExists, MergeRequest, Merged, Opened, Paused, Promote, PromoteIntoDrive,
+    Promoted, PromotedIntoDrive, RolledBack, SnapshotFilter, SnapshotOnStop, Stop, Stopped, Tree, WakeMode,
 };
 pub use records::lost_names::Lost;
 pub use references::Sized;

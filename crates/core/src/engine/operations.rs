@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::{Error, Result, Sized};
 use crate::model::{
-    Decision, Finding, ForkFate, Method, Name, OnAccept, OnDelete, Patch, Point, Sandbox,
+    Decision, Drive, Finding, ForkFate, Method, Name, OnAccept, OnDelete, Patch, Point, Sandbox,
     SandboxId, Session, SessionId, Snapshot, SnapshotId, Span, Timestamp,
 };
 use crate::store::{MergeOutcome, TreeDiff};
@@ -260,6 +260,32 @@ pub struct Merged {
     pub snapshot: Option<Snapshot>,
     /// Whether all paths were considered.
     pub all: bool,
+}
+
+/// Chosen files of a sandbox to be put into a drive.
+#[derive(Debug, Clone)]
+pub struct PromoteIntoDrive {
+    /// The drive.
+    pub drive: Name,
+    /// The directory in it; empty for its root.
+    pub path: String,
+    /// Globs of the paths.
+    pub only: Vec<String>,
+    /// The generation the drive must be at.
+    pub expect_generation: Option<u64>,
+    /// Whether nothing is to be changed.
+    pub dry_run: bool,
+}
+
+/// What was put into a drive, or would be.
+#[derive(Debug, Clone)]
+pub struct PromotedIntoDrive {
+    /// The drive.
+    pub drive: Drive,
+    /// Paths, as they are in the drive.
+    pub outcome: MergeOutcome,
+    /// What the sandbox was; absent if it was looked at as it runs, or is its image.
+    pub snapshot: Option<SnapshotId>,
 }
 
 /// Which differences of two points are wanted.

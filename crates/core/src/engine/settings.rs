@@ -18,6 +18,8 @@ pub struct Settings {
     pub log_limit: Size,
     /// How much of its commands a sandbox keeps.
     pub commands: CommandRetention,
+    /// Whether it is recorded what commands and sessions change.
+    pub record_changes: bool,
     /// The first of the host's uids that sandboxes may use.
     pub uid_base: u32,
     /// Where daemons of this host claim uids. The same for all whose machines share a kernel.
@@ -82,6 +84,7 @@ impl Default for Settings {
         Self {
             log_limit: Size(64 << 20),
             commands: CommandRetention::default(),
+            record_changes: true,
             uid_base: 0x7000_0000,
             uid_claims: crate::driver::CLAIMS_DIR.into(),
             uid_ranges: 0x7000,

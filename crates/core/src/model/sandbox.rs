@@ -40,6 +40,9 @@ pub struct Sandbox {
     pub name: Name,
     /// What was decided about it.
     pub config: Config,
+    /// Whether all that it has of its own was sealed under the guard and the disk limit it has now: neither was ever changed, and
+    /// it was not rolled back to a snapshot of another sandbox. Records of before do not tell, which counts as no.
+    pub rules_as_made: bool,
     /// How many snapshots were acknowledged.
     pub generation: u64,
     /// What the next session starts from; the image if absent.
@@ -103,6 +106,7 @@ impl Sandbox {
             project,
             name,
             config,
+            rules_as_made: true,
             generation: 0,
             current: None,
             missing: None,

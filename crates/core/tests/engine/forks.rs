@@ -770,3 +770,52 @@ mod cut {
         engine.shutdown().await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guard_that_was_loosened_and_restored_does_not_let_anything_through() {
+    let house = house!();
+    let engine = house.open().await;
+    let guard = |junk| Patch {
+        guard: GuardPatch { junk: Some(junk), large: Some(Size(1 << 20)), ..GuardPatch::default() },
+        ..Patch::default()
+    };
+    app(&engine).await;
+    engine.update(&project(), &name("app"), guard(OnJunk::PromoteOrDrop)).await.unwrap();
+    let big = "head -c 3000000 /dev/urandom > /srv/big";
+    let refused = async |fork: &str| {
+        let refused = promote(&engine, fork).await.map(drop).unwrap_err();
+        assert_eq!(refused.code(), "decision_needed", "{fork}: {refused}");
+    };
+
+    fork(&engine, "app", "try").await;
+    engine.update(&project(), &name("try"), guard(OnJunk::Off)).await.unwrap();
+    ok(&engine, "try", big).await;
+    stop(&engine, "try").await;
+    engine.update(&project(), &name("try"), guard(OnJunk::PromoteOrDrop)).await.unwrap();
+    let rules = |sandbox: &Sandbox| sandbox.config.guard.clone();
+    assert_eq!(rules(&get(&engine, "try").await), rules(&get(&engine, "app").await));
+    refused("try").await;
+
+    // Nor does a snapshot of a sandbox with another guard, which a fork was rolled back to.
+    engine.create(&project(), small("lax"), None).await.unwrap();
+    engine.update(&project(), &name("lax"), guard(OnJunk::Off)).await.unwrap();
+    ok(&engine, "lax", &format!("mkdir -p /srv; {big}")).await;
+    stop(&engine, "lax").await;
+    fork(&engine, "app", "other").await;
+    let lax = get(&engine, "lax").await.current.unwrap();
+    engine.rollback(&project(), &name("other"), &lax, None).await.unwrap();
+    refused("other").await;
+
+    // A larger disk limit that was taken back is no way around that of the origin either.
+    let disk = |size| Patch { disk: Some(Size(size)), ..Patch::default() };
+    engine.update(&project(), &name("app"), disk(2 << 20)).await.unwrap();
+    fork(&engine, "app", "large").await;
+    engine.update(&project(), &name("large"), guard(OnJunk::Off)).await.unwrap();
+    engine.update(&project(), &name("large"), disk(1 << 30)).await.unwrap();
+    ok(&engine, "large", big).await;
+    stop(&engine, "large").await;
+    engine.update(&project(), &name("large"), disk(2 << 20)).await.unwrap();
+    let refused = promote(&engine, "large").await.map(drop).unwrap_err();
+    assert_eq!(refused.code(), "disk_limit", "{refused}");
+    engine.shutdown().await;
+}

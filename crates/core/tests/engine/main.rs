@@ -17,6 +17,7 @@ mod forks;
 mod full_disk;
 mod guard;
 mod held;
+mod into_drive;
 mod kept;
 mod life;
 mod machine;

@@ -116,6 +116,8 @@ async fn moved_files_are_renamed_and_twins_are_not_guessed() {
     let change = |root: &Path| {
         fs::rename(root.join("a/one"), root.join("moved")).unwrap();
         fs::set_permissions(root.join("moved"), fs::Permissions::from_mode(0o755)).unwrap();
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::lsetxattr(root.join("moved"), "user.k", b"v", flags).unwrap();
         fs::rename(root.join("a/two"), root.join("x")).unwrap();
         fs::rename(root.join("a/three"), root.join("y")).unwrap();
     };
@@ -124,7 +126,7 @@ async fn moved_files_are_renamed_and_twins_are_not_guessed() {
     let all = world.store.diff(&chain, &to, DiffOptions::default()).await.unwrap();
     let moved = entry(&all, "/moved");
     assert_eq!((moved.change, moved.old_path.as_deref()), (DiffKind::Renamed, Some("/a/one")));
-    assert_eq!(moved.what, [DiffAspect::Mode]);
+    assert_eq!(moved.what, [DiffAspect::Mode, DiffAspect::Xattrs]);
     assert_eq!((all.counts.renamed, all.counts.added, all.counts.removed), (1, 2, 2));
     assert_eq!(entry(&all, "/x").change, DiffKind::Added);
 }
@@ -417,6 +419,36 @@ async fn readers_that_take_nothing_keep_nobody_waiting() {
         let ended = sending.await.unwrap();
         assert!(matches!(ended, Err(StoreError::NotTaken { .. })), "{ended:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_piece_of_a_patch_reads_little_however_short_its_text_is() {
+    let world = World::new();
+    let sparse = |root: &Path, size: u64| {
+        for number in 0..6 {
+            let file = fs::File::create(root.join(format!("sparse{number}"))).unwrap();
+            file.set_len(size).unwrap();
+        }
+        // Never read: it would not be written anyway.
+        fs::File::create(root.join("huge")).unwrap().set_len(size << 2).unwrap();
+    };
+    let (from, to) =
+        changed(&world, |root| sparse(root, 15 << 20), |root| sparse(root, 16 << 20)).await;
+    let options = DiffOptions { limit: 100, ..DiffOptions::default() };
+    let how = PatchOptions::default();
+    let patch = world.store.prepare_patch(&from, &to, options, how).await.unwrap();
+    let (into, mut pieces) = mpsc::channel(1);
+    let store = world.store.clone();
+    let sending = tokio::spawn(async move { store.send_patch(patch, into).await });
+    let (mut count, mut text) = (0, Vec::new());
+    while let Some(piece) = pieces.recv().await {
+        count += 1;
+        text.extend_from_slice(&piece);
+    }
+    sending.await.unwrap().unwrap();
+    assert!((4..=7).contains(&count), "{count} pieces");
+    let text = String::from_utf8(text).unwrap();
+    assert_eq!(text.matches("Binary files").count(), 7, "{text}");
 }
 
 #[tokio::test]

@@ -52,7 +52,9 @@ impl Error {
             Self::CommandEnded(_) => "command_ended",
             Self::SnapshotInUse { .. } => "snapshot_in_use",
             Self::Unresumable { .. } => "unresumable",
-            Self::Guarded { findings, .. } | Self::TakenGuarded { findings, .. } => {
+            Self::Guarded { findings, .. }
+            | Self::TakenGuarded { findings, .. }
+            | Self::DriveGuarded { findings, .. } => {
                 if findings.iter().any(|found| found.kind == FindingKind::Secret) {
                     "secret_found"
                 } else {
@@ -66,7 +68,7 @@ impl Error {
             Self::SnapshotDeleted(_) => "snapshot_deleted",
             Self::SnapshotGone { .. } => "snapshot_gone",
             Self::RecordChanged { .. } => "record_changed",
-            Self::Generation { .. } => "generation_mismatch",
+            Self::Generation { .. } | Self::DriveGeneration { .. } => "generation_mismatch",
             Self::UsedMeanwhile(_) => "used_meanwhile",
             Self::NoLabel { .. } => "label_not_found",
             Self::FilesNotReadable { .. } => "files_not_readable",
@@ -75,7 +77,7 @@ impl Error {
             Self::OriginMovedOn { .. } => "origin_moved_on",
             Self::Unrelated { .. } => "unrelated",
             Self::AncestorDeleted { .. } => "ancestor_deleted",
-            Self::MergeConflicts { .. } => "merge_conflicts",
+            Self::MergeConflicts { .. } | Self::DriveConflicts { .. } => "merge_conflicts",
             Self::NoRun(_) => "run_not_found",
             Self::RunStatus { .. } => "run_status",
             Self::RunBusy(_) => "run_busy",

@@ -101,7 +101,7 @@ impl Error {
                 "`keep update NAME --disk SIZE` gives the target a higher limit; `keep merge --only GLOB` takes chosen paths".to_owned()
             }
             Self::RecordChanged { .. } => "try again: the next attempt begins with the changed record".to_owned(),
-            Self::Generation { .. } => "somebody changed it meanwhile: look again, then decide".to_owned(),
+            Self::Generation { .. } | Self::DriveGeneration { .. } => "somebody changed it meanwhile: look again, then decide".to_owned(),
             Self::NoDrive(_) => "`keep drive ls` lists what there is; `keep drive create` makes one".to_owned(),
             Self::DriveAttached { sandbox, .. } => {
                 format!("one session writes to a drive at a time: stop `{sandbox}`, mount a snapshot of the drive, or fork it")
@@ -126,6 +126,12 @@ impl Error {
             Self::TakenGuarded { from, into, .. } => format!(
                 "remove these files in `{from}`, or take other paths with `keep merge {from} --into {into} --only GLOB`; \
                  the guard of `{into}` decides what it lets pass"
+            ),
+            Self::DriveConflicts { drive, .. } => format!(
+                "choose another directory with `--to drive:{drive}:/DIR`, or fewer paths with `--only`"
+            ),
+            Self::DriveGuarded { from, .. } => format!(
+                "remove these files in `{from}`, or choose other paths; the guard of `{from}` decides what it lets pass"
             ),
             Self::KeyReused(_) => "use a new key for a new request".to_owned(),
             Self::StartFailed { .. } => "its last snapshot is safe; see the daemon's log and `keep doctor`".to_owned(),

@@ -93,6 +93,8 @@ impl Error {
             | Self::SecretTags { .. }
             | Self::Guarded { .. }
             | Self::TakenGuarded { .. }
+            | Self::DriveGuarded { .. }
+            | Self::DriveConflicts { .. }
             | Self::NoMemory { .. }
             | Self::HoldsMemory { .. }
             | Self::HasDrives(_)
@@ -119,7 +121,9 @@ impl Error {
             | Self::NothingKept(_)
             | Self::SnapshotGone { .. } => ErrorKind::Gone,
             Self::RecordChanged { .. } => ErrorKind::Conflict,
-            Self::Generation { .. } | Self::UsedMeanwhile(_) => ErrorKind::Stale,
+            Self::Generation { .. } | Self::DriveGeneration { .. } | Self::UsedMeanwhile(_) => {
+                ErrorKind::Stale
+            }
             Self::NoUids
             | Self::Driver(DriverError::NoRoom { .. })
             | Self::Db(DbError::Full { .. }) => ErrorKind::Exhausted,

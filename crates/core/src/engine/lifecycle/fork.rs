@@ -369,6 +369,8 @@ impl Lifecycle {
         sandbox.image_config = target.image_config.clone();
         sandbox.generation += 1;
         sandbox.rolled_back_at = Some(sandbox.generation);
+        // Another sandbox may have sealed it under another guard. A promotion has looked at that.
+        sandbox.rules_as_made &= promotes.is_some() || target.sandbox == sandbox.id;
         sandbox.validated = None;
         sandbox.transition(Change::RolledBack { memory: target.has_memory() })?;
         self.records.record(&mut sandbox, Durability::Synced).await?;

@@ -13,7 +13,7 @@ use crate::engine::snapshots::snapshot_records::checked_expiry;
 use crate::engine::{Error, Result, SnapshotOnStop, Stop, Stopped, WakeMode, after};
 use crate::model::lifecycle::{LifecycleCommand, Phase};
 use crate::model::{
-    Change, Ending, Name, Patch, Sandbox, SandboxId, Session, SessionEnd, SessionId, SnapshotKind,
+    Change, Config, Ending, Name, Patch, Sandbox, SandboxId, Session, SessionEnd, SessionId, SnapshotKind,
     lifecycle,
 };
 use crate::store::Durability;
@@ -251,7 +251,10 @@ impl Lifecycle {
         let ports = sandbox.config.ports.clone();
         let secrets_changed = patch.secrets.is_some() || patch.tags.is_some();
         let disk_changed = patch.disk.is_some();
+        let rules = |config: &Config| (config.guard.clone(), config.resources.disk);
+        let before = rules(&sandbox.config);
         sandbox.config = patch.apply(sandbox.config)?.with_defaults_for(&sandbox.project);
+        sandbox.rules_as_made &= rules(&sandbox.config) == before;
         self.check_driver(&sandbox.config, None)?;
         if mounts_changed {
             self.storage.drives.check_drives(&sandbox.project, &sandbox.config.mounts).await?;

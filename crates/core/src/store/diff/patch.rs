@@ -5,7 +5,7 @@
 //! it has a path in a `.git` directory, so these are left out unless they were asked for.
 
 use std::io::{self, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
@@ -26,6 +26,9 @@ const LARGEST_TEXT: usize = 4 << 20;
 const LARGEST_BINARY: usize = 16 << 20;
 /// How long lines of one file are compared for the shortest patch. After that it is correct and longer.
 const SHORTEST: Duration = Duration::from_secs(2);
+/// How much of files one piece of a patch reads, and how long it takes, before others have their turn.
+const PIECE_READS: u64 = 32 << 20;
+const PIECE_TAKES: Duration = Duration::from_secs(1);
 /// How long a receiver that does not take the next piece is waited for.
 const PIECE_TAKEN: Duration = Duration::from_secs(30);
 /// Lines around a change.
@@ -61,7 +64,7 @@ impl PatchSide {
         let read = match side.kind {
             FileType::RegularFile => {
                 let mode = if side.mode & 0o100 == 0 { "100644" } else { "100755" };
-                if !contents {
+                if !contents || side.size > LARGEST_BINARY as u64 {
                     return Ok(Some(Self { mode, bytes: None }));
                 }
                 let bytes = dir.open_file(name).and_then(|file| read_whole(&file, LARGEST_BINARY));
@@ -112,15 +115,26 @@ impl PreparedPatch {
         Self { patience, ..self }
     }
 
-    /// The next piece: as many paths as take about `size` bytes. `None` at the end.
+    /// The next piece: as many paths as take about `size` bytes, and fewer if their files are large. It may be empty. `None` at
+    /// the end.
     pub(super) fn next(&mut self, size: usize) -> Result<Option<Vec<u8>>> {
-        let mut piece = Vec::new();
-        while piece.len() < size {
+        if self.paths.as_slice().is_empty() {
+            return Ok(None);
+        }
+        let (begun, mut read, mut piece) = (Instant::now(), 0, Vec::new());
+        while piece.len() < size && read < PIECE_READS && begun.elapsed() < PIECE_TAKES {
             let Some(one) = self.paths.next() else { break };
+            read += reads(&one);
             write_path(&one, &self.how, &mut piece)?;
         }
-        Ok((!piece.is_empty()).then_some(piece))
+        Ok(Some(piece))
     }
+}
+
+/// How much of its two files a path may read.
+fn reads(one: &PathDiff) -> u64 {
+    let sides = [&one.from, &one.to].into_iter().flatten();
+    sides.map(|side| side.size).filter(|size| *size <= LARGEST_BINARY as u64).sum()
 }
 
 /// The path as the patch has it; `None` if it is left out.

@@ -9,9 +9,10 @@ use sha2::{Digest as _, Sha256};
 
 use super::TreeDiff;
 use super::budget::Budget;
-use super::content::fill;
-use super::walk::PathDiff;
+use super::content::{fill, shown_xattrs};
+use super::walk::{PathDiff, Side};
 use crate::model::DiffAspect;
+use crate::store::tree::Xattrs;
 use crate::store::walk::vanished;
 use crate::store::{Result, StoreError};
 
@@ -89,6 +90,9 @@ fn pair(diff: &mut TreeDiff, budget: &Budget) -> Result<()> {
             if (from.uid, from.gid) != (to.uid, to.gid) {
                 one.what.push(DiffAspect::Owner);
             }
+            if xattrs_of(from)? != xattrs_of(to)? {
+                one.what.push(DiffAspect::Xattrs);
+            }
             diff.counts.bytes -= to.size;
         }
         (one.old_path, one.from) = (Some(old_path), from);
@@ -102,6 +106,14 @@ fn pair(diff: &mut TreeDiff, budget: &Budget) -> Result<()> {
         diff.paths.remove(at);
     }
     Ok(())
+}
+
+/// The attributes of a file; none if it is gone.
+fn xattrs_of(side: &Side) -> Result<Xattrs> {
+    match side.dir.open().and_then(|dir| dir.xattrs(&side.name)) {
+        Err(error) if vanished(&error) => Ok(Xattrs::new()),
+        found => found.map(shown_xattrs),
+    }
 }
 
 /// The hash of a file; `None` if it is gone.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
-use super::{Key, Runs};
+use super::{RunKey, Runs};
 use crate::engine::Result;
 use crate::engine::snapshots::snapshot_records::PinsSnapshots;
 use crate::model::{Name, Run, RunCommand, RunId, RunSpec, RunStatus, SnapshotId};
@@ -129,7 +129,7 @@ impl Runs {
         if !is_cut {
             return Ok(run);
         }
-        let key: Key = (project.clone(), id.clone());
+        let key: RunKey = (project.clone(), id.clone());
         match self.store.read::<Run>(&key).await {
             Ok(run) => Ok(run),
             // It was removed meanwhile.

@@ -128,7 +128,9 @@ impl Lifecycle {
                 return Ok((origin, None));
             }
         }
-        self.require_allowed(&origin, promoted, target).await?;
+        // Its rules may have changed since it was read, and before it was captured.
+        let promoted = self.db.sandbox_by_id(&promoted.id).await?.unwrap_or(promoted.clone());
+        self.require_allowed(&origin, &promoted, target).await?;
         let before = self.records.current_snapshot(&origin).await?;
         // A process may have written something since. What the session left when it ended is looked at again.
         let rolled_back = self.rollback_at(slot, id, name, target, Some((expected, fork))).await?;
@@ -144,14 +146,16 @@ impl Lifecycle {
         target: &Snapshot,
     ) -> Result<()> {
         let (limit, own_limit) = (origin.config.resources.disk.0, fork.config.resources.disk.0);
-        let is_as_strict = fork.config.guard == origin.config.guard;
-        if is_as_strict && own_limit <= limit {
+        // Not what the fork's rules are now counts, but what they were when its layers were sealed.
+        let is_as_strict = fork.rules_as_made && fork.config.guard == origin.config.guard;
+        let is_as_small = fork.rules_as_made && own_limit <= limit;
+        if is_as_strict && is_as_small {
             return Ok(());
         }
         let known = self.resolve_saved(origin).await?;
         let new: Vec<LayerId> =
             target.layers.iter().filter(|layer| !known.layers.contains(layer)).cloned().collect();
-        if own_limit > limit {
+        if !is_as_small {
             let size =
                 |layer: &LayerId| self.references.counts().bytes_of(std::slice::from_ref(layer));
             if let Some(need) = new.iter().map(size).max().filter(|need| *need > limit) {
@@ -161,22 +165,24 @@ impl Lifecycle {
         if is_as_strict {
             return Ok(());
         }
-        let sessions = self.sessions_of(fork, Some(&target.id)).await?;
-        self.storage.guard.guard_taken(origin, &fork.name, &sessions, &new).await
+        let sessions = self.sessions_of(fork, Some(&target.id), Some(&origin.id)).await?;
+        self.storage.guard.guard_taken(origin, &fork.name, &sessions, &new, None).await
     }
 
-    /// The sessions of a sandbox that a snapshot comes from, the latest first.
+    /// The sessions that a snapshot of a sandbox comes from, the latest first; not those of the sandbox that is to get it. A
+    /// sandbox that was rolled back to a snapshot of another one comes from the sessions of that one, too.
     pub(in crate::engine) async fn sessions_of(
         &self,
         sandbox: &Sandbox,
         snapshot: Option<&SnapshotId>,
+        into: Option<&SandboxId>,
     ) -> Result<Vec<Session>> {
         let mut ids: Vec<SessionId> = sandbox.session.iter().cloned().collect();
         let mut next = snapshot.cloned();
         for _ in 0..MOST_PARENTS {
             let Some(id) = next else { break };
             let Some(record) = self.db.snapshot_record(&id).await? else { break };
-            if record.sandbox != sandbox.id {
+            if into == Some(&record.sandbox) {
                 break;
             }
             if !ids.contains(&record.session) {
