@@ -20,6 +20,7 @@ mod point;
 mod policy;
 mod port;
 mod record;
+mod reserve;
 mod revision;
 mod root;
 pub mod run;
@@ -69,6 +70,7 @@ pub use record::{
     ImageConfig, Key, Layer, LayerKind, Lineage, MergePoint, MergeSource, OnDelete, Project, Scope,
     Session, SessionEnd, Usage, Validation,
 };
+pub use reserve::Reserve;
 pub use revision::{Ownership, Revision};
 pub use root::{Limits, MachineKey, RootFs, UidRange};
 pub use run::{

@@ -70,7 +70,7 @@ use rustix::fs::FlockOperation;
 
 use self::blocking::blocking;
 use self::error::io_error;
-use crate::model::{LayerId, MemoryId};
+use crate::model::{LayerId, MemoryId, Reserve};
 
 pub use audit::{
     AuditFinding, AuditHead, AuditKey, AuditPage, AuditPosition, AuditReport, AuditResumed,
@@ -138,7 +138,7 @@ struct StoreInner {
     data: PathBuf,
     /// The data directory itself, for `syncfs` and `fstatvfs`.
     dir: File,
-    reserve: Option<u64>,
+    reserve: Reserve,
     base_owner: (u32, u32),
     /// How the filesystem holds sandboxes to their disk.
     enforcement: Enforcement,
@@ -224,7 +224,7 @@ impl Store {
             data,
             dir,
             _lock: lock,
-            reserve: options.reserve,
+            reserve: Reserve { bytes: options.reserve },
             base_owner: options.base_owner.unwrap_or((0, 0)),
             enforcement,
             identity: Mutex::new(identity.text),

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | has project quotas | the write fails (`EDQUOT`, `ENOSPC`), the command goes on | the quota shrinks to what is left: the same |
 //! | has none | the processes that write the most are ended; if it goes on growing, all commands | the same, of the one that grew the most |
-//! | is a machine's own | the guest's own: the write fails | nothing is done: the disk of a machine is a file of the host |
+//! | is a machine's own | the guest's own: the write fails | the writes of the one that grew the most wait (`shortage`) |
 //!
 //! Where there are no quotas what sandboxes write is counted: often while the disk fills quickly, and seldom otherwise. Counted are blocks of
 //! files, also of those that were removed and are still open, and inodes, each as [`PER_INODE`] bytes; there is a limit for their number
@@ -27,6 +27,7 @@ use sandkeep_proto::link::Failure;
 use crate::driver::Unnamed;
 use crate::engine::error::error_chain;
 use crate::engine::integrity::DiskLimits;
+use crate::engine::integrity::shortage::{GREW, Outlook, Shortage};
 use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::upload_allowance::Sent;
 use crate::engine::{Error, Result};
@@ -47,8 +48,6 @@ const FILLED_INODES: u64 = 8192;
 const LOOKED: Duration = Duration::from_secs(60);
 /// After so many rounds of ending those who write the most, all commands are ended.
 const ROUNDS: u32 = 4;
-/// The reserve is about to be used when it would be after so many looks.
-const AHEAD: u64 = 6;
 /// What a sandbox wrote since a look longer ago than this does not tell who fills the disk now.
 const JUST_NOW: Duration = Duration::from_secs(1);
 /// What a sandbox may always write, so that it can start and be cleaned up when there is little left.
@@ -57,8 +56,6 @@ const AT_LEAST: u64 = 8 << 20;
 const HEARD: Duration = Duration::from_millis(250);
 /// What a session may add to a drive that is full: to be mounted, and to have files removed, takes a little.
 const TO_CLEAN_UP: u64 = 1 << 20;
-/// A sandbox that grew by less is not ended for the host's sake.
-const GREW: u64 = 1 << 20;
 
 /// A limit, and how much of it is used.
 struct Bound {
@@ -100,6 +97,15 @@ struct LimitWatch {
     before: HashMap<LayerId, (u64, u64)>,
     /// How often writers were ended, of sandboxes that are over a limit.
     rounds: HashMap<LayerId, u32>,
+    /// Whether the host runs short of space.
+    shortage: Shortage,
+}
+
+/// A running sandbox that grows.
+struct Growing {
+    by: u64,
+    live: Arc<RunningSandbox>,
+    layers: Vec<(LayerId, u64)>,
 }
 
 /// Ends the session of a machine that cannot be controlled any more, and keeps what it wrote.
@@ -115,28 +121,26 @@ pub(in crate::engine) async fn watch(this: Weak<DiskLimits>, sessions: Weak<dyn 
     };
     let mut watch = LimitWatch::default();
     let (mut free_then, mut inodes_then) = (u64::MAX, u64::MAX);
-    let (mut looked, mut tick, mut last) = (Instant::now(), TICK, u64::MAX);
+    let (mut looked, mut tick) = (Instant::now(), TICK);
     loop {
         tokio::select! {
             () = tokio::time::sleep(tick) => {}
             () = shutdown.cancelled() => return,
         }
         let Some(this) = this.upgrade() else { return };
-        let Ok(FreeSpace { usable, free, reserve }) = this.store.usable() else { continue };
+        let Ok(space) = this.store.usable() else { continue };
         let Ok(inodes) = this.store.free_inodes() else { continue };
-        tick = if usable < LITTLE { SOON } else { TICK };
-        let fills = free.saturating_add(FILLED) < free_then
+        tick = if space.usable < LITTLE { SOON } else { TICK };
+        let fills = space.free.saturating_add(FILLED) < free_then
             || inodes.saturating_add(FILLED_INODES) < inodes_then;
-        // At this speed it would be gone before long.
-        let fell = last.saturating_sub(free);
-        let short = reserve > 0 && fell > 0 && usable <= fell.saturating_mul(AHEAD);
-        last = free;
+        let short = watch.shortage.notice(space) == Outlook::Short;
+        this.let_one_write(space);
         if !fills && !short && watch.rounds.is_empty() && looked.elapsed() < LOOKED {
             continue;
         }
         let since = looked.elapsed();
-        (free_then, inodes_then, looked) = (free, inodes, Instant::now());
-        watch.look(&this, &sessions, usable, short && since < JUST_NOW).await;
+        (free_then, inodes_then, looked) = (space.free, inodes, Instant::now());
+        watch.look(&this, &sessions, space.usable, short, since).await;
     }
 }
 
@@ -147,11 +151,15 @@ impl LimitWatch {
         sessions: &Weak<dyn EndsSessions>,
         usable: u64,
         short: bool,
+        since: Duration,
     ) {
         let mut now = HashMap::new();
         let mut rounds = HashMap::new();
-        // Who grew the most, for when the host has nothing to usable.
-        let mut grew: Option<(u64, Arc<RunningSandbox>, Vec<LayerId>)> = None;
+        let before: HashMap<LayerId, u64> =
+            self.before.iter().map(|(layer, (used, _))| (layer.clone(), *used)).collect();
+        let known = short && self.shortage.begin((since < JUST_NOW).then_some(&before));
+        // Who grew the most, for when the host has nothing to spare.
+        let mut grew: Option<Growing> = None;
         for live in this.turns.all_live() {
             // Before it is counted: what is uploaded meanwhile is then seen at the next look.
             let (uploaded, unwritten) = {
@@ -169,7 +177,12 @@ impl LimitWatch {
                 }
             };
             live.counted(&bounds, usable);
-            let mut growth = 0;
+            let disks = this.own_disks(&live).await.unwrap_or_default();
+            if !disks.is_empty() {
+                let used = disks.iter().map(|(_, used)| used).sum();
+                this.check_obeys(sessions, &live, used);
+            }
+            let mut layers = Vec::new();
             let mut over: Option<&Bound> = None;
             for bound in &bounds {
                 let then = self.before.get(&bound.layer).copied();
@@ -177,8 +190,8 @@ impl LimitWatch {
                 let then = then.map(|(used, _)| used);
                 if bound.enforced {
                     this.enforce(bound, usable).await;
-                } else {
-                    growth += bound.used.saturating_sub(then.unwrap_or(0));
+                } else if disks.is_empty() {
+                    layers.push((bound.layer.clone(), bound.used));
                 }
                 if !bound.enforced && bound.is_over() {
                     match then {
@@ -199,20 +212,45 @@ impl LimitWatch {
                 let over = Some((layer.clone(), *used));
                 this.end_writers(sessions, &live, over, round > ROUNDS);
             }
-            let held: Vec<LayerId> = bounds.into_iter().map(|bound| bound.layer).collect();
-            if grew.as_ref().is_none_or(|(most, _, _)| growth > *most) {
-                grew = Some((growth, live, held));
+            for (layer, used) in &disks {
+                now.entry(layer.clone()).or_insert((*used, uploaded));
+            }
+            layers.extend(disks);
+            // One whose writes are held back is no help.
+            if known && live.writes.held().is_none() {
+                let by = self.shortage.grown(&layers);
+                if grew.as_ref().is_none_or(|most| by > most.by) {
+                    grew = Some(Growing { by, live, layers });
+                }
             }
         }
-        if short
-            && let Some((growth, live, layers)) = grew.filter(|(growth, _, _)| *growth >= GREW)
-            && !layers.iter().any(|layer| rounds.contains_key(layer))
+        if let Some(most) = grew.filter(|most| most.by >= GREW)
+            && !most.layers.iter().any(|(layer, _)| rounds.contains_key(layer))
         {
-            tracing::warn!(sandbox = %live.sandbox().name, growth, "the host's disk is about to reach its reserve; the processes that write the most are killed");
-            live.over_disk(live.sandbox().config.resources.disk.0, growth);
-            this.end_writers(sessions, &live, None, false);
+            self.stop_from_writing(this, sessions, &most);
+        }
+        if short {
+            let used = now.iter().map(|(layer, (used, _))| (layer.clone(), *used)).collect();
+            self.shortage.begin_with(&used);
         }
         (self.before, self.rounds) = (now, rounds);
+    }
+
+    /// For the sake of the host's reserve.
+    fn stop_from_writing(
+        &mut self,
+        this: &Arc<DiskLimits>,
+        sessions: &Weak<dyn EndsSessions>,
+        Growing { by, live, layers }: &Growing,
+    ) {
+        self.shortage.stopped(layers);
+        if live.driver.disk().is_some() {
+            this.hold_writes(sessions, live, layers.iter().map(|(_, used)| used).sum());
+            return;
+        }
+        tracing::warn!(sandbox = %live.sandbox().name, growth = by, "the host's disk is about to reach its reserve; the processes that write the most are killed");
+        live.over_disk(live.sandbox().config.resources.disk.0, *by);
+        this.end_writers(sessions, live, None, false);
     }
 }
 
@@ -230,6 +268,10 @@ impl RunningSandbox {
 impl DiskLimits {
     /// Holds the layers of a machine that is to be started to their limits, where the filesystem does that.
     pub(in crate::engine) async fn limit_layers(&self, sandbox: &Sandbox) {
+        if self.context.driver(&sandbox.config.driver).is_ok_and(|one| one.disk().is_some()) {
+            // What it writes is on disks, which are in no project; its drives are counted.
+            return;
+        }
         if let Some(open) = sandbox.open_layer() {
             self.limit_layer(open, sandbox.config.resources.disk.0).await;
         }
@@ -327,8 +369,14 @@ impl DiskLimits {
         live: &RunningSandbox,
         more: Sent,
     ) -> Result<(), GuestError> {
+        let no_room = || {
+            let message = "the disk of the host has no room".to_owned();
+            Err(GuestError::Refused { kind: Failure::NoSpace, message })
+        };
         if live.driver.disk().is_some() {
-            return Ok(());
+            let is_full = live.writes.held().is_some()
+                || self.store.usable().is_ok_and(|space| space.usable < more.bytes);
+            return if is_full { no_room() } else { Ok(()) };
         }
         if live.room.lock().admit(more) {
             return Ok(());
@@ -358,8 +406,7 @@ impl DiskLimits {
             return Err(GuestError::DiskLimit { message });
         }
         if usable < more.bytes {
-            let message = "the disk of the host has no room".to_owned();
-            return Err(GuestError::Refused { kind: Failure::NoSpace, message });
+            return no_room();
         }
         live.room.lock().admit_counted(more);
         Ok(())

@@ -4,14 +4,18 @@ pub(in crate::engine) mod disk_limits;
 pub(in crate::engine) mod disk_probe;
 pub(in crate::engine) mod failed_syncs;
 pub(in crate::engine) mod scrub;
+mod shortage;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use crate::db::Db;
 use crate::engine::context::Context;
 use crate::engine::integrity::disk_probe::Health;
 use crate::engine::integrity::failed_syncs::Reported;
 use crate::engine::references::References;
+use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::turns::Turns;
 use crate::store::Store;
 
@@ -49,6 +53,8 @@ pub(in crate::engine) struct DiskLimits {
     context: Arc<Context>,
     turns: Arc<Turns>,
     references: Arc<References>,
+    /// Machines whose writes are held back, the one that waits longest first.
+    held: Mutex<Vec<Weak<RunningSandbox>>>,
 }
 
 impl Integrity {
@@ -78,6 +84,7 @@ impl Integrity {
                 context: Arc::clone(context),
                 turns: Arc::clone(turns),
                 references: Arc::clone(references),
+                held: Mutex::default(),
             }),
             health: Arc::default(),
         })

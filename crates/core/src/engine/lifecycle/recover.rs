@@ -453,6 +453,7 @@ impl Lifecycle {
         let session = session.ok_or_else(missing)?;
         let all = self.db.commands(&sandbox.id, &Page::all()).await?.items;
         let live = RunningSandbox::new(driver, key, link, guest, sandbox.clone(), session);
+        self.integrity.limits.found_running(&live);
         tokio::select! {
             () = self.network.reconnect_session(&live) => {}
             () = shutdown.cancelled() => return Err(Error::ShuttingDown),

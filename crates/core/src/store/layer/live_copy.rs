@@ -32,7 +32,7 @@ use std::ffi::{CStr, CString};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use rustix::fs::{FileType, Statx};
@@ -55,6 +55,8 @@ const MOST_REMEMBERED: usize = 256 << 20;
 
 /// How much there must be to copy for it to be worth another layer to begin ahead.
 const WORTH_AHEAD: u64 = 4 << 20;
+/// How much is copied between two looks at the free space.
+const LOOK_EVERY: u64 = 8 << 20;
 
 /// Whether somebody may change the layer while it is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,7 +166,7 @@ impl Store {
             if bytes < WORTH_AHEAD {
                 return Ok(None);
             }
-            store.refuse_beyond(store.free_space()?.0, bytes)?;
+            store.refuse_beyond(store.usable()?.usable, bytes)?;
             let taken = Timestamp::now();
             store.sync_now()?;
             let copied = store.copy_tree(&diff, None, LayerWriters::Busy { since: taken })?;
@@ -215,7 +217,8 @@ impl Store {
             self.sync_now()?;
             return Ok((None, LiveCopy { layers: chain.to_vec(), seen: None }));
         }
-        self.refuse_beyond(self.free_space()?.0, measure(&diff)?.bytes)?;
+        // A copy is new work: the session goes on without it.
+        self.refuse_beyond(self.usable()?.usable, measure(&diff)?.bytes)?;
         let (layer, seen) = self.copy_tree(&diff, None, LayerWriters::Frozen)?.unwrap_or_default();
         let copied = layer.iter().map(|layer| layer.id.clone());
         let layers = copied.chain(chain.iter().cloned()).collect();
@@ -231,7 +234,7 @@ impl Store {
         writers: LayerWriters,
     ) -> Result<Option<Stored>> {
         let (id, staging) = self.stage()?;
-        let outcome = copy_into(diff, &staging.join("diff"), old, writers);
+        let outcome = copy_into(self, diff, &staging.join("diff"), old, writers);
         failpoint::pass("store.copy_live.copied");
         let layer = match &outcome {
             Ok(Some((true, _))) => self.publish(&id, &staging, LayerKind::Checkpoint).map(Some),
@@ -257,6 +260,7 @@ type Copied = (bool, Option<Arc<CopiedNames>>);
 
 /// Copies the tree `from`, or what of it is not as in `old`. `None` when only a whole copy will do.
 fn copy_into(
+    store: &Store,
     from: &Path,
     to: &Path,
     old: Option<&CopiedNames>,
@@ -268,6 +272,8 @@ fn copy_into(
     };
     let taken = (now.as_second(), u32::try_from(now.subsec_nanosecond()).unwrap_or(0));
     let copier = Copier {
+        store,
+        to_look: AtomicU64::new(0),
         old,
         busy: writers != LayerWriters::Frozen,
         source: Place::root(from)?,
@@ -316,6 +322,9 @@ struct CopyItem {
 
 /// What the threads that copy share.
 struct Copier<'a> {
+    store: &'a Store,
+    /// Bytes copied since free space was looked at.
+    to_look: AtomicU64,
     old: Option<&'a CopiedNames>,
     /// Whether names may vanish meanwhile. They are then as if never seen.
     busy: bool,
@@ -439,6 +448,7 @@ impl Copier<'_> {
         name: &CStr,
         stat: &Statx,
     ) -> Result<()> {
+        self.check_room(stat)?;
         if stat.stx_nlink == 1 {
             return to.copy_from(name, from, stat);
         }
@@ -453,6 +463,17 @@ impl Copier<'_> {
         to.copy_from(name, from, stat)?;
         copied.insert(stat.stx_ino, (path.to_vec(), name.to_owned()));
         Ok(())
+    }
+
+    /// Refuses when a file would use the host's reserve: what was to be copied may have grown, and others write too.
+    fn check_room(&self, stat: &Statx) -> Result<()> {
+        let need = stat.stx_blocks.saturating_mul(512);
+        let copied = self.to_look.fetch_add(need, Ordering::Relaxed).saturating_add(need);
+        if copied < LOOK_EVERY {
+            return Ok(());
+        }
+        self.to_look.store(0, Ordering::Relaxed);
+        self.store.refuse_beyond(self.store.usable()?.usable, need)
     }
 
     /// Gives files that were copied under one name their unchanged names too.
