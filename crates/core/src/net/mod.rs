@@ -20,7 +20,7 @@
 //! | `special_addresses` | which addresses are refused whatever the policy says, and which are private |
 //! | `upstream` | how names are resolved and connections made outside; the same for all sandboxes of a daemon |
 //! | `log` | what is recorded about a flow |
-//! | `sockets` | how many sockets of the host a sandbox may have, and all of them together |
+//! | `sockets` | how many sockets of the host a sandbox may have, those of a project, and all of them together |
 //! | `post` | which addresses the daemon itself sends requests to that callers chose |
 //!
 //! Each sandbox has its own stack, dispatcher and tasks. All buffers are bounded, and data that cannot be taken now is not read:
@@ -57,6 +57,7 @@ pub use log::{Journal, Traffic};
 pub use post::{PostError, PostTarget};
 pub use proxy::{Authority, BadAuthority};
 pub use rules::{Brokered, Rules};
+pub use sockets::ProjectSockets;
 pub use upstream::{Upstream, UpstreamSettings};
 
 pub use crate::model::MTU;
@@ -87,6 +88,8 @@ pub struct NetworkConfig {
     pub upstream: Arc<Upstream>,
     /// Who signs for names whose requests are judged.
     pub authority: Arc<Authority>,
+    /// How many sockets the sandboxes of its project may have together.
+    pub project: Arc<ProjectSockets>,
 }
 
 /// The network of one session. It ends when this is closed or dropped.
@@ -105,6 +108,7 @@ impl SessionNetworkStack {
     pub fn start(config: NetworkConfig) -> io::Result<Self> {
         let log = ConnectionLog::new(config.session, config.journal, config.before);
         let sockets = config.authority.sockets.clone();
+        sockets.belong_to(config.project);
         let dispatcher = Dispatcher::new(config.rules, config.upstream, config.authority, log);
         let handler = Arc::clone(&dispatcher) as Arc<dyn FlowHandler>;
         let stack = Stack::start(config.device, handler, sockets)?;

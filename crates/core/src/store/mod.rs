@@ -101,6 +101,7 @@ pub use layer::export::{Exported, LeftOut};
 pub use layer::junk::{Junk, JunkRules};
 pub use layer::live_copy::LiveCopy;
 pub use layer::quarantine::FileToQuarantine;
+pub(crate) use layer::quota::BYTES_PER_INODE;
 pub use layer::quota::{Enforcement, enforcement, inodes_for};
 pub use layer::{Collected, LayerUsage, MeasuredLayer, SealOptions, Sealing, Unheld};
 pub use manifest::command_files::CommandFiles;

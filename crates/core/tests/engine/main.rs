@@ -19,6 +19,7 @@ mod guard;
 mod kept;
 mod life;
 mod machine;
+mod machine_disks;
 mod machine_support;
 mod memory;
 #[cfg(feature = "failpoints")]

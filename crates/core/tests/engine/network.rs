@@ -125,7 +125,7 @@ async fn policies_hold_at_once_and_projects_have_the_last_word() {
     engine.set_project_network(&project(), bound).await.unwrap();
     assert!(!reach().await, "no sandbox gets beyond it");
     let default = Policy { mode: Mode::DenyAll, ..Policy::default() };
-    let free = ProjectNetwork { default, bound: None };
+    let free = ProjectNetwork { default, ..ProjectNetwork::default() };
     engine.set_project_network(&project(), free).await.unwrap();
     assert!(reach().await, "it has a policy of its own");
     set(None).await;

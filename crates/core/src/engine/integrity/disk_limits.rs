@@ -33,7 +33,7 @@ use crate::engine::running::upload_allowance::Sent;
 use crate::engine::{Error, Result};
 use crate::guest::GuestError;
 use crate::model::{LayerId, MountMode, Sandbox, Size};
-use crate::store::{FreeSpace, LayerUsage, inodes_for};
+use crate::store::{BYTES_PER_INODE, FreeSpace, LayerUsage, inodes_for};
 
 /// What is counted for an inode besides its blocks: what filesystems take for it, and for its name.
 const PER_INODE: u64 = 512;
@@ -93,12 +93,24 @@ impl Bound {
 /// What the watch remembers between looks.
 #[derive(Default)]
 struct LimitWatch {
-    /// What layers took at the last look, and what had been uploaded by then.
-    before: HashMap<LayerId, (u64, u64)>,
+    /// What was found of layers at the last look.
+    before: HashMap<LayerId, Looked>,
     /// How often writers were ended, of sandboxes that are over a limit.
     rounds: HashMap<LayerId, u32>,
     /// Whether the host runs short of space.
     shortage: Shortage,
+}
+
+/// What was found at a look.
+#[derive(Debug, Clone, Copy)]
+struct Looked {
+    /// What the layer took.
+    used: u64,
+    /// What had been uploaded to its sandbox.
+    uploaded: u64,
+    /// How often writers of its sandbox had been ended. What they wrote before their end is nobody's else: whoever runs after it
+    /// may be cleaning up.
+    ended: u64,
 }
 
 /// A running sandbox that grows.
@@ -156,7 +168,7 @@ impl LimitWatch {
         let mut now = HashMap::new();
         let mut rounds = HashMap::new();
         let before: HashMap<LayerId, u64> =
-            self.before.iter().map(|(layer, (used, _))| (layer.clone(), *used)).collect();
+            self.before.iter().map(|(layer, looked)| (layer.clone(), looked.used)).collect();
         let known = short && self.shortage.begin((since < JUST_NOW).then_some(&before));
         // Who grew the most, for when the host has nothing to spare.
         let mut grew: Option<Growing> = None;
@@ -166,6 +178,8 @@ impl LimitWatch {
                 let room = live.room.lock();
                 (room.total(), room.is_being_written())
             };
+            let ended = live.ended_writers.load(Ordering::SeqCst);
+            let clearing = live.clearing.load(Ordering::SeqCst);
             let bounds = match this.bounds(&live).await {
                 Ok(bounds) => bounds,
                 Err(error) => {
@@ -186,8 +200,9 @@ impl LimitWatch {
             let mut over: Option<&Bound> = None;
             for bound in &bounds {
                 let then = self.before.get(&bound.layer).copied();
-                let uploading = unwritten || then.is_none_or(|(_, then)| uploaded > then);
-                let then = then.map(|(used, _)| used);
+                let uploading = unwritten || then.is_none_or(|then| uploaded > then.uploaded);
+                let others = clearing || then.is_none_or(|then| ended > then.ended);
+                let then = then.map(|then| then.used);
                 if bound.enforced {
                     this.enforce(bound, usable).await;
                 } else if disks.is_empty() {
@@ -195,25 +210,31 @@ impl LimitWatch {
                 }
                 if !bound.enforced && bound.is_over() {
                     match then {
-                        Some(then) if bound.used > then && !uploading => over = Some(bound),
+                        Some(then) if bound.used > then && !uploading && !others => {
+                            over = Some(bound);
+                        }
+                        Some(_) if !uploading && !others => {}
                         // Whether it grows, and by whom, is not known yet: soon it is.
-                        Some(_) if !uploading => {}
-                        _ => drop(rounds.insert(bound.layer.clone(), 0)),
+                        _ => {
+                            let round = self.rounds.get(&bound.layer).copied().unwrap_or(0);
+                            rounds.insert(bound.layer.clone(), round);
+                        }
                     }
                 }
-                now.insert(bound.layer.clone(), (bound.used, uploaded));
+                now.insert(bound.layer.clone(), Looked { used: bound.used, uploaded, ended });
             }
             if let Some(Bound { layer, what, used, inodes, limit, .. }) = over {
                 let sandbox = live.sandbox();
                 tracing::warn!(sandbox = %sandbox.name, what, used, inodes, limit, "a sandbox is over its disk limit and growing; the processes that write are killed");
                 let round = self.rounds.get(layer).copied().unwrap_or(0) + 1;
                 rounds.insert(layer.clone(), round);
-                live.over_disk(*limit, *used);
+                live.over_disk(*limit, (*used).max(inodes.saturating_mul(BYTES_PER_INODE)));
                 let over = Some((layer.clone(), *used));
                 this.end_writers(sessions, &live, over, round > ROUNDS);
             }
             for (layer, used) in &disks {
-                now.entry(layer.clone()).or_insert((*used, uploaded));
+                let looked = Looked { used: *used, uploaded, ended };
+                now.entry(layer.clone()).or_insert(looked);
             }
             layers.extend(disks);
             // One whose writes are held back is no help.
@@ -230,7 +251,7 @@ impl LimitWatch {
             self.stop_from_writing(this, sessions, &most);
         }
         if short {
-            let used = now.iter().map(|(layer, (used, _))| (layer.clone(), *used)).collect();
+            let used = now.iter().map(|(layer, looked)| (layer.clone(), looked.used)).collect();
             self.shortage.begin_with(&used);
         }
         (self.before, self.rounds) = (now, rounds);
@@ -460,6 +481,7 @@ impl DiskLimits {
             }
             // Commands that were ended report it within this time, with the disk limit as the reason. Those that still run
             // after it were not ended for that.
+            live.ended_writers.fetch_add(1, Ordering::SeqCst);
             tokio::time::sleep(HEARD).await;
             live.within_disk();
             live.clearing.store(false, Ordering::SeqCst);

@@ -144,6 +144,7 @@ impl Network {
             rules,
             upstream: Arc::clone(&self.outside),
             authority: Arc::clone(&authority),
+            project: self.sockets_of(&sandbox.project),
         })
         .map_err(Error::NetworkDevice)?;
         let trust = Arc::new(Trust { authority, established: AtomicBool::new(false) });

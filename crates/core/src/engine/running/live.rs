@@ -69,6 +69,8 @@ pub(crate) struct RunningSandbox {
     pub(in crate::engine) clearing: AtomicBool,
     /// What may still be uploaded into it.
     pub(in crate::engine) room: Mutex<UploadAllowance>,
+    /// How often processes of its were ended because of that.
+    pub(in crate::engine) ended_writers: AtomicU64,
     /// Whether what it writes is held back.
     pub(in crate::engine) writes: WriteHold,
     /// Held while what it takes on the disk is counted for an upload.
@@ -121,6 +123,7 @@ impl RunningSandbox {
             mask: RwLock::default(),
             clearing: AtomicBool::new(false),
             room: Mutex::default(),
+            ended_writers: AtomicU64::new(0),
             writes: WriteHold::default(),
             counting: tokio::sync::Mutex::default(),
             closed: watch::Sender::new(false),
