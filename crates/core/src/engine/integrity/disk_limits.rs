@@ -146,6 +146,9 @@ pub(in crate::engine) async fn watch(this: Weak<DiskLimits>, sessions: Weak<dyn 
         let fills = space.free.saturating_add(FILLED) < free_then
             || inodes.saturating_add(FILLED_INODES) < inodes_then;
         let short = watch.shortage.notice(space) == Outlook::Short;
+        this.context
+            .short_of_space
+            .store(space.reserve > 0 && space.usable == 0, Ordering::Relaxed);
         this.let_one_write(space);
         if !fills && !short && watch.rounds.is_empty() && looked.elapsed() < LOOKED {
             continue;
