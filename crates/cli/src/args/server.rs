@@ -18,7 +18,8 @@ Kinds: sandbox.created, sandbox.starting, sandbox.running, sandbox.stopping, san
 sandbox.paused, sandbox.failed, sandbox.deleted, sandbox.restored, sandbox.updated,
 sandbox.rolled_back, sandbox.promoted, sandbox.merged, sandbox.renamed, sandbox.writes_held,
 sandbox.writes_released, session.ended, command.started, command.ended, snapshot.created,
-snapshot.deleted, port.published, port.unpublished, guard.found, damage.found, damage.cleared, events.lost";
+snapshot.deleted, port.published, port.unpublished, guard.found, damage.found, damage.cleared,
+events.lost";
 
 pub(super) const SERVE_HELP: &str = "\
 Needs root, for mounts, cgroups and user id ranges. Sandboxes keep running when the server stops; \

@@ -149,6 +149,7 @@ pub(in crate::engine) async fn watch(this: Weak<DiskLimits>, sessions: Weak<dyn 
         this.context
             .short_of_space
             .store(space.reserve > 0 && space.usable == 0, Ordering::Relaxed);
+        this.empty_trash_in_time(space);
         this.let_one_write(space);
         if !fills && !short && watch.rounds.is_empty() && looked.elapsed() < LOOKED {
             continue;

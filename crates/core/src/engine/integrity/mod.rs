@@ -6,6 +6,7 @@ pub(in crate::engine) mod failed_syncs;
 pub(in crate::engine) mod scrub;
 mod shortage;
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -55,6 +56,8 @@ pub(in crate::engine) struct DiskLimits {
     references: Arc<References>,
     /// Machines whose writes are held back, the one that waits longest first.
     held: Mutex<Vec<Weak<RunningSandbox>>>,
+    /// Whether the trash is being emptied because there is little space.
+    reclaiming: AtomicBool,
 }
 
 impl Integrity {
@@ -85,6 +88,7 @@ impl Integrity {
                 turns: Arc::clone(turns),
                 references: Arc::clone(references),
                 held: Mutex::default(),
+                reclaiming: AtomicBool::new(false),
             }),
             health: Arc::default(),
         })

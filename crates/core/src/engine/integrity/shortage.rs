@@ -44,6 +44,9 @@ const IN_FLIGHT: u64 = 128 << 20;
 const AT_LEAST: Duration = Duration::from_secs(5);
 /// With how much space besides the reserve writes go on: half of the reserve, but no more than this.
 const ROOM_AGAIN: u64 = 128 << 20;
+/// With less space than this besides the reserve, or than the reserve, the trash is emptied, and how long after that again.
+const TRASH_GOES: u64 = 512 << 20;
+const TRASH_AGAIN: Duration = Duration::from_secs(2);
 /// How fast a machine may write whose processes are being ended.
 const WHILE_ENDING: u64 = 16 << 20;
 /// So often in a row a machine's writes may fail to be held back before its session is ended.
@@ -116,6 +119,21 @@ impl Shortage {
 }
 
 impl DiskLimits {
+    /// Has the trash emptied before anybody is stopped from writing: what was deleted must not cost those who did not delete it.
+    pub(super) fn empty_trash_in_time(self: &Arc<Self>, space: FreeSpace) {
+        let enough = space.reserve.min(TRASH_GOES);
+        if space.usable >= enough || self.reclaiming.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let this = Arc::clone(self);
+        self.context.tasks.spawn_until_shutdown(async move {
+            // There may be nothing in it.
+            let _ = this.store.check_room(enough).await;
+            tokio::time::sleep(TRASH_AGAIN).await;
+            this.reclaiming.store(false, Ordering::SeqCst);
+        });
+    }
+
     /// What the disks of a machine of its own take, by their layers; nothing for others.
     pub(super) async fn own_disks(&self, live: &RunningSandbox) -> Result<Vec<(LayerId, u64)>> {
         if live.driver.disk().is_none() {
