@@ -20,6 +20,7 @@ use sandkeep_core::driver::any_alive;
 use sandkeep_core::driver::container::ContainerConfig;
 use sandkeep_core::driver::microvm::MicrovmConfig;
 use sandkeep_core::embedded::AGENT;
+use sandkeep_core::model::Reserve;
 use sandkeep_core::store::Store;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -217,6 +218,7 @@ pub(crate) fn microvm_config(
         qemu: settings.qemu.clone(),
         warm_hypervisors: settings.warm_hypervisors,
         warm_uids: WARM_HYPERVISOR_UIDS,
+        reserve: Reserve::default(),
     }
 }
 

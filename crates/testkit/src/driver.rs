@@ -15,7 +15,7 @@ use sandkeep_core::driver::{
 use sandkeep_core::embedded::AGENT;
 use sandkeep_core::engine::agent_answers;
 use sandkeep_core::guest::Guest;
-use sandkeep_core::model::{Limits, MachineKey, RootFs, Size, UidRange};
+use sandkeep_core::model::{Limits, MachineKey, Reserve, RootFs, Size, UidRange};
 use sandkeep_proto::link::{Assemble, AssembleMount, At, Hidden, Identity, Moment};
 use tempfile::TempDir;
 
@@ -194,6 +194,7 @@ impl MicrovmHost {
             qemu: PathBuf::from("/usr/bin/qemu-system-x86_64"),
             warm_hypervisors: 0,
             warm_uids: 0xE000_0000,
+            reserve: Reserve::default(),
         };
         MicrovmDriver::new(config.clone(), agent_answers).map_err(|e| e.to_string())?;
         let into = config.cache_dir.join("kernel");

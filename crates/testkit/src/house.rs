@@ -18,7 +18,7 @@ use sandkeep_core::embedded::AGENT;
 use sandkeep_core::engine::{
     Checkpoint, Create, Engine, Parts, Settings, SnapshotFilter, agent_answers,
 };
-use sandkeep_core::model::{MachineKey, Name, Patch, SandboxId, Size};
+use sandkeep_core::model::{MachineKey, Name, Patch, Reserve, SandboxId, Size};
 use sandkeep_core::store::image::{ImageSettings, Images, Reporter};
 use sandkeep_core::store::{Store, StoreOptions};
 use tempfile::TempDir;
@@ -124,6 +124,7 @@ impl House {
             qemu: "/usr/bin/qemu-system-x86_64".into(),
             warm_hypervisors: 0,
             warm_uids: self.settings.uid_base + self.settings.uid_ranges * 0x1_0000,
+            reserve: Reserve::default(),
         });
         // Boots are emulated, and the host is busy with other tests.
         self.settings.patience = Duration::from_secs(60);
@@ -131,7 +132,9 @@ impl House {
     }
 
     fn machine_driver(&self) -> Option<MicrovmDriver> {
-        let driver = MicrovmDriver::new(self.machines.clone()?, agent_answers);
+        let reserve = Reserve { bytes: self.reserve };
+        let config = MicrovmConfig { reserve, ..self.machines.clone()? };
+        let driver = MicrovmDriver::new(config, agent_answers);
         let driver = driver.expect("the host took a driver before");
         Some(driver.accelerated_by(Accelerator::Tcg))
     }

@@ -170,6 +170,11 @@ pub struct ProjectNetwork {
     /// The bound: no sandbox reaches more than this; no bound if absent or null.
     #[serde(default)]
     pub bound: Option<Network>,
+    /// How many outbound connections and flows the project's sandboxes may have open together. Half of what the server allows
+    /// all sandboxes, if absent or null.
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    pub max_connections: Option<u32>,
 }
 
 /// What kind of traffic it was.

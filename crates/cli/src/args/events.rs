@@ -11,7 +11,8 @@ Examples:
 
 Kinds: sandbox.created, sandbox.starting, sandbox.running, sandbox.stopping, sandbox.stopped,
 sandbox.paused, sandbox.failed, sandbox.deleted, sandbox.restored, sandbox.updated,
-sandbox.rolled_back, sandbox.promoted, sandbox.merged, sandbox.renamed, sandbox.validation_failed,
+sandbox.rolled_back, sandbox.promoted, sandbox.merged, sandbox.renamed, sandbox.writes_held,
+sandbox.writes_released, sandbox.validation_failed,
 session.ended, command.started, command.ended, snapshot.created, snapshot.deleted, port.published,
 port.unpublished, guard.found, run.queued, run.started, run.waiting, run.resumed, run.ready,
 run.accepted, run.rejected, run.failed, run.cancelled, run.expiring, run.expired, approval.asked,

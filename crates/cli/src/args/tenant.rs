@@ -45,6 +45,12 @@ pub(crate) struct ProjectNetworkArgs {
     /// Remove the upper bound
     #[arg(long, conflicts_with = "bound_file")]
     pub(crate) no_bound: bool,
+    /// How many outbound connections its sandboxes may have open together
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) max_connections: Option<std::num::NonZeroU32>,
+    /// Remove that limit: half of what the server allows all sandboxes
+    #[arg(long, conflicts_with = "max_connections")]
+    pub(crate) no_max_connections: bool,
 }
 
 /// Subcommands of `key`.

@@ -237,15 +237,22 @@ pub(super) async fn of_project(
         None if args.no_bound => network.bound = None,
         None => {}
     }
+    match args.max_connections {
+        Some(most) => network.max_connections = Some(most.get()),
+        None if args.no_max_connections => network.max_connections = None,
+        None => {}
+    }
     if network != before {
         network = context.client.set_project_network(&args.name, &network).await?;
     }
-    context.screen.answer(&network, |ProjectNetwork { default, bound }| {
+    context.screen.answer(&network, |ProjectNetwork { default, bound, max_connections }| {
         let mut said = lines("default", default);
         match bound {
             Some(bound) => said.extend(lines("bound", bound)),
             None => said.push(("bound", "none".to_owned())),
         }
+        let most = max_connections.map_or("half of the server's".to_owned(), |it| it.to_string());
+        said.push(("connections", most));
         facts(context.screen.paint, &said)
     })
 }

@@ -96,13 +96,25 @@ fn http(daemon: &Daemon, path: &str) -> (u16, Value) {
 }
 
 fn ask(url: &str, key: &str, method: &str, path: &str) -> Result<(u16, Value), String> {
+    ask_with(url, key, method, path, "{}", Duration::from_secs(15))
+}
+
+fn ask_with(
+    url: &str,
+    key: &str,
+    method: &str,
+    path: &str,
+    body: &str,
+    within: Duration,
+) -> Result<(u16, Value), String> {
     let host = url.trim_start_matches("http://");
     let mut stream = TcpStream::connect(host).map_err(|error| error.to_string())?;
-    stream.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
+    stream.set_read_timeout(Some(within)).unwrap();
+    let length = body.len();
     write!(
         stream,
         "{method} {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n\
-         Content-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
+         Content-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
     )
     .map_err(|error| error.to_string())?;
     let mut text = String::new();
@@ -234,6 +246,78 @@ fn while_the_disk_hangs_reads_go_on_and_health_tells_the_truth() {
         sleep(Duration::from_millis(100));
     }
     assert_eq!(case.daemon.sh("app", "cat /work/before"), "before\n");
+}
+
+#[test]
+fn while_the_disk_hangs_no_call_waits_for_ever_and_nothing_is_lost() {
+    let Some(mut case) =
+        Case::new("while_the_disk_hangs_no_call_waits_for_ever_and_nothing_is_lost")
+    else {
+        return;
+    };
+    case.create("app");
+    case.create("asleep");
+    case.create("leaving");
+    case.daemon.ok(["stop", "asleep"]);
+    case.daemon.ok(["stop", "leaving"]);
+    case.daemon.sh("app", "echo kept > /work/kept");
+    case.daemon.ok(["checkpoint", "app"]);
+    let (url, key) = case.daemon.url_and_key();
+    let fault = case.disk.inject(Fault::writes_and_flushes().hang());
+    let create = format!(r#"{{"name": "new", "image": "{SMALL}"}}"#);
+    let calls = [
+        ("POST", "/v1/sandboxes", create.as_str()),
+        ("POST", "/v1/sandboxes/app/checkpoint", "{}"),
+        ("POST", "/v1/sandboxes/app/stop", "{}"),
+        ("POST", "/v1/sandboxes/asleep/start", "{}"),
+        ("POST", "/v1/sandboxes/asleep/fork", r#"{"name": "copy"}"#),
+        ("DELETE", "/v1/sandboxes/leaving", "{}"),
+        ("POST", "/v1/projects", r#"{"name": "second"}"#),
+        ("PUT", "/v1/secrets/SECRET", r#"{"value": "a long enough value"}"#),
+    ];
+    // The probe has to wait for ten seconds, the call for twenty.
+    let within = Duration::from_secs(60);
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let asked = calls.map(|(method, path, body)| {
+            let (url, key) = (&url, &key);
+            scope.spawn(move || ask_with(url, key, method, path, body, within))
+        });
+        asked.into_iter().map(|one| one.join().expect("it was asked")).collect()
+    });
+    let mut refused = 0;
+    for ((method, path, _), answer) in calls.iter().zip(&answers) {
+        let (status, body) = answer.as_ref().unwrap_or_else(|why| panic!("{method} {path}: {why}"));
+        match status {
+            503 => {
+                assert_eq!(body["error"]["code"], "storage_not_responding", "{path}: {body}");
+                assert!(body["error"]["hint"].is_string(), "{path}: {body}");
+                refused += 1;
+            }
+            200..300 | 409 => {}
+            _ => panic!("{method} {path}: {status} {body}"),
+        }
+    }
+    assert!(refused >= 5, "{answers:?}");
+    let (status, health) = ask(&url, &key, "GET", "/healthz").unwrap();
+    assert_eq!((status, &health["error"]["code"]), (503, &"storage_not_responding".into()));
+    // Reads, in between and all the time.
+    for path in ["/v1/sandboxes", "/v1/sandboxes/app", "/v1/snapshots", "/v1/drives"] {
+        assert_eq!(ask(&url, &key, "GET", path).unwrap().0, 200, "{path}");
+    }
+
+    case.disk.heal(fault);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while ask(&url, &key, "GET", "/healthz").unwrap().0 != 200 {
+        assert!(Instant::now() < deadline, "it is well again");
+        sleep(Duration::from_millis(100));
+    }
+    // What was begun came to its end, and works.
+    assert_eq!(case.daemon.sh("app", "cat /work/kept /work/before"), "kept\nbefore\n");
+    assert_eq!(case.daemon.sh("asleep", "cat /work/before"), "before\n");
+    case.daemon.ok(["stop", "app"]);
+    case.power_cut();
+    assert_eq!(case.daemon.sh("app", "cat /work/kept /work/before"), "kept\nbefore\n");
+    assert_eq!(case.daemon.sh("asleep", "cat /work/before"), "before\n");
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub(crate) use self::host::orphans::kill_orphans;
 pub(crate) use self::host::uid_claims::{CLAIMS_DIR, UidClaims};
 pub use self::host::{WARM_VM, any_alive};
 pub use self::keeps_memory::{Captured, KeepsMemory, Restored, Then};
-pub use self::own_disk::OwnDisk;
+pub use self::own_disk::{OwnDisk, WriteLimit};
 pub use crate::model::Device;
 use crate::model::{Limits, MachineKey, RootFs, Size, UidRange};
 

@@ -34,7 +34,8 @@ use crate::model::{MachineKey, RootFs};
 ///
 /// # What every driver with this power promises
 ///
-/// - The guest's kernel keeps the disk within [`Machine::limits`]; the engine counts nothing.
+/// - The guest's kernel keeps the disk within [`Machine::limits`]; the engine counts only for the sake of the host, and has
+///   writes held back ([`limit_writes`](Self::limit_writes)) when that runs short of space.
 /// - A disk that was written to is never replaced: [`boot`](Self::boot) goes on with the one it finds.
 /// - Only one live machine writes to a disk.
 /// - Packing a root changes nothing in its layers, and packing it again is cheap.
@@ -59,4 +60,25 @@ pub trait OwnDisk: Send + Sync {
 
     /// How many devices make the root of a live machine.
     async fn lower(&self, key: &MachineKey) -> DriverResult<u32>;
+
+    /// Says how fast a live machine may write to its disks from now on. Writes that are held back wait, and are carried out
+    /// later: the guest's kernel is told of no error. It reads, computes and talks meanwhile. What the driver had begun to
+    /// write when this is called still goes to the disk.
+    ///
+    /// It stays so when the daemon dies, and ends with the machine.
+    async fn limit_writes(&self, key: &MachineKey, limit: WriteLimit) -> DriverResult<()>;
+
+    /// Whether a machine's writes were limited last. Reads no more than a file's attributes.
+    fn holds_writes(&self, key: &MachineKey) -> bool;
+}
+
+/// How fast a machine may write to its disks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WriteLimit {
+    /// As fast as the disk takes it.
+    None,
+    /// So many bytes a second.
+    Slow(u64),
+    /// Not at all.
+    Hold,
 }

@@ -16,6 +16,7 @@ mod name;
 mod network;
 mod point;
 mod record;
+mod reserve;
 mod revision;
 mod sandbox;
 mod secret;
@@ -56,6 +57,7 @@ pub use record::{
     ImageConfig, Key, Layer, LayerKind, Lineage, MergePoint, MergeSource, OnDelete, Project, Scope,
     Session, SessionEnd, Usage, Validation,
 };
+pub use reserve::Reserve;
 pub use revision::{Ownership, Revision};
 pub use sandbox::{
     Breakdown, Change, Deletion, Ended, LastSession, NotAllowed, OpenSession, Sandbox, SandboxState,

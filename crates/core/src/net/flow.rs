@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use tokio::net::TcpStream;
 
 use super::log::OpenFlow;
+use super::sockets::NoSocket;
 use super::stack::Stream;
 use crate::model::Protocol;
 
@@ -40,6 +41,9 @@ pub(super) struct Datagrams {
 pub(super) trait FlowHandler: Send + Sync + 'static {
     /// A connection is wanted. Asked once for each, not for repeated packets.
     fn open(&self, to: SocketAddr) -> OpenDecision;
+
+    /// A flow was not opened: there is no socket for it.
+    fn no_socket(&self, protocol: Protocol, to: SocketAddr, why: NoSocket);
 
     /// Nobody answered at the address that was to be dialled.
     fn unanswered(&self, open: &OpenFlow, error: &io::Error);

@@ -21,7 +21,7 @@
 //! | `upstream` | how names are resolved and connections made outside; the same for all sandboxes of a daemon |
 //! | `log` | what is recorded about a flow |
 //! | `gate` | what of all that waits until somebody has approved it; the engine answers |
-//! | `sockets` | how many sockets of the host a sandbox may have, and all of them together |
+//! | `sockets` | how many sockets of the host a sandbox may have, those of a project, and all of them together |
 //! | `post` | which addresses the daemon itself sends requests to that callers chose |
 //!
 //! Each sandbox has its own stack, dispatcher and tasks. All buffers are bounded, and data that cannot be taken now is not read:
@@ -60,6 +60,7 @@ pub use log::{Journal, Traffic};
 pub use post::{PostError, PostTarget};
 pub use proxy::{Authority, BadAuthority};
 pub use rules::{Brokered, Rules};
+pub use sockets::ProjectSockets;
 pub use upstream::{Upstream, UpstreamSettings};
 
 pub use crate::model::MTU;
@@ -92,6 +93,8 @@ pub struct NetworkConfig {
     pub authority: Arc<Authority>,
     /// Who is asked about first contacts and uses of secrets.
     pub gate: Arc<dyn Gate>,
+    /// How many sockets the sandboxes of its project may have together.
+    pub project: Arc<ProjectSockets>,
 }
 
 /// The network of one session. It ends when this is closed or dropped.
@@ -110,6 +113,7 @@ impl SessionNetworkStack {
     pub fn start(config: NetworkConfig) -> io::Result<Self> {
         let log = ConnectionLog::new(config.session, config.journal, config.before);
         let sockets = config.authority.sockets.clone();
+        sockets.belong_to(config.project);
         let NetworkConfig { rules, upstream, authority, gate, .. } = config;
         let dispatcher = Dispatcher::new(rules, upstream, authority, log, gate);
         let handler = Arc::clone(&dispatcher) as Arc<dyn FlowHandler>;

@@ -70,7 +70,7 @@ use rustix::fs::FlockOperation;
 
 use self::blocking::blocking;
 use self::error::io_error;
-use crate::model::{LayerId, MemoryId};
+use crate::model::{LayerId, MemoryId, Reserve};
 
 pub use audit::{
     AuditFinding, AuditHead, AuditKey, AuditPage, AuditPosition, AuditReport, AuditResumed,
@@ -102,6 +102,7 @@ pub use layer::export::{Exported, LeftOut};
 pub use layer::junk::{Junk, JunkRules};
 pub use layer::live_copy::LiveCopy;
 pub use layer::quarantine::FileToQuarantine;
+pub(crate) use layer::quota::BYTES_PER_INODE;
 pub use layer::quota::{Enforcement, enforcement, inodes_for};
 pub use layer::{Collected, LayerUsage, MeasuredLayer, SealOptions, Sealing, Unheld};
 pub use manifest::command_files::CommandFiles;
@@ -139,7 +140,7 @@ struct StoreInner {
     data: PathBuf,
     /// The data directory itself, for `syncfs` and `fstatvfs`.
     dir: File,
-    reserve: Option<u64>,
+    reserve: Reserve,
     base_owner: (u32, u32),
     /// How the filesystem holds sandboxes to their disk.
     enforcement: Enforcement,
@@ -225,7 +226,7 @@ impl Store {
             data,
             dir,
             _lock: lock,
-            reserve: options.reserve,
+            reserve: Reserve { bytes: options.reserve },
             base_owner: options.base_owner.unwrap_or((0, 0)),
             enforcement,
             identity: Mutex::new(identity.text),

@@ -12,6 +12,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use sandkeep_core::driver::microvm::memory::{PagesWritten, RamMap, capture_pages, map_of};
 use sandkeep_core::embedded::RAM_SO;
+use sandkeep_core::model::Reserve;
 use tempfile::TempDir;
 
 const PAGE: u64 = 4096;
@@ -127,7 +128,7 @@ impl Machine {
     fn capture(&self, image: &[PathBuf], into: &Path) -> PagesWritten {
         fs::create_dir(into).expect("a directory");
         let (pid, ram) = (self.child.id(), PAGES * PAGE);
-        let written = capture_pages(pid, self.at, ram, image, into).expect("a capture");
+        let written = capture_pages(pid, self.at, ram, image, into, Reserve { bytes: Some(0) }).expect("a capture");
         written.sync().expect("stable storage");
         written
     }

@@ -21,6 +21,7 @@ mod into_drive;
 mod kept;
 mod life;
 mod machine;
+mod machine_disks;
 mod machine_support;
 mod memory;
 #[cfg(feature = "failpoints")]

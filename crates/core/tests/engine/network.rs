@@ -9,7 +9,7 @@ use sandkeep_core::model::{
     RequestRule, Verdict,
 };
 use sandkeep_testkit::house;
-use sandkeep_testkit::house::{House, name, project, sh, small};
+use sandkeep_testkit::house::{House, detached, name, printed, project, sh, small, until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
@@ -125,7 +125,7 @@ async fn policies_hold_at_once_and_projects_have_the_last_word() {
     engine.set_project_network(&project(), bound).await.unwrap();
     assert!(!reach().await, "no sandbox gets beyond it");
     let default = Policy { mode: Mode::DenyAll, ..Policy::default() };
-    let free = ProjectNetwork { default, bound: None };
+    let free = ProjectNetwork { default, ..ProjectNetwork::default() };
     engine.set_project_network(&project(), free).await.unwrap();
     assert!(reach().await, "it has a policy of its own");
     set(None).await;
@@ -190,4 +190,45 @@ async fn header_values_do_not_rest_and_their_authority_is_trusted_inside() {
     };
     let refused = engine.update(&project(), &name("app"), unknown).await.unwrap_err();
     assert!(refused.to_string().contains("NOBODY"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_of_a_project_are_bounded_together() {
+    let mut house = house!();
+    let server = echo(&mut house).await;
+    let engine = house.open().await;
+    for sandbox in ["app", "other"] {
+        engine.create(&project(), small(sandbox), None).await.unwrap();
+    }
+    let allow = async |most: Option<u32>| {
+        let network = ProjectNetwork { max_connections: most, ..ProjectNetwork::default() };
+        engine.set_project_network(&project(), network).await
+    };
+    let refused = allow(Some(0)).await.expect_err("none would be a policy");
+    assert!(refused.to_string().contains("network.max_connections"), "{refused}");
+    allow(Some(3)).await.unwrap();
+    let port = server.port();
+    let held = format!(
+        "for n in 4 5 6; do eval \"exec $n<>/dev/tcp/100.97.0.1/{port}\" || exit 9; done; echo held; sleep 1000"
+    );
+    let holder = detached(&engine, "app", &["bash", "-c", &held]).await;
+    until("connections", async || {
+        (printed(&engine, "app", &holder).await == b"held\n").then_some(())
+    })
+    .await;
+    assert_ne!(says(&engine, "other", server).await, "hello\n", "the project has all it may have");
+    let line = until("a line in the journal", async || {
+        let all = ConnectionFilter::default();
+        let listed = engine.connections(&project(), &name("other"), &all, 10, None).await.unwrap();
+        listed.items.into_iter().find(|line| line.verdict == Verdict::Denied)
+    })
+    .await;
+    assert!(line.rule.contains("the project's sandboxes may have 3"), "{line:?}");
+    assert_eq!(line.to.map(|to| to.port()), Some(port));
+    // At once, and without touching what is open.
+    allow(Some(5)).await.unwrap();
+    assert_eq!(says(&engine, "other", server).await, "hello\n");
+    allow(None).await.unwrap();
+    assert_eq!(says(&engine, "other", server).await, "hello\n");
+    engine.shutdown().await;
 }

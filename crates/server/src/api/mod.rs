@@ -37,6 +37,7 @@ use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -139,6 +140,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
             )
             .hint("GET /v1/openapi.json lists all routes")
         })
+        .layer(from_fn_with_state(Arc::clone(&app), while_the_disk_responds))
         .layer(from_fn_with_state(Arc::clone(&app), crate::origin::own_origin))
         .layer(from_fn_with_state(Arc::clone(&app), crate::gateway::serve))
         .layer(from_fn_with_state(Arc::clone(&app), crate::origin::known_host))
@@ -280,6 +282,37 @@ async fn in_time(State(app): State<Arc<App>>, request: Request, next: Next) -> R
             ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout", "the request took too long")
                 .hint("the operation continues; check the sandbox before retrying")
                 .into_response()
+        }
+    }
+}
+
+/// How long a request may wait for a data directory whose disk does not respond.
+const STORAGE_PATIENCE: Duration = Duration::from_secs(20);
+/// How often it is asked whether the disk responds.
+const STORAGE_ASKED: Duration = Duration::from_secs(1);
+
+/// Gives up on a request whose answer has not begun while the disk does not respond. What it began goes on, as far as it
+/// can: see [`finish`].
+async fn while_the_disk_responds(
+    State(app): State<Arc<App>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let mut answer = std::pin::pin!(next.run(request));
+    // Most requests are over before a timer is needed.
+    if let Ok(answer) = tokio::time::timeout(STORAGE_PATIENCE, answer.as_mut()).await {
+        return answer;
+    }
+    loop {
+        if let Err(unwell) = app.engine.health()
+            && unwell.code == "storage_not_responding"
+        {
+            return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, unwell.code, unwell.reason)
+                .hint("the operation goes on when the disk responds; check the sandbox before retrying")
+                .into_response();
+        }
+        if let Ok(answer) = tokio::time::timeout(STORAGE_ASKED, answer.as_mut()).await {
+            return answer;
         }
     }
 }

@@ -187,6 +187,7 @@ pub(crate) fn project_in(
     Ok(ProjectNetwork {
         default: policy_in("default", network.default, Some(&before.default))?,
         bound: bound.transpose()?,
+        max_connections: network.max_connections,
     })
 }
 
@@ -195,6 +196,7 @@ pub(crate) fn project_out(network: ProjectNetwork) -> types::ProjectNetwork {
     types::ProjectNetwork {
         default: policy_out(network.default),
         bound: network.bound.map(policy_out),
+        max_connections: network.max_connections,
     }
 }
 

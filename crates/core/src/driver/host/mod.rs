@@ -30,7 +30,7 @@ pub(super) mod uid_claims;
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub(super) use self::process::died;
 use self::process::{ended, process_of};
 pub(super) use self::socket::connect;
 use super::{DriverError, DriverResult, MachineUsage};
-use crate::model::MachineKey;
+use crate::model::{MachineKey, Reserve};
 
 /// How long a killed machine may take to be gone. Only a process stuck in the kernel takes long.
 const DEATH: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
@@ -266,6 +266,13 @@ pub(super) fn lock(directory: &Path, how: FlockOperation) -> DriverResult<Option
 pub(super) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DriverError {
     let path = path.to_owned();
     move |source| DriverError::Io { action, path, source }
+}
+
+/// How much new work may use of the filesystem that a file is on.
+pub(super) fn usable(on: impl AsFd, reserve: Reserve) -> io::Result<u64> {
+    let stat = rustix::fs::fstatvfs(on)?;
+    let (free, total) = (stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize);
+    Ok(free.saturating_sub(reserve.of(total)))
 }
 
 pub(super) fn broken(step: &str, reason: &impl ToString) -> DriverError {

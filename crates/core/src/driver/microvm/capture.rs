@@ -31,8 +31,8 @@ use super::memory::{PagesWritten, capture_pages, is_whole};
 use super::qemu::Qmp;
 use super::{MachinePlan, Microvm};
 use crate::driver::host::{broken, lock};
-use crate::driver::{Captured, DriverResult, Then};
-use crate::model::{MachineKey, Size};
+use crate::driver::{Captured, DriverError, DriverResult, Then};
+use crate::model::{MachineKey, Reserve, Size};
 
 /// Far more than devices take.
 const DEVICES: u64 = 4 << 20;
@@ -44,6 +44,7 @@ struct Subject<'a> {
     plan: &'a MachinePlan,
     below: &'a [PathBuf],
     into: &'a Path,
+    reserve: Reserve,
 }
 
 impl Microvm {
@@ -57,9 +58,12 @@ impl Microvm {
         let run_dir = self.host.directory(key);
         let _lock = lock(&run_dir, FlockOperation::LockShared)?;
         let (record, plan, _process) = self.demand(key)?;
-        let subject = Subject { pid: record.pid, run_dir, plan: &plan, below, into };
-        let taken = subject.take(then).map_err(|error| broken("capture the machine", &error));
-        let (pages, stood) = taken?;
+        let reserve = self.config.reserve;
+        let subject = Subject { pid: record.pid, run_dir, plan: &plan, below, into, reserve };
+        let (pages, stood) = subject.take(then).map_err(|error| match error.kind() {
+            io::ErrorKind::StorageFull => DriverError::NoRoom { reason: error.to_string() },
+            _ => broken("capture the machine", &error),
+        })?;
         Ok(Captured {
             ram: plan.fingerprint.memory,
             fingerprint: plan.fingerprint,
@@ -126,7 +130,7 @@ impl Subject<'_> {
             false => whole(&self.below[..own])?,
         };
         let Size(ram) = self.plan.fingerprint.memory;
-        let pages = capture_pages(self.pid, at, ram, of_memory, self.into)?;
+        let pages = capture_pages(self.pid, at, ram, of_memory, self.into, self.reserve)?;
         self.put_on_top(qmp, top)?;
         fs::hard_link(&top.path, self.into.join(LAYER_DISK))?;
         qmp.leave_ram()?;

@@ -7,6 +7,7 @@
 //! | `lifecycle` | how a machine is started, stopped and found again |
 //! | `capture`, `merge` | what a capture consists of, and how layers of captures are merged |
 //! | `adopt` | how an unassigned machine becomes a sandbox's |
+//! | `writes` | how fast a machine may write to its disks |
 //! | `probe` | whether this host can run machines, with KVM or emulated |
 //! | `qemu/` | QEMU's command line, its control socket, and the pool of warm hypervisors |
 //! | `disk/` | which files are behind a block device |
@@ -35,7 +36,8 @@
 //! runs guest code while it can write to a directory.
 //!
 //! *A guest cannot fill the host's disk*: its serial port goes to a ring of 64 KiB in the hypervisor, the hypervisor's messages go
-//! to a pipe that drops what does not fit, and its disks have a maximum size.
+//! to a pipe that drops what does not fit, and its disks have a maximum size. When the host runs short of space, the engine has
+//! the hypervisor hold writes back (`writes`).
 //!
 //! *The hypervisor's locks on disk files are off*: forks share the lower files, and the driver ensures that only one machine writes
 //! to the topmost (`disk/`).
@@ -55,6 +57,7 @@ pub mod memory;
 mod merge;
 mod probe;
 mod qemu;
+mod writes;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -79,10 +82,10 @@ use super::host::uid_claims::UidClaims;
 use super::host::{Host, broken, died, failed, lock, on_thread};
 use super::{
     Captured, Device, Driver, DriverError, DriverResult, KeepsMemory, Link, Machine, MachineUsage,
-    OwnDisk, Restored, Then,
+    OwnDisk, Restored, Then, WriteLimit,
 };
 use crate::embedded::RAM_SO;
-use crate::model::{Fingerprint, Limits, MachineKey, RootFs, Size};
+use crate::model::{Fingerprint, Limits, MachineKey, Reserve, RootFs, Size};
 
 pub(super) const NAME: &str = "microvm";
 /// The least RAM that a kernel boots in.
@@ -111,6 +114,8 @@ pub struct MicrovmConfig {
     pub warm_hypervisors: usize,
     /// The first of 65,536 uids for those, which are no machine's yet.
     pub warm_uids: u32,
+    /// Free space of the cache directory's filesystem that captures and packed layers leave alone: the store's.
+    pub reserve: Reserve,
 }
 
 /// Waits until the agent behind a link answers, for as long as the caller says. A driver does not talk to agents, so whoever makes
@@ -182,7 +187,7 @@ impl MicrovmDriver {
         let helpers = Arc::new(Helpers::new(agent, cache));
         let inner = Microvm {
             host: Arc::new(host),
-            layers: PackedLayers::new(Arc::clone(&helpers), cache),
+            layers: PackedLayers::new(Arc::clone(&helpers), cache, config.reserve),
             helpers,
             facts: HostFacts::new(cache),
             ram_so,
@@ -362,6 +367,15 @@ impl OwnDisk for MicrovmDriver {
     async fn lower(&self, key: &MachineKey) -> DriverResult<u32> {
         let key = key.clone();
         self.with(move |microvm| Ok(microvm.demand(&key)?.1.lower)).await
+    }
+
+    async fn limit_writes(&self, key: &MachineKey, limit: WriteLimit) -> DriverResult<()> {
+        let key = key.clone();
+        self.with(move |microvm| microvm.limit_writes(&key, limit)).await
+    }
+
+    fn holds_writes(&self, key: &MachineKey) -> bool {
+        self.inner.holds_writes(key)
     }
 }
 

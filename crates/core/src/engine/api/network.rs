@@ -43,12 +43,14 @@ impl Engine {
         network: ProjectNetwork,
     ) -> Result<ProjectNetwork> {
         let mut network = network;
+        network.check()?;
         for policy in [Some(&mut network.default), network.bound.as_mut()].into_iter().flatten() {
             self.parts.network.seal_policy(project, policy)?;
             self.parts.network.check_policy(project, &Tags::new(), policy)?;
         }
         let set = network.clone();
         self.parts.tenancy.change_project(project, |project| project.network = set).await?;
+        self.parts.network.project_sockets_changed(project, &network);
         self.parts.network.project_rules_changed(project).await;
         Ok(network)
     }

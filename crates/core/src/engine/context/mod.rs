@@ -10,6 +10,7 @@ pub(in crate::engine) mod tasks;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use tokio::sync::watch;
 
@@ -37,6 +38,8 @@ pub(in crate::engine) struct Context {
     pub(in crate::engine) damage: damage::DamageRegister,
     clock: clock::ClockWatch,
     pub(in crate::engine) tasks: tasks::Tasks,
+    /// Whether the host's disk has only its reserve left.
+    pub(in crate::engine) short_of_space: Arc<AtomicBool>,
     /// How many sandboxes are still to be recovered after a restart; one more for the work that follows.
     pub(in crate::engine) recovery: watch::Sender<usize>,
 }
@@ -64,6 +67,7 @@ impl Context {
             damage: damage::DamageRegister::default(),
             clock: clock::ClockWatch::default(),
             tasks: tasks::Tasks::default(),
+            short_of_space: Arc::default(),
             recovery: watch::channel(0).0,
         })
     }

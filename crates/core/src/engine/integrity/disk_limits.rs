@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | has project quotas | the write fails (`EDQUOT`, `ENOSPC`), the command goes on | the quota shrinks to what is left: the same |
 //! | has none | the processes that write the most are ended; if it goes on growing, all commands | the same, of the one that grew the most |
-//! | is a machine's own | the guest's own: the write fails | nothing is done: the disk of a machine is a file of the host |
+//! | is a machine's own | the guest's own: the write fails | the writes of the one that grew the most wait (`shortage`) |
 //!
 //! Where there are no quotas what sandboxes write is counted: often while the disk fills quickly, and seldom otherwise. Counted are blocks of
 //! files, also of those that were removed and are still open, and inodes, each as [`PER_INODE`] bytes; there is a limit for their number
@@ -27,12 +27,13 @@ use sandkeep_proto::link::Failure;
 use crate::driver::Unnamed;
 use crate::engine::error::error_chain;
 use crate::engine::integrity::DiskLimits;
+use crate::engine::integrity::shortage::{GREW, Outlook, Shortage};
 use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::upload_allowance::Sent;
 use crate::engine::{Error, Result};
 use crate::guest::GuestError;
 use crate::model::{LayerId, MountMode, Sandbox, Size};
-use crate::store::{FreeSpace, LayerUsage, inodes_for};
+use crate::store::{BYTES_PER_INODE, FreeSpace, LayerUsage, inodes_for};
 
 /// What is counted for an inode besides its blocks: what filesystems take for it, and for its name.
 const PER_INODE: u64 = 512;
@@ -47,8 +48,6 @@ const FILLED_INODES: u64 = 8192;
 const LOOKED: Duration = Duration::from_secs(60);
 /// After so many rounds of ending those who write the most, all commands are ended.
 const ROUNDS: u32 = 4;
-/// The reserve is about to be used when it would be after so many looks.
-const AHEAD: u64 = 6;
 /// What a sandbox wrote since a look longer ago than this does not tell who fills the disk now.
 const JUST_NOW: Duration = Duration::from_secs(1);
 /// What a sandbox may always write, so that it can start and be cleaned up when there is little left.
@@ -57,8 +56,6 @@ const AT_LEAST: u64 = 8 << 20;
 const HEARD: Duration = Duration::from_millis(250);
 /// What a session may add to a drive that is full: to be mounted, and to have files removed, takes a little.
 const TO_CLEAN_UP: u64 = 1 << 20;
-/// A sandbox that grew by less is not ended for the host's sake.
-const GREW: u64 = 1 << 20;
 
 /// A limit, and how much of it is used.
 struct Bound {
@@ -96,10 +93,31 @@ impl Bound {
 /// What the watch remembers between looks.
 #[derive(Default)]
 struct LimitWatch {
-    /// What layers took at the last look, and what had been uploaded by then.
-    before: HashMap<LayerId, (u64, u64)>,
+    /// What was found of layers at the last look.
+    before: HashMap<LayerId, Looked>,
     /// How often writers were ended, of sandboxes that are over a limit.
     rounds: HashMap<LayerId, u32>,
+    /// Whether the host runs short of space.
+    shortage: Shortage,
+}
+
+/// What was found at a look.
+#[derive(Debug, Clone, Copy)]
+struct Looked {
+    /// What the layer took.
+    used: u64,
+    /// What had been uploaded to its sandbox.
+    uploaded: u64,
+    /// How often writers of its sandbox had been ended. What they wrote before their end is nobody's else: whoever runs after it
+    /// may be cleaning up.
+    ended: u64,
+}
+
+/// A running sandbox that grows.
+struct Growing {
+    by: u64,
+    live: Arc<RunningSandbox>,
+    layers: Vec<(LayerId, u64)>,
 }
 
 /// Ends the session of a machine that cannot be controlled any more, and keeps what it wrote.
@@ -115,28 +133,30 @@ pub(in crate::engine) async fn watch(this: Weak<DiskLimits>, sessions: Weak<dyn 
     };
     let mut watch = LimitWatch::default();
     let (mut free_then, mut inodes_then) = (u64::MAX, u64::MAX);
-    let (mut looked, mut tick, mut last) = (Instant::now(), TICK, u64::MAX);
+    let (mut looked, mut tick) = (Instant::now(), TICK);
     loop {
         tokio::select! {
             () = tokio::time::sleep(tick) => {}
             () = shutdown.cancelled() => return,
         }
         let Some(this) = this.upgrade() else { return };
-        let Ok(FreeSpace { usable, free, reserve }) = this.store.usable() else { continue };
+        let Ok(space) = this.store.usable() else { continue };
         let Ok(inodes) = this.store.free_inodes() else { continue };
-        tick = if usable < LITTLE { SOON } else { TICK };
-        let fills = free.saturating_add(FILLED) < free_then
+        tick = if space.usable < LITTLE { SOON } else { TICK };
+        let fills = space.free.saturating_add(FILLED) < free_then
             || inodes.saturating_add(FILLED_INODES) < inodes_then;
-        // At this speed it would be gone before long.
-        let fell = last.saturating_sub(free);
-        let short = reserve > 0 && fell > 0 && usable <= fell.saturating_mul(AHEAD);
-        last = free;
+        let short = watch.shortage.notice(space) == Outlook::Short;
+        this.context
+            .short_of_space
+            .store(space.reserve > 0 && space.usable == 0, Ordering::Relaxed);
+        this.empty_trash_in_time(space);
+        this.let_one_write(space);
         if !fills && !short && watch.rounds.is_empty() && looked.elapsed() < LOOKED {
             continue;
         }
         let since = looked.elapsed();
-        (free_then, inodes_then, looked) = (free, inodes, Instant::now());
-        watch.look(&this, &sessions, usable, short && since < JUST_NOW).await;
+        (free_then, inodes_then, looked) = (space.free, inodes, Instant::now());
+        watch.look(&this, &sessions, space.usable, short, since).await;
     }
 }
 
@@ -147,17 +167,23 @@ impl LimitWatch {
         sessions: &Weak<dyn EndsSessions>,
         usable: u64,
         short: bool,
+        since: Duration,
     ) {
         let mut now = HashMap::new();
         let mut rounds = HashMap::new();
-        // Who grew the most, for when the host has nothing to usable.
-        let mut grew: Option<(u64, Arc<RunningSandbox>, Vec<LayerId>)> = None;
+        let before: HashMap<LayerId, u64> =
+            self.before.iter().map(|(layer, looked)| (layer.clone(), looked.used)).collect();
+        let known = short && self.shortage.begin((since < JUST_NOW).then_some(&before));
+        // Who grew the most, for when the host has nothing to spare.
+        let mut grew: Option<Growing> = None;
         for live in this.turns.all_live() {
             // Before it is counted: what is uploaded meanwhile is then seen at the next look.
             let (uploaded, unwritten) = {
                 let room = live.room.lock();
                 (room.total(), room.is_being_written())
             };
+            let ended = live.ended_writers.load(Ordering::SeqCst);
+            let clearing = live.clearing.load(Ordering::SeqCst);
             let bounds = match this.bounds(&live).await {
                 Ok(bounds) => bounds,
                 Err(error) => {
@@ -169,50 +195,87 @@ impl LimitWatch {
                 }
             };
             live.counted(&bounds, usable);
-            let mut growth = 0;
+            let disks = this.own_disks(&live).await.unwrap_or_default();
+            if !disks.is_empty() {
+                let used = disks.iter().map(|(_, used)| used).sum();
+                this.check_obeys(sessions, &live, used);
+            }
+            let mut layers = Vec::new();
             let mut over: Option<&Bound> = None;
             for bound in &bounds {
                 let then = self.before.get(&bound.layer).copied();
-                let uploading = unwritten || then.is_none_or(|(_, then)| uploaded > then);
-                let then = then.map(|(used, _)| used);
+                let uploading = unwritten || then.is_none_or(|then| uploaded > then.uploaded);
+                let others = clearing || then.is_none_or(|then| ended > then.ended);
+                let then = then.map(|then| then.used);
                 if bound.enforced {
                     this.enforce(bound, usable).await;
-                } else {
-                    growth += bound.used.saturating_sub(then.unwrap_or(0));
+                } else if disks.is_empty() {
+                    layers.push((bound.layer.clone(), bound.used));
                 }
                 if !bound.enforced && bound.is_over() {
                     match then {
-                        Some(then) if bound.used > then && !uploading => over = Some(bound),
+                        Some(then) if bound.used > then && !uploading && !others => {
+                            over = Some(bound);
+                        }
+                        Some(_) if !uploading && !others => {}
                         // Whether it grows, and by whom, is not known yet: soon it is.
-                        Some(_) if !uploading => {}
-                        _ => drop(rounds.insert(bound.layer.clone(), 0)),
+                        _ => {
+                            let round = self.rounds.get(&bound.layer).copied().unwrap_or(0);
+                            rounds.insert(bound.layer.clone(), round);
+                        }
                     }
                 }
-                now.insert(bound.layer.clone(), (bound.used, uploaded));
+                now.insert(bound.layer.clone(), Looked { used: bound.used, uploaded, ended });
             }
             if let Some(Bound { layer, what, used, inodes, limit, .. }) = over {
                 let sandbox = live.sandbox();
                 tracing::warn!(sandbox = %sandbox.name, what, used, inodes, limit, "a sandbox is over its disk limit and growing; the processes that write are killed");
                 let round = self.rounds.get(layer).copied().unwrap_or(0) + 1;
                 rounds.insert(layer.clone(), round);
-                live.over_disk(*limit, *used);
+                live.over_disk(*limit, (*used).max(inodes.saturating_mul(BYTES_PER_INODE)));
                 let over = Some((layer.clone(), *used));
                 this.end_writers(sessions, &live, over, round > ROUNDS);
             }
-            let held: Vec<LayerId> = bounds.into_iter().map(|bound| bound.layer).collect();
-            if grew.as_ref().is_none_or(|(most, _, _)| growth > *most) {
-                grew = Some((growth, live, held));
+            for (layer, used) in &disks {
+                let looked = Looked { used: *used, uploaded, ended };
+                now.entry(layer.clone()).or_insert(looked);
+            }
+            layers.extend(disks);
+            // One whose writes are held back is no help.
+            if known && live.writes.held().is_none() {
+                let by = self.shortage.grown(&layers);
+                if grew.as_ref().is_none_or(|most| by > most.by) {
+                    grew = Some(Growing { by, live, layers });
+                }
             }
         }
-        if short
-            && let Some((growth, live, layers)) = grew.filter(|(growth, _, _)| *growth >= GREW)
-            && !layers.iter().any(|layer| rounds.contains_key(layer))
+        if let Some(most) = grew.filter(|most| most.by >= GREW)
+            && !most.layers.iter().any(|(layer, _)| rounds.contains_key(layer))
         {
-            tracing::warn!(sandbox = %live.sandbox().name, growth, "the host's disk is about to reach its reserve; the processes that write the most are killed");
-            live.over_disk(live.sandbox().config.resources.disk.0, growth);
-            this.end_writers(sessions, &live, None, false);
+            self.stop_from_writing(this, sessions, &most);
+        }
+        if short {
+            let used = now.iter().map(|(layer, looked)| (layer.clone(), looked.used)).collect();
+            self.shortage.begin_with(&used);
         }
         (self.before, self.rounds) = (now, rounds);
+    }
+
+    /// For the sake of the host's reserve.
+    fn stop_from_writing(
+        &mut self,
+        this: &Arc<DiskLimits>,
+        sessions: &Weak<dyn EndsSessions>,
+        Growing { by, live, layers }: &Growing,
+    ) {
+        self.shortage.stopped(layers);
+        if live.driver.disk().is_some() {
+            this.hold_writes(sessions, live, layers.iter().map(|(_, used)| used).sum());
+            return;
+        }
+        tracing::warn!(sandbox = %live.sandbox().name, growth = by, "the host's disk is about to reach its reserve; the processes that write the most are killed");
+        live.over_disk(live.sandbox().config.resources.disk.0, *by);
+        this.end_writers(sessions, live, None, false);
     }
 }
 
@@ -230,6 +293,10 @@ impl RunningSandbox {
 impl DiskLimits {
     /// Holds the layers of a machine that is to be started to their limits, where the filesystem does that.
     pub(in crate::engine) async fn limit_layers(&self, sandbox: &Sandbox) {
+        if self.context.driver(&sandbox.config.driver).is_ok_and(|one| one.disk().is_some()) {
+            // What it writes is on disks, which are in no project; its drives are counted.
+            return;
+        }
         if let Some(open) = sandbox.open_layer() {
             self.limit_layer(open, sandbox.config.resources.disk.0).await;
         }
@@ -327,8 +394,14 @@ impl DiskLimits {
         live: &RunningSandbox,
         more: Sent,
     ) -> Result<(), GuestError> {
+        let no_room = || {
+            let message = "the disk of the host has no room".to_owned();
+            Err(GuestError::Refused { kind: Failure::NoSpace, message })
+        };
         if live.driver.disk().is_some() {
-            return Ok(());
+            let is_full = live.writes.held().is_some()
+                || self.store.usable().is_ok_and(|space| space.usable < more.bytes);
+            return if is_full { no_room() } else { Ok(()) };
         }
         if live.room.lock().admit(more) {
             return Ok(());
@@ -358,8 +431,7 @@ impl DiskLimits {
             return Err(GuestError::DiskLimit { message });
         }
         if usable < more.bytes {
-            let message = "the disk of the host has no room".to_owned();
-            return Err(GuestError::Refused { kind: Failure::NoSpace, message });
+            return no_room();
         }
         live.room.lock().admit_counted(more);
         Ok(())
@@ -413,6 +485,7 @@ impl DiskLimits {
             }
             // Commands that were ended report it within this time, with the disk limit as the reason. Those that still run
             // after it were not ended for that.
+            live.ended_writers.fetch_add(1, Ordering::SeqCst);
             tokio::time::sleep(HEARD).await;
             live.within_disk();
             live.clearing.store(false, Ordering::SeqCst);

@@ -4,14 +4,19 @@ pub(in crate::engine) mod disk_limits;
 pub(in crate::engine) mod disk_probe;
 pub(in crate::engine) mod failed_syncs;
 pub(in crate::engine) mod scrub;
+mod shortage;
 
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use crate::db::Db;
 use crate::engine::context::Context;
 use crate::engine::integrity::disk_probe::Health;
 use crate::engine::integrity::failed_syncs::Reported;
 use crate::engine::references::References;
+use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::turns::Turns;
 use crate::store::Store;
 
@@ -49,6 +54,10 @@ pub(in crate::engine) struct DiskLimits {
     context: Arc<Context>,
     turns: Arc<Turns>,
     references: Arc<References>,
+    /// Machines whose writes are held back, the one that waits longest first.
+    held: Mutex<Vec<Weak<RunningSandbox>>>,
+    /// Whether the trash is being emptied because there is little space.
+    reclaiming: AtomicBool,
 }
 
 impl Integrity {
@@ -78,6 +87,8 @@ impl Integrity {
                 context: Arc::clone(context),
                 turns: Arc::clone(turns),
                 references: Arc::clone(references),
+                held: Mutex::default(),
+                reclaiming: AtomicBool::new(false),
             }),
             health: Arc::default(),
         })

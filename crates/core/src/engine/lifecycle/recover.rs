@@ -457,6 +457,7 @@ impl Lifecycle {
         if let Some(changes) = changes.filter(|_| self.context.settings.record_changes) {
             live.changes.begin_session(changes);
         }
+        self.integrity.limits.found_running(&live);
         tokio::select! {
             () = self.network.reconnect_session(&live) => {}
             () = shutdown.cancelled() => return Err(Error::ShuttingDown),

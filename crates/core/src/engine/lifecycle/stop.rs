@@ -70,6 +70,7 @@ impl Lifecycle {
         if seals && live.is_some() && ending.end != SessionEnd::Interrupted {
             // Before anything is touched: is there room for what sealing writes?
             self.store.wait_for_room_to_seal().await?;
+            self.check_room_to_export(sandbox, keep).await?;
         }
         // Nobody is asked when a session broke off or its time is up: then the layer is left open.
         let can_go_on = live.is_some() && (ending.is_asked_for() || ending.end == SessionEnd::Idle);
@@ -183,6 +184,19 @@ impl Lifecycle {
         }
     }
 
+    /// Refuses when the files on a machine's disks would not fit on the host beside those disks, as far as can be told before they
+    /// are exported: then the session goes on.
+    async fn check_room_to_export(&self, sandbox: &Sandbox, keep: bool) -> Result<()> {
+        let mut bytes = 0;
+        for (_, layer) in self.machines.on_disks(sandbox, keep)? {
+            bytes += self.store.size_of_disk(&layer).await?;
+        }
+        match bytes {
+            0 => Ok(()),
+            bytes => Ok(self.store.check_room_to_import(bytes).await?),
+        }
+    }
+
     /// Whether what is left is of a start that did not come to its end, of a sandbox that goes on from memory. Its open layer is
     /// nothing then but a way to that memory: sealed, it would stand for files that it does not have.
     async fn never_began(&self, sandbox: &Sandbox) -> Result<bool> {
@@ -286,11 +300,13 @@ impl Lifecycle {
         answers: bool,
     ) -> Result<MachineUsage> {
         if let Some(live) = live {
+            self.integrity.limits.drain_writes(live, true).await;
             let handed = async {
                 if !answers {
                     return Err(GuestError::Timeout.into());
                 }
                 live.guest().await?.quiesce(self.context.settings.grace).await?;
+                self.integrity.limits.drain_writes(live, false).await;
                 step("seal.quiet");
                 live.commands_recorded(Duration::from_secs(1)).await;
                 self.machines.hand_over(live, sandbox, keep).await
@@ -298,6 +314,7 @@ impl Lifecycle {
             if let Err(error) = handed.await {
                 tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "a machine did not end on request, or did not export its files; it is killed");
                 if live.driver.disk().is_some() {
+                    self.integrity.limits.drain_writes(live, false).await;
                     // What is in its cache and not on its disk would be lost.
                     freeze_filesystems(live, sandbox).await;
                 }

@@ -178,6 +178,13 @@ pub(in crate::engine) fn notices(
             refused.at, refused.reason, refused.times
         ));
     }
+    if let Some(held) = live.and_then(|live| live.writes.held()) {
+        all.push(format!(
+            "what it writes to its disk is held back since {}: the host's disk has only its reserve left. Nothing of it is lost, and it \
+             goes on by itself when there is room",
+            held.since
+        ));
+    }
     let asked = sandbox.config.resources.millicpus.div_ceil(1000);
     if let Ok(here) = std::thread::available_parallelism()
         && u64::from(asked) > here.get() as u64

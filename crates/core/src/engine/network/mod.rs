@@ -3,7 +3,10 @@
 pub(in crate::engine) mod policy;
 pub(in crate::engine) mod session_network;
 
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
 
 use crate::engine::audit::AuditLog;
 use crate::engine::context::Context;
@@ -12,7 +15,8 @@ use crate::engine::records::Records;
 use crate::engine::running::turns::Turns;
 use crate::engine::tenancy::Tenancy;
 use crate::engine::tenancy::secrets::Secrets;
-use crate::net::Upstream;
+use crate::model::{Name, ProjectNetwork};
+use crate::net::{ProjectSockets, Upstream};
 use crate::secret::Keyring;
 use crate::store::Store;
 
@@ -28,6 +32,8 @@ pub(in crate::engine) struct Network {
     outside: Arc<Upstream>,
     /// Who makes the gates of sessions; set once by whoever is above.
     pub(in crate::engine) gates: OnceLock<Weak<dyn MakesGates>>,
+    /// Of projects that had a session online.
+    sockets: Mutex<HashMap<Name, Arc<ProjectSockets>>>,
 }
 
 impl Network {
@@ -50,7 +56,28 @@ impl Network {
             keyring: Arc::clone(keyring),
             outside: Arc::new(outside),
             gates: OnceLock::new(),
+            sockets: Mutex::default(),
         })
+    }
+
+    /// The sockets that the sandboxes of a project share.
+    fn sockets_of(&self, project: &Name) -> Arc<ProjectSockets> {
+        let mut all = self.sockets.lock();
+        let most = self.tenancy.project_network(project).ok().and_then(|it| it.max_connections);
+        // Of projects that are gone, nobody has any.
+        all.retain(|_, sockets| Arc::strong_count(sockets) > 1);
+        Arc::clone(all.entry(project.clone()).or_insert_with(|| ProjectSockets::new(most)))
+    }
+
+    /// A project's sandboxes may have another number of sockets from now on.
+    pub(in crate::engine) fn project_sockets_changed(
+        &self,
+        project: &Name,
+        network: &ProjectNetwork,
+    ) {
+        if let Some(sockets) = self.sockets.lock().get(project) {
+            sockets.set(network.max_connections);
+        }
     }
 
     /// The network outside.

@@ -154,6 +154,7 @@ impl Network {
                 Some(gates) => gates.gate(live),
                 None => Arc::new(OpenGate),
             },
+            project: self.sockets_of(&sandbox.project),
         })
         .map_err(Error::NetworkDevice)?;
         let trust = Arc::new(Trust { authority, established: AtomicBool::new(false) });

@@ -221,6 +221,14 @@ impl EventFeed {
         self.of(sandbox, EventData::SandboxRenamed { from: from.clone() });
     }
 
+    pub(in crate::engine) fn writes_held(&self, sandbox: &Sandbox) {
+        self.of(sandbox, EventData::SandboxWritesHeld {});
+    }
+
+    pub(in crate::engine) fn writes_released(&self, sandbox: &Sandbox) {
+        self.of(sandbox, EventData::SandboxWritesReleased {});
+    }
+
     pub(in crate::engine) fn session_ended(&self, sandbox: &Sandbox, session: &Session) {
         let change = EventData::SessionEnded {
             session: session.id.clone(),

@@ -22,6 +22,7 @@ use crate::engine::running::seal_under_way::SealUnderWay;
 use crate::engine::running::services::Services;
 use crate::engine::running::tracked::Tracked;
 use crate::engine::running::upload_allowance::UploadAllowance;
+use crate::engine::running::write_hold::WriteHold;
 use crate::engine::{Error, Result};
 use crate::guest::{Deadlines, Guest, GuestError};
 use crate::model::{CommandId, MachineKey, Revision, Sandbox, Session, Timestamp, now};
@@ -69,6 +70,10 @@ pub(crate) struct RunningSandbox {
     pub(in crate::engine) clearing: AtomicBool,
     /// What may still be uploaded into it.
     pub(in crate::engine) room: Mutex<UploadAllowance>,
+    /// How often processes of its were ended because of that.
+    pub(in crate::engine) ended_writers: AtomicU64,
+    /// Whether what it writes is held back.
+    pub(in crate::engine) writes: WriteHold,
     /// Held while what it takes on the disk is counted for an upload.
     pub(in crate::engine) counting: tokio::sync::Mutex<()>,
     /// The session is being ended: nobody new comes in.
@@ -121,6 +126,8 @@ impl RunningSandbox {
             mask: RwLock::default(),
             clearing: AtomicBool::new(false),
             room: Mutex::default(),
+            ended_writers: AtomicU64::new(0),
+            writes: WriteHold::default(),
             counting: tokio::sync::Mutex::default(),
             closed: watch::Sender::new(false),
             paused: AtomicBool::new(false),

@@ -15,3 +15,4 @@ pub(in crate::engine) mod stdin;
 pub(in crate::engine) mod tracked;
 pub(in crate::engine) mod turns;
 pub(in crate::engine) mod upload_allowance;
+pub(in crate::engine) mod write_hold;

@@ -11,6 +11,7 @@
 //! asks, or over time in housekeeping, which also sees to sandboxes that nobody uses.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -83,8 +84,9 @@ impl Accounts {
         &self,
         sandbox: &SandboxId,
         limit: u64,
+        short: &Arc<AtomicBool>,
     ) -> Arc<LogBudget> {
-        Arc::clone(self.of(sandbox).logs.get_or_init(|| LogBudget::new(limit)))
+        Arc::clone(self.of(sandbox).logs.get_or_init(|| LogBudget::new(limit, short)))
     }
 
     /// What is known of a sandbox without asking the disk.

@@ -146,6 +146,12 @@ pub enum EventData {
         /// Its former name.
         from: Name,
     },
+    /// What a sandbox writes to its disk is held back, because the host's disk is short of space.
+    #[serde(rename = "sandbox.writes_held")]
+    SandboxWritesHeld {},
+    /// A sandbox may write again.
+    #[serde(rename = "sandbox.writes_released")]
+    SandboxWritesReleased {},
     /// A session ended.
     #[serde(rename = "session.ended")]
     SessionEnded {
@@ -417,7 +423,7 @@ pub struct EventFinding {
 
 impl EventData {
     /// All kinds of events, in the order of the documentation.
-    pub const KINDS: [&'static str; 40] = [
+    pub const KINDS: [&'static str; 42] = [
         "sandbox.created",
         "sandbox.starting",
         "sandbox.running",
@@ -432,6 +438,8 @@ impl EventData {
         "sandbox.promoted",
         "sandbox.merged",
         "sandbox.renamed",
+        "sandbox.writes_held",
+        "sandbox.writes_released",
         "session.ended",
         "command.started",
         "command.ended",
@@ -478,6 +486,8 @@ impl EventData {
             Self::SandboxPromoted { .. } => "sandbox.promoted",
             Self::SandboxMerged { .. } => "sandbox.merged",
             Self::SandboxRenamed { .. } => "sandbox.renamed",
+            Self::SandboxWritesHeld { .. } => "sandbox.writes_held",
+            Self::SandboxWritesReleased { .. } => "sandbox.writes_released",
             Self::SessionEnded { .. } => "session.ended",
             Self::CommandStarted { .. } => "command.started",
             Self::CommandEnded { .. } => "command.ended",

@@ -381,6 +381,9 @@ pub struct ProjectNetwork {
     /// What no sandbox gets beyond.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bound: Option<Policy>,
+    /// How many connections and flows outward its sandboxes may have open together; half of the server's if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_connections: Option<u32>,
 }
 
 /// A sandbox's certificate authority, kept beside its record.

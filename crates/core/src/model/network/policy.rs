@@ -33,13 +33,17 @@ const CARRIED: [&str; 9] = [
 ];
 
 impl ProjectNetwork {
-    /// Checks both policies.
+    /// Checks both policies, and the number of connections.
     ///
     /// # Errors
     ///
     /// Returns [`BadConfig`] for the first field that is wrong, such as `network.bound.domains[2]`.
     pub fn check(&self) -> Result<(), BadConfig> {
         self.default.check("network.default")?;
+        if self.max_connections == Some(0) {
+            let reason = "at least 1; `--default deny-all` and a bound close the network";
+            return Err(bad("network.max_connections".to_owned(), reason));
+        }
         self.bound.as_ref().map_or(Ok(()), |bound| bound.check("network.bound"))
     }
 }
@@ -382,7 +386,7 @@ mod tests {
             );
             let value = Credential::Plain(value.to_owned().into());
             policy.requests[0].action = Action::Headers([("x-key".to_owned(), value)].into());
-            ProjectNetwork { default: Policy::default(), bound: Some(policy) }.check()
+            ProjectNetwork { bound: Some(policy), ..ProjectNetwork::default() }.check()
         };
         with("Bearer ${secret:KEY}").unwrap();
         for value in ["", "two\nlines", "${secret:KEY", "${secret:}", "${secret:A} ${secret:"] {

@@ -43,6 +43,7 @@ use super::log::{ConnectionLog, FlowInfo, OpenFlow, Refusals, Traffic};
 use super::proxy::{self, Authority, Intercept};
 use super::rules::{ActiveRules, NameSource, Named, Rules, Ruling};
 use super::sniff::Sniffed;
+use super::sockets::NoSocket;
 use super::special_addresses::Destination;
 use super::stack::{self, Stream};
 use super::upstream::Upstream;
@@ -552,6 +553,12 @@ impl FlowHandler for Dispatcher {
             }
             Ruling::Allow(_) | Ruling::ByName => OpenDecision::Serve,
         })
+    }
+
+    fn no_socket(&self, protocol: Protocol, to: SocketAddr, why: NoSocket) {
+        let to = Destination::new(to);
+        let name = self.names.of(to.asked.ip()).into_iter().next();
+        self.refuse(protocol, to, name, why.to_string());
     }
 
     fn unanswered(&self, open: &OpenFlow, error: &io::Error) {

@@ -227,7 +227,7 @@ impl Dialler {
         let too_many = || io::Error::other("the sandbox has too many connections outward");
         let room = tokio::time::timeout(*within, Arc::clone(connections).acquire_owned());
         let Ok(Ok(room)) = room.await else { return Err(too_many()) };
-        let socket = sockets.take().ok_or_else(too_many)?;
+        let socket = sockets.take().map_err(|why| io::Error::other(why.to_string()))?;
         let stream = match self.reach {
             Reach::Own(to) => self.upstream.dial(to.real).await,
             Reach::Host => self.forward(&host, port, false).await,

@@ -157,11 +157,18 @@ impl Flows {
         if self.flows.len() >= self.limits.datagrams {
             self.forget_silent();
         }
-        let Some(permit) = self.sockets.take() else {
-            // Its socket is closed when its task has ended: there is one for the next packet.
-            self.forget_silent();
-            device.drop_packet(DropReason::Full);
-            return None;
+        let permit = match self.sockets.take() {
+            Ok(permit) => permit,
+            Err(why) => {
+                match self.flows.is_empty() {
+                    // Others have all of them.
+                    true => handler.no_socket(key.0, key.1.to, why),
+                    // Its socket is closed when its task has ended: there is one for the next packet.
+                    false => self.forget_silent(),
+                }
+                device.drop_packet(DropReason::Full);
+                return None;
+            }
         };
         let Some(Datagrams { to, open }) = handler.datagrams(key.0, key.1.to) else {
             unreachable(device, &key.1, raw, Unreachable::Prohibited);

@@ -13,8 +13,8 @@
 //! done about a packet is done at once in the task that read it; see [`connection`]. After a batch of packets the
 //! task lets others run, so that a sandbox that floods its device slows down nobody but itself.
 //!
-//! Everything is bounded: connections, those half open, flows, lookups, what is buffered for each, and the host's sockets of all
-//! sandboxes together ([`SandboxSockets`]). There is no
+//! Everything is bounded: connections, those half open, flows, lookups, what is buffered for each, and the host's sockets of a
+//! project's and of all sandboxes together ([`SandboxSockets`]). There is no
 //! queue of packets: what cannot be taken now is dropped if it is a datagram, and not acknowledged if it
 //! belongs to a stream.
 

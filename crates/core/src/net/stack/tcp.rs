@@ -30,6 +30,7 @@ use super::tcp_state::TcpOptions;
 use crate::net::MTU;
 use crate::net::flow::{FlowHandler, OpenDecision};
 use crate::net::log::OpenFlow;
+use crate::model::Protocol;
 use crate::net::sockets::SandboxSockets;
 
 /// The largest packet that is kept until outside has answered.
@@ -99,9 +100,13 @@ impl ConnectionTable {
             device.drop_packet(DropReason::Full);
             return reset(device, segment);
         };
-        let Some(socket) = self.sockets.take() else {
-            device.drop_packet(DropReason::Full);
-            return reset(device, segment);
+        let socket = match self.sockets.take() {
+            Ok(socket) => socket,
+            Err(why) => {
+                device.drop_packet(DropReason::Full);
+                handler.no_socket(Protocol::Tcp, segment.flow.to, why);
+                return reset(device, segment);
+            }
         };
         let opening = handler.open(segment.flow.to);
         if matches!(opening, OpenDecision::Refuse) {

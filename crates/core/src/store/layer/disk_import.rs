@@ -155,7 +155,7 @@ impl Store {
         into: &Path,
         most: u64,
     ) -> Result<Unpacked> {
-        let free = self.free_space()?.0;
+        let free = self.room_to_import()?;
         let entries = most / PER_FILE;
         let room = if free < most {
             UnpackRoom { bytes: free, entries, why: "that the disk has left" }
@@ -187,6 +187,16 @@ impl Store {
             bytes += fs::symlink_metadata(&path).map_err(io_error("stat", &path))?.len();
         }
         Ok(bytes)
+    }
+
+    /// What the disk of an open layer takes now; nothing if it has none.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`] when that cannot be told.
+    pub async fn size_of_disk(&self, open: &LayerId) -> Result<u64> {
+        let (store, open) = (self.clone(), open.clone());
+        blocking(move || store.usage_of_disk(&open)).await
     }
 
     /// What the disk of an open layer takes: files that a memory layer has as well are that one's.

@@ -155,7 +155,7 @@ impl Store {
             if bytes < WORTH_AHEAD {
                 return Ok(None);
             }
-            store.refuse_beyond(store.free_space()?.0, bytes)?;
+            store.refuse_beyond(store.usable()?.usable, bytes)?;
             let taken = Timestamp::now();
             store.sync_now()?;
             let copied = store.copy_tree(&diff, None, LayerWriters::Busy { since: taken })?;
@@ -206,7 +206,8 @@ impl Store {
             self.sync_now()?;
             return Ok((None, LiveCopy { layers: chain.to_vec(), seen: None }));
         }
-        self.refuse_beyond(self.free_space()?.0, measure(&diff)?.bytes)?;
+        // A copy is new work: the session goes on without it.
+        self.refuse_beyond(self.usable()?.usable, measure(&diff)?.bytes)?;
         let (layer, seen) = self.copy_tree(&diff, None, LayerWriters::Frozen)?.unwrap_or_default();
         let copied = layer.iter().map(|layer| layer.id.clone());
         let layers = copied.chain(chain.iter().cloned()).collect();
@@ -222,7 +223,7 @@ impl Store {
         writers: LayerWriters,
     ) -> Result<Option<Stored>> {
         let (id, staging) = self.stage()?;
-        let outcome = copy_into(diff, &staging.join("diff"), old, writers);
+        let outcome = copy_into(self, diff, &staging.join("diff"), old, writers);
         failpoint::pass("store.copy_live.copied");
         let layer = match &outcome {
             Ok(Some((true, _))) => self.publish(&id, &staging, LayerKind::Checkpoint).map(Some),

@@ -31,8 +31,9 @@ const FIRST: u32 = 1 << 30;
 /// How many numbers are tried.
 const TRIED: u32 = 64;
 
-/// One inode for so many bytes of a disk limit, as a machine's own disk has them, and the least of them.
-const BYTES_PER_INODE: u64 = 8 << 10;
+/// One inode for so many bytes of a disk limit, as a machine's own disk has them.
+pub(crate) const BYTES_PER_INODE: u64 = 8 << 10;
+/// The least of them.
 const INODES_AT_LEAST: u64 = 4096;
 
 /// How many inodes go with a disk limit.

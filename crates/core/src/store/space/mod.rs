@@ -80,7 +80,7 @@ impl Store {
     }
 
     fn reserve(&self, total: u64) -> u64 {
-        self.inner.reserve.unwrap_or((256 << 20).max(total / 100))
+        self.inner.reserve.of(total)
     }
 
     /// Refuses when a seal, which writes no more than manifests, would not fit. It may use the
@@ -93,7 +93,34 @@ impl Store {
         self.refuse_beyond(self.free_space()?.0, layer::SEAL_NEEDS)
     }
 
-    /// The same, for who can wait a moment: what was removed just now may still be on its way to the
+    /// How much the files of a machine's disk may take when they become a layer. They may be many times the reserve, which is there for
+    /// everybody: of that they get a fourth at the most, so that a small session can be kept on a full disk.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Io`] when the filesystem cannot be asked.
+    pub fn room_to_import(&self) -> Result<u64> {
+        let FreeSpace { usable, free, reserve } = self.usable()?;
+        let of_reserve = (reserve / 4).min(free.saturating_sub(layer::SEAL_NEEDS));
+        Ok(if reserve == 0 { free } else { usable.max(of_reserve) })
+    }
+
+    /// Refuses when a machine's files, which take `bytes` on its disk, would not fit.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::NoRoom`], which says how much may be used.
+    pub async fn check_room_to_import(&self, bytes: u64) -> Result<()> {
+        for _ in 0..3 {
+            if bytes <= self.room_to_import()? || !self.reclaim_space().await {
+                break;
+            }
+            self.sync().await?;
+        }
+        self.refuse_beyond(self.room_to_import()?, bytes)
+    }
+
+    /// As [`check_room_to_seal`](Self::check_room_to_seal), for who can wait a moment: what was removed just now may still be on its way to the
     /// disk, and its room comes free when it got there.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use crate::driver::DriverResult;
 use crate::driver::host::failed;
@@ -17,14 +18,22 @@ const FEATURES: &str =
 /// What chance would decide otherwise. Everything that was written stands on a blank disk: one that is made again must be the same.
 const ID: &str = "5a4d6b65-6570-4000-8000-000000000001";
 
+/// How many are kept.
+const KEPT: usize = 64;
+/// Those that were used more recently stay: a hypervisor that is started opens its disks within moments.
+const UNUSED: Duration = Duration::from_mins(5);
+
 /// The blank disk of a size; made if it is not there yet.
 pub(crate) fn base_disk(helpers: &Helpers, cache: &Path, bytes: u64) -> DriverResult<PathBuf> {
     let directory = cache.join("blank");
     let path = directory.join(format!("{bytes}.raw"));
-    if path.exists() {
+    if let Ok(there) = File::open(&path) {
+        // So that it is known to be used. What is on record of it is of no consequence otherwise.
+        let _ = there.set_modified(SystemTime::now());
         return Ok(path);
     }
     fs::create_dir_all(&directory).map_err(failed("create", &directory))?;
+    remove_unused(&directory);
     // Two that make the same at once make two that are the same; the first takes the place.
     let draft = tempfile::Builder::new()
         .prefix(".blank-")
@@ -43,6 +52,25 @@ pub(crate) fn base_disk(helpers: &Helpers, cache: &Path, bytes: u64) -> DriverRe
     }
     File::open(&directory).and_then(|dir| dir.sync_all()).map_err(failed("sync", &directory))?;
     Ok(path)
+}
+
+/// Removes blank disks that were not used lately, if there are many: whoever creates a sandbox chooses its size. One that is wanted
+/// again is made again, and machines that run have theirs open.
+fn remove_unused(directory: &Path) {
+    let Ok(listed) = fs::read_dir(directory) else { return };
+    let used = |entry: fs::DirEntry| {
+        let is_blank = entry.path().extension().is_some_and(|extension| extension == "raw");
+        let used = entry.metadata().and_then(|about| about.modified()).ok()?;
+        is_blank.then(|| (used, entry.path()))
+    };
+    let mut all: Vec<_> = listed.flatten().filter_map(used).collect();
+    all.sort();
+    let many = all.len().saturating_sub(KEPT);
+    for (used, path) in all.into_iter().take(many) {
+        if used.elapsed().is_ok_and(|unused| unused >= UNUSED) {
+            let _ = fs::remove_file(path);
+        }
+    }
 }
 
 fn format(helpers: &Helpers, path: &Path, bytes: u64) -> DriverResult<()> {
@@ -66,9 +94,10 @@ fn format(helpers: &Helpers, path: &Path, bytes: u64) -> DriverResult<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, File};
+    use std::time::{Duration, SystemTime};
 
-    use super::base_disk;
+    use super::{KEPT, base_disk};
     use crate::driver::host::helper::tests::helpers;
 
     #[test]
@@ -81,5 +110,24 @@ mod tests {
         assert!(bytes.iter().any(|byte| *byte != 0));
         fs::remove_file(&first).unwrap();
         assert!(fs::read(blank(dir.path(), 64 << 20).unwrap()).unwrap() == bytes);
+    }
+    #[test]
+    fn only_so_many_sizes_are_kept() {
+        let dir = tempfile::TempDir::with_prefix("keep-blank-").unwrap();
+        let Some(helpers) = helpers(dir.path()) else { return };
+        let blanks = dir.path().join("blank");
+        fs::create_dir(&blanks).unwrap();
+        for number in 0..KEPT as u64 + 20 {
+            let file = File::create(blanks.join(format!("{number}.raw"))).unwrap();
+            // The first five are in use.
+            let ago = if number < 5 { 0 } else { 10_000 - number };
+            file.set_modified(SystemTime::now() - Duration::from_secs(ago)).unwrap();
+        }
+        base_disk(&helpers, dir.path(), 64 << 20).unwrap();
+        let left = fs::read_dir(&blanks).unwrap().count();
+        assert_eq!(left, KEPT + 1);
+        assert!((0..5).all(|number| blanks.join(format!("{number}.raw")).exists()));
+        assert!(!blanks.join("5.raw").exists(), "the one that was not used for longest");
+        assert!(blanks.join(format!("{}.raw", KEPT + 19)).exists());
     }
 }

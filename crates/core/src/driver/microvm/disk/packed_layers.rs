@@ -25,10 +25,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::driver::host::helper::{HelperLimits, HelperTask, Helpers, INPUT, Input, OUTPUT};
-use crate::driver::host::{broken, failed};
+use crate::driver::host::{broken, failed, usable};
 use crate::driver::{DriverError, DriverResult};
 use crate::keyed_lock::KeyedLock;
-use crate::model::RootFs;
+use crate::model::{Reserve, RootFs};
 
 /// How many layers above the image are packed with it at a time, once there are too many.
 const STEP: usize = 4;
@@ -46,6 +46,7 @@ const PACKING: HelperLimits =
 pub(crate) struct PackedLayers {
     helpers: Arc<Helpers>,
     directory: PathBuf,
+    reserve: Reserve,
     /// By name: each is packed once.
     packing: KeyedLock<String>,
 }
@@ -61,8 +62,9 @@ struct PackedRecord {
 }
 
 impl PackedLayers {
-    pub(crate) fn new(helpers: Arc<Helpers>, cache: &Path) -> Self {
-        Self { helpers, directory: cache.join("roots"), packing: KeyedLock::default() }
+    pub(crate) fn new(helpers: Arc<Helpers>, cache: &Path, reserve: Reserve) -> Self {
+        let directory = cache.join("roots");
+        Self { helpers, directory, reserve, packing: KeyedLock::default() }
     }
 
     /// A root's layers, packed, the topmost first. None for a root without layers.
@@ -138,7 +140,8 @@ impl PackedLayers {
             .tempfile_in(&self.directory)
             .map_err(failed("write to", &self.directory))?;
         let uuid = uuid()?;
-        self.run(layers_dir, layers, draft.path(), &uuid)?;
+        let room = usable(draft.as_file(), self.reserve).map_err(failed("measure", path))?;
+        self.run(layers_dir, layers, draft.path(), &uuid, room)?;
         let length = draft.as_file().metadata().map_err(failed("look at", path))?.len();
         if length > SLOT {
             return Err(broken("pack the layers", &"they are larger than a device can be"));
@@ -160,7 +163,11 @@ impl PackedLayers {
         layers: &[PathBuf],
         into: &Path,
         uuid: &str,
+        room: u64,
     ) -> DriverResult<()> {
+        if room == 0 {
+            return Err(no_room());
+        }
         let layers = Input::Layers { directory: layers_dir.to_owned(), lower: layers.to_vec() };
         let task = HelperTask {
             program: PACKER,
@@ -169,15 +176,28 @@ impl PackedLayers {
             env: &[],
             input: layers,
             output: Some(into),
-            limits: PACKING,
+            // What is packed is new work: the host's reserve is not for it.
+            limits: HelperLimits { file_size: SLOT.min(room), ..PACKING },
         };
         match self.helpers.attempt(&task)? {
             Ok(_) => Ok(()),
             Err(how) if how.contains("No space left") => Err(DriverError::NoRoom { reason: how }),
+            // The limit is what it wrote beyond, whatever it says about that.
+            Err(_) if room < SLOT && is_full(into, room) => Err(no_room()),
             // It is the same for everybody who tries: what it was given is to blame.
             Err(how) => Err(DriverError::Unpackable { reason: format!("`{PACKER}`: {how}") }),
         }
     }
+}
+
+/// Whether a file is about as large as it may be.
+fn is_full(path: &Path, most: u64) -> bool {
+    fs::metadata(path).is_ok_and(|about| about.len().saturating_add(1 << 20) >= most)
+}
+
+fn no_room() -> DriverError {
+    let reason = "packed layers would use the free space that is kept on the host's disk";
+    DriverError::NoRoom { reason: reason.to_owned() }
 }
 
 /// What packed layers are, if that reads.

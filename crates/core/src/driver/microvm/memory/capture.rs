@@ -15,7 +15,8 @@ use parking_lot::Mutex;
 
 use super::map::{Extent, overlay};
 use super::{DEEPEST, MOST_ENTRIES, layers_of, trouble};
-use crate::model::{PAGE, PageIndex, PageRun};
+use crate::driver::host::usable;
+use crate::model::{PAGE, PageIndex, PageRun, Reserve};
 
 /// Unchanged pages between changed ones that are written as well, so that there are fewer runs.
 const GAP: u64 = 3;
@@ -23,6 +24,8 @@ const GAP: u64 = 3;
 const WIDEST_GAP: u64 = 256;
 /// Pages that a thread takes at a time: what fits its processor's cache.
 const BATCH: u64 = 128;
+/// How much is written between two looks at the free space.
+const LOOK_EVERY: u64 = 8 << 20;
 const SIZE: usize = PAGE as usize;
 static NOTHING: [u8; SIZE] = [0; SIZE];
 
@@ -57,16 +60,17 @@ impl PagesWritten {
 ///
 /// # Errors
 ///
-/// Returns an error when the process cannot be read, the image is not what it should be, or the filesystem is full. What is
-/// in `into` is then of no use.
+/// Returns an error when the process cannot be read, the image is not what it should be, or the filesystem is full but for
+/// `reserve` ([`io::ErrorKind::StorageFull`]). What is in `into` is then of no use.
 pub fn capture_pages(
     pid: u32,
     at: u64,
     ram: u64,
     image: &[PathBuf],
     into: &Path,
+    reserve: Reserve,
 ) -> io::Result<PagesWritten> {
-    capture_within(MOST_ENTRIES, pid, at, ram, image, into)
+    capture_within(MOST_ENTRIES, pid, at, ram, image, into, reserve)
 }
 
 /// The same, with RAM in at most so many pieces.
@@ -77,6 +81,7 @@ pub(super) fn capture_within(
     ram: u64,
     image: &[PathBuf],
     into: &Path,
+    reserve: Reserve,
 ) -> io::Result<PagesWritten> {
     if !at.is_multiple_of(PAGE) || !ram.is_multiple_of(PAGE) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "RAM does not begin at a page"));
@@ -85,7 +90,9 @@ pub(super) fn capture_within(
     let process = HypervisorRam::open(pid, at)?;
     process.check(pages)?;
     let below = ImageBelow::open(image, pages)?;
-    let out = Out { file: create(&into.join("pages"))?, end: AtomicU64::new(0) };
+    let file = create(&into.join("pages"))?;
+    let out = Out { file, end: AtomicU64::new(0), reserve, looked: AtomicU64::new(0) };
+    out.check_room(0)?;
     let changed = process.changed(pages)?;
     let whole = below.files.is_empty() || below.files.len() >= DEEPEST;
     let kept = if whole { None } else { capture_part(most, &process, &below, &changed, &out)? };
@@ -247,6 +254,7 @@ fn write_exactly(process: &HypervisorRam, runs: &[PageRun], out: &Out) -> io::Re
         process.read(batch.start, here)?;
         let full = |range: &Range<usize>| here[range.clone()] != NOTHING[..];
         let pages = (0..here.len()).step_by(SIZE).map(|start| start..start + SIZE);
+        out.check_room(at + bytes(batch) as u64)?;
         for page in pages.filter(full) {
             out.file.write_all_at(&here[page.clone()], at + page.start as u64)?;
         }
@@ -459,12 +467,30 @@ impl ImageBelow {
 struct Out {
     file: File,
     end: AtomicU64,
+    reserve: Reserve,
+    /// How much had been written when free space was looked at last.
+    looked: AtomicU64,
 }
 
 impl Out {
+    /// Refuses when what is free is the host's reserve. Looked at for every [`LOOK_EVERY`] bytes.
+    fn check_room(&self, end: u64) -> io::Result<()> {
+        let looked = self.looked.load(Ordering::Relaxed);
+        if end > 0 && end < looked.saturating_add(LOOK_EVERY) {
+            return Ok(());
+        }
+        self.looked.store(end, Ordering::Relaxed);
+        if usable(&self.file, self.reserve)? <= LOOK_EVERY {
+            let why = "memory would use the free space that is kept on the host's disk";
+            return Err(io::Error::new(io::ErrorKind::StorageFull, why));
+        }
+        Ok(())
+    }
+
     /// Throws away what was written so far.
     fn empty(&self) -> io::Result<()> {
         self.end.store(0, Ordering::Relaxed);
+        self.looked.store(0, Ordering::Relaxed);
         self.file.set_len(0)
     }
 
@@ -472,6 +498,7 @@ impl Out {
     fn put(&self, first: u64, runs: &mut [PageRun], batch: &[u8]) -> io::Result<()> {
         let total: u64 = runs.iter().filter(|run| run.at.is_some()).map(|run| run.count).sum();
         let mut end = self.end.fetch_add(total * PAGE, Ordering::Relaxed);
+        self.check_room(end)?;
         for run in runs {
             if run.at.is_some() {
                 let bytes = run.first as usize * SIZE..run.end() as usize * SIZE;

@@ -7,7 +7,10 @@ use proptest::prelude::*;
 use super::capture::{PagesWritten, capture_within};
 use super::map::overlay;
 use super::{DEEPEST, RamMap, capture_pages, map_of, merge_pages};
-use crate::model::{PAGE, PageIndex, PageRun};
+use crate::model::{PAGE, PageIndex, PageRun, Reserve};
+
+/// Captures may fill the disk.
+const NONE: Reserve = Reserve { bytes: Some(0) };
 
 const SIZE: usize = PAGE as usize;
 const PAGES: usize = 700;
@@ -40,7 +43,7 @@ impl Ram {
     fn capture(&self, most: usize, image: &[PathBuf], into: &Path) -> PagesWritten {
         fs::create_dir(into).expect("a directory");
         let at = self.bytes().as_ptr() as u64;
-        capture_within(most, std::process::id(), at, (PAGES * SIZE) as u64, image, into)
+        capture_within(most, std::process::id(), at, (PAGES * SIZE) as u64, image, into, NONE)
             .expect("a capture")
     }
 }
@@ -189,16 +192,16 @@ fn what_cannot_be_captured_or_mapped_says_why() {
         path
     };
     let image = [first.clone()];
-    let other = capture_pages(pid, at, PAGE, &image, &fresh("a")).expect_err("another size");
+    let other = capture_pages(pid, at, PAGE, &image, &fresh("a"), NONE).expect_err("another size");
     assert!(other.to_string().contains("another amount of RAM"), "{other}");
-    let odd = capture_pages(pid, at + 1, PAGE, &[], &fresh("b"));
+    let odd = capture_pages(pid, at + 1, PAGE, &[], &fresh("b"), NONE);
     assert!(odd.is_err());
     // Nothing is mapped at the beginning of a process.
-    let nothing = capture_pages(pid, 0, PAGE, &[], &fresh("c")).expect_err("no RAM");
+    let nothing = capture_pages(pid, 0, PAGE, &[], &fresh("c"), NONE).expect_err("no RAM");
     assert!(nothing.to_string().contains("no RAM"), "{nothing}");
-    let _ = capture_pages(pid, at, PAGE, &[], &dir.path().join("c")).expect("a capture");
-    assert!(capture_pages(u32::MAX >> 1, at, PAGE, &[], &fresh("d")).is_err(), "no such process");
-    let again = capture_pages(pid, at, PAGE, &[], &dir.path().join("c"));
+    let _ = capture_pages(pid, at, PAGE, &[], &dir.path().join("c"), NONE).expect("a capture");
+    assert!(capture_pages(u32::MAX >> 1, at, PAGE, &[], &fresh("d"), NONE).is_err(), "no such process");
+    let again = capture_pages(pid, at, PAGE, &[], &dir.path().join("c"), NONE);
     assert!(again.is_err(), "nothing is overwritten");
     assert!(map_of(&[]).is_err());
     let missing = map_of(&[dir.path().join("nowhere")]).expect_err("nothing is there");

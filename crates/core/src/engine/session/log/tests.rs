@@ -1,11 +1,12 @@
 use std::io::Write as _;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use super::{LogBudget, LogReader, LogStream, LogWriter, Piece};
 
 fn open(path: &Path, limit: u64) -> LogWriter {
-    LogWriter::open(path, limit, &LogBudget::new(limit))
+    LogWriter::open(path, limit, &LogBudget::new(limit, &Arc::default()))
 }
 
 fn on_disk(path: &Path) -> u64 {
@@ -160,7 +161,7 @@ async fn a_log_on_a_disk_that_hangs_stops_nobody_else() {
     let other = tokio::spawn(async {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.log");
-        let mut writer = LogWriter::open_in_turn(&path, 4096, &LogBudget::new(4096)).await;
+        let mut writer = LogWriter::open_in_turn(&path, 4096, &LogBudget::new(4096, &Arc::default())).await;
         writer.append_in_turn(LogStream::Out, b"line").await;
         LogReader::new(path, 0).next_in_turn().await.unwrap()
     });
@@ -180,7 +181,7 @@ async fn a_log_waits_for_its_turn_to_be_opened() {
     let taken = super::WRITING.acquire_many(all).await.unwrap();
     let opening = tokio::spawn({
         let path = path.clone();
-        async move { LogWriter::open_in_turn(&path, 4096, &LogBudget::new(4096)).await }
+        async move { LogWriter::open_in_turn(&path, 4096, &LogBudget::new(4096, &Arc::default())).await }
     });
     let moment = std::time::Duration::from_millis(100);
     tokio::time::sleep(moment).await;

@@ -13,7 +13,7 @@ use super::guest::{
     Fields, SYN, TcpSegment, assert_silence, datagram, next, parse_segment, read, segment, write,
 };
 use super::{FakeHandler, Limits, Say, outside, pattern, start, start_with};
-use crate::net::sockets::SandboxSockets;
+use crate::net::sockets::{NoSocket, SandboxSockets};
 use crate::net::stack::device::PacketDevice;
 use crate::net::stack::packet::DropReason;
 use crate::net::{GUEST_V4, GUEST_V6};
@@ -293,7 +293,8 @@ async fn sockets_of_the_host_are_bounded() {
         }
         assert!(began.elapsed() < Duration::from_secs(20), "its socket is there again");
     }
-    assert!(sockets.take().is_none());
+    assert!(sockets.take().is_err());
+    assert!(handler.no_socket.lock().unwrap().contains(&NoSocket::Sandbox));
 }
 
 #[tokio::test]

@@ -27,7 +27,7 @@ use crate::model::Device;
 use crate::model::{Connection, Protocol, SessionId};
 use crate::net::flow::{Datagrams, FlowHandler, OpenDecision};
 use crate::net::log::{ConnectionLog, FlowInfo, Journal, OpenFlow, Traffic};
-use crate::net::sockets::SandboxSockets;
+use crate::net::sockets::{NoSocket, SandboxSockets};
 
 /// Both ends of a device.
 fn device() -> (OwnedFd, OwnedFd) {
@@ -52,6 +52,7 @@ struct FakeHandler {
     log: Arc<ConnectionLog>,
     asked: AtomicUsize,
     unanswered: Mutex<Vec<io::ErrorKind>>,
+    no_socket: Mutex<Vec<NoSocket>>,
     carried: Mutex<Vec<Arc<OpenFlow>>>,
 }
 
@@ -73,6 +74,7 @@ impl FakeHandler {
             log,
             asked: AtomicUsize::new(0),
             unanswered: Mutex::default(),
+            no_socket: Mutex::default(),
             carried: Mutex::default(),
         })
     }
@@ -102,6 +104,10 @@ impl FlowHandler for FakeHandler {
             }
             Some(Say::Echo | Say::Answer(_)) => OpenDecision::Serve,
         }
+    }
+
+    fn no_socket(&self, _: Protocol, _: SocketAddr, why: NoSocket) {
+        self.no_socket.lock().unwrap().push(why);
     }
 
     fn unanswered(&self, _: &OpenFlow, error: &io::Error) {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use rustix::fs::{FileType, Statx};
@@ -13,7 +13,7 @@ use super::{Copied, CopiedNames, EntryKind, EntryState, LayerWriters};
 use crate::model::Timestamp;
 use crate::store::tree::{Dir, OPAQUE, Opaque, TreeDir, file_type, join};
 use crate::store::walk::visit;
-use crate::store::{Result, StoreError};
+use crate::store::{Result, Store, StoreError};
 
 /// How long before a copy a change may lie and still be in doubt: twice the slowest kernel tick.
 const TICK_NANOS: i128 = 20_000_000;
@@ -21,8 +21,12 @@ const TICK_NANOS: i128 = 20_000_000;
 /// How many bytes of names are remembered. A tree made to exceed it is copied whole each time.
 const MOST_REMEMBERED: usize = 256 << 20;
 
+/// How much is copied between two looks at the free space.
+const LOOK_EVERY: u64 = 8 << 20;
+
 /// Copies the tree `from`, or what of it is not as in `old`. `None` when only a whole copy will do.
 pub(super) fn copy_into(
+    store: &Store,
     from: &Path,
     to: &Path,
     old: Option<&CopiedNames>,
@@ -34,6 +38,8 @@ pub(super) fn copy_into(
     };
     let taken = (now.as_second(), u32::try_from(now.subsec_nanosecond()).unwrap_or(0));
     let copier = Copier {
+        store,
+        to_look: AtomicU64::new(0),
         old,
         busy: writers != LayerWriters::Frozen,
         source: TreeDir::root(from)?,
@@ -82,6 +88,9 @@ struct CopyItem {
 
 /// What the threads that copy share.
 struct Copier<'a> {
+    store: &'a Store,
+    /// Bytes copied since free space was looked at.
+    to_look: AtomicU64,
     old: Option<&'a CopiedNames>,
     /// Whether names may vanish meanwhile. They are then as if never seen.
     busy: bool,
@@ -205,6 +214,7 @@ impl Copier<'_> {
         name: &CStr,
         stat: &Statx,
     ) -> Result<()> {
+        self.check_room(stat)?;
         if stat.stx_nlink == 1 {
             return to.copy_from(name, from, stat);
         }
@@ -219,6 +229,17 @@ impl Copier<'_> {
         to.copy_from(name, from, stat)?;
         copied.insert(stat.stx_ino, (path.to_vec(), name.to_owned()));
         Ok(())
+    }
+
+    /// Refuses when a file would use the host's reserve: what was to be copied may have grown, and others write too.
+    fn check_room(&self, stat: &Statx) -> Result<()> {
+        let need = stat.stx_blocks.saturating_mul(512);
+        let copied = self.to_look.fetch_add(need, Ordering::Relaxed).saturating_add(need);
+        if copied < LOOK_EVERY {
+            return Ok(());
+        }
+        self.to_look.store(0, Ordering::Relaxed);
+        self.store.refuse_beyond(self.store.usable()?.usable, need)
     }
 
     /// Gives files that were copied under one name their unchanged names too.
