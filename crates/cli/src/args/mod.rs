@@ -37,10 +37,10 @@ pub(crate) use sandbox::{
     pair, secret_use, variable,
 };
 pub(crate) use server::{
-    AuditArgs, AuditCommand, AuditFilterArgs, ClientsArg, CompletionsArgs, DoctorArgs,
-    DriveCommand, EnvArgs, EventsArgs, FsckArgs, ImageCommand, KeyCommand, MicrovmCommand,
-    PlaceArg, ProjectCommand, ProjectNetworkArgs, ScopeArg, SecretCommand, ServeArgs, SetupArgs,
-    SnapshotCommand, TrashCommand, WebhookCommand,
+    AuditArgs, AuditCommand, AuditFilterArgs, ClientsArg, CompletionsArgs, ConfigArgs,
+    ConfigCommand, DoctorArgs, DriveCommand, EnvArgs, EventsArgs, FsckArgs, ImageCommand,
+    KeyCommand, ManArgs, MicrovmCommand, PlaceArg, ProjectCommand, ProjectNetworkArgs, SERVE_HELP,
+    ScopeArg, SecretCommand, ServeArgs, SetupArgs, SnapshotCommand, TrashCommand, WebhookCommand,
 };
 
 const EXIT_CODES: &str = "\
@@ -253,8 +253,12 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Check and repair the data directory of a stopped server
     Fsck(FsckArgs),
+    /// Print a settings file with all settings, or check one
+    Config(ConfigArgs),
     /// Print a shell completion script
     Completions(CompletionsArgs),
+    /// Write the manual pages
+    Man(ManArgs),
     /// Print the versions of client and server
     Version,
 }
@@ -277,7 +281,13 @@ const GROUPS: [(&str, &[&str]); 8] = [
         "Images, data and access",
         &["image", "drive", "secret", "guard", "project", "key", "audit", "webhook", "env"],
     ),
-    ("Run a server", &["serve", "doctor", "microvm", "usage", "fsck", "version", "completions"]),
+    (
+        "Run a server",
+        &[
+            "serve", "config", "doctor", "microvm", "usage", "fsck", "version", "completions",
+            "man",
+        ],
+    ),
 ];
 
 /// What the program parses with.

@@ -97,6 +97,7 @@ pub use api::usage::Figures;
 pub use audit::{AuditBatch, AuditFollow, AuditQuery};
 pub use context::clock::{Clock, HostClock};
 pub use context::damage::{Damage, DamageKind};
+pub use context::drivers::LateDrivers;
 pub use error::{Error, ErrorKind, NoSuch, Result};
 pub use governance::approvals::ApprovalFilter;
 pub use governance::runs::{Acceptance, RunFilter};
@@ -190,6 +191,8 @@ pub struct Settings {
     pub default_driver: String,
     /// Drivers that this version has and this host cannot use.
     pub absent_drivers: BTreeMap<&'static str, Absent>,
+    /// Who looks again for a driver that was absent, when somebody asks for it.
+    pub late_drivers: Option<Arc<dyn LateDrivers>>,
     /// How many VMs are booted in advance, for each of the templates that were used last.
     pub warm_vms: usize,
     /// How layers are verified.
@@ -234,6 +237,7 @@ impl Default for Settings {
             network: UpstreamSettings::default(),
             default_driver: Config::default().driver,
             absent_drivers: BTreeMap::new(),
+            late_drivers: None,
             warm_vms: 0,
             scrub: ScrubSettings::default(),
             audit_limit: Size(256 << 20),
@@ -452,7 +456,7 @@ impl Engine {
     /// The names of the drivers this host has.
     #[must_use]
     pub fn drivers(&self) -> Vec<&'static str> {
-        self.parts.context.drivers.keys().copied().collect()
+        self.parts.context.drivers.names()
     }
 }
 
