@@ -24,7 +24,7 @@ ABOUT = {
 def project(sdk):
     """What the SDK says about itself, if it is there."""
     path = sdk / "pyproject.toml"
-    if not path.exists():
+    if not (sdk / "src" / "sandkeep").is_dir():
         return ABOUT
     about = tomllib.loads(path.read_text())["project"]
     if about["name"] != "sandkeep":

@@ -47,15 +47,28 @@ fn missing(needs: &[Check], disk_limits: Option<Enforcement>) -> Vec<String> {
     let mut missing = Vec::new();
     // What cannot be fixed, such as another processor, is not worth a line at every start.
     if !lacking.is_empty() && fixes.len() == lacking.len() {
-        missing.push(format!(
-            "microVMs, which keep memory and processes, need {}; no restart is needed",
-            fixes.join(" and ")
-        ));
+        missing.push(format!("microVMs, which keep memory, need {}", in_one(&fixes).join(", ")));
     }
-    if let Some(Enforcement::Counted { fix: Some(fix), .. }) = disk_limits {
-        missing.push(format!("exact disk limits need project quotas ({fix})"));
+    if let Some(Enforcement::Counted { fix: Some(_), .. }) = disk_limits {
+        missing.push("exact disk limits need project quotas".to_owned());
     }
     missing
+}
+
+/// The same fixes, with all packages installed by one command.
+fn in_one(fixes: &[&str]) -> Vec<String> {
+    let package = |fix: &str| {
+        let rest = fix.strip_prefix('`')?.strip_prefix(machines::INSTALL)?.strip_suffix('`')?;
+        Some(rest.trim().to_owned())
+    };
+    let packages: Vec<String> = fixes.iter().filter_map(|fix| package(fix)).collect();
+    let mut commands = Vec::new();
+    if !packages.is_empty() {
+        commands.push(format!("`{} {}`", machines::INSTALL, packages.join(" ")));
+    }
+    let others = fixes.iter().filter(|fix| package(fix).is_none());
+    commands.extend(others.map(|fix| (*fix).to_owned()));
+    commands
 }
 
 #[cfg(test)]
@@ -66,6 +79,8 @@ mod tests {
     use sandkeep_core::store::Enforcement;
 
     use super::{lines, missing};
+    use crate::config::MicrovmSettings;
+    use crate::machines::{INSTALL, needs};
 
     fn check(ok: bool, fix: Option<&str>) -> Check {
         Check { name: "x", ok, detail: String::new(), fix: fix.map(str::to_owned) }
@@ -87,15 +102,22 @@ mod tests {
     fn only_what_is_missing_and_can_be_had_is_told() {
         let quotas = || Some(Enforcement::Projects);
         assert!(missing(&[check(true, None)], quotas()).is_empty());
-        let qemu = check(false, Some("`apt-get install qemu`"));
-        let setup = check(false, Some("`keep microvm setup`"));
-        let told = missing(&[check(true, None), qemu, setup], quotas());
-        assert!(told[0].contains("`apt-get install qemu` and `keep microvm setup`"), "{told:?}");
+        let settings = MicrovmSettings { qemu: "/no/such".into(), ..MicrovmSettings::default() };
+        let empty = tempfile::tempdir().unwrap();
+        let mut lacking = needs(empty.path(), &settings);
+        lacking.push(Check {
+            fix: Some(format!("`{INSTALL} erofs-utils`")),
+            ..check(false, None)
+        });
+        let told = missing(&lacking, quotas()).concat();
+        assert!(told.contains(" qemu-system-x86 ") && told.contains(" erofs-utils`"), "{told}");
+        assert!(told.contains(", `keep microvm setup"), "{told}");
+        assert_eq!(told.matches("apt-get").count(), 1, "{told}");
         assert!(missing(&[check(false, None)], quotas()).is_empty(), "another processor");
         let counted = |fix: Option<&str>| {
             Some(Enforcement::Counted { reason: String::new(), fix: fix.map(str::to_owned) })
         };
-        assert!(missing(&[], counted(Some("mount it so")))[0].contains("mount it so"));
+        assert!(missing(&[], counted(Some("mount it so")))[0].contains("project quotas"));
         assert!(missing(&[], counted(None)).is_empty(), "no quotas on this filesystem");
     }
 }

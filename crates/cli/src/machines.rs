@@ -12,6 +12,9 @@ use sandkeep_core::engine::{Absent, LateDrivers, agent_answers};
 use crate::config::MicrovmSettings;
 use crate::host;
 
+/// How packages are installed that machines need.
+pub(crate) const INSTALL: &str = "apt-get install --no-install-recommends";
+
 /// What the driver is called.
 pub(crate) const NAME: &str = "microvm";
 
@@ -105,7 +108,7 @@ fn program(name: &'static str, path: &Path, package: &str) -> Check {
         true => (true, path.display().to_string()),
         false => (false, format!("there is no {}", path.display())),
     };
-    let install = || format!("`apt-get install --no-install-recommends {package}`");
+    let install = || format!("`{INSTALL} {package}`");
     Check { name, ok, detail, fix: (!ok).then(install) }
 }
 
