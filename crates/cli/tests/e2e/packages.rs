@@ -14,9 +14,9 @@ fn install(kind: &str) {
     if let Some(why) = unfit() {
         return skipped(&test, why);
     }
-    let has = |program: &str| sandkeep_testkit::root::on_path(program).is_some();
+    let path = std::env::var_os("PATH").unwrap_or_default();
     // `./dev test` installs it.
-    if !has("debootstrap") {
+    if !std::env::split_paths(&path).any(|place| place.join("debootstrap").is_file()) {
         return skipped(&test, "there is no debootstrap");
     }
     let keep = Path::new(env!("CARGO_BIN_EXE_keep"));
