@@ -487,7 +487,7 @@ fn read(path: &Path) -> Result<File, Failure> {
     let cannot = || format!("cannot read the settings in `{}`", path.display());
     let text = std::fs::read_to_string(path).map_err(|error| Failure::caused(cannot(), error))?;
     toml::from_str(&text).map_err(|error| {
-        let hint = "`keep serve --help` lists the settings";
+        let hint = "`keep config` prints all settings";
         Failure::caused(cannot(), error.to_string()).with_hint(hint)
     })
 }
@@ -500,5 +500,7 @@ fn addresses(text: &str) -> Result<Vec<SocketAddr>, Failure> {
     Ok(found.collect())
 }
 
+#[cfg(test)]
+mod documented;
 #[cfg(test)]
 mod tests;

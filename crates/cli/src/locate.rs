@@ -20,8 +20,11 @@ use serde::{Deserialize, Serialize};
 use crate::args::Global;
 use crate::failure::Failure;
 
-/// Where root's server keeps its data.
+/// Where root's server keeps its data, unless [`SYSTEM_CONFIG`] says otherwise.
 pub(crate) const SYSTEM_DATA: &str = "/var/lib/sandkeep";
+
+/// The settings of an installed server.
+pub(crate) const SYSTEM_CONFIG: &str = "/etc/sandkeep/config.toml";
 
 /// What a server tells clients on the same machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,7 +133,8 @@ pub(crate) fn client(global: &Global) -> Result<Client, Failure> {
             let message = format!("cannot read `{}`", place.join(ClientFile::NAME).display());
             let hint = match error.kind() {
                 io::ErrorKind::PermissionDenied => {
-                    "run this as the user who runs `keep serve`, or set SANDKEEP_URL and SANDKEEP_KEY"
+                    "run this as the user who runs `keep serve` (an installed service: `sudo keep ...`); or let that user make you a key \
+                     with `keep key create NAME`, and set SANDKEEP_URL and SANDKEEP_KEY"
                 }
                 _ => "restart `keep serve`, which writes the file anew",
             };
@@ -163,15 +167,27 @@ fn data_places(told: Option<&Path>) -> Vec<PathBuf> {
     if let Some(told) = told {
         return vec![told.to_path_buf()];
     }
-    user_data().into_iter().chain([PathBuf::from(SYSTEM_DATA)]).collect()
+    user_data().into_iter().chain([system_data(Path::new(SYSTEM_CONFIG))]).collect()
 }
 
 /// The data directory that is meant when none is named.
 pub(crate) fn default_data() -> PathBuf {
+    let system = || system_data(Path::new(SYSTEM_CONFIG));
     match rustix::process::geteuid().is_root() {
-        true => PathBuf::from(SYSTEM_DATA),
-        false => user_data().unwrap_or_else(|| PathBuf::from(SYSTEM_DATA)),
+        true => system(),
+        false => user_data().unwrap_or_else(system),
     }
+}
+
+/// Where an installed server keeps its data. What else is in its settings, and whether it is right, is the server's to say.
+fn system_data(config: &Path) -> PathBuf {
+    #[derive(Deserialize)]
+    struct Data {
+        data: Option<PathBuf>,
+    }
+    let text = fs::read_to_string(config).unwrap_or_default();
+    let told = toml::from_str::<Data>(&text).ok().and_then(|file| file.data);
+    told.filter(|data| data.is_absolute()).unwrap_or_else(|| PathBuf::from(SYSTEM_DATA))
 }
 
 fn user_data() -> Option<PathBuf> {
@@ -187,7 +203,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::PathBuf;
 
-    use super::{ClientFile, client};
+    use super::{ClientFile, SYSTEM_DATA, client, system_data};
     use crate::args::Global;
 
     fn global(data: &std::path::Path, url: Option<&str>) -> Global {
@@ -243,6 +259,23 @@ mod tests {
         let to = |url| client(&global(data.path(), Some(url))).unwrap();
         assert!(to("http://127.0.0.1:7001").has_key());
         assert!(!to("http://203.0.113.9:7001").has_key());
+    }
+
+    #[test]
+    fn clients_look_where_the_installed_server_keeps_its_data() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("config.toml");
+        let usual = PathBuf::from(SYSTEM_DATA);
+        assert_eq!(system_data(&config), usual, "there is none");
+        for (text, data) in [
+            ("data = '/srv/keep'\n[gateway]\nwait = '1s'", PathBuf::from("/srv/keep")),
+            ("listen = 'off'", usual.clone()),
+            ("data = 'relative'", usual.clone()),
+            ("data = ", usual.clone()),
+        ] {
+            std::fs::write(&config, text).unwrap();
+            assert_eq!(system_data(&config), data, "{text}");
+        }
     }
 
     #[test]

@@ -2,14 +2,18 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
-use sandkeep_core::driver::Check;
 use sandkeep_core::driver::microvm::{MicrovmDriver, kernel};
+use sandkeep_core::driver::{Check, Driver};
 use sandkeep_core::embedded::AGENT;
-use sandkeep_core::engine::{Absent, agent_answers};
+use sandkeep_core::engine::{Absent, LateDrivers, agent_answers};
 
 use crate::config::MicrovmSettings;
 use crate::host;
+
+/// How packages are installed that machines need.
+pub(crate) const INSTALL: &str = "apt-get install --no-install-recommends";
 
 /// What the driver is called.
 pub(crate) const NAME: &str = "microvm";
@@ -40,26 +44,57 @@ pub(crate) fn absent(data: &Path, settings: &MicrovmSettings) -> Option<Absent> 
     let fixes: Vec<&str> = lacking.iter().filter_map(|check| check.fix.as_deref()).collect();
     let fix = match fixes.is_empty() {
         true => None,
-        false => Some(format!("on the server, as root: {}; then start it again", fixes.join("; "))),
+        false => Some(format!("on the server, as root: {}", fixes.join("; "))),
     };
     Some(Absent { reason: told.join("; "), fix })
 }
 
-/// The driver, or why it cannot be offered.
-pub(crate) fn driver(
-    agent: &Path,
-    data: &Path,
-    mark: &str,
-    settings: &MicrovmSettings,
-) -> Result<MicrovmDriver, Absent> {
-    if let Some(absent) = absent(data, settings) {
-        return Err(absent);
+/// The microvm driver of a server: there from the start, or as soon as the host has what it needs.
+#[derive(Debug)]
+pub(crate) struct Machines {
+    agent: PathBuf,
+    data: PathBuf,
+    mark: String,
+    settings: MicrovmSettings,
+    driver: OnceLock<MicrovmDriver>,
+}
+
+impl Machines {
+    pub(crate) fn new(agent: &Path, data: &Path, mark: &str, settings: &MicrovmSettings) -> Self {
+        let (agent, data, mark) = (agent.to_path_buf(), data.to_path_buf(), mark.to_owned());
+        Self { agent, data, mark, settings: settings.clone(), driver: OnceLock::new() }
     }
-    let config = host::microvm_config(agent.to_path_buf(), data, mark, settings);
-    MicrovmDriver::new(config, agent_answers).map_err(|error| {
-        let fix = Some("`keep doctor` on the server tells what is missing".to_owned());
-        Absent { reason: error.to_string(), fix }
-    })
+
+    /// The driver, or why it cannot be offered.
+    pub(crate) fn driver(&self) -> Result<MicrovmDriver, Absent> {
+        if let Some(driver) = self.driver.get() {
+            return Ok(driver.clone());
+        }
+        if let Some(absent) = absent(&self.data, &self.settings) {
+            return Err(absent);
+        }
+        let config =
+            host::microvm_config(self.agent.clone(), &self.data, &self.mark, &self.settings);
+        let driver = MicrovmDriver::new(config, agent_answers).map_err(|error| {
+            let fix = Some("`keep doctor` on the server tells what is missing".to_owned());
+            Absent { reason: error.to_string(), fix }
+        })?;
+        Ok(self.driver.get_or_init(|| driver).clone())
+    }
+
+    /// Removes what the driver needs on the host, if it was ever there; leaves what sandboxes still use.
+    pub(crate) fn retire(&self) {
+        if let Some(driver) = self.driver.get() {
+            driver.clone().retire();
+        }
+    }
+}
+
+impl LateDrivers for Machines {
+    fn look(&self, name: &str) -> Option<Result<Arc<dyn Driver>, Absent>> {
+        let found = || self.driver().map(|driver| Arc::new(driver) as Arc<dyn Driver>);
+        (name == NAME).then(found)
+    }
 }
 
 fn processor() -> Check {
@@ -73,7 +108,7 @@ fn program(name: &'static str, path: &Path, package: &str) -> Check {
         true => (true, path.display().to_string()),
         false => (false, format!("there is no {}", path.display())),
     };
-    let install = || format!("`apt-get install --no-install-recommends {package}`");
+    let install = || format!("`{INSTALL} {package}`");
     Check { name, ok, detail, fix: (!ok).then(install) }
 }
 

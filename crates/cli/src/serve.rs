@@ -16,7 +16,6 @@ use sandkeep_core::catalog::DiskCatalog;
 use sandkeep_core::db::{Index, MirroredDb};
 use sandkeep_core::driver::Driver;
 use sandkeep_core::driver::container::ContainerDriver;
-use sandkeep_core::driver::microvm::MicrovmDriver;
 use sandkeep_core::engine::{Engine, Parts, Settings};
 use sandkeep_core::model::{Name, Scope};
 use sandkeep_core::store::Store;
@@ -28,9 +27,11 @@ use tracing_subscriber::EnvFilter;
 use crate::args::{Global, ServeArgs};
 use crate::config::{self, MicrovmSettings, Resolved};
 use crate::failure::Failure;
+use crate::greeting::greeting;
 use crate::host;
 use crate::locate::ClientFile;
-use crate::machines;
+use crate::machines::Machines;
+use crate::notify;
 use crate::screen::{Paint, Screen};
 
 /// The project of the first key.
@@ -84,7 +85,8 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
     }
     let (engine, drivers) = open_engine(store, settings, &config.microvm).await?;
     let file = introduce(&engine, &config, &server).await?;
-    greet(global, &config, &file)?;
+    Screen::new(global.json).text(&greeting(&config, &file))?;
+    notify::tell(notify::READY);
     let mut background = tokio::task::JoinSet::new();
     if config.host_image {
         background.spawn(make_host_image(engine.clone()));
@@ -92,6 +94,7 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
     background.spawn(crate::memory::give_back());
     server.run(engine.clone(), ended).await;
     background.shutdown().await;
+    notify::tell(notify::STOPPING);
     tracing::info!("shutting down; sandboxes keep running");
     engine.shutdown().await;
     drivers.retire();
@@ -167,7 +170,7 @@ fn no_room_hint(data: &Path) -> String {
 /// The drivers of an engine.
 pub(crate) struct Drivers {
     container: ContainerDriver,
-    microvm: Option<MicrovmDriver>,
+    microvm: Arc<Machines>,
     claim: host::Claim,
 }
 
@@ -175,9 +178,7 @@ impl Drivers {
     /// Removes what they need on the host; leaves what sandboxes still use.
     pub(crate) fn retire(self) {
         self.container.retire();
-        if let Some(microvm) = self.microvm {
-            microvm.retire();
-        }
+        self.microvm.retire();
         self.claim.retire();
     }
 }
@@ -201,14 +202,8 @@ pub(crate) async fn open_engine(
             .with_hint("`keep doctor` shows what is missing and how to fix it")
     })?;
     let container = container.with_prebuilt(PREBUILT);
-    let microvm = match machines::driver(&agent, &data, claim.mark(), machines) {
-        Ok(driver) => Some(driver),
-        Err(absent) => {
-            tracing::info!(reason = absent.reason, "the microvm driver is not available");
-            settings.absent_drivers.insert(machines::NAME, absent);
-            None
-        }
-    };
+    let microvm = Arc::new(Machines::new(&agent, &data, claim.mark(), machines));
+    settings.late_drivers = Some(microvm.clone());
     let db = Index::open(&data.join(INDEX), store.clone())
         .await
         .map_err(|error| Failure::caused("cannot create the index", error))?;
@@ -222,7 +217,7 @@ pub(crate) async fn open_engine(
     };
     let images = Images::new(store.clone(), from);
     let mut drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(container.clone())];
-    drivers.extend(microvm.clone().map(|driver| Arc::new(driver) as Arc<dyn Driver>));
+    drivers.extend(microvm.driver().map(|driver| Arc::new(driver) as Arc<dyn Driver>));
     let catalog = Arc::new(DiskCatalog::new(store.clone(), Arc::new(db)));
     let parts = Parts { store, images, catalog, drivers, settings };
     let engine = Engine::open(parts)
@@ -324,29 +319,6 @@ async fn introduce(
         })?,
     }
     Ok(file)
-}
-
-fn greet(global: &Global, config: &Resolved, file: &ClientFile) -> Result<(), Failure> {
-    let mut places: Vec<String> = file.url.iter().cloned().collect();
-    places.extend(file.unix_socket.iter().map(|path| format!("unix://{}", path.display())));
-    let data = config.data.display();
-    // Clients that look where a server usually is need not be told.
-    let told = match config.data == crate::locate::default_data() {
-        true => String::new(),
-        false => format!("  export SANDKEEP_DATA={data}\n"),
-    };
-    Screen::new(global.json).text(&format!(
-        "Sandkeep {} listens on {}; data in {data}
-
-In another terminal:
-{told}  keep create my-app
-  keep exec my-app -- uname -a
-  keep stop my-app
-  keep ls
-",
-        env!("CARGO_PKG_VERSION"),
-        places.join(" and "),
-    ))
 }
 
 /// Makes the image `host` while nobody waits for it. A sandbox that comes first makes it itself.

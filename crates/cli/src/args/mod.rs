@@ -42,8 +42,8 @@ pub(crate) use sandbox::{
     pair, secret_use, variable,
 };
 pub(crate) use server::{
-    ClientsArg, CompletionsArgs, DoctorArgs, EnvArgs, FsckArgs, MicrovmCommand, ServeArgs,
-    SetupArgs,
+    ClientsArg, CompletionsArgs, ConfigArgs, ConfigCommand, DoctorArgs, EnvArgs, FsckArgs, ManArgs,
+    MicrovmCommand, SERVE_HELP, ServeArgs, SetupArgs,
 };
 pub(crate) use stored::{DriveCommand, ImageCommand, SnapshotCommand, TrashCommand};
 pub(crate) use tenant::{
@@ -260,8 +260,12 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Check and repair the data directory of a stopped server
     Fsck(FsckArgs),
+    /// Print a settings file with all settings, or check one
+    Config(ConfigArgs),
     /// Print a shell completion script
     Completions(CompletionsArgs),
+    /// Write the manual pages
+    Man(ManArgs),
     /// Print the versions of client and server
     Version,
 }
@@ -284,7 +288,13 @@ const GROUPS: [(&str, &[&str]); 8] = [
         "Images, data and access",
         &["image", "drive", "secret", "guard", "project", "key", "audit", "webhook", "env"],
     ),
-    ("Run a server", &["serve", "doctor", "microvm", "usage", "fsck", "version", "completions"]),
+    (
+        "Run a server",
+        &[
+            "serve", "config", "doctor", "microvm", "usage", "fsck", "version", "completions",
+            "man",
+        ],
+    ),
 ];
 
 /// What the program parses with.

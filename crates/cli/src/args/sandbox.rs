@@ -17,8 +17,14 @@ pub(crate) struct NameArgs {
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {
     /// Names of sandboxes
-    #[arg(required = true, value_name = "NAME")]
+    #[arg(required_unless_present = "all", value_name = "NAME")]
     pub(crate) names: Vec<String>,
+    /// Stop all sandboxes of the project that run
+    #[arg(long, conflicts_with = "names")]
+    pub(crate) all: bool,
+    /// With --all: of all projects; needs an admin key
+    #[arg(long, requires = "all")]
+    pub(crate) all_projects: bool,
     /// Mask the values of secrets in files that contain them
     #[arg(long)]
     pub(crate) redact: bool,

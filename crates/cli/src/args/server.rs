@@ -5,71 +5,73 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use sandkeep_client::types::Span;
 
-pub(super) const SERVE_HELP: &str = "\
+/// The text of the settings, too: `reference` makes the settings file of it.
+pub(crate) const SERVE_HELP: &str = "\
 Needs root, for mounts, cgroups and user id ranges. Sandboxes keep running when the server stops; \
 it finds them again when it starts.
 
 Settings can also be in a TOML file given by --config. Options and environment variables take \
 precedence:
 
-  data = \"/var/lib/sandkeep\"
-  listen = \"127.0.0.1:7777\"       # or \"off\"
-  unix_socket = \"/run/keep.sock\"  # default: keep.sock in the data directory; or \"off\"
-  log = \"info\"
+  data = \"/var/lib/sandkeep\"       # data directory
+  listen = \"127.0.0.1:7777\"       # HTTP address, or \"off\"
+  unix_socket = \"/var/lib/sandkeep/keep.sock\"  # HTTP socket file, in the data directory; or \"off\"
+  log = \"info\"                    # error, warn, info, debug, trace, or a filter
   host_image = true               # build the image `host` at the first start
 
   [gateway]                       # published ports of sandboxes
-  domain = \"keep.example.com\"     # ports are 3000-my-app.keep.example.com
-  public_url = \"https://keep.example.com\"  # URL of this server from outside
+  domain = \"keep.example.com\"     # none by default; ports are 3000-my-app.keep.example.com
+  public_url = \"https://keep.example.com\"  # none by default; URL of this server from outside
   wait = \"30s\"                    # longest wait of a request for a sandbox and its port
 
   [api]                           # access to this server
-  hosts = [\"keep.lan\"]            # host names accepted over loopback, besides localhost
-  origins = [\"https://console.example.com\"]  # origins of web pages that may use the API
+  hosts = [\"keep.lan\"]            # none by default; host names accepted over loopback, besides localhost
+  origins = [\"https://console.example.com\"]  # none by default; origins of web pages that may use the API
   connections = 8192              # at most half of the open file limit
-  connections_per_address = 2048
-  connections_per_key = 2048
+  connections_per_address = 2048  # connections from one address
+  connections_per_key = 2048      # connections with one API key
 
   [network]                       # network of all sandboxes
-  except = [\"127.0.0.1:8080\"]     # exempt from what is always denied; policies apply
-  resolvers = [\"10.0.0.53\"]       # instead of the host's /etc/resolv.conf
-  hosts.\"git.internal\" = [\"10.0.0.5\"]  # fixed DNS answers
-  ca = \"/etc/ssl/corp.pem\"        # additional CA certificates for outgoing TLS
+  except = [\"127.0.0.1:8080\"]     # none by default; exempt from what is always denied; policies apply
+  resolvers = [\"10.0.0.53\"]       # none by default; instead of the host's /etc/resolv.conf
+  hosts.\"git.internal\" = [\"10.0.0.5\"]  # none by default; fixed DNS answers
+  ca = \"/etc/ssl/corp.pem\"        # none by default; additional CA certificates for outgoing TLS
 
   [defaults]                      # defaults of new sandboxes
   driver = \"container\"            # or \"microvm\"
 
-  [storage]
+  [storage]                       # what is kept, and for how long
   trash_grace = \"1h\"              # how long deleted sandboxes can be restored
   commands_kept = 2000            # records of commands per sandbox
   command_logs = \"256MiB\"         # their disk space per sandbox, including logs
   record_changes = true           # record what each command and session changes
   audit_log = \"256MiB\"            # disk space of the audit log, per project
 
-  [secrets]
-  key_file = \"/etc/sandkeep/key\"  # key that encrypts secrets
+  [secrets]                       # secrets of projects
+  key_file = \"/etc/sandkeep/key\"  # none by default; key that encrypts secrets, instead of one in the data directory
 
   [microvm]                       # microVMs; `keep microvm setup` prepares this host
   enabled = true                  # used if this host meets the requirements
-  qemu = \"/usr/bin/qemu-system-x86_64\"
+  qemu = \"/usr/bin/qemu-system-x86_64\"  # the hypervisor
   warm_hypervisors = 1            # warm pool: hypervisors started in advance, 20 MB each
   warm_vms = 1                    # warm pool: VMs booted in advance, 50 MB each
 
   [vercel]                        # API of Vercel Sandbox
   default_image = \"host\"          # image of the default machine
   max_timeout = \"24h\"             # longest session
-  public_url = \"https://keep.example.com\"  # URL for these clients [default: the gateway's]
-  domain = \"keep.example.com\"     # domain of ports [default: the gateway's]
-  runtimes.node24 = \"node:24\"     # image of a runtime
-  images.\"vercel/sandbox/node:24\" = \"vercel/node24\"  # image for an image name
-  images.\"team/project/repo\" = \"my-image:1\"";
+  public_url = \"https://keep.example.com\"  # none by default; URL for these clients, instead of the gateway's
+  domain = \"keep.example.com\"     # none by default; domain of ports, instead of the gateway's
+  runtimes.node24 = \"node:24\"     # none by default; image of a runtime
+  images.\"vercel/sandbox/node:24\" = \"vercel/node24\"  # none by default; image for an image name
+  images.\"team/project/repo\" = \"my-image:1\"  # none by default; the same, for an image of your own\n\n\
+A setting that is `none by default` is shown with an example. `keep config` prints all of this as a file to edit, \
+`keep config check` checks one.";
 
 const SETUP_HELP: &str = "\
 Run it on the server's host, as root. It uses the newest kernel in /boot whose name ends in \
 `-cloud-amd64`. If there is none, it downloads the package of `linux-image-cloud-amd64` with \
 apt-get and unpacks it into a temporary directory. Nothing is installed, and the host's kernel does \
-not change. The result is `microvm/kernel` in the data directory; `keep serve` uses it from its \
-next start.";
+not change. The result is `microvm/kernel` in the data directory. A server that runs uses it at once.";
 
 /// Arguments of `serve`. The data directory is the global option `--data`.
 #[derive(Debug, Default, Args)]
@@ -89,6 +91,37 @@ pub(crate) struct ServeArgs {
     /// Build the image `host` when a sandbox first uses it, not at the start
     #[arg(long)]
     pub(crate) no_host_image: bool,
+}
+
+const CONFIG_HELP: &str = "\
+Examples:
+  keep config > /etc/sandkeep/config.toml     all settings, commented out, with their defaults
+  keep config check                           check /etc/sandkeep/config.toml
+  keep config check my.toml                   check another file";
+
+/// Arguments of `config`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, after_help = CONFIG_HELP)]
+pub(crate) struct ConfigArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<ConfigCommand>,
+}
+
+/// Subcommands of `config`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Check a settings file, without a server
+    Check {
+        /// The file [default: /etc/sandkeep/config.toml]
+        file: Option<PathBuf>,
+    },
+}
+
+/// Arguments of `man`.
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// Directory to write the pages to; made if absent
+    pub(crate) dir: PathBuf,
 }
 
 /// Subcommands of `microvm`.

@@ -25,7 +25,7 @@ const FLAVOUR: &str = "-cloud-amd64";
 const OTHERWISE: &str = "name a kernel of yours with --kernel <vmlinuz> and --modules <dir>";
 
 const NEXT: &str = "
-`keep serve` offers `--driver microvm` from its next start on.
+Try it: keep create vm --driver microvm. A running server needs no restart.
 ";
 
 /// What is told of how machines run also when all is well.

@@ -34,6 +34,7 @@ mod tree;
 mod webhook;
 
 use std::io::IsTerminal as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use sandkeep_client::Client;
@@ -42,9 +43,11 @@ use serde::Serialize;
 
 pub(crate) use network::{in_short as network_in_short, wished as network_change};
 
-use crate::args::{self, Command, Global, Keep, MicrovmCommand};
+use crate::args::{self, Command, ConfigCommand, Global, Keep, MicrovmCommand, ServeArgs};
+use crate::config;
 use crate::failure::Failure;
 use crate::locate;
+use crate::reference;
 use crate::screen::{Paint, Screen, note};
 use crate::serve;
 
@@ -79,6 +82,11 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
             clap_complete::generate(args.shell, &mut args::command(), "keep", &mut script);
             Screen::new(false).bytes(&script)?;
         }
+        Command::Config(args) => match args.command {
+            None => Screen::new(false).text(&reference::settings_file())?,
+            Some(ConfigCommand::Check { file }) => check_config(&global, file)?,
+        },
+        Command::Man(args) => reference::write_man_pages(&args.dir)?,
         Command::Version => version(&global).await?,
         Command::Create(args) => sandbox::create(&context()?, *args).await?,
         Command::Exec(args) => return exec::exec(&context()?, args).await,
@@ -133,6 +141,22 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Usage => tenant::usage(&context()?).await?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[derive(Serialize)]
+struct CheckedConfig {
+    file: PathBuf,
+    data: PathBuf,
+}
+
+/// Reads a settings file as `keep serve` would.
+fn check_config(global: &Global, file: Option<PathBuf>) -> Result<(), Failure> {
+    let file = file.unwrap_or_else(|| PathBuf::from(locate::SYSTEM_CONFIG));
+    let args = ServeArgs { config: Some(file.clone()), ..ServeArgs::default() };
+    let data = config::resolve(global, args)?.data;
+    Screen::new(global.json).answer(&CheckedConfig { file, data }, |checked| {
+        format!("{} is valid; data in {}\n", checked.file.display(), checked.data.display())
+    })
 }
 
 #[derive(Serialize)]

@@ -90,13 +90,48 @@ pub(super) async fn start(context: &Context, args: &StartArgs) -> Result<(), Fai
 }
 
 pub(super) async fn stop(context: &Context, args: StopArgs) -> Result<(), Failure> {
-    let StopArgs { names, redact, discard, promote, drop, accept_doubtful } = args;
+    let StopArgs { names, all, all_projects, redact, discard, promote, drop, accept_doubtful } =
+        args;
     let request = Stop { redact, discard, promote, drop, accept_doubtful };
-    for_each(context, &names, async |name| {
-        let stopped = context.client.stop_deciding(&name, &request, None).await?;
+    if all {
+        return stop_all(context, all_projects, &request).await;
+    }
+    stop_each(context, &names, &request).await
+}
+
+async fn stop_each(context: &Context, names: &[String], request: &Stop) -> Result<(), Failure> {
+    for_each(context, names, async |name| {
+        let stopped = context.client.stop_deciding(&name, request, None).await?;
         context.screen.answer(&stopped, |stopped| stopped_text(context.screen.paint, stopped))
     })
     .await
+}
+
+/// Stops whatever runs, in one project or in all of them. One that does not stop keeps no other from it.
+async fn stop_all(context: &Context, everywhere: bool, request: &Stop) -> Result<(), Failure> {
+    let mut places = vec![Context { client: context.client.clone(), screen: context.screen }];
+    if everywhere {
+        places.clear();
+        for project in context.client.projects().await? {
+            let client = context.client.for_project(&project.name)?;
+            places.push(Context { client, screen: context.screen });
+        }
+    }
+    let mut outcome = Ok(());
+    for place in &places {
+        let mut names = Vec::new();
+        for state in [State::Running, State::Starting] {
+            let filter = ListSandboxes { state: Some(state), ..ListSandboxes::default() };
+            let found = place.client.sandboxes(&filter).collect(None).await?;
+            names.extend(found.into_iter().map(|sandbox| sandbox.name));
+        }
+        let stopped = stop_each(place, &names, request).await;
+        if let (Err(_), Err(earlier)) = (&stopped, &outcome) {
+            Failure::tell(earlier, context.screen.json, Failure::exit_code(earlier));
+        }
+        outcome = stopped.and(outcome);
+    }
+    outcome
 }
 
 fn stopped_text(paint: Paint, stopped: &Stopped) -> String {

@@ -15,6 +15,7 @@ mod full_disk;
 mod microvm;
 mod moved;
 mod network;
+mod packages;
 mod ports;
 mod runs;
 mod secrets;

@@ -94,6 +94,7 @@ pub use api::usage::Figures;
 pub use audit::{AuditBatch, AuditFollow, AuditQuery};
 pub use context::clock::{Clock, HostClock};
 pub use context::damage::{Damage, DamageKind};
+pub use context::drivers::LateDrivers;
 pub use error::{Error, ErrorKind, NoSuch, Result};
 pub use governance::approvals::ApprovalFilter;
 pub use governance::runs::{Acceptance, RunFilter};
@@ -362,7 +363,7 @@ impl Engine {
     /// The names of the drivers this host has.
     #[must_use]
     pub fn drivers(&self) -> Vec<&'static str> {
-        self.parts.context.drivers.keys().copied().collect()
+        self.parts.context.drivers.names()
     }
 }
 

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::{Clock, CommandRetention, HostClock, ScrubSettings, WebhookSettings};
+use crate::engine::{
+    Clock, CommandRetention, HostClock, LateDrivers, ScrubSettings, WebhookSettings,
+};
 use crate::guest::Deadlines;
 use crate::model::{Config, Size};
 use crate::net::UpstreamSettings;
@@ -60,6 +62,8 @@ pub struct Settings {
     pub default_driver: String,
     /// Drivers that this version has and this host cannot use.
     pub absent_drivers: BTreeMap<&'static str, Absent>,
+    /// Who looks again for a driver that was absent, when somebody asks for it.
+    pub late_drivers: Option<Arc<dyn LateDrivers>>,
     /// How many VMs are booted in advance, for each of the templates that were used last.
     pub warm_vms: usize,
     /// How layers are verified.
@@ -105,6 +109,7 @@ impl Default for Settings {
             network: UpstreamSettings::default(),
             default_driver: Config::default().driver,
             absent_drivers: BTreeMap::new(),
+            late_drivers: None,
             warm_vms: 0,
             scrub: ScrubSettings::default(),
             audit_limit: Size(256 << 20),

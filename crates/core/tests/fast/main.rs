@@ -5,6 +5,7 @@
 mod approvals;
 mod catalog;
 mod documents;
+mod drivers;
 mod engine;
 mod layering;
 mod runs;

@@ -5,10 +5,10 @@
 
 pub(in crate::engine) mod clock;
 pub(in crate::engine) mod damage;
+pub(in crate::engine) mod drivers;
 pub(in crate::engine) mod single_flight;
 pub(in crate::engine) mod tasks;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -19,7 +19,7 @@ use crate::db::Db;
 use crate::driver::Driver;
 use crate::engine::audit::AuditLog;
 use crate::engine::observe::events::EventFeed;
-use crate::engine::{Absent, Error, Result, Settings};
+use crate::engine::{Result, Settings};
 use crate::store::Store;
 
 /// The foundation of all components.
@@ -30,7 +30,7 @@ pub(in crate::engine) struct Context {
     pub(in crate::engine) catalog: Arc<dyn Catalog>,
     /// The index: what the catalog is read by.
     pub(in crate::engine) db: Arc<dyn Db>,
-    pub(in crate::engine) drivers: BTreeMap<&'static str, Arc<dyn Driver>>,
+    pub(in crate::engine) drivers: drivers::Drivers,
     pub(in crate::engine) settings: Settings,
     pub(in crate::engine) events: Arc<EventFeed>,
     /// Who did what.
@@ -56,11 +56,13 @@ impl Context {
         let events = Arc::new(events);
         let watcher = Arc::downgrade(&events);
         catalog.watch(watcher);
+        let absent = settings.absent_drivers.clone();
+        let drivers = drivers::Drivers::new(drivers, absent, settings.late_drivers.clone());
         Arc::new(Self {
             store,
             db: catalog.reader(),
             catalog,
-            drivers: drivers.into_iter().map(|driver| (driver.name(), driver)).collect(),
+            drivers,
             settings,
             events,
             audit: Arc::new(audit),
@@ -73,16 +75,7 @@ impl Context {
     }
 
     pub(in crate::engine) fn driver(&self, name: &str) -> Result<Arc<dyn Driver>> {
-        let missing = || match self.settings.absent_drivers.get(name).cloned() {
-            Some(Absent { reason, fix }) => {
-                Error::AbsentDriver { asked: name.to_owned(), reason, fix }
-            }
-            None => Error::NoDriver {
-                asked: name.to_owned(),
-                have: self.drivers.keys().copied().collect(),
-            },
-        };
-        self.drivers.get(name).cloned().ok_or_else(missing)
+        self.drivers.get(name)
     }
 
     /// Whether some sandbox is not recovered yet.

@@ -96,11 +96,8 @@ impl Lifecycle {
     /// What a sandbox is that asks for nothing, or for no more than a driver.
     fn fresh_config(&self, driver: Option<&str>) -> Config {
         let driver = driver.unwrap_or(&self.context.settings.default_driver).to_owned();
-        let keeps = self
-            .context
-            .drivers
-            .get(driver.as_str())
-            .is_some_and(|found| pausing(&**found).is_some());
+        let found = self.context.driver(&driver);
+        let keeps = found.is_ok_and(|found| pausing(&*found).is_some());
         let mut config = Config { driver, ..Config::default() };
         if keeps {
             // All of it may have to be kept one day.

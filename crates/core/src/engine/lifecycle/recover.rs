@@ -152,7 +152,7 @@ impl Lifecycle {
     async fn end_unowned(&self, unowned: Vec<SandboxId>) {
         let ended = unowned.iter().map(|id| async move {
             tracing::warn!(machine = %id, "a machine without a sandbox is stopped");
-            for driver in self.context.drivers.values() {
+            for driver in self.context.drivers.all() {
                 if let Err(error) = driver.stop(&MachineKey::from(id)).await {
                     tracing::error!(machine = %id, error = error_chain(&error), "a machine without a sandbox was not stopped");
                 }
@@ -265,7 +265,7 @@ impl Lifecycle {
 
     async fn survivors(&self) -> Result<HashMap<SandboxId, Link>> {
         let mut alive = HashMap::new();
-        for driver in self.context.drivers.values() {
+        for driver in self.context.drivers.all() {
             for (key, link) in driver.survivors().await? {
                 match key.sandbox() {
                     Ok(id) => drop(alive.insert(id, link)),
@@ -275,7 +275,7 @@ impl Lifecycle {
                             .any(|mark| key.as_str().starts_with(mark)) =>
                     {
                         tracing::warn!(machine = %key, "stopping a machine that an earlier daemon had not assigned to a sandbox");
-                        let driver = Arc::clone(driver);
+                        let driver = Arc::clone(&driver);
                         self.context.tasks.spawn(async move {
                             if let Err(error) = driver.stop(&key).await {
                                 tracing::error!(machine = %key, error = error_chain(&error), "a machine without a sandbox was not stopped");

@@ -1,0 +1,1 @@
+"""Sandkeep: persistent sandboxes for AI agents. This package carries the program `keep`."""
