@@ -93,6 +93,7 @@ pub(crate) async fn changes(
         ("name" = String, Path, description = "The sandbox's name."),
         ("id" = String, Path, description = "The command's id."),
         ("follow" = Option<bool>, Query, description = "Keep the stream open until the command ends."),
+        ("offset" = Option<u64>, Query, description = "Leave out this many bytes, counted over both streams and gaps, to go on after a stream that was cut off."),
     ),
     responses((status = 200, description = "NDJSON: one event per line.", body = ExecEvent, content_type = "application/x-ndjson")))]
 pub(crate) async fn logs(
@@ -102,8 +103,9 @@ pub(crate) async fn logs(
     mut params: Params,
 ) -> Result<Response, ApiError> {
     let follow = params.flag("follow")?;
+    let offset = params.number("offset")?.unwrap_or(0);
     params.end()?;
-    let events = app.engine.logs(&caller.project, &name, &id, follow).await?;
+    let events = app.engine.logs_from(&caller.project, &name, &id, follow, offset).await?;
     Ok(stream::lines(&app, None, events, ExecEvent::More, None))
 }
 

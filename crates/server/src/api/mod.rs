@@ -13,6 +13,7 @@ pub(crate) mod commands;
 pub(crate) mod drives;
 pub(crate) mod events;
 pub(crate) mod exec;
+mod exec_result;
 pub(crate) mod files;
 pub(crate) mod forks;
 pub(crate) mod guard;
