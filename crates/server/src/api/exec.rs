@@ -48,6 +48,7 @@ const MESSAGE: usize = (1 << 20) + 1;
         ("if_running" = Option<bool>, Query, description = "Fail with 409 `not_running` instead of waking the sandbox."),
         ("wait" = Option<bool>, Query, description = "Answer with one JSON document when the command has ended: its output, exit code and end."),
         ("output_limit" = Option<types::Size>, Query, description = "With `wait`: how many bytes of each of standard output and standard error to return, at most 8M; 1M if absent."),
+        ("keep_alive" = Option<bool>, Query, description = "Send an empty line whenever the stream was quiet for 15 seconds."),
         ("Idempotency-Key" = Option<String>, Header, description = "A retry with the same key does not start the command again: it gets the output of the first from its beginning."),
     ),
     request_body = ExecRequest,
@@ -63,6 +64,7 @@ pub(crate) async fn exec(
 ) -> Result<Response, ApiError> {
     let wake = params.wake(&caller)?;
     let wait = Wait::of(&mut params)?;
+    let keep_alive = params.flag("keep_alive")?;
     params.end()?;
     let detach = request.detach;
     if detach && wait.is_some() {
@@ -92,7 +94,7 @@ pub(crate) async fn exec(
         session: wire::session(session),
         resumed,
     };
-    Ok(stream::lines(&app, Some(&first), events, broke_off(), Some(leash)))
+    Ok(stream::lines(&app, Some(&first), events, broke_off(), Some(leash), keep_alive))
 }
 
 /// Ends a command whose caller left without having asked for it to go on: as a terminal that hangs

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -21,6 +22,9 @@ use super::exec::KillOnDisconnect;
 use super::{App, wire};
 use crate::error::ApiError;
 use sandkeep_core::engine::{self, CommandOutput, Files, OutputStream, Upload};
+
+/// How often a quiet stream shows that it is alive, if the caller wants that.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// One line of NDJSON.
 pub(super) fn line(value: &impl Serialize) -> Bytes {
@@ -49,22 +53,26 @@ struct ExecLines {
     otherwise: ExecEvent,
     /// Ends the command if the caller leaves.
     leash: Option<KillOnDisconnect>,
+    /// Whether a quiet stream shows that it is alive.
+    keep_alive: bool,
     closing: CancellationToken,
 }
 
-/// A command's events as NDJSON, `first` before them.
+/// A command's events as NDJSON, `first` before them. With `keep_alive` there are empty lines between them while nothing happens.
 pub(super) fn lines(
     app: &Arc<App>,
     first: Option<&ExecEvent>,
     events: OutputStream,
     otherwise: ExecEvent,
     leash: Option<KillOnDisconnect>,
+    keep_alive: bool,
 ) -> Response {
     let lines = ExecLines {
         first: first.map(line),
         events: Some(events),
         otherwise,
         leash,
+        keep_alive,
         closing: app.closing.clone(),
     };
     let stream = stream::unfold(lines, async |mut lines| {
@@ -85,6 +93,9 @@ impl ExecLines {
             heard = events.next() => heard.map_or_else(|| self.otherwise.clone(), event),
             () = self.closing.cancelled() => {
                 ExecEvent::Error { error: ApiError::shutting_down().into_body() }
+            }
+            () = tokio::time::sleep(KEEP_ALIVE), if self.keep_alive => {
+                return Some(Bytes::from_static(b"\n"));
             }
         };
         let goes_on = matches!(

@@ -291,12 +291,12 @@ pub(crate) fn preload(test: &str) {
     finish(command, &home.path().join("output")).unwrap_or_else(|said| panic!("{said}"));
 }
 
-/// The unit tests of `sdk/python`.
+/// The unit tests of `sdk/vercel-python`.
 pub(crate) fn python_helper(test: &str) {
     let Some(packages) = packages(test) else { return };
     let home = tempfile::TempDir::with_prefix("keep-e2e-").unwrap();
     let mut command = Command::new(packages.join("python/bin/python"));
     command.args(["-B", "-m", "unittest", "-v", "test_sandkeep_vercel"]);
-    command.current_dir(sources().join("../../sdk/python"));
+    command.current_dir(sources().join("../../sdk/vercel-python"));
     finish(command, &home.path().join("output")).unwrap_or_else(|said| panic!("{said}"));
 }
