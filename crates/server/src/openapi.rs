@@ -7,8 +7,9 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use sandkeep_client::types;
 use std::sync::LazyLock;
-use utoipa::openapi::OpenApi as Document;
+use utoipa::openapi::schema::ArrayItems;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::{Object, OpenApi as Document, Ref, RefOr, Schema};
 use utoipa::{Modify, OpenApi, ToSchema};
 
 use crate::api::{
@@ -144,7 +145,7 @@ use crate::api::{
         approvals::get,
         approvals::answer,
     ),
-    components(schemas(types::ErrorAnswer, types::ClientMessage)),
+    components(schemas(types::ErrorAnswer)),
     security(("key" = [])),
     servers((url = "http://127.0.0.1:7777", description = "Where `keep serve` listens by default.")),
     tags(
@@ -189,6 +190,13 @@ impl Modify for Common {
         let components = document.components.get_or_insert_default();
         components.add_security_scheme("key", SecurityScheme::Http(key.build()));
         components.responses.extend(failures::responses());
+        let names: Vec<String> = components.schemas.keys().cloned().collect();
+        for (name, schema) in &mut components.schemas {
+            let item = name.strip_prefix("Paged_").filter(|item| names.iter().any(|one| one == item));
+            if let (Some(item), RefOr::T(Schema::Object(page))) = (item, schema) {
+                refer_to_items(page, item);
+            }
+        }
         for (path, item) in &mut document.paths.paths {
             let changes =
                 [&mut item.put, &mut item.post, &mut item.patch, &mut item.delete].into_iter();
@@ -196,11 +204,19 @@ impl Modify for Common {
                 failures::add(operation, path, true);
                 examples::add(operation);
             }
-            for operation in item.get.as_mut() {
+            if let Some(operation) = &mut item.get {
                 failures::add(operation, path, false);
                 examples::add(operation);
             }
         }
+    }
+}
+
+/// Describes the items of a page by the name of their schema, which would otherwise be written out in each of them.
+fn refer_to_items(page: &mut Object, item: &str) {
+    if let Some(RefOr::T(Schema::Array(items))) = page.properties.get_mut("items") {
+        let reference = RefOr::Ref(Ref::from_schema_name(item));
+        items.items = ArrayItems::RefOrSchema(Box::new(reference));
     }
 }
 

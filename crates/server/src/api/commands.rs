@@ -13,6 +13,7 @@ use sandkeep_core::model::{CommandId, Name};
 use sandkeep_proto::link::TermSize;
 
 use super::input::{Body, Params, PathParam};
+use super::stream::Reading;
 use super::{ApiResult, App, stream, wire};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
@@ -108,7 +109,8 @@ pub(crate) async fn logs(
     let keep_alive = params.flag("keep_alive")?;
     params.end()?;
     let events = app.engine.logs_from(&caller.project, &name, &id, follow, offset).await?;
-    Ok(stream::lines(&app, None, events, ExecEvent::More, None, keep_alive))
+    let reader = Reading::Log(follow.then(|| app.followers.add(id)));
+    Ok(stream::lines(&app, None, events, ExecEvent::More, reader, keep_alive))
 }
 
 /// Sends a signal to a command's process group.

@@ -21,8 +21,10 @@ use tokio::sync::mpsc;
 
 use super::commands::signal_number;
 use super::exec_result::Wait;
+use super::followers::Follower;
 use super::input::{Body, IdempotencyKey, Params, PathParam, Upgrade, parse_json};
 use super::secrets::inject_in;
+use super::stream::Reading;
 use super::{App, stream, wire};
 use crate::audit;
 use crate::auth::Writer;
@@ -73,6 +75,7 @@ pub(crate) async fn exec(
     }
     let (exec, input) = wanted(request, wake, &caller)?;
     audit::program(&exec.argv);
+    let keyed = key.is_some();
     let started = match key {
         None => app.engine.exec(&caller.project, &name, exec).await?,
         Some(key) => app.engine.exec_once(&caller.project, &name, key, exec).await?,
@@ -85,7 +88,10 @@ pub(crate) async fn exec(
     if detach {
         return Ok(Json(wire::command(command)).into_response());
     }
-    let leash = KillOnDisconnect::new(&app, caller, name, command.id.clone());
+    let mut leash = KillOnDisconnect::new(&app, caller, name, command.id.clone());
+    if keyed {
+        leash = leash.patient();
+    }
     if let Some(wait) = wait {
         return Ok(Json(wait.result(&app, events, resumed, leash).await?).into_response());
     }
@@ -94,7 +100,7 @@ pub(crate) async fn exec(
         session: wire::session(session),
         resumed,
     };
-    Ok(stream::lines(&app, Some(&first), events, broke_off(), Some(leash), keep_alive))
+    Ok(stream::lines(&app, Some(&first), events, broke_off(), Reading::Exec(leash), keep_alive))
 }
 
 /// Ends a command whose caller left without having asked for it to go on: as a terminal that hangs
@@ -104,11 +110,19 @@ pub(crate) struct KillOnDisconnect {
     caller: Caller,
     name: Name,
     command: Option<CommandId>,
+    /// For a caller that can come back: it gave an idempotency key.
+    follower: Option<Follower>,
 }
 
 impl KillOnDisconnect {
     pub(crate) fn new(app: &Arc<App>, caller: Caller, name: Name, command: CommandId) -> Self {
-        Self { app: Arc::clone(app), caller, name, command: Some(command) }
+        Self { app: Arc::clone(app), caller, name, command: Some(command), follower: None }
+    }
+
+    /// Gives the caller time to come back, by another call under its key or by the command's log.
+    fn patient(mut self) -> Self {
+        self.follower = self.command.clone().map(|command| self.app.followers.add(command));
+        self
     }
 
     /// The command ended, or is let go.
@@ -125,8 +139,15 @@ impl Drop for KillOnDisconnect {
         }
         let (engine, name) = (self.app.engine.clone(), self.name.clone());
         let project = self.caller.project.clone();
+        let may_return = self.follower.take().is_some();
+        let (followers, closing) = (self.app.followers.clone(), self.app.closing.clone());
         if let Ok(runtime) = Handle::try_current() {
             let hang_up = async move {
+                let returned = async { may_return && followers.returned(&command).await };
+                // A server that goes down ends nothing.
+                if closing.run_until_cancelled(returned).await != Some(false) {
+                    return;
+                }
                 // Each fails when the command has ended meanwhile, which is what is wanted.
                 let _ = engine.signal(&project, &name, &command, 1).await;
                 let ended = engine.wait(&project, &name, &command);

@@ -19,6 +19,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::exec::KillOnDisconnect;
+use super::followers::Follower;
 use super::{App, wire};
 use crate::error::ApiError;
 use sandkeep_core::engine::{self, CommandOutput, Files, OutputStream, Upload};
@@ -45,14 +46,21 @@ pub(super) fn event(event: CommandOutput) -> ExecEvent {
     }
 }
 
+/// Who reads the events of a command.
+pub(super) enum Reading {
+    /// The caller that started it: it is ended if that one leaves.
+    Exec(KillOnDisconnect),
+    /// A reader of its log, who follows it or takes what there is.
+    Log(#[allow(dead_code)] Option<Follower>), // what counts is how long it is there
+}
+
 /// What is left to say of a command.
 struct ExecLines {
     first: Option<Bytes>,
     events: Option<OutputStream>,
     /// What is said when the events end without an exit.
     otherwise: ExecEvent,
-    /// Ends the command if the caller leaves.
-    leash: Option<KillOnDisconnect>,
+    reading: Reading,
     /// Whether a quiet stream shows that it is alive.
     keep_alive: bool,
     closing: CancellationToken,
@@ -64,14 +72,14 @@ pub(super) fn lines(
     first: Option<&ExecEvent>,
     events: OutputStream,
     otherwise: ExecEvent,
-    leash: Option<KillOnDisconnect>,
+    reading: Reading,
     keep_alive: bool,
 ) -> Response {
     let lines = ExecLines {
         first: first.map(line),
         events: Some(events),
         otherwise,
-        leash,
+        reading,
         keep_alive,
         closing: app.closing.clone(),
     };
@@ -104,7 +112,7 @@ impl ExecLines {
         );
         if !goes_on {
             self.events = None;
-            if let Some(leash) = &mut self.leash {
+            if let Reading::Exec(leash) = &mut self.reading {
                 leash.release();
             }
         }

@@ -100,7 +100,7 @@ fn described((_, status, description, [code, message, hint]): Failure) -> Respon
     }
     let seconds = ObjectBuilder::new().schema_type(Type::Integer).build();
     let header = HeaderBuilder::new()
-        .schema(seconds)
+        .schema(Some(seconds))
         .description(Some("How many seconds to wait before a retry."))
         .build();
     response.header("Retry-After", header).build()

@@ -7,7 +7,7 @@
 docs/SDK.md tells how to do what.
 """
 
-from . import inputs, types
+from . import _codes, inputs, types
 from ._async.client import AsyncSandkeep
 from ._async.sandbox import AsyncCommand, AsyncFiles, AsyncSandbox
 from ._async.sockets import AsyncConnection, AsyncTerminal, AsyncWebSocket
@@ -30,3 +30,41 @@ from ._sync.streams import EventStream, OutputStream, ProgressStream
 from ._wire import Output
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "ApiError",
+    "Argv",
+    "AsyncCommand",
+    "AsyncConnection",
+    "AsyncEventStream",
+    "AsyncFiles",
+    "AsyncOutputStream",
+    "AsyncProgressStream",
+    "AsyncSandbox",
+    "AsyncSandkeep",
+    "AsyncTerminal",
+    "AsyncWebSocket",
+    "Command",
+    "CommandFailed",
+    "ConfigurationError",
+    "Connection",
+    "ConnectionFailed",
+    "Duration",
+    "EventStream",
+    "Files",
+    "Output",
+    "OutputStream",
+    "ProgressStream",
+    "ProtocolError",
+    "RequestTimedOut",
+    "Result",
+    "Sandbox",
+    "SandboxSettings",
+    "Sandkeep",
+    "SandkeepError",
+    "Terminal",
+    "WebSocket",
+    "inputs",
+    "types",
+]
+__all__ += _codes.__all__
