@@ -111,7 +111,7 @@ class Python:
     def __init__(self, inputs):
         self.inputs = inputs
         self.lines = []
-        self.extra = []
+        self.last = []
 
     def type(self, schema):
         schema, null = nullable(schema)
@@ -148,9 +148,12 @@ class Python:
 
     def alias(self, name, text, schema):
         parts = text.split(" | ")
-        quoted = f"Union[{', '.join(parts)}]" if len(parts) > 1 else text
-        self.lines.append(f"{name}: TypeAlias = {json.dumps(quoted) if '[' not in quoted else repr(quoted)}")
-        self.lines.append(f'"""{summary(schema)}"""\n')
+        whole = f"Union[{', '.join(parts)}]" if len(parts) > 1 else text
+        # Classes that it names come before it.
+        names = set(re.findall(r"\w+", re.sub(r'"[^"]*"', "", whole))) - {"Union", "Literal", "str", "int", "None"}
+        lines = self.last if names else self.lines
+        lines.append(f"{name}: TypeAlias = {whole}")
+        lines.append(f'"""{summary(schema)}"""\n')
 
     def variant(self, name, schema):
         """A type of its own for one of several that a schema may be."""
@@ -250,7 +253,7 @@ class Page(Generic[T]):
     """The `cursor` of the next page; absent on the last."""
 
 '''
-    return head + "\n".join(writer.lines) + "\n"
+    return head + "\n".join(writer.lines + ["", *writer.last]) + "\n"
 
 
 def python_inputs():
@@ -268,7 +271,7 @@ from typing import Any, Literal, Union
 from typing_extensions import Required, TypeAlias, TypedDict
 
 '''
-    return head + "\n".join(writer.lines) + "\n"
+    return head + "\n".join(writer.lines + ["", *writer.last]) + "\n"
 
 
 def answer_of(operation):

@@ -172,7 +172,7 @@ test("state and forks", async () => {
   await one.files.write("/work/file", "one\n");
   const point = await one.checkpoint("good");
   await one.files.write("/work/file", "two\n");
-  await one.stop();
+  const stopped = await one.stop();
   await assert.rejects(one.run("true", { ifRunning: true }), sandkeep.NotRunningError);
   await one.rollback("good");
   assert.equal(await one.files.readText("/work/file"), "one\n");
@@ -200,7 +200,7 @@ test("state and forks", async () => {
   const last = await one.fork();
   await last.promote({ delete_fork: true });
   assert.ok((await one.tree()).sandboxes.length > 0);
-  await client.snapshots.delete(point.id, { force: true });
+  await client.snapshots.delete(stopped.snapshot.id);
   for (const fork of [...forks, one]) await fork.delete();
   const item = (await client.trash.list()).find((found) => found.name === one.name);
   const restored = await client.trash.restore(item.id, { name });
@@ -210,13 +210,12 @@ test("state and forks", async () => {
 });
 
 test("ports and services", async () => {
+  // The image has Perl without its modules.
   const server =
-    "use IO::Socket::INET; my $s = IO::Socket::INET->new(LocalAddr => '0.0.0.0', LocalPort => 7000, Listen => 5, " +
-    'ReuseAddr => 1) or die; while (my $c = $s->accept) { my $line = <$c>; print $c "got $line"; close $c }';
+    "socket(S, 2, 1, 6); setsockopt(S, 1, 2, pack('l', 1)); bind(S, pack('Sna4x8', 2, 7000, '')) or die; listen(S, 5); " +
+    'while (accept(C, S)) { my $line = <C>; syswrite(C, "got $line"); close(C) }';
   await box.services.set("echo", { argv: ["perl", "-e", server], port: 7000 });
   await box.services.start("echo");
-  const probe = ["perl", "-MIO::Socket::INET", "-e", "exit !IO::Socket::INET->new('127.0.0.1:7000')"];
-  for (let at = 0; at < 100 && !(await box.run(probe)).ok; at += 1);
   const connection = await box.ports.connect(7000);
   connection.write("hello\n");
   assert.equal(Buffer.concat(await collect(connection)).toString(), "got hello\n");
@@ -231,15 +230,14 @@ test("ports and services", async () => {
   assert.equal((await box.services.list())[0].service.name, "echo");
   await box.services.stop("echo");
   await box.services.remove("echo");
-  await assert.rejects(box.ports.connect(7999), sandkeep.PortClosedError);
 });
 
 test("what a project has", async () => {
   const secret = fresh("s").replace("-", "_").toUpperCase();
-  await client.secrets.set(secret, "value", { hosts: ["api.example.com"] });
+  await client.secrets.set(secret, "value-of-it", { hosts: ["api.example.com"] });
   assert.ok((await client.secrets.list()).some((one) => one.name === secret));
   assert.deepEqual((await client.secrets.get(secret)).hosts, ["api.example.com"]);
-  assert.equal((await box.run("echo $T", { inject: [{ secret, env: "T" }] })).stdout, "value\n");
+  assert.equal((await box.run("echo ${#T} $T", { inject: [{ secret, env: "T" }] })).stdout, "11 ***********\n");
   await client.secrets.delete(secret);
   await box.setNetwork({ mode: "deny-all" });
   assert.equal((await box.network()).network.mode, "deny-all");
@@ -291,7 +289,7 @@ test("the server", async () => {
   assert.equal((await client.fsck()).broken, false);
   assert.ok((await client.issueToken({ for: "vercel" })).token);
   assert.deepEqual(await client.quarantine(), []);
-  await assert.rejects(client.deleteQuarantine("qua-00000000000000000000000000"), sandkeep.NotFoundError);
+  await assert.rejects(client.deleteQuarantine("snp-00000000000000000000000000"), sandkeep.NotFoundError);
   assert.equal((await client.audit.verify()).intact, true);
   assert.ok((await collect(client.audit.list({ since: "1h", limit: 5 }))).length > 0);
   for await (const entry of client.audit.follow({ since: "1h" })) {

@@ -56,6 +56,7 @@ const UNDONE = new Set([
   "recovering",
   "index_rebuilding",
   "record_changed",
+  "run_busy",
 ]);
 
 const PASSING = [502, 503, 504];

@@ -29,7 +29,7 @@ export const OPERATIONS = {
   diff_patch: ["GET", "/v1/diff/patch", false],
   empty_trash: ["DELETE", "/v1/trash", false],
   events: ["GET", "/v1/events", false],
-  exec: ["POST", "/v1/sandboxes/{name}/exec", false],
+  exec: ["POST", "/v1/sandboxes/{name}/exec", true],
   exec_web_socket: ["GET", "/v1/sandboxes/{name}/exec/ws", false],
   export_snapshot: ["GET", "/v1/snapshots/{id}/export", false],
   extend_session: ["POST", "/v1/sandboxes/{name}/extend", false],

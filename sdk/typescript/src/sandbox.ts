@@ -150,7 +150,7 @@ export class Sandbox {
   terminal(command: Argv, options: RunOptions & Partial<TerminalSize> = {}): Promise<Terminal> {
     const tty = { cols: options.cols ?? 80, rows: options.rows ?? 24 };
     const query = { if_running: options.ifRunning || undefined };
-    return Terminal.open(this.#transport, this.name, request(command, options, { tty }), query);
+    return Terminal.open(this.#transport, this.name, request(command, options, { tty, stdin: true }), query);
   }
 
   /** A command that was started before. */
@@ -263,8 +263,16 @@ export class Sandbox {
     return this.#call("checkpoint_sandbox", { json: given({ label }) });
   }
 
-  /** Goes back to a snapshot: an id or a label. What was before is kept as a snapshot. */
+  /** Goes back to a snapshot: an id, or the label of one. What was before is kept as a snapshot. */
   async rollback(to: string, options: { expect_generation?: number } = {}): Promise<types.RolledBack> {
+    if (!to.startsWith("snp-")) {
+      // The newest one of that label. If there is none, the server says what an id looks like.
+      for await (const one of this.snapshots()) {
+        if (one.label !== to) continue;
+        to = one.id;
+        break;
+      }
+    }
     const back = await this.#call("rollback_sandbox", { json: { to, ...options } });
     this.info = back.sandbox;
     return back;

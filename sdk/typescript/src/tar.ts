@@ -110,12 +110,16 @@ class Reader {
     this.#source = source[Symbol.asyncIterator]();
   }
 
-  async exact(length: number): Promise<Buffer> {
+  async #fill(length: number): Promise<void> {
     while (this.#rest.length < length) {
       const found = await this.#source.next();
       if (found.done) throw new ProtocolError("the archive was cut off");
       this.#rest = Buffer.concat([this.#rest, found.value]);
     }
+  }
+
+  async exact(length: number): Promise<Buffer> {
+    await this.#fill(length);
     const found = this.#rest.subarray(0, length);
     this.#rest = this.#rest.subarray(length);
     return found;
@@ -123,7 +127,7 @@ class Reader {
 
   async *pieces(length: number): AsyncGenerator<Buffer, void> {
     for (let left = length; left > 0; ) {
-      if (this.#rest.length === 0) this.#rest = await this.exact(1);
+      await this.#fill(1);
       const piece = this.#rest.subarray(0, left);
       this.#rest = this.#rest.subarray(piece.length);
       left -= piece.length;

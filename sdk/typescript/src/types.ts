@@ -653,6 +653,9 @@ export interface EventSandbox {
   tags?: Record<string, string>;
 }
 
+/** What `POST …/exec` answers as one JSON document: with `?wait=true` the result, with `detach` the command. */
+export type ExecAnswer = ExecResult | Command;
+
 /** One line of the stream of a command. */
 export type ExecEvent = {
   /** The command. */
@@ -716,6 +719,35 @@ export interface ExecRequest {
   if_running?: boolean;
   /** Secrets it is given. */
   inject?: Inject[];
+}
+
+/** A command that has ended and what it printed, as one document: the answer to `POST …/exec?wait=true`. */
+export interface ExecResult {
+  /** The command. */
+  command: Command;
+  /** Whether this call woke the sandbox. */
+  resumed: boolean;
+  /** Its exit code; 128 + signal when a signal ended it. Absent if its session ended under it. */
+  exit_code?: number | null;
+  end?: CommandEnd | null;
+  /** Standard output, or that of the terminal, as text. Bytes that are not UTF-8 are replaced by `\\u{fffd}`. */
+  stdout: string;
+  /** The same bytes as base64, if they are not UTF-8. */
+  stdout_base64?: string | null;
+  /** How much it printed to standard output, as far as that was kept. */
+  stdout_bytes: number;
+  /** Whether `stdout` is only the beginning. Its log has more. */
+  stdout_truncated: boolean;
+  /** Standard error as text. Bytes that are not UTF-8 are replaced by `\\u{fffd}`. */
+  stderr: string;
+  /** The same bytes as base64, if they are not UTF-8. */
+  stderr_base64?: string | null;
+  /** How much it printed to standard error, as far as that was kept. */
+  stderr_bytes: number;
+  /** Whether `stderr` is only the beginning. Its log has more. */
+  stderr_truncated: boolean;
+  /** Bytes that it printed to either and that were not kept, because the log is bounded. */
+  missing_bytes: number;
 }
 
 /** An extension of the current session. */

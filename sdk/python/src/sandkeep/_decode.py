@@ -20,8 +20,6 @@ def decode(kind: type[T], value: Any) -> T:
 
 
 def _read(kind: Any, value: Any) -> Any:
-    if isinstance(kind, str):
-        kind = _evaluated(kind)
     origin = typing.get_origin(kind)
     if origin in (typing.Union, python_types.UnionType):
         return _read_union(typing.get_args(kind), value)
@@ -43,7 +41,6 @@ def _read(kind: Any, value: Any) -> Any:
 def _read_union(kinds: tuple[Any, ...], value: Any) -> Any:
     if value is None:
         return None
-    kinds = tuple(_evaluated(one) if isinstance(one, str) else one for one in kinds)
     if not isinstance(value, dict):
         lists = [one for one in kinds if typing.get_origin(one) is list]
         return _read(lists[0], value) if lists and isinstance(value, list) else value
@@ -99,10 +96,3 @@ def _hints(record: Any) -> list[tuple[str, Any, bool]]:
         )
         for field in dataclasses.fields(record)
     ]
-
-
-@functools.cache
-def _evaluated(text: str) -> Any:
-    from . import types
-
-    return eval(text, vars(types))  # names of our own types

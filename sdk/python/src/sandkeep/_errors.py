@@ -115,6 +115,7 @@ UNDONE = frozenset(
         "recovering",
         "index_rebuilding",
         "record_changed",
+        "run_busy",
     }
 )
 

@@ -43,7 +43,7 @@ OPERATIONS: dict[str, Operation] = {
     "diff_patch": Operation("GET", "/v1/diff/patch", False, "bytes"),
     "empty_trash": Operation("DELETE", "/v1/trash", False, "TrashEmptied"),
     "events": Operation("GET", "/v1/events", False, "events"),
-    "exec": Operation("POST", "/v1/sandboxes/{name}/exec", False, "lines"),
+    "exec": Operation("POST", "/v1/sandboxes/{name}/exec", True, "lines"),
     "exec_web_socket": Operation("GET", "/v1/sandboxes/{name}/exec/ws", False, "socket"),
     "export_snapshot": Operation("GET", "/v1/snapshots/{id}/export", False, "bytes"),
     "extend_session": Operation("POST", "/v1/sandboxes/{name}/extend", False, "Session"),

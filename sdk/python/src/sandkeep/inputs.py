@@ -7,7 +7,7 @@ from typing import Any, Literal, Union
 
 from typing_extensions import Required, TypeAlias, TypedDict
 
-AcceptRule: TypeAlias = 'Literal["promote", "merge", "patch", "keep"]'
+AcceptRule: TypeAlias = Literal["promote", "merge", "patch", "keep"]
 """What acceptance does with the result of a run."""
 
 
@@ -20,7 +20,7 @@ class AcceptRun(TypedDict, total=False):
     delete_sandbox: bool
     """Whether the sandbox that was made for the run is deleted afterwards."""
 
-Access: TypeAlias = 'Literal["public", "private", "off"]'
+Access: TypeAlias = Literal["public", "private", "off"]
 """Who may reach a port from outside."""
 
 AddDirectory = TypedDict(
@@ -42,7 +42,7 @@ class AnswerApproval(TypedDict, total=False):
     comment: str
     """What there is to say about it."""
 
-ApprovalAnswer: TypeAlias = 'Literal["approve", "deny"]'
+ApprovalAnswer: TypeAlias = Literal["approve", "deny"]
 """An answer."""
 
 
@@ -65,7 +65,7 @@ class AskApproval(TypedDict, total=False):
     expires: Span | None
     default: ApprovalAnswer | None
 
-Audience: TypeAlias = 'Literal["vercel"]'
+Audience: TypeAlias = Literal["vercel"]
 """Whose clients a token is for."""
 
 
@@ -82,7 +82,7 @@ class Checkpoint(TypedDict, total=False):
     label: str | None
     """A label, for people."""
 
-Class: TypeAlias = 'Literal["ephemeral", "resumable", "workspace"]'
+Class: TypeAlias = Literal["ephemeral", "resumable", "workspace"]
 """The lifetime class of a sandbox."""
 
 
@@ -323,7 +323,7 @@ class Hooks(TypedDict, total=False):
     validate_git: str | None
     """The absolute path of a Git repository. Its commit and its changed files are compared in the same way. Needs `git` and `sh` inside."""
 
-IfExists: TypeAlias = 'Literal["fail", "get"]'
+IfExists: TypeAlias = Literal["fail", "get"]
 """The action if the name is taken."""
 
 
@@ -400,7 +400,7 @@ class Mount(TypedDict, total=False):
     mode: MountMode
     """How; `read-write` if absent."""
 
-MountMode: TypeAlias = 'Literal["read-write", "snapshot"]'
+MountMode: TypeAlias = Literal["read-write", "snapshot"]
 """How a drive is mounted."""
 
 Move = TypedDict(
@@ -429,22 +429,22 @@ class Network(TypedDict, total=False):
     requests: Sequence[RequestRule]
     """What happens to HTTP requests; the first that matches decides."""
 
-NetworkMode: TypeAlias = 'Literal["allow-all", "deny-all", "custom"]'
+NetworkMode: TypeAlias = Literal["allow-all", "deny-all", "custom"]
 """What holds where nothing else is said."""
 
-OnAccept: TypeAlias = 'Literal["keep", "delete"]'
+OnAccept: TypeAlias = Literal["keep", "delete"]
 """What becomes of a fork once it is accepted: promoted, or all of it merged."""
 
-OnConflict: TypeAlias = 'Literal["refuse", "keep"]'
+OnConflict: TypeAlias = Literal["refuse", "keep"]
 """What to do with paths that changed on both sides."""
 
-OnIdle: TypeAlias = 'Literal["run", "pause", "stop"]'
+OnIdle: TypeAlias = Literal["run", "pause", "stop"]
 """The action after the idle timeout."""
 
-OnJunk: TypeAlias = 'Literal["off", "warn", "promote-or-drop"]'
+OnJunk: TypeAlias = Literal["off", "warn", "promote-or-drop"]
 """What a large file or junk means when a session ends."""
 
-OnSecret: TypeAlias = 'Literal["block", "quarantine", "warn"]'
+OnSecret: TypeAlias = Literal["block", "quarantine", "warn"]
 """What a secret's value in a file means when a session ends."""
 
 
@@ -553,9 +553,6 @@ class RequestActionHeaders(TypedDict, total=False):
     headers: Required[Mapping[str, str | None]]
     """It goes on with these headers set. A value is never told back: answers say `null`. In a change, `null` leaves the value that a rule for the same domain has."""
 
-RequestAction: TypeAlias = 'Union[Literal["allow"], Literal["deny"], RequestActionAnswer, RequestActionForward, RequestActionHeaders]'
-"""What is done with a request."""
-
 
 class RequestMatch(TypedDict, total=False):
     """Conditions on a request. All must hold."""
@@ -579,7 +576,7 @@ class RequestRule(TypedDict, total=False):
     action: Required[RequestAction]
     """What is done."""
 
-Restart: TypeAlias = 'Literal["never", "on-failure", "always"]'
+Restart: TypeAlias = Literal["never", "on-failure", "always"]
 """Whether a service that has ended is restarted."""
 
 
@@ -655,13 +652,10 @@ class RunPlaceFresh(TypedDict, total=False):
     """The name of the sandbox; generated if absent."""
     how: Required[Literal["fresh"]]
 
-RunPlace: TypeAlias = 'Union[RunPlaceExisting, RunPlaceFork, RunPlaceFresh]'
-"""The sandbox of a run: an existing one, a fork, or a fresh one."""
-
-Scope: TypeAlias = 'Literal["read", "write", "admin"]'
+Scope: TypeAlias = Literal["read", "write", "admin"]
 """What a key may do."""
 
-SecretPlace: TypeAlias = 'Literal["header", "query", "body"]'
+SecretPlace: TypeAlias = Literal["header", "query", "body"]
 """A part of a request."""
 
 
@@ -742,7 +736,7 @@ class SetService(TypedDict, total=False):
     start: bool
     """Whether it is started with every session, and now if the sandbox runs."""
 
-Signal: TypeAlias = 'Union[int, str]'
+Signal: TypeAlias = Union[int, str]
 """A signal: its number, or its name with or without `SIG`."""
 
 
@@ -752,10 +746,10 @@ class SignalRequest(TypedDict, total=False):
     signal: Required[Signal]
     """Which."""
 
-Size: TypeAlias = 'Union[int, str]'
+Size: TypeAlias = Union[int, str]
 """A size: bytes, or text like `512M`, `2G`. K, M, G and T are powers of 1024."""
 
-Span: TypeAlias = 'Union[int, str]'
+Span: TypeAlias = Union[int, str]
 """A span of time: milliseconds, or text like `90s`, `15m`, `30d`."""
 
 
@@ -831,9 +825,6 @@ class TextMatchRegex(TypedDict, total=False):
     regex: Required[str]
     """Matching this regular expression."""
 
-TextMatch: TypeAlias = 'Union[TextMatchExact, TextMatchPrefix, TextMatchRegex]'
-"""A condition on a text."""
-
 UpdateSandbox = TypedDict(
     "UpdateSandbox",
     {
@@ -884,4 +875,14 @@ class UpdateWebhook(TypedDict, total=False):
     """Whether private addresses may be dialled; needs an admin key."""
     enabled: bool | None
     """Whether anything is sent. One that is enabled again continues where it was."""
+
+
+RequestAction: TypeAlias = Union[Literal["allow"], Literal["deny"], RequestActionAnswer, RequestActionForward, RequestActionHeaders]
+"""What is done with a request."""
+
+RunPlace: TypeAlias = Union[RunPlaceExisting, RunPlaceFork, RunPlaceFresh]
+"""The sandbox of a run: an existing one, a fork, or a fresh one."""
+
+TextMatch: TypeAlias = Union[TextMatchExact, TextMatchPrefix, TextMatchRegex]
+"""A condition on a text."""
 

@@ -19,10 +19,10 @@ class Page(Generic[T]):
     next: str | None = None
     """The `cursor` of the next page; absent on the last."""
 
-AcceptRule: TypeAlias = 'Literal["promote", "merge", "patch", "keep"]'
+AcceptRule: TypeAlias = Literal["promote", "merge", "patch", "keep"]
 """What acceptance does with the result of a run."""
 
-Access: TypeAlias = 'Literal["public", "private", "off"]'
+Access: TypeAlias = Literal["public", "private", "off"]
 """Who may reach a port from outside."""
 
 
@@ -62,7 +62,7 @@ class Approval:
     comment: str
     """What was said about it."""
 
-ApprovalAnswer: TypeAlias = 'Literal["approve", "deny"]'
+ApprovalAnswer: TypeAlias = Literal["approve", "deny"]
 """An answer."""
 
 
@@ -75,13 +75,13 @@ class ApprovalPolicy:
     expires: Span | None = None
     default: ApprovalAnswer | None = None
 
-ApprovalSource: TypeAlias = 'Literal["harness", "agent", "policy"]'
+ApprovalSource: TypeAlias = Literal["harness", "agent", "policy"]
 """Who asks."""
 
-ApprovalStatus: TypeAlias = 'Literal["pending", "approved", "denied", "expired"]'
+ApprovalStatus: TypeAlias = Literal["pending", "approved", "denied", "expired"]
 """The status of an approval."""
 
-ApprovalSubject: TypeAlias = 'Literal["question", "command", "host", "secret", "validation"]'
+ApprovalSubject: TypeAlias = Literal["question", "command", "host", "secret", "validation"]
 """What is held until there is an answer."""
 
 
@@ -156,10 +156,10 @@ class AuditVerification:
     found: int
     """How much is wrong."""
 
-Because: TypeAlias = 'Literal["given", "running", "given_and_running"]'
+Because: TypeAlias = Literal["given", "running", "given_and_running"]
 """Why a command is named."""
 
-BroughtBack: TypeAlias = 'Literal["promoted", "merged"]'
+BroughtBack: TypeAlias = Literal["promoted", "merged"]
 """How a fork's work was brought back."""
 
 
@@ -176,7 +176,7 @@ class ChangedPath:
     bytes: int = 0
     """What it takes on the disk; 0 if it was deleted."""
 
-Class: TypeAlias = 'Literal["ephemeral", "resumable", "workspace"]'
+Class: TypeAlias = Literal["ephemeral", "resumable", "workspace"]
 """The lifetime class of a sandbox."""
 
 
@@ -258,10 +258,10 @@ class CommandChanges:
     with_: list[str] = field(default_factory=list)
     """Commands that ran at the same time: their ids, the first 16."""
 
-CommandEnd: TypeAlias = 'Literal["exited", "signalled", "timed_out", "out_of_memory", "out_of_disk", "killed", "session_ended", "lost"]'
+CommandEnd: TypeAlias = Literal["exited", "signalled", "timed_out", "out_of_memory", "out_of_disk", "killed", "session_ended", "lost"]
 """Why a command ended."""
 
-CommandState: TypeAlias = 'Literal["running", "exited", "lost"]'
+CommandState: TypeAlias = Literal["running", "exited", "lost"]
 """The state of a command."""
 
 
@@ -366,7 +366,7 @@ class Diff:
     truncated: bool
     """Whether there are more than are listed."""
 
-DiffAspect: TypeAlias = 'Literal["content", "mode", "owner", "xattrs", "type"]'
+DiffAspect: TypeAlias = Literal["content", "mode", "owner", "xattrs", "type"]
 """What of a path differs."""
 
 
@@ -401,7 +401,7 @@ class DiffEntry:
     from_: DiffSide | None = None
     to: DiffSide | None = None
 
-DiffKind: TypeAlias = 'Literal["added", "removed", "modified", "renamed"]'
+DiffKind: TypeAlias = Literal["added", "removed", "modified", "renamed"]
 """How a path differs."""
 
 
@@ -469,7 +469,7 @@ class Drive:
     updated_at: str
     """When it was last changed, attached or detached."""
 
-Encoding: TypeAlias = 'Literal["utf8", "base64"]'
+Encoding: TypeAlias = Literal["utf8", "base64"]
 """The encoding of `data`."""
 
 
@@ -496,7 +496,7 @@ class Entry:
     target: str | None = None
     """Where a symlink points."""
 
-EntryKind: TypeAlias = 'Literal["file", "directory", "symlink", "other"]'
+EntryKind: TypeAlias = Literal["file", "directory", "symlink", "other"]
 """What an `Entry` is."""
 
 
@@ -625,8 +625,36 @@ class ExecEventError:
     """What."""
     type: Literal["error"] = "error"
 
-ExecEvent: TypeAlias = 'Union[ExecEventStarted, ExecEventStdout, ExecEventStderr, ExecEventGap, ExecEventExited, ExecEventMore, ExecEventError]'
-"""One line of the stream of a command."""
+
+@dataclass(frozen=True, kw_only=True)
+class ExecResult:
+    """A command that has ended and what it printed, as one document: the answer to `POST …/exec?wait=true`."""
+
+    command: Command
+    """The command."""
+    resumed: bool
+    """Whether this call woke the sandbox."""
+    exit_code: int | None = None
+    """Its exit code; 128 + signal when a signal ended it. Absent if its session ended under it."""
+    end: CommandEnd | None = None
+    stdout: str
+    """Standard output, or that of the terminal, as text. Bytes that are not UTF-8 are replaced by `\\u{fffd}`."""
+    stdout_base64: str | None = None
+    """The same bytes as base64, if they are not UTF-8."""
+    stdout_bytes: int
+    """How much it printed to standard output, as far as that was kept."""
+    stdout_truncated: bool
+    """Whether `stdout` is only the beginning. Its log has more."""
+    stderr: str
+    """Standard error as text. Bytes that are not UTF-8 are replaced by `\\u{fffd}`."""
+    stderr_base64: str | None = None
+    """The same bytes as base64, if they are not UTF-8."""
+    stderr_bytes: int
+    """How much it printed to standard error, as far as that was kept."""
+    stderr_truncated: bool
+    """Whether `stderr` is only the beginning. Its log has more."""
+    missing_bytes: int
+    """Bytes that it printed to either and that were not kept, because the log is bounded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -650,10 +678,10 @@ class Finding:
     commands: list[Suspect] = field(default_factory=list)
     """Commands that may have done it, the likeliest first."""
 
-FindingKind: TypeAlias = 'Literal["secret", "large", "junk", "core_dump", "unsearched", "doubtful"]'
+FindingKind: TypeAlias = Literal["secret", "large", "junk", "core_dump", "unsearched", "doubtful"]
 """What a finding is."""
 
-FindingPlace: TypeAlias = 'Literal["contents", "name", "link", "attribute", "member"]'
+FindingPlace: TypeAlias = Literal["contents", "name", "link", "attribute", "member"]
 """Where in a file a value is."""
 
 
@@ -670,7 +698,7 @@ class ForkFailed:
     reason: str
     """Why not, for people."""
 
-ForkFate: TypeAlias = 'Literal["alive", "promoted", "merged", "rejected", "expired"]'
+ForkFate: TypeAlias = Literal["alive", "promoted", "merged", "rejected", "expired"]
 """What has become of a fork."""
 
 
@@ -686,9 +714,6 @@ class ForkOutcome:
     """That sandbox's generation with it."""
     at: str
     """When."""
-
-Forked: TypeAlias = 'Union[Forks, Opened]'
-"""The answer to a fork."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -855,9 +880,6 @@ class ImageProgressError:
     """Why."""
     type: Literal["error"] = "error"
 
-ImageProgress: TypeAlias = 'Union[ImageProgressProgress, ImageProgressDone, ImageProgressError]'
-"""One line of the answer to a pull, an import or a customization."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
@@ -978,7 +1000,7 @@ class Mount:
     mode: MountMode | None = None
     """How; `read-write` if absent."""
 
-MountMode: TypeAlias = 'Literal["read-write", "snapshot"]'
+MountMode: TypeAlias = Literal["read-write", "snapshot"]
 """How a drive is mounted."""
 
 
@@ -1007,7 +1029,7 @@ class Network:
     requests: list[RequestRule] = field(default_factory=list)
     """What happens to HTTP requests; the first that matches decides."""
 
-NetworkMode: TypeAlias = 'Literal["allow-all", "deny-all", "custom"]'
+NetworkMode: TypeAlias = Literal["allow-all", "deny-all", "custom"]
 """What holds where nothing else is said."""
 
 
@@ -1046,16 +1068,16 @@ class NewWebhook:
     secret: str
     """What deliveries are signed with."""
 
-OnAccept: TypeAlias = 'Literal["keep", "delete"]'
+OnAccept: TypeAlias = Literal["keep", "delete"]
 """What becomes of a fork once it is accepted: promoted, or all of it merged."""
 
-OnIdle: TypeAlias = 'Literal["run", "pause", "stop"]'
+OnIdle: TypeAlias = Literal["run", "pause", "stop"]
 """The action after the idle timeout."""
 
-OnJunk: TypeAlias = 'Literal["off", "warn", "promote-or-drop"]'
+OnJunk: TypeAlias = Literal["off", "warn", "promote-or-drop"]
 """What a large file or junk means when a session ends."""
 
-OnSecret: TypeAlias = 'Literal["block", "quarantine", "warn"]'
+OnSecret: TypeAlias = Literal["block", "quarantine", "warn"]
 """What a secret's value in a file means when a session ends."""
 
 
@@ -1079,7 +1101,7 @@ class PairMatch:
     key: TextMatch | None = None
     value: TextMatch | None = None
 
-PathChange: TypeAlias = 'Literal["created", "modified", "deleted"]'
+PathChange: TypeAlias = Literal["created", "modified", "deleted"]
 """What happened to a path."""
 
 
@@ -1183,7 +1205,7 @@ class Promoted:
     failed: list[ForkFailed] = field(default_factory=list)
     """Forks that were to be deleted and are still there."""
 
-Protocol: TypeAlias = 'Literal["tcp", "udp", "icmp", "dns", "http"]'
+Protocol: TypeAlias = Literal["tcp", "udp", "icmp", "dns", "http"]
 """What kind of traffic it was."""
 
 
@@ -1242,9 +1264,6 @@ class RequestActionHeaders:
     headers: dict[str, str | None]
     """It goes on with these headers set. A value is never told back: answers say `null`. In a change, `null` leaves the value that a rule for the same domain has."""
 
-RequestAction: TypeAlias = 'Union[Literal["allow"], Literal["deny"], RequestActionAnswer, RequestActionForward, RequestActionHeaders]'
-"""What is done with a request."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class RequestMatch:
@@ -1284,7 +1303,7 @@ class Resources:
     disk_bytes: int
     """Disk space that a session may write."""
 
-Restart: TypeAlias = 'Literal["never", "on-failure", "always"]'
+Restart: TypeAlias = Literal["never", "on-failure", "always"]
 """Whether a service that has ended is restarted."""
 
 
@@ -1468,9 +1487,6 @@ class RunPlaceFresh:
     """The name of the sandbox; generated if absent."""
     how: Literal["fresh"] = "fresh"
 
-RunPlace: TypeAlias = 'Union[RunPlaceExisting, RunPlaceFork, RunPlaceFresh]'
-"""The sandbox of a run: an existing one, a fork, or a fresh one."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunReview:
@@ -1500,7 +1516,7 @@ class RunReview:
     approvals: list[Approval]
     """Approvals of the run."""
 
-RunStatus: TypeAlias = 'Literal["queued", "running", "waiting_for_approval", "ready_for_review", "accepted", "rejected", "failed", "cancelled", "expired"]'
+RunStatus: TypeAlias = Literal["queued", "running", "waiting_for_approval", "ready_for_review", "accepted", "rejected", "failed", "cancelled", "expired"]
 """The status of a run."""
 
 
@@ -1607,7 +1623,7 @@ class SandboxNetwork:
     """Whether that is its own; it is the project's default otherwise."""
     bound: Network | None = None
 
-Scope: TypeAlias = 'Literal["read", "write", "admin"]'
+Scope: TypeAlias = Literal["read", "write", "admin"]
 """What a key may do."""
 
 
@@ -1646,10 +1662,10 @@ class SecretGiven:
     how: SecretHow
     """How."""
 
-SecretHow: TypeAlias = 'Literal["brokered", "env", "file"]'
+SecretHow: TypeAlias = Literal["brokered", "env", "file"]
 """How a session was given a secret."""
 
-SecretPlace: TypeAlias = 'Literal["header", "query", "body"]'
+SecretPlace: TypeAlias = Literal["header", "query", "body"]
 """A part of a request."""
 
 
@@ -1694,7 +1710,7 @@ class Service:
     start: bool = False
     """Whether it is started with every session."""
 
-ServiceState: TypeAlias = 'Literal["stopped", "starting", "running", "restarting", "exited", "failed"]'
+ServiceState: TypeAlias = Literal["stopped", "starting", "running", "restarting", "exited", "failed"]
 """The state of a service."""
 
 
@@ -1752,7 +1768,7 @@ class Session:
     fallback: str | None = None
     """Why it started from files although memory was kept: files are as of the same generation, processes are gone."""
 
-SessionEnd: TypeAlias = 'Literal["stopped", "paused", "idle", "timeout", "rolled_back", "deleted", "interrupted", "out_of_memory", "out_of_disk", "start_failed"]'
+SessionEnd: TypeAlias = Literal["stopped", "paused", "idle", "timeout", "rolled_back", "deleted", "interrupted", "out_of_memory", "out_of_disk", "start_failed"]
 """Why a session ended."""
 
 
@@ -1795,7 +1811,7 @@ class SnapshotDeleted:
     freed_bytes: int
     """What it freed."""
 
-SnapshotKind: TypeAlias = 'Literal["stop", "checkpoint", "fork", "before_rollback", "recovered", "pause", "merge"]'
+SnapshotKind: TypeAlias = Literal["stop", "checkpoint", "fork", "before_rollback", "recovered", "pause", "merge"]
 """How a snapshot came about."""
 
 
@@ -1848,10 +1864,10 @@ class SpaceUsage:
     trash_bytes: int = 0
     """Disk space of the trash, which becomes free when its grace period is over or space is needed. Not part of any other sum."""
 
-Span: TypeAlias = 'Union[int, str]'
+Span: TypeAlias = Union[int, str]
 """A span of time: milliseconds, or text like `90s`, `15m`, `30d`."""
 
-State: TypeAlias = 'Literal["stopped", "starting", "running", "paused", "stopping", "failed", "deleted"]'
+State: TypeAlias = Literal["stopped", "starting", "running", "paused", "stopping", "failed", "deleted"]
 """The state of a sandbox."""
 
 
@@ -1902,9 +1918,6 @@ class TextMatchRegex:
 
     regex: str
     """Matching this regular expression."""
-
-TextMatch: TypeAlias = 'Union[TextMatchExact, TextMatchPrefix, TextMatchRegex]'
-"""A condition on a text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -2006,10 +2019,10 @@ class Usage:
     oom_kills: int = 0
     """Processes that the kernel killed because the sandbox was out of memory. Known of containers; those inside a microVM show in the `end` of their commands."""
 
-ValueEncoding: TypeAlias = 'Literal["plain", "json", "url", "base64", "hex"]'
+ValueEncoding: TypeAlias = Literal["plain", "json", "url", "base64", "hex"]
 """How a value is written."""
 
-Verdict: TypeAlias = 'Literal["allowed", "denied", "cut", "failed"]'
+Verdict: TypeAlias = Literal["allowed", "denied", "cut", "failed"]
 """The outcome."""
 
 
@@ -2093,4 +2106,26 @@ class Why:
     """What keeps it awake now."""
     notices: list[str]
     """Other notices: memory that could not be used, a pause that was refused, a failure."""
+
+
+ExecAnswer: TypeAlias = Union[ExecResult, Command]
+"""What `POST …/exec` answers as one JSON document: with `?wait=true` the result, with `detach` the command."""
+
+ExecEvent: TypeAlias = Union[ExecEventStarted, ExecEventStdout, ExecEventStderr, ExecEventGap, ExecEventExited, ExecEventMore, ExecEventError]
+"""One line of the stream of a command."""
+
+Forked: TypeAlias = Union[Forks, Opened]
+"""The answer to a fork."""
+
+ImageProgress: TypeAlias = Union[ImageProgressProgress, ImageProgressDone, ImageProgressError]
+"""One line of the answer to a pull, an import or a customization."""
+
+RequestAction: TypeAlias = Union[Literal["allow"], Literal["deny"], RequestActionAnswer, RequestActionForward, RequestActionHeaders]
+"""What is done with a request."""
+
+RunPlace: TypeAlias = Union[RunPlaceExisting, RunPlaceFork, RunPlaceFresh]
+"""The sandbox of a run: an existing one, a fork, or a fresh one."""
+
+TextMatch: TypeAlias = Union[TextMatchExact, TextMatchPrefix, TextMatchRegex]
+"""A condition on a text."""
 

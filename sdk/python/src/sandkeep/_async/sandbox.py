@@ -175,6 +175,7 @@ class AsyncSandbox:
     ) -> AsyncTerminal:
         """Runs a command in a terminal, to read from and write to while it runs."""
         request = self._request(command, env, cwd, user, timeout, (), (cols, rows))
+        request["stdin"] = True
         return await AsyncTerminal.open(self.client.transport, self.name, request, if_running)
 
     def command(self, id: str) -> AsyncCommand:
@@ -317,7 +318,13 @@ class AsyncSandbox:
         return await self._call("checkpoint_sandbox", types.Snapshot, json=given(label=label))
 
     async def rollback(self, to: str, *, expect_generation: int | None = None) -> types.RolledBack:
-        """Goes back to a snapshot: an id or a label. What was before is kept as a snapshot."""
+        """Goes back to a snapshot: an id, or the label of one. What was before is kept as a snapshot."""
+        if not to.startswith("snp-"):
+            # The newest one of that label. If there is none, the server says what an id looks like.
+            async for one in self.snapshots():
+                if one.label == to:
+                    to = one.id
+                    break
         body = given(to=to, expect_generation=expect_generation)
         back = await self._call("rollback_sandbox", types.RolledBack, json=body)
         self.info = back.sandbox

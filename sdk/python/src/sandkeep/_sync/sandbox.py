@@ -176,6 +176,7 @@ class Sandbox:
     ) -> Terminal:
         """Runs a command in a terminal, to read from and write to while it runs."""
         request = self._request(command, env, cwd, user, timeout, (), (cols, rows))
+        request["stdin"] = True
         return Terminal.open(self.client.transport, self.name, request, if_running)
 
     def command(self, id: str) -> Command:
@@ -318,7 +319,13 @@ class Sandbox:
         return self._call("checkpoint_sandbox", types.Snapshot, json=given(label=label))
 
     def rollback(self, to: str, *, expect_generation: int | None = None) -> types.RolledBack:
-        """Goes back to a snapshot: an id or a label. What was before is kept as a snapshot."""
+        """Goes back to a snapshot: an id, or the label of one. What was before is kept as a snapshot."""
+        if not to.startswith("snp-"):
+            # The newest one of that label. If there is none, the server says what an id looks like.
+            for one in self.snapshots():
+                if one.label == to:
+                    to = one.id
+                    break
         body = given(to=to, expect_generation=expect_generation)
         back = self._call("rollback_sandbox", types.RolledBack, json=body)
         self.info = back.sandbox
