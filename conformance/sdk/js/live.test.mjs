@@ -317,7 +317,11 @@ test("the server", async () => {
   assert.equal((await client.webhooks.get(hook.id)).url, hook.url);
   assert.equal((await client.webhooks.list()).length, 1);
   await client.webhooks.delete(hook.id);
-  const nobody = new Sandkeep({ url: "http://127.0.0.1:9", key: "skp_x", retryFor: 100 });
+  const closed = net.createServer();
+  await new Promise((resolve) => closed.listen(0, "127.0.0.1", resolve));
+  const { port } = closed.address();
+  await new Promise((resolve) => closed.close(resolve));
+  const nobody = new Sandkeep({ url: `http://127.0.0.1:${port}`, key: "skp_x", retryFor: 100 });
   await assert.rejects(nobody.health(), /cannot reach the server/);
   await assert.rejects(new Sandkeep({ url: "ftp://x" }).health(), sandkeep.ConfigurationError);
 });

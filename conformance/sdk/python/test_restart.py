@@ -116,7 +116,7 @@ class CutConnections(unittest.TestCase):
                 fork = client.sandbox(box.name).fork()
             way.close()
             self.assertEqual([one.name for one in box.forks()], [fork.name])
-            fork.delete()
+            direct.sandbox(fork.name).delete()
             box.delete()
 
     def test_who_does_not_come_back_ends_the_command(self) -> None:

@@ -176,7 +176,6 @@ export class OutputStream implements AsyncIterableIterator<Output>, AsyncDisposa
   #id: string | undefined;
   #lines: AsyncGenerator<string, void> | undefined;
   #answer: Answer | undefined;
-  #reattached = false;
   #over = false;
 
   constructor(transport: Transport, sandbox: string, options: OutputOptions) {
@@ -240,10 +239,12 @@ export class OutputStream implements AsyncIterableIterator<Output>, AsyncDisposa
   async close(): Promise<void> {
     const over = this.#over;
     this.#over = true;
+    if (!over && this.#options.request && this.#id) {
+      // The server would wait for somebody who comes back. It still ends the command if this does not arrive.
+      const path = { name: this.#sandbox, id: this.#id };
+      await this.#transport.done("signal_command", { path, json: { signal: "HUP" } }).catch(() => undefined);
+    }
     this.#drop();
-    if (over || !this.#reattached || !this.#options.request || !this.#id) return;
-    const path = { name: this.#sandbox, id: this.#id };
-    await this.#transport.done("signal_command", { path, json: { signal: "HUP" } }).catch(() => undefined);
   }
 
   #drop(): void {
@@ -261,7 +262,6 @@ export class OutputStream implements AsyncIterableIterator<Output>, AsyncDisposa
         path, query: all, json: request, key: this.#key, timeout: 0, retry: false, signal,
       });
     } else {
-      this.#reattached = true;
       const all = { follow: follow ?? true, offset: this.offset, keep_alive: true };
       this.#answer = await this.#transport.send("get_logs", {
         path: { ...path, id: this.#id }, query: all, timeout: SILENCE, retry: false, signal,

@@ -51,7 +51,6 @@ class OutputStream:
         self._lines: Iterator[bytes] | None = None
         self._decoder = OutputDecoder()
         self._over = False
-        self._reattached = False
         self._id = command.id if isinstance(command, types.Command) else command
         self.command: types.Command | None = command if isinstance(command, types.Command) else None
         """The command: as it was started, and once the stream is at its end, as it ended."""
@@ -105,13 +104,14 @@ class OutputStream:
     def close(self) -> None:
         """Leaves the stream. A command that it started and that runs gets SIGHUP, as from a terminal that is closed."""
         over, self._over = self._over, True
-        self._drop()
-        if not over and self._reattached and self._request is not None:
+        if not over and self._request is not None and self._id is not None:
+            # The server would wait for somebody who comes back. It still ends the command if this does not arrive.
             try:
                 path = {"name": self._sandbox, "id": self._id}
                 self._transport.done("signal_command", path, json={"signal": "HUP"})
             except SandkeepError:
                 pass
+        self._drop()
 
     def _drop(self) -> None:
         answer, self._answer, self._lines = self._answer, None, None
@@ -131,7 +131,6 @@ class OutputStream:
                 retry=False,
             )
         else:
-            self._reattached = True
             query = {"follow": self._follow, "offset": self.offset, "keep_alive": True}
             self._answer = self._transport.send(
                 "get_logs", {**path, "id": self._id}, query=query, timeout=45.0, retry=False
