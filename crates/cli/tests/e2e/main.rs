@@ -18,6 +18,7 @@ mod network;
 mod packages;
 mod ports;
 mod runs;
+mod sdk;
 mod secrets;
 mod vercel_conformance;
 mod without_server;

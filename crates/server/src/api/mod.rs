@@ -13,6 +13,8 @@ pub(crate) mod commands;
 pub(crate) mod drives;
 pub(crate) mod events;
 pub(crate) mod exec;
+mod exec_result;
+mod followers;
 pub(crate) mod files;
 pub(crate) mod forks;
 pub(crate) mod guard;
@@ -79,6 +81,8 @@ pub(crate) struct App {
     /// Connections, streams and work that a shutdown waits for.
     pub(crate) tasks: TaskTracker,
     pub(crate) connections: Arc<Connections>,
+    /// Who follows which command.
+    pub(crate) followers: followers::Followers,
     /// Requests that measure disk space, per key.
     pub(crate) measuring: RequestsPer<KeyId>,
     /// Exports of snapshots, per key.
@@ -110,6 +114,7 @@ impl App {
             closing: CancellationToken::new(),
             tasks: TaskTracker::new(),
             connections,
+            followers: Default::default(),
             measuring: RequestsPer::default(),
             exporting: RequestsPer::default(),
             comparing: RequestsPer::default(),

@@ -284,7 +284,7 @@ pub(in crate::engine) struct LogReader {
 }
 
 impl LogReader {
-    /// Reads what was printed from `offset` on, which is where a record begins.
+    /// Reads what was printed from `offset` on.
     pub(in crate::engine) fn new(head: PathBuf, offset: u64) -> Self {
         Self { head, reader: None, offset, after_gap: None }
     }
@@ -394,12 +394,13 @@ impl Reader {
         self.next_from(0)
     }
 
-    /// The next whole record at `from` or after it; the bytes of those before it are not read.
+    /// The next whole record at `from` or after it, or what a record has from there on; the bytes of those before it are not
+    /// read.
     fn next_from(&mut self, from: u64) -> io::Result<Option<LogRecord>> {
         loop {
             let Some((stream, length, offset)) = self.header()? else { return Ok(None) };
             let whole = (HEADER + length) as u64;
-            if offset < from {
+            if offset < from && offset + length as u64 <= from {
                 self.position += whole;
                 continue;
             }
@@ -408,7 +409,10 @@ impl Reader {
                 return Ok(None);
             }
             self.position += whole;
-            return Ok(Some(LogRecord { stream, offset, bytes: bytes.into() }));
+            // Less than the record's length, so it fits.
+            let had = from.saturating_sub(offset);
+            let bytes = Bytes::from(bytes).slice(had as usize..);
+            return Ok(Some(LogRecord { stream, offset: offset + had, bytes }));
         }
     }
 
