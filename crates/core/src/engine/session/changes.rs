@@ -25,6 +25,7 @@ use crate::engine::running::changes::{
     ChangeRecord, FoundChanges, LayerNames, MOST_LISTED, MOST_TEXT,
 };
 use crate::engine::running::live::RunningSandbox;
+use crate::engine::running::measured::junk_warned_of;
 use crate::engine::running::tracked::Tracked;
 use crate::engine::session::Sessions;
 use crate::engine::{Error, Result};
@@ -164,7 +165,14 @@ impl Sessions {
         hold.layers(sandbox.open_chain()).await;
         hold.layers(std::slice::from_ref(layer)).await;
         let seal = live.seal.flag();
-        let look = self.store.look_at_open(layer, sandbox.open_chain(), before, seal).await?;
+        // The look comes to every name, so it measures the layer for its seal on the way.
+        let uses = live.measurable(sandbox, relayer).await?;
+        let rules = uses.map(|_| junk_warned_of(sandbox)).transpose()?;
+        let (look, measured) =
+            self.store.look_at_open(layer, sandbox.open_chain(), before, seal, rules).await?;
+        if let Some((uses, measured)) = uses.zip(measured) {
+            live.keep_measurement(sandbox, relayer, uses, measured).await?;
+        }
         Ok(FoundChanges {
             changes: known.then_some(look.changes),
             complete: look.complete,
