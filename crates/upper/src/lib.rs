@@ -37,4 +37,4 @@ pub use changes::{Change, ChangeKind, ChangeList, Changes, Under};
 pub use index::{Index, Kind};
 pub use lower::Lower;
 pub use text::path_text;
-pub use walk::{Limits, Look, MAX_DEPTH, look};
+pub use walk::{Limits, Look, MAX_DEPTH, Visited, look};

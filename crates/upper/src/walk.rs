@@ -30,6 +30,16 @@ pub struct Limits<'a> {
     pub go_on: &'a dyn Fn() -> bool,
 }
 
+/// A name that a look visits.
+pub struct Visited<'a> {
+    /// The directory it is in.
+    pub dir: BorrowedFd<'a>,
+    /// Its path from the upper directory, without a leading slash.
+    pub path: &'a [u8],
+    /// What it is; links are not followed.
+    pub stat: &'a Statx,
+}
+
 /// What a look found.
 #[derive(Debug)]
 pub struct Look {
@@ -39,9 +49,12 @@ pub struct Look {
     pub changes: Changes,
     /// Whether everything was visited. Otherwise `changes` has the part that was.
     pub complete: bool,
+    /// Whether a name vanished, or could not be read, before it was visited.
+    pub skipped: bool,
 }
 
-/// Compares an upper directory with the index of the last look; with an empty one if it was empty then.
+/// Compares an upper directory with the index of the last look; with an empty one if it was empty then. `visitor` gets every
+/// name on the way, a directory before what is in it.
 ///
 /// Returns `None` if it was not to go on.
 ///
@@ -53,6 +66,7 @@ pub fn look(
     lower: &Lower,
     before: &Index,
     limits: &Limits<'_>,
+    visitor: &mut dyn FnMut(&Visited<'_>),
 ) -> Result<Option<Look>, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::openat(upper, ".", flags, Mode::empty())?;
@@ -63,17 +77,19 @@ pub fn look(
         index: Index::default(),
         changes: Changes::default(),
         complete: true,
+        skipped: false,
         too_many: false,
         lower_names: 0,
     };
     walk.old.advance();
-    let done = walk.all(root, limits)?;
+    let done = walk.all(root, limits, visitor)?;
     if !done {
         return Ok(None);
     }
-    let Walk { mut index, changes, complete, too_many, .. } = walk;
+    let Walk { mut index, changes, complete, skipped, too_many, .. } = walk;
     index.finish();
-    Ok(Some(Look { index: (!too_many).then_some(index), changes, complete: complete && !too_many }))
+    let complete = complete && !too_many;
+    Ok(Some(Look { index: (!too_many).then_some(index), changes, complete, skipped }))
 }
 
 struct Walk<'a> {
@@ -83,6 +99,7 @@ struct Walk<'a> {
     index: Index,
     changes: Changes,
     complete: bool,
+    skipped: bool,
     too_many: bool,
     lower_names: usize,
 }
@@ -101,7 +118,12 @@ struct Frame {
 
 impl Walk<'_> {
     /// Visits everything. False if it was not to go on.
-    fn all(&mut self, root: OwnedFd, limits: &Limits<'_>) -> Result<bool, Errno> {
+    fn all(
+        &mut self,
+        root: OwnedFd,
+        limits: &Limits<'_>,
+        visitor: &mut dyn FnMut(&Visited<'_>),
+    ) -> Result<bool, Errno> {
         let mut frames = vec![Frame::new(root, Vec::new(), Some(Kind::Dir), limits.names)?];
         frames[0].below = Some(self.lower.root());
         let mut visited = 0u64;
@@ -118,8 +140,12 @@ impl Walk<'_> {
                 self.too_many = true;
                 return Ok(true);
             }
-            let Some((stat, kind, dir)) = examine(&frame.dir, &name) else { continue };
+            let Some((stat, kind, dir)) = examine(&frame.dir, &name) else {
+                self.skipped = true;
+                continue;
+            };
             let path = join(&frame.path, &name);
+            visitor(&Visited { dir: frame.dir.as_fd(), path: &path, stat: &stat });
             let was = self.meet(&mut frames, &path, &stat, kind);
             let Some(dir) = dir else { continue };
             if frames.len() > MAX_DEPTH {

@@ -66,7 +66,7 @@ impl World {
         let upper = fs::File::open(self.at("upper")).unwrap();
         let lower = Lower::open(&[self.at("mid"), self.at("low")]).unwrap();
         let limits = Limits { names: 100_000, go_on: &|| true };
-        look(upper.as_fd(), &lower, before, &limits).unwrap().unwrap()
+        look(upper.as_fd(), &lower, before, &limits, &mut |_| {}).unwrap().unwrap()
     }
 
     fn view(&self) -> View {
@@ -233,11 +233,11 @@ fn deep_and_wide_trees_are_bounded_and_a_look_can_be_ended() {
     let lower = Lower::new(Vec::new());
     let at = fs::File::open(&upper).unwrap();
     let few = Limits { names: 100, go_on: &|| true };
-    let cut = look(at.as_fd(), &lower, &Index::default(), &few).unwrap().unwrap();
+    let cut = look(at.as_fd(), &lower, &Index::default(), &few, &mut |_| {}).unwrap().unwrap();
     assert!(!cut.complete && cut.index.is_none());
 
     let all = Limits { names: 10_000, go_on: &|| true };
-    let seen = look(at.as_fd(), &lower, &Index::default(), &all).unwrap().unwrap();
+    let seen = look(at.as_fd(), &lower, &Index::default(), &all, &mut |_| {}).unwrap().unwrap();
     assert_eq!((seen.complete, seen.changes.created), (true, 500));
 
     let mut deep = upper.clone();
@@ -248,9 +248,9 @@ fn deep_and_wide_trees_are_bounded_and_a_look_can_be_ended() {
             break;
         }
     }
-    let cut = look(at.as_fd(), &lower, &seen.index.unwrap(), &all).unwrap().unwrap();
+    let cut = look(at.as_fd(), &lower, &seen.index.unwrap(), &all, &mut |_| {}).unwrap().unwrap();
     assert!(!cut.complete && cut.changes.deleted == 0, "{:?}", cut.changes);
 
     let ended = Limits { names: 10_000, go_on: &|| false };
-    assert!(look(at.as_fd(), &lower, &Index::default(), &ended).unwrap().is_none());
+    assert!(look(at.as_fd(), &lower, &Index::default(), &ended, &mut |_| {}).unwrap().is_none());
 }

@@ -64,7 +64,8 @@ pub(super) fn look(whole: &Whole, saved: bool) -> Result<Looked, RequestError> {
     let known = remembered.index.is_some();
     let before = remembered.index.take().unwrap_or_default();
     let limits = Limits { names: MOST_NAMES, go_on: &|| true };
-    let found = sandkeep_upper::look(upper.as_fd(), &Lower::new(lower), &before, &limits);
+    let found =
+        sandkeep_upper::look(upper.as_fd(), &Lower::new(lower), &before, &limits, &mut |_| {});
     let Some(mut found) = found.map_err(problem)? else {
         return Err(RequestError::new(Failure::Fault, "the look was ended"));
     };

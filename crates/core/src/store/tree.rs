@@ -8,7 +8,7 @@
 
 use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use rustix::fs::{
     Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
+use rustix::path::Arg;
 
 use super::path_text::as_path;
 use super::{Result, StoreError};
@@ -272,12 +273,7 @@ impl Dir {
 
     /// Opens a regular file for reading.
     pub(super) fn open_file(&self, name: &CStr) -> Result<OwnedFd> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        match rustix::fs::openat(self.fd(), name, flags | OFlags::NOATIME, Mode::empty()) {
-            Err(Errno::PERM) => rustix::fs::openat(self.fd(), name, flags, Mode::empty()),
-            opened => opened,
-        }
-        .map_err(|error| self.failure("open", name, error))
+        open_file(self.fd().as_fd(), name).map_err(|error| self.failure("open", name, error))
     }
 
     /// Opens a regular file to change its contents.
@@ -406,6 +402,15 @@ impl Dir {
                 .map_err(failed("set the attributes of"))?;
         }
         rustix::fs::futimens(self.fd(), &times(stat)).map_err(failed("set the times of"))
+    }
+}
+
+/// Opens a regular file to read it.
+pub(super) fn open_file(dir: BorrowedFd<'_>, name: impl Arg + Copy) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    match rustix::fs::openat(dir, name, flags | OFlags::NOATIME, Mode::empty()) {
+        Err(Errno::PERM) => rustix::fs::openat(dir, name, flags, Mode::empty()),
+        opened => opened,
     }
 }
 

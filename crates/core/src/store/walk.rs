@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -122,12 +123,13 @@ pub(super) fn measure_looking(
             }
             let look = look.as_ref().filter(|_| junk_dir.is_none());
             if is_dir {
-                let junk_dir = junk_dir.clone().or_else(|| look?.dir(&dir, name, &stat));
+                let junk_dir = junk_dir.clone().or_else(|| look?.dir(dir.path_of(name), &stat));
                 more.push((dir.child(name), junk_dir));
             } else if let Some(look) = look
                 && file_type(&stat) == FileType::RegularFile
             {
-                look.file(&dir, name, &stat);
+                let path = || dir.path_of(name);
+                look.file(dir.fd().as_fd(), name.to_bytes(), path, &stat);
             }
             Ok(())
         });
@@ -146,6 +148,63 @@ pub(super) fn measure_looking(
     let summary = summary.into_inner();
     let measure = Measure { bytes: bytes.into_inner(), files: files.into_inner(), summary };
     Ok((measure, look.map(JunkLook::finish).unwrap_or_default()))
+}
+
+/// Measures a tree name by name, for a walk that somebody else makes: a directory comes before what is in it.
+pub(super) struct Measuring<'r> {
+    measure: Measure,
+    /// Inodes with several names that were counted.
+    linked: HashSet<u64>,
+    look: Option<JunkLook<'r>>,
+    /// The directory the walk is in, if that is junk.
+    junk_dir: Option<Arc<JunkDir>>,
+    /// Hashes the names of the directory with this path.
+    hasher: (Vec<u8>, NameHasher),
+}
+
+impl<'r> Measuring<'r> {
+    /// Begins with the root of the tree.
+    pub(super) fn new(root: &Statx, rules: Option<&'r JunkRules>) -> Self {
+        let hasher = NameHasher::new(b"");
+        let summary = hasher.hash(b"", root);
+        Self {
+            measure: Measure { bytes: root.stx_blocks * 512, files: 0, summary },
+            linked: HashSet::new(),
+            look: rules.map(JunkLook::new),
+            junk_dir: None,
+            hasher: (Vec::new(), hasher),
+        }
+    }
+
+    /// Adds the name at `path`, in the open directory `dir`.
+    pub(super) fn add(&mut self, dir: BorrowedFd<'_>, path: &[u8], stat: &Statx) {
+        let (parent, name) = match path.iter().rposition(|byte| *byte == b'/') {
+            Some(at) => (&path[..at], &path[at + 1..]),
+            None => (&b""[..], path),
+        };
+        if self.hasher.0 != parent {
+            self.hasher = (parent.to_vec(), NameHasher::new(parent));
+        }
+        let is_dir = file_type(stat) == FileType::Directory;
+        self.measure.files += 1;
+        add_up(&mut self.measure.summary, &self.hasher.1.hash(name, stat));
+        let counts = is_dir || stat.stx_nlink == 1 || self.linked.insert(stat.stx_ino);
+        let bytes = if counts { stat.stx_blocks * 512 } else { 0 };
+        self.measure.bytes += bytes;
+        let Some(look) = &self.look else { return };
+        // What is in it comes right after it.
+        if let Some(junk_dir) = self.junk_dir.as_ref().filter(|junk_dir| junk_dir.holds(path)) {
+            junk_dir.add(bytes);
+        } else if is_dir {
+            self.junk_dir = look.dir(path.to_vec(), stat);
+        } else if file_type(stat) == FileType::RegularFile {
+            look.file(dir, name, || path.to_vec(), stat);
+        }
+    }
+
+    pub(super) fn finish(self) -> (Measure, Vec<Junk>) {
+        (self.measure, self.look.map(JunkLook::finish).unwrap_or_default())
+    }
 }
 
 /// Whether something was gone, or something else, when it was looked at.
@@ -245,9 +304,13 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
     use std::path::PathBuf;
 
+    use std::os::fd::OwnedFd;
+
     use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+    use sandkeep_upper::{Index, Limits, Lower, Visited, look};
 
     use super::*;
+    use crate::model::{Guard, Size};
 
     /// The summary as `docs/formats/layer.md` defines it. Sealed layers are compared by it for years.
     fn by_definition(root: &Path, names: &[&str]) -> [u8; 32] {
@@ -290,5 +353,40 @@ mod tests {
         let measured = measure(root).expect("a tree that can be read");
         assert_eq!(measured.files, 7);
         assert_eq!(measured.summary, by_definition(root, &names));
+    }
+
+    #[test]
+    fn a_walk_that_somebody_else_makes_measures_the_same() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let root = dir.path();
+        for path in ["a/b/c", "a-b", "node/.cache/x/y", "node/.cache-not", "node/z"] {
+            fs::create_dir_all(root.join(path)).expect("directories");
+        }
+        for path in ["a/b/c/1", "a-b/2", "a.txt", "node/.cache/x/y/3", "node/.cache/4", "node/z/5"]
+        {
+            fs::write(root.join(path), vec![7; 1 << 20]).expect("a file");
+        }
+        fs::write(root.join("node/.cache-not/6"), vec![7; 2 << 20]).expect("a file");
+        fs::hard_link(root.join("a.txt"), root.join("a/b/linked")).expect("a hard link");
+        fs::hard_link(root.join("a.txt"), root.join("node/.cache/linked")).expect("a hard link");
+        std::os::unix::fs::symlink("a.txt", root.join("link")).expect("a link");
+        let guard = Guard { large: Size(2 << 20), ..Guard::default() };
+        let rules = JunkRules::of(&guard).expect("globs of the test").expect("a guard that looks");
+        let expected = measure_looking(root, false, Some(&rules)).expect("a tree to be read");
+        let top = OwnedFd::from(fs::File::open(root).expect("the root"));
+        let stat = crate::store::tree::stat_of(&top).expect("the root");
+        let mut measuring = Measuring::new(&stat, Some(&rules));
+        let limits = Limits { names: 1_000, go_on: &|| true };
+        let visit = &mut |name: &Visited<'_>| measuring.add(name.dir, name.path, name.stat);
+        let seen = look(top.as_fd(), &Lower::new(Vec::new()), &Index::default(), &limits, visit);
+        assert!(
+            seen.expect("a tree to be read").is_some_and(|seen| seen.complete && !seen.skipped)
+        );
+        let (measure, junk) = measuring.finish();
+        assert_eq!(measure, expected.0);
+        assert_eq!(junk.len(), 2, "{junk:?}");
+        let kinds =
+            |junk: &[Junk]| junk.iter().map(|one| (one.path.clone(), one.kind)).collect::<Vec<_>>();
+        assert_eq!(kinds(&junk), kinds(&expected.1));
     }
 }

@@ -45,6 +45,12 @@ async fn victim() {
             tokio::time::sleep(Duration::from_secs(4)).await;
             engine.stop(&project(), &app, Stop::default(), None).await.unwrap();
         }
+        "stop after a command" => {
+            let out = sh(&engine, "app", "echo two > /work/d/second").await;
+            // The look after the command is over, and the sandbox was not idle for as long as a visit of its own waits.
+            engine.command_changes(&project(), &app, &out.command.id).await.unwrap();
+            engine.stop(&project(), &app, Stop::default(), None).await.unwrap();
+        }
         "redact" => {
             let decision = Decision { redact: true, ..Decision::default() };
             let stop = Stop { decision, ..Stop::default() };
@@ -262,5 +268,19 @@ async fn the_stop_of_an_idle_sandbox_need_not_visit_its_files() {
     let all = snapshots(&engine).await;
     assert_eq!(all.len(), 1);
     assert_eq!(sh(&engine, "app", "cat /work/d/file /work/other").await.out, "one\none\n");
+    engine.delete(&project(), &name("app"), Delete::default(), None).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_stop_after_a_command_need_not_visit_its_files() {
+    let house = house!();
+    let engine = house.open().await;
+    engine.create(&project(), small("app"), None).await.unwrap();
+    sh(&engine, "app", "mkdir /work/d; echo one > /work/d/file; ln /work/d/file /work/other").await;
+    // It dies where the seal takes what the look after a command measured.
+    let engine =
+        house.cut(engine, victim!(), "stop after a command", "store.seal.measured_ahead").await;
+    assert_eq!(snapshots(&engine).await.len(), 1);
+    assert_eq!(sh(&engine, "app", "cat /work/d/file /work/d/second").await.out, "one\ntwo\n");
     engine.delete(&project(), &name("app"), Delete::default(), None).await.unwrap();
 }

@@ -1,10 +1,13 @@
 //! What is known of the open layer of a running sandbox, ahead of its seal: see `snapshots/measure_ahead.rs`.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::driver::Relayer;
+use crate::engine::Result;
 use crate::engine::running::live::RunningSandbox;
 use crate::model::{Decision, Guard, LayerId, OnJunk, Sandbox};
-use crate::store::MeasuredLayer;
+use crate::store::{JunkRules, MeasuredLayer};
 
 /// How long a sandbox must have been idle before its layer is measured.
 pub(in crate::engine) const IDLE: Duration = Duration::from_secs(1);
@@ -44,6 +47,37 @@ impl RunningSandbox {
         same.then(|| last.measured.clone())
     }
 
+    /// Whether nothing writes to the open layer now, so that a visit to every name may be worth something to a seal. The answer is
+    /// the number of [`uses`](Self::uses) that the visit is for.
+    pub(in crate::engine) async fn measurable(
+        &self,
+        sandbox: &Sandbox,
+        relayer: &dyn Relayer,
+    ) -> Result<Option<u64>> {
+        let uses = self.uses();
+        // Commands are started, and files transferred, with the gate held.
+        let idle = self.gate.try_write().is_ok()
+            && self.commands.lock().values().all(|one| one.over.load(Ordering::SeqCst));
+        let still = idle && can_be_known(sandbox) && relayer.alone(&self.key).await?;
+        Ok(still.then_some(uses))
+    }
+
+    /// Every name of the open layer was visited, beginning at `uses`. Kept if nothing can have written meanwhile.
+    pub(in crate::engine) async fn keep_measurement(
+        &self,
+        sandbox: &Sandbox,
+        relayer: &dyn Relayer,
+        uses: u64,
+        measured: MeasuredLayer,
+    ) -> Result<()> {
+        let Some(layer) = sandbox.open_layer().cloned() else { return Ok(()) };
+        if relayer.alone(&self.key).await? && self.uses() == uses {
+            let guard = sandbox.config.guard.clone();
+            self.measured.lock().result = Some(Measurement { layer, uses, guard, measured });
+        }
+        Ok(())
+    }
+
     /// Whether it is time to measure the open layer.
     pub(in crate::engine) fn is_to_be_measured(&self, sandbox: &Sandbox) -> bool {
         let wanted = if self.changes.names() >= LARGE { IDLE_LARGE } else { IDLE };
@@ -62,4 +96,12 @@ impl RunningSandbox {
 /// Whether a seal would leave the files of the layer as they are.
 fn can_be_known(sandbox: &Sandbox) -> bool {
     sandbox.config.exclude.is_empty() && sandbox.config.guard.junk != OnJunk::PromoteOrDrop
+}
+
+/// What a seal looks for on its way. Where each file had to be decided about before, nothing is left to tell.
+pub(in crate::engine) fn junk_warned_of(sandbox: &Sandbox) -> Result<Option<JunkRules>> {
+    Ok(match sandbox.config.guard.junk {
+        OnJunk::Warn => JunkRules::of(&sandbox.config.guard)?,
+        OnJunk::Off | OnJunk::PromoteOrDrop => None,
+    })
 }

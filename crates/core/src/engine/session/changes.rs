@@ -29,6 +29,7 @@ use crate::engine::running::changes::{
     ChangeRecord, EarlierLayer, FoundChanges, LayerNames, MOST_LISTED, MOST_TEXT,
 };
 use crate::engine::running::live::RunningSandbox;
+use crate::engine::running::measured::junk_warned_of;
 use crate::engine::running::tracked::Tracked;
 use crate::engine::session::Sessions;
 use crate::engine::{Error, Result};
@@ -196,7 +197,19 @@ impl Sessions {
         hold.layers(chain).await;
         hold.layers(std::slice::from_ref(layer)).await;
         let seal = live.seal.flag();
-        let look = self.store.look_at_open(layer, chain, before, seal).await?;
+        // The look comes to every name, so it measures the open layer for its seal on the way.
+        let sandbox = live.sandbox();
+        let open = relayer.filter(|_| sandbox.open_layer() == Some(layer));
+        let uses = match open {
+            Some(relayer) => live.measurable(&sandbox, relayer).await?,
+            None => None,
+        };
+        let rules = uses.map(|_| junk_warned_of(&sandbox)).transpose()?;
+        let (look, measured) =
+            self.store.look_at_open(layer, chain, before, seal, rules).await?;
+        if let (Some(relayer), Some(uses), Some(measured)) = (open, uses, measured) {
+            live.keep_measurement(&sandbox, relayer, uses, measured).await?;
+        }
         let alone = match relayer {
             Some(relayer) => relayer.alone(&live.key).await.unwrap_or(false),
             None => true,

@@ -279,10 +279,15 @@ impl Tracker {
             false => self.sessions.complete_later(&self.live, ended.clone()),
         }
         self.sessions.count_command(&ended).await;
-        if exit.is_some()
-            && let Ok(guest) = self.live.guest().await
-        {
-            let _ = guest.forget(ended.inside()).await;
+        if exit.is_some() {
+            // This changes nothing in the sandbox, so it does not count as a use unless the connection was lost.
+            let guest = match self.live.guest_at_rest().await {
+                Ok(guest) => Ok(guest),
+                Err(_) => self.live.guest().await,
+            };
+            if let Ok(guest) = guest {
+                let _ = guest.forget(ended.inside()).await;
+            }
         }
     }
 

@@ -2,7 +2,9 @@
 //!
 //! A seal has to know the size of a layer, what in it may not be meant to be, and a summary of every name. All of that takes a visit
 //! to every name, which costs more than a microsecond each in the kernel alone: with 30,000 new files it is most of a stop. But a
-//! session is usually idle for a while before it is stopped, and nothing can change its files then. So they are visited once it is idle:
+//! session is usually idle for a while before it is stopped, and nothing can change its files then. So they are visited ahead: by the
+//! look after a command or an upload (`session/changes.rs`), which comes to every name anyway, and where that was not enough, once the
+//! sandbox is idle:
 //!
 //! ```text
 //! idle (50 ms, a second if it is small) ─> only the agent is alive? ─> visit every name, at the lowest priority ─> still only the agent? ─> keep the result
@@ -26,9 +28,8 @@ use std::time::Instant;
 use crate::engine::Result;
 use crate::engine::error::error_chain;
 use crate::engine::running::live::RunningSandbox;
-use crate::engine::running::measured::{IDLE, MeasuredAhead, Measurement};
+use crate::engine::running::measured::{IDLE, junk_warned_of};
 use crate::engine::snapshots::StorageUsage;
-use crate::engine::snapshots::seal_guard::junk_warned_of;
 
 /// A layer is visited again after so many times as long as its last visit took, at the earliest.
 const REST: u32 = 20;
@@ -58,19 +59,15 @@ impl StorageUsage {
         if !live.is_to_be_measured(&sandbox) {
             return Ok(());
         }
-        let (uses, begun) = (live.uses(), Instant::now());
-        let mut result = None;
-        if relayer.alone(&live.key).await?
+        let begun = Instant::now();
+        if let Some(uses) = live.measurable(&sandbox, relayer).await?
             && let Some(measured) =
                 self.store.measure_open(layer, junk_warned_of(&sandbox)?, live.seal.flag()).await?
-            && relayer.alone(&live.key).await?
-            && live.uses() == uses
         {
-            let guard = sandbox.config.guard.clone();
-            result = Some(Measurement { layer: layer.clone(), uses, guard, measured });
+            live.keep_measurement(&sandbox, relayer, uses, measured).await?;
         }
-        let not_before = Some(Instant::now() + begun.elapsed().saturating_mul(REST).max(IDLE / 10));
-        *live.measured.lock() = MeasuredAhead { result, not_before };
+        let rest = begun.elapsed().saturating_mul(REST).max(IDLE / 10);
+        live.measured.lock().not_before = Some(Instant::now() + rest);
         Ok(())
     }
 }

@@ -54,14 +54,6 @@ pub(in crate::engine) struct GuardScan {
     pub(in crate::engine) measured: Option<MeasuredLayer>,
 }
 
-/// What a seal looks for on its way. Where each file had to be decided about before, nothing is left to tell.
-pub(in crate::engine) fn junk_warned_of(sandbox: &Sandbox) -> Result<Option<JunkRules>> {
-    Ok(match sandbox.config.guard.junk {
-        OnJunk::Warn => JunkRules::of(&sandbox.config.guard)?,
-        OnJunk::Off | OnJunk::PromoteOrDrop => None,
-    })
-}
-
 impl SealGuard {
     /// Looks at what a running session wrote, before it is ended because somebody asked.
     pub(in crate::engine) async fn inspect_running(

@@ -4,18 +4,23 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use sandkeep_upper::{ChangeKind, Changes, Index, Limits, Look, Lower, look};
 use serde::{Deserialize, Serialize};
 
 use crate::model::{ChangedPath, CommandId, LayerId, MoreChanges, PathChange, SandboxId};
+use crate::store::layer::MeasuredLayer;
+use crate::store::layer::junk::JunkRules;
 use crate::store::path_text::path_text;
+use crate::store::tree::stat_of;
+use crate::store::walk::Measuring;
 use crate::store::{Result, Store, StoreError, blocking, io_error};
 
 /// How many names of a layer are looked at. The index of a layer with more takes too much memory.
@@ -129,7 +134,8 @@ fn wait_for_seal(seal: &AtomicBool) -> bool {
 }
 
 impl Store {
-    /// Compares an open layer with the index of the last look. Waits while `seal` is true.
+    /// Compares an open layer with the index of the last look, and measures it on the way if `measures`. Waits while `seal`
+    /// is true. The measurement is worth something if nothing wrote to the layer meanwhile.
     ///
     /// # Errors
     ///
@@ -140,11 +146,12 @@ impl Store {
         chain: &[LayerId],
         before: Arc<Index>,
         seal: Arc<AtomicBool>,
-    ) -> Result<Look> {
+        measures: Option<Option<JunkRules>>,
+    ) -> Result<(Look, Option<MeasuredLayer>)> {
         let upper = self.diff_dir(open);
         let lower: Vec<PathBuf> = chain.iter().map(|layer| self.diff_dir(layer)).collect();
         blocking(move || {
-            let failed = |source: rustix::io::Errno| StoreError::Io {
+            let failed = |source: Errno| StoreError::Io {
                 action: "look at the changes in",
                 path: upper.clone(),
                 source: source.into(),
@@ -152,8 +159,19 @@ impl Store {
             let opened = fs::File::open(&upper).map_err(io_error("open", &upper))?;
             let lower = Lower::open(&lower).map_err(failed)?;
             let limits = Limits { names: MOST_NAMES, go_on: &|| wait_for_seal(&seal) };
-            let found = look(opened.as_fd(), &lower, &before, &limits).map_err(failed)?;
-            found.ok_or_else(|| failed(rustix::io::Errno::CANCELED))
+            let opened = OwnedFd::from(opened);
+            let root = stat_of(&opened).map_err(failed)?;
+            let mut measuring =
+                measures.as_ref().map(|rules| Measuring::new(&root, rules.as_ref()));
+            let found = look(opened.as_fd(), &lower, &before, &limits, &mut |name| {
+                if let Some(measuring) = &mut measuring {
+                    measuring.add(name.dir, name.path, name.stat);
+                }
+            });
+            let found = found.map_err(failed)?.ok_or_else(|| failed(Errno::CANCELED))?;
+            let whole = found.complete && !found.skipped && found.index.is_some();
+            let measured = measuring.filter(|_| whole);
+            Ok((found, measured.map(MeasuredLayer::from)))
         })
         .await
     }

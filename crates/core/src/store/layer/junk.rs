@@ -4,7 +4,7 @@
 //! only put together, and compared with globs, when the file is large enough to matter. A directory
 //! that matches is one find, with the size of all that is in it.
 
-use std::ffi::CStr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ use rustix::fs::Statx;
 
 use crate::model::{FindingKind, Guard, OnJunk, Timestamp};
 use crate::store::layer::exclude::Globs;
-use crate::store::tree::Dir;
+use crate::store::tree::open_file;
 use crate::store::{Result, StoreError};
 
 /// Junk of less is not worth a word.
@@ -76,13 +76,7 @@ impl<'r> JunkLook<'r> {
     }
 
     /// Looks at a directory in one that is no junk.
-    pub(in crate::store) fn dir(
-        &self,
-        dir: &Dir,
-        name: &CStr,
-        stat: &Statx,
-    ) -> Option<Arc<JunkDir>> {
-        let path = dir.path_of(name);
+    pub(in crate::store) fn dir(&self, path: Vec<u8>, stat: &Statx) -> Option<Arc<JunkDir>> {
         if !self.rules.globs.matches(&path) {
             return None;
         }
@@ -93,19 +87,25 @@ impl<'r> JunkLook<'r> {
     }
 
     /// Looks at a file in a directory that is no junk.
-    pub(in crate::store) fn file(&self, dir: &Dir, name: &CStr, stat: &Statx) {
+    pub(in crate::store) fn file(
+        &self,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        path: impl Fn() -> Vec<u8>,
+        stat: &Statx,
+    ) {
         let size = (stat.stx_blocks * 512).min(stat.stx_size);
         let is_core = || size >= SMALLEST_CORE && is_core_name(name) && is_core_dump(dir, name);
         let kind = if is_core() {
             FindingKind::CoreDump
         } else if size >= self.rules.large {
             FindingKind::Large
-        } else if size >= WORTH_TELLING && self.rules.globs.matches(&dir.path_of(name)) {
+        } else if size >= WORTH_TELLING && self.rules.globs.matches(&path()) {
             FindingKind::Junk
         } else {
             return;
         };
-        let path = dir.path_of(name);
+        let path = path();
         self.found.lock().push(Junk { path, size, changed: changed(stat), kind });
     }
 
@@ -124,6 +124,11 @@ impl<'r> JunkLook<'r> {
 }
 
 impl JunkDir {
+    /// Whether a path is in it.
+    pub(in crate::store) fn holds(&self, path: &[u8]) -> bool {
+        path.strip_prefix(self.path.as_slice()).is_some_and(|rest| rest.first() == Some(&b'/'))
+    }
+
     pub(in crate::store) fn add(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -134,8 +139,8 @@ fn changed(stat: &Statx) -> Timestamp {
     Timestamp::new(stat.stx_mtime.tv_sec, nanos).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-fn is_core_name(name: &CStr) -> bool {
-    match name.to_bytes() {
+fn is_core_name(name: &[u8]) -> bool {
+    match name {
         b"core" => true,
         name => name
             .strip_prefix(b"core.")
@@ -144,9 +149,9 @@ fn is_core_name(name: &CStr) -> bool {
 }
 
 /// Whether a file is what the kernel writes when a process crashes. Many things are called `core`.
-fn is_core_dump(dir: &Dir, name: &CStr) -> bool {
+fn is_core_dump(dir: BorrowedFd<'_>, name: &[u8]) -> bool {
     let mut head = [0; 18];
-    let Ok(file) = dir.open_file(name) else { return false };
+    let Ok(file) = open_file(dir, name) else { return false };
     let Ok(18) = rustix::io::pread(&file, &mut head, 0) else { return false };
     // The type comes after the sixteen bytes that say in which order its bytes are.
     let kind = if head[5] == 2 { [head[17], head[16]] } else { [head[16], head[17]] };

@@ -46,7 +46,7 @@ use crate::store::background::background_after;
 use crate::store::layer::exclude::Globs;
 use crate::store::layer::junk::{Junk, JunkRules};
 use crate::store::manifest::{self, Durability, Manifest};
-use crate::store::walk::{Measure, measure_looking};
+use crate::store::walk::{Measure, Measuring, measure_looking};
 use crate::store::{Result, Store, StoreError, blocking, io_error};
 
 pub(in crate::store) use self::unheld::time_of;
@@ -93,6 +93,13 @@ impl Default for SealOptions {
 pub struct MeasuredLayer {
     measure: Measure,
     junk: Vec<Junk>,
+}
+
+impl From<Measuring<'_>> for MeasuredLayer {
+    fn from(measuring: Measuring<'_>) -> Self {
+        let (measure, junk) = measuring.finish();
+        Self { measure, junk }
+    }
 }
 
 impl MeasuredLayer {
