@@ -7,11 +7,11 @@ use std::process::Command;
 
 use crate::image_support::{Archive, Meta, PLAIN, digest, drawn, gzip, picture, zstd};
 use proptest::prelude::*;
-use sandkeep_core::store::image::{Form, ImageError, Room, Unpacked, unpack_layer};
+use sandkeep_core::store::image::{Form, ImageError, UnpackRoom, Unpacked, unpack_layer};
 use tar::EntryType;
 use tempfile::TempDir;
 
-const AMPLE: Room = Room { bytes: 1 << 30, entries: u64::MAX, why: "in tests" };
+const AMPLE: UnpackRoom = UnpackRoom { bytes: 1 << 30, entries: u64::MAX, why: "in tests" };
 
 /// A place to unpack in, next to which lies something that must stay as it is.
 struct Bench {
@@ -442,7 +442,7 @@ fn what_is_no_archive_is_told_from_what_is_damaged() {
 
 #[test]
 fn what_does_not_fit_is_stopped() {
-    let small = Room { bytes: 10_000, entries: u64::MAX, why: "that the disk has left" };
+    let small = UnpackRoom { bytes: 10_000, entries: u64::MAX, why: "that the disk has left" };
     let many = (0..100).fold(Archive::new(), |archive, n| archive.file(&format!("f{n}"), ""));
     let bomb = gzip(&[Archive::new().file("a", "x").end(), vec![0; 200 << 20]].concat());
     for (case, bytes) in [

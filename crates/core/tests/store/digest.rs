@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use crate::store_world::World;
 use rustix::fs::{Mode, OFlags};
 use sandkeep_core::model::LayerId;
-use sandkeep_core::store::{Difference, DigestVerdict, ReadThrottle, SealOptions, StoreError};
+use sandkeep_core::store::{DigestVerdict, NameDifference, ReadThrottle, SealOptions, StoreError};
 use sha2::{Digest, Sha256};
 
 /// A tree with names whose order in a directory is not that of their paths.
@@ -34,11 +34,12 @@ fn tree(root: &Path) {
 }
 
 /// What [`change`] changes. Of names of the same file, the first is not told.
-fn changes() -> Vec<Difference> {
-    let mut changes: Vec<_> =
-        ["a-/four", "same", "twin", "z"].map(|path| Difference::Changed(path.to_owned())).into();
-    changes.push(Difference::Missing("a/b/two".to_owned()));
-    changes.push(Difference::Extra("a.d/new".to_owned()));
+fn changes() -> Vec<NameDifference> {
+    let mut changes: Vec<_> = ["a-/four", "same", "twin", "z"]
+        .map(|path| NameDifference::Changed(path.to_owned()))
+        .into();
+    changes.push(NameDifference::Missing("a/b/two".to_owned()));
+    changes.push(NameDifference::Extra("a.d/new".to_owned()));
     changes
 }
 
@@ -74,14 +75,14 @@ fn digest_of(world: &World, layer: &LayerId) -> PathBuf {
     world.data().join(format!("layers/{layer}/digest.jsonl"))
 }
 
-async fn damage(world: &World, layer: &LayerId) -> Vec<Difference> {
+async fn damage(world: &World, layer: &LayerId) -> Vec<NameDifference> {
     match world.store.verify(layer, None).await.unwrap() {
         DigestVerdict::Damaged(differences) => differences,
         verdict => panic!("{verdict:?}"),
     }
 }
 
-fn assert_changes(found: &[Difference]) {
+fn assert_changes(found: &[NameDifference]) {
     for expected in changes() {
         assert!(found.contains(&expected), "{expected:?} in {found:?}");
     }
@@ -203,8 +204,8 @@ async fn the_digest_of_a_deep_tree_is_not_longer_than_its_names() {
     rustix::fs::mkdirat(&dir, "new", Mode::RWXU).unwrap();
     let found = damage(&world, &layer).await;
     let deepest = vec![name; 1500].join("/");
-    assert!(found.contains(&Difference::Extra(format!("{deepest}/new"))));
-    assert!(found.contains(&Difference::Changed(deepest)));
+    assert!(found.contains(&NameDifference::Extra(format!("{deepest}/new"))));
+    assert!(found.contains(&NameDifference::Changed(deepest)));
 }
 
 #[tokio::test]
@@ -223,14 +224,14 @@ async fn a_large_directory_is_compared_by_name_and_the_list_of_differences_ends(
     let many = world.store.diff_dir(&layer).join("many");
     fs::remove_file(many.join("69999")).unwrap();
     let found = damage(&world, &layer).await;
-    assert!(found.contains(&Difference::Missing("many/69999".to_owned())), "{found:?}");
+    assert!(found.contains(&NameDifference::Missing("many/69999".to_owned())), "{found:?}");
     assert_eq!(found.len(), 2, "and its directory: {found:?}");
     fs::remove_dir_all(&many).unwrap();
     let found = damage(&world, &layer).await;
     assert_eq!(found.len(), 10_001);
     // With the directory and the root, which lost a name.
     let more = format!("{} more names differ", count + 2 - 10_000);
-    assert_eq!(found.last(), Some(&Difference::Other(more)));
+    assert_eq!(found.last(), Some(&NameDifference::Other(more)));
 }
 
 /// What earlier versions wrote as `digest.json`.

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::store_world::World;
 use sandkeep_core::model::{LayerId, LayerKind};
-use sandkeep_core::store::{Difference, DigestVerdict, Effort, LeftOut, SealOptions, StoreError};
+use sandkeep_core::store::{
+    DigestVerdict, Effort, LeftOut, NameDifference, SealOptions, StoreError,
+};
 use sandkeep_testkit::tree::{assert_same, churn, describe, nasty, upset};
 
 /// How many random histories are tried; more of them with `SANDKEEP_SEEDS`.
@@ -375,13 +377,13 @@ async fn damage_is_found_by_name() {
         panic!("damage");
     };
     for expected in [
-        Difference::Changed("dir/deep/er/leaf".to_owned()),
-        Difference::Missing("absolute".to_owned()),
-        Difference::Extra("kept/new".to_owned()),
+        NameDifference::Changed("dir/deep/er/leaf".to_owned()),
+        NameDifference::Missing("absolute".to_owned()),
+        NameDifference::Extra("kept/new".to_owned()),
     ] {
         assert!(found.contains(&expected), "{expected:?} in {found:?}");
     }
-    assert!(!found.contains(&Difference::Changed("dir/plain".to_owned())));
+    assert!(!found.contains(&NameDifference::Changed("dir/plain".to_owned())));
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::Limits;
+use super::StackLimits;
 use super::device::PacketDevice;
 use super::packet::{
     Datagram, DropReason, Echo, Flow, HEAD, Unreachable, any_like, datagram, echo_reply,
@@ -43,7 +43,7 @@ thread_local! {
 #[derive(Debug)]
 pub(super) struct Flows {
     flows: HashMap<(Protocol, Flow), FlowEntry>,
-    limits: Limits,
+    limits: StackLimits,
     sockets: SandboxSockets,
 }
 
@@ -86,7 +86,7 @@ enum GuestMessage<'a> {
 }
 
 impl Flows {
-    pub(super) fn new(limits: Limits, sockets: SandboxSockets) -> Self {
+    pub(super) fn new(limits: StackLimits, sockets: SandboxSockets) -> Self {
         Self { flows: HashMap::new(), limits, sockets }
     }
 
@@ -209,7 +209,7 @@ impl FlowEntry {
         }
     }
 
-    fn is_live(&self, now: u64, (protocol, flow): &(Protocol, Flow), limits: &Limits) -> bool {
+    fn is_live(&self, now: u64, (protocol, flow): &(Protocol, Flow), limits: &StackLimits) -> bool {
         let silence = match self {
             Self::Open(carried, _) if carried.ended.load(Ordering::Relaxed) => return false,
             Self::Refused(_) => limits.refusal,

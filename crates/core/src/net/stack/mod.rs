@@ -54,7 +54,7 @@ const BATCH: usize = 64;
 
 /// How much a sandbox may have at once, and how long things may take.
 #[derive(Debug, Clone, Copy)]
-struct Limits {
+struct StackLimits {
     connections: usize,
     /// Connections that are not open yet.
     half_open: usize,
@@ -79,7 +79,7 @@ struct Limits {
     refusal: Duration,
 }
 
-impl Default for Limits {
+impl Default for StackLimits {
     fn default() -> Self {
         Self {
             connections: 1024,
@@ -112,11 +112,16 @@ impl Stack {
         handler: Arc<dyn FlowHandler>,
         sockets: SandboxSockets,
     ) -> io::Result<Self> {
-        Ok(Self::with(Limits::default(), Arc::new(PacketDevice::new(device)?), handler, sockets))
+        Ok(Self::with(
+            StackLimits::default(),
+            Arc::new(PacketDevice::new(device)?),
+            handler,
+            sockets,
+        ))
     }
 
     fn with(
-        limits: Limits,
+        limits: StackLimits,
         device: Arc<PacketDevice>,
         handler: Arc<dyn FlowHandler>,
         sockets: SandboxSockets,

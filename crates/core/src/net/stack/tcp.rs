@@ -21,7 +21,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::Limits;
+use super::StackLimits;
 use super::connection::{TcpConnection, TcpTimeouts};
 use super::device::PacketDevice;
 use super::packet::{DropReason, Flow, Segment, reset};
@@ -47,14 +47,14 @@ pub(super) fn end_abruptly(outside: &TcpStream) {
 pub(super) struct ConnectionTable {
     connections: Mutex<HashMap<Flow, Arc<TcpConnection>>>,
     pub(super) patience: TcpTimeouts,
-    limits: Limits,
+    limits: StackLimits,
     free: Arc<Semaphore>,
     sockets: SandboxSockets,
     half_open: Arc<Semaphore>,
 }
 
 impl ConnectionTable {
-    pub(super) fn new(limits: Limits, sockets: SandboxSockets) -> Self {
+    pub(super) fn new(limits: StackLimits, sockets: SandboxSockets) -> Self {
         Self {
             sockets,
             connections: Mutex::default(),

@@ -9,7 +9,7 @@ use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
 use super::guest::{assert_silence, datagram, next, write};
-use super::{FakeHandler, Limits, Say, outside, start};
+use super::{FakeHandler, Say, StackLimits, outside, start};
 use crate::net::stack::packet::{DropReason, echo_request};
 use crate::net::{GATEWAY_V4, GATEWAY_V6, GUEST_V4, GUEST_V6};
 
@@ -69,7 +69,7 @@ async fn datagrams_go_out_and_come_back() {
         let (server, address) = socket(v4).await;
         let handler = FakeHandler::new();
         handler.say(outside(v4, 123), Say::Dial(address));
-        let (stack, _, end) = start(Limits::default(), &handler);
+        let (stack, _, end) = start(StackLimits::default(), &handler);
 
         let mut from = Vec::new();
         for length in [0, 1, 1200, 30_000] {
@@ -97,7 +97,7 @@ async fn datagrams_go_out_and_come_back() {
 #[tokio::test]
 async fn refused_datagrams_are_answered_so_and_asked_about_once() {
     let handler = FakeHandler::new();
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     for (v4, kind) in [(true, (3, 13)), (false, (1, 1))] {
         for _ in 0..5 {
             let sent = datagram(7000, outside(v4, 123), b"hello");
@@ -121,7 +121,7 @@ async fn a_port_where_nobody_is_answers_so() {
     drop(server);
     let handler = FakeHandler::new();
     handler.say(outside(true, 123), Say::Dial(address));
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     write(&end, &datagram(7000, outside(true, 123), b"hello"));
     assert_eq!(icmp_kind(&next(&end).await), (3, 3));
 }
@@ -133,7 +133,7 @@ async fn flows_are_bounded_and_the_silent_one_goes() {
     for port in 1..=20 {
         handler.say(outside(true, port), Say::Dial(address));
     }
-    let (_stack, _, end) = start(Limits { datagrams: 4, ..Limits::default() }, &handler);
+    let (_stack, _, end) = start(StackLimits { datagrams: 4, ..StackLimits::default() }, &handler);
     for port in 1..=20 {
         write(&end, &datagram(7000, outside(true, port), b"x"));
         answer(&server).await;
@@ -158,7 +158,7 @@ async fn silent_and_cut_flows_end() {
     let (server, address) = socket(true).await;
     let handler = FakeHandler::new();
     handler.say(outside(true, 123), Say::Dial(address));
-    let limits = Limits { flow: Duration::from_millis(1200), ..Limits::default() };
+    let limits = StackLimits { flow: Duration::from_millis(1200), ..StackLimits::default() };
     let (_stack, _, end) = start(limits, &handler);
     let ask = || write(&end, &datagram(7000, outside(true, 123), b"x"));
 
@@ -181,7 +181,7 @@ async fn silent_and_cut_flows_end() {
 #[tokio::test]
 async fn the_gateway_answers_lookups_and_nothing_else() {
     let handler = FakeHandler::new();
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     for (gateway, port) in [(IpAddr::V4(GATEWAY_V4), (3, 3)), (IpAddr::V6(GATEWAY_V6), (1, 4))] {
         write(&end, &datagram(7000, SocketAddr::new(gateway, 53), b"question"));
         assert_eq!(body(&next(&end).await, 8), b"noitseuq");
@@ -194,7 +194,8 @@ async fn the_gateway_answers_lookups_and_nothing_else() {
 #[tokio::test]
 async fn lookups_are_bounded() {
     let handler = FakeHandler::new();
-    let (_stack, device, end) = start(Limits { lookups: 0, ..Limits::default() }, &handler);
+    let (_stack, device, end) =
+        start(StackLimits { lookups: 0, ..StackLimits::default() }, &handler);
     write(&end, &datagram(7000, SocketAddr::new(GATEWAY_V4.into(), 53), b"question"));
     assert_silence(&end, "no room").await;
     assert_eq!(device.dropped(DropReason::Full), 1);
@@ -208,7 +209,7 @@ async fn echo_requests_are_answered_by_who_is_asked() {
     let handler = FakeHandler::new();
     handler.say(outside(true, 0), Say::Dial("127.0.0.1:0".parse().unwrap()));
     handler.say(outside(false, 0), Say::Dial("[::1]:0".parse().unwrap()));
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     for v4 in [true, false] {
         let gateway = if v4 { GATEWAY_V4.into() } else { GATEWAY_V6.into() };
         let reply = if v4 { (0, 0) } else { (129, 0) };
@@ -236,7 +237,7 @@ async fn echo_requests_are_answered_by_who_is_asked() {
 #[tokio::test]
 async fn a_device_that_ends_ends_the_stack() {
     let handler = FakeHandler::new();
-    let (stack, _, end): (_, _, OwnedFd) = start(Limits::default(), &handler);
+    let (stack, _, end): (_, _, OwnedFd) = start(StackLimits::default(), &handler);
     drop(end);
     let began = std::time::Instant::now();
     while !stack.task.is_finished() {

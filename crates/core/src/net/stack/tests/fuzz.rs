@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::guest::{Fields, SYN, datagram, parse_segment, read, segment};
-use super::{FakeHandler, Limits, Say, device, outside};
+use super::{FakeHandler, Say, StackLimits, device, outside};
 use crate::model::Device;
 use crate::net::flow::FlowHandler;
 use crate::net::sockets::SandboxSockets;
@@ -26,7 +26,7 @@ const LIMITS: (usize, usize, usize) = (16, 8, 8);
 fn stack_task(handler: &Arc<FakeHandler>) -> (StackTask, std::os::fd::OwnedFd) {
     let (ours, theirs) = device();
     let (connections, half_open, datagrams) = LIMITS;
-    let limits = Limits { connections, half_open, datagrams, ..Limits::default() };
+    let limits = StackLimits { connections, half_open, datagrams, ..StackLimits::default() };
     let stack_task = StackTask {
         device: Arc::new(PacketDevice::new(Device::Tun(ours)).unwrap()),
         handler: Arc::clone(handler) as Arc<dyn FlowHandler>,

@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use super::guest::{
     Fields, SYN, TcpSegment, assert_silence, datagram, next, parse_segment, read, segment, write,
 };
-use super::{FakeHandler, Limits, Say, outside, pattern, start, start_with};
+use super::{FakeHandler, Say, StackLimits, outside, pattern, start, start_with};
 use crate::net::sockets::{NoSocket, SandboxSockets};
 use crate::net::stack::device::PacketDevice;
 use crate::net::stack::packet::DropReason;
@@ -53,7 +53,7 @@ impl ByHand {
 }
 
 async fn dialled(
-    limits: Limits,
+    limits: StackLimits,
 ) -> (super::Stack, Arc<PacketDevice>, OwnedFd, TcpListener, Arc<FakeHandler>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let handler = FakeHandler::new();
@@ -97,7 +97,7 @@ fn changed(packet: &[u8], at: usize, to: &[u8]) -> Vec<u8> {
 
 #[tokio::test]
 async fn what_is_no_packet_is_dropped_and_counted() {
-    let (_stack, device, end, ..) = dialled(Limits::default()).await;
+    let (_stack, device, end, ..) = dialled(StackLimits::default()).await;
     let (v4, v6) = (outside(true, 443), outside(false, 443));
     let syn4 = segment(5000, v4, SYN);
     let syn6 = segment(5000, v6, SYN);
@@ -181,7 +181,7 @@ async fn what_is_no_packet_is_dropped_and_counted() {
 
 #[tokio::test]
 async fn strays_are_reset_and_resets_are_not_answered() {
-    let (_stack, _, end, ..) = dialled(Limits::default()).await;
+    let (_stack, _, end, ..) = dialled(StackLimits::default()).await;
     for v4 in [true, false] {
         let to = outside(v4, 443);
         let stray = Fields { control: TcpControl::None, ack: Some(77), payload: b"data", ..SYN };
@@ -204,7 +204,7 @@ async fn strays_are_reset_and_resets_are_not_answered() {
 
 #[tokio::test]
 async fn a_repeated_question_is_asked_once() {
-    let (_stack, _, end, listener, handler) = dialled(Limits::default()).await;
+    let (_stack, _, end, listener, handler) = dialled(StackLimits::default()).await;
     for _ in 0..20 {
         write(&end, &segment(5000, outside(true, 443), SYN));
     }
@@ -216,7 +216,7 @@ async fn a_repeated_question_is_asked_once() {
 
 #[tokio::test]
 async fn a_question_that_is_repeated_at_length_is_not_kept() {
-    let (_stack, device, end, listener, _switch) = dialled(Limits::default()).await;
+    let (_stack, device, end, listener, _switch) = dialled(StackLimits::default()).await;
     let payload = [b'x'; 2000];
     // Both are taken in before the dial has a turn.
     write(&end, &segment(5000, outside(true, 443), SYN));
@@ -228,7 +228,8 @@ async fn a_question_that_is_repeated_at_length_is_not_kept() {
 
 #[tokio::test]
 async fn half_open_connections_are_bounded_and_end() {
-    let limits = Limits { half_open: 8, handshake: Duration::from_secs(3), ..Limits::default() };
+    let limits =
+        StackLimits { half_open: 8, handshake: Duration::from_secs(3), ..StackLimits::default() };
     let (_stack, device, end, _listener, handler) = dialled(limits).await;
     for port in 0..200 {
         write(&end, &segment(5000 + port, outside(true, 443), SYN));
@@ -249,7 +250,7 @@ async fn half_open_connections_are_bounded_and_end() {
 
 #[tokio::test]
 async fn connections_are_bounded() {
-    let limits = Limits { connections: 4, ..Limits::default() };
+    let limits = StackLimits { connections: 4, ..StackLimits::default() };
     let (_stack, device, end, _listener, _) = dialled(limits).await;
     let mut end = Some(end);
     for port in 0..4 {
@@ -270,7 +271,7 @@ async fn sockets_of_the_host_are_bounded() {
     handler.say(outside(true, 443), Say::Dial(listener.local_addr().unwrap()));
     handler.say(outside(true, 53), Say::Dial(server.local_addr().unwrap()));
     let sockets = SandboxSockets::few(3);
-    let (_stack, device, end) = start_with(Limits::default(), &handler, sockets.clone());
+    let (_stack, device, end) = start_with(StackLimits::default(), &handler, sockets.clone());
     let heard = async || {
         let mut bytes = [0; 64];
         let (length, _) = server.recv_from(&mut bytes).await.unwrap();
@@ -300,7 +301,7 @@ async fn sockets_of_the_host_are_bounded() {
 #[tokio::test]
 async fn pieces_in_any_order_and_twice_are_put_together() {
     for v4 in [true, false] {
-        let (_stack, _, end, listener, _) = dialled(Limits::default()).await;
+        let (_stack, _, end, listener, _) = dialled(StackLimits::default()).await;
         let hand = ByHand::open(end, 5000, outside(v4, 443), 60_000).await;
         let (mut stream, _) = listener.accept().await.unwrap();
         let data = pattern(1000);
@@ -319,7 +320,7 @@ async fn pieces_in_any_order_and_twice_are_put_together() {
 
 #[tokio::test]
 async fn resets_that_do_not_fit_reset_nothing() {
-    let (_stack, _, end, listener, _) = dialled(Limits::default()).await;
+    let (_stack, _, end, listener, _) = dialled(StackLimits::default()).await;
     let hand = ByHand::open(end, 5000, outside(true, 443), 60_000).await;
     let (mut stream, _) = listener.accept().await.unwrap();
     for at in 0..2000_i32 {
@@ -339,7 +340,7 @@ async fn resets_that_do_not_fit_reset_nothing() {
 
 #[tokio::test]
 async fn a_closed_window_holds_up_and_a_tiny_one_goes_on() {
-    let (_stack, _, end, listener, handler) = dialled(Limits::default()).await;
+    let (_stack, _, end, listener, handler) = dialled(StackLimits::default()).await;
     let mut hand = ByHand::open(end, 5000, outside(true, 443), 0).await;
     let (mut stream, _) = listener.accept().await.unwrap();
     stream.write_all(&pattern(5000)).await.unwrap();
@@ -381,7 +382,7 @@ async fn who_gives_up_while_outside_is_dialled_is_forgotten() {
     }
     let handler = FakeHandler::new();
     handler.say(outside(true, 443), Say::Dial(full));
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     write(&end, &segment(5000, outside(true, 443), SYN));
     let reset = Fields { control: TcpControl::Rst, seq: SYN.seq + 1, ..SYN };
     write(&end, &segment(5000, outside(true, 443), reset));

@@ -22,7 +22,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::device::PacketDevice;
-use super::{Limits, Stack, Stream, relay};
+use super::{Stack, StackLimits, Stream, relay};
 use crate::model::Device;
 use crate::model::{Connection, Protocol, SessionId};
 use crate::net::flow::{Datagrams, FlowHandler, OpenDecision};
@@ -154,13 +154,13 @@ impl FlowHandler for FakeHandler {
 }
 
 /// A stack with its device's other end.
-fn start(limits: Limits, handler: &Arc<FakeHandler>) -> (Stack, Arc<PacketDevice>, OwnedFd) {
+fn start(limits: StackLimits, handler: &Arc<FakeHandler>) -> (Stack, Arc<PacketDevice>, OwnedFd) {
     start_with(limits, handler, SandboxSockets::few(10_000))
 }
 
 /// One that may have so many sockets on the host.
 fn start_with(
-    limits: Limits,
+    limits: StackLimits,
     handler: &Arc<FakeHandler>,
     sockets: SandboxSockets,
 ) -> (Stack, Arc<PacketDevice>, OwnedFd) {

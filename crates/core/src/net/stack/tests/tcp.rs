@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use super::guest::{FakeGuest, PATIENCE, take};
-use super::{FakeHandler, Limits, Say, outside, pattern, start};
+use super::{FakeHandler, Say, StackLimits, outside, pattern, start};
 
 async fn listener(v4: bool) -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind(if v4 { "127.0.0.1:0" } else { "[::1]:0" }).await.unwrap();
@@ -33,7 +33,7 @@ async fn what_is_dialled_is_carried_both_ways_and_counted() {
         let server = tokio::spawn(async move { echo(listener.accept().await.unwrap().0).await });
         let handler = FakeHandler::new();
         handler.say(outside(v4, 443), Say::Dial(address));
-        let (stack, _, end) = start(Limits::default(), &handler);
+        let (stack, _, end) = start(StackLimits::default(), &handler);
         let mut guest = FakeGuest::new(end);
 
         let data = pattern(3_000_000);
@@ -64,7 +64,7 @@ async fn who_ended_one_direction_still_hears_the_other() {
     });
     let handler = FakeHandler::new();
     handler.say(outside(true, 80), Say::Dial(address));
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     let mut guest = FakeGuest::new(end);
 
     let handle = guest.connect(outside(true, 80), 20_000);
@@ -87,7 +87,7 @@ async fn outside_may_end_first() {
     });
     let handler = FakeHandler::new();
     handler.say(outside(true, 80), Say::Dial(address));
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     let mut guest = FakeGuest::new(end);
 
     let handle = guest.connect(outside(true, 80), 20_000);
@@ -107,7 +107,7 @@ async fn what_is_refused_or_unanswered_is_reset() {
     drop(listener);
     let handler = FakeHandler::new();
     handler.say(outside(true, 81), Say::Dial(gone));
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     let mut guest = FakeGuest::new(end);
 
     for port in [80, 81] {
@@ -132,7 +132,7 @@ async fn a_dial_that_nobody_answers_ends() {
     }
     let handler = FakeHandler::new();
     handler.say(outside(true, 80), Say::Dial(full));
-    let limits = Limits { dial: Duration::from_millis(100), ..Limits::default() };
+    let limits = StackLimits { dial: Duration::from_millis(100), ..StackLimits::default() };
     let (_stack, _, end) = start(limits, &handler);
     let mut guest = FakeGuest::new(end);
 
@@ -144,7 +144,7 @@ async fn a_dial_that_nobody_answers_ends() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_is_read_and_written_by_whoever_serves_it() {
     let handler = FakeHandler::new();
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     let mut guest = FakeGuest::new(end);
     for v4 in [true, false] {
         handler.say(outside(v4, 53), Say::Echo);
@@ -158,7 +158,7 @@ async fn a_stream_is_read_and_written_by_whoever_serves_it() {
 async fn an_answer_arrives_although_the_question_was_not_read() {
     let handler = FakeHandler::new();
     handler.say(outside(true, 80), Say::Answer(b"no"));
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     let mut guest = FakeGuest::new(end);
     let handle = guest.connect(outside(true, 80), 100_000);
     assert_eq!(guest.exchange(handle, &pattern(500_000)).await, b"no");
@@ -168,7 +168,7 @@ async fn an_answer_arrives_although_the_question_was_not_read() {
 async fn who_goes_on_sending_to_nobody_is_reset() {
     let handler = FakeHandler::new();
     handler.say(outside(true, 80), Say::Answer(b"no"));
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     let mut guest = FakeGuest::new(end);
     let handle = guest.connect(outside(true, 80), 100_000);
     let chunk = pattern(50_000);
@@ -195,7 +195,7 @@ async fn two_hundred_connections_at_once_lose_nothing() {
     });
     let handler = FakeHandler::new();
     handler.say(outside(true, 443), Say::Dial(address));
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     let mut guest = FakeGuest::new(end);
 
     let data = pattern(60_000);
@@ -233,7 +233,7 @@ async fn a_sandbox_that_does_not_read_stops_outside() {
     });
     let handler = FakeHandler::new();
     handler.say(outside(true, 443), Say::Dial(address));
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     let mut guest = FakeGuest::new(end);
 
     let handle = guest.connect(outside(true, 443), 30_000);
@@ -275,7 +275,7 @@ async fn outside_that_does_not_read_stops_the_sandbox() {
     });
     let handler = FakeHandler::new();
     handler.say(outside(true, 443), Say::Dial(address));
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     let mut guest = FakeGuest::new(end);
 
     let handle = guest.connect(outside(true, 443), 100_000);
@@ -317,7 +317,7 @@ async fn what_is_cut_is_reset_on_both_sides() {
     });
     let handler = FakeHandler::new();
     handler.say(outside(true, 443), Say::Dial(address));
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     let mut guest = FakeGuest::new(end);
     let handle = guest.connect(outside(true, 443), 10_000);
     guest
@@ -345,7 +345,7 @@ async fn what_is_cut_while_it_is_dialled_is_reset() {
     }
     let handler = FakeHandler::new();
     handler.say(outside(true, 80), Say::Dial(full));
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     let mut guest = FakeGuest::new(end);
     let handle = guest.connect(outside(true, 80), 5000);
     guest.until("a question", |_| handler.asked() == 1).await;
@@ -360,7 +360,7 @@ async fn a_reset_outside_is_a_reset_inside_and_the_other_way_round() {
     let (listener, address) = listener(true).await;
     let handler = FakeHandler::new();
     handler.say(outside(true, 443), Say::Dial(address));
-    let (_stack, _, end) = start(Limits::default(), &handler);
+    let (_stack, _, end) = start(StackLimits::default(), &handler);
     let mut guest = FakeGuest::new(end);
 
     let handle = guest.connect(outside(true, 443), 10_000);
@@ -384,7 +384,7 @@ async fn a_closed_stack_leaves_nothing() {
     let (listener, address) = listener(true).await;
     let handler = FakeHandler::new();
     handler.say(outside(true, 443), Say::Dial(address));
-    let (stack, device, end) = start(Limits::default(), &handler);
+    let (stack, device, end) = start(StackLimits::default(), &handler);
     let mut guest = FakeGuest::new(end);
     let handle = guest.connect(outside(true, 443), 10_000);
     guest.until("established", |guest| guest.state(handle) == State::Established).await;
@@ -402,10 +402,10 @@ async fn a_sandbox_that_is_gone_is_noticed() {
     let (listener, address) = listener(true).await;
     let handler = FakeHandler::new();
     handler.say(outside(true, 443), Say::Dial(address));
-    let limits = Limits {
+    let limits = StackLimits {
         keep_alive: Duration::from_millis(50),
         dead: Duration::from_millis(300),
-        ..Limits::default()
+        ..StackLimits::default()
     };
     let (_stack, _, end) = start(limits, &handler);
     let mut guest = FakeGuest::new(end);
