@@ -85,7 +85,7 @@ async fn answer(engine: &Engine, approval: &Approval, answer: ApprovalAnswer) {
 }
 
 async fn ended(engine: &Engine, sandbox: &str, command: &CommandId) -> Command {
-    let ended = engine.wait(&project(), &name(sandbox), command);
+    let ended = async { engine.wait(&project(), &name(sandbox), command).await };
     let ended = tokio::time::timeout(Duration::from_secs(120), ended).await;
     ended.expect("it ends").expect("it is on record")
 }
@@ -103,8 +103,7 @@ async fn the_first_contact_with_a_host_waits_and_is_remembered() {
     create.patch.approvals = Some(Some(policy()));
     engine.create(&project(), create, None).await.expect("a sandbox");
     // It ticks all the while, so that a test sees whether it stands still.
-    let line =
-        format!("(while :; do echo tick; sleep 1; done) & {}; kill %1", get("a.test", port));
+    let line = format!("(while :; do echo tick; sleep 1; done) & {}; kill %1", get("a.test", port));
     let held = detached(&engine, "app", &["bash", "-c", &line]).await;
     let asked = pending(&engine).await;
     assert_eq!(asked.subject, ApprovalSubject::Host);
