@@ -5,7 +5,7 @@
 //! machine, which the next wakes when it finds an answer that is newer.
 //!
 //! A connection that is held ends with its session. So a machine in which one is held, or any is open, is not paused: it
-//! stands still where it is, its memory in use.
+//! goes on doing nothing, and only at a spending limit is it held where it is.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -117,7 +117,7 @@ impl Runs {
             if let Some(now) = now.filter(|_| quiet >= enough) {
                 quiet = 0;
                 let asked = asked.into_iter().map(|(id, _)| id).collect();
-                if let Err(error) = self.stand_still(live, now, asked).await {
+                if let Err(error) = self.stand_still(live, now, asked, stop).await {
                     tracing::info!(sandbox = %live.sandbox().name, error = error_chain(&error), "a sandbox that waits for an approval goes on running");
                     if !self.context.tasks.sleep(AGAIN).await {
                         return;
@@ -164,13 +164,18 @@ impl Runs {
         live: &Arc<RunningSandbox>,
         look: Look,
         asked: HashSet<ApprovalId>,
+        stop: bool,
     ) -> Result<()> {
         let may_pause = self.lifecycle.on_idle(&live.sandbox()) == OnIdle::Pause;
         let connected = live.held_flows() > 0 || !live.connections().is_empty();
         if live.driver.memory().is_some() && may_pause && !connected && !is_attended(live) {
             return self.pause(live, look, asked).await;
         }
-        self.freeze(live, look, &asked).await
+        // Connections of a machine that is held end after a while. It does nothing, so it may as well go on doing that.
+        if live.driver.relayer().is_some() || stop {
+            self.freeze(live, look, &asked).await?;
+        }
+        Ok(())
     }
 
     /// Freezes the processes of a sandbox, or its machine, until one of these questions is over, or somebody wants it to go on.
