@@ -320,3 +320,27 @@ fn a_daemon_that_dies_at_any_step_of_a_run_goes_on_with_it() {
     }
     assert_eq!(keep.sh("my-app", "cat /count"), "x\n".repeat(4));
 }
+
+#[cfg(feature = "failpoints")]
+#[test]
+fn a_daemon_that_dies_while_a_sandbox_stands_still_leaves_nothing_stuck() {
+    let test = "a_daemon_that_dies_while_a_sandbox_stands_still_leaves_nothing_stuck";
+    let Some(mut keep) = daemon(test) else { return };
+    keep.ok(["create", "my-app", "--image", SMALL]);
+    keep.ok(["stop", "my-app"]);
+    restart(&mut keep, &[("SANDKEEP_FAILPOINT", "approval.frozen")]);
+    let script = "keep ask 'deploy?' && echo deployed > /out";
+    let run = keep.ok(["runs", "start", "--sandbox", "my-app", "--fork", "--", "sh", "-c", script]);
+    let run = run.trim();
+    // Its processes are frozen when the server dies.
+    keep.wait_for_death();
+    restart(&mut keep, &[]);
+    let shown = keep.json(["runs", "show", run]);
+    let fork = shown["sandbox"].as_str().expect("a fork").to_owned();
+    assert_eq!(keep.sh(&fork, "echo it answers"), "it answers\n");
+    until("it still waits", || (status(&keep, run) == "waiting_for_approval").then_some(()));
+    keep.ok(["runs", "approve", run]);
+    let waited = keep.keep(["runs", "wait", run]);
+    assert_eq!(waited.status.code(), Some(0), "{waited:?}");
+    assert_eq!(keep.sh(&fork, "cat /out"), "deployed\n");
+}

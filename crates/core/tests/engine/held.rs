@@ -85,7 +85,7 @@ async fn answer(engine: &Engine, approval: &Approval, answer: ApprovalAnswer) {
 }
 
 async fn ended(engine: &Engine, sandbox: &str, command: &CommandId) -> Command {
-    let ended = engine.wait(&project(), &name(sandbox), command);
+    let ended = async { engine.wait(&project(), &name(sandbox), command).await };
     let ended = tokio::time::timeout(Duration::from_secs(120), ended).await;
     ended.expect("it ends").expect("it is on record")
 }
@@ -103,8 +103,7 @@ async fn the_first_contact_with_a_host_waits_and_is_remembered() {
     create.patch.approvals = Some(Some(policy()));
     engine.create(&project(), create, None).await.expect("a sandbox");
     // It ticks all the while, so that a test sees whether it stands still.
-    let line =
-        format!("(while :; do echo tick; sleep 0.3; done) & {}; kill %1", get("a.test", port));
+    let line = format!("(while :; do echo tick; sleep 1; done) & {}; kill %1", get("a.test", port));
     let held = detached(&engine, "app", &["bash", "-c", &line]).await;
     let asked = pending(&engine).await;
     assert_eq!(asked.subject, ApprovalSubject::Host);
@@ -112,7 +111,7 @@ async fn the_first_contact_with_a_host_waits_and_is_remembered() {
     assert_eq!(asked.question, format!("connect to a.test:{port}"));
     until("it stands still", async || {
         let before = said(&engine, "app", &held).await.len();
-        tokio::time::sleep(Duration::from_millis(1200)).await;
+        tokio::time::sleep(Duration::from_millis(2600)).await;
         (said(&engine, "app", &held).await.len() == before).then_some(())
     })
     .await;
@@ -183,7 +182,7 @@ async fn a_machine_is_paused_while_a_question_waits_and_woken_by_the_answer() {
     let phase = async |engine: &Engine| {
         engine.get(&project(), &name("m")).await.expect("it is there").sandbox.phase()
     };
-    let line = "x=kept; keep ask 'deploy?'; echo \"$x $?\"";
+    let line = "x=kept; keep ask 'deploy?' >/dev/null 2>&1; echo \"$x $?\"";
     let mut answers =
         vec![(ApprovalAnswer::Approve, "kept 0\n"), (ApprovalAnswer::Deny, "kept 1\n")];
     for reopened in [false, true] {

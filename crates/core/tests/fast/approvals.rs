@@ -93,7 +93,7 @@ async fn the_policy_of_a_sandbox_holds_without_a_run_and_goes_along_with_forks()
     let policy = ApprovalPolicy {
         commands: vec!["write *".to_owned()],
         expires: Some(Span(1000)),
-        default: None,
+        ..ApprovalPolicy::default()
     };
     let mut create = small("app");
     create.patch.approvals = Some(Some(policy));
@@ -153,8 +153,8 @@ async fn the_end_of_a_run_approves_nothing() {
     let mut create = small("app");
     create.patch.approvals = Some(Some(ApprovalPolicy {
         commands: vec!["write *".to_owned()],
-        expires: None,
         default: Some(ApprovalAnswer::Approve),
+        ..ApprovalPolicy::default()
     }));
     engine.create(&project(), create, None).await.expect("it is made");
     let run = start(&engine, spec(existing("app"), None)).await;

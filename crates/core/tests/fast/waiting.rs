@@ -188,16 +188,21 @@ async fn a_project_is_not_deleted_while_its_runs_work() {
     let engine = house.open().await;
     let other = name("other");
     engine.create_project(other.clone()).await.expect("a project");
-    let limits = sandkeep_core::model::ProjectRuns { running: 0, ..Default::default() };
-    engine.set_project_runs(&other, limits).await.expect("limits");
     let boss = sandkeep_core::engine::Caller { project: other.clone(), ..caller() };
     let place =
         sandkeep_core::model::RunPlace::Fresh { image: Some("small".to_owned()), name: None };
-    let run = engine.start_run(&boss, spec(place, Some("sleep"))).await.expect("it is queued");
+    let run = engine.start_run(&boss, spec(place, Some("sleep"))).await.expect("it is queued").id;
     let refused = engine.delete_project(&other).await.expect_err("a run is queued");
     assert_eq!(refused.code(), "project_in_use");
     assert!(refused.to_string().contains("1 runs"), "{refused}");
-    engine.cancel_run(&other, &run.id, String::new()).await.expect("cancelled");
+    let now = || engine.run(&other, &run).expect("it is there");
+    eventually!("it works", (!now().attempts.is_empty()).then_some(()));
+    let refused = engine.delete_project(&other).await.expect_err("a run works");
+    assert_eq!(refused.code(), "project_in_use");
+    engine.cancel_run(&other, &run, String::new()).await.expect("cancelled");
+    eventually!("it is over", now().pending.is_none().then_some(()));
+    let sandbox = now().sandbox.expect("its own").name;
+    engine.delete(&other, &sandbox, Default::default(), None).await.expect("deleted");
     engine.delete_project(&other).await.expect("nothing works there");
     let late = engine.start_run(&boss, spec(existing("app"), None)).await;
     assert!(late.is_err(), "there is no such project");

@@ -17,7 +17,7 @@ use crate::model::Sandbox;
 const AGAIN: [Duration; 3] =
     [Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(10)];
 
-/// The processes of a sandbox, frozen while this lives.
+/// The processes of a sandbox, frozen while this lives; or the machine they are in, if that has a kernel of its own.
 pub(in crate::engine) struct FrozenProcesses {
     /// Absent once they go on.
     live: Option<Arc<RunningSandbox>>,
@@ -31,8 +31,10 @@ impl FrozenProcesses {
     ) -> Result<Self> {
         // Made first: a freeze that is given up half way counts.
         let frozen = Self { live: Some(Arc::clone(live)), context: Arc::clone(context) };
-        if let Some(relayer) = live.driver.relayer() {
-            relayer.freeze(&live.key).await?;
+        match (live.driver.relayer(), live.driver.memory()) {
+            (Some(relayer), _) => relayer.freeze(&live.key).await?,
+            (None, Some(memory)) => memory.hold(&live.key).await?,
+            (None, None) => {}
         }
         Ok(frozen)
     }
@@ -66,9 +68,10 @@ impl Drop for FrozenProcesses {
 }
 
 async fn thaw(live: &RunningSandbox) -> Result<()> {
-    match live.driver.relayer() {
-        Some(relayer) => Ok(relayer.thaw(&live.key).await?),
-        None => Ok(()),
+    match (live.driver.relayer(), live.driver.memory()) {
+        (Some(relayer), _) => Ok(relayer.thaw(&live.key).await?),
+        (None, Some(memory)) => Ok(memory.go_on(&live.key).await?),
+        (None, None) => Ok(()),
     }
 }
 

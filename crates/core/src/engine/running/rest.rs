@@ -62,10 +62,10 @@ impl RunningSandbox {
     /// Counts a call, and has a sandbox go on that stands still.
     pub(in crate::engine) async fn rouse(&self) {
         self.rest.calls.fetch_add(1, Ordering::SeqCst);
-        let mut resting = self.rest.changes();
-        if !*resting.borrow_and_update() {
+        if !*self.rest.resting.borrow() {
             return;
         }
+        let mut resting = self.rest.changes();
         self.rest.wanted.notify_one();
         let goes_on = resting.wait_for(|resting| !resting);
         if tokio::time::timeout(ROUSED_WITHIN, goes_on).await.is_err() {

@@ -10,7 +10,7 @@
 //! still sending it, and counts as not taken otherwise.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -32,6 +32,8 @@ pub(in crate::engine) struct Input {
     /// Whoever sends has this, so that bytes of two callers do not mix.
     turn: tokio::sync::Mutex<()>,
     closed: AtomicBool,
+    /// How often somebody wanted to send something, or to know how much was taken.
+    uses: AtomicU64,
 }
 
 /// Where input goes.
@@ -56,7 +58,13 @@ impl Input {
             patience,
             turn: tokio::sync::Mutex::default(),
             closed: AtomicBool::new(false),
+            uses: AtomicU64::new(0),
         }
+    }
+
+    /// How often it was used.
+    pub(in crate::engine) fn uses(&self) -> u64 {
+        self.uses.load(Ordering::SeqCst)
     }
 
     /// The command is followed on another connection.
@@ -93,6 +101,7 @@ impl Input {
     /// Where input goes; `None` when the command is over. Waits for a command that is not attached to,
     /// or whose connection `lost` has to be replaced, until its agent should have answered; for one that sleeps, until it wakes.
     async fn now(&self, lost: Option<&Arc<Stdin>>) -> Result<Option<Arc<Stdin>>> {
+        self.uses.fetch_add(1, Ordering::SeqCst);
         let mut changes = self.now.subscribe();
         let waits = |now: &Now| match now {
             Now::Detached => true,

@@ -4,7 +4,8 @@
 //! Nothing of this is on disk. A daemon that dies leaves a frozen container to the next, which thaws what it adopts, and a paused
 //! machine, which the next wakes when it finds an answer that is newer.
 //!
-//! A connection that is held ends with its session. So a machine in which one is held, or any is open, is not paused.
+//! A connection that is held ends with its session. So a machine in which one is held, or any is open, is not paused: it
+//! goes on doing nothing, and only at a spending limit is it held where it is.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -30,6 +31,8 @@ const QUIET_LOOKS: u32 = 2;
 /// How much CPU time between two looks is nothing. A kernel of its own has always something to do.
 const IDLE_PROCESSES: Duration = Duration::from_millis(20);
 const IDLE_MACHINE: Duration = Duration::from_millis(200);
+/// How often it is looked whether somebody types something into a command that stands still.
+const INPUT_LOOK: Duration = Duration::from_millis(200);
 /// How long a sandbox that could not be frozen or paused is left alone.
 const AGAIN: Duration = Duration::from_secs(60);
 /// How often it is tried to wake one, and how long between; twice as long every time.
@@ -42,6 +45,8 @@ const WHILE_PAUSING: jiff::SignedDuration = jiff::SignedDuration::from_secs(60);
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Look {
     calls: u64,
+    /// How often the standard input of its commands was used.
+    input: u64,
     cpu: Duration,
     traffic: Option<Traffic>,
 }
@@ -49,7 +54,7 @@ struct Look {
 impl Look {
     /// Whether nothing happened since another look. With `stop`, what its processes do is not asked.
     fn is_quiet_since(&self, before: &Self, idle: Duration, stop: bool) -> bool {
-        let unused = self.calls == before.calls;
+        let unused = self.calls == before.calls && self.input == before.input;
         let idle = self.cpu.saturating_sub(before.cpu) <= idle && self.traffic == before.traffic;
         unused && (idle || stop)
     }
@@ -112,7 +117,7 @@ impl Runs {
             if let Some(now) = now.filter(|_| quiet >= enough) {
                 quiet = 0;
                 let asked = asked.into_iter().map(|(id, _)| id).collect();
-                if let Err(error) = self.stand_still(live, now, asked).await {
+                if let Err(error) = self.stand_still(live, now, asked, stop).await {
                     tracing::info!(sandbox = %live.sandbox().name, error = error_chain(&error), "a sandbox that waits for an approval goes on running");
                     if !self.context.tasks.sleep(AGAIN).await {
                         return;
@@ -144,10 +149,6 @@ impl Runs {
             if tracked.outcome().is_some() {
                 continue;
             }
-            // Whoever is at its standard input may go on at any moment.
-            if tracked.stdin.attached {
-                return None;
-            }
             alive += 1;
             held += usize::from(tracked.record().service.is_none());
         }
@@ -155,7 +156,7 @@ impl Runs {
             return None;
         }
         let cpu = live.driver.usage(&live.key).await.ok()?.cpu;
-        Some(Look { calls: live.rest.calls(), cpu, traffic: live.traffic() })
+        Some(Look { calls: live.rest.calls(), input: input_of(live), cpu, traffic: live.traffic() })
     }
 
     async fn stand_still(
@@ -163,14 +164,21 @@ impl Runs {
         live: &Arc<RunningSandbox>,
         look: Look,
         asked: HashSet<ApprovalId>,
+        stop: bool,
     ) -> Result<()> {
-        match live.driver.relayer() {
-            Some(_) => self.freeze(live, look, &asked).await,
-            None => self.pause(live, look, asked).await,
+        let may_pause = self.lifecycle.on_idle(&live.sandbox()) == OnIdle::Pause;
+        let connected = live.held_flows() > 0 || !live.connections().is_empty();
+        if live.driver.memory().is_some() && may_pause && !connected && !is_attended(live) {
+            return self.pause(live, look, asked).await;
         }
+        // Connections of a machine that is held end after a while. It does nothing, so it may as well go on doing that.
+        if live.driver.relayer().is_some() || stop {
+            self.freeze(live, look, &asked).await?;
+        }
+        Ok(())
     }
 
-    /// Freezes the processes of a sandbox until one of these questions is over, or somebody wants it to go on.
+    /// Freezes the processes of a sandbox, or its machine, until one of these questions is over, or somebody wants it to go on.
     async fn freeze(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,
@@ -183,6 +191,9 @@ impl Runs {
             return Ok(());
         }
         let resting = Resting(live);
+        if input_of(live) != look.input {
+            return Ok(());
+        }
         let frozen = FrozenProcesses::freeze(&self.context, live).await?;
         failpoint::pass("approval.frozen");
         tracing::debug!(sandbox = %live.sandbox().name, "frozen while an approval waits");
@@ -192,7 +203,11 @@ impl Runs {
                 () = live.rest.wanted() => break,
                 _ = changed.changed() => {}
                 _ = closing.changed() => {}
+                () = tokio::time::sleep(INPUT_LOOK) => {}
                 () = shutdown.cancelled() => break,
+            }
+            if input_of(live) != look.input {
+                break;
             }
         }
         frozen.thaw().await?;
@@ -213,10 +228,6 @@ impl Runs {
         asked: HashSet<ApprovalId>,
     ) -> Result<()> {
         let sandbox = live.sandbox();
-        let connected = || live.held_flows() > 0 || !live.connections().is_empty();
-        if self.lifecycle.on_idle(&sandbox) != OnIdle::Pause || connected() {
-            return Ok(());
-        }
         let (id, this, asked_for) = (sandbox.id.clone(), Arc::clone(self), Arc::clone(live));
         let questions = asked.clone();
         let paused = self.lifecycle.turn(id.clone(), move |lifecycle, slot| async move {
@@ -277,6 +288,19 @@ impl Runs {
     }
 }
 
+/// How often the standard input of commands was used.
+fn input_of(live: &RunningSandbox) -> u64 {
+    live.commands.lock().values().map(|tracked| tracked.stdin.uses()).sum()
+}
+
+/// Whether somebody follows a command and may type into it: nobody would wake a paused machine for that.
+fn is_attended(live: &RunningSandbox) -> bool {
+    live.commands.lock().values().any(|tracked| {
+        let record = tracked.record();
+        tracked.outcome().is_none() && record.service.is_none() && (!record.detached || record.tty)
+    })
+}
+
 /// Whether an answer came after a pause, or while it was under way.
 fn is_newer(answer: Timestamp, paused: Timestamp) -> bool {
     answer.checked_add(WHILE_PAUSING).is_ok_and(|answer| answer >= paused)
@@ -294,6 +318,7 @@ mod tests {
     fn only_what_nobody_uses_and_does_nothing_is_quiet() {
         let before = Look {
             calls: 3,
+            input: 7,
             cpu: Duration::from_secs(9),
             traffic: Some(Traffic { received: 5, sent: 5 }),
         };
@@ -305,6 +330,7 @@ mod tests {
         let sent = Look { traffic: Some(Traffic { received: 5, sent: 6 }), ..before };
         assert!(!quiet(sent, false));
         assert!(!quiet(Look { calls: 4, ..before }, true), "somebody wants something of it");
+        assert!(!quiet(Look { input: 8, ..before }, true), "somebody types");
     }
 
     #[test]
