@@ -239,7 +239,8 @@ impl ChangeTracking {
         found: Option<&FoundChanges>,
     ) {
         let mut state = self.state.lock();
-        let changes = found.and_then(|found| found.changes.as_ref().map(|one| (one, found.complete)));
+        let changes =
+            found.and_then(|found| found.changes.as_ref().map(|one| (one, found.complete)));
         let Some((changes, complete)) = changes else { return state.give_up(&earlier.commands) };
         state.count(Some(changes), complete);
         for id in &earlier.commands {
@@ -330,7 +331,9 @@ impl ChangeTracking {
     pub(in crate::engine) fn whole_session(&self) -> Option<SessionChanges> {
         let state = self.state.lock();
         let complete = !state.may_have_more();
-        state.session.map(|session| SessionChanges { complete: session.complete && complete, ..session })
+        state
+            .session
+            .map(|session| SessionChanges { complete: session.complete && complete, ..session })
     }
 
     /// Nobody looks any more at what was changed in the session since the last look.

@@ -118,7 +118,9 @@ impl Placing {
                     return Ok(self.conflict(one, "the drive has a directory there"));
                 }
                 (false, true) if one.from.is_none() || was_dir => {
-                    return Ok(self.conflict(one, "the drive has something else than a directory there"));
+                    return Ok(
+                        self.conflict(one, "the drive has something else than a directory there")
+                    );
                 }
                 (found_dir, to_dir) if found_dir == to_dir => {
                     let step = || self.budget.time();
@@ -206,8 +208,16 @@ impl Placing {
         match found {
             Some(side) => self.plan.add(path.to_vec(), side),
             None => {
-                let action = directory(&source.root()?);
-                self.plan.actions.insert(path.to_vec(), action);
+                let like = source.root()?;
+                self.plan.actions.insert(path.to_vec(), directory(&like));
+                let (path, to) = (path.to_vec(), Some(Side { mode: OPEN_TO_ALL, ..like }));
+                self.plan.taken.push(PathDiff {
+                    path,
+                    from: None,
+                    to,
+                    what: Vec::new(),
+                    old_path: None,
+                });
                 Ok(())
             }
         }

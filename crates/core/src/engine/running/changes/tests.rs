@@ -100,9 +100,7 @@ fn a_layer_that_begins_during_a_look_begins_empty() {
     let found = look(3, true).map(|found| FoundChanges { names: LayerNames::Unknown, ..found });
     tracking.look_ends(found, Duration::ZERO);
     assert_eq!(tracking.result(&id).unwrap().counts.created, 3);
-    assert!(
-        matches!(tracking.look_begins(&fresh), LayerNames::Here(index) if index.names() == 0)
-    );
+    assert!(matches!(tracking.look_begins(&fresh), LayerNames::Here(index) if index.names() == 0));
 }
 
 #[test]
