@@ -294,7 +294,8 @@ async fn a_checkpoint_right_after_a_command_does_not_hide_what_it_changed() {
     })
     .await;
     let (counts, list) = changes(&engine, &command.id).await;
-    assert!(list.paths.iter().any(|path| path.path == "/work/one"), "{counts:?} {list:?}");
+    assert!(list.paths.iter().any(|path| path.path == "/work/one"), "{counts:?}");
+    assert!(counts.complete, "{counts:?}");
     let counts = counted(session_changes(&engine).await);
     assert_eq!(counts, (20_002, 0, 0, true));
     engine.shutdown().await;

@@ -116,10 +116,9 @@ async fn chosen_files_get_into_a_drive() {
     assert_eq!(ok(&engine, "watcher", "cat /d/srv/out/a.whl").await, "newer\n");
     let engine = house.reopen(engine).await;
     assert_eq!(drive(&engine, "wheels").await.generation, 5);
-    engine.shutdown().await;
-    let report = house.open().await;
-    assert!(!report.fsck().await.unwrap().is_broken());
-    report.shutdown().await;
+    drop(engine);
+    let report = house.free().await.fsck().await.unwrap();
+    assert!(!report.is_broken(), "{report:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -159,6 +159,20 @@ fn a_layer_that_is_left_is_looked_at_for_those_who_were_there() {
     let session = tracking.whole_session().unwrap();
     assert_eq!((session.created, session.complete), (6, true));
 
+    // What a look under way cannot have seen is seen by the next.
+    let late = CommandId::fresh();
+    tracking.starts(&late);
+    tracking.look_begins(&fresh);
+    tracking.ends(&late);
+    tracking.leave_layer(&chain);
+    tracking.begin_layer(&LayerId::fresh(), false);
+    tracking.look_ends(look(2, true), Duration::ZERO);
+    let earlier = tracking.next_earlier().unwrap();
+    assert!(earlier.layer == fresh && earlier.names.are_known());
+    tracking.earlier_looked(&earlier, look(1, true).as_ref());
+    let record = tracking.result(&late).unwrap().counts;
+    assert_eq!((record.created, record.complete), (3, true));
+
     // One that cannot be looked at leaves records that say so.
     let lost = CommandId::fresh();
     tracking.starts(&lost);
