@@ -13,6 +13,7 @@ use super::lookup::Lookup;
 use super::merge::{Action, Attributes, Conflict, Content, MOST_CHANGES, MergePlan, ancestors};
 use super::walk::{self, PathDiff, Selection, Side, Wanted, differences};
 use super::{MergeOutcome, OntoChains, OntoOptions};
+use crate::model::DiffAspect;
 use crate::store::layer::exclude::Globs;
 use crate::store::tree::{LONGEST, Xattrs, join};
 use crate::store::{Result, Store, StoreError, blocking};
@@ -107,10 +108,11 @@ impl Placing {
             // Something else under the name is not what was removed.
             let is_it = one.from.as_ref().is_some_and(|from| from.is_dir() == found.is_dir());
             if is_it && (!found.is_dir() || self.is_emptied(&one.path)?) {
-                self.act(one, Some(found), Action::Remove);
+                self.act(PathDiff { what: Vec::new(), ..one }, Some(found), Action::Remove);
             }
             return Ok(());
         };
+        let mut what = Vec::new();
         if let Some(found) = &found {
             let was_dir = one.from.as_ref().is_some_and(Side::is_dir);
             match (found.is_dir(), to.is_dir()) {
@@ -123,16 +125,17 @@ impl Placing {
                     );
                 }
                 (found_dir, to_dir) if found_dir == to_dir => {
-                    let step = || self.budget.time();
-                    if differences(found, to, step)?.is_empty() {
+                    let budget = &self.budget;
+                    what = differences(found, to, || budget.time())?;
+                    if what.is_empty() {
                         return Ok(());
                     }
                 }
-                _ => {}
+                _ => what.push(DiffAspect::Type),
             }
         }
         let action = Action::write(to)?;
-        self.act(one, found, action);
+        self.act(PathDiff { what, ..one }, found, action);
         Ok(())
     }
 
