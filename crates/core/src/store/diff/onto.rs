@@ -117,12 +117,12 @@ impl Placing {
             let was_dir = one.from.as_ref().is_some_and(Side::is_dir);
             match (found.is_dir(), to.is_dir()) {
                 (true, false) if !was_dir || !self.is_emptied(&one.path)? => {
-                    return Ok(self.conflict(one, "the drive has a directory there"));
+                    self.conflict(one, "the drive has a directory there");
+                    return Ok(());
                 }
                 (false, true) if one.from.is_none() || was_dir => {
-                    return Ok(
-                        self.conflict(one, "the drive has something else than a directory there")
-                    );
+                    self.conflict(one, "the drive has something else than a directory there");
+                    return Ok(());
                 }
                 (found_dir, to_dir) if found_dir == to_dir => {
                     let budget = &self.budget;
