@@ -50,7 +50,9 @@ pub use command::{
     MoreChanges, PathChange, Signal, SignalRequest, TermSize,
 };
 pub use diff::{
-    BroughtBack, Diff, DiffAspect, DiffCounts, DiffEntry, DiffKind, DiffPoint, DiffSide, ForkFate, ForkOutcome, Merge, MergeConflict, MergeCounts, Merged, OnAccept, OnConflict, Promote, PromoteIntoDrive, Promoted, PromotedIntoDrive, Rename, TreeFork,
+    BroughtBack, Diff, DiffAspect, DiffCounts, DiffEntry, DiffKind, DiffPoint, DiffSide, ForkFate,
+    ForkOutcome, Merge, MergeConflict, MergeCounts, Merged, OnAccept, OnConflict, Promote,
+    PromoteIntoDrive, Promoted, PromotedIntoDrive, Rename, TreeFork,
 };
 pub use drive::{Attached, CreateDrive, Drive, ForkDrive, Mount, MountMode};
 pub use error::{ErrorAnswer, ErrorBody, RENAMED_CODES, error_chain, former_codes, present_code};

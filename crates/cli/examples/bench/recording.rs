@@ -207,12 +207,6 @@ fn make_packages(path: &Path) -> Outcome<()> {
     let mut archive = tar::Builder::new(file);
     let mut sums = String::new();
     let mut state = 1u64;
-    let mut add = |archive: &mut tar::Builder<_>, name: String, bytes: &[u8]| -> Outcome<()> {
-        let mut header = tar::Header::new_gnu();
-        header.set_size(bytes.len() as u64);
-        header.set_mode(0o644);
-        Ok(archive.append_data(&mut header, name, bytes)?)
-    };
     for package in 0..PACKAGES {
         let mut inner = tar::Builder::new(Vec::new());
         for file in 0..FILES_IN_PACKAGE {
@@ -220,18 +214,26 @@ fn make_packages(path: &Path) -> Outcome<()> {
             let size = FILE / 4 + (state >> 33) as usize % (FILE * 3 / 2);
             let line = format!("module.exports.f{state} = (a, b) => a * {state} + b;\n");
             let text: String = line.chars().cycle().take(size).collect();
-            let mut header = tar::Header::new_gnu();
-            header.set_size(text.len() as u64);
-            header.set_mode(0o644);
             let name = format!("package-{package}/lib/d{}/file-{file}.js", file / 20);
-            inner.append_data(&mut header, name, text.as_bytes())?;
+            append(&mut inner, &name, text.as_bytes())?;
         }
         let bytes = inner.into_inner()?;
         let name = format!("cache/package-{package}.tar");
         sums.push_str(&format!("{}  {name}\n", hex::encode(Sha256::digest(&bytes))));
-        add(&mut archive, name, &bytes)?;
+        append(&mut archive, &name, &bytes)?;
     }
-    add(&mut archive, "cache/sums".to_owned(), sums.as_bytes())?;
+    append(&mut archive, "cache/sums", sums.as_bytes())?;
     archive.finish()?;
     Ok(())
+}
+
+fn append<W: std::io::Write>(
+    archive: &mut tar::Builder<W>,
+    name: &str,
+    bytes: &[u8],
+) -> Outcome<()> {
+    let mut header = tar::Header::new_gnu();
+    header.set_size(bytes.len() as u64);
+    header.set_mode(0o644);
+    Ok(archive.append_data(&mut header, name, bytes)?)
 }

@@ -13,7 +13,8 @@ use serde::Serialize;
 
 use super::{Context, artifacts, bytes, conflicts_text, history, or_dash, word};
 use crate::args::{
-    ChangesArgs, ConflictsArg, DiffArgs, DriveDir, MergeArgs, PickArgs, PromoteArgs, PruneArgs, RenameArgs,
+    ChangesArgs, ConflictsArg, DiffArgs, DriveDir, MergeArgs, PickArgs, PromoteArgs, PruneArgs,
+    RenameArgs,
 };
 use crate::failure::Failure;
 use crate::screen::{Paint, Table, note};
@@ -233,7 +234,10 @@ async fn into_drive(context: &Context, args: &PromoteArgs, to: &DriveDir) -> Res
             (true, _) => format!("drive {name}  has these files of {fork} already\n"),
             (_, true) => format!("drive {name}  would get from {fork}: {said}\n"),
             (_, false) => {
-                format!("drive {name}  has files of {fork}, generation {}: {said}\n", drive.generation)
+                format!(
+                    "drive {name}  has files of {fork}, generation {}: {said}\n",
+                    drive.generation
+                )
             }
         }
     })

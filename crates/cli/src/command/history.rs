@@ -76,7 +76,8 @@ pub(super) fn session_shown(changes: &SessionChanges) -> String {
 pub(super) fn counts(created: u64, modified: u64, deleted: u64, size: u64) -> String {
     let signed = [('+', created), ('~', modified), ('-', deleted)];
     let parts = signed.into_iter().filter(|(_, count)| *count > 0);
-    let mut text = parts.map(|(sign, count)| format!("{sign}{count}")).collect::<Vec<_>>().join(" ");
+    let mut text =
+        parts.map(|(sign, count)| format!("{sign}{count}")).collect::<Vec<_>>().join(" ");
     if size > 0 {
         text.push_str(&format!(", {}", super::bytes(size)));
     }

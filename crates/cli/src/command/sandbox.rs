@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use sandkeep_client::ListSandboxes;
 use sandkeep_client::types::{
     Checkpoint, CommandsKept, CreateSandbox, Delete, Extend, Finding, Fork, ForkFailed, Forks,
-    HookRun, IfExists, OnAccept, Opened, Pause, Paused, Rollback, Sandbox, Session,
-    SessionChanges, Snapshot, Start, State, Stop, Stopped, UpdateSandbox, Why,
+    HookRun, IfExists, OnAccept, Opened, Pause, Paused, Rollback, Sandbox, Session, SessionChanges,
+    Snapshot, Start, State, Stop, Stopped, UpdateSandbox, Why,
 };
 
 use super::guard::findings_text;
@@ -399,7 +399,10 @@ fn saved(sandbox: &Sandbox) -> String {
 /// What was changed in its session.
 fn session_changed(changes: &SessionChanges) -> String {
     let least = if changes.complete { "" } else { " (at least: not everything was seen)" };
-    format!("changed {}{least}", history::counts(changes.created, changes.modified, changes.deleted, changes.bytes))
+    format!(
+        "changed {}{least}",
+        history::counts(changes.created, changes.modified, changes.deleted, changes.bytes)
+    )
 }
 
 fn described(paint: Paint, sandbox: &Sandbox) -> String {

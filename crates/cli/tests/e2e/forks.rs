@@ -140,7 +140,7 @@ fn sandboxes_are_renamed_pruned_and_copied_between() {
     let told = keep.ok([&["promote", "maker"][..], &to, &["--dry-run"]].concat());
     assert!(told.contains("A /py/srv/dist/a.whl\n") && told.contains("would get"), "{told}");
     let told = keep.ok([&["promote", "maker"][..], &to].concat());
-    assert_eq!(told, "drive wheels  has files of maker, generation 1: 2 added\n");
+    assert_eq!(told, "drive wheels  has files of maker, generation 1: 6 added\n");
     let told = keep.ok([&["promote", "maker"][..], &to].concat());
     assert_eq!(told, "drive wheels  has these files of maker already\n");
     fails(&keep, &["promote", "maker", "--only", "*", "--to", "drive:none"], 4);

@@ -189,7 +189,7 @@ pub enum Error {
         named: String,
         conflicts: Vec<MergeConflict>,
     },
-    #[error("files of `{from}` cannot be put into drive `{drive}`: {count} conflicts: {named}")]
+    #[error("files of `{from}` cannot be put into drive `{drive}`, conflicts ({count}): {named}")]
     DriveConflicts {
         from: Name,
         drive: Name,

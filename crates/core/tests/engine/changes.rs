@@ -2,9 +2,7 @@
 
 use sandkeep_core::db::Page;
 use sandkeep_core::engine::{Checkpoint, Engine, Exec, Stop, WakeMode};
-use sandkeep_core::model::{
-    CommandChanges, CommandId, Patch, PathChange, Session, SessionChanges,
-};
+use sandkeep_core::model::{CommandChanges, CommandId, Patch, PathChange, Session, SessionChanges};
 use sandkeep_core::store::ListedChanges;
 use sandkeep_testkit::daemon::skipped;
 use sandkeep_testkit::house;
@@ -289,8 +287,15 @@ async fn a_checkpoint_right_after_a_command_does_not_hide_what_it_changed() {
     sh(&engine, "app", many).await;
     let command = sh(&engine, "app", "echo 1 > /work/one").await.command;
     engine.checkpoint(&project(), &name("app"), Checkpoint::default()).await.unwrap();
+    until("the record of the command", async || {
+        let (app, id) = (name("app"), &command.id);
+        let (command, _) = engine.command_changes(&project(), &app, id).await.unwrap();
+        command.changes
+    })
+    .await;
     let (counts, list) = changes(&engine, &command.id).await;
-    assert!(list.paths.iter().any(|path| path.path == "/work/one"), "{counts:?} {list:?}");
+    assert!(list.paths.iter().any(|path| path.path == "/work/one"), "{counts:?}");
+    assert!(counts.complete, "{counts:?}");
     let counts = counted(session_changes(&engine).await);
     assert_eq!(counts, (20_002, 0, 0, true));
     engine.shutdown().await;

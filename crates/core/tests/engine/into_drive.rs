@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use sandkeep_core::engine::{
     Create, CreateDrive, Delete, Engine, Error, Fork, PromoteIntoDrive, PromotedIntoDrive, Stop,
 };
-use sandkeep_core::model::{
-    Drive, GuardPatch, Mount, MountMode, Mounts, OnJunk, Patch, Size,
-};
+use sandkeep_core::model::{Drive, GuardPatch, Mount, MountMode, Mounts, OnJunk, Patch, Size};
 use sandkeep_testkit::house;
 use sandkeep_testkit::house::{name, ok, project, small};
 
@@ -77,11 +75,11 @@ async fn chosen_files_get_into_a_drive() {
     make(&engine, "wheels", None).await;
     let dry = PromoteIntoDrive { dry_run: true, ..wish("wheels", &["*.whl"]) };
     let dry = put(&engine, "try", dry).await.unwrap();
-    assert_eq!((dry.outcome.counts.added, dry.drive.generation), (2, 0));
+    assert_eq!((dry.outcome.counts.added, dry.drive.generation), (4, 0), "two with directories");
     assert!(!drive(&engine, "wheels").await.is_initialised());
 
     let done = put(&engine, "try", wish("wheels", &["*.whl"])).await.unwrap();
-    assert_eq!((done.outcome.counts.added, done.drive.generation), (2, 1));
+    assert_eq!((done.outcome.counts.added, done.drive.generation), (4, 1));
     assert!(done.snapshot.is_some(), "what it was is a snapshot");
     let again = put(&engine, "try", wish("wheels", &["*.whl"])).await.unwrap();
     assert_eq!((again.outcome.counts.added, again.drive.generation), (0, 1), "once is enough");
@@ -92,7 +90,7 @@ async fn chosen_files_get_into_a_drive() {
     // Below a directory, and with what was removed.
     let below = PromoteIntoDrive { path: "/by/try/".to_owned(), ..wish("wheels", &["/srv"]) };
     let done = put(&engine, "try", below).await.unwrap();
-    assert_eq!((done.outcome.counts.added, done.outcome.counts.removed), (4, 0));
+    assert_eq!((done.outcome.counts.added, done.outcome.counts.removed), (8, 0));
     reader(&engine, "user", "wheels", MountMode::ReadWrite).await;
     let seen = "cd /d; find . | sort; cat srv/out/a.whl; stat -c %h srv/out/a.whl; stat -c %a .";
     assert_eq!(
@@ -118,10 +116,9 @@ async fn chosen_files_get_into_a_drive() {
     assert_eq!(ok(&engine, "watcher", "cat /d/srv/out/a.whl").await, "newer\n");
     let engine = house.reopen(engine).await;
     assert_eq!(drive(&engine, "wheels").await.generation, 5);
-    engine.shutdown().await;
-    let report = house.open().await;
-    assert!(!report.fsck().await.unwrap().is_broken());
-    report.shutdown().await;
+    drop(engine);
+    let report = house.free().await.fsck().await.unwrap();
+    assert!(!report.is_broken(), "{report:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -129,7 +126,7 @@ async fn what_must_not_get_into_a_drive_is_refused_and_changes_nothing() {
     let house = house!();
     let engine = house.open().await;
     app_and_try(&engine).await;
-    make(&engine, "data", Some(Size(1 << 20))).await;
+    make(&engine, "data", Some(Size(4 << 20))).await;
     let expect = |generation| PromoteIntoDrive {
         expect_generation: Some(generation),
         ..wish("data", &["*.whl"])
@@ -151,7 +148,7 @@ async fn what_must_not_get_into_a_drive_is_refused_and_changes_nothing() {
         let told = refusal(&engine, "try", bad.clone()).await;
         assert_eq!(told, code, "{bad:?}");
     }
-    ok(&engine, "try", "head -c 2000000 /dev/urandom > /srv/big").await;
+    ok(&engine, "try", "head -c 5000000 /dev/urandom > /srv/big").await;
     assert_eq!(refusal(&engine, "try", wish("data", &["/srv/big"])).await, "disk_limit");
 
     // Where a directory of others would have to make way.
@@ -160,16 +157,19 @@ async fn what_must_not_get_into_a_drive_is_refused_and_changes_nothing() {
     stop(&engine, "user").await;
     let refused = put(&engine, "try", wish("data", &["/srv/out"])).await.map(drop).unwrap_err();
     assert_eq!(refused.code(), "merge_conflicts");
-    assert!(refused.to_string().contains("/srv/out/log (the drive has a directory there)"), "{refused}");
+    assert!(
+        refused.to_string().contains("/srv/out/log (the drive has a directory there)"),
+        "{refused}"
+    );
     assert_eq!(drive(&engine, "data").await.generation, 2);
 
     // The guard of the fork decides. What is large may go into a drive, which is for that.
     let guard = GuardPatch {
         junk: Some(OnJunk::PromoteOrDrop),
-        large: Some(Size(1 << 10)),
+        large: Some(Size(1 << 20)),
         ..GuardPatch::default()
     };
-    ok(&engine, "try", "rm /srv/big; head -c 20000 /dev/urandom > /srv/large").await;
+    ok(&engine, "try", "rm /srv/big; head -c 1500000 /dev/urandom > /srv/large").await;
     stop(&engine, "try").await;
     engine.update(&project(), &name("try"), Patch { guard, ..Patch::default() }).await.unwrap();
     put(&engine, "try", wish("data", &["/srv/large"])).await.unwrap();

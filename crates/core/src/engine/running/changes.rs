@@ -215,11 +215,17 @@ impl ChangeTracking {
         if commands.is_empty() && !uploaded && !state.left_behind {
             return;
         }
-        let lost = state.under_way.is_some() || state.earlier.len() >= MOST_EARLIER;
-        let layer = state.layer.clone().filter(|_| !lost && state.names.are_known());
-        match layer {
+        let full = state.earlier.len() >= MOST_EARLIER;
+        let is_looked_at = state.under_way.is_some() && state.under_way == state.layer;
+        let names = match is_looked_at {
+            // The look under way tells.
+            true => LayerNames::Unknown,
+            false => state.names.clone(),
+        };
+        let is_known = is_looked_at || names.are_known();
+        match state.layer.clone().filter(|_| !full && is_known) {
             Some(layer) => {
-                let (chain, names) = (chain.to_vec(), state.names.clone());
+                let chain = chain.to_vec();
                 state.earlier.push(EarlierLayer { layer, chain, names, commands });
             }
             None => state.give_up(&commands),
@@ -239,7 +245,8 @@ impl ChangeTracking {
         found: Option<&FoundChanges>,
     ) {
         let mut state = self.state.lock();
-        let changes = found.and_then(|found| found.changes.as_ref().map(|one| (one, found.complete)));
+        let changes =
+            found.and_then(|found| found.changes.as_ref().map(|one| (one, found.complete)));
         let Some((changes, complete)) = changes else { return state.give_up(&earlier.commands) };
         state.count(Some(changes), complete);
         for id in &earlier.commands {
@@ -330,7 +337,9 @@ impl ChangeTracking {
     pub(in crate::engine) fn whole_session(&self) -> Option<SessionChanges> {
         let state = self.state.lock();
         let complete = !state.may_have_more();
-        state.session.map(|session| SessionChanges { complete: session.complete && complete, ..session })
+        state
+            .session
+            .map(|session| SessionChanges { complete: session.complete && complete, ..session })
     }
 
     /// Nobody looks any more at what was changed in the session since the last look.
@@ -377,7 +386,13 @@ impl ChangeTracking {
         let known = found.as_ref().is_some_and(|found| found.changes.is_some());
         let complete = known && found.as_ref().is_some_and(|found| found.complete);
         state.count(found.as_ref().and_then(|found| found.changes.as_ref()), complete);
-        for open in state.open.values_mut().filter(|open| !open.left) {
+        // Those whose layer was exchanged during this look, but not during an earlier one, were still there when it began.
+        let TrackingState { open, earlier, .. } = &mut *state;
+        let was_there = |id: &CommandId| {
+            let left = earlier.iter().filter(|one| Some(&one.layer) == begun.as_ref());
+            left.flat_map(|one| &one.commands).any(|one| one == id)
+        };
+        for (_, open) in open.iter_mut().filter(|(id, open)| !open.left || was_there(id)) {
             open.incomplete |= !complete;
             open.inexact |= !known || left_behind;
             if let Some(changes) = found.as_ref().and_then(|found| found.changes.as_ref()) {
@@ -394,6 +409,12 @@ impl ChangeTracking {
         };
         let as_of = now();
         state.unsaved = unsaved.map(|(files, bytes)| Unsaved { files, bytes, as_of });
+        if let (true, Some(at), Some(found)) = (exchanged, &begun, &found) {
+            let left = state.earlier.iter_mut().filter(|one| one.layer == *at);
+            for one in left.filter(|one| !one.names.are_known()) {
+                one.names = found.names.clone();
+            }
+        }
         if !exchanged {
             state.names = found.map(|found| found.names).unwrap_or_default();
         }

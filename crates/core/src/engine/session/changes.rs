@@ -33,9 +33,7 @@ use crate::engine::running::measured::junk_warned_of;
 use crate::engine::running::tracked::Tracked;
 use crate::engine::session::Sessions;
 use crate::engine::{Error, Result};
-use crate::model::{
-    Command, CommandId, LayerId, Sandbox, SandboxId, Session, SessionChanges,
-};
+use crate::model::{Command, CommandId, LayerId, Sandbox, SandboxId, Session, SessionChanges};
 use crate::store::ListedChanges;
 
 /// How long the start of a command waits for a look that is under way.
@@ -169,7 +167,9 @@ impl Sessions {
         };
         let found = match found {
             // Nothing was in it when it was to be sealed, so it was removed.
-            Err(Error::Store(error)) if over && error.is_not_found() => Some(FoundChanges::nothing()),
+            Err(Error::Store(error)) if over && error.is_not_found() => {
+                Some(FoundChanges::nothing())
+            }
             Err(error) => {
                 tracing::debug!(sandbox = %sandbox.name, error = error_chain(&error), "its files were not looked at");
                 None
@@ -289,7 +289,9 @@ impl Sessions {
             let (this, live) = (Arc::clone(self), Arc::clone(live));
             self.context.tasks.spawn(async move {
                 let _one = live.changes.looking.lock().await;
-                if live.changes.may_have_more() && this.context.tasks.sleep(live.changes.rest()).await {
+                if live.changes.may_have_more()
+                    && this.context.tasks.sleep(live.changes.rest()).await
+                {
                     this.look(&live).await;
                 }
             });

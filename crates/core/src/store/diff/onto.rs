@@ -13,6 +13,7 @@ use super::lookup::Lookup;
 use super::merge::{Action, Attributes, Conflict, Content, MOST_CHANGES, MergePlan, ancestors};
 use super::walk::{self, PathDiff, Selection, Side, Wanted, differences};
 use super::{MergeOutcome, OntoChains, OntoOptions};
+use crate::model::DiffAspect;
 use crate::store::layer::exclude::Globs;
 use crate::store::tree::{LONGEST, Xattrs, join};
 use crate::store::{Result, Store, StoreError, blocking};
@@ -107,30 +108,34 @@ impl Placing {
             // Something else under the name is not what was removed.
             let is_it = one.from.as_ref().is_some_and(|from| from.is_dir() == found.is_dir());
             if is_it && (!found.is_dir() || self.is_emptied(&one.path)?) {
-                self.act(one, Some(found), Action::Remove);
+                self.act(PathDiff { what: Vec::new(), ..one }, Some(found), Action::Remove);
             }
             return Ok(());
         };
+        let mut what = Vec::new();
         if let Some(found) = &found {
             let was_dir = one.from.as_ref().is_some_and(Side::is_dir);
             match (found.is_dir(), to.is_dir()) {
                 (true, false) if !was_dir || !self.is_emptied(&one.path)? => {
-                    return Ok(self.conflict(one, "the drive has a directory there"));
+                    self.conflict(one, "the drive has a directory there");
+                    return Ok(());
                 }
                 (false, true) if one.from.is_none() || was_dir => {
-                    return Ok(self.conflict(one, "the drive has something else than a directory there"));
+                    self.conflict(one, "the drive has something else than a directory there");
+                    return Ok(());
                 }
                 (found_dir, to_dir) if found_dir == to_dir => {
-                    let step = || self.budget.time();
-                    if differences(found, to, step)?.is_empty() {
+                    let budget = &self.budget;
+                    what = differences(found, to, || budget.time())?;
+                    if what.is_empty() {
                         return Ok(());
                     }
                 }
-                _ => {}
+                _ => what.push(DiffAspect::Type),
             }
         }
         let action = Action::write(to)?;
-        self.act(one, found, action);
+        self.act(PathDiff { what, ..one }, found, action);
         Ok(())
     }
 
@@ -206,8 +211,16 @@ impl Placing {
         match found {
             Some(side) => self.plan.add(path.to_vec(), side),
             None => {
-                let action = directory(&source.root()?);
-                self.plan.actions.insert(path.to_vec(), action);
+                let like = source.root()?;
+                self.plan.actions.insert(path.to_vec(), directory(&like));
+                let (path, to) = (path.to_vec(), Some(Side { mode: OPEN_TO_ALL, ..like }));
+                self.plan.taken.push(PathDiff {
+                    path,
+                    from: None,
+                    to,
+                    what: Vec::new(),
+                    old_path: None,
+                });
                 Ok(())
             }
         }

@@ -180,7 +180,8 @@ struct Wanted {
 /// The directory of a drive, from its root, without slashes around it.
 fn directory(path: &str) -> Result<Vec<u8>> {
     let refuse = |why: &str| Err(Error::invalid("path", why));
-    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    let parts: Vec<&str> =
+        path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
     if parts.contains(&"..") || path.contains('\0') {
         return refuse("a directory of the drive, without `..`");
     }

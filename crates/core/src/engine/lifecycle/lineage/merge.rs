@@ -267,8 +267,7 @@ impl Lifecycle {
     ) -> Result<Snapshot> {
         self.references.count_layer(layer);
         // Refused, it is a layer that nobody names, which is collected.
-        let sessions =
-            self.sessions_of(source, theirs.snapshot.as_ref(), Some(&target.id)).await?;
+        let sessions = self.sessions_of(source, theirs.snapshot.as_ref(), Some(&target.id)).await?;
         let new = std::slice::from_ref(&layer.id);
         self.storage.guard.guard_taken(target, &source.name, &sessions, new, None).await?;
         failpoint::pass("merge.built");
@@ -367,7 +366,9 @@ impl Lifecycle {
             generation: merged.sandbox.generation,
             at: now(),
         };
-        self.note_brought_back(source, outcome, move |source| {
+        // Where all was there already, it was brought back before.
+        let keeps = merged.snapshot.is_none();
+        self.note_brought_back(source, outcome, keeps, move |source| {
             // After a rollback of the target an earlier one may be true again.
             let of_one = source.merged.iter().filter(|merge| merge.into == point.into).count();
             let mut surplus = (of_one + 1).saturating_sub(REMEMBERED_OF_ONE);

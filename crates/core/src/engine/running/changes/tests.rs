@@ -100,9 +100,7 @@ fn a_layer_that_begins_during_a_look_begins_empty() {
     let found = look(3, true).map(|found| FoundChanges { names: LayerNames::Unknown, ..found });
     tracking.look_ends(found, Duration::ZERO);
     assert_eq!(tracking.result(&id).unwrap().counts.created, 3);
-    assert!(
-        matches!(tracking.look_begins(&fresh), LayerNames::Here(index) if index.names() == 0)
-    );
+    assert!(matches!(tracking.look_begins(&fresh), LayerNames::Here(index) if index.names() == 0));
 }
 
 #[test]
@@ -160,6 +158,20 @@ fn a_layer_that_is_left_is_looked_at_for_those_who_were_there() {
     assert_eq!((record.created, record.exact), (1, true));
     let session = tracking.whole_session().unwrap();
     assert_eq!((session.created, session.complete), (6, true));
+
+    // What a look under way cannot have seen is seen by the next.
+    let late = CommandId::fresh();
+    tracking.starts(&late);
+    tracking.look_begins(&fresh);
+    tracking.ends(&late);
+    tracking.leave_layer(&chain);
+    tracking.begin_layer(&LayerId::fresh(), false);
+    tracking.look_ends(look(2, true), Duration::ZERO);
+    let earlier = tracking.next_earlier().unwrap();
+    assert!(earlier.layer == fresh && earlier.names.are_known());
+    tracking.earlier_looked(&earlier, look(1, true).as_ref());
+    let record = tracking.result(&late).unwrap().counts;
+    assert_eq!((record.created, record.complete), (3, true));
 
     // One that cannot be looked at leaves records that say so.
     let lost = CommandId::fresh();
