@@ -16,9 +16,7 @@ use sandkeep_core::embedded::AGENT;
 use sandkeep_core::engine::{
     Checkpoint, CommandOutput, Create, Engine, Exec, Parts, Settings, SnapshotFilter, agent_answers,
 };
-use sandkeep_core::model::{
-    Command, CommandId, MachineKey, Name, Patch, Reserve, SandboxId, Size,
-};
+use sandkeep_core::model::{Command, CommandId, MachineKey, Name, Patch, Reserve, SandboxId, Size};
 use sandkeep_core::store::image::{ImageSettings, Images, Reporter};
 use sandkeep_core::store::{Store, StoreOptions};
 use tempfile::TempDir;

@@ -99,7 +99,8 @@ async fn a_machine_that_fills_the_hosts_disk_waits_and_goes_on() {
 
     // A stop of one that waits lets it write what it has.
     let ballast = fill_but(&disk, RESERVE + (360 << 20));
-    let more = "i=0; while :; do i=$((i+1)); head -c 4194304 /dev/zero | tr '\\0' x > /root/more-$i; done";
+    let more =
+        "i=0; while :; do i=$((i+1)); head -c 4194304 /dev/zero | tr '\\0' x > /root/more-$i; done";
     let _endless = detached(&engine, "m", &["sh", "-c", more]).await;
     until("writes that wait again", async || is_held(&engine, "m").await.then_some(())).await;
     std::fs::remove_file(&ballast).expect("the ballast goes");

@@ -604,7 +604,8 @@ mod tests {
         let other = tokio::spawn(async {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("c.log");
-            let mut writer = LogWriter::open_in_turn(&path, 4096, &LogBudget::new(4096, &Arc::default())).await;
+            let mut writer =
+                LogWriter::open_in_turn(&path, 4096, &LogBudget::new(4096, &Arc::default())).await;
             writer.append_in_turn(LogStream::Out, b"line").await;
             LogReader::new(path, 0).next_in_turn().await.unwrap()
         });
@@ -624,7 +625,9 @@ mod tests {
         let taken = super::WRITING.acquire_many(all).await.unwrap();
         let opening = tokio::spawn({
             let path = path.clone();
-            async move { LogWriter::open_in_turn(&path, 4096, &LogBudget::new(4096, &Arc::default())).await }
+            async move {
+                LogWriter::open_in_turn(&path, 4096, &LogBudget::new(4096, &Arc::default())).await
+            }
         });
         let moment = std::time::Duration::from_millis(100);
         tokio::time::sleep(moment).await;
