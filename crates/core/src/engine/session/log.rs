@@ -442,11 +442,9 @@ fn fill(file: &mut File, into: &mut [u8]) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use std::io::Write as _;
-
     use std::path::Path;
+    use std::sync::Arc;
 
     use super::{LogBudget, LogReader, LogStream, LogWriter, Piece};
 
