@@ -25,7 +25,14 @@ fn main() -> Result<(), Box<dyn Error>> {
             let at = u64::from_str_radix(&fs::read_to_string(at)?, 16)?;
             let into = Path::new(into);
             fs::create_dir(into)?;
-            let written = capture_pages(pid.parse()?, at, ram.parse()?, &paths(image), into, Reserve::default())?;
+            let written = capture_pages(
+                pid.parse()?,
+                at,
+                ram.parse()?,
+                &paths(image),
+                into,
+                Reserve::default(),
+            )?;
             written.sync()?;
             say(&format!("{written:?}"))
         }
@@ -60,7 +67,8 @@ fn measure(directory: &Path) -> Result<(), Box<dyn Error>> {
         let into = if first { below.clone() } else { home.path().join("layer") };
         fs::create_dir(&into)?;
         let began = Instant::now();
-        let written = capture_pages(std::process::id(), at, RAM as u64, &image, &into, Reserve::default())?;
+        let written =
+            capture_pages(std::process::id(), at, RAM as u64, &image, &into, Reserve::default())?;
         let stood = began.elapsed();
         written.sync()?;
         let all = began.elapsed();

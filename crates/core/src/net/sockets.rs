@@ -109,7 +109,9 @@ impl fmt::Display for NoSocket {
             Self::Project(most) => {
                 write!(f, "too many connections: the project's sandboxes may have {most}")
             }
-            Self::Server => f.write_str("too many connections: the server's sandboxes have all they may have"),
+            Self::Server => {
+                f.write_str("too many connections: the server's sandboxes have all they may have")
+            }
         }
     }
 }

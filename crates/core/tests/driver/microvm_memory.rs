@@ -128,7 +128,8 @@ impl Machine {
     fn capture(&self, image: &[PathBuf], into: &Path) -> PagesWritten {
         fs::create_dir(into).expect("a directory");
         let (pid, ram) = (self.child.id(), PAGES * PAGE);
-        let written = capture_pages(pid, self.at, ram, image, into, Reserve { bytes: Some(0) }).expect("a capture");
+        let written = capture_pages(pid, self.at, ram, image, into, Reserve { bytes: Some(0) })
+            .expect("a capture");
         written.sync().expect("stable storage");
         written
     }

@@ -64,7 +64,8 @@ async fn a_machine_that_fills_the_hosts_disk_waits_and_goes_on() {
     large.patch.disk = Some(Size(8 << 30));
     engine.create(&project(), large, None).await.expect("a machine");
     engine.create(&project(), small("app"), None).await.expect("a sandbox");
-    ok(&engine, "m", "echo before > /root/before && sync").await;
+    // Read once: the first read after a change writes the access time.
+    ok(&engine, "m", "echo before > /root/before && cat /root/before && sync").await;
     ok(&engine, "app", "true").await;
 
     let ballast = fill_but(&disk, RESERVE + (72 << 20));
@@ -78,7 +79,9 @@ async fn a_machine_that_fills_the_hosts_disk_waits_and_goes_on() {
     assert!(disk.free() + (4 << 20) >= free, "{} after {free}: it writes", disk.free());
     assert!(is_held(&engine, "m").await, "it is not let go for nothing");
     // It answers, and others write: as little as is left.
-    assert_eq!(ok(&engine, "m", "cat /root/before").await, "before\n");
+    let read = ok(&engine, "m", "cat /root/before");
+    let read = tokio::time::timeout(Duration::from_secs(60), read).await;
+    assert_eq!(read.expect("it answers"), "before\n");
     assert_eq!(ok(&engine, "app", "echo x > /work/x && cat /work/x").await, "x\n");
 
     // The next daemon finds it as it is.
@@ -96,7 +99,8 @@ async fn a_machine_that_fills_the_hosts_disk_waits_and_goes_on() {
 
     // A stop of one that waits lets it write what it has.
     let ballast = fill_but(&disk, RESERVE + (360 << 20));
-    let more = "i=0; while :; do i=$((i+1)); head -c 4194304 /dev/zero | tr '\\0' x > /root/more-$i; done";
+    let more =
+        "i=0; while :; do i=$((i+1)); head -c 4194304 /dev/zero | tr '\\0' x > /root/more-$i; done";
     let _endless = detached(&engine, "m", &["sh", "-c", more]).await;
     until("writes that wait again", async || is_held(&engine, "m").await.then_some(())).await;
     std::fs::remove_file(&ballast).expect("the ballast goes");

@@ -102,7 +102,8 @@ impl Sessions {
     /// Opens a command's log; without one, on a full disk, its output goes to the caller only.
     pub(in crate::engine) async fn open_log(&self, record: &Command) -> LogWriter {
         let limit = self.context.settings.log_limit.0;
-        let budget = self.accounts.running_logs(&record.sandbox, limit, &self.context.short_of_space);
+        let budget =
+            self.accounts.running_logs(&record.sandbox, limit, &self.context.short_of_space);
         let path = self.store.log_path(&record.sandbox, &record.id);
         LogWriter::open_in_turn(&path, limit, &budget).await
     }

@@ -27,10 +27,10 @@ use super::device::PacketDevice;
 use super::packet::{DropReason, Flow, Segment, reset};
 use super::stream::Stream;
 use super::tcp_state::TcpOptions;
+use crate::model::Protocol;
 use crate::net::MTU;
 use crate::net::flow::{FlowHandler, OpenDecision};
 use crate::net::log::OpenFlow;
-use crate::model::Protocol;
 use crate::net::sockets::SandboxSockets;
 
 /// The largest packet that is kept until outside has answered.

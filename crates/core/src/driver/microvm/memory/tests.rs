@@ -200,7 +200,10 @@ fn what_cannot_be_captured_or_mapped_says_why() {
     let nothing = capture_pages(pid, 0, PAGE, &[], &fresh("c"), NONE).expect_err("no RAM");
     assert!(nothing.to_string().contains("no RAM"), "{nothing}");
     let _ = capture_pages(pid, at, PAGE, &[], &dir.path().join("c"), NONE).expect("a capture");
-    assert!(capture_pages(u32::MAX >> 1, at, PAGE, &[], &fresh("d"), NONE).is_err(), "no such process");
+    assert!(
+        capture_pages(u32::MAX >> 1, at, PAGE, &[], &fresh("d"), NONE).is_err(),
+        "no such process"
+    );
     let again = capture_pages(pid, at, PAGE, &[], &dir.path().join("c"), NONE);
     assert!(again.is_err(), "nothing is overwritten");
     assert!(map_of(&[]).is_err());
