@@ -19,20 +19,26 @@ ABOUT = {
 }
 
 
-def built(sdk):
-    """The SDK's directory with what its package needs built, and what to remove afterwards."""
-    about = json.loads((sdk / "package.json").read_text())
-    needs_build = "build" in about.get("scripts", {})
-    if not needs_build:
-        return sdk, None
-    copy = pathlib.Path(tempfile.mkdtemp(prefix="keep-npm-"))
+def build(sdk, copy):
+    """Builds what the SDK's package has in a copy of its directory."""
     shutil.copytree(sdk, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("dist"))
-    quiet = ["--no-audit", "--no-fund", "--loglevel=error"]
     if not (copy / "node_modules").exists():
+        quiet = ["--no-audit", "--no-fund", "--loglevel=error"]
         install = "ci" if (copy / "package-lock.json").exists() else "install"
         subprocess.run(["npm", install, *quiet], cwd=copy, check=True, stdout=subprocess.DEVNULL)
     subprocess.run(["npm", "run", "build", "--silent"], cwd=copy, check=True)
-    return copy, copy
+
+
+def collect(sdk, about, out):
+    """Copies the files that the SDK's package has."""
+    for name in about.get("files", []):
+        for path in sorted(sdk.glob(name)):
+            to = out / path.relative_to(sdk)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            copy = shutil.copytree if path.is_dir() else shutil.copyfile
+            copy(path, to)
+    if (sdk / "README.md").exists():
+        shutil.copyfile(sdk / "README.md", out / "README.md")
 
 
 def main():
@@ -43,25 +49,18 @@ def main():
     sdk, out = pathlib.Path(args.sdk), pathlib.Path(args.out)
     (out / "bin").mkdir(parents=True)
     about = dict(ABOUT)
-    scratch = None
     if (sdk / "package.json").exists():
         about = json.loads((sdk / "package.json").read_text())
         if about["name"] != "sandkeep":
             raise SystemExit(f"{sdk}/package.json: the package is `{about['name']}`, not `sandkeep`")
-        sdk, scratch = built(sdk)
-        for name in about.get("files", []):
-            for path in sorted(sdk.glob(name)):
-                to = out / path.relative_to(sdk)
-                to.parent.mkdir(parents=True, exist_ok=True)
-                copy = shutil.copytree if path.is_dir() else shutil.copyfile
-                copy(path, to)
-        if (sdk / "README.md").exists():
-            shutil.copyfile(sdk / "README.md", out / "README.md")
+        with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
+            if "build" in about.get("scripts", {}):
+                build(sdk, pathlib.Path(scratch))
+                sdk = pathlib.Path(scratch)
+            collect(sdk, about, out)
         # For those who work on it.
         for name in ("scripts", "devDependencies", "private"):
             about.pop(name, None)
-        if scratch:
-            shutil.rmtree(scratch)
     else:
         (out / "README.md").write_text("# Sandkeep\n\nThe program `keep`: `npx sandkeep --help`.\n")
     about["version"] = args.version

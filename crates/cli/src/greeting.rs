@@ -105,10 +105,7 @@ mod tests {
         let settings = MicrovmSettings { qemu: "/no/such".into(), ..MicrovmSettings::default() };
         let empty = tempfile::tempdir().unwrap();
         let mut lacking = needs(empty.path(), &settings);
-        lacking.push(Check {
-            fix: Some(format!("`{INSTALL} erofs-utils`")),
-            ..check(false, None)
-        });
+        lacking.push(Check { fix: Some(format!("`{INSTALL} erofs-utils`")), ..check(false, None) });
         let told = missing(&lacking, quotas()).concat();
         assert!(told.contains(" qemu-system-x86 ") && told.contains(" erofs-utils`"), "{told}");
         assert!(told.contains(", `keep microvm setup"), "{told}");

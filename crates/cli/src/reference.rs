@@ -143,7 +143,8 @@ mod tests {
 
     #[test]
     fn lines_of_the_help_are_understood() {
-        let setting = |key, value, about, is_default| Line::Setting { key, value, about, is_default };
+        let setting =
+            |key, value, about, is_default| Line::Setting { key, value, about, is_default };
         for (text, read) in [
             ("[gateway]      # ports", Some(Line::Section { name: "gateway", about: "ports" })),
             ("wait = \"30s\"   # how long", Some(setting("wait", "\"30s\"", "how long", true))),

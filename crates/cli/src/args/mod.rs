@@ -290,10 +290,7 @@ const GROUPS: [(&str, &[&str]); 8] = [
     ),
     (
         "Run a server",
-        &[
-            "serve", "config", "doctor", "microvm", "usage", "fsck", "version", "completions",
-            "man",
-        ],
+        &["serve", "config", "doctor", "microvm", "usage", "fsck", "version", "completions", "man"],
     ),
 ];
 

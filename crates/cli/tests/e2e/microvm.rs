@@ -458,8 +458,12 @@ fn a_host_that_is_not_prepared_says_what_is_missing() {
     ] {
         let (code, said) = keep.fails(["microvm", "setup"].iter().chain(args));
         assert!(said.contains(what), "{args:?}: {code} {said}");
-    }    let Ok(kernel) = test_kernel() else {
-        return skipped(TEST, "there is no kernel: that a running server takes one up is not tested");
+    }
+    let Ok(kernel) = test_kernel() else {
+        return skipped(
+            TEST,
+            "there is no kernel: that a running server takes one up is not tested",
+        );
     };
     // The server that refused goes on, and needs no restart.
     let setup = ["microvm", "setup", "--kernel"].map(Into::into);

@@ -60,7 +60,9 @@ impl LateDrivers for SetUp {
             self.looks.fetch_add(1, Ordering::SeqCst);
             match self.ready.load(Ordering::SeqCst) {
                 true => Ok(Arc::new(Late(self.host.driver())) as Arc<dyn Driver>),
-                false => Err(Absent { reason: "no kernel".to_owned(), fix: Some("setup".to_owned()) }),
+                false => {
+                    Err(Absent { reason: "no kernel".to_owned(), fix: Some("setup".to_owned()) })
+                }
             }
         })
     }
