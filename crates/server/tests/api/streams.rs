@@ -185,8 +185,8 @@ async fn a_log_goes_on_at_any_byte() {
             (rest.into(), rest.into())
         );
     }
-    let bad = served.get(&format!("/v1/sandboxes/box/commands/{id}/logs?offset=-1"), &served.read);
-    assert_eq!(bad.await.error().code, "invalid");
+    let path = format!("/v1/sandboxes/box/commands/{id}/logs?offset=-1");
+    assert_eq!(served.get(&path, &served.read).await.error().code, "invalid");
 }
 
 #[tokio::test]
