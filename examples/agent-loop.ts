@@ -16,7 +16,7 @@ const attempts = {
 };
 
 const box = await Sandbox.getOrCreate("agent-loop-ts");
-await box.files.write("/work/tests.sh", tests);
+await box.files.write("/work/tests.sh", tests, { parents: true });
 
 const codes = Object.entries(attempts);
 const forks = await box.forkMany(codes.length, "agent-loop-ts-try", { expires: "1d" });

@@ -27,7 +27,7 @@ def attempt(fork: Sandbox, code: str) -> tuple[Sandbox, bool]:
 
 def main() -> None:
     box = Sandbox.get_or_create("agent-loop")
-    box.files.write("/work/tests.sh", TESTS)
+    box.files.write("/work/tests.sh", TESTS, parents=True)
 
     forks = box.fork_many(len(ATTEMPTS), "agent-loop-try", expires="1d")
     with ThreadPoolExecutor() as pool:

@@ -32,8 +32,7 @@ def main() -> None:
     interpreter.box.stop()  # The next turn may come in a second or in a day: files are kept.
     print(interpreter.run("print(sum(eval(open('squares').read())))"))
     print(interpreter.run("1 / 0"))
-    reach = "import urllib.request\nurllib.request.urlopen('http://192.0.2.1/', timeout=2)"
-    print(interpreter.run(reach).splitlines()[-1])
+    print(interpreter.run("import socket\nsocket.create_connection(('192.0.2.1', 80), timeout=2)").splitlines()[-2])
     interpreter.box.delete()
 
 

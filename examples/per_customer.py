@@ -21,7 +21,7 @@ def sandbox_of(customer: str) -> Sandbox:
 def handle(customer: str, note: str) -> str:
     """A request of a customer."""
     box = sandbox_of(customer)
-    return box.run('cat >> notes; wc -l < notes', cwd="/work", input=note + "\n", check=True).stdout.strip()
+    return box.run("cat >> notes; wc -l < notes", input=note + "\n", check=True).stdout.strip()
 
 
 def main() -> None:

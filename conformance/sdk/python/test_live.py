@@ -141,8 +141,9 @@ class Live(unittest.TestCase):
             self.assertEqual(os.readlink(back / "link"), "run.sh")
             self.assertEqual((back / "run.sh").stat().st_mode & 0o777, 0o755)
             self.assertEqual((back / "holes").stat().st_size, 5 << 20)
+            self.assertEqual((back / "hard").read_text(), "#!/bin/sh\necho ran\n")
             self.box.run("ln -s ../../../../../../etc/passwd /work/up/out", check=True)
-            with self.assertRaises(Exception, msg="a link that leads outside"):
+            with self.assertRaisesRegex(sandkeep.ProtocolError, "leads outside"):
                 files.download_directory("/work/up", Path(place) / "never")
             files.upload(here / "run.sh", "/work/up/again.sh")
             files.download("/work/up/again.sh", Path(place) / "one")

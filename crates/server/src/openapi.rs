@@ -193,7 +193,8 @@ impl Modify for Common {
         components.responses.extend(failures::responses());
         let names: Vec<String> = components.schemas.keys().cloned().collect();
         for (name, schema) in &mut components.schemas {
-            let item = name.strip_prefix("Paged_").filter(|item| names.iter().any(|one| one == item));
+            let item =
+                name.strip_prefix("Paged_").filter(|item| names.iter().any(|one| one == item));
             if let (Some(item), RefOr::T(Schema::Object(page))) = (item, schema) {
                 refer_to_items(page, item);
             }

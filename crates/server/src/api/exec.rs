@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 
 use super::commands::signal_number;
 use super::exec_result::Wait;
-use super::followers::Follower;
+use super::followers::{Follower, RETURN};
 use super::input::{Body, IdempotencyKey, Params, PathParam, Upgrade, parse_json};
 use super::secrets::inject_in;
 use super::stream::Reading;
@@ -143,7 +143,7 @@ impl Drop for KillOnDisconnect {
         let (followers, closing) = (self.app.followers.clone(), self.app.closing.clone());
         if let Ok(runtime) = Handle::try_current() {
             let hang_up = async move {
-                let returned = async { may_return && followers.returned(&command).await };
+                let returned = async { may_return && followers.returned(&command, RETURN).await };
                 // A server that goes down ends nothing.
                 if closing.run_until_cancelled(returned).await != Some(false) {
                     return;

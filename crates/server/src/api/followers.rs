@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use sandkeep_core::model::CommandId;
 
 /// How long a caller that can come back may take.
-const RETURN: Duration = Duration::from_secs(10);
+pub(super) const RETURN: Duration = Duration::from_secs(10);
 /// How often it is looked for.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -34,13 +34,13 @@ impl Followers {
     }
 
     /// Whether somebody follows the command within a time.
-    pub(crate) async fn returned(&self, command: &CommandId) -> bool {
+    pub(crate) async fn returned(&self, command: &CommandId, within: Duration) -> bool {
         let look = async {
             while !self.has(command) {
                 tokio::time::sleep(LOOK).await;
             }
         };
-        tokio::time::timeout(RETURN, look).await.is_ok()
+        tokio::time::timeout(within, look).await.is_ok()
     }
 }
 
@@ -58,18 +58,29 @@ impl Drop for Follower {
 
 #[cfg(test)]
 mod tests {
-    use super::Followers;
+    use std::time::Duration;
+
     use sandkeep_core::model::CommandId;
 
-    #[tokio::test(start_paused = true)]
+    use super::Followers;
+
+    #[tokio::test]
     async fn a_follower_counts_while_it_is_there() {
         let (followers, command) = (Followers::default(), CommandId::fresh());
-        assert!(!followers.returned(&command).await);
+        let now = Duration::from_millis(1);
+        assert!(!followers.returned(&command, now).await);
         let (one, two) = (followers.add(command.clone()), followers.add(command.clone()));
         drop(one);
-        assert!(followers.returned(&command).await);
+        assert!(followers.returned(&command, now).await);
         drop(two);
-        assert!(!followers.returned(&command).await);
+        assert!(!followers.returned(&command, now).await);
         assert!(followers.0.lock().is_empty());
+        let back = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            followers.add(command.clone())
+        };
+        let (returned, _back) =
+            tokio::join!(followers.returned(&command, Duration::from_secs(30)), back);
+        assert!(returned);
     }
 }

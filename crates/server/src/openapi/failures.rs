@@ -62,11 +62,7 @@ const TOO_MANY: Failure = (
     "TooMany",
     "429",
     "Too many requests or too much work at a time. `Retry-After` gives the seconds to wait.",
-    [
-        "rate_limited",
-        "too many requests with this key",
-        "wait 1 s and make fewer at a time",
-    ],
+    ["rate_limited", "too many requests with this key", "wait 1 s and make fewer at a time"],
 );
 const OTHER: Failure = (
     "Failure",

@@ -5,18 +5,19 @@ from __future__ import annotations
 import io
 import os
 import random
+import shutil
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any, Union
 from urllib.parse import quote
 
 from typing_extensions import TypeAlias, TypedDict
 
 from . import inputs, types
-from ._errors import CommandFailed, SandkeepError
+from ._errors import CommandFailed, ProtocolError, SandkeepError
 from ._operations import OPERATIONS
 
 Argv: TypeAlias = Union[str, Sequence[str]]
@@ -191,22 +192,63 @@ def packed(directory: str | os.PathLike[str]) -> IO[bytes]:
 
 def unpack(archive: IO[bytes], directory: str | os.PathLike[str]) -> None:
     """Unpacks a tar of one directory, without its name. Nothing is written outside of `directory`."""
-    root = Path(directory)
-    root.mkdir(parents=True, exist_ok=True)
-    if not hasattr(tarfile, "data_filter"):
-        raise SandkeepError("this Python cannot unpack archives safely: use 3.10.12, 3.11.4 or later")
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    root = Path(directory).resolve()
 
-    def below(entry: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-        inner = PurePosixPath(entry.name).parts[1:]
-        if not inner:
-            return None
-        entry = entry.replace(name="/".join(inner), deep=False)
-        if entry.islnk():
-            entry = entry.replace(linkname="/".join(PurePosixPath(entry.linkname).parts[1:]), deep=False)
-        return tarfile.data_filter(entry, path)
+    def below(name: str) -> str:
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if ".." in parts:
+            raise ProtocolError(f"the archive has the path `{name}`")
+        return "/".join(parts[1:])
 
+    def place(inner: str) -> Path:
+        """The place of a path, whose parents are directories and no links."""
+        at = root / inner
+        at.parent.mkdir(parents=True, exist_ok=True)
+        if at.parent.resolve() != at.parent:
+            raise ProtocolError(f"`{inner}` leads through a symlink")
+        return at
+
+    # Python's own filters for this are not in all versions that are in use.
     with tarfile.open(fileobj=archive, mode="r|") as tar:
-        tar.extractall(root, filter=below)
+        for entry in tar:
+            inner = below(entry.name)
+            if inner:
+                _unpack_entry(tar, entry, root, place(inner), place, below)
+
+
+def _unpack_entry(
+    tar: tarfile.TarFile,
+    entry: tarfile.TarInfo,
+    root: Path,
+    at: Path,
+    place: Callable[[str], Path],
+    below: Callable[[str], str],
+) -> None:
+    if entry.isdir():
+        if at.is_symlink() or not at.is_dir():
+            at.unlink(missing_ok=True)
+            at.mkdir()
+        at.chmod((entry.mode & 0o777) | 0o700)
+        return
+    if at.is_dir() and not at.is_symlink():
+        shutil.rmtree(at)
+    at.unlink(missing_ok=True)
+    if entry.issym():
+        target = os.path.normpath(at.parent / entry.linkname)
+        if os.path.isabs(entry.linkname) or not Path(target).is_relative_to(root):
+            raise ProtocolError(f"the symlink `{entry.name}` leads outside: `{entry.linkname}`")
+        at.symlink_to(entry.linkname)
+    elif entry.islnk():
+        target_at = place(below(entry.linkname))
+        if target_at.is_symlink():
+            raise ProtocolError(f"`{entry.name}` links to a symlink")
+        os.link(target_at, at)
+    elif (source := tar.extractfile(entry)) is not None:
+        # Setuid bits mean nothing here; devices and pipes have no content and are left out.
+        with open(os.open(at, os.O_WRONLY | os.O_CREAT | os.O_EXCL, entry.mode & 0o777), "wb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+        os.utime(at, (entry.mtime, entry.mtime))
 
 
 def content_of(data: str | bytes | IO[bytes]) -> bytes | IO[bytes]:

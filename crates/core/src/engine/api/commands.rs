@@ -51,8 +51,7 @@ impl Engine {
         let asked = format!("{} {exec:?}", sandbox.id);
         let asked = format!("exec {}", hex::encode(Sha256::digest(asked)));
         let tenancy = &self.parts.tenancy;
-        let (_starting, id) =
-            tenancy.decide_once(project, key, asked, CommandId::fresh).await?;
+        let (_starting, id) = tenancy.decide_once(project, key, asked, CommandId::fresh).await?;
         self.parts.turns.recovered(&sandbox.id).await?;
         match self.parts.sessions.find_command(&sandbox, &id).await {
             Ok(command) => {

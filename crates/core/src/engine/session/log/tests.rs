@@ -13,6 +13,22 @@ fn on_disk(path: &Path) -> u64 {
     super::files(path).iter().map(|path| super::length(path)).sum()
 }
 
+#[test]
+fn a_reader_begins_at_any_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    let mut writer = open(&path, 1 << 20);
+    writer.append(LogStream::Out, b"abc");
+    writer.append(LogStream::Err, b"def");
+    for offset in 0..=8u64 {
+        let mut reader = LogReader::new(path.clone(), offset);
+        let (text, gaps) = read_with_gaps(&mut reader);
+        assert_eq!(text, "abcdef"[offset.min(6) as usize..]);
+        assert_eq!(gaps, Vec::<u64>::new());
+        assert_eq!(reader.missing_at_end(6), None);
+    }
+}
+
 /// What is kept, and how long each gap in it is.
 fn read_with_gaps(reader: &mut LogReader) -> (String, Vec<u64>) {
     let (mut text, mut gaps) = (String::new(), Vec::new());
