@@ -9,6 +9,7 @@ mod config;
 mod failure;
 mod host;
 mod locate;
+mod logging;
 mod machines;
 mod memory;
 mod screen;

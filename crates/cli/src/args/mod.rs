@@ -4,6 +4,7 @@
 //! texts here, and a test compares it. [`command`] is what the program parses with: the definitions of
 //! [`Keep`], with commands in groups and defaults shown only where they apply.
 
+mod backup;
 mod exec;
 mod fork;
 mod network;
@@ -11,11 +12,14 @@ mod port;
 mod runs;
 mod sandbox;
 mod server;
+mod stats;
+mod tls;
 
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+pub(crate) use backup::BackupCommand;
 pub(crate) use exec::{
     ExecArgs, ExecOptions, HistoryArgs, KillArgs, LogsArgs, PsArgs, RunArgs, ShellArgs,
 };
@@ -42,6 +46,8 @@ pub(crate) use server::{
     PlaceArg, ProjectCommand, ProjectNetworkArgs, ScopeArg, SecretCommand, ServeArgs, SetupArgs,
     SnapshotCommand, TrashCommand, WebhookCommand,
 };
+pub(crate) use stats::{StatsArgs, TopArgs, TopOrder};
+pub(crate) use tls::{TlsCommand, TlsInitArgs};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -59,8 +65,9 @@ Exit codes:
   128+ a signal ended the remote command: 128 plus its number
 
 Environment:
-  SANDKEEP_URL      address of the server: http://host:port or unix:///path
+  SANDKEEP_URL      address of the server: http://host:port, https://host:port or unix:///path
   SANDKEEP_KEY      the API key
+  SANDKEEP_CA       file of CA certificates to trust for an https:// address
   SANDKEEP_PROJECT  the project to use, with an admin key
   SANDKEEP_DATA     data directory of the local server; clients read its address and key there
   SANDKEEP_SECRETS_KEY  for `serve`: the key that encrypts secrets, 32 bytes in base64
@@ -85,12 +92,15 @@ pub(crate) struct Global {
     /// Print the response of the API as JSON; errors are one line of JSON on standard error
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Address of the server: http://host:port or unix:///path
+    /// Address of the server: http://host:port, https://host:port or unix:///path
     #[arg(long, global = true, env = "SANDKEEP_URL", value_name = "URL", hide_env_values = true)]
     pub(crate) url: Option<String>,
     /// API key
     #[arg(long, global = true, env = "SANDKEEP_KEY", value_name = "KEY", hide_env_values = true)]
     pub(crate) key: Option<String>,
+    /// CA certificates (PEM) to trust for an https:// address, besides the system's
+    #[arg(long, global = true, env = "SANDKEEP_CA", value_name = "FILE", hide_env_values = true)]
+    pub(crate) ca: Option<PathBuf>,
     /// Project to use; needs an admin key [default: the key's own]
     #[arg(
         long,
@@ -188,6 +198,12 @@ pub(crate) enum Command {
     Rm(RemoveArgs),
     /// Change the settings of a sandbox
     Update(Box<UpdateArgs>),
+    /// Show what running sandboxes use: CPU, memory, processes, network, disk
+    ///
+    /// Nothing is woken: a stopped sandbox uses nothing.
+    Stats(StatsArgs),
+    /// Show what running sandboxes use, live
+    Top(TopArgs),
     /// List the sessions of a sandbox and their resource usage
     Sessions(PsArgs),
     /// List, publish or unpublish ports of a sandbox
@@ -246,6 +262,12 @@ pub(crate) enum Command {
     /// Show disk usage
     #[command(visible_alias = "df")]
     Usage,
+    /// Back up and restore the data directory
+    #[command(subcommand)]
+    Backup(BackupCommand),
+    /// Make certificates for HTTPS
+    #[command(subcommand)]
+    Tls(TlsCommand),
     /// Prepare this host for the microvm driver
     #[command(subcommand)]
     Microvm(MicrovmCommand),
@@ -266,7 +288,7 @@ const GROUPS: [(&str, &[&str]); 8] = [
         "Manage sandboxes",
         &[
             "ls", "show", "why", "start", "stop", "pause", "update", "rm", "trash", "sessions",
-            "events",
+            "stats", "top", "events",
         ],
     ),
     ("Copy and go back", &["fork", "checkpoint", "rollback", "tree", "history", "snapshot"]),
@@ -277,7 +299,10 @@ const GROUPS: [(&str, &[&str]); 8] = [
         "Images, data and access",
         &["image", "drive", "secret", "guard", "project", "key", "audit", "webhook", "env"],
     ),
-    ("Run a server", &["serve", "doctor", "microvm", "usage", "fsck", "version", "completions"]),
+    (
+        "Run a server",
+        &["serve", "doctor", "tls", "backup", "microvm", "usage", "fsck", "version", "completions"],
+    ),
 ];
 
 /// What the program parses with.

@@ -6,6 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use sandkeep_client::types::{Size, Span};
 
 use super::sandbox::pair;
+use crate::logging::LogFormat;
 
 pub(super) const EVENTS_HELP: &str = "\
 Examples:
@@ -31,6 +32,7 @@ precedence:
   listen = \"127.0.0.1:7777\"       # or \"off\"
   unix_socket = \"/run/keep.sock\"  # default: keep.sock in the data directory; or \"off\"
   log = \"info\"
+  log_format = \"text\"             # or \"json\": one object per line
   host_image = true               # build the image `host` at the first start
 
   [gateway]                       # published ports of sandboxes
@@ -44,6 +46,10 @@ precedence:
   connections = 8192              # at most half of the open file limit
   connections_per_address = 2048
   connections_per_key = 2048
+
+  [tls]                           # HTTPS instead of HTTP; new files are loaded without a restart
+  certificate = \"/var/lib/sandkeep/tls/server.pem\"  # `keep tls init` makes both
+  key = \"/var/lib/sandkeep/tls/server.key\"
 
   [network]                       # network of all sandboxes
   except = [\"127.0.0.1:8080\"]     # exempt from what is always denied; policies apply
@@ -120,6 +126,9 @@ pub(crate) struct ServeArgs {
     /// Log level (error, warn, info, debug, trace) or a filter like `sandkeep_core=debug` [default: info]
     #[arg(long, env = "SANDKEEP_LOG", value_name = "FILTER", hide_env_values = true)]
     pub(crate) log: Option<String>,
+    /// Format of the log [default: text]
+    #[arg(long, env = "SANDKEEP_LOG_FORMAT", value_name = "FORMAT", hide_env_values = true)]
+    pub(crate) log_format: Option<LogFormat>,
     /// Build the image `host` when a sandbox first uses it, not at the start
     #[arg(long)]
     pub(crate) no_host_image: bool,

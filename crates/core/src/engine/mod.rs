@@ -93,6 +93,7 @@ use crate::store::{MergeOutcome, Store, TreeDiff};
 
 pub use api::approvals::AskRequest;
 pub use api::runs::Review;
+pub use api::stats::Stats;
 pub use api::usage::Figures;
 pub use audit::{AuditBatch, AuditFollow, AuditQuery};
 pub use context::clock::{Clock, HostClock};
@@ -105,6 +106,7 @@ pub use integrity::scrub::ScrubSettings;
 pub use lifecycle::why::Why;
 pub use network::policy::{ConnectionFilter, ConnectionHost, Destination};
 pub use observe::events::{EventBatch, EventQuery, EventScope, EventStream};
+pub use observe::meters::Latency;
 pub use records::lost_names::Lost;
 pub use references::Sized;
 pub use running::changes::Unsaved;

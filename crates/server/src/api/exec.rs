@@ -128,6 +128,7 @@ fn broke_off() -> ExecEvent {
         hint: Some("its log has what it printed".to_owned()),
         findings: Vec::new(),
         conflicts: Vec::new(),
+        request_id: None,
     };
     ExecEvent::Error { error }
 }

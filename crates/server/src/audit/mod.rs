@@ -29,10 +29,12 @@ use sandkeep_core::engine::Caller;
 use sandkeep_core::model::{
     AuditActor, AuditFront, AuditOutcome, AuditRecord, KeyId, Name, Sandbox, now,
 };
+use tracing::Instrument as _;
 
 use crate::api::App;
 use crate::listen::Peer;
-use routes::{AuditRule, Recorded, is_vercel, rule_of};
+pub(crate) use routes::is_vercel;
+use routes::{AuditRule, Recorded, rule_of};
 
 tokio::task_local! {
     /// What is known of the request that this task answers.
@@ -189,7 +191,8 @@ pub(crate) async fn record(State(app): State<Arc<App>>, request: Request, next: 
     }
     // In a task: a caller that leaves now must not take the entry along.
     let of = Arc::clone(&app);
-    let recorded = app.tasks.spawn(async move { asked.answered(&of, known, status, code).await });
+    let work = async move { asked.answered(&of, known, status, code).await };
+    let recorded = app.tasks.spawn(work.in_current_span());
     if let Err(error) = recorded.await {
         tracing::error!(%error, "recording a request panicked");
     }
@@ -218,7 +221,8 @@ impl Drop for UnansweredRequest {
         }
         let app = Arc::clone(&self.app);
         let code = Some("disconnected".to_owned());
-        self.app.tasks.spawn(async move { asked.answered(&app, known, None, code).await });
+        let work = async move { asked.answered(&app, known, None, code).await };
+        self.app.tasks.spawn(work.in_current_span());
     }
 }
 

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sandkeep_core::driver::{
-    Driver, DriverError, DriverResult, Link, Machine, MachineUsage, Relayer,
+    Driver, DriverError, DriverResult, Link, Machine, MachineLoad, MachineUsage, Relayer,
 };
 use sandkeep_core::model::{Device, MachineKey, RootFs, Size};
 use sandkeep_proto::ask::{AskLine, InsideAnswer};
@@ -245,6 +245,11 @@ impl Driver for FakeDriver {
     async fn usage(&self, key: &MachineKey) -> DriverResult<MachineUsage> {
         let alive = self.host.state().machines.contains_key(key);
         Ok(if alive { used() } else { MachineUsage::default() })
+    }
+
+    async fn load(&self, key: &MachineKey) -> DriverResult<MachineLoad> {
+        let used = self.usage(key).await?;
+        Ok(MachineLoad { used, memory: used.memory_peak, processes: Some(1) })
     }
 
     async fn survivors(&self) -> DriverResult<Vec<(MachineKey, Link)>> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use sandkeep_proto::link::TermSize;
 
 use crate::db::{Page, Paged};
+use crate::engine::observe::meters::Operation;
 use crate::engine::running::changes::Unsaved;
 use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::stdin::StdinHandle;
@@ -61,6 +62,7 @@ impl Engine {
         approved: &SandboxId,
         exec: Exec,
     ) -> Result<Started> {
+        let mut timing = self.parts.context.meters.time(Operation::Exec, "");
         let mut tries = 0;
         loop {
             // Another sandbox of that name is not woken for it.
@@ -71,6 +73,7 @@ impl Engine {
             if live.sandbox().id != *approved {
                 return Err(Error::SandboxReplaced(name.clone()));
             }
+            timing.of(live.driver.name());
             if self.parts.runs.hears(&live.sandbox()) {
                 self.parts.runs.prepare_questions(&live.sandbox()).await;
             }
@@ -85,6 +88,7 @@ impl Engine {
                 Ok((tracked, events)) => {
                     let stdin = exec.stdin.then(|| StdinHandle::new(Arc::clone(&tracked)));
                     let (command, session) = (tracked.record(), live.session());
+                    timing.ok();
                     return Ok(Started { command, events, stdin, resumed, session });
                 }
             }

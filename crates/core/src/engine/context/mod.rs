@@ -18,6 +18,7 @@ use crate::db::Db;
 use crate::driver::Driver;
 use crate::engine::audit::AuditLog;
 use crate::engine::observe::events::EventFeed;
+use crate::engine::observe::meters::Meters;
 use crate::engine::{Absent, Error, Result, Settings};
 use crate::store::Store;
 
@@ -32,6 +33,8 @@ pub(in crate::engine) struct Context {
     pub(in crate::engine) drivers: BTreeMap<&'static str, Arc<dyn Driver>>,
     pub(in crate::engine) settings: Settings,
     pub(in crate::engine) events: Arc<EventFeed>,
+    /// How long operations took, for `/metrics`.
+    pub(in crate::engine) meters: Arc<Meters>,
     /// Who did what.
     pub(in crate::engine) audit: Arc<AuditLog>,
     pub(in crate::engine) damage: damage::DamageRegister,
@@ -57,6 +60,7 @@ impl Context {
             drivers: drivers.into_iter().map(|driver| (driver.name(), driver)).collect(),
             settings,
             events: Arc::new(events),
+            meters: Arc::default(),
             audit: Arc::new(audit),
             damage: damage::DamageRegister::default(),
             clock: clock::ClockWatch::default(),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::engine::audit::AuditLog;
 use crate::engine::context::Context;
+use crate::engine::observe::meters::Meters;
 use crate::engine::records::Records;
 use crate::engine::running::turns::Turns;
 use crate::engine::tenancy::Tenancy;
@@ -19,6 +20,7 @@ use crate::store::Store;
 pub(in crate::engine) struct Network {
     store: Store,
     audit: Arc<AuditLog>,
+    meters: Arc<Meters>,
     turns: Arc<Turns>,
     records: Arc<Records>,
     tenancy: Arc<Tenancy>,
@@ -40,6 +42,7 @@ impl Network {
         Arc::new(Self {
             store: context.store.clone(),
             audit: Arc::clone(&context.audit),
+            meters: Arc::clone(&context.meters),
             turns: Arc::clone(turns),
             records: Arc::clone(records),
             tenancy: Arc::clone(tenancy),
