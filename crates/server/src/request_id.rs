@@ -10,7 +10,7 @@ use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
-use tracing::Instrument as _;
+use tracing::{Instrument as _, Span};
 
 const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 /// The longest id that is taken from a caller.
@@ -23,6 +23,34 @@ tokio::task_local! {
 /// The id of the request that this task answers.
 pub(crate) fn current() -> Option<String> {
     CURRENT.try_with(|id| id.to_string()).ok()
+}
+
+/// The request that a task answers, for work that goes on in another task.
+#[derive(Debug)]
+pub(crate) struct RequestScope {
+    id: Option<Arc<str>>,
+    span: Span,
+}
+
+impl RequestScope {
+    /// That of this task.
+    pub(crate) fn current() -> Self {
+        Self { id: CURRENT.try_with(Arc::clone).ok(), span: Span::current() }
+    }
+
+    /// Does the work as part of the request.
+    pub(crate) async fn run<F: Future>(self, work: F) -> F::Output {
+        let work = work.instrument(self.span);
+        match self.id {
+            Some(id) => CURRENT.scope(id, work).await,
+            None => work.await,
+        }
+    }
+}
+
+/// Work for another task, as part of the request that this task answers.
+pub(crate) fn follow<F: Future>(work: F) -> impl Future<Output = F::Output> {
+    RequestScope::current().run(work)
 }
 
 /// Answers a request under its id.

@@ -75,8 +75,8 @@ fn key_text(made: &BackupSummary) -> String {
             format!("The keys are in it (secrets.key {print}): keep it as you keep secrets.\n")
         }
         (Some(print), false) => format!(
-            "Secrets are encrypted in it. To use them after a restore, keep a copy of secrets.key (fingerprint {print}) \
-             elsewhere.\n"
+            "Secrets are encrypted in it. For a restore, keep copies of secrets.key (fingerprint {print}), token.key and \
+             audit.key elsewhere.\n"
         ),
         (None, _) => {
             "Secrets, if there are any, are encrypted with the key that you give to the server.\n"
@@ -143,10 +143,14 @@ fn restore(
         let data = done.data.display();
         let key = match (&done.backup.secrets_key.fingerprint, done.backup.secrets_key.included) {
             (Some(print), false) => format!(
-                "Secrets stay encrypted until {data}/secrets.key is the one with the fingerprint {print}: put it there \
-                 before the first start, with mode 600.\n"
+                "Before the first start, put the keys of the original there, with mode 600: {data}/secrets.key (fingerprint \
+                 {print}; secrets stay encrypted without it), token.key (tokens stop working without it), audit.key \
+                 (the audit log so far counts as changed without it).\n"
             ),
-            _ => String::new(),
+            (None, false) => format!(
+                "Before the first start, put token.key and audit.key of the original into {data}, with mode 600.\n"
+            ),
+            (_, true) => String::new(),
         };
         format!(
             "restored {} into {data}: {} sandboxes, {} snapshots\n{key}Start it: keep serve --data {data}\n",

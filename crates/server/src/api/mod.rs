@@ -49,7 +49,6 @@ use axum::{Json, Router};
 use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::Instrument as _;
 
 use crate::connections::Connections;
 use crate::error::ApiError;
@@ -128,7 +127,7 @@ impl App {
     /// Runs work that nobody waits for, until it ends or the server shuts down.
     pub(crate) fn spawn_until_shutdown(&self, work: impl Future<Output = ()> + Send + 'static) {
         let closing = self.closing.clone();
-        let work = work.in_current_span();
+        let work = crate::request_id::follow(work);
         self.tasks.spawn(async move { closing.run_until_cancelled(work).await });
     }
 }
@@ -315,7 +314,7 @@ pub(crate) async fn finish<T: Send + 'static>(
     app: &App,
     work: impl Future<Output = Result<T, engine::Error>> + Send + 'static,
 ) -> Result<T, ApiError> {
-    match app.tasks.spawn(work.in_current_span()).await {
+    match app.tasks.spawn(crate::request_id::follow(work)).await {
         Ok(done) => Ok(done?),
         Err(error) => {
             tracing::error!(%error, "the work of a request panicked");

@@ -29,7 +29,6 @@ use sandkeep_core::engine::Caller;
 use sandkeep_core::model::{
     AuditActor, AuditFront, AuditOutcome, AuditRecord, KeyId, Name, Sandbox, now,
 };
-use tracing::Instrument as _;
 
 use crate::api::App;
 use crate::listen::Peer;
@@ -192,7 +191,7 @@ pub(crate) async fn record(State(app): State<Arc<App>>, request: Request, next: 
     // In a task: a caller that leaves now must not take the entry along.
     let of = Arc::clone(&app);
     let work = async move { asked.answered(&of, known, status, code).await };
-    let recorded = app.tasks.spawn(work.in_current_span());
+    let recorded = app.tasks.spawn(crate::request_id::follow(work));
     if let Err(error) = recorded.await {
         tracing::error!(%error, "recording a request panicked");
     }
@@ -222,7 +221,7 @@ impl Drop for UnansweredRequest {
         let app = Arc::clone(&self.app);
         let code = Some("disconnected".to_owned());
         let work = async move { asked.answered(&app, known, None, code).await };
-        self.app.tasks.spawn(work.in_current_span());
+        self.app.tasks.spawn(crate::request_id::follow(work));
     }
 }
 
