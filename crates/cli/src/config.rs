@@ -14,16 +14,18 @@ use sandkeep_core::engine::{CommandRetention, Settings};
 use sandkeep_core::model::{AddressRule, DomainPattern, Size, Span};
 use sandkeep_core::net::UpstreamSettings;
 use sandkeep_core::secret::KeySource;
-use sandkeep_server::{GatewaySettings, VercelSettings};
+use sandkeep_server::{GatewaySettings, TlsFiles, VercelSettings};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
 mod api;
+mod tls;
 
 pub(crate) use self::api::ApiSettings;
 use crate::args::{Global, ServeArgs};
 use crate::failure::Failure;
 use crate::locate;
+use crate::logging::LogFormat;
 
 const DEFAULT_LISTEN: &str = "127.0.0.1:7777";
 const OFF: &str = "off";
@@ -42,6 +44,8 @@ struct File {
     unix_socket: Option<String>,
     /// What is logged.
     log: Option<String>,
+    /// How lines of the log are written.
+    log_format: Option<String>,
     /// Whether the image `host` is made at the start.
     host_image: Option<bool>,
     /// How ports inside sandboxes are reached.
@@ -68,6 +72,8 @@ struct File {
     /// Who may reach the server.
     #[serde(default)]
     api: api::ApiFile,
+    /// HTTPS.
+    tls: Option<tls::TlsFile>,
 }
 
 /// What a settings file says about how data is stored.
@@ -208,6 +214,8 @@ pub(crate) struct Resolved {
     pub(crate) unix_socket: Option<PathBuf>,
     /// What is logged.
     pub(crate) log: String,
+    /// How lines of the log are written.
+    pub(crate) log_format: LogFormat,
     /// Whether the image `host` is made at the start.
     pub(crate) host_image: bool,
     /// How ports inside sandboxes are reached.
@@ -232,6 +240,8 @@ pub(crate) struct Resolved {
     pub(crate) record_changes: bool,
     /// Who may reach the server.
     pub(crate) api: ApiSettings,
+    /// Certificate and key, if the addresses speak TLS.
+    pub(crate) tls: Option<TlsFiles>,
 }
 
 /// Works out how to serve.
@@ -264,6 +274,11 @@ pub(crate) fn resolve(global: &Global, args: ServeArgs) -> Result<Resolved, Fail
         listen,
         unix_socket,
         log: args.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
+        log_format: match (args.log_format, file.log_format) {
+            (Some(format), _) => format,
+            (None, Some(text)) => text.parse()?,
+            (None, None) => LogFormat::default(),
+        },
         host_image: !args.no_host_image && file.host_image.unwrap_or(true),
         gateway,
         vercel,
@@ -276,6 +291,7 @@ pub(crate) fn resolve(global: &Global, args: ServeArgs) -> Result<Resolved, Fail
         commands: commands(&file.storage)?,
         record_changes: file.storage.record_changes.unwrap_or(true),
         api: api::api(file.api)?,
+        tls: file.tls.map(tls::tls).transpose()?,
     })
 }
 

@@ -55,6 +55,9 @@ pub(crate) enum Failure {
     /// `fsck` found damage.
     #[error("the data directory is damaged")]
     DataDamaged,
+    /// `backup verify` found something.
+    #[error("the backup is damaged")]
+    BackupDamaged,
     /// `audit verify` found something.
     #[error("the audit log was changed")]
     AuditChanged,
@@ -85,9 +88,11 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Client(error) => client_code(error),
-            Self::Here { .. } | Self::HostRequirements | Self::DataDamaged | Self::AuditChanged => {
-                1
-            }
+            Self::Here { .. }
+            | Self::HostRequirements
+            | Self::DataDamaged
+            | Self::BackupDamaged
+            | Self::AuditChanged => 1,
             Self::NoServer { .. } => 3,
             Self::Some { code, .. } => *code,
             Self::OutputClosed => 141,
@@ -109,6 +114,7 @@ impl Failure {
             | Self::Some { .. }
             | Self::HostRequirements
             | Self::DataDamaged
+            | Self::BackupDamaged
             | Self::AuditChanged => 125,
         }
     }
@@ -122,6 +128,10 @@ impl Failure {
             Self::Here { hint, .. } => hint.as_deref(),
             Self::DataDamaged => Some(
                 "undamaged snapshots can still be resumed; `keep serve` does not touch damaged files",
+            ),
+            Self::BackupDamaged => Some(
+                "an earlier backup may be whole: `keep backup verify --all`; the next `keep backup create` does not \
+                 repair what is there, so make one in a new directory",
             ),
             Self::AuditChanged => Some(
                 "docs/AUDIT.md says what each finding means; new entries are recorded after a gap",
@@ -155,6 +165,7 @@ impl Failure {
             Self::OutputClosed => "output_closed",
             Self::HostRequirements => "host_unfit",
             Self::DataDamaged => "data_damaged",
+            Self::BackupDamaged => "backup_damaged",
             Self::AuditChanged => "audit_changed",
         }
     }
@@ -168,8 +179,12 @@ impl Failure {
         if let Some(hint) = self.hint() {
             error["hint"] = hint.into();
         }
-        if let Self::Client(ClientError::Api { status, findings, conflicts, .. }) = self {
+        if let Self::Client(ClientError::Api { status, findings, conflicts, request_id, .. }) = self
+        {
             error["status"] = (*status).into();
+            if let Some(id) = request_id {
+                error["request_id"] = (**id).into();
+            }
             if !findings.is_empty() {
                 error["findings"] = serde_json::to_value(findings).unwrap_or_default();
             }
@@ -193,6 +208,10 @@ impl Failure {
         }
         if let Some(hint) = self.hint() {
             text.push_str(&format!("{} {hint}\n", paint.cyan("hint:")));
+        }
+        // Who runs the server finds these lines in its log.
+        if let Self::Client(ClientError::Api { status: 500, request_id: Some(id), .. }) = self {
+            text.push_str(&format!("{} {id}\n", paint.cyan("request:")));
         }
         text
     }
@@ -238,6 +257,7 @@ mod tests {
             hint: Some("do".to_owned()),
             findings: Vec::new(),
             conflicts: Box::default(),
+            request_id: None,
         })
     }
 

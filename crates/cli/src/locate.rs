@@ -35,6 +35,9 @@ pub(crate) struct ClientFile {
     pub(crate) unix_socket: Option<PathBuf>,
     /// A key that may do everything.
     pub(crate) key: String,
+    /// The CA certificates to trust for its HTTPS address, if the system does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ca: Option<PathBuf>,
 }
 
 /// A directory, whatever its path is: a move keeps this, a copy has another.
@@ -120,14 +123,15 @@ pub(crate) fn client(global: &Global) -> Result<Client, Failure> {
         let local = local.filter(|local| local.url.as_deref() == Some(url) || {
             matches!(&endpoint, Endpoint::Unix { path } if local.unix_socket.as_ref() == Some(path))
         });
-        let key = global.key.clone().or_else(|| local.map(|local| local.key));
-        return Ok(Client::new(endpoint, key.as_deref())?);
+        let (local_key, local_ca) = local.map(|local| (local.key, local.ca)).unzip();
+        let key = global.key.clone().or(local_key);
+        return to(endpoint, key.as_deref(), global.ca.as_deref(), local_ca.flatten().as_deref());
     }
     match file {
         Some((_, Ok(local))) => {
             let endpoint = local.endpoint().ok_or_else(|| nowhere(&places))?;
             let key = global.key.as_deref().unwrap_or(&local.key);
-            Ok(Client::new(endpoint, Some(key))?)
+            to(endpoint, Some(key), global.ca.as_deref(), local.ca.as_deref())
         }
         Some((place, Err(error))) => {
             let message = format!("cannot read `{}`", place.join(ClientFile::NAME).display());
@@ -142,6 +146,27 @@ pub(crate) fn client(global: &Global) -> Result<Client, Failure> {
         }
         None => Err(nowhere(&places)),
     }
+}
+
+/// A client that trusts the given CA certificates, else those that the local server said, else the system's alone.
+fn to(
+    endpoint: Endpoint,
+    key: Option<&str>,
+    given: Option<&Path>,
+    local: Option<&Path>,
+) -> Result<Client, Failure> {
+    let is_tls = matches!(endpoint, Endpoint::Tls { .. });
+    match given.or(local.filter(|path| is_tls && path.exists())) {
+        Some(ca) => Ok(Client::trusting(endpoint, key, ca)?),
+        None => Ok(Client::new(endpoint, key)?),
+    }
+}
+
+/// The CA certificates that clients of the server's HTTP address need, if the system's do not do.
+pub(crate) fn ca(global: &Global) -> Option<PathBuf> {
+    let places = data_places(global.data.as_deref());
+    let known = || places.iter().find_map(|place| ClientFile::read(place).ok()?.ca);
+    global.ca.clone().or_else(known)
 }
 
 /// The server's HTTP address, for clients that cannot use a socket file.
@@ -212,6 +237,7 @@ mod tests {
             url: url.map(str::to_owned),
             key: None,
             project: None,
+            ca: None,
             data: Some(data.to_path_buf()),
         }
     }
@@ -221,6 +247,7 @@ mod tests {
             url: Some("http://127.0.0.1:7001".to_owned()),
             unix_socket: Some(PathBuf::from("/nowhere/keep.sock")),
             key: "skp_x".to_owned(),
+            ca: None,
         }
     }
 

@@ -10,6 +10,7 @@ mod failure;
 mod greeting;
 mod host;
 mod locate;
+mod logging;
 mod machines;
 mod memory;
 mod notify;

@@ -6,8 +6,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::IsTerminal as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,9 +19,8 @@ use sandkeep_core::engine::{Engine, Parts, Settings};
 use sandkeep_core::model::{Name, Scope};
 use sandkeep_core::store::Store;
 use sandkeep_core::store::image::{HOST, ImageSettings, Images, Reporter};
-use sandkeep_server::{ServeConfig, Server};
+use sandkeep_server::{ServeConfig, ServeError, Server, TlsFiles};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 use crate::args::{Global, ServeArgs};
 use crate::config::{self, MicrovmSettings, Resolved};
@@ -30,6 +28,7 @@ use crate::failure::Failure;
 use crate::greeting::greeting;
 use crate::host;
 use crate::locate::ClientFile;
+use crate::logging;
 use crate::machines::Machines;
 use crate::notify;
 use crate::screen::{Paint, Screen};
@@ -46,7 +45,7 @@ const PREBUILT: usize = 2;
 pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failure> {
     let config = config::resolve(global, args)?;
     host::need_root("keep serve")?;
-    start_logging(&config.log)?;
+    logging::start(&config.log, config.log_format)?;
     raise_file_limit();
     warn_of_plain_text(&config);
     // Listened for from the start: a stop that comes early must not be lost.
@@ -60,12 +59,17 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
         gateway: config.gateway.clone(),
         vercel: config.vercel.clone(),
         web: config.api.web.clone(),
+        tls: config.tls.clone(),
     })
     .await
     .map_err(|error| {
-        let hint = match is_full(&store) {
-            true => no_room_hint(&config.data),
-            false => "another server may have it; choose another with --listen or --unix-socket"
+        let hint = match error {
+            ServeError::Tls(_) => {
+                "make a certificate and key with `keep tls init`, or correct [tls] in the settings"
+                    .to_owned()
+            }
+            _ if is_full(&store) => no_room_hint(&config.data),
+            _ => "another server may have it; choose another with --listen or --unix-socket"
                 .to_owned(),
         };
         Failure::caused("cannot listen", error).with_hint(hint)
@@ -113,12 +117,16 @@ fn raise_file_limit() {
 
 /// Keys, files and secrets go over the network as they are, unless something in front of this server speaks TLS.
 fn warn_of_plain_text(config: &Resolved) {
+    if config.tls.is_some() {
+        return;
+    }
     let open = in_plain_text(&config.listen, config.gateway.public_url.as_deref());
     if !open.is_empty() {
         tracing::warn!(
             listen = open.join(", "),
             "WARNING: listening beyond loopback without TLS. Keys, secrets and files cross the network in plain text; whoever reads a \
-             key has your sandboxes. Put a TLS proxy in front and set `[gateway] public_url = \"https://...\"`, or listen on 127.0.0.1"
+             key has your sandboxes. Set [tls] (`keep tls init` makes a certificate), or put a TLS proxy in front and set \
+             `[gateway] public_url = \"https://...\"`, or listen on 127.0.0.1"
         );
     }
 }
@@ -238,19 +246,6 @@ pub(crate) fn forget_index(data: &Path) -> Result<(), Failure> {
     }
 }
 
-fn start_logging(filter: &str) -> Result<(), Failure> {
-    let hint = "write error, warn, info, debug or trace, or a filter like `sandkeep_core=debug`";
-    let filter = EnvFilter::try_new(filter)
-        .map_err(|error| Failure::caused("invalid log filter", error).with_hint(hint))?;
-    let colours = Paint::for_errors() == Paint::of(true) && std::io::stderr().is_terminal();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(colours)
-        .init();
-    Ok(())
-}
-
 /// Resolves when the server is to end.
 fn told_to_end() -> Result<impl Future<Output = ()> + Send, Failure> {
     let on = |kind: SignalKind| {
@@ -302,9 +297,10 @@ async fn introduce(
         }
     };
     let file = ClientFile {
-        url: server.addresses().first().map(|address| format!("http://{address}")),
+        url: server.addresses().first().map(|address| own_url(*address, config.tls.is_some())),
         unix_socket: config.unix_socket.clone(),
         key,
+        ca: config.tls.as_ref().and_then(own_ca),
     };
     if ClientFile::read(&config.data).is_ok_and(|there| there == file) {
         return Ok(file);
@@ -319,6 +315,24 @@ async fn introduce(
         })?,
     }
     Ok(file)
+}
+
+/// Where clients on this machine find the server.
+fn own_url(address: SocketAddr, tls: bool) -> String {
+    // A certificate has no name for "all addresses".
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if tls && ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if tls && ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    let scheme = if tls { "https" } else { "http" };
+    format!("{scheme}://{}", SocketAddr::new(ip, address.port()))
+}
+
+/// The CA that `keep tls init` made beside a certificate.
+fn own_ca(files: &TlsFiles) -> Option<PathBuf> {
+    let ca = files.certificate.parent()?.join("ca.pem");
+    ca.is_file().then_some(ca)
 }
 
 /// Makes the image `host` while nobody waits for it. A sandbox that comes first makes it itself.

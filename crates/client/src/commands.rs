@@ -12,11 +12,12 @@ use tokio_tungstenite::tungstenite::Message;
 use crate::body::{Lines, Upload};
 use crate::paging::Pages;
 use crate::sandboxes::sandbox;
-use crate::transport::{Call, Wire};
+use crate::transport::Call;
 use crate::types::{
     Channel, ClientMessage, Command, CommandChangeList, ExecEvent, ExecRequest, ExecResult,
     Session, Signal, SignalRequest, TermSize,
 };
+use crate::wire::Wire;
 use crate::{Client, Error};
 
 /// What a command says.

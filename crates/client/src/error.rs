@@ -1,6 +1,7 @@
 //! The errors of the client: what the server answered, or why it could not be reached or understood.
 
 use std::io;
+use std::path::PathBuf;
 
 use crate::types::{ErrorAnswer, ErrorBody, Finding, MergeConflict, present_code};
 
@@ -24,6 +25,8 @@ pub enum Error {
         findings: Vec<Finding>,
         /// Paths that cannot be merged, when that is why.
         conflicts: Box<[MergeConflict]>,
+        /// The id of the request, as in the server's log.
+        request_id: Option<Box<str>>,
     },
     /// No server answers at the address.
     #[error("cannot reach the server at {url}")]
@@ -49,8 +52,18 @@ pub enum Error {
         /// What was expected, and what came.
         reason: String,
     },
+    /// The certificates to trust cannot be loaded.
+    #[error("cannot use the CA certificates in `{path}`", path = path.display())]
+    BadCa {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: io::Error,
+    },
     /// An invalid address.
-    #[error("`{text}` is not a server address; write `http://host:port` or `unix:///path`")]
+    #[error(
+        "`{text}` is not a server address; write `http://host:port`, `https://host:port` or `unix:///path`"
+    )]
     BadUrl {
         /// What was given.
         text: String,
@@ -72,6 +85,7 @@ impl Error {
         match self {
             Self::Api { code, .. } => Some(code),
             Self::Connect { .. }
+            | Self::BadCa { .. }
             | Self::Broken { .. }
             | Self::Protocol { .. }
             | Self::BadUrl { .. }
@@ -85,6 +99,9 @@ impl Error {
         match self {
             Self::Api { hint, .. } => hint.as_deref(),
             Self::Connect { hint, .. } => Some(hint),
+            Self::BadCa { .. } => Some(
+                "name a file with the CA's certificate in PEM form; `keep tls init` writes it as tls/ca.pem",
+            ),
             Self::Broken { .. }
             | Self::Protocol { .. }
             | Self::BadUrl { .. }
@@ -98,6 +115,7 @@ impl Error {
         match self {
             Self::Api { findings, .. } => findings,
             Self::Connect { .. }
+            | Self::BadCa { .. }
             | Self::Broken { .. }
             | Self::Protocol { .. }
             | Self::BadUrl { .. }
@@ -111,6 +129,7 @@ impl Error {
         match self {
             Self::Api { conflicts, .. } => conflicts,
             Self::Connect { .. }
+            | Self::BadCa { .. }
             | Self::Broken { .. }
             | Self::Protocol { .. }
             | Self::BadUrl { .. }
@@ -124,7 +143,10 @@ impl Error {
         match self {
             Self::Api { status, .. } => matches!(status, 429 | 502 | 503 | 504),
             Self::Connect { .. } | Self::Broken { .. } => true,
-            Self::Protocol { .. } | Self::BadUrl { .. } | Self::Local { .. } => false,
+            Self::Protocol { .. }
+            | Self::BadCa { .. }
+            | Self::BadUrl { .. }
+            | Self::Local { .. } => false,
         }
     }
 
@@ -140,9 +162,10 @@ impl Error {
     }
 
     pub(crate) fn from_body(status: u16, error: ErrorBody) -> Self {
-        let ErrorBody { code, aliases: _, message, hint, findings, conflicts } = error;
+        let ErrorBody { code, aliases: _, message, hint, findings, conflicts, request_id } = error;
         let code = present_code(&code).to_owned();
-        Self::Api { status, code, message, hint, findings, conflicts: conflicts.into() }
+        let (conflicts, request_id) = (conflicts.into(), request_id.map(String::into_boxed_str));
+        Self::Api { status, code, message, hint, findings, conflicts, request_id }
     }
 
     /// Reads an error response. A body in another format (a proxy's page) is quoted, truncated.

@@ -1,7 +1,7 @@
 //! A typed client of Sandkeep's `/v1` API.
 //!
-//! [`types`] are the data types of the API, which the server uses as well. [`Client`] sends them over TCP
-//! or a Unix socket, keeps connections alive between calls, and can be cloned and shared freely.
+//! [`types`] are the data types of the API, which the server uses as well. [`Client`] sends them over TCP,
+//! with or without TLS, or a Unix socket, keeps connections alive between calls, and can be cloned and shared freely.
 //! Nothing here prints, reads the environment or looks for servers: the caller says where and with
 //! which key.
 //!
@@ -46,10 +46,13 @@ mod secrets;
 mod services;
 mod snapshots;
 mod tenants;
+mod tls;
 mod transport;
 mod trash;
 mod webhooks;
+mod wire;
 
+use std::path::Path;
 use std::sync::Arc;
 
 pub use sandkeep_types as types;
@@ -69,6 +72,7 @@ pub use runs::{ApprovalQuery, RunQuery};
 pub use sandboxes::ListSandboxes;
 pub use transport::Endpoint;
 
+use tls::Trust;
 use transport::Transport;
 
 /// A server, and the key to it.
@@ -84,7 +88,20 @@ impl Client {
     ///
     /// [`Error::Protocol`] if `key` cannot be sent in a header.
     pub fn new(endpoint: Endpoint, key: Option<&str>) -> Result<Self, Error> {
-        Ok(Self { transport: Arc::new(Transport::new(endpoint, key)?) })
+        let trust = Trust::default();
+        Ok(Self { transport: Arc::new(Transport::new(endpoint, key, trust)?) })
+    }
+
+    /// A client that trusts the CA certificates in a file (PEM), besides those of the system. Nothing is sent until the
+    /// first call.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::BadCa`] if the file cannot be read or holds no certificate, [`Error::Protocol`] if `key` cannot be sent in
+    /// a header.
+    pub fn trusting(endpoint: Endpoint, key: Option<&str>, ca: &Path) -> Result<Self, Error> {
+        let trust = Trust::with_ca(ca)?;
+        Ok(Self { transport: Arc::new(Transport::new(endpoint, key, trust)?) })
     }
 
     /// The same client, acting for another project. Only keys that may do everything can.

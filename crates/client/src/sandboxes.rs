@@ -5,8 +5,8 @@ use crate::query::Target;
 use crate::transport::Call;
 use crate::types::{
     Checkpoint, Class, CreateSandbox, Delete, Deleted, Extend, Fork, Forks, Opened, Paged, Pause,
-    Paused, Quarantine, Rollback, RolledBack, Sandbox, Session, Snapshot, Start, State, Stop,
-    Stopped, Tree, UpdateSandbox, Why,
+    Paused, Quarantine, Rollback, RolledBack, Sandbox, SandboxStats, Session, Snapshot, Start,
+    State, Stop, Stopped, Tree, UpdateSandbox, Why,
 };
 use crate::{Client, Error};
 
@@ -44,6 +44,18 @@ impl Client {
     /// Gets a sandbox. Never wakes it.
     pub async fn sandbox(&self, name: &str) -> Result<Sandbox, Error> {
         self.transport.json(Call::get(sandbox(name, &[]))).await
+    }
+
+    /// What a sandbox uses at this moment. Never wakes it.
+    pub async fn stats(&self, name: &str) -> Result<SandboxStats, Error> {
+        self.transport.json(Call::get(sandbox(name, &["stats"]))).await
+    }
+
+    /// What the running sandboxes of the project use at this moment.
+    pub async fn all_stats(&self) -> Result<Vec<SandboxStats>, Error> {
+        let page: Paged<SandboxStats> =
+            self.transport.json(Call::get(Target::new(&["stats"]))).await?;
+        Ok(page.items)
     }
 
     /// Lists sandboxes.

@@ -6,7 +6,7 @@ use crate::query::Target;
 use crate::transport::Call;
 use crate::types::{
     CreateKey, CreateProject, Damage, Fsck, FsckRequest, Health, IssueToken, Key, NewKey, Paged,
-    Project, SpaceUsage, Token, WhoAmI,
+    Project, Readiness, SpaceUsage, Token, WhoAmI,
 };
 use crate::{Client, Error};
 
@@ -16,6 +16,11 @@ impl Client {
     /// Asks whether the server is up. Needs no key.
     pub async fn health(&self) -> Result<Health, Error> {
         self.transport.json(Call::get("/healthz")).await
+    }
+
+    /// Asks whether the server takes work. Needs no key.
+    pub async fn ready(&self) -> Result<Readiness, Error> {
+        self.transport.json(Call::get("/readyz")).await
     }
 
     /// Asks whom the key acts for.

@@ -8,10 +8,8 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::Incoming;
@@ -23,7 +21,6 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite;
@@ -31,12 +28,19 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 use crate::Error;
 use crate::body::{Download, Outgoing, Upload, whole};
+use crate::tls::Trust;
+use crate::wire::{HeardOut, Wire};
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
-    /// Plain HTTP. For anything but the own machine, put something that encrypts in between.
+    /// Plain HTTP. For anything but the own machine, use TLS.
     Tcp {
+        /// `host:port`.
+        authority: String,
+    },
+    /// HTTPS.
+    Tls {
         /// `host:port`.
         authority: String,
     },
@@ -58,7 +62,10 @@ impl FromStr for Endpoint {
                 false => Err(bad()),
             };
         }
-        let rest = text.strip_prefix("http://").ok_or_else(bad)?;
+        let (rest, usual_port) = match text.strip_prefix("https://") {
+            Some(rest) => (rest, Some(443)),
+            None => (text.strip_prefix("http://").ok_or_else(bad)?, None),
+        };
         let authority = rest.strip_suffix('/').unwrap_or(rest);
         let parsed: hyper::http::uri::Authority = authority.parse().map_err(|_| bad())?;
         if parsed.host().is_empty() || authority.contains('@') {
@@ -66,9 +73,12 @@ impl FromStr for Endpoint {
         }
         let authority = match parsed.port() {
             Some(_) => authority.to_owned(),
-            None => format!("{authority}:80"),
+            None => format!("{authority}:{}", usual_port.unwrap_or(80)),
         };
-        Ok(Self::Tcp { authority })
+        Ok(match usual_port {
+            Some(_) => Self::Tls { authority },
+            None => Self::Tcp { authority },
+        })
     }
 }
 
@@ -76,6 +86,7 @@ impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp { authority } => write!(f, "http://{authority}"),
+            Self::Tls { authority } => write!(f, "https://{authority}"),
             Self::Unix { path } => write!(f, "unix://{}", path.display()),
         }
     }
@@ -95,6 +106,8 @@ pub(crate) struct Transport {
     endpoint: Endpoint,
     bearer: Option<HeaderValue>,
     project: Option<HeaderValue>,
+    /// For TLS endpoints.
+    trust: Arc<Trust>,
     // Held only to push and pop, never across an await.
     idle: Idle,
 }
@@ -157,7 +170,7 @@ impl Call {
 }
 
 impl Transport {
-    pub(crate) fn new(endpoint: Endpoint, key: Option<&str>) -> Result<Self, Error> {
+    pub(crate) fn new(endpoint: Endpoint, key: Option<&str>, trust: Trust) -> Result<Self, Error> {
         let bearer = match key {
             None => None,
             Some(key) => {
@@ -167,7 +180,8 @@ impl Transport {
                 Some(value)
             }
         };
-        Ok(Self { endpoint, bearer, project: None, idle: Arc::default() })
+        let trust = Arc::new(trust);
+        Ok(Self { endpoint, bearer, project: None, trust, idle: Arc::default() })
     }
 
     /// The same, for another project. Connections are shared.
@@ -178,6 +192,7 @@ impl Transport {
             endpoint: self.endpoint.clone(),
             bearer: self.bearer.clone(),
             project: Some(value),
+            trust: Arc::clone(&self.trust),
             idle: Arc::clone(&self.idle),
         })
     }
@@ -313,8 +328,7 @@ impl Transport {
 
     /// Opens a connection. One for an `upload` is for one exchange alone: see [`HeardOut`].
     async fn open(&self, upload: bool) -> Result<Connection, Error> {
-        let wire = HeardOut { wire: self.connect().await?, upload, deaf: false };
-        let wire = TokioIo::new(wire);
+        let wire = TokioIo::new(HeardOut::new(self.connect().await?, upload));
         let (sender, connection) =
             http1::handshake(wire).await.map_err(|error| Error::broken("greeting it", error))?;
         // Ends when the sender is dropped or the server hangs up; its errors reach the sender.
@@ -337,6 +351,11 @@ impl Transport {
                 let _ = stream.set_nodelay(true);
                 Ok(Wire::Tcp(stream))
             }
+            Endpoint::Tls { authority } => {
+                let stream = TcpStream::connect(authority).await.map_err(failed)?;
+                let _ = stream.set_nodelay(true);
+                self.trust.handshake(&self.endpoint, authority, stream).await
+            }
             Endpoint::Unix { path } => {
                 UnixStream::connect(path).await.map(Wire::Unix).map_err(failed)
             }
@@ -345,7 +364,7 @@ impl Transport {
 
     fn authority(&self) -> &str {
         match &self.endpoint {
-            Endpoint::Tcp { authority } => authority,
+            Endpoint::Tcp { authority } | Endpoint::Tls { authority } => authority,
             Endpoint::Unix { .. } => "localhost",
         }
     }
@@ -363,140 +382,6 @@ fn connect_hint(endpoint: &Endpoint, kind: io::ErrorKind) -> String {
     }
 }
 
-/// A connection of either kind.
-#[derive(Debug)]
-pub(crate) enum Wire {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-impl AsyncRead for Wire {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
-        }
-    }
-}
-
-impl AsyncWrite for Wire {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Self::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Unix(stream) => Pin::new(stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
-    }
-}
-
-/// A connection that still hears the server's answer when the server has stopped reading.
-///
-/// A server that refuses an upload answers and hangs up before it has read everything. Writing fails
-/// then, while the answer, which tells why, is there to be read. So what is written after that is dropped,
-/// and what is read decides: an answer, or the end of the connection. Only uploads do so: any other request
-/// that could not be written goes again on another connection.
-#[derive(Debug)]
-struct HeardOut {
-    wire: Wire,
-    upload: bool,
-    /// Whether the server has stopped reading.
-    deaf: bool,
-}
-
-impl HeardOut {
-    /// What a write came to, given how many bytes there were to write.
-    fn written(
-        &mut self,
-        outcome: Poll<io::Result<usize>>,
-        length: usize,
-    ) -> Poll<io::Result<usize>> {
-        match outcome {
-            Poll::Ready(Err(error)) if self.upload && hung_up(&error) => {
-                self.deaf = true;
-                Poll::Ready(Ok(length))
-            }
-            other => other,
-        }
-    }
-}
-
-fn hung_up(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
-}
-
-impl AsyncRead for HeardOut {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.wire).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for HeardOut {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        if self.deaf {
-            return Poll::Ready(Ok(bytes.len()));
-        }
-        let outcome = Pin::new(&mut self.wire).poll_write(cx, bytes);
-        self.written(outcome, bytes.len())
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        pieces: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let length = pieces.iter().map(|piece| piece.len()).sum();
-        if self.deaf {
-            return Poll::Ready(Ok(length));
-        }
-        let outcome = Pin::new(&mut self.wire).poll_write_vectored(cx, pieces);
-        self.written(outcome, length)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.wire.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.deaf {
-            true => Poll::Ready(Ok(())),
-            false => Pin::new(&mut self.wire).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.wire).poll_shutdown(cx)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::Endpoint;
@@ -509,12 +394,14 @@ mod tests {
             ("http://127.0.0.1:7777/", "http://127.0.0.1:7777"),
             ("http://keep.example", "http://keep.example:80"),
             ("http://[::1]:7777", "http://[::1]:7777"),
+            ("https://keep.example", "https://keep.example:443"),
+            ("https://[::1]:7777/", "https://[::1]:7777"),
             ("unix:///run/keep.sock", "unix:///run/keep.sock"),
         ] {
             assert_eq!(read(text).as_deref(), Some(meant), "{text}");
         }
         for text in
-            ["", "localhost:7777", "https://x", "unix://", "unix://a", "http://", "http://a/b"]
+            ["", "localhost:7777", "https://", "unix://", "unix://a", "http://", "http://a/b"]
         {
             assert_eq!(read(text), None, "{text}");
         }

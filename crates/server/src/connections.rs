@@ -60,6 +60,18 @@ struct State {
     keys: HashMap<KeyId, usize>,
     /// Those that were closed and are not gone yet.
     leaving: usize,
+    /// How many were closed to make room since the start, and how many found none.
+    displaced: u64,
+    refused: u64,
+}
+
+/// Who is connected, in numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ConnectionCounts {
+    pub(crate) tcp: usize,
+    pub(crate) unix: usize,
+    pub(crate) displaced: u64,
+    pub(crate) refused: u64,
 }
 
 #[derive(Debug, Default)]
@@ -105,8 +117,13 @@ impl Connections {
 
     /// Takes a connection in.
     pub(crate) fn admit(self: &Arc<Self>, peer: Option<IpAddr>) -> Result<Arc<Slot>, Full> {
-        let from = peer.map(network);
         let mut state = self.lock();
+        let admitted = self.admit_to(&mut state, peer.map(network));
+        state.refused += u64::from(admitted.is_err());
+        admitted
+    }
+
+    fn admit_to(self: &Arc<Self>, state: &mut State, from: Source) -> Result<Arc<Slot>, Full> {
         let here = state.from.get(&from).map_or(0, |group| group.count);
         let most = if from.is_some() { self.per_address } else { self.local };
         if here >= most {
@@ -134,6 +151,14 @@ impl Connections {
         state.from.entry(from).or_default().count += 1;
         state.rest(id);
         Ok(Arc::new(Slot { connections: Arc::clone(self), id, cut }))
+    }
+
+    /// Who is connected, in numbers.
+    pub(crate) fn counts(&self) -> ConnectionCounts {
+        let state = self.lock();
+        let unix = state.from.get(&None).map_or(0, |group| group.count);
+        let (displaced, refused) = (state.displaced, state.refused);
+        ConnectionCounts { tcp: state.total, unix, displaced, refused }
     }
 
     /// Whether so many are being closed that the next one should wait.
@@ -191,6 +216,7 @@ impl State {
     fn evict(&mut self, id: u64) {
         if let Some(cut) = self.strike(id) {
             self.leaving += 1;
+            self.displaced += 1;
             cut.notify_one();
         }
     }

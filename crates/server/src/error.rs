@@ -28,6 +28,7 @@ impl ApiError {
             hint: None,
             findings: Vec::new(),
             conflicts: Vec::new(),
+            request_id: crate::request_id::current(),
         });
         Self { status, body, retry_after: None }
     }

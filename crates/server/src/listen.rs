@@ -11,6 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::Router;
@@ -21,11 +22,13 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use crate::api::{self, App};
 use crate::connections::{Counted, Slot, Via, turn_away, turn_away_local};
 use crate::limits::Limits;
+use crate::tls::{Tls, TlsError, TlsFiles};
 use sandkeep_client::types::error_chain;
 use sandkeep_core::engine::Engine;
 
@@ -46,6 +49,8 @@ pub struct ServeConfig {
     pub vercel: crate::VercelSettings,
     /// Which names and web pages may reach the API.
     pub web: crate::WebSettings,
+    /// Certificate and key, if the addresses speak TLS.
+    pub tls: Option<TlsFiles>,
 }
 
 /// Why the server could not listen.
@@ -74,6 +79,9 @@ pub enum ServeError {
         /// Where.
         path: PathBuf,
     },
+    /// Certificate and key cannot be used.
+    #[error("cannot load the TLS certificate")]
+    Tls(#[from] TlsError),
 }
 
 /// Listens as `config` says and serves until `shutdown`.
@@ -100,6 +108,7 @@ pub struct Server {
     gateway: crate::GatewaySettings,
     vercel: crate::VercelSettings,
     web: crate::WebSettings,
+    tls: Option<Arc<Tls>>,
 }
 
 impl Server {
@@ -109,6 +118,7 @@ impl Server {
     ///
     /// Returns [`ServeError`] when one cannot be had.
     pub async fn bind(config: ServeConfig) -> Result<Self, ServeError> {
+        let tls = config.tls.map(Tls::load).transpose()?;
         let mut tcp = Vec::with_capacity(config.tcp.len());
         for address in config.tcp {
             let listener = TcpListener::bind(address).await;
@@ -119,7 +129,7 @@ impl Server {
             None => None,
         };
         let ServeConfig { scratch, limits, gateway, vercel, web, .. } = config;
-        Ok(Self { tcp, unix, scratch, limits, gateway, vercel, web })
+        Ok(Self { tcp, unix, scratch, limits, gateway, vercel, web, tls })
     }
 
     /// The addresses that were got; of use when a port was left to the system.
@@ -134,8 +144,12 @@ impl Server {
         let drain = self.limits.drain;
         let local = self.addresses().first().copied();
         let web = self.web.with(&self.gateway, &self.vercel);
-        let app = App::new(engine, self.limits, self.scratch, self.gateway, self.vercel);
-        let app = Arc::new(App { local, web, ..app });
+        let gateway = crate::GatewaySettings { tls: self.tls.is_some(), ..self.gateway };
+        let app = App::new(engine, self.limits, self.scratch, gateway, self.vercel);
+        let app = Arc::new(App { local, web, tls: self.tls, ..app });
+        if let Some(tls) = &app.tls {
+            app.spawn_until_shutdown(Arc::clone(tls).watch());
+        }
         let router = api::router(Arc::clone(&app));
         let mut loops = tokio::task::JoinSet::new();
         for listener in self.tcp {
@@ -167,19 +181,17 @@ async fn accept_tcp(listener: TcpListener, router: Router, app: Arc<App>) {
         match accepted {
             Ok((stream, peer)) => {
                 let Ok(slot) = app.connections.admit(Some(peer.ip())) else {
-                    turn_away(stream);
+                    // Who speaks TLS cannot be told: that would take a handshake.
+                    if app.tls.is_none() {
+                        turn_away(stream);
+                    }
                     continue;
                 };
                 // Small answers must not wait for the kernel to gather more.
                 let _ = stream.set_nodelay(true);
                 notice_the_dead(&stream);
-                app.tasks.spawn(connection(
-                    stream,
-                    slot,
-                    Peer(Some(peer.ip())),
-                    router.clone(),
-                    Arc::clone(&app),
-                ));
+                let (peer, of) = (Peer(Some(peer.ip())), Arc::clone(&app));
+                app.tasks.spawn(tcp_connection(stream, slot, peer, router.clone(), of));
                 while app.connections.is_busy_closing() && !closing.is_cancelled() {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
@@ -202,13 +214,11 @@ async fn accept_unix(listener: UnixListener, router: Router, app: Arc<App>) {
                     turn_away_local(stream);
                     continue;
                 };
-                app.tasks.spawn(connection(
-                    stream,
-                    slot,
-                    Peer(None),
-                    router.clone(),
-                    Arc::clone(&app),
-                ));
+                let by = Instant::now() + app.limits.first_request;
+                // The stream has the place from here on, wherever an upgrade takes it.
+                let stream = Counted::new(stream, Arc::clone(&slot));
+                let of = Arc::clone(&app);
+                app.tasks.spawn(connection(stream, slot, Peer(None), by, router.clone(), of));
             }
             Err(error) => pause(&error).await,
         }
@@ -266,8 +276,44 @@ where
     }
 }
 
-async fn connection<S>(stream: S, slot: Arc<Slot>, peer: Peer, router: Router, app: Arc<App>)
-where
+/// Serves a TCP connection, after the handshake if this server speaks TLS.
+async fn tcp_connection(
+    stream: TcpStream,
+    slot: Arc<Slot>,
+    peer: Peer,
+    router: Router,
+    app: Arc<App>,
+) {
+    let by = Instant::now() + app.limits.first_request;
+    let Some(tls) = app.tls.clone() else {
+        let stream = Counted::new(stream, Arc::clone(&slot));
+        return connection(stream, slot, peer, by, router, app).await;
+    };
+    let secured = tokio::select! {
+        secured = tls.accept(stream, Arc::clone(&slot)) => secured,
+        () = slot.cut() => return,
+        () = app.closing.cancelled() => return,
+        () = tokio::time::sleep_until(by) => return,
+    };
+    match secured {
+        Ok(Some(stream)) => connection(stream, slot, peer, by, router, app).await,
+        Ok(None) => {}
+        Err(error) => {
+            app.http.handshakes_failed.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(%error, "a TLS handshake failed");
+        }
+    }
+}
+
+/// Serves a connection whose first request must have come `by` then.
+async fn connection<S>(
+    stream: S,
+    slot: Arc<Slot>,
+    peer: Peer,
+    by: Instant,
+    router: Router,
+    app: Arc<App>,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let closing = app.closing.clone();
@@ -293,8 +339,6 @@ where
         let answer = service.call(request);
         async move { answer.await.map(|response| under_way.answered(response)) }
     });
-    // The stream has the place from here on, wherever an upgrade takes it.
-    let stream = Counted::new(stream, Arc::clone(&slot));
     let serving = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(serving);
     // Which HTTP it is to be shows in the first bytes, and for those nothing else sets a time.
@@ -303,7 +347,7 @@ where
         () = asked.notified() => None,
         () = closing.cancelled() => None,
         () = slot.cut() => return,
-        () = tokio::time::sleep(app.limits.first_request) => return,
+        () = tokio::time::sleep_until(by) => return,
     };
     let ended = match ended {
         Some(ended) => ended,

@@ -13,8 +13,8 @@ use utoipa::openapi::{Object, OpenApi as Document, Ref, RefOr, Schema};
 use utoipa::{Modify, OpenApi, ToSchema};
 
 use crate::api::{
-    approvals, audit, commands, drives, events, exec, files, forks, guard, images, metrics,
-    network, ports, runs, sandboxes, secrets, services, snapshots, tenants, trash, webhooks,
+    approvals, audit, commands, drives, events, exec, files, forks, guard, health, images, metrics,
+    network, ports, runs, sandboxes, secrets, services, snapshots, stats, tenants, trash, webhooks,
 };
 
 #[derive(OpenApi)]
@@ -25,7 +25,8 @@ use crate::api::{
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     paths(
-        tenants::health,
+        health::health,
+        health::ready,
         tenants::who_am_i,
         tenants::issue_token,
         tenants::usage,
@@ -47,6 +48,8 @@ use crate::api::{
         sandboxes::stop,
         sandboxes::pause,
         sandboxes::why,
+        stats::get,
+        stats::list,
         sandboxes::fork,
         sandboxes::checkpoint,
         sandboxes::rollback,

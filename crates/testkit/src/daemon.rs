@@ -6,7 +6,8 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -215,11 +216,19 @@ impl Daemon {
     #[must_use]
     pub fn recovering(&self) -> Option<u64> {
         let (url, _) = self.try_url_and_key()?;
-        let mut socket = std::net::TcpStream::connect(url.strip_prefix("http://")?).ok()?;
-        socket.set_read_timeout(Some(PATIENCE)).ok()?;
-        socket.write_all(b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n").ok()?;
-        let mut text = String::new();
-        socket.read_to_string(&mut text).ok()?;
+        let text = match url.strip_prefix("http://") {
+            Some(address) => {
+                let socket = std::net::TcpStream::connect(address).ok()?;
+                socket.set_read_timeout(Some(PATIENCE)).ok()?;
+                health(socket)?
+            }
+            // With TLS, the socket file is the way without.
+            None => {
+                let socket = UnixStream::connect(self.data().join("keep.sock")).ok()?;
+                socket.set_read_timeout(Some(PATIENCE)).ok()?;
+                health(socket)?
+            }
+        };
         let (_, body) = text.split_once("\r\n\r\n")?;
         serde_json::from_str::<Value>(body).ok()?["recovering"].as_u64()
     }
@@ -427,6 +436,14 @@ impl Daemon {
         }
         self.end(Signal::TERM);
     }
+}
+
+/// What `/healthz` answers.
+fn health(mut socket: impl Read + Write) -> Option<String> {
+    socket.write_all(b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n").ok()?;
+    let mut text = String::new();
+    socket.read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 impl Drop for Daemon {

@@ -31,6 +31,9 @@ pub struct ErrorBody {
     /// Paths that cannot be merged, when that is why (`merge_conflicts`); at most 1,000.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<MergeConflict>,
+    /// The id of the request, as in `X-Request-Id` and in the server's log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
 }
 
 /// An error with all its causes, in one line. A cause that the text before it contains is left out: transparent wrappers, and some

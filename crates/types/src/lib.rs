@@ -35,6 +35,7 @@ mod secret;
 mod service;
 mod session;
 mod snapshot;
+mod stats;
 mod tenant;
 mod trash;
 mod webhooks;
@@ -88,9 +89,10 @@ pub use secret::{
 pub use service::{Restart, Service, ServiceState, ServiceStatus, SetService};
 pub use session::{HookRun, Session, SessionChanges, SessionEnd, Usage};
 pub use snapshot::{Snapshot, SnapshotDeleted, SnapshotKind, SnapshotMemory, SnapshotSize};
+pub use stats::{LiveUsage, SandboxStats};
 pub use tenant::{
-    Audience, CreateKey, CreateProject, Damage, Fsck, FsckProblem, FsckRequest, Health, IssueToken,
-    Key, NewKey, Project, Scope, SpaceUsage, Token, WhoAmI,
+    Audience, CheckState, CreateKey, CreateProject, Damage, Fsck, FsckProblem, FsckRequest, Health,
+    IssueToken, Key, NewKey, Project, Readiness, ReadinessCheck, Scope, SpaceUsage, Token, WhoAmI,
 };
 pub use trash::{Restore, TrashEmptied, TrashItem};
 pub use webhooks::{

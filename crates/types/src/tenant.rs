@@ -203,6 +203,36 @@ pub struct FsckProblem {
     pub text: String,
 }
 
+/// The server takes work.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Readiness {
+    /// The server's version.
+    pub version: String,
+    /// What was looked at: `recovery`, `disk`, `drivers`, and `tls` if this server speaks it.
+    pub checks: Vec<ReadinessCheck>,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ReadinessCheck {
+    /// What.
+    pub name: String,
+    /// How it is.
+    pub state: CheckState,
+    /// What was found.
+    pub detail: String,
+}
+
+/// How a check came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CheckState {
+    /// As it should be.
+    Ok,
+    /// It works, and somebody should do something about it.
+    Warning,
+}
+
 /// The server is up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Health {

@@ -5,6 +5,7 @@
 //! [`Keep`], with commands in groups and defaults shown only where they apply.
 
 mod events;
+mod backup;
 mod exec;
 mod fork;
 mod network;
@@ -14,12 +15,15 @@ mod sandbox;
 mod server;
 mod stored;
 mod tenant;
+mod stats;
+mod tls;
 
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 pub(crate) use events::{AuditArgs, AuditCommand, AuditFilterArgs, EventsArgs, WebhookCommand};
+pub(crate) use backup::BackupCommand;
 pub(crate) use exec::{
     ExecArgs, ExecOptions, HistoryArgs, KillArgs, LogsArgs, PsArgs, RunArgs, ShellArgs,
 };
@@ -49,6 +53,8 @@ pub(crate) use stored::{DriveCommand, ImageCommand, SnapshotCommand, TrashComman
 pub(crate) use tenant::{
     KeyCommand, PlaceArg, ProjectCommand, ProjectNetworkArgs, ScopeArg, SecretCommand,
 };
+pub(crate) use stats::{StatsArgs, TopArgs, TopOrder};
+pub(crate) use tls::{TlsCommand, TlsInitArgs};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -66,8 +72,9 @@ Exit codes:
   128+ a signal ended the remote command: 128 plus its number
 
 Environment:
-  SANDKEEP_URL      address of the server: http://host:port or unix:///path
+  SANDKEEP_URL      address of the server: http://host:port, https://host:port or unix:///path
   SANDKEEP_KEY      the API key
+  SANDKEEP_CA       file of CA certificates to trust for an https:// address
   SANDKEEP_PROJECT  the project to use, with an admin key
   SANDKEEP_DATA     data directory of the local server; clients read its address and key there
   SANDKEEP_SECRETS_KEY  for `serve`: the key that encrypts secrets, 32 bytes in base64
@@ -92,12 +99,15 @@ pub(crate) struct Global {
     /// Print the response of the API as JSON; errors are one line of JSON on standard error
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Address of the server: http://host:port or unix:///path
+    /// Address of the server: http://host:port, https://host:port or unix:///path
     #[arg(long, global = true, env = "SANDKEEP_URL", value_name = "URL", hide_env_values = true)]
     pub(crate) url: Option<String>,
     /// API key
     #[arg(long, global = true, env = "SANDKEEP_KEY", value_name = "KEY", hide_env_values = true)]
     pub(crate) key: Option<String>,
+    /// CA certificates (PEM) to trust for an https:// address, besides the system's
+    #[arg(long, global = true, env = "SANDKEEP_CA", value_name = "FILE", hide_env_values = true)]
+    pub(crate) ca: Option<PathBuf>,
     /// Project to use; needs an admin key [default: the key's own]
     #[arg(
         long,
@@ -195,6 +205,12 @@ pub(crate) enum Command {
     Rm(RemoveArgs),
     /// Change the settings of a sandbox
     Update(Box<UpdateArgs>),
+    /// Show what running sandboxes use: CPU, memory, processes, network, disk
+    ///
+    /// Nothing is woken: a stopped sandbox uses nothing.
+    Stats(StatsArgs),
+    /// Show what running sandboxes use, live
+    Top(TopArgs),
     /// List the sessions of a sandbox and their resource usage
     Sessions(PsArgs),
     /// List, publish or unpublish ports of a sandbox
@@ -253,6 +269,12 @@ pub(crate) enum Command {
     /// Show disk usage
     #[command(visible_alias = "df")]
     Usage,
+    /// Back up and restore the data directory
+    #[command(subcommand)]
+    Backup(BackupCommand),
+    /// Make certificates for HTTPS
+    #[command(subcommand)]
+    Tls(TlsCommand),
     /// Prepare this host for the microvm driver
     #[command(subcommand)]
     Microvm(MicrovmCommand),
@@ -277,7 +299,7 @@ const GROUPS: [(&str, &[&str]); 8] = [
         "Manage sandboxes",
         &[
             "ls", "show", "why", "start", "stop", "pause", "update", "rm", "trash", "sessions",
-            "events",
+            "stats", "top", "events",
         ],
     ),
     ("Copy and go back", &["fork", "checkpoint", "rollback", "tree", "history", "snapshot"]),
@@ -290,7 +312,10 @@ const GROUPS: [(&str, &[&str]); 8] = [
     ),
     (
         "Run a server",
-        &["serve", "config", "doctor", "microvm", "usage", "fsck", "version", "completions", "man"],
+        &[
+            "serve", "config", "doctor", "tls", "backup", "microvm", "usage", "fsck", "version",
+            "completions", "man",
+        ],
     ),
 ];
 

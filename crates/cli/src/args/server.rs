@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use sandkeep_client::types::Span;
 
+use crate::logging::LogFormat;
+
 /// The text of the settings, too: `reference` makes the settings file of it.
 pub(crate) const SERVE_HELP: &str = "\
 Needs root, for mounts, cgroups and user id ranges. Sandboxes keep running when the server stops; \
@@ -17,6 +19,7 @@ precedence:
   listen = \"127.0.0.1:7777\"       # HTTP address, or \"off\"
   unix_socket = \"/var/lib/sandkeep/keep.sock\"  # HTTP socket file, in the data directory; or \"off\"
   log = \"info\"                    # error, warn, info, debug, trace, or a filter
+  log_format = \"text\"             # or \"json\": one object per line
   host_image = true               # build the image `host` at the first start
 
   [gateway]                       # published ports of sandboxes
@@ -30,6 +33,10 @@ precedence:
   connections = 8192              # at most half of the open file limit
   connections_per_address = 2048  # connections from one address
   connections_per_key = 2048      # connections with one API key
+
+  [tls]                           # HTTPS instead of HTTP; new files are loaded without a restart
+  certificate = \"/var/lib/sandkeep/tls/server.pem\"  # `keep tls init` makes both
+  key = \"/var/lib/sandkeep/tls/server.key\"
 
   [network]                       # network of all sandboxes
   except = [\"127.0.0.1:8080\"]     # none by default; exempt from what is always denied; policies apply
@@ -88,6 +95,9 @@ pub(crate) struct ServeArgs {
     /// Log level (error, warn, info, debug, trace) or a filter like `sandkeep_core=debug` [default: info]
     #[arg(long, env = "SANDKEEP_LOG", value_name = "FILTER", hide_env_values = true)]
     pub(crate) log: Option<String>,
+    /// Format of the log [default: text]
+    #[arg(long, env = "SANDKEEP_LOG_FORMAT", value_name = "FORMAT", hide_env_values = true)]
+    pub(crate) log_format: Option<LogFormat>,
     /// Build the image `host` when a sandbox first uses it, not at the start
     #[arg(long)]
     pub(crate) no_host_image: bool,

@@ -244,6 +244,7 @@ mod tests {
             json: true,
             url: None,
             key: None,
+            ca: None,
             project: None,
             data: Some(data.path().to_owned()),
         };

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use sandkeep_client::Error;
-use sandkeep_client::types::Damage;
+use sandkeep_client::types::{CheckState, Damage, error_chain};
 use sandkeep_core::driver::Check;
 use sandkeep_core::driver::container::probe;
 use sandkeep_core::driver::microvm::{MicrovmConfig, MicrovmDriver};
@@ -68,7 +68,8 @@ pub(super) async fn doctor(global: &Global, args: &DoctorArgs) -> Result<(), Fai
     findings.extend(disk_limits(&data));
     findings.extend(container(&data).await);
     findings.extend(microvm(&data).await);
-    findings.extend([resolver(), machine(), languages(), gvisor(), server(global).await]);
+    findings.extend([resolver(), machine(), languages(), gvisor()]);
+    findings.extend(server(global).await);
     findings.extend(damage(global).await);
     let fit = findings.iter().all(|finding| finding.verdict != Verdict::Missing);
     let report = Report { data, fit, findings };
@@ -402,16 +403,42 @@ fn on_path(program: &str) -> bool {
     std::env::split_paths(&path).any(|place| place.join(program).is_file())
 }
 
-async fn server(global: &Global) -> Finding {
+async fn server(global: &Global) -> Vec<Finding> {
     let none = |detail: String| {
-        Finding::new("server", Verdict::Absent, detail, Some("start one: `keep serve`"))
+        vec![Finding::new("server", Verdict::Absent, detail, Some("start one: `keep serve`"))]
     };
-    match locate::client(global) {
-        Err(failure) => none(failure.to_string()),
-        Ok(client) => match client.health().await {
+    let client = match locate::client(global) {
+        Ok(client) => client,
+        Err(failure) => return none(failure.to_string()),
+    };
+    let up = |version: &str| {
+        let detail = format!("version {version} at {}", client.endpoint());
+        Finding::new("server", Verdict::Ok, detail, None)
+    };
+    match client.ready().await {
+        Ok(ready) => {
+            let warnings = ready.checks.iter().filter(|check| check.state == CheckState::Warning);
+            let warned = warnings.map(|check| {
+                let name = format!("server: {}", check.name);
+                let fix = match check.name.as_str() {
+                    "tls" => "see `[tls]` in its settings; `keep tls init` makes new files",
+                    _ => "see its log",
+                };
+                Finding::new(&name, Verdict::Weak, check.detail.clone(), Some(fix))
+            });
+            std::iter::once(up(&ready.version)).chain(warned).collect()
+        }
+        Err(error @ Error::Connect { .. }) => {
+            let hint = error.hint().unwrap_or("start one: `keep serve`").to_owned();
+            vec![Finding::new("server", Verdict::Absent, error_chain(&error), Some(&hint))]
+        }
+        // It is there, and does not take work now, or is of a version without this question.
+        Err(error) => match client.health().await {
             Ok(health) => {
-                let detail = format!("version {} at {}", health.version, client.endpoint());
-                Finding::new("server", Verdict::Ok, detail, None)
+                let hint = error.hint().unwrap_or("see its log").to_owned();
+                let detail = format!("not ready: {error}");
+                let unready = Finding::new("server: ready", Verdict::Weak, detail, Some(&hint));
+                vec![up(&health.version), unready]
             }
             Err(error) => none(error.to_string()),
         },

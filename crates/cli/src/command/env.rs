@@ -39,7 +39,10 @@ pub(super) async fn env(context: &Context, global: &Global, args: &EnvArgs) -> R
     let preload = place(&home.join("vercel-preload.mjs"), PRELOAD)?;
     place(&home.join("python/sandkeep_vercel.py"), PYTHON)?;
     place(&home.join("python/sitecustomize.py"), PYTHON_START)?;
-    let variables = [
+    // Node takes this beside the system's. What Python has replaces them, so that is left to the user.
+    let ca = locate::ca(global).filter(|_| url.starts_with("https:"));
+    let ca = ca.map(|path| text(&path));
+    let mut variables = vec![
         ("SANDKEEP_URL", url),
         ("SANDKEEP_VERCEL_TOKEN", made.token),
         ("NODE_OPTIONS", with(std::env::var("NODE_OPTIONS").ok(), " ", &import_of(&preload))),
@@ -48,6 +51,9 @@ pub(super) async fn env(context: &Context, global: &Global, args: &EnvArgs) -> R
         ("VERCEL_SANDBOX_TELEMETRY_DISABLED", "1".to_owned()),
         ("SANDBOX_SKIP_VERSION_CHECK", "1".to_owned()),
     ];
+    if let Some(ca) = ca {
+        variables.push(("NODE_EXTRA_CA_CERTS", ca));
+    }
     let map: std::collections::BTreeMap<_, _> = variables.iter().cloned().collect();
     context.screen.answer(&map, |_| {
         let line = |(name, value): &(&str, String)| format!("export {name}={}\n", quoted(value));

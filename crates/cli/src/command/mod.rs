@@ -1,13 +1,14 @@
 //! What the commands of `keep` do, once their arguments are parsed (`args`).
 //!
 //! [`dispatch`] runs the command that was given. Most commands ask a server: they get a [`Context`], which has a client
-//! for the server that `locate` found and the output, as text or JSON. `serve`, `doctor`, `microvm setup`, `fsck`,
-//! `completions` and `version` work without a server. A file per noun, with `exec` for running commands and `sandbox` for
-//! sandboxes as a whole; what several of them print is at the end of this file.
+//! for the server that `locate` found and the output, as text or JSON. `serve`, `doctor`, `microvm setup`, `tls init`,
+//! `backup`, `fsck`, `completions` and `version` work without a server. A file per noun, with `exec` for running commands and
+//! `sandbox` for sandboxes as a whole; what several of them print is at the end of this file.
 
 mod approvals;
 mod artifacts;
 mod audit;
+mod backup;
 mod copy;
 mod doctor;
 mod drive;
@@ -27,8 +28,10 @@ mod sandbox;
 mod secret;
 mod service;
 mod snapshot;
+mod stats;
 mod tar;
 mod tenant;
+mod tls;
 mod trash;
 mod tree;
 mod webhook;
@@ -43,7 +46,9 @@ use serde::Serialize;
 
 pub(crate) use network::{in_short as network_in_short, wished as network_change};
 
-use crate::args::{self, Command, ConfigCommand, Global, Keep, MicrovmCommand, ServeArgs};
+use crate::args::{
+    self, Command, ConfigCommand, Global, Keep, MicrovmCommand, ServeArgs, TlsCommand,
+};
 use crate::config;
 use crate::failure::Failure;
 use crate::locate;
@@ -76,6 +81,8 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Serve(args) => serve::serve(&global, args).await?,
         Command::Doctor(args) => doctor::doctor(&global, &args).await?,
         Command::Microvm(MicrovmCommand::Setup(args)) => microvm::setup(&global, &args).await?,
+        Command::Backup(command) => backup::backup(&global, command)?,
+        Command::Tls(TlsCommand::Init(args)) => tls::init(&global, &args)?,
         Command::Fsck(args) => fsck::fsck(&global, &args).await?,
         Command::Completions(args) => {
             let mut script = Vec::new();
@@ -118,6 +125,8 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Cp(args) => copy::copy(&context()?, &args).await?,
         Command::Rm(args) => sandbox::remove(&context()?, &args).await?,
         Command::Update(args) => sandbox::update(&context()?, *args).await?,
+        Command::Stats(args) => stats::stats(&context()?, &args).await?,
+        Command::Top(args) => stats::top(&context()?, &args).await?,
         Command::Sessions(args) => sandbox::sessions(&context()?, &args).await?,
         Command::Ports(args) => port::ports(&context()?, &args).await?,
         Command::Open(args) => port::open(&context()?, &args).await?,

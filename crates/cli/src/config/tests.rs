@@ -10,8 +10,14 @@ fn with(toml: &str, args: ServeArgs, data: Option<&str>) -> Result<Resolved, Fai
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keep.toml");
     fs::write(&path, toml).unwrap();
-    let global =
-        Global { json: false, url: None, key: None, project: None, data: data.map(Into::into) };
+    let global = Global {
+        json: false,
+        url: None,
+        key: None,
+        ca: None,
+        project: None,
+        data: data.map(Into::into),
+    };
     resolve(&global, ServeArgs { config: Some(path), ..args })
 }
 
@@ -131,6 +137,9 @@ fn machines_and_their_being_the_default_are_settings() {
 fn what_makes_no_sense_is_refused_with_a_hint() {
     for toml in [
         "lisen = '127.0.0.1:1'",
+        "log_format = 'xml'",
+        "[tls]\ncertificate = '/a.pem'",
+        "[tls]\ncert = '/a.pem'",
         "listen = 7",
         "listen = 'nowhere'",
         "listen = 'off'\nunix_socket = 'off'",

@@ -2,7 +2,7 @@
 //!
 //! - What the disk may have lost is never acknowledged, whoever heard of the error first; the user is told which
 //!   files are in doubt, can still get them out, and decides.
-//! - While the disk hangs the API answers what it can from memory, and `/healthz` tells the truth.
+//! - While the disk hangs the API answers what it can from memory, and `/readyz` tells the truth.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -210,7 +210,7 @@ fn while_the_disk_hangs_reads_go_on_and_health_tells_the_truth() {
     case.daemon.ok(["stop", "asleep"]);
     let (url, key) = case.daemon.url_and_key();
     let get = |path: &str| ask(&url, &key, "GET", path);
-    assert_eq!(get("/healthz").unwrap().0, 200);
+    assert_eq!(get("/readyz").unwrap().0, 200);
     let fault = case.disk.inject(Fault::writes_and_flushes().hang());
     // Much that wants to write, and waits.
     let waiting: Vec<_> = (0..40)
@@ -232,7 +232,7 @@ fn while_the_disk_hangs_reads_go_on_and_health_tells_the_truth() {
             let (status, body) = get(path).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(status, 200, "{path}: {body}");
         }
-        let (status, body) = get("/healthz").unwrap();
+        let (status, body) = get("/readyz").unwrap();
         unwell = (status == 503).then_some(body);
         sleep(Duration::from_millis(200));
     }
@@ -241,7 +241,7 @@ fn while_the_disk_hangs_reads_go_on_and_health_tells_the_truth() {
     case.disk.heal(fault);
     waiting.into_iter().for_each(|one| one.join().unwrap());
     let deadline = Instant::now() + Duration::from_secs(60);
-    while get("/healthz").unwrap().0 != 200 {
+    while get("/readyz").unwrap().0 != 200 {
         assert!(Instant::now() < deadline, "it is well again");
         sleep(Duration::from_millis(100));
     }
@@ -330,7 +330,7 @@ fn a_disk_that_became_read_only_is_named() {
     case.disk.inject(Fault::writes_and_flushes());
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
-        let (status, body) = ask(&url, &key, "GET", "/healthz").unwrap();
+        let (status, body) = ask(&url, &key, "GET", "/readyz").unwrap();
         if status == 503 && body["error"]["code"] == "read_only_filesystem" {
             break;
         }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
 
+mod backups;
 mod basics;
 mod chaos;
 mod conformance;
@@ -15,6 +16,7 @@ mod full_disk;
 mod microvm;
 mod moved;
 mod network;
+mod operations;
 mod packages;
 mod ports;
 mod runs;

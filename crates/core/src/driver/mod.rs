@@ -95,6 +95,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// What a machine has used so far; zeros when it is absent.
     async fn usage(&self, key: &MachineKey) -> DriverResult<MachineUsage>;
 
+    /// What a machine uses at this moment; zeros when it is absent.
+    async fn load(&self, key: &MachineKey) -> DriverResult<MachineLoad>;
+
     /// How many of a machine's processes the kernel has killed for want of memory, where the host can tell: 0 for a machine with a
     /// kernel of its own, whose agent tells. Reads one file that never waits for a disk.
     fn oom_kills(&self, _key: &MachineKey) -> u64 {
@@ -121,6 +124,11 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Ends the processes of a machine that fill the host's disk, and answers with how many that were: none if it cannot tell which they are.
     async fn end_writers(&self, _key: &MachineKey) -> DriverResult<usize> {
         Ok(0)
+    }
+
+    /// What waits in the driver's warm pool: the name of the pool and how many, if it has one.
+    fn warm(&self) -> Option<(&'static str, usize)> {
+        None
     }
 
     /// The power to change a live machine's layers, if this driver has it.
@@ -242,6 +250,17 @@ pub struct MachineUsage {
     pub memory_peak: Size,
     /// How often the kernel killed one of its processes for want of memory.
     pub oom_kills: u64,
+}
+
+/// What a machine uses at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MachineLoad {
+    /// What it has used so far.
+    pub used: MachineUsage,
+    /// Memory in use.
+    pub memory: Size,
+    /// Processes and threads, where the host can tell: those of a machine with a kernel of its own are not its own.
+    pub processes: Option<u64>,
 }
 
 /// What a driver answers.

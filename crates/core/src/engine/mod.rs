@@ -90,6 +90,7 @@ use crate::store::image::Images;
 
 pub use api::approvals::AskRequest;
 pub use api::runs::Review;
+pub use api::stats::Stats;
 pub use api::usage::Figures;
 pub use audit::{AuditBatch, AuditFollow, AuditQuery};
 pub use context::clock::{Clock, HostClock};
@@ -103,6 +104,7 @@ pub use integrity::scrub::ScrubSettings;
 pub use lifecycle::why::Why;
 pub use network::policy::{ConnectionFilter, ConnectionHost, DestinationTraffic};
 pub use observe::events::{EventBatch, EventQuery, EventScope, EventStream};
+pub use observe::meters::Latency;
 pub use operations::{
     Checkpoint, Create, Delete, Deleted, DiffRequest, Difference, Fork, ForkFailed, ForkFrom,
     ForkInTree, Forks, IfExists, MergeRequest, Merged, Opened, Paused, Promote, PromoteIntoDrive,

@@ -128,6 +128,21 @@ impl Sandbox {
         }
     }
 
+    /// What it would be if the session under way had not begun: at rest on its current snapshot. For copies of a data
+    /// directory, which have neither the session's machine nor what it wrote. `memory`: that snapshot has some.
+    #[must_use]
+    pub fn without_session(mut self, memory: bool) -> Self {
+        if matches!(self.phase(), Phase::Stopped | Phase::Paused) {
+            return self;
+        }
+        if self.open_session().is_some() {
+            // Its session is not in the copy either.
+            self.session = None;
+        }
+        self.state = SandboxState::at_rest(memory, None);
+        self
+    }
+
     /// Makes it what it was, as the next version of the record: what was saved meanwhile is replaced.
     pub fn revert_to(&mut self, before: Self) {
         let (revision, owner) = (self.revision, self.owner.take());

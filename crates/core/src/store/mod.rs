@@ -39,6 +39,7 @@
 
 mod audit;
 mod background;
+mod backup;
 mod blocking;
 mod diff;
 mod error;
@@ -77,6 +78,11 @@ pub use audit::{
     AuditWriter, audit_chains, last_audit_entry, read_audit, verify_audit,
 };
 pub use background::Effort;
+pub use backup::{
+    BackupError, BackupKey, BackupManifest, BackupOptions, BackupProblem, BackupProgress,
+    BackupSummary, Restored, Verified, backup_summary, backups, create_backup, restore_backup,
+    verify_backup,
+};
 pub use diff::{
     DiffOptions, MergeChains, MergeOptions, MergeOutcome, OntoChains, OntoOptions, PatchOptions,
     PreparedPatch, TreeDiff,

@@ -29,6 +29,7 @@ use super::{App, stream, wire};
 use crate::audit;
 use crate::auth::Writer;
 use crate::error::ApiError;
+use crate::request_id::RequestScope;
 use sandkeep_core::engine::{
     Caller, CommandOutput, Exec, OutputStream, Started, StdinHandle, WakeMode,
 };
@@ -232,9 +233,10 @@ pub(crate) async fn web_socket(
     let wake = params.wake(&caller)?;
     params.end()?;
     let (alive, asked) = (app.tasks.token(), audit::later());
+    let scope = RequestScope::current();
     Ok(upgrade.max_message_size(MESSAGE).on_upgrade(async move |socket| {
         let _alive = alive;
-        converse(socket, &app, caller, &name, wake, asked).await;
+        scope.run(converse(socket, &app, caller, &name, wake, asked)).await;
     }))
 }
 

@@ -208,8 +208,9 @@ where
     let reporter = Reporter::new(move |Progress { what, done, total }| {
         let _ = say.try_send(ImageProgress::Progress { what, done, total });
     });
+    let scope = crate::request_id::RequestScope::current();
     app.tasks.spawn(async move {
-        let last = match tasks.spawn(work(reporter)).await {
+        let last = match tasks.spawn(scope.run(work(reporter))).await {
             Ok(Ok(image)) => {
                 let size = engine.image_size(&image).await.unwrap_or_default();
                 ImageProgress::Done { image: wire::image(image, size) }

@@ -18,6 +18,7 @@ pub(crate) mod files;
 mod followers;
 pub(crate) mod forks;
 pub(crate) mod guard;
+pub(crate) mod health;
 pub(crate) mod images;
 pub(crate) mod input;
 pub(crate) mod metrics;
@@ -29,6 +30,7 @@ pub(crate) mod sandboxes;
 pub(crate) mod secrets;
 pub(crate) mod services;
 pub(crate) mod snapshots;
+pub(crate) mod stats;
 mod stream;
 pub(crate) mod tenants;
 pub(crate) mod trash;
@@ -54,6 +56,7 @@ use tokio_util::task::TaskTracker;
 use crate::connections::Connections;
 use crate::error::ApiError;
 use crate::limits::{Limits, RateLimiter, RequestsPer};
+use crate::meters::HttpMeters;
 use sandkeep_core::engine::{self, Engine};
 use sandkeep_core::model::{KeyId, Name};
 
@@ -83,6 +86,10 @@ pub(crate) struct App {
     pub(crate) connections: Arc<Connections>,
     /// Who follows which command.
     pub(crate) followers: followers::Followers,
+    /// What is counted of requests.
+    pub(crate) http: HttpMeters,
+    /// TLS of the TCP listeners.
+    pub(crate) tls: Option<Arc<crate::tls::Tls>>,
     /// Requests that measure disk space, per key.
     pub(crate) measuring: RequestsPer<KeyId>,
     /// Exports of snapshots, per key.
@@ -115,6 +122,8 @@ impl App {
             tasks: TaskTracker::new(),
             connections,
             followers: Default::default(),
+            http: HttpMeters::default(),
+            tls: None,
             measuring: RequestsPer::default(),
             exporting: RequestsPer::default(),
             comparing: RequestsPer::default(),
@@ -124,6 +133,7 @@ impl App {
     /// Runs work that nobody waits for, until it ends or the server shuts down.
     pub(crate) fn spawn_until_shutdown(&self, work: impl Future<Output = ()> + Send + 'static) {
         let closing = self.closing.clone();
+        let work = crate::request_id::follow(work);
         self.tasks.spawn(async move { closing.run_until_cancelled(work).await });
     }
 }
@@ -151,12 +161,15 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&app), crate::origin::known_host))
         .layer(from_fn(no_panic))
         .layer(from_fn_with_state(Arc::clone(&app), crate::audit::record))
+        .layer(from_fn_with_state(Arc::clone(&app), crate::meters::count))
+        .layer(from_fn(crate::request_id::assign))
         .with_state(app)
 }
 
 fn short_routes() -> Router<Arc<App>> {
     Router::new()
-        .route("/healthz", get(tenants::health))
+        .route("/healthz", get(health::health))
+        .route("/readyz", get(health::ready))
         .route("/metrics", get(metrics::metrics))
         .route("/v1/openapi.json", get(crate::openapi::document))
         .route("/v1/whoami", get(tenants::who_am_i))
@@ -219,6 +232,8 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/sandboxes/{name}/stop", post(sandboxes::stop))
         .route("/v1/sandboxes/{name}/pause", post(sandboxes::pause))
         .route("/v1/sandboxes/{name}/why", get(sandboxes::why))
+        .route("/v1/sandboxes/{name}/stats", get(stats::get))
+        .route("/v1/stats", get(stats::list))
         .route("/v1/sandboxes/{name}/fork", post(sandboxes::fork))
         .route("/v1/sandboxes/{name}/checkpoint", post(sandboxes::checkpoint))
         .route("/v1/sandboxes/{name}/rollback", post(sandboxes::rollback))
@@ -338,7 +353,7 @@ pub(crate) async fn finish<T: Send + 'static>(
     app: &App,
     work: impl Future<Output = Result<T, engine::Error>> + Send + 'static,
 ) -> Result<T, ApiError> {
-    match app.tasks.spawn(work).await {
+    match app.tasks.spawn(crate::request_id::follow(work)).await {
         Ok(done) => Ok(done?),
         Err(error) => {
             tracing::error!(%error, "the work of a request panicked");

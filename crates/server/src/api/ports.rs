@@ -47,7 +47,8 @@ impl FromRequestParts<Arc<App>> for Base {
                 false => at.to_string(),
             }),
         };
-        Ok(Self(gateway::base_url(app.gateway.public_url.as_deref(), host.as_deref())))
+        let public_url = app.gateway.public_url.as_deref();
+        Ok(Self(gateway::base_url(public_url, host.as_deref(), app.gateway.tls)))
     }
 }
 

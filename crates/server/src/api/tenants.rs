@@ -17,26 +17,6 @@ use crate::error::ApiError;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Reports whether the server is up and can write. Needs no key.
-#[utoipa::path(get, path = "/healthz", tag = "server", operation_id = "health", security(()),
-    responses(
-        (status = 200, description = "The server is up and its data directory accepts writes.", body = types::Health),
-        (status = 503, description = "The server is up and its data directory accepts no writes: `storage_not_responding`, \
-            `read_only_filesystem`, `insufficient_storage` or `storage_failed`.", body = types::ErrorAnswer)))]
-pub(crate) async fn health(State(app): State<Arc<App>>) -> ApiResult<types::Health> {
-    match app.engine.health() {
-        Ok(()) => {
-            let recovering = app.engine.recovering() as u64;
-            let (status, version) = ("ok".to_owned(), VERSION.to_owned());
-            Ok(Json(types::Health { status, version, recovering }))
-        }
-        Err(unwell) => {
-            Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, unwell.code, unwell.reason)
-                .hint("see the disk under the data directory and the kernel's log (`dmesg`)"))
-        }
-    }
-}
-
 /// Shows the project and scope of the calling key.
 #[utoipa::path(get, path = "/v1/whoami", tag = "server", operation_id = "who_am_i",
     responses((status = 200, description = "The key's project and scope.", body = types::WhoAmI)))]

@@ -32,7 +32,8 @@ use sandkeep_core::model::{
 
 use crate::api::App;
 use crate::listen::Peer;
-use routes::{AuditRule, Recorded, is_vercel, rule_of};
+pub(crate) use routes::is_vercel;
+use routes::{AuditRule, Recorded, rule_of};
 
 tokio::task_local! {
     /// What is known of the request that this task answers.
@@ -189,7 +190,8 @@ pub(crate) async fn record(State(app): State<Arc<App>>, request: Request, next: 
     }
     // In a task: a caller that leaves now must not take the entry along.
     let of = Arc::clone(&app);
-    let recorded = app.tasks.spawn(async move { asked.answered(&of, known, status, code).await });
+    let work = async move { asked.answered(&of, known, status, code).await };
+    let recorded = app.tasks.spawn(crate::request_id::follow(work));
     if let Err(error) = recorded.await {
         tracing::error!(%error, "recording a request panicked");
     }
@@ -218,7 +220,8 @@ impl Drop for UnansweredRequest {
         }
         let app = Arc::clone(&self.app);
         let code = Some("disconnected".to_owned());
-        self.app.tasks.spawn(async move { asked.answered(&app, known, None, code).await });
+        let work = async move { asked.answered(&app, known, None, code).await };
+        self.app.tasks.spawn(crate::request_id::follow(work));
     }
 }
 

@@ -40,11 +40,14 @@ use Recorded::{Access, Change, Everywhere, No, Synced};
 /// Routes of `/v1`: method, path, how, action, target.
 const API: &[RouteLine] = &[
     ("GET", "/healthz", No, "", ""),
+    ("GET", "/readyz", No, "", ""),
     ("GET", "/metrics", No, "", ""),
     ("GET", "/v1/openapi.json", No, "", ""),
     ("GET", "/v1/whoami", No, "", ""),
     ("GET", "/v1/usage", No, "", ""),
     ("GET", "/v1/damage", No, "", ""),
+    ("GET", "/v1/stats", No, "", ""),
+    ("GET", "/v1/sandboxes/{name}/stats", No, "", ""),
     ("GET", "/v1/events", No, "", ""),
     ("GET", "/v1/audit", Access, "audit.read", "audit"),
     ("GET", "/v1/audit/verify", No, "", ""),
@@ -276,7 +279,7 @@ pub(crate) fn rule_of(method: &Method, pattern: &str) -> AuditRule {
 
 /// Whether a route is one for Vercel's clients.
 pub(crate) fn is_vercel(pattern: &str) -> bool {
-    !pattern.starts_with("/v1/") && !matches!(pattern, "/healthz" | "/metrics")
+    !pattern.starts_with("/v1/") && !matches!(pattern, "/healthz" | "/readyz" | "/metrics")
 }
 
 #[cfg(test)]

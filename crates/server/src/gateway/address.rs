@@ -67,10 +67,11 @@ fn on_domain(base: &str, domain: &str, label: &str) -> String {
 }
 
 /// Where clients reach this server: as configured, or as they did.
-pub(crate) fn base_url(public_url: Option<&str>, host: Option<&str>) -> String {
+pub(crate) fn base_url(public_url: Option<&str>, host: Option<&str>, tls: bool) -> String {
+    let scheme = if tls { "https" } else { "http" };
     match public_url {
         Some(url) => url.trim_end_matches('/').to_owned(),
-        None => format!("http://{}", host.unwrap_or("localhost")),
+        None => format!("{scheme}://{}", host.unwrap_or("localhost")),
     }
 }
 
@@ -316,7 +317,7 @@ mod tests {
             (None, Some("run.test"), "http://s.run.test:7777"),
             (Some("https://keep.example.com"), Some("run.test"), "https://s.run.test"),
         ] {
-            let base = super::base_url(url, Some("here:7777"));
+            let base = super::base_url(url, Some("here:7777"), false);
             assert_eq!(super::address(&base, domain, "s"), address);
         }
     }

@@ -44,6 +44,7 @@ use sandkeep_core::engine::Whose;
 use sandkeep_core::model::Name;
 
 use crate::api::App;
+use crate::meters::ViaGateway;
 use access::PresentedCredentials;
 use address::Target;
 use page::{PageFormat, Refusal};
@@ -59,6 +60,8 @@ pub struct GatewaySettings {
     /// Where clients reach this server from outside, such as `https://keep.example.com`; as they
     /// reached it if absent.
     pub public_url: Option<String>,
+    /// Whether this server speaks TLS itself; set by the server.
+    pub tls: bool,
     /// How long a request waits for a sandbox to wake and a port to open.
     pub wait: Duration,
     /// The project whose sandboxes are called by their name alone.
@@ -70,6 +73,7 @@ impl Default for GatewaySettings {
         Self {
             domain: None,
             public_url: None,
+            tls: false,
             wait: Duration::from_secs(30),
             default_project: "default".parse().expect("a name"),
         }
@@ -79,14 +83,14 @@ impl Default for GatewaySettings {
 impl GatewaySettings {
     /// Whether clients reach this server through TLS.
     fn is_secure(&self) -> bool {
-        self.public_url.as_ref().is_some_and(|url| url.starts_with("https:"))
+        self.public_url.as_ref().map_or(self.tls, |url| url.starts_with("https:"))
     }
 }
 
 /// Where clients find a port of that name, in the words of another vendor.
 pub(crate) fn route_url(app: &App, host: Option<&str>, sub: &str) -> String {
     let settings = &app.vercel;
-    let base = base_url(settings.public_url.as_deref(), host);
+    let base = base_url(settings.public_url.as_deref(), host, app.gateway.tls);
     address::address(&base, settings.domain.as_deref(), sub)
 }
 
@@ -98,7 +102,9 @@ pub(crate) async fn serve(State(app): State<Arc<App>>, request: Request, next: N
         Some(None) => Err(Refusal::UNKNOWN),
         Some(Some(target)) => forward(&app, target, request).await,
     };
-    answer.unwrap_or_else(|refusal| refusal.page(reader))
+    let mut answer = answer.unwrap_or_else(|refusal| refusal.page(reader));
+    answer.extensions_mut().insert(ViaGateway);
+    answer
 }
 
 async fn forward(

@@ -19,13 +19,13 @@ use sandkeep_client::types::ErrorBody;
 use sandkeep_core::catalog::DiskCatalog;
 use sandkeep_core::db::Index;
 use sandkeep_core::driver::{
-    Device, Driver, DriverError, DriverResult, Link, Machine, MachineUsage,
+    Device, Driver, DriverError, DriverResult, Link, Machine, MachineLoad, MachineUsage,
 };
 use sandkeep_core::engine::{Create, Engine, Opened, Parts, Settings};
 use sandkeep_core::model::{MachineKey, Name, Patch, Scope, Span};
 use sandkeep_core::store::Store;
 use sandkeep_core::store::image::{ImageSettings, Images, Reporter};
-use sandkeep_server::{Limits, ServeConfig, Server};
+use sandkeep_server::{Limits, ServeConfig, Server, TlsFiles};
 use sandkeep_testkit::daemon::skipped;
 use sandkeep_testkit::driver::ContainerHost;
 use sandkeep_testkit::root::small_root_tar;
@@ -94,6 +94,9 @@ impl Driver for Refuses {
     async fn usage(&self, _: &MachineKey) -> DriverResult<MachineUsage> {
         Ok(MachineUsage::default())
     }
+    async fn load(&self, _: &MachineKey) -> DriverResult<MachineLoad> {
+        Ok(MachineLoad::default())
+    }
     async fn survivors(&self) -> DriverResult<Vec<(MachineKey, Link)>> {
         Ok(Vec::new())
     }
@@ -144,7 +147,21 @@ impl Served {
         }
     }
 
+    /// A server that speaks TLS, whose sandboxes cannot be started.
+    pub(crate) async fn secured(limits: Limits, tls: TlsFiles) -> Self {
+        Self::with_tls(limits, Settings::default(), None, Some(tls)).await
+    }
+
     async fn with(limits: Limits, settings: Settings, host: Option<ContainerHost>) -> Self {
+        Self::with_tls(limits, settings, host, None).await
+    }
+
+    async fn with_tls(
+        limits: Limits,
+        settings: Settings,
+        host: Option<ContainerHost>,
+        tls: Option<TlsFiles>,
+    ) -> Self {
         let dir = Scratch(TempDir::with_prefix("keep-api-").unwrap());
         let data = dir.0.path().join("data");
         let store = Store::open(&data).unwrap();
@@ -180,6 +197,7 @@ impl Served {
                 hosts: vec!["sandkeep".to_owned(), "x".to_owned()],
                 origins: vec!["https://console.test".to_owned()],
             },
+            tls,
         });
         let server = server.await.unwrap();
         let address = server.addresses()[0];

@@ -20,6 +20,7 @@ mod routes;
 mod runs;
 mod streams;
 mod tenants;
+mod tls;
 mod vercel;
 mod vercel_commands;
 mod vercel_files;

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sandkeep_core::driver::{
-    Driver, DriverError, DriverResult, Link, Machine, MachineUsage, Relayer,
+    Driver, DriverError, DriverResult, Link, Machine, MachineLoad, MachineUsage, Relayer,
 };
 use sandkeep_core::model::{Device, MachineKey, RootFs, Size};
 use sandkeep_proto::ask::{AskLine, InsideAnswer};
@@ -262,6 +262,11 @@ impl Driver for FakeDriver {
         }
         let cpu = state.cpu.get(key).copied();
         Ok(MachineUsage { cpu: cpu.unwrap_or(used().cpu), ..used() })
+    }
+
+    async fn load(&self, key: &MachineKey) -> DriverResult<MachineLoad> {
+        let used = self.usage(key).await?;
+        Ok(MachineLoad { used, memory: used.memory_peak, processes: Some(1) })
     }
 
     async fn survivors(&self) -> DriverResult<Vec<(MachineKey, Link)>> {

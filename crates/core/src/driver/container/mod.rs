@@ -51,8 +51,8 @@ use self::prebuilt::Builders;
 pub use self::probe::probe;
 use super::host::{Builder, Host, broken, died, failed, lock, on_thread};
 use super::{
-    Device, Driver, DriverError, DriverResult, Link, Machine, MachineMount, MachineUsage, Relayer,
-    Unnamed,
+    Device, Driver, DriverError, DriverResult, Link, Machine, MachineLoad, MachineMount,
+    MachineUsage, Relayer, Unnamed,
 };
 use crate::failpoint::step;
 use crate::model::{MachineKey, RootFs};
@@ -157,6 +157,15 @@ impl Driver for ContainerDriver {
     async fn usage(&self, key: &MachineKey) -> DriverResult<MachineUsage> {
         let key = key.clone();
         self.with_host(move |host| Ok(host.groups.usage(&key))).await
+    }
+
+    async fn load(&self, key: &MachineKey) -> DriverResult<MachineLoad> {
+        let key = key.clone();
+        self.with_host(move |host| Ok(host.groups.load(&key))).await
+    }
+
+    fn warm(&self) -> Option<(&'static str, usize)> {
+        Some(("container", self.prebuilt.waiting()))
     }
 
     fn oom_kills(&self, key: &MachineKey) -> u64 {

@@ -20,7 +20,7 @@ use sandkeep_proto::cage::Cgroup;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use super::failed;
-use crate::driver::{DriverError, DriverResult, MachineUsage};
+use crate::driver::{DriverError, DriverResult, MachineLoad, MachineUsage};
 use crate::model::{Limits, MachineKey, Size};
 
 /// The version 1 trees a machine has a group in.
@@ -223,6 +223,20 @@ impl Cgroups {
                 }
             }
         }
+    }
+
+    /// What a machine uses at this moment; zeros where nothing is counted.
+    pub(crate) fn load(&self, key: &MachineKey) -> MachineLoad {
+        let used = self.usage(key);
+        let (memory, pids) = match &self.trees {
+            Trees::V1(_) => ("memory.usage_in_bytes", self.v1("pids", key)),
+            Trees::V2(_) => ("memory.current", self.any(key)),
+        };
+        let number = |path: PathBuf| {
+            fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+        };
+        let memory = Size(number(self.v1("memory", key).join(memory)));
+        MachineLoad { used, memory, processes: Some(number(pids.join("pids.current"))) }
     }
 
     /// How many of a machine's processes were killed for want of memory; 0 where nothing is counted.

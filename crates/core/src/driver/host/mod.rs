@@ -45,7 +45,7 @@ use self::cgroup::Cgroups;
 pub(super) use self::process::died;
 use self::process::{ended, process_of};
 pub(super) use self::socket::connect;
-use super::{DriverError, DriverResult, MachineUsage};
+use super::{DriverError, DriverResult, MachineLoad, MachineUsage};
 use crate::model::{MachineKey, Reserve};
 
 /// How long a killed machine may take to be gone. Only a process stuck in the kernel takes long.
@@ -183,6 +183,11 @@ impl Host {
     /// What a machine has used.
     pub(super) fn usage(&self, key: &MachineKey) -> MachineUsage {
         self.groups.usage(&self.group(key))
+    }
+
+    /// What a machine uses at this moment.
+    pub(super) fn load(&self, key: &MachineKey) -> MachineLoad {
+        self.groups.load(&self.group(key))
     }
 
     /// What is on record of everything that has a directory here.

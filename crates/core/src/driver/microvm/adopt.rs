@@ -15,7 +15,7 @@ use serde_json::json;
 use super::qemu::{Qmp, warm_hypervisors};
 use super::{Microvm, PLAN};
 use crate::driver::host::{broken, failed, lock};
-use crate::driver::{DriverError, DriverResult, Link, Machine, MachineUsage};
+use crate::driver::{DriverError, DriverResult, Link, Machine, MachineLoad, MachineUsage};
 use crate::failpoint;
 use crate::model::MachineKey;
 
@@ -54,6 +54,11 @@ impl Microvm {
         let usage = self.host.usage(key);
         let before = self.plan(key).map(|plan| plan.used_before).unwrap_or_default();
         MachineUsage { cpu: usage.cpu.saturating_sub(before), ..usage }
+    }
+
+    /// What a machine uses at this moment. Its processes are known to its own kernel alone.
+    pub(super) fn load(&self, key: &MachineKey) -> MachineLoad {
+        MachineLoad { used: self.usage(key), processes: None, ..self.host.load(key) }
     }
 }
 

@@ -81,7 +81,7 @@ use super::host::helper::Helpers;
 use super::host::uid_claims::UidClaims;
 use super::host::{Host, broken, died, failed, lock, on_thread};
 use super::{
-    Captured, Device, Driver, DriverError, DriverResult, KeepsMemory, Link, Machine, MachineUsage,
+    Captured, Device, Driver, DriverError, DriverResult, KeepsMemory, Link, Machine, MachineLoad, MachineUsage,
     OwnDisk, Restored, Then, WriteLimit,
 };
 use crate::embedded::RAM_SO;
@@ -266,6 +266,15 @@ impl Driver for MicrovmDriver {
     async fn usage(&self, key: &MachineKey) -> DriverResult<MachineUsage> {
         let key = key.clone();
         self.with(move |microvm| Ok(microvm.usage(&key))).await
+    }
+
+    async fn load(&self, key: &MachineKey) -> DriverResult<MachineLoad> {
+        let key = key.clone();
+        self.with(move |microvm| Ok(microvm.load(&key))).await
+    }
+
+    fn warm(&self) -> Option<(&'static str, usize)> {
+        Some(("hypervisor", self.inner.warm.pool.waiting()))
     }
 
     async fn survivors(&self) -> DriverResult<Vec<(MachineKey, Link)>> {

@@ -6,6 +6,7 @@ use sandkeep_proto::link::TermSize;
 use sha2::{Digest as _, Sha256};
 
 use crate::db::{Page, Paged};
+use crate::engine::observe::meters::Operation;
 use crate::engine::running::changes::Unsaved;
 use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::stdin::StdinHandle;
@@ -99,6 +100,7 @@ impl Engine {
         approved: &SandboxId,
         exec: Exec,
     ) -> Result<Started> {
+        let mut timing = self.parts.context.meters.time(Operation::Exec, "");
         let mut tries = 0;
         loop {
             // Another sandbox of that name is not woken for it.
@@ -109,6 +111,7 @@ impl Engine {
             if live.sandbox().id != *approved {
                 return Err(Error::SandboxReplaced(name.clone()));
             }
+            timing.of(live.driver.name());
             if self.parts.runs.hears(&live.sandbox()) {
                 self.parts.runs.prepare_questions(&live.sandbox()).await;
             }
@@ -123,6 +126,7 @@ impl Engine {
                 Ok((tracked, events)) => {
                     let stdin = exec.stdin.then(|| StdinHandle::new(Arc::clone(&tracked)));
                     let (command, session) = (tracked.record(), live.session());
+                    timing.ok();
                     return Ok(Started { command, events, stdin, resumed, session });
                 }
             }

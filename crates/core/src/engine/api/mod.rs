@@ -20,6 +20,7 @@ mod secrets;
 mod services;
 mod sessions;
 mod snapshots;
+pub(in crate::engine) mod stats;
 mod trash;
 pub(in crate::engine) mod usage;
 mod webhooks;

@@ -9,6 +9,7 @@ use crate::engine::lifecycle::sandbox::{WakeFrom, expect_generation};
 use crate::engine::lifecycle::stop::SnapshotOptions;
 use crate::engine::lifecycle::why::{Why, holding, notices, reason, waking};
 use crate::engine::machine::capabilities::{no_memory, pausing};
+use crate::engine::observe::meters::Operation;
 use crate::engine::references::Sized;
 use crate::engine::session::sessions::require_session;
 use crate::engine::snapshots::snapshot_records::checked_expiry;
@@ -96,9 +97,11 @@ impl Engine {
         idempotency: Option<String>,
     ) -> Result<Opened> {
         self.parts.tenancy.require_project(project)?;
+        let mut timing = self.parts.context.meters.time(Operation::Create, "");
         let asked = format!("create {request:?}");
         let key = idempotency.clone();
-        self.parts
+        let opened = self
+            .parts
             .tenancy
             .idempotent(
                 project,
@@ -106,7 +109,10 @@ impl Engine {
                 asked,
                 self.parts.lifecycle.create(project, request, key),
             )
-            .await
+            .await?;
+        timing.of(&opened.sandbox.config.driver);
+        timing.ok();
+        Ok(opened)
     }
 
     /// Finds a sandbox. Never wakes it.
@@ -287,9 +293,11 @@ impl Engine {
         request: Fork,
         idempotency: Option<String>,
     ) -> Result<Opened> {
+        let mut timing = self.parts.context.meters.time(Operation::Fork, "");
         let asked = format!("fork {name} {request:?}");
         let key = idempotency.clone();
-        self.parts
+        let opened = self
+            .parts
             .tenancy
             .idempotent(
                 project,
@@ -297,7 +305,10 @@ impl Engine {
                 asked,
                 self.parts.lifecycle.fork(project, name, request, key),
             )
-            .await
+            .await?;
+        timing.of(&opened.sandbox.config.driver);
+        timing.ok();
+        Ok(opened)
     }
 
     /// Makes [`Fork::count`] sandboxes that all start where another one is, from one capture of it. What of them
@@ -313,9 +324,11 @@ impl Engine {
         request: Fork,
         idempotency: Option<String>,
     ) -> Result<Forks> {
+        let mut timing = self.parts.context.meters.time(Operation::Fork, "");
         let asked = format!("fork {name} {request:?}");
         let key = idempotency.clone();
-        self.parts
+        let forks = self
+            .parts
             .tenancy
             .idempotent(
                 project,
@@ -323,7 +336,12 @@ impl Engine {
                 asked,
                 self.parts.lifecycle.fork_many(project, name, request, key),
             )
-            .await
+            .await?;
+        if let Some(first) = forks.made.first() {
+            timing.of(&first.sandbox.config.driver);
+            timing.ok();
+        }
+        Ok(forks)
     }
 
     /// Takes a snapshot without ending the session. Of a stopped sandbox: its current one, or one of its image if it kept
@@ -347,8 +365,9 @@ impl Engine {
         }
         let expiry = checked_expiry(expires)?;
         let wanted = SnapshotOptions { label, method, expiry, findings: Vec::new() };
-        let id = self.parts.lifecycle.find(project, name).await?.id;
-        let name = name.clone();
+        let found = self.parts.lifecycle.find(project, name).await?;
+        let timing = self.parts.context.meters.time(Operation::Checkpoint, &found.config.driver);
+        let (id, name) = (found.id, name.clone());
         let work = self.parts.lifecycle.turn(id.clone(), move |lifecycle, slot| async move {
             let mut sandbox = lifecycle.reread(&slot, &id, &name).await?;
             if let Some(meant) = session {
@@ -367,6 +386,7 @@ impl Engine {
             Ok(snapshot)
         });
         let snapshot = work.await?;
+        timing.ok();
         Ok(self.parts.references.sized(snapshot))
     }
 

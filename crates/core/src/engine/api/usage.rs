@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::db::{Filter, Page};
+use crate::engine::observe::meters::Latency;
 use crate::engine::snapshots::storage_usage::SpaceReport;
 use crate::engine::{Engine, Result};
 use crate::model::lifecycle::Phase;
@@ -27,6 +28,12 @@ pub struct Figures {
     pub events: u64,
     /// How many events were lost since the start.
     pub events_lost: u64,
+    /// Bytes that sandboxes received, since the start.
+    pub network_received: u64,
+    /// Bytes that sandboxes sent, since the start.
+    pub network_sent: u64,
+    /// What waits in the warm pools, by pool.
+    pub warm_pools: BTreeMap<&'static str, u64>,
 }
 
 impl Engine {
@@ -96,7 +103,35 @@ impl Engine {
         let totals = self.parts.references.counts().totals();
         let (events, events_lost) = self.parts.context.events.counts();
         let (layers, trash) = (totals.bytes, totals.trash);
-        Ok(Figures { sandboxes, damage, disk_total, disk_free, layers, trash, events, events_lost })
+        let mut traffic = self.parts.context.meters.traffic();
+        for live in self.parts.turns.all_live() {
+            let Some(more) = live.traffic() else { continue };
+            traffic.received = traffic.received.saturating_add(more.received);
+            traffic.sent = traffic.sent.saturating_add(more.sent);
+        }
+        let mut warm_pools = BTreeMap::from([("vm", self.parts.machines.warm.waiting() as u64)]);
+        for driver in self.parts.context.drivers.values() {
+            warm_pools.extend(driver.warm().map(|(pool, count)| (pool, count as u64)));
+        }
+        Ok(Figures {
+            sandboxes,
+            damage,
+            disk_total,
+            disk_free,
+            layers,
+            trash,
+            events,
+            events_lost,
+            network_received: traffic.received,
+            network_sent: traffic.sent,
+            warm_pools,
+        })
+    }
+
+    /// How long operations took since the start.
+    #[must_use]
+    pub fn latencies(&self) -> Vec<Latency> {
+        self.parts.context.meters.latencies()
     }
 }
 

@@ -19,6 +19,7 @@ use crate::db::Db;
 use crate::driver::Driver;
 use crate::engine::audit::AuditLog;
 use crate::engine::observe::events::EventFeed;
+use crate::engine::observe::meters::Meters;
 use crate::engine::{Result, Settings};
 use crate::store::Store;
 
@@ -33,6 +34,8 @@ pub(in crate::engine) struct Context {
     pub(in crate::engine) drivers: drivers::Drivers,
     pub(in crate::engine) settings: Settings,
     pub(in crate::engine) events: Arc<EventFeed>,
+    /// How long operations took, for `/metrics`.
+    pub(in crate::engine) meters: Arc<Meters>,
     /// Who did what.
     pub(in crate::engine) audit: Arc<AuditLog>,
     pub(in crate::engine) damage: damage::DamageRegister,
@@ -65,6 +68,7 @@ impl Context {
             drivers,
             settings,
             events,
+            meters: Arc::default(),
             audit: Arc::new(audit),
             damage: damage::DamageRegister::default(),
             clock: clock::ClockWatch::default(),

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
 
 /// Background tasks of the engine.
 #[derive(Debug, Default)]
@@ -14,13 +15,13 @@ pub(in crate::engine) struct Tasks {
 }
 
 impl Tasks {
-    /// Starts a task that [`join`](Self::join) waits for.
+    /// Starts a task that [`join`](Self::join) waits for. It logs with the id of the request that started it.
     pub(in crate::engine) fn spawn<F>(&self, work: F) -> JoinHandle<F::Output>
     where
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        self.running.spawn(work)
+        self.running.spawn(work.in_current_span())
     }
 
     /// Starts work that waits for the disk, on a thread of its own. [`join`](Self::join) waits for it.

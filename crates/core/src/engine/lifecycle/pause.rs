@@ -31,6 +31,7 @@ use crate::engine::machine::description::image_layers;
 use crate::engine::machine::freeze_guard::{
     SuspendedMachine, freeze_filesystems, thaw_filesystems,
 };
+use crate::engine::observe::meters::Operation;
 use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::turns::Slot;
 use crate::engine::snapshots::compaction::memory::DEEPEST_DISKS;
@@ -85,6 +86,7 @@ impl Lifecycle {
         end: SessionEnd,
     ) -> Result<Snapshot> {
         let live = slot.live().ok_or_else(|| Error::NotRunning(sandbox.name.clone()))?;
+        let timing = self.context.meters.time(Operation::Pause, &sandbox.config.driver);
         let driver = Arc::clone(&live.driver);
         let failures = self.store.sync_failures();
         let powers = self.can_capture(&live, sandbox, DEEPEST_PAUSED).await?;
@@ -136,6 +138,7 @@ impl Lifecycle {
         }
         failpoint::pass("pause.down");
         self.session_over(sandbox, session, true, Some(&live)).await?;
+        timing.ok();
         self.storage.snapshots.try_to_retain(sandbox).await;
         self.storage.compaction.after_pause(sandbox, &snapshot).await;
         Ok(snapshot)

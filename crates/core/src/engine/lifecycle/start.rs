@@ -16,6 +16,7 @@ use crate::engine::lifecycle::Lifecycle;
 use crate::engine::machine::capabilities::pausing;
 use crate::engine::machine::description::own_image;
 use crate::engine::machine::memory_start::{StartMethod, StartPlan};
+use crate::engine::observe::meters::Operation;
 use crate::engine::running::live::{RunningSandbox, reach};
 use crate::engine::running::turns::Slot;
 use crate::engine::{Error, ErrorKind, Result, after};
@@ -39,6 +40,7 @@ impl Lifecycle {
         if let Some(live) = slot.live() {
             return Ok(live);
         }
+        let timing = self.context.meters.time(Operation::Start, &sandbox.config.driver);
         lifecycle::command(sandbox.phase(), LifecycleCommand::Start)
             .map_err(|_| Error::Gone(sandbox.name.clone()))?;
         // What it may reach is part of its project's manifest.
@@ -147,6 +149,7 @@ impl Lifecycle {
                 } else {
                     self.sessions.start_services(&live);
                 }
+                timing.ok();
                 Ok(live)
             }
             Err(error) => Err(self.start_failed(&driver, sandbox, session, error).await),

@@ -27,6 +27,7 @@ use crate::engine::error::error_chain;
 use crate::engine::lifecycle::Lifecycle;
 use crate::engine::machine::capabilities::pausing;
 use crate::engine::machine::freeze_guard::freeze_filesystems;
+use crate::engine::observe::meters::Operation;
 use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::measured::junk_warned_of;
 use crate::engine::running::turns::Slot;
@@ -64,6 +65,10 @@ impl Lifecycle {
         if live.is_none() && self.never_began(sandbox).await? {
             return self.roll_back_start(sandbox).await;
         }
+        // What is left of a session that broke off is not timed: nobody waits for it.
+        let timing = live
+            .is_some()
+            .then(|| self.context.meters.time(Operation::Stop, &sandbox.config.driver));
         ending.always |= sandbox.config.snapshot_always && sandbox.config.persistent;
         let keep = ending.keeps(sandbox);
         let writes = |mounted: &Mounted| mounted.mode == MountMode::ReadWrite;
@@ -167,6 +172,9 @@ impl Lifecycle {
                 if ending.kind != SnapshotKind::BeforeRollback {
                     // Before a rollback the snapshot that is wanted might be what goes.
                     self.storage.snapshots.try_to_retain(sandbox).await;
+                }
+                if let Some(timing) = timing {
+                    timing.ok();
                 }
                 Ok(snapshot)
             }

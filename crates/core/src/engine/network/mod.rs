@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use crate::engine::audit::AuditLog;
 use crate::engine::context::Context;
 use crate::engine::network::session_network::MakesGates;
+use crate::engine::observe::meters::Meters;
 use crate::engine::records::Records;
 use crate::engine::running::turns::Turns;
 use crate::engine::tenancy::Tenancy;
@@ -24,6 +25,7 @@ use crate::store::Store;
 pub(in crate::engine) struct Network {
     store: Store,
     audit: Arc<AuditLog>,
+    meters: Arc<Meters>,
     turns: Arc<Turns>,
     records: Arc<Records>,
     tenancy: Arc<Tenancy>,
@@ -49,6 +51,7 @@ impl Network {
         Arc::new(Self {
             store: context.store.clone(),
             audit: Arc::clone(&context.audit),
+            meters: Arc::clone(&context.meters),
             turns: Arc::clone(turns),
             records: Arc::clone(records),
             tenancy: Arc::clone(tenancy),

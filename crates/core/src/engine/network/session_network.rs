@@ -195,6 +195,7 @@ impl Network {
     ) {
         let Some(connected) = live.network.lock().take() else { return };
         let traffic = connected.network.close().await;
+        self.meters.count(traffic);
         if let Some(session) = session {
             session.usage.count(traffic);
         }

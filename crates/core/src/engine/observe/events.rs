@@ -12,6 +12,7 @@
 //! told the number. Readers keep no events in memory: each follows the files of the journal at its
 //! own speed, and one that is too slow is told that it missed some.
 
+mod log_lines;
 mod stream;
 
 use std::collections::{BTreeMap, HashMap};
@@ -122,6 +123,7 @@ impl EventFeed {
             state.lost.remove(&source);
         }
         let event = state.event(project, sandbox, change);
+        log_lines::write(&event);
         if self.queue.try_send(JournalWork::Write(Box::new(event))).is_err() {
             state.counts.1 += 1;
             let lost = state.lost.entry(source).or_default();

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::db::{Owner, Page, Tombstones};
 use crate::engine::Result;
 use crate::engine::snapshots::StorageUsage;
-use crate::model::{LayerId, MemoryId, Name, Quarantine};
+use crate::model::{LayerId, MemoryId, Name, Quarantine, Sandbox};
 
 /// For how many times as long as it took a measurement is used.
 const AGAIN: u32 = 10;
@@ -141,6 +141,17 @@ impl StorageUsage {
         }
         self.measured.open.lock().retain(|layer, _| alive.contains(layer));
         Ok(bytes)
+    }
+
+    /// What the session of a sandbox has written, if that is found out within `patience`. Looking goes on if it is not, and
+    /// the next who asks finds it.
+    pub(in crate::engine) async fn open_bytes_of(
+        &self,
+        sandbox: &Sandbox,
+        patience: Duration,
+    ) -> Option<u64> {
+        let open = sandbox.open_layer()?;
+        tokio::time::timeout(patience, self.measure_open(open)).await.ok()?.ok()
     }
 
     async fn measure_open(&self, open: &LayerId) -> Result<u64> {

@@ -47,7 +47,7 @@ async fn done<T: Send + 'static>(
     tasks: &TaskTracker,
     work: impl Future<Output = Result<T, engine::Error>> + Send + 'static,
 ) -> Result<T, VercelError> {
-    match tasks.spawn(work).await {
+    match tasks.spawn(crate::request_id::follow(work)).await {
         Ok(done) => Ok(done?),
         Err(error) => {
             tracing::error!(%error, "the work of a request panicked");

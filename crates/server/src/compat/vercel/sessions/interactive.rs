@@ -85,7 +85,8 @@ async fn open(
     let ticket =
         Ticket { project: caller.project, session: within.session.id.out(), key: caller.key };
     let token = app.engine.sign(PURPOSE, VALID, &ticket);
-    let base = crate::gateway::base_url(app.vercel.public_url.as_deref(), host.as_deref());
+    let public_url = app.vercel.public_url.as_deref();
+    let base = crate::gateway::base_url(public_url, host.as_deref(), app.gateway.tls);
     let url = format!("{}/ws/interactive", base.replacen("http", "ws", 1));
     Ok(Json(json!({ "url": url, "token": token })))
 }
