@@ -4,8 +4,8 @@
 //! texts here, and a test compares it. [`command`] is what the program parses with: the definitions of
 //! [`Keep`], with commands in groups and defaults shown only where they apply.
 
-mod events;
 mod backup;
+mod events;
 mod exec;
 mod fork;
 mod network;
@@ -13,17 +13,17 @@ mod port;
 mod runs;
 mod sandbox;
 mod server;
+mod stats;
 mod stored;
 mod tenant;
-mod stats;
 mod tls;
 
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-pub(crate) use events::{AuditArgs, AuditCommand, AuditFilterArgs, EventsArgs, WebhookCommand};
 pub(crate) use backup::BackupCommand;
+pub(crate) use events::{AuditArgs, AuditCommand, AuditFilterArgs, EventsArgs, WebhookCommand};
 pub(crate) use exec::{
     ExecArgs, ExecOptions, HistoryArgs, KillArgs, LogsArgs, PsArgs, RunArgs, ShellArgs,
 };
@@ -49,11 +49,11 @@ pub(crate) use server::{
     ClientsArg, CompletionsArgs, ConfigArgs, ConfigCommand, DoctorArgs, EnvArgs, FsckArgs, ManArgs,
     MicrovmCommand, SERVE_HELP, ServeArgs, SetupArgs,
 };
+pub(crate) use stats::{StatsArgs, TopArgs, TopOrder};
 pub(crate) use stored::{DriveCommand, ImageCommand, SnapshotCommand, TrashCommand};
 pub(crate) use tenant::{
     KeyCommand, PlaceArg, ProjectCommand, ProjectNetworkArgs, ScopeArg, SecretCommand,
 };
-pub(crate) use stats::{StatsArgs, TopArgs, TopOrder};
 pub(crate) use tls::{TlsCommand, TlsInitArgs};
 
 const EXIT_CODES: &str = "\
@@ -313,8 +313,17 @@ const GROUPS: [(&str, &[&str]); 8] = [
     (
         "Run a server",
         &[
-            "serve", "config", "doctor", "tls", "backup", "microvm", "usage", "fsck", "version",
-            "completions", "man",
+            "serve",
+            "config",
+            "doctor",
+            "tls",
+            "backup",
+            "microvm",
+            "usage",
+            "fsck",
+            "version",
+            "completions",
+            "man",
         ],
     ),
 ];

@@ -108,7 +108,8 @@ pub use observe::meters::Latency;
 pub use operations::{
     Checkpoint, Create, Delete, Deleted, DiffRequest, Difference, Fork, ForkFailed, ForkFrom,
     ForkInTree, Forks, IfExists, MergeRequest, Merged, Opened, Paused, Promote, PromoteIntoDrive,
-    Promoted, PromotedIntoDrive, RolledBack, SnapshotFilter, SnapshotOnStop, Stop, Stopped, Tree, WakeMode,
+    Promoted, PromotedIntoDrive, RolledBack, SnapshotFilter, SnapshotOnStop, Stop, Stopped, Tree,
+    WakeMode,
 };
 pub use records::lost_names::Lost;
 pub use references::Sized;

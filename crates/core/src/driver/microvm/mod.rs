@@ -81,8 +81,8 @@ use super::host::helper::Helpers;
 use super::host::uid_claims::UidClaims;
 use super::host::{Host, broken, died, failed, lock, on_thread};
 use super::{
-    Captured, Device, Driver, DriverError, DriverResult, KeepsMemory, Link, Machine, MachineLoad, MachineUsage,
-    OwnDisk, Restored, Then, WriteLimit,
+    Captured, Device, Driver, DriverError, DriverResult, KeepsMemory, Link, Machine, MachineLoad,
+    MachineUsage, OwnDisk, Restored, Then, WriteLimit,
 };
 use crate::embedded::RAM_SO;
 use crate::model::{Fingerprint, Limits, MachineKey, Reserve, RootFs, Size};

@@ -25,17 +25,21 @@ impl Engine {
     #[must_use]
     pub fn driver_states(&self) -> (Vec<&'static str>, Vec<(&'static str, String)>) {
         let context = &self.parts.context;
-        let mut here: Vec<_> = context.drivers.keys().copied().collect();
+        let mut here = context.drivers.names();
         here.sort_by_key(|name| *name != context.settings.default_driver);
         let absent = context.settings.absent_drivers.iter();
-        (here, absent.map(|(name, absent)| (*name, absent.reason.clone())).collect())
+        let absent = absent
+            .filter(|(name, _)| !here.contains(name))
+            .map(|(name, absent)| (*name, absent.reason.clone()))
+            .collect();
+        (here, absent)
     }
 
     /// Whether the driver of sandboxes that ask for none is there.
     #[must_use]
     pub fn has_default_driver(&self) -> bool {
         let context = &self.parts.context;
-        context.drivers.contains_key(context.settings.default_driver.as_str())
+        context.drivers.names().contains(&context.settings.default_driver.as_str())
     }
 
     /// Checks all manifests and the names in all layers while the server runs. What is being changed

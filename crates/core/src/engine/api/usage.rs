@@ -110,7 +110,7 @@ impl Engine {
             traffic.sent = traffic.sent.saturating_add(more.sent);
         }
         let mut warm_pools = BTreeMap::from([("vm", self.parts.machines.warm.waiting() as u64)]);
-        for driver in self.parts.context.drivers.values() {
+        for driver in self.parts.context.drivers.all() {
             warm_pools.extend(driver.warm().map(|(pool, count)| (pool, count as u64)));
         }
         Ok(Figures {

@@ -205,8 +205,7 @@ impl Sessions {
             None => None,
         };
         let rules = uses.map(|_| junk_warned_of(&sandbox)).transpose()?;
-        let (look, measured) =
-            self.store.look_at_open(layer, chain, before, seal, rules).await?;
+        let (look, measured) = self.store.look_at_open(layer, chain, before, seal, rules).await?;
         if let (Some(relayer), Some(uses), Some(measured)) = (open, uses, measured) {
             live.keep_measurement(&sandbox, relayer, uses, measured).await?;
         }

@@ -31,11 +31,11 @@ use crate::engine::snapshots::SealGuard;
 use crate::engine::{Error, Result};
 use crate::failpoint;
 use crate::model::{
-    FORMAT, Finding, FindingKind, LayerId, MemoryId, Mounted, OnJunk, OnSecret, Place, Quarantine,
-    Sandbox, SandboxId, Session, SnapshotId, now,
+    FORMAT, Finding, FindingKind, LayerId, MemoryId, Mounted, OnSecret, Place, Quarantine, Sandbox,
+    SandboxId, Session, SnapshotId, now,
 };
 use crate::store::search::{Needles, SearchedFiles, Writers};
-use crate::store::{Effort, FileToQuarantine, Globs, JunkRules, MeasuredLayer};
+use crate::store::{Effort, FileToQuarantine, Globs, MeasuredLayer};
 
 pub(super) use self::inspection::{GuardedPart, Inspection};
 use self::spotted::Spotted;

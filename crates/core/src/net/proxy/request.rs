@@ -435,7 +435,7 @@ async fn prepare(
 /// Holds a request that uses secrets whose first use at this host somebody has to approve.
 async fn approved(
     proxy: &ProxyConnection,
-    secrets: &Secrets,
+    secrets: &RequestSecrets,
     parts: &request::Parts,
     target: &Target,
     has_body: bool,

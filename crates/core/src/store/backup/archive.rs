@@ -11,7 +11,7 @@ use rustix::fs::{FileType, Mode, OFlags, Statx};
 use serde::{Deserialize, Serialize};
 
 use crate::store::path_text::{path_bytes, path_text};
-use crate::store::tree::{Dir, Place, Xattrs, file_type, join};
+use crate::store::tree::{Dir, TreeDir, Xattrs, file_type, join};
 use crate::store::{Result, StoreError};
 
 /// The first line of a stream.
@@ -109,7 +109,7 @@ impl Header {
 pub(super) fn pack(root: &Path, into: &mut impl Write) -> Result<()> {
     let mut packer = Packer { into, links: HashMap::new() };
     packer.write(MAGIC)?;
-    let mut places = vec![Place::root(root)?];
+    let mut places = vec![TreeDir::root(root)?];
     while let Some(place) = places.pop() {
         let dir = place.open()?;
         let path = place.path();
@@ -210,7 +210,7 @@ pub(super) fn unpack(from: &mut impl BufRead, root: &Path) -> Result<()> {
         return Err(broken("it is no archive of a directory, or one of a later version"));
     }
     std::fs::create_dir(root).map_err(crate::store::io_error("create", root))?;
-    let top = Place::root(root)?;
+    let top = TreeDir::root(root)?;
     let like = top.open()?.own_stat()?;
     let mut unpacker = Unpacker { from, top, like, last: None, directories: Vec::new() };
     while unpacker.entry()? {}
@@ -223,12 +223,12 @@ pub(super) fn unpack(from: &mut impl BufRead, root: &Path) -> Result<()> {
 
 struct Unpacker<'a, R> {
     from: &'a mut R,
-    top: Place,
+    top: TreeDir,
     /// What attributes are filled into.
     like: Statx,
     /// The directory that the last name was in.
     last: Option<(Vec<u8>, Dir)>,
-    directories: Vec<(Place, Statx, Xattrs)>,
+    directories: Vec<(TreeDir, Statx, Xattrs)>,
 }
 
 impl<R: BufRead> Unpacker<'_, R> {

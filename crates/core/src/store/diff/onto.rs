@@ -10,7 +10,9 @@ use std::collections::BTreeSet;
 
 use super::budget::{self, Budget, LONGEST_MERGE};
 use super::lookup::Lookup;
-use super::merge::{Action, Attributes, Conflict, Content, MOST_CHANGES, MergePlan, ancestors};
+use super::merge::{
+    Conflict, MOST_CHANGES, MergePlan, PathAction, PathAttributes, PathContent, ancestors,
+};
 use super::walk::{self, PathDiff, Selection, Side, Wanted, differences};
 use super::{MergeOutcome, OntoChains, OntoOptions};
 use crate::model::DiffAspect;
@@ -87,9 +89,9 @@ impl Store {
 }
 
 /// A directory that only makes a place.
-fn directory(like: &Side) -> Action {
-    let attributes = Attributes { mode: OPEN_TO_ALL, uid: 0, gid: 0, xattrs: Xattrs::new() };
-    Action::Write { content: Content::Side(like.clone()), attributes }
+fn directory(like: &Side) -> PathAction {
+    let attributes = PathAttributes { mode: OPEN_TO_ALL, uid: 0, gid: 0, xattrs: Xattrs::new() };
+    PathAction::Write { content: PathContent::Side(like.clone()), attributes }
 }
 
 struct Placing {
@@ -108,7 +110,7 @@ impl Placing {
             // Something else under the name is not what was removed.
             let is_it = one.from.as_ref().is_some_and(|from| from.is_dir() == found.is_dir());
             if is_it && (!found.is_dir() || self.is_emptied(&one.path)?) {
-                self.act(PathDiff { what: Vec::new(), ..one }, Some(found), Action::Remove);
+                self.act(PathDiff { what: Vec::new(), ..one }, Some(found), PathAction::Remove);
             }
             return Ok(());
         };
@@ -134,12 +136,12 @@ impl Placing {
                 _ => what.push(DiffAspect::Type),
             }
         }
-        let action = Action::write(to)?;
+        let action = PathAction::write(to)?;
         self.act(PathDiff { what, ..one }, found, action);
         Ok(())
     }
 
-    fn act(&mut self, one: PathDiff, found: Option<Side>, action: Action) {
+    fn act(&mut self, one: PathDiff, found: Option<Side>, action: PathAction) {
         self.plan.actions.insert(one.path.clone(), action);
         self.plan.taken.push(PathDiff { from: found, old_path: None, ..one });
     }
@@ -169,14 +171,14 @@ impl Placing {
 
     /// Sees to it that every path has a directory to be in.
     fn parents(&mut self, under: &[u8], source: &mut Lookup) -> Result<()> {
-        let is_written = |action: &Action| matches!(action, Action::Write { .. });
+        let is_written = |action: &PathAction| matches!(action, PathAction::Write { .. });
         let written = self.plan.actions.iter().filter(|(_, action)| is_written(action));
         let written: Vec<Vec<u8>> = written.map(|(path, _)| path.clone()).collect();
         let (mut known, mut dropped) = (BTreeSet::new(), BTreeSet::new());
         for path in written {
             self.budget.time()?;
             for parent in ancestors(&path) {
-                let is_made = self.plan.actions.get(parent).is_some_and(Action::makes_dir);
+                let is_made = self.plan.actions.get(parent).is_some_and(PathAction::makes_dir);
                 if is_made || known.contains(parent) {
                     continue;
                 }

@@ -177,7 +177,8 @@ async fn a_log_on_a_disk_that_hangs_stops_nobody_else() {
     let other = tokio::spawn(async {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.log");
-        let mut writer = LogWriter::open_in_turn(&path, 4096, &LogBudget::new(4096, &Arc::default())).await;
+        let mut writer =
+            LogWriter::open_in_turn(&path, 4096, &LogBudget::new(4096, &Arc::default())).await;
         writer.append_in_turn(LogStream::Out, b"line").await;
         LogReader::new(path, 0).next_in_turn().await.unwrap()
     });
