@@ -230,9 +230,12 @@ async fn snapshots_go_when_nobody_stands_on_them(catalog: &dyn Catalog) {
     catalog.delete(RecordKey::Snapshot(&SnapshotId::fresh())).await.expect("one that never was");
 }
 
-/// What a watcher was told: revisions, the snapshots of commits, and which of them was a removal.
+/// A change of a sandbox: the revision it is at, the snapshot of a commit, and whether it was removed.
+type Change = (SandboxId, Revision, Option<SnapshotId>, bool);
+
+/// What a watcher was told.
 #[derive(Debug, Default)]
-struct Told(Mutex<Vec<(SandboxId, Revision, Option<SnapshotId>, bool)>>);
+struct Told(Mutex<Vec<Change>>);
 
 impl CatalogWatcher for Told {
     fn saved(&self, sandbox: &Sandbox, snapshot: Option<&Snapshot>) {

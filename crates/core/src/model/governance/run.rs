@@ -487,7 +487,7 @@ ready_for_review + Expire -> expired
     /// The table of the format's page is this one.
     #[test]
     fn the_document_has_the_same_table() {
-        let page = include_str!("../../../../docs/formats/runs.md");
+        let page = include_str!("../../../../../docs/formats/runs.md");
         let table = page.split("| change | from | to |\n|---|---|---|\n").nth(1).unwrap();
         let mut listed = Vec::new();
         for row in table.lines().take_while(|line| line.starts_with('|')) {
