@@ -5,6 +5,7 @@
 //! drive.rs   one task per run with a pending effect: carries effects out, in order
 //! work.rs    the effect `work`: the attempts of a command, or the heartbeats of a harness
 //! decide.rs  accept and reject
+//! held.rs    commands that somebody has to approve
 //! kept.rs    what of runs is in memory, and which snapshots they need
 //! rest.rs    sandboxes that stand still while they wait
 //! spending.rs  what a run may use
@@ -15,6 +16,7 @@
 
 mod decide;
 mod drive;
+mod held;
 mod kept;
 mod queue;
 mod rest;
@@ -31,21 +33,20 @@ use tokio::sync::watch;
 use crate::db::{Db, Page, Paged};
 use crate::engine::context::Context;
 use crate::engine::governance::approvals::inside::Watched;
-use crate::engine::governance::approvals::{Approvals, Gates, ToAsk, check_comment};
+use crate::engine::governance::approvals::{Approvals, Gates, check_comment};
 use crate::engine::governance::runs::kept::{Kept, is_unfinished, text_of};
 use crate::engine::lifecycle::Lifecycle;
 use crate::engine::session::Sessions;
-use crate::engine::session::command::Exec;
 use crate::engine::tenancy::Tenancy;
 use crate::engine::tenancy::projects::Caller;
 use crate::engine::{Error, Result};
 use crate::keyed_lock::KeyedLock;
-use crate::model::approval::{check_hosts, check_patterns, check_secrets, held_by, is_too_long};
+use crate::model::approval::{check_hosts, check_patterns, check_secrets};
 use crate::model::run::status_word;
 use crate::model::{
-    AcceptRule, ApprovalSource, ApprovalSubject, AuditRecord, EventData, EventRun, EventSandbox,
-    Name, Run, RunChange, RunEffect, RunId, RunPlace, RunRefused, RunSandbox, RunSpec, RunStatus,
-    Sandbox, SandboxId, SessionId, Span, Tags, Timestamp,
+    AcceptRule, AuditRecord, EventData, EventRun, EventSandbox, Name, Run, RunChange, RunEffect,
+    RunId, RunPlace, RunRefused, RunSandbox, RunSpec, RunStatus, Sandbox, SandboxId, SessionId,
+    Span, Tags, Timestamp,
 };
 use crate::store::{Durability, Store};
 
@@ -350,77 +351,6 @@ impl Runs {
         found.ok_or_else(|| Error::NoSandbox(there.name.clone().into()))
     }
 
-    /// Holds a command that the policy of its sandbox, or the run under way in it, wants somebody to approve. The command of
-    /// the run itself is held by the former alone: who started the run has named it.
-    pub(in crate::engine) async fn before_command(
-        &self,
-        sandbox: &Sandbox,
-        exec: &Exec,
-        is_of_run: bool,
-    ) -> Result<()> {
-        let (argv, by) = (exec.argv.as_slice(), exec.by.as_deref());
-        self.before_inject(sandbox, exec).await?;
-        let run = self.active_in(&sandbox.id);
-        let policy = sandbox.config.approvals.as_ref();
-        let asked = policy.map_or(&[][..], |policy| &policy.commands);
-        let patterns = run.as_ref().filter(|_| !is_of_run);
-        let of_run = patterns.map_or(&[][..], |run| &run.spec.approve);
-        let Some(pattern) = held_by(asked.iter().chain(of_run), argv) else { return Ok(()) };
-        let line = one_line(argv);
-        let to_ask = ToAsk {
-            sandbox: place(sandbox),
-            run: run.as_ref().map(|run| run.id.clone()),
-            source: ApprovalSource::Policy,
-            subject: ApprovalSubject::Command,
-            target: None,
-            question: format!("run `{line}`"),
-            context: match is_too_long(argv) {
-                true => "The command is too long to be compared with patterns.".to_owned(),
-                false => format!("The command matches the pattern `{pattern}`."),
-            },
-            default: policy.and_then(|policy| policy.default),
-            expires: policy.and_then(|policy| policy.expires),
-            asked_by: by.and_then(|by| by.parse().ok()),
-            agent_question: None,
-        };
-        self.approvals.hold(&sandbox.project, to_ask).await
-    }
-
-    /// Holds a command that is given secrets of which somebody has to approve that.
-    async fn before_inject(&self, sandbox: &Sandbox, exec: &Exec) -> Result<()> {
-        if exec.inject.is_empty() {
-            return Ok(());
-        }
-        let held = self.held_secrets(sandbox);
-        let wanted = exec.inject.iter().map(|inject| inject.secret.as_str());
-        let mut wanted: Vec<&str> =
-            wanted.filter(|name| held.iter().any(|it| it == name)).collect();
-        wanted.sort_unstable();
-        wanted.dedup();
-        if wanted.is_empty() {
-            return Ok(());
-        }
-        let names = wanted.join(", ");
-        let policy = sandbox.config.approvals.as_ref();
-        let to_ask = ToAsk {
-            sandbox: place(sandbox),
-            run: self.active_in(&sandbox.id).map(|run| run.id),
-            source: ApprovalSource::Policy,
-            subject: ApprovalSubject::Secret,
-            target: None,
-            question: match names.len() {
-                0..=600 => format!("give {names} to `{}`", one_line(&exec.argv)),
-                _ => format!("give {} secrets to `{}`", wanted.len(), one_line(&exec.argv)),
-            },
-            context: format!("The command is given the values of: {names}."),
-            default: policy.and_then(|policy| policy.default),
-            expires: policy.and_then(|policy| policy.expires),
-            asked_by: exec.by.as_deref().and_then(|by| by.parse().ok()),
-            agent_question: None,
-        };
-        self.approvals.hold(&sandbox.project, to_ask).await
-    }
-
     /// Notes a sign of life of a harness. The answer is the run as it is now.
     pub(in crate::engine) async fn heartbeat(
         &self,
@@ -562,15 +492,6 @@ fn harness_only(run: &Run) -> Result<()> {
 
 pub(in crate::engine) fn place(sandbox: &Sandbox) -> RunSandbox {
     RunSandbox { id: sandbox.id.clone(), name: sandbox.name.clone() }
-}
-
-/// The beginning of a command line, on one line.
-fn one_line(argv: &[String]) -> String {
-    let line = argv.join(" ").replace(char::is_control, " ");
-    match line.char_indices().nth(200) {
-        Some((end, _)) => format!("{}…", &line[..end]),
-        None => line,
-    }
 }
 
 fn check_cost(cost: Option<f64>) -> Result<()> {
