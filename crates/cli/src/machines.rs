@@ -51,7 +51,7 @@ pub(crate) fn absent(data: &Path, settings: &MicrovmSettings) -> Option<Absent> 
 
 /// The microvm driver of a server: there from the start, or as soon as the host has what it needs.
 #[derive(Debug)]
-pub(crate) struct Machines {
+pub(crate) struct LateMicrovm {
     agent: PathBuf,
     data: PathBuf,
     mark: String,
@@ -59,7 +59,7 @@ pub(crate) struct Machines {
     driver: OnceLock<MicrovmDriver>,
 }
 
-impl Machines {
+impl LateMicrovm {
     pub(crate) fn new(agent: &Path, data: &Path, mark: &str, settings: &MicrovmSettings) -> Self {
         let (agent, data, mark) = (agent.to_path_buf(), data.to_path_buf(), mark.to_owned());
         Self { agent, data, mark, settings: settings.clone(), driver: OnceLock::new() }
@@ -90,7 +90,7 @@ impl Machines {
     }
 }
 
-impl LateDrivers for Machines {
+impl LateDrivers for LateMicrovm {
     fn look(&self, name: &str) -> Option<Result<Arc<dyn Driver>, Absent>> {
         let found = || self.driver().map(|driver| Arc::new(driver) as Arc<dyn Driver>);
         (name == NAME).then(found)

@@ -29,7 +29,7 @@ const HEAD: &str = "\
 
 /// A line of the settings in the help of `keep serve`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Line<'a> {
+pub(crate) enum SettingLine<'a> {
     /// `[storage]  # what is kept`
     Section { name: &'a str, about: &'a str },
     /// `trash_grace = "1h"  # how long deleted sandboxes can be restored`
@@ -37,24 +37,24 @@ pub(crate) enum Line<'a> {
 }
 
 /// The settings, in the order of the help.
-pub(crate) fn settings() -> impl Iterator<Item = Line<'static>> {
+pub(crate) fn settings() -> impl Iterator<Item = SettingLine<'static>> {
     SERVE_HELP.lines().filter_map(|line| line.strip_prefix("  ")).filter_map(line)
 }
 
-fn line(text: &str) -> Option<Line<'_>> {
+fn line(text: &str) -> Option<SettingLine<'_>> {
     let text = text.trim();
     // No example has this in its value.
     let (code, about) = text.split_once("  # ").unwrap_or((text, ""));
     let (code, about) = (code.trim(), about.trim());
     if let Some(name) = code.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-        return Some(Line::Section { name, about });
+        return Some(SettingLine::Section { name, about });
     }
     let (key, value) = code.split_once(" = ")?;
     let (about, is_default) = match about.strip_prefix(NONE) {
         Some(about) => (about, false),
         None => (about, true),
     };
-    Some(Line::Setting { key: key.trim(), value: value.trim(), about, is_default })
+    Some(SettingLine::Setting { key: key.trim(), value: value.trim(), about, is_default })
 }
 
 /// The settings file that packages install.
@@ -62,10 +62,10 @@ pub(crate) fn settings_file() -> String {
     let mut text = HEAD.to_owned();
     for line in settings() {
         match line {
-            Line::Section { name, about } => {
+            SettingLine::Section { name, about } => {
                 text.push_str(&format!("\n\n# {}\n[{name}]\n", sentence(about)));
             }
-            Line::Setting { key, value, about, is_default } => {
+            SettingLine::Setting { key, value, about, is_default } => {
                 let about = match is_default {
                     true => sentence(about),
                     false => format!("{}. No default; an example:", sentence(about)),
@@ -138,15 +138,18 @@ fn notes(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Line, line, notes, settings, settings_file, write_man_pages};
+    use super::{SettingLine, line, notes, settings, settings_file, write_man_pages};
     use crate::args;
 
     #[test]
     fn lines_of_the_help_are_understood() {
         let setting =
-            |key, value, about, is_default| Line::Setting { key, value, about, is_default };
+            |key, value, about, is_default| SettingLine::Setting { key, value, about, is_default };
         for (text, read) in [
-            ("[gateway]      # ports", Some(Line::Section { name: "gateway", about: "ports" })),
+            (
+                "[gateway]      # ports",
+                Some(SettingLine::Section { name: "gateway", about: "ports" }),
+            ),
             ("wait = \"30s\"   # how long", Some(setting("wait", "\"30s\"", "how long", true))),
             (
                 "hosts.\"a.b\" = [\"10.0.0.5\"]  # none by default; fixed # answers",

@@ -29,7 +29,7 @@ use crate::greeting::greeting;
 use crate::host;
 use crate::locate::ClientFile;
 use crate::logging;
-use crate::machines::Machines;
+use crate::machines::LateMicrovm;
 use crate::notify;
 use crate::screen::{Paint, Screen};
 
@@ -178,7 +178,7 @@ fn no_room_hint(data: &Path) -> String {
 /// The drivers of an engine.
 pub(crate) struct Drivers {
     container: ContainerDriver,
-    microvm: Arc<Machines>,
+    microvm: Arc<LateMicrovm>,
     claim: host::Claim,
 }
 
@@ -210,7 +210,7 @@ pub(crate) async fn open_engine(
             .with_hint("`keep doctor` shows what is missing and how to fix it")
     })?;
     let container = container.with_prebuilt(PREBUILT);
-    let microvm = Arc::new(Machines::new(&agent, &data, claim.mark(), machines));
+    let microvm = Arc::new(LateMicrovm::new(&agent, &data, claim.mark(), machines));
     settings.late_drivers = Some(microvm.clone());
     let db = Index::open(&data.join(INDEX), store.clone())
         .await

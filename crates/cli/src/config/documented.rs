@@ -12,7 +12,7 @@ use serde::{Deserialize as _, forward_to_deserialize_any};
 use super::{File, Resolved, resolve};
 use crate::args::{Global, ServeArgs};
 use crate::failure::Failure;
-use crate::reference::{Line, settings, settings_file};
+use crate::reference::{SettingLine, settings, settings_file};
 
 /// Names that settings had in earlier versions.
 const FORMER: [&str; 2] = ["spares", "ready"];
@@ -34,8 +34,8 @@ fn documented() -> Vec<(String, String, String, bool)> {
     let mut all = Vec::new();
     for line in settings() {
         match line {
-            Line::Section { name, .. } => section = name.to_owned(),
-            Line::Setting { key, value, is_default, .. } => {
+            SettingLine::Section { name, .. } => section = name.to_owned(),
+            SettingLine::Setting { key, value, is_default, .. } => {
                 all.push((section.clone(), key.to_owned(), value.to_owned(), is_default));
             }
         }

@@ -23,7 +23,7 @@ pub trait LateDrivers: fmt::Debug + Send + Sync {
 }
 
 /// The drivers that there are, and why others are absent.
-pub(in crate::engine) struct Drivers {
+pub(in crate::engine) struct DriverSet {
     present: RwLock<BTreeMap<&'static str, Arc<dyn Driver>>>,
     absent: BTreeMap<&'static str, Absent>,
     late: Option<Arc<dyn LateDrivers>>,
@@ -31,7 +31,7 @@ pub(in crate::engine) struct Drivers {
     looks: Mutex<BTreeMap<String, (Instant, Absent)>>,
 }
 
-impl Drivers {
+impl DriverSet {
     pub(in crate::engine) fn new(
         present: Vec<Arc<dyn Driver>>,
         absent: BTreeMap<&'static str, Absent>,

@@ -31,7 +31,7 @@ pub(in crate::engine) struct Context {
     pub(in crate::engine) catalog: Arc<dyn Catalog>,
     /// The index: what the catalog is read by.
     pub(in crate::engine) db: Arc<dyn Db>,
-    pub(in crate::engine) drivers: drivers::Drivers,
+    pub(in crate::engine) drivers: drivers::DriverSet,
     pub(in crate::engine) settings: Settings,
     pub(in crate::engine) events: Arc<EventFeed>,
     /// How long operations took, for `/metrics`.
@@ -60,7 +60,7 @@ impl Context {
         let watcher = Arc::downgrade(&events);
         catalog.watch(watcher);
         let absent = settings.absent_drivers.clone();
-        let drivers = drivers::Drivers::new(drivers, absent, settings.late_drivers.clone());
+        let drivers = drivers::DriverSet::new(drivers, absent, settings.late_drivers.clone());
         Arc::new(Self {
             store,
             db: catalog.reader(),
