@@ -254,8 +254,8 @@ mod tests {
             status,
             code,
             message,
-            hint: Some("do".to_owned()),
-            findings: Vec::new(),
+            hint: Some("do".into()),
+            findings: Box::default(),
             conflicts: Box::default(),
             request_id: None,
         })

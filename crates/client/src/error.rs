@@ -20,9 +20,9 @@ pub enum Error {
         /// What is wrong, for people.
         message: String,
         /// What to do about it, if the server knows.
-        hint: Option<String>,
+        hint: Option<Box<str>>,
         /// What the guard found, when that is why.
-        findings: Vec<Finding>,
+        findings: Box<[Finding]>,
         /// Paths that cannot be merged, when that is why.
         conflicts: Box<[MergeConflict]>,
         /// The id of the request, as in the server's log.
@@ -164,7 +164,8 @@ impl Error {
     pub(crate) fn from_body(status: u16, error: ErrorBody) -> Self {
         let ErrorBody { code, aliases: _, message, hint, findings, conflicts, request_id } = error;
         let code = present_code(&code).to_owned();
-        let (conflicts, request_id) = (conflicts.into(), request_id.map(String::into_boxed_str));
+        let [hint, request_id] = [hint, request_id].map(|text| text.map(String::into_boxed_str));
+        let (findings, conflicts) = (findings.into(), conflicts.into());
         Self::Api { status, code, message, hint, findings, conflicts, request_id }
     }
 
