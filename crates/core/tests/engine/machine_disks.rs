@@ -98,7 +98,7 @@ async fn a_machine_that_fills_the_hosts_disk_waits_and_goes_on() {
     assert_eq!((done.state, done.exit_code), (CommandState::Exited, Some(0)));
 
     // A stop of one that waits lets it write what it has.
-    let ballast = fill_but(&disk, RESERVE + (360 << 20));
+    let ballast = fill_but(&disk, RESERVE + (48 << 20));
     let more =
         "i=0; while :; do i=$((i+1)); head -c 4194304 /dev/zero | tr '\\0' x > /root/more-$i; done";
     let _endless = detached(&engine, "m", &["sh", "-c", more]).await;
