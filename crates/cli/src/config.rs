@@ -80,6 +80,8 @@ struct StorageFile {
     commands_kept: Option<u64>,
     /// How much disk space they and their logs may take, for each sandbox.
     command_logs: Option<String>,
+    /// Whether it is recorded what commands and sessions change.
+    record_changes: Option<bool>,
     /// How much disk space the audit log of a project may take.
     audit_log: Option<String>,
 }
@@ -226,6 +228,8 @@ pub(crate) struct Resolved {
     pub(crate) audit_limit: Size,
     /// How much of its commands a sandbox keeps.
     pub(crate) commands: CommandRetention,
+    /// Whether it is recorded what commands and sessions change.
+    pub(crate) record_changes: bool,
     /// Who may reach the server.
     pub(crate) api: ApiSettings,
 }
@@ -270,6 +274,7 @@ pub(crate) fn resolve(global: &Global, args: ServeArgs) -> Result<Resolved, Fail
         trash_grace: trash_grace(file.storage.trash_grace.as_deref())?,
         audit_limit: audit_limit(file.storage.audit_log.as_deref())?,
         commands: commands(&file.storage)?,
+        record_changes: file.storage.record_changes.unwrap_or(true),
         api: api::api(file.api)?,
     })
 }

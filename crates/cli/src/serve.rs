@@ -76,6 +76,7 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
         trash_grace: config.trash_grace,
         audit_limit: config.audit_limit,
         commands: config.commands,
+        record_changes: config.record_changes,
         ..Settings::default()
     };
     if let Some(driver) = &config.driver {

@@ -4,7 +4,10 @@ use crate::body::Download;
 use crate::query::Target;
 use crate::sandboxes::{IDEMPOTENCY, sandbox};
 use crate::transport::Call;
-use crate::types::{Diff, Merge, Merged, Paged, Promote, Promoted, Rename, Sandbox};
+use crate::types::{
+    Diff, Merge, Merged, Paged, Promote, PromoteIntoDrive, Promoted, PromotedIntoDrive, Rename,
+    Sandbox,
+};
 use crate::{Client, Error};
 
 /// Two points of the history of sandboxes, and which paths of them to compare.
@@ -73,6 +76,16 @@ impl Client {
     ) -> Result<Promoted, Error> {
         let call = Call::post(sandbox(name, &["promote"])).header(IDEMPOTENCY, idempotency);
         self.transport.json(call.json(request)?).await
+    }
+
+    /// Puts chosen files of a sandbox into a drive, all or nothing.
+    pub async fn promote_into_drive(
+        &self,
+        drive: &str,
+        request: &PromoteIntoDrive,
+    ) -> Result<PromotedIntoDrive, Error> {
+        let target = Target::new(&["drives", drive, "promote"]);
+        self.transport.json(Call::post(target).json(request)?).await
     }
 
     /// Brings the changes of a sandbox into another one, all or nothing.

@@ -117,11 +117,14 @@ impl From<&engine::Error> for ApiError {
         let mut answer = Self::new(status, error.code(), message);
         answer.body.hint = error.hint();
         if let engine::Error::Guarded { findings, .. }
-        | engine::Error::TakenGuarded { findings, .. } = error
+        | engine::Error::TakenGuarded { findings, .. }
+        | engine::Error::DriveGuarded { findings, .. } = error
         {
             answer.body.findings = crate::api::guard::findings(findings.clone());
         }
-        if let engine::Error::MergeConflicts { conflicts, .. } = error {
+        if let engine::Error::MergeConflicts { conflicts, .. }
+        | engine::Error::DriveConflicts { conflicts, .. } = error
+        {
             answer.body.conflicts = conflicts.clone();
         }
         if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::TooMany) {

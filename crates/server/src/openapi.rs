@@ -111,6 +111,7 @@ use crate::api::{
         drives::get,
         drives::fork,
         drives::remove,
+        forks::promote_into_drive,
         images::list,
         images::get,
         images::remove,

@@ -396,6 +396,7 @@ pub fn session(of: &Sandbox) -> Session {
         services: Default::default(),
         secrets: Vec::new(),
         fallback: None,
+        changes: None,
     }
 }
 
@@ -447,6 +448,7 @@ pub fn drive(project: &str, name: &str) -> Drive {
         name: name.parse().expect("a name fit for tests"),
         max_size: DRIVE_SIZE,
         layers: Vec::new(),
+        generation: 0,
         attached: None,
         parent: None,
         root: None,

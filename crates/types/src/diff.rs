@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{EntryKind, ForkFailed, Sandbox};
+use crate::{Drive, EntryKind, ForkFailed, Sandbox};
 
 /// How a path differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -222,6 +222,44 @@ pub struct Promoted {
     /// Forks that were to be deleted and are still there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed: Vec<ForkFailed>,
+}
+
+/// Puts chosen files that a sandbox made, changed or deleted since it was forked into a drive that no session writes to.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PromoteIntoDrive {
+    /// The sandbox.
+    pub from: String,
+    /// Globs of the paths.
+    pub only: Vec<String>,
+    /// The directory in the drive, below which files keep their whole path; its root if absent.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub path: String,
+    /// The generation the drive must have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expect_generation: Option<u64>,
+    /// Says what would be done, and does nothing.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// What was put into a drive, or would be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PromotedIntoDrive {
+    /// The drive.
+    pub drive: Drive,
+    /// The snapshot of the sandbox that the files are from; absent for its image, and for a running one that was looked at only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+    /// How many paths were added, replaced and removed. All 0 if the drive had them already.
+    pub counts: MergeCounts,
+    /// Paths where a file and a directory are in each other's place; with `dry_run` only. At most 1,000 are listed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conflicts: Vec<MergeConflict>,
+    /// Paths in the drive that are, or would be, changed; at most 1,000 are listed.
+    pub changes: Vec<DiffEntry>,
+    /// Whether there are more changes or conflicts than are listed.
+    pub truncated: bool,
 }
 
 /// Gives a sandbox another name.

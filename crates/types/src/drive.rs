@@ -21,6 +21,9 @@ pub struct Drive {
     pub size_bytes: u64,
     /// Whether something was ever written to it, so that it can be mounted as a snapshot, or forked.
     pub initialized: bool,
+    /// How often what it holds was changed: by a session that wrote to it, or by a promotion.
+    #[serde(default)]
+    pub generation: u64,
     /// The session that writes to it now.
     pub attached: Option<Attached>,
     /// The id of the drive it was forked from.

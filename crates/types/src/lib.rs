@@ -52,7 +52,7 @@ pub use command::{
 pub use diff::{
     BroughtBack, Diff, DiffAspect, DiffCounts, DiffEntry, DiffKind, DiffPoint, DiffSide, ForkFate,
     ForkOutcome, Merge, MergeConflict, MergeCounts, Merged, OnAccept, OnConflict, Promote,
-    Promoted, Rename, TreeFork,
+    PromoteIntoDrive, Promoted, PromotedIntoDrive, Rename, TreeFork,
 };
 pub use drive::{Attached, CreateDrive, Drive, ForkDrive, Mount, MountMode};
 pub use error::{ErrorAnswer, ErrorBody, RENAMED_CODES, error_chain, former_codes, present_code};
@@ -86,7 +86,7 @@ pub use secret::{
     Inject, Secret, SecretGiven, SecretHow, SecretPlace, SecretUse, SecretVersion, SetSecret,
 };
 pub use service::{Restart, Service, ServiceState, ServiceStatus, SetService};
-pub use session::{HookRun, Session, SessionEnd, Usage};
+pub use session::{HookRun, Session, SessionChanges, SessionEnd, Usage};
 pub use snapshot::{Snapshot, SnapshotDeleted, SnapshotKind, SnapshotMemory, SnapshotSize};
 pub use tenant::{
     Audience, CreateKey, CreateProject, Damage, Fsck, FsckProblem, FsckRequest, Health, IssueToken,

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use super::quantity::given;
 use super::{
     ApprovalPolicy, Finding, ForkOutcome, Guard, Mount, Network, OnAccept, Port, SecretUse,
-    Service, SetGuard, Size, Span,
+    Service, SessionChanges, SetGuard, Size, Span,
 };
 
 /// The lifetime class of a sandbox.
@@ -397,7 +397,7 @@ pub struct Unsaved {
     pub files: u64,
     /// Disk space of the created and modified ones.
     pub bytes: u64,
-    /// When that was looked at: after the last command that ended.
+    /// When that was looked at: after the last command that ended, or later.
     #[schema(format = DateTime)]
     pub as_of: String,
 }
@@ -435,6 +435,9 @@ pub struct Sandbox {
     /// What a running sandbox has written since then. In `GET` of one sandbox and in lists, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsaved: Option<Unsaved>,
+    /// What was changed during the session under way, or the last one. Not in lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session_changes: Option<SessionChanges>,
     /// Where it was forked from.
     pub forked_from: Option<Lineage>,
     /// What became of its work, if it is a fork that was promoted or merged.

@@ -65,6 +65,28 @@ pub struct HookRun {
     pub problem: Option<String>,
 }
 
+/// What was changed in the root filesystem of a sandbox during a session: by commands, services and uploads. What every look at its
+/// files found is added up, so a file that is created and deleted later counts as both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SessionChanges {
+    /// How many paths were created.
+    pub created: u64,
+    /// How many paths were modified: content, mode, owner or times.
+    pub modified: u64,
+    /// How many paths were deleted.
+    pub deleted: u64,
+    /// What the created and modified files took on the disk.
+    pub bytes: u64,
+    /// Whether all changes were seen. Otherwise there were at least so many.
+    pub complete: bool,
+}
+
+impl Default for SessionChanges {
+    fn default() -> Self {
+        Self { created: 0, modified: 0, deleted: 0, bytes: 0, complete: true }
+    }
+}
+
 /// One waking period of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Session {
@@ -88,6 +110,9 @@ pub struct Session {
     pub snapshot: Option<String>,
     /// What it used.
     pub usage: Usage,
+    /// What was changed during it, as of the last look; absent in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changes: Option<SessionChanges>,
     /// When it will be ended, unless extended.
     #[schema(format = DateTime)]
     pub deadline: Option<String>,

@@ -1,7 +1,7 @@
 //! The benchmark: the released binary, driven over HTTP, beside its yardsticks in the same run.
 //!
-//! `./dev bench [--quick] [--no-peers] [--net] [--microvm] [--interference] [--checkpoints] [--steps]` builds and
-//! runs it; `--net` measures the network alone, `--microvm` machines with memory alone, `--interference` what the
+//! `./dev bench [--quick] [--no-peers] [--net] [--microvm] [--interference] [--checkpoints] [--recording] [--steps]`
+//! builds and runs it; `--recording` measures what the record of changes costs, `--net` the network alone, `--microvm` machines with memory alone, `--interference` what the
 //! work of one sandbox costs the others, `--checkpoints` 10,000 checkpoints of one session, `--steps` tells where
 //! the time of each operation goes. Every figure is a whole round trip as a client sees it, on a data directory of
 //! its own. Absolute times depend on the machine; the ratio to the yardstick is what counts.
@@ -13,6 +13,7 @@ mod interference;
 mod microvm;
 mod net;
 mod peers;
+mod recording;
 mod stats;
 mod steps;
 mod transfer;
@@ -80,6 +81,12 @@ async fn main() -> Outcome<()> {
         writeln!(std::io::stdout(), "{table}")?;
         return Ok(());
     }
+    if has("--recording") {
+        let mut table = Table::default();
+        recording::run(&mut table, &release.join("keep"), daemon.scratch(), &rounds).await?;
+        table.print();
+        return Ok(());
+    }
     if has("--interference") {
         let bench = std::sync::Arc::new(Bench { client, tree, rounds, bare: None });
         return interference::run(bench, has("--quick")).await;
@@ -106,6 +113,7 @@ async fn main() -> Outcome<()> {
     bench.crowd(&mut table).await?;
     transfer::run(&bench, &mut table, daemon.scratch(), bench.rounds.heavy).await?;
     bench.sleepers(&mut table, &daemon).await?;
+    recording::run(&mut table, &release.join("keep"), daemon.scratch(), &bench.rounds).await?;
     let network =
         net::run(&bench, &server, daemon.scratch(), peers, bench.rounds.heavy.max(3)).await?;
     let bare = bench.bare.as_ref().map(Bare::times).unwrap_or_default();

@@ -1,6 +1,7 @@
 //! Arguments of the commands that compare forks and bring them back.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use sandkeep_client::types::Span;
@@ -72,7 +73,7 @@ pub(crate) struct ChangesArgs {
 pub(crate) struct PromoteArgs {
     /// The fork
     pub(crate) fork: String,
-    /// Fail unless the origin is at this generation [default: the one it was forked at]
+    /// Fail unless the origin, or the drive, is at this generation [default: the one the fork was forked at]
     #[arg(long, value_name = "GENERATION")]
     pub(crate) expect_generation: Option<u64>,
     /// Delete the fork afterwards; it stays in the trash for a while
@@ -84,6 +85,33 @@ pub(crate) struct PromoteArgs {
     /// Copy what --only names to DIR on this machine, and leave the origin alone
     #[arg(long, value_name = "DIR", requires = "only", conflicts_with = "expect_generation")]
     pub(crate) out: Option<PathBuf>,
+    /// Put what --only names into a drive that no session writes to, and leave the origin alone
+    #[arg(long, value_name = "drive:NAME[:/DIR]", requires = "only", conflicts_with = "out")]
+    pub(crate) to: Option<DriveDir>,
+    /// With --to, show what would be done, and do nothing
+    #[arg(long, requires = "to")]
+    pub(crate) dry_run: bool,
+}
+
+/// A directory in a drive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DriveDir {
+    pub(crate) drive: String,
+    /// Empty for its root.
+    pub(crate) path: String,
+}
+
+impl FromStr for DriveDir {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rest = text.strip_prefix("drive:").filter(|rest| !rest.is_empty());
+        let Some(rest) = rest else {
+            return Err("write it as drive:NAME or drive:NAME:/DIR".to_owned());
+        };
+        let (drive, path) = rest.split_once(':').unwrap_or((rest, ""));
+        Ok(Self { drive: drive.to_owned(), path: path.to_owned() })
+    }
 }
 
 /// Arguments of `pick`.
@@ -150,4 +178,20 @@ pub(crate) struct PruneArgs {
     /// Show which forks would be deleted, and delete none
     #[arg(long)]
     pub(crate) dry_run: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::DriveDir;
+
+    #[test]
+    fn a_directory_of_a_drive_is_read_as_it_is_written() {
+        let read = |text: &str| text.parse().map(|DriveDir { drive, path }| (drive, path)).ok();
+        let of = |drive: &str, path: &str| Some((drive.to_owned(), path.to_owned()));
+        assert_eq!(read("drive:a"), of("a", ""));
+        assert_eq!(read("drive:a:/b:c"), of("a", "/b:c"));
+        for bad in ["", "a", "drive:", "/a"] {
+            assert_eq!(read(bad), None, "{bad}");
+        }
+    }
 }

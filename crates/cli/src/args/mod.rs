@@ -20,7 +20,8 @@ pub(crate) use exec::{
     ExecArgs, ExecOptions, HistoryArgs, KillArgs, LogsArgs, PsArgs, RunArgs, ShellArgs,
 };
 pub(crate) use fork::{
-    ChangesArgs, ConflictsArg, DiffArgs, MergeArgs, PickArgs, PromoteArgs, PruneArgs, RenameArgs,
+    ChangesArgs, ConflictsArg, DiffArgs, DriveDir, MergeArgs, PickArgs, PromoteArgs, PruneArgs,
+    RenameArgs,
 };
 pub(crate) use network::{DefaultModeArg, ModeArg, NetArgs, NetworkArgs, NetworkSettings};
 pub(crate) use port::{

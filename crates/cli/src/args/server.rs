@@ -58,6 +58,7 @@ precedence:
   trash_grace = \"1h\"              # how long deleted sandboxes can be restored
   commands_kept = 2000            # records of commands per sandbox
   command_logs = \"256MiB\"         # their disk space per sandbox, including logs
+  record_changes = true           # record what each command and session changes
   audit_log = \"256MiB\"            # disk space of the audit log, per project
 
   [secrets]

@@ -68,6 +68,8 @@ fn valid_arguments() {
         "rm a b",
         "update a --untag x --tag y=z --extend 1h --persistent",
         "sessions a",
+        "promote a --only *.whl --to drive:b:/c --expect-generation 3 --dry-run",
+        "promote a --only *.whl --only x --out d",
         "create a --network deny-all",
         "create a --allow-domain *.example.com --allow-domain a.com:22,443 --allow-cidr 10.0.0.0/8 --deny-cidr 10.1.0.0/16",
         "fork a b --network-file policy.json",

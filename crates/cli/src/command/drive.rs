@@ -63,6 +63,7 @@ fn described(paint: Paint, drive: &Drive) -> String {
         ("size", bytes(drive.size_bytes)),
         ("max size", bytes(drive.max_size_bytes)),
         ("written to", if drive.initialized { "yes" } else { "never" }.to_owned()),
+        ("generation", drive.generation.to_string()),
         ("attached to", attached_to(drive)),
         ("session", or_dash(attached.map(|attached| attached.session.clone()))),
         ("parent", or_dash(drive.parent.clone())),

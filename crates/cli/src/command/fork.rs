@@ -5,14 +5,16 @@ use std::time::Duration;
 use jiff::Timestamp;
 use sandkeep_client::types::{
     ChangedPath, CommandChangeList, Diff, DiffCounts, DiffEntry, DiffKind, ForkFailed, Merge,
-    MergeCounts, Merged, OnConflict, PathChange, Promote, Promoted, Sandbox, State,
+    MergeCounts, Merged, OnConflict, PathChange, Promote, PromoteIntoDrive, Promoted,
+    PromotedIntoDrive, Sandbox, State,
 };
 use sandkeep_client::{DiffQuery, PatchFormat};
 use serde::Serialize;
 
 use super::{Context, artifacts, bytes, conflicts_text, history, or_dash, word};
 use crate::args::{
-    ChangesArgs, ConflictsArg, DiffArgs, MergeArgs, PickArgs, PromoteArgs, PruneArgs, RenameArgs,
+    ChangesArgs, ConflictsArg, DiffArgs, DriveDir, MergeArgs, PickArgs, PromoteArgs, PruneArgs,
+    RenameArgs,
 };
 use crate::failure::Failure;
 use crate::screen::{Paint, Table, note};
@@ -182,6 +184,9 @@ pub(super) async fn promote(context: &Context, args: &PromoteArgs) -> Result<(),
     if let Some(out) = &args.out {
         return artifacts::take_out(context, args, out).await;
     }
+    if let Some(to) = &args.to {
+        return into_drive(context, args, to).await;
+    }
     if !args.only.is_empty() {
         let chosen = MergeArgs {
             source: args.fork.clone(),
@@ -200,6 +205,42 @@ pub(super) async fn promote(context: &Context, args: &PromoteArgs) -> Result<(),
     };
     let promoted = context.client.promote(&args.fork, &request, None).await?;
     promoted_answer(context, &args.fork, &promoted)
+}
+
+async fn into_drive(context: &Context, args: &PromoteArgs, to: &DriveDir) -> Result<(), Failure> {
+    let request = PromoteIntoDrive {
+        from: args.fork.clone(),
+        only: args.only.clone(),
+        path: to.path.clone(),
+        expect_generation: args.expect_generation,
+        dry_run: args.dry_run,
+    };
+    let promoted = context.client.promote_into_drive(&to.drive, &request).await?;
+    let PromoteArgs { fork, dry_run, .. } = args;
+    context.screen.answer(&promoted, |promoted| {
+        let PromotedIntoDrive { drive, counts, conflicts, changes, truncated, .. } = promoted;
+        let mut text = String::new();
+        if *dry_run {
+            let paint = context.screen.paint;
+            text.extend(changes.iter().map(|one| change_line(paint, one)));
+            text.push_str(&conflicts_text(conflicts));
+        }
+        if *dry_run && *truncated {
+            text.push_str("... and more\n");
+        }
+        let (name, said) = (&drive.name, merge_counts_text(counts));
+        let is_nothing = *counts == MergeCounts::default();
+        text + &match (is_nothing, *dry_run) {
+            (true, _) => format!("drive {name}  has these files of {fork} already\n"),
+            (_, true) => format!("drive {name}  would get from {fork}: {said}\n"),
+            (_, false) => {
+                format!(
+                    "drive {name}  has files of {fork}, generation {}: {said}\n",
+                    drive.generation
+                )
+            }
+        }
+    })
 }
 
 pub(super) async fn pick(context: &Context, args: &PickArgs) -> Result<(), Failure> {

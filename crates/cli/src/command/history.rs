@@ -1,6 +1,6 @@
 //! `keep history`: the commands of a sandbox, and what each changed.
 
-use sandkeep_client::types::{Command, CommandChanges};
+use sandkeep_client::types::{Command, CommandChanges, SessionChanges};
 
 use super::{Context, or_dash, word};
 use crate::args::HistoryArgs;
@@ -22,6 +22,10 @@ pub(super) async fn history(context: &Context, args: &HistoryArgs) -> Result<(),
         all.extend(page.items.into_iter().filter(|one| !args.changed || changed(one)));
     }
     all.truncate(most);
+    let session = match context.screen.json {
+        true => None,
+        false => context.client.sandbox(&args.name).await?.session_changes,
+    };
     context.screen.answer(&all, |all| {
         let mut table =
             Table::new(&["COMMAND", "WHO", "STARTED", ">TOOK", "END", "CHANGED", "ARGV"]);
@@ -47,27 +51,45 @@ pub(super) async fn history(context: &Context, args: &HistoryArgs) -> Result<(),
             text.push_str("* together with something that ran at the same time\n");
         }
         if counts().any(|counts| !counts.complete) {
-            text.push_str("? at least: not everything was seen\n");
+            text.push_str(AT_LEAST);
+        }
+        if let Some(session) = &session {
+            text.push_str(&format!("last session: {}\n", session_shown(session)));
         }
         text
     })
 }
 
-/// `+3 ~2 -1, 4.1 MiB`.
-pub(super) fn shown(changes: &CommandChanges) -> String {
-    let mut parts = Vec::new();
-    for (sign, count) in [('+', changes.created), ('~', changes.modified), ('-', changes.deleted)] {
-        if count > 0 {
-            parts.push(format!("{sign}{count}"));
-        }
+/// What a `?` means.
+pub(super) const AT_LEAST: &str = "? at least: not everything was seen\n";
+
+/// What was changed in a session: `+3 ~2 -1, 4.1 MiB`.
+pub(super) fn session_shown(changes: &SessionChanges) -> String {
+    let mut text = counts(changes.created, changes.modified, changes.deleted, changes.bytes);
+    if !changes.complete {
+        text.push_str(" ?");
     }
-    let mut text = parts.join(" ");
-    if changes.bytes > 0 {
-        text.push_str(&format!(", {}", super::bytes(changes.bytes)));
+    text
+}
+
+/// `+3 ~2 -1, 4.1 MiB`, or that nothing was changed.
+pub(super) fn counts(created: u64, modified: u64, deleted: u64, size: u64) -> String {
+    let signed = [('+', created), ('~', modified), ('-', deleted)];
+    let parts = signed.into_iter().filter(|(_, count)| *count > 0);
+    let mut text =
+        parts.map(|(sign, count)| format!("{sign}{count}")).collect::<Vec<_>>().join(" ");
+    if size > 0 {
+        text.push_str(&format!(", {}", super::bytes(size)));
     }
     if text.is_empty() {
         text.push_str("nothing");
     }
+    text
+}
+
+/// `+3 ~2 -1, 4.1 MiB`.
+pub(super) fn shown(changes: &CommandChanges) -> String {
+    let mut text = counts(changes.created, changes.modified, changes.deleted, changes.bytes);
     for (mark, is_marked) in [(" *", !changes.exact), (" ?", !changes.complete)] {
         if is_marked {
             text.push_str(mark);
@@ -86,6 +108,8 @@ mod tests {
         assert_eq!(shown(&exact), "nothing");
         let some = CommandChanges { created: 3, deleted: 1, bytes: 4 << 20, ..exact.clone() };
         assert_eq!(shown(&some), "+3 -1, 4.0 MiB");
+        let session = SessionChanges { created: 2, complete: false, ..SessionChanges::default() };
+        assert_eq!(session_shown(&session), "+2 ?");
         let shared = CommandChanges { modified: 2, exact: false, complete: false, ..exact };
         assert_eq!(shown(&shared), "~2 * ?");
     }

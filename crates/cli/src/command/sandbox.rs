@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use sandkeep_client::ListSandboxes;
 use sandkeep_client::types::{
     Checkpoint, CommandsKept, CreateSandbox, Delete, Extend, Finding, Fork, ForkFailed, Forks,
-    HookRun, IfExists, OnAccept, Opened, Pause, Paused, Rollback, Sandbox, Session, Snapshot,
-    Start, State, Stop, Stopped, UpdateSandbox, Why,
+    HookRun, IfExists, OnAccept, Opened, Pause, Paused, Rollback, Sandbox, Session, SessionChanges,
+    Snapshot, Start, State, Stop, Stopped, UpdateSandbox, Why,
 };
 
 use super::guard::findings_text;
-use super::{Context, bytes, facts, for_each, or_dash, pairs, patiently, word};
+use super::{Context, bytes, facts, for_each, history, or_dash, pairs, patiently, word};
 use crate::args::{
     CheckpointArgs, CreateArgs, ForkArgs, IfExistsArg, ListArgs, OnAcceptArg, PauseArgs, PhaseArg,
     PsArgs, RemoveArgs, RollbackArgs, StartArgs, StopArgs, UpdateArgs,
@@ -361,6 +361,15 @@ fn saved(sandbox: &Sandbox) -> String {
     }
 }
 
+/// What was changed in its session.
+fn session_changed(changes: &SessionChanges) -> String {
+    let least = if changes.complete { "" } else { " (at least: not everything was seen)" };
+    format!(
+        "changed {}{least}",
+        history::counts(changes.created, changes.modified, changes.deleted, changes.bytes)
+    )
+}
+
 fn described(paint: Paint, sandbox: &Sandbox) -> String {
     let from = sandbox.forked_from.as_ref();
     let mut lines = vec![
@@ -382,6 +391,7 @@ fn described(paint: Paint, sandbox: &Sandbox) -> String {
         ("generation", sandbox.generation.to_string()),
         ("snapshot", or_dash(sandbox.current_snapshot.clone())),
         ("saved", saved(sandbox)),
+        ("session", or_dash(sandbox.session_changes.as_ref().map(session_changed))),
         (
             "forked from",
             from.map_or("-".to_owned(), |from| {
@@ -462,7 +472,7 @@ pub(super) async fn sessions(context: &Context, args: &PsArgs) -> Result<(), Fai
     context.screen.answer(&all, |all| {
         let mut table = Table::new(&[
             "SESSION", "STATE", ">GEN", "STARTED", ">WALL", ">CPU", ">MEMORY", ">NET IN",
-            ">NET OUT", "SNAPSHOT",
+            ">NET OUT", "CHANGED", "SNAPSHOT",
         ]);
         for session in all {
             let usage = &session.usage;
@@ -476,9 +486,15 @@ pub(super) async fn sessions(context: &Context, args: &PsArgs) -> Result<(), Fai
                 bytes(usage.memory_peak_bytes),
                 bytes(usage.network_in_bytes),
                 bytes(usage.network_out_bytes),
+                or_dash(session.changes.as_ref().map(history::session_shown)),
                 or_dash(session.snapshot.clone()),
             ]);
         }
-        context.screen.table(&table)
+        let mut text = context.screen.table(&table);
+        let counts = || all.iter().filter_map(|session| session.changes.as_ref());
+        if counts().any(|counts| !counts.complete) {
+            text.push_str(history::AT_LEAST);
+        }
+        text
     })
 }

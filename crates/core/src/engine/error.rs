@@ -179,6 +179,18 @@ pub enum Error {
         named: String,
         conflicts: Vec<MergeConflict>,
     },
+    #[error("files of `{from}` cannot be put into drive `{drive}`, conflicts ({count}): {named}")]
+    DriveConflicts {
+        from: Name,
+        drive: Name,
+        count: u64,
+        named: String,
+        conflicts: Vec<MergeConflict>,
+    },
+    #[error("drive `{drive}` is at generation {found}, not {expected}")]
+    DriveGeneration { drive: Name, expected: u64, found: u64 },
+    #[error("{}; drive `{drive}` was not changed", found_message(from, *files, findings))]
+    DriveGuarded { from: Name, drive: Name, files: usize, findings: Vec<Finding> },
     #[error("there is no run `{0}`")]
     NoRun(RunId),
     #[error("run `{run}` is {}: {what}", status_word(*.status))]
@@ -371,6 +383,7 @@ impl Error {
             | Self::SecretTags { .. }
             | Self::Guarded { .. }
             | Self::TakenGuarded { .. }
+            | Self::DriveGuarded { .. }
             | Self::NoMemory { .. }
             | Self::HoldsMemory { .. }
             | Self::HasDrives(_)
@@ -385,6 +398,7 @@ impl Error {
             | Self::Unrelated { .. }
             | Self::AncestorDeleted { .. }
             | Self::MergeConflicts { .. }
+            | Self::DriveConflicts { .. }
             | Self::RunStatus { .. }
             | Self::RunBusy(_)
             | Self::RunChanged { .. }
@@ -397,7 +411,9 @@ impl Error {
             | Self::NothingKept(_)
             | Self::SnapshotGone { .. } => ErrorKind::Gone,
             Self::RecordChanged { .. } => ErrorKind::Conflict,
-            Self::Generation { .. } | Self::UsedMeanwhile(_) => ErrorKind::Stale,
+            Self::Generation { .. } | Self::DriveGeneration { .. } | Self::UsedMeanwhile(_) => {
+                ErrorKind::Stale
+            }
             Self::NoUids
             | Self::Driver(DriverError::NoRoom { .. })
             | Self::Db(DbError::Full { .. }) => ErrorKind::Exhausted,
@@ -472,7 +488,9 @@ impl Error {
             Self::CommandEnded(_) => "command_ended",
             Self::SnapshotInUse { .. } => "snapshot_in_use",
             Self::Unresumable { .. } => "unresumable",
-            Self::Guarded { findings, .. } | Self::TakenGuarded { findings, .. } => {
+            Self::Guarded { findings, .. }
+            | Self::TakenGuarded { findings, .. }
+            | Self::DriveGuarded { findings, .. } => {
                 if findings.iter().any(|found| found.kind == FindingKind::Secret) {
                     "secret_found"
                 } else {
@@ -486,7 +504,7 @@ impl Error {
             Self::SnapshotDeleted(_) => "snapshot_deleted",
             Self::SnapshotGone { .. } => "snapshot_gone",
             Self::RecordChanged { .. } => "record_changed",
-            Self::Generation { .. } => "generation_mismatch",
+            Self::Generation { .. } | Self::DriveGeneration { .. } => "generation_mismatch",
             Self::UsedMeanwhile(_) => "used_meanwhile",
             Self::NoLabel { .. } => "label_not_found",
             Self::FilesNotReadable { .. } => "files_not_readable",
@@ -495,7 +513,7 @@ impl Error {
             Self::OriginMovedOn { .. } => "origin_moved_on",
             Self::Unrelated { .. } => "unrelated",
             Self::AncestorDeleted { .. } => "ancestor_deleted",
-            Self::MergeConflicts { .. } => "merge_conflicts",
+            Self::MergeConflicts { .. } | Self::DriveConflicts { .. } => "merge_conflicts",
             Self::NoRun(_) => "run_not_found",
             Self::RunStatus { .. } => "run_status",
             Self::RunBusy(_) => "run_busy",
@@ -620,6 +638,12 @@ impl Error {
             Self::MergeConflicts { from, into, .. } => format!(
                 "`keep merge {from} --into {into} --dry-run` lists all of them; `--conflicts keep` writes both versions, `--only GLOB` takes chosen paths"
             ),
+            Self::DriveConflicts { drive, .. } => format!(
+                "choose another directory with `--to drive:{drive}:/DIR`, or fewer paths with `--only`"
+            ),
+            Self::DriveGuarded { from, .. } => format!(
+                "remove these files in `{from}`, or choose other paths; the guard of `{from}` decides what it lets pass"
+            ),
             Self::NoRun(_) => "`keep runs ls` lists what there is".to_owned(),
             Self::RunStatus { run, .. } => format!("`keep runs show {run}` tells how it stands"),
             Self::RunBusy(_) => "look again in a moment".to_owned(),
@@ -652,7 +676,7 @@ impl Error {
                 "`keep update NAME --disk SIZE` gives the target a higher limit; `keep merge --only GLOB` takes chosen paths".to_owned()
             }
             Self::RecordChanged { .. } => "try again: the next attempt begins with the changed record".to_owned(),
-            Self::Generation { .. } => "somebody changed it meanwhile: look again, then decide".to_owned(),
+            Self::Generation { .. } | Self::DriveGeneration { .. } => "somebody changed it meanwhile: look again, then decide".to_owned(),
             Self::NoDrive(_) => "`keep drive ls` lists what there is; `keep drive create` makes one".to_owned(),
             Self::DriveAttached { sandbox, .. } => {
                 format!("one session writes to a drive at a time: stop `{sandbox}`, mount a snapshot of the drive, or fork it")

@@ -83,7 +83,7 @@ use crate::engine::tenancy::secrets::Secrets;
 use crate::engine::webhooks::Webhooks;
 use crate::guest::Deadlines;
 use crate::model::{
-    AuditRecord, Config, Decision, Finding, ForkFate, Name, OnAccept, Patch, Point, Sandbox,
+    AuditRecord, Config, Decision, Drive, Finding, ForkFate, Name, OnAccept, Patch, Point, Sandbox,
     SandboxId, Session, SessionId, Size, Snapshot, SnapshotId, Span, Timestamp,
 };
 use crate::net::{Upstream, UpstreamSettings};
@@ -150,6 +150,8 @@ pub struct Settings {
     pub log_limit: Size,
     /// How much of its commands a sandbox keeps.
     pub commands: CommandRetention,
+    /// Whether it is recorded what commands and sessions change.
+    pub record_changes: bool,
     /// The first of the host's uids that sandboxes may use.
     pub uid_base: u32,
     /// Where daemons of this host claim uids. The same for all whose machines share a kernel.
@@ -214,6 +216,7 @@ impl Default for Settings {
         Self {
             log_limit: Size(64 << 20),
             commands: CommandRetention::default(),
+            record_changes: true,
             uid_base: 0x7000_0000,
             uid_claims: crate::driver::CLAIMS_DIR.into(),
             uid_ranges: 0x7000,
@@ -705,6 +708,32 @@ pub struct Merged {
     pub snapshot: Option<Snapshot>,
     /// Whether all paths were considered.
     pub all: bool,
+}
+
+/// Chosen files of a sandbox to be put into a drive.
+#[derive(Debug, Clone)]
+pub struct PromoteIntoDrive {
+    /// The drive.
+    pub drive: Name,
+    /// The directory in it; empty for its root.
+    pub path: String,
+    /// Globs of the paths.
+    pub only: Vec<String>,
+    /// The generation the drive must be at.
+    pub expect_generation: Option<u64>,
+    /// Whether nothing is to be changed.
+    pub dry_run: bool,
+}
+
+/// What was put into a drive, or would be.
+#[derive(Debug, Clone)]
+pub struct PromotedIntoDrive {
+    /// The drive.
+    pub drive: Drive,
+    /// Paths, as they are in the drive.
+    pub outcome: MergeOutcome,
+    /// What the sandbox was; absent if it was looked at as it runs, or is its image.
+    pub snapshot: Option<SnapshotId>,
 }
 
 /// Which differences of two points are wanted.

@@ -31,6 +31,9 @@ pub struct Drive {
     pub max_size: Size,
     /// What it holds, topmost first; empty until it was first written to.
     pub layers: Vec<LayerId>,
+    /// How often what it holds was changed: by a session that wrote to it, or a promotion. Records of before begin at 0.
+    #[serde(default)]
+    pub generation: u64,
     /// Who writes to it now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attached: Option<Attachment>,

@@ -96,7 +96,7 @@ pub use sandkeep_types::{
     BadQuantity, BroughtBack, ChangedPath, Class, CommandChanges, DiffAspect, DiffCounts,
     DiffEntry, DiffKind, DiffSide, EntryKind, ForkFate, Hook, Hooks, MergeConflict, MergeCounts,
     MoreChanges, OnAccept, OnIdle, OnJunk, OnSecret, PathChange, ProjectRuns, Restart, RunCommand,
-    RunStatus, SetGuard as GuardPatch, Size, Span,
+    RunStatus, SessionChanges, SetGuard as GuardPatch, Size, Span,
 };
 
 /// The present, to the millisecond: what is stored reads back equal.

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     BroughtBack, CommandChanges, CommandEnd, CommandId, Expiry, GroupId, KeyId, LayerId, Method,
-    Name, OnAccept, ProjectNetwork, ProjectRuns, SandboxId, SecretGiven, SecretName, SessionId,
-    Size, SnapshotId, SnapshotKind, Span, Timestamp,
+    Name, OnAccept, ProjectNetwork, ProjectRuns, SandboxId, SecretGiven, SecretName,
+    SessionChanges, SessionId, Size, SnapshotId, SnapshotKind, Span, Timestamp,
 };
 
 /// The version of all documents, and of the data directory. 2: drives, tombstones of snapshots. 3: network policies,
@@ -201,6 +201,9 @@ pub struct Session {
     pub snapshot: Option<SnapshotId>,
     /// What it used.
     pub usage: Usage,
+    /// What was changed during it. Absent while it runs, and in records of before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changes: Option<SessionChanges>,
     /// When it will be ended, unless extended.
     pub deadline: Option<Timestamp>,
     /// What the hooks did.

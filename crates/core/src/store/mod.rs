@@ -78,7 +78,8 @@ pub use audit::{
 };
 pub use background::Effort;
 pub use diff::{
-    DiffOptions, MergeChains, MergeOptions, MergeOutcome, PatchOptions, PreparedPatch, TreeDiff,
+    DiffOptions, MergeChains, MergeOptions, MergeOutcome, OntoChains, OntoOptions, PatchOptions,
+    PreparedPatch, TreeDiff,
 };
 pub use error::{Result, StoreError};
 pub use event_journal::{

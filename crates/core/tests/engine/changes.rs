@@ -2,7 +2,7 @@
 
 use sandkeep_core::db::Page;
 use sandkeep_core::engine::{Checkpoint, Engine, Exec, Stop, WakeMode};
-use sandkeep_core::model::{CommandChanges, CommandId, PathChange};
+use sandkeep_core::model::{CommandChanges, CommandId, Patch, PathChange, Session, SessionChanges};
 use sandkeep_core::store::ListedChanges;
 use sandkeep_testkit::daemon::skipped;
 use sandkeep_testkit::house;
@@ -184,6 +184,153 @@ async fn what_is_not_in_a_snapshot_yet_is_known() {
     engine.checkpoint(&project(), &name("app"), Checkpoint::default()).await.unwrap();
     assert_eq!(unsaved("true").await, (0, 0));
     assert_eq!(unsaved("echo 123 > /work/c").await, (1, 4));
+    engine.shutdown().await;
+}
+
+async fn last_session(engine: &Engine) -> Session {
+    let page = Page { limit: 1, ..Page::default() };
+    engine.sessions(&project(), &name("app"), &page).await.unwrap().items.remove(0)
+}
+
+async fn session_changes(engine: &Engine) -> SessionChanges {
+    last_session(engine).await.changes.expect("they are recorded")
+}
+
+/// What was changed in the last session, once all of it is known.
+async fn settled(engine: &Engine) -> SessionChanges {
+    until("a session whose changes were all seen", async || {
+        let session = last_session(engine).await;
+        session.changes.filter(|changes| changes.complete && session.ended_at.is_some())
+    })
+    .await
+}
+
+fn counted(changes: SessionChanges) -> (u64, u64, u64, bool) {
+    (changes.created, changes.modified, changes.deleted, changes.complete)
+}
+
+async fn upload(engine: &Engine, path: &str) {
+    let files = engine.files(&project(), &name("app"), WakeMode::default()).await.unwrap();
+    let mut upload = files.write(path, None, false, false).await.unwrap();
+    upload.send("text".into()).await.unwrap();
+    upload.finish().await.unwrap();
+}
+
+async fn stop(engine: &Engine) {
+    engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_tells_what_was_changed_in_it() {
+    let house = house!();
+    let engine = house.open().await;
+    engine.create(&project(), small("app"), None).await.unwrap();
+    ran(&engine, "echo 12345 > /work/a; echo 1 > /work/b").await;
+    ran(&engine, "rm /work/b; chmod 600 /work/a").await;
+    let now = session_changes(&engine).await;
+    assert_eq!(counted(now), (2, 1, 1, true), "while it runs");
+    assert_eq!(now.bytes, 14);
+    // What was uploaded counts, also if no command runs afterwards, and if a checkpoint comes first.
+    upload(&engine, "/work/before").await;
+    engine.checkpoint(&project(), &name("app"), Checkpoint::default()).await.unwrap();
+    upload(&engine, "/work/after").await;
+    stop(&engine).await;
+    assert_eq!(counted(settled(&engine).await), (4, 1, 1, true));
+
+    // So does what a process writes that is alive until the end.
+    let line = "while :; do echo x >> /work/log; sleep 0.05; done";
+    detached(&engine, "app", &["sh", "-c", line]).await;
+    until("the first line", async || {
+        sh(&engine, "app", "test -s /work/log").await.command.exit_code.filter(|code| *code == 0)
+    })
+    .await;
+    stop(&engine).await;
+    let changes = settled(&engine).await;
+    assert_eq!((changes.created, changes.deleted), (1, 0), "{changes:?}");
+
+    // A session that changed nothing says so, and all of it is known after a restart, without waking the sandbox.
+    ok(&engine, "app", "true").await;
+    stop(&engine).await;
+    assert_eq!(counted(settled(&engine).await), (0, 0, 0, true));
+    let engine = house.reopen(engine).await;
+    let all = engine.sessions(&project(), &name("app"), &Page::default()).await.unwrap().items;
+    let all: Vec<_> = all.iter().map(|one| one.changes.unwrap()).map(counted).collect();
+    assert_eq!((all[0], all[2]), ((0, 0, 0, true), (4, 1, 1, true)));
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_outlives_its_daemon_tells_what_is_known_at_least() {
+    let house = house!();
+    let engine = house.open().await;
+    engine.create(&project(), small("app"), None).await.unwrap();
+    ran(&engine, "echo 1 > /work/a; echo 2 > /work/b").await;
+    let engine = house.reopen(engine).await;
+    assert_eq!(counted(session_changes(&engine).await), (2, 0, 0, false));
+    // What is found first after a restart may be of before.
+    ok(&engine, "app", "true").await;
+    engine.commands(&project(), &name("app"), &Page::default()).await.unwrap();
+    ran(&engine, "rm /work/a").await;
+    assert_eq!(counted(session_changes(&engine).await), (2, 0, 1, false));
+    stop(&engine).await;
+    assert_eq!(counted(session_changes(&engine).await), (2, 0, 1, false));
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_right_after_a_command_does_not_hide_what_it_changed() {
+    let house = house!();
+    let engine = house.open().await;
+    engine.create(&project(), small("app"), None).await.unwrap();
+    // A look at so many takes a while, and so does the rest after it.
+    let many = "mkdir -p /work/many; cd /work/many; for i in $(seq 20000); do : > f$i; done";
+    sh(&engine, "app", many).await;
+    let command = sh(&engine, "app", "echo 1 > /work/one").await.command;
+    engine.checkpoint(&project(), &name("app"), Checkpoint::default()).await.unwrap();
+    until("the record of the command", async || {
+        let (app, id) = (name("app"), &command.id);
+        let (command, _) = engine.command_changes(&project(), &app, id).await.unwrap();
+        command.changes
+    })
+    .await;
+    let (counts, list) = changes(&engine, &command.id).await;
+    assert!(list.paths.iter().any(|path| path.path == "/work/one"), "{counts:?}");
+    assert!(counts.complete, "{counts:?}");
+    let counts = counted(session_changes(&engine).await);
+    assert_eq!(counts, (20_002, 0, 0, true));
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_recorded_where_it_is_switched_off() {
+    let mut house = house!();
+    house.settings.record_changes = false;
+    let engine = house.open().await;
+    let id = engine.create(&project(), small("app"), None).await.unwrap().sandbox.id;
+    let command = sh(&engine, "app", "echo 1 > /work/a").await.command;
+    let (command, list) =
+        engine.command_changes(&project(), &name("app"), &command.id).await.unwrap();
+    assert_eq!((command.changes, list.paths.len()), (None, 0));
+    assert_eq!((engine.unsaved(&id), last_session(&engine).await.changes), (None, None));
+    stop(&engine).await;
+    assert_eq!(last_session(&engine).await.changes, None);
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_sandbox_leaves_out_of_its_snapshots_is_not_taken_for_deleted() {
+    let house = house!();
+    let engine = house.open().await;
+    engine.create(&project(), small("app"), None).await.unwrap();
+    let patch = Patch { exclude: Some(vec!["/work/cache".to_owned()]), ..Patch::default() };
+    engine.update(&project(), &name("app"), patch).await.unwrap();
+    ran(&engine, "mkdir /work/cache; echo 1 > /work/cache/a; echo 1 > /work/b").await;
+    let command = detached(&engine, "app", &["sh", "-c", "sleep 100"]).await;
+    stop(&engine).await;
+    let (counts, _) = changes(&engine, &command).await;
+    assert_eq!(counts.deleted, 0, "{counts:?}");
+    let session = session_changes(&engine).await;
+    assert_eq!((session.created, session.deleted), (3, 0), "{session:?}");
     engine.shutdown().await;
 }
 

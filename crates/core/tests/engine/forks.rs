@@ -660,6 +660,25 @@ async fn what_the_guard_of_the_target_refuses_does_not_come_in_through_a_fork() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_merge_of_nothing_does_not_hide_a_promotion() {
+    let house = house!();
+    let engine = house.open().await;
+    app(&engine).await;
+    fork(&engine, "app", "try").await;
+    ok(&engine, "try", "echo new > /srv/new").await;
+    promote(&engine, "try").await.unwrap();
+    let merged = merge(&engine, "try", into("app")).await.unwrap();
+    assert!(merged.snapshot.is_none(), "it is there");
+    let outcome = get(&engine, "try").await.outcome.unwrap();
+    assert_eq!((outcome.how, outcome.generation), (BroughtBack::Promoted, 2));
+    // Something was merged later: that is its outcome.
+    ok(&engine, "try", "echo newer > /srv/new").await;
+    merge(&engine, "try", into("app")).await.unwrap();
+    assert_eq!(get(&engine, "try").await.outcome.unwrap().how, BroughtBack::Merged);
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn another_name_changes_nothing_else() {
     let house = house!();
     let engine = house.open().await;

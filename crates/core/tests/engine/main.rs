@@ -16,6 +16,7 @@ mod evidence;
 mod forks;
 mod full_disk;
 mod guard;
+mod into_drive;
 mod kept;
 mod life;
 mod machine;

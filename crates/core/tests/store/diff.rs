@@ -430,7 +430,7 @@ async fn a_piece_of_a_patch_reads_little_however_short_its_text_is() {
             file.set_len(size).unwrap();
         }
         // Never read: it would not be written anyway.
-        fs::File::create(root.join("huge")).unwrap().set_len(size << 16).unwrap();
+        fs::File::create(root.join("huge")).unwrap().set_len(size << 2).unwrap();
     };
     let (from, to) =
         changed(&world, |root| sparse(root, 15 << 20), |root| sparse(root, 16 << 20)).await;
@@ -446,7 +446,7 @@ async fn a_piece_of_a_patch_reads_little_however_short_its_text_is() {
         text.extend_from_slice(&piece);
     }
     sending.await.unwrap().unwrap();
-    assert!((4..=7).contains(&count), "{count} pieces");
+    assert!((3..=7).contains(&count), "{count} pieces");
     let text = String::from_utf8(text).unwrap();
     assert_eq!(text.matches("Binary files").count(), 7, "{text}");
 }

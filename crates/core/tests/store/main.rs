@@ -16,6 +16,7 @@ mod memory;
 #[cfg(feature = "failpoints")]
 mod memory_crash;
 mod merge;
+mod onto;
 mod store_world;
 mod tree_model;
 

@@ -1,6 +1,6 @@
 //! Merges of three chains, compared with a merge of what the kernel shows of them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -104,7 +104,7 @@ fn expected(base: &Model, ours: &Model, theirs: &Model) -> (Model, BTreeSet<Stri
 
 #[tokio::test]
 async fn merges_are_those_of_the_trees_the_kernel_shows() {
-    let (mut clean, mut conflicted) = (0, 0);
+    let (mut clean, mut conflicted, mut linked) = (0, 0, 0);
     for seed in 0..60 {
         let world = World::new();
         let image = world.image(|root| churn(root, seed, 80)).await;
@@ -142,6 +142,23 @@ async fn merges_are_those_of_the_trees_the_kernel_shows() {
                 let wanted = side.1[path];
                 assert_eq!((stamp.0, stamp.1), (wanted.0, wanted.1), "seed {seed}: {path}");
             }
+            // Names that were taken over are one file if they were one there. No others become one.
+            let links = [&result(&outcome, ours), ours, theirs].map(|chain| world.inodes(chain));
+            let are_one = |of: &BTreeMap<String, (u64, u64)>, one: &String, other: &String| {
+                of.get(one).is_some_and(|inode| of.get(other) == Some(inode))
+            };
+            let is_taken = |path: &String| {
+                was.get(path) == our.0.get(path) && was.get(path) != their.0.get(path)
+            };
+            for one in links[0].keys() {
+                for other in links[0].keys().filter(|other| *other > one) {
+                    let [now, here, there] = [0, 1, 2].map(|of| are_one(&links[of], one, other));
+                    linked += usize::from(now && there);
+                    assert!(!now || here || there, "seed {seed}: {one} and {other}");
+                    let taken = is_taken(one) && is_taken(other);
+                    assert!(!(taken && there) || now, "seed {seed}: {one} and {other}");
+                }
+            }
         } else {
             conflicted += 1;
             assert!(outcome.layer.is_none());
@@ -149,6 +166,7 @@ async fn merges_are_those_of_the_trees_the_kernel_shows() {
         }
     }
     assert!(clean > 10 && conflicted > 10, "{clean} clean, {conflicted} with conflicts");
+    assert!(linked > 0, "some files had several names");
 }
 
 /// With both versions kept, what the target has stays where the source changed nothing, or there was a conflict.

@@ -82,6 +82,18 @@ impl World {
         (model, stamps)
     }
 
+    /// Which file each name of a regular file is.
+    pub(crate) fn inodes(&self, chain: &[LayerId]) -> BTreeMap<String, (u64, u64)> {
+        let mount = self.mount_chain(chain);
+        let model = read(mount.path());
+        let files = model.iter().filter(|(_, node)| node.kind == 'f');
+        let inode = |path: &String| {
+            let found = fs::symlink_metadata(mount.path().join(path)).unwrap();
+            (found.dev(), found.ino())
+        };
+        files.map(|(path, _)| (path.clone(), inode(path))).collect()
+    }
+
     /// What a chain shows, as the kernel says.
     pub(crate) fn model(&self, chain: &[LayerId]) -> Model {
         let mount = self.mount_chain(chain);

@@ -15,11 +15,12 @@ use super::{ApiResult, App, finish};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
 
-fn out(app: &App, drive: Drive) -> types::Drive {
+pub(super) fn out(app: &App, drive: Drive) -> types::Drive {
     types::Drive {
         max_size_bytes: drive.max_size.0,
         size_bytes: app.engine.drive_size(&drive),
         initialized: drive.is_initialised(),
+        generation: drive.generation,
         name: drive.name.into(),
         id: drive.id.into(),
         project: drive.project.into(),

@@ -9,7 +9,9 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use sandkeep_client::types;
-use sandkeep_core::engine::{DiffRequest, MergeRequest, PatchOptions, Promote};
+use sandkeep_core::engine::{
+    DiffRequest, MergeRequest, PatchOptions, Promote, PromoteIntoDrive, PromotedIntoDrive,
+};
 use sandkeep_core::model::{Name, Point};
 use tokio::sync::mpsc;
 
@@ -183,6 +185,42 @@ pub(crate) async fn promote(
         before: promoted.before.map(|before| before.id.to_string()),
         deleted: deleted.into_iter().map(Into::into).collect(),
         failed: wire::failed_forks(failed),
+    }))
+}
+
+/// Puts chosen files that a sandbox made, changed or deleted since it was forked into a drive. All or nothing; repeated, it changes
+/// nothing.
+#[utoipa::path(post, path = "/v1/drives/{name}/promote", tag = "drives", operation_id = "promote_into_drive",
+    params(("name" = String, Path, description = "The drive's name.")),
+    request_body = types::PromoteIntoDrive,
+    responses((status = 200, description = "What was done, or would be done.", body = types::PromotedIntoDrive),
+        (status = 429, description = "The project has too many comparisons in progress: `too_many_concurrent_requests`.", body = types::ErrorAnswer)))]
+pub(crate) async fn promote_into_drive(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    PathParam(drive): PathParam<Name>,
+    params: Params,
+    JsonBody(request): JsonBody<types::PromoteIntoDrive>,
+) -> ApiResult<types::PromotedIntoDrive> {
+    params.end()?;
+    let from: Name = parsed("from", &request.from)?;
+    crate::audit::detail("from", &from);
+    let types::PromoteIntoDrive { from: _, only, path, expect_generation, dry_run } = request;
+    let wanted = PromoteIntoDrive { drive, path, only, expect_generation, dry_run };
+    let turn = turn(&app, &caller.project).await?;
+    let engine = app.engine.clone();
+    let work = async move {
+        let _turn = turn;
+        engine.promote_into_drive(&caller.project, &from, wanted).await
+    };
+    let PromotedIntoDrive { drive, outcome, snapshot } = finish(&app, work).await?;
+    Ok(Json(types::PromotedIntoDrive {
+        drive: super::drives::out(&app, drive),
+        snapshot: snapshot.map(|id| id.to_string()),
+        counts: outcome.counts,
+        conflicts: outcome.conflicts,
+        changes: outcome.changes,
+        truncated: outcome.truncated,
     }))
 }
 

@@ -202,6 +202,7 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/drives", get(drives::list).post(drives::create))
         .route("/v1/drives/{name}", get(drives::get).delete(drives::remove))
         .route("/v1/drives/{name}/fork", post(drives::fork))
+        .route("/v1/drives/{name}/promote", post(forks::promote_into_drive))
         .route("/v1/sandboxes", get(sandboxes::list).post(sandboxes::create))
         .route(
             "/v1/sandboxes/{name}",

@@ -110,15 +110,22 @@ pub(crate) async fn get(
     params: Params,
 ) -> ApiResult<types::Sandbox> {
     params.end()?;
+    app.engine.look(&caller.project, &name).await?;
     let found = app.engine.get(&caller.project, &name).await?;
-    let (fallback, valid) = match found.session {
-        Some(session) => (session.fallback, session.valid),
-        None => (None, None),
+    let (fallback, valid, session_changes) = match found.session {
+        Some(session) => (session.fallback, session.valid, session.changes),
+        None => (None, None, None),
     };
     let commands = app.engine.commands_kept(&found.sandbox.id).await?;
     let commands = Some(wire::commands_kept(commands));
     let saved = app.engine.saved(&found.sandbox).await?;
-    let sandbox = types::Sandbox { fallback, valid, commands, ..wire::sandbox(found.sandbox) };
+    let sandbox = types::Sandbox {
+        fallback,
+        valid,
+        commands,
+        session_changes,
+        ..wire::sandbox(found.sandbox)
+    };
     Ok(Json(wire::saved(saved, sandbox)))
 }
 

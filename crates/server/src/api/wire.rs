@@ -243,6 +243,7 @@ pub(super) fn session(session: model::Session) -> types::Session {
         end: session.end.map(session_end),
         snapshot: session.snapshot.map(Into::into),
         usage: usage(session.usage),
+        changes: session.changes,
         deadline: session.deadline.map(|time| time.to_string()),
         hooks: session.hooks.into_iter().map(hook_run).collect(),
         valid: session.valid,

@@ -109,6 +109,7 @@ const API: &[RouteLine] = &[
     ("GET", "/v1/drives/{name}", No, "", ""),
     ("DELETE", "/v1/drives/{name}", Change, "drive.delete", "drive/{name}"),
     ("POST", "/v1/drives/{name}/fork", Change, "drive.fork", "drive/{name}"),
+    ("POST", "/v1/drives/{name}/promote", Change, "drive.promote", "drive/{name}"),
     ("GET", "/v1/sandboxes", No, "", ""),
     ("POST", "/v1/sandboxes", Change, "sandbox.create", ""),
     ("GET", "/v1/sandboxes/{name}", No, "", ""),

@@ -147,6 +147,17 @@ impl Engine {
         self.parts.sessions.changes_of(&sandbox, id).await
     }
 
+    /// Looks at what a running sandbox has changed, if that is not known as of now and takes a moment only. Before it is shown.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoSandbox`] when there is none of that name.
+    pub async fn look(&self, project: &Name, name: &Name) -> Result<()> {
+        let sandbox = self.parts.lifecycle.find(project, name).await?;
+        self.parts.sessions.look_before_shown(&sandbox.id).await;
+        Ok(())
+    }
+
     /// When the snapshot was taken that a sandbox stands on, and what it has written since.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use crate::catalog::RecordKey;
 use crate::db::{Page, Paged};
 use crate::engine::snapshots::drives::{CreateDrive, LARGEST, same};
-use crate::engine::{Engine, Error, Result};
+use crate::engine::{Engine, Error, PromoteIntoDrive, PromotedIntoDrive, Result};
 use crate::model::{DRIVE_SIZE, Drive, DriveId, FORMAT, Name, check_drive_name, now};
 
 impl Engine {
@@ -30,6 +30,7 @@ impl Engine {
             name: request.name.clone(),
             max_size: request.max_size.unwrap_or(DRIVE_SIZE),
             layers: Vec::new(),
+            generation: 0,
             attached: None,
             parent: None,
             root: None,
@@ -110,6 +111,21 @@ impl Engine {
             ..source
         };
         self.parts.storage.drives.found_drive(fork).await
+    }
+
+    /// Puts chosen files that a sandbox made, changed or deleted since it was forked into a drive.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::DriveAttached`] while a session writes to the drive, [`Error::DriveConflicts`] where files and directories
+    /// are in each other's place, and [`Error::DriveGeneration`]. Nothing is changed then.
+    pub async fn promote_into_drive(
+        &self,
+        project: &Name,
+        name: &Name,
+        request: PromoteIntoDrive,
+    ) -> Result<PromotedIntoDrive> {
+        self.parts.lifecycle.promote_into_drive(project, name, request).await
     }
 
     /// Deletes a drive with all that is in it, and tells what it was. Sessions that have a snapshot

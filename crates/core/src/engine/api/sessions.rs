@@ -27,6 +27,9 @@ impl Engine {
         name: &Name,
         page: &Page,
     ) -> Result<Paged<Session>> {
+        let sandbox = self.parts.lifecycle.find(project, name).await?;
+        self.parts.sessions.look_before_shown(&sandbox.id).await;
+        self.parts.sessions.looked(&sandbox.id, None).await;
         self.project_sessions(project, Some(name), page).await
     }
 

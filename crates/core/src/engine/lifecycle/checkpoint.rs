@@ -154,7 +154,11 @@ impl Lifecycle {
             };
         }
         live.set_sandbox(sandbox.clone());
+        live.changes.leave_layer(before.open_chain());
         live.changes.begin_layer(&fresh, false);
+        if live.changes.wants_look() {
+            self.sessions.look_soon(live);
+        }
         failpoint::pass("checkpoint.swapped");
         *live.copied.lock().await = None;
         let measured = measured.filter(|_| wanted.findings.is_empty());

@@ -135,7 +135,7 @@ impl Lifecycle {
             }
         }
         failpoint::pass("pause.down");
-        self.session_over(sandbox, session, true, false).await?;
+        self.session_over(sandbox, session, true, Some(&live)).await?;
         self.storage.snapshots.try_to_retain(sandbox).await;
         self.storage.compaction.after_pause(sandbox, &snapshot).await;
         Ok(snapshot)

@@ -417,7 +417,7 @@ impl Lifecycle {
             return Ok(());
         };
         session.close(sandbox.used_at, ending.end);
-        self.session_over(sandbox, session, paused || ending.keeps(sandbox), !paused).await
+        self.session_over(sandbox, session, paused || ending.keeps(sandbox), None).await
     }
 
     async fn adopt_machine(
@@ -452,7 +452,11 @@ impl Lifecycle {
         };
         let session = session.ok_or_else(missing)?;
         let all = self.db.commands(&sandbox.id, &Page::all()).await?.items;
+        let changes = self.sessions.changes_on_record(&session).await?;
         let live = RunningSandbox::new(driver, key, link, guest, sandbox.clone(), session);
+        if let Some(changes) = changes.filter(|_| self.context.settings.record_changes) {
+            live.changes.begin_session(changes);
+        }
         tokio::select! {
             () = self.network.reconnect_session(&live) => {}
             () = shutdown.cancelled() => return Err(Error::ShuttingDown),

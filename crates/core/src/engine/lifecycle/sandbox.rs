@@ -13,8 +13,8 @@ use crate::engine::snapshots::snapshot_records::checked_expiry;
 use crate::engine::{Error, Result, SnapshotOnStop, Stop, Stopped, WakeMode, after};
 use crate::model::lifecycle::{LifecycleCommand, Phase};
 use crate::model::{
-    Change, Config, Ending, Name, Patch, Sandbox, SandboxId, Session, SessionEnd, SessionId, SnapshotKind,
-    lifecycle,
+    Change, Config, Ending, Name, Patch, Sandbox, SandboxId, Session, SessionEnd, SessionId,
+    SnapshotKind, lifecycle,
 };
 use crate::store::Durability;
 

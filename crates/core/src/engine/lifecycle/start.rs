@@ -24,7 +24,7 @@ use crate::failpoint::step;
 use crate::model::lifecycle::LifecycleCommand;
 use crate::model::{
     Change, CommandEnd, Ending, FORMAT, LayerId, MachineKey, OpenSession, RootFs, Sandbox, Session,
-    SessionEnd, SessionId, Snapshot, Usage, lifecycle, now,
+    SessionChanges, SessionEnd, SessionId, Snapshot, Usage, lifecycle, now,
 };
 use crate::store::Durability;
 
@@ -264,6 +264,9 @@ impl Lifecycle {
         let live =
             RunningSandbox::new(Arc::clone(driver), key, link, guest?, sandbox.clone(), session);
         if let Some(layer) = sandbox.open_layer() {
+            if self.context.settings.record_changes {
+                live.changes.begin_session(SessionChanges::default());
+            }
             live.changes.begin_layer(layer, driver.relayer().is_none());
         }
         self.network.connect_session(&live, device?, rules, authority).await?;
@@ -443,5 +446,6 @@ fn fresh_session(sandbox: &Sandbox) -> Session {
         services: Default::default(),
         secrets: Vec::new(),
         fallback: None,
+        changes: None,
     }
 }

@@ -34,7 +34,7 @@ use crate::engine::{Error, Result};
 use crate::failpoint;
 use crate::failpoint::step;
 use crate::guest::GuestError;
-use crate::model::lifecycle::Effect;
+use crate::model::lifecycle::{Effect, Phase};
 use crate::model::{
     Change, CommandEnd, Ending, Expiry, FORMAT, Finding, Layer, LayerId, LayerKind, MachineKey,
     MountMode, Mounted, Sandbox, Session, SessionEnd, SessionId, Snapshot, SnapshotId,
@@ -158,7 +158,7 @@ impl Lifecycle {
         match sealed {
             Ok(snapshot) => {
                 if let Some(session) = session {
-                    self.session_over(sandbox, session, keep, live.is_none()).await?;
+                    self.session_over(sandbox, session, keep, live.as_ref()).await?;
                 }
                 failpoint::pass("seal.done");
                 step("seal.told");
@@ -561,12 +561,13 @@ impl Lifecycle {
         sandbox: &Sandbox,
         mut session: Session,
         kept: bool,
-        broken: bool,
+        live: Option<&Arc<RunningSandbox>>,
     ) -> Result<()> {
         session.snapshot = sandbox.current.clone().filter(|_| kept);
-        self.records.keep_session(&session).await?;
+        let paused = sandbox.phase() == Phase::Paused;
+        let session = self.sessions.end_on_record(live, session, kept && !paused).await?;
         self.context.events.session_ended(sandbox, &session);
-        if broken {
+        if live.is_none() && !paused {
             // What its processes came to was not seen.
             self.sessions.commands_lost(&sandbox.id, CommandEnd::Lost).await?;
         }

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use sandkeep_upper::{Changes, Index};
 use tokio::sync::watch;
 
-use crate::model::{CommandChanges, CommandId, LayerId, Timestamp, now};
+use crate::model::{CommandChanges, CommandId, LayerId, SessionChanges, Timestamp, now};
 
 /// How many other commands a record names.
 const MOST_NAMED: usize = 16;
@@ -28,6 +28,8 @@ const MOST_RESULTS: usize = 1_024;
 const MOST_RESULTS_TEXT: usize = 16 << 20;
 /// A look is followed by a rest of so many times as long as it took, so that looks take a fifth of one CPU at the most.
 const REST: u32 = 4;
+/// How many layers that were exchanged wait for their last look.
+const MOST_EARLIER: usize = 16;
 /// Shorter looks need no rest.
 const SHORT: Duration = Duration::from_millis(2);
 
@@ -57,6 +59,19 @@ pub(in crate::engine) struct ChangeTracking {
     looks: watch::Sender<u64>,
     /// One look at a time.
     pub(in crate::engine) looking: tokio::sync::Mutex<()>,
+    /// Whether the end of the session is on record. Held while its record is written for that, or after it.
+    pub(in crate::engine) over: tokio::sync::Mutex<bool>,
+}
+
+/// A layer that was exchanged for another one before it was looked at for the last time.
+#[derive(Debug)]
+pub(in crate::engine) struct EarlierLayer {
+    pub(in crate::engine) layer: LayerId,
+    pub(in crate::engine) chain: Vec<LayerId>,
+    /// Its names at the last look.
+    pub(in crate::engine) names: LayerNames,
+    /// Commands that have ended by then.
+    commands: Vec<CommandId>,
 }
 
 /// The names of the open layer at a look.
@@ -91,8 +106,20 @@ pub(in crate::engine) struct FoundChanges {
     pub(in crate::engine) unsaved: Option<(u64, u64)>,
 }
 
+impl FoundChanges {
+    /// What is found in a layer that was empty, and will stay so.
+    pub(in crate::engine) fn nothing() -> Self {
+        let names = LayerNames::Here(Arc::default());
+        let changes = Some(Changes::default());
+        Self { changes, complete: true, alone: true, names, unsaved: None }
+    }
+}
+
 #[derive(Debug, Default)]
 struct TrackingState {
+    /// All that looks have found in this session. `None` if it is not recorded.
+    session: Option<SessionChanges>,
+    earlier: Vec<EarlierLayer>,
     /// The open layer that the indexes are of.
     layer: Option<LayerId>,
     /// Its names at the last look.
@@ -119,6 +146,10 @@ struct OpenCommand {
     inexact: bool,
     incomplete: bool,
     ended: bool,
+    /// It had ended when the look under way began, so that look sees all that it did.
+    seen: bool,
+    /// It had ended when its layer was exchanged.
+    left: bool,
 }
 
 impl OpenCommand {
@@ -140,7 +171,12 @@ impl OpenCommand {
 
 impl Default for ChangeTracking {
     fn default() -> Self {
-        Self { state: Mutex::default(), looks: watch::Sender::new(0), looking: Default::default() }
+        Self {
+            state: Mutex::default(),
+            looks: watch::Sender::new(0),
+            looking: Default::default(),
+            over: Default::default(),
+        }
     }
 }
 
@@ -155,6 +191,70 @@ impl ChangeTracking {
             true => (LayerNames::InGuest, None),
             false => (LayerNames::Here(Arc::clone(&empty)), Some(empty)),
         };
+    }
+
+    /// A session begins whose changes are recorded, or goes on with what is on record of it.
+    pub(in crate::engine) fn begin_session(&self, changes: SessionChanges) {
+        self.state.lock().session = Some(changes);
+    }
+
+    /// The layer on top of `chain` is about to be exchanged, with nobody at work. What was not looked at is looked at later.
+    pub(in crate::engine) fn leave_layer(&self, chain: &[LayerId]) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let ended = state.open.iter_mut().filter(|(_, open)| open.ended && !open.left);
+        let mut commands = Vec::new();
+        for (id, open) in ended {
+            // A look under way sees what those did that had ended before it.
+            if state.under_way.is_none() || !open.seen {
+                open.left = true;
+                commands.push(id.clone());
+            }
+        }
+        let uploaded = std::mem::take(&mut state.uploaded);
+        if commands.is_empty() && !uploaded && !state.left_behind {
+            return;
+        }
+        let full = state.earlier.len() >= MOST_EARLIER;
+        let is_looked_at = state.under_way.is_some() && state.under_way == state.layer;
+        let names = match is_looked_at {
+            // The look under way tells.
+            true => LayerNames::Unknown,
+            false => state.names.clone(),
+        };
+        let is_known = is_looked_at || names.are_known();
+        match state.layer.clone().filter(|_| !full && is_known) {
+            Some(layer) => {
+                let chain = chain.to_vec();
+                state.earlier.push(EarlierLayer { layer, chain, names, commands });
+            }
+            None => state.give_up(&commands),
+        }
+    }
+
+    /// A layer to look at for the last time.
+    pub(in crate::engine) fn next_earlier(&self) -> Option<EarlierLayer> {
+        let mut state = self.state.lock();
+        (!state.earlier.is_empty()).then(|| state.earlier.remove(0))
+    }
+
+    /// It was looked at; `None` if that failed.
+    pub(in crate::engine) fn earlier_looked(
+        &self,
+        earlier: &EarlierLayer,
+        found: Option<&FoundChanges>,
+    ) {
+        let mut state = self.state.lock();
+        let changes =
+            found.and_then(|found| found.changes.as_ref().map(|one| (one, found.complete)));
+        let Some((changes, complete)) = changes else { return state.give_up(&earlier.commands) };
+        state.count(Some(changes), complete);
+        for id in &earlier.commands {
+            let Some(mut open) = state.open.remove(id) else { continue };
+            open.incomplete |= !complete;
+            add(&mut open.record.changes, changes);
+            state.results.insert(id.clone(), open.finish());
+        }
     }
 
     /// A snapshot was taken of what was there at the last look, or a moment later.
@@ -176,7 +276,7 @@ impl ChangeTracking {
             incomplete: unknown,
             ..OpenCommand::default()
         };
-        for (id, other) in &mut state.open {
+        for (id, other) in state.open.iter_mut().filter(|(_, other)| !other.left) {
             other.with.insert(command.clone());
             new.with.insert(id.clone());
         }
@@ -217,7 +317,34 @@ impl ChangeTracking {
     /// Whether the next command would not have an exact record for want of a look.
     pub(in crate::engine) fn wants_look(&self) -> bool {
         let state = self.state.lock();
-        !state.names.are_known() || state.uploaded || state.open.values().any(|open| open.ended)
+        !state.names.are_known()
+            || state.uploaded
+            || !state.earlier.is_empty()
+            || state.open.values().any(|open| open.ended)
+    }
+
+    /// Whether something may have changed that no look has seen.
+    pub(in crate::engine) fn may_have_more(&self) -> bool {
+        self.state.lock().may_have_more()
+    }
+
+    /// What was changed during the session, as far as looks have seen. `None` if it is not recorded.
+    pub(in crate::engine) fn session(&self) -> Option<SessionChanges> {
+        self.state.lock().session
+    }
+
+    /// The same when nothing is changed any more.
+    pub(in crate::engine) fn whole_session(&self) -> Option<SessionChanges> {
+        let state = self.state.lock();
+        let complete = !state.may_have_more();
+        state
+            .session
+            .map(|session| SessionChanges { complete: session.complete && complete, ..session })
+    }
+
+    /// Nobody looks any more at what was changed in the session since the last look.
+    pub(in crate::engine) fn give_up_session(&self) {
+        self.state.lock().count(None, false);
     }
 
     /// Whether a command has ended whose changes are not known yet.
@@ -235,6 +362,7 @@ impl ChangeTracking {
     pub(in crate::engine) fn look_begins(&self, layer: &LayerId) -> LayerNames {
         let mut state = self.state.lock();
         (state.under_way, state.uploaded) = (Some(layer.clone()), false);
+        state.open.values_mut().for_each(|open| open.seen = open.ended);
         if state.layer.as_ref() != Some(layer) {
             state.layer = Some(layer.clone());
             (state.saved, state.unsaved) = (None, None);
@@ -250,13 +378,21 @@ impl ChangeTracking {
     pub(in crate::engine) fn look_ends(&self, found: Option<FoundChanges>, took: Duration) {
         let mut state = self.state.lock();
         // The layer may have been exchanged meanwhile: what was found is true of the one before.
-        let exchanged = state.under_way.take().is_some_and(|at| state.layer.as_ref() != Some(&at));
+        let begun = state.under_way.take();
+        let exchanged = begun.as_ref().is_some_and(|at| state.layer.as_ref() != Some(at));
         state.not_before = (took > SHORT).then(|| Instant::now() + took.saturating_mul(REST));
         let alive = state.open.values().any(|open| !open.ended);
         let left_behind = found.as_ref().is_none_or(|found| !found.alone) && !alive;
         let known = found.as_ref().is_some_and(|found| found.changes.is_some());
         let complete = known && found.as_ref().is_some_and(|found| found.complete);
-        for open in state.open.values_mut() {
+        state.count(found.as_ref().and_then(|found| found.changes.as_ref()), complete);
+        // Those whose layer was exchanged during this look, but not during an earlier one, were still there when it began.
+        let TrackingState { open, earlier, .. } = &mut *state;
+        let was_there = |id: &CommandId| {
+            let left = earlier.iter().filter(|one| Some(&one.layer) == begun.as_ref());
+            left.flat_map(|one| &one.commands).any(|one| one == id)
+        };
+        for (_, open) in open.iter_mut().filter(|(id, open)| !open.left || was_there(id)) {
             open.incomplete |= !complete;
             open.inexact |= !known || left_behind;
             if let Some(changes) = found.as_ref().and_then(|found| found.changes.as_ref()) {
@@ -273,12 +409,22 @@ impl ChangeTracking {
         };
         let as_of = now();
         state.unsaved = unsaved.map(|(files, bytes)| Unsaved { files, bytes, as_of });
+        if let (true, Some(at), Some(found)) = (exchanged, &begun, &found) {
+            let left = state.earlier.iter_mut().filter(|one| one.layer == *at);
+            for one in left.filter(|one| !one.names.are_known()) {
+                one.names = found.names.clone();
+            }
+        }
         if !exchanged {
             state.names = found.map(|found| found.names).unwrap_or_default();
         }
         state.left_behind = left_behind;
+        // One that ended while the look was under way is finished by the next.
+        let is_over = |open: &OpenCommand| {
+            open.ended && !open.left && (open.seen || begun.is_none() || !known)
+        };
         let ended: Vec<CommandId> =
-            state.open.iter().filter(|(_, open)| open.ended).map(|(id, _)| id.clone()).collect();
+            state.open.iter().filter(|(_, open)| is_over(open)).map(|(id, _)| id.clone()).collect();
         for id in &ended {
             if let Some(open) = state.open.remove(id) {
                 state.results.insert(id.clone(), open.finish());
@@ -358,6 +504,38 @@ impl ChangeTracking {
     }
 }
 
+impl TrackingState {
+    fn may_have_more(&self) -> bool {
+        self.uploaded
+            || self.left_behind
+            || self.under_way.is_some()
+            || !self.earlier.is_empty()
+            || !self.open.is_empty()
+    }
+
+    /// Counts what a look found in the session.
+    fn count(&mut self, changes: Option<&Changes>, complete: bool) {
+        let Some(session) = &mut self.session else { return };
+        session.complete &= complete;
+        if let Some(Changes { created, modified, deleted, bytes, .. }) = changes {
+            session.created += created;
+            session.modified += modified;
+            session.deleted += deleted;
+            session.bytes = session.bytes.saturating_add(*bytes);
+        }
+    }
+
+    /// Nobody looks at what these commands changed, which have ended.
+    fn give_up(&mut self, commands: &[CommandId]) {
+        self.count(None, false);
+        for id in commands {
+            if let Some(open) = self.open.get_mut(id) {
+                (open.inexact, open.incomplete, open.left) = (true, true, false);
+            }
+        }
+    }
+}
+
 /// Adds what one look found to what looks before it found.
 fn add(all: &mut Changes, more: &Changes) {
     all.created += more.created;
@@ -372,120 +550,4 @@ fn add(all: &mut Changes, more: &Changes) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn look(created: u64, alone: bool) -> Option<FoundChanges> {
-        let changes = Some(Changes { created, ..Changes::default() });
-        let names = LayerNames::Here(Arc::default());
-        Some(FoundChanges { changes, complete: true, alone, names, unsaved: None })
-    }
-
-    fn known() -> ChangeTracking {
-        let tracking = ChangeTracking::default();
-        tracking.begin_layer(&LayerId::fresh(), false);
-        tracking
-    }
-
-    #[test]
-    fn a_command_alone_has_an_exact_record() {
-        let (tracking, id) = (known(), CommandId::fresh());
-        tracking.starts(&id);
-        tracking.ends(&id);
-        tracking.look_ends(look(3, true), Duration::ZERO);
-        let record = tracking.result(&id).unwrap();
-        assert_eq!((record.counts.created, record.counts.exact), (3, true));
-        assert!(record.counts.complete && tracking.is_open(&id));
-        tracking.recorded(&id);
-        assert!(!tracking.is_open(&id));
-    }
-
-    #[test]
-    fn commands_that_overlap_share_what_was_found_and_say_so() {
-        let (tracking, [long, short]) = (known(), [0; 2].map(|_| CommandId::fresh()));
-        tracking.starts(&long);
-        tracking.starts(&short);
-        tracking.ends(&short);
-        tracking.look_ends(look(2, false), Duration::ZERO);
-        let record = tracking.result(&short).unwrap().counts;
-        assert_eq!((record.created, record.exact), (2, false));
-        assert_eq!(record.with, [long.to_string()]);
-        tracking.ends(&long);
-        tracking.look_ends(look(5, true), Duration::ZERO);
-        let record = tracking.result(&long).unwrap().counts;
-        assert_eq!((record.created, record.exact), (7, false));
-    }
-
-    #[test]
-    fn what_a_command_left_behind_makes_the_next_record_inexact() {
-        let (tracking, [one, two, three]) = (known(), [0; 3].map(|_| CommandId::fresh()));
-        tracking.starts(&one);
-        tracking.ends(&one);
-        tracking.look_ends(look(1, false), Duration::ZERO);
-        assert!(!tracking.result(&one).unwrap().counts.exact);
-        tracking.starts(&two);
-        tracking.ends(&two);
-        tracking.look_ends(look(1, true), Duration::ZERO);
-        assert!(!tracking.result(&two).unwrap().counts.exact);
-        tracking.starts(&three);
-        tracking.ends(&three);
-        tracking.look_ends(look(1, true), Duration::ZERO);
-        assert!(tracking.result(&three).unwrap().counts.exact, "it is gone");
-    }
-
-    #[test]
-    fn without_an_index_nothing_is_claimed() {
-        let (tracking, id) = (ChangeTracking::default(), CommandId::fresh());
-        tracking.adopted(&id);
-        tracking.ends(&id);
-        let unknown = look(9, true).map(|found| FoundChanges { changes: None, ..found });
-        tracking.look_ends(unknown, Duration::ZERO);
-        let record = tracking.result(&id).unwrap().counts;
-        assert_eq!((record.created, record.exact, record.complete), (0, false, false));
-        let next = CommandId::fresh();
-        tracking.starts(&next);
-        tracking.ends(&next);
-        tracking.look_ends(look(4, true), Duration::ZERO);
-        assert_eq!(tracking.result(&next).unwrap().counts.created, 4);
-    }
-
-    #[tokio::test]
-    async fn whoever_waits_for_a_look_that_never_comes_can_give_up() {
-        let (tracking, [long, gone]) = (known(), [0; 2].map(|_| CommandId::fresh()));
-        tracking.starts(&long);
-        tracking.look_ends(look(2, true), Duration::ZERO);
-        tracking.ends(&long);
-        let waits = tokio::time::timeout(Duration::from_millis(10), tracking.known(&long)).await;
-        assert!(waits.is_err(), "no look has ended since");
-        let record = tracking.give_up(&long).unwrap().counts;
-        assert_eq!((record.created, record.exact, record.complete), (2, false, false));
-        assert_eq!(tracking.known(&long).await, None);
-        assert_eq!(tracking.known(&gone).await, None, "of a command that was never here");
-    }
-
-    #[test]
-    fn a_layer_that_begins_during_a_look_begins_empty() {
-        let (tracking, id) = (known(), CommandId::fresh());
-        let old = tracking.state.lock().layer.clone().unwrap();
-        tracking.starts(&id);
-        tracking.ends(&id);
-        tracking.look_begins(&old);
-        let fresh = LayerId::fresh();
-        tracking.begin_layer(&fresh, false);
-        let found = look(3, true).map(|found| FoundChanges { names: LayerNames::Unknown, ..found });
-        tracking.look_ends(found, Duration::ZERO);
-        assert_eq!(tracking.result(&id).unwrap().counts.created, 3);
-        assert!(
-            matches!(tracking.look_begins(&fresh), LayerNames::Here(index) if index.names() == 0)
-        );
-    }
-
-    #[test]
-    fn long_looks_are_followed_by_rests() {
-        let tracking = known();
-        tracking.look_ends(look(0, true), Duration::from_millis(1));
-        assert_eq!(tracking.rest(), Duration::ZERO);
-        tracking.look_ends(look(0, true), Duration::from_secs(1));
-        assert!(tracking.rest() > Duration::from_secs(3));
-    }
-}
+mod tests;

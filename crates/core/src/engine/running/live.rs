@@ -150,6 +150,7 @@ impl RunningSandbox {
         if let Some(traffic) = self.traffic() {
             session.usage.count(traffic);
         }
+        session.changes = self.changes.session().or(session.changes);
         session
     }
 

@@ -12,6 +12,9 @@
 //! that their commands overlap, and the counts are added to the record when they are known.
 //!
 //! A microVM's files are on a disk of its own, so its agent looks (`guest`).
+//!
+//! What all looks of a session found is added up in the session's record. What was written after the last look is looked at
+//! when the session is over, in the layer that was sealed: nobody waits for that, and the record is written again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,16 +22,17 @@ use std::time::{Duration, Instant};
 use sandkeep_proto::link::Looked;
 use sandkeep_upper::{Change, ChangeKind, ChangeList, Changes, Under};
 
+use crate::db::Page;
 use crate::driver::Relayer;
 use crate::engine::error::error_chain;
 use crate::engine::running::changes::{
-    ChangeRecord, FoundChanges, LayerNames, MOST_LISTED, MOST_TEXT,
+    ChangeRecord, EarlierLayer, FoundChanges, LayerNames, MOST_LISTED, MOST_TEXT,
 };
 use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::tracked::Tracked;
 use crate::engine::session::Sessions;
 use crate::engine::{Error, Result};
-use crate::model::{Command, CommandId, Sandbox, SandboxId};
+use crate::model::{Command, CommandId, LayerId, Sandbox, SandboxId, Session, SessionChanges};
 use crate::store::ListedChanges;
 
 /// How long the start of a command waits for a look that is under way.
@@ -37,6 +41,8 @@ const START_WAITS: Duration = Duration::from_millis(1);
 const START_WAITS_FOR_GUEST: Duration = Duration::from_millis(20);
 /// How long the record of a command that ended waits for its look.
 const RECORD_WAITS: Duration = Duration::from_millis(20);
+/// How long whoever is shown a sandbox waits for a look at it.
+const SHOWN_WAITS: Duration = Duration::from_millis(50);
 /// How long whoever asks for the changes of a command waits for its look.
 const READER_WAITS: Duration = Duration::from_secs(5);
 /// How many looks are under way at a time.
@@ -49,6 +55,9 @@ impl Sessions {
         live: &Arc<RunningSandbox>,
         command: &CommandId,
     ) {
+        if !self.context.settings.record_changes {
+            return;
+        }
         if live.changes.wants_look() {
             let mut looks = live.changes.looks();
             self.look_soon(live);
@@ -113,6 +122,9 @@ impl Sessions {
 
     /// Looks at the files of a sandbox as soon as it may.
     pub(in crate::engine) fn look_soon(self: &Arc<Self>, live: &Arc<RunningSandbox>) {
+        if !self.context.settings.record_changes {
+            return;
+        }
         let (this, live) = (Arc::clone(self), Arc::clone(live));
         self.context.tasks.spawn(async move {
             let _one = live.changes.looking.lock().await;
@@ -129,6 +141,11 @@ impl Sessions {
 
     async fn look(&self, live: &Arc<RunningSandbox>) {
         let Ok(_few) = self.looks.acquire().await else { return };
+        while let Some(earlier) = live.changes.next_earlier() {
+            let EarlierLayer { layer, chain, names, .. } = &earlier;
+            let found = self.look_at_layer(live, None, (layer, chain), names.clone()).await;
+            live.changes.earlier_looked(&earlier, found.ok().as_ref());
+        }
         let sandbox = live.sandbox();
         let begun = Instant::now();
         let Some(layer) = sandbox.open_layer() else {
@@ -137,38 +154,57 @@ impl Sessions {
             return;
         };
         let names = live.changes.look_begins(layer);
+        let over = *live.changes.over.lock().await;
+        let at = (layer, sandbox.open_chain());
         let found = match live.driver.relayer() {
-            Some(relayer) => self.look_at_layer(live, relayer, &sandbox, names).await,
+            // What the sandbox leaves out of its snapshots is gone, and was not deleted.
+            Some(_) if over && !sandbox.config.exclude.is_empty() => Err(Error::SessionOver),
+            Some(relayer) => {
+                self.look_at_layer(live, Some(relayer).filter(|_| !over), at, names).await
+            }
             None => self.look_in_guest(live, false).await,
         };
-        let found = found.inspect_err(|error| {
-            tracing::debug!(sandbox = %sandbox.name, error = error_chain(error), "its files were not looked at");
-        });
-        live.changes.look_ends(found.ok(), begun.elapsed());
+        let found = match found {
+            // Nothing was in it when it was to be sealed, so it was removed.
+            Err(Error::Store(error)) if over && error.is_not_found() => {
+                Some(FoundChanges::nothing())
+            }
+            Err(error) => {
+                tracing::debug!(sandbox = %sandbox.name, error = error_chain(&error), "its files were not looked at");
+                None
+            }
+            Ok(found) => Some(found),
+        };
+        live.changes.look_ends(found, begun.elapsed());
+        self.complete_session(live).await;
     }
 
+    /// Compares a layer, on top of a chain, with its names at the last look. Without `relayer` nobody writes to it any more.
     async fn look_at_layer(
         &self,
         live: &RunningSandbox,
-        relayer: &dyn Relayer,
-        sandbox: &Sandbox,
+        relayer: Option<&dyn Relayer>,
+        (layer, chain): (&LayerId, &[LayerId]),
         names: LayerNames,
     ) -> Result<FoundChanges> {
-        let layer = sandbox.open_layer().ok_or(Error::SessionOver)?;
         let (before, known) = match names {
             LayerNames::Here(index) => (index, true),
             LayerNames::InGuest | LayerNames::Unknown => (Arc::default(), false),
         };
         // The session may end meanwhile, and what it stood on may be merged.
         let hold = self.store.hold();
-        hold.layers(sandbox.open_chain()).await;
+        hold.layers(chain).await;
         hold.layers(std::slice::from_ref(layer)).await;
         let seal = live.seal.flag();
-        let look = self.store.look_at_open(layer, sandbox.open_chain(), before, seal).await?;
+        let look = self.store.look_at_open(layer, chain, before, seal).await?;
+        let alone = match relayer {
+            Some(relayer) => relayer.alone(&live.key).await.unwrap_or(false),
+            None => true,
+        };
         Ok(FoundChanges {
             changes: known.then_some(look.changes),
             complete: look.complete,
-            alone: relayer.alone(&live.key).await.unwrap_or(false),
+            alone,
             names: look
                 .index
                 .map_or(LayerNames::Unknown, |index| LayerNames::Here(Arc::new(index))),
@@ -190,6 +226,9 @@ impl Sessions {
 
     /// The files of a running microVM are in a snapshot now.
     pub(in crate::engine) fn saved_in_guest(self: &Arc<Self>, live: &Arc<RunningSandbox>) {
+        if !self.context.settings.record_changes {
+            return;
+        }
         let (this, live) = (Arc::clone(self), Arc::clone(live));
         self.context.tasks.spawn(async move {
             let _one = live.changes.looking.lock().await;
@@ -199,6 +238,104 @@ impl Sessions {
             let found = this.look_in_guest(&live, true).await;
             live.changes.look_ends(found.ok(), begun.elapsed());
         });
+    }
+
+    /// What is shown of the files of a running sandbox should be of now, if that takes a moment only.
+    pub(in crate::engine) async fn look_before_shown(self: &Arc<Self>, sandbox: &SandboxId) {
+        let Some(live) = self.turns.live(sandbox).filter(|live| live.changes.wants_look()) else {
+            return;
+        };
+        let mut looks = live.changes.looks();
+        self.look_soon(&live);
+        let _ = tokio::time::timeout(SHOWN_WAITS, looks.changed()).await;
+    }
+
+    /// Puts the end of a session on record, with what was changed in it. Where something may have been changed since the last look,
+    /// and is kept, the record is completed later.
+    pub(in crate::engine) async fn end_on_record(
+        self: &Arc<Self>,
+        live: Option<&Arc<RunningSandbox>>,
+        mut session: Session,
+        kept: bool,
+    ) -> Result<Session> {
+        let Some(live) = live else {
+            session.changes = self.changes_on_record(&session).await?;
+            self.records.keep_session(&session).await?;
+            return Ok(session);
+        };
+        let more = live.changes.may_have_more();
+        if more && !kept {
+            live.changes.give_up_session();
+        }
+        let mut over = live.changes.over.lock().await;
+        *over = true;
+        session.changes = live.changes.whole_session();
+        self.records.keep_session(&session).await?;
+        drop(over);
+        if more && kept && self.context.settings.record_changes {
+            let (this, live) = (Arc::clone(self), Arc::clone(live));
+            self.context.tasks.spawn(async move {
+                let _one = live.changes.looking.lock().await;
+                if live.changes.may_have_more()
+                    && this.context.tasks.sleep(live.changes.rest()).await
+                {
+                    this.look(&live).await;
+                }
+            });
+        }
+        Ok(session)
+    }
+
+    /// After a look at a session that is over: its record was written without that.
+    async fn complete_session(&self, live: &RunningSandbox) {
+        let over = live.changes.over.lock().await;
+        let (id, changes) = (live.session().id, live.changes.whole_session());
+        if !*over || changes.is_none() {
+            return;
+        }
+        let kept = async {
+            let Some(mut session) = self.db.session(&id).await? else { return Ok(()) };
+            let sandbox = self.db.sandbox_by_id(&session.sandbox).await?;
+            if session.changes == changes || sandbox.is_none_or(|one| one.deletion().is_some()) {
+                return Ok(());
+            }
+            session.changes = changes;
+            self.records.keep_session(&session).await
+        };
+        let kept: Result<()> = kept.await;
+        if let Err(error) = kept {
+            tracing::warn!(session = %id, error = error_chain(&error), "what was changed in a session was not recorded");
+        }
+    }
+
+    /// What was changed in a session at least, by the records of its commands: what looks have found besides was lost with an earlier
+    /// daemon.
+    pub(in crate::engine) async fn changes_on_record(
+        &self,
+        session: &Session,
+    ) -> Result<Option<SessionChanges>> {
+        if !self.context.settings.record_changes {
+            return Ok(session.changes);
+        }
+        let commands = self.db.session_commands(&session.id, &Page::all()).await?.items;
+        let (mut exact, mut shared) = (SessionChanges::default(), SessionChanges::default());
+        for one in commands.iter().filter_map(|command| command.changes.as_ref()) {
+            let found = SessionChanges {
+                created: one.created,
+                modified: one.modified,
+                deleted: one.deleted,
+                bytes: one.bytes,
+                complete: false,
+            };
+            match one.exact {
+                true => exact = combined(exact, found, u64::saturating_add),
+                // Several have the same changes.
+                false => shared = combined(shared, found, u64::max),
+            }
+        }
+        let found = combined(exact, shared, u64::saturating_add);
+        let found = combined(found, session.changes.unwrap_or_default(), u64::max);
+        Ok(Some(SessionChanges { complete: false, ..found }))
     }
 
     /// What a command changed: its record, and the paths. Waits for a look that is under way.
@@ -249,6 +386,20 @@ impl Sessions {
             }
         };
         let _ = tokio::time::timeout(READER_WAITS, known).await;
+    }
+}
+
+fn combined(
+    one: SessionChanges,
+    other: SessionChanges,
+    by: impl Fn(u64, u64) -> u64,
+) -> SessionChanges {
+    SessionChanges {
+        created: by(one.created, other.created),
+        modified: by(one.modified, other.modified),
+        deleted: by(one.deleted, other.deleted),
+        bytes: by(one.bytes, other.bytes),
+        complete: one.complete && other.complete,
     }
 }
 

@@ -159,6 +159,7 @@ impl Drives {
             None => drive.layers == mounted.chain,
         };
         if owed {
+            drive.generation += u64::from(sealed.is_some());
             drive.layers.splice(..0, sealed);
             drive.attached = None;
             self.keep_drive(&mut drive, Durability::Synced).await?;
@@ -190,6 +191,7 @@ impl Drives {
             self.guard.guard_drive(sandbox, Some(session), &mounted).await?;
         }
         let sealed = self.seal_open(&attached.layer, &SealOptions::default()).await?;
+        drive.generation += u64::from(sealed.is_some());
         drive.layers.splice(..0, sealed);
         drive.attached = None;
         self.keep_drive(drive, Durability::Synced).await

@@ -59,11 +59,11 @@ pub(in crate::engine) fn junk_warned_of(sandbox: &Sandbox) -> Result<Option<Junk
 
 /// A layer that is to be sealed.
 pub(super) struct GuardedPart {
-    layer: LayerId,
-    chain: Vec<LayerId>,
+    pub(super) layer: LayerId,
+    pub(super) chain: Vec<LayerId>,
     /// Where the sandbox has it, without a leading slash.
-    prefix: Vec<u8>,
-    drive: Option<DriveId>,
+    pub(super) prefix: Vec<u8>,
+    pub(super) drive: Option<DriveId>,
 }
 
 /// What to look for, and for whom.

@@ -8,7 +8,7 @@ use crate::engine::error::error_chain;
 use crate::engine::snapshots::SealGuard;
 use crate::engine::snapshots::seal_guard::{GuardScan, GuardedPart, Inspection};
 use crate::engine::{Error, Result};
-use crate::model::{LayerId, Name, OnSecret, Sandbox, Session};
+use crate::model::{DriveId, LayerId, Name, OnSecret, Sandbox, Session};
 use crate::store::search::{Needles, Writers};
 use crate::store::{Effort, Globs};
 
@@ -21,6 +21,7 @@ impl SealGuard {
         from: &Name,
         sessions: &[Session],
         layers: &[LayerId],
+        drive: Option<&DriveId>,
     ) -> Result<()> {
         let guard = &sandbox.config.guard;
         let mut values = Vec::new();
@@ -39,7 +40,8 @@ impl SealGuard {
         let needles = Some(Needles::new(&values)).filter(|needles| !needles.is_empty());
         let needles = needles.map(Arc::new);
         let inspection = Inspection { sandbox, session: None, needles, keep: true };
-        let parts: Vec<GuardedPart> = layers.iter().map(GuardedPart::of_layer).collect();
+        let part = |layer| GuardedPart { drive: drive.cloned(), ..GuardedPart::of_layer(layer) };
+        let parts: Vec<GuardedPart> = layers.iter().map(part).collect();
         let how = (Writers::None, Effort::Foreground);
         let mut spotted = inspection.search(self, &parts, how, &mut GuardScan::default()).await?;
         spotted.extend(inspection.junk(self, &parts).await?);

@@ -1,10 +1,13 @@
 //! What a stack of layers has at single paths.
 
+use std::collections::BTreeSet;
+
+use super::MOST_IN_DIR;
 use super::merged::{Found, LayerDir, MergedDir};
-use super::walk::{Side, ends, name_of, split};
+use super::walk::{self, Side, ends, name_of, split};
 use crate::model::LayerId;
 use crate::store::tree::Place;
-use crate::store::{Result, Store};
+use crate::store::{Result, Store, StoreError};
 
 /// How many nested directories are remembered. Deeper ones are found anew each time.
 const REMEMBERED: usize = 64;
@@ -24,6 +27,37 @@ impl Lookup {
         };
         let roots = chain.iter().enumerate().map(root).collect::<Result<_>>()?;
         Ok(Self { roots, way: Vec::new() })
+    }
+
+    /// The root itself.
+    pub(super) fn root(&self) -> Result<Side> {
+        let top = self.roots.first().ok_or(StoreError::ShuttingDown)?;
+        Ok(Side::new(top.place.clone(), c"", &top.place.open()?.own_stat()?))
+    }
+
+    /// The names in a directory, each with whether it is one itself.
+    pub(super) fn names(&mut self, path: &[u8]) -> Result<Vec<(Vec<u8>, bool)>> {
+        let Some(parts) = self.directory(path)? else { return Ok(Vec::new()) };
+        let dir = MergedDir::open(&parts)?;
+        let mut names = BTreeSet::new();
+        for part in &dir.parts {
+            part.dir.for_each(|name, _| {
+                names.insert(name.to_owned());
+                match names.len() > MOST_IN_DIR {
+                    true => Err(walk::too_many(path)),
+                    false => Ok(()),
+                }
+            })?;
+        }
+        let mut found = Vec::new();
+        for name in names {
+            match dir.find(&name)? {
+                Found::Nothing => {}
+                Found::Leaf { .. } => found.push((name.into_bytes(), false)),
+                Found::Dir { .. } => found.push((name.into_bytes(), true)),
+            }
+        }
+        Ok(found)
     }
 
     /// What is at a path that is not the root.

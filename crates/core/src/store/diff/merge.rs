@@ -20,7 +20,7 @@ use crate::store::tree::Xattrs;
 use crate::store::{Result, Store, StoreError};
 
 /// How many paths each side may have changed.
-const MOST_CHANGES: usize = 200_000;
+pub(super) const MOST_CHANGES: usize = 200_000;
 /// The largest file that is merged by lines, and the most lines it has.
 const LARGEST_TEXT: usize = 1 << 20;
 const MOST_LINES: usize = 50_000;

@@ -4,8 +4,8 @@
 //! [`walk`] compares two stacks directory by directory and leaves out what both have in common, so that the
 //! cost is that of what differs. [`content`] compares files, [`renames`] pairs files that were removed with
 //! files that were added, [`patch`] writes differences in git's format, [`merge`] decides about every path of a
-//! three-way merge, [`beside`] where the other version of a conflict goes, and [`apply`] builds the layer that has
-//! the result. [`budget`] bounds all of it.
+//! three-way merge, [`beside`] where the other version of a conflict goes, [`onto`] about paths that are put onto a
+//! chain without a common ancestor, and [`apply`] builds the layer that has the result. [`budget`] bounds all of it.
 //!
 //! The chain of a running sandbox has an open layer on top, whose files may change during a comparison: what
 //! vanishes meanwhile counts as absent.
@@ -19,6 +19,7 @@ mod content;
 mod lookup;
 mod merge;
 mod merged;
+mod onto;
 mod patch;
 mod renames;
 mod walk;
@@ -101,6 +102,32 @@ pub struct MergeChains {
     pub ours: Vec<LayerId>,
     /// From which.
     pub theirs: Vec<LayerId>,
+}
+
+/// The chains of a change that is put onto another chain, topmost first.
+#[derive(Debug, Clone)]
+pub struct OntoChains {
+    /// What it was before.
+    pub from: Vec<LayerId>,
+    /// What it is now.
+    pub to: Vec<LayerId>,
+    /// What gets the difference.
+    pub onto: Vec<LayerId>,
+}
+
+/// How a change is put onto another chain.
+#[derive(Debug, Default)]
+pub struct OntoOptions {
+    /// Only these paths and what is below them; all if `None`.
+    pub only: Option<Globs>,
+    /// Not these paths, and not what is below them.
+    pub exclude: Option<Globs>,
+    /// The directory that all goes below; from the root, without slashes around it.
+    pub under: Vec<u8>,
+    /// How much the files that are written may take.
+    pub most_bytes: Option<u64>,
+    /// Decide, and build nothing.
+    pub dry_run: bool,
 }
 
 /// How to merge.
@@ -256,6 +283,17 @@ impl Store {
             blocking(move || store.plan_merge(&chains, &options, Budget::new(LONGEST_MERGE)));
         let plan = plan.await?;
         drop(turn);
+        self.carry_out(ours, plan, most, dry_run).await
+    }
+
+    /// Builds the layer that a plan asks for, if it has no conflicts and is to be carried out.
+    async fn carry_out(
+        &self,
+        ours: Vec<LayerId>,
+        plan: merge::MergePlan,
+        most: Option<u64>,
+        dry_run: bool,
+    ) -> Result<MergeOutcome> {
         let mut outcome = plan.outcome();
         if !plan.conflicts.is_empty() || plan.is_empty() {
             return Ok(outcome);

@@ -36,7 +36,7 @@ pub(in crate::store) struct Side {
 }
 
 impl Side {
-    fn new(dir: Place, name: &CStr, stat: &Statx) -> Self {
+    pub(super) fn new(dir: Place, name: &CStr, stat: &Statx) -> Self {
         let kind = file_type(stat);
         Self {
             dir,
@@ -313,7 +313,7 @@ impl Comparison<'_> {
                 (Some(one), Some(other)) => {
                     let what = match from_layer == to_layer {
                         true => Vec::new(),
-                        false => self.differences(one, other)?,
+                        false => differences(one, other, || self.budget.time())?,
                     };
                     if !what.is_empty() {
                         self.report(path.clone(), from.clone(), to.clone(), what)?;
@@ -328,53 +328,6 @@ impl Comparison<'_> {
             pairs.push(pair);
         }
         Ok(())
-    }
-
-    /// What differs between what two layers have under the same name.
-    fn differences(&self, from: &Side, to: &Side) -> Result<Vec<DiffAspect>> {
-        if from.inode == to.inode {
-            return Ok(Vec::new());
-        }
-        let name = from.name.as_c_str();
-        let mut what = metadata(from, to);
-        if from.kind != to.kind {
-            what.push(DiffAspect::Type);
-            return Ok(what);
-        }
-        let (one, other) = match (from.dir.open(), to.dir.open()) {
-            (Err(error), _) | (_, Err(error)) if vanished(&error) => return Ok(what),
-            (one, other) => (one?, other?),
-        };
-        let is_same = match from.kind {
-            FileType::RegularFile if from.size != to.size => Ok(false),
-            FileType::RegularFile => {
-                let (one, other) = (one.open_file(name), other.open_file(name));
-                same_content(one, other, || self.budget.time())
-            }
-            FileType::Symlink => same_target(&one, &other, name),
-            FileType::CharacterDevice | FileType::BlockDevice => {
-                let device = |stat: Statx| (stat.stx_rdev_major, stat.stx_rdev_minor);
-                Ok(device(one.stat(name)?) == device(other.stat(name)?))
-            }
-            _ => Ok(true),
-        };
-        let is_same = match is_same {
-            // It was removed or replaced while it was read.
-            Err(error) if vanished(&error) => false,
-            is_same => is_same?,
-        };
-        if !is_same {
-            what.push(DiffAspect::Content);
-        }
-        let xattrs = |found: Result<Xattrs>| match found {
-            Err(error) if vanished(&error) => Ok(Xattrs::new()),
-            found => found.map(shown_xattrs),
-        };
-        if xattrs(one.xattrs(name))? != xattrs(other.xattrs(name))? {
-            what.push(DiffAspect::Xattrs);
-        }
-        what.sort();
-        Ok(what)
     }
 
     fn report(
@@ -404,6 +357,58 @@ impl Comparison<'_> {
         self.diff.paths.push(one);
         Ok(())
     }
+}
+
+/// What differs between what two layers have under the same name, or the same path elsewhere. `step` is called now and then and
+/// can end it.
+pub(super) fn differences(
+    from: &Side,
+    to: &Side,
+    step: impl Fn() -> Result<()>,
+) -> Result<Vec<DiffAspect>> {
+    if from.inode == to.inode {
+        return Ok(Vec::new());
+    }
+    let name = from.name.as_c_str();
+    let mut what = metadata(from, to);
+    if from.kind != to.kind {
+        what.push(DiffAspect::Type);
+        return Ok(what);
+    }
+    let (one, other) = match (from.dir.open(), to.dir.open()) {
+        (Err(error), _) | (_, Err(error)) if vanished(&error) => return Ok(what),
+        (one, other) => (one?, other?),
+    };
+    let is_same = match from.kind {
+        FileType::RegularFile if from.size != to.size => Ok(false),
+        FileType::RegularFile => {
+            let (one, other) = (one.open_file(name), other.open_file(name));
+            same_content(one, other, step)
+        }
+        FileType::Symlink => same_target(&one, &other, name),
+        FileType::CharacterDevice | FileType::BlockDevice => {
+            let device = |stat: Statx| (stat.stx_rdev_major, stat.stx_rdev_minor);
+            Ok(device(one.stat(name)?) == device(other.stat(name)?))
+        }
+        _ => Ok(true),
+    };
+    let is_same = match is_same {
+        // It was removed or replaced while it was read.
+        Err(error) if vanished(&error) => false,
+        is_same => is_same?,
+    };
+    if !is_same {
+        what.push(DiffAspect::Content);
+    }
+    let xattrs = |found: Result<Xattrs>| match found {
+        Err(error) if vanished(&error) => Ok(Xattrs::new()),
+        found => found.map(shown_xattrs),
+    };
+    if xattrs(one.xattrs(name))? != xattrs(other.xattrs(name))? {
+        what.push(DiffAspect::Xattrs);
+    }
+    what.sort();
+    Ok(what)
 }
 
 /// What of mode and owner differs.
@@ -436,14 +441,14 @@ pub(super) fn split(
     }
 }
 
-fn too_long(path: &[u8]) -> StoreError {
+pub(super) fn too_long(path: &[u8]) -> StoreError {
     let start = path_text(&path[..64]);
     StoreError::DiffTooLarge {
         why: format!("a path below `/{start}...` has more than {LONGEST} bytes"),
     }
 }
 
-fn too_many(path: &[u8]) -> StoreError {
+pub(super) fn too_many(path: &[u8]) -> StoreError {
     StoreError::DiffTooLarge {
         why: format!("`/{}` has more than {MOST_IN_DIR} names", path_text(path)),
     }

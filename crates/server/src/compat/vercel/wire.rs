@@ -149,6 +149,7 @@ pub(super) fn never_started(sandbox: &Sandbox) -> Session {
         services: Default::default(),
         secrets: Vec::new(),
         fallback: None,
+        changes: None,
     }
 }
 

@@ -31,7 +31,7 @@ use crate::store::{Globs, MergeChains, MergeOptions, MergeOutcome};
 const REMEMBERED: usize = 32;
 const REMEMBERED_OF_ONE: usize = 3;
 /// How many conflicts an error names.
-const NAMED: usize = 5;
+pub(super) const NAMED: usize = 5;
 /// How many globs there may be, and how long they are together.
 const MOST_GLOBS: usize = 1_000;
 const LONGEST_GLOBS: usize = 64 << 10;
@@ -156,7 +156,7 @@ impl Lifecycle {
     }
 
     /// Refuses a source whose files only a virtual machine can read, before anything is captured of it.
-    fn require_readable(&self, source: &Sandbox) -> Result<()> {
+    pub(super) fn require_readable(&self, source: &Sandbox) -> Result<()> {
         let in_machine =
             self.turns.live(&source.id).is_some_and(|live| live.driver.disk().is_some());
         match in_machine {
@@ -267,10 +267,9 @@ impl Lifecycle {
     ) -> Result<Snapshot> {
         self.references.count_layer(layer);
         // Refused, it is a layer that nobody names, which is collected.
-        let sessions =
-            self.sessions_of(source, theirs.snapshot.as_ref(), Some(&target.id)).await?;
+        let sessions = self.sessions_of(source, theirs.snapshot.as_ref(), Some(&target.id)).await?;
         let new = std::slice::from_ref(&layer.id);
-        self.storage.guard.guard_taken(target, &source.name, &sessions, new).await?;
+        self.storage.guard.guard_taken(target, &source.name, &sessions, new, None).await?;
         failpoint::pass("merge.built");
         let layers = new.iter().chain(&ours.layers).cloned().collect();
         let wanted = SnapshotOptions { method: Method::Manual, ..SnapshotOptions::default() };
@@ -367,7 +366,9 @@ impl Lifecycle {
             generation: merged.sandbox.generation,
             at: now(),
         };
-        self.note_brought_back(source, outcome, move |source| {
+        // Where all was there already, it was brought back before.
+        let keeps = merged.snapshot.is_none();
+        self.note_brought_back(source, outcome, keeps, move |source| {
             // After a rollback of the target an earlier one may be true again.
             let of_one = source.merged.iter().filter(|merge| merge.into == point.into).count();
             let mut surplus = (of_one + 1).saturating_sub(REMEMBERED_OF_ONE);
@@ -385,7 +386,7 @@ impl Lifecycle {
 }
 
 /// The globs of the paths to take; none for all.
-fn chosen(only: Vec<String>) -> Result<Vec<String>> {
+pub(super) fn chosen(only: Vec<String>) -> Result<Vec<String>> {
     if only.len() > MOST_GLOBS || only.iter().map(String::len).sum::<usize>() > LONGEST_GLOBS {
         let most = format!("at most {MOST_GLOBS} patterns of {LONGEST_GLOBS} bytes together");
         return Err(Error::invalid("only", most));

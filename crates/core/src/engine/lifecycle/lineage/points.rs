@@ -107,7 +107,7 @@ impl Lifecycle {
         }
     }
 
-    async fn resolve_base(&self, sandbox: &Sandbox) -> Result<ResolvedPoint> {
+    pub(super) async fn resolve_base(&self, sandbox: &Sandbox) -> Result<ResolvedPoint> {
         let base = sandbox.forked_from.as_ref().and_then(|from| from.snapshot.as_ref());
         let Some(base) = base else { return Ok(self.resolve_image_of(sandbox).await) };
         let found = self.resolve_snapshot(base, Some(&sandbox.config)).await;

@@ -83,7 +83,7 @@ impl Lifecycle {
         };
         // From here on the fork is one of what the origin is now.
         let into = origin.id.clone();
-        self.note_brought_back(&fork, outcome, move |fork| {
+        self.note_brought_back(&fork, outcome, false, move |fork| {
             fork.forked_from = Some(lineage);
             fork.merged.retain(|merge| merge.into != into);
         })
@@ -166,7 +166,7 @@ impl Lifecycle {
             return Ok(());
         }
         let sessions = self.sessions_of(fork, Some(&target.id), Some(&origin.id)).await?;
-        self.storage.guard.guard_taken(origin, &fork.name, &sessions, &new).await
+        self.storage.guard.guard_taken(origin, &fork.name, &sessions, &new, None).await
     }
 
     /// The sessions that a snapshot of a sandbox comes from, the latest first; not those of the sandbox that is to get it. A
@@ -235,11 +235,13 @@ impl Lifecycle {
         Ok(!self.store.differ(&saved.layers, &now.layers).await?)
     }
 
-    /// Notes in a fork's record that its work was brought back. If that fails, what was brought back stays.
+    /// Notes in a fork's record that its work was brought back. If that fails, what was brought back stays. `keeps`: not if its
+    /// record tells of such an outcome already.
     pub(in crate::engine) async fn note_brought_back(
         self: &Arc<Self>,
         fork: &Sandbox,
         outcome: ForkOutcome,
+        keeps: bool,
         change: impl FnOnce(&mut Sandbox) + Send + 'static,
     ) -> Result<()> {
         let (id, name) = (fork.id.clone(), fork.name.clone());
@@ -249,7 +251,9 @@ impl Lifecycle {
                 return Ok(());
             };
             change(&mut fork);
-            fork.outcome = Some(outcome);
+            if !keeps || fork.outcome.is_none() {
+                fork.outcome = Some(outcome);
+            }
             this.records.record(&mut fork, Durability::Synced).await?;
             if let Some(live) = slot.live() {
                 live.set_sandbox(fork);
