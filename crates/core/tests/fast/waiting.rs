@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use sandkeep_core::db::Page;
-use sandkeep_core::engine::{ApprovalFilter, Engine};
+use sandkeep_core::engine::{ApprovalFilter, Engine, Exec, SetSecret};
 use sandkeep_core::model::{
-    Approval, ApprovalAnswer, ApprovalStatus, ApprovalSubject, MachineKey, Patch, Run, RunCommand,
-    RunEffect, RunId, RunSpec, RunStatus, SpendingKind, SpendingLimit,
+    Approval, ApprovalAnswer, ApprovalPolicy, ApprovalStatus, ApprovalSubject, Inject, InjectInto,
+    MachineKey, Patch, Run, RunCommand, RunEffect, RunId, RunSpec, RunStatus, SecretName,
+    SpendingKind, SpendingLimit,
 };
 use sandkeep_proto::ask::{AskLine, InsideAnswer};
-use sandkeep_testkit::fake::{FakeHouse, machine_of, ok};
+use sandkeep_testkit::fake::{FakeHouse, machine_of, ok, small};
 use sandkeep_testkit::house::{name, project};
 
 use super::engine::stop;
@@ -274,5 +275,38 @@ async fn limits_of_what_is_held_are_checked() {
     ] {
         assert_eq!(engine.start_run(&caller(), spec).await.expect_err("bad").code(), "invalid");
     }
+    house.end(engine).await;
+}
+
+#[tokio::test]
+async fn a_command_that_is_given_a_held_secret_waits() {
+    let house = FakeHouse::new();
+    let engine = house.open().await;
+    let secret: SecretName = "DEPLOY_KEY".parse().expect("a name");
+    let value = "a-value-nobody-sees".to_owned().into();
+    let set = SetSecret { value, hosts: None, places: None, tags: None };
+    engine.set_secret(&project(), secret.clone(), set).await.expect("it is set");
+    let mut create = small("app");
+    create.patch.approvals = Some(Some(ApprovalPolicy {
+        secrets: vec![secret.to_string()],
+        ..ApprovalPolicy::default()
+    }));
+    engine.create(&project(), create, None).await.expect("it is made");
+    assert_eq!(ok(&engine, "app", "echo free").await, "free\n");
+    let held = {
+        let engine = engine.clone();
+        tokio::spawn(async move {
+            let argv = ["echo", "x"].map(str::to_owned).to_vec();
+            let inject = vec![Inject { secret, into: InjectInto::Env("KEY".to_owned()) }];
+            let exec = Exec { argv, inject, ..Exec::default() };
+            engine.exec(&project(), &name("app"), exec).await.map(drop)
+        })
+    };
+    let asked = pending(&engine).await;
+    assert_eq!((asked.subject, asked.target.as_deref()), (ApprovalSubject::Secret, None));
+    assert_eq!(asked.question, "give DEPLOY_KEY to `echo x`");
+    answer(&engine, &asked, ApprovalAnswer::Deny).await;
+    let refused = held.await.expect("no panic").expect_err("it was denied");
+    assert_eq!(refused.code(), "not_approved");
     house.end(engine).await;
 }
