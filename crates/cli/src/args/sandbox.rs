@@ -23,7 +23,7 @@ pub(crate) struct StopArgs {
     #[arg(long, conflicts_with = "names")]
     pub(crate) all: bool,
     /// With --all: of all projects; needs an admin key
-    #[arg(long, requires = "all")]
+    #[arg(long, requires = "all", conflicts_with = "names")]
     pub(crate) all_projects: bool,
     /// Mask the values of secrets in files that contain them
     #[arg(long)]
