@@ -14,8 +14,8 @@ use crate::paging::Pages;
 use crate::sandboxes::sandbox;
 use crate::transport::{Call, Wire};
 use crate::types::{
-    Channel, ClientMessage, Command, CommandChangeList, ExecEvent, ExecRequest, Session, Signal,
-    SignalRequest, TermSize,
+    Channel, ClientMessage, Command, CommandChangeList, ExecEvent, ExecRequest, ExecResult,
+    Session, Signal, SignalRequest, TermSize,
 };
 use crate::{Client, Error};
 
@@ -198,6 +198,17 @@ impl Client {
         let request = ExecRequest { detach: false, ..request.clone() };
         let call = Call::post(sandbox(name, &["exec"])).json(&request)?;
         Ok(Running { lines: Lines::of(self.transport.send(call).await?)? })
+    }
+
+    /// Runs a command and returns when it has ended, with the beginning of what it printed: a megabyte of each stream.
+    pub async fn exec_and_wait(
+        &self,
+        name: &str,
+        request: &ExecRequest,
+    ) -> Result<ExecResult, Error> {
+        let request = ExecRequest { detach: false, ..request.clone() };
+        let target = sandbox(name, &["exec"]).flag("wait", true);
+        self.transport.json(Call::post(target).json(&request)?).await
     }
 
     /// Starts a command that goes on by itself.

@@ -1,12 +1,15 @@
 //! The description of `/v1`, made from the routes and types themselves.
 
+mod examples;
+mod failures;
+
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use sandkeep_client::types;
 use std::sync::LazyLock;
-use utoipa::openapi::path::Operation;
+use utoipa::openapi::schema::ArrayItems;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{Content, OpenApi as Document, Ref, RefOr, Response, ResponseBuilder};
+use utoipa::openapi::{Object, OpenApi as Document, Ref, RefOr, Schema};
 use utoipa::{Modify, OpenApi, ToSchema};
 
 use crate::api::{
@@ -142,8 +145,31 @@ use crate::api::{
         approvals::get,
         approvals::answer,
     ),
-    components(schemas(types::ErrorAnswer, types::ClientMessage)),
+    components(schemas(types::ErrorAnswer)),
     security(("key" = [])),
+    servers((url = "http://127.0.0.1:7777", description = "Where `keep serve` listens by default.")),
+    tags(
+        (name = "server", description = "The server itself: health, the caller's key, disk space, damage."),
+        (name = "sandboxes", description = "Create, start, stop, pause, fork, checkpoint, roll back and delete sandboxes."),
+        (name = "commands", description = "Run commands, follow their output, send input and signals."),
+        (name = "files", description = "Read and write files of a sandbox."),
+        (name = "forks", description = "Compare sandboxes and snapshots; promote and merge forks."),
+        (name = "snapshots", description = "List, export and delete snapshots."),
+        (name = "runs", description = "Queue agents' work and review its result."),
+        (name = "approvals", description = "Questions that somebody answers before work goes on."),
+        (name = "ports", description = "Publish and connect to ports of a sandbox."),
+        (name = "services", description = "Programs that are started with every session of a sandbox."),
+        (name = "network", description = "Network policies and the journal of connections."),
+        (name = "secrets", description = "Secrets of a project, which sandboxes use and responses never contain."),
+        (name = "drives", description = "Volumes that outlive sandboxes."),
+        (name = "images", description = "Images that sandboxes start from."),
+        (name = "events", description = "What happens, as a stream."),
+        (name = "webhooks", description = "Events, sent to an address of yours."),
+        (name = "audit", description = "The log of who did what."),
+        (name = "guard", description = "Files that the guard moved aside."),
+        (name = "projects", description = "Projects, their keys and tokens."),
+        (name = "trash", description = "Deleted sandboxes that can be restored."),
+    ),
     modifiers(&Common),
 )]
 struct Described;
@@ -163,21 +189,36 @@ impl Modify for Common {
         ));
         let components = document.components.get_or_insert_default();
         components.add_security_scheme("key", SecurityScheme::Http(key.build()));
-        for item in document.paths.paths.values_mut() {
-            let methods =
-                [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete];
-            methods.into_iter().flatten().for_each(add_failure);
+        components.responses.extend(failures::responses());
+        let names: Vec<String> = components.schemas.keys().cloned().collect();
+        for (name, schema) in &mut components.schemas {
+            let item =
+                name.strip_prefix("Paged_").filter(|item| names.iter().any(|one| one == item));
+            if let (Some(item), RefOr::T(Schema::Object(page))) = (item, schema) {
+                refer_to_items(page, item);
+            }
+        }
+        for (path, item) in &mut document.paths.paths {
+            let changes =
+                [&mut item.put, &mut item.post, &mut item.patch, &mut item.delete].into_iter();
+            for operation in changes.flatten() {
+                failures::add(operation, path, true);
+                examples::add(operation);
+            }
+            if let Some(operation) = &mut item.get {
+                failures::add(operation, path, false);
+                examples::add(operation);
+            }
         }
     }
 }
 
-fn add_failure(operation: &mut Operation) {
-    let schema = Ref::from_schema_name("ErrorAnswer");
-    let failure: Response = ResponseBuilder::new()
-        .description("What went wrong, and what to do about it.")
-        .content("application/json", Content::new(Some(schema)))
-        .build();
-    operation.responses.responses.insert("default".to_owned(), RefOr::T(failure));
+/// Describes the items of a page by the name of their schema, which would otherwise be written out in each of them.
+fn refer_to_items(page: &mut Object, item: &str) {
+    if let Some(RefOr::T(Schema::Array(items))) = page.properties.get_mut("items") {
+        let reference = RefOr::Ref(Ref::from_schema_name(item));
+        items.items = ArrayItems::RefOrSchema(Box::new(reference));
+    }
 }
 
 /// The document, as pretty JSON.

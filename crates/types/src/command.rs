@@ -229,6 +229,50 @@ pub struct Command {
     pub changes: Option<CommandChanges>,
 }
 
+/// A command that has ended and what it printed, as one document: the answer to `POST …/exec?wait=true`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ExecResult {
+    /// The command.
+    pub command: Command,
+    /// Whether this call woke the sandbox.
+    pub resumed: bool,
+    /// Its exit code; 128 + signal when a signal ended it. Absent if its session ended under it.
+    pub exit_code: Option<i32>,
+    /// Why it ended.
+    pub end: Option<CommandEnd>,
+    /// Standard output, or that of the terminal, as text. Bytes that are not UTF-8 are replaced by `\u{fffd}`.
+    pub stdout: String,
+    /// The same bytes as base64, if they are not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdout_base64: Option<String>,
+    /// How much it printed to standard output, as far as that was kept.
+    pub stdout_bytes: u64,
+    /// Whether `stdout` is only the beginning. Its log has more.
+    pub stdout_truncated: bool,
+    /// Standard error as text. Bytes that are not UTF-8 are replaced by `\u{fffd}`.
+    pub stderr: String,
+    /// The same bytes as base64, if they are not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stderr_base64: Option<String>,
+    /// How much it printed to standard error, as far as that was kept.
+    pub stderr_bytes: u64,
+    /// Whether `stderr` is only the beginning. Its log has more.
+    pub stderr_truncated: bool,
+    /// Bytes that it printed to either and that were not kept, because the log is bounded.
+    pub missing_bytes: u64,
+}
+
+/// What `POST …/exec` answers as one JSON document: with `?wait=true` the result, with `detach` the command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+#[allow(clippy::large_enum_variant)] // one at a time, on its way to or from JSON
+pub enum ExecAnswer {
+    /// The command has ended.
+    Result(ExecResult),
+    /// The command was started.
+    Command(Command),
+}
+
 /// The encoding of `data`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]

@@ -46,8 +46,8 @@ pub use approvals::{
 pub use audit::{AuditEntry, AuditVerification};
 pub use command::{
     BadData, ChangedPath, Channel, ClientMessage, Command, CommandChangeList, CommandChanges,
-    CommandEnd, CommandState, Encoding, ExecEvent, ExecRequest, MoreChanges, PathChange, Signal,
-    SignalRequest, TermSize,
+    CommandEnd, CommandState, Encoding, ExecAnswer, ExecEvent, ExecRequest, ExecResult,
+    MoreChanges, PathChange, Signal, SignalRequest, TermSize,
 };
 pub use diff::{
     BroughtBack, Diff, DiffAspect, DiffCounts, DiffEntry, DiffKind, DiffPoint, DiffSide, ForkFate,

@@ -13,6 +13,7 @@ use sandkeep_core::model::{CommandId, Name};
 use sandkeep_proto::link::TermSize;
 
 use super::input::{Body, Params, PathParam};
+use super::stream::Reading;
 use super::{ApiResult, App, stream, wire};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
@@ -93,6 +94,8 @@ pub(crate) async fn changes(
         ("name" = String, Path, description = "The sandbox's name."),
         ("id" = String, Path, description = "The command's id."),
         ("follow" = Option<bool>, Query, description = "Keep the stream open until the command ends."),
+        ("offset" = Option<u64>, Query, description = "Leave out this many bytes, counted over both streams and gaps, to go on after a stream that was cut off."),
+        ("keep_alive" = Option<bool>, Query, description = "Send an empty line whenever the stream was quiet for 15 seconds."),
     ),
     responses((status = 200, description = "NDJSON: one event per line.", body = ExecEvent, content_type = "application/x-ndjson")))]
 pub(crate) async fn logs(
@@ -102,9 +105,12 @@ pub(crate) async fn logs(
     mut params: Params,
 ) -> Result<Response, ApiError> {
     let follow = params.flag("follow")?;
+    let offset = params.number("offset")?.unwrap_or(0);
+    let keep_alive = params.flag("keep_alive")?;
     params.end()?;
-    let events = app.engine.logs(&caller.project, &name, &id, follow).await?;
-    Ok(stream::lines(&app, None, events, ExecEvent::More, None))
+    let events = app.engine.logs_from(&caller.project, &name, &id, follow, offset).await?;
+    let reader = Reading::Log(follow.then(|| app.followers.add(id)));
+    Ok(stream::lines(&app, None, events, ExecEvent::More, reader, keep_alive))
 }
 
 /// Sends a signal to a command's process group.

@@ -7,20 +7,24 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, close_code};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
-use sandkeep_client::types::{self, Channel, ClientMessage, ErrorBody, ExecEvent, ExecRequest};
+use sandkeep_client::types::{self, Channel, ClientMessage, ExecEvent, ExecRequest};
 use sandkeep_core::model::{CommandId, Name};
 use sandkeep_proto::link::TermSize;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::commands::signal_number;
-use super::input::{Body, Params, PathParam, Upgrade, parse_json};
+use super::exec_result::Wait;
+use super::followers::{Follower, RETURN};
+use super::input::{Body, IdempotencyKey, Params, PathParam, Upgrade, parse_json};
 use super::secrets::inject_in;
+use super::stream::Reading;
 use super::{App, stream, wire};
 use crate::audit;
 use crate::auth::Writer;
@@ -38,28 +42,44 @@ const EARLY_MESSAGES: usize = 4;
 /// The largest message a client may send.
 const MESSAGE: usize = (1 << 20) + 1;
 
-/// Runs a command and streams what it prints, or, with `detach`, answers with the command at once.
+/// Runs a command and streams what it prints, or, with `detach`, answers with the command at once. With `wait` the answer is one
+/// document, when the command has ended.
 #[utoipa::path(post, path = "/v1/sandboxes/{name}/exec", tag = "commands", operation_id = "exec",
     params(
         ("name" = String, Path, description = "The sandbox's name."),
         ("if_running" = Option<bool>, Query, description = "Fail with 409 `not_running` instead of waking the sandbox."),
+        ("wait" = Option<bool>, Query, description = "Answer with one JSON document when the command has ended: its output, exit code and end."),
+        ("output_limit" = Option<types::Size>, Query, description = "With `wait`: how many bytes of each of standard output and standard error to return, at most 8M; 1M if absent."),
+        ("keep_alive" = Option<bool>, Query, description = "Send an empty line whenever the stream was quiet for 15 seconds."),
+        ("Idempotency-Key" = Option<String>, Header, description = "A retry with the same key does not start the command again: it gets the output of the first from its beginning."),
     ),
     request_body = ExecRequest,
-    responses((status = 200, description = "NDJSON: one event per line; with `detach`, the command.",
-        content((ExecEvent = "application/x-ndjson"), (types::Command = "application/json")))))]
+    responses((status = 200, description = "NDJSON: one event per line; with `wait`, the result; with `detach`, the command.",
+        content((ExecEvent = "application/x-ndjson"), (types::ExecAnswer = "application/json")))))]
 pub(crate) async fn exec(
     Writer(caller): Writer,
     State(app): State<Arc<App>>,
     PathParam(name): PathParam<Name>,
-    params: Params,
+    mut params: Params,
+    IdempotencyKey(key): IdempotencyKey,
     Body(request): Body<ExecRequest>,
 ) -> Result<Response, ApiError> {
     let wake = params.wake(&caller)?;
+    let wait = Wait::of(&mut params)?;
+    let keep_alive = params.flag("keep_alive")?;
     params.end()?;
     let detach = request.detach;
+    if detach && wait.is_some() {
+        return Err(ApiError::invalid("`wait` and `detach` cannot be combined")
+            .hint("with `detach`, wait with `GET …/commands/{id}?wait=true`"));
+    }
     let (exec, input) = wanted(request, wake, &caller)?;
     audit::program(&exec.argv);
-    let started = app.engine.exec(&caller.project, &name, exec).await?;
+    let keyed = key.is_some();
+    let started = match key {
+        None => app.engine.exec(&caller.project, &name, exec).await?,
+        Some(key) => app.engine.exec_once(&caller.project, &name, key, exec).await?,
+    };
     let Started { command, events, stdin, resumed, session } = started;
     audit::detail("command", &command.id);
     if let (Some(input), Some(stdin)) = (input, stdin) {
@@ -68,13 +88,19 @@ pub(crate) async fn exec(
     if detach {
         return Ok(Json(wire::command(command)).into_response());
     }
-    let leash = KillOnDisconnect::new(&app, caller, name, command.id.clone());
+    let mut leash = KillOnDisconnect::new(&app, caller, name, command.id.clone());
+    if keyed {
+        leash = leash.patient();
+    }
+    if let Some(wait) = wait {
+        return Ok(Json(wait.result(&app, events, resumed, leash).await?).into_response());
+    }
     let first = ExecEvent::Started {
         command: wire::command(command),
         session: wire::session(session),
         resumed,
     };
-    Ok(stream::lines(&app, Some(&first), events, broke_off(), Some(leash)))
+    Ok(stream::lines(&app, Some(&first), events, broke_off(), Reading::Exec(leash), keep_alive))
 }
 
 /// Ends a command whose caller left without having asked for it to go on: as a terminal that hangs
@@ -84,11 +110,19 @@ pub(crate) struct KillOnDisconnect {
     caller: Caller,
     name: Name,
     command: Option<CommandId>,
+    /// For a caller that can come back: it gave an idempotency key.
+    follower: Option<Follower>,
 }
 
 impl KillOnDisconnect {
     pub(crate) fn new(app: &Arc<App>, caller: Caller, name: Name, command: CommandId) -> Self {
-        Self { app: Arc::clone(app), caller, name, command: Some(command) }
+        Self { app: Arc::clone(app), caller, name, command: Some(command), follower: None }
+    }
+
+    /// Gives the caller time to come back, by another call under its key or by the command's log.
+    fn patient(mut self) -> Self {
+        self.follower = self.command.clone().map(|command| self.app.followers.add(command));
+        self
     }
 
     /// The command ended, or is let go.
@@ -105,8 +139,15 @@ impl Drop for KillOnDisconnect {
         }
         let (engine, name) = (self.app.engine.clone(), self.name.clone());
         let project = self.caller.project.clone();
+        let may_return = self.follower.take().is_some();
+        let (followers, closing) = (self.app.followers.clone(), self.app.closing.clone());
         if let Ok(runtime) = Handle::try_current() {
             let hang_up = async move {
+                let returned = async { may_return && followers.returned(&command, RETURN).await };
+                // A server that goes down ends nothing.
+                if closing.run_until_cancelled(returned).await != Some(false) {
+                    return;
+                }
                 // Each fails when the command has ended meanwhile, which is what is wanted.
                 let _ = engine.signal(&project, &name, &command, 1).await;
                 let ended = engine.wait(&project, &name, &command);
@@ -121,15 +162,13 @@ impl Drop for KillOnDisconnect {
 
 /// The last event of a command whose events end without an exit.
 fn broke_off() -> ExecEvent {
-    let error = ErrorBody {
-        code: "session_ended".to_owned(),
-        aliases: Vec::new(),
-        message: "the sandbox stopped while the command ran".to_owned(),
-        hint: Some("its log has what it printed".to_owned()),
-        findings: Vec::new(),
-        conflicts: Vec::new(),
-    };
-    ExecEvent::Error { error }
+    ExecEvent::Error { error: session_ended().into_body() }
+}
+
+/// The events of a command ended without an exit.
+pub(super) fn session_ended() -> ApiError {
+    let message = "the sandbox stopped while the command ran";
+    ApiError::new(StatusCode::GONE, "session_ended", message).hint("its log has what it printed")
 }
 
 /// A whole standard input. A process that does not read it causes no error.

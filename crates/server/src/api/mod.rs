@@ -13,7 +13,9 @@ pub(crate) mod commands;
 pub(crate) mod drives;
 pub(crate) mod events;
 pub(crate) mod exec;
+mod exec_result;
 pub(crate) mod files;
+mod followers;
 pub(crate) mod forks;
 pub(crate) mod guard;
 pub(crate) mod images;
@@ -78,6 +80,8 @@ pub(crate) struct App {
     /// Connections, streams and work that a shutdown waits for.
     pub(crate) tasks: TaskTracker,
     pub(crate) connections: Arc<Connections>,
+    /// Who follows which command.
+    pub(crate) followers: followers::Followers,
     /// Requests that measure disk space, per key.
     pub(crate) measuring: RequestsPer<KeyId>,
     /// Exports of snapshots, per key.
@@ -109,6 +113,7 @@ impl App {
             closing: CancellationToken::new(),
             tasks: TaskTracker::new(),
             connections,
+            followers: Default::default(),
             measuring: RequestsPer::default(),
             exporting: RequestsPer::default(),
             comparing: RequestsPer::default(),

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -18,9 +19,13 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::exec::KillOnDisconnect;
+use super::followers::Follower;
 use super::{App, wire};
 use crate::error::ApiError;
 use sandkeep_core::engine::{self, CommandOutput, Files, OutputStream, Upload};
+
+/// How often a quiet stream shows that it is alive, if the caller wants that.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// One line of NDJSON.
 pub(super) fn line(value: &impl Serialize) -> Bytes {
@@ -41,30 +46,41 @@ pub(super) fn event(event: CommandOutput) -> ExecEvent {
     }
 }
 
+/// Who reads the events of a command.
+pub(super) enum Reading {
+    /// The caller that started it: it is ended if that one leaves.
+    Exec(KillOnDisconnect),
+    /// A reader of its log, who follows it or takes what there is.
+    Log(#[allow(dead_code)] Option<Follower>), // what counts is how long it is there
+}
+
 /// What is left to say of a command.
 struct ExecLines {
     first: Option<Bytes>,
     events: Option<OutputStream>,
     /// What is said when the events end without an exit.
     otherwise: ExecEvent,
-    /// Ends the command if the caller leaves.
-    leash: Option<KillOnDisconnect>,
+    reading: Reading,
+    /// Whether a quiet stream shows that it is alive.
+    keep_alive: bool,
     closing: CancellationToken,
 }
 
-/// A command's events as NDJSON, `first` before them.
+/// A command's events as NDJSON, `first` before them. With `keep_alive` there are empty lines between them while nothing happens.
 pub(super) fn lines(
     app: &Arc<App>,
     first: Option<&ExecEvent>,
     events: OutputStream,
     otherwise: ExecEvent,
-    leash: Option<KillOnDisconnect>,
+    reading: Reading,
+    keep_alive: bool,
 ) -> Response {
     let lines = ExecLines {
         first: first.map(line),
         events: Some(events),
         otherwise,
-        leash,
+        reading,
+        keep_alive,
         closing: app.closing.clone(),
     };
     let stream = stream::unfold(lines, async |mut lines| {
@@ -86,6 +102,9 @@ impl ExecLines {
             () = self.closing.cancelled() => {
                 ExecEvent::Error { error: ApiError::shutting_down().into_body() }
             }
+            () = tokio::time::sleep(KEEP_ALIVE), if self.keep_alive => {
+                return Some(Bytes::from_static(b"\n"));
+            }
         };
         let goes_on = matches!(
             heard,
@@ -93,7 +112,7 @@ impl ExecLines {
         );
         if !goes_on {
             self.events = None;
-            if let Some(leash) = &mut self.leash {
+            if let Reading::Exec(leash) = &mut self.reading {
                 leash.release();
             }
         }

@@ -80,6 +80,116 @@ async fn a_command_streams_its_output_and_its_exit() {
 }
 
 #[tokio::test]
+async fn a_caller_that_waits_gets_one_document() {
+    let Some(served) = Served::with_machines("a_caller_that_waits_gets_one_document").await else {
+        return;
+    };
+    served.create("box").await;
+    let wait = async |query: &str, script: &str| {
+        let body = json!({"argv": ["/bin/sh", "-c", script]}).to_string();
+        served.post(&format!("/v1/sandboxes/box/exec?{query}"), &served.write, &body).await
+    };
+    let said = wait("wait=true", "echo out; echo err >&2; exit 7").await;
+    assert_eq!(said.headers["content-type"], "application/json");
+    let said = said.json();
+    assert_eq!((&said["stdout"], &said["stderr"]), (&json!("out\n"), &json!("err\n")));
+    assert_eq!((&said["exit_code"], &said["end"]), (&json!(7), &json!("exited")));
+    assert_eq!((&said["resumed"], &said["command"]["exit_code"]), (&json!(true), &json!(7)));
+    assert_eq!((&said["stdout_truncated"], &said["missing_bytes"]), (&json!(false), &json!(0)));
+    assert!(said.get("stdout_base64").is_none(), "{said}");
+
+    let said = wait("wait=true", "printf 'a\\377'; kill -9 $$").await.json();
+    assert_eq!((&said["stdout"], &said["stdout_base64"]), (&json!("a\u{fffd}"), &json!("Yf8=")));
+    assert_eq!((&said["exit_code"], &said["end"]), (&json!(137), &json!("signalled")));
+    let said = wait("wait=true&output_limit=1K", "head -c 3000000 /dev/zero; echo end >&2").await;
+    let said = said.json();
+    assert_eq!(said["stdout"].as_str().unwrap().len(), 1024);
+    let counted = (&said["stdout_bytes"], &said["stdout_truncated"], &said["stderr"]);
+    assert_eq!(counted, (&json!(3_000_000), &json!(true), &json!("end\n")));
+
+    for (query, body) in [
+        ("wait=true", r#"{"argv":["true"],"detach":true}"#),
+        ("wait=true&output_limit=9M", r#"{"argv":["true"]}"#),
+        ("output_limit=1M", r#"{"argv":["true"]}"#),
+        ("wait=true&output_limit=much", r#"{"argv":["true"]}"#),
+    ] {
+        let path = format!("/v1/sandboxes/box/exec?{query}");
+        let refused = served.post(&path, &served.write, body).await;
+        assert_eq!(refused.error().code, "invalid", "{query}");
+    }
+    let missing =
+        served.post("/v1/sandboxes/box/exec?wait=true", &served.write, r#"{"argv":["/no/such"]}"#);
+    assert_eq!(missing.await.error().code, "executable_not_found");
+}
+
+/// Runs a command under an idempotency key; its lines, or the error.
+async fn exec_once(served: &Served, key: &str, body: &Value) -> Result<Vec<Value>, String> {
+    let request = served
+        .request(Method::POST, "/v1/sandboxes/box/exec", &served.write)
+        .header("content-type", "application/json")
+        .header("idempotency-key", key)
+        .body(Full::new(Bytes::from(body.to_string())))
+        .unwrap();
+    let answer = read(served.send(request).await).await;
+    match answer.status {
+        StatusCode::OK => Ok(lines(&answer.body)),
+        _ => Err(answer.error().code),
+    }
+}
+
+#[tokio::test]
+async fn a_command_is_started_once_for_its_idempotency_key() {
+    let Some(served) = Served::with_machines("a_command_is_started_once").await else { return };
+    served.create("box").await;
+    let body = json!({"argv": ["/bin/sh", "-c", "echo $$ >> /work/started; echo out; sleep 0.3"]});
+    // Two at the same time, and one when it is over.
+    let (one, two) = tokio::join!(exec_once(&served, "a", &body), exec_once(&served, "a", &body));
+    let three = exec_once(&served, "a", &body).await.unwrap();
+    let (one, two) = (one.unwrap(), two.unwrap());
+    for said in [&one, &two, &three] {
+        assert_eq!(said[0]["command"]["id"], one[0]["command"]["id"]);
+        assert_eq!(printed(said, "stdout"), "out\n");
+        assert_eq!(said.last().unwrap()["exit_code"], 0);
+    }
+    let started = exec(&served, json!({"argv": ["/bin/cat", "/work/started"]})).await;
+    assert_eq!(printed(&started, "stdout").lines().count(), 1, "{started:?}");
+
+    let other = json!({"argv": ["/bin/true"]});
+    assert_eq!(exec_once(&served, "a", &other).await.unwrap_err(), "idempotency_key_reused");
+    assert_ne!(exec_once(&served, "b", &body).await.unwrap()[0]["command"], one[0]["command"]);
+    let missing = json!({"argv": ["/no/such"]});
+    for _ in 0..2 {
+        let refused = exec_once(&served, "c", &missing).await.unwrap_err();
+        assert_eq!(refused, "executable_not_found", "it never ran, so it is tried again");
+    }
+}
+
+#[tokio::test]
+async fn a_log_goes_on_at_any_byte() {
+    let Some(served) = Served::with_machines("a_log_goes_on_at_any_byte").await else { return };
+    served.create("box").await;
+    let script = "printf abc; sleep 0.1; printf DEF >&2; sleep 0.1; printf ghi";
+    let said = exec(&served, json!({"argv": ["/bin/sh", "-c", script]})).await;
+    let id = said[0]["command"]["id"].as_str().unwrap();
+    let from = async |offset: usize, follow: bool| {
+        let path = format!("/v1/sandboxes/box/commands/{id}/logs?offset={offset}&follow={follow}");
+        let said = lines(&served.get(&path, &served.read).await.body);
+        let all = said.iter().filter_map(|line| line["data"].as_str()).collect::<String>();
+        assert_eq!(said.last().unwrap()["type"], "exited");
+        all
+    };
+    for offset in 0..=12 {
+        let rest = &"abcDEFghi"[offset.min(9)..];
+        assert_eq!(
+            (from(offset, true).await, from(offset, false).await),
+            (rest.into(), rest.into())
+        );
+    }
+    let path = format!("/v1/sandboxes/box/commands/{id}/logs?offset=-1");
+    assert_eq!(served.get(&path, &served.read).await.error().code, "invalid");
+}
+
+#[tokio::test]
 async fn lines_come_as_they_are_said_and_a_caller_that_leaves_hangs_up() {
     let Some(served) = Served::with_machines("lines_come_as_they_are_said").await else {
         return;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use sandkeep_proto::link::TermSize;
+use sha2::{Digest as _, Sha256};
 
 use crate::db::{Page, Paged};
 use crate::engine::running::changes::Unsaved;
@@ -27,6 +28,44 @@ impl Engine {
     pub async fn exec(&self, project: &Name, name: &Name, exec: Exec) -> Result<Started> {
         let sandbox = self.exec_approved(project, name, &exec).await?;
         self.exec_now(project, name, &sandbox, exec).await
+    }
+
+    /// Runs a command once for all calls with the same idempotency key. A later call gets the command that the first one
+    /// started, and all it printed, also after a restart of the daemon; while the first is still starting it, the later one waits.
+    ///
+    /// The command's id is on record under the key before the command is started, and the command is on record before it runs.
+    ///
+    /// # Errors
+    ///
+    /// As [`exec`](Self::exec), and [`Error::KeyReused`] when the key was used for another call.
+    pub async fn exec_once(
+        &self,
+        project: &Name,
+        name: &Name,
+        key: String,
+        mut exec: Exec,
+    ) -> Result<Started> {
+        check(&exec)?;
+        let sandbox = self.parts.lifecycle.find(project, name).await?;
+        // What it gets as input and environment may be secret, and is not kept for a day in the index.
+        let asked = format!("{} {exec:?}", sandbox.id);
+        let asked = format!("exec {}", hex::encode(Sha256::digest(asked)));
+        let tenancy = &self.parts.tenancy;
+        let (_starting, id) = tenancy.decide_once(project, key, asked, CommandId::fresh).await?;
+        self.parts.turns.recovered(&sandbox.id).await?;
+        match self.parts.sessions.find_command(&sandbox, &id).await {
+            Ok(command) => {
+                let (_, session) =
+                    self.parts.sessions.find_session(project, &command.session).await?;
+                let events = self.logs(project, name, &id, true).await?;
+                Ok(Started { command, events, stdin: None, resumed: false, session })
+            }
+            Err(Error::NoCommand { .. }) => {
+                exec.id = Some(id);
+                self.exec(project, name, exec).await
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Waits until a command may be started: at once, unless somebody has to approve it. A caller that gives up waiting
@@ -175,6 +214,22 @@ impl Engine {
         id: &CommandId,
         follow: bool,
     ) -> Result<OutputStream> {
+        self.logs_from(project, name, id, follow, 0).await
+    }
+
+    /// The same without the first `offset` bytes: of both streams, and kept or not.
+    ///
+    /// # Errors
+    ///
+    /// As [`command`](Self::command).
+    pub async fn logs_from(
+        &self,
+        project: &Name,
+        name: &Name,
+        id: &CommandId,
+        follow: bool,
+        offset: u64,
+    ) -> Result<OutputStream> {
         let sandbox = self.parts.lifecycle.find(project, name).await?;
         if follow {
             self.parts.turns.recovered(&sandbox.id).await?;
@@ -187,7 +242,7 @@ impl Engine {
             Some(_) => Follow::Snapshot,
             None => Follow::Ended(Box::new(self.parts.sessions.find_command(&sandbox, id).await?)),
         };
-        let reader = LogReader::new(self.parts.context.store.log_path(&sandbox.id, id), 0);
+        let reader = LogReader::new(self.parts.context.store.log_path(&sandbox.id, id), offset);
         Ok(OutputStream::from_log(reader, follow))
     }
 

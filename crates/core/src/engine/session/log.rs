@@ -282,7 +282,7 @@ pub(in crate::engine) struct LogReader {
 }
 
 impl LogReader {
-    /// Reads what was printed from `offset` on, which is where a record begins.
+    /// Reads what was printed from `offset` on.
     pub(in crate::engine) fn new(head: PathBuf, offset: u64) -> Self {
         Self { head, reader: None, offset, after_gap: None }
     }
@@ -392,12 +392,13 @@ impl Reader {
         self.next_from(0)
     }
 
-    /// The next whole record at `from` or after it; the bytes of those before it are not read.
+    /// The next whole record at `from` or after it, or what a record has from there on; the bytes of those before it are not
+    /// read.
     fn next_from(&mut self, from: u64) -> io::Result<Option<LogRecord>> {
         loop {
             let Some((stream, length, offset)) = self.header()? else { return Ok(None) };
             let whole = (HEADER + length) as u64;
-            if offset < from {
+            if offset < from && offset + length as u64 <= from {
                 self.position += whole;
                 continue;
             }
@@ -406,7 +407,10 @@ impl Reader {
                 return Ok(None);
             }
             self.position += whole;
-            return Ok(Some(LogRecord { stream, offset, bytes: bytes.into() }));
+            // Less than the record's length, so it fits.
+            let had = from.saturating_sub(offset);
+            let bytes = Bytes::from(bytes).slice(had as usize..);
+            return Ok(Some(LogRecord { stream, offset: offset + had, bytes }));
         }
     }
 
@@ -454,6 +458,22 @@ mod tests {
 
     fn on_disk(path: &Path) -> u64 {
         super::files(path).iter().map(|path| super::length(path)).sum()
+    }
+
+    #[test]
+    fn a_reader_begins_at_any_byte() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let mut writer = open(&path, 1 << 20);
+        writer.append(LogStream::Out, b"abc");
+        writer.append(LogStream::Err, b"def");
+        for offset in 0..=8u64 {
+            let mut reader = LogReader::new(path.clone(), offset);
+            let (text, gaps) = read_with_gaps(&mut reader);
+            assert_eq!(text, "abcdef"[offset.min(6) as usize..]);
+            assert_eq!(gaps, Vec::<u64>::new());
+            assert_eq!(reader.missing_at_end(6), None);
+        }
     }
 
     /// What is kept, and how long each gap in it is.

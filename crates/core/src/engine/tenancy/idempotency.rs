@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use crate::db::Remembered;
 use crate::engine::tenancy::Tenancy;
 use crate::engine::{Error, Result};
+use crate::keyed_lock::KeyGuard;
 use crate::model::Name;
 
 impl Tenancy {
@@ -28,11 +29,27 @@ impl Tenancy {
         F: Future<Output = Result<T>>,
     {
         let Some(key) = key else { return work.await };
-        if key.is_empty() || key.len() > 255 || key.chars().any(char::is_control) {
-            return Err(Error::invalid("idempotency key", "1 to 255 characters on one line"));
-        }
+        check(&key)?;
         let _one = self.idempotency.lock(&(project.clone(), key.clone())).await;
         self.remembered(project, &key, request, work).await
+    }
+
+    /// Decides something before the work is begun, or finds what was decided under this key before. Nobody else works under
+    /// the key until the guard is dropped.
+    pub(in crate::engine) async fn decide_once<T>(
+        &self,
+        project: &Name,
+        key: String,
+        request: String,
+        decide: impl FnOnce() -> T,
+    ) -> Result<(KeyGuard<(Name, String)>, T)>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        check(&key)?;
+        let one = self.idempotency.lock(&(project.clone(), key.clone())).await;
+        let decided = self.remembered(project, &key, request, async { Ok(decide()) }).await?;
+        Ok((one, decided))
     }
 
     async fn remembered<T, F>(
@@ -61,4 +78,11 @@ impl Tenancy {
         self.db.remember(project, key, &Remembered { request, answer: text }).await?;
         Ok(answer)
     }
+}
+
+fn check(key: &str) -> Result<()> {
+    if key.is_empty() || key.len() > 255 || key.chars().any(char::is_control) {
+        return Err(Error::invalid("idempotency key", "1 to 255 characters on one line"));
+    }
+    Ok(())
 }
