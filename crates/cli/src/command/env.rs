@@ -16,8 +16,8 @@ use crate::failure::Failure;
 use crate::locate;
 
 const PRELOAD: &str = include_str!("../../../../sdk/vercel-preload/index.mjs");
-const PYTHON: &str = include_str!("../../../../sdk/python/sandkeep_vercel.py");
-const PYTHON_START: &str = include_str!("../../../../sdk/python/sitecustomize.py");
+const PYTHON: &str = include_str!("../../../../sdk/vercel-python/sandkeep_vercel.py");
+const PYTHON_START: &str = include_str!("../../../../sdk/vercel-python/sitecustomize.py");
 
 /// Where their clients look for credentials. A program that is not turned would send what is there to
 /// the other service, so the token is exported under a name of ours, and what turns clients sets these.
