@@ -17,6 +17,7 @@ mod moved;
 mod network;
 mod ports;
 mod runs;
+mod sdk;
 mod secrets;
 mod vercel_conformance;
 mod without_server;

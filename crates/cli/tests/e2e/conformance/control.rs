@@ -9,13 +9,13 @@ use std::thread::JoinHandle;
 use sandkeep_testkit::daemon::Daemon;
 
 #[derive(Debug)]
-pub(super) struct Control {
-    pub(super) path: PathBuf,
+pub(crate) struct Control {
+    pub(crate) path: PathBuf,
     listener: Option<JoinHandle<()>>,
 }
 
 impl Control {
-    pub(super) fn open(path: &Path, daemon: Arc<Mutex<Daemon>>) -> Self {
+    pub(crate) fn open(path: &Path, daemon: Arc<Mutex<Daemon>>) -> Self {
         let listener = UnixListener::bind(path).unwrap();
         let listener = std::thread::spawn(move || {
             for stream in listener.incoming() {

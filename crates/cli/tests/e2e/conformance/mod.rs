@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use sandkeep_testkit::daemon::{Daemon, skipped, unfit};
 use serde_json::Value;
 
-use control::Control;
+pub(crate) use control::Control;
 use table::Row;
 
 /// Far longer than any suite takes.
@@ -205,7 +205,7 @@ fn packages(test: &str) -> Option<PathBuf> {
     None
 }
 
-fn node(packages: &Path) -> PathBuf {
+pub(crate) fn node(packages: &Path) -> PathBuf {
     let place = fs::read_to_string(packages.join("node-path")).unwrap();
     Path::new(place.trim()).join("node")
 }
@@ -241,7 +241,7 @@ fn environment(daemon: &Daemon) -> Vec<(String, String)> {
 }
 
 /// Runs a program to its end; its output if it failed.
-fn finish(mut command: Command, output: &Path) -> Result<(), String> {
+pub(crate) fn finish(mut command: Command, output: &Path) -> Result<(), String> {
     let file = fs::File::create(output).unwrap();
     command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
     // In a group of its own, so that what it started goes with it.
@@ -291,12 +291,12 @@ pub(crate) fn preload(test: &str) {
     finish(command, &home.path().join("output")).unwrap_or_else(|said| panic!("{said}"));
 }
 
-/// The unit tests of `sdk/python`.
+/// The unit tests of `sdk/vercel-python`.
 pub(crate) fn python_helper(test: &str) {
     let Some(packages) = packages(test) else { return };
     let home = tempfile::TempDir::with_prefix("keep-e2e-").unwrap();
     let mut command = Command::new(packages.join("python/bin/python"));
     command.args(["-B", "-m", "unittest", "-v", "test_sandkeep_vercel"]);
-    command.current_dir(sources().join("../../sdk/python"));
+    command.current_dir(sources().join("../../sdk/vercel-python"));
     finish(command, &home.path().join("output")).unwrap_or_else(|said| panic!("{said}"));
 }
