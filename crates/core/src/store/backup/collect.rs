@@ -210,7 +210,7 @@ impl Collector<'_> {
         let bytes = to_json(&at_rest, &path)?;
         self.content(&path, &bytes, 0o600)?;
         if self.data.join(&dir).join("authority.json").exists() {
-            self.file(&dir.join("authority.json"))?;
+            self.file(dir.join("authority.json"))?;
         }
         for part in ["sessions", "commands", "network"] {
             self.records(&dir.join(part), session.as_ref())?;
