@@ -31,7 +31,7 @@ use crate::locate::ClientFile;
 use crate::logging;
 use crate::machines::LateMicrovm;
 use crate::notify;
-use crate::screen::{Paint, Screen};
+use crate::screen::Screen;
 
 /// The project of the first key.
 const DEFAULT_PROJECT: &str = "default";

@@ -123,7 +123,11 @@ impl Connections {
         admitted
     }
 
-    fn admit_to(self: &Arc<Self>, state: &mut State, from: ConnectionSource) -> Result<Arc<Slot>, Full> {
+    fn admit_to(
+        self: &Arc<Self>,
+        state: &mut State,
+        from: ConnectionSource,
+    ) -> Result<Arc<Slot>, Full> {
         let here = state.from.get(&from).map_or(0, |group| group.count);
         let most = if from.is_some() { self.per_address } else { self.local };
         if here >= most {
