@@ -550,6 +550,17 @@ mod held {
     }
 
     #[tokio::test]
+    async fn requests_that_hide_their_host_wait_for_the_address() {
+        let (gate, world) = gated(OPEN).await;
+        gate.answer("a.test", Ok(()));
+        assert!(world.dispatcher.names.gave(world.to.ip(), "a.test").await);
+        let mut guest = world.connect();
+        guest.write_all(b"GET / HTTP/1.0\r\n\r\n").await.unwrap();
+        gate.is_asked("100.97.0.1").await;
+        world.nobody_came().await;
+    }
+
+    #[tokio::test]
     async fn a_name_is_not_looked_up_before_it_is_approved() {
         let (gate, world) = gated(OPEN).await;
         let stand_in = {
