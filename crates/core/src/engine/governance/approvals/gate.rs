@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::decided::why;
 use super::{Scope, ToAsk};
@@ -30,6 +31,8 @@ const MOST_PENDING: usize = 16;
 /// How many may be asked in a minute.
 const MOST_IN_A_MINUTE: u32 = 30;
 const MINUTE: Duration = Duration::from_secs(60);
+/// How many questions of a session that nothing waits for are asked at a time: datagrams come faster than that.
+const ASKED_AT_ONCE: usize = 16;
 
 const GONE: &str = "the server is being shut down";
 
@@ -67,6 +70,8 @@ struct Holds {
 struct SessionGate {
     runs: Weak<Runs>,
     live: Weak<RunningSandbox>,
+    /// One for each question that is being asked and that nothing waits for.
+    asking: Arc<Semaphore>,
 }
 
 impl std::fmt::Debug for SessionGate {
@@ -107,7 +112,8 @@ impl What {
 
 impl MakesGates for Runs {
     fn gate(self: Arc<Self>, live: &Arc<RunningSandbox>) -> Arc<dyn Gate> {
-        Arc::new(SessionGate { runs: Arc::downgrade(&self), live: Arc::downgrade(live) })
+        let (runs, live) = (Arc::downgrade(&self), Arc::downgrade(live));
+        Arc::new(SessionGate { runs, live, asking: Arc::new(Semaphore::new(ASKED_AT_ONCE)) })
     }
 }
 
@@ -131,8 +137,10 @@ impl Gate for SessionGate {
     }
 
     fn ask(&self, contact: Contact) {
+        // A host that is left out is asked for with its next datagram.
+        let Ok(place) = Arc::clone(&self.asking).try_acquire_owned() else { return };
         if let Some((runs, live)) = self.both() {
-            runs.ask_soon(&live, contact);
+            runs.ask_soon(&live, contact, place);
         }
     }
 
@@ -183,9 +191,15 @@ impl Runs {
         }
     }
 
-    fn ask_soon(self: &Arc<Self>, live: &Arc<RunningSandbox>, contact: Contact) {
+    fn ask_soon(
+        self: &Arc<Self>,
+        live: &Arc<RunningSandbox>,
+        contact: Contact,
+        place: OwnedSemaphorePermit,
+    ) {
         let (this, live) = (Arc::clone(self), Arc::clone(live));
         self.context.tasks.spawn_until_shutdown(async move {
+            let _place = place;
             let what = What::host(&contact);
             if let Err(error) = this.ask_once(&live, ApprovalSubject::Host, &what).await {
                 tracing::debug!(host = contact.host, %error, "nobody was asked about a host");
