@@ -148,6 +148,13 @@ impl Gate for SessionGate {
         self.both().is_none_or(|(runs, live)| runs.holds_secret(&live, secret))
     }
 
+    fn known_secret(&self, secret: &str, host: &str) -> Option<Answered> {
+        match self.both() {
+            Some((runs, live)) => runs.known_secret(&live, secret, host),
+            None => Some(Err(GONE.to_owned())),
+        }
+    }
+
     async fn secret(&self, secret: &str, host: &str) -> Answered {
         let (runs, live) = self.both().ok_or(GONE)?;
         runs.wait(&live, ApprovalSubject::Secret, What::secret(secret, host)).await
@@ -175,6 +182,12 @@ impl Runs {
 
     fn holds_secret(&self, live: &RunningSandbox, secret: &str) -> bool {
         self.holds_in(&live.sandbox()).secrets.iter().any(|held| held == secret)
+    }
+
+    fn known_secret(&self, live: &RunningSandbox, secret: &str, host: &str) -> Option<Answered> {
+        let holds = self.holds_in(&live.sandbox());
+        let target = What::secret(secret, host).target;
+        self.decided(live, &holds, ApprovalSubject::Secret, &target)
     }
 
     async fn wait(&self, live: &RunningSandbox, subject: ApprovalSubject, what: What) -> Answered {
