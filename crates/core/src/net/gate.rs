@@ -37,6 +37,9 @@ pub trait Gate: Send + Sync + fmt::Debug {
     /// Whether the use of a secret is held.
     fn holds_secret(&self, secret: &str) -> bool;
 
+    /// What is known of the use of a secret in requests to a host already. Must not block.
+    fn known_secret(&self, secret: &str, host: &str) -> Option<Answered>;
+
     /// Waits until somebody has answered for the use of a secret in requests to a host.
     async fn secret(&self, secret: &str, host: &str) -> Answered;
 }
@@ -63,6 +66,10 @@ impl Gate for OpenGate {
 
     fn holds_secret(&self, _secret: &str) -> bool {
         false
+    }
+
+    fn known_secret(&self, _secret: &str, _host: &str) -> Option<Answered> {
+        Some(Ok(()))
     }
 
     async fn secret(&self, _secret: &str, _host: &str) -> Answered {

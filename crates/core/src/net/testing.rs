@@ -94,6 +94,10 @@ impl Gate for TestGate {
         true
     }
 
+    fn known_secret(&self, secret: &str, host: &str) -> Option<Answered> {
+        self.known(&format!("{secret} at {host}"))
+    }
+
     async fn secret(&self, secret: &str, host: &str) -> Answered {
         self.answered(&format!("{secret} at {host}")).await
     }

@@ -77,6 +77,28 @@ async fn a_run_at_its_spending_limit_stands_still_until_more_is_approved() {
 }
 
 #[tokio::test]
+async fn what_a_sandbox_used_before_a_run_is_not_the_runs() {
+    let (house, engine) = house().await;
+    ok(&engine, "app", "write /b two").await;
+    let app = engine.get(&project(), &name("app")).await.expect("it runs").sandbox;
+    let machine = machine_of(&app.id);
+    house.use_cpu(&machine, Duration::from_secs(500));
+    let spec = RunSpec { spending: cpu(60.0, None), ..spec(existing("app"), Some("sleep")) };
+    let run = start(&engine, spec).await;
+    eventually!("it works", (!run_of(&engine, &run).attempts.is_empty()).then_some(()));
+    house.use_cpu(&machine, Duration::from_secs(530));
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(run_of(&engine, &run).status(), RunStatus::Running);
+    house.use_cpu(&machine, Duration::from_secs(561));
+    let asked = pending(&engine).await;
+    assert!(asked.question.contains("61s of 1m used"), "{}", asked.question);
+    engine.cancel_run(&project(), &run, String::new()).await.expect("cancelled");
+    let ended = reaches(&engine, &run, RunStatus::Cancelled).await;
+    assert_eq!(ended.usage.map(|usage| usage.active_cpu_ms), Some(61_000));
+    house.end(engine).await;
+}
+
+#[tokio::test]
 async fn a_limit_of_cost_counts_what_the_harness_says() {
     let (house, engine) = house().await;
     let spending = vec![SpendingLimit { what: SpendingKind::Cost, limit: 5.0, step: None }];

@@ -2,7 +2,7 @@
 //!
 //! A name stands for a host where the name server gave out the connection's address for it, or nobody can tell it apart
 //! from a name that a program made up: then the address is the host, too. A connection of plain HTTP is opened while
-//! contacts are held, because its next request may be for another host.
+//! contacts are held, because its next request may be for another host; one that hides its host has the address for one.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -80,7 +80,12 @@ impl Dispatcher {
         let rules = self.rules.now();
         let Some((name, source)) = told else {
             let kind = super::kind_of(heard);
-            if fits_unnamed(&rules, to, names, kind).is_err() || self.is_known(ip, names) {
+            if fits_unnamed(&rules, to, names, kind).is_err() {
+                return Ok(());
+            }
+            // Its requests may be for any host that is served there.
+            let names: &[String] = if hides_hosts(heard, first) { &[] } else { names };
+            if self.is_known(ip, names) {
                 return Ok(());
             }
             let host = names.first().cloned().unwrap_or_else(|| ip.to_string());
@@ -205,5 +210,14 @@ impl Dispatcher {
         };
         self.refuse(protocol, place, names.first().cloned(), why);
         true
+    }
+}
+
+/// Whether a connection may carry HTTP in the clear and does not tell for which host.
+fn hides_hosts(heard: &Heard, first: &[u8]) -> bool {
+    match heard {
+        Heard::Bytes(Sniffed::Http(None) | Sniffed::Http2) => true,
+        Heard::Stalled => !matches!(first.first(), Some(20..=23)),
+        _ => false,
     }
 }

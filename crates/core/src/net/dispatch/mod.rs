@@ -243,14 +243,20 @@ impl Dispatcher {
         };
         let names = self.names.of(to.asked.ip());
         let quiet = self.rules.now().unnamed(to, &names).is_ok();
-        let heard = hear(&mut guest, &mut first, quiet.then_some(QUIET)).await;
-        if heard == Heard::Gone || (heard == Heard::Nothing && !quiet) {
-            let told_nothing = "it ended before it told a name".to_owned();
-            return self.refuse(Protocol::Tcp, to, None, told_nothing);
-        }
-        if let Err(held) = self.meet_host(&mut guest, &mut first, to, &names, &heard).await {
-            return self.end_held(guest, &first, to, held).await;
-        }
+        let heard = loop {
+            let heard = hear(&mut guest, &mut first, quiet.then_some(QUIET)).await;
+            if heard == Heard::Gone || (heard == Heard::Nothing && !quiet) {
+                let told_nothing = "it ended before it told a name".to_owned();
+                return self.refuse(Protocol::Tcp, to, None, told_nothing);
+            }
+            if let Err(held) = self.meet_host(&mut guest, &mut first, to, &names, &heard).await {
+                return self.end_held(guest, &first, to, held).await;
+            }
+            // What was silent may have spoken while it was held.
+            if heard != Heard::Silence || first.is_empty() {
+                break heard;
+            }
+        };
         if heard == Heard::Silence {
             return self.meet(guest, to, names).await;
         }

@@ -529,6 +529,38 @@ mod held {
     }
 
     #[tokio::test]
+    async fn what_is_said_while_it_is_held_is_heard() {
+        let (gate, world) = gated(OPEN).await;
+        let mut guest = world.connect();
+        gate.is_asked("100.97.0.1").await;
+        guest.write_all(b"SSH-2.0-test\r\n").await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        gate.answer("100.97.0.1", Ok(()));
+        let mut server = world.accept().await;
+        heard(&mut server, b"SSH-2.0-test\r\n").await;
+        // It counts as if it had been said at once.
+        let (gate, world) = gated(OPEN).await;
+        let mut guest = world.connect();
+        gate.is_asked("100.97.0.1").await;
+        guest.write_all(GET).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        gate.answer("100.97.0.1", Ok(()));
+        gate.is_asked("a.test").await;
+        world.nobody_came().await;
+    }
+
+    #[tokio::test]
+    async fn requests_that_hide_their_host_wait_for_the_address() {
+        let (gate, world) = gated(OPEN).await;
+        gate.answer("a.test", Ok(()));
+        assert!(world.dispatcher.names.gave(world.to.ip(), "a.test").await);
+        let mut guest = world.connect();
+        guest.write_all(b"GET / HTTP/1.0\r\n\r\n").await.unwrap();
+        gate.is_asked("100.97.0.1").await;
+        world.nobody_came().await;
+    }
+
+    #[tokio::test]
     async fn a_name_is_not_looked_up_before_it_is_approved() {
         let (gate, world) = gated(OPEN).await;
         let stand_in = {

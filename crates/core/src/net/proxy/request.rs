@@ -447,6 +447,11 @@ async fn approved(
             why: format!("the use of {secret} was not approved: {why}"),
             refused: true,
         };
+        // What is answered is not held, however many are.
+        if let Some(known) = gate.known_secret(secret, &target.host) {
+            known.map_err(refused)?;
+            continue;
+        }
         let Ok(_held) = proxy.intercept.held.try_acquire() else {
             return Err(refused("too many requests of this sandbox wait for an approval".into()));
         };

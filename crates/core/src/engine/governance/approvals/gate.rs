@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::decided::why;
 use super::{AnswerScope, ToAsk};
@@ -30,6 +31,8 @@ const MOST_PENDING: usize = 16;
 /// How many may be asked in a minute.
 const MOST_IN_A_MINUTE: u32 = 30;
 const MINUTE: Duration = Duration::from_secs(60);
+/// How many questions of a session that nothing waits for are asked at a time: datagrams come faster than that.
+const ASKED_AT_ONCE: usize = 16;
 
 const GONE: &str = "the server is being shut down";
 
@@ -67,6 +70,8 @@ struct HoldRules {
 struct SessionGate {
     runs: Weak<Runs>,
     live: Weak<RunningSandbox>,
+    /// One for each question that is being asked and that nothing waits for.
+    asking: Arc<Semaphore>,
 }
 
 impl std::fmt::Debug for SessionGate {
@@ -107,7 +112,8 @@ impl What {
 
 impl MakesGates for Runs {
     fn gate(self: Arc<Self>, live: &Arc<RunningSandbox>) -> Arc<dyn Gate> {
-        Arc::new(SessionGate { runs: Arc::downgrade(&self), live: Arc::downgrade(live) })
+        let (runs, live) = (Arc::downgrade(&self), Arc::downgrade(live));
+        Arc::new(SessionGate { runs, live, asking: Arc::new(Semaphore::new(ASKED_AT_ONCE)) })
     }
 }
 
@@ -131,13 +137,22 @@ impl Gate for SessionGate {
     }
 
     fn ask(&self, contact: Contact) {
+        // A host that is left out is asked for with its next datagram.
+        let Ok(place) = Arc::clone(&self.asking).try_acquire_owned() else { return };
         if let Some((runs, live)) = self.both() {
-            runs.ask_soon(&live, contact);
+            runs.ask_soon(&live, contact, place);
         }
     }
 
     fn holds_secret(&self, secret: &str) -> bool {
         self.both().is_none_or(|(runs, live)| runs.holds_secret(&live, secret))
+    }
+
+    fn known_secret(&self, secret: &str, host: &str) -> Option<Answered> {
+        match self.both() {
+            Some((runs, live)) => runs.known_secret(&live, secret, host),
+            None => Some(Err(GONE.to_owned())),
+        }
     }
 
     async fn secret(&self, secret: &str, host: &str) -> Answered {
@@ -169,6 +184,12 @@ impl Runs {
         self.holds_in(&live.sandbox()).secrets.iter().any(|held| held == secret)
     }
 
+    fn known_secret(&self, live: &RunningSandbox, secret: &str, host: &str) -> Option<Answered> {
+        let holds = self.holds_in(&live.sandbox());
+        let target = What::secret(secret, host).target;
+        self.decided(live, &holds, ApprovalSubject::Secret, &target)
+    }
+
     async fn wait(&self, live: &RunningSandbox, subject: ApprovalSubject, what: What) -> Answered {
         let project = live.sandbox().project.clone();
         let refused = |error: Error| error.to_string();
@@ -183,9 +204,15 @@ impl Runs {
         }
     }
 
-    fn ask_soon(self: &Arc<Self>, live: &Arc<RunningSandbox>, contact: Contact) {
+    fn ask_soon(
+        self: &Arc<Self>,
+        live: &Arc<RunningSandbox>,
+        contact: Contact,
+        place: OwnedSemaphorePermit,
+    ) {
         let (this, live) = (Arc::clone(self), Arc::clone(live));
         self.context.tasks.spawn_until_shutdown(async move {
+            let _place = place;
             let what = What::host(&contact);
             if let Err(error) = this.ask_once(&live, ApprovalSubject::Host, &what).await {
                 tracing::debug!(host = contact.host, %error, "nobody was asked about a host");

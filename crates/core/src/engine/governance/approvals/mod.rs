@@ -250,9 +250,13 @@ impl Approvals {
     }
 
     /// Asks. The question is on disk when this returns.
-    pub(in crate::engine) async fn ask(&self, project: &Name, asked: ToAsk) -> Result<Approval> {
+    pub(in crate::engine) async fn ask(
+        self: &Arc<Self>,
+        project: &Name,
+        asked: ToAsk,
+    ) -> Result<Approval> {
         check(&asked)?;
-        let _one = self.changes.lock(project).await;
+        let one = self.changes.lock(project).await;
         self.tenancy.require_project(project)?;
         self.check_room(project, &asked.sandbox)?;
         let wait = asked.expires.unwrap_or(USUAL_WAIT);
@@ -280,13 +284,19 @@ impl Approvals {
             agent_question: asked.agent_question,
         };
         let due = self.context.settings.clock.monotonic() + wait.duration();
-        self.keep(approval.clone(), due).await?;
-        self.tell(&approval, EventData::ApprovalAsked);
-        // What a caller asks is recorded where callers are seen.
-        if approval.source != ApprovalSource::Harness {
-            self.record(&approval, "approval.ask");
-        }
-        Ok(approval)
+        let this = Arc::clone(self);
+        // Whoever asks may leave at any moment. A question that is on disk is shown all the same.
+        let kept = self.context.tasks.spawn(async move {
+            let _one = one;
+            this.keep(approval.clone(), due).await?;
+            this.tell(&approval, EventData::ApprovalAsked);
+            // What a caller asks is recorded where callers are seen.
+            if approval.source != ApprovalSource::Harness {
+                this.record(&approval, "approval.ask");
+            }
+            Ok::<_, Error>(approval)
+        });
+        kept.await.map_err(|_| Error::ShuttingDown)?
     }
 
     fn check_room(&self, project: &Name, sandbox: &RunSandbox) -> Result<()> {
@@ -398,9 +408,15 @@ impl Approvals {
         project: &Name,
         asked: ToAsk,
     ) -> Result<()> {
-        let approval = self.ask(project, asked).await?;
-        let (id, question) = (approval.id.clone(), approval.question.clone());
-        let mut withdraw = Withdraw { approvals: Arc::clone(self), approval: Some(approval) };
+        let (this, of) = (Arc::clone(self), project.clone());
+        // Whoever leaves meanwhile drops the answer of this task, and with it the question.
+        let asking = self.context.tasks.spawn(async move {
+            let approval = this.ask(&of, asked).await?;
+            let (id, question) = (approval.id.clone(), approval.question.clone());
+            let withdraw = Withdraw { approvals: this, approval: Some(approval) };
+            Ok::<_, Error>((id, question, withdraw))
+        });
+        let (id, question, mut withdraw) = asking.await.map_err(|_| Error::ShuttingDown)??;
         let answered = self.answered(project, &id).await?;
         withdraw.approval = None;
         if answered.answer() == Some(ApprovalAnswer::Approve) {

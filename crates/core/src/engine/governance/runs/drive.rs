@@ -173,7 +173,7 @@ impl Runs {
             true => sandbox.forked_from.as_ref().and_then(|from| from.snapshot.clone()),
             false => Some(self.pin(run, &sandbox).await?.id),
         };
-        let before = if own { Usage::default() } else { self.used(&sandbox) };
+        let before = if own { Usage::default() } else { self.used(&sandbox).await };
         self.change(project, &run.id, |run, _| {
             run.sandbox = Some(place(&sandbox));
             (run.own, run.first, run.usage_before) = (own, first, before);
@@ -201,15 +201,6 @@ impl Runs {
                 _ => return Ok(Some(sandbox)),
             }
         }
-    }
-
-    /// What all sessions of a sandbox used so far.
-    fn used(&self, sandbox: &Sandbox) -> Usage {
-        let mut used = sandbox.totals;
-        if let Some(live) = self.lifecycle.turns.live(&sandbox.id) {
-            used.add(live.session().usage);
-        }
-        used
     }
 
     /// A snapshot of a sandbox as it is, kept for as long as the run's result is.
@@ -258,7 +249,7 @@ impl Runs {
         self.close_approvals(run).await;
         let (sandbox, snapshot) = self.pinned(run).await?;
         failpoint::pass("run.pinned");
-        let used = minus(self.used(&sandbox), run.usage_before);
+        let used = minus(self.used(&sandbox).await, run.usage_before);
         self.change(&run.project, &run.id, |run, at| {
             run.last = snapshot.map(|snapshot| snapshot.id);
             run.usage = Some(used);
@@ -295,7 +286,8 @@ impl Runs {
                 let stopped = self.lifecycle.stop(&run.project, &sandbox.name, stop).await?;
                 sandbox = stopped.sandbox;
             }
-            used = Some((minus(self.used(&sandbox), run.usage_before), sandbox.current.clone()));
+            let total = self.used(&sandbox).await;
+            used = Some((minus(total, run.usage_before), sandbox.current.clone()));
         }
         self.change(&run.project, &run.id, |run, at| {
             if let Some((used, current)) = used {

@@ -47,7 +47,7 @@ impl Runs {
             return Ok(Spending::Within);
         }
         let sandbox = self.sandbox_of(run).await?;
-        let used = minus(self.used_now(&sandbox).await, run.usage_before);
+        let used = minus(self.used(&sandbox).await, run.usage_before);
         let mut waits = false;
         for limit in &run.spec.spending {
             let (spent, allowed) = (self.spent(run, limit.what, &used), run.allowed(limit));
@@ -78,7 +78,7 @@ impl Runs {
     }
 
     /// What all sessions of a sandbox used until now.
-    async fn used_now(&self, sandbox: &Sandbox) -> Usage {
+    pub(super) async fn used(&self, sandbox: &Sandbox) -> Usage {
         let mut used = sandbox.totals;
         if let Some(live) = self.lifecycle.turns.live(&sandbox.id) {
             let mut session = live.session();

@@ -62,6 +62,7 @@ struct Sandbox {
     given: bool,
     patience: Timeouts,
     gate: Arc<dyn Gate>,
+    held: Arc<Semaphore>,
 }
 
 fn rules(policy: serde_json::Value, brokered: Vec<Brokered>) -> Arc<Rules> {
@@ -130,6 +131,7 @@ impl Sandbox {
             given: true,
             patience: TIMEOUTS,
             gate: testing::open_gate(),
+            held: Arc::new(Semaphore::new(1)),
         }
     }
 
@@ -156,7 +158,7 @@ impl Sandbox {
             authority: Arc::clone(&self.authority),
             log: Arc::clone(&self.log),
             gate: Arc::clone(&self.gate),
-            held: Arc::new(Semaphore::new(1)),
+            held: Arc::clone(&self.held),
             open: self.log.begin(info),
         };
         let (inside, guest) = tokio::io::duplex(64 << 10);

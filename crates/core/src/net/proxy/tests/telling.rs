@@ -412,6 +412,9 @@ async fn a_secret_waits_until_its_use_is_approved_and_http_is_told_why_not() {
     assert_eq!(answer.status, 200);
     let seen: serde_json::Value = serde_json::from_str(&server.seen()[1]).unwrap();
     assert_eq!(seen["headers"]["x-api-key"], VALUE);
+    // Nothing more can be held, and need not be.
+    sandbox.held.close();
+    assert_eq!(sandbox.fetch(&server, keyed()).await.status, 200);
     gate.answer(&target, Err("it was denied: no".to_owned()));
     let refused = sandbox.fetch(&server, keyed()).await;
     assert_eq!(refused.status, 403);
@@ -420,6 +423,6 @@ async fn a_secret_waits_until_its_use_is_approved_and_http_is_told_why_not() {
         "{}",
         refused.body
     );
-    assert_eq!(server.seen().len(), 2);
+    assert_eq!(server.seen().len(), 3);
     assert_eq!(gate.asked(), [target]);
 }

@@ -181,6 +181,8 @@ async fn inherit(
     wishes.note(RUNTIME, noted.cloned().or(runtime).or(Some("snapshot".to_owned())));
     if let Some(source) = source {
         wishes.patch.image = Some(source.sandbox.config.image);
+        // As in a fork: what somebody has to approve there has to be approved here, too.
+        wishes.patch.approvals = source.sandbox.config.approvals.map(Some);
     }
     Ok(())
 }
