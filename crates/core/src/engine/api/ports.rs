@@ -29,7 +29,7 @@ impl Engine {
     ) -> Result<Connected> {
         let (live, (hold, _)) = self.parts.lifecycle.enter(project, name, &wake).await?;
         let (outgoing, incoming) = live.guest().await?.connect_port(port).await?;
-        Ok((outgoing, incoming, hold))
+        Ok((outgoing, incoming, hold.for_port()))
     }
 
     /// Finds a sandbox and how it publishes a port; nothing when there is no such sandbox or it does not.

@@ -82,6 +82,8 @@ pub(crate) struct RunningSandbox {
     paused: AtomicBool,
     pub(in crate::engine) services: Services,
     holders: AtomicUsize,
+    /// Those of them that are connections to ports.
+    port_holders: AtomicUsize,
     quiet_since: Mutex<Instant>,
     /// Counts whatever may let the agent or a process change files: see `measure_ahead`.
     uses: AtomicU64,
@@ -133,6 +135,7 @@ impl RunningSandbox {
             paused: AtomicBool::new(false),
             services: Services::default(),
             holders: AtomicUsize::new(0),
+            port_holders: AtomicUsize::new(0),
             quiet_since: Mutex::new(Instant::now()),
             uses: AtomicU64::new(0),
             measured: Mutex::default(),
@@ -286,7 +289,7 @@ impl RunningSandbox {
     pub(in crate::engine) fn hold(self: &Arc<Self>) -> Hold {
         self.uses.fetch_add(1, Ordering::SeqCst);
         self.holders.fetch_add(1, Ordering::SeqCst);
-        Hold { live: Arc::clone(self) }
+        Hold { live: Arc::clone(self), is_port: false }
     }
 
     /// How often it was used so far. As long as this number stays, nobody asked the agent for anything.
@@ -315,6 +318,11 @@ impl RunningSandbox {
     /// How many hold it: commands, transfers, connections.
     pub(in crate::engine) fn holders(&self) -> usize {
         self.holders.load(Ordering::SeqCst)
+    }
+
+    /// How many connections to its ports hold it.
+    pub(in crate::engine) fn port_holders(&self) -> usize {
+        self.port_holders.load(Ordering::SeqCst)
     }
 
     /// How long nobody has been using it; `None` while somebody is.
@@ -353,9 +361,18 @@ pub fn agent_answers(
 #[derive(Debug)]
 pub struct Hold {
     live: Arc<RunningSandbox>,
+    /// Whether it is for a connection to a port.
+    is_port: bool,
 }
 
 impl Hold {
+    /// The same, for a connection to a port.
+    pub(in crate::engine) fn for_port(mut self) -> Self {
+        self.is_port = true;
+        self.live.port_holders.fetch_add(1, Ordering::SeqCst);
+        self
+    }
+
     /// Counts bytes that a connection to one of the sandbox's ports carried, as part of its session's traffic:
     /// `received` by the sandbox, `sent` by it.
     pub fn count_traffic(&self, received: u64, sent: u64) {
@@ -365,6 +382,9 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
+        if self.is_port {
+            self.live.port_holders.fetch_sub(1, Ordering::SeqCst);
+        }
         let mut since = self.live.quiet_since.lock();
         if self.live.holders.fetch_sub(1, Ordering::SeqCst) == 1 {
             *since = Instant::now();

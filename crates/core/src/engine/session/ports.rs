@@ -48,7 +48,7 @@ pub(in crate::engine) async fn try_port(
     let until = until.max(Instant::now() + Duration::from_secs(1));
     let entered = timeout_at(until, live.enter()).await.unwrap_or(Err(Error::SessionOver));
     let hold = match entered {
-        Ok((hold, _)) => hold,
+        Ok((hold, _)) => hold.for_port(),
         Err(error) => return Err((error, None)),
     };
     let connected = async { Ok(live.guest().await?.connect_port(port).await?) };

@@ -106,7 +106,7 @@ impl Runs {
                 return;
             }
             let stop = asked.iter().any(|(_, subject)| *subject == ApprovalSubject::Spending);
-            let now = self.look(live).await;
+            let now = self.look(live, stop).await;
             let is_quiet = match (&before, &now) {
                 (Some(before), Some(now)) => Activity::is_quiet_since(now, before, idle, stop),
                 _ => false,
@@ -138,8 +138,9 @@ impl Runs {
         self.approvals.pending_of(sandbox)
     }
 
-    /// What a sandbox does. `None` while somebody else than its commands uses it, or it has none.
-    async fn look(&self, live: &RunningSandbox) -> Option<Activity> {
+    /// What a sandbox does. `None` while somebody else than its commands uses it, or it has none. If it is to `stop`, connections to
+    /// its ports do not count: whoever has one open could have it go on beyond its limit.
+    async fn look(&self, live: &RunningSandbox, stop: bool) -> Option<Activity> {
         let id = live.sandbox().id.clone();
         if live.is_closed() || self.lifecycle.turns.slot(&id).is_busy() {
             return None;
@@ -152,7 +153,8 @@ impl Runs {
             alive += 1;
             held += usize::from(tracked.record().service.is_none());
         }
-        if alive == 0 || live.holders() > held {
+        let ports = if stop { live.port_holders() } else { 0 };
+        if alive == 0 || live.holders().saturating_sub(ports) > held {
             return None;
         }
         let cpu = live.driver.usage(&live.key).await.ok()?.cpu;
@@ -172,7 +174,8 @@ impl Runs {
         stop: bool,
     ) -> Result<()> {
         let may_pause = self.lifecycle.on_idle(&live.sandbox()) == OnIdle::Pause;
-        let connected = live.held_flows() > 0 || !live.connections().is_empty();
+        let connected =
+            live.held_flows() > 0 || !live.connections().is_empty() || live.port_holders() > 0;
         if live.driver.memory().is_some() && may_pause && !connected && !is_attended(live) {
             return self.pause(live, look, asked).await;
         }
