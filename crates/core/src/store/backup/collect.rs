@@ -367,7 +367,14 @@ impl Collector<'_> {
         let file = File::create(&fresh).map_err(io_error("create", &fresh))?;
         let into = Hashed { file, hash: Sha256::new(), bytes: 0 };
         let mut packed = zstd::Encoder::new(into, LEVEL).map_err(io_error("write", &fresh))?;
-        pack(&dir, &mut packed)?;
+        let done = pack(&dir, &mut packed);
+        // A directory is renamed before anything in it is deleted: one that is still where it was, or in the trash, was whole.
+        if self.sealed(kind, id)?.is_none() {
+            fs::remove_file(&fresh).map_err(io_error("remove", &fresh))?;
+            self.missing.push(format!("{kind}/{id}"));
+            return Ok(None);
+        }
+        done?;
         let Hashed { file, hash, bytes } = packed.finish().map_err(io_error("write", &fresh))?;
         file.sync_all().map_err(io_error("sync", &fresh))?;
         fs::rename(&fresh, &path).map_err(io_error("rename", &fresh))?;
