@@ -184,7 +184,8 @@ impl Collector<'_> {
                 return Ok(None);
             }
             let session = sandbox.open_session().and(sandbox.session.clone());
-            let current = sandbox.current.as_ref().and_then(|id| self.live_snapshot(&id.to_string()));
+            let current =
+                sandbox.current.as_ref().and_then(|id| self.live_snapshot(&id.to_string()));
             let stands = sandbox.current.is_none() || current.is_some();
             tries += 1;
             if stands || tries == TRIES {
