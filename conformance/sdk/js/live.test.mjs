@@ -168,11 +168,19 @@ test("files", async () => {
 test("state and forks", async () => {
   const name = fresh("state");
   let one = await client.create(name, { image });
-  await assert.rejects(client.create(name, { image }), (error) => error instanceof sandkeep.NameTakenError && error instanceof sandkeep.ConflictError);
+  await assert.rejects(client.create(name, { image }), (error) => {
+    assert.ok(error instanceof sandkeep.NameTakenError && error instanceof sandkeep.ConflictError);
+    assert.match(error.requestId, /^req-/);
+    return true;
+  });
   await one.files.write("/work/file", "one\n");
   const point = await one.checkpoint("good");
   await one.files.write("/work/file", "two\n");
+  assert.ok((await one.stats()).usage.memory_limit_bytes > 0);
+  assert.ok((await client.stats()).some((found) => found.name === name));
   const stopped = await one.stop();
+  assert.equal((await one.stats()).usage ?? null, null);
+  assert.ok((await one.refresh()).session_changes.created >= 1);
   await assert.rejects(one.run("true", { ifRunning: true }), sandkeep.NotRunningError);
   await one.rollback("good");
   assert.equal(await one.files.readText("/work/file"), "one\n");
@@ -184,7 +192,7 @@ test("state and forks", async () => {
   await one.extend("10m");
   await assert.rejects(one.pause(), sandkeep.ConflictError);
   assert.equal((await one.why()).state, "running");
-  assert.ok((await collect(one.sessions())).length > 0);
+  assert.ok((await collect(one.sessions())).at(-1).changes.created >= 1);
   await one.update({ purpose: "another", tags: { a: "b" } });
   assert.equal((await client.get(name)).info.purpose, "another");
   assert.ok((await collect(client.sandboxes({ tags: { a: "b" } }))).some((found) => found.name === name));
@@ -248,6 +256,10 @@ test("what a project has", async () => {
   assert.ok((await collect(client.drives.list({ name_prefix: drive.name }))).length === 1);
   await client.drives.get(drive.name);
   await assert.rejects(client.drives.fork(drive.name, `${drive.name}-fork`), sandkeep.ApiError);
+  await box.files.write("/work/made-here", "made\n");
+  const promoted = await client.drives.promote(drive.name, box.name, ["/work/made-here"], { path: "/in" });
+  assert.ok(promoted.changes.some((change) => change.path === "/in/work/made-here"));
+  assert.equal(promoted.drive.generation, 1);
   await client.drives.delete(drive.name);
   const archive = Buffer.concat(await collect(box.files.readTar("/etc")));
   const made = await (await client.images.importArchive(new Uint8Array(archive), fresh("image"))).done();
@@ -270,7 +282,13 @@ test("what a project has", async () => {
   await client.runs.finish(harness.id);
   await client.runs.wait(harness.id);
   assert.equal((await client.runs.reject(harness.id)).status, "rejected");
-  const never = await client.runs.start({ place: { how: "existing", sandbox: box.name }, heartbeat: "1m" });
+  const never = await client.runs.start({
+    place: { how: "existing", sandbox: box.name },
+    heartbeat: "1m",
+    approve_hosts: true,
+    spending: [{ what: "cost", limit: 5 }],
+  });
+  assert.deepEqual([never.approve_hosts, never.spending], [true, [{ what: "cost", allowed: 5, step: 5 }]]);
   assert.equal((await client.runs.cancel(never.id)).status, "cancelled");
   assert.ok((await collect(client.runs.list())).length >= 3);
   const asked = await box.ask("Deploy?", { default: "deny", expires: "5m" });
@@ -282,6 +300,7 @@ test("what a project has", async () => {
 
 test("the server", async () => {
   assert.equal((await client.health()).status, "ok");
+  assert.ok((await client.ready()).checks.some((check) => check.name === "disk"));
   assert.equal((await client.whoAmI()).scope, "admin");
   assert.ok((await client.usage()).total_bytes > 0);
   assert.match(await client.metrics(), /sandkeep_/);
@@ -302,8 +321,9 @@ test("the server", async () => {
   assert.equal((await other.whoAmI()).project, name);
   await assert.rejects(other.projects.list(), sandkeep.ForbiddenError);
   assert.equal((await client.projects.keys(name)).length, 1);
-  await client.projects.setNetwork(name, { default: { mode: "deny-all" } });
-  assert.equal((await client.projects.network(name)).default.mode, "deny-all");
+  await client.projects.setNetwork(name, { default: { mode: "deny-all" }, max_connections: 100 });
+  const network = await client.projects.network(name);
+  assert.deepEqual([network.default.mode, network.max_connections], ["deny-all", 100]);
   await client.projects.setGovernance(name, { running: 1, queued: 2 });
   assert.equal((await client.projects.governance(name)).queued, 2);
   await client.projects.revokeKey(name, key.key.id);

@@ -154,14 +154,22 @@ class Live(unittest.TestCase):
     def test_state(self) -> None:
         name = fresh("state")
         box = self.client.create(name, image=IMAGE, purpose="a test")
-        with self.assertRaises(sandkeep.NameTakenError):
+        with self.assertRaises(sandkeep.NameTakenError) as taken:
             self.client.create(name, image=IMAGE)
+        self.assertRegex(taken.exception.request_id, "^req-")
         self.assertEqual(Sandbox.get(name, client=self.client).info.purpose, "a test")
         box.run("echo one > /work/file", check=True)
         point = box.checkpoint("good")
         box.run("echo two > /work/file", check=True)
+        usage = box.stats().usage
+        self.assertGreater(usage.memory_limit_bytes, usage.memory_bytes)
+        self.assertIn(name, [one.name for one in self.client.stats()])
         stopped = box.stop()
         self.assertEqual(stopped.sandbox.state, "stopped")
+        self.assertEqual((box.stats().state, box.stats().usage), ("stopped", None))
+        self.assertNotIn(name, [one.name for one in self.client.stats()])
+        self.assertGreaterEqual(box.refresh().session_changes.created, 1)
+        self.assertGreaterEqual(next(box.sessions()).changes.created, 1)
         with self.assertRaises(sandkeep.NotRunningError):
             box.run("true", if_running=True)
         self.assertEqual(box.run("cat /work/file").stdout, "two\n", "it wakes")
@@ -253,6 +261,10 @@ class Live(unittest.TestCase):
         client.secrets.set(name, "value-of-it", hosts=["api.example.com"])
         self.assertEqual(client.secrets.get(name).hosts, ["api.example.com"])
         self.assertIn(name, [one.name for one in client.secrets.list()])
+        held = {"hosts": True, "known_hosts": ["github.com"], "secrets": [name], "expires": "5m", "default": "deny"}
+        policy = box.update(approvals=held).approvals
+        self.assertEqual((policy.hosts, policy.known_hosts, policy.secrets), (True, ["github.com"], [name]))
+        self.assertIsNone(box.update(approvals=None).approvals)
         said = box.run("echo ${#TOKEN} $TOKEN", inject=[{"secret": name, "env": "TOKEN"}])
         self.assertEqual(said.stdout, "11 ***********\n")
         client.secrets.delete(name)
@@ -270,8 +282,17 @@ class Live(unittest.TestCase):
         drive = client.drives.create(name, max_size="64M")
         self.assertEqual(drive.max_size_bytes, 64 << 20)
         box = client.create(fresh("drive"), image=IMAGE, mounts={"/data": {"drive": name}})
-        box.run("echo kept > /data/file", check=True)
+        box.run("echo kept > /data/file; echo made > /work/made", check=True)
         box.stop()
+        before = client.drives.get(name).generation
+        would = client.drives.promote(name, box.name, ["/work/made"], path="/in", dry_run=True)
+        self.assertEqual((would.drive.generation, would.truncated), (before, False))
+        promoted = client.drives.promote(name, box.name, ["/work/made"], path="/in", expect_generation=before)
+        self.assertIn("/in/work/made", [one.path for one in promoted.changes])
+        self.assertEqual(promoted.drive.generation, before + 1)
+        with self.assertRaises(sandkeep.GenerationMismatchError):
+            client.drives.promote(name, box.name, ["/work"], expect_generation=before)
+        self.assertEqual(box.run("cat /data/file /data/in/work/made").stdout, "kept\nmade\n")
         box.delete()
         fork = client.drives.fork(name, name + "-fork")
         self.assertTrue(client.drives.get(fork.name).initialized)
@@ -311,6 +332,25 @@ class Live(unittest.TestCase):
         self.assertEqual(client.runs.wait(run.id).status, "ready_for_review")
         self.assertEqual(client.runs.reject(run.id, comment="no").status, "rejected")
         self.assertIn(run.id, [one.id for one in client.runs.list()])
+        run = client.runs.start(
+            place={"how": "existing", "sandbox": box.name},
+            heartbeat="1m",
+            approve_hosts=True,
+            known_hosts=["github.com"],
+            spending=[{"what": "cost", "limit": 1, "step": 5}],
+        )
+        self.assertEqual((run.approve_hosts, run.known_hosts), (True, ["github.com"]))
+        self.assertEqual([(one.what, one.allowed, one.step) for one in run.spending], [("cost", 1.0, 5.0)])
+        while client.runs.get(run.id).status == "queued":
+            time.sleep(0.01)
+        client.runs.heartbeat(run.id, cost=2.0)
+        while not (asked := list(client.approvals.list(status="pending", run=run.id))):
+            time.sleep(0.05)
+        self.assertEqual((asked[0].subject, asked[0].target), ("spending", "cost/0"))
+        client.approvals.answer(asked[0].id, "approve")
+        while client.runs.get(run.id).spending[0].allowed < 6:
+            time.sleep(0.05)
+        client.runs.cancel(run.id)
         question = box.ask("Deploy?", context="all green", expires="5m", default="deny")
         self.assertIn(question.id, [one.id for one in client.approvals.list(status="pending")])
         self.assertEqual(client.approvals.get(question.id).question, "Deploy?")
@@ -320,6 +360,7 @@ class Live(unittest.TestCase):
     def test_the_server(self) -> None:
         client = self.client
         self.assertEqual(client.health().status, "ok")
+        self.assertEqual([one.name for one in client.ready().checks], ["recovery", "disk", "drivers"])
         self.assertEqual(client.who_am_i().scope, "admin")
         self.assertGreater(client.usage().total_bytes, 0)
         self.assertIn("sandkeep_", client.metrics())
@@ -337,8 +378,9 @@ class Live(unittest.TestCase):
             self.assertEqual(other.who_am_i().project, project)
             with self.assertRaises(sandkeep.ForbiddenError):
                 other.projects.list()
-        client.projects.set_network(project, {"mode": "deny-all"})
-        self.assertEqual(client.projects.network(project).default.mode, "deny-all")
+        client.projects.set_network(project, {"mode": "deny-all"}, max_connections=100)
+        network = client.projects.network(project)
+        self.assertEqual((network.default.mode, network.max_connections), ("deny-all", 100))
         client.projects.set_governance(project, running=1, queued=2)
         self.assertEqual(client.projects.governance(project).queued, 2)
         client.projects.revoke_key(project, key.key.id)

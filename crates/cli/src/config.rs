@@ -291,7 +291,7 @@ pub(crate) fn resolve(global: &Global, args: ServeArgs) -> Result<Resolved, Fail
         commands: commands(&file.storage)?,
         record_changes: file.storage.record_changes.unwrap_or(true),
         api: api::api(file.api)?,
-        tls: file.tls.map(tls::tls).transpose()?,
+        tls: file.tls.map(tls::tls).transpose()?.flatten(),
     })
 }
 

@@ -71,14 +71,14 @@ where
 {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        let mut fields = Fields::default();
+        let mut fields = LogFields::default();
         attributes.record(&mut fields);
         span.extensions_mut().insert(SpanFields(fields.0));
     }
 
     fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        let mut fields = Fields::default();
+        let mut fields = LogFields::default();
         values.record(&mut fields);
         if let Some(known) = span.extensions_mut().get_mut::<SpanFields>() {
             known.0.extend(fields.0);
@@ -102,7 +102,7 @@ where
 }
 
 fn line(event: &Event<'_>, spans: Map<String, Value>) -> String {
-    let mut fields = Fields::default();
+    let mut fields = LogFields::default();
     event.record(&mut fields);
     let mut fields = fields.0;
     let metadata = event.metadata();
@@ -119,15 +119,15 @@ fn line(event: &Event<'_>, spans: Map<String, Value>) -> String {
 
 /// Collects fields as JSON.
 #[derive(Default)]
-struct Fields(Map<String, Value>);
+struct LogFields(Map<String, Value>);
 
-impl Fields {
+impl LogFields {
     fn put(&mut self, field: &Field, value: impl Into<Value>) {
         self.0.insert(field.name().trim_start_matches("r#").to_owned(), value.into());
     }
 }
 
-impl Visit for Fields {
+impl Visit for LogFields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.put(field, format!("{value:?}"));
     }

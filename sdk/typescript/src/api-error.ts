@@ -16,6 +16,7 @@ export interface ApiErrorDetails {
   findings?: Finding[] | undefined;
   conflicts?: MergeConflict[] | undefined;
   retryAfter?: number | undefined;
+  requestId?: string | null | undefined;
 }
 
 /** The server refused the call or failed. There is a class for each `code`, below one for each kind of status. */
@@ -28,6 +29,8 @@ export class ApiError extends SandkeepError {
   readonly conflicts: MergeConflict[];
   /** How many seconds to wait before a retry, if the server said so. */
   readonly retryAfter: number | undefined;
+  /** The id of the request, as in the server's log. */
+  readonly requestId: string | undefined;
 
   constructor(
     /** The HTTP status; 200 if it happened in the middle of a stream. */
@@ -42,5 +45,6 @@ export class ApiError extends SandkeepError {
     this.findings = details.findings ?? [];
     this.conflicts = details.conflicts ?? [];
     this.retryAfter = details.retryAfter;
+    this.requestId = details.requestId ?? undefined;
   }
 }

@@ -139,6 +139,11 @@ export class Sandkeep {
     return this.transport.call("health");
   }
 
+  /** Whether the server takes work. Throws at once, with the reason, if it does not. */
+  ready(): Promise<types.Readiness> {
+    return this.transport.call("ready", { retry: false });
+  }
+
   /** Whose key this is. */
   whoAmI(): Promise<types.WhoAmI> {
     return this.transport.call("who_am_i");
@@ -147,6 +152,11 @@ export class Sandkeep {
   /** Disk space. */
   usage(): Promise<types.SpaceUsage> {
     return this.transport.call("usage");
+  }
+
+  /** What the running sandboxes use at this moment. */
+  stats(): Promise<types.SandboxStats[]> {
+    return this.transport.all("list_stats");
   }
 
   /** Figures for Prometheus. */
@@ -344,6 +354,17 @@ export class Drives {
     return this.transport.call("fork_drive", { path: { name }, json: { name: to } });
   }
 
+  /** Puts files that a sandbox made or changed, those that the globs name, into a drive: all or nothing. */
+  promote(
+    name: string,
+    sandbox: string,
+    only: string[],
+    options: Omit<types.PromoteIntoDrive, "from" | "only"> = {},
+  ): Promise<types.PromotedIntoDrive> {
+    const json = { from: sandbox, only, ...options };
+    return this.transport.call("promote_into_drive", { path: { name }, json, repeatable: true });
+  }
+
   /** Deletes a drive. */
   delete(name: string): Promise<types.Drive> {
     return this.transport.call("delete_drive", { path: { name } });
@@ -474,7 +495,7 @@ export class Projects {
     return this.transport.call("get_project_network", { path: { project } });
   }
 
-  /** Changes what its sandboxes may reach. */
+  /** Changes what its sandboxes may reach, and how many connections they may have open together. */
   setNetwork(project: string, network: types.ProjectNetwork): Promise<types.ProjectNetwork> {
     return this.transport.call("set_project_network", { path: { project }, json: network });
   }

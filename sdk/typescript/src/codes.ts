@@ -344,6 +344,9 @@ export class SyncFailedError extends ConflictError {}
 /** `timeout`, 408, 504, 503. */
 export class ServerTimeoutError extends UnavailableError {}
 
+/** `tls_required`, 400. */
+export class TlsRequiredError extends BadRequestError {}
+
 /** `too_large`, 413. */
 export class TooLargeError extends LimitError {}
 
@@ -507,6 +510,7 @@ export const BY_CODE: Record<string, typeof ApiError> = {
   storage_not_responding: StorageNotRespondingError,
   sync_failed: SyncFailedError,
   timeout: ServerTimeoutError,
+  tls_required: TlsRequiredError,
   too_large: TooLargeError,
   too_many_approvals: TooManyApprovalsError,
   too_many_captures: TooManyCapturesError,

@@ -29,8 +29,8 @@ export class ConfigurationError extends SandkeepError {}
 export function errorFromBody(status: number, body: ErrorBody, retryAfter?: number): ApiError {
   const code = FORMER[body.code] ?? body.code;
   const kind = BY_CODE[code] ?? BY_STATUS[status] ?? ApiError;
-  const { hint, findings, conflicts } = body;
-  return new kind(status, code, body.message, { hint, findings, conflicts, retryAfter });
+  const { hint, findings, conflicts, request_id: requestId } = body;
+  return new kind(status, code, body.message, { hint, findings, conflicts, retryAfter, requestId });
 }
 
 /** The error of an answer. One in another format (a proxy's page) is quoted, and not believed. */

@@ -50,6 +50,7 @@ export const OPERATIONS = {
   get_sandbox: ["GET", "/v1/sandboxes/{name}", false],
   get_secret: ["GET", "/v1/secrets/{name}", false],
   get_snapshot: ["GET", "/v1/snapshots/{id}", false],
+  get_stats: ["GET", "/v1/sandboxes/{name}/stats", false],
   get_tree: ["GET", "/v1/sandboxes/{name}/tree", false],
   get_webhook: ["GET", "/v1/webhooks/{id}", false],
   health: ["GET", "/healthz", false],
@@ -74,6 +75,7 @@ export const OPERATIONS = {
   list_services: ["GET", "/v1/sandboxes/{name}/services", false],
   list_sessions: ["GET", "/v1/sandboxes/{name}/sessions", false],
   list_snapshots: ["GET", "/v1/snapshots", false],
+  list_stats: ["GET", "/v1/stats", false],
   list_trash: ["GET", "/v1/trash", false],
   list_webhooks: ["GET", "/v1/webhooks", false],
   make_directory: ["POST", "/v1/sandboxes/{name}/files/mkdir", false],
@@ -82,11 +84,13 @@ export const OPERATIONS = {
   move_file: ["POST", "/v1/sandboxes/{name}/files/move", false],
   pause_sandbox: ["POST", "/v1/sandboxes/{name}/pause", false],
   pin_run_again: ["POST", "/v1/runs/{id}/review", false],
+  promote_into_drive: ["POST", "/v1/drives/{name}/promote", false],
   promote_sandbox: ["POST", "/v1/sandboxes/{name}/promote", true],
   publish_port: ["PUT", "/v1/sandboxes/{name}/ports/{port}", false],
   pull_image: ["POST", "/v1/images/pull", false],
   read_file: ["GET", "/v1/sandboxes/{name}/files", false],
   read_tar: ["GET", "/v1/sandboxes/{name}/files/tar", false],
+  ready: ["GET", "/readyz", false],
   reject_run: ["POST", "/v1/runs/{id}/reject", false],
   remove_file: ["DELETE", "/v1/sandboxes/{name}/files", false],
   remove_image: ["DELETE", "/v1/images/{name}", false],
@@ -176,6 +180,7 @@ export interface Answers {
   get_sandbox: types.Sandbox;
   get_secret: types.Secret;
   get_snapshot: types.Snapshot;
+  get_stats: types.SandboxStats;
   get_tree: types.Tree;
   get_webhook: types.Webhook;
   health: types.Health;
@@ -200,6 +205,7 @@ export interface Answers {
   list_services: types.Page<types.ServiceStatus>;
   list_sessions: types.Page<types.Session>;
   list_snapshots: types.Page<types.Snapshot>;
+  list_stats: types.Page<types.SandboxStats>;
   list_trash: types.Page<types.TrashItem>;
   list_webhooks: types.Page<types.Webhook>;
   make_directory: undefined;
@@ -208,11 +214,13 @@ export interface Answers {
   move_file: undefined;
   pause_sandbox: types.Paused;
   pin_run_again: types.RunReview;
+  promote_into_drive: types.PromotedIntoDrive;
   promote_sandbox: types.Promoted;
   publish_port: types.PortStatus;
   pull_image: undefined;
   read_file: undefined;
   read_tar: undefined;
+  ready: types.Readiness;
   reject_run: types.Run;
   remove_file: undefined;
   remove_image: undefined;

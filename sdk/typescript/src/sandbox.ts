@@ -239,6 +239,11 @@ export class Sandbox {
     return this.#call("why_sandbox");
   }
 
+  /** What it uses at this moment. Never wakes it: asleep, it has no `usage`. */
+  stats(): Promise<types.SandboxStats> {
+    return this.#call("get_stats");
+  }
+
   /** Where it comes from and what became of it: sandboxes, snapshots, forks. */
   tree(): Promise<types.Tree> {
     return this.#call("get_tree");

@@ -53,6 +53,8 @@ export interface Approval {
   source: ApprovalSource;
   /** What is held. */
   subject: ApprovalSubject;
+  /** What the answer decides, if it is more than one request: the host, the secret and the host, or the limit. */
+  target?: string | null;
   /** The question. */
   question: string;
   /** What there is to know before answering. */
@@ -81,6 +83,12 @@ export type ApprovalAnswer = "approve" | "deny";
 export interface ApprovalPolicy {
   /** Commands that are held: patterns with `*` and `?` for the whole command line. They apply to commands started through the API, not to what those start. */
   commands?: string[];
+  /** Whether the first contact with each host is held. An approved host stays approved for the sandbox. */
+  hosts?: boolean;
+  /** Hosts that need no approval: names, `*.example.com`, or addresses. */
+  known_hosts?: string[];
+  /** Secrets whose use is held: the first request that has it to each host, and each command that is given it. */
+  secrets?: string[];
   expires?: Span | null;
   default?: ApprovalAnswer | null;
 }
@@ -92,7 +100,7 @@ export type ApprovalSource = "harness" | "agent" | "policy";
 export type ApprovalStatus = "pending" | "approved" | "denied" | "expired";
 
 /** What is held until there is an answer. */
-export type ApprovalSubject = "question" | "command" | "host" | "secret" | "validation";
+export type ApprovalSubject = "question" | "command" | "host" | "secret" | "spending" | "validation";
 
 /** A question to be asked. */
 export interface AskApproval {
@@ -196,6 +204,9 @@ export interface ChangedPath {
   /** What it takes on the disk; 0 if it was deleted. */
   bytes?: number;
 }
+
+/** How a check came out. */
+export type CheckState = "ok" | "warning";
 
 /** A checkpoint. The body may be empty. */
 export interface Checkpoint {
@@ -569,6 +580,8 @@ export interface Drive {
   size_bytes: number;
   /** Whether something was ever written to it, so that it can be mounted as a snapshot, or forked. */
   initialized: boolean;
+  /** How often what it holds was changed: by a session that wrote to it, or by a promotion. */
+  generation?: number;
   attached?: Attached | null;
   /** The id of the drive it was forked from. */
   parent?: string | null;
@@ -626,6 +639,8 @@ export interface ErrorBody {
   findings?: Finding[];
   /** Paths that cannot be merged, when that is why (`merge_conflicts`); at most 1,000. */
   conflicts?: MergeConflict[];
+  /** The id of the request, as in `X-Request-Id` and in the server's log. */
+  request_id?: string | null;
 }
 
 /** Something that happened. `docs/API.md` has the table of kinds and what their `data` holds. */
@@ -1103,6 +1118,36 @@ export interface Listing {
   next?: string | null;
 }
 
+/** What a session uses at this moment, and its limits. */
+export interface LiveUsage {
+  /** CPU time used since the session began. Two readings tell the load. */
+  cpu_ms: number;
+  /** How many CPUs it may use, in thousandths. */
+  cpu_limit_millis: number;
+  /** Memory in use now, page cache included; for a microVM what its hypervisor takes on the host. */
+  memory_bytes: number;
+  /** The most memory at one time. */
+  memory_peak_bytes: number;
+  /** How much it may use. */
+  memory_limit_bytes: number;
+  /** Processes and threads; absent for a microVM, where only its own kernel knows. */
+  processes?: number | null;
+  /** How many it may have. */
+  processes_limit: number;
+  /** Bytes received from outside since the session began. */
+  network_in_bytes: number;
+  /** Bytes sent outside since the session began. */
+  network_out_bytes: number;
+  /** Disk space that the session has written so far; absent if that takes too long to find out. */
+  disk_bytes?: number | null;
+  /** How much it may write. */
+  disk_limit_bytes: number;
+  /** Commands that run now. */
+  commands: number;
+  /** How long the session lasts so far. */
+  wall_ms: number;
+}
+
 /** A directory to make. */
 export interface MakeDir {
   /** Where. */
@@ -1361,6 +1406,8 @@ export interface ProjectNetwork {
   /** The policy of sandboxes without their own. */
   default: Network;
   bound?: Network | null;
+  /** How many outbound connections and flows the project's sandboxes may have open together. Half of what the server allows all sandboxes, if absent or null. */
+  max_connections?: number | null;
 }
 
 /** What a project allows its runs. */
@@ -1383,6 +1430,20 @@ export interface Promote {
   delete_group?: boolean;
 }
 
+/** Puts chosen files that a sandbox made, changed or deleted since it was forked into a drive that no session writes to. */
+export interface PromoteIntoDrive {
+  /** The sandbox. */
+  from: string;
+  /** Globs of the paths. */
+  only: string[];
+  /** The directory in the drive, below which files keep their whole path; its root if absent. */
+  path?: string;
+  /** The generation the drive must have. */
+  expect_generation?: number | null;
+  /** Says what would be done, and does nothing. */
+  dry_run?: boolean;
+}
+
 /** A fork that was promoted. */
 export interface Promoted {
   /** The origin, which is now what the fork is. */
@@ -1395,6 +1456,22 @@ export interface Promoted {
   deleted?: string[];
   /** Forks that were to be deleted and are still there. */
   failed?: ForkFailed[];
+}
+
+/** What was put into a drive, or would be. */
+export interface PromotedIntoDrive {
+  /** The drive. */
+  drive: Drive;
+  /** The snapshot of the sandbox that the files are from; absent for its image, and for a running one that was looked at only. */
+  snapshot?: string | null;
+  /** How many paths were added, replaced and removed. All 0 if the drive had them already. */
+  counts: MergeCounts;
+  /** Paths where a file and a directory are in each other's place; with `dry_run` only. At most 1,000 are listed. */
+  conflicts?: MergeConflict[];
+  /** Paths in the drive that are, or would be, changed; at most 1,000 are listed. */
+  changes: DiffEntry[];
+  /** Whether there are more changes or conflicts than are listed. */
+  truncated: boolean;
 }
 
 /** What kind of traffic it was. */
@@ -1440,6 +1517,24 @@ export interface QuarantinedFile {
   kept_at: string;
   /** How large it is. */
   size_bytes: number;
+}
+
+/** The server takes work. */
+export interface Readiness {
+  /** The server's version. */
+  version: string;
+  /** What was looked at: `recovery`, `disk`, `drivers`, and `tls` if this server speaks it. */
+  checks: ReadinessCheck[];
+}
+
+/** One thing that was looked at. */
+export interface ReadinessCheck {
+  /** What. */
+  name: string;
+  /** How it is. */
+  state: CheckState;
+  /** What was found. */
+  detail: string;
 }
 
 /** A rejection. The body may be empty. A sandbox that was made for the run is deleted. */
@@ -1560,6 +1655,14 @@ export interface Run {
   priority: number;
   /** Commands that are held until somebody approves. */
   approve: string[];
+  /** Whether the first contact with each host is held. */
+  approve_hosts: boolean;
+  /** Hosts that need no approval. */
+  known_hosts: string[];
+  /** Secrets whose use is held. */
+  approve_secrets: string[];
+  /** What the run may use, as it was raised since. */
+  spending: RunSpending[];
   /** What acceptance does. */
   on_accept: AcceptRule;
   /** How long the result waits for a review. */
@@ -1712,6 +1815,16 @@ export interface RunReview {
   approvals: Approval[];
 }
 
+/** A spending limit of a run. */
+export interface RunSpending {
+  /** What is counted. */
+  what: SpendingKind;
+  /** How much the run may use now. */
+  allowed: number;
+  /** How much more each approval allows. */
+  step: number;
+}
+
 /** The status of a run. */
 export type RunStatus = "queued" | "running" | "waiting_for_approval" | "ready_for_review" | "accepted" | "rejected" | "failed" | "cancelled" | "expired";
 
@@ -1739,6 +1852,7 @@ export interface Sandbox {
   /** When that snapshot was taken. In `GET` of one sandbox and in lists. */
   saved_at?: string | null;
   unsaved?: Unsaved | null;
+  session_changes?: SessionChanges | null;
   forked_from?: Lineage | null;
   outcome?: ForkOutcome | null;
   /** The current session, or the last one. */
@@ -1813,6 +1927,19 @@ export interface SandboxNetwork {
   /** Whether that is its own; it is the project's default otherwise. */
   own: boolean;
   bound?: Network | null;
+}
+
+/** What a sandbox uses at this moment. Asking never wakes it. */
+export interface SandboxStats {
+  /** The sandbox. */
+  name: string;
+  /** Its state. */
+  state: State;
+  /** When this was read, in milliseconds since 1970. */
+  at_ms: number;
+  /** The session; absent if none is under way. What follows is about it. */
+  session?: string | null;
+  usage?: LiveUsage | null;
 }
 
 /** What a key may do. */
@@ -1934,6 +2061,7 @@ export interface Session {
   snapshot?: string | null;
   /** What it used. */
   usage: Usage;
+  changes?: SessionChanges | null;
   /** When it will be ended, unless extended. */
   deadline?: string | null;
   /** What the hooks did. */
@@ -1944,6 +2072,20 @@ export interface Session {
   secrets?: SecretGiven[];
   /** Why it started from files although memory was kept: files are as of the same generation, processes are gone. */
   fallback?: string | null;
+}
+
+/** What was changed in the root filesystem of a sandbox during a session: by commands, services and uploads. What every look at its files found is added up, so a file that is created and deleted later counts as both. */
+export interface SessionChanges {
+  /** How many paths were created. */
+  created: number;
+  /** How many paths were modified: content, mode, owner or times. */
+  modified: number;
+  /** How many paths were deleted. */
+  deleted: number;
+  /** What the created and modified files took on the disk. */
+  bytes: number;
+  /** Whether all changes were seen. Otherwise there were at least so many. */
+  complete: boolean;
 }
 
 /** Why a session ended. */
@@ -2091,6 +2233,19 @@ export interface SpaceUsage {
 /** A span of time: milliseconds, or text like `90s`, `15m`, `30d`. */
 export type Span = number | string;
 
+/** What a spending limit counts. */
+export type SpendingKind = "cpu" | "time" | "network" | "cost";
+
+/** What a run may use before somebody has to approve more. Meanwhile the run waits, and its sandbox stands still where its driver can do that. */
+export interface SpendingLimit {
+  /** What is counted. */
+  what: SpendingKind;
+  /** How much of it, over 0. */
+  limit: number;
+  /** How much more each approval allows; as much as `limit` if absent. */
+  step?: number | null;
+}
+
 /** A start. The body may be empty. */
 export interface Start {
   /** Fail with 412 unless the sandbox is at this generation. */
@@ -2114,6 +2269,14 @@ export interface StartRun {
   priority?: number;
   /** Commands that are held until somebody approves: patterns with `*` and `?` for the whole command line. They apply to commands started through the API in the sandbox of the run, not to what those start. */
   approve?: string[];
+  /** Whether the first contact of the run with each host is held until somebody approves. */
+  approve_hosts?: boolean;
+  /** Hosts that need no approval: names, `*.example.com`, or addresses. */
+  known_hosts?: string[];
+  /** Secrets whose use is held: the first request that has it to each host, and each command that is given it. */
+  approve_secrets?: string[];
+  /** What the run may use before somebody has to approve more, at most one limit for each kind. */
+  spending?: SpendingLimit[];
   on_accept?: AcceptRule | null;
   keep?: Span | null;
   timeout?: Span | null;
@@ -2246,7 +2409,7 @@ export interface Unsaved {
   files: number;
   /** Disk space of the created and modified ones. */
   bytes: number;
-  /** When that was looked at: after the last command that ended. */
+  /** When that was looked at: after the last command that ended, or later. */
   as_of: string;
 }
 

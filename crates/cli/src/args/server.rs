@@ -35,8 +35,8 @@ precedence:
   connections_per_key = 2048      # connections with one API key
 
   [tls]                           # HTTPS instead of HTTP; new files are loaded without a restart
-  certificate = \"/var/lib/sandkeep/tls/server.pem\"  # `keep tls init` makes both
-  key = \"/var/lib/sandkeep/tls/server.key\"
+  certificate = \"/var/lib/sandkeep/tls/server.pem\"  # none by default; `keep tls init` makes one
+  key = \"/var/lib/sandkeep/tls/server.key\"  # none by default; its private key
 
   [network]                       # network of all sandboxes
   except = [\"127.0.0.1:8080\"]     # none by default; exempt from what is always denied; policies apply

@@ -24,7 +24,7 @@ fn read(toml: &str) -> Result<Resolved, Failure> {
     // As for root, whoever runs the tests.
     let named = toml.lines().any(|line| line.starts_with("data = "));
     let data = (!named).then(|| super::locate::SYSTEM_DATA.into());
-    let global = Global { json: false, url: None, key: None, project: None, data };
+    let global = Global { json: false, url: None, key: None, ca: None, project: None, data };
     resolve(&global, ServeArgs { config: Some(path), ..ServeArgs::default() })
 }
 

@@ -17,16 +17,21 @@ pub(super) struct TlsFile {
     key: Option<PathBuf>,
 }
 
-pub(super) fn tls(file: TlsFile) -> Result<TlsFiles, Failure> {
-    let (Some(certificate), Some(key)) = (file.certificate, file.key) else {
-        return Err(Failure::here("[tls] needs both `certificate` and `key`")
-            .with_hint("name two files in PEM form; `keep tls init` makes them"));
+/// The files of the certificate; none if the section is empty.
+pub(super) fn tls(file: TlsFile) -> Result<Option<TlsFiles>, Failure> {
+    let (certificate, key) = match (file.certificate, file.key) {
+        (Some(certificate), Some(key)) => (certificate, key),
+        (None, None) => return Ok(None),
+        _ => {
+            return Err(Failure::here("[tls] needs both `certificate` and `key`")
+                .with_hint("name two files in PEM form; `keep tls init` makes them"));
+        }
     };
     let absolute = |path: PathBuf| {
         std::path::absolute(path)
             .map_err(|error| Failure::caused("cannot determine the working directory", error))
     };
-    Ok(TlsFiles { certificate: absolute(certificate)?, key: absolute(key)? })
+    Ok(Some(TlsFiles { certificate: absolute(certificate)?, key: absolute(key)? }))
 }
 
 #[cfg(test)]
@@ -36,7 +41,8 @@ mod tests {
     #[test]
     fn both_files_are_needed() {
         let read = |text: &str| toml::from_str::<TlsFile>(text).expect("it reads");
-        assert!(tls(read("certificate = '/a'\nkey = '/b'")).is_ok());
+        assert!(tls(read("certificate = '/a'\nkey = '/b'")).expect("both are there").is_some());
+        assert!(tls(read("")).expect("it is empty").is_none());
         assert!(tls(read("certificate = '/a'")).is_err());
         assert!(tls(read("key = '/b'")).is_err());
     }

@@ -298,7 +298,7 @@ fn while_the_disk_hangs_no_call_waits_for_ever_and_nothing_is_lost() {
         }
     }
     assert!(refused >= 5, "{answers:?}");
-    let (status, health) = ask(&url, &key, "GET", "/healthz").unwrap();
+    let (status, health) = ask(&url, &key, "GET", "/readyz").unwrap();
     assert_eq!((status, &health["error"]["code"]), (503, &"storage_not_responding".into()));
     // Reads, in between and all the time.
     for path in ["/v1/sandboxes", "/v1/sandboxes/app", "/v1/snapshots", "/v1/drives"] {
@@ -307,7 +307,7 @@ fn while_the_disk_hangs_no_call_waits_for_ever_and_nothing_is_lost() {
 
     case.disk.heal(fault);
     let deadline = Instant::now() + Duration::from_secs(60);
-    while ask(&url, &key, "GET", "/healthz").unwrap().0 != 200 {
+    while ask(&url, &key, "GET", "/readyz").unwrap().0 != 200 {
         assert!(Instant::now() < deadline, "it is well again");
         sleep(Duration::from_millis(100));
     }

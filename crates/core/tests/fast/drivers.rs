@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sandkeep_core::driver::{Driver, DriverResult, Link, Machine, MachineUsage};
+use sandkeep_core::driver::{Driver, DriverResult, Link, Machine, MachineLoad, MachineUsage};
 use sandkeep_core::engine::{Absent, Create, Delete, LateDrivers};
 use sandkeep_core::model::{Device, MachineKey, Patch, Phase};
 use sandkeep_testkit::fake::{FakeDriver, FakeHost, FakeHouse, small};
@@ -31,6 +31,10 @@ impl Driver for Late {
 
     async fn usage(&self, key: &MachineKey) -> DriverResult<MachineUsage> {
         self.0.usage(key).await
+    }
+
+    async fn load(&self, key: &MachineKey) -> DriverResult<MachineLoad> {
+        self.0.load(key).await
     }
 
     async fn survivors(&self) -> DriverResult<Vec<(MachineKey, Link)>> {

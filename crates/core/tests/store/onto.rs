@@ -157,7 +157,7 @@ async fn what_is_put_onto_a_drive_is_what_the_trees_say() {
         let only = (seed % 5 == 0).then(|| "/a".to_owned());
         let chosen = |path: &str| only.is_none() || path == "a" || path.starts_with("a/");
         let options = || OntoOptions {
-            only: only.iter().map(|glob| Globs::parse(&[glob.clone()]).unwrap()).next(),
+            only: only.iter().map(|glob| Globs::parse(std::slice::from_ref(glob)).unwrap()).next(),
             under: under.as_bytes().to_vec(),
             ..OntoOptions::default()
         };

@@ -13,7 +13,7 @@ use sandkeep_core::model::{CommandId, Name};
 use sandkeep_proto::link::TermSize;
 
 use super::input::{Body, Params, PathParam};
-use super::stream::Reading;
+use super::stream::StreamReader;
 use super::{ApiResult, App, stream, wire};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
@@ -109,7 +109,7 @@ pub(crate) async fn logs(
     let keep_alive = params.flag("keep_alive")?;
     params.end()?;
     let events = app.engine.logs_from(&caller.project, &name, &id, follow, offset).await?;
-    let reader = Reading::Log(follow.then(|| app.followers.add(id)));
+    let reader = StreamReader::Log(follow.then(|| app.followers.add(id)));
     Ok(stream::lines(&app, None, events, ExecEvent::More, reader, keep_alive))
 }
 

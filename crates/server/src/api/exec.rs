@@ -24,7 +24,7 @@ use super::exec_result::Wait;
 use super::followers::{Follower, RETURN};
 use super::input::{Body, IdempotencyKey, Params, PathParam, Upgrade, parse_json};
 use super::secrets::inject_in;
-use super::stream::Reading;
+use super::stream::StreamReader;
 use super::{App, stream, wire};
 use crate::audit;
 use crate::auth::Writer;
@@ -101,7 +101,14 @@ pub(crate) async fn exec(
         session: wire::session(session),
         resumed,
     };
-    Ok(stream::lines(&app, Some(&first), events, broke_off(), Reading::Exec(leash), keep_alive))
+    Ok(stream::lines(
+        &app,
+        Some(&first),
+        events,
+        broke_off(),
+        StreamReader::Exec(leash),
+        keep_alive,
+    ))
 }
 
 /// Ends a command whose caller left without having asked for it to go on: as a terminal that hangs

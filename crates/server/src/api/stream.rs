@@ -47,7 +47,7 @@ pub(super) fn event(event: CommandOutput) -> ExecEvent {
 }
 
 /// Who reads the events of a command.
-pub(super) enum Reading {
+pub(super) enum StreamReader {
     /// The caller that started it: it is ended if that one leaves.
     Exec(KillOnDisconnect),
     /// A reader of its log, who follows it or takes what there is.
@@ -60,7 +60,7 @@ struct ExecLines {
     events: Option<OutputStream>,
     /// What is said when the events end without an exit.
     otherwise: ExecEvent,
-    reading: Reading,
+    reading: StreamReader,
     /// Whether a quiet stream shows that it is alive.
     keep_alive: bool,
     closing: CancellationToken,
@@ -72,7 +72,7 @@ pub(super) fn lines(
     first: Option<&ExecEvent>,
     events: OutputStream,
     otherwise: ExecEvent,
-    reading: Reading,
+    reading: StreamReader,
     keep_alive: bool,
 ) -> Response {
     let lines = ExecLines {
@@ -112,7 +112,7 @@ impl ExecLines {
         );
         if !goes_on {
             self.events = None;
-            if let Reading::Exec(leash) = &mut self.reading {
+            if let StreamReader::Exec(leash) = &mut self.reading {
                 leash.release();
             }
         }

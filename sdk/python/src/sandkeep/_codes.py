@@ -119,6 +119,7 @@ __all__ = [
     "StorageNotRespondingError",
     "SyncFailedError",
     "ServerTimeoutError",
+    "TlsRequiredError",
     "TooLargeError",
     "TooManyApprovalsError",
     "TooManyCapturesError",
@@ -598,6 +599,10 @@ class ServerTimeoutError(UnavailableError):
     """`timeout`, 408, 504, 503."""
 
 
+class TlsRequiredError(BadRequestError):
+    """`tls_required`, 400."""
+
+
 class TooLargeError(LimitError):
     """`too_large`, 413."""
 
@@ -781,6 +786,7 @@ BY_CODE: dict[str, type[ApiError]] = {
     "storage_not_responding": StorageNotRespondingError,
     "sync_failed": SyncFailedError,
     "timeout": ServerTimeoutError,
+    "tls_required": TlsRequiredError,
     "too_large": TooLargeError,
     "too_many_approvals": TooManyApprovalsError,
     "too_many_captures": TooManyCapturesError,

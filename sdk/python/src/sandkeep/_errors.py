@@ -27,6 +27,7 @@ class ApiError(SandkeepError):
         findings: Sequence[types.Finding] = (),
         conflicts: Sequence[types.MergeConflict] = (),
         retry_after: float | None = None,
+        request_id: str | None = None,
     ) -> None:
         super().__init__(f"{message} ({hint})" if hint else message)
         self.status = status
@@ -43,6 +44,8 @@ class ApiError(SandkeepError):
         """Paths that cannot be merged, if that is why."""
         self.retry_after = retry_after
         """How many seconds to wait before a retry, if the server said so."""
+        self.request_id = request_id
+        """The id of the request, as in the server's log."""
 
 
 class ConnectionFailed(SandkeepError):
@@ -88,6 +91,7 @@ def error_from_body(status: int, body: object, retry_after: float | None = None)
         findings=told.findings,
         conflicts=told.conflicts,
         retry_after=retry_after,
+        request_id=told.request_id,
     )
 
 

@@ -51,6 +51,12 @@ class ApprovalPolicy(TypedDict, total=False):
 
     commands: Sequence[str]
     """Commands that are held: patterns with `*` and `?` for the whole command line. They apply to commands started through the API, not to what those start."""
+    hosts: bool
+    """Whether the first contact with each host is held. An approved host stays approved for the sandbox."""
+    known_hosts: Sequence[str]
+    """Hosts that need no approval: names, `*.example.com`, or addresses."""
+    secrets: Sequence[str]
+    """Secrets whose use is held: the first request that has it to each host, and each command that is given it."""
     expires: Span | None
     default: ApprovalAnswer | None
 
@@ -479,6 +485,8 @@ class ProjectNetwork(TypedDict, total=False):
     default: Required[Network]
     """The policy of sandboxes without their own."""
     bound: Network | None
+    max_connections: int | None
+    """How many outbound connections and flows the project's sandboxes may have open together. Half of what the server allows all sandboxes, if absent or null."""
 
 
 class ProjectRuns(TypedDict, total=False):
@@ -501,6 +509,19 @@ class Promote(TypedDict, total=False):
     """Deletes the fork afterwards. It goes to the trash."""
     delete_group: bool
     """Deletes the other forks of its group too: those that were made together with it."""
+
+PromoteIntoDrive = TypedDict(
+    "PromoteIntoDrive",
+    {
+        "from": 'Required[str]',
+        "only": 'Required[Sequence[str]]',
+        "path": 'str',
+        "expect_generation": 'int | None',
+        "dry_run": 'bool',
+    },
+    total=False,
+)
+"""Puts chosen files that a sandbox made, changed or deleted since it was forked into a drive that no session writes to."""
 
 
 class PublishPort(TypedDict, total=False):
@@ -752,6 +773,20 @@ Size: TypeAlias = Union[int, str]
 Span: TypeAlias = Union[int, str]
 """A span of time: milliseconds, or text like `90s`, `15m`, `30d`."""
 
+SpendingKind: TypeAlias = Literal["cpu", "time", "network", "cost"]
+"""What a spending limit counts."""
+
+
+class SpendingLimit(TypedDict, total=False):
+    """What a run may use before somebody has to approve more. Meanwhile the run waits, and its sandbox stands still where its driver can do that."""
+
+    what: Required[SpendingKind]
+    """What is counted."""
+    limit: Required[float]
+    """How much of it, over 0."""
+    step: float | None
+    """How much more each approval allows; as much as `limit` if absent."""
+
 
 class Start(TypedDict, total=False):
     """A start. The body may be empty."""
@@ -770,6 +805,10 @@ StartRun = TypedDict(
         "class": 'str',
         "priority": 'int',
         "approve": 'Sequence[str]',
+        "approve_hosts": 'bool',
+        "known_hosts": 'Sequence[str]',
+        "approve_secrets": 'Sequence[str]',
+        "spending": 'Sequence[SpendingLimit]',
         "on_accept": 'AcceptRule | None',
         "keep": 'Span | None',
         "timeout": 'Span | None',

@@ -42,6 +42,8 @@ class Approval:
     """Who asks."""
     subject: ApprovalSubject
     """What is held."""
+    target: str | None = None
+    """What the answer decides, if it is more than one request: the host, the secret and the host, or the limit."""
     question: str
     """The question."""
     context: str
@@ -72,6 +74,12 @@ class ApprovalPolicy:
 
     commands: list[str] = field(default_factory=list)
     """Commands that are held: patterns with `*` and `?` for the whole command line. They apply to commands started through the API, not to what those start."""
+    hosts: bool = False
+    """Whether the first contact with each host is held. An approved host stays approved for the sandbox."""
+    known_hosts: list[str] = field(default_factory=list)
+    """Hosts that need no approval: names, `*.example.com`, or addresses."""
+    secrets: list[str] = field(default_factory=list)
+    """Secrets whose use is held: the first request that has it to each host, and each command that is given it."""
     expires: Span | None = None
     default: ApprovalAnswer | None = None
 
@@ -81,7 +89,7 @@ ApprovalSource: TypeAlias = Literal["harness", "agent", "policy"]
 ApprovalStatus: TypeAlias = Literal["pending", "approved", "denied", "expired"]
 """The status of an approval."""
 
-ApprovalSubject: TypeAlias = Literal["question", "command", "host", "secret", "validation"]
+ApprovalSubject: TypeAlias = Literal["question", "command", "host", "secret", "spending", "validation"]
 """What is held until there is an answer."""
 
 
@@ -175,6 +183,9 @@ class ChangedPath:
     """Whether it is a directory."""
     bytes: int = 0
     """What it takes on the disk; 0 if it was deleted."""
+
+CheckState: TypeAlias = Literal["ok", "warning"]
+"""How a check came out."""
 
 Class: TypeAlias = Literal["ephemeral", "resumable", "workspace"]
 """The lifetime class of a sandbox."""
@@ -461,6 +472,8 @@ class Drive:
     """What it takes on the disk, what it shares with its forks included. What a session under way writes is counted when that ends."""
     initialized: bool
     """Whether something was ever written to it, so that it can be mounted as a snapshot, or forked."""
+    generation: int = 0
+    """How often what it holds was changed: by a session that wrote to it, or by a promotion."""
     attached: Attached | None = None
     parent: str | None = None
     """The id of the drive it was forked from."""
@@ -524,6 +537,8 @@ class ErrorBody:
     """What the guard found, when that is why (`secret_found`, `decision_needed`)."""
     conflicts: list[MergeConflict] = field(default_factory=list)
     """Paths that cannot be merged, when that is why (`merge_conflicts`); at most 1,000."""
+    request_id: str | None = None
+    """The id of the request, as in `X-Request-Id` and in the server's log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -928,6 +943,38 @@ class Listing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LiveUsage:
+    """What a session uses at this moment, and its limits."""
+
+    cpu_ms: int
+    """CPU time used since the session began. Two readings tell the load."""
+    cpu_limit_millis: int
+    """How many CPUs it may use, in thousandths."""
+    memory_bytes: int
+    """Memory in use now, page cache included; for a microVM what its hypervisor takes on the host."""
+    memory_peak_bytes: int
+    """The most memory at one time."""
+    memory_limit_bytes: int
+    """How much it may use."""
+    processes: int | None = None
+    """Processes and threads; absent for a microVM, where only its own kernel knows."""
+    processes_limit: int
+    """How many it may have."""
+    network_in_bytes: int
+    """Bytes received from outside since the session began."""
+    network_out_bytes: int
+    """Bytes sent outside since the session began."""
+    disk_bytes: int | None = None
+    """Disk space that the session has written so far; absent if that takes too long to find out."""
+    disk_limit_bytes: int
+    """How much it may write."""
+    commands: int
+    """Commands that run now."""
+    wall_ms: int
+    """How long the session lasts so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MergeConflict:
     """A path that cannot be merged."""
 
@@ -1176,6 +1223,8 @@ class ProjectNetwork:
     default: Network
     """The policy of sandboxes without their own."""
     bound: Network | None = None
+    max_connections: int | None = None
+    """How many outbound connections and flows the project's sandboxes may have open together. Half of what the server allows all sandboxes, if absent or null."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1204,6 +1253,24 @@ class Promoted:
     """Forks that were deleted afterwards."""
     failed: list[ForkFailed] = field(default_factory=list)
     """Forks that were to be deleted and are still there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromotedIntoDrive:
+    """What was put into a drive, or would be."""
+
+    drive: Drive
+    """The drive."""
+    snapshot: str | None = None
+    """The snapshot of the sandbox that the files are from; absent for its image, and for a running one that was looked at only."""
+    counts: MergeCounts
+    """How many paths were added, replaced and removed. All 0 if the drive had them already."""
+    conflicts: list[MergeConflict] = field(default_factory=list)
+    """Paths where a file and a directory are in each other's place; with `dry_run` only. At most 1,000 are listed."""
+    changes: list[DiffEntry]
+    """Paths in the drive that are, or would be, changed; at most 1,000 are listed."""
+    truncated: bool
+    """Whether there are more changes or conflicts than are listed."""
 
 Protocol: TypeAlias = Literal["tcp", "udp", "icmp", "dns", "http"]
 """What kind of traffic it was."""
@@ -1239,6 +1306,28 @@ class QuarantinedFile:
     """Where it is, in the server's data directory."""
     size_bytes: int
     """How large it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readiness:
+    """The server takes work."""
+
+    version: str
+    """The server's version."""
+    checks: list[ReadinessCheck]
+    """What was looked at: `recovery`, `disk`, `drivers`, and `tls` if this server speaks it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadinessCheck:
+    """One thing that was looked at."""
+
+    name: str
+    """What."""
+    state: CheckState
+    """How it is."""
+    detail: str
+    """What was found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1347,6 +1436,14 @@ class Run:
     """Runs with a higher number start first."""
     approve: list[str]
     """Commands that are held until somebody approves."""
+    approve_hosts: bool
+    """Whether the first contact with each host is held."""
+    known_hosts: list[str]
+    """Hosts that need no approval."""
+    approve_secrets: list[str]
+    """Secrets whose use is held."""
+    spending: list[RunSpending]
+    """What the run may use, as it was raised since."""
     on_accept: AcceptRule
     """What acceptance does."""
     keep_ms: int
@@ -1516,6 +1613,18 @@ class RunReview:
     approvals: list[Approval]
     """Approvals of the run."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpending:
+    """A spending limit of a run."""
+
+    what: SpendingKind
+    """What is counted."""
+    allowed: float
+    """How much the run may use now."""
+    step: float
+    """How much more each approval allows."""
+
 RunStatus: TypeAlias = Literal["queued", "running", "waiting_for_approval", "ready_for_review", "accepted", "rejected", "failed", "cancelled", "expired"]
 """The status of a run."""
 
@@ -1546,6 +1655,7 @@ class Sandbox:
     saved_at: str | None = None
     """When that snapshot was taken. In `GET` of one sandbox and in lists."""
     unsaved: Unsaved | None = None
+    session_changes: SessionChanges | None = None
     forked_from: Lineage | None = None
     outcome: ForkOutcome | None = None
     session: str | None = None
@@ -1622,6 +1732,21 @@ class SandboxNetwork:
     own: bool
     """Whether that is its own; it is the project's default otherwise."""
     bound: Network | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxStats:
+    """What a sandbox uses at this moment. Asking never wakes it."""
+
+    name: str
+    """The sandbox."""
+    state: State
+    """Its state."""
+    at_ms: int
+    """When this was read, in milliseconds since 1970."""
+    session: str | None = None
+    """The session; absent if none is under way. What follows is about it."""
+    usage: LiveUsage | None = None
 
 Scope: TypeAlias = Literal["read", "write", "admin"]
 """What a key may do."""
@@ -1757,6 +1882,7 @@ class Session:
     """The snapshot made at its end."""
     usage: Usage
     """What it used."""
+    changes: SessionChanges | None = None
     deadline: str | None = None
     """When it will be ended, unless extended."""
     hooks: list[HookRun]
@@ -1767,6 +1893,22 @@ class Session:
     """The secrets it was given."""
     fallback: str | None = None
     """Why it started from files although memory was kept: files are as of the same generation, processes are gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionChanges:
+    """What was changed in the root filesystem of a sandbox during a session: by commands, services and uploads. What every look at its files found is added up, so a file that is created and deleted later counts as both."""
+
+    created: int
+    """How many paths were created."""
+    modified: int
+    """How many paths were modified: content, mode, owner or times."""
+    deleted: int
+    """How many paths were deleted."""
+    bytes: int
+    """What the created and modified files took on the disk."""
+    complete: bool
+    """Whether all changes were seen. Otherwise there were at least so many."""
 
 SessionEnd: TypeAlias = Literal["stopped", "paused", "idle", "timeout", "rolled_back", "deleted", "interrupted", "out_of_memory", "out_of_disk", "start_failed"]
 """Why a session ended."""
@@ -1866,6 +2008,9 @@ class SpaceUsage:
 
 Span: TypeAlias = Union[int, str]
 """A span of time: milliseconds, or text like `90s`, `15m`, `30d`."""
+
+SpendingKind: TypeAlias = Literal["cpu", "time", "network", "cost"]
+"""What a spending limit counts."""
 
 State: TypeAlias = Literal["stopped", "starting", "running", "paused", "stopping", "failed", "deleted"]
 """The state of a sandbox."""
@@ -1999,7 +2144,7 @@ class Unsaved:
     bytes: int
     """Disk space of the created and modified ones."""
     as_of: str
-    """When that was looked at: after the last command that ended."""
+    """When that was looked at: after the last command that ended, or later."""
 
 
 @dataclass(frozen=True, kw_only=True)

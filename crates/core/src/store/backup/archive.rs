@@ -3,11 +3,12 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::io::{BufRead, Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, Read, Write};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-use rustix::fs::{FileType, Mode, OFlags, Statx};
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Statx};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::store::path_text::{path_bytes, path_text};
@@ -16,17 +17,17 @@ use crate::store::{Result, StoreError};
 
 /// The first line of a stream.
 const MAGIC: &[u8] = b"SANDKEEP-TREE-1\n";
-/// How much content is read at a time. Of this size and aligned to it, zeros become holes.
+/// How much content is read at a time.
 const PIECE: usize = 64 << 10;
 /// The longest header line.
 const LONGEST_HEADER: u64 = 16 << 20;
 
 /// A name of the tree. The content of a file follows.
 #[derive(Debug, Serialize, Deserialize)]
-struct Header {
+struct PackedName {
     /// Its path, printable; empty for the directory itself.
     path: String,
-    kind: Kind,
+    kind: PackedType,
     /// File type and mode.
     mode: u16,
     uid: u32,
@@ -48,7 +49,7 @@ struct Header {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Kind {
+enum PackedType {
     Directory,
     File,
     Symlink,
@@ -60,7 +61,7 @@ enum Kind {
     End,
 }
 
-impl Kind {
+impl PackedType {
     fn is_of(self, file: FileType) -> bool {
         let kind = match file {
             FileType::Directory => Self::Directory,
@@ -82,8 +83,8 @@ fn is_no_device(device: &(u32, u32)) -> bool {
     *device == (0, 0)
 }
 
-impl Header {
-    fn new(path: &[u8], kind: Kind, stat: &Statx, xattrs: &Xattrs) -> Self {
+impl PackedName {
+    fn new(path: &[u8], kind: PackedType, stat: &Statx, xattrs: &Xattrs) -> Self {
         let hex =
             |(key, value): &(CString, Vec<u8>)| (hex::encode(key.to_bytes()), hex::encode(value));
         Self {
@@ -125,9 +126,9 @@ pub(super) fn pack(root: &Path, into: &mut impl Write) -> Result<()> {
     while let Some(place) = places.pop() {
         let dir = place.open()?;
         let path = place.path();
-        packer.header(&Header::new(
+        packer.header(&PackedName::new(
             &path,
-            Kind::Directory,
+            PackedType::Directory,
             &dir.own_stat()?,
             &dir.own_xattrs()?,
         ))?;
@@ -158,7 +159,7 @@ impl<W: Write> Packer<'_, W> {
         if stat.stx_nlink > 1 {
             let file = (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino);
             if let Some(first) = self.links.get(&file) {
-                let mut header = Header::new(path, Kind::Link, stat, &Vec::new());
+                let mut header = PackedName::new(path, PackedType::Link, stat, &Vec::new());
                 header.target = path_text(first).to_string();
                 return self.header(&header);
             }
@@ -167,39 +168,50 @@ impl<W: Write> Packer<'_, W> {
         let xattrs = dir.xattrs(name)?;
         match file_type(stat) {
             FileType::RegularFile => {
-                let mut header = Header::new(path, Kind::File, stat, &xattrs);
+                let mut header = PackedName::new(path, PackedType::File, stat, &xattrs);
                 header.size = stat.stx_size;
                 self.header(&header)?;
                 self.content(dir, name, stat.stx_size)
             }
             FileType::Symlink => {
-                let mut header = Header::new(path, Kind::Symlink, stat, &xattrs);
+                let mut header = PackedName::new(path, PackedType::Symlink, stat, &xattrs);
                 header.target = path_text(dir.link_target(name)?.to_bytes()).to_string();
                 self.header(&header)
             }
             _ => {
-                let mut header = Header::new(path, Kind::Node, stat, &xattrs);
+                let mut header = PackedName::new(path, PackedType::Node, stat, &xattrs);
                 header.device = (stat.stx_rdev_major, stat.stx_rdev_minor);
                 self.header(&header)
             }
         }
     }
 
+    /// The parts of a file that are not holes, each after its offset and length; after the last one the file's size and 0.
     fn content(&mut self, dir: &Dir, name: &CString, size: u64) -> Result<()> {
         let file = std::fs::File::from(dir.open_file(name)?);
+        let failed = |error| dir.failure("read", name, error);
         let mut piece = vec![0; PIECE];
         let mut at = 0;
-        while at < size {
-            let want = piece.len().min(usize::try_from(size - at).unwrap_or(usize::MAX));
-            let failed = |_| dir.failure("read all of", name, rustix::io::Errno::IO);
-            file.read_exact_at(&mut piece[..want], at).map_err(failed)?;
-            self.write(&piece[..want])?;
-            at += want as u64;
+        while let Some((start, end)) = next_data(&file, at, size).map_err(failed)? {
+            self.extent(start, end - start)?;
+            at = start;
+            while at < end {
+                let want = piece.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
+                let short = |_| dir.failure("read all of", name, Errno::IO);
+                file.read_exact_at(&mut piece[..want], at).map_err(short)?;
+                self.write(&piece[..want])?;
+                at += want as u64;
+            }
         }
-        Ok(())
+        self.extent(size, 0)
     }
 
-    fn header(&mut self, header: &Header) -> Result<()> {
+    fn extent(&mut self, offset: u64, length: u64) -> Result<()> {
+        self.write(&offset.to_le_bytes())?;
+        self.write(&length.to_le_bytes())
+    }
+
+    fn header(&mut self, header: &PackedName) -> Result<()> {
         let mut line = serde_json::to_vec(header).map_err(|error| broken(&error.to_string()))?;
         line.push(b'\n');
         self.write(&line)
@@ -224,7 +236,7 @@ pub(super) fn unpack(from: &mut impl BufRead, root: &Path) -> Result<()> {
     std::fs::create_dir(root).map_err(crate::store::io_error("create", root))?;
     let top = TreeDir::root(root)?;
     let like = top.open()?.own_stat()?;
-    let mut unpacker = Unpacker { from, top, like, last: None, directories: Vec::new() };
+    let mut unpacker = ArchiveUnpacker { from, top, like, last: None, directories: Vec::new() };
     while unpacker.entry()? {}
     // After everything in them: the inner ones first.
     for (place, stat, xattrs) in unpacker.directories.into_iter().rev() {
@@ -233,7 +245,7 @@ pub(super) fn unpack(from: &mut impl BufRead, root: &Path) -> Result<()> {
     Ok(())
 }
 
-struct Unpacker<'a, R> {
+struct ArchiveUnpacker<'a, R> {
     from: &'a mut R,
     top: TreeDir,
     /// What attributes are filled into.
@@ -243,24 +255,24 @@ struct Unpacker<'a, R> {
     directories: Vec<(TreeDir, Statx, Xattrs)>,
 }
 
-impl<R: BufRead> Unpacker<'_, R> {
+impl<R: BufRead> ArchiveUnpacker<'_, R> {
     /// Makes the next name; false at the end.
     fn entry(&mut self) -> Result<bool> {
         let mut line = Vec::new();
         let mut head = Read::by_ref(self.from).take(LONGEST_HEADER);
         head.read_until(b'\n', &mut line).map_err(|error| broken(&error.to_string()))?;
         if line.last() != Some(&b'\n') {
-            return Err(broken("it ends in the middle of a line"));
+            return Err(broken("it ends too early, or a line is too long"));
         }
-        let header: Header =
+        let header: PackedName =
             serde_json::from_slice(&line).map_err(|error| broken(&error.to_string()))?;
-        if header.kind == Kind::End {
+        if header.kind == PackedType::End {
             return Ok(false);
         }
         let path = path_bytes(&header.path).ok_or_else(|| broken("a path cannot be read"))?;
         let (stat, xattrs) = (header.stat(&self.like), header.xattrs());
         // Attributes are set by what the mode says it is, and those of a link would be set where it leads.
-        if header.kind != Kind::Link && !header.kind.is_of(file_type(&stat)) {
+        if header.kind != PackedType::Link && !header.kind.is_of(file_type(&stat)) {
             return Err(broken("a name is said to be two things"));
         }
         let xattrs = xattrs.ok_or_else(|| broken("attributes cannot be read"))?;
@@ -270,19 +282,19 @@ impl<R: BufRead> Unpacker<'_, R> {
         }
         let (dir, name) = self.parent(&path)?;
         match header.kind {
-            Kind::Directory => {
+            PackedType::Directory => {
                 let place = dir.make_dir(&name)?;
                 self.directories.push((place, stat, xattrs));
                 return Ok(true);
             }
-            Kind::File => self.content(&dir, &name, header.size)?,
-            Kind::Symlink => {
+            PackedType::File => self.content(&dir, &name, header.size)?,
+            PackedType::Symlink => {
                 let target = CString::new(path_bytes(&header.target).unwrap_or_default());
                 let target = target.map_err(|_| broken("a link cannot be read"))?;
                 rustix::fs::symlinkat(&target, dir.fd(), &name)
                     .map_err(|error| dir.failure("create", &name, error))?;
             }
-            Kind::Link => {
+            PackedType::Link => {
                 let first =
                     path_bytes(&header.target).ok_or_else(|| broken("a link cannot be read"))?;
                 let (from, old) = split(&first)?;
@@ -291,13 +303,13 @@ impl<R: BufRead> Unpacker<'_, R> {
                 linked.map_err(|error| dir.failure("link", &name, error))?;
                 return Ok(true);
             }
-            Kind::Node => {
+            PackedType::Node => {
                 let kind = FileType::from_raw_mode(u32::from(header.mode));
                 let device = rustix::fs::makedev(header.device.0, header.device.1);
                 rustix::fs::mknodat(dir.fd(), &name, kind, Mode::empty(), device)
                     .map_err(|error| dir.failure("create", &name, error))?;
             }
-            Kind::End => {}
+            PackedType::End => {}
         }
         dir.set_attributes(&name, &stat, &xattrs)?;
         Ok(true)
@@ -325,26 +337,57 @@ impl<R: BufRead> Unpacker<'_, R> {
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = rustix::fs::openat(dir.fd(), name, flags, Mode::RUSR | Mode::WUSR);
         let made = made.map_err(|error| dir.failure("create", name, error))?;
-        let mut file = std::fs::File::from(made);
-        let mut write = |left: &mut u64, piece: &mut Vec<u8>| -> std::io::Result<()> {
-            let want = piece.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
-            self.from.read_exact(&mut piece[..want])?;
-            match piece[..want].iter().all(|byte| *byte == 0) {
-                true => drop(file.seek(SeekFrom::Current(i64::try_from(want).unwrap_or(0)))?),
-                false => file.write_all(&piece[..want])?,
-            }
-            *left -= want as u64;
-            Ok(())
-        };
-        let (mut left, mut piece) = (size, vec![0; PIECE]);
+        let file = std::fs::File::from(made);
         let failed = |error: std::io::Error| {
-            let errno = rustix::io::Errno::from_io_error(&error);
-            dir.failure("write", name, errno.unwrap_or(rustix::io::Errno::IO))
+            let errno = Errno::from_io_error(&error);
+            dir.failure("write", name, errno.unwrap_or(Errno::IO))
         };
-        while left > 0 {
-            write(&mut left, &mut piece).map_err(failed)?;
+        let mut piece = vec![0; PIECE];
+        let mut at = 0;
+        loop {
+            let (start, length) = (self.number()?, self.number()?);
+            let end = start.checked_add(length).filter(|end| start >= at && *end <= size);
+            let end = end.ok_or_else(|| broken("a part of a file is outside of it"))?;
+            if length == 0 {
+                break;
+            }
+            at = start;
+            while at < end {
+                let want = piece.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
+                self.read(&mut piece[..want])?;
+                file.write_all_at(&piece[..want], at).map_err(failed)?;
+                at += want as u64;
+            }
         }
         file.set_len(size).map_err(failed)
+    }
+
+    fn number(&mut self) -> Result<u64> {
+        let mut bytes = [0; 8];
+        self.read(&mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn read(&mut self, into: &mut [u8]) -> Result<()> {
+        self.from.read_exact(into).map_err(|error| broken(&error.to_string()))
+    }
+}
+
+/// The next part of a file from `at` on that is not a hole.
+fn next_data(file: &std::fs::File, at: u64, size: u64) -> Result<Option<(u64, u64)>, Errno> {
+    if at >= size {
+        return Ok(None);
+    }
+    match rustix::fs::seek(file, SeekFrom::Data(at)) {
+        Ok(start) if start < size => {
+            let end = rustix::fs::seek(file, SeekFrom::Hole(start))?;
+            Ok(Some((start, end.min(size))))
+        }
+        // A hole up to the end.
+        Ok(_) | Err(Errno::NXIO) => Ok(None),
+        // A filesystem that does not tell.
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some((at, size))),
+        Err(error) => Err(error),
     }
 }
 
@@ -369,7 +412,7 @@ fn broken(reason: &str) -> StoreError {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+    use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 
     use super::{pack, split, unpack};
 
@@ -384,7 +427,9 @@ mod tests {
         fs::write(from.join("odd\nname %41"), "").unwrap();
         fs::set_permissions(from.join("deep"), fs::Permissions::from_mode(0o1751)).unwrap();
         let sparse = fs::File::create(from.join("sparse")).unwrap();
-        sparse.set_len(8 << 20).unwrap();
+        // Nobody reads a terabyte of zeros.
+        sparse.set_len(1 << 40).unwrap();
+        sparse.write_all_at(b"data", 5 << 30).unwrap();
         let mut bytes = Vec::new();
         pack(&from, &mut bytes).unwrap();
         unpack(&mut bytes.as_slice(), &to).unwrap();
@@ -393,7 +438,11 @@ mod tests {
         assert!(bytes == again, "times, modes and links included");
         let stat = |name: &str| to.join(name).metadata().unwrap();
         assert_eq!(stat("linked").ino(), stat("deep/file").ino());
-        assert_eq!((stat("sparse").len(), stat("sparse").blocks()), (8 << 20, 0));
+        assert!(stat("sparse").len() == 1 << 40 && stat("sparse").blocks() <= 64);
+        let mut data = [0; 6];
+        fs::File::open(to.join("sparse")).unwrap().read_exact_at(&mut data, (5 << 30) - 1).unwrap();
+        assert_eq!(&data, b"\0data\0");
+        assert!(bytes.len() < 100_000, "{}", bytes.len());
         assert_eq!(fs::read_to_string(to.join("odd\nname %41")).unwrap(), "");
         // Wherever it is cut, it is refused.
         for length in [0, 10, bytes.len() / 3, bytes.len() - 1] {

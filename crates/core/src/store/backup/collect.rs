@@ -61,7 +61,7 @@ pub fn create_backup(
     let lock = File::create(root.join("lock")).map_err(io_error("create", &root.join("lock")))?;
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
         .map_err(|_| BackupError::Busy { path: root.to_owned() })?;
-    let mut collector = Collector {
+    let mut collector = BackupCollector {
         data,
         root,
         written: 0,
@@ -81,7 +81,7 @@ pub fn create_backup(
     let (layers, memory) =
         (std::mem::take(&mut collector.layers), std::mem::take(&mut collector.memory));
     let (mut done, all) = (0, layers.len() + memory.len());
-    let mut archives = |kind: &str, ids: BTreeSet<String>, collector: &mut Collector<'_>| {
+    let mut archives = |kind: &str, ids: BTreeSet<String>, collector: &mut BackupCollector<'_>| {
         let mut found = Vec::new();
         for id in ids {
             progress(BackupProgress { done, all });
@@ -114,7 +114,7 @@ pub fn create_backup(
     Ok(manifest.summary(collector.written))
 }
 
-struct Collector<'a> {
+struct BackupCollector<'a> {
     data: &'a Path,
     root: &'a Path,
     written: u64,
@@ -126,7 +126,7 @@ struct Collector<'a> {
     missing: Vec<String>,
 }
 
-impl Collector<'_> {
+impl BackupCollector<'_> {
     /// Sandboxes with their snapshots, drives and images. Answers with how many sandboxes and snapshots there are.
     fn documents(&mut self) -> Result<(u64, u64)> {
         let mut sandboxes: Vec<Sandbox> = Vec::new();
@@ -374,7 +374,7 @@ impl Collector<'_> {
         };
         let fresh = path.with_extension("new");
         let file = File::create(&fresh).map_err(io_error("create", &fresh))?;
-        let into = Hashed { file, hash: Sha256::new(), bytes: 0 };
+        let into = HashedArchive { file, hash: Sha256::new(), bytes: 0 };
         let mut packed = zstd::Encoder::new(into, LEVEL).map_err(io_error("write", &fresh))?;
         let done = pack(&dir, &mut packed);
         // A directory is renamed before anything in it is deleted: one that is still where it was, or in the trash, was whole.
@@ -384,7 +384,8 @@ impl Collector<'_> {
             return Ok(None);
         }
         done?;
-        let Hashed { file, hash, bytes } = packed.finish().map_err(io_error("write", &fresh))?;
+        let HashedArchive { file, hash, bytes } =
+            packed.finish().map_err(io_error("write", &fresh))?;
         file.sync_all().map_err(io_error("sync", &fresh))?;
         fs::rename(&fresh, &path).map_err(io_error("rename", &fresh))?;
         self.written += bytes;
@@ -411,13 +412,13 @@ impl Collector<'_> {
 }
 
 /// Writes a file, and knows what was written.
-struct Hashed {
+struct HashedArchive {
     file: File,
     hash: Sha256,
     bytes: u64,
 }
 
-impl Write for Hashed {
+impl Write for HashedArchive {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write(bytes)?;
         self.hash.update(&bytes[..written]);

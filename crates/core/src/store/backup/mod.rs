@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 
 pub use self::collect::{BackupOptions, create_backup};
 pub use self::manifest::{BackupKey, BackupManifest, BackupSummary, backup_summary, backups};
-pub use self::restore::{Restored, restore_backup};
+pub use self::restore::{RestoredBackup, restore_backup};
 pub use self::verify::{BackupProblem, Verified, verify_backup};
 use crate::store::StoreError;
 

@@ -15,7 +15,7 @@ use crate::store::{PARTS, StoreError};
 
 /// What was restored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Restored {
+pub struct RestoredBackup {
     /// The backup.
     pub backup: BackupSummary,
     /// The data directory.
@@ -35,7 +35,7 @@ pub fn restore_backup(
     id: Option<&str>,
     data: &Path,
     mut progress: impl FnMut(BackupProgress),
-) -> Result<Restored> {
+) -> Result<RestoredBackup> {
     let manifest = read(root, id)?;
     if fs::read_dir(data).is_ok_and(|mut listed| listed.next().is_some()) {
         return Err(BackupError::NotEmpty { path: data.to_owned() });
@@ -93,7 +93,7 @@ pub fn restore_backup(
     if let Some(parent) = data.parent().and_then(|parent| File::open(parent).ok()) {
         parent.sync_all().map_err(io_error("sync", data))?;
     }
-    Ok(Restored { backup: manifest.summary(0), data: data.to_owned() })
+    Ok(RestoredBackup { backup: manifest.summary(0), data: data.to_owned() })
 }
 
 /// A path that stays below the directory it is appended to.

@@ -167,6 +167,10 @@ class AsyncSandkeep:
         """Whether the server works, and how many sandboxes it still recovers."""
         return await self.transport.call("health", types.Health)
 
+    async def ready(self) -> types.Readiness:
+        """Whether the server takes work. Raises at once, with the reason, if it does not."""
+        return await self.transport.call("ready", types.Readiness, retry=False)
+
     async def who_am_i(self) -> types.WhoAmI:
         """Whose key this is."""
         return await self.transport.call("who_am_i", types.WhoAmI)
@@ -174,6 +178,10 @@ class AsyncSandkeep:
     async def usage(self) -> types.SpaceUsage:
         """Disk space."""
         return await self.transport.call("usage", types.SpaceUsage)
+
+    async def stats(self) -> list[types.SandboxStats]:
+        """What the running sandboxes use at this moment."""
+        return [one async for one in pages(self.transport, "list_stats", types.SandboxStats)]
 
     async def metrics(self) -> str:
         """Figures for Prometheus."""
@@ -398,6 +406,28 @@ class AsyncDrives:
         """A new drive with this one's content."""
         return await self._transport.call("fork_drive", types.Drive, {"name": name}, json={"name": to})
 
+    async def promote(
+        self,
+        name: str,
+        sandbox: str,
+        only: Sequence[str],
+        *,
+        path: str | None = None,
+        expect_generation: int | None = None,
+        dry_run: bool = False,
+    ) -> types.PromotedIntoDrive:
+        """Puts files that a sandbox made or changed, those that the globs name, into a drive: all or nothing."""
+        body = given(
+            from_=sandbox,
+            only=list(only),
+            path=path,
+            expect_generation=expect_generation,
+            dry_run=dry_run or None,
+        )
+        return await self._transport.call(
+            "promote_into_drive", types.PromotedIntoDrive, {"name": name}, json=body, repeatable=True
+        )
+
     async def delete(self, name: str) -> types.Drive:
         """Deletes a drive."""
         return await self._transport.call("delete_drive", types.Drive, {"name": name})
@@ -528,10 +558,16 @@ class AsyncProjects:
         return await self._transport.call("get_project_network", types.ProjectNetwork, {"project": project})
 
     async def set_network(
-        self, project: str, default: inputs.Network, *, bound: inputs.Network | None = None
+        self,
+        project: str,
+        default: inputs.Network,
+        *,
+        bound: inputs.Network | None = None,
+        max_connections: int | None = None,
     ) -> types.ProjectNetwork:
-        """Changes what its sandboxes may reach."""
-        path, body = {"project": project}, {"default": default, "bound": bound}
+        """Changes what its sandboxes may reach, and how many connections they may have open together."""
+        path = {"project": project}
+        body = {"default": default, "bound": bound, "max_connections": max_connections}
         return await self._transport.call("set_project_network", types.ProjectNetwork, path, json=body)
 
     async def governance(self, project: str) -> types.ProjectRuns:

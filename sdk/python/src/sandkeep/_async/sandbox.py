@@ -292,6 +292,10 @@ class AsyncSandbox:
         """Why it runs, sleeps or failed."""
         return await self._call("why_sandbox", types.Why)
 
+    async def stats(self) -> types.SandboxStats:
+        """What it uses at this moment. Never wakes it: asleep, it has no `usage`."""
+        return await self._call("get_stats", types.SandboxStats)
+
     async def tree(self) -> types.Tree:
         """Where it comes from and what became of it: sandboxes, snapshots, forks."""
         return await self._call("get_tree", types.Tree)

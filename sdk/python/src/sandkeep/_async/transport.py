@@ -90,6 +90,7 @@ class AsyncTransport:
         content: Content | None = None,
         repeatable: bool | None = None,
         timeout: float | None = None,
+        retry: bool = True,
     ) -> T:
         """Calls an operation that answers with a JSON document."""
         answer = await self.send(
@@ -101,6 +102,7 @@ class AsyncTransport:
             repeatable=repeatable,
             timeout=timeout,
             whole=True,
+            retry=retry,
         )
         try:
             return decode(kind, answer.json())

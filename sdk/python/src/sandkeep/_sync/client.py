@@ -168,6 +168,10 @@ class Sandkeep:
         """Whether the server works, and how many sandboxes it still recovers."""
         return self.transport.call("health", types.Health)
 
+    def ready(self) -> types.Readiness:
+        """Whether the server takes work. Raises at once, with the reason, if it does not."""
+        return self.transport.call("ready", types.Readiness, retry=False)
+
     def who_am_i(self) -> types.WhoAmI:
         """Whose key this is."""
         return self.transport.call("who_am_i", types.WhoAmI)
@@ -175,6 +179,10 @@ class Sandkeep:
     def usage(self) -> types.SpaceUsage:
         """Disk space."""
         return self.transport.call("usage", types.SpaceUsage)
+
+    def stats(self) -> list[types.SandboxStats]:
+        """What the running sandboxes use at this moment."""
+        return [one for one in pages(self.transport, "list_stats", types.SandboxStats)]
 
     def metrics(self) -> str:
         """Figures for Prometheus."""
@@ -399,6 +407,28 @@ class Drives:
         """A new drive with this one's content."""
         return self._transport.call("fork_drive", types.Drive, {"name": name}, json={"name": to})
 
+    def promote(
+        self,
+        name: str,
+        sandbox: str,
+        only: Sequence[str],
+        *,
+        path: str | None = None,
+        expect_generation: int | None = None,
+        dry_run: bool = False,
+    ) -> types.PromotedIntoDrive:
+        """Puts files that a sandbox made or changed, those that the globs name, into a drive: all or nothing."""
+        body = given(
+            from_=sandbox,
+            only=list(only),
+            path=path,
+            expect_generation=expect_generation,
+            dry_run=dry_run or None,
+        )
+        return self._transport.call(
+            "promote_into_drive", types.PromotedIntoDrive, {"name": name}, json=body, repeatable=True
+        )
+
     def delete(self, name: str) -> types.Drive:
         """Deletes a drive."""
         return self._transport.call("delete_drive", types.Drive, {"name": name})
@@ -529,10 +559,16 @@ class Projects:
         return self._transport.call("get_project_network", types.ProjectNetwork, {"project": project})
 
     def set_network(
-        self, project: str, default: inputs.Network, *, bound: inputs.Network | None = None
+        self,
+        project: str,
+        default: inputs.Network,
+        *,
+        bound: inputs.Network | None = None,
+        max_connections: int | None = None,
     ) -> types.ProjectNetwork:
-        """Changes what its sandboxes may reach."""
-        path, body = {"project": project}, {"default": default, "bound": bound}
+        """Changes what its sandboxes may reach, and how many connections they may have open together."""
+        path = {"project": project}
+        body = {"default": default, "bound": bound, "max_connections": max_connections}
         return self._transport.call("set_project_network", types.ProjectNetwork, path, json=body)
 
     def governance(self, project: str) -> types.ProjectRuns:

@@ -293,6 +293,10 @@ class Sandbox:
         """Why it runs, sleeps or failed."""
         return self._call("why_sandbox", types.Why)
 
+    def stats(self) -> types.SandboxStats:
+        """What it uses at this moment. Never wakes it: asleep, it has no `usage`."""
+        return self._call("get_stats", types.SandboxStats)
+
     def tree(self) -> types.Tree:
         """Where it comes from and what became of it: sandboxes, snapshots, forks."""
         return self._call("get_tree", types.Tree)

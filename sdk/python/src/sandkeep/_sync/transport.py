@@ -91,6 +91,7 @@ class Transport:
         content: Content | None = None,
         repeatable: bool | None = None,
         timeout: float | None = None,
+        retry: bool = True,
     ) -> T:
         """Calls an operation that answers with a JSON document."""
         answer = self.send(
@@ -102,6 +103,7 @@ class Transport:
             repeatable=repeatable,
             timeout=timeout,
             whole=True,
+            retry=retry,
         )
         try:
             return decode(kind, answer.json())

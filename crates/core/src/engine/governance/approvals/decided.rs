@@ -18,11 +18,11 @@ const SHORT: usize = 1 << 10;
 const REST: u64 = 1 << 10;
 
 /// A sandbox in which an approval is over, and since when.
-pub(in crate::engine) type Ended = (Name, RunSandbox, Timestamp);
+pub(in crate::engine) type EndedApproval = (Name, RunSandbox, Timestamp);
 
 /// How much an approval takes.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Extent {
+pub(super) struct ApprovalSize {
     /// On disk, roughly.
     pub(super) bytes: u64,
     /// Whether its context is on disk only.
@@ -30,13 +30,13 @@ pub(super) struct Extent {
 }
 
 /// What is held in memory of an approval: all while it is pending, later without a long context.
-pub(super) fn cut(mut approval: Approval) -> (Approval, Extent) {
+pub(super) fn cut(mut approval: Approval) -> (Approval, ApprovalSize) {
     let bytes = size(&approval);
     let cut = !approval.is_pending() && approval.context.len() > SHORT;
     if cut {
         approval.context = String::new();
     }
-    (approval, Extent { bytes, cut })
+    (approval, ApprovalSize { bytes, cut })
 }
 
 fn size(approval: &Approval) -> u64 {
@@ -46,7 +46,7 @@ fn size(approval: &Approval) -> u64 {
 
 /// For whom an answer counts.
 #[derive(Debug, Clone)]
-pub(in crate::engine) struct Scope {
+pub(in crate::engine) struct AnswerScope {
     /// The run under way.
     pub(in crate::engine) run: Option<RunId>,
     /// Whether the sandbox's own policy asks, so that every approval in it counts.
@@ -75,7 +75,7 @@ impl Decided {
     }
 
     /// Enters a version that replaces one of that size.
-    pub(super) fn replace(&self, approval: &Approval, before: Option<Extent>) {
+    pub(super) fn replace(&self, approval: &Approval, before: Option<ApprovalSize>) {
         self.bytes.fetch_add(size(approval), Ordering::Relaxed);
         match before {
             Some(before) => drop(self.bytes.fetch_sub(before.bytes, Ordering::Relaxed)),
@@ -88,7 +88,7 @@ impl Decided {
         }
     }
 
-    pub(super) fn forget(&self, approval: &Approval, size: Extent) {
+    pub(super) fn forget(&self, approval: &Approval, size: ApprovalSize) {
         self.bytes.fetch_sub(size.bytes, Ordering::Relaxed);
         let Some(target) = target(approval) else { return };
         let mut all = self.by_target.write();
@@ -122,7 +122,7 @@ impl Approvals {
         sandbox: &SandboxId,
         subject: ApprovalSubject,
         target: &str,
-        scope: &Scope,
+        scope: &AnswerScope,
     ) -> Option<Answered> {
         self.about(sandbox, subject, target).iter().find_map(|approval| decides(approval, scope))
     }
@@ -152,7 +152,7 @@ impl Approvals {
     }
 
     /// Sandboxes in which an approval ended since this was asked last.
-    pub(in crate::engine) fn take_ended(&self) -> Vec<Ended> {
+    pub(in crate::engine) fn take_ended(&self) -> Vec<EndedApproval> {
         std::mem::take(&mut *self.ended.lock())
     }
 
@@ -203,7 +203,7 @@ impl Approvals {
 }
 
 /// What an approval says about a request, if anything.
-fn decides(approval: &Approval, scope: &Scope) -> Option<Answered> {
+fn decides(approval: &Approval, scope: &AnswerScope) -> Option<Answered> {
     let of_run = approval.run.is_some() && approval.run == scope.run;
     if approval.answer() == Some(ApprovalAnswer::Approve) {
         return (of_run || scope.whole_sandbox).then_some(Ok(()));
@@ -227,7 +227,7 @@ pub(super) fn why(approval: &Approval) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::{beyond, cut};
-    use super::{Scope, decides};
+    use super::{AnswerScope, decides};
     use crate::model::{
         Approval, ApprovalId, ApprovalSource, ApprovalStatus, ApprovalSubject, FORMAT, RunId,
         RunSandbox, SandboxId, Timestamp,
@@ -262,12 +262,12 @@ mod tests {
     fn answers_count_for_whom_they_were_given() {
         use ApprovalStatus::{Approved, Denied, Expired, Pending};
         let (run, other) = (RunId::fresh(), RunId::fresh());
-        let scope = |run: Option<&RunId>, whole_sandbox| Scope {
+        let scope = |run: Option<&RunId>, whole_sandbox| AnswerScope {
             run: run.cloned(),
             whole_sandbox,
             since: Timestamp::from_second(100).unwrap(),
         };
-        let good = |approval: Approval, scope: Scope| {
+        let good = |approval: Approval, scope: AnswerScope| {
             decides(&approval, &scope).map(|answer| answer.is_ok())
         };
         // Of a run: for that run, and for the sandbox if that asks by itself.

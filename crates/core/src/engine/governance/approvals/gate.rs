@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 
 use super::decided::why;
-use super::{Scope, ToAsk};
+use super::{AnswerScope, ToAsk};
 use crate::engine::governance::runs::{Runs, place};
 use crate::engine::network::session_network::MakesGates;
 use crate::engine::running::live::RunningSandbox;
@@ -53,7 +53,7 @@ impl Gates {
 }
 
 /// What is held in a sandbox at this moment.
-struct Holds {
+struct HoldRules {
     run: Option<RunId>,
     /// Whether the sandbox's own policy asks for hosts.
     own_hosts: bool,
@@ -193,10 +193,10 @@ impl Runs {
         });
     }
 
-    fn holds_in(&self, sandbox: &Sandbox) -> Holds {
+    fn holds_in(&self, sandbox: &Sandbox) -> HoldRules {
         let none = ApprovalPolicy::default();
         let policy = sandbox.config.approvals.as_ref().unwrap_or(&none);
-        let mut holds = Holds {
+        let mut holds = HoldRules {
             run: None,
             own_hosts: policy.hosts,
             hosts: policy.hosts,
@@ -227,7 +227,7 @@ impl Runs {
     fn decided(
         &self,
         live: &RunningSandbox,
-        holds: &Holds,
+        holds: &HoldRules,
         subject: ApprovalSubject,
         target: &str,
     ) -> Option<Answered> {
@@ -237,7 +237,7 @@ impl Runs {
             _ => holds.own_hosts,
         };
         let since = live.session().started_at;
-        let scope = Scope { run: holds.run.clone(), whole_sandbox, since };
+        let scope = AnswerScope { run: holds.run.clone(), whole_sandbox, since };
         self.approvals.decision(&live.sandbox().id, subject, target, &scope)
     }
 

@@ -15,8 +15,8 @@ use parking_lot::{Mutex, RwLock};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-pub(in crate::engine) use self::decided::Scope;
-use self::decided::{Decided, Ended, Extent, cut};
+pub(in crate::engine) use self::decided::AnswerScope;
+use self::decided::{ApprovalSize, Decided, EndedApproval, cut};
 pub(in crate::engine) use self::gate::Gates;
 use crate::db::{Page, Paged};
 use crate::engine::context::Context;
@@ -87,7 +87,7 @@ struct Entry {
     approval: Approval,
     /// When it expires, on the monotonic clock.
     due: Duration,
-    size: Extent,
+    size: ApprovalSize,
 }
 
 /// All approvals.
@@ -101,7 +101,7 @@ pub(in crate::engine) struct Approvals {
     /// Those whose answer decides more than one request.
     decided: Decided,
     /// Sandboxes in which one ended, since somebody looked.
-    ended: Mutex<Vec<Ended>>,
+    ended: Mutex<Vec<EndedApproval>>,
     changes: KeyedLock<Name>,
     changed: watch::Sender<u64>,
 }

@@ -16,7 +16,7 @@ const REST: u64 = 2 << 10;
 
 /// How much a run takes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Extent {
+pub(super) struct RunSize {
     /// On disk, roughly.
     pub(super) bytes: u64,
     /// Whether its texts are on disk only.
@@ -42,7 +42,7 @@ pub(super) fn is_unfinished(run: &Run) -> bool {
 }
 
 /// What is held in memory of a run.
-fn cut(mut run: Run) -> (Run, Extent) {
+fn cut(mut run: Run) -> (Run, RunSize) {
     let text = text_of(&run.spec);
     let cut = !is_unfinished(&run) && text > SHORT;
     if cut {
@@ -53,23 +53,23 @@ fn cut(mut run: Run) -> (Run, Extent) {
         spec.known_hosts = Vec::new();
         spec.approve_secrets = Vec::new();
     }
-    (run, Extent { bytes: REST + text, cut })
+    (run, RunSize { bytes: REST + text, cut })
 }
 
 /// How much runs take, and which snapshots they need.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    extents: Mutex<HashMap<RunId, Extent>>,
-    pins: Mutex<Pins>,
+    extents: Mutex<HashMap<RunId, RunSize>>,
+    pins: Mutex<ReviewPins>,
 }
 
 #[derive(Debug, Default)]
-struct Pins {
+struct ReviewPins {
     by_run: HashMap<RunId, Vec<SnapshotId>>,
     counts: HashMap<SnapshotId, usize>,
 }
 
-impl Pins {
+impl ReviewPins {
     fn set(&mut self, run: &RunId, snapshots: Vec<SnapshotId>) {
         for snapshot in &snapshots {
             *self.counts.entry(snapshot.clone()).or_default() += 1;

@@ -43,7 +43,7 @@ const WHILE_PAUSING: jiff::SignedDuration = jiff::SignedDuration::from_secs(60);
 
 /// What is seen of a sandbox at one look.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Look {
+struct Activity {
     calls: u64,
     /// How often the standard input of its commands was used.
     input: u64,
@@ -51,7 +51,7 @@ struct Look {
     traffic: Option<Traffic>,
 }
 
-impl Look {
+impl Activity {
     /// Whether nothing happened since another look. With `stop`, what its processes do is not asked.
     fn is_quiet_since(&self, before: &Self, idle: Duration, stop: bool) -> bool {
         let unused = self.calls == before.calls && self.input == before.input;
@@ -108,7 +108,7 @@ impl Runs {
             let stop = asked.iter().any(|(_, subject)| *subject == ApprovalSubject::Spending);
             let now = self.look(live).await;
             let is_quiet = match (&before, &now) {
-                (Some(before), Some(now)) => Look::is_quiet_since(now, before, idle, stop),
+                (Some(before), Some(now)) => Activity::is_quiet_since(now, before, idle, stop),
                 _ => false,
             };
             quiet = if is_quiet { quiet + 1 } else { 0 };
@@ -139,7 +139,7 @@ impl Runs {
     }
 
     /// What a sandbox does. `None` while somebody else than its commands uses it, or it has none.
-    async fn look(&self, live: &RunningSandbox) -> Option<Look> {
+    async fn look(&self, live: &RunningSandbox) -> Option<Activity> {
         let id = live.sandbox().id.clone();
         if live.is_closed() || self.lifecycle.turns.slot(&id).is_busy() {
             return None;
@@ -156,13 +156,18 @@ impl Runs {
             return None;
         }
         let cpu = live.driver.usage(&live.key).await.ok()?.cpu;
-        Some(Look { calls: live.rest.calls(), input: input_of(live), cpu, traffic: live.traffic() })
+        Some(Activity {
+            calls: live.rest.calls(),
+            input: input_of(live),
+            cpu,
+            traffic: live.traffic(),
+        })
     }
 
     async fn stand_still(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,
-        look: Look,
+        look: Activity,
         asked: HashSet<ApprovalId>,
         stop: bool,
     ) -> Result<()> {
@@ -182,7 +187,7 @@ impl Runs {
     async fn freeze(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,
-        look: Look,
+        look: Activity,
         asked: &HashSet<ApprovalId>,
     ) -> Result<()> {
         let (mut closing, shutdown) = (live.closing(), self.context.tasks.shutdown());
@@ -224,7 +229,7 @@ impl Runs {
     async fn pause(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,
-        look: Look,
+        look: Activity,
         asked: HashSet<ApprovalId>,
     ) -> Result<()> {
         let sandbox = live.sandbox();
@@ -310,27 +315,27 @@ fn is_newer(answer: Timestamp, paused: Timestamp) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use super::{IDLE_PROCESSES, Look, is_newer};
+    use super::{Activity, IDLE_PROCESSES, is_newer};
     use crate::model::Timestamp;
     use crate::net::Traffic;
 
     #[test]
     fn only_what_nobody_uses_and_does_nothing_is_quiet() {
-        let before = Look {
+        let before = Activity {
             calls: 3,
             input: 7,
             cpu: Duration::from_secs(9),
             traffic: Some(Traffic { received: 5, sent: 5 }),
         };
-        let quiet = |now: Look, stop| now.is_quiet_since(&before, IDLE_PROCESSES, stop);
+        let quiet = |now: Activity, stop| now.is_quiet_since(&before, IDLE_PROCESSES, stop);
         assert!(quiet(before, false));
-        assert!(quiet(Look { cpu: before.cpu + Duration::from_millis(5), ..before }, false));
-        let busy = Look { cpu: before.cpu + Duration::from_millis(500), ..before };
+        assert!(quiet(Activity { cpu: before.cpu + Duration::from_millis(5), ..before }, false));
+        let busy = Activity { cpu: before.cpu + Duration::from_millis(500), ..before };
         assert!(!quiet(busy, false) && quiet(busy, true), "a limit stops work, too");
-        let sent = Look { traffic: Some(Traffic { received: 5, sent: 6 }), ..before };
+        let sent = Activity { traffic: Some(Traffic { received: 5, sent: 6 }), ..before };
         assert!(!quiet(sent, false));
-        assert!(!quiet(Look { calls: 4, ..before }, true), "somebody wants something of it");
-        assert!(!quiet(Look { input: 8, ..before }, true), "somebody types");
+        assert!(!quiet(Activity { calls: 4, ..before }, true), "somebody wants something of it");
+        assert!(!quiet(Activity { input: 8, ..before }, true), "somebody types");
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl Lifecycle {
             self.resolve_snapshot(&snapshot.id, None).await?
         };
         failpoint::pass("drive_promote.captured");
-        let wanted = Wanted { only, under, dry_run: request.dry_run };
+        let wanted = WantedFiles { only, under, dry_run: request.dry_run };
         for _ in 0..ATTEMPTS {
             let drive = self.free_drive(project, &request.drive).await?;
             let outcome = self.put_into(&fork, &drive, (&base, &theirs), &wanted).await?;
@@ -94,7 +94,7 @@ impl Lifecycle {
         fork: &Sandbox,
         drive: &Drive,
         (base, theirs): (&ResolvedPoint, &ResolvedPoint),
-        wanted: &Wanted,
+        wanted: &WantedFiles,
     ) -> Result<MergeOutcome> {
         if let Some(reason) = self.references.missing_layer(&drive.layers).await {
             return Err(Error::DriveBroken { drive: drive.name.clone(), reason });
@@ -171,7 +171,7 @@ impl Lifecycle {
 }
 
 /// What is promoted, and where.
-struct Wanted {
+struct WantedFiles {
     only: Vec<String>,
     under: Vec<u8>,
     dry_run: bool,
