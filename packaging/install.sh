@@ -100,6 +100,12 @@ uninstall_all() {
         say "$said" >&2
         fail "the sandboxes above could not be stopped: stop them (keep stop NAME; --discard gives up their changes) or delete them"
     fi
+    if [ $code = 3 ]; then
+        # They outlive their server.
+        for group in /sys/fs/cgroup/sandkeep-*/sbx* /sys/fs/cgroup/pids/sandkeep-*/sbx*; do
+            [ ! -d "$group" ] || fail "sandboxes run, and no server; start it (systemctl start sandkeep), then try again"
+        done
+    fi
     if [ -e $unit ]; then
         [ -z "$service" ] || systemctl --quiet disable --now sandkeep.service || true
         rm -f $unit

@@ -56,10 +56,12 @@ impl Engine {
         self.parts.turns.recovered(&sandbox.id).await?;
         match self.parts.sessions.find_command(&sandbox, &id).await {
             Ok(command) => {
+                let left = self.follow_left(&sandbox, &id).await;
+                let stdin = left.filter(|_| exec.stdin).map(StdinHandle::new);
                 let (_, session) =
                     self.parts.sessions.find_session(project, &command.session).await?;
                 let events = self.logs(project, name, &id, true).await?;
-                Ok(Started { command, events, stdin: None, resumed: false, session })
+                Ok(Started { command, events, stdin, resumed: false, session })
             }
             Err(Error::NoCommand { .. }) => {
                 exec.id = Some(id);
@@ -67,6 +69,23 @@ impl Engine {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// A caller that left while its command was being started left it to nobody, and sent it no input: from now on it is followed.
+    /// Under its key nobody else starts it meanwhile.
+    async fn follow_left(&self, sandbox: &Sandbox, id: &CommandId) -> Option<Arc<Tracked>> {
+        let sessions = &self.parts.sessions;
+        if sessions.tracked(&sandbox.id, id).is_some() {
+            return None;
+        }
+        // Nobody follows it any more, so its record says whether it has ended.
+        let command = sessions.find_command(sandbox, id).await.ok()?;
+        let live = self.parts.turns.live(&sandbox.id)?;
+        if command.state != CommandState::Running || live.session().id != command.session {
+            return None;
+        }
+        sessions.adopt(&live, command).await;
+        sessions.tracked(&sandbox.id, id)
     }
 
     /// Waits until a command may be started: at once, unless somebody has to approve it. A caller that gives up waiting

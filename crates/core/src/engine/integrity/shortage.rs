@@ -168,6 +168,8 @@ impl DiskLimits {
                     this.context.events.writes_held(&sandbox);
                 }
                 Err(error) => {
+                    // Of several disks some may be held, or all if only the answer was lost: nobody else would let them go.
+                    let _ = disk.limit_writes(&live.key, WriteLimit::None).await;
                     drop(changing);
                     let times = live.writes.failed();
                     tracing::error!(sandbox = %sandbox.name, times, error = error_chain(&error), "the writes of a machine could not be held back");

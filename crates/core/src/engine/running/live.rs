@@ -88,6 +88,8 @@ pub(crate) struct RunningSandbox {
     /// Counts whatever may let the agent or a process change files: see `measure_ahead`.
     uses: AtomicU64,
     pub(in crate::engine) measured: Mutex<MeasuredAhead>,
+    /// The end of a change of files that the agent was asked for was not heard: it may be at it, whatever is counted.
+    pub(in crate::engine) unheard: AtomicBool,
     /// Which commands changed which files.
     pub(in crate::engine) changes: ChangeTracking,
     /// Whether its open layer is being sealed.
@@ -139,6 +141,7 @@ impl RunningSandbox {
             quiet_since: Mutex::new(Instant::now()),
             uses: AtomicU64::new(0),
             measured: Mutex::default(),
+            unheard: AtomicBool::new(false),
             changes: ChangeTracking::default(),
             seal: SealUnderWay::default(),
             rest: Rest::default(),

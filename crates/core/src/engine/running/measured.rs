@@ -1,11 +1,13 @@
 //! What is known of the open layer of a running sandbox, ahead of its seal: see `snapshots/measure_ahead.rs`.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::driver::Relayer;
 use crate::engine::Result;
 use crate::engine::running::live::RunningSandbox;
+use crate::guest::GuestError;
 use crate::model::{Decision, Guard, LayerId, OnJunk, Sandbox};
 use crate::store::{JunkRules, MeasuredLayer};
 
@@ -33,10 +35,44 @@ pub(in crate::engine) struct Measurement {
     pub(in crate::engine) measured: MeasuredLayer,
 }
 
+/// Something that changes files, and that the agent was asked for. If its end is not heard, the agent may be at it for as long as
+/// it likes: it removes a tree to the end whoever has left, and starts a command when it comes to it.
+#[derive(Debug)]
+pub(in crate::engine) struct Asked {
+    live: Arc<RunningSandbox>,
+    heard: bool,
+}
+
+impl Asked {
+    pub(in crate::engine) fn of(live: &Arc<RunningSandbox>) -> Self {
+        Self { live: Arc::clone(live), heard: false }
+    }
+
+    /// This is what the agent said.
+    pub(in crate::engine) fn heard<T>(
+        mut self,
+        answer: Result<T, GuestError>,
+    ) -> Result<T, GuestError> {
+        self.heard = matches!(&answer, Ok(_) | Err(GuestError::Refused { .. }));
+        answer
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if !self.heard {
+            self.live.unheard.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
 impl RunningSandbox {
     /// What the open layer measures, if that is known and nothing can have changed it since.
     pub(in crate::engine) fn measured_ahead(&self, sandbox: &Sandbox) -> Option<MeasuredLayer> {
         if !can_be_known(sandbox) || *sandbox.decision() != Decision::default() {
+            return None;
+        }
+        if self.unheard.load(Ordering::SeqCst) {
             return None;
         }
         let measured = self.measured.lock();
@@ -58,7 +94,8 @@ impl RunningSandbox {
         // Commands are started, and files transferred, with the gate held.
         let idle = self.gate.try_write().is_ok()
             && self.commands.lock().values().all(|one| one.over.load(Ordering::SeqCst));
-        let still = idle && can_be_known(sandbox) && relayer.alone(&self.key).await?;
+        let heard = !self.unheard.load(Ordering::SeqCst);
+        let still = idle && heard && can_be_known(sandbox) && relayer.alone(&self.key).await?;
         Ok(still.then_some(uses))
     }
 
@@ -82,7 +119,8 @@ impl RunningSandbox {
     pub(in crate::engine) fn is_to_be_measured(&self, sandbox: &Sandbox) -> bool {
         let wanted = if self.changes.names() >= LARGE { IDLE_LARGE } else { IDLE };
         let idle = self.quiet_for().is_some_and(|quiet| quiet >= wanted);
-        if !idle || self.is_closed() || !can_be_known(sandbox) {
+        let heard = !self.unheard.load(Ordering::SeqCst);
+        if !idle || !heard || self.is_closed() || !can_be_known(sandbox) {
             return false;
         }
         let measured = self.measured.lock();

@@ -197,17 +197,18 @@ impl Sessions {
         hold.layers(chain).await;
         hold.layers(std::slice::from_ref(layer)).await;
         let seal = live.seal.flag();
-        // The look comes to every name, so it measures the open layer for its seal on the way.
+        // The look comes to every name, so it measures the open layer for its seal on the way. A machine that has just ended says
+        // nothing of its processes; what the look found is true all the same.
         let sandbox = live.sandbox();
         let open = relayer.filter(|_| sandbox.open_layer() == Some(layer));
         let uses = match open {
-            Some(relayer) => live.measurable(&sandbox, relayer).await?,
+            Some(relayer) => live.measurable(&sandbox, relayer).await.unwrap_or_default(),
             None => None,
         };
         let rules = uses.map(|_| junk_warned_of(&sandbox)).transpose()?;
         let (look, measured) = self.store.look_at_open(layer, chain, before, seal, rules).await?;
         if let (Some(relayer), Some(uses), Some(measured)) = (open, uses, measured) {
-            live.keep_measurement(&sandbox, relayer, uses, measured).await?;
+            let _ = live.keep_measurement(&sandbox, relayer, uses, measured).await;
         }
         let alone = match relayer {
             Some(relayer) => relayer.alone(&live.key).await.unwrap_or(false),

@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::catalog::RecordKey;
 use crate::engine::running::live::RunningSandbox;
+use crate::engine::running::measured::Asked;
 use crate::engine::running::stdin::StdinHandle;
 use crate::engine::running::tracked::Tracked;
 use crate::engine::session::Sessions;
@@ -286,7 +287,8 @@ impl Sessions {
         }
         crate::failpoint::pass("exec.recorded");
         self.before_start(live, &record.id).await;
-        let process = match guest.spawn(spawn).await {
+        let asked = Asked::of(live);
+        let process = match asked.heard(guest.spawn(spawn).await) {
             Ok(process) => process,
             Err(error @ GuestError::Refused { .. }) => {
                 // It never ran, so it is on no record.

@@ -9,6 +9,7 @@ use sandkeep_proto::link::{At, Entry};
 use crate::engine::Result;
 use crate::engine::integrity::DiskLimits;
 use crate::engine::running::live::{Hold, RunningSandbox};
+use crate::engine::running::measured::Asked;
 use crate::engine::running::upload_allowance::Sent;
 use crate::engine::session::Sessions;
 use crate::guest::{Guest, GuestError, Incoming, Outgoing, TransferSummary};
@@ -45,9 +46,10 @@ impl Writes {
         Self { sessions, live, wrote: AtomicBool::new(false) }
     }
 
-    fn begin(&self) {
+    fn begin(&self) -> Asked {
         self.live.changes.uploaded();
         self.wrote.store(true, Ordering::Relaxed);
+        Asked::of(&self.live)
     }
 }
 
@@ -67,6 +69,7 @@ pub struct Upload {
     out: Outgoing,
     bounds: Bounds,
     kind: UploadKind,
+    asked: Asked,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,8 +103,8 @@ impl Upload {
     ///
     /// As [`send`](Self::send).
     pub async fn finish(self) -> Result<TransferSummary, GuestError> {
-        let Self { out, bounds, .. } = self;
-        out.finish().await.map_err(|error| bounds.judge(error))
+        let Self { out, bounds, asked, .. } = self;
+        asked.heard(out.finish().await).map_err(|error| bounds.judge(error))
     }
 }
 
@@ -170,19 +173,20 @@ impl Files {
         append: bool,
     ) -> Result<Upload, GuestError> {
         self.bounds.admit(made(path, parents)).await?;
-        self.writes.begin();
+        let asked = self.writes.begin();
         let out = self.guest.write_file(self.at(path), mode, parents, append).await;
-        self.upload(UploadKind::File, out)
+        self.upload(UploadKind::File, asked, out)
     }
 
     fn upload(
         &self,
         kind: UploadKind,
+        asked: Asked,
         out: Result<Outgoing, GuestError>,
     ) -> Result<Upload, GuestError> {
         match out {
-            Ok(out) => Ok(Upload { out, bounds: self.bounds.clone(), kind }),
-            Err(error) => Err(self.bounds.judge(error)),
+            Ok(out) => Ok(Upload { out, bounds: self.bounds.clone(), kind, asked }),
+            Err(error) => asked.heard(Err(error)).map_err(|error| self.bounds.judge(error)),
         }
     }
 
@@ -199,8 +203,8 @@ impl Files {
         parents: bool,
     ) -> Result<(), GuestError> {
         self.bounds.admit(made(path, parents)).await?;
-        self.writes.begin();
-        let made = self.guest.make_dir(self.at(path), mode, parents).await;
+        let asked = self.writes.begin();
+        let made = asked.heard(self.guest.make_dir(self.at(path), mode, parents).await);
         made.map_err(|error| self.bounds.judge(error))
     }
 
@@ -232,8 +236,8 @@ impl Files {
     ///
     /// Returns [`GuestError::Refused`] when it cannot be done.
     pub async fn rename(&self, from: &str, to: &str) -> Result<(), GuestError> {
-        self.writes.begin();
-        self.guest.rename(self.at(from), to.to_owned()).await
+        let asked = self.writes.begin();
+        asked.heard(self.guest.rename(self.at(from), to.to_owned()).await)
     }
 
     /// Removes.
@@ -247,8 +251,8 @@ impl Files {
         recursive: bool,
         missing_ok: bool,
     ) -> Result<(), GuestError> {
-        self.writes.begin();
-        self.guest.remove(self.at(path), recursive, missing_ok).await
+        let asked = self.writes.begin();
+        asked.heard(self.guest.remove(self.at(path), recursive, missing_ok).await)
     }
 
     /// Unpacks a tar stream below a directory.
@@ -257,8 +261,8 @@ impl Files {
     ///
     /// Returns [`GuestError::Refused`] when the directory cannot be written.
     pub async fn tar_in(&self, dir: &str) -> Result<Upload, GuestError> {
-        self.writes.begin();
-        self.upload(UploadKind::Archive, self.guest.tar_in(self.at(dir), false).await)
+        let asked = self.writes.begin();
+        self.upload(UploadKind::Archive, asked, self.guest.tar_in(self.at(dir), false).await)
     }
 
     /// Unpacks a tar stream as if its entries were files written one by one: through links to
@@ -268,8 +272,8 @@ impl Files {
     ///
     /// As [`tar_in`](Self::tar_in).
     pub async fn tar_through(&self, dir: &str) -> Result<Upload, GuestError> {
-        self.writes.begin();
-        self.upload(UploadKind::Archive, self.guest.tar_in(self.at(dir), true).await)
+        let asked = self.writes.begin();
+        self.upload(UploadKind::Archive, asked, self.guest.tar_in(self.at(dir), true).await)
     }
 
     /// Packs a file or directory as a tar stream.

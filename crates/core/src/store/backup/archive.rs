@@ -61,6 +61,18 @@ enum PackedType {
     End,
 }
 
+impl PackedType {
+    fn is_of(self, file: FileType) -> bool {
+        let kind = match file {
+            FileType::Directory => Self::Directory,
+            FileType::RegularFile => Self::File,
+            FileType::Symlink => Self::Symlink,
+            _ => Self::Node,
+        };
+        self == kind
+    }
+}
+
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_zero(size: &u64) -> bool {
     *size == 0
@@ -259,6 +271,10 @@ impl<R: BufRead> ArchiveUnpacker<'_, R> {
         }
         let path = path_bytes(&header.path).ok_or_else(|| broken("a path cannot be read"))?;
         let (stat, xattrs) = (header.stat(&self.like), header.xattrs());
+        // Attributes are set by what the mode says it is, and those of a link would be set where it leads.
+        if header.kind != PackedType::Link && !header.kind.is_of(file_type(&stat)) {
+            return Err(broken("a name is said to be two things"));
+        }
         let xattrs = xattrs.ok_or_else(|| broken("attributes cannot be read"))?;
         if path.is_empty() {
             self.directories.push((self.top.clone(), stat, xattrs));
@@ -451,6 +467,11 @@ mod tests {
         let out = home.path().join("out");
         fs::create_dir(&out).unwrap();
         let link = line("link", "symlink", out.to_str().unwrap());
+        // What its mode says it is would have what it leads to changed.
+        let stream = format!("SANDKEEP-TREE-1\n{link}\n");
+        let said = unpack(&mut stream.as_bytes(), &home.path().join("two")).unwrap_err();
+        assert!(said.to_string().contains("two things"), "{said}");
+        let link = link.replace("33188", "41471");
         let stream = format!("SANDKEEP-TREE-1\n{link}\n{}\n", line("link/x", "file", ""));
         assert!(unpack(&mut stream.as_bytes(), &home.path().join("in")).is_err());
         assert_eq!(fs::read_dir(&out).unwrap().count(), 0);

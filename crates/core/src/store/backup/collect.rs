@@ -68,6 +68,7 @@ pub fn create_backup(
         files: Vec::new(),
         layers: BTreeSet::new(),
         memory: BTreeSet::new(),
+        current: BTreeSet::new(),
         missing: Vec::new(),
     };
     let created_at = now();
@@ -120,6 +121,8 @@ struct BackupCollector<'a> {
     files: Vec<BackupFile>,
     layers: BTreeSet<String>,
     memory: BTreeSet<String>,
+    /// Names of the current snapshots of sandboxes: those are in the backup already.
+    current: BTreeSet<String>,
     missing: Vec<String>,
 }
 
@@ -130,18 +133,16 @@ impl BackupCollector<'_> {
         for id in self.names("sandboxes")? {
             sandboxes.extend(self.sandbox(&id)?);
         }
-        let mut snapshots = 0;
+        let mut snapshots = self.current.len() as u64;
         for name in self.names("snapshots")? {
             let path = PathBuf::from("snapshots").join(&name);
-            if path.extension().is_none_or(|end| end != "json") {
+            if path.extension().is_none_or(|end| end != "json") || self.current.contains(&name) {
                 continue;
             }
             let Some((snapshot, bytes)) = self.document::<Snapshot>(&path)? else { continue };
             let of = sandboxes.iter().find(|sandbox| sandbox.id == snapshot.sandbox);
-            let is_current = |sandbox: &Sandbox| sandbox.current.as_ref() == Some(&snapshot.id);
-            // One that its sandbox got after its record was read is not part of this backup, unless somebody stands on it.
-            let later = of.is_some_and(|sandbox| snapshot.generation > sandbox.generation);
-            if later && !sandboxes.iter().any(is_current) {
+            // One that its sandbox got after its record was read is not part of this backup.
+            if of.is_some_and(|sandbox| snapshot.generation > sandbox.generation) {
                 continue;
             }
             if snapshot.deleted_at.is_none() {
@@ -177,34 +178,34 @@ impl BackupCollector<'_> {
         let dir = PathBuf::from("sandboxes").join(id);
         let path = dir.join("sandbox.json");
         let mut tries = 0;
-        let (sandbox, session, memory) = loop {
+        let (sandbox, session, current) = loop {
             let Some((sandbox, _)) = self.document::<Sandbox>(&path)? else { return Ok(None) };
             if sandbox.phase() == Phase::Deleted {
                 return Ok(None);
             }
             let session = sandbox.open_session().and(sandbox.session.clone());
-            let mut memory = false;
-            let stands = match &sandbox.current {
-                None => true,
-                Some(current) => {
-                    let path = self.data.join(format!("snapshots/{current}.json"));
-                    let read = fs::read(&path)
-                        .ok()
-                        .and_then(|bytes| parse::<Snapshot>(&path, &bytes).ok());
-                    memory = read.as_ref().is_some_and(|snapshot| !snapshot.memory.is_empty());
-                    read.is_some_and(|snapshot| snapshot.deleted_at.is_none())
-                }
-            };
+            let current =
+                sandbox.current.as_ref().and_then(|id| self.live_snapshot(&id.to_string()));
+            let stands = sandbox.current.is_none() || current.is_some();
             tries += 1;
             if stands || tries == TRIES {
                 if !stands {
                     self.missing
                         .push(format!("the current snapshot of sandbox `{}`", sandbox.name));
                 }
-                break (sandbox, session, memory);
+                break (sandbox, session, current);
             }
             std::thread::sleep(std::time::Duration::from_millis(50));
         };
+        let memory = current.as_ref().is_some_and(|(snapshot, _)| !snapshot.memory.is_empty());
+        if let Some((snapshot, bytes)) = current {
+            // Now: it may be deleted as soon as the sandbox has another one. Its layers are in the trash then.
+            let name = format!("{}.json", snapshot.id);
+            if self.current.insert(name.clone()) {
+                self.names_of(&snapshot.layers, &snapshot.memory);
+                self.content(&PathBuf::from("snapshots").join(name), &bytes, 0o600)?;
+            }
+        }
         self.names_of(&sandbox.image_layers, &[]);
         let at_rest = sandbox.without_session(memory);
         let bytes = to_json(&at_rest, &path)?;
@@ -216,6 +217,14 @@ impl BackupCollector<'_> {
             self.records(&dir.join(part), session.as_ref())?;
         }
         Ok(Some(at_rest))
+    }
+
+    /// A snapshot that is there and was not deleted, and its document.
+    fn live_snapshot(&self, id: &str) -> Option<(Snapshot, Vec<u8>)> {
+        let path = self.data.join(format!("snapshots/{id}.json"));
+        let bytes = fs::read(&path).ok()?;
+        let snapshot = parse::<Snapshot>(&path, &bytes).ok()?;
+        snapshot.deleted_at.is_none().then_some((snapshot, bytes))
     }
 
     /// Files about sessions and commands, without those of the session under way.
@@ -367,7 +376,14 @@ impl BackupCollector<'_> {
         let file = File::create(&fresh).map_err(io_error("create", &fresh))?;
         let into = HashedArchive { file, hash: Sha256::new(), bytes: 0 };
         let mut packed = zstd::Encoder::new(into, LEVEL).map_err(io_error("write", &fresh))?;
-        pack(&dir, &mut packed)?;
+        let done = pack(&dir, &mut packed);
+        // A directory is renamed before anything in it is deleted: one that is still where it was, or in the trash, was whole.
+        if self.sealed(kind, id)?.is_none() {
+            fs::remove_file(&fresh).map_err(io_error("remove", &fresh))?;
+            self.missing.push(format!("{kind}/{id}"));
+            return Ok(None);
+        }
+        done?;
         let HashedArchive { file, hash, bytes } =
             packed.finish().map_err(io_error("write", &fresh))?;
         file.sync_all().map_err(io_error("sync", &fresh))?;

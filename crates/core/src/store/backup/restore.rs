@@ -58,20 +58,7 @@ pub fn restore_backup(
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700).create(&path).map_err(io_error("create", &path))?;
     }
-    let archives = [("layers", &manifest.layers), ("memory", &manifest.memory)];
-    let all = manifest.layers.len() + manifest.memory.len();
-    let mut done = 0;
-    for (kind, archives) in archives {
-        for archive in archives {
-            progress(BackupProgress { done, all });
-            done += 1;
-            let place = fresh.join(kind).join(inside(&archive.id)?);
-            let path = archive_path(root, kind, &archive.id);
-            let file = File::open(&path).map_err(io_error("open", &path))?;
-            let packed = zstd::Decoder::new(file).map_err(io_error("read", &path))?;
-            unpack(&mut BufReader::with_capacity(256 << 10, packed), &place)?;
-        }
-    }
+    // Before the archives: as long as there are only files and directories, no path leads through a link.
     for file in &manifest.files {
         let place = fresh.join(inside(&file.path)?);
         if let Some(dir) = place.parent() {
@@ -84,6 +71,20 @@ pub fn restore_backup(
         let into = options.write(true).create_new(true).mode(file.mode & 0o7777).open(&place);
         let mut into = into.map_err(io_error("create", &place))?;
         io::copy(&mut from, &mut into).map_err(io_error("write", &place))?;
+    }
+    let archives = [("layers", &manifest.layers), ("memory", &manifest.memory)];
+    let all = manifest.layers.len() + manifest.memory.len();
+    let mut done = 0;
+    for (kind, archives) in archives {
+        for archive in archives {
+            progress(BackupProgress { done, all });
+            done += 1;
+            let place = fresh.join(kind).join(name_of(&archive.id)?);
+            let path = archive_path(root, kind, &archive.id);
+            let file = File::open(&path).map_err(io_error("open", &path))?;
+            let packed = zstd::Decoder::new(file).map_err(io_error("read", &path))?;
+            unpack(&mut BufReader::with_capacity(256 << 10, packed), &place)?;
+        }
     }
     let top = File::open(&fresh).map_err(io_error("open", &fresh))?;
     rustix::fs::syncfs(&top).map_err(|error| io_error("sync", &fresh)(error.into()))?;
@@ -104,4 +105,33 @@ fn inside(path: &str) -> Result<&Path> {
     }
     let reason = "it leads out of the data directory".to_owned();
     Err(StoreError::Damaged { path: found.to_owned(), reason }.into())
+}
+
+/// The name of a directory right where it is put.
+fn name_of(id: &str) -> Result<&Path> {
+    let found = inside(id)?;
+    if found.components().count() == 1 && !id.contains('/') {
+        return Ok(found);
+    }
+    let reason = "it is the name of no layer".to_owned();
+    Err(StoreError::Damaged { path: found.to_owned(), reason }.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{inside, name_of};
+
+    #[test]
+    fn names_stay_where_they_are_put() {
+        for bad in ["", "/etc", "..", "a/../b", "a/..", "./a"] {
+            assert!(inside(bad).is_err(), "{bad}");
+            assert!(name_of(bad).is_err(), "{bad}");
+        }
+        assert!(inside("sandboxes/a/sandbox.json").is_ok());
+        // Through a link in a layer that was restored before, this would lead anywhere.
+        for bad in ["lay-1/diff/link", "lay-1/"] {
+            assert!(name_of(bad).is_err(), "{bad}");
+        }
+        assert!(name_of("lay-1").is_ok());
+    }
 }

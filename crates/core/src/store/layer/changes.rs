@@ -15,9 +15,10 @@ use rustix::io::Errno;
 use sandkeep_upper::{ChangeKind, Changes, Index, Limits, Look, Lower, look};
 use serde::{Deserialize, Serialize};
 
-use crate::model::{ChangedPath, CommandId, LayerId, MoreChanges, PathChange, SandboxId};
+use crate::model::{ChangedPath, CommandId, Layer, LayerId, MoreChanges, PathChange, SandboxId};
 use crate::store::layer::MeasuredLayer;
 use crate::store::layer::junk::JunkRules;
+use crate::store::manifest::Manifest as _;
 use crate::store::path_text::path_text;
 use crate::store::tree::stat_of;
 use crate::store::walk::Measuring;
@@ -139,7 +140,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Returns [`StoreError::Io`] when the layer or one below it is not there.
+    /// Returns [`StoreError::NotFound`] when the layer is not there, and [`StoreError::Io`] when one below it is not.
     pub async fn look_at_open(
         &self,
         open: &LayerId,
@@ -148,7 +149,7 @@ impl Store {
         seal: Arc<AtomicBool>,
         measures: Option<Option<JunkRules>>,
     ) -> Result<(Look, Option<MeasuredLayer>)> {
-        let upper = self.diff_dir(open);
+        let (upper, key) = (self.diff_dir(open), open.to_string());
         let lower: Vec<PathBuf> = chain.iter().map(|layer| self.diff_dir(layer)).collect();
         blocking(move || {
             let failed = |source: Errno| StoreError::Io {
@@ -156,7 +157,12 @@ impl Store {
                 path: upper.clone(),
                 source: source.into(),
             };
-            let opened = fs::File::open(&upper).map_err(io_error("open", &upper))?;
+            let opened = match fs::File::open(&upper) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Err(StoreError::NotFound { kind: Layer::KIND, key });
+                }
+                opened => opened.map_err(io_error("open", &upper))?,
+            };
             let lower = Lower::open(&lower).map_err(failed)?;
             let limits = Limits { names: MOST_NAMES, go_on: &|| wait_for_seal(&seal) };
             let opened = OwnedFd::from(opened);
