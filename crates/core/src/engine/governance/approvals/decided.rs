@@ -156,6 +156,11 @@ impl Approvals {
         std::mem::take(&mut *self.ended.lock())
     }
 
+    /// Has the next [`take_ended`](Self::take_ended) answer with one again.
+    pub(in crate::engine) fn not_taken(&self, ended: EndedApproval) {
+        self.ended.lock().push(ended);
+    }
+
     /// Remembers that one is over for which a sandbox may have been paused.
     pub(super) fn note_ended(&self, approval: &Approval) {
         let waited = approval.source != ApprovalSource::Harness || approval.run.is_some();

@@ -266,8 +266,16 @@ impl Runs {
 
     /// Wakes sandboxes that were paused while an approval waited that is over.
     pub(super) async fn wake_answered(self: &Arc<Self>) {
-        for (project, RunSandbox { id, .. }, at) in self.approvals.take_ended() {
-            let Ok(Some(sandbox)) = self.db.sandbox_by_id(&id).await else { continue };
+        for (project, RunSandbox { id, name }, at) in self.approvals.take_ended() {
+            let sandbox = match self.db.sandbox_by_id(&id).await {
+                Ok(Some(sandbox)) => sandbox,
+                Ok(None) => continue,
+                Err(_) => {
+                    // The next round asks again.
+                    self.approvals.not_taken((project, RunSandbox { id, name }, at));
+                    continue;
+                }
+            };
             let paused = sandbox.phase() == Phase::Paused;
             if paused && is_newer(at, sandbox.used_at) {
                 self.wake_soon(&project, &id);
