@@ -19,8 +19,6 @@ use super::{ImageSettings, digest};
 use crate::keyed_lock::{KeyGuard, KeyedLock};
 use crate::model::{Image, Layer, LayerId, LayerKind};
 
-/// What of the disk stays free when a layer is unpacked.
-const RESERVE: u64 = 256 << 20;
 /// How long half a download is worth keeping.
 const STALE: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -324,9 +322,7 @@ impl LayerBuilder {
     }
 
     fn room(&self) -> ImageResult<UnpackRoom> {
-        let data = self.store.data_dir();
-        let stat = rustix::fs::statvfs(data).map_err(ImageError::io("measure", data))?;
-        let free = stat.f_bavail.saturating_mul(stat.f_frsize).saturating_sub(RESERVE);
+        let free = self.store.usable()?.usable;
         let largest = self.settings.largest_layer.0;
         Ok(if free < largest {
             UnpackRoom { bytes: free, entries: u64::MAX, why: "that the disk has left" }
