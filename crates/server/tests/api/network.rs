@@ -78,7 +78,8 @@ async fn every_field_goes_in_and_comes_out_but_for_values() {
 async fn a_project_has_a_default_and_a_bound_which_admins_set() {
     let served = Served::without_machines().await;
     served.create("box").await;
-    let none = json!({ "default": { "mode": "allow-all" }, "bound": null });
+    let none =
+        json!({ "default": { "mode": "allow-all" }, "bound": null, "max_connections": null });
     assert_eq!(served.get(MAIN, &served.admin).await.json(), none);
     let word = json!({ "default": { "mode": "deny-all" }, "bound": whole() }).to_string();
     for key in [&served.write, &served.read] {

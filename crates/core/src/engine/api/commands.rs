@@ -272,6 +272,10 @@ impl Engine {
                 let progress = tracked.progress.subscribe();
                 Follow::Running(tracked, progress)
             }
+            // Its caller has heard the end, though the record may not be written yet.
+            Some(tracked) if tracked.outcome().is_some() => {
+                Follow::Ended(Box::new(tracked.record()))
+            }
             Some(_) => Follow::Snapshot,
             None => Follow::Ended(Box::new(self.parts.sessions.find_command(&sandbox, id).await?)),
         };
