@@ -128,7 +128,7 @@ fn valid_arguments() {
         "ask --context why --default approve deploy to prod?",
         "project governance main --running 3 --separate-approver true",
         "create a --hold git --hold npm --hold-expires 5m --hold-default approve",
-        "create a --hold-hosts --known-host *.npmjs.org --hold-secret API_KEY --hold-expires 5m",
+        "create a --hold-hosts --known-host *.example.org --hold-secret API_KEY --hold-expires 5m",
         "runs start --sandbox a --approve-hosts --known-host github.com --approve-secret KEY -- true",
         "runs start --sandbox a --spending-limit cpu=10m+5m --spending-limit cost=5 -- true",
         "--project other ls",

@@ -87,7 +87,9 @@ async fn a_project_has_a_default_and_a_bound_which_admins_set() {
         assert_eq!(served.json(PUT, MAIN, key, &word).await.status, StatusCode::FORBIDDEN);
     }
     let set = served.json(PUT, MAIN, &served.admin, &word).await;
-    assert_eq!(set.json(), json!({ "default": { "mode": "deny-all" }, "bound": told() }));
+    let as_set =
+        json!({ "default": { "mode": "deny-all" }, "bound": told(), "max_connections": null });
+    assert_eq!(set.json(), as_set);
     let seen = served.get(BOX, &served.read).await.json();
     assert_eq!((&seen["network"]["mode"], &seen["own"]), (&json!("deny-all"), &json!(false)));
     assert_eq!(seen["bound"], told());

@@ -366,12 +366,12 @@ mod tests {
 
     #[test]
     fn known_hosts_are_names_patterns_and_addresses() {
-        let known = ["github.com", "*.npmjs.org", "192.0.2.1", "2001:db8::1"].map(str::to_owned);
+        let known = ["github.com", "*.example.org", "192.0.2.1", "2001:db8::1"].map(str::to_owned);
         check_hosts("x", &known).unwrap();
-        for host in ["github.com", "registry.npmjs.org", "192.0.2.1", "2001:db8:0::1"] {
+        for host in ["github.com", "packages.example.org", "192.0.2.1", "2001:db8:0::1"] {
             assert!(is_known(&known, host), "{host}");
         }
-        for host in ["api.github.com", "evil-npmjs.org", "192.0.2.2", "com"] {
+        for host in ["api.github.com", "evil-example.org", "192.0.2.2", "com"] {
             assert!(!is_known(&known, host), "{host}");
         }
         for bad in ["", "a b", "http://x", "192.0.2.0/24"] {
