@@ -2,7 +2,7 @@
 //!
 //! Two daemons of the same build take turns, round by round, so both find the machine in the same state. The
 //! *install* is what `npm install` does after its downloads: it verifies 300 packages and unpacks them, 30,000 files in
-//! all. Changes are looked at after a command has ended. So the cost is told in three ways: what the caller waited, what
+//! all. Changes are looked at after a command has ended. So the cost is reported in three ways: what the caller waited, what
 //! the next command waited, and the CPU time of the daemon until the record was complete, as a share of the command's time.
 
 use std::path::Path;

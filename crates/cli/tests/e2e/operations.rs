@@ -10,7 +10,7 @@ fn keep() -> &'static str {
     env!("CARGO_BIN_EXE_keep")
 }
 
-/// Runs `keep` as on another machine: it knows nothing of the server but what it is told.
+/// Runs `keep` as on another machine: it has only the address and key that it is given.
 fn elsewhere(args: &[&str]) -> (bool, String, String) {
     let mut command = Command::new(keep());
     command.args(args).env("SANDKEEP_DATA", "/nowhere").env("NO_COLOR", "1");

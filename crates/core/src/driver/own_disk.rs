@@ -62,7 +62,7 @@ pub trait OwnDisk: Send + Sync {
     async fn lower(&self, key: &MachineKey) -> DriverResult<u32>;
 
     /// Says how fast a live machine may write to its disks from now on. Writes that are held back wait, and are carried out
-    /// later: the guest's kernel is told of no error. It reads, computes and talks meanwhile. What the driver had begun to
+    /// later: the guest's kernel sees no error. It reads, computes and talks meanwhile. What the driver had begun to
     /// write when this is called still goes to the disk.
     ///
     /// It stays so when the daemon dies, and ends with the machine.
