@@ -30,9 +30,11 @@ fn install(kind: &str) {
         .arg(kind)
         .env("CARGO_TARGET_DIR", target_dir(keep))
         .stdin(Stdio::null())
-        .status()
+        .output()
         .unwrap();
-    assert!(done.success(), "packaging/test/run {kind}: {done}");
+    // In one piece, so that whoever sees only the end of a report sees why.
+    let said = [&done.stdout[..], &done.stderr[..]].map(String::from_utf8_lossy).concat();
+    assert!(done.status.success(), "packaging/test/run {kind}: {}\n{said}", done.status);
 }
 
 /// Where cargo builds: `keep` is in `<target>/<profile>/`.
