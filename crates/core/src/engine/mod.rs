@@ -307,7 +307,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends the engine's own work. Sandboxes go on running; the next daemon adopts them.
+    /// Ends the engine's own work. Sandboxes keep running; the next daemon adopts them.
     pub async fn shutdown(&self) {
         let Components { context, turns, references, network, machines, .. } = &*self.parts;
         context.tasks.begin_shutdown();

@@ -272,7 +272,7 @@ impl Engine {
                 let progress = tracked.progress.subscribe();
                 Follow::Running(tracked, progress)
             }
-            // Its caller has heard the end, though the record may not be written yet.
+            // Its caller has the result already, though the record may not be written yet.
             Some(tracked) if tracked.outcome().is_some() => {
                 Follow::Ended(Box::new(tracked.record()))
             }

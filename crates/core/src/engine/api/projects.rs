@@ -162,13 +162,13 @@ impl Engine {
         self.parts.tenancy.is_credential(word)
     }
 
-    /// Tells what a token is worth at a port of a sandbox.
+    /// Returns the access that a token gives to a port of a sandbox.
     #[must_use]
     pub fn port_pass(&self, token: &str, sandbox: &Sandbox, port: u16) -> PortPass {
         self.parts.tenancy.port_pass(token, sandbox, port)
     }
 
-    /// Signs what a front wants to hear again later, for this purpose only.
+    /// Signs a value that a front end wants to get back later, for this purpose only.
     #[must_use]
     pub fn sign(&self, purpose: &str, expires: Span, what: &impl Serialize) -> String {
         self.parts.tenancy.sign(purpose, expires, what)

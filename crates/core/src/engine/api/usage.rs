@@ -32,7 +32,7 @@ pub struct Figures {
     pub network_received: u64,
     /// Bytes that sandboxes sent, since the start.
     pub network_sent: u64,
-    /// What waits in the warm pools, by pool.
+    /// The machines in the warm pools, by pool.
     pub warm_pools: BTreeMap<&'static str, u64>,
 }
 

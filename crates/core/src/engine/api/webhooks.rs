@@ -66,7 +66,7 @@ impl Engine {
         self.parts.webhooks.rotate(project, id, secret, only).await
     }
 
-    /// Sends an event that says that it is a test, once, and tells what came of it.
+    /// Sends a test event once, marked as one, and returns the result.
     ///
     /// # Errors
     ///

@@ -14,7 +14,7 @@
 //! - What may come thousands of times a second (requests of a page to a published port, uses of a secret) is recorded
 //!   once in [`AGAIN_AFTER`], and what callers without a key do is bounded for all of them together.
 //!
-//! `docs/AUDIT.md` tells users what is recorded, `docs/formats/audit.md` how it is written.
+//! `docs/AUDIT.md` describes for users what is recorded, `docs/formats/audit.md` how it is written.
 
 mod read;
 
@@ -353,7 +353,7 @@ fn take_turn(
             Ok(None) => {}
             Ok(Some(found)) => shared.resumed(&chain, found),
             Err(error) => {
-                // What tells of a loss does not count as another one.
+                // A record that reports a loss does not count as another one.
                 let told = |record: &&AuditRecord| record.action == "audit.lost";
                 let lost_before = records.iter().filter(told);
                 let before: u64 = lost_before
@@ -449,7 +449,7 @@ mod tests {
         assert!(!synced);
         assert!(log.record(record(2)).await);
         assert!(!log.record_synced(record(3)).await);
-        // When it can be written again, what was lost is told.
+        // When it can be written again, the loss is recorded.
         std::fs::remove_file(dir.path().join("audit")).unwrap();
         assert!(log.record_synced(record(4)).await);
         let all = entries(&log);

@@ -11,9 +11,10 @@
 //! too ([`inodes_for`]). What was written stays, so that somebody can look and clean up. Between two looks a sandbox can go over its limit
 //! by what it writes meanwhile; a single file cannot (`RLIMIT_FSIZE`).
 //!
-//! *Uploads* are written by the agent, which is not ended. They are counted as they are sent, and refused from where the limit is. While
-//! one goes on, and until the agent has written what it was sent, nobody is ended for what the disk takes: it may be the upload, which
-//! is refused from then on.
+//! *Uploads* are written by the agent, which is not ended. They are counted as they are sent, and
+//! refused from where the limit is. During an upload, and until the agent has written what it was
+//! sent, no process is ended for what the disk takes: it may be the upload, which is refused from
+//! then on.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -52,7 +53,7 @@ const ROUNDS: u32 = 4;
 const JUST_NOW: Duration = Duration::from_secs(1);
 /// What a sandbox may always write, so that it can start and be cleaned up when there is little left.
 const AT_LEAST: u64 = 8 << 20;
-/// How long the end of a process that was ended may take to be heard of.
+/// How long the agent may take to report the end of a process that was ended.
 const HEARD: Duration = Duration::from_millis(250);
 /// What a session may add to a drive that is full: to be mounted, and to have files removed, takes a little.
 const TO_CLEAN_UP: u64 = 1 << 20;
@@ -79,7 +80,8 @@ impl Bound {
         Sent::new(self.limit.saturating_sub(self.used), inodes)
     }
 
-    /// Why something does not fit. The files of an archive are not known yet: it goes on as long as there may be more.
+    /// Why something does not fit. The files of an archive are not known yet: an upload continues
+    /// as long as there may be more.
     fn refuses(&self, more: Sent) -> Option<String> {
         let left = self.left();
         if left.inodes < more.made() {

@@ -1,7 +1,7 @@
 //! Probes whether the disk under the data directory takes writes.
 //!
 //! A thread of its own writes and syncs a small file again and again. If the disk hangs, that thread hangs
-//! and nothing else does; whoever asks is told from memory how long it has been waiting.
+//! and nothing else does; callers read from memory how long it has been waiting.
 
 use std::fs::File;
 use std::io;

@@ -7,7 +7,7 @@
 //!   the layers when the queue is empty.
 //! - *The scrub*: every layer is compared with its digest once in an interval, the longest unverified
 //!   first. Files are read from the disk and not from memory. When it was last verified is the
-//!   modification time of `digest.jsonl`, so a restarted daemon goes on where the last one was.
+//!   modification time of `digest.jsonl`, so a restarted daemon continues where the last one was.
 //!
 //! A layer that is not what was sealed is entered in the register of damage. From then on nothing
 //! starts on it: the answer names the files and offers snapshots that do not need it.
@@ -27,7 +27,7 @@ use crate::store::{DigestVerdict, NameDifference, ReadThrottle, StoreError};
 const DELAY: Duration = Duration::from_secs(1);
 /// How often it is looked for layers that were missed, or are due.
 const LOOK: Duration = Duration::from_secs(600);
-/// How many differences are told of one layer.
+/// How many differences of one layer are reported.
 const TOLD: usize = 5;
 
 /// How layers are verified while the server runs.

@@ -3,7 +3,7 @@
 //! Two ways. When no process but the agent is alive, the root is *exchanged*: a fresh layer goes on
 //! top, the one written so far is sealed under it, and nothing is copied however much it holds. When
 //! processes are alive they may have files open for writing, so they are frozen, what changed since
-//! the last checkpoint is *copied*, and they go on.
+//! the last checkpoint is *copied*, and they resume.
 //!
 //! Of a machine that keeps its memory it is neither: memory and disk are captured together (`pause`).
 //!
@@ -277,7 +277,7 @@ impl Lifecycle {
         open: &LayerId,
         measured: Option<MeasuredLayer>,
     ) -> Result<()> {
-        // Excluded paths stay in this layer: the session that goes on still sees them.
+        // Excluded paths stay in this layer: the continuing session still sees them.
         let options = crate::store::SealOptions {
             exclude: Vec::new(),
             measured,

@@ -270,7 +270,7 @@ impl Lifecycle {
                 }),
                 Err(error) => {
                     // A create that fails leaves no sandbox behind: the name is free again.
-                    // Nobody was told of anything it did.
+                    // No effect of it was reported to anybody.
                     if let Some(failed) = this.db.sandbox_by_id(&sandbox.id).await? {
                         sandbox.revision = failed.revision;
                     }

@@ -8,10 +8,11 @@
 //!
 //! *What was written to a drive is not the sandbox's to lose.* On a machine with disks of its own it has to be taken out of
 //! them first: by the machine while it lives, by another boot when it does not (`export_by_rescue_boot`). If neither works the
-//! sandbox is not deleted. It is `failed`, with the reason, has all it had, and whoever asked is told: the delete can be
-//! tried again, or forced, which gives up what could not be had and says which drives that is true of. For want of room
-//! alone it stays `deleted`, and is tried again by housekeeping: room is made sooner or later. That it was forced is on record
-//! with `deleted`, as all about it is.
+//! sandbox is not deleted. It is `failed`, with the reason, keeps all it had, and the caller gets
+//! an error: the delete can be tried again, or forced, which gives up what could not be had and
+//! says which drives that is true of. For want of room alone it stays `deleted`, and is tried again
+//! by housekeeping: room is made sooner or later. That it was forced is on record with `deleted`,
+//! as all about it is.
 
 use std::sync::Arc;
 use std::time::Duration;

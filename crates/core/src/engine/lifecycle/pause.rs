@@ -9,8 +9,8 @@
 //!   pause:                                              held                   →  sandbox manifest, `paused`   →  machine gone  →  answer
 //! ```
 //!
-//! The sandbox's manifest is the commit point. Before it the sandbox runs, whatever happens: a machine that is held is let go, by
-//! this daemon or by the next. After it the machine is only in the way.
+//! The sandbox's manifest is the commit point. Before it the sandbox runs, whatever happens: a held
+//! machine is resumed, by this daemon or by the next. After it the machine only has to be ended.
 //!
 //! *What a capture took of the disk stays taken*, also when its pages were refused for a secret, or a daemon died over
 //! it. So the layer's id is on record (`OpenSession::captured`) before the capture begins, and of one that came to nothing the disk
@@ -93,7 +93,8 @@ impl Lifecycle {
         *sandbox = (*live.sandbox()).clone();
         let before = self.sessions.validate_before_stop(&live).await;
         sandbox.validated = before.validated.or(sandbox.validated.take());
-        // Whoever is touching the root gets to the end of it; nobody new comes in until it is away, or goes on.
+        // Operations that use the root run to completion; no new one starts until it is away, or
+        // the machine resumes.
         let gate = tokio::time::timeout(self.context.settings.grace, live.gate.write()).await.ok();
         if end == SessionEnd::Idle && live.quiet_for().is_none() {
             return Err(Error::SessionOver);
@@ -170,7 +171,7 @@ impl Lifecycle {
         after.totals.add(session.usage);
         failpoint::pass("pause.sealed");
         if let Err(error) = self.commit(&mut after, &snapshot).await {
-            // Whatever of it is on record must not be: the machine goes on from here.
+            // Whatever of it is on record must be removed: the machine continues from here.
             if let Err(error) = self.records.record(sandbox, Durability::Synced).await {
                 tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "a pause failed and the sandbox runs, but its manifest may say paused");
             }
@@ -212,7 +213,7 @@ impl Lifecycle {
         });
     }
 
-    /// Takes a snapshot, memory included, of a machine that goes on.
+    /// Takes a snapshot, memory included, of a machine that continues.
     pub(in crate::engine) async fn checkpoint_memory(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,
@@ -352,7 +353,7 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Sees to a capture that a daemon died over, of a machine that is alive and goes on.
+    /// Finishes a capture during which a daemon died, of a machine that is alive and continues.
     pub(in crate::engine) async fn finish_captures(
         &self,
         powers: Pausing<'_>,
@@ -363,7 +364,7 @@ impl Lifecycle {
             let snapshot = SnapshotId::of_memory(&id);
             let written = self.db.snapshot(&snapshot).await?;
             if written.is_some_and(|written| written.generation > sandbox.generation) {
-                // Nobody was told of it, and the next one has its number.
+                // It was never reported to anybody, and the next one has its number.
                 self.storage
                     .snapshots
                     .delete_record(&snapshot, Unless::Held, Durability::Soon)

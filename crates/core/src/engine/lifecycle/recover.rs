@@ -242,8 +242,8 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Tells of manifests that do not read. The reference counts know nobody who holds what they name, and it
-    /// must not be collected for that.
+    /// Reports manifests that cannot be read. The reference counts lack what such a manifest names,
+    /// and it must not be collected for that.
     fn doubt(&self, damaged: &[Damaged]) {
         self.report_unreadable(damaged);
         for Damaged { path, reason, .. } in damaged {
@@ -362,7 +362,7 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Goes on with a delete, in the same way.
+    /// Continues a delete, in the same way.
     async fn finish_delete(
         self: &Arc<Self>,
         recovering: Recovering,
@@ -464,7 +464,7 @@ impl Lifecycle {
         }
         self.secrets.mask_again(&live);
         let mut adopted = Vec::new();
-        // Those of an earlier session slept, and go on in this one.
+        // Those of an earlier session were suspended, and resume in this one.
         let running = all.iter().filter(|command| command.state == CommandState::Running);
         for mut command in running.cloned() {
             if known.iter().any(|known| known.command == command.inside()) {

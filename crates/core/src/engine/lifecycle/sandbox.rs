@@ -50,7 +50,7 @@ impl Lifecycle {
     /// The sandbox as it is now, in its turn.
     ///
     /// In a turn nothing else is under way, so a record that says so without a machine is what a
-    /// failure left that could not even be written down: it is `failed`, and goes on from there.
+    /// failure left that could not even be written down: it is `failed`, and continues from there.
     pub(in crate::engine) async fn reread(
         &self,
         slot: &Slot,
@@ -124,7 +124,7 @@ impl Lifecycle {
         Err(Error::SessionOver)
     }
 
-    /// Starts a sandbox in its turn; the second answer tells whether this call did it.
+    /// Starts a sandbox in its turn; the second value is whether this call did it.
     pub(in crate::engine) async fn wake(
         self: &Arc<Self>,
         id: &SandboxId,
@@ -262,7 +262,7 @@ impl Lifecycle {
         if secrets_changed {
             self.secrets.check_secret_uses(&sandbox.project, &sandbox.config)?;
         }
-        // Whatever does not hold is told before anything has changed.
+        // Invalid requests are refused before anything has changed.
         let rules_changed = policy_changed || secrets_changed;
         if rules_changed {
             self.network.rules(&sandbox)?;

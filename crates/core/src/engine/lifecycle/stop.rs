@@ -193,8 +193,8 @@ impl Lifecycle {
         }
     }
 
-    /// Refuses when the files on a machine's disks would not fit on the host beside those disks, as far as can be told before they
-    /// are exported: then the session goes on.
+    /// Refuses when the files on a machine's disks would not fit on the host beside those disks, as
+    /// far as is known before they are exported: then the session continues.
     async fn check_room_to_export(&self, sandbox: &Sandbox, keep: bool) -> Result<()> {
         let mut bytes = 0;
         for (_, layer) in self.machines.on_disks(sandbox, keep)? {
@@ -206,8 +206,9 @@ impl Lifecycle {
         }
     }
 
-    /// Whether what is left is of a start that did not come to its end, of a sandbox that goes on from memory. Its open layer is
-    /// nothing then but a way to that memory: sealed, it would stand for files that it does not have.
+    /// Whether what is left is of a start that did not come to its end, of a sandbox that resumes
+    /// from memory. Its open layer is nothing then but a way to that memory: sealed, it would stand
+    /// for files that it does not have.
     async fn never_began(&self, sandbox: &Sandbox) -> Result<bool> {
         let begun =
             sandbox.pending_effect() == Some(Effect::Boot) && sandbox.open_session().is_some();
@@ -218,7 +219,7 @@ impl Lifecycle {
         Ok(current.is_some_and(|current| current.has_memory()))
     }
 
-    /// Undoes such a start: nobody was told of anything in it.
+    /// Undoes such a start: nothing in it was reported to anybody.
     async fn roll_back_start(self: &Arc<Self>, sandbox: &mut Sandbox) -> Result<Option<Snapshot>> {
         let driver = self.context.driver(&sandbox.config.driver)?;
         driver.stop(&MachineKey::from(&sandbox.id)).await?;
@@ -292,8 +293,8 @@ impl Lifecycle {
         end
     }
 
-    /// Keeps a session's record. On a full disk that fails, and the end of the session all the same
-    /// goes on: there must be a way to have the room back.
+    /// Saves a session's record. On a full disk that fails, and the end of the session continues
+    /// all the same: there must be a way to free the room.
     async fn try_to_save_session(&self, session: &Session) {
         if let Err(error) = self.records.keep_session(session).await {
             tracing::warn!(session = %session.id, error = error_chain(&error), "the end of a session is not written to disk yet");
@@ -333,8 +334,8 @@ impl Lifecycle {
         Ok(driver.stop(&MachineKey::from(&sandbox.id)).await?)
     }
 
-    /// Makes sure that nothing writes to the layers of a machine that this daemon did not end itself, and refuses to go on
-    /// while something may.
+    /// Makes sure that nothing writes to the layers of a machine that this daemon did not end
+    /// itself, and refuses to continue while something may.
     async fn end_strays(&self, sandbox: &Sandbox) -> Result<()> {
         let writes = |mounted: &&Mounted| mounted.mode == MountMode::ReadWrite;
         let drives = sandbox.mounted().iter().filter(writes).map(|mounted| &mounted.layer);
@@ -617,7 +618,7 @@ impl RunningSandbox {
             loop {
                 let Some(tracked) = self.commands.lock().values().next().cloned() else { return };
                 tracked.ended().await;
-                // Its caller hears before the disk does: a moment more.
+                // Its caller gets the answer before the disk does: a moment more.
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };

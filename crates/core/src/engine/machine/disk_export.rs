@@ -170,7 +170,7 @@ struct Export {
     pieces: mpsc::Receiver<io::Result<Bytes>>,
     rest: Bytes,
     over: bool,
-    /// Receives from the agent. It ends with this, and the agent is told.
+    /// Receives from the agent. Dropping this ends the task, and the agent is notified.
     _receiving: AbortOnDropHandle<()>,
 }
 

@@ -1,9 +1,10 @@
 //! The warm pool: machines that are started before a sandbox needs them.
 //!
 //! A machine that was just restored does everything for the first time, and where it is emulated the first time takes many times as long as
-//! the next. So after a create from a template with an image's root another machine is started from it, is told who it is, runs one
-//! command, and then stands still. The next create from that template takes it over ([`KeepsMemory::adopt`]) and tells it who it is
-//! really. It uses no processor meanwhile, holds some 50 MB, and was never assigned: no secret, no file, no network.
+//! the next. So after a create from a template with an image's root another machine is started from
+//! it, gets an identity, runs one command, and is then held. The next create from that template
+//! takes it over ([`KeepsMemory::adopt`]) and sends it its real identity. It uses no processor
+//! meanwhile, holds some 50 MB, and was never assigned: no secret, no file, no network.
 //!
 //! They are in a [`WarmPool`], as many for a template as the settings say. All of them are ended when the engine shuts down; what a
 //! daemon leaves that was killed is ended by the next. A create that cannot take one over starts as if there had been none.
@@ -130,7 +131,7 @@ impl Machines {
         }
     }
 
-    /// Makes a machine that waits the machine of a sandbox, and tells it so.
+    /// Makes a machine of the warm pool the machine of a sandbox, and notifies it.
     async fn assign(
         &self,
         waiting: &WarmMachine,
@@ -141,7 +142,8 @@ impl Machines {
         let renew = Renew { now: moment(), identity: Some(identity(machine)), machine_id: false };
         let mut told = pin!(waiting.guest.renew(renew));
         let mut adopted = pin!(memory.adopt(&waiting.machine.key, machine));
-        // It is told before it goes on, most likely, and finds that with the first look. If it does not go on, nobody waits for an answer.
+        // The message most likely arrives before it resumes, and it finds it with the first look.
+        // If it does not resume, nobody waits for an answer.
         let (early, link) = tokio::select! {
             biased;
             early = &mut told => (Some(early), adopted.await?),

@@ -52,7 +52,7 @@ impl ConnectionFilter {
 /// All that went to one place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DestinationTraffic {
-    /// The name, or the address where none was told.
+    /// The name, or the address where no name is known.
     pub host: String,
     /// How many connections, refused ones included.
     pub connections: u64,

@@ -1,11 +1,12 @@
 //! The network of a session, from its beginning to its end.
 //!
-//! It is attached when the machine is up and before any hook runs, told when a policy, a bound or a secret changes,
-//! and taken down with the machine, when what it counted enters the session's usage. A daemon that comes back asks
-//! the driver for the device again; connections that its predecessor held are gone, the network is not.
+//! It is attached when the machine is up and before any hook runs, updated when a policy, a bound
+//! or a secret changes, and removed with the machine; then its counters enter the session's usage.
+//! A restarted daemon asks the driver for the device again; connections that its predecessor held
+//! are gone, the network is not.
 //!
-//! *A policy that cannot be put in force lets nothing through.* A start fails by it and says why. A session that is
-//! under way goes on with everything denied.
+//! *A policy that cannot be put in force lets nothing through.* A start fails by it and says why. A
+//! running session continues with everything denied.
 //!
 //! *The authority.* Requests inside TLS are seen by signing for their names, with an authority of the sandbox's own. Its
 //! certificate must stay the same for as long as something inside may have it, so it is kept beside the sandbox's
@@ -109,7 +110,7 @@ impl Network {
         Ok(Arc::new(rules.excepting(&self.outside.opened())))
     }
 
-    /// Whether a policy can be put in force for sandboxes with these tags, as far as can be told now.
+    /// Whether a policy can be put in force for sandboxes with these tags, as far as is known now.
     pub(in crate::engine) fn check_policy(
         &self,
         project: &Name,
@@ -169,8 +170,8 @@ impl Network {
         Ok(())
     }
 
-    /// Takes a session that an earlier daemon had online there again. What stands in the way is told, and costs the
-    /// session its network, not its life.
+    /// Takes a session that an earlier daemon had online there again. An obstacle is reported, and
+    /// costs the session its network, not its life.
     pub(in crate::engine) async fn reconnect_session(&self, live: &Arc<RunningSandbox>) {
         let sandbox = live.sandbox();
         let rules = self.rules(&sandbox).unwrap_or_else(|error| {

@@ -20,7 +20,7 @@ pub(in crate::engine) struct DoubtState {
     /// Images that were there.
     pub(in crate::engine) images: HashSet<String>,
     pub(in crate::engine) reported: BTreeSet<(DamageKind, String)>,
-    /// What the last survey said must stay; `None` before the first.
+    /// What must stay according to the last survey; `None` before the first.
     pub(in crate::engine) protected: Option<HashSet<String>>,
 }
 

@@ -102,7 +102,7 @@ pub(in crate::engine) struct FoundChanges {
     /// Whether no process is left in the sandbox.
     pub(in crate::engine) alone: bool,
     pub(in crate::engine) names: LayerNames,
-    /// Files and bytes that are in no snapshot, if the agent said so.
+    /// Files and bytes that are in no snapshot, if the agent reported them.
     pub(in crate::engine) unsaved: Option<(u64, u64)>,
 }
 
@@ -134,7 +134,7 @@ struct TrackingState {
     under_way: Option<LayerId>,
     /// Files were uploaded, or otherwise changed through the API, since the last look.
     uploaded: bool,
-    /// At the last look a process was alive that a command had left behind. It goes on writing.
+    /// At the last look a process was alive that a command had left behind. It keeps writing.
     left_behind: bool,
     not_before: Option<Instant>,
 }
@@ -181,7 +181,8 @@ impl Default for ChangeTracking {
 }
 
 impl ChangeTracking {
-    /// A session begins with an empty layer, or goes on with one after a checkpoint. `in_guest`: the agent looks at it.
+    /// A session begins with an empty layer, or continues with one after a checkpoint. `in_guest`:
+    /// the agent looks at it.
     pub(in crate::engine) fn begin_layer(&self, layer: &LayerId, in_guest: bool) {
         let mut state = self.state.lock();
         state.layer = Some(layer.clone());
@@ -193,7 +194,7 @@ impl ChangeTracking {
         };
     }
 
-    /// A session begins whose changes are recorded, or goes on with what is on record of it.
+    /// A session begins whose changes are recorded, or continues with what is on record of it.
     pub(in crate::engine) fn begin_session(&self, changes: SessionChanges) {
         self.state.lock().session = Some(changes);
     }
@@ -218,7 +219,7 @@ impl ChangeTracking {
         let full = state.earlier.len() >= MOST_EARLIER;
         let is_looked_at = state.under_way.is_some() && state.under_way == state.layer;
         let names = match is_looked_at {
-            // The look under way tells.
+            // The look in progress finds them.
             true => LayerNames::Unknown,
             false => state.names.clone(),
         };
@@ -292,7 +293,8 @@ impl ChangeTracking {
         }
     }
 
-    /// A command that an earlier daemon started, or that ran when its machine was paused, goes on: what it changed before is not known.
+    /// A command that an earlier daemon started, or that ran when its machine was paused,
+    /// continues: what it changed before is not known.
     pub(in crate::engine) fn adopted(&self, command: &CommandId) {
         self.starts(command);
         if let Some(open) = self.state.lock().open.get_mut(command) {

@@ -78,7 +78,7 @@ pub(crate) struct RunningSandbox {
     pub(in crate::engine) counting: tokio::sync::Mutex<()>,
     /// The session is being ended: nobody new comes in.
     closed: watch::Sender<bool>,
-    /// It ends with its memory kept: commands go on in the next one.
+    /// It ends with its memory kept: commands continue in the next session.
     paused: AtomicBool,
     pub(in crate::engine) services: Services,
     holders: AtomicUsize,
@@ -88,7 +88,8 @@ pub(crate) struct RunningSandbox {
     /// Counts whatever may let the agent or a process change files: see `measure_ahead`.
     uses: AtomicU64,
     pub(in crate::engine) measured: Mutex<MeasuredAhead>,
-    /// The end of a change of files that the agent was asked for was not heard: it may be at it, whatever is counted.
+    /// The agent was asked to change files and did not report the end: it may still be changing
+    /// them, whatever is counted.
     pub(in crate::engine) unheard: AtomicBool,
     /// Which commands changed which files.
     pub(in crate::engine) changes: ChangeTracking,

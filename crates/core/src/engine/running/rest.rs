@@ -42,24 +42,24 @@ impl Rest {
         quiet
     }
 
-    /// It goes on.
+    /// It resumes.
     pub(in crate::engine) fn end(&self) {
         self.resting.send_replace(false);
     }
 
-    /// Waits until somebody wants it to go on.
+    /// Waits until something needs it to resume.
     pub(in crate::engine) async fn wanted(&self) {
         self.wanted.notified().await;
     }
 
-    /// Turns when it begins to stand still, and when it goes on.
+    /// Changes when it is suspended, and when it resumes.
     pub(in crate::engine) fn changes(&self) -> watch::Receiver<bool> {
         self.resting.subscribe()
     }
 }
 
 impl RunningSandbox {
-    /// Counts a call, and has a sandbox go on that stands still.
+    /// Counts a call, and resumes a suspended sandbox.
     pub(in crate::engine) async fn rouse(&self) {
         self.rest.calls.fetch_add(1, Ordering::SeqCst);
         if !*self.rest.resting.borrow() {

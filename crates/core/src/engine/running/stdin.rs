@@ -5,9 +5,9 @@
 //! process's pipe or terminal. A caller that names the offset of what it sends may send it again
 //! whenever it is in doubt: bytes that were taken are not taken twice, and a gap is refused.
 //!
-//! A connection to the agent that is lost, or a daemon that comes back, asks the agent what it has
-//! taken and goes on from there; what was on its way and did not arrive is sent again by whoever is
-//! still sending it, and counts as not taken otherwise.
+//! After a lost connection to the agent, or a restart of the daemon, the agent is asked how much it
+//! has taken, and writing continues from there; what was in flight and did not arrive is sent again
+//! by whoever is still sending it, and counts as not taken otherwise.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -207,7 +207,7 @@ impl StdinHandle {
         Ok(count.written)
     }
 
-    /// Tells the command that no more comes.
+    /// Signals the end of the input to the command.
     ///
     /// # Errors
     ///

@@ -35,7 +35,7 @@ pub(in crate::engine) struct Recovering {
 }
 
 impl Recovering {
-    /// Keeps the turn for work that goes on. Recovery is over for those who wait for it.
+    /// Keeps the turn for work that continues. Recovery is over for those who wait for it.
     pub(in crate::engine) fn into_turn(mut self) -> Option<OwnedMutexGuard<()>> {
         self.turn.take()
     }

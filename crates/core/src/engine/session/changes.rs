@@ -416,7 +416,7 @@ fn combined(
     }
 }
 
-/// What an agent said, which may be anything.
+/// An agent's answer, which may be anything.
 fn as_changes(looked: &Looked) -> Changes {
     let bytes = |text: &String| -> Vec<u8> {
         text.chars()

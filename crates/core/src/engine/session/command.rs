@@ -306,7 +306,7 @@ impl Sessions {
                 if service.is_none() {
                     return Err(error.into());
                 }
-                // A supervisor that was told of a failure would start a second one.
+                // A supervisor that got an error here would start a second one.
                 return Ok((tracked, OutputStream(Source::Over)));
             }
         };

@@ -208,7 +208,7 @@ impl Files {
         made.map_err(|error| self.bounds.judge(error))
     }
 
-    /// Lists a directory; the second answer tells whether there is more.
+    /// Lists a directory; the second value is whether there is more.
     ///
     /// # Errors
     ///
@@ -221,7 +221,7 @@ impl Files {
         self.guest.list_dir(self.at(path), after).await
     }
 
-    /// Tells about a path.
+    /// Returns the metadata of a path.
     ///
     /// # Errors
     ///

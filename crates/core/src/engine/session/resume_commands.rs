@@ -1,7 +1,7 @@
 //! Adopts commands that were alive when memory was captured.
 //!
 //! - *Pause and resume.* A command that runs when its machine is paused stays `running` on record. When the machine wakes it is
-//!   attached to from the byte the log has, under the same id; whoever waits for it goes on waiting meanwhile.
+//!   attached to from the byte the log has, under the same id; its callers keep waiting meanwhile.
 //! - *Forks, and snapshots that are gone back to.* The process is alive in memory that was captured, and what it is on record as
 //!   belongs to another sandbox, or has ended long since. It gets a record of its own with a fresh id, which says what it
 //!   was ([`Carried`]); its log begins where the capture was made. Nobody reads its output otherwise, and it would
@@ -121,7 +121,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// Marks a command whose process is gone, and tells whoever waits for it.
+    /// Marks a command whose process is gone, and notifies its waiting callers.
     async fn lose(&self, mut command: Command, why: CommandEnd) -> Result<()> {
         command.state = CommandState::Lost;
         command.end = Some(why);

@@ -339,7 +339,8 @@ impl Supervisor {
         tokio::select! {
             () = tracked.ended() => {}
             _ = unwanted.wait_for(|unwanted| *unwanted) => {}
-            // The session is over, and how its processes end is not a service's business; or they sleep, and go on.
+            // The session is over, and how its processes end is not a service's business; or they
+            // are suspended, and resume.
             _ = self.closed.wait_for(|closed| *closed) => return RunOutcome::Stopped,
             // The next daemon takes it up.
             () = self.shutdown.cancelled() => return RunOutcome::Stopped,

@@ -171,7 +171,7 @@ impl Collector {
         still
     }
 
-    /// Whether a manifest reads by now; why not, if that can be told.
+    /// Whether a manifest can be read by now; why not, if that is known.
     async fn try_to_read(&self, path: &str) -> Result<(), Option<String>> {
         let told = |error: StoreError| Some(error_chain(&error));
         match UncertainRecord::parse(path) {

@@ -1,8 +1,9 @@
 //! A snapshot as an OCI image: one tar stream, in the OCI layout, that other tools load.
 //!
-//! Layers are not compressed, so a blob's digest is its diff id. A tar header tells name and size before the bytes, so each
-//! layer is read twice: once to know its digest and length, and once to send it. Nothing is written to the disk: the holes of
-//! sparse files are zeros in an export, and a copy of it could be any times larger than the snapshot.
+//! Layers are not compressed, so a blob's digest is its diff id. A tar header has name and size
+//! before the bytes, so each layer is read twice: once to know its digest and length, and once to
+//! send it. Nothing is written to the disk: the holes of sparse files are zeros in an export, and a
+//! copy of it could be any times larger than the snapshot.
 
 use std::io;
 use std::io::Write;

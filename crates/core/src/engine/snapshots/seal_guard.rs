@@ -14,8 +14,8 @@
 //! way looks again. A session that was given no secret is not searched, and large files and junk are
 //! found by the walk that measures a layer as it is sealed; only `promote-or-drop` needs to know before.
 //!
-//! At a checkpoint the session goes on with its files, so none of them can be masked or kept aside:
-//! there `quarantine` refuses as `block` does.
+//! At a checkpoint the session continues with its files, so none of them can be masked or
+//! quarantined: there `quarantine` refuses as `block` does.
 
 mod inspection;
 mod spotted;
@@ -41,7 +41,7 @@ pub(super) use self::inspection::{GuardedPart, Inspection};
 use self::spotted::Spotted;
 pub(in crate::engine) use self::spotted::junk_finding;
 
-/// How many findings are told and kept on record; the others are like them.
+/// How many findings are reported and kept on record; the others are like them.
 const TOLD: usize = 100;
 
 /// What a look at a running session remembers for the one after its end.
@@ -170,7 +170,8 @@ impl SealGuard {
         self.told(&inspection, passed).await
     }
 
-    /// Looks at memory that was captured of a running session. It goes on with it, so nothing can be masked or kept aside.
+    /// Searches memory that was captured of a running session. The session continues with it, so
+    /// nothing can be masked or quarantined.
     pub(in crate::engine) async fn guard_memory(
         &self,
         live: &RunningSandbox,
@@ -273,7 +274,7 @@ impl SealGuard {
         Err(Error::Guarded { name, files, findings, goes_on })
     }
 
-    /// What is told about finds: with the commands that may have done it.
+    /// The report about findings: with the commands that may have caused them.
     pub(super) async fn told(
         &self,
         inspection: &Inspection<'_>,

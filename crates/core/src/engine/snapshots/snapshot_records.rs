@@ -5,8 +5,8 @@
 //!   stand on it meanwhile; then the tombstone is written over the manifest.
 //! - *Retention* never drops what some sandbox stands on: an expired snapshot strands nobody. Only
 //!   [`Engine::delete_snapshot`](crate::engine::Engine::delete_snapshot) with `force` does. The tombstone comes first, then every sandbox that
-//!   stood on it is told in its turn (`missing`); a daemon that dies in between tells the rest when it
-//!   comes back. A start that read the snapshot before holds its layers by then, and any later one is
+//!   stood on it is marked in its turn (`missing`); after a crash in between, the next daemon marks
+//!   the rest. A start that read the snapshot before holds its layers by then, and any later one is
 //!   refused.
 //! - What changes a record that is there (its use, its label, its layers' number, its end) holds the
 //!   record's lock, so that none of it brings back what was buried.
@@ -89,8 +89,8 @@ impl Snapshots {
         Ok(found)
     }
 
-    /// Drops a snapshot; the answer tells whether it went. What is not synced here is before its
-    /// layers are collected.
+    /// Drops a snapshot; the result is whether it was removed. What is not synced here is synced
+    /// before its layers are collected.
     pub(in crate::engine) async fn delete_record(
         &self,
         id: &SnapshotId,
@@ -156,8 +156,8 @@ impl Snapshots {
         Ok(Some(after))
     }
 
-    /// Notes that something starts from a snapshot, from when its expiry is counted. Whatever becomes
-    /// of that note, what starts goes on.
+    /// Notes that something starts from a snapshot, from when its expiry is counted. A failure to
+    /// write the note does not stop the start.
     pub(in crate::engine) async fn note_use(&self, id: Option<&SnapshotId>) {
         let Some(id) = id else { return };
         let noted = self.change_snapshot(id, Durability::Soon, |snapshot| {
@@ -168,7 +168,7 @@ impl Snapshots {
         }
     }
 
-    /// Tells a sandbox that what it stood on is no more, in its turn.
+    /// Marks a sandbox, in its turn, whose snapshot was deleted.
     pub(in crate::engine) async fn tell_snapshot_deleted(
         self: &Arc<Self>,
         holder: Sandbox,
@@ -308,7 +308,7 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Whether a sandbox still names a snapshot that was deleted, and is yet to be told.
+    /// Whether a sandbox still names a snapshot that was deleted, and is not marked yet.
     pub(in crate::engine) async fn lost_snapshot(&self, sandbox: &Sandbox) -> Result<bool> {
         let Some(current) = &sandbox.current else { return Ok(false) };
         let record = self.db.snapshot_record(current).await?;

@@ -143,8 +143,8 @@ impl StorageUsage {
         Ok(bytes)
     }
 
-    /// What the session of a sandbox has written, if that is found out within `patience`. Looking goes on if it is not, and
-    /// the next who asks finds it.
+    /// What the session of a sandbox has written, if that is found out within `patience`. The
+    /// measurement continues otherwise, and the next caller gets its result.
     pub(in crate::engine) async fn open_bytes_of(
         &self,
         sandbox: &Sandbox,

@@ -189,7 +189,7 @@ impl Secrets {
         let at = now();
         let mut secret = match self.table.get(project, &name) {
             Some(found) if found.deleted_at.is_none() => found,
-            // One that was deleted goes on counting: sessions may be on record with its values.
+            // A deleted secret still counts: sessions may be on record with its values.
             Some(found) => Secret {
                 hosts: Vec::new(),
                 places: BTreeSet::new(),
@@ -545,8 +545,8 @@ impl Secrets {
         }
     }
 
-    /// Refuses to go on with a key that is not the one sessions under way were given secrets with: what
-    /// they print could not be masked, nor what they wrote be searched.
+    /// Refuses to continue with another key than the one that running sessions were given secrets
+    /// with: their output could not be masked, nor their files searched.
     pub(in crate::engine) async fn check_secrets_key(&self, sandboxes: &[Sandbox]) -> Result<()> {
         for sandbox in sandboxes.iter().filter(|sandbox| sandbox.open_layer().is_some()) {
             let Some(id) = &sandbox.session else { continue };

@@ -204,7 +204,7 @@ impl Tenancy {
         crate::engine::tenancy::projects::looks_like_key(word) || self.signer.claims(word).is_some()
     }
 
-    /// Tells what a token is worth at a port of a sandbox.
+    /// Returns the access that a token gives to a port of a sandbox.
     pub(in crate::engine) fn port_pass(
         &self,
         token: &str,
@@ -256,7 +256,7 @@ impl Tenancy {
         })
     }
 
-    /// Signs what a front wants to hear again later, for this purpose only.
+    /// Signs a value that a front end wants to get back later, for this purpose only.
     pub(in crate::engine) fn sign(
         &self,
         purpose: &str,

@@ -307,7 +307,7 @@ impl Delivering {
         let cursor = self.hook.cursor.lock().clone();
         match webhooks.context.store.write(&cursor, Durability::Soon).await {
             Ok(()) => self.dirty = false,
-            // What was delivered is delivered again by the next daemon, if this goes on.
+            // The next daemon delivers the same events again, if the writes keep failing.
             Err(error) => {
                 tracing::warn!(webhook = %cursor.webhook, %error, "how far a webhook has come was not recorded");
             }

@@ -211,7 +211,7 @@ impl Runs {
                 }
                 false => Some(format!("more than {MOST_IN_A_MINUTE} questions in a minute")),
             };
-            // Whoever asked is told, and may ask again.
+            // The requester gets the refusal, and may ask again.
             if let Some(comment) = refused
                 && let Ok(guest) = live.guest().await
             {

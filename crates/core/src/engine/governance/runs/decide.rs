@@ -1,7 +1,8 @@
 //! Accepting and rejecting results.
 //!
 //! A decision is on record before it is carried out. Of two who accept two forks of one origin the promotion decides, in the
-//! origin's turn: one wins, the other is told that the origin has moved on, and its run waits for another decision.
+//! origin's turn: one wins, the other gets an error that the origin has moved on, and its run waits
+//! for another decision.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use crate::model::{
 pub struct Acceptance {
     /// What acceptance does; what the run says if absent.
     pub how: Option<AcceptRule>,
-    /// What was said about it.
+    /// The reviewer's comment.
     pub comment: String,
     /// Whether a sandbox of its own is deleted afterwards.
     pub discard: bool,
@@ -32,7 +33,8 @@ impl Runs {
         if separate && run.by == caller.key { Err(Error::SeparateApprover) } else { Ok(()) }
     }
 
-    /// Accepts the result of a run, and brings it back as was decided. The second answer tells of a promotion.
+    /// Accepts the result of a run, and brings it back as was decided. The second value describes a
+    /// promotion.
     pub(in crate::engine) async fn accept(
         self: &Arc<Self>,
         caller: &Caller,

@@ -227,7 +227,7 @@ impl Runs {
         work.await
     }
 
-    /// Pins the result of a run: its own sandbox is stopped, another one goes on.
+    /// Pins the result of a run: its own sandbox is stopped, any other continues.
     pub(super) async fn pinned(self: &Arc<Self>, run: &Run) -> Result<(Sandbox, Option<Snapshot>)> {
         let sandbox = self.sandbox_of(run).await?;
         if !run.own {

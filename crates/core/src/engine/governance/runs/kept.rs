@@ -47,7 +47,7 @@ fn cut(mut run: Run) -> (Run, RunSize) {
     let cut = !is_unfinished(&run) && text > SHORT;
     if cut {
         let spec = &mut run.spec;
-        // Whether there is a command is asked of runs that are over, too.
+        // Callers also look at whether a finished run has a command.
         spec.command = spec.command.as_ref().map(|_| RunCommand::default());
         spec.approve = Vec::new();
         spec.known_hosts = Vec::new();

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! [`Runs::change`] is the only writer of a run: it writes the next version, and then shows it. So what a driver finds
-//! pending is on disk, and a server that starts goes on from there.
+//! pending is on disk, and a server that starts continues from there.
 
 mod decide;
 mod drive;
@@ -111,7 +111,7 @@ pub(in crate::engine) struct Runs {
     driven: Mutex<HashSet<RunId>>,
     /// Those of which nothing could be written, until when they are left as they are, and for how long that is.
     stalled: Mutex<HashMap<RunKey, (Instant, Duration)>>,
-    /// When harnesses were last heard of.
+    /// The last heartbeat of each harness.
     heartbeats: Mutex<HashMap<RunId, Instant>>,
     pub(in crate::engine) watched: Watched,
     pub(in crate::engine) gates: Gates,

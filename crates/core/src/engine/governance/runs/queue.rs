@@ -77,7 +77,7 @@ impl Runs {
         }
     }
 
-    /// Goes on with what is pending.
+    /// Continues with pending effects.
     pub(in crate::engine) fn recover(self: &Arc<Self>) {
         for run in self.all_unfinished() {
             if run.pending.is_some() {
@@ -164,8 +164,8 @@ impl Runs {
         if !busy.names.insert((project.clone(), sandbox.clone())) {
             return false;
         }
-        // One that another run made, or that was renamed since that run began in it. One that is gone is told when the run is
-        // prepared.
+        // A sandbox that another run made, or that was renamed since that run began in it. A
+        // missing one is reported when the run is prepared.
         let found = self.lifecycle.find(project, sandbox).await;
         found.map_or(true, |found| busy.sandboxes.insert(found.id))
     }

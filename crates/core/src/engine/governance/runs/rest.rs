@@ -1,11 +1,12 @@
-//! A sandbox whose processes do nothing while somebody thinks about a question of it stands still: a container is frozen, a machine that
-//! keeps memory is paused. An answer, an expiry, or anybody who wants something of it has it go on.
+//! Suspends a sandbox whose processes do nothing while somebody considers one of its questions: a
+//! container is frozen, a machine that keeps memory is paused. An answer, an expiry, or any call
+//! that needs the sandbox resumes it.
 //!
 //! Nothing of this is on disk. A daemon that dies leaves a frozen container to the next, which thaws what it adopts, and a paused
 //! machine, which the next wakes when it finds an answer that is newer.
 //!
 //! A connection that is held ends with its session. So a machine in which one is held, or any is open, is not paused: it
-//! goes on doing nothing, and only at a spending limit is it held where it is.
+//! continues idle, and only at a spending limit is it held where it is.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -60,7 +61,7 @@ impl Activity {
     }
 }
 
-/// Says that a sandbox goes on, however that comes about.
+/// Reports that a sandbox resumes, however that happens.
 struct Resting<'a>(&'a RunningSandbox);
 
 impl Drop for Resting<'_> {
@@ -139,7 +140,7 @@ impl Runs {
     }
 
     /// What a sandbox does. `None` while somebody else than its commands uses it, or it has none. If it is to `stop`, connections to
-    /// its ports do not count: whoever has one open could have it go on beyond its limit.
+    /// its ports do not count: whoever has one open could keep it running beyond its limit.
     async fn look(&self, live: &RunningSandbox, stop: bool) -> Option<Activity> {
         let id = live.sandbox().id.clone();
         if live.is_closed() || self.lifecycle.turns.slot(&id).is_busy() {
@@ -179,14 +180,16 @@ impl Runs {
         if live.driver.memory().is_some() && may_pause && !connected && !is_attended(live) {
             return self.pause(live, look, asked).await;
         }
-        // Connections of a machine that is held end after a while. It does nothing, so it may as well go on doing that.
+        // Connections of a machine that is held end after a while. It does nothing, so it may as
+        // well stay idle.
         if live.driver.relayer().is_some() || stop {
             self.freeze(live, look, &asked).await?;
         }
         Ok(())
     }
 
-    /// Freezes the processes of a sandbox, or its machine, until one of these questions is over, or somebody wants it to go on.
+    /// Freezes the processes of a sandbox, or its machine, until one of these questions is over, or
+    /// something needs it to resume.
     async fn freeze(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,

@@ -14,7 +14,7 @@ use crate::model::{
     SpendingLimit, Usage,
 };
 
-/// Whether a run may go on.
+/// Whether a run may continue.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Spending {
     /// It is within its limits.

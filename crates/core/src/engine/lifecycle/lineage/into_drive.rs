@@ -5,8 +5,8 @@
 //!                →  under the drives' lock: nobody attached, still that generation  →  drive's manifest: layer on top
 //! ```
 //!
-//! The drive's manifest is the commit point. A daemon that dies before leaves a layer that nobody names; after it, whoever asks
-//! again finds nothing left to do, and is told that it is done.
+//! The drive's manifest is the commit point. A daemon that dies before leaves a layer that nothing
+//! references; after it, a repeated request finds nothing left to do, and reports that it is done.
 
 use std::sync::Arc;
 

@@ -236,7 +236,7 @@ impl Lifecycle {
     }
 
     /// Notes in a fork's record that its work was brought back. If that fails, what was brought back stays. `keeps`: not if its
-    /// record tells of such an outcome already.
+    /// record has such an outcome already.
     pub(in crate::engine) async fn note_brought_back(
         self: &Arc<Self>,
         fork: &Sandbox,

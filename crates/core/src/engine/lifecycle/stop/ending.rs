@@ -42,7 +42,7 @@ impl Ending {
         (kept || self.kind == SnapshotKind::BeforeRollback) && !sandbox.decision().discard
     }
 
-    /// Whether somebody waits who can be told that it cannot be.
+    /// Whether a caller waits who can get the error that it cannot be done.
     pub(super) fn is_asked_for(&self) -> bool {
         matches!(self.end, SessionEnd::Stopped | SessionEnd::RolledBack)
     }

@@ -34,7 +34,8 @@ pub struct EventQuery {
     pub after: Option<EventId>,
     /// Only those at this time or later; ignored with `after`.
     pub since: Option<Timestamp>,
-    /// Whether the stream goes on with what happens. Without `after` and `since` it then begins now.
+    /// Whether the stream continues with new events. Without `after` and `since` it then begins
+    /// now.
     pub follow: bool,
 }
 

@@ -163,7 +163,8 @@ impl Compaction {
         own > self.context.settings.chain_limit && !snapshot.has_memory()
     }
 
-    /// Goes on with the snapshot that a sandbox has now: a newer one, or one that became shorter and is still too long.
+    /// Continues with the snapshot that a sandbox has now: a newer one, or one that became shorter
+    /// and is still too long.
     async fn after_compaction(self: &Arc<Self>, sandbox: &Sandbox, id: &SnapshotId, shorter: bool) {
         let newest = async {
             let Some(sandbox) = self.context.db.sandbox_by_id(&sandbox.id).await? else {

@@ -93,7 +93,7 @@ impl Inspection<'_> {
             let before = looked.seen.remove(&part.layer).unwrap_or_default();
             let searched =
                 match this.store.search(&part.layer, needles, writers, effort, before).await {
-                    // Nothing was written to it, and an earlier attempt let go of it.
+                    // Nothing was written to it, and an earlier attempt removed it.
                     Err(error) if error.is_not_found() && part.drive.is_some() => continue,
                     searched => searched?,
                 };
@@ -148,7 +148,7 @@ impl Inspection<'_> {
         Ok(spotted)
     }
 
-    /// What must be decided first, and what is only told.
+    /// What must be decided first, and what is only reported.
     pub(in crate::engine::snapshots) fn split(
         &self,
         spotted: Vec<Spotted>,
