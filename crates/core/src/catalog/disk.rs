@@ -38,7 +38,8 @@ impl DiskCatalog {
         Self { store, index, versions: Versions::default(), watchers }
     }
 
-    /// Ends a save that readers have: the next version counts, and watchers are told before the one after it can be saved.
+    /// Ends a save that readers have: the next version counts, and watchers are notified before the
+    /// one after it can be saved.
     fn saved(&self, sandbox: &Sandbox, snapshot: Option<&Snapshot>, next: Next) {
         self.watchers.saved(sandbox, snapshot);
         next.saved();

@@ -161,13 +161,16 @@ pub enum SnapshotDrop {
 ///
 /// # Watching
 ///
-/// A [`watch`](Self::watch)er is told every version of a sandbox that is saved or restored through this catalog from then on,
-/// with the snapshot of a commit, and every removal: after the reader has it, before the save returns, and in the order of
-/// revisions per sandbox. It misses none, so it must not wait. A save that failed is not told, nor what is only
-/// [shown](Self::show), nor what another node saved: each node tells of its own saves, so that each is told once.
+/// A [`watch`](Self::watch)er is notified of every version of a sandbox that is saved or restored
+/// through this catalog from then on, with the snapshot of a commit, and of every removal: after
+/// readers can see it, before the save returns, and in the order of revisions per sandbox. It
+/// misses none, so it must not block. It is not notified of a failed save, of a record that is only
+/// [shown](Self::show), or of a record that another node saved: each node reports its own saves, so
+/// that each save is reported once.
 ///
-/// The event feed watches: phases and snapshots in `GET /v1/events` are told by the record that was saved. Events that no
-/// record tells (which command ended, what a rollback returned to) are added by the component that knows.
+/// The event feed watches: the saved record gives the phases and snapshots in `GET /v1/events`.
+/// Events that no record holds (which command ended, which snapshot a rollback returned to) are
+/// added by the component that knows them.
 ///
 /// # One node
 ///
@@ -184,7 +187,7 @@ pub trait Catalog: fmt::Debug + Send + Sync {
     /// Reads everything on record, and brings the reader up to date. Called once, before anything else.
     async fn open(&self) -> CatalogResult<Contents>;
 
-    /// Leaves the catalog in order for the next daemon. Nothing may be asked of it afterwards.
+    /// Leaves the catalog in order for the next daemon. No method may be called afterwards.
     async fn close(&self);
 
     /// Reads the record of a sandbox as it was saved last. `None` if there is none.
@@ -254,7 +257,8 @@ pub trait Catalog: fmt::Debug + Send + Sync {
         durability: Durability,
     ) -> CatalogResult<SnapshotDrop>;
 
-    /// Reads a record that did not read before, to see whether it does by now. Readers are not told.
+    /// Reads a record again that could not be read before, to see whether it can be read now.
+    /// Watchers are not notified.
     async fn verify(&self, key: UnreadKey<'_>) -> CatalogResult<()>;
 
     /// Takes up a sandbox whose record came to be without this catalog, for example from a backup. False
@@ -271,6 +275,6 @@ pub trait Catalog: fmt::Debug + Send + Sync {
     /// compares it with what it knows before it deletes anything.
     async fn listing(&self) -> CatalogResult<DiskListing>;
 
-    /// Has `watcher` told what is saved, restored and removed from now on, until it is dropped.
+    /// Notifies `watcher` of every save, restore and removal from now on, until it is dropped.
     fn watch(&self, watcher: Weak<dyn CatalogWatcher>);
 }

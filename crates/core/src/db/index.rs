@@ -41,7 +41,7 @@ pub type ManifestResult<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>
 /// The manifests on disk, which an index is filled from. Those that do not read are left out.
 #[async_trait]
 pub trait Manifests: std::fmt::Debug + Send + Sync {
-    /// Bytes that are free on the disk, if that can be told.
+    /// Bytes that are free on the disk, if that is known.
     fn free_space(&self) -> Option<u64>;
 
     /// All projects.

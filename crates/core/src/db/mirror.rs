@@ -39,8 +39,8 @@ pub struct MirroredDb {
     follower: Follower,
 }
 
-/// A task that does to the file what was done in memory. It ends when all that was asked of it is done and nobody can ask for
-/// more.
+/// A task that repeats in the file what was done in memory. It ends when its queue is empty and no
+/// sender is left.
 #[derive(Debug)]
 struct Follower(mpsc::Sender<BoxFuture<'static, ()>>);
 

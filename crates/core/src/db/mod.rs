@@ -10,8 +10,8 @@
 //! A snapshot that went is a *tombstone* for a while. Whoever does not ask for tombstones does not see
 //! them.
 //!
-//! Lists are sorted and paged. A page's cursor tells where it ended and is nobody else's business; it
-//! works for the list it came from, in the same order and with the same filter.
+//! Lists are sorted and paged. A page's cursor encodes where the page ended and is opaque to
+//! callers; it is valid for the same list, in the same order and with the same filter.
 
 mod cursor;
 mod index;
@@ -41,12 +41,12 @@ pub type DbResult<T> = Result<T, DbError>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DbError {
-    /// The database said no.
+    /// The database returned an error.
     #[error("the index could not {action}")]
     Query {
         /// What was being done, as a verb phrase.
         action: &'static str,
-        /// What it said.
+        /// The database's error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A document in it does not read.
@@ -228,9 +228,10 @@ pub trait Db: fmt::Debug + Send + Sync {
     fn damage(&self) -> Option<String> {
         None
     }
-    /// Tells that everything on disk is in it now, so that the next daemon need not fill it.
+    /// Records that everything on disk is in the database now, so that the next daemon need not
+    /// fill it.
     async fn filled(&self) {}
-    /// Closes it, for the next daemon to use as it is. Nothing may be asked of it afterwards.
+    /// Closes it, for the next daemon to use as it is. No method may be called afterwards.
     async fn close(&self) {}
 
     /// Adds a sandbox, unless its project has one of that name: then nothing changes and the answer is false.

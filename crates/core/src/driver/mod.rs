@@ -88,8 +88,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Boots a machine. The agent may not be listening yet when this returns; the engine waits for it.
     async fn start(&self, machine: &Machine) -> DriverResult<Link>;
 
-    /// Ends every process of `key` by force, frees all the machine held, and tells what it used.
-    /// Politeness is the agent's business and comes before.
+    /// Ends every process of `key` by force, frees all the machine held, and returns its usage. A
+    /// graceful stop is the agent's task and comes before.
     async fn stop(&self, key: &MachineKey) -> DriverResult<MachineUsage>;
 
     /// What a machine has used so far; zeros when it is absent.
@@ -98,8 +98,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// What a machine uses at this moment; zeros when it is absent.
     async fn load(&self, key: &MachineKey) -> DriverResult<MachineLoad>;
 
-    /// How many of a machine's processes the kernel has killed for want of memory, where the host can tell: 0 for a machine with a
-    /// kernel of its own, whose agent tells. Reads one file that never waits for a disk.
+    /// How many of a machine's processes the kernel has killed for want of memory, where the host
+    /// can know: 0 for a machine with a kernel of its own, whose agent reports it. Reads one file
+    /// that never waits for a disk.
     fn oom_kills(&self, _key: &MachineKey) -> u64 {
         0
     }
@@ -126,7 +127,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
         Ok(0)
     }
 
-    /// What waits in the driver's warm pool: the name of the pool and how many, if it has one.
+    /// The driver's warm pool: its name and how many machines are in it, if it has one.
     fn warm(&self) -> Option<(&'static str, usize)> {
         None
     }
@@ -178,7 +179,7 @@ pub trait Relayer: Send + Sync {
     /// Stops all processes where they are, and returns when none runs any more.
     async fn freeze(&self, key: &MachineKey) -> DriverResult<()>;
 
-    /// Lets them go on. Of a machine that is not frozen: does nothing.
+    /// Resumes them. Does nothing to a machine that is not frozen.
     async fn thaw(&self, key: &MachineKey) -> DriverResult<()>;
 
     /// Puts another root under a machine in which only the agent is alive; nothing writes to the
@@ -319,7 +320,7 @@ pub enum DriverError {
     Build {
         /// What was being done, as a verb phrase.
         step: String,
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
     /// A system call on the host failed.
@@ -329,7 +330,7 @@ pub enum DriverError {
         action: &'static str,
         /// What it was being done to.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

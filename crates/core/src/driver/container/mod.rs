@@ -295,8 +295,8 @@ fn build(host: &Host, machine: &Machine, builder: Builder) -> DriverResult<Link>
             Ok(link(host, key))
         }
         Err(error) => {
-            // The cause is what the caller needs to hear; what is left over now, if anything,
-            // is cleared by the next start, stop or survivors.
+            // The caller needs the cause of the failure; the next start, stop or survivors clears
+            // any leftovers of this one.
             let _ = host.clear(key);
             drop(lock);
             Err(error)

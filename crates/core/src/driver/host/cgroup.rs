@@ -39,7 +39,7 @@ const SOCKETS: u64 = 4;
 const SOCKETS_AT_LEAST: u64 = 4 << 20;
 /// The span over which CPU time is rationed.
 const PERIOD_US: u64 = 100_000;
-/// How long the kernel may take to freeze a group, or to let go of an empty one.
+/// How long the kernel may take to freeze a group, or to release an empty one.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// This host's control groups, and our place in them.
@@ -262,7 +262,7 @@ impl Cgroups {
         let deadline = Instant::now() + PATIENCE;
         let (order, watched) = self.freezer(key);
         loop {
-            // Version 1 can get stuck half way and goes on when it is told again.
+            // Version 1 can get stuck half way and continues when the value is written again.
             write(&order.0, order.1)?;
             let text = fs::read_to_string(&watched).map_err(failed("read", &watched))?;
             if text.trim() == "FROZEN" || field(&text, "frozen") == 1 {
@@ -275,7 +275,7 @@ impl Cgroups {
         }
     }
 
-    /// Lets a machine's processes go on.
+    /// Resumes a machine's processes.
     pub(crate) fn thaw(&self, key: &MachineKey) -> DriverResult<()> {
         match &self.trees {
             Trees::V1(_) => {
@@ -406,8 +406,8 @@ impl Cgroups {
     }
 }
 
-/// Finds the trees in the text of `/proc/self/mountinfo`; `has_all` tells whether a version 2 tree
-/// has the controllers we need.
+/// Finds the trees in the text of `/proc/self/mountinfo`; `has_all` returns whether a version 2
+/// tree has the controllers we need.
 fn trees(mountinfo: &str, has_all: impl Fn(&Path) -> bool) -> Result<Trees, String> {
     let mut v1 = BTreeMap::new();
     let mut v2 = None;

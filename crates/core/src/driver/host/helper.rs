@@ -68,12 +68,14 @@ impl Helpers {
     ///
     /// # Errors
     ///
-    /// Returns [`DriverError::Unsupported`] when the program is not installed, and [`DriverError::Build`] with the last it said when it fails.
+    /// Returns [`DriverError::Unsupported`] when the program is not installed, and
+    /// [`DriverError::Build`] with its last output when it fails.
     pub(crate) fn run(&self, task: &HelperTask<'_>) -> DriverResult<String> {
         self.attempt(task)?.map_err(|how| broken(&step_of(task), &how))
     }
 
-    /// The same, but tells by itself that the program failed, which may be for what it was given, and how.
+    /// The same, but returns a failure of the program separately, with its cause, because the input
+    /// may have caused it.
     pub(crate) fn attempt(&self, task: &HelperTask<'_>) -> DriverResult<Result<String, String>> {
         let (end, printed, said) = self.end_of(task)?;
         let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
@@ -105,7 +107,7 @@ impl Helpers {
             .spawn()
             .map_err(failed("run", &self.agent))?;
         if let Some(mut stdin) = launcher.stdin.take() {
-            // One that cannot be told fails, and says why.
+            // A program that cannot be written to fails, and reports why.
             let _ = stdin.write_all(&text);
         }
         // The launcher ends with the thread that started it: this one, which waits for it.

@@ -183,7 +183,8 @@ impl Drop for UidClaims {
     }
 }
 
-/// The user ids that processes on this host have. An agent's `/proc` directory is the host root's: its status tells.
+/// The user ids that processes on this host have. An agent's `/proc` directory belongs to the
+/// host's root, so the ids are read from its status.
 fn used() -> BTreeSet<u32> {
     let listed = fs::read_dir("/proc").into_iter().flatten().flatten();
     let processes =

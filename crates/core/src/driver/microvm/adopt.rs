@@ -27,7 +27,7 @@ impl Microvm {
         held.map(drop).map_err(|error| broken("hold the machine", &error))
     }
 
-    /// Makes the machine `from` the machine `to`, and lets it go on.
+    /// Makes the machine `from` the machine `to`, and resumes it.
     pub(super) fn adopt(&self, from: &MachineKey, to: &Machine) -> DriverResult<Link> {
         let _ours_held = self.host.claim(&to.key)?;
         let (theirs, ours) = (self.host.directory(from), self.host.directory(&to.key));

@@ -12,8 +12,9 @@
 //!
 //! The fresh disk is the one step that cannot be taken back. What can fail for want of room comes before it: pages are
 //! written, and room for the devices is set aside. Only then is the disk linked into the layer: one that has two names is never
-//! written again. If something fails after it all the same, the machine
-//! goes on, on two disks that no image has; one layer has room for one of them, so later captures are refused until it was stopped.
+//! written again. If a later step fails all the same, the machine continues on two disks that no
+//! image has. A layer has room for one of them, so later captures are refused until the machine has
+//! been stopped.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -196,7 +197,8 @@ impl Subject<'_> {
     }
 }
 
-/// A machine that was stopped to be captured. It goes on when this is dropped, also by a panic: nobody else knows that it stands still.
+/// A machine that was stopped to be captured. It resumes when this is dropped, also by a panic:
+/// nothing else knows that it is stopped.
 struct SuspendedForCapture<'a> {
     qmp: Option<Qmp>,
     run_dir: &'a Path,

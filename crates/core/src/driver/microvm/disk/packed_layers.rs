@@ -72,7 +72,7 @@ impl PackedLayers {
         split(&root.lower, root.image).map(|layers| self.packed(&root.layers_dir, layers)).collect()
     }
 
-    /// What tells packed layers from any others, their like packed again included.
+    /// What distinguishes packed layers from any others, including the same layers packed again.
     pub(crate) fn mark(path: &Path) -> DriverResult<String> {
         let uuid = match contents(path) {
             Some(contents) => contents.uuid,

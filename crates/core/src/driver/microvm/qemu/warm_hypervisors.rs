@@ -96,7 +96,7 @@ pub(crate) struct WarmHypervisor {
     qmp: Qmp,
     /// The serial port of the machine to be.
     line: UnixStream,
-    /// What tells it its RAM, and keeps it alive until then.
+    /// The connection over which it gets its RAM, and which keeps it alive until then.
     ram: UnixStream,
 }
 
