@@ -178,7 +178,7 @@ pub enum StoreError {
         action: &'static str,
         /// What it was being done to.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -1,6 +1,6 @@
 //! Syncs the filesystem, and remembers every sync that failed.
 //!
-//! The kernel tells of data that it could not write back once per open file, and then drops it: the
+//! The kernel reports data that it could not write back once per open file, and then drops it: the
 //! next sync succeeds, and the data is gone. So
 //!
 //! - All syncs go through one descriptor, one at a time ([`Store::sync_now`]). Whoever asks while one runs

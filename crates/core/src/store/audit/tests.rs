@@ -423,7 +423,7 @@ fn a_chain_that_was_cut_goes_on_and_keeps_telling() {
 #[test]
 fn a_chain_without_its_head_or_its_segments_goes_on() {
     let log = Log::with(10);
-    // Nobody knows how far it went; that its end may be cut off is told from then on.
+    // Its end is unknown; from then on it is reported that the end may be cut off.
     fs::remove_file(log.dir().join("head.json")).unwrap();
     let mut writer = log.writer();
     writer.append(&log.chain, &[record(1)]).unwrap();
@@ -464,7 +464,7 @@ fn a_failed_append_leaves_the_chain_whole() {
     let log = Log::with(3);
     let mut writer = log.writer();
     writer.append(&log.chain, &[record(1)]).unwrap();
-    // A directory in the place of the next head: signing fails, appending goes on.
+    // A directory in the place of the next head: signing fails, appending continues.
     let head = log.dir().join("head.json.new");
     fs::create_dir(&head).unwrap();
     assert!(writer.flush().is_err() && writer.is_dirty());

@@ -338,7 +338,7 @@ impl<'a> ChainWalk<'a> {
             && link.hash == link.found
             && (self.before.is_empty() || self.before.contains(&link.prev));
         if !is_signed && (!is_good || !self.tail.is_empty()) {
-            // After the head: what a power cut left of an append that nobody was told of.
+            // After the head: what a power cut left of an append that was never reported as done.
             self.tail.push((AuditFinding::Unreadable { segment, line }, length));
             return;
         }
@@ -374,7 +374,7 @@ impl<'a> ChainWalk<'a> {
             self.noted_seen = !beginning.is_empty() && found.starts_with(beginning);
         }
         if self.head.as_ref().is_some_and(|head| head.seq == seq) {
-            // One that was changed was told already.
+            // A changed one was reported already.
             self.signed_hash = Some(if hash == found { hash.clone() } else { String::new() });
         }
         // The entry after a changed one was made after it as it was.

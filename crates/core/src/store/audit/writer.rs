@@ -70,8 +70,8 @@ impl AuditWriter {
         Self { audit, key, limit, segment_bytes, open: HashMap::new(), appends: 0 }
     }
 
-    /// Appends records to a chain, and tells what was found if it was opened for that and was not as a
-    /// daemon leaves it. They are on stable storage after the next [`flush`](Self::flush).
+    /// Appends records to a chain, and returns what was found if it was opened for that and was not
+    /// as a daemon leaves it. They are on stable storage after the next [`flush`](Self::flush).
     ///
     /// # Errors
     ///
@@ -90,7 +90,8 @@ impl AuditWriter {
             if let Some(found) = found {
                 self.append_to(&mut opened, chain, &[found.record(chain)])?;
                 if found.damage.is_some() {
-                    // No head is signed for what is there before the entry that tells of it is part of that.
+                    // No head is signed for the existing entries before the entry that reports the
+                    // damage is one of them.
                     opened.flush(chain, &self.key)?;
                 }
                 resumed = Some(found);
@@ -354,7 +355,7 @@ impl AuditWriter {
             let header = read_header(&path_of(&dir, oldest))?;
             removed = (oldest - 1, header.map(|header| header.prev).unwrap_or_default());
         }
-        // Not written yet: the first head on disk is for the entry that tells of the damage, too.
+        // Not written yet: the first head on disk is for the entry that reports the damage, too.
         let head =
             AuditHead::signed(&self.key, chain, (last.0, &last.1), (removed.0, &removed.1), now());
         self.continue_damaged(dir, chain, head, damage.to_owned())

@@ -101,7 +101,7 @@ impl PackedName {
         }
     }
 
-    /// `like` with what is said here.
+    /// `like` with this entry's values.
     fn stat(&self, like: &Statx) -> Statx {
         let mut stat = *like;
         (stat.stx_mode, stat.stx_uid, stat.stx_gid) = (self.mode, self.uid, self.gid);

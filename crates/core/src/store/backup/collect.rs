@@ -252,7 +252,8 @@ impl BackupCollector<'_> {
         Ok(())
     }
 
-    /// The keys of the data directory, if they are wanted, and what tells the one for secrets.
+    /// The keys of the data directory, if they are to be included, and the mark that identifies the
+    /// one for secrets.
     fn keys(&mut self, included: bool) -> Result<BackupKey> {
         let key = fs::read(self.data.join(KEYS[0])).ok();
         let fingerprint = key.map(|key| {

@@ -35,7 +35,7 @@ use crate::store::StoreError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackupError {
-    /// The filesystem said no, or a document is damaged.
+    /// The filesystem returned an error, or a document is damaged.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// It is no data directory of a format that can be backed up.

@@ -369,7 +369,7 @@ impl Everything {
         }
         self.judge_projects(&mut report);
         self.judge_ages(&mut report);
-        // A tombstone is known too: a sandbox that still names one is told at the next start.
+        // A tombstone is known too: a sandbox that still names one is marked at the next start.
         let known: HashSet<&SnapshotId> =
             self.snapshots.good.iter().map(|snapshot| &snapshot.id).collect();
         for sandbox in &self.sandboxes.good {
@@ -451,7 +451,7 @@ impl Everything {
             }
         }
         for sandbox in &self.sandboxes.good {
-            // The snapshot is written first: one that nobody was told of yet may be ahead.
+            // The snapshot is written first: one that was not reported to anybody yet may be ahead.
             let newest = newest.get(sandbox.id.as_str()).copied().unwrap_or(0);
             if newest > sandbox.generation + 1 {
                 let (sandbox, generation) = (sandbox.id.clone(), sandbox.generation);

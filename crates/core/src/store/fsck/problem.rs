@@ -1,4 +1,4 @@
-//! What [`Store::fsck`](crate::store::Store::fsck) can find, and how it is said.
+//! What [`Store::fsck`](crate::store::Store::fsck) can find, and its messages.
 
 use std::path::PathBuf;
 
@@ -64,7 +64,7 @@ pub enum Problem {
     OldManifest {
         /// The sandbox.
         sandbox: SandboxId,
-        /// The generation its manifest tells.
+        /// The generation in its manifest.
         generation: u64,
         /// The highest generation that one of its snapshots has.
         newest: u64,

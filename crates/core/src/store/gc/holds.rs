@@ -26,7 +26,7 @@ const NEW_FOR: Duration = Duration::from_secs(3600);
 /// How long a hold waits for a layer that is being moved. A move is two renames.
 const MOVED_WITHIN: Duration = Duration::from_secs(10);
 
-/// All holds of a store. Layers and memory layers are told apart by their ids.
+/// All holds of a store. The ids of layers and of memory layers differ.
 #[derive(Debug, Default)]
 pub(in crate::store) struct Holds {
     state: Mutex<HoldState>,

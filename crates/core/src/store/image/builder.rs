@@ -351,7 +351,7 @@ where
     }
 }
 
-/// A reader that tells how far it is.
+/// A reader that reports its progress.
 pub(super) struct ProgressReader<R> {
     inner: R,
     what: String,

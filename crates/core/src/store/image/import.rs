@@ -23,8 +23,8 @@ impl Images {
     ///
     /// # Errors
     ///
-    /// Returns [`ImageError::NotAnImage`] when it is none of these, tells a damaged archive from one that
-    /// is refused and from trouble on this host.
+    /// Returns [`ImageError::NotAnImage`] when it is none of these, and different errors for a
+    /// damaged archive, a refused one and trouble on this host.
     pub async fn import(&self, name: &str, path: &Path, progress: &Reporter) -> ImageResult<Image> {
         let shown = path.display().to_string();
         self.import_from(name, &LocalArchive { path: path.to_owned(), shown }, progress).await

@@ -101,7 +101,8 @@ impl Images {
     ///
     /// # Errors
     ///
-    /// Returns [`ImageError::Store`]. Manifests that cannot be read are left out; `fsck` tells of them.
+    /// Returns [`ImageError::Store`]. Manifests that cannot be read are left out; `fsck` reports
+    /// them.
     pub async fn list(&self) -> ImageResult<Vec<Image>> {
         let mut images = self.builder.store.scan::<Image>().await?.good;
         images.sort_by(|a, b| a.name.cmp(&b.name));
@@ -154,8 +155,8 @@ impl Images {
     ///
     /// # Errors
     ///
-    /// Tells apart an unknown image, missing rights, a registry out of reach, an image for other
-    /// machines and damaged content.
+    /// Returns different errors for an unknown image, missing rights, an unreachable registry, an
+    /// image for other machines and damaged content.
     pub async fn pull(&self, reference: &str, progress: &Reporter) -> ImageResult<Image> {
         let reference: Reference = reference.parse()?;
         let name = reference.to_string();

@@ -34,7 +34,7 @@ use crate::store::{Result, Store};
 /// How many layers are merged at a time: a directory of each is open.
 const AT_A_TIME: usize = 100;
 
-/// Marks a directory some of whose names were copied up; tells the kernel to look at inode numbers.
+/// Marks a directory some of whose names were copied up; makes the kernel look at inode numbers.
 const IMPURE: &CStr = c"user.overlay.impure";
 
 /// Space of a layer that other layers keep as well.
@@ -64,7 +64,7 @@ impl Store {
         with_effort(effort, move || {
             let mut rest = run;
             let mut between: Option<LayerId> = None;
-            // From the bottom up, so that what is merged goes on being the lowest.
+            // From the bottom up, so that what is merged stays the lowest.
             let merged = loop {
                 let from = rest.len().saturating_sub(AT_A_TIME);
                 let merged = store.compact_now(&rest[from..]);

@@ -30,7 +30,7 @@ const MOST_NAMES: usize = 64;
 #[derive(Debug)]
 struct LeadingNames {
     names: Vec<GlobMatcher>,
-    /// Whether the pattern goes on after them.
+    /// Whether the pattern continues after them.
     goes_on: bool,
 }
 

@@ -1,8 +1,9 @@
 //! Limits the size of an open layer by project quotas, where the filesystem has them.
 //!
-//! The quota is the filesystem's word: it counts blocks and inodes, those of files that were removed and are still open included, and a
-//! write beyond it fails while whoever wrote goes on. An open layer's `diff/` and `work/` are put into a *project* of the layer's own,
-//! which all that overlayfs makes in them inherits.
+//! The filesystem enforces the quota: it counts blocks and inodes, those of files that were removed
+//! and are still open included, and a write beyond it fails while its process continues. An open
+//! layer's `diff/` and `work/` are put into a *project* of the layer's own, which all that
+//! overlayfs makes in them inherits.
 //!
 //! *Whose number.* A project's number follows from the layer's id and is in a range of our own; the first that nothing is in and
 //! nothing limits is taken. Nothing is on record: what is in a sealed layer stays in its project, which nobody else takes for as long
@@ -60,7 +61,7 @@ pub enum Enforcement {
 ///
 /// # Errors
 ///
-/// Returns what the system said when there is no such directory.
+/// Returns the system's error when there is no such directory.
 pub fn enforcement(directory: &Path) -> io::Result<Enforcement> {
     let on = File::open(directory)?;
     let kind = rustix::fs::fstatfs(&on)?.f_type as u64;

@@ -114,7 +114,7 @@ impl Store {
     }
 
     /// Does all that [`seal`](Self::seal) does but write the manifest, which is left to [`commit`](Self::commit), and
-    /// tells what is in the layer that may not be meant to be.
+    /// returns what is in the layer that may not be meant to be.
     ///
     /// # Errors
     ///

@@ -315,8 +315,8 @@ impl Store {
         Ok(())
     }
 
-    /// Removes directories of sandboxes in which nothing is. A create that was cut short by a power cut leaves such a one; nobody
-    /// was told of that sandbox.
+    /// Removes empty directories of sandboxes. A create that was cut short by a power cut leaves
+    /// such a one; that sandbox was never reported to anybody.
     pub(in crate::store) fn remove_empty_sandboxes(&self) -> Result<()> {
         for dir in list(&self.data_dir().join("sandboxes"))? {
             // Refused by the kernel if anything is in it.
@@ -496,8 +496,8 @@ pub(in crate::store) fn id_of(path: &Path) -> &str {
     path.file_stem().and_then(OsStr::to_str).unwrap_or_default()
 }
 
-/// Makes the directory a document goes into, and tells which had to be made: the entry of each is to
-/// be synced as well. The directory of a sandbox is never made here: see [`Store::found`].
+/// Makes the directory a document goes into, and returns which had to be made: the entry of each is
+/// to be synced as well. The directory of a sandbox is never made here: see [`Store::found`].
 pub(in crate::store) fn ensure_parent(data: &Path, place: &Path) -> Result<Vec<PathBuf>> {
     let path = data.join(place);
     let missing: Vec<PathBuf> =

@@ -31,7 +31,7 @@ const SMALL: [&str; 2] = ["devices", "index"];
 /// How long a template that no machine was started from stays, in days.
 const TEMPLATE_DAYS: i64 = 30;
 
-/// What a capture tells about the layer it wrote.
+/// A capture's report about the layer it wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewMemory {
     /// What it was made with.

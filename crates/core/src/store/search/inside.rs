@@ -25,7 +25,7 @@ const RATIO: u64 = 200;
 const MOST: u64 = 2 << 30;
 /// How many members are looked at.
 const MEMBERS: u64 = 200_000;
-/// How much of a file tells what it is.
+/// How much of a file shows what it is.
 pub(super) const HEAD: usize = 512;
 
 /// What a file is, as its first bytes tell.
@@ -305,7 +305,7 @@ impl<'n> FileSearch<'n> {
             }
             match (method, unknown) {
                 (8, true) => {
-                    // A deflated member tells its own end; after it comes a note of its sizes.
+                    // A deflated member marks its own end; after it comes a note of its sizes.
                     let mut inflate = DeflateDecoder::new(&mut stream);
                     self.member(&mut inflate, &path, depth)?;
                     io::copy(&mut inflate, &mut io::sink())?;

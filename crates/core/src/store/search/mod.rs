@@ -309,7 +309,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Searches a file, and what is inside it; tells whether it is an archive.
+    /// Searches a file, and what is inside it; returns whether it is an archive.
     fn contents(
         &self,
         file: &OwnedFd,
@@ -327,7 +327,7 @@ impl Walk<'_> {
         let found = Finder { walk: self, path: path.to_vec(), stat, container: kind.is_some() };
         let mut first: Vec<usize> = Vec::new();
         let mut keep = |one: scan::ScanMatch| {
-            // Where else it is in the same file tells nobody more.
+            // One place of it in a file is enough for a report.
             if !first.contains(&one.hit.secret) {
                 first.push(one.hit.secret);
                 let offset = Some(one.offset());
@@ -366,7 +366,7 @@ impl Walk<'_> {
     }
 }
 
-/// Searches what is not a hole of a file, until `keep` has had enough. Tells how much was read.
+/// Searches what is not a hole of a file, until `keep` has had enough. Returns how much was read.
 fn scan_file(
     file: &OwnedFd,
     stat: &Statx,

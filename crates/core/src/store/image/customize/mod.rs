@@ -409,7 +409,7 @@ fn is_program(base: &Below<'_>, path: &str) -> bool {
 }
 
 /// Whether the base has the `sudo` that reads `Defaults`. The one in Rust, which newer systems put
-/// behind that name, does not, and clears the environment whatever it is told.
+/// behind that name, does not, and clears the environment whatever the settings are.
 fn has_classic_sudo(base: &Below<'_>) -> bool {
     ["usr/bin/sudo", "bin/sudo", "usr/local/bin/sudo"].iter().any(|path| {
         base.follow(&names(path)).is_some_and(|(place, found)| {

@@ -118,7 +118,7 @@ pub struct Unpacked {
 ///
 /// # Errors
 ///
-/// Returns an error that tells a damaged archive from a hostile one and from trouble on this host.
+/// Returns different errors for a damaged archive, a hostile one and trouble on this host.
 pub fn unpack_layer(
     what: &str,
     archive: impl Read,
@@ -526,7 +526,7 @@ fn has_long_name(path: &[u8]) -> bool {
     path.split(|byte| *byte == b'/').any(|name| name.len() > LONGEST_NAME)
 }
 
-/// What is wrong with where a link leads, as far as the archive alone tells.
+/// What is wrong with where a link leads, as far as the archive alone shows.
 fn bad_link(entry: &ArchiveEntry) -> Option<&'static str> {
     match entry.kind {
         TarKind::Symlink if entry.link.is_empty() => Some("it is a symlink to nothing"),
@@ -553,7 +553,7 @@ fn split(path: &[u8]) -> (Vec<u8>, Vec<u8>) {
     (parts.join(&b'/'), name)
 }
 
-/// Writes bytes, but passes over blocks of zeros: they become holes. Tells how many were written.
+/// Writes bytes, but passes over blocks of zeros: they become holes. Returns how many were written.
 fn write_with_holes(file: &mut std::fs::File, bytes: &[u8]) -> io::Result<u64> {
     let mut written = 0;
     for block in bytes.chunks(HOLE) {
